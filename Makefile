@@ -12,10 +12,10 @@ INSTALL = @"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/
 # About 60 tokens, so that each of the seven questions can be answered.
 SAMPLE := "The king kept his gold in the bank, and the children played on the bank of the river. The river went to the sea, and the sea was great and deep. One day the king took the gold from the bank, put it in a ship and sent the ship down the"
 
-.PHONY: help demo test studio page browser cluster pictures readme lint format types docs wheel bench peers lock clean
+.PHONY: help demo test studio page browser cluster pictures readme messages lint format types docs wheel bench peers lock clean
 
 help:
-	@sed -n 's/^# make/make/p' Makefile; echo "also        make studio, page, browser, cluster, pictures, readme, lint, format, types, docs, wheel, bench, peers, lock, clean"
+	@sed -n 's/^# make/make/p' Makefile; echo "also        make studio, page, browser, cluster, pictures, readme, messages, lint, format, types, docs, wheel, bench, peers, lock, clean"
 
 demo:
 	$(INSTALL)
@@ -61,6 +61,11 @@ readme:
 	$(BIN)python -m rheoscope.report.analysis_list README.md
 	$(BIN)python examples/front_door.py
 	$(BIN)python .ci/source_tree.py
+
+# The catalogues of messages, updated from the source; new templates wait for their translation.
+messages:
+	$(INSTALL) test
+	$(BIN)python .ci/messages.py
 
 lint:
 	$(INSTALL) dev

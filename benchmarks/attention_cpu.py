@@ -76,7 +76,7 @@ def against_materialised(size: Size) -> list[dict[str, object]]:
         q, k, v = tokens(size.n, grad)
         for name in BLOCKED:
             mechanism = rs.mechanism(name)
-            if grad and not mechanism.domain.differentiable:
+            if grad and not mechanism.domain.is_differentiable:
                 continue
             methods = {
                 low: wrap(lambda q, k, v, low=low, f=mechanism: f(q, k, v, mask="causal", lowering=low), q, k, v)

@@ -11,24 +11,24 @@ from pathlib import Path
 import torch
 from timing import arguments
 
-from rheoscope.models.checkpoint import opened, save
+from rheoscope.models.checkpoint import load_network, save
 from rheoscope.models.config import Config
 from rheoscope.models.generate import translate
 from rheoscope.models.sentence_pairs import END, PAD, SPECIALS, START
 from rheoscope.models.transformer import build
-from rheoscope.models.vocabulary import characters, decode, encode
+from rheoscope.models.vocabulary import character_tokenizer, decode, encode
 
 
 def translations(directory: Path, lines: list[str], beam: int, longest: int = 80) -> list[str]:
     """Every line, a hundred of like length at a time."""
-    model, tokenizer = opened(directory)
+    model, tokenizer = load_network(directory)
     ids = [[*encode(tokenizer, line.strip()), END] for line in lines]
     order, found = sorted(range(len(ids)), key=lambda at: len(ids[at])), [""] * len(ids)
     for start in range(0, len(order), 100):
         group = order[start : start + 100]
         width = max(len(ids[at]) for at in group)
         source = torch.tensor([ids[at] + [PAD] * (width - len(ids[at])) for at in group])
-        targets = translate(model, source, START, END, longest=longest, beam=beam, real=source != PAD)
+        targets = translate(model, source, START, END, max_tokens=longest, beam=beam, is_token=source != PAD)
         for at, row in zip(group, targets.tolist(), strict=True):
             found[at] = decode(tokenizer, row[: row.index(END)] if END in row else row)
     return found
@@ -45,7 +45,7 @@ def score(directory: Path, source: Path, reference: Path, beam: int) -> None:
 def smallest(beam: int) -> None:
     """A translator of random weights, from its directory to its words."""
     lines = ["a cat", "the cat sat on the mat"]
-    letters = characters(lines, list(SPECIALS))
+    letters = character_tokenizer(lines, list(SPECIALS))
     shape = {"vocabulary": letters.get_vocab_size(), "width": 16, "depth": 1, "heads": 2, "context": 32}
     with tempfile.TemporaryDirectory() as folder:
         save(build(Config(form="encoder-decoder", **shape)), Path(folder) / "model", tokenizer=letters)

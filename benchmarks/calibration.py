@@ -24,12 +24,12 @@ from typing import Any
 import torch
 
 import rheoscope as rs
-from rheoscope.report.findings import CANDIDATES
-from rheoscope.report.report_settings import asked
-from rheoscope.report.run_analyses import Subject, ask
-from rheoscope.report.verdicts import FAMILY, QUESTIONS
-from rheoscope.space.results import Answers
-from rheoscope.statistics.statement import LEVEL, Statement, corrected
+from rheoscope.report.analysis_runs import Subject, run_analyses
+from rheoscope.report.findings import CANDIDATES, FAMILY_SIZE
+from rheoscope.report.report_settings import report_request
+from rheoscope.report.verdicts import QUESTIONS
+from rheoscope.space.results import Results
+from rheoscope.statistics.statement import SIGNIFICANCE_LEVEL, Statement, correct_for_family
 
 PROSE = (
     "The library of the old town kept letters that nobody had opened for a hundred years. One morning a teacher asked to read "
@@ -85,22 +85,24 @@ def noise(kind: str, tokens: int, seed: int) -> list[int]:
     return real[torch.randperm(len(real), generator=draw)].tolist()
 
 
-def answered(model: Any, ids: list[int], controls: list[Any], walk: int | None = None) -> Answers:
+def answered(model: Any, ids: list[int], controls: list[Any], walk: int | None = None) -> Results:
     """What a run asks, of a text of ids; with `walk`, of points that walk at random from where the text starts."""
     trace = model.trace(ids)
     if walk is not None:
         steps = torch.randn(trace.points.shape, generator=torch.Generator().manual_seed(walk))
         trace = replace(trace, points=steps.cumsum(0).to(trace.points))
     beside = [partial(lambda control: Subject(control, ids, control.trace(ids)), control) for control in controls]
-    return ask(Subject(model, ids, trace), [asked(name) for name in ANALYSES], controls=beside)
+    return run_analyses(Subject(model, ids, trace), [report_request(name) for name in ANALYSES], controls=beside)
 
 
-def statements(answers: Answers) -> "Iterator[Statement]":
+def statements(answers: Results) -> "Iterator[Statement]":
     """Everything that could be said, sure or not."""
     for question in QUESTIONS:
-        if answers.knows(*question.needs):
+        if answers.has(*question.needs):
             yield from question.verdict(answers).statements
-    yield from corrected([one for candidate in CANDIDATES if (one := candidate(answers)) is not None], FAMILY)
+    yield from correct_for_family(
+        [one for candidate in CANDIDATES if (one := candidate(answers)) is not None], FAMILY_SIZE
+    )
 
 
 OF_POINTS = ("trajectory", "transport", "clusters", "purity")
@@ -144,10 +146,12 @@ def measured(size: Size) -> dict[str, Any]:
             seen[one.analysis] += 1
             name = f"{one.analysis} {seen[one.analysis]}"
             asked_of[name] += one.p == one.p
-            below[name] += one.p * one.tries <= LEVEL
-            told[name] += one.sure
-        any_told[place].append(any(one.sure for one in said))
-        sure = [f"{one.analysis} {one.value:.3g}, null {one.null:.3g}, p {one.p:.1g}" for one in said if one.sure]
+            below[name] += one.p * one.tries <= SIGNIFICANCE_LEVEL
+            told[name] += one.is_significant
+        any_told[place].append(any(one.is_significant for one in said))
+        sure = [
+            f"{one.analysis} {one.value:.3g}, null {one.null:.3g}, p {one.p:.1g}" for one in said if one.is_significant
+        ]
         print(f"{place}: {'; '.join(sure) or 'nothing'}", flush=True)
     texts = [one for each in any_told.values() for one in each]
     rows = {name: {"asked": asked_of[name], "below": below[name], "told": told[name]} for name in sorted(asked_of)}

@@ -70,7 +70,7 @@ def from_rheoscope(net: Any, ids: Tensor) -> list[Tensor]:
 
 def by_offset(model: Any, trace: Any, layer: int, head: int) -> Tensor:
     heads, n = model.view.heads_of(layer), len(trace)
-    x, M = heads.norm.hat(trace.read_by(layer)), model.view.head(layer, head).M
+    x, M = heads.norm.normalise(trace.layer_input(layer)), model.view.head(layer, head).M
     scores = torch.zeros(n, n)
     for offset in range(n):
         form, rows = M(offset), torch.arange(offset, n)

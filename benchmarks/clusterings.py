@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from timing import arguments, interleaved, keep
 
-from rheoscope.flow.clusters.analysis import mutual_information, rand_index, silhouette
+from rheoscope.flow.clusters.analysis import adjusted_rand_index, normalised_mutual_information, silhouette
 
 
 def importing() -> float:
@@ -35,9 +35,9 @@ def compare(tokens: int, rounds: int) -> dict[str, object]:
     x = torch.randn(tokens, 64, generator=draw, dtype=torch.float64)
     far = torch.cdist(x, x).fill_diagonal_(0)
     pairs = {
-        "ARI": (lambda: rand_index(a, b), lambda: metrics.adjusted_rand_score(a.numpy(), b.numpy())),
+        "ARI": (lambda: adjusted_rand_index(a, b), lambda: metrics.adjusted_rand_score(a.numpy(), b.numpy())),
         "NMI": (
-            lambda: mutual_information(a, b),
+            lambda: normalised_mutual_information(a, b),
             lambda: metrics.normalized_mutual_info_score(a.numpy(), b.numpy()),
         ),
         "silhouette": (

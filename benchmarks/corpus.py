@@ -24,8 +24,8 @@ from gpu import MEDIUM, TINY
 from timing import arguments, keep
 
 from rheoscope.corpus.corpus_job import Job
-from rheoscope.corpus.corpus_run import Progress, drive, open_model
-from rheoscope.corpus.input_texts import plan
+from rheoscope.corpus.corpus_run import CorpusProgress, open_model, run_job
+from rheoscope.corpus.input_texts import plan_shards
 from rheoscope.corpus.shard_worker import Worker
 
 SMALL = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}
@@ -88,7 +88,7 @@ class Beside:
     def forward(self) -> None:
         self.bare(input_ids=self.ids, use_cache=False)
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: CorpusProgress) -> None:
         ended = clock(self.device)
         self.own.append(ended - self.began)
         self.tokens.append(progress.tokens - sum(self.tokens))
@@ -106,7 +106,7 @@ def measured(folder: Path, name: str, bare: Any, job: Job, device: str, batch: i
     after it are of one shard each, and the last one of writing alone.
     """
     beside = Beside(bare, device, job.length, batch)
-    drive(job, folder / name.replace(" ", "_"), hear=beside)
+    run_job(job, folder / name.replace(" ", "_"), on_progress=beside)
     own, tokens, at_once = beside.own[1:], beside.tokens[2:], beside.ids.numel()
     bares = [max(1, t // at_once) * at_once / s for t, s in zip(beside.tokens, beside.other, strict=True)]
     rate, bar, half = sum(tokens) / sum(own), BARS[device].get(name, 0.0), (len(own) - 1) // 2
@@ -131,7 +131,7 @@ def busy(folder: Path, job: Job) -> float:
     """
     from torch.profiler import ProfilerActivity, profile
 
-    inputs, shards = plan(list(job.texts), job.column, job.shard)
+    inputs, shards = plan_shards(list(job.texts), job.column, job.shard)
     worker = Worker(job, folder / "busy", open_model(job))
     worker.work(inputs, *shards[:2])
     began = clock("cuda")

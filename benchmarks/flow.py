@@ -34,14 +34,14 @@ def times(make: str, rounds: int) -> list[dict[str, object]]:
     model, trace = made["model"], made["trace"]
 
     def every() -> None:
-        trace._carried.clear()
+        trace._displacement_cache.clear()
         for code in ANALYSES.values():
             eval(code, made)
 
     methods = {"forward": lambda: model.network(trace.ids[None])}
     methods |= {name: lambda code=code: eval(code, made) for name, code in ANALYSES.items()}
     first = methods["trajectory"]
-    methods["trajectory"] = lambda: (trace._carried.clear(), first())
+    methods["trajectory"] = lambda: (trace._displacement_cache.clear(), first())
     seconds = interleaved(methods | {"all": every}, rounds, warm=1)
     rows: list[dict[str, object]] = []
     for name in (*ANALYSES, "all"):

@@ -25,7 +25,7 @@ SMALLEST = Config(vocabulary=64, width=16, depth=1, heads=2, context=32)
 
 
 def like_for_like(shape: Config) -> Config:
-    return shape.but(position="learned", norm="layer", ffn="gelu", bias=True, hidden=4 * shape.width)
+    return shape.with_changes(position="learned", norm="layer", ffn="gelu", bias=True, hidden=4 * shape.width)
 
 
 def peer(shape: Config) -> torch.nn.Module:

@@ -20,9 +20,9 @@ import torch
 from timing import arguments, keep
 
 import rheoscope as rs
-from rheoscope.catalogue import analysis
-from rheoscope.flow.clusters.analysis import ranks, still
-from rheoscope.flow.trajectory.analysis import paths
+from rheoscope.catalogue import analysis_by_name
+from rheoscope.flow.clusters.analysis import centre_cloud, rank_measures
+from rheoscope.flow.trajectory.analysis import path_statistics
 from rheoscope.shapes import RheoscopeError
 
 MEDIUM = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "n_positions": 1024}
@@ -81,7 +81,7 @@ def batched(name: str, **settings: Any) -> Callable[[Given], object]:
     """All texts at once; refused where the analysis cannot yet."""
 
     def run(given: Given) -> object:
-        ask = analysis(name).batch
+        ask = analysis_by_name(name).batch
         if ask is None:
             raise RheoscopeError(f"{name} asks one text at a time")
         return ask(given.fresh(), **settings)
@@ -91,7 +91,7 @@ def batched(name: str, **settings: Any) -> Callable[[Given], object]:
 
 def alone(name: str, **settings: Any) -> Callable[[Given], object]:
     """The first text by itself, as a user asks."""
-    return lambda given: analysis(name).ask(given.traces[:1][0], **settings)
+    return lambda given: analysis_by_name(name).ask(given.traces[:1][0], **settings)
 
 
 def statistics(given: Given) -> object:
@@ -102,14 +102,14 @@ def statistics(given: Given) -> object:
 
 def effective_ranks(given: Given) -> object:
     """Eigenvalues of every cloud of one text, in float64."""
-    clouds = (still(x.double()) for x in given.traces[:1][0].points)
-    return [ranks(x, x @ x.mT) for x in clouds]
+    clouds = (centre_cloud(x.double()) for x in given.traces[:1][0].points)
+    return [rank_measures(x, x @ x.mT) for x in clouds]
 
 
 ROWS: dict[str, Row] = {
     "trace": Row(lambda given: given.model.trace(given.batch), 1.05),
     "trace with logits": Row(lambda given: given.model.trace(given.batch, logits=True), 1.05),
-    "trajectory, paths alone": Row(lambda given: paths(given.fresh()), 0.3),
+    "trajectory, paths alone": Row(lambda given: path_statistics(given.fresh()), 0.3),
     "trajectory": Row(batched("trajectory"), 0.3),
     "clusters: mean cosine, participation ratio": Row(batched("clusters", grain="half"), 0.3),
     "readout of the last token": Row(batched("readout"), 0.2),
@@ -125,7 +125,7 @@ ROWS: dict[str, Row] = {
     "reversed_attention": Row(batched("reversed_attention", target=7), 2, of="both"),
     "scores": Row(batched("scores"), 20),
     "head_types": Row(batched("head_types"), 20),
-    "operators of all heads": Row(lambda given: analysis("operators").ask(given.model.view), 1, of="seconds"),
+    "operators of all heads": Row(lambda given: analysis_by_name("operators").ask(given.model.view), 1, of="seconds"),
     "one text: trajectory": Row(alone("trajectory"), 3, texts=1),
     "one text: readout": Row(alone("readout"), 3, texts=1),
     "one text: energy": Row(alone("energy"), 20, texts=1),

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import rheoscope as rs
-from rheoscope.statistics.nulls import bootstrap
+from rheoscope.statistics.nulls import bootstrap_interval
 
 CONTROLS = 4
 PASSAGES = (
@@ -29,7 +29,7 @@ PASSAGES = (
 def interval(values: Sequence[float]) -> list[float]:
     """Mean, and where the middle 95 % of means of passages drawn anew lie; no ends for fewer than five."""
     seen = torch.tensor([one for one in values if one == one], dtype=torch.float64)
-    low, high = bootstrap(seen, [1] * len(seen), torch.Generator().manual_seed(0))
+    low, high = bootstrap_interval(seen, [1] * len(seen), torch.Generator().manual_seed(0))
     return [float(seen.mean()), float(low), float(high)]
 
 

@@ -18,17 +18,19 @@ import numpy as np
 import torch
 from timing import arguments, interleaved, keep, ratio
 
-from rheoscope.learn.entrants import ENTRANTS, parameters
-from rheoscope.learn.entrants import entrant as model_of
-from rheoscope.learn.initial_weights import drawn
-from rheoscope.learn.learner import Learner, lone_learner, packed_learner
-from rheoscope.learn.packed_model import CannotPack
-from rheoscope.learn.race import BY_BLOCKS, Pack, many_graphs
+from rheoscope.learn.entrants import ENTRANTS, n_parameters
+from rheoscope.learn.entrants import entrant_config as model_of
+from rheoscope.learn.initial_weights import initial_model
+from rheoscope.learn.learner import Learner, make_packed_learner, make_single_learner
+from rheoscope.learn.packed_model import PackingError
+from rheoscope.learn.race import COMPILE_PER_BLOCK
+from rheoscope.learn.race_plan import Pack
+from rheoscope.learn.torch_modes import raised_recompile_limit
 from rheoscope.models.config import Config
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.task import Prose
+from rheoscope.models.task import NextTokenTask
 from rheoscope.models.token_corpus import Corpus
-from rheoscope.running.weight_files import usual_device
+from rheoscope.running.weight_files import default_device
 
 FEWEST = 2
 """Seeds of the smallest form, in which nothing is compiled."""
@@ -39,11 +41,11 @@ PEAK = 989e12
 def recipe_of(smallest: bool, batch: int, optimiser: str) -> Recipe:
     config = Config(vocabulary=4096, width=192, depth=6, heads=3, context=256)
     if smallest:
-        config = config.but(vocabulary=64, width=32, depth=1, heads=2, context=16)
+        config = config.with_changes(vocabulary=64, width=32, depth=1, heads=2, context=16)
     return Recipe(config, steps=1000, batch=batch, context=config.context, rate=1e-3, optimiser=optimiser)
 
 
-def stepper(learners: Sequence[Learner], pack: Pack, task: Prose, device: str) -> Callable[[], None]:
+def stepper(learners: Sequence[Learner], pack: Pack, task: NextTokenTask, device: str) -> Callable[[], None]:
     """One step of all seeds, on the batch of step 0."""
     work = [pack.batch(task, learner.seeds, 0) for learner in learners]
     there = [((x.to(device), y.to(device)), tokens.to(device)) for (x, y), tokens in work]
@@ -57,17 +59,19 @@ def stepper(learners: Sequence[Learner], pack: Pack, task: Prose, device: str) -
     return step
 
 
-def made(pack: Pack, task: Prose, device: str, together: int, blocks: bool = False) -> list[Learner]:
+def made(pack: Pack, task: NextTokenTask, device: str, together: int, blocks: bool = False) -> list[Learner]:
     """Learners of so many seeds each, whose steps are recorded; 0: of one seed, whose steps are not."""
-    models = {seed: drawn(pack.recipe.config, seed).to(device) for seed in pack.seeds}
-    learners = [lone_learner(model, seed, pack.recipe, task) for seed, model in models.items()] if not together else []
+    models = {seed: initial_model(pack.recipe.config, seed).to(device) for seed in pack.seeds}
+    learners = (
+        [make_single_learner(model, seed, pack.recipe, task) for seed, model in models.items()] if not together else []
+    )
     for begin in range(0, len(pack.seeds), together) if together else ():
         seeds = pack.seeds[begin : begin + together]
-        learners.append(packed_learner([models[seed] for seed in seeds], seeds, pack.recipe, task))
+        learners.append(make_packed_learner([models[seed] for seed in seeds], seeds, pack.recipe, task))
     for learner in learners if device == "cuda" and len(pack.seeds) > FEWEST else ():
         learner.compile(blocks)
         if together:
-            learner.record()
+            learner.enable_recording()
     return learners
 
 
@@ -79,23 +83,23 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--muon", action="store_true")
     options = parser.parse_args(words)
     seeds, batch = (FEWEST, 2) if options.smallest else (options.seeds, options.batch)
-    device, recipe = usual_device(), recipe_of(options.smallest, batch, "muon" if options.muon else "adamw")
+    device, recipe = default_device(), recipe_of(options.smallest, batch, "muon" if options.muon else "adamw")
     rows = np.random.default_rng(0).integers(recipe.config.vocabulary, size=100_000)
-    task = Prose(Corpus(rows, rows[:1000], recipe.config.vocabulary, 1000, Path()))
+    task = NextTokenTask(Corpus(rows, rows[:1000], recipe.config.vocabulary, 1000, Path()))
     names = ["untied", "metric_map"] if options.smallest else options.entrants.split(",")
     rounds, warm = (2, 1) if options.smallest else (10, 3) if options.quick else (30, 5)
     tokens = seeds * batch * recipe.context
     print(
-        f"{parameters(recipe.config) / 1e6:.2f}M parameters, {seeds} seeds x {batch} x {recipe.context} tokens a step, {device}"
+        f"{n_parameters(recipe.config) / 1e6:.2f}M parameters, {seeds} seeds x {batch} x {recipe.context} tokens a step, {device}"
     )
-    with many_graphs(device == "cuda"):
+    with raised_recompile_limit(device == "cuda"):
         told = against_alone(recipe, seeds, task, device, rounds, warm, tokens)
         told += beside_baseline(names, recipe, seeds, task, device, rounds, warm, tokens)
     keep("race", told, options.smallest)
 
 
 def against_alone(
-    recipe: Recipe, seeds: int, task: Prose, device: str, rounds: int, warm: int, tokens: int
+    recipe: Recipe, seeds: int, task: NextTokenTask, device: str, rounds: int, warm: int, tokens: int
 ) -> list[dict[str, object]]:
     """The baseline: packed, compiled whole or block by block, and one after another."""
     pack = Pack("untied", recipe, tuple(range(seeds)))
@@ -115,7 +119,7 @@ def against_alone(
     middle = {name: statistics.median(times) for name, times in seconds.items()}
     faster = {name: ratio(seconds, "packed, by blocks", name) for name in ways if name.startswith("one")}
     for name in methods:
-        share = pack.flops * seeds / middle[name] / PEAK
+        share = pack.flops_per_step * seeds / middle[name] / PEAK
         print(
             f"{name:28s} {1000 * middle[name]:8.2f} ms a step   {tokens / middle[name]:12,.0f} tokens/s   {100 * share:5.1f} % of the peak"
         )
@@ -129,18 +133,25 @@ def against_alone(
 
 
 def beside_baseline(
-    names: Sequence[str], recipe: Recipe, seeds: int, task: Prose, device: str, rounds: int, warm: int, tokens: int
+    names: Sequence[str],
+    recipe: Recipe,
+    seeds: int,
+    task: NextTokenTask,
+    device: str,
+    rounds: int,
+    warm: int,
+    tokens: int,
 ) -> list[dict[str, object]]:
     """A packed step of every entrant, compiled as a race does, two at a time: it and the baseline."""
     told: list[dict[str, object]] = []
     base = Pack("untied", recipe, tuple(range(seeds)))
-    first = stepper(made(base, task, device, seeds, BY_BLOCKS), base, task, device)
+    first = stepper(made(base, task, device, seeds, COMPILE_PER_BLOCK), base, task, device)
     for name in names:
         pack = Pack(name, Recipe(**(vars(recipe) | {"config": model_of(name, recipe.config)})), tuple(range(seeds)))
         began = time.perf_counter()
         try:
-            step = stepper(made(pack, task, device, seeds, BY_BLOCKS), pack, task, device)
-        except CannotPack as why:
+            step = stepper(made(pack, task, device, seeds, COMPILE_PER_BLOCK), pack, task, device)
+        except PackingError as why:
             print(f"{name:20s} is not packed: {why}")
             continue
         step()

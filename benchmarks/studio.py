@@ -34,12 +34,12 @@ from timing import arguments, keep
 import rheoscope as rs
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
-from rheoscope.studio.model_sources import Sources
-from rheoscope.studio.safety import Rules
-from rheoscope.studio.server import create
+from rheoscope.studio.model_sources import ModelSources
+from rheoscope.studio.safety import AccessRules
+from rheoscope.studio.server import create_app
 from rheoscope.studio.session import Limits, Session
-from rheoscope.studio.startup import FIRST, address, bound, opened
-from rheoscope.studio.stored_example import EXAMPLE, STATIC, stored_in
+from rheoscope.studio.startup import DEFAULT_OPTIONS, bind_socket, page_address, start_session
+from rheoscope.studio.stored_example import EXAMPLE_FOLDER, PAGE_FOLDER, load_example
 
 WORDS = (
     "the",
@@ -68,20 +68,22 @@ def text(words: int, at: int) -> str:
 
 
 def default() -> Session:
-    return opened(FIRST, Limits(controls=0, kept_bytes=50_000_000))
+    return start_session(DEFAULT_OPTIONS, Limits(n_controls=0, max_cache_bytes=50_000_000))
 
 
 @contextmanager
 def serving(begin: Callable[[], Session] = default) -> Iterator[tuple[str, Any]]:
     """A server with a model, the default one unless another is given, and what it holds."""
-    session, listening = begin(), bound("127.0.0.1", 0)
-    page = STATIC if (STATIC / "index.html").exists() else None
-    app = create(session, Rules(), page, stored_in(STATIC / EXAMPLE) if begin is default else None)
+    session, listening = begin(), bind_socket("127.0.0.1", 0)
+    page = PAGE_FOLDER if (PAGE_FOLDER / "index.html").exists() else None
+    app = create_app(
+        session, AccessRules(), page, load_example(PAGE_FOLDER / EXAMPLE_FOLDER) if begin is default else None
+    )
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
-        yield address("127.0.0.1", listening.getsockname()[1], None), session
+        yield page_address("127.0.0.1", listening.getsockname()[1], None), session
     finally:
         server.should_exit = True
         thread.join()
@@ -152,7 +154,9 @@ def browser_of() -> tuple[Any, str] | str:
     found = os.environ.get("RHEOSCOPE_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     if found is None:
         return "no Chromium here"
-    return (sync_playwright, found) if (STATIC / "index.html").exists() else "the page is not built; type make studio"
+    return (
+        (sync_playwright, found) if (PAGE_FOLDER / "index.html").exists() else "the page is not built; type make studio"
+    )
 
 
 def deep(layers: int) -> Session:
@@ -164,8 +168,8 @@ def deep(layers: int) -> Session:
         size = Config(shipped.view.embed.shape[0], width=32, depth=layers, heads=4, hidden=64, context=1024)
         return rs.load(Transformer(size), tokenizer=shipped.tokenizer)
 
-    session = Session(load, Sources(), Limits(controls=0))
-    session.open("default")
+    session = Session(load, ModelSources(), Limits(n_controls=0))
+    session.open_model("default")
     return session
 
 

@@ -79,9 +79,9 @@ def model_and_text(parser: argparse.ArgumentParser, words: Sequence[str] | None)
     parser.add_argument("text", nargs="?", type=Path, metavar="TEXT_FILE")
     asked = parser.parse_args(words)
     if asked.smallest:
-        from rheoscope.opening import DEFAULT
+        from rheoscope.opening import DEFAULT_MODEL
 
-        return asked, str(DEFAULT), "The keys to the cabinet are on the table in the hall. "
+        return asked, str(DEFAULT_MODEL), "The keys to the cabinet are on the table in the hall. "
     if asked.text is None:
         parser.error("type the directory of a model and a file of text")
     return asked, asked.model, asked.text.read_text()

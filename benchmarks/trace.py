@@ -86,8 +86,8 @@ def cpu(size: Size) -> list[dict[str, object]]:
 
 def operators(model: object) -> list[dict[str, object]]:
     """All heads from r x r matrices, beside the singular values of the dense matrices of one layer (times the layers)."""
-    heads, layers = model.view.blocks[0], model.view.layers
-    ours = f"operators of {layers * heads.count} heads"
+    heads, layers = model.view.layer_heads[0], model.view.layers
+    ours = f"operators of {layers * heads.n_heads} heads"
     methods = {
         "dense SVDs, one layer": lambda: torch.linalg.svdvals(torch.stack([heads.M().dense(), heads.F().dense()])),
         ours: lambda: rs.operators(model.view),
@@ -98,7 +98,7 @@ def operators(model: object) -> list[dict[str, object]]:
         row(
             ours,
             0,
-            f"dense SVDs of {layers * heads.count} heads ({layers} x one layer)",
+            f"dense SVDs of {layers * heads.n_heads} heads ({layers} x one layer)",
             1 / speed / layers,
             noise / speed**2 / layers,
         )

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from timing import arguments, interleaved, keep, ratio
 
-from rheoscope.models.optimiser import optimisers
+from rheoscope.models.optimiser import make_optimisers
 from rheoscope.models.recipes import gpt2
-from rheoscope.models.task import Objective, Prose
+from rheoscope.models.task import NextTokenTask, Objective
 from rheoscope.models.transformer import build, parameter_count
 
 PEAK = 989e12
@@ -28,7 +28,7 @@ PEAK = 989e12
 
 def ours(recipe: Any) -> Any:
     model = build(recipe.config).cuda().train()
-    (adamw,), objective = optimisers(model, recipe), Objective(model, Prose(None), 0.0)
+    (adamw,), objective = make_optimisers(model, recipe), Objective(model, NextTokenTask(None), 0.0)
     objective.compile()
     return stepper(lambda x, y: objective(x, y)[0] / y.numel(), model, adamw), parameter_count(model)
 
@@ -66,7 +66,7 @@ def main(words: Sequence[str] | None = None) -> None:
     torch.set_float32_matmul_precision("high")
     recipe = gpt2()
     if options.smallest:
-        recipe = replace(recipe, config=recipe.config.but(width=128, depth=2, heads=2))
+        recipe = replace(recipe, config=recipe.config.with_changes(width=128, depth=2, heads=2))
     x, y = torch.randint(0, 50257, (2, options.batch, 1024), device="cuda").unbind()
     step, parameters = ours(recipe)
     methods = {"rheoscope": lambda: step(x, y)}

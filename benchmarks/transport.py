@@ -18,8 +18,8 @@ from scipy.spatial.distance import cdist
 from timing import arguments, keep, model_and_text
 
 import rheoscope as rs
-from rheoscope.flow.cloud import clouds
-from rheoscope.flow.transport.analysis import powers
+from rheoscope.flow.cloud import select_clouds
+from rheoscope.flow.transport.analysis import default_strides
 from rheoscope.flow.transport.optimal_assignment import assignment, squared_distances
 
 
@@ -67,8 +67,8 @@ def main(words: Sequence[str] | None = None) -> None:
     model, peers = rs.load(name), {"scipy": scipy_cost, "POT": pot_cost}
     rows = []
     for tokens in (256, 1024)[: 1 if asked.quick or asked.smallest else 2]:
-        points = clouds(model.trace(model.ids(text[: 12 * tokens])[:tokens]), grain="layer").points.double()
-        for stride in powers(len(points) - 1):
+        points = select_clouds(model.trace(model.ids(text[: 12 * tokens])[:tokens]), grain="layer").points.double()
+        for stride in default_strides(len(points) - 1):
             found = compare(points, stride, peers)
             ours = np.array(found["seconds"]["ours"])
             row: dict[str, object] = {"tokens": tokens, "stride": stride, "difference": found["difference"]}

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from rheoscope.files import write_file
-from rheoscope.models.text_files import fragments
+from rheoscope.models.text_files import read_fragments
 
 TITLE = re.compile(r" = [^=].* = \n?")
 """A heading of the first rank in WikiText; its sections have two signs and more."""
@@ -35,7 +35,7 @@ def of_wikitext(told: Iterable[str]) -> Iterator[str]:
 def of_file(file: Path) -> Iterator[str]:
     """The articles of a dump are documents already; a file of WikiText is one document of many."""
     held: list[str] = []
-    for fragment in fragments(file):
+    for fragment in read_fragments(file):
         if fragment is None:
             yield from of_wikitext("".join(held).splitlines(keepends=True))
             held = []

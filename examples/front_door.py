@@ -12,9 +12,9 @@ from pathlib import Path
 import rheoscope as rs
 from rheoscope.files import write_file
 from rheoscope.report import question_blocks
-from rheoscope.report.draw.sheet import sheet
+from rheoscope.report.draw.sheet import picture_svg
 from rheoscope.report.draw_result import picture_of
-from rheoscope.report.style import DARK, LIGHT
+from rheoscope.report.style import DARK_COLOURS, LIGHT_COLOURS
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKS = "<!-- verdicts -->", "<!-- /verdicts -->"
@@ -54,9 +54,9 @@ def write(path: Path, text: str) -> None:
 
 def main() -> None:
     model, text = rs.load(), sample()
-    cloud = picture_of(rs.frames(model.trace(text)), words=model.words)
-    for name, colours in (("light", LIGHT), ("dark", DARK)):
-        write(ROOT / "docs" / "figures" / f"cloud-{name}.svg", sheet(cloud, colours))
+    cloud = picture_of(rs.frames(model.trace(text)), token_strings=model.token_strings)
+    for name, colours in (("light", LIGHT_COLOURS), ("dark", DARK_COLOURS)):
+        write(ROOT / "docs" / "figures" / f"cloud-{name}.svg", picture_svg(cloud, colours))
     for page, columns in PAGES.items():
         before = (ROOT / page).read_text(encoding="utf-8")
         write(ROOT / page, between_marks(before, text, verdicts(text, columns)))

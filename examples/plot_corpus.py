@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("other", type=Path)
     parser.add_argument("--out", type=Path, default=Path("figures"))
     asked = parser.parse_args()
-    one, other = rs.open_corpus(asked.one), rs.open_corpus(asked.other)
+    one, other = rs.open_corpus(asked.select_head), rs.open_corpus(asked.other)
     tell(one, other)
     draw(one, other, asked.out)
 

@@ -68,7 +68,7 @@ def main() -> None:
         "clusters": rs.plot(rs.clusters(first)),
         "massive": rs.plot(rs.massive_tokens(first)),
     }
-    figures |= {"energy": rs.plot(rs.energy(first)), "readout": rs.plot(lens, words=model.words)}
+    figures |= {"energy": rs.plot(rs.energy(first)), "readout": rs.plot(lens, token_strings=model.token_strings)}
     for name, figure in figures.items():
         figure.savefig(asked.out / f"{name}.png", dpi=80)
     rows = [numbers(trace, moved) for trace, moved in zip(traces, moves, strict=True)]
@@ -79,7 +79,7 @@ def main() -> None:
     for key, (middle, width) in spread.items():
         print(f"{key:40s} {middle:8.3f} ± {width:.3f}")
     ranks = dict(zip(map(str, lens.point.values), map(int, lens["rank"].values), strict=True))
-    print(asked.prompt, "→", model.words([lens.attrs["target"]])[0], ranks)
+    print(asked.prompt, "→", model.token_strings([lens.attrs["target"]])[0], ranks)
     told = {
         "model": str(model.view.facts["model"]),
         "texts": len(rows),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import rheoscope as rs
-from rheoscope.report.style import ACCENT, INK, MUTED, new_figure, styled
+from rheoscope.report.style import ACCENT, INK, MUTED, figure_style, new_figure
 
 STORED = Path(__file__).parents[1] / "benchmarks" / "results"
 SAMPLE = (
@@ -43,7 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     figure = new_figure(8, 3)
-    with styled():
+    with figure_style():
         left, right = figure.subplots(1, 2)
         for path, colour in zip(options.stored, (ACCENT, INK, "#27508f"), strict=False):
             found, name = json.loads(path.read_text()), path.stem.removeprefix("ideas_")
@@ -57,7 +57,9 @@ def main() -> None:
         right.legend(frameon=False, fontsize=7, loc="lower right")
         figure.savefig(options.out / "ideas-meaning.png", dpi=150)
         model = rs.load()
-        rs.plot(rs.frames(model.trace(SAMPLE)), words=model.words).savefig(options.out / "ideas-frames.png", dpi=110)
+        rs.plot(rs.frames(model.trace(SAMPLE)), token_strings=model.token_strings).savefig(
+            options.out / "ideas-frames.png", dpi=110
+        )
     print(f"wrote {options.out}/ideas-meaning.png and {options.out}/ideas-frames.png")
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from rheoscope.learn.curves import AHEAD, BEHIND
-from rheoscope.learn.entrants import BASELINE, dials, penalties
-from rheoscope.learn.race_result import looks, result, times
-from rheoscope.report.style import ACCENT, INK, MUTED, new_figure, styled
-from rheoscope.statistics.nulls import student_ends
+from rheoscope.learn.entrants import BASELINE, parse_penalties, penalty_sweeps
+from rheoscope.learn.race_result import best_rate_observations, median_speeds, race_result
+from rheoscope.report.style import ACCENT, INK, MUTED, figure_style, new_figure
+from rheoscope.statistics.nulls import student_interval
 
 GREEN, BLUE = "#2a8f5b", "#27508f"
 VERDICTS = {AHEAD: (BLUE, "<"), BEHIND: (ACCENT, ">")}
@@ -51,7 +51,7 @@ def named(found: Any) -> list[str]:
 
 def free(found: Any) -> list[str]:
     """Entrants that are no point of a dial, and not the baseline."""
-    return [name for name in named(found) if name != BASELINE and not penalties(name)]
+    return [name for name in named(found) if name != BASELINE and not parse_penalties(name)]
 
 
 def title(name: str, found: Any) -> str:
@@ -153,7 +153,7 @@ def curves(races: dict[str, Any]) -> Any:
             colour = colours[entrant]
             d = loss[list(found.entrant.values).index(entrant)] - loss[0]
             d = d[np.isfinite(d).all(1)]
-            low, high = (end.numpy() for end in student_ends(torch.as_tensor(d).mT))
+            low, high = (end.numpy() for end in student_interval(torch.as_tensor(d).mT))
             below.fill_between(millions, low, high, color=colour, alpha=0.15, lw=0)
             below.plot(millions, d.mean(0), color=colour, lw=1.5)
             ends.append(float(d.mean(0)[-1]))
@@ -180,7 +180,7 @@ def curves(races: dict[str, Any]) -> Any:
 
 def dial(file: Path, found: Any, penalty: str, along: list[tuple[float, str]]) -> Any:
     """Final loss, tokens to a loss that all reach, and what became of what it turns, against λ; 0 at the left, tied at the right."""
-    soon, seen = result(file, reached_by_all(found)), looks(file)
+    soon, seen = race_result(file, reached_by_all(found)), best_rate_observations(file)
     strengths, names = np.array([x for x, _ in along]), [name for _, name in along]
     limit = ["tied"] * (penalty == "asymmetry" and "tied" in found.entrant.values)
     ends = np.array([strengths[0] / 10, *strengths, *[strengths[-1] * 10] * len(limit)])
@@ -225,7 +225,7 @@ def dial(file: Path, found: Any, penalty: str, along: list[tuple[float, str]]) -
 
 def targets(file: Path, found: Any) -> Any:
     """Tokens, FLOPs and time to a loss that all reach, apart, over the baseline's."""
-    soon, speeds = result(file, reached_by_all(found)), times(file)
+    soon, speeds = race_result(file, reached_by_all(found)), median_speeds(file)
     names = sorted(free(soon), key=lambda name: float(soon.tokens_ratio.sel(entrant=name)))
     rows = soon.sel(entrant=names)
     slower = np.array([speeds.get(BASELINE, np.nan) / speeds.get(name, np.nan) for name in names])
@@ -255,7 +255,7 @@ def targets(file: Path, found: Any) -> Any:
 
 def geometry(file: Path, found: Any) -> Any:
     """What was seen of the first seed of some entrants along training; dashed, what chance gives in the baseline."""
-    seen = looks(file)
+    seen = best_rate_observations(file)
     names, colours = [name for name in (BASELINE, *apart(found)) if name in seen], hues({"": found})
     figure = new_figure(8.6, 4.6)
     for axes, quantity in zip(figure.subplots(2, 3, sharex=True).flat, GEOMETRY, strict=True):
@@ -283,21 +283,21 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     files = {path.stem: path for path in options.races}
-    found = {name: result(path) for name, path in files.items()}
+    found = {name: race_result(path) for name, path in files.items()}
     drawn = {}
-    with styled():
-        plain = {name: one for name, one in found.items() if not dials(named(one)) and free(one)}
+    with figure_style():
+        plain = {name: one for name, one in found.items() if not penalty_sweeps(named(one)) and free(one)}
         if plain:
             drawn["race-differences"] = forest(plain)
             drawn["race-curves"] = curves(plain)
         for name, one in found.items():
-            for penalty, along in dials(named(one)).items():
+            for penalty, along in penalty_sweeps(named(one)).items():
                 drawn[f"race-{name}" if name == penalty else f"race-{name}-{penalty}"] = dial(
                     files[name], one, penalty, along
                 )
             if name in plain:
                 drawn[f"race-{name}-target"] = targets(files[name], one)
-            if name in plain and looks(files[name]):
+            if name in plain and best_rate_observations(files[name]):
                 drawn[f"race-{name}-geometry"] = geometry(files[name], one)
         for name, figure in drawn.items():
             figure.savefig(options.out / f"{name}.png", dpi=130)

@@ -48,7 +48,7 @@ def head_by_head(model: Any, texts: list[Any], out: Path) -> None:
 
 
 def healing(model: Any, texts: list[Any], layer: int, out: Path) -> None:
-    found = rs.decay(model, texts, model.view.heads_in(layer), M="symmetric")
+    found = rs.decay(model, texts, model.view.head_indices(layer), M="symmetric")
     rs.plot(found).savefig(out / f"decay-{layer}.png", dpi=80)
     print(
         "remains at the end:",

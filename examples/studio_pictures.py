@@ -19,10 +19,10 @@ import uvicorn
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from rheoscope.studio.safety import Rules
-from rheoscope.studio.server import create
-from rheoscope.studio.startup import FIRST, address, bound, opened
-from rheoscope.studio.stored_example import EXAMPLE, STATIC, stored_in
+from rheoscope.studio.safety import AccessRules
+from rheoscope.studio.server import create_app
+from rheoscope.studio.startup import DEFAULT_OPTIONS, bind_socket, page_address, start_session
+from rheoscope.studio.stored_example import EXAMPLE_FOLDER, PAGE_FOLDER, load_example
 
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "guide" / "figures"
 MOST = 150_000
@@ -40,13 +40,13 @@ VIEWS: dict[str, tuple[dict[str, int], dict[str, str], str]] = {
 @contextmanager
 def serving() -> Iterator[str]:
     """The studio, as the command starts it; gone at the end."""
-    session, listening = opened(FIRST), bound("127.0.0.1", 0)
-    app = create(session, Rules(), STATIC, stored_in(STATIC / EXAMPLE))
+    session, listening = start_session(DEFAULT_OPTIONS), bind_socket("127.0.0.1", 0)
+    app = create_app(session, AccessRules(), PAGE_FOLDER, load_example(PAGE_FOLDER / EXAMPLE_FOLDER))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
-        yield address("127.0.0.1", listening.getsockname()[1], None)
+        yield page_address("127.0.0.1", listening.getsockname()[1], None)
     finally:
         server.should_exit = True
         thread.join()
@@ -92,7 +92,7 @@ def saved(name: str, picture: bytes) -> None:
 
 
 def main() -> None:
-    if not (STATIC / EXAMPLE).is_dir():
+    if not (PAGE_FOLDER / EXAMPLE_FOLDER).is_dir():
         sys.exit("the studio's page is not built; type make studio")
     own = os.environ.get("RHEOSCOPE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     flags = ["--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox"]

@@ -1,8 +1,10 @@
 import { svelte } from '@sveltejs/vite-plugin-svelte'
 import { defineConfig, type Plugin } from 'vite'
 
-/** The page opens from disk too, where ES modules are refused: one classic script, loaded after the markup. */
-const classic: Plugin = {
+import { poCatalogues } from './vite_po_plugin'
+
+/** Browsers refuse ES modules from disk, so the page is one classic script, loaded after the markup. */
+const classicScript: Plugin = {
   name: 'classic-script',
   enforce: 'post',
   transformIndexHtml: {
@@ -13,7 +15,7 @@ const classic: Plugin = {
 
 export default defineConfig({
   base: './',
-  plugins: [svelte(), classic],
+  plugins: [svelte(), poCatalogues(), classicScript],
   server: { proxy: { '/api': process.env.RHEOSCOPE_SERVER ?? 'http://127.0.0.1:8642' } },
   build: {
     outDir: '../src/rheoscope/studio/static',

@@ -1,4 +1,4 @@
-"""One Ray cluster of two raylets on this machine, for all tests that need one: it takes long to start."""
+"""One Ray cluster of two raylets on this machine, shared by all tests that need it, since it takes long to start."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ MEMORY = {"object_store_memory": 80 * 2**20}
 
 @pytest.fixture(scope="session")
 def head() -> Iterator[Any]:
-    """A node with two slots: one, and one more for who takes the place of the dead."""
+    """A node with two slots: one for a worker, and one for its replacement."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -21,16 +21,16 @@ def head() -> Iterator[Any]:
         paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
         patch.setenv("RAY_DISABLE_IMPORT_WARNING", "1")
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False} | MEMORY)
-        ray.init(address=made.address, log_to_driver=False, logging_level="error")
-        yield made
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False} | MEMORY)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+        yield cluster
         ray.shutdown()
-        made.shutdown()
+        cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
 def cluster(head: Any) -> Any:
-    """The same with a second node, of one slot, which a test may have removed before."""
+    """The same with a second node of one slot, which an earlier test may have removed."""
     if not head.worker_nodes:
         head.add_node(num_cpus=1, **MEMORY)
         head.wait_for_nodes()
@@ -41,10 +41,11 @@ def workers() -> list[Any]:
     """The processes of our actors; each is a child of the raylet of its node."""
     import psutil
 
-    def called(process: Any) -> str:
+    def command_line(process: Any) -> str:
         try:
             return " ".join(process.cmdline())
         except psutil.Error:
             return ""
 
-    return [one for one in psutil.Process().children(recursive=True) if called(one).startswith("ray::Actor")]
+    children = psutil.Process().children(recursive=True)
+    return [process for process in children if command_line(process).startswith("ray::Actor")]

@@ -16,7 +16,7 @@ from xdist import is_xdist_controller, is_xdist_worker
 
 from tests.cluster import cluster, head  # noqa: F401 - fixtures
 from tests.outcomes import Outcomes
-from tests.processes import ended
+from tests.processes import end_processes
 
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported
@@ -122,9 +122,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
         checking.install()
         shipped.install()
-        from rheoscope.running.weight_files import settle_half_precision
+        from rheoscope.running.weight_files import probe_bfloat16_matmul
 
-        settle_half_precision()  # before any number that a later one must equal
+        probe_bfloat16_matmul()  # before any number that a later one must equal
 
 
 def pytest_collection_finish() -> None:
@@ -182,5 +182,5 @@ def where_the_models_are() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_process_outlives_its_test() -> Iterator[None]:
-    with ended():
+    with end_processes():
         yield

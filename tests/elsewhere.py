@@ -1,8 +1,8 @@
-"""A device that is not the CPU, on a CPU: numbers are real, and what a GPU would refuse is refused.
+"""A fake second device on the CPU: its numbers are real, and it raises where CUDA would.
 
-Under `elsewhere()` a tensor on the device AWAY is a wrapper of one on the CPU. Work on it is done there, but tensors of two devices
-in one operation, a CPU's generator for a tensor elsewhere and numpy of it raise, as they would with CUDA. So a tensor that was
-made without the device of its inputs is found where no GPU is.
+Under `elsewhere()` a tensor on the device AWAY wraps a tensor on the CPU, which does the work. As with CUDA, an operation on
+tensors of two devices raises, and so do a CPU generator for a tensor on AWAY and numpy of it. So tests without a GPU find a
+tensor that was created without the device of its inputs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,24 +16,24 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 AWAY = torch.device("meta")
-"""The one device of torch that has neither numbers nor a driver of its own: the numbers are kept beside."""
+"""The only device of torch with neither numbers nor a driver; the numbers are stored in the wrapped tensor."""
 LISTS = (list, tuple)
 MIXED = {"copy_", "_to_copy", "index", "index_put_", "_index_put_impl_", "index_put", "_unsafe_index"}
-"""What takes tensors of two devices on a GPU too: copies, and places told by a CPU."""
+"""Operations that accept tensors of two devices on a GPU too: copies, and indexing with CPU indices."""
 
 
 LITERALS = {torch.tensor, torch.as_tensor, Tensor.new_tensor, Tensor.__getitem__, Tensor.__setitem__}
-"""What is given numbers of Python, or may be."""
+"""Functions that may receive Python numbers."""
 
 
 class Away(Tensor):
-    """A tensor elsewhere; `here` has its numbers."""
+    """A tensor on AWAY; `here` is the CPU tensor with its numbers."""
 
     here: Tensor
 
     @staticmethod
     def __new__(cls, here: Tensor) -> "Away":
-        made = Tensor._make_wrapper_subclass(
+        wrapper = Tensor._make_wrapper_subclass(
             cls,
             here.size(),
             strides=here.stride(),
@@ -42,8 +42,8 @@ class Away(Tensor):
             device=AWAY,
             requires_grad=here.requires_grad,
         )
-        made.here = here
-        return made
+        wrapper.here = here
+        return wrapper
 
     def tolist(self) -> Any:
         return self.here.tolist()
@@ -56,21 +56,21 @@ class Away(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, call: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return done(call, args, kwargs or {})
+        return run_operation(call, args, kwargs or {})
 
 
 class _Operations(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here: what keeps the compiler out takes as long as the operations."""
+        """Nothing is compiled here, and keeping the compiler out takes as long as the operations."""
         return False
 
     def __torch_dispatch__(self, call: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return done(call, args, kwargs or {})
+        return run_operation(call, args, kwargs or {})
 
 
 class _Literals(TorchFunctionMode):
-    """Numbers of Python are made a tensor below the level of operations: they are sent away after that."""
+    """Python numbers become tensors below the level of operations, so they are moved to AWAY afterwards."""
 
     def __torch_function__(self, call: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if call not in LITERALS:
@@ -82,69 +82,74 @@ class _Literals(TorchFunctionMode):
         if call is Tensor.new_tensor and isinstance(args[0], Away):
             return torch.tensor(args[1], dtype=kwargs.get("dtype") or args[0].dtype).to(AWAY)
         if call in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[0], Away):
-            places = args[1] if isinstance(args[1], tuple) else (args[1],)
-            told = tuple(
-                torch.tensor(one, dtype=None if one else torch.long).to(AWAY) if isinstance(one, list) else one
-                for one in places
+            indices = args[1] if isinstance(args[1], tuple) else (args[1],)
+            moved_indices = tuple(
+                torch.tensor(index, dtype=None if index else torch.long).to(AWAY) if isinstance(index, list) else index
+                for index in indices
             )
-            return call(args[0], told, *args[2:])
+            return call(args[0], moved_indices, *args[2:])
         return call(*args, **kwargs)
 
 
 @contextmanager
 def elsewhere() -> Iterator[torch.device]:
-    """While it is entered, tensors can be made on the device it gives and moved there."""
-    asked = torch.is_autocast_enabled
-    with _Operations(), _Literals(), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(torch, "is_autocast_enabled", lambda device="cpu": device != AWAY.type and asked(device))
+    """Inside, tensors can be created on the yielded device and moved to it."""
+    is_autocast_enabled = torch.is_autocast_enabled
+    with _Operations(), _Literals(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            torch, "is_autocast_enabled", lambda device="cpu": device != AWAY.type and is_autocast_enabled(device)
+        )
         yield AWAY
 
 
-def done(call: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The operation on the CPU, told to be on the device where a GPU would have done it."""
+def run_operation(call: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Run an operation on the CPU and put its result on the device on which a GPU would have put it."""
     name, tensors = call.overloadpacket.__name__, [*tensors_in(args), *tensors_in(kwargs.values())]
-    refuse(name, tensors)
-    away = goes_away(name, tensors, args, kwargs.get("device"))
-    if away and kwargs.get("generator") is not None:
+    check_devices(name, tensors)
+    is_away = goes_away(name, tensors, args, kwargs.get("device"))
+    if is_away and kwargs.get("generator") is not None:
         raise RuntimeError(f"{name} elsewhere with a generator of the CPU")
     if kwargs.get("device") is not None:
         kwargs = kwargs | {"device": torch.device("cpu")}
-    known = {id(_here(x)): x for x in tensors}
-    out = call(*[each(_here, one) for one in args], **{word: each(_here, given) for word, given in kwargs.items()})
+    originals = {id(_here(x)): x for x in tensors}
+    out = call(
+        *[map_tensors(_here, argument) for argument in args],
+        **{name: map_tensors(_here, argument) for name, argument in kwargs.items()},
+    )
 
-    def told(x: Tensor) -> Tensor:
-        same = known.get(id(x))
-        if same is not None and isinstance(same, Away) == away:
-            return same
-        return Away(x) if away else x
+    def on_result_device(x: Tensor) -> Tensor:
+        original = originals.get(id(x))
+        if original is not None and isinstance(original, Away) == is_away:
+            return original
+        return Away(x) if is_away else x
 
-    return each(told, out)
-
-
-def tensors_in(given: Iterable[Any]) -> list[Tensor]:
-    """Of an operation's arguments, or of what stands in lists among them: torch's own trees take longer than the operations."""
-    found = []
-    for one in given:
-        if isinstance(one, Tensor):
-            found.append(one)
-        elif type(one) in LISTS:
-            found += tensors_in(one)
-    return found
+    return map_tensors(on_result_device, out)
 
 
-def each(change: Callable[[Tensor], Tensor], x: Any) -> Any:
-    """Every tensor changed, in lists too."""
+def tensors_in(arguments: Iterable[Any]) -> list[Tensor]:
+    """The tensors among the arguments of an operation, also in lists; torch's pytrees take longer than the operations."""
+    tensors = []
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            tensors.append(argument)
+        elif type(argument) in LISTS:
+            tensors += tensors_in(argument)
+    return tensors
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], x: Any) -> Any:
+    """Apply a function to every tensor, also in lists."""
     if isinstance(x, Tensor):
-        return change(x)
+        return function(x)
     kind = type(x)
-    return kind([each(change, one) for one in x]) if kind in LISTS else x
+    return kind([map_tensors(function, element) for element in x]) if kind in LISTS else x
 
 
-def refuse(name: str, tensors: Sequence[Tensor]) -> None:
-    """Tensors of two devices; a number alone may come from the CPU."""
-    near = [x for x in tensors if not isinstance(x, Away)]
-    assert not any(x.is_meta for x in near), f"{name}: numbers were lost on the way, see _Literals"
-    if 0 < len(near) < len(tensors) and name not in MIXED and any(x.ndim for x in near):
+def check_devices(name: str, tensors: Sequence[Tensor]) -> None:
+    """Raise for tensors of two devices; a scalar may be on the CPU."""
+    on_cpu = [x for x in tensors if not isinstance(x, Away)]
+    assert not any(x.is_meta for x in on_cpu), f"{name}: numbers were lost, see _Literals"
+    if 0 < len(on_cpu) < len(tensors) and name not in MIXED and any(x.ndim for x in on_cpu):
         shapes = [f"{tuple(x.shape)} {'elsewhere' if isinstance(x, Away) else 'on the CPU'}" for x in tensors]
         raise RuntimeError(f"{name} of tensors on two devices: {', '.join(shapes)}")
 

@@ -1,7 +1,7 @@
-"""A worker tells of a test what came of it, and no more.
+"""A plugin for pytest-xdist workers that sends one message per test.
 
-pytest-xdist sends six messages for each test (it begins, is set up, has run, is torn down, ends, the next one), which takes more
-than many a test does, in the worker and in the process that hears them. One says all there is to say of a test that passed.
+pytest-xdist sends six messages per test (start, setup, call, teardown, end, next test), which takes longer than many tests, in
+the worker and in the main process. One message is enough for a test that passed.
 """
 
 import pytest

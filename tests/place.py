@@ -1,6 +1,6 @@
-"""Where the models of the tests stand: on the CPU, or where RHEOSCOPE_TEST_DEVICE says.
+"""The device of the test models: the CPU, or RHEOSCOPE_TEST_DEVICE.
 
-`pytest -m gpu` puts them on the GPU, so that the batteries of laws run there as they are; "away" is the device of `elsewhere.py`.
+`pytest -m gpu` runs the same tests on the GPU; "away" is the fake device of `elsewhere.py`.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""No process outlives its test: what a test starts ends with it, however the test ends."""
+"""Child processes of tests: they end with the test, even if it fails."""
 
 import os
 import signal
@@ -12,19 +12,19 @@ from typing import Any
 from warnings import catch_warnings
 
 PATIENCE = 300
-"""Seconds that a test waits for a process; one that never ends must not stop a suite."""
+"""Seconds that a test waits for a process, so that a hanging process cannot stop the suite."""
 GRACE = 10
-"""Seconds that a process has to end what it started, when it is asked to."""
+"""Seconds that a process has to terminate its own children."""
 PLAIN = subprocess.Popen
 STARTED: "list[subprocess.Popen[Any]]" = []
-"""What has not been ended yet, the last one last."""
+"""The processes that still run, in the order of their start."""
 
 
-class Ended(PLAIN):  # type: ignore[type-arg]
-    """A process that leads a group of its own, and is waited for so long and no longer."""
+class GroupLeader(PLAIN):  # type: ignore[type-arg]
+    """A process with its own process group and a limited waiting time."""
 
-    def __init__(self, *words: Any, **how: Any) -> None:
-        super().__init__(*words, **how | {"start_new_session": True})
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options | {"start_new_session": True})
         STARTED.append(self)
 
     def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
@@ -32,20 +32,20 @@ class Ended(PLAIN):  # type: ignore[type-arg]
 
 
 @contextmanager
-def ended() -> Iterator[None]:
-    """Every process started through `subprocess` meanwhile leads a group of its own, and that group is ended at the end."""
-    before, outside = len(STARTED), subprocess.Popen
-    subprocess.Popen = Ended  # type: ignore[misc]
+def end_processes() -> Iterator[None]:
+    """Inside, every process of `subprocess` leads its own process group, which is killed at the end."""
+    n_before, original_popen = len(STARTED), subprocess.Popen
+    subprocess.Popen = GroupLeader  # type: ignore[misc]
     try:
         yield
     finally:
-        subprocess.Popen = outside  # type: ignore[misc]
-        while len(STARTED) > before:
+        subprocess.Popen = original_popen  # type: ignore[misc]
+        while len(STARTED) > n_before:
             end(STARTED.pop())
 
 
 def end(process: "subprocess.Popen[Any]") -> None:
-    """Asked first, so that torchrun ends its own; then the whole group is killed."""
+    """Terminate a process, so that torchrun ends its own children; then kill the whole group."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -59,27 +59,27 @@ def end(process: "subprocess.Popen[Any]") -> None:
 
 
 class Fork:
-    """A child of this process that does `work` and ends: torch and the package are there already, and are not imported anew.
+    """A forked child that does `work` and ends. torch and the package are already imported there.
 
-    It is like a process that a shell starts in the foreground: a group of its own, words, files in the place of the terminal,
-    an ear for Ctrl-C, a status. Of this process it has one thread, so it computes with one. It ends with the `with`.
+    It resembles a foreground process of a shell: its own process group, arguments, files instead of the terminal, a handler for
+    Ctrl-C, an exit status. It has one thread of this process, so it computes with one. It ends with the `with`.
     """
 
-    def __init__(self, work: Callable[[], Any], *words: str, **environment: str) -> None:
+    def __init__(self, work: Callable[[], Any], *arguments: str, **environment: str) -> None:
         self.out, self.error = (TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
-        self.process = get_context("fork").Process(target=self._do, args=(work, words, environment))
-        with catch_warnings(action="ignore"):  # Python 3.12 warns of the threads that stay behind
+        self.process = get_context("fork").Process(target=self._run, args=(work, arguments, environment))
+        with catch_warnings(action="ignore"):  # Python 3.12 warns about forks of threaded processes
             self.process.start()
         assert self.process.pid is not None
         self.pid = self.process.pid
 
-    def _do(self, work: Callable[[], Any], words: Sequence[str], environment: dict[str, str]) -> None:
+    def _run(self, work: Callable[[], Any], arguments: Sequence[str], environment: dict[str, str]) -> None:
         os.setsid()
-        subprocess.Popen = PLAIN  # type: ignore[misc]  # what it starts is of its group, and ends with it
-        for here, there in ((1, self.out), (2, self.error)):
-            os.dup2(there.fileno(), here)
-        sys.stdout, sys.stderr = (open(one, "w", buffering=1, closefd=False) for one in (1, 2))  # noqa: SIM115
-        sys.argv = ["rheoscope", *words]
+        subprocess.Popen = PLAIN  # type: ignore[misc]  # its children belong to its group and end with it
+        for descriptor, file in ((1, self.out), (2, self.error)):
+            os.dup2(file.fileno(), descriptor)
+        sys.stdout, sys.stderr = (open(descriptor, "w", buffering=1, closefd=False) for descriptor in (1, 2))  # noqa: SIM115
+        sys.argv = ["rheoscope", *arguments]
         os.environ.update(environment)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         import torch
@@ -99,22 +99,22 @@ class Fork:
         self.error.close()
 
     def done(self, timeout: float | None = None) -> "subprocess.CompletedProcess[str]":
-        """Once it has ended: how, and what it said."""
+        """Wait for the end and return the exit status and the output."""
         self.process.join(PATIENCE if timeout is None else timeout)
         if self.process.exitcode is None:
             raise subprocess.TimeoutExpired("a fork", PATIENCE)
-        told = [one.seek(0) or one.read() for one in (self.out, self.error)]
-        return subprocess.CompletedProcess("a fork", self.process.exitcode, *told)
+        texts = [file.seek(0) or file.read() for file in (self.out, self.error)]
+        return subprocess.CompletedProcess("a fork", self.process.exitcode, *texts)
 
 
-def forked(work: Callable[[], Any], *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """What a fork that does this work leaves when it has ended."""
-    with Fork(work, *words, **environment) as child:
+def run_in_fork(work: Callable[[], Any], *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Do this work in a fork and return its exit status and output."""
+    with Fork(work, *arguments, **environment) as child:
         return child.done()
 
 
-def forget(*packages: str) -> None:
-    """In a fork: the package and these others were never imported; it will be as its users import it, without checks of shapes."""
-    for name in [one for one in sys.modules if one.split(".")[0] in ("rheoscope", *packages)]:
+def unload_packages(*packages: str) -> None:
+    """In a fork, unload Rheoscope and other packages, so that Rheoscope is imported without shape checks, as by users."""
+    for name in [name for name in sys.modules if name.split(".")[0] in ("rheoscope", *packages)]:
         del sys.modules[name]
-    sys.meta_path[:] = [one for one in sys.meta_path if not type(one).__module__.startswith("jaxtyping")]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("jaxtyping")]

@@ -1,7 +1,7 @@
-"""The model that ships is opened once in each process of the suite, and whoever opens it again gets the same one.
+"""The default model is loaded once per test process; loading it again returns the same model.
 
-Opening reads, hashes and proves, which takes longer than most of what is then asked. That it does so is tested with other models
-(tests/test_opening.py), and in processes that tests start. A model whose weights a test has changed is not given to another.
+Loading reads, hashes and certifies, which takes longer than most tests. Other models test that it does so
+(tests/test_opening.py), and so do processes that tests start. A model whose weights a test has changed is loaded again.
 """
 
 from functools import wraps
@@ -11,27 +11,27 @@ from torch import nn
 
 
 def install() -> None:
-    """Before any test: `load` looks up who opens a model of ours at every call."""
+    """Replace `opening._load_native`, which `load` looks up at every call. Called before any test."""
     from rheoscope import opening
 
-    shipped, opened = opening.DEFAULT, opening._ours
-    kept: dict[tuple[Any, ...], tuple[Any, list[tuple[int, int]]]] = {}
+    default_model, load_native = opening.DEFAULT_MODEL, opening._load_native
+    loaded: dict[tuple[Any, ...], tuple[Any, list[tuple[int, int]]]] = {}
 
-    @wraps(opened)
-    def once(source: Any, device: Any, dtype: Any, tokenizer: Any, drawn: Any, stages: Any) -> Any:
-        if source != shipped or tokenizer is not None:
-            return opened(source, device, dtype, tokenizer, drawn, stages)
-        model, as_it_was = kept.get((device, dtype, drawn), (None, []))
-        if model is None or weights_of(model.network) != as_it_was:
-            model = opened(source, device, dtype, tokenizer, drawn, stages)
-            kept[device, dtype, drawn] = model, weights_of(model.network)
-        for stage in stages:
-            stage(1, 1)
+    @wraps(load_native)
+    def load_once(source: Any, device: Any, dtype: Any, tokenizer: Any, initial_seed: Any, load_progress: Any) -> Any:
+        if source != default_model or tokenizer is not None:
+            return load_native(source, device, dtype, tokenizer, initial_seed, load_progress)
+        model, versions = loaded.get((device, dtype, initial_seed), (None, []))
+        if model is None or weight_versions(model.network) != versions:
+            model = load_native(source, device, dtype, tokenizer, initial_seed, load_progress)
+            loaded[device, dtype, initial_seed] = model, weight_versions(model.network)
+        for report_progress in load_progress:
+            report_progress(1, 1)
         return model
 
-    opening._ours = once
+    opening._load_native = load_once
 
 
-def weights_of(network: nn.Module) -> list[tuple[int, int]]:
-    """Where every weight is, and how often it was written to."""
+def weight_versions(network: nn.Module) -> list[tuple[int, int]]:
+    """The address of every weight, and the number of in-place writes to it."""
     return [(weight.data_ptr(), weight._version) for weight in network.parameters()]

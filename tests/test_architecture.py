@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.processes import forget, forked
+from tests.processes import run_in_fork, unload_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "rheoscope"
@@ -38,9 +38,10 @@ LAYERS = [
     ["models", "pretrained", "flow", "covers", "theory"],
     ["running"],
     ["space"],
-    ["statistics", "picture", "messages", "attention"],
+    ["statistics", "picture", "attention"],
     ["files", "notebook_html", "ray_workers"],
     ["shapes"],
+    ["messages"],  # errors, pictures and reports are made of them
 ]
 DEPTH = {room: depth for depth, row in enumerate(LAYERS) for room in row}
 VAGUE = {"utils", "util", "common", "core", "helpers", "helper", "base", "manager", "managers", "misc"}
@@ -328,14 +329,14 @@ def test_importing_the_package_is_light() -> None:
 
 
 def loaded_by_attention() -> None:
-    forget(*HEAVY, "jaxtyping")
+    unload_packages(*HEAVY, "jaxtyping")
     import_module("rheoscope.attention.zoo")
     print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
 
 
 def test_attention_needs_torch_and_jaxtyping_only() -> None:
     """In a fork that keeps torch and forgets the others: torch takes as long as all other tests of imports."""
-    done = forked(loaded_by_attention)
+    done = run_in_fork(loaded_by_attention)
     assert done.returncode == 0, done.stderr
     assert {"torch", "jaxtyping"} <= set(json.loads(done.stdout))
     assert set(json.loads(done.stdout)) & HEAVY == set()

@@ -10,10 +10,10 @@ import pytest
 
 import rheoscope as rs
 from rheoscope import catalogue
-from rheoscope.catalogue import TABLE, analysis
-from rheoscope.commands.analyse import COMMON
-from rheoscope.report.analysis_list import as_list, as_page
-from rheoscope.report.setting_options import options_of
+from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
+from rheoscope.commands.analyse import COMMON_OPTIONS
+from rheoscope.report.analysis_list import catalogue_page, catalogue_table
+from rheoscope.report.setting_options import typeable_options
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import SUBJECTS
 from tests.cases import double, text
@@ -26,16 +26,17 @@ TOY = '''
 
 import torch
 
-from rheoscope.flow.cloud import clouds
+from rheoscope.flow.cloud import select_clouds
 from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.settings import Fraction, SpaceName
 
 
 @torch.no_grad()
-def toy_radius(trace, space="raw", share: float = 1.0, keep_massive: bool = False):
+def toy_radius(trace, space: SpaceName = "raw", share: Fraction = 1.0, keep_massive: bool = False):
     """How wide is the cloud after every layer?"""
-    seen = clouds(trace, space, "layer", keep_massive, least=2)
+    seen = select_clouds(trace, space, "layer", keep_massive, min_tokens=2)
     wide = (seen.points - seen.points.mean(1, keepdim=True)).norm(dim=-1)
-    return TOY_RADIUS.answer({"radius": share * wide.mean(-1)}, {"point": list(seen.steps)}, seen.attributes)
+    return TOY_RADIUS.label({"radius": share * wide.mean(-1)}, {"point": list(seen.steps)}, seen.attributes)
 
 
 TOY_RADIUS = Analysis(
@@ -50,7 +51,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """One file, one line."""
     (tmp_path / "toy_radius_file.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(TABLE, "toy_radius", "toy_radius_file")
+    monkeypatch.setitem(ANALYSIS_MODULES, "toy_radius", "toy_radius_file")
     yield "toy_radius"
     vars(rs).pop("toy_radius", None)
     sys.modules.pop("toy_radius_file", None)
@@ -72,8 +73,8 @@ def test_a_toy_has_its_name_its_row_and_its_place_in_every_list(toy: str) -> Non
     assert toy in dir(rs)
     assert toy in rs.__all__
     assert "How wide is the cloud after every layer?" in rs.__doc__
-    assert f"| `{toy}` |" in as_list()
-    assert "mean distance of the tokens from the mean of their cloud" in as_page()
+    assert f"| `{toy}` |" in catalogue_table()
+    assert "mean distance of the tokens from the mean of their cloud" in catalogue_page()
 
 
 def test_a_toy_has_a_command_and_files(
@@ -113,9 +114,9 @@ def test_a_toy_is_in_the_gauge_battery(toy: str) -> None:
 # What holds for every row
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", ANALYSIS_MODULES)
 def test_an_analysis_can_be_asked_of_its_subject_alone(name: str) -> None:
-    one = analysis(name)
+    one = analysis_by_name(name)
     parameters = list(inspect.signature(one.ask).parameters.values())
     subjects = [parameter.name for parameter in parameters if parameter.name in SUBJECTS]
     assert [parameter.name for parameter in parameters][: len(subjects)] == subjects
@@ -126,10 +127,10 @@ def test_an_analysis_can_be_asked_of_its_subject_alone(name: str) -> None:
     assert (inspect.getdoc(one.ask) or "").count(">>>") >= 2
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", ANALYSIS_MODULES)
 def test_every_field_of_an_answer_is_declared(name: str) -> None:
     """As it is, with its axes; a null is a field of the same answer, and says what it is of."""
-    one, found = analysis(name), battery.call(name)(double("llama"))
+    one, found = analysis_by_name(name), battery.call(name)(double("llama"))
     for field, x in found.data_vars.items():
         declared = one.fields[str(field)]
         assert set(x.dims) - {"head"} == set(declared.dims) - {"head"}
@@ -143,9 +144,9 @@ WORDS = {"k", "n", "position", "answer", "query", "answers"}
 """What settings are not called: they have one word each."""
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", ANALYSIS_MODULES)
 def test_settings_have_one_word_each(name: str) -> None:
-    settings = analysis(name).settings
+    settings = analysis_by_name(name).settings
     wrong = {word for word in settings if word in WORDS}
     assert wrong <= ({"query"} if name == "score_attribution" else set())  # a score has a query and a key
 
@@ -154,30 +155,30 @@ def test_settings_have_one_word_each(name: str) -> None:
 
 
 def with_model_and_trace() -> list[str]:
-    return [name for name in TABLE if {"model", "trace"} <= set(analysis(name).subjects)]
+    return [name for name in ANALYSIS_MODULES if {"model", "trace"} <= set(analysis_by_name(name).subjects)]
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", ANALYSIS_MODULES)
 def test_no_setting_has_the_name_of_an_option_that_every_command_has(name: str) -> None:
-    assert not set(options_of(analysis(name))) & set(COMMON)
+    assert not set(typeable_options(analysis_by_name(name))) & set(COMMON_OPTIONS)
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", ANALYSIS_MODULES)
 def test_no_analysis_takes_a_view_beside_a_trace(name: str) -> None:
-    assert not {"view", "trace"} <= set(analysis(name).subjects)
-    assert not {"view"} & set(analysis(name).settings)
+    assert not {"view", "trace"} <= set(analysis_by_name(name).subjects)
+    assert not {"view"} & set(analysis_by_name(name).settings)
 
 
 @pytest.mark.parametrize("name", with_model_and_trace())
 def test_a_trace_of_other_weights_is_refused(name: str) -> None:
     one, other = double("gpt2"), double("gpt2_by_depth")
-    with pytest.raises(RheoscopeError, match="other weights"):
-        analysis(name).ask(one, other.trace(text()))
+    with pytest.raises(RheoscopeError, match="this trace comes from weights"):
+        analysis_by_name(name).ask(one, other.trace(text()))
 
 
 def test_functions_that_take_both_refuse_them_too() -> None:
     one, other = double("gpt2"), double("gpt2_by_depth")
-    with pytest.raises(RheoscopeError, match="other weights"):
+    with pytest.raises(RheoscopeError, match="this trace comes from weights"):
         rs.reversed_map(one, other.trace(text()), 0, 0, target=7)
     with pytest.raises(RheoscopeError, match=r"weights"):
         rs.over_texts(rs.trajectory, [one.trace(text()), other.trace(text())])
@@ -187,13 +188,13 @@ def test_functions_that_take_both_refuse_them_too() -> None:
 
 
 def test_a_name_that_is_not_there_is_one_line() -> None:
-    with pytest.raises(RheoscopeError, match=r"there is no analysis 'nowhere'; type one of frames"):
-        catalogue.analysis("nowhere")
-    with pytest.raises(AttributeError, match="has no name 'nowhere'"):
+    with pytest.raises(RheoscopeError, match=r"there is no analysis 'nowhere'; expected one of frames"):
+        catalogue.analysis_by_name("nowhere")
+    with pytest.raises(AttributeError, match="has no attribute 'nowhere'"):
         _ = rs.nowhere
 
 
 def test_the_readme_lists_what_the_catalogue_has() -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     listed = readme.split("<!-- analyses -->")[1].split("<!-- /analyses -->")[0].strip()
-    assert listed == as_list()
+    assert listed == catalogue_table()

@@ -1,4 +1,4 @@
-"""The pretended device finds what a GPU would refuse, and nothing else."""
+"""The fake device raises where a GPU would, and nowhere else."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from tests.elsewhere import AWAY, elsewhere
 
 
-def test_mistakes_are_told() -> None:
+def test_operations_on_two_devices_raise() -> None:
     with elsewhere() as device:
         x = torch.ones(3, 4).to(device)
         for mistake in (
@@ -20,7 +20,7 @@ def test_mistakes_are_told() -> None:
                 mistake()
 
 
-def test_what_a_gpu_does_is_done() -> None:
+def test_operations_on_one_device_work() -> None:
     with elsewhere() as device:
         x = torch.arange(12.0, device=device).view(3, 4).requires_grad_()
         y = (x[[0, 2]] * torch.tensor(2.0) + x.new_tensor([1.0, 0, 0, 0]))[torch.arange(2)]

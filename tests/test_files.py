@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and never over what others wrote."""
+"""Files are written atomically, and foreign files are never replaced."""
 
 import os
 import tempfile
@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rheoscope.files import check_free, check_outputs, signature, signed, write_file, write_report
+from rheoscope.files import check_outputs, check_writable, is_signed, signature, write_file, write_report
 from rheoscope.shapes import RheoscopeError
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file_and_leaves_nothing_else(tmp_path: Path) -> None:
     target = tmp_path / "a.html"
     target.write_text("old")
 
@@ -26,21 +26,21 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
 
 
-def test_written_says_whether_something_was_replaced(tmp_path: Path) -> None:
+def test_write_file_reports_whether_a_file_was_replaced(tmp_path: Path) -> None:
     target = tmp_path / "new" / "a.html"
     assert write_file(target, lambda path: path.write_text("1")).startswith("wrote")
     assert write_file(target, lambda path: path.write_text("2")).startswith("replaced")
 
 
-def test_a_directory_is_no_file(tmp_path: Path) -> None:
+def test_writing_to_a_directory_raises(tmp_path: Path) -> None:
     with pytest.raises(RheoscopeError, match="is a directory"):
         write_file(tmp_path, lambda path: path.write_text(""))
 
 
-def written(folder: Path) -> dict[str, tuple[int, ...]]:
-    """What was written of every file and when; a link that is only followed has another time of its last reading."""
-    told = {file.name: file.lstat() for file in folder.iterdir()}
-    return {name: (one.st_ino, one.st_mode, one.st_size, one.st_mtime_ns) for name, one in told.items()}
+def file_stats(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Inode, mode, size and time of every file, without the access time, which following a link changes."""
+    stats = {file.name: file.lstat() for file in folder.iterdir()}
+    return {name: (stat.st_ino, stat.st_mode, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
 NAMES = ["a", "./a", "A", "b/../a", "link", "mine", "own", "b", "b/c", "a/c", "b/x.csv", "."]
@@ -48,30 +48,31 @@ NAMES = ["a", "./a", "A", "b/../a", "link", "mine", "own", "b", "b/c", "a/c", "b
 
 @settings(max_examples=150, deadline=None)
 @given(*(st.sampled_from([None, *NAMES]) for _ in range(4)))
-def test_whatever_is_named_is_refused_or_every_file_is_its_own_and_nothing_of_others_is_lost(
+def test_outputs_are_refused_or_written_separately_without_loss(
     json: str | None, html: str | None, tables: str | None, read: str | None
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        there = Path(folder)
-        (there / "link").symlink_to("a")
-        (there / "mine").write_text("mine")
-        (there / "own").write_text(f'{{"written_by": "{signature()}"}}')
-        before = written(there)
-        files = [there / name for name in (json, html) if name is not None]
+        directory = Path(folder)
+        (directory / "link").symlink_to("a")
+        (directory / "mine").write_text("mine")
+        (directory / "own").write_text(f'{{"written_by": "{signature()}"}}')
+        before = file_stats(directory)
+        files = [directory / name for name in (json, html) if name is not None]
+        table_directory, input_file = (None if name is None else directory / name for name in (tables, read))
         try:
-            check_outputs(files, None if tables is None else there / tables, None if read is None else there / read)
+            check_outputs(files, table_directory, input_file)
         except RheoscopeError:
-            assert written(there) == before
+            assert file_stats(directory) == before
             return
-        for at, file in enumerate(files):
-            assert write_report(file, lambda path, at=at: path.write_text(str(at))).startswith(("wrote", "replaced"))
-        assert [Path(os.path.realpath(file)).read_text() for file in files] == [str(at) for at in range(len(files))]
-        assert (there / "mine").read_text() == "mine"
-        assert (there / "link").is_symlink()
+        for i, file in enumerate(files):
+            assert write_report(file, lambda path, i=i: path.write_text(str(i))).startswith(("wrote", "replaced"))
+        assert [Path(os.path.realpath(file)).read_text() for file in files] == [str(i) for i in range(len(files))]
+        assert (directory / "mine").read_text() == "mine"
+        assert (directory / "link").is_symlink()
 
 
 @pytest.mark.parametrize(
-    ("begins", "own"),
+    ("first_bytes", "expected"),
     [
         (b'{\n "written_by": "Rheoscope 0.1.0",\n "a": 1}', True),
         (b'{"a": {"written_by": "Rheoscope 0.1.0"}}', False),
@@ -82,49 +83,49 @@ def test_whatever_is_named_is_refused_or_every_file_is_its_own_and_nothing_of_ot
         (b"", False),
     ],
 )
-def test_own_files_are_known_by_how_they_begin(begins: bytes, own: bool, tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(begins)
-    assert signed(tmp_path / "a") == own
+def test_signed_files_are_recognised_by_their_first_bytes(first_bytes: bytes, expected: bool, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(first_bytes)
+    assert is_signed(tmp_path / "a") == expected
 
 
-def test_a_picture_and_a_page_are_signed(tmp_path: Path) -> None:
-    from rheoscope.report.page import Page, png, save
+def test_images_and_pages_are_signed(tmp_path: Path) -> None:
+    from rheoscope.report.page import Page, figure_png, save_bytes
     from rheoscope.report.style import new_figure
 
-    save(png(new_figure(1.0, 1.0)), tmp_path / "a.png")
+    save_bytes(figure_png(new_figure(1.0, 1.0)), tmp_path / "a.png")
     Page("A page").save(tmp_path / "a.html")
-    assert signed(tmp_path / "a.png")
-    assert signed(tmp_path / "a.html")
+    assert is_signed(tmp_path / "a.png")
+    assert is_signed(tmp_path / "a.html")
 
 
-def test_a_link_is_followed(tmp_path: Path) -> None:
-    (tmp_path / "far").mkdir()
-    (tmp_path / "link").symlink_to("far/a")
-    for did in ("wrote", "replaced"):
-        assert write_file(tmp_path / "link", lambda path: path.write_text("x")) == f"{did} {tmp_path / 'link'}"
+def test_write_file_follows_links(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to("target/a")
+    for verb in ("wrote", "replaced"):
+        assert write_file(tmp_path / "link", lambda path: path.write_text("x")) == f"{verb} {tmp_path / 'link'}"
     assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "far" / "a").read_text() == "x"
+    assert (tmp_path / "target" / "a").read_text() == "x"
 
 
-def test_what_was_made_for_nothing_is_gone_and_what_was_there_stays(tmp_path: Path) -> None:
+def test_failed_write_removes_created_directories_and_keeps_existing_ones(tmp_path: Path) -> None:
     def fail(path: Path) -> None:
         path.write_text("half")
         raise OSError("disk full")
 
-    (tmp_path / "there").mkdir()
-    for below in ("new/deep", "there", "there/new"):
+    (tmp_path / "existing").mkdir()
+    for directory in ("new/deep", "existing", "existing/new"):
         with pytest.raises(OSError, match="disk full"):
-            write_file(tmp_path / below / "a", fail)
-    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["there"]
+            write_file(tmp_path / directory / "a", fail)
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["existing"]
 
 
-def test_a_long_name_has_a_temporary_one(tmp_path: Path) -> None:
+def test_long_name_has_a_temporary_name(tmp_path: Path) -> None:
     assert write_file(tmp_path / ("n" * 250), lambda path: path.write_text("x")).startswith("wrote")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_that_may_not_be_written_is_refused(tmp_path: Path) -> None:
+def test_read_only_directory_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(RheoscopeError, match="Permission denied; type a name in another directory"):
-        check_free(tmp_path / "new" / "a.html")
+    with pytest.raises(RheoscopeError, match="Permission denied; choose another directory"):
+        check_writable(tmp_path / "new" / "a.html")
     tmp_path.chmod(0o700)

@@ -20,7 +20,7 @@ import typer
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from rheoscope.catalogue import TABLE
+from rheoscope.catalogue import ANALYSIS_MODULES
 from rheoscope.commands.app import app, main
 from rheoscope.models.checkpoint import save
 from tests.report.cases import small
@@ -100,7 +100,7 @@ def lines(draw: st.DrawFn) -> Line:
     if name in SLOW:
         return Line((name, *ENDS[name]), "")
     if name == "analyse":
-        words.append(draw(st.sampled_from([*sorted(TABLE), "nothing", ""])))
+        words.append(draw(st.sampled_from([*sorted(ANALYSIS_MODULES), "nothing", ""])))
     options = [one for one in COMMANDS[name].params if one.param_type_name == "option" and one.name != "help"]
     for one in draw(st.lists(st.sampled_from(options), max_size=3, unique_by=lambda o: o.name)) if options else []:
         words += [draw(st.sampled_from(one.opts))] + ([] if one.is_flag else [draw(value(one))])

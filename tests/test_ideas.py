@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rheoscope as rheoscope_package
-from rheoscope.catalogue import TABLE
+from rheoscope.catalogue import ANALYSIS_MODULES
 from rheoscope.commands.app import main
 from rheoscope.models.checkpoint import save
 from rheoscope.report import theorem_table, theory_report
@@ -66,7 +66,7 @@ def test_every_command_runs(
 def test_the_page_has_commands_of_every_room() -> None:
     assert len(COMMANDS) > 25
     typed = {command.split()[2] for command in COMMANDS if command.split()[1] == "analyse"}
-    assert typed <= set(TABLE)
+    assert typed <= set(ANALYSIS_MODULES)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Of every test one thing is told, and nothing that went wrong is left out."""
+"""Every test sends one report, and no failure is left out."""
 
 from collections import Counter
 from pathlib import Path
@@ -30,8 +30,8 @@ def test_expected(): assert 0
 """
 
 
-class Heard:
-    """What a worker would send."""
+class ReportCounter:
+    """Counts the reports that a worker would send."""
 
     def __init__(self) -> None:
         self.reports: Counter[tuple[str, str, str]] = Counter()
@@ -40,19 +40,15 @@ class Heard:
         self.reports[report.nodeid.split("::test_")[1], report.when or "", report.outcome] += 1
 
 
-def test_what_went_wrong_is_told_and_what_passed_once(tmp_path: Path) -> None:
+def test_failures_are_reported_and_passed_tests_once(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]")
     (tmp_path / "test_some.py").write_text(TESTS)
-    heard = Heard()
-    needless = (
-        "cacheprovider",
-        "jaxtyping",
-        "unraisableexception",
-        "threadexception",
-    )  # two look at all objects at the end
-    words = [str(tmp_path), f"--rootdir={tmp_path}", "-q", "-s", *(f"-pno:{one}" for one in needless)]
-    assert pytest.main(words, plugins=[Outcomes(), heard]) == pytest.ExitCode.TESTS_FAILED
-    assert heard.reports == Counter(
+    counter = ReportCounter()
+    # two of these plugins scan all objects at the end
+    unneeded = ("cacheprovider", "jaxtyping", "unraisableexception", "threadexception")
+    arguments = [str(tmp_path), f"--rootdir={tmp_path}", "-q", "-s", *(f"-pno:{plugin}" for plugin in unneeded)]
+    assert pytest.main(arguments, plugins=[Outcomes(), counter]) == pytest.ExitCode.TESTS_FAILED
+    assert counter.reports == Counter(
         [
             ("right", "call", "passed"),
             ("wrong", "call", "failed"),

@@ -1,4 +1,4 @@
-"""What the tests do with processes: a child that would run for ever, and what it started, end with the test."""
+"""Child processes that would run for ever, and their own children, end with the test."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import Fork, ended, forget, forked
+from tests.processes import Fork, end_processes, run_in_fork, unload_packages
 
 STUBBORN = """
 import signal, subprocess, sys, time
@@ -20,77 +20,77 @@ time.sleep({seconds})
 
 
 def is_running(pid: int) -> bool:
-    """Alive, and no zombie that waits to be counted."""
+    """Whether a process is alive and not a zombie."""
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-@pytest.mark.parametrize("seconds", [0, 600], ids=["a parent that is gone", "a parent that will not go"])
-def test_children_and_grandchildren_end_with_a_test_that_fails(seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seconds", [0, 600], ids=["parent has ended", "parent does not end"])
+def test_children_and_grandchildren_end_with_a_failing_test(seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.processes.GRACE", 0.2)
-    with pytest.raises(ZeroDivisionError), ended():  # noqa: PT012
+    with pytest.raises(ZeroDivisionError), end_processes():  # noqa: PT012
         child = subprocess.Popen([sys.executable, "-c", STUBBORN.format(seconds=seconds)], stdout=subprocess.PIPE)
         assert child.stdout is not None
         grandchild = int(child.stdout.readline())
         assert is_running(grandchild)
         1 / 0  # noqa: B018
-    patience = time.monotonic() + 30
-    while is_running(grandchild) and time.monotonic() < patience:
+    deadline = time.monotonic() + 30
+    while is_running(grandchild) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_running(grandchild)
     assert not is_running(child.pid)
 
 
-def test_nothing_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_process_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.processes.PATIENCE", 0.2)
     with pytest.raises(subprocess.TimeoutExpired):
         subprocess.run([sys.executable, "-c", "import time; time.sleep(600)"], check=False)
 
 
-def test_no_compilers_outlive_a_test_and_are_waited_for() -> None:
+def test_no_compile_workers_are_started() -> None:
     from torch._inductor import config
 
     assert config.compile_threads == 1
 
 
-def test_the_battery_holds_every_test() -> None:
-    """This very test: what it starts leads a group of its own."""
-    done = subprocess.run(
+def test_every_test_ends_its_processes() -> None:
+    """Also this test: a process that it starts leads its own group."""
+    process = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpgid(0))"], capture_output=True, text=True, check=True
     )
-    assert int(done.stdout) != os.getpgid(0)
+    assert int(process.stdout) != os.getpgid(0)
 
 
-def test_a_fork_has_words_an_environment_and_two_sides_to_speak_to(capfd: pytest.CaptureFixture[str]) -> None:
-    def says() -> None:
-        print(sys.argv[1:], os.environ["TOLD"])
+def test_fork_has_arguments_environment_stdout_and_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        print(sys.argv[1:], os.environ["SETTING"])
         os.write(2, b"below Python")
         sys.exit(3)
 
-    done = forked(says, "a", "b", TOLD="c")
-    assert (done.returncode, done.stdout, done.stderr) == (3, "['a', 'b'] c\n", "below Python")
-    assert "TOLD" not in os.environ
+    process = run_in_fork(work, "a", "b", SETTING="c")
+    assert (process.returncode, process.stdout, process.stderr) == (3, "['a', 'b'] c\n", "below Python")
+    assert "SETTING" not in os.environ
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_fork_that_fails_says_where() -> None:
-    done = forked(lambda: 1 / 0)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
+def test_failing_fork_prints_its_traceback() -> None:
+    process = run_in_fork(lambda: 1 / 0)
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
 
 
-def test_a_fork_hears_ctrl_c_where_this_process_does_not() -> None:
+def test_fork_handles_ctrl_c_although_this_process_ignores_it() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        done = forked(lambda: os.kill(os.getpid(), signal.SIGINT) or time.sleep(60))
+        process = run_in_fork(lambda: os.kill(os.getpid(), signal.SIGINT) or time.sleep(60))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert process.stderr.splitlines()[-1] == "KeyboardInterrupt"
 
 
-def test_a_fork_computes_after_this_process_has() -> None:
-    """Of several threads one is left; a second one would be waited for in vain."""
+def test_fork_computes_after_this_process_used_threads() -> None:
+    """The fork has one thread; waiting for a second one would hang."""
     import torch
 
     threads = torch.get_num_threads()
@@ -98,48 +98,48 @@ def test_a_fork_computes_after_this_process_has() -> None:
     try:
         x = torch.randn(300, 300, requires_grad=True)
         (x @ x).exp().sum().backward()
-        done = forked(lambda: (x @ x).exp().sum().backward())
+        process = run_in_fork(lambda: (x @ x).exp().sum().backward())
     finally:
         torch.set_num_threads(threads)
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-def test_a_fork_and_what_it_started_end_with_a_test_that_fails() -> None:
-    def starts() -> None:
+def test_fork_and_its_children_end_with_a_failing_test() -> None:
+    def work() -> None:
         print(subprocess.Popen([sys.executable, "-c", STUBBORN.format(seconds=600)], stdout=2).pid, flush=True)
         time.sleep(600)
 
     children: list[int] = []
-    with pytest.raises(ZeroDivisionError), Fork(starts) as fork:  # noqa: PT012
-        patience = time.monotonic() + 60
-        while not children and time.monotonic() < patience:
+    with pytest.raises(ZeroDivisionError), Fork(work) as fork:  # noqa: PT012
+        deadline = time.monotonic() + 60
+        while not children and time.monotonic() < deadline:
             time.sleep(0.01)
             fork.out.seek(0)
             children = [int(line) for line in fork.out.read().splitlines(keepends=True) if line.endswith("\n")]
         assert all(map(is_running, [fork.pid, *children]))
         1 / 0  # noqa: B018
-    patience = time.monotonic() + 30
-    while any(map(is_running, children)) and time.monotonic() < patience:
+    deadline = time.monotonic() + 30
+    while any(map(is_running, children)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert children
     assert not any(map(is_running, [fork.pid, *children]))
 
 
-def test_no_fork_is_waited_for_for_ever() -> None:
+def test_waiting_for_a_fork_is_limited() -> None:
     with pytest.raises(subprocess.TimeoutExpired), Fork(lambda: time.sleep(600)) as fork:
         fork.done(0.1)
 
 
-def test_what_a_fork_forgets_it_imports_anew_and_unchecked() -> None:
+def test_unloaded_package_is_imported_again_without_checks() -> None:
     import rheoscope.shapes
 
-    def anew() -> None:
+    def work() -> None:
         before = rheoscope.shapes
-        forget()
+        unload_packages()
         import rheoscope.shapes as after
 
-        print(before is after, any("jaxtyping" in type(one).__module__ for one in sys.meta_path))
+        print(before is after, any("jaxtyping" in type(finder).__module__ for finder in sys.meta_path))
 
-    assert forked(anew).stdout == "False False\n"
+    assert run_in_fork(work).stdout == "False False\n"
     assert sys.modules["rheoscope.shapes"] is rheoscope.shapes

@@ -1,15 +1,15 @@
-"""The model that ships is shared by tests, as long as they leave it as it is."""
+"""Tests share the default model unless they change it."""
 
 import torch
 
 import rheoscope as rs
 
 
-def test_it_is_opened_once_and_anew_where_a_test_changed_it() -> None:
+def test_default_model_is_loaded_once_and_again_after_a_change() -> None:
     model, control = rs.load(), rs.load(untrained=True)
-    heard: list[tuple[int, int]] = []
-    assert rs.load(progress=lambda done, total: heard.append((done, total))) is model
-    assert heard[-1] == (100, 100)
+    calls: list[tuple[int, int]] = []
+    assert rs.load(progress=lambda done, total: calls.append((done, total))) is model
+    assert calls[-1] == (100, 100)
     assert control is rs.load(untrained=True) is not model
     assert rs.load(untrained=True, seed=1) is not control
     weight = next(model.network.parameters())

@@ -1,4 +1,4 @@
-"""What Python waits for is seen."""
+"""Host synchronisations are recorded."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.elsewhere import AWAY, elsewhere
-from tests.waiting import Waited, waited_elsewhere
+from tests.waiting import WaitRecorder, record_waits
 
 WAITS: list[Callable[[torch.Tensor], object]] = [
     lambda x: x.sum().item(),
@@ -19,17 +19,17 @@ WAITS: list[Callable[[torch.Tensor], object]] = [
 ]
 
 
-@pytest.mark.parametrize("at", range(len(WAITS)))
-def test_what_python_waits_for_is_seen(at: int) -> None:
-    with Waited() as waited:
-        WAITS[at](torch.ones(3))
-    assert len(waited.kept) == 1
+@pytest.mark.parametrize("operation", WAITS)
+def test_synchronising_operations_are_recorded(operation: Callable[[torch.Tensor], object]) -> None:
+    with WaitRecorder() as recorder:
+        operation(torch.ones(3))
+    assert len(recorder.operations) == 1
 
 
-def test_what_nobody_waits_for_is_not() -> None:
-    with Waited() as waited:
+def test_asynchronous_operations_are_not_recorded() -> None:
+    with WaitRecorder() as recorder:
         torch.where(torch.ones(3) > 0, 1, 2).sum() + 1
-    assert waited.kept == []
+    assert recorder.operations == []
 
 
 COPIES: list[tuple[Callable[[torch.Tensor], object], int]] = [
@@ -44,10 +44,9 @@ COPIES: list[tuple[Callable[[torch.Tensor], object], int]] = [
 ]
 
 
-@pytest.mark.parametrize("at", range(len(COPIES)))
-def test_copies_that_are_waited_for_are_seen(at: int) -> None:
-    ask, count = COPIES[at]
-    with elsewhere(), waited_elsewhere() as waited:
+@pytest.mark.parametrize(("operation", "count"), COPIES)
+def test_blocking_copies_are_recorded(operation: Callable[[torch.Tensor], object], count: int) -> None:
+    with elsewhere(), record_waits() as waits:
         x = torch.ones(3, device=AWAY)
-        ask(x)
-    assert len(waited) == count, waited
+        operation(x)
+    assert len(waits) == count, waits

@@ -1,9 +1,9 @@
-"""Texts that hypothesis draws: of all characters that UTF-8 can write."""
+"""Random texts for hypothesis: all characters that UTF-8 can encode."""
 
 from functools import partial
 
 from hypothesis import strategies as st
 
 WRITABLE = st.characters(exclude_categories=["Cs"])
-"""Told by what they leave out, the surrogates: `codec="utf-8"`, the default, tries each character once a clone, for three seconds."""
+"""Defined by the excluded surrogates: `codec="utf-8"`, the default, tries every character once per clone, for three seconds."""
 any_text = partial(st.text, WRITABLE)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from rheoscope.report.analysis_list import as_page
+from rheoscope.report.analysis_list import catalogue_page
 
 MARK = "<!-- analyses -->"
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    return markdown.replace(MARK, as_page()) if MARK in markdown else markdown
+    return markdown.replace(MARK, catalogue_page()) if MARK in markdown else markdown

@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rheoscope.catalogue import TABLE, analysis
-from rheoscope.report.draw.inline import figures
+from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
+from rheoscope.report.draw.inline import picture_html
 from rheoscope.report.draw_result import picture_of
-from rheoscope.report.style import DRAWN
+from rheoscope.report.style import DRAWING_CSS
 
 OPENING, GALLERY = "<!-- opening -->", "<!-- gallery -->"
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,11 +28,11 @@ MORE = {
     "senses": "draws=200",
     "stack": "draws=4",
     "transport": "draws=20",
-    "decay": 'heads=model.view.heads_in(3), M="symmetric"',
+    "decay": 'heads=model.view.head_indices(3), M="symmetric"',
     "faithfulness": 'targets=[" river", " river"], foils=[" bank", " bank"], draws=1',
     "massive_tokens": "times=1.5",
     "score_attribution": "layer=4, head=3",
-    "surgery": 'heads=model.view.heads_in(2), M="symmetric"',
+    "surgery": 'heads=model.view.head_indices(2), M="symmetric"',
 }
 """What is asked for besides: where an analysis has nothing to show without it, and fewer draws, so that pages are built soon."""
 GIVEN = {"view": "model.view", "trace": "trace", "model": "model", "text": "text", "texts": "texts"}
@@ -55,16 +55,16 @@ def opening() -> str:
 
 def example(name: str) -> str:
     """The lines that ask one analysis and draw its answer."""
-    subjects = ", ".join(GIVEN[one] for one in analysis(name).subjects)
+    subjects = ", ".join(GIVEN[one] for one in analysis_by_name(name).subjects)
     more = f", {MORE[name]}" if name in MORE else ""
-    return f"found = rs.{name}({subjects}{more})\nrs.show(found, words=model.words)            # rs.plot for papers"
+    return f"found = rs.{name}({subjects}{more})\nrs.show(found, token_strings=model.token_strings)            # rs.plot for papers"
 
 
 def as_page() -> str:
     """A section an analysis: its question, its lines, a place for its picture."""
     return "\n\n".join(
-        f'## {name}\n\n{analysis(name).question}\n\n```python\n{example(name)}\n```\n\n<div data-picture="{name}"></div>'
-        for name in TABLE
+        f'## {name}\n\n{analysis_by_name(name).question}\n\n```python\n{example(name)}\n```\n\n<div data-picture="{name}"></div>'
+        for name in ANALYSIS_MODULES
     )
 
 
@@ -79,7 +79,7 @@ def drawn(name: str) -> str:
     """The picture of an analysis, asked by the first line of its example."""
     namespace = dict(opened())
     exec(example(name).splitlines()[0], namespace)
-    return f'<div class="drawn">{figures(picture_of(namespace["found"], words=namespace["model"].words))}</div>'
+    return f'<div class="drawn">{picture_html(picture_of(namespace["found"], token_strings=namespace["model"].token_strings))}</div>'
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -95,4 +95,4 @@ def on_post_page(output: str, *, page: Any, **_: Any) -> str:
 def on_post_build(*, config: Any, **_: Any) -> None:
     sheet = Path(config["site_dir"]) / "stylesheets" / "drawn.css"
     sheet.parent.mkdir(parents=True, exist_ok=True)
-    sheet.write_text(f".drawn {{\n{DRAWN}}}\n", encoding="utf-8")
+    sheet.write_text(f".drawn {{\n{DRAWING_CSS}}}\n", encoding="utf-8")

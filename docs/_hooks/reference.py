@@ -3,7 +3,7 @@
 from typing import Any
 
 import rheoscope
-from rheoscope.catalogue import TABLE
+from rheoscope.catalogue import ANALYSIS_MODULES
 
 MARK = "<!-- reference -->"
 ROOMS = {
@@ -18,7 +18,9 @@ ROOMS = {
 
 def groups() -> dict[str, dict[str, str]]:
     """Heading → public name → where it is written, analyses first, in the order of the catalogue."""
-    homes = TABLE | {name: home for name, home in vars(rheoscope)["_HOME"].items() if name not in TABLE}
+    homes = ANALYSIS_MODULES | {
+        name: home for name, home in vars(rheoscope)["_PUBLIC_MODULES"].items() if name not in ANALYSIS_MODULES
+    }
     return {
         heading: {name: home for name, home in homes.items() if home.split(".")[1] in rooms}
         for heading, rooms in ROOMS.items()

@@ -1,28 +1,28 @@
-/** Axes of the cloud as they stand in the link: all · layer:3 · text:a whole text · tokens:on,of. */
+/** Axes of the cloud as the link writes them: all · layer:3 · text:another text · tokens:on,of. */
 
 export type Axes = { kind: 'all' } | { kind: 'layer'; layer: number } | { kind: 'text'; text: string } | { kind: 'tokens'; tokens: string[] }
 
-export function axesRead(axes: string): Axes {
-  const at = axes.indexOf(':')
-  const [kind, rest] = at < 0 ? [axes, ''] : [axes.slice(0, at), axes.slice(at + 1)]
-  if (kind === 'layer' && /^\d+$/.test(rest)) return { kind, layer: Number(rest) }
-  if (kind === 'text' && rest) return { kind, text: rest }
-  if (kind === 'tokens' && rest) return { kind, tokens: tokensTyped(rest) }
+export function parseAxes(axes: string): Axes {
+  const colon = axes.indexOf(':')
+  const [kind, value] = colon < 0 ? [axes, ''] : [axes.slice(0, colon), axes.slice(colon + 1)]
+  if (kind === 'layer' && /^\d+$/.test(value)) return { kind, layer: Number(value) }
+  if (kind === 'text' && value) return { kind, text: value }
+  if (kind === 'tokens' && value) return { kind, tokens: parseTokenList(value) }
   return { kind: 'all' }
 }
 
-/** What is typed between commas; a token may be told by its number behind a #. */
-export const tokensTyped = (typed: string): string[] => typed.split(',').map((one) => one.trim()).filter(Boolean)
+/** Tokens separated by commas. A token id is written with a leading #. */
+export const parseTokenList = (list: string): string[] => list.split(',').map((token) => token.trim()).filter(Boolean)
 
-/** What each axis is called: by its token, or a, b, c. */
+/** The name of each axis: its token, or a, b, c. */
 export const axisNames = (axes: string): string[] => {
-  const read = axesRead(axes)
-  return [0, 1, 2].map((at) => (read.kind === 'tokens' ? (read.tokens[at] ?? '') : 'abc'[at]!))
+  const parsed = parseAxes(axes)
+  return [0, 1, 2].map((index) => (parsed.kind === 'tokens' ? (parsed.tokens[index] ?? '') : 'abc'[index]!))
 }
 
-/** A share in percent; a small one with one digit more. */
-export const percent = (share: number): string => (share < 0.0995 ? (share * 100).toFixed(1) : String(Math.round(share * 100)))
+/** A fraction in percent, with one decimal place below 10 %. */
+export const percent = (fraction: number): string => (fraction < 0.0995 ? (fraction * 100).toFixed(1) : String(Math.round(fraction * 100)))
 
-/** Every axis with its share of the variance; one that does not exist is not told. */
-export const axesShown = (axes: string, shares: number[]): { name: string; share: string }[] =>
-  axisNames(axes).map((name, at) => ({ name, share: `${percent(shares[at] ?? 0)} %` })).filter(({ name }, at) => name && at < shares.length)
+/** Every axis with its share of the variance. */
+export const axisLabels = (axes: string, shares: number[]): { name: string; share: string }[] =>
+  axisNames(axes).map((name, index) => ({ name, share: `${percent(shares[index] ?? 0)} %` })).filter(({ name }, index) => name && index < shares.length)

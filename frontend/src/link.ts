@@ -1,26 +1,27 @@
-/** The state of the page as one link: what stands after # opens the same view again. */
+/** The state of the page as a link: the text after # opens the same view again. */
 
-import type { Edit } from './wire'
+import type { Edit } from './api'
 
-export interface Switched extends Edit { off?: boolean }
+/** An edit that can be switched off without being removed. */
+export interface ToggledEdit extends Edit { off?: boolean }
 
-export const SHOWN = ['trails', 'arcs', 'moves', 'coupling', 'massive'] as const
-export type Shown = (typeof SHOWN)[number]
+export const CLOUD_LAYERS = ['trails', 'arcs', 'moves', 'coupling', 'massive'] as const
+export type CloudLayer = (typeof CLOUD_LAYERS)[number]
 export const SIDES = ['before', 'after', 'difference'] as const
 export type Side = (typeof SIDES)[number]
 
 export interface Link {
   model: string
   text: string
-  /** Which window of a long text, counted from 1. */
+  /** Window of a long text, counted from 1. */
   window: number | null
   /** '' · before · untrained · text:… · model:… */
-  beside: string
+  compareWith: string
   view: string
   colour: string
   space: string
   axes: string
-  edits: Switched[]
+  edits: ToggledEdit[]
   language: string
   step: number
   token: number | null
@@ -28,59 +29,62 @@ export interface Link {
   layer: number | null
   head: number | null
   field: string
-  /** What the cloud shows beside its points. */
-  show: Shown[]
-  /** Under an edit: which side of it arrows, arcs and images are of. */
+  /** What the cloud shows in addition to its points. */
+  show: CloudLayer[]
+  /** With edits: whether arrows, arcs and images show the state before, after, or the difference. */
   side: Side
 }
 
-export const USUAL: Link = {
-  model: '', text: '', window: null, beside: '', view: 'heads', colour: 'cluster', space: 'sphere', axes: 'all', edits: [], language: '',
+export const DEFAULT_LINK: Link = {
+  model: '', text: '', window: null, compareWith: '', view: 'heads', colour: 'cluster', space: 'sphere', axes: 'all', edits: [], language: '',
   step: 0, token: null, second: null, layer: null, head: null, field: '', show: ['trails', 'arcs'], side: 'after',
 }
 
-/** 3.1.M.rank.4 is: layer 3, head 1, its M cut to rank 4; a leading ~ is switched off. */
-export const editWritten = ({ layer, head, part, operation, value, off }: Switched): string =>
+const TEXT_PARAMETERS = ['model', 'text', 'compareWith', 'view', 'colour', 'space', 'axes', 'language', 'field'] as const
+const INDEX_PARAMETERS = ['window', 'token', 'second', 'layer', 'head'] as const
+/** Name of a property in the URL. Shared links contain `beside`, so that name stays. */
+const urlName = (name: string): string => (name === 'compareWith' ? 'beside' : name)
+
+/** 3.1.M.rank.4 means: layer 3, head 1, its M truncated to rank 4. A leading ~ means switched off. */
+export const formatEdit = ({ layer, head, part, operation, value, off }: ToggledEdit): string =>
   `${off ? '~' : ''}${layer}.${head}.${part}.${operation}${value === undefined ? '' : `.${String(value).replace('.', '_')}`}`
 
-export function editRead(text: string): Switched | null {
-  const found = /^(~?)(\d+)\.(\d+)\.(M|F|both)\.([a-z0-9]+)(?:\.(-?[\d_e-]+))?$/.exec(text)
-  if (!found) return null
-  const [, off, layer, head, part, operation, value] = found
+export function parseEdit(text: string): ToggledEdit | null {
+  const match = /^(~?)(\d+)\.(\d+)\.(M|F|both)\.([a-z0-9]+)(?:\.(-?[\d_e-]+))?$/.exec(text)
+  if (!match) return null
+  const [, off, layer, head, part, operation, value] = match
   return {
     layer: Number(layer), head: Number(head), part: part as Edit['part'], operation: operation!,
     ...(value === undefined ? {} : { value: Number(value.replace('_', '.')) }), ...(off ? { off: true } : {}),
   }
 }
 
-const whole = (text: string | null): number | null => (text !== null && /^\d+$/.test(text) ? Number(text) : null)
+const parseIndex = (text: string | null): number | null => (text !== null && /^\d+$/.test(text) ? Number(text) : null)
 
-/** What stands after #: only what is not usual. */
-export function written(link: Link): string {
-  const told = new URLSearchParams()
-  for (const name of ['model', 'text', 'beside', 'view', 'colour', 'space', 'axes', 'language', 'field'] as const)
-    if (link[name] !== USUAL[name]) told.set(name, link[name])
-  if (link.edits.length) told.set('edits', link.edits.map(editWritten).join(','))
-  if (link.show.join() !== USUAL.show.join()) told.set('show', link.show.join())
-  if (link.side !== USUAL.side) told.set('side', link.side)
-  if (link.step) told.set('step', String(link.step))
-  for (const name of ['window', 'token', 'second', 'layer', 'head'] as const) if (link[name] !== null) told.set(name, String(link[name]))
-  return told.toString()
+/** The hash of a link: only values that differ from the default. */
+export function formatLink(link: Link): string {
+  const parameters = new URLSearchParams()
+  for (const name of TEXT_PARAMETERS) if (link[name] !== DEFAULT_LINK[name]) parameters.set(urlName(name), link[name])
+  if (link.edits.length) parameters.set('edits', link.edits.map(formatEdit).join(','))
+  if (link.show.join() !== DEFAULT_LINK.show.join()) parameters.set('show', link.show.join())
+  if (link.side !== DEFAULT_LINK.side) parameters.set('side', link.side)
+  if (link.step) parameters.set('step', String(link.step))
+  for (const name of INDEX_PARAMETERS) if (link[name] !== null) parameters.set(name, String(link[name]))
+  return parameters.toString()
 }
 
-export function read(hash: string): Link {
-  const told = new URLSearchParams(hash.replace(/^#/, ''))
-  const word = (name: 'model' | 'text' | 'beside' | 'view' | 'colour' | 'space' | 'axes' | 'language' | 'field') => told.get(name) ?? USUAL[name]
+export function parseLink(hash: string): Link {
+  const parameters = new URLSearchParams(hash.replace(/^#/, ''))
+  const texts = Object.fromEntries(TEXT_PARAMETERS.map((name) => [name, parameters.get(urlName(name)) ?? DEFAULT_LINK[name]])) as Pick<Link, (typeof TEXT_PARAMETERS)[number]>
+  const indices = Object.fromEntries(INDEX_PARAMETERS.map((name) => [name, parseIndex(parameters.get(name))])) as Pick<Link, (typeof INDEX_PARAMETERS)[number]>
   return {
-    model: word('model'), text: word('text'), beside: word('beside'), view: word('view'), colour: word('colour'), space: word('space'), axes: word('axes'),
-    language: word('language'), field: word('field'),
-    edits: (told.get('edits') ?? '').split(',').map(editRead).filter((one) => one !== null),
-    show: SHOWN.filter((one) => (told.get('show') ?? USUAL.show.join()).split(',').includes(one)),
-    side: SIDES.find((one) => one === told.get('side')) ?? USUAL.side,
-    step: whole(told.get('step')) ?? 0,
-    window: whole(told.get('window')), token: whole(told.get('token')), second: whole(told.get('second')), layer: whole(told.get('layer')), head: whole(told.get('head')),
+    ...texts, ...indices,
+    edits: (parameters.get('edits') ?? '').split(',').map(parseEdit).filter((edit) => edit !== null),
+    show: CLOUD_LAYERS.filter((layer) => (parameters.get('show') ?? DEFAULT_LINK.show.join()).split(',').includes(layer)),
+    side: SIDES.find((side) => side === parameters.get('side')) ?? DEFAULT_LINK.side,
+    step: parseIndex(parameters.get('step')) ?? 0,
   }
 }
 
-/** Changes that the back button should undo one by one; moving the scrubber is none of them. */
-export const remembered = (change: Partial<Link>): boolean => ['model', 'text', 'window', 'beside', 'view', 'edits', 'axes', 'space'].some((name) => name in change)
+/** Whether the back button undoes a change. Moving the scrubber is not undone. */
+export const isUndoable = (change: Partial<Link>): boolean => ['model', 'text', 'window', 'compareWith', 'view', 'edits', 'axes', 'space'].some((name) => name in change)

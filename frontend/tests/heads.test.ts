@@ -1,79 +1,79 @@
 import { describe, expect, it } from 'vitest'
 
-import { dots, dotsBefore, nearest, placed, turnedTo } from '../src/heads/images'
-import { headAt, laid, scaleOf } from '../src/heads/maps'
-import { sliceAt, slicesOf } from '../src/heads/slices'
-import { cellAt, CELL, SIDE, TALL, TOP, type Lattice } from '../src/views/lattice'
-import { largest, scaleOf as weightsScale } from '../src/weights/map'
-import type { Answer, Field, Images } from '../src/wire'
+import { dotPositions, dotPositionsBefore, nearestToken, panelSquares, alignTo } from '../src/heads/head_images'
+import { headAt, mapLayout, colourScale } from '../src/heads/head_maps'
+import { sliceValues, sliceNames } from '../src/heads/field_slices'
+import { cellAt, CELL_WIDTH, LABEL_WIDTH, CELL_HEIGHT, HEADER_HEIGHT, type Lattice } from '../src/views/lens_lattice'
+import { largestWeights, weightsScale } from '../src/weights/weights_image'
+import type { AnalysisResult, Field, Images } from '../src/api'
 
-it('a click finds the head it points at, on every map', () => {
+it('finds the head at a pixel on every map', () => {
   const sizes = { layers: 12, heads: 12, width: 900, ratio: 1 }
-  const at = laid(2, sizes)
+  const positions = mapLayout(2, sizes)
   for (const map of [0, 1])
     for (const [layer, head] of [[0, 0], [11, 11], [3, 7]] as const)
-      expect(headAt(at.lefts[map]! + (head + 0.5) * at.cell, at.top + (layer + 0.5) * at.tall, at, sizes)).toEqual({ map, layer, head })
-  expect(headAt(1, 1, at, sizes)).toBeNull()
+      expect(headAt(positions.lefts[map]! + (head + 0.5) * positions.cellWidth, positions.top + (layer + 0.5) * positions.cellHeight, positions, sizes)).toEqual({ map, layer, head })
+  expect(headAt(1, 1, positions, sizes)).toBeNull()
 })
 
-it('a field of more axes is cut into maps, whichever way its axes lie', () => {
-  const field: Field = { values: Float32Array.from({ length: 12 }, (_, at) => at), shape: [2, 3, 2], dims: ['image', 'layer', 'head'] }
-  expect(slicesOf({ coords: { image: { dims: ['image'], values: ['query', 'key'] } } } as unknown as Answer, field)).toEqual(['image query', 'image key'])
-  expect([...sliceAt(field, 1)]).toEqual([6, 7, 8, 9, 10, 11])
+it('slices a field with more dimensions into maps', () => {
+  const field: Field = { values: Float32Array.from({ length: 12 }, (_, positions) => positions), shape: [2, 3, 2], dims: ['image', 'layer', 'head'] }
+  expect(sliceNames({ coords: { image: { dims: ['image'], values: ['query', 'key'] } } } as unknown as AnalysisResult, field)).toEqual(['image query', 'image key'])
+  expect([...sliceValues(field, 1)]).toEqual([6, 7, 8, 9, 10, 11])
   const last: Field = { ...field, shape: [3, 2, 2], dims: ['layer', 'head', 'image'] }
-  expect([...sliceAt(last, 0)]).toEqual([0, 2, 4, 6, 8, 10])
+  expect([...sliceValues(last, 0)]).toEqual([0, 2, 4, 6, 8, 10])
 })
 
-it('a scale is centred at 0 where values lie on both sides', () => {
-  expect(scaleOf(Float32Array.of(-1, 3, NaN))).toEqual({ low: -3, high: 3, centre: 0 })
-  expect(scaleOf(Float32Array.of(1, 3))).toEqual({ low: 0, high: 3, centre: 0 })
+it('makes a scale symmetric if some values are negative', () => {
+  expect(colourScale(Float32Array.of(-1, 3, NaN))).toEqual({ low: -3, high: 3, centre: 0 })
+  expect(colourScale(Float32Array.of(1, 3))).toEqual({ low: 0, high: 3, centre: 0 })
   expect(weightsScale(Float32Array.of(0, 0.5, -0.25)).low).toBeLessThan(0)
 })
 
-it('a cell of the lattice is found however far it is scrolled', () => {
-  const lattice: Lattice = { shown: [['a', 'b'], ['c', 'd']], probability: new Float32Array(4), tokens: 2, before: null }
-  expect(cellAt(lattice, SIDE + 0.5 * CELL, TOP + 1.5 * TALL, CELL)).toEqual({ step: 1, token: 1 })
-  expect(cellAt(lattice, SIDE - 3, TOP + 1, 0)).toBeNull()
+it('finds a cell of the scrolled lattice', () => {
+  const lattice: Lattice = { predictions: [['a', 'b'], ['c', 'd']], probability: new Float32Array(4), tokens: 2, before: null }
+  expect(cellAt(lattice, LABEL_WIDTH + 0.5 * CELL_WIDTH, HEADER_HEIGHT + 1.5 * CELL_HEIGHT, CELL_WIDTH)).toEqual({ step: 1, token: 1 })
+  expect(cellAt(lattice, LABEL_WIDTH - 3, HEADER_HEIGHT + 1, 0)).toBeNull()
 })
 
-describe('how a head sees the tokens', () => {
+describe('images of a head', () => {
   const field = (values: number[]) => ({ values: Float32Array.from(values), shape: [values.length / 2, 2], dims: ['token', 'axis'] })
   const images = { flat: { E: field([0, 0, 2, 0, NaN, NaN, 1, 4]) } } as unknown as Images
-  it('squares stand beside one another, or two by two, and never over one another', () => {
+  it('squares never overlap, in one row or in two', () => {
     for (const width of [340, 800]) {
-      const { panels, height } = placed(width)
-      for (const one of panels) {
-        expect(one.x + one.size).toBeLessThanOrEqual(width + 0.01)
-        expect(one.y + one.size).toBeLessThanOrEqual(height)
-        for (const other of panels) if (other !== one) expect(Math.abs(one.x - other.x) >= one.size || Math.abs(one.y - other.y) >= one.size).toBe(true)
+      const { panels, height } = panelSquares(width)
+      for (const panel of panels) {
+        expect(panel.x + panel.size).toBeLessThanOrEqual(width + 0.01)
+        expect(panel.y + panel.size).toBeLessThanOrEqual(height)
+        for (const otherPanel of panels) if (otherPanel !== panel) expect(Math.abs(panel.x - otherPanel.x) >= panel.size || Math.abs(panel.y - otherPanel.y) >= panel.size).toBe(true)
       }
     }
   })
-  it('a picture from before is turned onto the other, and mirrored where that is nearer', () => {
-    const goal = Float32Array.of(0, 0, 2, 0, NaN, NaN, 1, 4)
+  it('an image from before the edits is rotated and mirrored onto the current one', () => {
+    const target = Float32Array.of(0, 0, 2, 0, NaN, NaN, 1, 4)
     for (const mirror of [1, -1]) {
-      const turned = Float32Array.from(goal, (_, at) => (at % 2 ? mirror * goal[at - 1]! : -goal[at + 1]!) + 5)
-      const found = turnedTo(turned, goal)
-      for (const [at, value] of goal.entries()) if (Number.isFinite(value)) expect(found[at]).toBeCloseTo(value, 4)
+      const rotateCamera = Float32Array.from(target, (_, positions) => (positions % 2 ? mirror * target[positions - 1]! : -target[positions + 1]!) + 5)
+      const aligned = alignTo(rotateCamera, target)
+      for (const [positions, value] of target.entries()) if (Number.isFinite(value)) expect(aligned[positions]).toBeCloseTo(value, 4)
     }
-    const square = placed(800).panels[0]!
-    const far = { flat: { E: field([0, 0, 20, 0, NaN, NaN, 1, 40]) } } as unknown as Images
-    for (const place of [dotsBefore(far, images, square), dots(images, square, far)].flatMap((all) => [...all]).filter(Number.isFinite)) expect(place).toBeLessThanOrEqual(square.y + square.size + 0.01)
-    expect(dotsBefore(images, images, square)[6]).toBeCloseTo(dots(images, square)[6]!, 3)
+    const square = panelSquares(800).panels[0]!
+    const distant = { flat: { E: field([0, 0, 20, 0, NaN, NaN, 1, 40]) } } as unknown as Images
+    for (const position of [dotPositionsBefore(distant, images, square), dotPositions(images, square, distant)].flatMap((all) => [...all]).filter(Number.isFinite)) expect(position).toBeLessThanOrEqual(square.y + square.size + 0.01)
+    expect(dotPositionsBefore(images, images, square)[6]).toBeCloseTo(dotPositions(images, square)[6]!, 3)
   })
-  it('a picture keeps what is near and far: both axes are equally long, and all tokens lie inside', () => {
-    const square = placed(800).panels[0]!
-    const at = dots(images, square)
-    expect((at[2]! - at[0]!) / (at[1]! - at[7]!)).toBeCloseTo(2 / 4)
-    for (const token of [0, 1, 3]) expect(at[token * 2]! >= square.x && at[token * 2]! <= square.x + square.size && at[token * 2 + 1]! >= square.y && at[token * 2 + 1]! <= square.y + square.size).toBe(true)
-    expect(nearest(at, at[6]! + 3, at[7]! - 2)).toBe(3)
-    expect(nearest(at, -50, -50)).toBeNull()
+  it('an image has equal units on both axes and contains all tokens', () => {
+    const square = panelSquares(800).panels[0]!
+    const positions = dotPositions(images, square)
+    expect((positions[2]! - positions[0]!) / (positions[1]! - positions[7]!)).toBeCloseTo(2 / 4)
+    for (const token of [0, 1, 3]) expect(positions[token * 2]! >= square.x && positions[token * 2]! <= square.x + square.size && positions[token * 2 + 1]! >= square.y && positions[token * 2 + 1]! <= square.y + square.size).toBe(true)
+    expect(nearestToken(positions, positions[6]! + 3, positions[7]! - 2)).toBe(3)
+    expect(nearestToken(positions, -50, -50)).toBeNull()
   })
 })
 
-it('a query asks along its row and is asked down its column, by size whatever the sign', () => {
+it('finds the largest weights of a row and of a column by absolute value', () => {
   const map = Float32Array.of(1, 0, NaN, 0.3, -0.6, NaN, 0.1, 0.7, 0.2)
-  expect(largest(map, 3, 'row', 1).map(({ token }) => token)).toEqual([1, 0])
-  expect(largest(map, 3, 'column', 0).map(({ token }) => token)).toEqual([0, 1, 2])
-  expect(largest(map, 3, 'row', 2, 1)).toEqual([{ token: 1, value: Math.fround(0.7) }])
+  expect(largestWeights(map, 3, 'row', 1).map(({ token }) => token)).toEqual([1, 0])
+  expect(largestWeights(map, 3, 'column', 0).map(({ token }) => token)).toEqual([0, 1, 2])
+  expect(largestWeights(map, 3, 'row', 2, 1)).toEqual([{ token: 1, value: Math.fround(0.7) }])
 })

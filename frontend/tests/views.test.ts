@@ -1,23 +1,23 @@
 import { expect, it } from 'vitest'
 
-import { ALONE, flowOf, laid } from '../src/views/alluvial'
-import { edgesOf, graphOf } from '../src/views/graph'
-import type { Answer } from '../src/wire'
+import { SINGLETONS, clusterFlow, flowLayout } from '../src/views/cluster_flow'
+import { strongestEdges, compositionGraph } from '../src/views/composition_graph'
+import type { AnalysisResult } from '../src/api'
 
-const answer = (arrays: Answer['arrays'], coords: Record<string, unknown[]>): Answer => ({
+const makeResult = (arrays: AnalysisResult['arrays'], coords: Record<string, unknown[]>): AnalysisResult => ({
   name: '', question: '', attrs: {}, fields: {}, pictures: [], texts: {}, left_out: [], arrays,
   coords: Object.fromEntries(Object.entries(coords).map(([dim, values]) => [dim, { dims: [dim], values }])),
 })
 
-it('edges are those above chance, the strongest last', () => {
+it('draws edges above the null, the strongest last', () => {
   const q = { values: Float32Array.of(NaN, 0.1, 0.3, NaN, NaN, -0.2, NaN, NaN, NaN), shape: [3, 3], dims: ['head_from', 'head_to'] }
-  expect(edgesOf(answer({ q }, {}), 'q', 9).map(({ from, to }) => [from, to])).toEqual([[0, 1], [0, 2]])
-  expect(edgesOf(answer({ q }, {}), 'q', 1)).toEqual([{ from: 0, to: 2, strength: Math.fround(0.3) }])
-  expect(edgesOf(answer({ q }, {}), 'k', 9)).toEqual([])
+  expect(strongestEdges(makeResult({ q }, {}), 'q', 9).map(({ from, to }) => [from, to])).toEqual([[0, 1], [0, 2]])
+  expect(strongestEdges(makeResult({ q }, {}), 'q', 1)).toEqual([{ from: 0, to: 2, strength: Math.fround(0.3) }])
+  expect(strongestEdges(makeResult({ q }, {}), 'k', 9)).toEqual([])
 })
 
-it('later layers stand farther right, heads of one layer under one another', () => {
-  const { nodes, layers, heads, height } = graphOf(['L0.H0', 'L0.H1', 'L1.H0', 'L1.H1'], 500)
+it('places layers from left to right and heads from top to bottom', () => {
+  const { nodes, layers, heads, height } = compositionGraph(['L0.H0', 'L0.H1', 'L1.H0', 'L1.H1'], 500)
   expect([layers, heads]).toEqual([2, 2])
   expect(nodes[2]!.x).toBeGreaterThan(nodes[0]!.x)
   expect(nodes[0]!.x).toBe(nodes[1]!.x)
@@ -26,17 +26,17 @@ it('later layers stand farther right, heads of one layer under one another', () 
 })
 
 const lineage = { values: Float32Array.of(0, 0, 1, 2, 0, 0, 0, 2), shape: [2, 4], dims: ['point', 'token'] }
-const told = answer({ lineage }, { point: ['embed', 'L0.resid_post'], token: [1, 2, 3, 5] })
+const result = makeResult({ lineage }, { point: ['embed', 'L0.resid_post'], token: [1, 2, 3, 5] })
 
-it('every token passes from its cluster to its next one, once; those that are alone stand together', () => {
-  const flow = flowOf(told)!
-  expect(flow.clusters.map(({ point, name, tokens }) => [point, name, tokens])).toEqual([[0, 0, [1, 2]], [0, ALONE, [3, 5]], [1, 0, [1, 2, 3]], [1, ALONE, [5]]])
+it('every token is in one band per step, and singletons are grouped', () => {
+  const flow = clusterFlow(result)!
+  expect(flow.clusters.map(({ point, name, tokens }) => [point, name, tokens])).toEqual([[0, 0, [1, 2]], [0, SINGLETONS, [3, 5]], [1, 0, [1, 2, 3]], [1, SINGLETONS, [5]]])
   expect(flow.bands.map(({ source, target, value }) => [source, target, value])).toEqual([[0, 2, 2], [1, 2, 1], [1, 3, 1]])
   expect(flow.bands.reduce((sum, { value }) => sum + value, 0)).toBe(4)
 })
 
-it('clusters of a point lie on one line, as high as they have tokens', () => {
-  const { clusters } = laid(flowOf(told)!, 300, 200)
+it('clusters of a step are aligned, with heights proportional to their tokens', () => {
+  const { clusters } = flowLayout(clusterFlow(result)!, 300, 200)
   expect(clusters[0]!.x).toBe(clusters[1]!.x)
   expect(clusters[2]!.x).toBeGreaterThan(clusters[0]!.x)
   expect(clusters[2]!.height / clusters[3]!.height).toBeCloseTo(3)

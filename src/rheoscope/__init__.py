@@ -1,23 +1,23 @@
-"""Rheoscope: attention as geometry. This page is the map; a name is loaded when it is first used.
+"""Rheoscope: attention as geometry. This page lists every public name; a name is loaded when it is first used.
 
 load                                  a Transformer as operators on one space E: model.view, model.trace(text)
-analyses                              every analysis: its name, its question, what it needs
-verdicts                              seven questions to a text in a model: yes, no or cannot tell, each beside its null
+analyses                              a table of every analysis: its name, its question, what it needs
+verdicts                              seven questions about a text in a model: yes, no or unclear, each with its null
 open_corpus                           a run over a whole corpus (rheoscope corpus run) as xarray and DuckDB
-over_texts                            any analysis over several texts: means, intervals, one null
-plot, show, table                     what an analysis found: a figure for papers, alive in a notebook (a text too), as tidy tables
+over_texts                            any analysis over several texts: means, confidence intervals, one null
+plot, show, table                     a result as a figure for papers, live in a notebook (a text too), as tidy tables
 save_report                           a text in a model as one self-contained page
-mechanism, mechanisms, Mechanism      what attention computes, by name or composed from parts
+mechanism, mechanisms, Mechanism      attention mechanisms, by name or composed from parts
 nn                                    Attention and MultiHeadAttention as torch modules
 attention_gradients                   the backward pass in closed form, with the reversed-attention map
-self_attention_gradients              the same to the tokens: what each is moved by as query, as key and as value
-weight_statistics                     entropy, sinks, distances of the weights, never holding them
+self_attention_gradients              the same with respect to the tokens, split into query, key and value paths
+weight_statistics                     entropy, sinks and distances of the weights, without storing the weights
 attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
 path_weights, reversed_map            weights along a path of heads; the gradient of one head's scores
-trace_under, Against                  the points under a changed M or F; what a change is measured against
-dynamics, experiments                 the theory bench: particles under attention, beside what theory gives
+trace_under, Against                  the points under an edited M or F; the comparison arms of an edit
+dynamics, experiments                 the theory bench: particles under attention, compared with theory
 register_with_transformers            every mechanism as attn_implementation="rheoscope:<name>"
-RheoscopeError                        the one error that a user's mistake raises
+RheoscopeError                        the error raised for a user's mistake
 """
 
 import sys
@@ -26,10 +26,10 @@ from inspect import isfunction
 from types import ModuleType
 from typing import Any
 
-from rheoscope.catalogue import TABLE
-from rheoscope.notebook_html import DRAWN_BY
+from rheoscope.catalogue import ANALYSIS_MODULES
+from rheoscope.notebook_html import THUMBNAIL_RENDERERS
 
-_HOME = {
+_PUBLIC_MODULES = {
     "Against": "rheoscope.covers.comparison_arms",
     "Mechanism": "rheoscope.attention.mechanism",
     "RheoscopeError": "rheoscope.shapes",
@@ -57,45 +57,47 @@ _HOME = {
     "verdicts": "rheoscope.report.verdicts",
     "weight_statistics": "rheoscope.attention.lower.statistics",
 }
-"""Public name → file, of what is no analysis; the analyses are in `catalogue.py`."""
+"""Public name → module, for every name that is not an analysis. The analyses are in `catalogue.py`."""
 
 
-DRAWN_BY["Trace"] = lambda trace: import_module("rheoscope.report.thumbnail").thumbnail(trace)
+THUMBNAIL_RENDERERS["Trace"] = lambda trace: import_module("rheoscope.report.thumbnail").thumbnail(trace)
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
-        globals()[name] = version("rheoscope")  # read from a file: once
+        globals()[name] = version("rheoscope")  # cached: it is read from a file
         return globals()[name]
     if name == "__all__":
         return __dir__()
-    homes = TABLE | _HOME
-    if name not in homes:
-        raise AttributeError(f"module 'rheoscope' has no name {name!r}; it has {', '.join(sorted(homes))}")
-    home = import_module(homes[name])
-    value = home if name == "nn" else getattr(home, name)
+    modules = ANALYSIS_MODULES | _PUBLIC_MODULES
+    if name not in modules:
+        raise AttributeError(f"module 'rheoscope' has no attribute {name!r}; it has {', '.join(sorted(modules))}")
+    module = import_module(modules[name])
+    value = module if name == "nn" else getattr(module, name)
     if isfunction(value):
-        from rheoscope.running.argument_checks import looking_first  # with torch, which most of these functions need
+        from rheoscope.running.argument_checks import (
+            with_argument_checks,
+        )  # imports torch, as most of these functions do
 
-        value = looking_first(name, value)
+        value = with_argument_checks(name, value)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(TABLE | _HOME)
+    return sorted(ANALYSIS_MODULES | _PUBLIC_MODULES)
 
 
 class _Package(ModuleType):
-    """The package, whose page lists every analysis of the table with its question; they are read when someone looks."""
+    """The package. Its docstring lists every analysis with its question, and is built when it is read."""
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
-        from rheoscope.catalogue import analysis
+        from rheoscope.catalogue import analysis_by_name
 
-        rows = [f"{name:37} {analysis(name).question}" for name in TABLE]
+        rows = [f"{name:37} {analysis_by_name(name).question}" for name in ANALYSIS_MODULES]
         return "\n".join([vars(self)["__doc__"].rstrip(), "", "The analyses:", *rows])
 
 

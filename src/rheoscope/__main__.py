@@ -1,4 +1,4 @@
-"""`python -m rheoscope` is the command too, where its own name is not on the path."""
+"""`python -m rheoscope`: the command line without the `rheoscope` script on the path."""
 
 from rheoscope.commands.app import main
 

@@ -1,7 +1,7 @@
-"""Every analysis by name: one table, the only registry. What is said of all analyses is computed from it.
+"""Every analysis by name: the only registry. Lists of analyses are computed from it.
 
-A row is a public name and the file that declares it; the file is read when the analysis is first asked for. The function
-`transport` and its declaration `TRANSPORT` live in `flow/transport/analysis.py`.
+A row holds a public name and the module that declares it. The module is imported when the analysis is first used. The
+function `transport` and its declaration `TRANSPORT` live in `flow/transport/analysis.py`.
 """
 
 from importlib import import_module
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rheoscope.space.analysis import Analysis
 
-TABLE: dict[str, str] = {
+ANALYSIS_MODULES: dict[str, str] = {
     "frames": "rheoscope.flow.frames.analysis",
     "readout": "rheoscope.flow.readout.analysis",
     "trajectory": "rheoscope.flow.trajectory.analysis",
@@ -48,31 +48,36 @@ TABLE: dict[str, str] = {
     "decay": "rheoscope.covers.decay.analysis",
     "faithfulness": "rheoscope.covers.faithfulness.analysis",
 }
-"""Public name → file, in the order in which people read them."""
+"""Public name → module, in reading order."""
 
 
-def names() -> list[str]:
-    """Every analysis, in the order of the table."""
-    return list(TABLE)
+def analysis_names() -> list[str]:
+    """The names of all analyses, in the order of the table."""
+    return list(ANALYSIS_MODULES)
 
 
-def analysis(name: str) -> "Analysis":
-    """The declaration of an analysis, by its public name.
+def analysis_by_name(name: str) -> "Analysis":
+    """The declaration of an analysis by its public name.
 
-    >>> analysis("transport").needs
+    >>> analysis_by_name("transport").needs
     'trace'
     """
-    if name not in TABLE:
-        from rheoscope.shapes import RheoscopeError  # with torch, which a look at the table does not need
+    if name not in ANALYSIS_MODULES:
+        from rheoscope.messages.message import Message
+        from rheoscope.shapes import RheoscopeError  # imports torch, which the table does not need
 
-        raise RheoscopeError(f"there is no analysis {name!r}; type one of {', '.join(TABLE)}")
-    return getattr(import_module(TABLE[name]), name.upper())
+        raise RheoscopeError(
+            Message(
+                "there is no analysis {name!r}; expected one of {names}", name=name, names=", ".join(ANALYSIS_MODULES)
+            )
+        )
+    return getattr(import_module(ANALYSIS_MODULES[name]), name.upper())
 
 
 def analyses() -> "pandas.DataFrame":
-    """Every analysis that can be asked: its name, the question it answers and what it needs.
+    """A table of every analysis: its name, its question and what it needs.
 
-    `needs` is "view" (weights alone: `rs.operators(model.view)`), "trace" (one text: `rs.transport(trace)`) or "model" (runs
+    `needs` is "view" (weights only: `rs.operators(model.view)`), "trace" (one text: `rs.transport(trace)`) or "model" (runs
     the model again: `rs.surgery(model, text)`).
 
     >>> import rheoscope as rs
@@ -81,6 +86,9 @@ def analyses() -> "pandas.DataFrame":
     """
     import pandas as pd
 
-    rows = [analysis(name) for name in TABLE]
-    table = {"question": [one.question for one in rows], "needs": [one.needs for one in rows]}
-    return pd.DataFrame(table, index=pd.Index(TABLE, name="name"))
+    declarations = [analysis_by_name(name) for name in ANALYSIS_MODULES]
+    columns = {
+        "question": [declaration.question for declaration in declarations],
+        "needs": [declaration.needs for declaration in declarations],
+    }
+    return pd.DataFrame(columns, index=pd.Index(ANALYSIS_MODULES, name="name"))

@@ -1,7 +1,8 @@
-"""Files are written whole or not at all, to a temporary name that is then renamed; and never over what others wrote, or are writing."""
+"""Atomic writes, checks of output paths and a lock per folder; foreign files are never replaced."""
 
 import os
 import re
+import shlex
 import shutil
 import socket
 import tempfile
@@ -12,20 +13,22 @@ from itertools import chain, count, permutations
 from pathlib import Path
 from typing import Any
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
-SIGNED = re.compile(
+SIGNATURE_PATTERN = re.compile(
     rb'\{\s*"written_by": "Rheoscope '
     rb'|<!doctype html><html lang="en"><meta name="generator" content="Rheoscope '
     rb"|\x89PNG.{0,500}?Software\0Rheoscope "
     rb"|analysis,(?:file,column,definition,unit,null,depends_on|setting,value,written_by)\n",
     re.DOTALL,
 )
-"""How files begin that this package signs: numbers, pages, pictures, the definitions beside tables."""
+"""The first bytes of every file that this package signs: JSON, HTML pages, PNG images and tables of definitions."""
 
 
 def signature() -> str:
-    """What this package writes into its files, so that it may replace them later.
+    """The signature in files of this package. Only signed files are replaced later.
 
     >>> signature().split()[0]
     'Rheoscope'
@@ -35,22 +38,22 @@ def signature() -> str:
     return f"Rheoscope {__version__}"
 
 
-def signed(path: Path) -> bool:
-    """Whether this package wrote a file, as far as its first kilobyte says."""
+def is_signed(path: Path) -> bool:
+    """Whether the first kilobyte of a file has this package's signature."""
     with path.open("rb") as file:
-        return SIGNED.match(file.read(1024)) is not None
+        return SIGNATURE_PATTERN.match(file.read(1024)) is not None
 
 
 def write_report(path: Path, write: Callable[[Path], object]) -> str:
-    """As `write_file`, but what others wrote is never replaced: a file of that name must be signed."""
-    check_free(path)
+    """Like `write_file`, but raise if `path` exists and is not signed."""
+    check_writable(path)
     return write_file(path, write)
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> str:
-    """Let `write` fill a temporary file, move it to `path`, and say what happened ("wrote …" or "replaced …").
+    """Let `write` fill a temporary file, move it to `path`, and return "wrote …" or "replaced …".
 
-    A link is followed: the file that it leads to is replaced, the link stays.
+    A symbolic link is followed: its target is replaced and the link stays.
 
     >>> import tempfile, pathlib
     >>> target = pathlib.Path(tempfile.mkdtemp()) / "a.txt"
@@ -60,29 +63,29 @@ def write_file(path: Path, write: Callable[[Path], object]) -> str:
     _check_file(path)
     with ExitStack() as stack:
         try:
-            goal = _real(path)
-            stack.enter_context(made(goal.parent))
-            existed = goal.exists()
-            temporary = stack.enter_context(whole_file(goal))
+            target = _real_path(path)
+            stack.enter_context(created_files(target.parent))
+            existed = target.exists()
+            temporary = stack.enter_context(atomic_file(target))
         except OSError as error:
-            raise RheoscopeError(f"cannot write {path}: {error.strerror}; type a name in another directory") from error
+            raise _cannot_write_directory(path, error) from error
         write(temporary)
-    return f"{'replaced' if existed else 'wrote'} {path}"
+    return Message("replaced {path}", path=str(path)) if existed else Message("wrote {path}", path=path)
 
 
-def free_name(path: Path) -> Path:
-    """The path itself, or the first of name-2, name-3, … that is not taken: nothing is overwritten.
+def unused_name(path: Path) -> Path:
+    """`path`, or the first unused one of name-2, name-3, …
 
-    >>> free_name(Path("no such report.html")).name
+    >>> unused_name(Path("no such report.html")).name
     'no such report.html'
     """
-    names = chain([path], (path.with_stem(f"{path.stem}-{at}") for at in count(2)))
-    return next(name for name in names if not os.path.lexists(name))
+    candidates = chain([path], (path.with_stem(f"{path.stem}-{number}") for number in count(2)))
+    return next(name for name in candidates if not os.path.lexists(name))
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary name to write to, beside `path`; it takes the place of `path` when everything went well."""
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A temporary file in the directory of `path`. It replaces `path` if the block succeeds."""
     handle, name = tempfile.mkstemp(suffix=path.suffix[:20], prefix=f".{path.stem[:40]}-", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
@@ -95,180 +98,235 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def made(directory: Path) -> Iterator[None]:
-    """The directory is there, made with its parents where it was not, and `undone` if something fails inside."""
-    with undone(directory):
+def created_files(directory: Path) -> Iterator[None]:
+    """Create a directory and its parents; `remove_created` deletes them if the block fails."""
+    with remove_created(directory):
         directory.mkdir(parents=True, exist_ok=True)
         yield
 
 
 @contextmanager
-def undone(directory: Path) -> Iterator[None]:
-    """A directory that is not there now, and what is made of its parents, is gone again if something fails inside."""
-    missing = [one for one in (directory, *directory.parents) if not one.exists()]
+def remove_created(directory: Path) -> Iterator[None]:
+    """If the block fails, delete `directory` and those of its parents that did not exist before."""
+    missing_directories = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         yield
     except BaseException:
-        if directory in missing:
+        if directory in missing_directories:
             shutil.rmtree(directory, ignore_errors=True)
-        for one in missing[1:]:
+        for path in missing_directories[1:]:
             with suppress(OSError):
-                one.rmdir()
+                path.rmdir()
         raise
 
 
-# One driver a folder
+# One process per folder
 
-LOCK = ".lock"
+LOCK_NAME = ".lock"
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Inside, no other process that asks for this works on the folder, which is made: a second one is refused in one line.
+def directory_lock(folder: Path) -> Iterator[None]:
+    """Lock a folder for this process and create it if needed. A second process gets an error of one line.
 
-    The lock is the kernel's, so it ends with the process, however that ends. Where nothing else was written, a folder that was made
-    for it goes again.
+    The kernel holds the lock, so it ends with the process. If nothing was written, a newly created folder is removed.
 
     >>> folder = Path(tempfile.mkdtemp())
-    >>> with alone(folder), alone(folder):
+    >>> with directory_lock(folder), directory_lock(folder):
     ...     pass
     Traceback (most recent call last):
     ...
-    rheoscope.shapes.RheoscopeError: ... is being worked on by process ...; wait for it, or type another --out
+    rheoscope.shapes.RheoscopeError: ... is in use by process ...; wait until it ends or choose another folder
     """
-    hold = _lock()
+    acquire_lock = _lock_function()
     check_directory(folder)
-    ours = not folder.exists()
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+    with (folder / LOCK_NAME).open("a+", encoding="utf-8") as file:
         try:
-            hold(file)
+            acquire_lock(file)
         except OSError:
             file.seek(0)
-            raise RheoscopeError(
-                f"{folder} is being worked on by {file.read().strip() or 'another process'}; wait for it, or type another --out"
-            ) from None
+            raise _in_use(folder, file.read().strip()) from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
         try:
             yield
         finally:
-            if ours and [one.name for one in folder.iterdir()] == [LOCK]:  # refused before anything was written
-                (folder / LOCK).unlink()
+            # nothing but the lock was written
+            if is_new and [path.name for path in folder.iterdir()] == [LOCK_NAME]:
+                (folder / LOCK_NAME).unlink()
                 folder.rmdir()
 
 
-def _lock() -> Callable[[Any], None]:
-    """What takes a lock of the kernel's on an open file, or fails at once."""
+def _in_use(folder: Path, owner: str) -> RheoscopeError:
+    """The error for a folder that another process has locked; `owner` is the text of its lock file."""
+    if not owner:
+        return RheoscopeError(
+            Message(
+                "{folder} is in use by another process; wait until it ends or choose another folder", folder=str(folder)
+            )
+        )
+    return RheoscopeError(
+        Message(
+            "{folder} is in use by {owner}; wait until it ends or choose another folder",
+            folder=str(folder),
+            owner=owner,
+        )
+    )
+
+
+def _lock_function() -> Callable[[Any], None]:
+    """A function that locks an open file through the kernel, or fails at once."""
     try:
         import fcntl
     except ImportError:
         raise RheoscopeError(
-            "work that goes on in a folder is done on Linux or macOS, which lock files and sync directories; on Windows type it in WSL "
-            "(what is finished can be read here)"
+            Message("runs that write to a folder need file locks, which Windows lacks; use WSL, Linux or macOS")
         ) from None
     return lambda file: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def strangers(folder: Path) -> list[Path]:
-    """What lies in a folder, if it is there, but for hidden files."""
-    return [one for one in folder.iterdir() if not one.name.startswith(".")] if folder.is_dir() else []
+def foreign_files(folder: Path) -> list[Path]:
+    """The files in a folder, if it exists, except hidden ones."""
+    return [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
 
 
-# Looked at before anything is computed
+# Checks before anything is computed
 
 
-def check_outputs(files: Iterable[Path], tables: Path | None = None, read: Path | None = None) -> None:
-    """Refuse names of files that cannot all be written: taken by others, not writable, two of them the same file.
+def check_outputs(files: Iterable[Path], table_directory: Path | None = None, input_file: Path | None = None) -> None:
+    """Raise if the outputs cannot all be written: foreign files, no permission, or one file under two names.
 
-    `tables` is a directory in which files end in .csv, `read` the file that the text comes from.
+    `table_directory` receives .csv files, and `input_file` is the text that is read.
     """
     files = list(files)
-    named = files if tables is None else [*files, tables]
-    if read is not None:
-        for path in named:
-            if _same(path, read):
-                raise RheoscopeError(f"{path} is the text that is read; type another name to write to")
-    for at, path in enumerate(named):
-        if any(_same(path, other) for other in named[:at]):
-            raise RheoscopeError(f"{path.name} is named twice; type a name of its own for every file")
-    for one, other in permutations(named, 2):
-        if one is not tables and _real(one) in _real(other).parents:
-            raise RheoscopeError(f"{one} cannot be a file and hold {other}; type another name for one of them")
+    outputs = files if table_directory is None else [*files, table_directory]
+    if input_file is not None:
+        for path in outputs:
+            if _is_same_file(path, input_file):
+                raise RheoscopeError(
+                    Message("{path} is the input text; choose another name for the output", path=str(path))
+                )
+    for index, path in enumerate(outputs):
+        if any(_is_same_file(path, earlier) for earlier in outputs[:index]):
+            raise RheoscopeError(
+                Message("two outputs have the name {path}; choose a different name for each", path=path.name)
+            )
+    for outer, inner in permutations(outputs, 2):
+        if outer is not table_directory and _real_path(outer) in _real_path(inner).parents:
+            raise RheoscopeError(
+                Message(
+                    "{outer} cannot be both a file and the directory of {inner}", outer=str(outer), inner=str(inner)
+                )
+            )
     for path in files:
-        if tables is not None and path.suffix.lower() == ".csv" and _same(path.parent, tables):
-            raise RheoscopeError(f"{path} is among the tables of {tables}; type a name in another directory")
-        check_free(path)
+        if (
+            table_directory is not None
+            and path.suffix.lower() == ".csv"
+            and _is_same_file(path.parent, table_directory)
+        ):
+            raise RheoscopeError(
+                Message(
+                    "{path} is reserved for the tables of {directory}; choose another directory",
+                    path=str(path),
+                    directory=str(table_directory),
+                )
+            )
+        check_writable(path)
 
 
-def check_free(path: Path) -> None:
-    """Refuse a name to which no file can be written, and one where a file is that this package did not write.
+def check_writable(path: Path) -> None:
+    """Raise if no file can be written to `path`, or if a file exists there that this package did not write.
 
     >>> import tempfile, pathlib
     >>> mine = pathlib.Path(tempfile.mkdtemp()) / "mine.html"
-    >>> check_free(mine), mine.write_text("a page of my own") and None
+    >>> check_writable(mine), mine.write_text("a page of my own") and None
     (None, None)
-    >>> check_free(mine)
+    >>> check_writable(mine)
     Traceback (most recent call last):
     ...
-    rheoscope.shapes.RheoscopeError: ...mine.html is there and was not written by Rheoscope; type another name
+    rheoscope.shapes.RheoscopeError: ...mine.html exists and was not written by Rheoscope; choose another name
     """
     _check_file(path)
-    goal = _real(path)
+    target = _real_path(path)
     try:
-        if goal.exists() and not signed(goal):
-            raise RheoscopeError(f"{path} is there and was not written by Rheoscope; type another name")
-        if goal.exists() and not os.access(goal, os.W_OK):
-            raise PermissionError(13, "it may not be changed")
+        if target.exists() and not is_signed(target):
+            raise RheoscopeError(
+                Message("{path} exists and was not written by Rheoscope; choose another name", path=str(path))
+            )
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(13, "the file is read-only")
     except OSError as error:
-        raise RheoscopeError(f"cannot write {path}: {error.strerror}; type another name") from error
-    check_directory(goal.parent, path)
+        raise _cannot_write(path, error) from error
+    check_directory(target.parent, path)
 
 
-def check_directory(directory: Path, asked: Path | None = None) -> None:
-    """Refuse a directory that cannot be made or written to; `asked` is what is told, where it is a file in there."""
-    asked = directory if asked is None else asked
+def check_directory(directory: Path, reported_path: Path | None = None) -> None:
+    """Raise if a directory cannot be created or written to; the error names `reported_path`, a file in it."""
+    reported_path = directory if reported_path is None else reported_path
     try:
-        real = _real(directory)
-        there = next(one for one in (real, *real.parents) if one.exists())
-        if not there.is_dir():
-            raise NotADirectoryError(20, f"{there} is a file")
-        with tempfile.TemporaryFile(dir=there):
+        real_path = _real_path(directory)
+        nearest_parent = next(parent for parent in (real_path, *real_path.parents) if parent.exists())
+        if not nearest_parent.is_dir():
+            raise NotADirectoryError(20, f"{nearest_parent} is a file")
+        with tempfile.TemporaryFile(dir=nearest_parent):
             pass
     except OSError as error:
-        raise RheoscopeError(f"cannot write {asked}: {error.strerror}; type a name in another directory") from error
+        raise _cannot_write_directory(reported_path, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> RheoscopeError:
+    return RheoscopeError(
+        Message("cannot write {path}: {reason}; choose another name", path=str(path), reason=error.strerror)
+    )
+
+
+def _cannot_write_directory(path: Path, error: OSError) -> RheoscopeError:
+    return RheoscopeError(
+        Message("cannot write {path}: {reason}; choose another directory", path=str(path), reason=error.strerror)
+    )
 
 
 def _check_file(path: Path) -> None:
-    """Refuse directories, devices and links that lead in a circle."""
+    """Raise for directories, devices and circular links."""
     try:
-        goal = _real(path)
-        if goal.is_dir():
-            raise RheoscopeError(f"{path} is a directory, expected a file name; type {path / 'report.html'}")
-        if os.path.lexists(goal) and not goal.is_file():
-            raise RheoscopeError(f"{path} is no file that can be replaced; type another name")
+        target = _real_path(path)
+        if target.is_dir():
+            suggestion = str(path / "report.html")
+            raise RheoscopeError(
+                Message("{path} is a directory, expected a file name", path=str(path)),
+                Advice(repr(suggestion), shlex.quote(suggestion)),
+            )
+        if os.path.lexists(target) and not target.is_file():
+            raise RheoscopeError(Message("{path} is not a regular file; choose another name", path=str(path)))
     except OSError as error:
-        raise RheoscopeError(f"cannot write {path}: {error.strerror}; type another name") from error
+        raise _cannot_write(path, error) from error
 
 
-def _real(path: Path) -> Path:
+def _real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _same(one: Path, other: Path) -> bool:
-    """One file under two names; names that differ in case are one file on many disks."""
+def _is_same_file(first: Path, second: Path) -> bool:
+    """Whether two names refer to one file. Names that differ only in case count as one, as on many disks."""
     with suppress(OSError):
-        if one.samefile(other):
+        if first.samefile(second):
             return True
-    return str(_real(one)).casefold() == str(_real(other)).casefold()
+    return str(_real_path(first)).casefold() == str(_real_path(second)).casefold()
 
 
-def job_settings(path: Path) -> dict[str, Any]:
-    """What a TOML file behind `--job` says; a file that cannot be read is told in one line."""
+def read_job_file(path: Path) -> dict[str, Any]:
+    """The content of a TOML file (option `--job`)."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RheoscopeError(f"there is no file {path}; type --job and the name of a TOML file") from None
+        raise RheoscopeError(
+            Message("there is no file {path}, expected a TOML file", path=str(path)), Advice("", "--job job.toml")
+        ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise RheoscopeError(f"cannot read {path}: {error}; type --job and the name of a TOML file") from error
+        raise RheoscopeError(
+            Message("cannot read {path}, expected a TOML file: {reason}", path=str(path), reason=error),
+            Advice("", "--job job.toml"),
+        ) from error

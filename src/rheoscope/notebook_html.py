@@ -1,47 +1,48 @@
-"""Values as small cards in a notebook: a title, what there is to know, a picture where someone draws one. All text is escaped."""
+"""Notebook cards: a title, a table of facts and a thumbnail, with all text escaped."""
 
 from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
-DRAWN_BY: dict[str, Callable[[Any], str]] = {}
-"""Name of a class → who draws its values, as HTML. A value knows no room above its own, so `rheoscope/__init__.py` says it."""
+THUMBNAIL_RENDERERS: dict[str, Callable[[Any], str]] = {}
+"""Class name → function that draws a value as HTML. `rheoscope/__init__.py` fills it, since a value cannot import higher rooms."""
 
-BOX = "border:1px solid #8a93a6; border-radius:6px; padding:8px 12px; display:inline-block; max-width:44rem"
-CELL = "text-align:left; padding:0 12px 0 0; border:0; background:none"
+BOX_STYLE = "border:1px solid #8a93a6; border-radius:6px; padding:8px 12px; display:inline-block; max-width:44rem"
+CELL_STYLE = "text-align:left; padding:0 12px 0 0; border:0; background:none"
 
 
-def card(of: object, title: str, facts: Mapping[str, object]) -> str:
-    """A value as HTML.
+def card(value: object, title: str, facts: Mapping[str, object]) -> str:
+    """A value as an HTML card.
 
     >>> "<b>a &lt; b</b>" in card(3, "a < b", {"layers": 6})
     True
     """
     rows = "".join(
-        f'<tr style="background:none"><th style="{CELL}; opacity:.7">{escape(name)}</th><td style="{CELL}">{escape(str(fact))}</td></tr>'
+        f'<tr style="background:none"><th style="{CELL_STYLE}; opacity:.7">{escape(name)}</th><td '
+        f'style="{CELL_STYLE}">{escape(str(fact))}</td></tr>'
         for name, fact in facts.items()
     )
-    draw = DRAWN_BY.get(type(of).__name__)
-    return f'<div style="{BOX}"><b>{escape(title)}</b><table>{rows}</table>{draw(of) if draw else ""}</div>'
+    draw = THUMBNAIL_RENDERERS.get(type(value).__name__)
+    return f'<div style="{BOX_STYLE}"><b>{escape(title)}</b><table>{rows}</table>{draw(value) if draw else ""}</div>'
 
 
-def cut(text: str, letters: int = 48) -> str:
-    """The beginning of a text in quotes, on one line, with nothing that moves the cursor.
+def quote_start(text: str, max_chars: int = 48) -> str:
+    """The start of a text in quotes, on one line, without control characters.
 
-    >>> cut("one\\ntwo"), cut("a" * 99, 4)
+    >>> quote_start("one\\ntwo"), quote_start("a" * 99, 4)
     ("'one\\\\ntwo'", "'aaaa'…")
     """
-    return repr(text[:letters]) + "…" * (len(text) > letters)
+    return repr(text[:max_chars]) + "…" * (len(text) > max_chars)
 
 
-def counted(number: float | int) -> str:
-    """A number with a letter for its thousands.
+def format_count(number: float | int) -> str:
+    """A number with a suffix for thousands.
 
-    >>> counted(5721344), counted(999), counted(1_240_000_000)
+    >>> format_count(5721344), format_count(999), format_count(1_240_000_000)
     ('5.72 M', '999', '1.24 G')
     """
-    for letter in ("", " k", " M"):
+    for suffix in ("", " k", " M"):
         if number < 1000:
-            return f"{number:.3g}{letter}"
+            return f"{number:.3g}{suffix}"
         number /= 1000
     return f"{number:.4g} G"

@@ -1,4 +1,4 @@
-"""rs.load: a hub name, a directory or a model object becomes a Model. The one place that knows every maker."""
+"""rs.load: a Hub name, a directory or a model object becomes a Model. Only this file knows every model format."""
 
 import json
 from dataclasses import replace
@@ -7,14 +7,16 @@ from typing import Any
 
 from torch import nn
 
-from rheoscope.running.loading_stages import Progress, stage
-from rheoscope.running.runner import Running
-from rheoscope.running.weight_files import usual_device
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
+from rheoscope.running.loading_stages import Progress, progress_stage
+from rheoscope.running.runner import RunnableModel
+from rheoscope.running.weight_files import default_device
 from rheoscope.shapes import RheoscopeError
 
-Stages = tuple[Progress, Progress, Progress]
-"""Who is told of reading, of hashing and of proving."""
-DEFAULT = Path(__file__).parent / "models" / "default"
+LoadProgress = tuple[Progress, Progress, Progress]
+"""The callbacks for reading, hashing and certifying."""
+DEFAULT_MODEL = Path(__file__).parent / "models" / "default"
 """The small trained model that comes with the package."""
 
 
@@ -27,25 +29,27 @@ def load(
     untrained: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Running:
+) -> RunnableModel:
     """Open a Transformer as operators on one space E.
 
-    **Answers** with a Model: `model.view` (every head as M and F), `model.trace(text)` (the text as points of E),
-    `model.run(text, edit=…, hooks=…)` (the same with heads and points changed).
+    **Returns** a Model: `model.view` (every head as M and F), `model.trace(text)` (the text as points of E),
+    `model.run(text, edit=…, hooks=…)` (the same with edited heads and points).
 
-    **Takes** nothing (the small model that comes with the package), a hub name, a directory, or a model already built, of
-    `transformers` or of `rheoscope.models` (with `tokenizer=`). `untrained=True` gives the same architecture at
-    the initial weights of its own family, the control that every claim about training needs; no weight file is read,
-    and `seed` draws other ones. `device` is a GPU where there is one that works, the CPU else; a model already built stays where it is.
-    `device="auto"` lays the layers of a pretrained model that is larger than a GPU over all of them (by accelerate).
-    float32 on the CPU, the checkpoint's dtype on a GPU, unless `dtype` says.
-    `progress(done, total)` is told how far reading, hashing and proving are; the command draws a bar of it.
+    **Settings**
+    `source` is a Hub name, a directory, or a built model of `transformers` or `rheoscope.models` (with `tokenizer=`). Without
+    it the small model of the package is loaded.
+    `untrained=True` initialises the same architecture as its family does, and reads no weight file. It is the untrained
+    control that every claim about training needs. `seed` chooses the initial weights.
+    `device` defaults to a working GPU, else to the CPU. A built model stays on its device. `device="auto"` spreads the layers
+    of a pretrained model over all GPUs (by accelerate).
+    `dtype` defaults to float32 on the CPU and to the checkpoint's dtype on a GPU.
+    `progress(done, total)` reports reading, hashing and certifying in percent.
 
-    **Laws** logits are the untouched model's, bit for bit; weights and displacements recomputed from the View equal the
-    model's, proved on eight tokens at every load (`model.view.facts["certificate"]`); what is not known is refused, and
-    so are weights that the stream needs and the checkpoint lacks; those that are no part of it the certificate names.
+    **Laws** The logits equal the unhooked model's bit for bit. Weights and displacements recomputed from the View equal the
+    model's: every load certifies this on eight tokens (`model.view.facts["certificate"]`). Unsupported architectures raise an
+    error. So do weights that the stream needs and the checkpoint lacks. The certificate lists weights outside the stream.
 
-    **Safe** safetensors only, never remote code.
+    **Safety** Only safetensors files are read, and remote code never runs.
 
     >>> import rheoscope as rs
     >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -53,46 +57,50 @@ def load(
     >>> model.trace([1, 2, 3]).points.shape
     torch.Size([5, 3, 8])
     """
-    drawn = _drawn(untrained, seed)
-    if source is None and not (DEFAULT / "config.json").is_file():
+    initial_seed = _initial_seed(untrained, seed)
+    if source is None and not (DEFAULT_MODEL / "config.json").is_file():
         raise RheoscopeError(
-            f"this installation has no default model ({DEFAULT}); type the name or the directory of another model"
+            Message("this installation has no default model ({path})", path=str(DEFAULT_MODEL)),
+            Advice("rs.load('gpt2')", "--model gpt2"),
         )
-    source = DEFAULT if source is None else source
-    ours = _is_ours(source)
-    device = device_for(source, device, ours)
-    stages = stage(progress, 0, 50), stage(progress, 50, 75), stage(progress, 75, 100)
-    if ours:
-        return _ours(source, device, dtype, tokenizer, drawn, stages)
-    return _theirs(source, device, dtype, revision, tokenizer, drawn, stages)
+    source = DEFAULT_MODEL if source is None else source
+    is_native = _is_native(source)
+    device = resolve_device(source, device, is_native)
+    load_progress = progress_stage(progress, 0, 50), progress_stage(progress, 50, 75), progress_stage(progress, 75, 100)
+    if is_native:
+        return _load_native(source, device, dtype, tokenizer, initial_seed, load_progress)
+    return _load_pretrained(source, device, dtype, revision, tokenizer, initial_seed, load_progress)
 
 
-def device_for(source: Any, device: str | None, ours: bool) -> str | None:
-    """The device by name: a model already built stays where it is, and `auto` is for what may be larger than a GPU."""
-    usual = (device is None and not isinstance(source, nn.Module)) or (
-        device == "auto" and (ours or usual_device() == "cpu")
+def resolve_device(source: Any, device: str | None, is_native: bool) -> str | None:
+    """The device by name. A built model stays on its device, and `auto` applies only to models that may exceed one GPU."""
+    use_default = (device is None and not isinstance(source, nn.Module)) or (
+        device == "auto" and (is_native or default_device() == "cpu")
     )
-    return usual_device() if usual else device
+    return default_device() if use_default else device
 
 
-def _drawn(untrained: bool, seed: int) -> int | None:
-    """The seed of initial weights, or None where those of the source are wanted."""
+def _initial_seed(untrained: bool, seed: int) -> int | None:
+    """The seed of the initial weights, or None for the weights of the source."""
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
-        raise RheoscopeError(f"a seed is a whole number, 0 or larger, got {seed!r}; type seed=0")
+        raise RheoscopeError(
+            Message("seed must be an integer between 0 and 2**63 - 1, got {received!r}", received=seed), use(seed=0)
+        )
     if seed and not untrained:
         raise RheoscopeError(
-            f"seed={seed} draws initial weights, and trained ones were asked for; type untrained=True too"
+            Message("seed={seed} chooses initial weights, but untrained is False", seed=seed),
+            Advice(f"untrained=True, seed={seed}"),
         )
     return seed if untrained else None
 
 
-def _called(name: str, drawn: int | None) -> str:
-    """A control never goes by the name of the model that it controls."""
-    return name if drawn is None else f"{name}, untrained (seed {drawn})"
+def _display_name(name: str, initial_seed: int | None) -> str:
+    """The name of a model. An untrained control is marked as such."""
+    return name if initial_seed is None else f"{name}, untrained (seed {initial_seed})"
 
 
-def _is_ours(source: Any) -> bool:
-    """Whether `models/` made it; everything else is for transformers, which takes seconds to import."""
+def _is_native(source: Any) -> bool:
+    """Whether `models/` wrote it. Everything else goes to transformers, which takes seconds to import."""
     if isinstance(source, nn.Module):
         from rheoscope.models.transformer import Transformer, Translator
 
@@ -100,54 +108,64 @@ def _is_ours(source: Any) -> bool:
     if not isinstance(source, str | Path):
         return False
     try:
-        told = json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(told, dict) and told.get("model_type") == "rheoscope"
+    return isinstance(config, dict) and config.get("model_type") == "rheoscope"
 
 
-def _ours(
-    source: Any, device: str | None, dtype: str | None, tokenizer: Any, drawn: int | None, stages: Stages
-) -> Running:
-    from rheoscope.models.build_view import described
+def _load_native(
+    source: Any,
+    device: str | None,
+    dtype: str | None,
+    tokenizer: Any,
+    initial_seed: int | None,
+    load_progress: LoadProgress,
+) -> RunnableModel:
+    from rheoscope.models.build_view import describe_model
     from rheoscope.models.certificate import certify
-    from rheoscope.models.checkpoint import opened, taken
+    from rheoscope.models.checkpoint import load_network, prepare_network
 
-    reading, hashing, proving = stages
+    read_progress, hash_progress, proof_progress = load_progress
     if isinstance(source, nn.Module):
-        network, found = taken(source, device, dtype, drawn), None  # type: ignore[arg-type]
+        network, loaded_tokenizer = prepare_network(source, device, dtype, initial_seed), None  # type: ignore[arg-type]
         name = type(source).__name__
     else:
-        network, found = opened(source, device, dtype, drawn, reading)
-        name = "the default model" if source == DEFAULT else str(source)
-    model = described(network, tokenizer or found, _called(name, drawn), hashing)
-    proved = model.proved(certify(model))
-    proving(1, 1)
-    return proved
+        network, loaded_tokenizer = load_network(source, device, dtype, initial_seed, read_progress)
+        name = "the default model" if source == DEFAULT_MODEL else str(source)
+    model = describe_model(network, tokenizer or loaded_tokenizer, _display_name(name, initial_seed), hash_progress)
+    certified_model = model.with_certificate(certify(model))
+    proof_progress(1, 1)
+    return certified_model
 
 
-def _theirs(
+def _load_pretrained(
     source: Any,
     device: str | None,
     dtype: str | None,
     revision: str | None,
     tokenizer: Any,
-    drawn: int | None,
-    stages: Stages,
-) -> Running:
-    from rheoscope.pretrained.build_view import described
+    initial_seed: int | None,
+    load_progress: LoadProgress,
+) -> RunnableModel:
+    from rheoscope.pretrained.build_view import describe_model
     from rheoscope.pretrained.certificate import certify
-    from rheoscope.pretrained.checkpoint import opened, taken
+    from rheoscope.pretrained.checkpoint import load_network, prepare_network
 
-    reading, hashing, proving = stages
-    found, ignored = None, tuple[str, ...]()
+    read_progress, hash_progress, proof_progress = load_progress
+    loaded_tokenizer, ignored_weights = None, tuple[str, ...]()
     if isinstance(source, nn.Module):
-        network = taken(source, device, dtype, drawn)
+        network = prepare_network(source, device, dtype, initial_seed)
         name = getattr(network.config, "_name_or_path", "") or type(network).__name__
     elif isinstance(source, str | Path):
-        network, found, ignored = opened(source, device, dtype, revision, drawn, reading)
+        network, loaded_tokenizer, ignored_weights = load_network(
+            source, device, dtype, revision, initial_seed, read_progress
+        )
         name = str(source)
     else:
-        raise RheoscopeError(f"load takes a name, a directory or a transformers model, got {type(source).__name__}")
-    model = described(network, tokenizer or found, _called(name, drawn), hashing)
-    return model.proved(replace(certify(model, proving), ignored=ignored))
+        raise RheoscopeError(
+            Message("source must be a name, a directory or a model, got {received}", received=type(source).__name__),
+            Advice("rs.load('gpt2')", "--model gpt2"),
+        )
+    model = describe_model(network, tokenizer or loaded_tokenizer, _display_name(name, initial_seed), hash_progress)
+    return model.with_certificate(replace(certify(model, proof_progress), ignored_weights=ignored_weights))

@@ -1,7 +1,7 @@
-"""Many workers, by Ray: an actor for every slot holds something (a model, a device) and works on one task after the other.
+"""Ray workers: one actor per slot holds a model or a device and works through tasks one after the other.
 
-Ray schedules and restarts; what is done is what lies in a folder. A worker has one task in work and word of the next one, so nothing
-piles up. What a dead worker had goes to the others, and another worker is started in its place.
+Ray schedules and restarts actors; the files in a folder record which tasks are done. A worker has one current task and knows
+the next one, so no queue builds up. If a worker dies, its tasks go to the others and a new worker starts.
 """
 
 import os
@@ -11,249 +11,270 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
-PATIENCE = 3
-"""How often workers may die over one task, or before one of them is ready."""
+MAX_DEATHS = 3
+"""How many workers may die on one task, or before any worker is ready."""
 
 Task = TypeVar("Task")
-TakesTask = TypeVar("TakesTask", contravariant=True)
-Told = TypeVar("Told")
-GivesTold = TypeVar("GivesTold", covariant=True)
+TaskInput = TypeVar("TaskInput", contravariant=True)
+Result = TypeVar("Result")
+ResultOutput = TypeVar("ResultOutput", covariant=True)
 
 
-class Worker(Protocol[TakesTask, GivesTold]):
-    """What an actor holds."""
+class Worker(Protocol[TaskInput, ResultOutput]):
+    """The object that an actor holds."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What must be the same for all workers, or their numbers would not be."""
+        """Facts that must be equal for all workers; otherwise their numbers would differ."""
         ...
 
-    def work(self, shared: Any, task: TakesTask, then: TakesTask | None) -> GivesTold:
-        """One task, with what all tasks share; `then` is the one that comes next."""
+    def work(self, shared: Any, task: TaskInput, next_task: TaskInput | None) -> ResultOutput:
+        """Do one task with the data that all tasks share; `next_task` is the one after it."""
         ...
 
 
 @dataclass(frozen=True)
-class Words:
-    """How workers are spoken of where they fail."""
+class WorkerMessages:
+    """The texts of errors about workers."""
 
-    opening: str
-    """What a worker does before it is ready."""
-    task: Callable[[Any], str]
-    """What it works on."""
-    died: str
-    """What to type where one after the other dies."""
-    differ: str
-    """What is wrong, and what to type, where their facts differ."""
+    opening_text: str
+    """What a worker does before it is ready, such as "opening the model"."""
+    describe_task: Callable[[Any], str]
+    """The name of a task."""
+    death_advice: Advice
+    """The next step after several workers died."""
+    mismatch_error: str
+    """The problem if the facts of two workers differ."""
+    mismatch_advice: Advice
+    """The next step if the facts of two workers differ."""
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A mistake of the user, as an actor sends it back."""
+class UserMistake:
+    """A user's mistake, as an actor sends it back to the driver."""
 
-    why: str
+    message: str
+    advice: Advice | None
 
 
 class Actor:
-    """What runs in a process of its own, and holds a worker. Mistakes of the user come back as text."""
+    """Holds a worker in its own process. A user's mistake comes back as a value."""
 
-    def __init__(self, opened: Callable[[], Worker[Any, Any]], threads: int) -> None:
+    def __init__(self, open_worker: Callable[[], Worker[Any, Any]], threads: int) -> None:
         import torch
 
         torch.set_num_threads(threads)
-        self.opened = opened
+        self.open_worker = open_worker
         self.worker: Worker[Any, Any] | None = None
 
-    def open(self) -> dict[str, Any] | Refused:
-        """The facts of the worker; the reason where it cannot be opened."""
+    def open(self) -> dict[str, Any] | UserMistake:
+        """Open the worker and return its facts, or the user's mistake."""
         try:
-            self.worker = self.opened()
+            self.worker = self.open_worker()
             return self.worker.facts
         except RheoscopeError as error:
-            return Refused(str(error))
+            return UserMistake(error.message, error.advice)
 
-    def work(self, shared: Any, task: Any, then: Any) -> Any:
-        """One task."""
+    def work(self, shared: Any, task: Any, next_task: Any) -> Any:
+        """Do one task."""
         assert self.worker is not None
         try:
-            return self.worker.work(shared, task, then)
+            return self.worker.work(shared, task, next_task)
         except RheoscopeError as error:
-            return Refused(str(error))
+            return UserMistake(error.message, error.advice)
 
 
 @dataclass(eq=False)
 class Slot(Generic[Task]):
-    """A worker as the driver sees it: its actor, the task it works on, the one that comes next."""
+    """A worker as the driver sees it: its actor, its current task and its next task."""
 
     actor: Any
-    now: Task | None = None
-    then: Task | None = None
+    current_task: Task | None = None
+    next_task: Task | None = None
 
 
 @dataclass(eq=False)
-class Spread(Generic[Task, Told]):
-    """Workers of a Ray cluster."""
+class WorkerPool(Generic[Task, Result]):
+    """The workers of a Ray cluster."""
 
     ray: Any
-    opened: Any
-    """How a worker is opened, in Ray's store: it travels to a node once."""
-    words: Words
+    open_worker: Any
+    """The function that opens a worker, in Ray's object store: it is sent to each node once."""
+    messages: WorkerMessages
     threads: int
     gpus: int
-    """GPUs of each worker."""
-    slots: dict[Any, Slot[Task]] = field(default_factory=dict)
-    ready: list[Slot[Task]] = field(default_factory=list)
+    """GPUs per worker."""
+    busy_slots: dict[Any, Slot[Task]] = field(default_factory=dict)
+    idle_slots: list[Slot[Task]] = field(default_factory=list)
     deaths: Counter[str] = field(default_factory=Counter)
-    known: dict[str, Any] | None = None
+    first_facts: dict[str, Any] | None = None
 
     def start(self) -> None:
-        """One more worker; it is ready when it is opened."""
-        remote = self.ray.remote(Actor).options(
+        """Start one more worker; it is ready once it is open."""
+        remote_actor = self.ray.remote(Actor).options(
             num_cpus=0 if self.gpus else 1,
             num_gpus=self.gpus,
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": {"OMP_NUM_THREADS": str(self.threads)}},
         )
-        slot: Slot[Task] = Slot(remote.remote(self.opened, self.threads))
-        self.slots[slot.actor.open.remote()] = slot
+        slot: Slot[Task] = Slot(remote_actor.remote(self.open_worker, self.threads))
+        self.busy_slots[slot.actor.open.remote()] = slot
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Those of the first worker that is ready, and so of all."""
-        while self.known is None:
-            self.hear()
-        return self.known
+        """The facts of the first worker that is ready; all others must equal them."""
+        while self.first_facts is None:
+            self.wait_for_worker()
+        return self.first_facts
 
-    def work(self, shared: Any, tasks: Sequence[Task]) -> Iterator[Told]:
-        """Every task, by whoever is free; told in the order in which they end."""
-        held, left = self.ray.put(shared), deque(tasks)
-        open_tasks = len(left)
-        while open_tasks:
-            for slot in self.ready:
-                self.give(slot, held, left)
-            self.ready = [slot for slot in self.ready if slot.now is None]
-            told, returned = self.hear()
-            left.extendleft(reversed(returned))
-            open_tasks -= len(told)
-            yield from told
+    def work(self, shared: Any, tasks: Sequence[Task]) -> Iterator[Result]:
+        """Run every task on the next free worker and yield the results as they finish."""
+        shared_ref, queue = self.ray.put(shared), deque(tasks)
+        n_open = len(queue)
+        while n_open:
+            for slot in self.idle_slots:
+                self.assign_task(slot, shared_ref, queue)
+            self.idle_slots = [slot for slot in self.idle_slots if slot.current_task is None]
+            results, returned_tasks = self.wait_for_worker()
+            queue.extendleft(reversed(returned_tasks))
+            n_open -= len(results)
+            yield from results
 
-    def give(self, slot: Slot[Task], held: Any, left: "deque[Task]") -> None:
-        """The next task to a worker that is free, and word of the one after it."""
-        slot.now = slot.then or (left.popleft() if left else None)
-        if slot.now is not None:
-            slot.then = left.popleft() if len(left) >= len(self.slots) + len(self.ready) else None
-            self.slots[slot.actor.work.remote(held, slot.now, slot.then)] = slot
+    def assign_task(self, slot: Slot[Task], shared_ref: Any, queue: "deque[Task]") -> None:
+        """Start the next task on a free worker, and announce the one after it."""
+        slot.current_task = slot.next_task or (queue.popleft() if queue else None)
+        if slot.current_task is not None:
+            slot.next_task = queue.popleft() if len(queue) >= len(self.busy_slots) + len(self.idle_slots) else None
+            self.busy_slots[slot.actor.work.remote(shared_ref, slot.current_task, slot.next_task)] = slot
 
-    def hear(self) -> tuple[list[Told], list[Task]]:
-        """Wait for one worker: what it did, if anything, and the tasks that come back from one that died."""
-        (first, *_), _ = self.ray.wait(list(self.slots), num_returns=1)
-        slot = self.slots.pop(first)
+    def wait_for_worker(self) -> tuple[list[Result], list[Task]]:
+        """Wait for one worker: return its results, and the tasks of a worker that died."""
+        (finished_ref, *_), _ = self.ray.wait(list(self.busy_slots), num_returns=1)
+        slot = self.busy_slots.pop(finished_ref)
         try:
-            told = self.ray.get(first)
+            result = self.ray.get(finished_ref)
         except self.ray.exceptions.RayTaskError:
             raise
         except self.ray.exceptions.RayError:
-            return [], self.buried(slot)
-        if isinstance(told, Refused):
-            raise RheoscopeError(told.why)
-        self.ready.append(slot)
-        if slot.now is not None:
-            slot.now = None
-            return [told], []
-        if self.known not in (None, told):
-            raise RheoscopeError(self.words.differ)
-        self.known = told
+            return [], self.replace_dead_worker(slot)
+        if isinstance(result, UserMistake):
+            raise RheoscopeError(result.message, result.advice)
+        self.idle_slots.append(slot)
+        if slot.current_task is not None:
+            slot.current_task = None
+            return [result], []
+        if self.first_facts not in (None, result):
+            raise RheoscopeError(self.messages.mismatch_error, self.messages.mismatch_advice)
+        self.first_facts = result
         return [], []
 
-    def buried(self, slot: Slot[Task]) -> list[Task]:
-        """What a dead worker had; another one is started. What kills one worker after the other stops the run."""
-        doing = self.words.opening if slot.now is None else f"working on {self.words.task(slot.now)}"
-        self.deaths[doing] += 1
-        if self.deaths[doing] >= PATIENCE:
-            raise RheoscopeError(f"{PATIENCE} workers died {doing}, most likely for want of memory; {self.words.died}")
+    def replace_dead_worker(self, slot: Slot[Task]) -> list[Task]:
+        """Start a new worker and return the tasks of the dead one; raise after `MAX_DEATHS` deaths on the same task."""
+        activity = (
+            self.messages.opening_text
+            if slot.current_task is None
+            else Message("working on {task}", task=self.messages.describe_task(slot.current_task))
+        )
+        self.deaths[activity] += 1
+        if self.deaths[activity] >= MAX_DEATHS:
+            raise RheoscopeError(
+                Message(
+                    "{n} workers died while {activity}, probably because memory ran out",
+                    n=MAX_DEATHS,
+                    activity=activity,
+                ),
+                self.messages.death_advice,
+            )
         self.start()
-        return [task for task in (slot.now, slot.then) if task is not None]
+        return [task for task in (slot.current_task, slot.next_task) if task is not None]
 
     def close(self) -> None:
-        """End every worker."""
-        for slot in [*self.slots.values(), *self.ready]:
+        """Stop every worker."""
+        for slot in [*self.busy_slots.values(), *self.idle_slots]:
             self.ray.kill(slot.actor)
 
 
 @contextmanager
-def spread(
-    opened: Callable[[], Worker[Task, Told]],
-    words: Words,
+def worker_pool(
+    open_worker: Callable[[], Worker[Task, Result]],
+    messages: WorkerMessages,
     workers: int = 1,
     address: str | None = None,
     threads: int | None = None,
     device: str | None = None,
-) -> Iterator[Spread[Task, Told]]:
-    """Workers of a Ray cluster at an address, or of this machine; each calls `opened` in a process of its own."""
+) -> Iterator[WorkerPool[Task, Result]]:
+    """Workers of the Ray cluster at `address`, or of this machine; each calls `open_worker` in its own process."""
     try:
         import ray
     except ImportError as error:
         raise RheoscopeError(
-            "several workers need Ray, which is not here; type pip install 'rheoscope[corpus]', or --workers 0"
+            Message("several workers need Ray, which is not installed"),
+            Advice("", "pip install 'rheoscope[corpus]', or --workers 0"),
         ) from error
-    mine = not ray.is_initialized()
-    if mine:
-        _join(ray, address)
+    started_ray = not ray.is_initialized()
+    if started_ray:
+        _connect_to_ray(ray, address)
     threads = threads or max(1, (os.cpu_count() or 1) // max(1, workers))
-    gpus = gpus_each(ray.cluster_resources(), device, workers)
-    found: Spread[Task, Told] = Spread(ray, ray.put(opened), words, threads, gpus)
+    gpus = gpus_per_worker(ray.cluster_resources(), device, workers)
+    pool: WorkerPool[Task, Result] = WorkerPool(ray, ray.put(open_worker), messages, threads, gpus)
     try:
         for _ in range(workers):
-            found.start()
-        yield found
+            pool.start()
+        yield pool
     finally:
-        found.close()
-        if mine:
+        pool.close()
+        if started_ray:
             ray.shutdown()
 
 
-def gpus_each(resources: Mapping[str, float], device: str | None, workers: int) -> int:
-    """How many GPUs a worker has: one, and where a model is laid over several (`auto`) its share of all.
+def gpus_per_worker(resources: Mapping[str, float], device: str | None, workers: int) -> int:
+    """GPUs per worker: one, or an equal part of all GPUs if a model is spread over several (`auto`).
 
-    >>> gpus_each({"GPU": 8}, None, 8), gpus_each({"GPU": 8}, "auto", 2), gpus_each({"GPU": 8}, "cpu", 8), gpus_each({}, None, 1)
-    (1, 4, 0, 0)
+    >>> node = {"GPU": 8}
+    >>> gpus_per_worker(node, None, 8), gpus_per_worker(node, "auto", 2), gpus_per_worker(node, "cpu", 8)
+    (1, 4, 0)
     """
-    there = int(resources.get("GPU", 0))
-    if not there or (device or "cuda").startswith("cpu"):
+    n_gpus = int(resources.get("GPU", 0))
+    if not n_gpus or (device or "cuda").startswith("cpu"):
         return 0
-    return max(1, there // max(1, workers)) if device == "auto" else 1
+    return max(1, n_gpus // max(1, workers)) if device == "auto" else 1
 
 
-def how_many(asked: int | None, address: str | None, device: str | None) -> int:
-    """How many workers, 0 for this process alone: as asked; where nobody says, one for each GPU, if these are several and each may
-    be taken by itself; at an address at least one.
+def worker_count(n_requested: int | None, address: str | None, device: str | None) -> int:
+    """The number of workers; 0 runs everything in this process. By default there is one worker per GPU if there are several.
+    With an `address` there is at least one.
 
-    >>> how_many(3, None, None), how_many(None, "auto", "cpu"), how_many(None, None, "cpu")
+    >>> worker_count(3, None, None), worker_count(None, "auto", "cpu"), worker_count(None, None, "cpu")
     (3, 1, 0)
     """
     import torch
 
-    several = 0 if (device or "cuda") != "cuda" or torch.cuda.device_count() < 2 else torch.cuda.device_count()
-    wanted = several if asked is None else asked
-    return max(wanted, 1) if address is not None else wanted
+    n_gpus = 0 if (device or "cuda") != "cuda" or torch.cuda.device_count() < 2 else torch.cuda.device_count()
+    count = n_gpus if n_requested is None else n_requested
+    return max(count, 1) if address is not None else count
 
 
 def set_threads(threads: int | None) -> None:
-    """So many threads for this process, where it works alone; where nobody says, torch's own number."""
+    """Set the number of torch threads of this process; None keeps torch's default."""
     import torch
 
     if threads is not None:
         torch.set_num_threads(threads)
 
 
-def _join(ray: Any, address: str | None) -> None:
+def _connect_to_ray(ray: Any, address: str | None) -> None:
     try:
         ray.init(
             address=address, include_dashboard=None if address else False, log_to_driver=False, logging_level="error"
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise RheoscopeError(
-            f"cannot reach Ray at {address}: {str(error).splitlines()[0]}; type --address auto or none"
+            Message(
+                "cannot reach Ray at {address}: {reason}", address=address or "local", reason=str(error).splitlines()[0]
+            ),
+            Advice("address='auto'", "--address auto"),
         ) from error

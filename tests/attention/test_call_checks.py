@@ -1,4 +1,4 @@
-"""Bad input: one RheoscopeError each, of one line, that says what came, what was expected and what to type."""
+"""Invalid input raises a one-line RheoscopeError: what was received, what was expected and what to type."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,25 +9,26 @@ import torch
 
 import rheoscope as rs
 from rheoscope.attention.feature_maps import Identity, Linear
-from rheoscope.attention.mask import Document, Padding, Prefix, Window
+from rheoscope.attention.mask import Padding, Prefix, SameDocument, Window
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.attention.position import ALiBi, Bias, Buckets, Learned, Position, Rotary
+from rheoscope.attention.position import LearnedPosition, Position, Rotary
+from rheoscope.attention.position_bias import ALiBi, Bias, Buckets
 from rheoscope.attention.score import Gram, Relation, SoftCap
 from rheoscope.shapes import RheoscopeError
-from tests.attention.cases import as_users_run, wave
+from tests.attention.cases import wave, without_jaxtyping_checks
 
 Q, K, V = torch.randn(2, 4, 5, 6), torch.randn(2, 2, 7, 6), torch.randn(2, 2, 7, 3)
 DOT = rs.mechanism("scaled_dot")
 
 
 @pytest.fixture(autouse=True)
-def plainly() -> Iterator[None]:
-    """The package must answer by itself: no user has jaxtyping's checks."""
-    with as_users_run():
+def no_jaxtyping_checks() -> Iterator[None]:
+    """The package itself must raise: users run without jaxtyping's checks."""
+    with without_jaxtyping_checks():
         yield
 
 
-def spoilt(x: torch.Tensor, value: float) -> torch.Tensor:
+def with_value(x: torch.Tensor, value: float) -> torch.Tensor:
     x = x.clone()
     x[1, 0, 2, 1] = value
     return x
@@ -37,247 +38,350 @@ def dot(q: Any = Q, k: Any = K, v: Any = V, **options: Any) -> Callable[[], Any]
     return lambda: DOT(q, k, v, **options)
 
 
-def at(
+def with_position(
     position: Position, q: torch.Tensor = Q, k: torch.Tensor = K, v: torch.Tensor = V, **options: Any
 ) -> Callable[[], Any]:
     return lambda: replace(DOT, position=position)(q, k, v, **options)
 
 
-def named(name: str, **options: Any) -> Callable[[], Any]:
+def call_by_name(name: str, **options: Any) -> Callable[[], Any]:
     return lambda: rs.mechanism(name, **options)(Q, K, V)
 
 
-def square(name: str, **options: Any) -> Callable[[], Any]:
+def square_call(name: str, **options: Any) -> Callable[[], Any]:
     return lambda: rs.mechanism(name)(K, K, V, **options)
 
 
-def pulled(g: Any, mechanism: Mechanism = DOT) -> Callable[[], Any]:
+def gradient_call(g: Any, mechanism: Mechanism = DOT) -> Callable[[], Any]:
     return lambda: rs.attention_gradients(mechanism, Q, K, V, g)
 
 
 ONES = torch.ones(2, 4, 5, 3)
-BAD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
-    # tensors: what it says of what came, what was expected, what to type
-    "three axes": (dot(q=Q[0]), ("got 3", "(4, 5, 6)", "4 axes", "q[None, None]")),
-    "five axes": (dot(v=V[None]), ("got 5", "v must have 4 axes", "type")),
+INVALID_CALLS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    # tensors: parts of the message and of the advice
+    "three axes": (dot(q=Q[0]), ("got 3", "(4, 5, 6)", "4 axes", "type q[None]")),
+    "two axes": (dot(q=Q[0, 0]), ("got 2", "(5, 6)", "4 axes", "type q[None, None]")),
+    "five axes": (dot(v=V[None]), ("got 5", "v must have 4 axes", "(1, 2, 2, 7, 3)")),
     "a list": (dot(q=Q.tolist()), ("q must be a torch.Tensor", "got list", "torch.as_tensor(q)")),
     "nothing": (dot(v=None), ("v must be a torch.Tensor", "got NoneType", "torch.as_tensor(v)")),
-    "whole numbers": (dot(k=K.long()), ("k must hold floating-point", "torch.int64", "k.float()")),
-    "complex numbers": (dot(k=K.to(torch.complex64)), ("k must hold floating-point", "complex64", "k.float()")),
-    "no tokens": (dot(k=K[:, :, :0], v=V[:, :, :0]), ("k is empty", "(2, 2, 0, 6)", "at least one")),
-    "no texts": (dot(q=Q[:0], k=K[:0], v=V[:0]), ("q is empty", "(0, 4, 5, 6)", "at least one")),
-    "NaN": (dot(q=spoilt(Q, torch.nan)), ("q has 1 values", "[1, 0, 2, 1]", "(nan)", "finite", "torch.nan_to_num")),
-    "infinity": (
-        dot(v=spoilt(V, torch.inf)),
-        ("v has 1 values", "[1, 0, 2, 1]", "(inf)", "finite", "torch.nan_to_num"),
+    "integers": (dot(k=K.long()), ("k must have a floating-point dtype", "torch.int64", "k.float()")),
+    "complex numbers": (dot(k=K.to(torch.complex64)), ("k must have a floating-point dtype", "complex64", "k.float()")),
+    "no tokens": (dot(k=K[:, :, :0], v=V[:, :, :0]), ("k must not be empty", "got shape (2, 2, 0, 6)")),
+    "no texts": (dot(q=Q[:0], k=K[:0], v=V[:0]), ("q must not be empty", "got shape (0, 4, 5, 6)")),
+    "NaN": (
+        dot(q=with_value(Q, torch.nan)),
+        ("q must be finite", "got 1 NaN", "[1, 0, 2, 1]", "(nan)", "type q.nan_to_num()"),
     ),
-    "minus infinity": (dot(k=spoilt(K, -torch.inf)), ("k has 1 values", "(-inf)", "finite")),
-    "two dtypes": (dot(k=K.double()), ("share dtype and device", "float32", "float64", "k.to(q)")),
-    "two devices": (lambda: DOT.explain(Q, K.to("meta"), V), ("share dtype and device", "meta", "k.to(q)")),
-    "two devices, called": (dot(k=K.to("meta")), ("share dtype and device", "meta", "k.to(q)")),
-    "two batches": (dot(q=Q[:1]), ("share the batch", "1, 2, 2", "type")),
-    "heads of k and v": (dot(v=V[:, :1]), ("share heads and tokens", "(2, 7)", "(1, 7)", "every key has one value")),
+    "infinity": (
+        dot(v=with_value(V, torch.inf)),
+        ("v must be finite", "infinite value, at index [1, 0, 2, 1]", "(inf)", "type v.nan_to_num()"),
+    ),
+    "minus infinity": (dot(k=with_value(K, -torch.inf)), ("k must be finite", "got 1", "(-inf)")),
+    "many infinities": (
+        dot(k=K / 0),
+        ("k must be finite, got 168 NaN or infinite values, the first at index [0, 0, 0, 0]",),
+    ),
+    "two dtypes": (dot(k=K.double()), ("same dtype and device", "float32", "float64", "k.to(q)")),
+    "two devices": (lambda: DOT.explain(Q, K.to("meta"), V), ("same dtype and device", "meta", "k.to(q)")),
+    "two devices, called": (dot(k=K.to("meta")), ("same dtype and device", "meta", "k.to(q)")),
+    "two batches": (dot(q=Q[:1]), ("same batch size", "got 1, 2 and 2")),
+    "heads of k and v": (dot(v=V[:, :1]), ("same numbers of heads and tokens", "got (2, 7) and (1, 7)")),
     "tokens of k and v": (
         dot(v=V[:, :, :6]),
-        ("share heads and tokens", "(2, 7)", "(2, 6)", "every key has one value"),
+        ("same numbers of heads and tokens", "got (2, 7) and (2, 6)"),
     ),
     "heads that do not divide": (
         dot(q=Q[:, :3]),
-        ("multiple of key/value heads", "3 and 2", "each key/value head serves"),
+        ("multiple of the number of key/value heads", "got 3 and 2"),
     ),
-    "widths": (dot(q=Q[..., :5]), ("share their width", "5 and 6", "project", "dim=5, key_dim=6")),
-    "widths of no map": (
+    "widths": (
+        dot(q=Q[..., :5]),
+        ("Gram needs q and k of the same width", "5 and 6", "type rs.mechanism('bilinear', dim=5, key_dim=6)"),
+    ),
+    "widths without a map": (
         lambda: Mechanism(Relation(Identity()))(Q[..., :5], K, V),
-        ("share their width under Relation", "5 and 6", "type"),
+        ("Relation needs q and k of the same width", "5 and 6", "type"),
     ),
     "widths of a map": (
         lambda: rs.mechanism("additive", dim=5)(Q[..., :5], K, V),
-        ("score.U (5, 32)", "width 5", "keys of width 6", "type dim=5, key_dim=6"),
+        ("score.U (5, 32)", "queries of width 5", "keys of width 6", "type dim=5, key_dim=6"),
     ),
-    "key_dim 0": (named("relation", dim=6, key_dim=0), ("key_dim must be a whole number", "got 0", "key_dim=6")),
-    "key_dim of one map": (named("metric_map", dim=6, key_dim=4), ("no option 'key_dim'", "it takes dim")),
+    "key_dim 0": (call_by_name("relation", dim=6, key_dim=0), ("key_dim must be an integer", "got 0", "key_dim=6")),
+    "key_dim of one map": (
+        call_by_name("metric_map", dim=6, key_dim=4),
+        ("no option 'key_dim'", "its options are dim"),
+    ),
     # functions
     "a number for a score": (lambda: Mechanism(score=3), ("a function f(q, k)", "got int", "type score=")),  # type: ignore[arg-type]
-    "a word for a value map": (lambda: Mechanism(value="tanh"), ("a function g(v)", "got str", "type value=")),  # type: ignore[arg-type]
+    "a string for a value map": (lambda: Mechanism(value="tanh"), ("a function g(v)", "got str", "type value=")),  # type: ignore[arg-type]
     "a score of single pairs": (
         lambda: Mechanism(score=lambda q, k: (q * k).sum(-1))(Q, K, V),
-        ("must give scores of all queries and keys", "(2, 4, 1, 1)", "got torch.float32 of shape (2, 4, 1)", "type"),
+        (
+            "must return a score for every query and key",
+            "(2, 4, 1, 1)",
+            "got torch.float32 of shape (2, 4, 1)",
+            "type score=lambda q, k: q @ k.mT",
+        ),
     ),
     "a score of nothing": (lambda: Mechanism(score=lambda q, k: None)(Q, K, V), ("got NoneType", "type")),  # type: ignore[arg-type, return-value]
     "a score that mixes rows": (
         lambda: Mechanism(score=lambda q, k: (q @ k.mT).softmax(-1))(Q, K, V),
-        ("must depend on them alone", "<lambda>", "type"),
+        ("must depend only on q_i and k_j", "<lambda>", "type score=lambda q, k: q @ k.mT"),
     ),
     "a score that fails": (
         lambda: Mechanism(score=lambda q, k: q @ k)(Q, K, V),
-        ("<lambda> fails on q of shape (2, 4, 1, 6)", "it must take"),
+        ("<lambda> must accept any number of queries and keys", "fails on q of shape (2, 4, 1, 6)", "type score="),
     ),
     "a value map that sums": (
         lambda: Mechanism(value=lambda v: v.sum(-1))(Q, K, V),
-        ("must give a row for each value", "got torch.float32 of shape (2, 4, 7)", "type"),
+        (
+            "must return one row per value",
+            "(2, 4, 7, r)",
+            "got torch.float32 of shape (2, 4, 7)",
+            "type value=lambda v: v.tanh()",
+        ),
     ),
     "the cost of a function": (
         lambda: rs.attention_cost(Mechanism(score=wave), Q.shape, K.shape),
-        ("wave costs is not known", "type torch.utils.flop_counter"),
+        ("the FLOPs of the Python function wave are unknown", "type with torch.utils.flop_counter"),
     ),
     "a kernel for a function": (
         lambda: Mechanism(score=wave)(Q, K, V, lowering="sdpa"),
-        ("'sdpa' cannot run this", "the Python function wave, into which a kernel cannot look", "leave lowering= out"),
+        (
+            "'sdpa' cannot run this",
+            "the Python function wave, which a fused kernel cannot inspect",
+            "leave lowering= out",
+        ),
     ),
     # names and options
-    "unknown mechanism": (named("metrik"), ("unknown mechanism 'metrik'", "type one of", "metric")),
-    "a number for a name": (named(3), ("unknown mechanism 3", "type one of", "metric")),  # type: ignore[arg-type]
-    "a list for a name": (named(["metric"]), ("unknown mechanism ['metric']", "type one of")),  # type: ignore[arg-type]
-    "unknown option": (named("metric", tau=2.0), ("'metric' has no option 'tau'", "it takes sigma")),
-    "option of none": (named("linear", scale=2.0), ("'linear' has no option 'scale'", "no options")),
+    "unknown mechanism": (
+        call_by_name("metrik"),
+        ("unknown mechanism 'metrik'", "the mechanisms are scaled_dot", "metric", "type rs.mechanisms()"),
+    ),
+    "a number for a name": (call_by_name(3), ("unknown mechanism 3", "the mechanisms are scaled_dot", "metric")),  # type: ignore[arg-type]
+    "a list for a name": (call_by_name(["metric"]), ("unknown mechanism ['metric']", "the mechanisms are scaled_dot")),  # type: ignore[arg-type]
+    "unknown option": (call_by_name("metric", tau=2.0), ("'metric' has no option 'tau'", "its options are sigma")),
+    "option of none": (
+        call_by_name("linear", scale=2.0),
+        ("'linear' has no options", "got 'scale'", "type rs.mechanism('linear')"),
+    ),
     "unknown lowering": (dot(lowering="cuda"), ("unknown lowering 'cuda'", "type one of", "sdpa", "reference")),
     "lowering that cannot": (
         lambda: rs.mechanism("sigmoid")(Q, K, V, lowering="sdpa"),
         ("'sdpa' cannot run this", "Sigmoid, not softmax", "leave lowering= out"),
     ),
-    "negative sigma": (named("metric", sigma=-1.0), ("sigma must be a positive number", "got -1.0", "sigma=1.0")),
-    "sigma 0": (named("metric", sigma=0), ("sigma must be a positive number", "got 0", "sigma=1.0")),
-    "sigma NaN": (named("metric", sigma=torch.nan), ("sigma must be a positive number", "got nan", "sigma=1.0")),
-    "sigma a word": (named("metric", sigma="1"), ("sigma must be a positive number", "got '1'", "sigma=1.0")),
-    "tau 0": (named("cosine", tau=0.0), ("tau must be a positive number", "got 0.0", "tau=1.0")),
-    "gamma negative": (named("kernel_rbf", gamma=-2), ("gamma must be a positive number", "got -2", "gamma=1.0")),
-    "gamma infinite": (named("kernel_laplace", gamma=torch.inf), ("gamma must be a positive number", "got inf")),
-    "odd degree": (named("kernel_polynomial", degree=3), ("degree must be even", "got 3", "degree=2")),
-    "degree 0": (named("kernel_polynomial", degree=0), ("degree must be even and at least 2", "got 0", "degree=2")),
-    "degree a word": (named("kernel_polynomial", degree="2"), ("degree must be even", "got '2'", "degree=2")),
+    "negative sigma": (
+        call_by_name("metric", sigma=-1.0),
+        ("sigma must be a positive number", "got -1.0", "sigma=1.0"),
+    ),
+    "sigma 0": (call_by_name("metric", sigma=0), ("sigma must be a positive number", "got 0", "sigma=1.0")),
+    "sigma NaN": (call_by_name("metric", sigma=torch.nan), ("sigma must be a positive number", "got nan", "sigma=1.0")),
+    "sigma a string": (call_by_name("metric", sigma="1"), ("sigma must be a positive number", "got '1'", "sigma=1.0")),
+    "tau 0": (call_by_name("cosine", tau=0.0), ("tau must be a positive number", "got 0.0", "tau=1.0")),
+    "gamma negative": (
+        call_by_name("kernel_rbf", gamma=-2),
+        ("gamma must be a positive number", "got -2", "gamma=1.0"),
+    ),
+    "gamma infinite": (call_by_name("kernel_laplace", gamma=torch.inf), ("gamma must be a positive number", "got inf")),
+    "odd degree": (call_by_name("kernel_polynomial", degree=3), ("degree must be even", "got 3", "degree=2")),
+    "degree 0": (
+        call_by_name("kernel_polynomial", degree=0),
+        ("degree must be even and at least 2", "got 0", "degree=2"),
+    ),
+    "degree a string": (call_by_name("kernel_polynomial", degree="2"), ("degree must be even", "got '2'", "degree=2")),
     "offset NaN": (
-        named("kernel_polynomial", offset=torch.nan),
+        call_by_name("kernel_polynomial", offset=torch.nan),
         ("offset must be a finite number", "got nan", "offset="),
     ),
-    "entmax of softmax": (named("entmax", alpha=1.0), ("alpha > 1", "got 1.0", "mechanism('scaled_dot')")),
-    "alpha below 1": (named("entmax", alpha=0.5), ("alpha > 1", "got 0.5", "type")),
-    "alpha a word": (named("entmax", alpha="2"), ("alpha > 1", "got '2'", "type")),
-    "alpha infinite": (named("entmax", alpha=torch.inf), ("alpha", "got inf", "type")),
-    "negative rounds": (named("sinkhorn", rounds=-1), ("rounds must be", "got -1", "rounds=10")),
-    "half a round": (named("sinkhorn", rounds=1.5), ("rounds must be", "got 1.5", "rounds=10")),
-    "scale a word": (named("scaled_dot", scale="x"), ("scale must be a finite number", "got 'x'", "scale=")),
-    "scale NaN": (named("sigmoid", scale=torch.nan), ("scale must be a finite number", "got nan", "scale=")),
-    "bias a word": (named("sigmoid", bias="x"), ("bias must be a finite number", "got 'x'", "bias=")),
-    "sink NaN": (named("softmax_sink", sink=torch.nan), ("sink must be", "got nan", "sink=")),
-    "shaped without widths": (named("shaped", tau0=1.0), ("scale 1/(tau0 √(width · head_width))", "width=64")),
+    "alpha 1": (call_by_name("entmax", alpha=1.0), ("alpha > 1", "got 1.0", "mechanism('scaled_dot')")),
+    "alpha below 1": (call_by_name("entmax", alpha=0.5), ("alpha > 1", "got 0.5", "type")),
+    "alpha a string": (call_by_name("entmax", alpha="2"), ("alpha > 1", "got '2'", "type")),
+    "alpha infinite": (call_by_name("entmax", alpha=torch.inf), ("alpha", "got inf", "type")),
+    "negative rounds": (call_by_name("sinkhorn", rounds=-1), ("rounds must be", "got -1", "rounds=10")),
+    "fractional rounds": (call_by_name("sinkhorn", rounds=1.5), ("rounds must be", "got 1.5", "rounds=10")),
+    "scale a string": (call_by_name("scaled_dot", scale="x"), ("scale must be a finite number", "got 'x'", "scale=")),
+    "scale NaN": (call_by_name("sigmoid", scale=torch.nan), ("scale must be a finite number", "got nan", "scale=")),
+    "bias a string": (call_by_name("sigmoid", bias="x"), ("bias must be a finite number", "got 'x'", "bias=")),
+    "sink NaN": (call_by_name("softmax_sink", sink=torch.nan), ("sink must be", "got nan", "sink=")),
+    "shaped without widths": (call_by_name("shaped", tau0=1.0), ("scale 1/(tau0 √(width · head_width))", "width=64")),
     "shaped, scaled twice": (
-        named("shaped", tau0=1.0, width=8, head_width=4, scale=2.0),
-        ("scale 1/(tau0 √(width · head_width))", "no scale"),
+        call_by_name("shaped", tau0=1.0, width=8, head_width=4, scale=2.0),
+        ("scale 1/(tau0 √(width · head_width))", "excludes scale"),
     ),
-    "shaped by a word": (named("shaped", gamma="x"), ("gamma must be a finite number", "got 'x'", "gamma=")),
-    "no dim": (named("additive"), ("dim=<width of q>", "got dim=None")),
-    "dim 0": (named("relation", dim=0), ("dim=<width of q>", "got dim=0")),
-    "dim a word": (named("bilinear", dim="x"), ("dim=<width of q>", "got dim='x'")),
-    "dim negative": (named("mahalanobis", dim=-1), ("dim=<width of q>", "got dim=-1")),
-    "no hidden units": (named("additive", dim=6, hidden=0), ("hidden must be", "got 0", "hidden=")),
-    "no B": (named("bilinear"), ("learns B", "dim=<width of q>", "B=<tensor>")),
-    "B a number": (named("bilinear", B=3), ("B must be", "got int", "B=torch.eye(")),
-    "no root": (named("mahalanobis"), ("learns root", "dim=<width of q>", "root=<tensor>")),
-    "P of two signs": (
-        named("mahalanobis", P=torch.diag(torch.tensor([1.0, -0.5]))),
+    "shaped gamma a string": (
+        call_by_name("shaped", gamma="x"),
+        ("gamma must be a finite number", "got 'x'", "gamma="),
+    ),
+    "no dim": (call_by_name("additive"), ("dim must be the width of q", "got None", "type dim=q.shape[-1]")),
+    "dim 0": (call_by_name("relation", dim=0), ("dim must be the width of q", "got 0", "type dim=q.shape[-1]")),
+    "dim a string": (
+        call_by_name("bilinear", dim="x"),
+        ("dim must be the width of q", "got 'x'", "type dim=q.shape[-1]"),
+    ),
+    "dim negative": (
+        call_by_name("mahalanobis", dim=-1),
+        ("dim must be the width of q", "got -1", "type dim=q.shape[-1]"),
+    ),
+    "no hidden units": (call_by_name("additive", dim=6, hidden=0), ("hidden must be", "got 0", "hidden=")),
+    "no B": (
+        call_by_name("bilinear"),
+        ("learns the tensor B", "pass dim (the width of q) or B", "type dim=q.shape[-1]"),
+    ),
+    "B a number": (call_by_name("bilinear", B=3), ("B must be", "got int", "B=torch.eye(")),
+    "no root": (
+        call_by_name("mahalanobis"),
+        ("learns the tensor root", "pass dim (the width of q) or root", "type dim=q.shape[-1]"),
+    ),
+    "P indefinite": (
+        call_by_name("mahalanobis", P=torch.diag(torch.tensor([1.0, -0.5]))),
         ("positive semi-definite", "-0.5", "P=A @ A.mT"),
     ),
     "P not symmetric": (
-        named("mahalanobis", P=torch.ones(3, 3).triu()),
-        ("symmetric matrix", "(3, 3)", "P=(P + P.mT)/2"),
+        call_by_name("mahalanobis", P=torch.ones(3, 3).triu()),
+        ("symmetric matrix", "(3, 3)", "P=(P + P.mT) / 2"),
     ),
-    "P not square": (named("mahalanobis", P=torch.ones(2, 3)), ("symmetric matrix", "(2, 3)", "type")),
-    "P a number": (named("mahalanobis", P=3), ("P must be", "got int", "type")),
-    "a seed in words": (named("relation", dim=6, seed="odd"), ("seed must be", "'odd'", "type seed=0")),
-    "hidden is true": (named("additive", dim=6, hidden=True), ("hidden must be", "True", "type hidden=32")),
-    "P of whole numbers": (named("mahalanobis", P=torch.eye(6).long()), ("P must be", "torch.int64", "type")),
+    "P not square": (call_by_name("mahalanobis", P=torch.ones(2, 3)), ("symmetric matrix", "(2, 3)", "type")),
+    "P a number": (call_by_name("mahalanobis", P=3), ("P must be", "got int", "type")),
+    "seed a string": (call_by_name("relation", dim=6, seed="odd"), ("seed must be", "'odd'", "type seed=0")),
+    "hidden is true": (call_by_name("additive", dim=6, hidden=True), ("hidden must be", "True", "type hidden=32")),
+    "P of integers": (call_by_name("mahalanobis", P=torch.eye(6).long()), ("P must be", "torch.int64", "type")),
     # masks
-    "unknown mask": (dot(mask="casual"), ("unknown mask 'casual'", "'causal'", "type")),
-    "mask of rows": (dot(mask=[[True]]), ("unknown mask", "list", "boolean tensor", "type")),
-    "mask of another library": (
+    "unknown mask": (dot(mask="casual"), ("mask must be 'none', 'causal'", "got 'casual'", "type mask='causal'")),
+    "mask of nested lists": (dot(mask=[[True]]), ("mask must be", "got list", "boolean tensor", "type")),
+    "mask as a numpy array": (
         dot(mask=torch.ones(5, 7).numpy()),
-        ("unknown mask", "ndarray", "boolean tensor", "type"),
+        ("mask must be", "got ndarray", "boolean tensor", "type"),
     ),
-    "float mask": (dot(mask=torch.zeros(5, 7)), ("boolean", "torch.float32", "(5, 7)", "position=Bias(tensor)")),
+    "float mask": (
+        dot(mask=torch.zeros(5, 7)),
+        ("boolean", "torch.float32", "(5, 7)", "type replace(mechanism, position=Bias(tensor))"),
+    ),
     "mask of one axis": (dot(mask=torch.ones(7, dtype=torch.bool)), ("boolean", "(7,)", "(m, n)")),
-    "mask too small": (dot(mask=torch.ones(5, 6, dtype=torch.bool)), ("(5, 7)", "got (5, 6)", "type")),
+    "mask too small": (
+        dot(mask=torch.ones(5, 6, dtype=torch.bool)),
+        ("a mask for these q and k must have shape (5, 7)", "got (5, 6)"),
+    ),
     "mask of other heads": (
         dot(mask=torch.ones(2, 3, 5, 7, dtype=torch.bool)),
-        ("(2, 4, 5, 7)", "got (2, 3, 5, 7)", "type"),
+        ("must have shape", "(2, 4, 5, 7)", "got (2, 3, 5, 7)"),
     ),
-    "padding of other texts": (dot(mask=Padding(torch.ones(3, 7, dtype=torch.bool))), ("(2, 7)", "got (3, 7)", "type")),
+    "padding of other texts": (
+        dot(mask=Padding(torch.ones(3, 7, dtype=torch.bool))),
+        ("a padding mask", "must have shape (2, 7)", "got (3, 7)"),
+    ),
     "padding of numbers": (lambda: DOT(Q, K, V, mask=Padding(torch.ones(2, 7))), ("boolean", "torch.float32", "type")),
-    "documents too short": (dot(mask=Document(torch.zeros(2, 6).long())), ("(2, 7)", "got (2, 6)", "type")),
-    "documents of strangers": (
-        dot(q=K, k=Q[:, :2], v=Q[:, :2], mask=Document(torch.zeros(2, 5).long())),
+    "documents too short": (
+        dot(mask=SameDocument(torch.zeros(2, 6).long())),
+        ("document ids", "must have shape (2, 7)", "got (2, 6)"),
+    ),
+    "document mask for cross attention": (
+        dot(q=K, k=Q[:, :2], v=Q[:, :2], mask=SameDocument(torch.zeros(2, 5).long())),
         ("7 queries", "5 keys", "type"),
     ),
-    "no window": (lambda: Window(0), ("size >= 1", "got 0", "type")),
-    "half a window": (lambda: Window(2.5), ("size", "got 2.5", "type")),
-    "negative prefix": (lambda: Prefix(-1), ("length", "got -1", "type")),
+    "window of size 0": (lambda: Window(0), ("integer size of at least 1", "got 0", "type Window(128)")),
+    "fractional window": (lambda: Window(2.5), ("integer size", "got 2.5", "type Window(128)")),
+    "negative prefix": (lambda: Prefix(-1), ("length of at least 0", "got -1", "type Prefix(16)")),
     # outside the domain
-    "sinkhorn of unlike tokens": (named("sinkhorn"), ("square", "5 queries and 7 keys", "mechanism('scaled_dot')")),
-    "shaped of unlike tokens": (named("shaped"), ("square", "5 queries and 7 keys", "mechanism('scaled_dot')")),
-    "sinkhorn under a mask": (square("sinkhorn", mask="causal"), ("without a mask", "Causal", "mask='none'")),
-    "sinkhorn under a table": (
-        square("sinkhorn", mask=torch.ones(7, 7, dtype=torch.bool)),
-        ("without a mask", "Table", "mask='none'"),
+    "sinkhorn of cross attention": (
+        call_by_name("sinkhorn"),
+        ("square", "5 queries and 7 keys", "mechanism('scaled_dot')"),
     ),
-    "gradient of a choice": (pulled(ONES, rs.mechanism("hard")), ("Hard has no gradient", "mechanism('scaled_dot'")),
-    "statistics of signed weights": (
+    "shaped of cross attention": (
+        call_by_name("shaped"),
+        ("square", "5 queries and 7 keys", "mechanism('scaled_dot')"),
+    ),
+    "sinkhorn under a mask": (
+        square_call("sinkhorn", mask="causal"),
+        ("does not support masks", "Causal", "mask='none'"),
+    ),
+    "sinkhorn under a table": (
+        square_call("sinkhorn", mask=torch.ones(7, 7, dtype=torch.bool)),
+        ("does not support masks", "BooleanMask", "mask='none'"),
+    ),
+    "gradient of hardmax": (
+        gradient_call(ONES, rs.mechanism("hard")),
+        ("Hardmax has no gradient", "mechanism('scaled_dot'"),
+    ),
+    "statistics of negative weights": (
         lambda: rs.weight_statistics(rs.mechanism("shaped"), K, K),
         ("Shaped", "negative", "mechanism('scaled_dot')"),
     ),
     # the mechanism's own tensors
-    "B of another width": (named("bilinear", B=torch.eye(4)), ("score.phi.W (4, 4)", "width 6", "dim=6")),
-    "dim of another width": (named("additive", dim=5), ("score.W (5, 32)", "width 6", "dim=6")),
-    "maps of other heads": (named("bilinear", B=torch.ones(3, 6, 6)), ("score.phi.W (3, 6, 6)", "4 heads", "type")),
-    "sinks of other heads": (named("softmax_sink", sink=torch.zeros(3)), ("normaliser.sink (3,)", "4 heads", "type")),
+    "B of another width": (call_by_name("bilinear", B=torch.eye(4)), ("score.phi.W (4, 4)", "width 6", "dim=6")),
+    "dim of another width": (call_by_name("additive", dim=5), ("score.W (5, 32)", "width 6", "dim=6")),
+    "maps of other heads": (
+        call_by_name("bilinear", B=torch.ones(3, 6, 6)),
+        ("score.phi.W (3, 6, 6)", "do not fit 4 heads", "type"),
+    ),
+    "sinks of other heads": (
+        call_by_name("softmax_sink", sink=torch.zeros(3)),
+        ("normaliser.sink (3,)", "do not fit 4 heads", "type"),
+    ),
     "values of another width": (lambda: replace(DOT, value=Linear(torch.eye(6)))(Q, K, V), ("value.W (6, 6)", "type")),
-    "slopes of other heads": (at(ALiBi(torch.ones(3))), ("position.slopes (3,)", "4 heads", "type")),
-    "buckets of other heads": (at(Buckets(torch.ones(8, 3))), ("position.table (8, 3)", "4 heads", "type")),
-    "too few buckets": (lambda: Buckets(torch.ones(2, 4)), ("buckets", "got 2", "type")),
-    "buckets that reach nowhere": (
+    "slopes of other heads": (
+        with_position(ALiBi(torch.ones(3))),
+        ("position.slopes must have one entry per head", "(3,)", "4 heads", "type ALiBi(alibi_slopes(4))"),
+    ),
+    "buckets of other heads": (
+        with_position(Buckets(torch.ones(8, 3))),
+        ("position.table must have one entry per head", "(8, 3)", "4 heads", "type Buckets(torch.zeros(8, 4))"),
+    ),
+    "too few buckets": (lambda: Buckets(torch.ones(2, 4)), ("buckets need at least 4 rows", "got 2", "type")),
+    "max_distance too small": (
         lambda: Buckets(torch.ones(32, 4), max_distance=8),
         ("max_distance above 8", "max_distance=8", "type"),
     ),
-    "bias of other tokens": (at(Bias(torch.zeros(4, 9, 9))), ("(4, 5, 7)", "got (4, 9, 9)", "type")),
-    "bias of fewer queries": (at(Bias(torch.zeros(4, 3, 7))), ("(4, 5, 7)", "got (4, 3, 7)", "type")),
-    "bias of other heads": (at(Bias(torch.zeros(3, 5, 7))), ("(4, 5, 7)", "got (3, 5, 7)", "type")),
-    "table too short": (at(Learned(torch.zeros(6, 6))), ("from 0 to 5", "6", "longer table")),
+    "bias of other tokens": (with_position(Bias(torch.zeros(4, 9, 9))), ("(4, 5, 7)", "got (4, 9, 9)", "type")),
+    "bias of fewer queries": (with_position(Bias(torch.zeros(4, 3, 7))), ("(4, 5, 7)", "got (4, 3, 7)", "type")),
+    "bias of other heads": (with_position(Bias(torch.zeros(3, 5, 7))), ("(4, 5, 7)", "got (3, 5, 7)", "type")),
+    "table too short": (with_position(LearnedPosition(torch.zeros(6, 6))), ("from 0 to 5", "got 6 to 6")),
     "queries before the text": (
-        at(Learned(torch.zeros(9, 6)), K, Q[:, :2], Q[:, :2]),
-        ("from 0 to 8", "got -2 to 4", "type"),
+        with_position(LearnedPosition(torch.zeros(9, 6)), K, Q[:, :2], Q[:, :2]),
+        ("from 0 to 8", "got -2 to 4"),
     ),
-    "rotary of odd width": (at(Rotary(), Q[..., :5], K[..., :5]), ("even", "5", "width=4")),
-    "rotary too wide": (at(Rotary(width=8)), ("width", "8", "6", "type")),
-    "rotary of odd pairs": (lambda: Rotary(width=3), ("even", "got 3", "type")),
-    "unknown pairs": (lambda: Rotary(pairs="thirds"), ("pairs", "'thirds'", "'halves'", "'neighbours'")),  # type: ignore[arg-type]
+    "rotary of odd width": (
+        with_position(Rotary(), Q[..., :5], K[..., :5]),
+        ("even width of at most 5", "type Rotary(width=4)"),
+    ),
+    "rotary too wide": (with_position(Rotary(width=8)), ("width of at most 6", "got width=8", "type Rotary(width=6)")),
+    "rotary with an odd width": (lambda: Rotary(width=3), ("even", "got 3", "type Rotary(width=2)")),
+    "unknown pairs": (
+        lambda: Rotary(pairs="thirds"),
+        ("pairs must be", "got 'thirds'", "'halves'", "'neighbours'", "type Rotary(pairs='halves')"),
+    ),  # type: ignore[arg-type]
     "cap 0": (lambda: SoftCap(Gram(), 0.0), ("cap must be a positive number", "got 0.0", "type")),
     # gradients
-    "g of another shape": (pulled(ONES[..., :2]), ("(2, 4, 5, 3)", "got (2, 4, 5, 2)", "torch.ones(2, 4, 5, 3)")),
+    "g of another shape": (
+        gradient_call(ONES[..., :2]),
+        ("(2, 4, 5, 3)", "got (2, 4, 5, 2)", "torch.ones(2, 4, 5, 3)"),
+    ),
     "g of the values": (
-        pulled(ONES, replace(DOT, value=Linear(torch.ones(3, 5)))),
+        gradient_call(ONES, replace(DOT, value=Linear(torch.ones(3, 5)))),
         ("(2, 4, 5, 5)", "got (2, 4, 5, 3)", "torch.ones"),
     ),
-    "g a number": (pulled(1.0), ("g must", "got float", "torch.ones(2, 4, 5, 3)")),
-    "g NaN": (pulled(spoilt(ONES, torch.nan)), ("g has 1 values", "[1, 0, 2, 1]", "finite")),
+    "g a number": (gradient_call(1.0), ("g must", "got float", "torch.ones(2, 4, 5, 3)")),
+    "g NaN": (gradient_call(with_value(ONES, torch.nan)), ("g must be finite", "got 1", "[1, 0, 2, 1]")),
 }
 
 
-@pytest.mark.parametrize("mistake", BAD)
-def test_a_mistake_is_told_in_one_line(mistake: str) -> None:
-    call, words = BAD[mistake]
+@pytest.mark.parametrize("mistake", INVALID_CALLS)
+def test_invalid_call_raises_a_one_line_error(mistake: str) -> None:
+    call, fragments = INVALID_CALLS[mistake]
     with pytest.raises(RheoscopeError) as caught:
         call()
     message = str(caught.value)
-    assert [word for word in words if word not in message] == [], message
+    assert [fragment for fragment in fragments if fragment not in message] == [], message
     assert "\n" not in message
 
 
-def test_numbers_too_large_to_add_are_not_infinite() -> None:
-    """The fast look at all numbers adds them up; a sum that overflows says nothing of the numbers."""
+def test_large_finite_values_pass_the_finite_check() -> None:
+    """The fast check sums all values; an overflowing sum does not imply infinite values."""
     v = torch.full((1, 1, 2, 2), 1.7e308, dtype=torch.float64)
     assert bool(DOT(torch.zeros_like(v), torch.zeros_like(v), v, lowering="blocks").isfinite().any())
 
 
-def test_what_is_good_passes() -> None:
-    """Every good twin of the calls above: broadcast masks, a head that serves all, one token."""
+def test_valid_calls_pass() -> None:
+    """These are valid variants of the calls above: broadcast masks, one shared key head, one token."""
     for mask in (
         None,
         "none",
@@ -289,6 +393,6 @@ def test_what_is_good_passes() -> None:
         assert DOT(Q, K, V, mask=mask).shape == (2, 4, 5, 3)
     assert DOT(Q, K[:, :1], V[:, :1]).shape == (2, 4, 5, 3)
     assert DOT(Q[:, :, :1], K[:, :, :1], V[:, :, :1]).shape == (2, 4, 1, 3)
-    assert at(Bias(torch.zeros(1, 5, 7)))().shape == (2, 4, 5, 3)
-    assert named("softmax_sink", sink=torch.zeros(4))().shape == (2, 4, 5, 3)
-    assert named("sigmoid", bias=-2, scale=1)().shape == (2, 4, 5, 3)
+    assert with_position(Bias(torch.zeros(1, 5, 7)))().shape == (2, 4, 5, 3)
+    assert call_by_name("softmax_sink", sink=torch.zeros(4))().shape == (2, 4, 5, 3)
+    assert call_by_name("sigmoid", bias=-2, scale=1)().shape == (2, 4, 5, 3)

@@ -1,4 +1,4 @@
-"""The reference against a twin that anyone can check: three loops, plain numbers, formulas as in MATH section 1."""
+"""The reference equals a naive implementation: three loops over plain numbers, with the formulas of MATH section 1."""
 
 import math
 from collections.abc import Callable
@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.attention.definition import for_every_head, positions, reference
+from rheoscope.attention.definition import query_key_positions, reference_attention, repeat_kv_heads
 from rheoscope.attention.mask import Causal, Window
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import Rotary
-from tests.attention.cases import MASKS, gap, in_dtype, inputs, made, random
+from tests.attention.cases import MASKS, gap, inputs, random, to_dtype, zoo_mechanism
 
 Row = list[float]
 WIDTH = 3
@@ -24,7 +24,7 @@ def dot(a: Row, b: Row) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
-def square(a: Row, b: Row) -> float:
+def squared_distance(a: Row, b: Row) -> float:
     return sum((x - y) ** 2 for x, y in zip(a, b, strict=True))
 
 
@@ -38,7 +38,7 @@ def elu_plus_one(a: Row) -> Row:
     return [x + 1 if x > 0 else math.exp(x) for x in a]
 
 
-def scaled(q: Row, k: Row) -> float:
+def scaled_dot(q: Row, k: Row) -> float:
     return dot(q, k) / math.sqrt(WIDTH)
 
 
@@ -47,7 +47,7 @@ def softmax(s: Row, i: int) -> Row:
 
 
 def sparsemax(s: Row, i: int) -> Row:
-    """The threshold by trying every number of winners."""
+    """The threshold, found by trying every support size."""
     for count in range(len(s), 0, -1):
         best = sorted(s, reverse=True)[:count]
         tau = (sum(best) - 1) / count
@@ -60,8 +60,8 @@ def shaped(s: Row, i: int) -> Row:
     return [0.5 * (j == i) + 2.0 * x - 0.25 / len(s) for j, x in enumerate(softmax(s, i))]
 
 
-TWINS: dict[str, tuple[Mechanism, Callable[[Row, Row], float], Callable[[Row, int], Row]]] = {
-    "scaled_dot": (rs.mechanism("scaled_dot"), scaled, softmax),
+NAIVE_FORMULAS: dict[str, tuple[Mechanism, Callable[[Row, Row], float], Callable[[Row, int], Row]]] = {
+    "scaled_dot": (rs.mechanism("scaled_dot"), scaled_dot, softmax),
     "bilinear": (
         rs.mechanism("bilinear", B=B, scale=0.7),
         lambda q, k: 0.7 * sum(q[a] * float(B[a, b]) * k[b] for a in range(WIDTH) for b in range(WIDTH)),
@@ -73,32 +73,36 @@ TWINS: dict[str, tuple[Mechanism, Callable[[Row, Row], float], Callable[[Row, in
         lambda q, k: 3 * dot(q, k) / math.sqrt(dot(q, q) * dot(k, k)),
         softmax,
     ),
-    "metric": (rs.mechanism("metric", sigma=0.8), lambda q, k: -square(q, k) / (2 * 0.8**2), softmax),
-    "kernel_laplace": (rs.mechanism("kernel_laplace", gamma=2.0), lambda q, k: -2 * math.sqrt(square(q, k)), softmax),
+    "metric": (rs.mechanism("metric", sigma=0.8), lambda q, k: -squared_distance(q, k) / (2 * 0.8**2), softmax),
+    "kernel_laplace": (
+        rs.mechanism("kernel_laplace", gamma=2.0),
+        lambda q, k: -2 * math.sqrt(squared_distance(q, k)),
+        softmax,
+    ),
     "kernel_polynomial": (
         rs.mechanism("kernel_polynomial", degree=4, offset=0.3),
-        lambda q, k: math.log((scaled(q, k) + 0.3) ** 4),
+        lambda q, k: math.log((scaled_dot(q, k) + 0.3) ** 4),
         softmax,
     ),
     "softmax_sink": (
         rs.mechanism("softmax_sink", sink=0.5),
-        scaled,
+        scaled_dot,
         lambda s, i: [math.exp(x) / (math.exp(0.5) + sum(math.exp(y) for y in s)) for x in s],
     ),
-    "sigmoid": (rs.mechanism("sigmoid", bias=-1.0), scaled, lambda s, i: [1 / (1 + math.exp(1 - x)) for x in s]),
-    "relu": (rs.mechanism("relu"), scaled, lambda s, i: [max(x, 0) / len(s) for x in s]),
+    "sigmoid": (rs.mechanism("sigmoid", bias=-1.0), scaled_dot, lambda s, i: [1 / (1 + math.exp(1 - x)) for x in s]),
+    "relu": (rs.mechanism("relu"), scaled_dot, lambda s, i: [max(x, 0) / len(s) for x in s]),
     "sparsemax": (rs.mechanism("sparsemax", scale=1.0), dot, sparsemax),
-    "hard": (rs.mechanism("hard"), scaled, lambda s, i: [float(x == max(s)) for x in s]),
+    "hard": (rs.mechanism("hard"), scaled_dot, lambda s, i: [float(x == max(s)) for x in s]),
     "linear": (
         rs.mechanism("linear"),
         lambda q, k: dot(elu_plus_one(q), elu_plus_one(k)),
         lambda s, i: [x / sum(s) for x in s],
     ),
-    "shaped": (rs.mechanism("shaped", alpha=0.5, beta=2.0, gamma=0.25), scaled, shaped),
+    "shaped": (rs.mechanism("shaped", alpha=0.5, beta=2.0, gamma=0.25), scaled_dot, shaped),
 }
 
 
-def twin(
+def naive_attention(
     score: Callable[[Row, Row], float],
     normalise: Callable[[Row, int], Row],
     q: torch.Tensor,
@@ -106,78 +110,80 @@ def twin(
     v: torch.Tensor,
     causal: bool,
 ) -> list:
-    """Text by text, head by head, query by query: query head h reads key head h // (H/G), the last query the last key."""
+    """Loop over texts, heads and queries; query head h uses key head h // (H/G), and the last query sees the last key."""
     (_, heads, m, _), (_, groups, n, _) = q.shape, k.shape
     out = []
     for b in range(len(q)):
         for h in range(heads):
             keys, values = k[b, h // (heads // groups)].tolist(), v[b, h // (heads // groups)].tolist()
             for i in range(m):
-                seen = [j for j in range(n) if not causal or j <= i + n - m]
-                weights = normalise([score(q[b, h, i].tolist(), keys[j]) for j in seen], i) if seen else []
+                allowed = [j for j in range(n) if not causal or j <= i + n - m]
+                weights = normalise([score(q[b, h, i].tolist(), keys[j]) for j in allowed], i) if allowed else []
                 out.append(
-                    [sum(w * values[j][c] for w, j in zip(weights, seen, strict=True)) for c in range(v.shape[-1])]
+                    [sum(w * values[j][c] for w, j in zip(weights, allowed, strict=True)) for c in range(v.shape[-1])]
                 )
     return out
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name", TWINS)
-def test_the_reference_is_the_definition(name: str, causal: bool) -> None:
-    mechanism, score, normalise = TWINS[name]
-    for m, n in [(4, 4)] if mechanism.domain.square else [(4, 4), (2, 5), (5, 2), (1, 1)]:
+@pytest.mark.parametrize("name", NAIVE_FORMULAS)
+def test_reference_equals_the_naive_implementation(name: str, causal: bool) -> None:
+    mechanism, score, normalise = NAIVE_FORMULAS[name]
+    for m, n in [(4, 4)] if mechanism.domain.requires_square else [(4, 4), (2, 5), (5, 2), (1, 1)]:
         q, k, v = inputs(m, n, d=WIDTH, e=2, h=6, g=2, seed=17)
-        out, _ = reference(in_dtype(mechanism, torch.float64).under("causal" if causal else None), q, k, v)
-        expected = torch.tensor(twin(score, normalise, q, k, v, causal), dtype=torch.float64)
+        out, _ = reference_attention(
+            to_dtype(mechanism, torch.float64).with_mask("causal" if causal else None), q, k, v
+        )
+        expected = torch.tensor(naive_attention(score, normalise, q, k, v, causal), dtype=torch.float64)
         assert gap(out.reshape(-1, 2), expected) < 1e-12
 
 
-def test_a_call_is_the_reference() -> None:
+def test_call_equals_the_reference() -> None:
     q, k, v = (x.float() for x in inputs(5, 7))
     for name in ("scaled_dot", "sigmoid", "linear"):
         mechanism = rs.mechanism(name)
-        expected = reference(mechanism.under("causal"), q, k, v)[0]
+        expected = reference_attention(mechanism.with_mask("causal"), q, k, v)[0]
         assert gap(mechanism(q, k, v, mask="causal"), expected) < 1e-5
         assert gap(mechanism.attend(q, k, v, mask="causal"), expected) < 1e-5
         assert torch.equal(mechanism(q, k, v, mask="causal", lowering="reference"), expected)
 
 
 def test_weights_average_the_values() -> None:
-    mechanism, (q, k, v) = made("entmax15"), inputs(5, 7)
+    mechanism, (q, k, v) = zoo_mechanism("entmax15"), inputs(5, 7)
     a = mechanism.weights(q, k, mask="causal")
-    assert gap(a @ for_every_head(v, 4), mechanism(q, k, v, mask="causal")) < 1e-12
+    assert gap(a @ repeat_kv_heads(v, 4), mechanism(q, k, v, mask="causal")) < 1e-12
 
 
-def test_masks_of_a_mechanism_and_of_a_call_meet() -> None:
-    mechanism, (q, k, v) = made("scaled_dot"), inputs(6, 6)
-    inside = replace(mechanism, mask=Causal())
-    assert torch.equal(inside(q, k, v, mask=Window(2)), mechanism(q, k, v, mask=Causal() & Window(2)))
-    assert torch.equal(inside.under(None)(q, k, v), mechanism(q, k, v, mask="causal"))
+def test_masks_of_mechanism_and_call_intersect() -> None:
+    mechanism, (q, k, v) = zoo_mechanism("scaled_dot"), inputs(6, 6)
+    causal_mechanism = replace(mechanism, mask=Causal())
+    assert torch.equal(causal_mechanism(q, k, v, mask=Window(2)), mechanism(q, k, v, mask=Causal() & Window(2)))
+    assert torch.equal(causal_mechanism.with_mask(None)(q, k, v), mechanism(q, k, v, mask="causal"))
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_only_permitted_keys_weigh(mask: str) -> None:
+def test_only_allowed_keys_have_weight(mask: str) -> None:
     q, k, _ = inputs(5, 7)
-    permitted = MASKS[mask](5, 7)(*positions(5, 7)).expand(2, 4, 5, 7)
-    assert torch.equal(made("scaled_dot").weights(q, k, MASKS[mask](5, 7)) > 0, permitted)
+    allowed = MASKS[mask](5, 7)(*query_key_positions(5, 7)).expand(2, 4, 5, 7)
+    assert torch.equal(zoo_mechanism("scaled_dot").weights(q, k, MASKS[mask](5, 7)) > 0, allowed)
 
 
-def test_decoding_with_all_past_keys_is_the_last_row() -> None:
-    """Query r of m stands at n - m + r: one query at a time sees what the whole text shows it."""
-    mechanism = replace(made("metric"), position=Rotary())
+def test_decoding_token_by_token_equals_the_whole_text() -> None:
+    """Query r of m is at position n - m + r, so decoding token by token equals the whole text."""
+    mechanism = replace(zoo_mechanism("metric"), position=Rotary())
     q, k, v = inputs(6, 6)
-    whole = mechanism(q, k, v, mask="causal")
+    full_output = mechanism(q, k, v, mask="causal")
     for t in range(6):
         step = mechanism(q[:, :, t : t + 1], k[:, :, : t + 1], v[:, :, : t + 1], mask="causal")
-        assert gap(step, whole[:, :, t : t + 1]) < 1e-12
+        assert gap(step, full_output[:, :, t : t + 1]) < 1e-12
 
 
-def test_heads_of_a_group_read_the_same_head() -> None:
+def test_query_heads_of_a_group_share_a_key_head() -> None:
     x = torch.arange(3.0).reshape(1, 3, 1, 1)
-    assert for_every_head(x, 6).flatten().tolist() == [0, 0, 1, 1, 2, 2]
-    assert for_every_head(x, 3) is x
+    assert repeat_kv_heads(x, 6).flatten().tolist() == [0, 0, 1, 1, 2, 2]
+    assert repeat_kv_heads(x, 3) is x
 
 
-def test_a_mechanism_is_frozen() -> None:
+def test_mechanism_is_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         rs.mechanism("metric").score = None  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The survey looks at every mechanism of the zoo, on one cloud, and a broken law shows."""
+"""The survey covers every mechanism of the zoo and reports violated laws."""
 
 from dataclasses import replace
 
@@ -6,23 +6,23 @@ import pytest
 import torch
 
 from rheoscope.attention.laws import LAWS, Law
-from rheoscope.attention.survey import cloud, survey
+from rheoscope.attention.survey import example_cloud, survey_mechanisms
 from rheoscope.attention.zoo import ZOO
 
 
-def test_every_mechanism_keeps_its_laws_on_the_cloud() -> None:
-    rows = survey(cloud(), tokens=64, width=8)
-    assert [row.named.name for row in rows] == list(ZOO)
-    assert all(not row.broken and row.kept == len(row.named.laws) for row in rows)
+def test_every_mechanism_satisfies_its_laws() -> None:
+    rows = survey_mechanisms(example_cloud(), tokens=64, width=8)
+    assert [row.entry.name for row in rows] == list(ZOO)
+    assert all(not row.broken_laws and row.n_laws_satisfied == len(row.entry.laws) for row in rows)
 
 
-def test_a_broken_law_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    false = Law("nothing is ever true", lambda mechanism, q, k, v: 1.0)
-    monkeypatch.setitem(LAWS, "rows_sum_to_one", replace(false))
-    broken = {row.named.name: row.broken for row in survey(cloud(), tokens=64, width=8)}
-    assert broken["scaled_dot"] == ["rows_sum_to_one"]
-    assert broken["sigmoid"] == []
+def test_survey_lists_violated_laws(monkeypatch: pytest.MonkeyPatch) -> None:
+    violated_law = Law("always violated", lambda mechanism, q, k, v: 1.0)
+    monkeypatch.setitem(LAWS, "rows_sum_to_one", replace(violated_law))
+    broken_laws = {row.entry.name: row.broken_laws for row in survey_mechanisms(example_cloud(), tokens=64, width=8)}
+    assert broken_laws["scaled_dot"] == ["rows_sum_to_one"]
+    assert broken_laws["sigmoid"] == []
 
 
-def test_the_cloud_is_always_the_same() -> None:
-    assert torch.equal(cloud(), cloud())
+def test_example_cloud_is_deterministic() -> None:
+    assert torch.equal(example_cloud(), example_cloud())

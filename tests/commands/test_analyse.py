@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 
 import rheoscope as rs
-from rheoscope.catalogue import TABLE, analysis
-from rheoscope.commands.analyse import command_of
-from rheoscope.report.setting_options import option_of, options_of
+from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
+from rheoscope.commands.analyse import build_command
+from rheoscope.report.setting_options import option_for_setting, typeable_options
 from tests.report.cases import TEXT, model
 
 
 def typed(name: str, *words: str) -> Any:
     with pytest.raises(SystemExit) as end:
-        command_of(name)(list(words))
+        build_command(name)(list(words))
     return end.value.code
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", ANALYSIS_MODULES)
 def test_every_setting_is_an_option_or_cannot_be_typed(name: str) -> None:
-    one = analysis(name)
-    options, bare = options_of(one), set(one.settings) - set(options_of(one))
+    one = analysis_by_name(name)
+    options, bare = typeable_options(one), set(one.settings) - set(typeable_options(one))
     assert {"seed", "draws", "top", "heads", "layer", "head", "token", "target", "space"} & set(one.settings) <= set(
         options
     )
@@ -33,12 +33,12 @@ def test_every_setting_is_an_option_or_cannot_be_typed(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", ANALYSIS_MODULES)
 def test_every_analysis_shows_its_question_and_its_settings(name: str, capsys: pytest.CaptureFixture) -> None:
     assert typed(name, "--help") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert analysis(name).question.split()[-1] in said
-    for setting in options_of(analysis(name)):
+    assert analysis_by_name(name).question.split()[-1] in said
+    for setting in typeable_options(analysis_by_name(name)):
         assert f"--{setting.replace('_', '-')}" in said
 
 
@@ -59,7 +59,7 @@ def test_what_is_typed_is_what_is_asked(
     assert typed(name, TEXT, *words, "--json", str(tmp_path / "a.json")) == 0, capsys.readouterr()
     found = json.loads((tmp_path / "a.json").read_text())[name]
     given = {"trace": model().trace(TEXT), "model": model(), "text": TEXT}
-    wanted = analysis(name).ask(*(given[subject] for subject in analysis(name).subjects), **settings)
+    wanted = analysis_by_name(name).ask(*(given[subject] for subject in analysis_by_name(name).subjects), **settings)
     for field, value in wanted.data_vars.items():
         if value.dtype.kind == "f":
             read = np.array(found["data_vars"][field]["data"], dtype=float)
@@ -67,14 +67,14 @@ def test_what_is_typed_is_what_is_asked(
 
 
 def test_types_that_can_be_typed() -> None:
-    assert option_of("etas", tuple[float, ...]).read("etas", "0.1,-1", model()) == [0.1, -1.0]  # type: ignore[union-attr]
-    assert option_of("target", str | int | None).read("target", None, model()) is None  # type: ignore[union-attr]
-    assert option_of("against", dict[str, float] | None) is None
+    assert option_for_setting("etas", tuple[float, ...]).parse("etas", "0.1,-1", model()) == [0.1, -1.0]  # type: ignore[union-attr]
+    assert option_for_setting("target", str | int | None).parse("target", None, model()) is None  # type: ignore[union-attr]
+    assert option_for_setting("against", dict[str, float] | None) is None
 
 
 def test_a_name_that_is_not_there_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(rs.RheoscopeError, match="there is no analysis 'transprot'; type one of frames"):
-        command_of("transprot")
+    with pytest.raises(rs.RheoscopeError, match="there is no analysis 'transprot'; expected one of frames"):
+        build_command("transprot")
 
 
 def test_names_of_words_are_typed_as_a_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

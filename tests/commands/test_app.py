@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rheoscope.commands.app import main
-from tests.processes import forked
+from tests.processes import run_in_fork
 
 Said = subprocess.CompletedProcess[str]
 
@@ -43,11 +43,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from rheoscope.models.checkpoint import save
     from rheoscope.models.config import Config
     from rheoscope.models.transformer import Transformer
-    from rheoscope.models.vocabulary import characters
+    from rheoscope.models.vocabulary import character_tokenizer
     from tests.pretrained.cases import saved, tokenizer
 
     root = tmp_path_factory.mktemp("models")
-    words = characters(["abcdefghijklmnopqrstuvwxyz "], [])
+    words = character_tokenizer(["abcdefghijklmnopqrstuvwxyz "], [])
     small = {"vocabulary": 40, "width": 16, "depth": 2, "heads": 2, "hidden": 24, "context": 4096}
     torch.manual_seed(0)
     for name, more in (("far", {}), ("hard", {"mechanism": "hard"}), ("both_ways", {"form": "encoder"})):
@@ -77,7 +77,7 @@ def test_a_shell_gets_what_the_tests_below_get(models: Path, tmp_path: Path) -> 
 
 def test_a_shell_gets_the_mistakes_that_the_tests_below_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    one, other = forked(main, "--file", "nowhere.txt"), rheoscope("--file", "nowhere.txt")
+    one, other = run_in_fork(main, "--file", "nowhere.txt"), rheoscope("--file", "nowhere.txt")
     assert one.returncode == other.returncode == 1
     assert (one.stdout, one.stderr) == (other.stdout, other.stderr)
     assert one.stderr.count("\n") == 1
@@ -120,9 +120,9 @@ def test_operators_of_a_directory(tmp_path: Path) -> None:
 
 
 def test_operators_say_what_scores_are_made_of_on_a_text(tmp_path: Path) -> None:
-    from rheoscope.opening import DEFAULT
+    from rheoscope.opening import DEFAULT_MODEL
 
-    done = rheoscope("operators", "-m", str(DEFAULT), "--text", "The keys", "--json", "heads.json", cwd=tmp_path)
+    done = rheoscope("operators", "-m", str(DEFAULT_MODEL), "--text", "The keys", "--json", "heads.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "shares of what softmax sees" in " ".join(done.stdout.split())
     assert {"operators", "scores"} <= set(json.loads((tmp_path / "heads.json").read_text()))
@@ -181,7 +181,7 @@ def test_a_text_too_short_to_move_says_what_is_left_out(models: Path, tmp_path: 
     done = rheoscope("a", "-m", str(models / "far"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert "clusters is left out: this needs at least 3 tokens" in said
+    assert "clusters is left out: this analysis needs at least 3 tokens" in said
     assert "geometry_kept is left out" in said
 
 
@@ -223,9 +223,9 @@ def test_a_text_from_a_file_and_no_report(models: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list[str]) -> None:
-    from rheoscope.commands.app import asked
+    from rheoscope.commands.app import insert_default_command
 
-    assert asked(typed) == meant
+    assert insert_default_command(typed) == meant
 
 
 @pytest.mark.parametrize(
@@ -267,9 +267,9 @@ def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list
         (
             ["flow", "a text", "--json", "a", "--csv", "b", "--html", "./b"],
             1,
-            "b is named twice; type a name of its own",
+            "two outputs have the name b; choose a different name",
         ),
-        (["analyse", "nowhere", "a text"], 1, "there is no analysis 'nowhere'; type one of frames"),
+        (["analyse", "nowhere", "a text"], 1, "there is no analysis 'nowhere'; expected one of frames"),
         (["analyse", "transport"], 1, "got no text, expected one of them"),
         (["analyse", "transport", "a text", "--file", "file.txt"], 1, "got a text and --file"),
         (["analyse", "transport", "a text", "--nope", "3"], 2, "No such option: --nope"),
@@ -280,7 +280,7 @@ def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list
         (["analyse", "surgery", "a text", "--heads", "5"], 1, "heads are typed as layer.head, got '5'"),
         (["analyse", "operators", "a text"], 2, "unexpected extra argument"),
         (["analyse", "operators", "--file", "file.txt"], 2, "No such option: --file"),
-        (["analyse", "clusters", "a"], 1, "this needs at least 3 tokens"),
+        (["analyse", "clusters", "a"], 1, "this analysis needs at least 3 tokens"),
         (["analyse", "transport", "a text", "--model", "./nowhere"], 1, "there is no directory ./nowhere"),
     ],
 )
@@ -372,8 +372,8 @@ def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) ->
         (["surgery", "-m", "far", "t", "--M", "symmetric"], "a loss needs at least 2 tokens; type a longer text"),
         (["covers", "The keys to the"], "agreement needs a query with at least 8 other keys that are not massive"),
         (["covers", "-m", "far", ""], "the text is empty; type"),
-        (["covers", "-m", "broken", "the keys"], "holds NaN or infinity; the checkpoint is broken: get it again"),
-        (["flow", "-m", "broken", "the keys"], "holds NaN or infinity; the checkpoint is broken: get it again"),
+        (["covers", "-m", "broken", "the keys"], "holds NaN or infinity; download the checkpoint again"),
+        (["flow", "-m", "broken", "the keys"], "holds NaN or infinity; download the checkpoint again"),
         (["flow", "-m", "far", ""], "the text is empty; type"),
         (
             ["flow", "-m", "far", "--file", "book.txt"],
@@ -398,7 +398,7 @@ def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Pa
     ("words", "says"),
     [
         (["flow", "-m", "far", "a a a a a a a a", "--no-html"], "likeliest next tokens"),
-        (["flow", "-m", "far", "t", "--no-html"], "is left out: this needs at least 3 tokens"),
+        (["flow", "-m", "far", "t", "--no-html"], "is left out: this analysis needs at least 3 tokens"),
         (["flow", "-m", "bert", "w5 w6 w7 w9 w5 w8", "--no-html"], "readout is left out: "),
         (["flow", "-m", "hard", "the keys to the cabinet", "--no-html"], "straight"),
         (

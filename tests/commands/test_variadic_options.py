@@ -6,12 +6,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rheoscope.commands.variadic_options import Several
+from rheoscope.commands.variadic_options import VariadicCommand
 
 app = typer.Typer()
 
 
-@app.command(cls=Several)
+@app.command(cls=VariadicCommand)
 def told(
     recipe: str = "none",
     mechanisms: Annotated[str, typer.Option(metavar="A,B,…")] = "",

@@ -10,7 +10,7 @@ from rheoscope.corpus.corpus_job import Job
 from rheoscope.models.checkpoint import save
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
-from rheoscope.models.vocabulary import characters
+from rheoscope.models.vocabulary import character_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 ASKED: dict[str, dict[str, Any]] = {"trajectory": {"draws": 4}, "head_types": {}, "agreement": {"draws": 0}}
@@ -20,7 +20,7 @@ def tiny_model(folder: Path) -> str:
     """A model of two layers that reads letters, as a directory."""
     torch.manual_seed(0)
     config = Config(vocabulary=40, width=16, depth=2, heads=2, hidden=24, context=64)
-    save(Transformer(config), folder, tokenizer=characters([LETTERS], []))
+    save(Transformer(config), folder, tokenizer=character_tokenizer([LETTERS], []))
     return str(folder)
 
 

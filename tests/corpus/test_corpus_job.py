@@ -6,33 +6,33 @@ from pathlib import Path
 
 import pytest
 
-from rheoscope.corpus.corpus_job import STANDARD, Job, from_mapping, from_toml, with_settings
+from rheoscope.corpus.corpus_job import DEFAULT_ANALYSES, Job, apply_settings, job_from_mapping, settings_from_toml
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis
 
 
 def test_a_job_comes_back_from_its_manifest() -> None:
     job = Job(("a.txt", "b.jsonl"), "gpt2", {"agreement": {"draws": 0}}, length=64, pack=True, untrained=True, seed=3)
-    assert from_mapping(json.loads(json.dumps(asdict(job)))) == job
+    assert job_from_mapping(json.loads(json.dumps(asdict(job)))) == job
 
 
 def test_the_standard_set_can_be_asked_of_many_texts_at_once() -> None:
-    job = Job(("a.txt",)).checked()
-    assert list(job.analyses) == list(STANDARD)
-    assert all(isinstance(one.analysis, Analysis) and one.analysis.batch is not None for one in job.questions)
+    job = Job(("a.txt",)).validate()
+    assert list(job.analyses) == list(DEFAULT_ANALYSES)
+    assert all(isinstance(one.analysis, Analysis) and one.analysis.batch is not None for one in job.requests)
 
 
 def test_toml_names_files_from_where_it_lies(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text('texts = ["a.txt", "/b.txt"]\nanalyses = ["readout"]\n')
-    job = from_mapping(from_toml(tmp_path / "job.toml"))
+    job = job_from_mapping(settings_from_toml(tmp_path / "job.toml"))
     assert job.texts == (str(tmp_path / "a.txt"), "/b.txt")
     assert job.analyses == {"readout": {}}
 
 
 def test_where_texts_lie_and_where_it_runs_make_no_other_job() -> None:
     one, other = Job(("a.txt",), "model", device="cpu"), Job(("elsewhere/a.txt",), "other/model", device="cuda")
-    assert one.settings() == other.settings()
-    assert one.settings() != Job(("a.txt",), "model", length=100).settings()
+    assert one.fingerprint_settings() == other.fingerprint_settings()
+    assert one.fingerprint_settings() != Job(("a.txt",), "model", length=100).fingerprint_settings()
 
 
 @pytest.mark.parametrize(
@@ -45,18 +45,18 @@ def test_where_texts_lie_and_where_it_runs_make_no_other_job() -> None:
 )
 def test_what_makes_no_job_is_refused(told: dict[str, object], said: str) -> None:
     with pytest.raises(RheoscopeError, match=said):
-        from_mapping(told).checked()
+        job_from_mapping(told).validate()
 
 
 def test_settings_are_typed_as_toml_has_them() -> None:
     typed = ["clusters.grain=half", "clusters.keep_massive=true", "readout.top=3"]
-    found = with_settings({"clusters": {}, "readout": {"before": 2}}, typed)
+    found = apply_settings({"clusters": {}, "readout": {"before": 2}}, typed)
     assert found == {"clusters": {"grain": "half", "keep_massive": True}, "readout": {"before": 2, "top": 3}}
     with pytest.raises(RheoscopeError, match=r"expected ANALYSIS\.SETTING=VALUE"):
-        with_settings({"clusters": {}}, ["grain=half"])
+        apply_settings({"clusters": {}}, ["grain=half"])
 
 
 def test_a_broken_toml_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("texts = [")
     with pytest.raises(RheoscopeError, match="cannot read"):
-        from_toml(tmp_path / "job.toml")
+        settings_from_toml(tmp_path / "job.toml")

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import rheoscope as rs
-from rheoscope.catalogue import analysis
+from rheoscope.catalogue import analysis_by_name
 from rheoscope.corpus import corpus_report
 from rheoscope.corpus.corpus_job import Job
-from rheoscope.corpus.corpus_run import Progress, drive
+from rheoscope.corpus.corpus_run import CorpusProgress, run_job
 from rheoscope.corpus.drift import drift
-from rheoscope.corpus.segments import PIECES
+from rheoscope.corpus.segments import MAX_SEGMENTS
 from rheoscope.shapes import RheoscopeError
 from tests.commands.test_app import rheoscope
 from tests.corpus.cases import LETTERS, job, lines, text_file, tiny_model
@@ -34,9 +34,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path, Path]:
         shard=10**6,
         analyses={"head_types": {}, "trajectory": {}},
     )
-    drive(asked, root / "one")
+    run_job(asked, root / "one")
     other = [text.translate({ord(letter): "e" for letter in LETTERS[5:26]}) for text in lines(40, seed=1)]
-    drive(replace(asked, texts=(text_file(root / "other.txt", other),)), root / "other")
+    run_job(replace(asked, texts=(text_file(root / "other.txt", other),)), root / "other")
     return asked, root / "one", root / "other"
 
 
@@ -47,7 +47,7 @@ def test_means_and_intervals_are_those_of_the_rows(runs: tuple[Job, Path, Path])
     np.testing.assert_allclose(found.sink.values.ravel(), own.mean(), rtol=1e-6)
     np.testing.assert_allclose(found.sink_sd.values.ravel(), own.std(), rtol=1e-5)
     rows["off"] = rows["sink"] - own.transform("mean")
-    rows["document"] = rows["text"] // PIECES
+    rows["document"] = rows["text"] // MAX_SEGMENTS
     off = rows.groupby(["layer", "head", "document"])["off"].sum().groupby(["layer", "head"])
     documents = off.count()
     assert (documents < own.count()).all()
@@ -63,10 +63,10 @@ def test_means_and_intervals_are_those_of_the_rows(runs: tuple[Job, Path, Path])
 def test_places_have_the_names_that_the_analysis_gives_them(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
     asked: dict[str, dict[str, Any]] = {"distortion": {}, "transport": {"draws": 0, "strides": [1, 2]}}
     few = text_file(tmp_path / "few.txt", lines(3))
-    drive(replace(runs[0], analyses=asked, texts=(few,)), tmp_path / "run")
+    run_job(replace(runs[0], analyses=asked, texts=(few,)), tmp_path / "run")
     corpus, trace = rs.open_corpus(tmp_path / "run"), rs.load(runs[0].model).trace(lines(1)[0])
     for name, settings in asked.items():
-        found, alone = corpus[name], analysis(name).ask(trace, **{"draws": 0} | settings)
+        found, alone = corpus[name], analysis_by_name(name).ask(trace, **{"draws": 0} | settings)
         for dim in set(found.dims) - {"quantile"}:
             assert found[dim].values.tolist() == alone[dim].values.tolist(), (name, dim)
     rows = corpus.sql("SELECT name FROM places WHERE axis = 'image' ORDER BY place").fetchall()
@@ -85,7 +85,7 @@ def test_examples_are_the_largest_with_their_words(runs: tuple[Job, Path, Path])
     assert found["text"].tolist() == every["text"].tolist()
     source = Path(runs[0].texts[0]).read_text().splitlines()
     assert all(row.words in source[row.line - 1] for row in found.itertuples())
-    speed = corpus.examples("trajectory", "speed", least=True, step="L0.resid_mid")
+    speed = corpus.examples("trajectory", "speed", smallest=True, step="L0.resid_mid")
     assert (speed["token"] < speed["tokens"]).all()
 
 
@@ -113,7 +113,7 @@ def test_drift_is_found_between_corpora_and_not_within_one(runs: tuple[Job, Path
     effect = (rows[1].mean() - rows[0].mean()) / np.sqrt((rows[0].var() + rows[1].var()) / 2)
     np.testing.assert_allclose(found.local_effect.values[0, 1], effect, rtol=1e-5)
     again = replace(asked, texts=(text_file(tmp_path / "again.txt", lines(40, seed=2)),))
-    drive(again, tmp_path / "again")
+    run_job(again, tmp_path / "again")
     alike = drift(rs.open_corpus(one), rs.open_corpus(tmp_path / "again"))
     shares = [
         np.mean(
@@ -126,7 +126,7 @@ def test_drift_is_found_between_corpora_and_not_within_one(runs: tuple[Job, Path
 
 
 def test_drift_needs_one_model(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
-    drive(replace(runs[0], untrained=True, seed=5, analyses={"head_types": {}}), tmp_path / "untrained")
+    run_job(replace(runs[0], untrained=True, seed=5, analyses={"head_types": {}}), tmp_path / "untrained")
     with pytest.raises(RheoscopeError, match="two corpora in one model"):
         drift(rs.open_corpus(runs[1]), rs.open_corpus(tmp_path / "untrained"))
 
@@ -166,11 +166,12 @@ def test_a_run_that_is_stopped_says_how_to_go_on(
 ) -> None:
     asked, _, _ = runs
 
-    def stopped(progress: Progress) -> None:
+    def stopped(progress: CorpusProgress) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(
-        "rheoscope.corpus.corpus_report.drive", lambda job, folder, engine, hear: drive(job, folder, engine, stopped)
+        "rheoscope.corpus.corpus_report.run_job",
+        lambda job, folder, engine, hear: run_job(job, folder, engine, stopped),
     )
     words = [
         "--texts",
@@ -203,8 +204,8 @@ def test_a_terminal_shows_rate_and_rejects_and_a_pipe_nothing(monkeypatch: pytes
             "console",
             lambda stderr, out=out, is_it=terminal: Console(file=out, force_terminal=is_it, width=120),
         )
-        with corpus_report._bar() as hear:
-            hear(Progress(2, 9, 40, 12_000, 3, 4.0))
+        with corpus_report._progress_bar() as hear:
+            hear(CorpusProgress(2, 9, 40, 12_000, 3, 4.0))
         assert ("12,000 tokens, 3,000 tokens/s, 3 rejects" in out.getvalue()) == terminal
         assert terminal or not out.getvalue()
 

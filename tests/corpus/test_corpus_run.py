@@ -17,12 +17,12 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.catalogue import analysis
+from rheoscope.catalogue import analysis_by_name
 from rheoscope.corpus import parquet_tables as written
 from rheoscope.corpus.corpus_job import Job
-from rheoscope.corpus.corpus_run import Here, drive, resume
-from rheoscope.corpus.disk_space import Room
-from rheoscope.corpus.distributed_run import spread
+from rheoscope.corpus.corpus_run import LocalEngine, resume, run_job
+from rheoscope.corpus.disk_space import RetryingWriter
+from rheoscope.corpus.distributed_run import ray_engine
 from rheoscope.corpus.shard_worker import Worker
 from rheoscope.shapes import RheoscopeError
 from tests.corpus.cases import ASKED, content, job, lines, text_file, tiny_model
@@ -42,7 +42,7 @@ def first(model: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Pa
     """A job and the folder of its run, which nothing disturbed. Shared: change nothing in it."""
     root = tmp_path_factory.mktemp("first")
     asked = job(model, text_file(root / "texts.txt", TEXTS))
-    drive(asked, root / "run")
+    run_job(asked, root / "run")
     return asked, root / "run"
 
 
@@ -57,7 +57,7 @@ def test_numbers_are_those_of_one_text_at_a_time(first: tuple[Job, Path]) -> Non
     model, texts = rs.load(asked.model), table(folder, "texts").set_index("text")
     assert len(texts) > 20
     for name, settings in ASKED.items():
-        one = analysis(name)
+        one = analysis_by_name(name)
         heads = table(folder, f"rows/{name}.layer_head").set_index(["text", "layer", "head"])
         for text, piece in texts.iloc[::7].iterrows():
             trace = model.trace(piece["words"])
@@ -75,7 +75,7 @@ def test_numbers_are_those_of_one_text_at_a_time(first: tuple[Job, Path]) -> Non
 
 def test_numbers_of_tokens_stand_in_rows_and_their_means_in_texts(first: tuple[Job, Path], tmp_path: Path) -> None:
     asked, folder = first
-    drive(replace(asked, tokens=True, analyses={"trajectory": {"draws": 4}}), tmp_path / "run")
+    run_job(replace(asked, tokens=True, analyses={"trajectory": {"draws": 4}}), tmp_path / "run")
     each = table(tmp_path / "run", "rows/trajectory.step_token")
     means = each.groupby(["text", "step"])["speed"].mean()
     stored = table(folder, "rows/trajectory.step").set_index(["text", "step"])["speed"]
@@ -89,7 +89,7 @@ def test_batches_padding_and_shards_change_nothing_beyond_rounding(
     changed: dict[str, Any], first: tuple[Job, Path], tmp_path: Path
 ) -> None:
     asked, folder = first
-    drive(replace(asked, **changed), tmp_path / "run")
+    run_job(replace(asked, **changed), tmp_path / "run")
     one, other = (table(where, "rows/agreement.layer_head") for where in (folder, tmp_path / "run"))
     assert one[["text", "layer", "head"]].equals(other[["text", "layer", "head"]])
     np.testing.assert_allclose(one.to_numpy(float), other.to_numpy(float), atol=1e-4)
@@ -97,7 +97,7 @@ def test_batches_padding_and_shards_change_nothing_beyond_rounding(
 
 def test_packed_texts_are_traced_as_they_stand(first: tuple[Job, Path], tmp_path: Path) -> None:
     asked, _ = first
-    drive(replace(asked, pack=True, join=" ", analyses={"head_types": {}}), tmp_path / "run")
+    run_job(replace(asked, pack=True, join=" ", analyses={"head_types": {}}), tmp_path / "run")
     texts, model = table(tmp_path / "run", "texts"), rs.load(asked.model)
     assert (texts["tokens"] == 32).mean() > 0.7
     found = table(tmp_path / "run", "rows/head_types.layer_head").groupby("text")["sink"].apply(list)
@@ -110,18 +110,18 @@ def test_a_second_run_and_a_resumed_one_have_the_same_bytes(first: tuple[Job, Pa
     asked, folder = first
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        drive(asked, run, hear=_interrupting(1))
+        run_job(asked, run, on_progress=_interrupting(1))
     assert 0 < len(list((run / "done").iterdir())) < len(list((folder / "done").iterdir()))
     resume(run)
     assert content(run) == content(folder)
     before = {name: (run / name).stat().st_mtime_ns for name in content(run) if name.startswith(("rows", "done"))}
-    assert drive(asked, run).tokens == 0
+    assert run_job(asked, run).tokens == 0
     assert {name: (run / name).stat().st_mtime_ns for name in before} == before
 
 
 def _interrupting(after: int) -> Any:
     def hear(progress: Any) -> None:
-        if progress.done == after:
+        if progress.shards_done == after:
             raise KeyboardInterrupt
 
     return hear
@@ -134,7 +134,7 @@ def test_what_a_killed_worker_was_writing_does_not_stay(first: tuple[Job, Path],
         place = next((tmp_path / "run" / "rows").iterdir())
         (place / ".part-0000001-torn.parquet").write_bytes(b"PAR1")
 
-    drive(asked, tmp_path / "run", hear=torn)
+    run_job(asked, tmp_path / "run", on_progress=torn)
     assert content(tmp_path / "run") == content(folder)
 
 
@@ -145,21 +145,21 @@ def test_the_order_of_shards_does_not_show(first: tuple[Job, Path], tmp_path: Pa
     def backwards(asked: Job, folder: Path) -> Iterator[Any]:
         worker = Worker(asked, folder, rs.load(asked.model))
 
-        class Reversed(Here):
+        class Reversed(LocalEngine):
             def work(self, inputs: Any, shards: Any) -> Any:
-                return super().work(inputs, shards[::-1])
+                return super().process_shards(inputs, shards[::-1])
 
         yield Reversed(worker)
         worker.close()
 
     asked, folder = first
-    drive(asked, tmp_path / "run", backwards)
+    run_job(asked, tmp_path / "run", backwards)
     assert content(tmp_path / "run") == content(folder)
 
 
 def test_what_has_no_batch_is_asked_text_by_text(first: tuple[Job, Path], tmp_path: Path) -> None:
     asked, _ = first
-    drive(replace(asked, analyses={"transport": {"draws": 2}, "clusters": {}}, shard=10**6), tmp_path / "run")
+    run_job(replace(asked, analyses={"transport": {"draws": 2}, "clusters": {}}, shard=10**6), tmp_path / "run")
     found = rs.open_corpus(tmp_path / "run")["transport"]
     assert found.kappa.dims == ("step",)
     assert not bool(found.kappa.isnull().any())
@@ -178,7 +178,7 @@ def test_rows_without_a_text_are_told_and_the_run_goes_on(model: str, tmp_path: 
         b'{"text": "' + b"a" * 2**22 + b'"}',
     ]
     file.write_bytes(gzip.compress(b"\n".join([*rows, b'{"text": "' + b"z" * 30 + b'"}']), 1))
-    progress = drive(job(model, str(file), analyses={"agreement": {"draws": 0, "least": 25}}), tmp_path / "run")
+    progress = run_job(job(model, str(file), analyses={"agreement": {"draws": 0, "least": 25}}), tmp_path / "run")
     told = table(tmp_path / "run", "rejects")
     assert progress.texts == 2
     assert told["line"].tolist() == [1, 2, 3, 4, 5]
@@ -207,9 +207,9 @@ def test_a_full_disk_is_waited_for_and_nothing_is_missing(
     first: tuple[Job, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked, folder = first
-    monkeypatch.setattr("rheoscope.corpus.disk_space.PAUSES", (0.0,) * 9)
+    monkeypatch.setattr("rheoscope.corpus.disk_space.RETRY_PAUSES", (0.0,) * 9)
     without_room(monkeypatch, 11, 15)
-    drive(asked, tmp_path / "run")
+    run_job(asked, tmp_path / "run")
     told = capsys.readouterr().err
     assert told.count("is full; make room within") == 1
     assert f"the disk of {tmp_path / 'run'} is full" in told
@@ -221,11 +221,11 @@ def test_a_disk_that_stays_full_leaves_nothing_torn_and_the_run_goes_on_later(
     first: tuple[Job, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: bool
 ) -> None:
     asked, folder = first
-    monkeypatch.setattr("rheoscope.corpus.disk_space.PAUSES", (0.0,))
+    monkeypatch.setattr("rheoscope.corpus.disk_space.RETRY_PAUSES", (0.0,))
     files = sum(name.endswith(".parquet") for name in content(folder))
     without_room(monkeypatch, 11 if rows else files - 1, 10_000)
     with pytest.raises(RheoscopeError, match=f"the disk is full; .* rheoscope corpus resume {tmp_path / 'run'}$"):
-        drive(asked, tmp_path / "run")
+        run_job(asked, tmp_path / "run")
     assert all(data != b"torn" for data in content(tmp_path / "run").values())
     monkeypatch.undo()
     resume(tmp_path / "run")
@@ -234,7 +234,7 @@ def test_a_disk_that_stays_full_leaves_nothing_torn_and_the_run_goes_on_later(
 
 def test_who_waits_for_room_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_room(monkeypatch, 0, 10_000)
-    room, found = Room(), Future[None]()
+    room, found = RetryingWriter(), Future[None]()
 
     def wait() -> None:
         try:
@@ -256,8 +256,8 @@ def test_without_a_lock_of_the_kernels_nothing_is_begun(
     """As on Windows, where a run can still be read."""
     asked, folder = first
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    with pytest.raises(RheoscopeError, match=r"on Linux or macOS.*; on Windows type it in WSL"):
-        drive(asked, tmp_path / "run")
+    with pytest.raises(RheoscopeError, match="need file locks, which Windows lacks; use WSL, Linux or macOS"):
+        run_job(asked, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert rs.open_corpus(folder).analyses == list(ASKED)
 
@@ -265,19 +265,19 @@ def test_without_a_lock_of_the_kernels_nothing_is_begun(
 def test_another_job_in_the_same_folder_is_refused(first: tuple[Job, Path], tmp_path: Path) -> None:
     asked, folder = first
     with pytest.raises(RheoscopeError, match=r"holds another run .*length 32, not 16.*; type another --out"):
-        drive(replace(asked, length=16), folder)
+        run_job(replace(asked, length=16), folder)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     with pytest.raises(RheoscopeError, match="holds no corpus run"):
-        drive(asked, tmp_path / "mine")
+        run_job(asked, tmp_path / "mine")
 
 
 def test_a_changed_input_is_refused_and_a_touched_one_is_not(model: str, tmp_path: Path) -> None:
     file = Path(text_file(tmp_path / "texts.txt", TEXTS[:6]))
     asked = job(model, str(file), analyses={"head_types": {}})
-    drive(asked, tmp_path / "run")
+    run_job(asked, tmp_path / "run")
     os.utime(file, (1, 1))
-    drive(asked, tmp_path / "run")
+    run_job(asked, tmp_path / "run")
     file.write_text(file.read_text().replace("a", "b"))
     with pytest.raises(RheoscopeError, match="input files"):
         resume(tmp_path / "run")
@@ -290,15 +290,15 @@ def test_an_input_that_changes_while_it_is_read_stops_the_run(model: str, tmp_pa
         file.write_text(file.read_text().upper())
 
     with pytest.raises(RheoscopeError, match="has changed since the work was planned"):
-        drive(job(model, str(file), analyses={"head_types": {}}, shard=100), tmp_path / "run", hear=spoil)
+        run_job(job(model, str(file), analyses={"head_types": {}}, shard=100), tmp_path / "run", on_progress=spoil)
 
 
 def test_a_second_driver_is_refused(first: tuple[Job, Path]) -> None:
     asked, folder = first
     with (folder / ".lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(RheoscopeError, match=r"is being worked on by process .* on "):
-            drive(asked, folder)
+        with pytest.raises(RheoscopeError, match=r"is in use by process .* on "):
+            run_job(asked, folder)
 
 
 def test_what_cannot_work_stops_at_once(model: str, tmp_path: Path) -> None:
@@ -314,22 +314,22 @@ def test_what_cannot_work_stops_at_once(model: str, tmp_path: Path) -> None:
         ({"texts": ("nowhere.txt",)}, "there is no file nowhere.txt"),
     ]:
         with pytest.raises(RheoscopeError, match=said):
-            drive(replace(job(model, texts), **changed), tmp_path / "run")
+            run_job(replace(job(model, texts), **changed), tmp_path / "run")
         assert not (tmp_path / "run").exists()
     with pytest.raises(RheoscopeError, match="cannot write"):
-        drive(job(model, texts), tmp_path / "texts.txt" / "run")
+        run_job(job(model, texts), tmp_path / "texts.txt" / "run")
 
 
 def test_without_pyarrow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     with pytest.raises(RheoscopeError, match=r"pip install 'rheoscope\[corpus\]'"):
-        written.parquet()
+        written.import_parquet()
 
 
 def test_without_ray_it_says_what_to_install(first: tuple[Job, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(RheoscopeError, match=r"pip install 'rheoscope\[corpus\]', or --workers 0"):
-        drive(*first, spread)
+        run_job(*first, ray_engine)
 
 
 def test_threads_do_not_stay(first: tuple[Job, Path]) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rheoscope.corpus.corpus_job import Job
-from rheoscope.corpus.corpus_run import drive, resume
-from rheoscope.corpus.distributed_run import spread
-from rheoscope.corpus.shards import done
+from rheoscope.corpus.corpus_run import resume, run_job
+from rheoscope.corpus.distributed_run import ray_engine
+from rheoscope.corpus.shards import finished_shards
 from rheoscope.shapes import RheoscopeError
 from tests.cluster import workers
 from tests.corpus.cases import content, job, lines, text_file, tiny_model
@@ -29,21 +29,21 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path]:
     """A job, and its run by one process that nothing disturbed."""
     root = tmp_path_factory.mktemp("whole")
     asked = job(tiny_model(root / "model"), text_file(root / "texts.txt", lines(60)), shard=200)
-    drive(asked, root / "run")
+    run_job(asked, root / "run")
     return asked, root / "run"
 
 
 def two(asked: Job, folder: Path) -> Any:
-    return spread(asked, folder, workers=2, threads=1)
+    return ray_engine(asked, folder, workers=2, threads=1)
 
 
 def test_two_nodes_give_the_bytes_of_one_process(cluster: Any, whole: tuple[Job, Path], tmp_path: Path) -> None:
     asked, folder = whole
     raylets: set[int] = set()
-    drive(asked, tmp_path / "run", two, lambda progress: raylets.update(one.ppid() for one in workers()))
+    run_job(asked, tmp_path / "run", two, lambda progress: raylets.update(one.ppid() for one in workers()))
     assert len(raylets) == 2
     assert content(tmp_path / "run") == content(folder)
-    assert len(done(folder)) > 8
+    assert len(finished_shards(folder)) > 8
 
 
 def test_dead_workers_and_a_dead_node_are_survived(cluster: Any, whole: tuple[Job, Path], tmp_path: Path) -> None:
@@ -52,14 +52,14 @@ def test_dead_workers_and_a_dead_node_are_survived(cluster: Any, whole: tuple[Jo
 
     def kill(progress: Any) -> None:
         """Two workers, one after the other, and then a node with whoever is on it."""
-        if progress.done in (2, 4):
+        if progress.shards_done in (2, 4):
             one = next(one for one in workers() if one.pid not in killed)
             killed.append(one.pid)
             one.send_signal(signal.SIGKILL)
-        elif progress.done == 6:
+        elif progress.shards_done == 6:
             cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
 
-    drive(asked, tmp_path / "run", two, kill)
+    run_job(asked, tmp_path / "run", two, kill)
     assert len(killed) == 2
     assert not cluster.worker_nodes
     assert content(tmp_path / "run") == content(folder)
@@ -69,12 +69,12 @@ DRIVER = """
 import sys
 from functools import partial
 from pathlib import Path
-from rheoscope.corpus.corpus_run import drive
-from rheoscope.corpus.distributed_run import spread
+from rheoscope.corpus.corpus_run import run_job
+from rheoscope.corpus.distributed_run import ray_engine
 from tests.cluster import workers
 from tests.corpus.cases import job
-engine = partial(spread, workers=1, threads=1, address=sys.argv[4])
-drive(job(sys.argv[1], sys.argv[2], shard=200), Path(sys.argv[3]), engine)
+engine = partial(ray_engine, workers=1, threads=1, address=sys.argv[4])
+run_job(job(sys.argv[1], sys.argv[2], shard=200), Path(sys.argv[3]), engine)
 """
 
 
@@ -83,15 +83,15 @@ def test_a_dead_driver_leaves_a_folder_that_goes_on(cluster: Any, whole: tuple[J
     run = tmp_path / "run"
     words = [sys.executable, "-c", DRIVER, str(asked.model), asked.texts[0], str(run), cluster.address]
     driver = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not done(run):
+    while not finished_shards(run):
         assert driver.poll() is None
         time.sleep(0.01)
     driver.send_signal(signal.SIGSTOP)  # it holds the folder, and hands out nothing more
-    with pytest.raises(RheoscopeError, match="is being worked on by process"):
+    with pytest.raises(RheoscopeError, match="is in use by process"):
         resume(run)
     driver.kill()
     driver.wait()
-    assert len(done(run)) < len(done(folder))
+    assert len(finished_shards(run)) < len(finished_shards(folder))
     resume(run)
     assert content(run) == content(folder)
 
@@ -99,4 +99,4 @@ def test_a_dead_driver_leaves_a_folder_that_goes_on(cluster: Any, whole: tuple[J
 def test_a_model_that_no_worker_can_open_stops_the_run(cluster: Any, whole: tuple[Job, Path], tmp_path: Path) -> None:
     asked, _ = whole
     with pytest.raises(RheoscopeError, match="reads at most 64 tokens"):
-        drive(replace(asked, length=65), tmp_path / "run", partial(spread, workers=1, threads=1))
+        run_job(replace(asked, length=65), tmp_path / "run", partial(ray_engine, workers=1, threads=1))

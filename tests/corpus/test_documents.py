@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rheoscope.corpus.documents import Documents, error_of_mean, of_documents
-from rheoscope.corpus.segments import PIECES
+from rheoscope.corpus.documents import Documents, document_sums, standard_error
+from rheoscope.corpus.segments import MAX_SEGMENTS
 from rheoscope.statistics.exact_sums import exact_sums
 from tests.corpus.test_summaries import same
 
@@ -21,17 +21,17 @@ def kept(ids: np.ndarray, x: np.ndarray) -> tuple[list[int], list[int], Document
     there = np.isfinite(x)
     cell = np.broadcast_to(np.arange(x.shape[1]), x.shape)
     total, squares = exact_sums(x[there], cell[there], x.shape[1])
-    return total, squares, of_documents(ids, x, total, squares)
+    return total, squares, document_sums(ids, x, total, squares)
 
 
 def error(ids: np.ndarray, x: np.ndarray) -> float:
     total, _, one = kept(ids, x[:, None])
     texts = int(np.isfinite(x).sum())
-    return error_of_mean(total[0], texts, int(one.count[0]), int(one.sizes[0]), one.squares[0], one.products[0])
+    return standard_error(total[0], texts, int(one.count[0]), int(one.sizes[0]), one.squares[0], one.products[0])
 
 
 def texts_of(sizes: list[int]) -> np.ndarray:
-    return np.array([document * PIECES + piece for document, size in enumerate(sizes) for piece in range(size)])
+    return np.array([document * MAX_SEGMENTS + piece for document, size in enumerate(sizes) for piece in range(size)])
 
 
 @given(SIZES, st.data())
@@ -40,7 +40,7 @@ def test_it_is_the_formula(sizes: list[int], data: st.DataObject) -> None:
     ids = texts_of(sizes)
     x = np.array(data.draw(st.lists(VALUE, min_size=len(ids), max_size=len(ids))), np.float32)
     there = np.isfinite(x)
-    document, y = ids[there] // PIECES, x[there].astype(np.float64)
+    document, y = ids[there] // MAX_SEGMENTS, x[there].astype(np.float64)
     names = np.unique(document)
     if len(names) < 2:
         assert np.isnan(error(ids, x))
@@ -73,8 +73,8 @@ def test_documents_split_and_ordered_in_any_way_are_the_whole(
     shuffled = np.array(draw.sample(range(len(ids)), len(ids)))
     assert same(kept(ids[shuffled], x[shuffled])[2], whole)
     first = draw.sample(range(len(sizes)), draw.randint(1, len(sizes) - 1))
-    mine = np.isin(ids // PIECES, first)
-    assert same(Documents.merged([kept(ids[~mine], x[~mine])[2], kept(ids[mine], x[mine])[2]]), whole)
+    mine = np.isin(ids // MAX_SEGMENTS, first)
+    assert same(Documents.merge([kept(ids[~mine], x[~mine])[2], kept(ids[mine], x[mine])[2]]), whole)
 
 
 def test_intervals_cover_where_pieces_of_a_document_are_alike() -> None:
@@ -86,6 +86,6 @@ def test_intervals_cover_where_pieces_of_a_document_are_alike() -> None:
     x = draws.astype(np.float32)
     total, _, one = kept(ids, x)
     each = zip(total, one.count.tolist(), one.sizes.tolist(), one.squares, one.products, strict=True)
-    found = np.array([error_of_mean(cell[0], len(ids), *cell[1:]) for cell in each])
+    found = np.array([standard_error(cell[0], len(ids), *cell[1:]) for cell in each])
     assert np.mean(found) == pytest.approx(x.mean(0).std(), rel=0.1)
     assert (x.std(0) / np.sqrt(len(ids))).mean() < 0.6 * x.mean(0).std()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rheoscope.corpus.input_texts import LONGEST, Reader, Row, files_of, plan
+from rheoscope.corpus.input_texts import MAX_ROW_BYTES, Reader, Row, input_files, plan_shards
 from rheoscope.shapes import RheoscopeError
 
 pa = pytest.importorskip("pyarrow")
@@ -19,10 +19,10 @@ TEXTS = ["one two", "drei für", "", "四", "five " * 30, "six"]
 
 def read(path: Path, size: int = 40) -> list[Row]:
     """Every row, shard by shard."""
-    inputs, shards = plan([str(path)], "text", size)
+    inputs, shards = plan_shards([str(path)], "text", size)
     reader = Reader("text")
     assert [shard.first for shard in shards] == [0, *(one.first + one.rows for one in shards)][:-1]
-    return [row for shard in shards for row in reader.rows(inputs[shard.file].path, shard)]
+    return [row for shard in shards for row in reader.read_rows(inputs[shard.file].path, shard)]
 
 
 def written(folder: Path, kind: str) -> Path:
@@ -55,12 +55,12 @@ def test_every_format_has_the_same_rows(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [".jsonl", ".jsonl.gz", ".parquet", ".arrow"])
 def test_shards_can_be_read_in_any_order(kind: str, tmp_path: Path) -> None:
-    inputs, shards = plan([str(written(tmp_path, kind))], "text", 10)
+    inputs, shards = plan_shards([str(written(tmp_path, kind))], "text", 10)
     assert len(shards) > 2
     reader = Reader("text")
-    backwards = [row for shard in reversed(shards) for row in reversed(reader.rows(inputs[0].path, shard))]
+    backwards = [row for shard in reversed(shards) for row in reversed(reader.read_rows(inputs[0].path, shard))]
     assert [row.text for row in reversed(backwards)] == [text for text in TEXTS if text]
-    every_second = [row.number for shard in shards[::2] for row in Reader("text").rows(inputs[0].path, shard)]
+    every_second = [row.number for shard in shards[::2] for row in Reader("text").read_rows(inputs[0].path, shard)]
     assert every_second == sorted(every_second)
 
 
@@ -88,7 +88,7 @@ def test_what_holds_no_text_is_told_and_the_rest_is_read(tmp_path: Path) -> None
         b'{"text": "\xff"}',
         b'{"text": "half \\ud800"}',
     ]
-    rows += [b'{"text": "' + b"x" * LONGEST + b'"}', b"", b'{"text": "last"}']
+    rows += [b'{"text": "' + b"x" * MAX_ROW_BYTES + b'"}', b"", b'{"text": "last"}']
     file.write_bytes(b"\n".join(rows))
     found = read(file, 10**9)
     assert [row.text for row in found if not row.reason] == ["fine", "last"]
@@ -111,18 +111,18 @@ def test_a_damaged_archive_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
 
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     file = written(tmp_path, ".txt")
-    inputs, shards = plan([str(file)], "text", 40)
+    inputs, shards = plan_shards([str(file)], "text", 40)
     file.write_bytes(file.read_bytes().replace(b"six", b"SIX"))
-    assert Reader("text").rows(inputs[0].path, shards[0])
+    assert Reader("text").read_rows(inputs[0].path, shards[0])
     with pytest.raises(RheoscopeError, match="has changed since"):
-        Reader("text").rows(inputs[0].path, shards[-1])
+        Reader("text").read_rows(inputs[0].path, shards[-1])
 
 
 def test_a_directory_is_every_file_of_a_known_kind(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name in ("b.txt", "sub/a.jsonl.gz", "notes.md", "state.json", "cache-1.arrow", ".hidden.txt"):
         (tmp_path / name).write_bytes(b"")
-    assert [file.name for file in files_of([str(tmp_path)])] == ["b.txt", "a.jsonl.gz"]
+    assert [file.name for file in input_files([str(tmp_path)])] == ["b.txt", "a.jsonl.gz"]
 
 
 @pytest.mark.parametrize(
@@ -139,12 +139,12 @@ def test_what_cannot_be_read_is_refused_at_once(name: str, said: str, tmp_path: 
     (tmp_path / "a.png").write_bytes(b"x")
     (tmp_path / "blank.txt").write_bytes(b"")
     with pytest.raises(RheoscopeError, match=said):
-        plan([str(tmp_path / name)], "text", 10)
+        plan_shards([str(tmp_path / name)], "text", 10)
 
 
 def test_a_table_without_the_column_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "a.parquet")
     with pytest.raises(RheoscopeError, match="has no column 'text', it has id"):
-        plan([str(tmp_path / "a.parquet")], "text", 10)
+        plan_shards([str(tmp_path / "a.parquet")], "text", 10)
     with pytest.raises(RheoscopeError, match="expected texts"):
-        plan([str(tmp_path / "a.parquet")], "id", 10)
+        plan_shards([str(tmp_path / "a.parquet")], "id", 10)

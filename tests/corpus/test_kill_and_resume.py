@@ -16,10 +16,10 @@ import pytest
 
 from rheoscope.corpus import corpus_run
 from rheoscope.corpus.corpus_job import Job
-from rheoscope.corpus.shards import done
-from tests.attention.cases import as_users_run
+from rheoscope.corpus.shards import finished_shards
+from tests.attention.cases import without_jaxtyping_checks
 from tests.corpus.cases import content, job, lines, text_file, tiny_model
-from tests.processes import Fork, forked
+from tests.processes import Fork, run_in_fork
 
 pytest.importorskip("pyarrow")
 MOMENTS = 16
@@ -32,7 +32,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     asked = job(model, texts, shard=125, analyses={"clusters": {}})
     opened = corpus_run.open_model(asked)
     monkeypatch.setattr(corpus_run, "open_model", lambda job: opened)
-    corpus_run.drive(asked, tmp_path / "before")
+    corpus_run.run_job(asked, tmp_path / "before")
     return asked
 
 
@@ -51,28 +51,28 @@ def dying(calls: int) -> Callable[[Any], None]:
 def run(asked: Job, folder: Path, dies_at: int | None = None) -> None:
     if dies_at is not None:
         os.fsync = dying(dies_at)
-    corpus_run.drive(asked, folder)
+    corpus_run.run_job(asked, folder)
 
 
 def test_killed_at_random_moments_it_resumes_to_the_same_bytes(asked: Job, tmp_path: Path) -> None:
     draw, killed, begun = random.Random(0), 0, time.monotonic()
-    with as_users_run():
-        first = forked(lambda: run(asked, tmp_path / "whole"))
+    with without_jaxtyping_checks():
+        first = run_in_fork(lambda: run(asked, tmp_path / "whole"))
         assert first.returncode == 0, first.stderr
         takes, whole = time.monotonic() - begun, content(tmp_path / "whole")
-        assert len(done(tmp_path / "whole")) >= 4
+        assert len(finished_shards(tmp_path / "whole")) >= 4
         for moment in range(MOMENTS):
             folder = tmp_path / f"run{moment}"
             if moment % 2:
                 dies_at = moment // 2 if moment < 8 else draw.randrange(4, 2 * len(whole) - 2)
-                status = forked(lambda: run(asked, folder, dies_at)).returncode
+                status = run_in_fork(lambda: run(asked, folder, dies_at)).returncode
             else:
                 with Fork(lambda: run(asked, folder)) as child:
                     time.sleep(draw.uniform(0, 0.8 * takes))  # the last moments are those of files
                     os.kill(child.pid, signal.SIGKILL)
                     status = child.done().returncode
             killed += status == -signal.SIGKILL
-            again = forked(lambda: run(asked, folder))
+            again = run_in_fork(lambda: run(asked, folder))
             assert again.returncode == 0, (moment, again.stderr)
             found = content(folder)
             apart = [name for name in {**found, **whole} if found.get(name) != whole.get(name)]

@@ -12,7 +12,7 @@ from scipy.stats import pearsonr, rankdata, spearmanr
 
 import rheoscope as rs
 from rheoscope.covers.agreement import analysis as module
-from rheoscope.covers.agreement.analysis import MEANS
+from rheoscope.covers.agreement.analysis import MEAN_FIELDS
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
 from rheoscope.statistics.nulls import p_values
@@ -34,12 +34,12 @@ def even(n: int, width: int, seed: int = 0) -> torch.Tensor:
 def test_a_planted_likeness_is_found(sign: float) -> None:
     """Law 4: M = ±I."""
     model = bare()
-    heads = model.view.blocks[0]
+    heads = model.view.layer_heads[0]
     with torch.no_grad():
         heads.W_Q[0].copy_(torch.eye(16))
         heads.W_K[0].copy_(sign * torch.eye(16))
     found = rs.agreement(on(model, even(30, 16)), draws=20)
-    for field in set(MEANS) - {"position_baseline"}:
+    for field in set(MEAN_FIELDS) - {"position_baseline"}:
         assert found[field].item() == pytest.approx(sign, abs=1e-9), field
     assert sign * found.z.item() > 3
     assert found.q_value.item() == found.p_value.item() == pytest.approx(1 / 21)  # 20 draws of one head say no more
@@ -53,7 +53,7 @@ def test_position_alone_is_no_agreement() -> None:
     """A head that only sees distance: all of it is position's, nothing is left for likeness."""
     model = bare(heads=2, position="alibi")
     with torch.no_grad():
-        model.view.blocks[0].W_Q.zero_()
+        model.view.layer_heads[0].W_Q.zero_()
     x = even(40, 16) + 3 * torch.linspace(0, 1, 40, dtype=F64)[:, None] * random(9, 16)
     found = rs.agreement(on(model, x), draws=0)
     assert np.allclose(found.position_baseline, 1)
@@ -63,10 +63,10 @@ def test_position_alone_is_no_agreement() -> None:
 
 def slow(trace: Any, layer: int, head: int, least: int, kept: list[int]) -> np.ndarray:
     """The definition, read aloud, query by query."""
-    heads, s = trace.view.blocks[layer], trace.scores(layer, head).numpy()
+    heads, s = trace.view.layer_heads[layer], trace.scores(layer, head).numpy()
     at = torch.arange(len(trace))
     permitted = heads.mechanism.mask(at, at)
-    x, start = heads.norm.hat(trace.read_by(layer)).numpy(), trace.points[0].numpy()
+    x, start = heads.norm.normalise(trace.layer_input(layer)).numpy(), trace.points[0].numpy()
     centred, first = x - x[kept].mean(0), start - start[kept].mean(0)
     rows = []
     for i in kept:
@@ -109,13 +109,13 @@ def test_it_equals_a_slow_twin(name: str) -> None:
             assert bool(found.agreement[layer].isnull().all())
             continue
         wanted = slow(trace, layer, head, 5, kept)
-        assert np.allclose([float(found[field][layer, head]) for field in MEANS], wanted, atol=1e-6)
+        assert np.allclose([float(found[field][layer, head]) for field in MEAN_FIELDS], wanted, atol=1e-6)
 
 
 def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = traced("llama", F64)
     whole = rs.agreement(trace, draws=6, least=4)
-    monkeypatch.setattr(module, "numbers_in_cache", lambda device: 1)
+    monkeypatch.setattr(module, "cache_block_numel", lambda device: 1)
     apart = rs.agreement(trace, draws=6, least=4)
     for field in whole.data_vars:
         assert np.allclose(whole[field], apart[field], atol=1e-9), field
@@ -125,16 +125,16 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 @given(seed=st.integers(0, 1000), scale=st.floats(0.1, 10))
 def test_scales_of_scores_and_turns_of_the_cloud_change_nothing(seed: int, scale: float) -> None:
     model = bare(heads=2, width=12)
-    heads = model.view.blocks[0]
+    heads = model.view.layer_heads[0]
     cloud, Q = random(seed, 20, 12), torch.linalg.qr(random(seed + 1, 12, 12))[0]
     trace = on(model, cloud)
     plain = rs.agreement(trace, draws=0)
     wider = replace(heads, project=lambda u: tuple(scale * part for part in heads.project(u)))
     turned = replace(heads, project=lambda u: heads.project(u @ Q.mT))
     for other, points in ((wider, trace.points), (turned, trace.points @ Q)):
-        view = replace(model.view, blocks=(other,))
+        view = replace(model.view, layer_heads=(other,))
         found = rs.agreement(replace(trace, view=view, points=points), draws=0)
-        for field in MEANS:
+        for field in MEAN_FIELDS:
             assert np.allclose(found[field], plain[field], atol=1e-9), field
 
 
@@ -146,7 +146,7 @@ def test_random_heads_lie_inside_their_null(position: str) -> None:
         config = Config(vocabulary=300, width=48, depth=1, heads=48, head_width=6, position=position)
         model = rs.load(randomised(Transformer(config), seed=seed).double())
         with torch.no_grad():
-            model.view.blocks[0].norm.own.weight.fill_(1)
+            model.view.layer_heads[0].norm.apply.weight.fill_(1)
         cloud = random(seed, 24, 48) * torch.linspace(0.3, 3, 48, dtype=F64)
         found = rs.agreement(on(model, cloud), draws=60, seed=seed)
         inside.append(float((abs(found.z) < 1.96).mean()))
@@ -161,8 +161,8 @@ def test_a_gauge_leaves_the_null_alone() -> None:
     one = rs.agreement(trace, draws=8, seed=3)
     with torch.no_grad():
         A = random(5, 6, 6)
-        model.view.blocks[0].W_Q.copy_(model.view.blocks[0].W_Q @ A)
-        model.view.blocks[0].W_K.copy_(model.view.blocks[0].W_K @ torch.linalg.inv(A).mT)
+        model.view.layer_heads[0].W_Q.copy_(model.view.layer_heads[0].W_Q @ A)
+        model.view.layer_heads[0].W_K.copy_(model.view.layer_heads[0].W_K @ torch.linalg.inv(A).mT)
     two = rs.agreement(trace, draws=8, seed=3)
     other = rs.agreement(trace, draws=8, seed=4)
     for field in one.data_vars:
@@ -176,7 +176,7 @@ def test_a_centring_norm_centres_turned_clouds_too() -> None:
     model = bare(heads=2, width=12, norm="layer")
     trace = on(model, random(0, 20, 12))
     one = rs.agreement(trace, draws=8)
-    for W in (model.view.blocks[0].W_Q, model.view.blocks[0].W_K):
+    for W in (model.view.layer_heads[0].W_Q, model.view.layer_heads[0].W_K):
         W.add_(random(6, 2, 1, 6))
     two = rs.agreement(trace, draws=8)
     for field in one.data_vars:
@@ -184,7 +184,7 @@ def test_a_centring_norm_centres_turned_clouds_too() -> None:
 
 
 def test_every_draw_turns_queries_and_keys_by_rotations_of_their_own() -> None:
-    Q, R = (torch.cat(side) for side in zip(*module.turns(5, 7, 0, torch.device("cpu")), strict=True))
+    Q, R = (torch.cat(side) for side in zip(*module.random_rotation_pairs(5, 7, 0, torch.device("cpu")), strict=True))
     assert len(Q) == len(R) == 7
     assert torch.allclose(Q @ Q.mT, torch.eye(5).expand_as(Q), atol=1e-5)
     assert float((Q - R).abs().amax((-2, -1)).min()) > 0.1
@@ -193,7 +193,7 @@ def test_every_draw_turns_queries_and_keys_by_rotations_of_their_own() -> None:
 def test_heads_that_say_nothing_count_nothing() -> None:
     model = bare(heads=2)
     with torch.no_grad():
-        model.view.blocks[0].W_Q.zero_()
+        model.view.layer_heads[0].W_Q.zero_()
     found = rs.agreement(on(model, random(0, 20, 16)), draws=4)
     assert float(abs(found.agreement).max()) == 0
     assert not bool((abs(found.z) > 0).any())
@@ -270,21 +270,21 @@ def test_what_is_known_without_asking_the_device_is_what_it_says(
     family: str, queries: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text that surely has a query with enough keys has one; what is refused is refused either way."""
-    model, sure, told = double(family), module.surely_enough, set()
+    model, sure, told = double(family), module.enough_keys_guaranteed, set()
     for n in range(5, 14):
         traces = model.trace([text(n=n), text(n=13)])
         with monkeypatch.context() as asking:
-            asking.setattr(module, "surely_enough", lambda *_: False)
+            asking.setattr(module, "enough_keys_guaranteed", lambda *_: False)
             found = refused_or(traces, queries)
         with monkeypatch.context() as watching:
-            watching.setattr(module, "surely_enough", lambda *given: told.add(sure(*given)) or sure(*given))
+            watching.setattr(module, "enough_keys_guaranteed", lambda *given: told.add(sure(*given)) or sure(*given))
             assert refused_or(traces, queries) == found
     assert told == {True, False}
 
 
 def refused_or(traces: Any, queries: int | None) -> str:
     try:
-        module.many(traces, draws=0, least=6, queries=queries, keep_massive=True)
+        module.batch(traces, draws=0, least=6, queries=queries, keep_massive=True)
     except rs.RheoscopeError as error:
         return str(error)
     return ""

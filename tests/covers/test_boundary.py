@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rheoscope as rs
-from rheoscope.covers.boundary.analysis import held, reordered, shared
+from rheoscope.covers.boundary.analysis import find_shared_tokens, hold_others_fixed, with_reorderings
 from rheoscope.covers.fixed_point.analysis import layer_map
 from tests.cases import default, double, traced
 from tests.covers.cases import bare
@@ -61,7 +61,7 @@ def test_it_equals_dense_twins(name: str) -> None:
     directions = []
     for at, ids in enumerate(texts):
         trace = model.trace(ids)
-        T, x, free = layer_map(trace, 1), trace.read_by(1), len(ids) - 4
+        T, x, free = layer_map(trace, 1), trace.layer_input(1), len(ids) - 4
         J = dense(T, x).detach().reshape(len(ids), 32, len(ids), 32)[free:, :, free:]
         one = found.isel(text=at, layer=0)
         norm = torch.linalg.matrix_norm(J.reshape(128, 128), 2)
@@ -100,7 +100,7 @@ def planted(strength: float) -> Any:
     Axis 0 is in all tokens and asks; axis 1, which answers, is in the first tokens (ids 1, 2) alone.
     """
     model = bare(width=16)
-    heads = model.view.blocks[0]
+    heads = model.view.layer_heads[0]
     for W in (heads.W_Q, heads.W_K, heads.W_V, heads.W_O):
         W.zero_()
     heads.W_Q[0, 0, 0] = heads.W_K[0, 1, 0] = 200.0
@@ -143,7 +143,7 @@ def test_of_one_text_two_other_orders_of_its_first_half_are_made() -> None:
     found = rs.boundary(model, ids, **asked)
     assert found.sizes["text"] == 3
     assert found.equals(rs.boundary(model, torch.tensor(ids), **asked))
-    assert found.equals(rs.boundary(model, [one.tolist() for one in reordered(torch.tensor(ids), 0)], **asked))
+    assert found.equals(rs.boundary(model, [one.tolist() for one in with_reorderings(torch.tensor(ids), 0)], **asked))
     assert float(found.change[1:].min()) > 0
     other = rs.boundary(model, ids, **asked, seed=1)
     assert not np.array_equal(found.change, other.change)
@@ -154,9 +154,9 @@ def test_other_orders_have_the_same_tokens_and_the_same_ends(ids: list[int], see
     half = max(3, len(ids) // 2)
     if len(set(ids[1 : min(half, len(ids) - 1)])) < 2:
         with pytest.raises(rs.RheoscopeError, match="no other order"):
-            reordered(torch.tensor(ids), seed)
+            with_reorderings(torch.tensor(ids), seed)
         return
-    own, *others = (one.tolist() for one in reordered(torch.tensor(ids), seed))
+    own, *others = (one.tolist() for one in with_reorderings(torch.tensor(ids), seed))
     assert own == ids
     assert len(others) == 2
     for one in others:
@@ -173,7 +173,7 @@ def test_other_orders_have_the_same_tokens_and_the_same_ends(ids: list[int], see
 )
 def test_shared_tokens_are_the_same_in_every_text(start: list[int], end: list[int], differ: list[list[int]]) -> None:
     texts = [[*start, *one, *end] for one in differ]
-    places, before = shared([double("gpt2").trace(ids) for ids in texts])
+    places, before = find_shared_tokens([double("gpt2").trace(ids) for ids in texts])
     held_in = [[ids[at] for at in there.tolist()] for ids, there in zip(texts, places, strict=True)]
     assert all(one == held_in[0] for one in held_in)
     assert len(places[0]) >= min(len(start) + len(end), min(map(len, texts)))
@@ -185,7 +185,7 @@ def test_shared_tokens_are_the_same_in_every_text(start: list[int], end: list[in
 
 def test_held_tokens_do_not_move_and_others_do() -> None:
     x, at = random(0, 5, 3), torch.tensor([1, 3])
-    T = held(lambda x: x.cumsum(0), x, at)
+    T = hold_others_fixed(lambda x: x.cumsum(0), x, at)
     inner = random(1, 2, 3)
     assert torch.allclose(T(inner), torch.stack([x[0] + inner[0], x[0] + inner[0] + x[2] + inner[1]]))
 
@@ -196,7 +196,7 @@ def test_massive_tokens_count_nowhere() -> None:
     plain, every = (
         rs.boundary(model, texts, layers=[3], times=1, iterations=2, keep_massive=keep) for keep in (False, True)
     )
-    assert plain.attrs["massive"] == [model.trace(text).massive() for text in texts]
+    assert plain.attrs["massive"] == [model.trace(text).massive_tokens() for text in texts]
     assert plain.change_token.equals(every.change_token)
     after = [at for at, there in zip(plain.token.values, plain.after.values, strict=True) if there]
     usual = [at for at in after if at not in plain.attrs["massive"][0]]
@@ -217,7 +217,7 @@ def test_massive_tokens_count_nowhere() -> None:
         ),
         ({"texts": ["The keys", "A keys"], "layers": [99]}, "no layer 99"),
         ({"texts": ["The keys", "A keys"], "layers": []}, r"got layers=\[\], times=8"),
-        ({"texts": ["The keys", "A keys"], "times": 0}, "times=0"),
+        ({"texts": ["The keys", "A keys"], "times": 0}, "times must lie between 1 and 10,000, got 0; type times=1"),
         ({"texts": ["The keys", ""]}, "text"),
     ],
 )

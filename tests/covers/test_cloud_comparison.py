@@ -8,8 +8,14 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import pdist, squareform
 from scipy.stats import spearmanr
 
-from rheoscope.covers.cloud_comparison import COMPARED, compared, geometry, kept, rsa_error
-from rheoscope.statistics.nulls import drawn_rows
+from rheoscope.covers.cloud_comparison import (
+    PRESERVATION_FIELDS,
+    compare_geometries,
+    geometry,
+    preservation,
+    rsa_standard_error,
+)
+from rheoscope.statistics.nulls import sample_rows
 from tests.pretrained.cases import random
 
 
@@ -37,7 +43,7 @@ def slow(x: np.ndarray, y: np.ndarray, k: int) -> list[float]:
 @given(seed=st.integers(0, 1000), n=st.integers(8, 20), k=st.integers(1, 3))
 def test_it_equals_a_slow_twin(seed: int, n: int, k: int) -> None:
     x, y = random(seed, n, 6), random(seed + 1, n, 3)
-    found = compared(geometry(x), geometry(y), k)
+    found = compare_geometries(geometry(x), geometry(y), k)
     assert np.allclose(found, slow(x.numpy(), y.numpy(), k), atol=1e-9)
 
 
@@ -45,7 +51,7 @@ def test_it_equals_a_slow_twin(seed: int, n: int, k: int) -> None:
 @given(seed=st.integers(0, 1000), scale=st.floats(0.01, 100))
 def test_a_similarity_keeps_everything(seed: int, scale: float) -> None:
     x, Q = random(seed, 15, 5), torch.linalg.qr(random(seed + 1, 5, 5))[0]
-    found = compared(geometry(x), geometry(scale * x @ Q + random(seed + 2, 5)), 3)
+    found = compare_geometries(geometry(x), geometry(scale * x @ Q + random(seed + 2, 5)), 3)
     assert np.allclose(found, 1, atol=1e-9)
 
 
@@ -54,21 +60,21 @@ def test_equal_tokens_have_no_order_and_no_stretch() -> None:
     x[7] = x[3]
     y = x.clone()
     y[7] += 1
-    found = dict(zip(COMPARED, compared(geometry(x), geometry(y), 3).tolist(), strict=True))
+    found = dict(zip(PRESERVATION_FIELDS, compare_geometries(geometry(x), geometry(y), 3).tolist(), strict=True))
     assert np.isfinite(found["spread"])
-    order = geometry(x).order
+    order = geometry(x).neighbour_ranks
     assert bool((order[:, 3] < order[:, 7])[[i for i in range(12) if i not in (3, 7)]].all())
-    assert float(geometry(x).pairs.min()) == 0
-    point = compared(geometry(x), geometry(torch.zeros(12, 1)), 3)
+    assert float(geometry(x).pair_distances.min()) == 0
+    point = compare_geometries(geometry(x), geometry(torch.zeros(12, 1)), 3)
     assert point[4:].tolist() == [0, 0]
 
 
 def test_a_collapsed_cloud_has_an_infinite_spread() -> None:
     x = random(0, 12, 4)
-    assert float(compared(geometry(x), geometry(x * torch.tensor([0.0, 0, 0, 1])), 3)[0]) > 3
+    assert float(compare_geometries(geometry(x), geometry(x * torch.tensor([0.0, 0, 0, 1])), 3)[0]) > 3
     y = torch.zeros(12, 1)
     y[0] = 1
-    assert float(compared(geometry(x), geometry(y), 3)[0]) == pytest.approx(float("inf"))
+    assert float(compare_geometries(geometry(x), geometry(y), 3)[0]) == pytest.approx(float("inf"))
 
 
 # Some rows
@@ -92,8 +98,8 @@ def seen_from(x: np.ndarray, y: np.ndarray, k: int, rows: list[int]) -> list[flo
 @settings(max_examples=15)
 @given(seed=st.integers(0, 1000), n=st.integers(8, 20), m=st.integers(2, 7))
 def test_some_rows_equal_a_slow_twin(seed: int, n: int, m: int) -> None:
-    x, y, rows = random(seed, n, 6), random(seed + 1, n, 3), drawn_rows(n, m, seed)
-    found = compared(geometry(x, rows), geometry(y, rows), 2)
+    x, y, rows = random(seed, n, 6), random(seed + 1, n, 3), sample_rows(n, m, seed)
+    found = compare_geometries(geometry(x, rows), geometry(y, rows), 2)
     assert np.allclose(found[[1, 2, 4]], seen_from(x.numpy(), y.numpy(), 2, rows.tolist()), atol=1e-9)
 
 
@@ -101,10 +107,10 @@ def test_the_error_of_some_rows_is_how_far_they_are_off() -> None:
     """Rows drawn again and again scatter around what all rows say, about as far as they say themselves."""
     x = random(0, 120, 8)
     y = x @ random(1, 8, 3)
-    whole = float(kept(geometry(x), y[None], 3)[0, COMPARED.index("rsa")])
-    found = [geometry(x, drawn_rows(120, 24, seed)) for seed in range(60)]
-    values = torch.stack([kept(of, y[None], 3)[0, COMPARED.index("rsa")] for of in found])
-    stated = torch.stack([rsa_error(of, geometry(y, of.rows)) for of in found]).mean()
+    whole = float(preservation(geometry(x), y[None], 3)[0, PRESERVATION_FIELDS.index("rsa")])
+    found = [geometry(x, sample_rows(120, 24, seed)) for seed in range(60)]
+    values = torch.stack([preservation(of, y[None], 3)[0, PRESERVATION_FIELDS.index("rsa")] for of in found])
+    stated = torch.stack([rsa_standard_error(of, geometry(y, of.rows)) for of in found]).mean()
     assert abs(float(values.mean()) - whole) < 0.02
     assert 0.6 < float(values.std() / stated) < 1.7
-    assert float(rsa_error(geometry(x), geometry(y))) == 0
+    assert float(rsa_standard_error(geometry(x), geometry(y))) == 0

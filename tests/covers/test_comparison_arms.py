@@ -7,9 +7,9 @@ import torch
 from torch import Generator
 
 import rheoscope as rs
-from rheoscope.covers.comparison_arms import means_of, running
-from rheoscope.covers.head_replacement import plans
-from rheoscope.covers.text_batches import batches, kept_tokens
+from rheoscope.covers.comparison_arms import batch_mean_outputs, iterate_edits
+from rheoscope.covers.head_replacement import plan_edits
+from rheoscope.covers.text_batches import included_tokens, window_batches
 from rheoscope.space.model import Rewrite
 from tests.cases import double, gap, text
 
@@ -24,11 +24,11 @@ def test_names_are_kept_in_one_order() -> None:
 @torch.no_grad()
 def test_every_draw_is_run_once_and_only_the_chosen_heads_change() -> None:
     of = double("llama")
-    (batch,) = batches(of, [text(0), text(1)])
+    (batch,) = window_batches(of, [text(0), text(1)])
     asked = rs.Against(draws=3)
-    made = asked.made(plans(of.view, {1: [0, 2, 3]}, "symmetric", None), Generator().manual_seed(0))
-    means = means_of(batch, asked)
-    runs = list(running(batch, {1: [2]}, made, means, asked))
+    made = asked.build_edits(plan_edits(of.view, {1: [0, 2, 3]}, "symmetric", None), Generator().manual_seed(0))
+    means = batch_mean_outputs(batch, asked)
+    runs = list(iterate_edits(batch, {1: [2]}, made, means, asked))
     names = [name for name, *_ in runs]
     assert names == ["edit", *["size"] * 3, *["cloud"] * 3, *["spectrum"] * 3, "mean", "uniform"]
     logits: list[Any] = []
@@ -36,7 +36,7 @@ def test_every_draw_is_run_once_and_only_the_chosen_heads_change() -> None:
         found = {}
 
         def look(x: Any, *given: Any, edit: Any = edits[1], found: Any = found) -> Any:
-            new, added = edit.change(x, *given) if isinstance(edit, Rewrite) else (edit(*given), None)
+            new, added = edit.edit(x, *given) if isinstance(edit, Rewrite) else (edit(*given), None)
             found["same"] = [bool(torch.equal(new[:, head], given[-1][:, head])) for head in range(4)]
             return new, added
 
@@ -44,7 +44,7 @@ def test_every_draw_is_run_once_and_only_the_chosen_heads_change() -> None:
         assert found["same"] == [True, True, False, True]
     assert all(gap(one, other) > 1e-9 for at, one in enumerate(logits) for other in logits[:at])
     for row, trace in enumerate(batch.traces):
-        own = of.view.blocks[1].outputs(trace.read_by(1))[:, kept_tokens(trace)].mean(1)
+        own = of.view.layer_heads[1].outputs(trace.layer_input(1))[:, included_tokens(trace)].mean(1)
         assert gap(means[1][row], own) <= 1e-12
 
 

@@ -49,7 +49,7 @@ def test_random_heads_compose_at_the_random_level() -> None:
 def test_a_planted_induction_pair_tops_the_list(one: int, other: int, position: str) -> None:
     """A head of layer 0 writes what it reads into other axes; a head of layer 1 looks for that in its keys."""
     model = bare(heads=4, depth=2, width=48, position=position)
-    first, second = model.view.blocks
+    first, second = model.view.layer_heads
     read, write = torch.linalg.qr(random(one, 48, 24))[0].split(12, -1)
     first.W_V[one].copy_(read)
     first.W_O[one].copy_(write.mT)
@@ -104,7 +104,7 @@ def test_composed_kernels_of_any_path_are_associative(name: str, seed: int) -> N
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
     with pytest.raises(rs.RheoscopeError, match=r"different layers, this model has one; type a model with more"):
         rs.composition(bare().view)
-    with pytest.raises(rs.RheoscopeError, match="top=0"):
+    with pytest.raises(rs.RheoscopeError, match="top must lie between 1 and 10,000, got 0; type top=1"):
         rs.composition(bare(depth=2).view, top=0)
     trace = traced("gpt2")
     for path in ([], [(1, 0), (0, 0)], [(0, 1), (0, 2)]):

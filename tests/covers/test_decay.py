@@ -8,9 +8,9 @@ import torch
 from torch import Generator, Tensor
 
 import rheoscope as rs
-from rheoscope.covers.decay.analysis import NOISE, after
-from rheoscope.covers.reversed_attention.analysis import written_at
-from rheoscope.covers.text_batches import kept_tokens
+from rheoscope.covers.decay.analysis import NOISE_KINDS, steps_after_attention
+from rheoscope.covers.reversed_attention.analysis import attention_output_step
+from rheoscope.covers.text_batches import included_tokens
 from tests.cases import PARALLEL, default, double, gap, model, random, text, theirs, traced
 from tests.covers.cases import bare
 from tests.laws.moves import gauges, holds_still
@@ -30,17 +30,17 @@ def with_a_massive_token(name: str) -> Any:
 @torch.no_grad()
 def test_deviations_are_those_of_the_points(name: str) -> None:
     of = with_a_massive_token("llama") if "massive" in name else double(name)
-    assert bool(of.trace(TEXTS[0]).massive()) == ("massive" in name)
+    assert bool(of.trace(TEXTS[0]).massive_tokens()) == ("massive" in name)
     asked = {"heads": [(0, 1), (0, 2)], "M": "symmetric", "F": "rank 3"}
     found = rs.decay(of, TEXTS, **asked)
-    first = str(written_at(of.trace(text()), 0))
+    first = str(attention_output_step(of.trace(text()), 0))
     assert found.step.values[0] == first
     shares, cosines, counts, moving = [], [], 0, 0
     for ids in TEXTS:
         plain, changed = of.trace(ids), rs.trace_under(of, ids, **asked)
-        kept = kept_tokens(plain)
-        d = torch.stack([changed.at(step) - plain.at(step) for step in found.step.values])
-        x = torch.stack([plain.at(step) for step in found.step.values])
+        kept = included_tokens(plain)
+        d = torch.stack([changed.points_at(step) - plain.points_at(step) for step in found.step.values])
+        x = torch.stack([plain.points_at(step) for step in found.step.values])
         there = kept & (d[0].norm(dim=-1) > 0)
         shares.append((d.norm(dim=-1) / x.norm(dim=-1))[:, kept].sum(-1))
         cosines.append(torch.cosine_similarity(d, d[:1], dim=-1)[:, there].sum(-1))
@@ -58,21 +58,21 @@ def test_deviations_are_those_of_the_points(name: str) -> None:
     assert (name in PARALLEL) == (first == "L0.resid_post")
 
 
-@pytest.mark.parametrize("kind", NOISE)
+@pytest.mark.parametrize("kind", NOISE_KINDS)
 def test_noise_is_as_long_as_what_it_stands_for_token_by_token(kind: str) -> None:
     displacements = random(0, 2, 7, 5)
     displacements[0, 0] = 0
-    noise = NOISE[kind](displacements, Generator().manual_seed(0))
+    noise = NOISE_KINDS[kind](displacements, Generator().manual_seed(0))
     assert gap(noise.norm(dim=-1), displacements.norm(dim=-1)) <= 1e-12
     cosines = torch.cosine_similarity(noise, displacements, dim=-1)
     assert float(cosines.abs().mean()) < 0.8
-    other = NOISE[kind](displacements, Generator().manual_seed(1))
+    other = NOISE_KINDS[kind](displacements, Generator().manual_seed(1))
     assert gap(noise, other) > 0.1
 
 
 def test_exchanged_noise_has_the_directions_of_the_same_text() -> None:
     displacements = random(0, 2, 7, 5)
-    noise = NOISE["exchanged"](displacements, Generator().manual_seed(0))
+    noise = NOISE_KINDS["exchanged"](displacements, Generator().manual_seed(0))
     for one, own in zip(noise, displacements, strict=True):
         unit, wanted = (torch.nn.functional.normalize(x, dim=-1) for x in (one, own))
         best = (unit @ wanted.mT).max(-1)
@@ -104,10 +104,10 @@ def test_layers_that_write_nothing_leave_the_deviation_as_it_is() -> None:
 def test_a_step_that_forgets_what_it_read_heals_everything() -> None:
     """Planted: after layer 1 every token is put where the model without the change has it, by a hook of the module itself."""
     of = double("llama")
-    plain = {tuple(ids.tolist()): of.trace(ids).at("L1.resid_post") for ids in TEXTS}
+    plain = {tuple(ids.tolist()): of.trace(ids).points_at("L1.resid_post") for ids in TEXTS}
     now: list[Tensor] = []
-    embed = of.description.embed.register_forward_pre_hook(lambda module, args: now.append(args[0]))
-    heal = of.description.layers[1][-1].module.register_forward_hook(
+    embed = of.description.embedding.register_forward_pre_hook(lambda module, args: now.append(args[0]))
+    heal = of.description.layer_taps[1][-1].module.register_forward_hook(
         lambda module, args, out: torch.stack([plain[tuple(ids.tolist())] for ids in now[-1]])
     )
     try:
@@ -139,17 +139,17 @@ def test_draws_intervals_and_definitions() -> None:
 
 def test_identity_moves_nothing_and_the_model_is_as_before() -> None:
     of = model("llama")
-    found = rs.decay(of, TEXTS, heads=of.view.heads_in(1), M="identity")
+    found = rs.decay(of, TEXTS, heads=of.view.head_indices(1), M="identity")
     assert (found.deviation.values == 0).all()
-    assert found.step.values.tolist() == after(of.trace(text()), 1)
-    rs.decay(of, TEXTS, heads=of.view.heads_in(1), M="symmetric")
+    assert found.step.values.tolist() == steps_after_attention(of.trace(text()), 1)
+    rs.decay(of, TEXTS, heads=of.view.head_indices(1), M="symmetric")
     assert torch.equal(of.run(text()), traced("llama").logits)
 
 
 def test_asked_of_its_subject_alone_it_makes_the_first_layer_symmetric() -> None:
     of, told = double("llama"), []
     alone = rs.decay(of, TEXTS[:2], progress=lambda *at: told.append(at))
-    assert alone.equals(rs.decay(of, TEXTS[:2], heads=of.view.heads_in(0), M="symmetric"))
+    assert alone.equals(rs.decay(of, TEXTS[:2], heads=of.view.head_indices(0), M="symmetric"))
     assert (alone.attrs["M"], alone.attrs["heads"]) == ("symmetric", "L0.H0 L0.H1 L0.H2 L0.H3")
     assert told[-1] == (2, 2)
 
@@ -168,8 +168,8 @@ def test_without_draws_there_is_no_noise() -> None:
             {"heads": [(0, 1), (1, 1)]},
             r"decay follows a change of one layer, got heads of 2 layers; type heads=\[\(5, 1\)\]",
         ),
-        ({"heads": [(2, 1)], "draws": -1}, "drawn 0 times or more, got draws=-1"),
-        ({"heads": 2}, r"list of \(layer, head\), got 2; type .*heads_in\(2\)"),
+        ({"heads": [(2, 1)], "draws": -1}, "draws must lie between 0 and 10,000, got -1; type draws=0"),
+        ({"heads": 2}, r"list of \(layer, head\), got 2; type .*head_indices\(2\)"),
         ({"heads": [(99, 0)]}, "there is no layer 99"),
     ],
 )

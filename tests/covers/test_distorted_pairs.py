@@ -57,8 +57,8 @@ def test_equal_tokens_are_no_pair() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "own_metric"])
 def test_it_equals_a_slow_count_over_all_pairs(name: str, image: str) -> None:
     trace = double(name).trace(different())
-    kept = [at for at in range(len(trace)) if at not in trace.massive()]
-    x = trace.view.blocks[1].norm.hat(trace.read_by(1))[kept]
+    kept = [at for at in range(len(trace)) if at not in trace.massive_tokens()]
+    x = trace.view.layer_heads[1].norm.normalise(trace.layer_input(1))[kept]
     head = trace.view.head(1, 2)
     A = {"query": head.M.dense(), "key": head.M.dense().mT, "content": head.F.dense()}[image]
     before, after = ((rankdata(pdist(y.numpy())) - 1) / (len(kept) * (len(kept) - 1) / 2 - 1) for y in (x, x @ A))
@@ -92,7 +92,7 @@ def test_a_turn_and_a_scale_of_the_cloud_tear_nothing_else(seed: int) -> None:
     cloud = random(seed + 1, 12, 8)
     one = rs.distorted_pairs(on(model, cloud), 0, 0, top=10)
     with torch.no_grad():
-        for W in (model.view.blocks[0].W_Q, model.view.blocks[0].W_K):
+        for W in (model.view.layer_heads[0].W_Q, model.view.layer_heads[0].W_K):
             W.copy_(Q.mT @ W)
     other = rs.distorted_pairs(on(model, 3 * cloud @ Q), 0, 0, top=10)
     assert np.allclose(one.after - one.before, other.after - other.before)
@@ -119,9 +119,11 @@ def test_layers_count_from_the_end_too() -> None:
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
     model = double("llama")
     trace = model.trace(text())
-    with pytest.raises(rs.RheoscopeError, match="unknown image 'value'; type one of query, key, content"):
+    with pytest.raises(
+        rs.RheoscopeError, match="image must be one of query, key, content, got 'value'; type image='query'"
+    ):
         rs.distorted_pairs(trace, 0, 0, image="value")
-    with pytest.raises(rs.RheoscopeError, match="between 1 and the"):
+    with pytest.raises(rs.RheoscopeError, match="top must lie between 1 and 10,000, got 0; type top=1"):
         rs.distorted_pairs(trace, 0, 0, top=0)
     with pytest.raises(rs.RheoscopeError, match="no layer -3"):
         rs.distorted_pairs(trace, -3)
@@ -129,7 +131,7 @@ def test_what_it_cannot_do_is_told_in_one_line() -> None:
         rs.distorted_pairs(trace, 0, 9)
     with pytest.raises(rs.RheoscopeError, match="no layer 9"):
         rs.distorted_pairs(trace, 9, 0)
-    with pytest.raises(rs.RheoscopeError, match="at least 3 tokens that are not massive, got 2; type a longer text"):
+    with pytest.raises(rs.RheoscopeError, match="at least 3 tokens that are not massive, got 2; use a longer text"):
         rs.distorted_pairs(model.trace([5, 6]), 0, 0, keep_massive=True)
     with pytest.raises(rs.RheoscopeError, match="has no M"):
         rs.distorted_pairs(traced("own_cosine", F64), 0, 0)

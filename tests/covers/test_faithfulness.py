@@ -7,7 +7,7 @@ from scipy.stats import spearmanr
 
 import rheoscope as rs
 from rheoscope.covers import text_batches
-from rheoscope.covers.text_batches import kept_tokens
+from rheoscope.covers.text_batches import included_tokens
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import build
 from rheoscope.statistics.nulls import RESAMPLES
@@ -32,7 +32,8 @@ def test_the_ends_of_the_curves(name: str) -> None:
         assert found.loss.sel(share=1.0)[:, at].values == pytest.approx(loss_of(plain, target), abs=1e-6)
         trace = of.trace(ids)
         means = [
-            block.outputs(trace.read_by(at))[:, kept_tokens(trace)].mean(1) for at, block in enumerate(of.view.blocks)
+            block.outputs(trace.layer_input(at))[:, included_tokens(trace)].mean(1)
+            for at, block in enumerate(of.view.layer_heads)
         ]
         silent = {
             (layer, head): lambda q, k, v, mechanism, m=means[layer][head]: m.expand(*q.shape[:-1], -1)
@@ -51,7 +52,9 @@ def test_attribution_is_the_derivative_along_the_ablation_and_mediation_its_end(
     of, trace = double(name), traced(name, F64)
     found = rs.faithfulness(of, [text()], [5], shares=(1.0,)).importance[:, 0]
     for layer, head in ((0, 1), (1, 2)):
-        mean = of.view.blocks[layer].outputs(trace.read_by(layer))[head, kept_tokens(trace)].mean(0).detach()
+        mean = (
+            of.view.layer_heads[layer].outputs(trace.layer_input(layer))[head, included_tokens(trace)].mean(0).detach()
+        )
 
         def towards(q, k, v, mechanism, t: float):
             o = mechanism.attend(q, k, v)
@@ -71,7 +74,7 @@ def test_the_other_rankings_are_those_of_their_analyses() -> None:
     of, trace = double("llama"), traced("llama", F64)
     found = rs.faithfulness(of, [text()], [5], shares=(0.5,)).importance[:, 0]
     assert found.sel(ranking="reversed").values == pytest.approx(rs.reversed_attention(of, trace, 5).norm.values)
-    wanted = torch.stack([trace.parts(layer)[0].square().sum((1, 2)).sqrt() for layer in range(2)])
+    wanted = torch.stack([trace.attention_parts(layer)[0].square().sum((1, 2)).sqrt() for layer in range(2)])
     assert found.sel(ranking="forward").values == pytest.approx(wanted.numpy())
     assert np.isnan(found.sel(ranking="random").values).all()
 
@@ -81,7 +84,10 @@ def test_the_first_heads_of_an_order_are_kept() -> None:
     of, trace = model("gpt2"), traced("gpt2")
     found = rs.faithfulness(of, [text()], [5], shares=(0.5,))
     order = found.importance.sel(ranking="mediation")[0].values.ravel().argsort()[::-1]
-    means = [block.outputs(trace.read_by(at))[:, kept_tokens(trace)].mean(1) for at, block in enumerate(of.view.blocks)]
+    means = [
+        block.outputs(trace.layer_input(at))[:, included_tokens(trace)].mean(1)
+        for at, block in enumerate(of.view.layer_heads)
+    ]
     silent = {
         divmod(int(at), 4): lambda q, k, v, mechanism, m=means[at // 4][at % 4]: m.expand(*q.shape[:-1], -1)
         for at in order[4:]
@@ -94,7 +100,7 @@ def test_the_first_heads_of_an_order_are_kept() -> None:
 def test_ablations_side_by_side_are_those_one_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of = double(name)
     together = rs.faithfulness(of, [text(), text(1, 9)], [5, 6], foils=[7, 8], shares=SHARES)
-    monkeypatch.setattr(text_batches, "logits_at_once", lambda device: 1)
+    monkeypatch.setattr(text_batches, "logits_numel", lambda device: 1)
     alone = rs.faithfulness(of, [text(), text(1, 9)], [5, 6], foils=[7, 8], shares=SHARES)
     for field in ("importance", "loss", "logit_difference", "lost"):
         assert np.nan_to_num(together[field].values) == pytest.approx(np.nan_to_num(alone[field].values), abs=2e-5)
@@ -130,9 +136,9 @@ def test_a_planted_copying_head_comes_first() -> None:
     torch.manual_seed(0)
     network = build(Config(vocabulary=40, width=32, depth=2, heads=4, tied=False))
     of, ids = rs.load(network), torch.tensor([5, 30, 6, 7, 8])
-    block = of.view.blocks[1]
+    block = of.view.layer_heads[1]
     with torch.no_grad():
-        block.W_V[2].copy_(block.norm.own(of.trace(ids).read_by(1))[1, :, None] / 32 * torch.eye(1, 8))
+        block.W_V[2].copy_(block.norm.apply(of.trace(ids).layer_input(1))[1, :, None] / 32 * torch.eye(1, 8))
         block.W_O[2].copy_(torch.eye(8, 1) * 3 * of.view.unembed[:, 30] / of.view.unembed[:, 30].norm())
     found = rs.faithfulness(of, [ids], [30], shares=(0.125,))
     for ranking in ("reversed", "forward"):
@@ -163,8 +169,8 @@ def test_without_draws_there_is_no_random_order() -> None:
         ((["The keys"], []), r"every text has one of the targets, got 0 for 1; type targets=\[…\] of that length"),
         (("The keys", [5, 6]), "every text has one of the targets, got 2 for 1"),
         ((["The keys"], [5], [1, 2]), "every text has one of the foils, got 2 for 1"),
-        ((["The keys"], [5], None, (2.0,)), r"shares of heads lie in 0 to 1 .* got shares=\[2.0\]"),
-        ((["The keys"], [5], None, (0.5,), -1), "drawn 0 times or more, .* draws=-1"),
+        ((["The keys"], [5], None, (2.0,)), r"shares must lie between 0.0 and 1.0, got 2.0; type shares=\(1.0,\)"),
+        ((["The keys"], [5], None, (0.5,), -1), "draws must lie between 0 and 10,000, got -1; type draws=0"),
         ((["The keys"], [" cabinet"]), "the target must be one token"),
         ((["The keys"], [5], [" cabinet"]), "the target must be one token"),
     ],

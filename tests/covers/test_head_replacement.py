@@ -9,14 +9,14 @@ import torch
 from torch import Generator, Tensor
 
 import rheoscope as rs
-from rheoscope.attention.definition import positions
+from rheoscope.attention.definition import query_key_positions
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers import head_replacement
-from rheoscope.covers.head_replacement import live, plans, reach
-from rheoscope.covers.head_selection import chosen_heads
-from rheoscope.covers.reversed_attention.analysis import written_at
-from rheoscope.space.bilinear_form import at_offset, own_form
-from rheoscope.space.head import Heads, of_head
+from rheoscope.covers.head_replacement import model_edits, plan_edits, score_norm
+from rheoscope.covers.head_selection import select_heads
+from rheoscope.covers.reversed_attention.analysis import attention_output_step
+from rheoscope.space.bilinear_form import heads_form, operator_at_offset
+from rheoscope.space.head import Heads, single_head_mechanism
 from rheoscope.space.model import Rewrite
 from tests.cases import LENGTH, distance, double, gap, random, text, theirs, traced
 from tests.covers.test_replacements import DENSE, SOME, dense_M, turning
@@ -46,11 +46,11 @@ EDITED = [*SORTS, *ODD, "opt_post", "own_branch_post", *SCORES]
 
 def changed_scores(heads: Heads, x: Tensor, M: str) -> Tensor:
     """What a replacement adds to the scores of every head, from dense matrices and one offset after another."""
-    hat = heads.norm.hat(x)
+    hat = heads.norm.normalise(x)
     cloud = hat if M.endswith("naive") else hat - hat.mean(0)
     _, a = side(heads, x, heads.W_Q, heads.b_Q, heads.q_norm)
     _, c = side(heads, x, heads.W_K, heads.b_K, heads.k_norm)
-    found = x.new_zeros(heads.count, len(x), len(x))
+    found = x.new_zeros(heads.n_heads, len(x), len(x))
     for offset in range(1 - len(x), len(x)):
         s = cloud @ (DENSE[M](heads, offset) - dense_M(heads, offset)) @ cloud.mT
         found.diagonal(-offset, -2, -1).copy_(s.diagonal(-offset, -2, -1))
@@ -61,27 +61,27 @@ def weights_after(trace: Any, layer: int, change: Tensor | None) -> Tensor:
     """Weights of every head with a change added to its scores, on the points of a trace."""
     found = []
     for head in range(trace.view.heads):
-        mechanism = of_head(trace.view.blocks[layer].mechanism, head)
+        mechanism = single_head_mechanism(trace.view.layer_heads[layer].mechanism, head)
         s = trace.scores(layer, head) + (0 if change is None else change[head])
-        permitted = mechanism.mask(*positions(len(trace), len(trace)))
+        permitted = mechanism.mask(*query_key_positions(len(trace), len(trace)))
         found.append(mechanism.normaliser(s.masked_fill(~permitted, -torch.inf)[None, None])[0, 0])
     return torch.stack(found)
 
 
 def written(trace: Any, layer: int, weights: Tensor, chosen: list[int], F: Tensor | None = None) -> Tensor:
     """What attention writes with those weights in the chosen heads, and with those F between centred tokens."""
-    heads, x = trace.view.blocks[layer], trace.read_by(layer)
-    v = heads.read(x)[2][0].repeat_interleave(heads.count // len(heads.W_V), 0)
+    heads, x = trace.view.layer_heads[layer], trace.layer_input(layer)
+    v = heads.qkv(x)[2][0].repeat_interleave(heads.n_heads // len(heads.W_V), 0)
     out = heads.outputs(x).clone()
     out[chosen] = (weights @ v)[chosen]
     total = (out @ heads.W_O).sum(0) + (0 if heads.b_O is None else heads.b_O)
-    after = total if heads.after is None else heads.after.own(total)
+    after = total if heads.output_norm is None else heads.output_norm.apply(total)
     if F is None:
         return after
-    hat = heads.norm.hat(x)
+    hat = heads.norm.normalise(x)
     moved = (weights @ ((hat - hat.mean(0)) @ (F - heads.F().dense())))[chosen].sum(0)
-    if heads.after is not None:
-        moved = moved * (total.square().mean(-1, keepdim=True) + heads.after.eps).rsqrt()
+    if heads.output_norm is not None:
+        moved = moved * (total.square().mean(-1, keepdim=True) + heads.output_norm.eps).rsqrt()
     return after + moved
 
 
@@ -89,16 +89,19 @@ def under(name: str, chosen: Any, M: str | None, F: str | None = None) -> Any:
     """The trace of a text under a change; every token counts for the mean, as the twins have it."""
     of = double(name)
     every = torch.ones(N, dtype=torch.bool)
-    made = [head_replacement.edit(plan, Generator()) for plan in plans(of.view, chosen_heads(of.view, chosen), M, F)]
-    return of.trace(text(n=N), edit=live(every, made))
+    made = [
+        head_replacement.replacement_edit(plan, Generator())
+        for plan in plan_edits(of.view, select_heads(of.view, chosen), M, F)
+    ]
+    return of.trace(text(n=N), edit=model_edits(every, made))
 
 
 def moved_by(trace: Any, layer: int) -> Tensor:
     """What attention wrote; a parallel block's MLP, which reads the same point, taken away."""
-    step = written_at(trace, layer)
-    found = trace.at(step) - trace.read_by(layer)
-    if trace.steps[trace.middle[layer]] in trace.not_read:
-        found = found - trace.view.mlps[layer](trace.read_by(layer))
+    step = attention_output_step(trace, layer)
+    found = trace.points_at(step) - trace.layer_input(layer)
+    if trace.steps[trace.mid_steps[layer]] in trace.unread_steps:
+        found = found - trace.view.mlps[layer](trace.layer_input(layer))
     return found
 
 
@@ -118,11 +121,11 @@ def test_a_replaced_M_gives_the_scores_of_dense_forms_in_every_layer(name: str, 
             under(name, None, M)
         return
     trace = under(name, None, M)
-    for layer, heads in enumerate(trace.view.blocks):
-        weights = weights_after(trace, layer, changed_scores(heads, trace.read_by(layer), M))
-        wanted = written(trace, layer, weights, list(range(heads.count)))
+    for layer, heads in enumerate(trace.view.layer_heads):
+        weights = weights_after(trace, layer, changed_scores(heads, trace.layer_input(layer), M))
+        wanted = written(trace, layer, weights, list(range(heads.n_heads)))
         assert distance(moved_by(trace, layer), wanted) <= bar(name)
-        unchanged = written(trace, layer, weights_after(trace, layer, None), list(range(heads.count)))
+        unchanged = written(trace, layer, weights_after(trace, layer, None), list(range(heads.n_heads)))
         if M != "at_zero" or turning(name):
             assert distance(wanted, unchanged) > 1e-4
 
@@ -135,7 +138,7 @@ def test_a_replaced_M_gives_the_scores_of_dense_forms_in_every_layer(name: str, 
 def test_a_replaced_F_gives_the_displacements_of_dense_maps(name: str, F: str, dense: int | None) -> None:
     trace = under(name, [(0, 1), (1, 2), (1, 3)], None, F)
     for layer, chosen in ((0, [1]), (1, [2, 3])):
-        own = trace.view.blocks[layer].F().dense()
+        own = trace.view.layer_heads[layer].F().dense()
         if dense is None:
             new = (own + own.mT) / 2
         else:
@@ -151,8 +154,8 @@ def test_a_replaced_F_gives_the_displacements_of_dense_maps(name: str, F: str, d
 @torch.no_grad()
 def test_M_and_F_together_and_only_the_chosen_heads(name: str) -> None:
     trace = under(name, [(1, 2)], "symmetric", "symmetric")
-    heads, x = trace.view.blocks[1], trace.read_by(1)
-    assert torch.equal(x, double(name).trace(text(n=N)).read_by(1))
+    heads, x = trace.view.layer_heads[1], trace.layer_input(1)
+    assert torch.equal(x, double(name).trace(text(n=N)).layer_input(1))
     weights = weights_after(trace, 1, changed_scores(heads, x, "symmetric"))
     own = heads.F().dense()
     wanted = written(trace, 1, weights, [2], (own + own.mT) / 2)
@@ -173,7 +176,7 @@ def test_layers_before_the_first_changed_one_are_bit_identical(name: str) -> Non
         under(name, [(1, head) for head in range(4)], "symmetric", "symmetric"),
         double(name).trace(text(n=N)),
     )
-    first = plain.where[1]
+    first = plain.input_steps[1]
     assert torch.equal(trace.points[: first + 1], plain.points[: first + 1])
     assert not torch.equal(trace.points[first + 1 :], plain.points[first + 1 :])
 
@@ -183,11 +186,12 @@ def test_an_identity_is_no_operation_at_all() -> None:
     trace = traced("llama", F64)
     for M, F in (("identity", None), (None, "identity"), ("identity", "identity")):
         made = [
-            head_replacement.edit(plan, Generator()) for plan in plans(trace.view, chosen_heads(trace.view, None), M, F)
+            head_replacement.replacement_edit(plan, Generator())
+            for plan in plan_edits(trace.view, select_heads(trace.view, None), M, F)
         ]
-        assert live(trace.ordinary(), made) == {}
+        assert model_edits(trace.valid_mask(), made) == {}
     with pytest.raises(rs.RheoscopeError, match="nothing to change; type M='symmetric' or F='symmetric'"):
-        plans(trace.view, {0: [0]}, None, None)
+        plan_edits(trace.view, {0: [0]}, None, None)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -195,8 +199,8 @@ def test_reach_is_the_size_of_scores_without_what_is_constant_along_a_row(seed: 
     q, k = random(seed, 3, 6, 4), random(seed + 1, 3, 6, 4)
     s = q @ k.mT
     slow = (s - s.mean(-1, keepdim=True)).flatten(1).norm(dim=-1)
-    assert gap(reach(q, k), slow) <= 1e-9
-    assert gap(reach(q, k + random(seed + 2, 3, 1, 4)), slow) <= 1e-9
+    assert gap(score_norm(q, k), slow) <= 1e-9
+    assert gap(score_norm(q, k + random(seed + 2, 3, 1, 4)), slow) <= 1e-9
 
 
 # Controls
@@ -207,26 +211,32 @@ def test_reach_is_the_size_of_scores_without_what_is_constant_along_a_row(seed: 
 @torch.no_grad()
 def test_controls_have_the_size_and_the_spectrum_of_the_edit_at_every_offset(name: str, M: str) -> None:
     view = double(name).view
-    (plan,) = plans(view, {1: [0, 1]}, M, None)
-    form = own_form(plan.heads)
-    assert at_offset(plan.heads, form, 3).dense() == pytest.approx(dense_M(plan.heads, 3).numpy(), abs=1e-12)
+    (plan,) = plan_edits(view, {1: [0, 1]}, M, None)
+    form = heads_form(plan.heads)
+    assert operator_at_offset(plan.heads, form, 3).dense() == pytest.approx(dense_M(plan.heads, 3).numpy(), abs=1e-12)
     edit, size, spectrum = (
         make(plan, Generator().manual_seed(1)).form
-        for make in (head_replacement.edit, head_replacement.same_size, head_replacement.same_spectrum)
+        for make in (
+            head_replacement.replacement_edit,
+            head_replacement.same_size_control,
+            head_replacement.same_spectrum_control,
+        )
     )
     if not edit:
         assert M == "at_zero"
         assert not turning(name)
         return
     for offset in (0, 2, 7):
-        wanted, found = (torch.linalg.svdvals(at_offset(plan.heads, x, offset).dense()) for x in (edit, size))
+        wanted, found = (torch.linalg.svdvals(operator_at_offset(plan.heads, x, offset).dense()) for x in (edit, size))
         assert gap(wanted, found) <= 1e-9
         new, turned = (
-            torch.linalg.svdvals(at_offset(plan.heads, x, offset).dense() + dense_M(plan.heads, offset))
+            torch.linalg.svdvals(operator_at_offset(plan.heads, x, offset).dense() + dense_M(plan.heads, offset))
             for x in (edit, spectrum)
         )
         assert gap(new, turned) <= 1e-9
-        assert gap(at_offset(plan.heads, edit, 2).dense(), at_offset(plan.heads, size, 2).dense()) > 1e-2
+        assert (
+            gap(operator_at_offset(plan.heads, edit, 2).dense(), operator_at_offset(plan.heads, size, 2).dense()) > 1e-2
+        )
 
 
 @torch.no_grad()
@@ -235,13 +245,17 @@ def test_the_control_on_the_cloud_is_as_large_there_as_the_edit() -> None:
     of = double("llama")
     every = torch.ones(LENGTH, dtype=torch.bool)
     for M, F in (("symmetric", None), (None, "symmetric")):
-        (plan,) = plans(of.view, {0: [0, 1, 2, 3]}, M, F)
+        (plan,) = plan_edits(of.view, {0: [0, 1, 2, 3]}, M, F)
         sizes = []
-        for make in (head_replacement.edit, head_replacement.same_on_cloud, head_replacement.same_size):
-            edits = live(every, [make(plan, Generator().manual_seed(2))])
+        for make in (
+            head_replacement.replacement_edit,
+            head_replacement.same_cloud_size_control,
+            head_replacement.same_size_control,
+        ):
+            edits = model_edits(every, [make(plan, Generator().manual_seed(2))])
             found: list[Tensor] = []
 
-            def spy(*given: Any, change: Any = edits[0].change, into: Any = found) -> Any:
+            def spy(*given: Any, change: Any = edits[0].edit, into: Any = found) -> Any:
                 with looking(into):
                     return change(*given)
 
@@ -273,10 +287,14 @@ def looking(into: list[Tensor]) -> Iterator[None]:
 
 @torch.no_grad()
 def test_controls_of_F_have_its_singular_values() -> None:
-    (plan,) = plans(double("llama").view, {0: [0]}, None, "symmetric")
+    (plan,) = plan_edits(double("llama").view, {0: [0]}, None, "symmetric")
     edit, size, spectrum = (
         make(plan, Generator().manual_seed(1)).content.dense()
-        for make in (head_replacement.edit, head_replacement.same_size, head_replacement.same_spectrum)
+        for make in (
+            head_replacement.replacement_edit,
+            head_replacement.same_size_control,
+            head_replacement.same_spectrum_control,
+        )
     )
     F = plan.heads.F().dense()
     assert gap(torch.linalg.svdvals(edit), torch.linalg.svdvals(size)) <= 1e-9
@@ -289,23 +307,23 @@ def test_controls_of_an_edit_that_changes_nothing_change_nothing() -> None:
     """Planted: W_K = W_Q without RoPE is symmetric already, so that a random change as large as that edit is none."""
 
     def tie(network: Any) -> None:
-        for block in rs.load(network).view.blocks:
+        for block in rs.load(network).view.layer_heads:
             block.W_K.copy_(block.W_Q)
 
     tied = theirs.changed("gpt2", tie)
     trace = tied.trace(text())
-    for make in (head_replacement.same_size, head_replacement.same_on_cloud):
+    for make in (head_replacement.same_size_control, head_replacement.same_cloud_size_control):
         made = [
             make(plan, Generator().manual_seed(0))
-            for plan in plans(tied.view, chosen_heads(tied.view, None), "symmetric", None)
+            for plan in plan_edits(tied.view, select_heads(tied.view, None), "symmetric", None)
         ]
-        assert gap(tied.trace(text(), edit=live(trace.ordinary(), made)).points, trace.points) <= 1e-9
+        assert gap(tied.trace(text(), edit=model_edits(trace.valid_mask(), made)).points, trace.points) <= 1e-9
 
 
 @torch.no_grad()
 def test_controls_of_one_seed_are_the_same_and_of_another_are_not() -> None:
-    (plan,) = plans(double("llama").view, {0: [0]}, "symmetric", "symmetric")
-    one, same, other = (head_replacement.same_size(plan, Generator().manual_seed(seed)) for seed in (3, 3, 4))
+    (plan,) = plan_edits(double("llama").view, {0: [0]}, "symmetric", "symmetric")
+    one, same, other = (head_replacement.same_size_control(plan, Generator().manual_seed(seed)) for seed in (3, 3, 4))
     assert torch.equal(one.form[0].left, same.form[0].left)
     assert torch.equal(one.content.left, same.content.left)
     assert gap(one.form[0].left, other.form[0].left) > 1e-2

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.covers.head_types.analysis import Means, named, of_rows, repeated, where
+from rheoscope.covers.head_types.analysis import (
+    RunningMeans,
+    head_type_names,
+    key_masks,
+    repeated_random_tokens,
+    row_scores,
+)
 from tests.cases import double, text, traced
 from tests.covers.cases import bare
 
@@ -69,13 +75,13 @@ def planted(kind: str, n: int = 40) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["previous_token", "induction", "duplicate_token", "sink", "local", "uniform"])
 def test_planted_heads_get_their_names(kind: str) -> None:
     ids, allowed = torch.arange(20).repeat(2), torch.ones(40, 40, dtype=torch.bool).tril()
-    at, found, equal = torch.arange(40), Means(), Means()
-    kinds = where(ids[None], at, at, allowed[None], 5)
+    at, found, equal = torch.arange(40), RunningMeans(), RunningMeans()
+    kinds = key_masks(ids[None], at, at, allowed[None], 5)
     for means, weights in ((found, planted(kind)), (equal, planted("uniform"))):
-        means.add(of_rows(weights[None, None], allowed[None], kinds, 5))
+        means.add(row_scores(weights[None, None], allowed[None], kinds, 5))
     scores = found.means()
     table = scores | {f"{name}_null": x[0] for name, x in equal.means().items()}
-    assert named(table, 0.4).tolist() == [[kind]]
+    assert head_type_names(table, 0.4).tolist() == [[kind]]
     assert float(scores[kind]) == pytest.approx(1)
 
 
@@ -83,19 +89,19 @@ def test_a_model_that_looks_back_is_named_so() -> None:
     """Steep slopes of distance: every head is local; no scores at all: every head is uniform."""
     model = bare(heads=2, position="alibi")
     with torch.no_grad():
-        model.view.blocks[0].W_Q.zero_()
-    steep = replace(model.view.blocks[0].mechanism.position, slopes=torch.full((2,), 3.0))
-    blocks = tuple(replace(b, mechanism=replace(b.mechanism, position=steep)) for b in model.view.blocks)
-    near = replace(model, view=replace(model.view, blocks=blocks))
+        model.view.layer_heads[0].W_Q.zero_()
+    steep = replace(model.view.layer_heads[0].mechanism.position, slopes=torch.full((2,), 3.0))
+    blocks = tuple(replace(b, mechanism=replace(b.mechanism, position=steep)) for b in model.view.layer_heads)
+    near = replace(model, view=replace(model.view, layer_heads=blocks))
     assert set(rs.head_types(near, near.trace(list(range(1, 30)))).type.values.ravel()) == {"local"}
     flat = bare(heads=2)
     with torch.no_grad():
-        flat.view.blocks[0].W_Q.zero_()
+        flat.view.layer_heads[0].W_Q.zero_()
     assert set(rs.head_types(flat).type.values.ravel()) == {"uniform"}
 
 
 def test_the_probe_is_a_repetition_and_a_text_without_one_has_no_induction() -> None:
-    ids = repeated(300, 12, 0)
+    ids = repeated_random_tokens(300, 12, 0)
     assert torch.equal(ids[:12], ids[12:])
     assert len(ids.unique()) == 12
     found = rs.head_types(rs.load(), tokens=12)
@@ -121,7 +127,7 @@ def test_what_it_cannot_do_is_told_in_one_line() -> None:
         rs.head_types(model, threshold=0.0)
     with pytest.raises(rs.RheoscopeError, match=r"2 to 40 different tokens .* got 64; type tokens=40"):
         rs.head_types(model, tokens=64)
-    with pytest.raises(rs.RheoscopeError, match=r"made by other weights .*; type model.trace\(text\)"):
+    with pytest.raises(rs.RheoscopeError, match=r"this trace comes from weights .*; type model.trace\(text\)"):
         rs.head_types(model, traced("llama", F64))
 
 

@@ -14,16 +14,16 @@ import rheoscope as rs
 from rheoscope.covers.heat import analysis as of_heat
 from rheoscope.covers.heat.analysis import (
     batch,
-    dealt,
-    gaps,
     green_function,
     heat_kernel,
     kernel,
+    key_permutations,
     memory,
-    orders,
+    permute_weights,
+    spectral_gaps,
     total_variation,
 )
-from tests.attention.cases import as_users_run
+from tests.attention.cases import without_jaxtyping_checks
 from tests.cases import double, text
 from tests.models.cases import traced as own_traced
 
@@ -89,13 +89,13 @@ def test_planted_walks() -> None:
     found = kernel(law[None], (1, 3))
     away = float(total_variation(law, torch.eye(6, dtype=F64)).mean())
     assert found["heat_distance"][0].tolist() == pytest.approx([away * math.exp(-1), away * math.exp(-3)])
-    assert float(gaps(law[None])) == pytest.approx(1)
+    assert float(spectral_gaps(law[None])) == pytest.approx(1)
     still = torch.eye(4, dtype=F64)[None]
     assert not kernel(still, (1, 5))["heat_distance"].any()
-    assert float(gaps(still)) == 0
+    assert float(spectral_gaps(still)) == 0
     assert float(memory(still)) == 1
     ring = torch.eye(3, dtype=F64).roll(1, 1)[None]
-    assert float(gaps(ring)) == pytest.approx(1.5)  # eigenvalues 1 and e^{±2πi/3}
+    assert float(spectral_gaps(ring)) == pytest.approx(1.5)  # eigenvalues 1 and e^{±2πi/3}
     late = kernel(ring, (30,))
     assert float(late["heat_distance"]) == pytest.approx(2 / 3, abs=1e-9)
     assert float(late["memory"]) < 1e-9
@@ -117,10 +117,10 @@ def test_dealing_keeps_every_row_and_the_mask(seed: int, n: int) -> None:
     allowed = torch.rand(n, n, generator=torch.Generator().manual_seed(seed)) < 0.7
     allowed.fill_diagonal_(True)
     A = torch.randn(2, n, n, dtype=F64).masked_fill(~allowed, -torch.inf).softmax(-1)
-    order = orders(allowed, 3, seed)
+    order = key_permutations(allowed, 3, seed)
     assert torch.equal(order.sort(-1).values, torch.arange(n).expand_as(order))
     for one in order:
-        other = dealt(A, one)
+        other = permute_weights(A, one)
         assert not other[:, ~allowed].any()
         assert torch.equal(other.sort(-1).values, A.sort(-1).values)
 
@@ -133,7 +133,9 @@ def test_of_a_model_and_its_null() -> None:
     assert np.allclose(found.heat_distance[1, 2], direct, atol=1e-12)
     assert np.allclose(found.gap[1, 2], 1 - A.diagonal().sort().values[-2], atol=1e-12)
     allowed = torch.ones_like(A).tril().bool()
-    null = torch.stack([kernel(dealt(A[None], one), (1, 4))["memory"][0] for one in orders(allowed, 3, 0)])
+    null = torch.stack(
+        [kernel(permute_weights(A[None], one), (1, 4))["memory"][0] for one in key_permutations(allowed, 3, 0)]
+    )
     assert np.allclose(found.memory_null[1, 2], null.mean(0), atol=1e-12)
     assert np.allclose(found.memory_null_sd[1, 2], null.std(0), atol=1e-12)
     assert float(found.q_value.min()) >= 1 / (3 * found.heat_distance.size + 1)
@@ -151,14 +153,14 @@ def test_both_ways_and_heads_that_are_no_walk() -> None:
 
 @pytest.mark.parametrize("asked", [{"times": (0,)}, {"times": ()}, {"times": (0.5,)}, {"draws": -1}])
 def test_what_it_cannot_do_is_told_in_one_line(asked: dict) -> None:
-    with as_users_run(), pytest.raises(rs.RheoscopeError, match=f"type {next(iter(asked))}="):
+    with without_jaxtyping_checks(), pytest.raises(rs.RheoscopeError, match=f"type {next(iter(asked))}="):
         rs.heat(double("gpt2").trace(text()), **asked)
 
 
 def test_texts_that_do_not_fit_together_are_asked_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = double("bert").trace([text(at, n) for at, n in enumerate((9, 6, 8))])
     whole, told = batch(traces, (1, 4), draws=2), list[tuple[int, int]]()
-    monkeypatch.setattr(of_heat, "numbers_at_once", lambda device: 2 * traces.view.heads * 81)
+    monkeypatch.setattr(of_heat, "block_numel", lambda device: 2 * traces.view.heads * 81)
     parts = batch(traces, (1, 4), draws=2, progress=lambda *at: told.append(at))
     assert told[-1] == (2 * traces.view.layers, 2 * traces.view.layers)
     for name, values in whole.items():

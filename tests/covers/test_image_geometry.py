@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rheoscope.covers import image_geometry as module
-from rheoscope.covers.cloud_comparison import geometry, kept
-from rheoscope.covers.image_geometry import kept_by_images
+from rheoscope.covers.cloud_comparison import geometry, preservation
+from rheoscope.covers.image_geometry import batch_preservation
 from tests.interpreter import mend_interpreter
 from tests.pretrained.cases import random
 
@@ -32,7 +32,7 @@ def same(
     found: torch.Tensor, cloud: torch.Tensor, there: torch.Tensor, images: torch.Tensor, k: int, atol: float
 ) -> None:
     for at, counted in enumerate(there):
-        wanted = kept(geometry(cloud[at, counted]), images[at][:, counted], k)
+        wanted = preservation(geometry(cloud[at, counted]), images[at][:, counted], k)
         assert torch.allclose(found[at].to(wanted), wanted, atol=atol, equal_nan=True)
 
 
@@ -40,15 +40,15 @@ def same(
 @given(seed=st.integers(0, 1000), k=st.integers(1, 5))
 def test_each_text_is_as_alone(seed: int, k: int) -> None:
     cloud, there, images = texts(seed)
-    same(kept_by_images(cloud, there, images, k), cloud, there, images, k, 1e-9)
+    same(batch_preservation(cloud, there, images, k), cloud, there, images, k, 1e-9)
 
 
 def test_blocks_of_images_and_texts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud, there, images = texts(0)
-    whole = kept_by_images(cloud, there, images, 3)
+    whole = batch_preservation(cloud, there, images, 3)
     for room in (1, 24 * 24 * 3, 24 * 24 * 9):
-        monkeypatch.setattr(module, "numbers_in_cache", lambda device, room=room: room)
-        assert torch.allclose(kept_by_images(cloud, there, images, 3), whole, equal_nan=True)
+        monkeypatch.setattr(module, "cache_block_numel", lambda device, room=room: room)
+        assert torch.allclose(batch_preservation(cloud, there, images, 3), whole, equal_nan=True)
 
 
 # As a GPU has it
@@ -72,14 +72,16 @@ def test_kernels_give_what_sorting_gives(monkeypatch: pytest.MonkeyPatch) -> Non
     mend_interpreter()
     from rheoscope.covers.kernels import pairs
 
-    for name, size in (("CLASSES", 1 << 12), ("STRETCHES", 1 << 9), ("FINER", 1 << 8)):
+    for name, size in (("N_DISTANCE_BINS", 1 << 12), ("N_STRETCH_BINS", 1 << 9), ("N_FINE_BINS", 1 << 8)):
         monkeypatch.setattr(pairs, name, size)
     cloud, there, images = texts(0)
-    exact = module.distances
-    monkeypatch.setattr(module, "distances", lambda *given: (exact(*given)[0], exact(*given)[1].float()))
-    of = module.seen(cloud[:, None], there)
-    wanted = module.compared(of, images, there, 3)
-    assert torch.allclose(module.by_kernels(of, images, there, 3), wanted, rtol=1e-3, atol=1e-3, equal_nan=True)
+    exact = module.centred_distances
+    monkeypatch.setattr(module, "centred_distances", lambda *given: (exact(*given)[0], exact(*given)[1].float()))
+    of = module.batch_geometry(cloud[:, None], there)
+    wanted = module.torch_preservation(of, images, there, 3)
+    assert torch.allclose(
+        module.triton_preservation(of, images, there, 3), wanted, rtol=1e-3, atol=1e-3, equal_nan=True
+    )
 
 
 @pytest.mark.gpu
@@ -90,5 +92,5 @@ def test_on_a_gpu_as_on_a_cpu(n: int) -> None:
         cloud, images, there = random(0, 3, n, 7), random(1, 3, 4, n, 5), torch.ones(3, n, dtype=torch.bool)
         there[0, 5] = there[1, 270:] = False
         images[:, 1] = 0
-    found = kept_by_images(cloud.cuda(), there.cuda(), images.cuda(), 3).cpu()
+    found = batch_preservation(cloud.cuda(), there.cuda(), images.cuda(), 3).cpu()
     same(found, cloud, there, images, 3, 1e-4)

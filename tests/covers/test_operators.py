@@ -12,13 +12,20 @@ from torch import Tensor
 
 import rheoscope as rs
 from rheoscope.covers import rotated_heads
-from rheoscope.covers.operators.analysis import OFFSETS, OPERATORS, TESTED, directionality, positive_share, positivity
-from rheoscope.covers.rotated_heads import symmetry_draws, symmetry_null
-from rheoscope.pretrained.build_view import described
-from rheoscope.space.head import Turned
+from rheoscope.covers.operators.analysis import (
+    MEAN_FIELDS,
+    OFFSETS,
+    OPERATORS,
+    directionality,
+    positive_share,
+    positivity,
+)
+from rheoscope.covers.rotated_heads import symmetry_null, symmetry_null_draws
+from rheoscope.pretrained.build_view import describe_model
+from rheoscope.space.model_parts import ModelRotary
 from rheoscope.space.operator import Factored
 from rheoscope.space.view import View
-from rheoscope.statistics.nulls import p_values, rotations
+from rheoscope.statistics.nulls import p_values, random_rotations
 from tests.pretrained.cases import EVERY, GPT2, changed, double, gap, model, network, once, random, randomised
 
 F64 = torch.float64
@@ -33,19 +40,19 @@ some = pytest.mark.parametrize("name", SOME)
 
 def dense(view: View, layer: int, head: int, raw: bool, offset: int = 0) -> tuple[Tensor, Tensor]:
     """M(offset) and F of one head as matrices, straight from the formula."""
-    block = view.blocks[layer]
-    d, group = view.width, head // (block.count // len(block.W_K))
+    block = view.layer_heads[layer]
+    d, group = view.width, head // (block.n_heads // len(block.W_K))
     eye = torch.eye(d, dtype=F64)
     D = eye if raw or block.norm.gain is None else block.norm.gain.diag()
-    C = eye - torch.ones(d, d, dtype=F64) / d if block.norm.centred and not raw else eye
+    C = eye - torch.ones(d, d, dtype=F64) / d if block.norm.subtracts_mean and not raw else eye
     R = torch.eye(block.W_Q.shape[-1], dtype=F64)
-    if isinstance(block.mechanism.position, Turned):
-        R = block.mechanism.position.rotation(offset, len(R), R)
+    if isinstance(block.mechanism.position, ModelRotary):
+        R = block.mechanism.position.rotation_matrix(offset, len(R), R)
     q = torch.ones(len(R), dtype=F64) if raw or block.q_norm is None else block.q_norm.gain
     k = torch.ones(len(R), dtype=F64) if raw or block.k_norm is None else block.k_norm.gain
     M = C @ D @ (block.W_Q[head] * q) @ R @ (block.W_K[group] * k).mT @ D @ C * block.scale
     F = C @ D @ block.W_V[group] @ block.W_O[head]
-    return M, F if raw or block.after is None else F * block.after.gain
+    return M, F if raw or block.output_norm is None else F * block.output_norm.gain
 
 
 def excess(norms: Tensor) -> Tensor:
@@ -63,7 +70,7 @@ def words(view: View, F: Tensor, raw: bool) -> Tensor:
     if not raw:
         norm = view.final_norm
         W_U = W_U if norm.gain is None else norm.gain[:, None] * W_U
-        W_U = W_U - W_U.mean(0) if norm.centred else W_U
+        W_U = W_U - W_U.mean(0) if norm.subtracts_mean else W_U
         W_U = W_U - W_U.mean(1, keepdim=True)
     values = torch.linalg.eigvals(W_E @ F @ W_U)
     return values.real.sum() / values.abs().sum()
@@ -80,9 +87,9 @@ def twin(view: View, layer: int, head: int, raw: bool) -> dict[str, Tensor]:
     M, F = dense(view, layer, head, raw)
     symmetric, of_F = torch.linalg.eigvalsh((M + M.mT) / 2), torch.linalg.eigvals(F)
     s_M, s_F = torch.linalg.svdvals(M), torch.linalg.svdvals(F)
-    block = view.blocks[layer]
+    block = view.layer_heads[layer]
     own = of_F.real.sum() / of_F.abs().sum()
-    width = view.width - int(block.norm.centred and not raw)
+    width = view.width - int(block.norm.subtracts_mean and not raw)
     offsets = []
     for offset in OFFSETS:
         forth, back = dense(view, layer, head, raw, offset)[0], dense(view, layer, head, raw, -offset)[0]
@@ -129,10 +136,12 @@ def test_every_field_equals_its_dense_twin(name: str, raw: bool) -> None:
 
 def test_the_twin_covers_every_field() -> None:
     found = rs.operators(double("gpt2").view)
-    of_all = {f"mean_{name}{what}" for name in TESTED for what in ("", "_drawn")}
+    of_all = {f"mean_{name}{what}" for name in MEAN_FIELDS for what in ("", "_drawn")}
     of_layers = {"layer_symmetry", "layer_directionality"}
     assert set(twin(double("gpt2").view, 0, 0, False)) | of_layers | of_all == set(found.data_vars)
-    assert of_all - set(rs.operators(double("gpt2").view, draws=0).data_vars) == {f"mean_{x}_drawn" for x in TESTED}
+    assert of_all - set(rs.operators(double("gpt2").view, draws=0).data_vars) == {
+        f"mean_{x}_drawn" for x in MEAN_FIELDS
+    }
 
 
 @some
@@ -140,7 +149,7 @@ def test_raw_and_folded_differ(name: str) -> None:
     """Random gains and centring matter (BERT and OPT-350m read the stream as it is: there they cannot)."""
     found, raw = (rs.operators(double(name).view, raw=raw) for raw in (False, True))
     same = float(abs(found.symmetry - raw.symmetry).max()) <= 1e-9
-    assert same == (double(name).view.blocks[0].norm.gain is None)
+    assert same == (double(name).view.layer_heads[0].norm.gain is None)
     assert (found.attrs["raw"], raw.attrs["raw"]) == (0, 1)
 
 
@@ -165,7 +174,7 @@ def planted(change: Any, **more: Any) -> Any:
         for norm in (net.transformer.h[0].ln_1, net.transformer.ln_f):
             norm.weight.fill_(1)
         of = rs.load(net)
-        block = of.view.blocks[0]
+        block = of.view.layer_heads[0]
         change(block.W_Q[0], block.W_K[0], block.W_V[0], block.W_O[0])
     return rs.load(net)
 
@@ -210,8 +219,8 @@ def test_tied_queries_and_keys_are_symmetric_at_every_offset_under_RoPE(name: st
     """Law 4: M(δ) is then the transpose of M(−δ), though M(δ) itself is symmetric at 0 alone."""
 
     def tie(network: Any) -> None:
-        for block in described(network, None, name).view.blocks:
-            block.W_Q.copy_(block.W_K.repeat_interleave(block.count // len(block.W_K), 0))
+        for block in describe_model(network, None, name).view.layer_heads:
+            block.W_Q.copy_(block.W_K.repeat_interleave(block.n_heads // len(block.W_K), 0))
 
     tied = changed(name, tie)
     found = rs.operators(tied.view)
@@ -293,11 +302,13 @@ def test_random_heads_sit_at_their_nulls() -> None:
 def test_moments_of_symmetry_are_those_of_turned_operators(rank: int, width: int) -> None:
     """Slow: M between rotations; beside it the draws from corners, of few and of many heads."""
     S, generator = torch.linspace(1, 0.1, rank, dtype=F64), torch.Generator().manual_seed(0)
-    M, R = torch.zeros(width, width, dtype=F64), rotations(4000, width, generator, F64)
+    M, R = torch.zeros(width, width, dtype=F64), random_rotations(4000, width, generator, F64)
     M[:rank, :rank] = S.diag()
     slow = (M @ R @ M @ R).diagonal(dim1=-2, dim2=-1).sum(-1) / M.square().sum()
     mean, sd = symmetry_null(S, width)
-    own, again = (torch.stack(list(symmetry_draws(S.expand(h, -1), width, 4000 // h, generator))) for h in (50, 200))
+    own, again = (
+        torch.stack(list(symmetry_null_draws(S.expand(h, -1), width, 4000 // h, generator))) for h in (50, 200)
+    )
     for drawn in (slow, own.flatten(), again.flatten()):
         assert float(drawn.mean()) == pytest.approx(float(mean), abs=0.02)
         assert float(drawn.std()) == pytest.approx(float(sd), rel=0.08)
@@ -308,8 +319,8 @@ def test_moments_of_symmetry_are_those_of_turned_operators(rank: int, width: int
 def test_a_pool_that_is_used_again_leaves_heads_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The spread of the mean over heads is that of independent ones."""
     S, generator = torch.linspace(1, 0.1, 8, dtype=F64).expand(24, -1), torch.Generator().manual_seed(0)
-    monkeypatch.setattr(rotated_heads, "POOLED", 1024)
-    drawn = torch.stack(list(symmetry_draws(S, 32, 2000, generator)))
+    monkeypatch.setattr(rotated_heads, "MAX_POOLED_COLUMNS", 1024)
+    drawn = torch.stack(list(symmetry_null_draws(S, 32, 2000, generator)))
     assert float(drawn.mean(-1).std()) == pytest.approx(float(symmetry_null(S[0], 32)[1]) / 24**0.5, rel=0.07)
 
 
@@ -317,7 +328,7 @@ def test_heads_with_one_key_are_as_independent_as_any_by_chance() -> None:
     """Queries turned by a rotation of each head's own, keys by one of the group: symmetry of two heads is uncorrelated."""
     generator = torch.Generator().manual_seed(0)
     K, (L, N) = random(0, 8, 3), (random(1, 8, 3), random(2, 8, 3))
-    Q, P, R = (rotations(4000, 8, generator, F64) for _ in range(3))
+    Q, P, R = (random_rotations(4000, 8, generator, F64) for _ in range(3))
     one, other = (Factored(A @ L, (R @ K).mT).symmetry() for A, L in ((Q, L), (P, N)))
     assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 0.06
 
@@ -326,7 +337,7 @@ def test_planted_symmetry_beats_random_heads_and_random_weights_do_not() -> None
     """Grouped keys; what is planted goes far beyond every draw of the mean."""
     view = double("llama").view
     found = rs.operators(view, draws=99)
-    for name in TESTED:
+    for name in MEAN_FIELDS:
         own, drawn = (torch.as_tensor(found[f"mean_{name}{what}"].values) for what in ("", "_drawn"))
         assert drawn.shape == (99,)
         assert float(own) == pytest.approx(float(found[name].mean()), abs=1e-6)
@@ -335,8 +346,8 @@ def test_planted_symmetry_beats_random_heads_and_random_weights_do_not() -> None
     assert np.array_equal(again.mean_symmetry_drawn, found.mean_symmetry_drawn)
 
     def tie(network: Any) -> None:
-        for block in described(network, None, "llama").view.blocks:
-            block.W_Q.copy_(block.W_K.repeat_interleave(block.count // len(block.W_K), 0))
+        for block in describe_model(network, None, "llama").view.layer_heads:
+            block.W_Q.copy_(block.W_K.repeat_interleave(block.n_heads // len(block.W_K), 0))
 
     tied = rs.operators(changed("llama", tie).view, draws=99)
     own, drawn = torch.as_tensor(tied.mean_symmetry.values), torch.as_tensor(tied.mean_symmetry_drawn.values)

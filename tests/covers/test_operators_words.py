@@ -2,48 +2,55 @@
 
 import numpy as np
 
-from rheoscope.covers.operators.words import COLUMNS, SCORES, SIGNED, blocks, extremes, scores
-from rheoscope.messages.numbers import short
+from rheoscope.covers.operators.words import (
+    OPERATOR_COLUMNS,
+    SCORE_COLUMNS,
+    SIGNED_FIELDS,
+    blocks,
+    extreme_heads,
+    score_blocks,
+)
+from rheoscope.messages.numbers import format_number
 from rheoscope.picture.blocks import Lines, Table
-from rheoscope.report.report_plans import JOBS
+from rheoscope.report.report_plans import REPORTS
 from tests.report.cases import answered, told
 
 
 def test_rows_are_medians_and_the_climb_is_a_sum() -> None:
-    found, heads = told().found["operators"], told().found["energy"]
+    found, heads = told().datasets["operators"], told().datasets["energy"]
     (table,) = blocks(told())
     assert isinstance(table, Table)
-    assert [cell.text for cell in table.header] == ["layer", *COLUMNS.values(), "climb"]
-    medians = [short(float(np.median(found[name].values[3]))) for name in COLUMNS]
-    climb = short(float((heads.energy_after - heads.energy).sel(layer=3).sum()))
+    assert [cell.text for cell in table.header] == ["layer", *OPERATOR_COLUMNS.values(), "climb"]
+    medians = [format_number(float(np.median(found[name].values[3]))) for name in OPERATOR_COLUMNS]
+    climb = format_number(float((heads.energy_after - heads.energy).sel(layer=3).sum()))
     assert [cell.text for cell in table.rows[3]] == ["L3", *medians, climb]
-    assert table.header[1].title == found.symmetry.attrs["definition"]
+    assert table.header[1].definition == found.symmetry.attrs["definition"]
 
 
 def test_weights_alone_climb_nothing() -> None:
-    alone = answered(JOBS["operators"], None)
+    alone = answered(REPORTS["operators"], None)
     (table,) = blocks(alone)
     assert isinstance(table, Table)
-    assert [cell.text for cell in table.header] == ["layer", *COLUMNS.values()]
-    assert scores(alone) == []
+    assert [cell.text for cell in table.header] == ["layer", *OPERATOR_COLUMNS.values()]
+    assert score_blocks(alone) == []
 
 
 def test_the_ends_of_every_signed_number_are_named() -> None:
-    (block,) = extremes(told())
+    (block,) = extreme_heads(told())
     assert isinstance(block, Lines)
-    assert len(block.lines) == len(SIGNED)
-    values = told().found["operators"].copying.values
+    assert len(block.lines) == len(SIGNED_FIELDS)
+    values = told().datasets["operators"].copying.values
     (line,) = [line for line in block.lines if line.startswith("copying")]
     for end in (values.argmin(), values.argmax()):
         layer, head = divmod(int(end), 4)
-        assert f"L{layer}.H{head} {short(float(values[layer, head]))}" in line
+        assert f"L{layer}.H{head} {format_number(float(values[layer, head]))}" in line
 
 
 def test_what_scores_are_made_of_on_a_text() -> None:
-    (table,) = scores(told())
+    (table,) = score_blocks(told())
     assert isinstance(table, Table)
     assert table.note == "massive tokens left out: none"
-    own = told().found["scores"]
+    own = told().datasets["scores"]
     assert [cell.text for cell in table.rows[1][1:]] == [
-        short(float(np.median(own[name].values[1]))) for name in SCORES
+        format_number(float(np.median(own[name].values[1]))) for name in SCORE_COLUMNS
     ]

@@ -42,7 +42,7 @@ def test_a_head_does_not_depend_on_which_others_are_asked_for() -> None:
     of = double("llama")
     every = each(of, TEXTS, M="symmetric")
     assert bool(every.each_cost.notnull().all())
-    layer = of.view.heads_in(1)
+    layer = of.view.head_indices(1)
     for some in ([(1, 2)], layer):
         found = each(of, TEXTS, heads=some, M="symmetric")
         there = found.each_cost.notnull()

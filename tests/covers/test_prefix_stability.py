@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 
 import rheoscope as rs
 from rheoscope.covers.prefix_stability import analysis as module
-from rheoscope.covers.prefix_stability.analysis import common_end
+from rheoscope.covers.prefix_stability.analysis import common_suffix_length
 from tests.cases import double, text
 from tests.covers.cases import bare
 
@@ -23,7 +23,7 @@ def slow(one: Any, other: Any, layer: int, head: int, least: int, shift: int, dr
     """The definition, read aloud, query by query; places counted from the start of the text."""
     n, before = len(one), len(other) - len(one)
     a, b = one.scores(layer, head).numpy(), other.scores(layer, head).numpy()
-    mask, at = one.view.blocks[layer].mechanism.mask, torch.arange(n + before)
+    mask, at = one.view.layer_heads[layer].mechanism.mask, torch.arange(n + before)
     permitted, there = mask(at, at), [i for i in range(n) if i not in dropped]
     found = []
     for i in range(n - shift):
@@ -58,7 +58,9 @@ def test_massive_tokens_of_any_reading_are_dropped(monkeypatch: pytest.MonkeyPat
     model = double("llama")
     one, other = model.trace(text()), model.trace([*PREFIXES[0], *text().tolist()])
     longer = len(other)
-    monkeypatch.setattr(type(one), "massive", lambda trace, times=5.0: [0, 2, 10] if len(trace) == longer else [4])
+    monkeypatch.setattr(
+        type(one), "massive_tokens", lambda trace, factor=5.0: [0, 2, 10] if len(trace) == longer else [4]
+    )
     found = rs.prefix_stability(model, text(), PREFIXES[:1], least=4)
     wanted = slow(one, other, 1, 2, 4, 0, {4, 10 - 3})
     assert float(found.stability[0, 1, 2]) == pytest.approx(wanted, abs=1e-6)
@@ -86,7 +88,7 @@ def test_place_alone_is_as_stable_for_other_tokens() -> None:
     assert float(plain.stability.min()) == pytest.approx(1)
     assert float(plain.stability_null.min()) < 0.99
     with torch.no_grad():
-        model.view.blocks[0].W_Q.zero_()
+        model.view.layer_heads[0].W_Q.zero_()
     found = rs.prefix_stability(model, list(range(1, 31)), [[40, 41, 42]])
     assert found.stability.values == pytest.approx(1)
     assert found.stability_null.values == pytest.approx(1)
@@ -110,7 +112,7 @@ def test_a_short_text_has_a_null_too() -> None:
 def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = double("llama")
     whole = rs.prefix_stability(model, text(), PREFIXES, least=4)
-    monkeypatch.setattr(module, "numbers_in_cache", lambda device: 1)
+    monkeypatch.setattr(module, "cache_block_numel", lambda device: 1)
     apart = rs.prefix_stability(model, text(), PREFIXES, least=4)
     for field in whole.data_vars:
         assert np.allclose(whole[field], apart[field], equal_nan=True), field
@@ -118,7 +120,7 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.lists(st.integers(0, 3), min_size=1, max_size=8))
 def test_the_common_end_is_the_longest(a: list[int], b: list[int]) -> None:
-    found = common_end(torch.tensor(a), torch.tensor(b))
+    found = common_suffix_length(torch.tensor(a), torch.tensor(b))
     assert a[len(a) - found :] == b[len(b) - found :]
     assert found == max(k for k in range(min(len(a), len(b)) + 1) if a[len(a) - k :] == b[len(b) - k :])
 
@@ -129,7 +131,7 @@ def test_strings_are_joined_and_only_tokens_that_all_readings_share_count() -> N
     found = rs.prefix_stability(model, said, ["Once upon a time", "In 1912"])
     assert found.prefix.values.tolist() == ["Once upon a time", "In 1912"]
     whole = model.ids(said)
-    ends = [common_end(whole, model.ids(prefix + said)) for prefix in found.prefix.values]
+    ends = [common_suffix_length(whole, model.ids(prefix + said)) for prefix in found.prefix.values]
     assert found.attrs["shared_tokens"] == min(ends) >= len(whole) - 2
     assert float(found.stability.sel(layer=0).min()) == pytest.approx(1, abs=1e-3)
     assert float(found.stability.sel(layer=5).min()) < 1

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.covers.relation_swap.analysis import compared, profile_products
+from rheoscope.covers.relation_swap.analysis import profile_correlations, profile_products
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.pair_distances import distances
 from tests.cases import double, network, text
@@ -47,7 +47,7 @@ def test_a_swap_of_weights_is_its_definition() -> None:
     model = double("gpt2")
     own, other = model.trace(text()), model.trace(text(1))
     A = torch.stack([other.weights(1, head) for head in range(model.view.heads)])
-    v = model.view.blocks[1].read(own.read_by(1))[2]
+    v = model.view.layer_heads[1].qkv(own.layer_input(1))[2]
     by_hand = model.run(text(), edit={1: lambda q, k, values, mechanism, out: A[None] @ v})[-1].log_softmax(-1)
     plain = model.run(text())[-1].log_softmax(-1)
     found = rs.relation_swap(model, own, other=text(1), draws=0).kl.sel(swap="weights", layer=1)
@@ -60,7 +60,7 @@ def test_places_that_are_relations_give_one() -> None:
     relations = distances(profile_products(A))
     assert torch.allclose(relations, torch.cdist(rows, rows), atol=1e-6)
     follow = torch.rand(2, 36, generator=torch.Generator().manual_seed(1)).double()
-    found = compared(relations, 3 * relations, follow, 0)
+    found = profile_correlations(relations, 3 * relations, follow, 0)
     assert float(found["profile_rsa"]) == pytest.approx(1)
     assert float(found["profile_rsa_partial"]) == pytest.approx(1)
     assert abs(float(found["profile_rsa_null"])) < 0.1

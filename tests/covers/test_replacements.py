@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.covers.replacements import CONTENT, RELEVANCE, named
-from rheoscope.space.bilinear_form import at_offset, own_form
-from rheoscope.space.head import Heads, Turned
+from rheoscope.covers.replacements import CONTENT, RELEVANCE, find_replacement
+from rheoscope.space.bilinear_form import heads_form, operator_at_offset
+from rheoscope.space.head import Heads
+from rheoscope.space.model_parts import ModelRotary
 from tests.cases import double, gap
 
 F64 = torch.float64
@@ -32,7 +33,7 @@ OFFSETS = (0, 1, 5, -3)
 
 def turning(name: str) -> bool:
     """Whether the positions of a model turn queries and keys."""
-    return isinstance(double(name).view.blocks[0].mechanism.position, Turned)
+    return isinstance(double(name).view.layer_heads[0].mechanism.position, ModelRotary)
 
 
 # Slow twins: dense matrices, one offset after another
@@ -66,15 +67,15 @@ DENSE: dict[str, Any] = {
 
 
 def replaced(heads: Heads, M: str, offset: int) -> Tensor:
-    one = named(M, RELEVANCE, "M")
-    return at_offset(heads, one.make(heads, own_form(heads), one.rank), offset).dense()
+    one = find_replacement(M, RELEVANCE, "M")
+    return operator_at_offset(heads, one.build(heads, heads_form(heads), one.rank), offset).dense()
 
 
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("M", DENSE)
 @torch.no_grad()
 def test_it_equals_its_dense_twin_at_every_offset(M: str, name: str) -> None:
-    heads = double(name).view.blocks[1]
+    heads = double(name).view.layer_heads[1]
     if M == "positive" and turning(name):
         with pytest.raises(rs.RheoscopeError, match="under RoPE M is another form at every offset"):
             replaced(heads, M, 0)
@@ -87,26 +88,26 @@ def test_it_equals_its_dense_twin_at_every_offset(M: str, name: str) -> None:
 @torch.no_grad()
 def test_symmetric_and_skew_are_the_two_halves(name: str) -> None:
     """They add up to M(δ); one is its own transpose, the other the negative of it; once more changes nothing."""
-    heads = double(name).view.blocks[0]
-    own = own_form(heads)
+    heads = double(name).view.layer_heads[0]
+    own = heads_form(heads)
     for offset in OFFSETS:
         even, odd = (replaced(heads, M, offset) for M in ("symmetric", "skew"))
         assert gap(even + odd, dense_M(heads, offset)) <= 1e-9
         assert gap(even, even.mT) <= 1e-9
         assert gap(odd, -odd.mT) <= 1e-9
         for M, once in (("symmetric", even), ("skew", odd)):
-            make = RELEVANCE[M].make
-            assert gap(at_offset(heads, make(heads, make(heads, own, 0), 0), offset).dense(), once) <= 1e-9
+            make = RELEVANCE[M].build
+            assert gap(operator_at_offset(heads, make(heads, make(heads, own, 0), 0), offset).dense(), once) <= 1e-9
         both_ways = replaced(heads, "symmetric_scores", offset), replaced(heads, "symmetric_scores", -offset)
         assert gap(both_ways[0], both_ways[1].mT) <= 1e-9
 
 
 @torch.no_grad()
 def test_at_zero_is_one_form_and_positive_has_no_negative_direction() -> None:
-    heads = double("llama").view.blocks[0]
+    heads = double("llama").view.layer_heads[0]
     assert gap(replaced(heads, "at_zero", 7), dense_M(heads, 0)) <= 1e-9
     assert gap(dense_M(heads, 7), dense_M(heads, 0)) > 1e-2
-    still = double("gpt2").view.blocks[0]
+    still = double("gpt2").view.layer_heads[0]
     part = replaced(still, "positive", 0)
     values = torch.linalg.eigvalsh(part)
     assert float(values.min()) >= -1e-9
@@ -119,8 +120,8 @@ def test_at_zero_is_one_form_and_positive_has_no_negative_direction() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama_yarn", "qwen3"])
 @torch.no_grad()
 def test_a_rank_is_kept_at_every_offset_and_is_the_best_at_none(name: str) -> None:
-    heads = double(name).view.blocks[0]
-    full = heads.sides()[0].shape[-1]
+    heads = double(name).view.layer_heads[0]
+    full = heads.query_key_factors()[0].shape[-1]
     for rank in (1, 3, full):
         for offset in OFFSETS:
             assert int(torch.linalg.matrix_rank(replaced(heads, f"rank {rank}", offset), rtol=1e-9).max()) <= rank
@@ -132,15 +133,15 @@ def test_a_rank_is_kept_at_every_offset_and_is_the_best_at_none(name: str) -> No
 
 @torch.no_grad()
 def test_contents_equal_dense_ones() -> None:
-    heads = double("llama").view.blocks[1]
+    heads = double("llama").view.layer_heads[1]
     F = heads.F().dense()
-    assert gap(CONTENT["symmetric"].make(heads, heads.F(), 0).dense(), (F + F.mT) / 2) <= 1e-9
+    assert gap(CONTENT["symmetric"].build(heads, heads.F(), 0).dense(), (F + F.mT) / 2) <= 1e-9
     u, s, vh = torch.linalg.svd(F)
     assert (
-        gap(CONTENT["rank"].make(heads, heads.F(), 3).dense(), u[..., :3] * s[..., None, :3] @ vh[..., :3, :]) <= 1e-9
+        gap(CONTENT["rank"].build(heads, heads.F(), 3).dense(), u[..., :3] * s[..., None, :3] @ vh[..., :3, :]) <= 1e-9
     )
     own = heads.F()
-    assert CONTENT["identity"].make(heads, own, 0) is own
+    assert CONTENT["identity"].build(heads, own, 0) is own
 
 
 def test_naive_ones_are_the_same_forms_without_centring() -> None:
@@ -148,14 +149,14 @@ def test_naive_ones_are_the_same_forms_without_centring() -> None:
         for name in [name for name in table if name.endswith("_naive")]:
             plain = table[name.removesuffix("_naive")]
             assert (plain.centred, table[name].centred) == (True, False)
-            assert table[name].says == f"{plain.says.split(':')[0]}, not centred"
+            assert table[name].description == f"{plain.description.split(':')[0]}, not centred"
         assert all(one.centred == (not name.endswith("_naive")) for name, one in table.items())
 
 
 @pytest.mark.parametrize("typed", ["rank 8", "rank:8", "rank=8"])
 def test_a_rank_stands_behind_its_name(typed: str) -> None:
-    assert named(typed, RELEVANCE, "M").rank == named(typed, CONTENT, "F").rank == 8
-    assert named(typed, RELEVANCE, "M").make is RELEVANCE["rank"].make
+    assert find_replacement(typed, RELEVANCE, "M").rank == find_replacement(typed, CONTENT, "F").rank == 8
+    assert find_replacement(typed, RELEVANCE, "M").build is RELEVANCE["rank"].build
 
 
 @pytest.mark.parametrize("typed", ["", "rank", "rank -1", "rank 1.5", "Symmetric", "symmetric ", "rank 8 8"])
@@ -163,15 +164,15 @@ def test_what_is_no_name_is_refused_with_all_names(typed: str) -> None:
     with pytest.raises(
         rs.RheoscopeError, match=r"unknown replacement of M: .*; type one of identity, symmetric"
     ) as error:
-        named(typed, RELEVANCE, "M")
+        find_replacement(typed, RELEVANCE, "M")
     assert "'rank 8'" in str(error.value)
 
 
 @pytest.mark.parametrize(("rank", "most"), [(0, 8), (9, 8), (99, 8)])
 def test_ranks_that_no_head_has_are_refused(rank: int, most: int) -> None:
-    heads = double("llama").view.blocks[0]
-    for what, table, own in (("M", RELEVANCE, own_form(heads)), ("F", CONTENT, heads.F())):
+    heads = double("llama").view.layer_heads[0]
+    for what, table, own in (("M", RELEVANCE, heads_form(heads)), ("F", CONTENT, heads.F())):
         with pytest.raises(
             rs.RheoscopeError, match=f"the rank of {what} lies in 1 to {most} in this model, got {rank}; type {what}="
         ):
-            table["rank"].make(heads, own, rank)
+            table["rank"].build(heads, own, rank)

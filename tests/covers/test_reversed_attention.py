@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.attention.definition import positions, scores
-from rheoscope.covers.reversed_attention.analysis import spelled
+from rheoscope.attention.definition import masked_scores, query_key_positions
+from rheoscope.covers.reversed_attention.analysis import inner_token_ids
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import build
 from tests.cases import double, ours, text, theirs, traced
@@ -19,8 +19,8 @@ def by_autograd(model, ids, layer: int, head: int, target: int, position: int) -
     z = torch.zeros(1, 1, len(ids), len(ids), dtype=F64, requires_grad=True)
 
     def opened(q, k, v, mechanism):
-        i, j = positions(q.shape[-2], k.shape[-2])
-        s = scores(mechanism, mechanism.position.place(q, i), mechanism.position.place(k, j), i, j)
+        i, j = query_key_positions(q.shape[-2], k.shape[-2])
+        s = masked_scores(mechanism, mechanism.position.encode(q, i), mechanism.position.encode(k, j), i, j)
         return mechanism.normaliser(s + z) @ mechanism.value(v)
 
     logits = model.run(ids, edit={(layer, head): opened})
@@ -74,9 +74,9 @@ def test_a_planted_copying_head_tops_the_ranking(head: int) -> None:
     torch.manual_seed(head)
     network = build(Config(vocabulary=40, width=32, depth=2, heads=4, tied=False))
     model, ids = rs.load(network), torch.tensor([5, 30, 6, 7, 8])
-    block = model.view.blocks[1]
+    block = model.view.layer_heads[1]
     with torch.no_grad():
-        block.W_V[head].copy_(block.norm.own(model.trace(ids).read_by(1))[1, :, None] / 32 * torch.eye(1, 8))
+        block.W_V[head].copy_(block.norm.apply(model.trace(ids).layer_input(1))[1, :, None] / 32 * torch.eye(1, 8))
         block.W_O[head].copy_(torch.eye(8, 1) * 3 * model.view.unembed[:, 30] / model.view.unembed[:, 30].norm())
     found = rs.reversed_attention(model, model.trace(ids), target=30)
     assert int(found["rank"].sel(layer=1, head=head)) == 1
@@ -105,13 +105,18 @@ def test_targets_that_are_not_one_token_and_heads_that_are_not_there() -> None:
         rs.reversed_attention(model, trace, token=40)
     with pytest.raises(rs.RheoscopeError, match="head"):
         rs.reversed_map(model, trace, 1, 99)
-    with pytest.raises(rs.RheoscopeError, match="one number that depends on the logits"):
+    with pytest.raises(
+        rs.RheoscopeError,
+        match=r"a scalar tensor that depends on the logits, got a tensor of shape \(4, 4096\); type lambda logits",
+    ):
         model.gradients("The keys", lambda logits: logits)
-    assert spelled(model, " on") == model.ids(" on").tolist()[-1:]
+    assert inner_token_ids(model, " on") == model.ids(" on").tolist()[-1:]
 
 
 def test_a_trace_of_other_weights_is_refused() -> None:
     model, trace = double("gpt2"), traced("llama", F64)
     for asked in (rs.reversed_attention, rs.attention_patching, lambda *given: rs.reversed_map(*given, 0, 1)):
-        with pytest.raises(rs.RheoscopeError, match=r"made by other weights .* than the model's .*; type model.trace"):
+        with pytest.raises(
+            rs.RheoscopeError, match=r"this trace comes from weights .*, but the model has weights .*; type model.trace"
+        ):
             asked(model, trace)

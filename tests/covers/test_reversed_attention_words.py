@@ -7,42 +7,53 @@ import pytest
 import xarray as xr
 
 import rheoscope as rs
-from rheoscope.covers.reversed_attention.words import LISTED, STEP, blocks, pulls, sentences, strongest
+from rheoscope.covers.reversed_attention.words import (
+    MAX_HEADS,
+    PATCH_ETA,
+    blocks,
+    pull_sentences,
+    strongest_heads,
+    strongest_pulls,
+)
 from rheoscope.picture.blocks import Table
-from rheoscope.report.report_plans import JOBS
-from rheoscope.space.results import Answers
+from rheoscope.report.report_plans import REPORTS
+from rheoscope.space.results import Results
 from tests.report.cases import answered, model
 
 TEXT = "The keys to the cabinet are"
 
 
 @pytest.fixture(scope="module")
-def answers() -> Answers:
-    return answered(JOBS["reverse"], TEXT, target=" on", token=-1)
+def answers() -> Results:
+    return answered(REPORTS["reverse"], TEXT, target=" on", token=-1)
 
 
-def test_heads_and_tokens_are_those_of_the_map(answers: Answers) -> None:
-    found = answers.found["reversed_attention"]
-    layer, head = strongest(found, 3)[0]
+def test_heads_and_tokens_are_those_of_the_map(answers: Results) -> None:
+    found = answers.datasets["reversed_attention"]
+    layer, head = strongest_heads(found, 3)[0]
     assert float(found.norm[layer, head]) == float(found.norm.max())
-    R = rs.reversed_map(model(), answers.text, layer, head, " on")
-    assert pulls(found, layer, head, -1)[0] == (int(R.sum(0).argmin()), pytest.approx(float(R.sum(0).min())))
-    assert pulls(found, layer, head, 1)[0] == (int(R.sum(0).argmax()), pytest.approx(float(R.sum(0).max())))
-    assert all(value < 0 for _, value in pulls(found, layer, head, -1, 99))
+    R = rs.reversed_map(model(), answers.required_trace, layer, head, " on")
+    assert strongest_pulls(found, layer, head, -1)[0] == (int(R.sum(0).argmin()), pytest.approx(float(R.sum(0).min())))
+    assert strongest_pulls(found, layer, head, 1)[0] == (int(R.sum(0).argmax()), pytest.approx(float(R.sum(0).max())))
+    assert all(value < 0 for _, value in strongest_pulls(found, layer, head, -1, 99))
     table, _ = blocks(answers)
     assert isinstance(table, Table)
     assert "−log p(·on) after ·are" in table.heading
-    assert [row[0].text for row in table.rows] == [f"L{layer}.H{head}" for layer, head in strongest(found, LISTED)]
-    token, value = pulls(found, layer, head, -1)[0]
-    assert table.rows[0][2].text.startswith(f"{answers.text.tokens[token].replace(' ', '·')} {token} ({-value:.3f})")
+    assert [row[0].text for row in table.rows] == [
+        f"L{layer}.H{head}" for layer, head in strongest_heads(found, MAX_HEADS)
+    ]
+    token, value = strongest_pulls(found, layer, head, -1)[0]
+    assert table.rows[0][2].text.startswith(
+        f"{answers.required_trace.tokens[token].replace(' ', '·')} {token} ({-value:.3f})"
+    )
     assert not any("-" in row[at].text.replace("|-", "") for row in table.rows for at in (2, 3))
 
 
-def test_one_head_and_no_pull_are_told_as_such(answers: Answers) -> None:
-    found = answers.found["reversed_attention"]
+def test_one_head_and_no_pull_are_told_as_such(answers: Results) -> None:
+    found = answers.datasets["reversed_attention"]
 
     def told(some: Any) -> list[str]:
-        return sentences(Answers(answers.view, answers.words, answers.trace, {"reversed_attention": some}))
+        return pull_sentences(Results(answers.view, answers.token_strings, answers.trace, {"reversed_attention": some}))
 
     assert "The strongest of 24 heads has" in told(found)[2]
     assert len(told(found.isel(layer=[0], head=[0]))) == 2
@@ -52,20 +63,23 @@ def test_one_head_and_no_pull_are_told_as_such(answers: Answers) -> None:
     assert "The strongest 2 of 48 heads have" in told(many)[2]
 
 
-def test_sentences_tell_how_likely_how_gathered_and_whether_it_helps(answers: Answers) -> None:
-    found, patched = (answers.found[name] for name in ("reversed_attention", "attention_patching"))
-    likely, hardest, gathered, helps = sentences(answers)
+def test_sentences_tell_how_likely_how_gathered_and_whether_it_helps(answers: Results) -> None:
+    found, patched = (answers.datasets[name] for name in ("reversed_attention", "attention_patching"))
+    likely, hardest, gathered, helps = pull_sentences(answers)
     assert f"·on the probability {math.exp(-float(found.loss)):.3g}" in likely
-    layer, head = strongest(found, 1)[0]
+    layer, head = strongest_heads(found, 1)[0]
     assert f"pulls hardest at L{layer}.H{head}" in hardest
     assert f"{float(found.norm.max() / found.norm.sum()):.0%} of the pull" in gathered
-    assert f"becomes {float(patched.loss.sel(eta=STEP)):.3f}" in helps
+    assert f"becomes {float(patched.loss.sel(eta=PATCH_ETA)):.3f}" in helps
     assert len(patched.eta) > 2  # the page has the whole curve, and the same step
 
 
-def test_without_patching_three_sentences_stand(answers: Answers) -> None:
-    bare = Answers(
-        answers.view, answers.words, answers.trace, {"reversed_attention": answers.found["reversed_attention"]}
+def test_without_patching_three_sentences_stand(answers: Results) -> None:
+    bare = Results(
+        answers.view,
+        answers.token_strings,
+        answers.trace,
+        {"reversed_attention": answers.datasets["reversed_attention"]},
     )
-    assert sentences(bare) == sentences(answers)[:3]
-    assert blocks(Answers(answers.view, answers.words, None)) == []
+    assert pull_sentences(bare) == pull_sentences(answers)[:3]
+    assert blocks(Results(answers.view, answers.token_strings, None)) == []

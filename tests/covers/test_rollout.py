@@ -49,7 +49,7 @@ def test_nothing_flows_from_what_cannot_be_seen() -> None:
 def test_heads_that_carry_nothing_let_nothing_flow() -> None:
     """Rollout does not know F: it says that tokens flow where the derivative says that nothing does."""
     model = bare(heads=2, depth=1)
-    model.view.blocks[0].W_O.zero_()
+    model.view.layer_heads[0].W_O.zero_()
     found = rs.rollout(model, model.trace([3, 5, 8, 9]))
     assert found.jacobian.values.tolist() == [0, 0, 0, 1]
     assert float(found.rollout[:3].sum()) > 0.1
@@ -59,9 +59,9 @@ def test_heads_that_carry_nothing_let_nothing_flow() -> None:
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
     with pytest.raises(rs.RheoscopeError, match="there is no token 18; this text has tokens 0 to 17"):
         rs.rollout(double("gpt2"), traced("gpt2", F64), token=18)
-    with pytest.raises(rs.RheoscopeError, match="1 random probe or more, got probes=0; type probes=16"):
+    with pytest.raises(rs.RheoscopeError, match="probes must lie between 1 and 100,000, got 0; type probes=16"):
         rs.rollout(double("gpt2"), traced("gpt2", F64), probes=0)
     with pytest.raises(rs.RheoscopeError, match="norms follow its sums"):
         rs.rollout(double("bert"), traced("bert", F64))
-    with pytest.raises(rs.RheoscopeError, match="made by other weights"):
+    with pytest.raises(rs.RheoscopeError, match="this trace comes from weights"):
         rs.rollout(double("gpt2"), traced("llama", F64))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.covers.scores.analysis import permitted
+from rheoscope.covers.scores.analysis import allowed_pairs
 from rheoscope.space.components import components
 from tests.cases import double, ours, random, text, theirs, traced
 from tests.laws.moves import move_key_bias, moved
@@ -27,7 +27,7 @@ def test_contributions_sum_to_the_score_and_to_the_pattern(name: str) -> None:
         assert float(one.weight) == pytest.approx(float(w[5, 2]), abs=1e-12)
         if not capped:
             assert float(one.score) == pytest.approx(float(s[5, 2]), rel=1e-4, abs=1e-5)  # float32 islands of rotations
-            allowed = permitted(heads, len(trace), s.device)
+            allowed = allowed_pairs(heads, len(trace), s.device)
             looking = [i for i in range(len(trace)) if float(w[i].sum()) > 0]
             rows = [(w[i] * s[i])[allowed[i]].sum() / w[i].sum() - s[i][allowed[i]].mean() for i in looking]
             whole = rs.score_attribution(trace, layer, head)
@@ -38,8 +38,8 @@ def test_a_contribution_is_the_form_between_two_components() -> None:
     trace = traced("gpt2", F64)
     view, layer, head = trace.view, 1, 2
     found = rs.score_attribution(trace, layer, head, query=6, key=3)
-    made, norm = components(trace, trace.steps[trace.where[layer]], [6, 3]), view.blocks[layer].norm
-    x = trace.read_by(layer)[[6, 3]]
+    made, norm = components(trace, trace.steps[trace.input_steps[layer]], [6, 3]), view.layer_heads[layer].norm
+    x = trace.layer_input(layer)[[6, 3]]
     hats = norm.centre(made.parts) * norm.scale(x)
     M = view.head(layer, head).M.dense()
     slow = hats[:, 0] @ M @ hats[:, 1].mT
@@ -54,7 +54,7 @@ def test_a_planted_component_makes_the_score() -> None:
     assert "L2.mlp" in found["from"].values
     assert "L3.mlp" not in found["from"].values  # nothing that comes later
     points = trace.points.clone()
-    at = trace.where[3]
+    at = trace.input_steps[3]
     # the last step before layer 3 is its MLP's
     points[at, 8] += 50 * random(0, 256).float() - 0.5 * points[at, 8]
     pushed = rs.score_attribution(replace(trace, points=points), 3, 0, query=8, key=4)

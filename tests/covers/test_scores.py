@@ -4,8 +4,15 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.covers.scores.analysis import SHARES, pairs_of, permitted, placed, shares_of, sides
-from rheoscope.space.head import Turned
+from rheoscope.covers.scores.analysis import (
+    SHARE_FIELDS,
+    allowed_pairs,
+    apply_positions,
+    query_key_parts,
+    score_factors,
+    variance_shares,
+)
+from rheoscope.space.model_parts import ModelRotary
 from tests.pretrained.cases import KINDS, double, gap, text, traced
 
 F64 = torch.float64
@@ -14,10 +21,10 @@ F64 = torch.float64
 @pytest.mark.parametrize("name", KINDS)
 def test_parts_add_up_to_the_models_scores(name: str) -> None:
     trace, kept = traced(name, F64), torch.ones(1, len(text()), dtype=torch.bool)
-    for layer, heads in enumerate(trace.view.blocks):
-        queries, keys = sides(heads, trace.read_by(layer)[None], kept)
-        parts = sum(a @ b.mT for a, b in pairs_of(*placed(heads, queries, keys)))[0]
-        for head in range(heads.count):
+    for layer, heads in enumerate(trace.view.layer_heads):
+        queries, keys = query_key_parts(heads, trace.layer_input(layer)[None], kept)
+        parts = sum(a @ b.mT for a, b in score_factors(*apply_positions(heads, queries, keys)))[0]
+        for head in range(heads.n_heads):
             bare = trace.scores(layer, head)
             bias = heads.mechanism.position.bias(torch.arange(len(bare)), torch.arange(len(bare)))
             assert gap(parts[head] + (0 if bias is None else bias[0]), bare) <= 1e-4
@@ -26,9 +33,9 @@ def test_parts_add_up_to_the_models_scores(name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_shares_add_up_to_one_and_what_is_constant_has_none(name: str) -> None:
     found = rs.scores(traced(name, F64), keep_massive=True)
-    total = sum(found[share] for share in SHARES)
+    total = sum(found[share] for share in SHARE_FIELDS)
     assert float(abs(total - 1).max()) <= 1e-9
-    if not isinstance(double(name).view.blocks[0].mechanism.position, Turned):
+    if not isinstance(double(name).view.layer_heads[0].mechanism.position, ModelRotary):
         assert float(abs(found.mean_key).max()) <= 1e-9
         assert float(abs(found.key_bias).max()) <= 1e-9
     assert float(found.spread.min()) > 0
@@ -40,9 +47,9 @@ def test_shares_equal_a_slow_loop_over_rows() -> None:
     n = 6
     q, k = torch.randn(2, 3, 2, n, 4, dtype=F64)
     allowed = torch.ones(n, n, dtype=torch.bool).tril()
-    shares, spread = shares_of(q, k, allowed)
+    shares, spread = variance_shares(q, k, allowed)
     for head in range(2):
-        parts = torch.stack([a @ b.mT for a, b in pairs_of(q[:, head], k[:, head])])
+        parts = torch.stack([a @ b.mT for a, b in score_factors(q[:, head], k[:, head])])
         along = [parts[:, i, : i + 1] - parts[:, i, : i + 1].mean(-1, keepdim=True) for i in range(n)]
         variance = sum(row.sum(0).square().sum() for row in along)
         slow = sum((row * row.sum(0)).sum(-1) for row in along) / variance
@@ -70,18 +77,18 @@ def test_massive_tokens_are_dropped_and_listed() -> None:
     from dataclasses import replace
 
     planted = replace(trace, points=points)
-    assert planted.massive() == [2]
+    assert planted.massive_tokens() == [2]
     found = rs.scores(planted)
     assert found.attrs["massive"] == [2]
     assert float(abs(found.centred - rs.scores(planted, keep_massive=True).centred).max()) > 0
 
 
 def test_one_token_is_refused_in_one_line() -> None:
-    with pytest.raises(rs.RheoscopeError, match="at least 2 tokens that are not massive, got 1; type a longer text"):
+    with pytest.raises(rs.RheoscopeError, match="at least 2 tokens that are not massive, got 1; use a longer text"):
         rs.scores(double("gpt2").trace([1]))
 
 
 def test_permitted_is_the_heads_own_mask() -> None:
-    heads = double("mistral").view.blocks[0]
+    heads = double("mistral").view.layer_heads[0]
     i = torch.arange(9)
-    assert bool((permitted(heads, 9, i.device) == heads.mechanism.mask(i, i)).all())
+    assert bool((allowed_pairs(heads, 9, i.device) == heads.mechanism.mask(i, i)).all())

@@ -11,7 +11,7 @@ from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
 import rheoscope as rs
-from rheoscope.covers.rotated_heads import turned
+from rheoscope.covers.rotated_heads import random_head_rotations
 from rheoscope.covers.stack.analysis import union_ranks
 from tests.cases import double, text, traced
 from tests.covers.cases import bare, on
@@ -24,7 +24,7 @@ F64 = torch.float64
 def halves() -> Any:
     """Four heads, each an isometry of a quarter of the axes; the third reads the quarter of the first."""
     model = bare(heads=4, width=16)
-    eye, heads = torch.eye(16, dtype=F64), model.view.blocks[0]
+    eye, heads = torch.eye(16, dtype=F64), model.view.layer_heads[0]
     for head, quarter in enumerate((0, 1, 0, 2)):
         for W in (heads.W_Q, heads.W_K):
             W[head].copy_(eye[:, 4 * quarter : 4 * quarter + 4])
@@ -46,7 +46,7 @@ def test_the_planted_spaces_are_found() -> None:
 
 def test_a_full_cover_recovers_everything_and_a_part_does_not() -> None:
     model = bare(heads=2, width=12, head_width=6)
-    eye, heads = torch.eye(12, dtype=F64), model.view.blocks[0]
+    eye, heads = torch.eye(12, dtype=F64), model.view.layer_heads[0]
     with torch.no_grad():
         for head in range(2):
             for W in (heads.W_Q, heads.W_K):
@@ -62,7 +62,7 @@ def test_a_full_cover_recovers_everything_and_a_part_does_not() -> None:
 def test_a_head_that_stretches_one_direction_drowns_the_others() -> None:
     """The span is full and orthonormal reads recover everything, and yet a head added lowers what is recovered."""
     model = bare(heads=2, width=12, head_width=6)
-    eye, heads = torch.eye(12, dtype=F64), model.view.blocks[0]
+    eye, heads = torch.eye(12, dtype=F64), model.view.layer_heads[0]
     with torch.no_grad():
         for head in range(2):
             for W in (heads.W_Q, heads.W_K):
@@ -80,9 +80,9 @@ def test_the_null_is_the_heads_turned_and_ordered_by_themselves() -> None:
     """Slow: the same search on dense operators behind a rotation, one draw after the other."""
     trace = traced("llama", F64)
     found = rs.stack(trace, keep_massive=True, draws=2, seed=3)
-    x = trace.view.blocks[1].norm.hat(trace.read_by(1))
+    x = trace.view.layer_heads[1].norm.normalise(trace.layer_input(1))
     drawn = []
-    for Q in turned(trace.view.width, 2, 3, torch.device("cpu")).double():
+    for Q in random_head_rotations(trace.view.width, 2, 3, torch.device("cpu")).double():
         images = [(x @ Q @ trace.view.head(1, head).M.dense()).numpy() for head in range(4)]
         drawn.append(searched(images, x.numpy())[1])
     assert np.allclose(found.recovered_null[1], np.mean(drawn, 0), atol=1e-6)
@@ -120,14 +120,14 @@ def searched(images: list[np.ndarray], x: np.ndarray) -> tuple[list[int], list[f
 def test_it_equals_a_slow_search() -> None:
     trace = traced("gpt2", F64)
     found = rs.stack(trace, image="content", keep_massive=True, draws=0)
-    heads = trace.view.blocks[1]
-    x = heads.norm.hat(trace.read_by(1)).detach()
+    heads = trace.view.layer_heads[1]
+    x = heads.norm.normalise(trace.layer_input(1)).detach()
     images = [(x @ trace.view.head(1, head).F.dense().detach()).numpy() for head in range(4)]
     order, kept = searched(images, x.numpy())
     assert np.allclose(found.recovered[1], kept, atol=1e-9)
     assert found.order.values[1].tolist() == order
     below = np.concatenate([
-        (trace.view.blocks[layer].norm.hat(trace.read_by(layer)) @ trace.view.head(layer, head).F.dense()).detach().numpy()
+        (trace.view.layer_heads[layer].norm.normalise(trace.layer_input(layer)) @ trace.view.head(layer, head).F.dense()).detach().numpy()
         for layer in range(2) for head in range(4)
     ], -1)  # fmt: skip
     wanted = spearmanr(pdist(below), pdist(trace.points[0].numpy())).statistic
@@ -160,7 +160,9 @@ def test_without_draws_nothing_random_is_told() -> None:
 
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
     model = double("llama")
-    with pytest.raises(rs.RheoscopeError, match="image='value', draws=20; type image='query'"):
+    with pytest.raises(
+        rs.RheoscopeError, match="image must be one of query, key, content, got 'value'; type image='query'"
+    ):
         rs.stack(model.trace(text()), image="value")
     with pytest.raises(rs.RheoscopeError, match="at least 4 tokens"):
         rs.stack(model.trace([3, 4, 5]), keep_massive=True)

@@ -10,7 +10,7 @@ from torch import Generator
 import rheoscope as rs
 from rheoscope.covers.comparison_arms import Against
 from rheoscope.covers.surgery.analysis import kernel
-from rheoscope.covers.text_batches import pieces
+from rheoscope.covers.text_batches import split_into_windows
 from tests.cases import CAUSAL, LENGTH, default, double, gap, model, ours, text, theirs, traced
 from tests.laws.every_analysis import ODD, SORTS
 from tests.laws.moves import different, gauges, holds_still
@@ -42,7 +42,7 @@ def test_a_symmetric_head_is_not_changed_by_being_made_symmetric() -> None:
     """Planted: W_K = W_Q without RoPE gives M = Mᵀ; its skew part is nothing, so that the rest alone is left."""
 
     def tie(network: Any) -> None:
-        for block in rs.load(network).view.blocks:
+        for block in rs.load(network).view.layer_heads:
             block.W_K.copy_(block.W_Q)
 
     tied = theirs.changed("gpt2", tie)
@@ -57,7 +57,7 @@ def test_a_symmetric_head_is_not_changed_by_being_made_symmetric() -> None:
 def test_losses_are_those_of_the_logits() -> None:
     of = model("llama")
     texts = [text(0), text(1, 7), text(2), text(3, 9), text(4)]
-    layer = of.view.heads_in(1)
+    layer = of.view.head_indices(1)
     found = rs.surgery(of, texts, heads=layer, M="symmetric", against=rs.Against(draws=2))
     assert found.attrs["heads"] == "L1.H0 L1.H1 L1.H2 L1.H3"
     assert found.tokens.values.tolist() == [LENGTH - 1, 6, LENGTH - 1, 8, LENGTH - 1]
@@ -84,7 +84,11 @@ def test_a_long_text_is_cut_and_the_seed_decides() -> None:
     of = default()
     one, same, other = (
         rs.surgery(
-            of, pieces(of, TEXT * 3, 16), heads=[(2, 1)], M="symmetric", against=rs.Against(("size",), seed=seed)
+            of,
+            split_into_windows(of, TEXT * 3, 16),
+            heads=[(2, 1)],
+            M="symmetric",
+            against=rs.Against(("size",), seed=seed),
         )
         for seed in (0, 0, 1)
     )
@@ -141,7 +145,7 @@ def test_without_draws_there_is_no_random_control() -> None:
         ({"F": "rank 0"}, "the rank of F lies in 1 to 64 in this model, got 0"),
         ({"M": "symmetric", "heads": [(9, 0)]}, "there is no layer 9"),
         ({"M": "symmetric", "heads": [(0, 99)]}, "there is no head 99 in layer 0"),
-        ({"heads": 2}, r"list of \(layer, head\), got 2; type .* heads=model.view.heads_in\(2\) for a whole layer"),
+        ({"heads": 2}, r"list of \(layer, head\), got 2; type .* heads=model.view.head_indices\(2\) for a whole layer"),
         ({"M": "symmetric", "heads": []}, "no head to change"),
         ({"M": "positive"}, "under RoPE M is another form at every offset"),
     ],
@@ -165,7 +169,7 @@ def test_models_and_texts_without_a_next_token_are_refused() -> None:
         rs.surgery(bare_gpt2(), text(), M="symmetric")
     with pytest.raises(rs.RheoscopeError, match="a loss needs at least 2 tokens"):
         rs.surgery(model("gpt2"), [5], M="symmetric")
-    with pytest.raises(rs.RheoscopeError, match="is no bilinear form of its tokens"):
+    with pytest.raises(rs.RheoscopeError, match="is not a bilinear form of its tokens"):
         rs.surgery(model("own_cosine"), text(), M="symmetric")
     assert "own_cosine" in CAUSAL
     assert ours.CASES["own_cosine"].mechanism == "cosine"

@@ -17,12 +17,12 @@ from rich.console import Console
 import rheoscope as rs
 from rheoscope.commands.app import main
 from rheoscope.picture.blocks import Block
+from rheoscope.report.analysis_runs import Subject, run_analyses
 from rheoscope.report.console import console as plain_console
-from rheoscope.report.layer_table import compared
-from rheoscope.report.report_plans import JOBS
-from rheoscope.report.run_analyses import Subject, ask
-from rheoscope.report.terminal import WIDE, Terminal
-from rheoscope.space.results import Answers
+from rheoscope.report.layer_table import comparison_blocks
+from rheoscope.report.report_plans import REPORTS
+from rheoscope.report.terminal import WIDE_COLUMNS, Terminal
+from rheoscope.space.results import Results
 from tests.report.cases import small
 
 TEXT = "The keys to the 中 are on the table"
@@ -53,8 +53,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def opened(source: str | None, *rest: Any, **more: Any) -> Any:
         return small() if source is None else given(source)
 
-    monkeypatch.setattr("rheoscope.report.progress_bars.opened", opened)
-    monkeypatch.setattr("rheoscope.commands.analyse.opened", opened)
+    monkeypatch.setattr("rheoscope.report.progress_bars.load_model", opened)
+    monkeypatch.setattr("rheoscope.commands.analyse.load_model", opened)
 
     def typed(*words: str, encoding: str = "utf-8", width: int = 80, stdin: bytes = b"") -> Said:
         monkeypatch.setenv("COLUMNS", str(width))
@@ -91,7 +91,7 @@ def test_files_are_written_before_anything_can_go_wrong_at_the_end(run: Run, mon
     def broken(self: Any, answers: Any) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr("rheoscope.report.terminal.Terminal.end", broken)
+    monkeypatch.setattr("rheoscope.report.terminal.Terminal.print_skipped", broken)
     with pytest.raises(RuntimeError):
         run("analyse", "massive_tokens", TEXT, "--json", "all.json", "--html", "report.html")
     assert "massive_tokens" in json.loads(Path("all.json").read_text())
@@ -110,25 +110,25 @@ OPTIONS: dict[str, Any] = {
 def test_nothing_is_lost_on_a_narrow_console(job: str) -> None:
     """Every word and number that a broad console shows is there, and no line is longer than the console."""
     answers = fast() if job == "flow" else asked(job, OPTIONS[job])
-    blocks = [block for one in JOBS[job].tells if not one.aside for block in one.blocks(answers)]
+    blocks = [block for one in REPORTS[job].sections if not one.page_only for block in one.blocks(answers)]
     same_at_any_width(blocks)
 
 
 def test_nothing_is_lost_of_two_texts() -> None:
-    same_at_any_width(compared(fast(), fast()))
+    same_at_any_width(comparison_blocks(fast(), fast()))
 
 
 @cache
-def fast() -> Answers:
+def fast() -> Results:
     return asked("flow", {}, nulls=False)
 
 
-def asked(job: str, options: dict[str, Any], nulls: bool = True) -> Answers:
-    return ask(Subject(small(), TEXT, small().trace(TEXT)), JOBS[job].asks(options), nulls)
+def asked(job: str, options: dict[str, Any], nulls: bool = True) -> Results:
+    return run_analyses(Subject(small(), TEXT, small().trace(TEXT)), REPORTS[job].requests(options), nulls)
 
 
 def same_at_any_width(blocks: list[Block]) -> None:
-    broad = words_of(printed(blocks, WIDE - 1), "")
+    broad = words_of(printed(blocks, WIDE_COLUMNS - 1), "")
     assert len(broad) > 20
     for width in (40, 60, 80):
         narrow = printed(blocks, width)
@@ -139,7 +139,7 @@ def same_at_any_width(blocks: list[Block]) -> None:
 def printed(blocks: list[Block], width: int) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
     for block in blocks:
-        Terminal(console, []).show(block)
+        Terminal(console, []).print_block(block)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -13,9 +13,9 @@ from rheoscope.commands import analyse
 from rheoscope.commands.app import app
 from rheoscope.learn import training_time
 from rheoscope.models.train import Run
-from rheoscope.models.training_state import kept_step
+from rheoscope.models.training_state import last_checkpoint_step
 from rheoscope.report import progress_bars as progress_module
-from rheoscope.report.long_texts import cut
+from rheoscope.report.long_texts import split_into_windows
 from rheoscope.shapes import RheoscopeError
 from tests.report.cases import small
 
@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with texts, and the small model in the place of the default one."""
     monkeypatch.chdir(tmp_path)
     for module in (progress_module, analyse):  # the second has it by name
-        monkeypatch.setattr(module, "opened", lambda *named, **more: small())
+        monkeypatch.setattr(module, "load_model", lambda *named, **more: small())
     (tmp_path / "book.txt").write_text(TEXT * 400)
     (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 100)
     with (tmp_path / "huge.txt").open("wb") as file:
@@ -74,7 +74,7 @@ def test_a_book_in_pieces(here: Path) -> None:
 def test_one_analysis_in_pieces_is_over_texts(here: Path) -> None:
     done = typed("analyse", "trajectory", "--file", "book.txt", "--first", "60", "--window", "20", "--json", "a.json")
     assert "in 3 pieces of 20" in done.stdout or "in 2 pieces of 20" in done.stdout
-    pieces = cut(small(), TEXT * 400, 60, 20)
+    pieces = split_into_windows(small(), TEXT * 400, 60, 20)
     assert json.loads((here / "a.json").read_text())["trajectory"]["attrs"]["texts"] == len(pieces.texts)
 
 
@@ -118,13 +118,13 @@ def test_ctrl_c_keeps_the_step_and_a_finished_run_goes_further(here: Path, monke
     assert "--steps 24 would go on" in again
     further = train("--steps", "15")
     assert "the rate goes on by the schedule of 15 steps" in further.stderr
-    assert kept_step(here / "run") == 15
+    assert last_checkpoint_step(here / "run") == 15
 
 
 def test_a_cpu_says_how_long_it_will_take(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "steps to go will take about" in train("--steps", "12").stderr
     assert "steps to go" not in train("--steps", "22").stderr  # the tenth of ten is the last
-    monkeypatch.setattr("rheoscope.learn.train_report.speed", lambda: 1e3)
+    monkeypatch.setattr("rheoscope.learn.train_report.measure_flop_rate", lambda: 1e3)
     said = train("--steps", "3", out="slow").stderr
     assert said.startswith("3 steps take ")
     assert " h " in said or "days" in said
@@ -133,7 +133,7 @@ def test_a_cpu_says_how_long_it_will_take(here: Path, monkeypatch: pytest.Monkey
 def test_a_recipe_of_days_is_told_before_its_first_step() -> None:
     from rheoscope.models.recipes import gpt2, tiny
 
-    said = training_time.beforehand(gpt2(), 0, speed=1e11)
+    said = training_time.long_run_warning(gpt2(), 0, flop_rate=1e11)
     assert "100,000 steps take" in said
     assert "days or more on this CPU" in said
-    assert training_time.beforehand(tiny(), 0, speed=1e10) == ""
+    assert training_time.long_run_warning(tiny(), 0, flop_rate=1e10) == ""

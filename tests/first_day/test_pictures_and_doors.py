@@ -8,8 +8,8 @@ import pytest
 
 import rheoscope as rs
 from rheoscope import catalogue
-from rheoscope.picture.picture import Word
-from rheoscope.report.draw.inline import figures
+from rheoscope.picture.picture import Label
+from rheoscope.report.draw.inline import picture_html
 from rheoscope.report.draw_result import picture_of
 from tests.report.cases import TEXT, small
 from tests.report.parts import Parts
@@ -24,7 +24,7 @@ def test_a_heat_map_says_which_colour_is_how_much() -> None:
     figure = rs.plot(lens)
     bars = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
     assert [bar.get_ylabel() for bar in bars] == ["probability", "probability"]
-    page = Parts(figures(picture_of(lens)))
+    page = Parts(picture_html(picture_of(lens)))
     assert page.texts["b"] == ["0", "0.5", "1"] * 2
 
 
@@ -39,7 +39,7 @@ def test_no_caption_names_a_colour_that_a_dark_page_turns_round() -> None:
 
 def test_paths_of_tokens_have_names() -> None:
     panel = picture_of(rs.trajectory(small().trace(TEXT))).panels[0]
-    names = [mark.text for mark in panel.marks if isinstance(mark, Word)]
+    names = [mark.text for mark in panel.marks if isinstance(mark, Label)]
     assert names[:2] == ["<|endoftext|>", "."]
     assert len(names) > 4
 
@@ -107,6 +107,6 @@ def test_the_gallery_shows_every_analysis_by_the_lines_above_its_picture() -> No
     """One of them drawn; `make docs` draws all."""
     hook = run_path(str(ROOT / "docs" / "_hooks" / "gallery.py"))
     page = hook["on_page_markdown"]((ROOT / "docs" / "gallery.md").read_text(encoding="utf-8"), page=None)
-    assert re.findall(r'data-picture="(\w+)"', page) == catalogue.names()
+    assert re.findall(r'data-picture="(\w+)"', page) == catalogue.analysis_names()
     drawn = hook["on_post_page"]('<p><div data-picture="geometry_kept"></div></p>', page=None)
     assert Parts(drawn).count("svg") == len(picture_of(rs.geometry_kept(hook["opened"]()["trace"])).panels)

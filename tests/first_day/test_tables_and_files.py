@@ -26,7 +26,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     """Type words behind `rheoscope`, in an empty directory, with a small model: the exit code and all that was said."""
     monkeypatch.chdir(tmp_path)
     for module in (analyse, progress_bars):
-        monkeypatch.setattr(module, "opened", lambda *_, **__: small())
+        monkeypatch.setattr(module, "load_model", lambda *_, **__: small())
 
     def run(*words: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["rheoscope", *words])
@@ -47,7 +47,7 @@ def refused(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
 
     def run(*words: str) -> str:
         for module in (analyse, progress_bars):
-            monkeypatch.setattr(module, "opened", never)
+            monkeypatch.setattr(module, "load_model", never)
         before = state()
         code, said = typed(*words)
         assert code == 1
@@ -109,7 +109,7 @@ def values() -> list[Any]:
     view = model.view
     return [
         model, view, model.trace(TEXT * 9), model.trace([TEXT, "The keys"]), view.head(1, 2), view.head(1, 2).M, view.head(1, 2).F,
-        view.blocks[0], view.final_norm, model.description, pair, pair.view, pair.trace(([5, 6, 2], [1, 8])), pair.view.crossing[0],
+        view.layer_heads[0], view.final_norm, model.description, pair, pair.view, pair.trace(([5, 6, 2], [1, 8])), pair.view.cross_heads[0],
     ]  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def test_a_notebook_shows_a_card_and_escapes_what_stands_in_it() -> None:
     assert "&lt;" in card
     assert card.count("<code") == len(trace)
     assert card.count("<svg") == 1
-    assert card.count("<circle") == len(trace) - len(trace.massive())
+    assert card.count("<circle") == len(trace) - len(trace.massive_tokens())
     assert "<svg" not in model.trace("The")._repr_html_()
 
 
@@ -145,7 +145,7 @@ def test_a_notebook_shows_a_card_and_escapes_what_stands_in_it() -> None:
 @pytest.mark.parametrize("option", ["--html", "--json"])
 def test_a_file_of_mine_is_never_replaced(option: str, refused: Callable[..., str]) -> None:
     Path("mine").write_text("years of work")
-    assert "mine is there and was not written by Rheoscope" in refused("analyse", "scores", TEXT, option, "mine")
+    assert "mine exists and was not written by Rheoscope" in refused("analyse", "scores", TEXT, option, "mine")
 
 
 def test_an_own_report_is_replaced(typed: Typed) -> None:
@@ -170,21 +170,21 @@ def test_an_own_report_is_replaced(typed: Typed) -> None:
 )
 def test_no_command_replaces_a_file_of_mine(words: list[str], name: str, refused: Callable[..., str]) -> None:
     Path(name).write_text("years of work")
-    assert f"{name} is there and was not written by Rheoscope" in refused(*words)
+    assert f"{name} exists and was not written by Rheoscope" in refused(*words)
 
 
 def test_a_text_that_is_read_is_not_written_to(refused: Callable[..., str]) -> None:
     Path("x").write_text('{"written_by": "Rheoscope 0"}')  # an own file: its name alone would be free
-    assert "x is the text that is read" in refused("--file", "x", "--html", "x")
-    assert "X is the text that is read" in refused("analyse", "scores", "--file", "x", "--json", "X")
+    assert "x is the input text" in refused("--file", "x", "--html", "x")
+    assert "X is the input text" in refused("analyse", "scores", "--file", "x", "--json", "X")
 
 
 @pytest.mark.parametrize("other", ["x", "./x", "below/../x", "X", "link", "below/../link"])
 def test_equal_names_are_refused(other: str, refused: Callable[..., str]) -> None:
     Path("below").mkdir()
     Path("link").symlink_to("x")
-    assert "is named twice" in refused("analyse", "scores", TEXT, "--html", "x", "--json", other)
-    assert "is named twice" in refused("analyse", "scores", TEXT, "--csv", other, "--json", "x")
+    assert "two outputs have the name" in refused("analyse", "scores", TEXT, "--html", "x", "--json", other)
+    assert "two outputs have the name" in refused("analyse", "scores", TEXT, "--csv", other, "--json", "x")
 
 
 @pytest.mark.parametrize("name", ["", ".", "/", "/dev/null", "file/report.html", "circle", "n" * 300])
@@ -199,8 +199,12 @@ def test_names_that_cannot_be_written_to_are_refused_before_the_computation(
 
 
 def test_a_file_cannot_hold_another_nor_stand_among_tables(refused: Callable[..., str]) -> None:
-    assert "cannot be a file and hold a/b" in refused("analyse", "scores", TEXT, "--html", "a", "--json", "a/b")
-    assert "is among the tables of t" in refused("analyse", "scores", TEXT, "--csv", "t", "--json", "t/definitions.csv")
+    assert "cannot be both a file and the directory of a/b" in refused(
+        "analyse", "scores", TEXT, "--html", "a", "--json", "a/b"
+    )
+    assert "is reserved for the tables of t" in refused(
+        "analyse", "scores", TEXT, "--csv", "t", "--json", "t/definitions.csv"
+    )
 
 
 def test_a_link_is_followed_and_stays(typed: Typed) -> None:
@@ -219,7 +223,7 @@ def test_a_report_that_cannot_be_written_is_an_error(
     from rheoscope.report import run_report
 
     Path("file").write_text("mine")
-    monkeypatch.setattr(run_report, "REPORT", Path("file/report.html"))
+    monkeypatch.setattr(run_report, "DEFAULT_REPORT_PATH", Path("file/report.html"))
     assert "type --html and a name in another directory, or --no-html" in refused(TEXT)
 
 

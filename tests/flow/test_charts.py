@@ -10,9 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rheoscope as rs
-from rheoscope.flow.charts.analysis import balls, cover, gaussian, kernel, of_cloud
+from rheoscope.flow.charts.analysis import (
+    chart_statistics,
+    gaussian_inner_products,
+    greedy_cover,
+    kernel,
+    largest_flat_balls,
+)
 from rheoscope.flow.charts.nerve import kernel as nerve_of
-from rheoscope.space.pair_distances import distances, inner_products
+from rheoscope.space.pair_distances import centred_inner_products, distances
 from rheoscope.statistics.nulls import p_values
 from tests.cases import double, text
 
@@ -98,13 +104,13 @@ def slow(x: np.ndarray, k: int, p: int, off: float) -> tuple[list[int], list[flo
 
 def test_it_equals_a_slow_twin() -> None:
     x = random(5, 18, 6) * torch.tensor([3, 2, 1, 1, 0.5, 0.2], dtype=F64)
-    inner = inner_products(x)
-    found = of_cloud(inner, 5, 2, 0.1)
+    inner = centred_inner_products(x)
+    found = chart_statistics(inner, 5, 2, 0.1)
     dims, bends, most = slow(x.numpy(), 5, 2, 0.1)
     assert found["dimension"].tolist() == dims
     assert found["bend"].tolist() == pytest.approx(bends, abs=1e-6)
     order = distances(inner).argsort(dim=-1, stable=True)
-    member = balls(inner, order, 2, torch.tensor(most, dtype=F64))
+    member = largest_flat_balls(inner, order, 2, torch.tensor(most, dtype=F64))
     for i in range(18):
         inside = [
             np.linalg.svd(y - y.mean(0), compute_uv=False)[2:] for y in (x[order[i, :m]].numpy() for m in range(3, 19))
@@ -119,7 +125,7 @@ def test_it_equals_a_slow_twin() -> None:
 def test_the_cover_holds_every_point_and_no_chart_is_empty() -> None:
     member = random(6, 30, 30) > 0.8
     member |= torch.eye(30, dtype=torch.bool)
-    chart = cover(member)
+    chart = greedy_cover(member)
     sizes = chart.bincount()
     assert int(chart.min()) == 0
     assert bool((sizes > 0).all())
@@ -128,15 +134,17 @@ def test_the_cover_holds_every_point_and_no_chart_is_empty() -> None:
 
 def test_gaussian_clouds_have_the_covariance_and_lie_at_their_null() -> None:
     """The spectrum of the cloud is kept exactly, and a Gaussian cloud, with more dimensions than points too, is one among its draws."""
-    inner = inner_products(random(8, 12, 40))
-    for drawn in gaussian(inner, 2, seed=0):
+    inner = centred_inner_products(random(8, 12, 40))
+    for drawn in gaussian_inner_products(inner, 2, seed=0):
         assert torch.allclose(torch.linalg.eigvalsh(drawn), torch.linalg.eigvalsh(inner), atol=1e-9)
         assert float(drawn.sum(-1).abs().max()) < 1e-9
     low = 0
     for seed in range(12):
-        inner = inner_products(random(seed + 100, 14, 30))
-        own = of_cloud(inner, 4, 3, 0.1)["angle"]
-        null = torch.stack([of_cloud(drawn, 4, 3, 0.1)["angle"] for drawn in gaussian(inner, 19, seed)])
+        inner = centred_inner_products(random(seed + 100, 14, 30))
+        own = chart_statistics(inner, 4, 3, 0.1)["angle"]
+        null = torch.stack(
+            [chart_statistics(drawn, 4, 3, 0.1)["angle"] for drawn in gaussian_inner_products(inner, 19, seed)]
+        )
         low += int(p_values(own, null) <= 0.1)
     assert low <= 5  # 1 is expected
 

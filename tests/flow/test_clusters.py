@@ -10,24 +10,24 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from sklearn import metrics
 
 import rheoscope as rs
-from rheoscope.flow.cloud import of_types
+from rheoscope.flow.cloud import type_means
 from rheoscope.flow.clusters.analysis import (
+    adjusted_rand_index,
     kernel,
     lineage,
-    linked,
     mean_cosine,
-    mutual_information,
-    rand_index,
-    shuffle,
+    normalised_mutual_information,
+    shuffle_coordinates,
     silhouette,
 )
 from rheoscope.flow.clusters.analysis import (
-    ranks as of_both,
+    rank_measures as of_both,
 )
 from rheoscope.flow.clusters.analysis import (
-    two_nearest as of_inner,
+    two_nn_dimension as of_inner,
 )
-from rheoscope.space.pair_distances import cosines, inner_products
+from rheoscope.space.pair_distances import centred_inner_products, cosines
+from rheoscope.space.single_linkage import single_linkage_labels
 from rheoscope.space.trace import Trace
 from tests.pretrained.cases import random, traced
 
@@ -35,7 +35,7 @@ F64 = torch.float64
 
 
 def two_nearest(x: torch.Tensor) -> torch.Tensor:
-    return of_inner(inner_products(x))
+    return of_inner(centred_inner_products(x))
 
 
 def ranks(centred: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,13 +85,13 @@ def test_links_equal_scipys_single_linkage_and_rand_index_a_count_of_pairs(seed:
     x = random(seed, 25, 3)
     unit = x / x.norm(dim=-1, keepdim=True)
     angle = 0.4
-    mine = linked((unit @ unit.mT).clamp(-1, 1), angle)
+    mine = single_linkage_labels((unit @ unit.mT).clamp(-1, 1), angle)
     tree = linkage(
         np.arccos(np.clip(1 - (unit[:, None] - unit).square().sum(-1).numpy()[np.triu_indices(25, 1)] / 2, -1, 1)),
         "single",
     )
     theirs = torch.as_tensor(fcluster(tree, angle, "distance")).long()
-    assert float(rand_index(mine, theirs)) == 1
+    assert float(adjusted_rand_index(mine, theirs)) == 1
     assert all(int(one) == int((mine == one).nonzero()[0]) for one in mine.unique())
     a, b = torch.randint(0, 4, (2, 25), generator=torch.Generator().manual_seed(seed))
     pairs = [(i, j) for i in range(25) for j in range(i)]
@@ -100,7 +100,7 @@ def test_links_equal_scipys_single_linkage_and_rand_index_a_count_of_pairs(seed:
         for f in (lambda i, j: a[i] == a[j] and b[i] == b[j], lambda i, j: a[i] == a[j], lambda i, j: b[i] == b[j])
     )
     expected = of_a * of_b / len(pairs)
-    assert float(rand_index(a, b)) == pytest.approx((both - expected) / ((of_a + of_b) / 2 - expected))
+    assert float(adjusted_rand_index(a, b)) == pytest.approx((both - expected) / ((of_a + of_b) / 2 - expected))
 
 
 def test_silhouette_equals_a_loop() -> None:
@@ -120,8 +120,10 @@ def test_clusterings_are_compared_as_scikit_learn_does(tokens: int, clusters: in
     a, b = torch.randint(0, clusters, (2, tokens), generator=torch.Generator().manual_seed(tokens))
     x = random(clusters, tokens, 5)
     far = torch.cdist(x, x).fill_diagonal_(0)
-    assert float(rand_index(a, b)) == pytest.approx(metrics.adjusted_rand_score(a, b), abs=1e-12)
-    assert float(mutual_information(a, b)) == pytest.approx(metrics.normalized_mutual_info_score(a, b), abs=1e-12)
+    assert float(adjusted_rand_index(a, b)) == pytest.approx(metrics.adjusted_rand_score(a, b), abs=1e-12)
+    assert float(normalised_mutual_information(a, b)) == pytest.approx(
+        metrics.normalized_mutual_info_score(a, b), abs=1e-12
+    )
     theirs = metrics.silhouette_score(far.numpy(), a.numpy(), metric="precomputed")
     assert float(silhouette(far, a)) == pytest.approx(theirs, abs=1e-12)
 
@@ -146,8 +148,8 @@ def test_laws_of_ranks_and_the_null() -> None:
     few, many = (rs.clusters(rs.load().trace(list(range(300, 340))), angle=a).cluster_count for a in (1.2, 0.4))
     assert bool((few <= many).all())
     x = random(0, 9, 4)
-    assert torch.equal(shuffle(x, 0).sort(0).values, x.sort(0).values)
-    assert not torch.equal(shuffle(x, 0), x)
+    assert torch.equal(shuffle_coordinates(x, 0).sort(0).values, x.sort(0).values)
+    assert not torch.equal(shuffle_coordinates(x, 0), x)
 
 
 def test_identical_tokens_and_bad_settings_have_a_defined_answer() -> None:
@@ -155,7 +157,7 @@ def test_identical_tokens_and_bad_settings_have_a_defined_answer() -> None:
     assert still.cluster_count.values.tolist() == [1] * still.sizes["point"]
     assert float(still.effective_rank.max()) == 0
     assert bool(np.isnan(still.intrinsic_dimension).all())
-    with pytest.raises(rs.RheoscopeError, match=r"between 0 and π, got 4.0; type angle"):
+    with pytest.raises(rs.RheoscopeError, match=r"angle must lie between 0.0 and 3.14\d*, got 4.0; type angle=0.785"):
         rs.clusters(planted(torch.ones(6, 3, dtype=F64)), angle=4.0)
     with pytest.raises(rs.RheoscopeError, match="at least 3 tokens"):
         rs.clusters(rs.load().trace([1, 2]))
@@ -170,9 +172,9 @@ def test_mutual_information_equals_a_sum_over_pairs_of_clusters(seed: int) -> No
         joint[i, j] * math.log(joint[i, j] / rows[i] / columns[j]) for i in range(4) for j in range(4) if joint[i, j]
     )
     entropies = [-sum(p * math.log(p) for p in side if p) for side in (rows, columns)]
-    assert float(mutual_information(a, b)) == pytest.approx(shared / np.mean(entropies))
-    assert float(mutual_information(a, 7 - a)) == pytest.approx(1)
-    assert float(mutual_information(torch.zeros(4).long(), torch.zeros(4).long())) == 1
+    assert float(normalised_mutual_information(a, b)) == pytest.approx(shared / np.mean(entropies))
+    assert float(normalised_mutual_information(a, 7 - a)) == pytest.approx(1)
+    assert float(normalised_mutual_information(torch.zeros(4).long(), torch.zeros(4).long())) == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -181,7 +183,7 @@ def test_lineage_renames_clusters_and_keeps_the_name_of_those_that_stay(seed: in
     labels = torch.randint(0, 5, (6, 20), generator=draw)
     labels[3] = labels[2]
     named = lineage(labels)
-    assert all(float(rand_index(a, b)) == 1 for a, b in zip(named, labels, strict=True))
+    assert all(float(adjusted_rand_index(a, b)) == 1 for a, b in zip(named, labels, strict=True))
     assert torch.equal(named[3], named[2])
 
 
@@ -190,7 +192,7 @@ def test_nulls_are_the_numbers_of_the_shuffled_cloud() -> None:
     trace = planted(random(3, 40, 2) @ random(4, 2, 30))
     found, sizes = rs.clusters(trace, seed=5, draws=3, keep_massive=True), []
     for at in range(found.sizes["point"]):
-        x = [shuffle(trace.points[0], 5 + draw, at) for draw in range(3)]
+        x = [shuffle_coordinates(trace.points[0], 5 + draw, at) for draw in range(3)]
         slow = [[*ranks(y - y.mean(0)), two_nearest(y), count(y)] for y in x]
         table = np.array([[float(number) for number in row] for row in slow])
         for column, name in enumerate(
@@ -206,7 +208,7 @@ def test_nulls_are_the_numbers_of_the_shuffled_cloud() -> None:
 
 
 def count(x: torch.Tensor) -> int:
-    return len(linked(cosines(inner_products(x)), math.pi / 4).unique())
+    return len(single_linkage_labels(cosines(centred_inner_products(x)), math.pi / 4).unique())
 
 
 @pytest.mark.parametrize("still", [0, 1, 3])
@@ -233,9 +235,9 @@ def test_more_tokens_than_dimensions_have_the_same_ranks() -> None:
 def test_all_are_linked_where_the_angle_is_wide_and_chains_hold() -> None:
     at = torch.arange(12) * 0.3
     ring = torch.stack([at.cos(), at.sin()], -1).double()
-    assert linked(cosines(ring @ ring.mT), 0.31).tolist() == [0] * 12
-    assert linked(cosines(ring @ ring.mT), 0.29).tolist() == list(range(12))
-    assert linked(cosines(ring @ ring.mT), 3.1).tolist() == [0] * 12
+    assert single_linkage_labels(cosines(ring @ ring.mT), 0.31).tolist() == [0] * 12
+    assert single_linkage_labels(cosines(ring @ ring.mT), 0.29).tolist() == list(range(12))
+    assert single_linkage_labels(cosines(ring @ ring.mT), 3.1).tolist() == [0] * 12
 
 
 # Types
@@ -259,7 +261,7 @@ def test_tokens_told_twice_change_no_number_of_types() -> None:
 def test_a_type_is_the_mean_of_its_occurrences() -> None:
     x, types = random(0, 9, 3), torch.tensor([0, 1, 0, 2, 2, 2, 1, 3, 0])
     for one in range(4):
-        assert torch.allclose(of_types(x, types)[one], x[types == one].mean(0))
+        assert torch.allclose(type_means(x, types)[one], x[types == one].mean(0))
 
 
 def test_equal_tokens_are_no_cluster_of_types_and_the_sign_is_told() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rheoscope.flow.clusters.concentration import gathered
+from rheoscope.flow.clusters.concentration import gathering_statistics
 from rheoscope.space.pair_distances import cosines
 from tests.cases import random
 
@@ -34,7 +34,7 @@ def slowly(x: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("d", [8, 40])
 def test_every_cloud_has_the_numbers_of_all_its_pairs(d: int) -> None:
-    found = gathered([clouds(d)[None]], clouds(d).norm(dim=-1)[None], THERE, F64)
+    found = gathering_statistics([clouds(d)[None]], clouds(d).norm(dim=-1)[None], THERE, F64)
     for at, there in enumerate(THERE):
         for name, due in slowly(clouds(d)[at][there]).items():
             assert float(found[name][at, 0]) == pytest.approx(float(due), rel=1e-9), name
@@ -43,21 +43,26 @@ def test_every_cloud_has_the_numbers_of_all_its_pairs(d: int) -> None:
 def test_rounding_to_half_precision_hardly_shows() -> None:
     x = 3 + random(2, 2, 200, 256).float() * torch.linspace(0.1, 2, 256)
     length = x.norm(dim=-1)[None]
-    rounded = gathered([x[None]], length, None, torch.bfloat16)
-    due = gathered([x[None].double()], length.double(), None, F64)
+    rounded = gathering_statistics([x[None]], length, None, torch.bfloat16)
+    due = gathering_statistics([x[None].double()], length.double(), None, F64)
     for name, value in due.items():
         assert torch.allclose(rounded[name].double(), value, rtol=3e-5, atol=1e-6), name
 
 
 def test_a_cloud_of_one_point_spreads_nowhere() -> None:
-    found = gathered([torch.ones(1, 1, 5, 3, dtype=F64)], torch.full((1, 1, 5), 3**0.5, dtype=F64), None, F64)
+    found = gathering_statistics(
+        [torch.ones(1, 1, 5, 3, dtype=F64)], torch.full((1, 1, 5), 3**0.5, dtype=F64), None, F64
+    )
     assert (float(found["participation_ratio"]), float(found["mean_cosine"])) == (0, 1)
 
 
 def test_clouds_side_by_side_have_the_numbers_of_each() -> None:
     x = torch.stack([clouds(), 2 + clouds().flip(-1), clouds() ** 2])
     length = x.norm(dim=-1)
-    one_by_one, together = gathered(x.split(1), length, THERE, F64), gathered(x.split(2), length, THERE, F64)
+    one_by_one, together = (
+        gathering_statistics(x.split(1), length, THERE, F64),
+        gathering_statistics(x.split(2), length, THERE, F64),
+    )
     for name, due in one_by_one.items():
         assert due.shape == (2, 3)
         assert torch.allclose(together[name], due, rtol=1e-12), name

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import rheoscope as rs
 from rheoscope.attention.mask import NoMask
-from rheoscope.flow.energy.analysis import alignments, cosines, found_beyond_chance, step_of
+from rheoscope.flow.energy.analysis import alignments, gradient_cosines, joint_q_values
+from rheoscope.flow.energy.head_updates import head_updates
 from rheoscope.space.operator import Factored
 from tests.cases import POST_NORM, double, random, text, traced
 from tests.pretrained.cases import KINDS, changed
@@ -30,10 +31,10 @@ def test_every_field_equals_a_slow_one(name: str) -> None:
     trace = traced(name, F64)
     view = trace.view
     found = rs.energy(trace, keep_massive=True)
-    for layer, heads in enumerate(view.blocks):
-        x = trace.read_by(layer)
-        step = step_of(trace, layer)
-        moved, slope = trace.parts(layer)[0], step.slope @ step.ask.mT
+    for layer, heads in enumerate(view.layer_heads):
+        x = trace.layer_input(layer)
+        step = head_updates(trace, layer)
+        moved, slope = trace.attention_parts(layer)[0], step.query_gradient @ step.query_weights.mT
         for head in (0, 2):
             at = {"layer": layer, "head": head}
             assert float(found.cosine.isel(at)) == pytest.approx(cosine(moved[head], slope[head]), abs=1e-5)
@@ -45,7 +46,7 @@ def test_every_field_equals_a_slow_one(name: str) -> None:
             assert float(found.symmetry.isel(at)) == pytest.approx(cosine(M, M.mT), abs=1e-9)
             assert float(found.energy.isel(at)) == pytest.approx(float(step.energy[head].mean()))
     assert np.allclose(found.remainder, found.energy_after - found.energy - found.first_order)
-    sums = [heads.M().dense().sum(0) for heads in view.blocks]
+    sums = [heads.M().dense().sum(0) for heads in view.layer_heads]
     wanted = [1 - cosine(a, b) for a, b in pairwise(sums)]
     assert np.allclose(found.landscape[:-1], wanted)
     assert np.isnan(found.landscape[-1])
@@ -57,8 +58,8 @@ def test_every_field_equals_a_slow_one(name: str) -> None:
 def test_the_ledger_is_what_each_part_changes(name: str) -> None:
     trace = traced(name, F64)
     found = rs.energy(trace, keep_massive=True)
-    heads, x, after = trace.view.blocks[0], trace.read_by(0), trace.view.blocks[1]
-    own = trace.points[trace.middle[0]] - x
+    heads, x, after = trace.view.layer_heads[0], trace.layer_input(0), trace.view.layer_heads[1]
+    own = trace.points[trace.mid_steps[0]] - x
 
     def whole(block: Any, cloud: Tensor) -> Tensor:
         return block.displacements(cloud).sum(0) + block.bias(cloud)
@@ -68,12 +69,18 @@ def test_the_ledger_is_what_each_part_changes(name: str) -> None:
     row = found.ledger.isel(layer=0)
     unmasked = replace(heads, mechanism=replace(heads.mechanism, mask=NoMask()))
     assert float(row.sel(difference="mask")) == pytest.approx(1 - cosine(own, whole(unmasked, x)), abs=1e-5)
-    assert float(row.sel(difference="mlp")) == pytest.approx(1 - cosine(own, trace.at("L0.resid_post") - x), abs=1e-9)
-    after_norm = trace.at("L0.resid_mid") - x if name in POST_NORM else heads.norm.hat(x + own) - heads.norm.hat(x)
+    assert float(row.sel(difference="mlp")) == pytest.approx(
+        1 - cosine(own, trace.points_at("L0.resid_post") - x), abs=1e-9
+    )
+    after_norm = (
+        trace.points_at("L0.resid_mid") - x
+        if name in POST_NORM
+        else heads.norm.normalise(x + own) - heads.norm.normalise(x)
+    )
     assert float(row.sel(difference="norm")) == pytest.approx(1 - cosine(own, after_norm), abs=1e-9)
-    turning = not heads.mechanism.position.nowhere
+    turning = not heads.mechanism.position.is_trivial
     assert (float(row.sel(difference="position")) > 1e-6) == turning
-    assert (float(row.sel(difference="mask")) > 1e-6) == (not heads.mechanism.mask.forbids_nothing)
+    assert (float(row.sel(difference="mask")) > 1e-6) == (not heads.mechanism.mask.allows_all)
 
 
 def planted(kind: float) -> Any:
@@ -106,10 +113,10 @@ def test_F_a_multiple_of_M_transposed_is_the_gradient(sign: float) -> None:
 def test_the_null_is_that_of_turns_drawn_at_random() -> None:
     """Mean and spread over orthogonal Q in closed form against 4000 draws, for the cosine and for the alignment."""
     trace = traced("llama", F64)
-    heads, step = trace.view.blocks[1], step_of(trace, 1)
-    found, M, F = cosines(step, None), heads.M(), heads.F()
+    heads, step = trace.view.layer_heads[1], head_updates(trace, 1)
+    found, M, F = gradient_cosines(step, None), heads.M(), heads.F()
     fixed = alignments(Factored(M.left, M.right), F, len(heads.W_K))
-    moved, slope = (step.moved @ step.write)[0], (step.slope @ step.ask.mT)[0]
+    moved, slope = (step.mixed_values @ step.output_map)[0], (step.query_gradient @ step.query_weights.mT)[0]
     draws, aligned = [], []
     generator = torch.Generator().manual_seed(0)
     for _ in range(4000):
@@ -129,11 +136,11 @@ def test_the_null_is_that_of_turns_drawn_at_random() -> None:
 def test_shared_is_the_mean_over_permuted_tokens() -> None:
     trace = traced("gpt2", F64)
     with torch.no_grad():
-        step = step_of(trace, 0)
-        moved, slope = (step.moved @ step.write)[1], (step.slope @ step.ask.mT)[1]
+        step = head_updates(trace, 0)
+        moved, slope = (step.mixed_values @ step.output_map)[1], (step.query_gradient @ step.query_weights.mT)[1]
         generator = torch.Generator().manual_seed(0)
         draws = [cosine(moved[torch.randperm(18, generator=generator)], slope) for _ in range(3000)]
-        assert np.mean(draws) == pytest.approx(float(cosines(step, None)["cosine_shared"][1]), abs=0.01)
+        assert np.mean(draws) == pytest.approx(float(gradient_cosines(step, None)["cosine_shared"][1]), abs=0.01)
 
 
 def test_untrained_heads_are_rarely_called_gradient_like() -> None:
@@ -151,7 +158,7 @@ def test_q_values_are_those_of_scipy() -> None:
     z, other = random(0, 3, 4) * 2, random(1, 3, 4) * 2 + 1
     p = norm.sf(torch.minimum(z, other).numpy())
     wanted = false_discovery_control(p.ravel()).reshape(3, 4)
-    assert np.allclose(found_beyond_chance(z, other).numpy(), wanted)
+    assert np.allclose(joint_q_values(z, other).numpy(), wanted)
 
 
 def test_massive_tokens_stay_keys_and_leave_the_means() -> None:
@@ -161,13 +168,13 @@ def test_massive_tokens_stay_keys_and_leave_the_means() -> None:
     model, ids = changed("llama", stretch), text()
     ids[4] = 7
     trace = model.trace(ids)
-    assert 4 in trace.massive()
+    assert 4 in trace.massive_tokens()
     found, whole = rs.energy(trace), rs.energy(trace, keep_massive=True)
-    assert found.attrs["massive"] == trace.massive()
+    assert found.attrs["massive"] == trace.massive_tokens()
 
     with torch.no_grad():
-        step = step_of(trace, 0)
-    kept = [at for at in range(18) if at not in trace.massive()]
+        step = head_updates(trace, 0)
+    kept = [at for at in range(18) if at not in trace.massive_tokens()]
     assert float(found.energy[0, 1]) == pytest.approx(float(step.energy[1, kept].mean()))
     assert float(whole.energy[0, 1]) == pytest.approx(float(step.energy[1].mean()))
 
@@ -181,5 +188,5 @@ def test_fields_are_described_and_short_texts_refused() -> None:
     calls: list[tuple[int, int]] = []
     rs.energy(trace, progress=lambda done, of: calls.append((done, of)))
     assert calls == [(1, 2), (2, 2)]
-    with pytest.raises(rs.RheoscopeError, match="at least 2 tokens that are not massive, got 1; type a longer text"):
+    with pytest.raises(rs.RheoscopeError, match="at least 2 tokens that are not massive, got 1; use a longer text"):
         rs.energy(double("gpt2").trace([5]))

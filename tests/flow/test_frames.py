@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.flow.frames.analysis import direction_of, evenly
-from rheoscope.flow.projection import directions, plane
+from rheoscope.flow.frames.analysis import evenly_spaced, logit_direction
+from rheoscope.flow.projection import centred_directions, fit_plane
 from tests.cases import double, text, traced
 
 F64 = torch.float64
@@ -23,7 +23,7 @@ def slow(x: np.ndarray) -> np.ndarray:
 def test_every_field_equals_a_slow_one(name: str) -> None:
     trace = traced(name, F64)
     found = rs.frames(trace, keep_massive=True)
-    ends = [slow(trace.points[at].numpy()) for at in (*trace.where, -1)]
+    ends = [slow(trace.points[at].numpy()) for at in (*trace.input_steps, -1)]
     _, sigma, axes = np.linalg.svd(np.concatenate(ends), full_matrices=False)
     flat = np.stack([u @ axes[:2].T for u in ends])
     sign = [column[abs(column).argmax()] for column in flat.reshape(-1, 2).T]
@@ -33,7 +33,7 @@ def test_every_field_equals_a_slow_one(name: str) -> None:
     W = trace.view.unembed.detach().double().numpy()
     towards = W[:, found.attrs["target"]] - W.mean(-1)
     towards = trace.view.final_norm.gain.detach().double().numpy() * towards
-    towards = towards - towards.mean() if trace.view.final_norm.centred else towards
+    towards = towards - towards.mean() if trace.view.final_norm.subtracts_mean else towards
     towards /= np.linalg.norm(towards)
     assert np.allclose(found.prediction, axes[:2] @ towards * np.sign(sign), atol=1e-7)
     assert np.allclose(found.toward_prediction, np.stack([u @ towards for u in ends]), atol=1e-7)
@@ -44,14 +44,14 @@ def test_every_field_equals_a_slow_one(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "neox"])
 def test_no_point_of_the_sphere_gives_the_target_a_larger_logit(name: str) -> None:
     view, target = double(name).view, 7
-    best = direction_of(view, target)
+    best = logit_direction(view, target)
     draw = torch.Generator().manual_seed(0)
     others = [torch.randn(view.width, generator=draw, dtype=F64) for _ in range(40)]
     others += [best + 0.1 * other for other in others]
 
     def logit(x: torch.Tensor) -> float:
         x = 1e3 * (x / x.norm())  # far from the eps of the norm
-        logits = view.final_norm.own(x[None]) @ view.unembed
+        logits = view.final_norm.apply(x[None]) @ view.unembed
         return float((logits[0, target] - logits.mean()).detach())
 
     assert all(logit(best) >= logit(other) for other in others)
@@ -69,8 +69,8 @@ def test_the_plane_is_that_of_all_layers_however_many_frames_are_shown() -> None
 def test_a_shift_and_a_scale_of_a_cloud_move_nothing_and_a_cloud_in_a_plane_is_seen_whole() -> None:
     points = torch.randn(3, 9, 6, dtype=F64, generator=torch.Generator().manual_seed(0))
     moved = points * torch.tensor([1.0, 20.0, 0.3])[:, None, None] + torch.randn(3, 1, 6, dtype=F64)
-    assert torch.allclose(directions(moved), directions(points))
-    assert torch.allclose(plane(moved, range(3)), plane(points, range(3)))
+    assert torch.allclose(centred_directions(moved), centred_directions(points))
+    assert torch.allclose(fit_plane(moved, range(3)), fit_plane(points, range(3)))
     trace = traced("gpt2", F64)
     flat = trace.points.clone()
     flat[..., 2:] = 0
@@ -107,6 +107,6 @@ def test_another_token_another_target_and_what_has_no_unembedding() -> None:
 def test_frames_are_spread_evenly_from_the_first_to_the_last() -> None:
     for points in range(2, 40):
         for count in range(2, 9):
-            at = evenly(points, count)
+            at = evenly_spaced(points, count)
             assert (at[0], at[-1], len(set(at))) == (0, points - 1, min(points, count))
             assert max(np.diff(at)) - min(np.diff(at)) <= 1

@@ -12,11 +12,11 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.flow.geometry_kept.analysis import mantel, neighbours_of, of_cloud
-from rheoscope.flow.geometry_kept.token_pairs import drawn_pairs, every_pair
-from rheoscope.running.runner import Running
+from rheoscope.flow.geometry_kept.analysis import distances_and_neighbours, mantel_null_sd, nearest_neighbours
+from rheoscope.flow.geometry_kept.token_pairs import all_pairs, sample_pairs
+from rheoscope.running.runner import RunnableModel
 from rheoscope.space.components import components
-from rheoscope.space.pair_distances import distances, inner_products
+from rheoscope.space.pair_distances import centred_inner_products, distances
 from rheoscope.space.trace import Trace
 from rheoscope.statistics.ranks import unit_ranks
 from tests.cases import EVERY, POST_NORM, double, random, traced
@@ -25,7 +25,7 @@ F64 = torch.float64
 
 
 @cache
-def default() -> Running:
+def default() -> RunnableModel:
     return rs.load(dtype="float64")
 
 
@@ -38,7 +38,7 @@ def cloudy(n: int = 12, seed: int = 0) -> Trace:
 def test_it_equals_scipy_and_a_slow_search() -> None:
     trace = cloudy()
     found = rs.geometry_kept(trace, strides=(1,), nearest=3, keep_massive=True)
-    layers = [*trace.where, len(trace.steps) - 1]
+    layers = [*trace.input_steps, len(trace.steps) - 1]
     a, b = (trace.points[at].numpy() for at in (layers[2], layers[1]))
     start = trace.points[0].numpy()
     assert float(found.rsa[2, 1]) == pytest.approx(spearmanr(pdist(a), pdist(b)).statistic)
@@ -57,7 +57,7 @@ def test_ties_share_their_rank() -> None:
     points = trace.points.clone()
     points[:, 3] = points[:, 7]
     found = rs.geometry_kept(replace(trace, points=points), keep_massive=True)
-    layers = [*trace.where, len(trace.steps) - 1]
+    layers = [*trace.input_steps, len(trace.steps) - 1]
     a, b = (points[at].numpy() for at in (layers[1], layers[0]))
     assert float(found.rsa[1, 0]) == pytest.approx(spearmanr(pdist(a), pdist(b)).statistic, abs=1e-7)
 
@@ -79,16 +79,16 @@ def test_the_null_is_about_nothing_and_random_clouds_lie_in_it() -> None:
 
 
 def test_the_spread_of_the_null_is_that_of_all_permutations() -> None:
-    a, b = (distances(inner_products(random(seed, 6, 2))) for seed in (0, 1))
+    a, b = (distances(centred_inner_products(random(seed, 6, 2))) for seed in (0, 1))
 
     def ranked(table: Tensor) -> Tensor:
         return unit_ranks(table[*torch.triu_indices(6, 6, 1)])
 
     every = [float(ranked(a) @ ranked(b[list(order)][:, list(order)])) for order in permutations(range(6))]
     assert np.mean(every) == pytest.approx(0, abs=1e-12)
-    pairs = every_pair(torch.stack([a, b]), None)
-    one, other = pairs.pulls(pairs.ranks(pairs.of(torch.stack([a, b]))[None]), 6)[0].split(1)
-    assert float(mantel(one, other, pairs.tokens[:1])) == pytest.approx(np.std(every))
+    pairs = all_pairs(torch.stack([a, b]), None)
+    one, other = pairs.mantel_moments(pairs.distance_ranks(pairs.take_from(torch.stack([a, b]))[None]), 6)[0].split(1)
+    assert float(mantel_null_sd(one, other, pairs.n_tokens[:1])) == pytest.approx(np.std(every))
 
 
 def test_pairs_drawn_at_random_tell_the_same_within_their_error() -> None:
@@ -109,7 +109,7 @@ def test_pairs_drawn_at_random_tell_the_same_within_their_error() -> None:
 
 def test_pairs_drawn_at_random_are_of_tokens_that_count() -> None:
     there = torch.tensor([[True, False, True, True], [True, True, True, True]])
-    found = drawn_pairs(torch.zeros(2, 4, 4), there, 200, 0)
+    found = sample_pairs(torch.zeros(2, 4, 4), there, 200, 0)
     assert not (found.i == found.j).any()
     assert {tuple(sorted(pair)) for pair in zip(found.i[0].tolist(), found.j[0].tolist(), strict=True)} == {
         (0, 2),
@@ -125,7 +125,7 @@ def test_of_equally_near_tokens_the_earlier_is_nearer(seed: int) -> None:
     x = torch.randint(0, 3, (15, 2), generator=torch.Generator().manual_seed(seed)).double()
     far = torch.cdist(x, x)
     for k in (1, 3, 6):
-        found = neighbours_of(far, k)
+        found = nearest_neighbours(far, k)
         for i in range(15):
             wanted = sorted((j for j in range(15) if j != i), key=lambda j: (round(float(far[i, j]), 9), j))[:k]
             assert set(found[i].tolist()) == set(wanted)
@@ -138,9 +138,9 @@ def test_on_a_gpu_pairs_and_nearest_are_those_on_a_cpu(n: int, gaps: bool) -> No
     """Points of a grid: inner products are whole numbers, and many distances are equal."""
     x = torch.randint(0, 3 if n == 15 else 99, (2, n, 2), generator=torch.Generator().manual_seed(n)).float()
     table, there = x @ x.mT, (torch.arange(2 * n).reshape(2, n) % 5 > 0) if gaps else None
-    pairs = drawn_pairs(table, there, 50, 0)
-    due = of_cloud(table, pairs, 5, there)
-    own = of_cloud(
+    pairs = sample_pairs(table, there, 50, 0)
+    due = distances_and_neighbours(table, pairs, 5, there)
+    own = distances_and_neighbours(
         table.cuda(), replace(pairs, i=pairs.i.cuda(), j=pairs.j.cuda()), 5, None if there is None else there.cuda()
     )
     rows = torch.ones(2, n, dtype=torch.bool) if there is None else there
@@ -149,9 +149,9 @@ def test_on_a_gpu_pairs_and_nearest_are_those_on_a_cpu(n: int, gaps: bool) -> No
 
 
 def test_distances_of_pairs_need_no_table() -> None:
-    table = inner_products(random(0, 2, 9, 3))
-    for pairs in (every_pair(table, None), drawn_pairs(table, None, 30, 0)):
-        assert torch.equal(pairs.from_inner(table), pairs.of(distances(table)))
+    table = centred_inner_products(random(0, 2, 9, 3))
+    for pairs in (all_pairs(table, None), sample_pairs(table, None, 30, 0)):
+        assert torch.equal(pairs.distances_from_inner(table), pairs.take_from(distances(table)))
 
 
 def test_what_it_cannot_do_is_told() -> None:
@@ -170,7 +170,7 @@ def test_erasure_is_the_projection_of_what_is_written_later(name: str) -> None:
     found = rs.geometry_kept(trace, keep_massive=True)
     last, made = trace.points[-1], components(trace)
     for layer in range(trace.view.layers):
-        after = trace.points[trace.middle[layer]]
+        after = trace.points[trace.mid_steps[layer]]
         for head in (0, 3):
             moved = made.parts[made.names.index(f"L{layer}.H{head}")]
             top = sum(float(a @ b) for a, b in zip(moved, last - after, strict=True))
@@ -178,7 +178,7 @@ def test_erasure_is_the_projection_of_what_is_written_later(name: str) -> None:
             assert float(found.erasure[layer, head]) == pytest.approx(slow, abs=1e-9)
         moved = made.parts[made.names.index(f"L{layer}.mlp")]
         step = f"L{layer}.mlp_sum" if name in POST_NORM else f"L{layer}.resid_post"
-        slow = float((moved * (last - trace.at(step))).sum() / moved.square().sum())
+        slow = float((moved * (last - trace.points_at(step))).sum() / moved.square().sum())
         assert float(found.erasure_mlp[layer]) == pytest.approx(slow, abs=1e-9)
     if name not in POST_NORM:
         assert float(found.erasure_mlp[-1]) == 0  # nothing comes after

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.flow.purity.analysis import NAMELESS, kernel, pure
+from rheoscope.flow.purity.analysis import NAMELESS, cluster_purity, kernel
 from tests.cases import double, text
 from tests.flow.test_clusters import planted
 from tests.pretrained.cases import random
@@ -95,8 +95,8 @@ def test_types_without_a_name_are_left_out() -> None:
 def test_purity_equals_a_count(seed: int) -> None:
     label, names = torch.randint(0, 5, (2, 40), generator=torch.Generator().manual_seed(seed))
     commonest = sum(max(Counter(names[label == c].tolist()).values()) for c in label.unique())
-    assert float(pure(label, names[None])[0]) == pytest.approx(commonest / 40)
-    assert float(pure(label, label[None])[0]) == 1
+    assert float(cluster_purity(label, names[None])[0]) == pytest.approx(commonest / 40)
+    assert float(cluster_purity(label, label[None])[0]) == 1
 
 
 def test_clusters_of_another_text_or_model_are_refused() -> None:

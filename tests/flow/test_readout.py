@@ -7,7 +7,7 @@ import xarray as xr
 
 import rheoscope as rs
 from rheoscope.space.components import components
-from rheoscope.statistics.nulls import p_values, successors
+from rheoscope.statistics.nulls import p_values, random_successors
 from tests import cases
 from tests.models import test_encoder_decoder as linked
 from tests.pretrained import cases as theirs
@@ -50,9 +50,7 @@ def test_every_number_equals_a_slow_one() -> None:
 
 def test_an_encoder_without_unembedding_is_refused() -> None:
     bare = model("bert_bare")
-    with pytest.raises(
-        rs.RheoscopeError, match="has no unembedding, so nothing can be read out; type a language model"
-    ):
+    with pytest.raises(rs.RheoscopeError, match="has no unembedding, so it predicts no tokens; use a language model"):
         rs.readout(bare.trace(text()))
 
 
@@ -137,7 +135,9 @@ def test_the_next_token_of_earlier_places_equals_a_loop() -> None:
     wanted = [float(laws[at, ids[at + 1]]) for at in range(9)]
     assert lens.log_probability_next.values == pytest.approx(np.array(wanted), abs=1e-6)
     assert lens.largest_elsewhere.values == pytest.approx(laws[:9].amax(-1).detach().numpy(), abs=1e-6)
-    drawn = [[float(laws[at, ids[to]]) for at, to in enumerate(order)] for order in successors(10, 6, 3).tolist()]
+    drawn = [
+        [float(laws[at, ids[to]]) for at, to in enumerate(order)] for order in random_successors(10, 6, 3).tolist()
+    ]
     assert lens.log_probability_next_null.values == pytest.approx(np.mean(drawn, 0), abs=1e-6)
     assert lens.log_probability_next_null_sd.values == pytest.approx(np.std(drawn, 0, ddof=1), abs=1e-6)
     assert lens.log_probability_next_drawn.values == pytest.approx(np.mean(drawn, 1), abs=1e-6)

@@ -2,24 +2,27 @@
 
 import pytest
 
-from rheoscope.flow.readout.words import LISTED, blocks
+from rheoscope.flow.readout.words import N_LIKELIEST, blocks
 from rheoscope.picture.blocks import Table
-from rheoscope.picture.token_labels import shown
+from rheoscope.picture.token_labels import display_token
 from tests.report.cases import model, told
 
 
 def test_a_row_for_the_embedding_and_every_layer() -> None:
-    lens = told().found["readout"]
+    lens = told().datasets["readout"]
     (table,) = blocks(told())
     assert isinstance(table, Table)
     assert [row[0].text for row in table.rows] == ["embed", *(f"L{layer}" for layer in range(6))]
-    target = shown(model().words([int(lens.attrs["target"])])[0])
+    target = display_token(model().token_strings([int(lens.attrs["target"])])[0])
     assert table.heading.endswith(f"the target is {target}")
     last = table.rows[-1]
     end = lens.sel(point="L5.resid_post")
     assert float(last[1].text) == pytest.approx(float(end.probability), abs=5e-4)
     assert int(last[2].text) == int(end["rank"]) == 1
     assert float(last[3].text) == pytest.approx(float(end.entropy), abs=5e-3)
-    words = [shown(word) for word in model().words([int(token) for token in end.top_tokens.values[:LISTED]])]
+    words = [
+        display_token(word)
+        for word in model().token_strings([int(token) for token in end.top_tokens.values[:N_LIKELIEST]])
+    ]
     assert [one.rpartition(" ")[0] for one in last[4].text.split("  ")] == words
     assert words[0] == target

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.flow.relatedness.analysis import SHIPPED, beyond, kernel, nearer
-from rheoscope.flow.word_lists import rows_of
+from rheoscope.flow.relatedness.analysis import DEFAULT_WORDS_FILE, kernel, nearer_fraction, residual_ranks
+from rheoscope.flow.word_lists import read_tsv_rows
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.pair_distances import distances, inner_products, upper
+from rheoscope.space.pair_distances import centred_inner_products, distances, upper_triangle
 from tests.cases import default, double
 
 GROUP = torch.arange(5).repeat_interleave(4)
@@ -20,7 +20,7 @@ def cloud(seed: int, width: int = 6) -> Tensor:
 
 
 def apart(x: Tensor) -> Tensor:
-    return upper(distances(inner_products(x)))[None]
+    return upper_triangle(distances(centred_inner_products(x)))[None]
 
 
 def test_planted_groups_are_found() -> None:
@@ -39,13 +39,13 @@ def test_what_frequency_explains_is_not_meaning() -> None:
 
 
 def test_nearer_is_its_definition() -> None:
-    near, _ = beyond(-apart(cloud(2)), NOTHING)
+    near, _ = residual_ranks(-apart(cloud(2)), NOTHING)
     table, (i, j) = torch.zeros(20, 20).double(), torch.triu_indices(20, 20, 1)
     table[i, j] = table[j, i] = near[0]
     ours = [table[a, b] for a in range(4) for b in range(a)]
     others = [table[a, b] for a in range(4) for b in range(4, 20)]
     slowly = sum(float(one > other) for one in ours for other in others) / (len(ours) * len(others))
-    assert float(nearer(near, GROUP == 0)) == pytest.approx(slowly)
+    assert float(nearer_fraction(near, GROUP == 0)) == pytest.approx(slowly)
 
 
 def test_p_values_of_structureless_clouds_are_even() -> None:
@@ -68,7 +68,7 @@ def test_a_model_is_asked_in_words_or_in_ids() -> None:
 
 
 def test_the_set_that_ships_has_twenty_groups_of_six() -> None:
-    rows = rows_of(SHIPPED, ("group", "word"), ("count",))
+    rows = read_tsv_rows(DEFAULT_WORDS_FILE, ("group", "word"), ("count",))
     sizes = torch.tensor([[row["group"] for row in rows].count(group) for group in {row["group"] for row in rows}])
     assert sizes.tolist() == [6] * 20
     assert len({row["word"] for row in rows}) == 120

@@ -15,18 +15,26 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.flow.occurrences import distances_between, place
-from rheoscope.flow.senses.analysis import BOUND, SHIPPED, Table, effects_of, kernel, nearest, splits
-from rheoscope.flow.word_lists import rows_of
+from rheoscope.flow.occurrences import distances_between, word_position
+from rheoscope.flow.senses.analysis import (
+    DEFAULT_WORDS_FILE,
+    MAX_EFFECT,
+    DistanceTable,
+    kernel,
+    nearest_same_sense,
+    sense_splits,
+    split_effects,
+)
+from rheoscope.flow.word_lists import read_tsv_rows
 from rheoscope.shapes import RheoscopeError
 from tests.cases import default, double, network
 
 BANK = {"a": [[3, 4, 7], [5, 6, 9, 7]], "b": [[8, 30, 7], [21, 12, 7]]}
 
 
-def table(x: Tensor, one: int = 4) -> Table:
+def table(x: Tensor, one: int = 4) -> DistanceTable:
     x = x if x.ndim == 3 else x[None]
-    return Table(distances_between(x, torch.zeros(x.shape[:-1])), splits(one, x.shape[-2] - one))
+    return DistanceTable(distances_between(x, torch.zeros(x.shape[:-1])), sense_splits(one, x.shape[-2] - one))
 
 
 def slowly(x: Tensor, one: int) -> float:
@@ -42,24 +50,24 @@ def slowly(x: Tensor, one: int) -> float:
 @given(st.integers(2, 4), st.integers(2, 4), st.integers(0, 99))
 def test_the_effect_is_its_definition_and_the_splits_even_out(one: int, other: int, seed: int) -> None:
     x = torch.randn(one + other, 5, generator=torch.Generator().manual_seed(seed)).double()
-    found = effects_of(table(x, one))[0]
+    found = split_effects(table(x, one))[0]
     assert float(found[0]) == pytest.approx(slowly(x, one))
     assert float(found.mean()) == pytest.approx(0, abs=1e-12)  # null 0
-    swapped = effects_of(table(torch.cat([x[one:], x[:one]]), other))[0, 0]
+    swapped = split_effects(table(torch.cat([x[one:], x[:one]]), other))[0, 0]
     assert float(swapped) == pytest.approx(float(found[0]))
 
 
 def test_two_planted_senses_reach_the_bound_and_one_point_has_none() -> None:
     apart = torch.eye(2).repeat_interleave(4, 0).double()
     found = kernel([table(torch.stack([torch.ones(8, 2).double(), apart]))])
-    assert found["effect"][:, 0].tolist() == pytest.approx([0, BOUND])
+    assert found["effect"][:, 0].tolist() == pytest.approx([0, MAX_EFFECT])
     assert found["p"][:, 0].tolist() == pytest.approx([1, 1 / 35])
     assert found["nearest"][:, 0].tolist() == pytest.approx([3 / 7, 1])
 
 
 def test_the_nearest_of_equal_ones_share() -> None:
     x = torch.tensor([[0.0], [1.0], [1.0], [5.0]]).double()
-    assert float(nearest(table(x, 2))) == pytest.approx(
+    assert float(nearest_same_sense(table(x, 2))) == pytest.approx(
         (1 / 2 + 0 + 0 + 1 / 2) / 4
     )  # 0: {1, 2} · 1: {2} · 2: {1} · 3: {1, 2}
 
@@ -103,7 +111,7 @@ def test_a_control_stands_beside_it_and_must_be_the_same_architecture() -> None:
 
 def test_the_set_that_ships_is_fair() -> None:
     """Same last words, and no word of content in two sentences of a word: overlap of words tells no sense."""
-    rows = rows_of(SHIPPED, ("word", "sense", "sentence"))
+    rows = read_tsv_rows(DEFAULT_WORDS_FILE, ("word", "sense", "sentence"))
     assert set(Counter((row["word"], row["sense"]) for row in rows).values()) == {4}
     assert len({row["word"] for row in rows}) == 40
     assert all(row["sentence"].endswith(f" the {row['word']}") for row in rows)
@@ -117,8 +125,8 @@ def test_the_set_that_ships_is_fair() -> None:
 
 def test_a_place_is_the_last_token_of_the_last_such_word() -> None:
     model = default()
-    at = place(model, "A bank is no bank, bankers say", "bank")
-    assert model.words(model.ids("A bank is no bank, bankers say"))[at] == " bank"
+    at = word_position(model, "A bank is no bank, bankers say", "bank")
+    assert model.token_strings(model.ids("A bank is no bank, bankers say"))[at] == " bank"
 
 
 def test_words_from_a_file_and_what_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 
-from rheoscope.flow.purity.stem import IRREGULAR, stem
+from rheoscope.flow.purity.stem import IRREGULAR_FORMS, stem
 from tests.texts import any_text
 
 WORDS = [
@@ -47,9 +47,9 @@ def test_case_space_and_what_is_no_word() -> None:
 def test_a_stem_is_no_longer_than_its_word(word: str) -> None:
     """Irregular forms aside; and what stands around a word makes no difference."""
     plain = word.strip().casefold()
-    assert len(stem(word)) <= max(len(plain), len(IRREGULAR.get(plain, "")))
+    assert len(stem(word)) <= max(len(plain), len(IRREGULAR_FORMS.get(plain, "")))
     assert stem(f"  {word} ") == stem(word)
 
 
 def test_irregular_forms_are_of_one_word_each() -> None:
-    assert not set(IRREGULAR) & set(IRREGULAR.values())
+    assert not set(IRREGULAR_FORMS) & set(IRREGULAR_FORMS.values())

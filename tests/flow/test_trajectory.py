@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.flow.projection import by_decomposition, by_iteration
-from rheoscope.flow.trajectory.analysis import of_displacements, of_inner_products, signs
+from rheoscope.flow.projection import top_axes_by_iteration, top_axes_by_svd
+from rheoscope.flow.trajectory.analysis import measures_from_displacements, measures_from_inner_products, random_signs
 from tests.cases import EVERY, double, random, text, traced
 from tests.pretrained.cases import KINDS
 
@@ -40,11 +40,11 @@ def test_every_number_equals_a_slow_one(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_heads_are_measured_one_token_after_the_other(name: str) -> None:
     trace = traced(name, F64)
-    kept = [at for at in range(len(trace)) if at not in trace.massive()]
+    kept = [at for at in range(len(trace)) if at not in trace.massive_tokens()]
     found = rs.trajectory(trace, space="sphere")
     for layer in range(trace.view.layers):
-        moved = trace.parts(layer)[0].numpy()
-        whole = (trace.points[trace.middle[layer]] - trace.read_by(layer)).numpy()
+        moved = trace.attention_parts(layer)[0].numpy()
+        whole = (trace.points[trace.mid_steps[layer]] - trace.layer_input(layer)).numpy()
         for head in (0, 3):
             lengths = [np.linalg.norm(moved[head, at]) for at in kept]
             sizes = [length * np.linalg.norm(whole[at]) for length, at in zip(lengths, kept, strict=True)]
@@ -86,7 +86,9 @@ def test_a_token_that_rests_has_a_defined_answer() -> None:
 def test_the_map_of_the_paths_is_the_plane_of_the_frames() -> None:
     trace = traced("gpt2", F64)
     found = rs.trajectory(trace, keep_massive=True)
-    assert np.allclose(found.place.values[[*trace.where, -1]], rs.frames(trace, count=99, keep_massive=True).place)
+    assert np.allclose(
+        found.place.values[[*trace.input_steps, -1]], rs.frames(trace, count=99, keep_massive=True).place
+    )
     assert np.allclose(found.place_share, (found.place.values**2).mean((0, 1)))
     assert float(found.place_share.sum()) <= 1
     before = torch.random.get_rng_state()
@@ -99,7 +101,7 @@ def test_straightness_so_far_ends_at_the_straightness_of_the_way() -> None:
     trace = traced("llama", F64)
     found = rs.trajectory(trace, keep_massive=True)
     assert np.allclose(found.straightness_so_far[-1], found.straightness)
-    x = trace.points[: trace.where[1] + 1]
+    x = trace.points[: trace.input_steps[1] + 1]
     first = (x[-1] - x[0]).norm(dim=-1) / x.diff(dim=0).norm(dim=-1).sum(0)
     assert np.allclose(found.straightness_so_far[0], first)
 
@@ -108,7 +110,9 @@ def test_spaces_grains_and_bad_points_are_told_in_one_line() -> None:
     trace = double("gpt2").trace(text())
     assert float(rs.trajectory(trace, space="sphere").path_length.max()) < float(rs.trajectory(trace).path_length.max())
     rs.trajectory(trace, space="normed")
-    with pytest.raises(rs.RheoscopeError, match="unknown space 'moon'; type one of raw, normed, sphere"):
+    with pytest.raises(
+        rs.RheoscopeError, match="space must be one of raw, normed, sphere, got 'moon'; type space='raw'"
+    ):
         rs.trajectory(trace, space="moon")
     with pytest.raises(rs.RheoscopeError, match="hold NaN or infinity"):
         rs.trajectory(replace(trace, points=trace.points * float("nan")), keep_massive=True)
@@ -120,8 +124,8 @@ def test_inner_products_of_displacements_tell_the_same_as_displacements(dtype: t
     points = traced("gpt2", F64).points
     points = torch.stack([points, points.flip(1)])
     points[0, :, 3] = points[0, :1, 3]
-    sign, moved = signs(points, 5, 0), points.diff(dim=1).transpose(1, 2).to(dtype)
-    due, found = of_displacements(points, sign), of_inner_products(moved, sign)
+    sign, moved = random_signs(points, 5, 0), points.diff(dim=1).transpose(1, 2).to(dtype)
+    due, found = measures_from_displacements(points, sign), measures_from_inner_products(moved, sign)
     for wanted, value in zip(due, found, strict=True):
         assert torch.allclose(value.double(), wanted, rtol=off, atol=off * float(wanted.abs().max()))
 
@@ -130,8 +134,8 @@ def test_the_plane_is_the_same_by_iteration() -> None:
     for width in (3, 40):
         x = random(0, 2, 200, width) * torch.linspace(3, 0.5, width, dtype=F64) ** 2
         spread = x.mT @ x
-        one, other = by_decomposition(spread), by_iteration(spread)
+        one, other = top_axes_by_svd(spread), top_axes_by_iteration(spread)
         assert torch.allclose((one.mT @ other).abs(), torch.eye(2, dtype=F64).expand(2, 2, 2), atol=1e-6)
     flat = torch.zeros(1, 4, 4, dtype=F64)
     flat[0, 0, 0] = 2
-    assert float(by_iteration(flat)[0, 0, 0].abs()) == pytest.approx(1)
+    assert float(top_axes_by_iteration(flat)[0, 0, 0].abs()) == pytest.approx(1)

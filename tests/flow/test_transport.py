@@ -13,24 +13,24 @@ from scipy.optimize import linear_sum_assignment
 
 import rheoscope as rs
 from rheoscope.flow.transport import next_token, optimal_assignment
-from rheoscope.flow.transport.analysis import FEW
-from rheoscope.flow.transport.next_token import is_tied, next_type_share, toward_next
+from rheoscope.flow.transport.analysis import MAX_EXPENSIVE_DRAWS
+from rheoscope.flow.transport.next_token import cosine_with_next_token, is_tied, next_type_share
 from rheoscope.flow.transport.optimal_assignment import (
-    all_moved,
     assignment,
-    by_clouds,
-    by_tables,
-    costs,
-    directed,
-    in_place,
+    direction_coupling,
+    fraction_in_place,
     kappa,
-    moved,
+    null_from_clouds,
+    null_from_tables,
     squared_distances,
+    transport_all_pairs,
+    transport_costs,
+    transport_pair,
 )
-from rheoscope.space.pair_distances import distances, inner_products
+from rheoscope.space.pair_distances import centred_inner_products, distances
 from rheoscope.space.trace import Trace
-from rheoscope.statistics.nulls import p_values, successors
-from rheoscope.statistics.nulls import permutations as permutations_of
+from rheoscope.statistics.nulls import p_values, random_successors
+from rheoscope.statistics.nulls import random_permutations as permutations_of
 from tests.cases import BIDIRECTIONAL, double
 from tests.pretrained.cases import random, text, traced
 
@@ -41,7 +41,7 @@ def through(*clouds: torch.Tensor) -> Trace:
     """A Trace whose layers end in these clouds."""
     trace = rs.load().trace(list(range(1, len(clouds[0]) + 1)))
     wide = torch.zeros(len(trace.steps), len(clouds[0]), 256, dtype=F64)
-    layers = [*trace.where, len(trace.steps) - 1]
+    layers = [*trace.input_steps, len(trace.steps) - 1]
     for at, layer in enumerate(layers):
         cloud = clouds[min(at, len(clouds) - 1)]
         wide[layer, :, : cloud.shape[-1]] = cloud
@@ -59,7 +59,7 @@ def test_the_assignment_equals_scipys_and_pots(n: int, seed: int, step: float) -
     rows, columns = linear_sum_assignment(cost.numpy())
     best = float(cost.numpy()[rows, columns].sum())
     assert float(cost[torch.arange(n), sigma].sum()) == pytest.approx(best, rel=1e-9, abs=1e-9)
-    identity, _, least, _ = costs(x, y)
+    identity, _, least, _ = transport_costs(x, y)
     uniform = np.full(n, 1 / n)
     assert least == pytest.approx(float(ot.emd2(uniform, uniform, cost.numpy())), rel=1e-6, abs=1e-9)
     assert least <= identity + 1e-12
@@ -68,9 +68,9 @@ def test_the_assignment_equals_scipys_and_pots(n: int, seed: int, step: float) -
 def test_the_best_of_all_permutations() -> None:
     x, y = random(0, 6, 2), random(1, 6, 2)
     every = min(float((y[list(order)] - x).square().sum(-1).mean()) for order in permutations(range(6)))
-    assert costs(x, y)[2] == pytest.approx(every)
+    assert transport_costs(x, y)[2] == pytest.approx(every)
     mean = np.mean([float((y[j] - x[i]).square().sum()) for i in range(6) for j in range(6)])
-    assert costs(x, y)[1] == pytest.approx(mean)
+    assert transport_costs(x, y)[1] == pytest.approx(mean)
 
 
 def test_a_planted_swap_gives_the_known_coupling_and_kappa() -> None:
@@ -113,13 +113,15 @@ def test_strides_reach_to_the_end_and_nowhere_beyond() -> None:
 def test_the_null_gives_the_same_displacements_to_other_tokens() -> None:
     """Tokens that all move alike are their own null; a cloud that is shuffled has a null near its own value."""
     x = random(0, 40, 4)
-    alike = moved(x, x + 0.3, draws=3, seed=0).figures
+    alike = transport_pair(x, x + 0.3, draws=3, seed=0).statistics
     assert alike["kappa"] == alike["kappa_null"] == 1
     assert alike["identity_share"] == alike["identity_share_null"] == 1
-    mixed = moved(x, x[torch.randperm(40, generator=torch.Generator().manual_seed(1))], draws=20, seed=0).figures
+    mixed = transport_pair(
+        x, x[torch.randperm(40, generator=torch.Generator().manual_seed(1))], draws=20, seed=0
+    ).statistics
     assert abs(mixed["kappa"]) < 0.3
     assert mixed["identity_share"] < 0.3
-    assert in_place(directed(x, 2 * x + 5), x) == 1
+    assert fraction_in_place(direction_coupling(x, 2 * x + 5), x) == 1
 
 
 def walks(kind: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,31 +136,33 @@ def test_structureless_walks_lie_within_both_nulls(kind: str) -> None:
     p = {"kappa": [], "identity_share": []}
     for seed in range(40):
         x, by = walks(kind, seed)
-        found = moved(x, x + by, draws=19, seed=seed)
+        found = transport_pair(x, x + by, draws=19, seed=seed)
         for name, all_p in p.items():
-            drawn = torch.tensor(found.drawn[name], dtype=F64)
-            all_p.append(float(p_values(torch.tensor(found.figures[name], dtype=F64), drawn)))
+            drawn = torch.tensor(found.null_draws[name], dtype=F64)
+            all_p.append(float(p_values(torch.tensor(found.statistics[name], dtype=F64), drawn)))
     assert all(np.mean(np.array(some) <= 0.1) <= 0.2 for some in p.values()), p
     assert all(np.mean(np.array(some) <= 0.5) >= 0.3 for some in p.values()), p
 
 
 def test_the_null_of_the_identity_share_permutes_the_stream_and_then_takes_directions() -> None:
     x, by = walks("distinct", 0)
-    found, orders = moved(x, x + by, draws=2, seed=5), permutations_of(30, 2, 5)
+    found, orders = transport_pair(x, x + by, draws=2, seed=5), permutations_of(30, 2, 5)
 
     def unit(cloud: torch.Tensor) -> torch.Tensor:
         return (cloud - cloud.mean(0)) / (cloud - cloud.mean(0)).norm(dim=-1, keepdim=True)
 
     for at, order in enumerate(orders):
         rows, columns = linear_sum_assignment(torch.cdist(unit(x), unit(x + by[order])).square().numpy())
-        assert found.drawn["identity_share"][at] == pytest.approx(np.mean(rows == columns))
+        assert found.null_draws["identity_share"][at] == pytest.approx(np.mean(rows == columns))
 
 
 @pytest.mark.parametrize("kind", ["distinct", "repeated"])
 def test_draws_from_tables_equal_those_from_clouds(kind: str) -> None:
     x, by = walks(kind, 3)
     orders = permutations_of(30, 4, 1)
-    for one, other in zip(by_tables(x, x + by + 5, orders), by_clouds(x, x + by + 5, orders), strict=True):
+    for one, other in zip(
+        null_from_tables(x, x + by + 5, orders), null_from_clouds(x, x + by + 5, orders), strict=True
+    ):
         assert one == pytest.approx(other, abs=1e-9)
 
 
@@ -166,9 +170,9 @@ def test_tokens_at_one_point_are_one_type() -> None:
     """Whoever of them takes whose place, none has left it."""
     x = random(0, 12, 5)[torch.arange(12) // 3]
     mixed = x[torch.tensor([2, 0, 1, *range(3, 12)])] + 1e-9 * random(1, 12, 5)
-    assert moved(x, mixed, draws=0, seed=0).figures["identity_share"] == 1
-    apart = moved(x, x[torch.tensor([*range(3, 12), 0, 1, 2])], draws=0, seed=0)
-    assert apart.figures["identity_share"] == 0
+    assert transport_pair(x, mixed, draws=0, seed=0).statistics["identity_share"] == 1
+    apart = transport_pair(x, x[torch.tensor([*range(3, 12), 0, 1, 2])], draws=0, seed=0)
+    assert apart.statistics["identity_share"] == 0
 
 
 CLOUDS = {
@@ -185,9 +189,9 @@ CLOUDS = {
 @pytest.mark.parametrize("kind", CLOUDS)
 def test_a_token_is_in_place_at_any_point_that_the_table_of_all_distances_calls_its_own(kind: str) -> None:
     x = CLOUDS[kind]()
-    slow = distances(inner_products(x)) <= 1e-6 * x.norm(dim=-1).amax()
+    slow = distances(centred_inner_products(x)) <= 1e-6 * x.norm(dim=-1).amax()
     for partner in permutations_of(len(x), 5, 0):
-        assert float(in_place(partner, x)) == float(slow[torch.arange(len(x)), partner].double().mean())
+        assert float(fraction_in_place(partner, x)) == float(slow[torch.arange(len(x)), partner].double().mean())
     assert bool(slow.triu(1).any()) == (kind not in ("apart", "nearly", "one"))
 
 
@@ -196,24 +200,24 @@ def test_pairs_of_many_texts_together_are_each_alone(draws: list[int], monkeypat
     """Whatever fits beside each other, and whichever have as many tokens."""
     texts, pairs = [random(at, 4, n, 5) for at, n in enumerate((7, 2, 2, 12, 7, 7))], [(0, 3), (0, 1), (2, 3)]
     alone = [
-        moved(points[first], points[last], drawn, seed=2)
+        transport_pair(points[first], points[last], drawn, seed=2)
         for points in texts
         for (first, last), drawn in zip(pairs, draws, strict=True)
     ]
     for room in (1, 16 * 50, 2**27):
-        monkeypatch.setattr(optimal_assignment, "AT_ONCE", room)
-        for one, other in zip(all_moved(texts, pairs, draws, seed=2), alone, strict=True):
-            assert one.figures == pytest.approx(other.figures, rel=1e-12, nan_ok=True)
+        monkeypatch.setattr(optimal_assignment, "COST_BYTES_PER_CORE", room)
+        for one, other in zip(transport_all_pairs(texts, pairs, draws, seed=2), alone, strict=True):
+            assert one.statistics == pytest.approx(other.statistics, rel=1e-12, nan_ok=True)
             assert torch.equal(one.coupling, other.coupling)
             assert torch.equal(one.partner, other.partner)
-            assert one.drawn == other.drawn
+            assert one.null_draws == other.null_draws
 
 
 def test_of_few_draws_words_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     x, words, after = random(0, 30, 5), random(1, 100, 5), permutations_of(30, 3, 0)
     by_table = (x @ words.mT)[torch.arange(30), after].mean(-1)
     for often in (1, 100):  # both ways
-        monkeypatch.setattr(next_token, "TABLE", often)
+        monkeypatch.setattr(next_token, "TABLE_SPEEDUP", often)
         assert torch.allclose(next_token.mean_cosines(x[None], words, after)[0], by_table, rtol=1e-12)
 
 
@@ -225,7 +229,7 @@ def test_the_whole_way_is_drawn_often_and_its_draws_are_kept() -> None:
         assert found[f"{name}_drawn"].shape == (30,)
         assert np.array_equal(found[f"{name}_drawn"], whole[f"{name}_drawn"])
     assert float(whole.kappa_null_strided[-1, -1]) == pytest.approx(float(whole.kappa_drawn.mean()))
-    few = rs.transport(trace, draws=FEW, keep_massive=True)
+    few = rs.transport(trace, draws=MAX_EXPENSIVE_DRAWS, keep_massive=True)
     assert np.array_equal(few.kappa_null, whole.kappa_null)
     assert not [name for name in rs.transport(trace, draws=0, keep_massive=True) if "null" in name or "drawn" in name]
 
@@ -237,7 +241,7 @@ def test_a_planted_step_to_the_next_token_is_seen() -> None:
     """Every token ends where the next token's word is: the partner of a token is the one before it."""
     model, ids = rs.load(), torch.randperm(400, generator=torch.Generator().manual_seed(0))[:30] + 300
     trace = model.trace(ids.tolist())
-    words = model.view.embedded(torch.cat([ids, ids[:1]])).double()
+    words = model.view.token_embeddings(torch.cat([ids, ids[:1]])).double()
     points = trace.points.double().clone()
     points[:] = words[:-1]
     points[-1] = words[1:]
@@ -263,11 +267,11 @@ def test_shares_and_cosines_equal_loops_and_skip_what_has_no_next() -> None:
     hits = [int(ids[places[j] + 1]) == int(ids[places[i]]) for i, j in enumerate(partner.tolist()) if places[j] != 17]
     assert float(share) == pytest.approx(np.mean(hits))
     with torch.no_grad():
-        near, drawn = toward_next(trace.points[:, places].double(), view, ids, places, 3, 7)
+        near, drawn = cosine_with_next_token(trace.points[:, places].double(), view, ids, places, 3, 7)
     assert not is_tied(view)
     words = (view.unembed * view.final_norm.gain[:, None]).mT.detach()
     after = words[ids[[place + 1 for place in places[:-1]]]].mean(0)
-    for order, wanted in ((None, near), *zip(successors(18, 3, 7), drawn.mT, strict=True)):
+    for order, wanted in ((None, near), *zip(random_successors(18, 3, 7), drawn.mT, strict=True)):
         for at, x in enumerate(trace.points[:, places]):
             follows = [place + 1 if order is None else int(order[place]) for place in places[:-1]]
             each = [
@@ -280,7 +284,7 @@ def test_shares_and_cosines_equal_loops_and_skip_what_has_no_next() -> None:
 @pytest.mark.parametrize("name", ["bert", "own_encoder", "gemma3", "gpt2"])
 def test_a_model_that_reads_what_comes_next_is_not_asked_for_it(name: str) -> None:
     found = rs.transport(double(name).trace(text()), draws=2, keep_massive=True)
-    assert double(name).view.sees_next == (name in BIDIRECTIONAL)
+    assert double(name).view.is_bidirectional == (name in BIDIRECTIONAL)
     assert ("toward_next" in found) == ("next_type_share" in found) == (name not in BIDIRECTIONAL)
     assert found.attrs["next"].startswith("none") == (name in BIDIRECTIONAL)
     assert "toward_own" in found
@@ -296,9 +300,9 @@ def test_what_it_cannot_do_is_told_and_the_rest_is_defined(monkeypatch: pytest.M
         rs.transport(rs.load().trace([1]))
     with pytest.raises(rs.RheoscopeError, match=r"1 to 6, 1 among them, got 7; type strides=\[1, 6\]"):
         rs.transport(through(one, one), strides=[1, 7], keep_massive=True)
-    monkeypatch.setattr("rheoscope.flow.transport.analysis.EXACT", 4)
-    monkeypatch.setattr("rheoscope.flow.transport.optimal_assignment.EXACT", 4)
+    monkeypatch.setattr("rheoscope.flow.transport.analysis.MAX_EXACT_TOKENS", 4)
+    monkeypatch.setattr("rheoscope.flow.transport.optimal_assignment.MAX_EXACT_TOKENS", 4)
     still = rs.transport(through(one, one), keep_massive=True)  # beyond the exact limit, and every token the same
-    assert still.attrs["draws"] == FEW
+    assert still.attrs["draws"] == MAX_EXPENSIVE_DRAWS
     assert still.attrs["method"] == "sinkhorn"
     assert float(still.kappa.min()) == 1

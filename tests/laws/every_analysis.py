@@ -14,9 +14,9 @@ import pytest
 from torch import Tensor, tensor
 
 import rheoscope as rs
-from rheoscope.catalogue import TABLE, analysis
+from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.head import Turned
+from rheoscope.space.model_parts import ModelRotary
 from tests.cases import BIDIRECTIONAL, CAUSAL, double, model, text
 from tests.laws.moves import (
     GAUGES,
@@ -115,7 +115,7 @@ def traced(model: Any, ids: tuple[int, ...]) -> Any:
 
 def call(name: str, settings: dict[str, dict[str, Any]] = SETTINGS) -> Call:
     """Any analysis of the catalogue, asked of its subject."""
-    one, about = analysis(name), TEXTS.get(name, text)
+    one, about = analysis_by_name(name), TEXTS.get(name, text)
 
     def asked(model: Any) -> Any:
         ids = about()
@@ -136,7 +136,7 @@ def call(name: str, settings: dict[str, dict[str, Any]] = SETTINGS) -> Call:
 def labelled(name: str, x: Tensor) -> Any:
     """A map of weights as a Dataset."""
     field = Field(("query", "key"), "a map")
-    return Analysis(name, "A map?", lambda trace: None, "trace", {"map": field}).answer({"map": x}, {}, {})
+    return Analysis(name, "A map?", lambda trace: None, "trace", {"map": field}).label({"map": x}, {}, {})
 
 
 BESIDES: dict[str, Call] = {
@@ -153,7 +153,7 @@ BESIDES: dict[str, Call] = {
         lambda head: labelled("reversed_map", rs.reversed_map(model, model.trace(text()), 1, head, target=7))
     ),
     "surgery of each head": lambda model: rs.surgery(
-        model, five(), heads=model.view.heads_in(1), each=True, **SETTINGS["surgery"]
+        model, five(), heads=model.view.head_indices(1), each=True, **SETTINGS["surgery"]
     ),
     "trace_under": lambda model: rs.trajectory(rs.trace_under(model, text(), M="symmetric", F="rank 3")),
 }
@@ -162,7 +162,7 @@ BESIDES: dict[str, Call] = {
 
 def calls(settings: dict[str, dict[str, Any]] = SETTINGS) -> dict[str, Call]:
     """All that the battery asks. An analysis is here because it is in the catalogue."""
-    return {name: call(name, settings) for name in TABLE} | BESIDES
+    return {name: call(name, settings) for name in ANALYSIS_MODULES} | BESIDES
 
 
 RUNNING = {"relation_swap", "rollout", "fixed_point", "boundary", "reversed_attention", "attention_patching", "surgery", "decay",
@@ -218,7 +218,7 @@ def on(usual: Callable[[str], list[str]], running: Callable[[str], list[str]]) -
         ("analysis", "name"),
         [
             (analysis, name)
-            for analysis in (*TABLE, *BESIDES)
+            for analysis in (*ANALYSIS_MODULES, *BESIDES)
             for name in (running if analysis in RUNNING else usual)(analysis)
             if (analysis, name) not in NO_ANSWER
         ],
@@ -227,7 +227,7 @@ def on(usual: Callable[[str], list[str]], running: Callable[[str], list[str]]) -
 
 def one_of(names: list[str]) -> Callable[[str], list[str]]:
     """One after the other, so that all of them are taken."""
-    return lambda analysis: [names[[*TABLE, *BESIDES].index(analysis) % len(names)]]
+    return lambda analysis: [names[[*ANALYSIS_MODULES, *BESIDES].index(analysis) % len(names)]]
 
 
 def in_turn(analysis: str) -> list[str]:
@@ -246,7 +246,7 @@ def test_no_gauge_moves_a_field(analysis: str, name: str) -> None:
 def test_heads_in_another_order_are_the_same_heads(analysis: str, name: str) -> None:
     """Law 1: every field of a head goes with the head."""
     found, plain = calls()[analysis](moved(name, reorder)), plainly(analysis, name)
-    same(found, in_order(plain, order(double(name).view.blocks[0])), but=BY_NUMBER)
+    same(found, in_order(plain, order(double(name).view.layer_heads[0])), but=BY_NUMBER)
 
 
 @on(one_of(TWO_TURNED), lambda analysis: ["qwen3"])
@@ -264,34 +264,38 @@ def test_turning_the_axes_moves_no_field_but_the_marked_ones(analysis: str, name
 
 def test_every_function_of_the_rooms_is_in_the_battery() -> None:
     """What the package offers of flow/ and covers/ besides analyses; the theory bench has no model whose weights could be moved."""
-    homes = {name: home for name, home in rs._HOME.items() if home.startswith(("rheoscope.flow", "rheoscope.covers"))}
+    homes = {
+        name: home
+        for name, home in rs._PUBLIC_MODULES.items()
+        if home.startswith(("rheoscope.flow", "rheoscope.covers"))
+    }
     assert {name for name, home in homes.items() if ".dynamics." not in home} <= {*BESIDES, "Against"}
-    assert {*SETTINGS, *TEXTS, *COMPARABLE, *BY_HEAD} <= set(TABLE)
+    assert {*SETTINGS, *TEXTS, *COMPARABLE, *BY_HEAD} <= set(ANALYSIS_MODULES)
 
 
 def features(name: str) -> set[str]:
     """All that distinguishes one model from another, as an analysis may see it."""
     made, ids = double(name), text(n=5)
-    view, block, trace = made.view, made.view.blocks[0], made.trace(ids)
+    view, block, trace = made.view, made.view.layer_heads[0], made.trace(ids)
     width, position = block.W_Q.shape[-1], block.mechanism.position
-    still = not isinstance(position, Turned) or position.rotation(5, width, block.W_Q).diagonal().eq(1)
+    still = not isinstance(position, ModelRotary) or position.rotation_matrix(5, width, block.W_Q).diagonal().eq(1)
     tied = None if view.unembed is None else is_tied(made)
     facts = {
         "position": type(position).__name__,
         "turns": "none" if still is True else "some" if bool(still.any()) else "all",
-        "grouped": len(block.W_K) < block.count,
-        "wide heads": width * block.count != view.width,
-        "scales": len({heads.scale for heads in view.blocks}) > 1,
-        "norm": (block.norm.gain is not None, block.norm.centred),
+        "grouped": len(block.W_K) < block.n_heads,
+        "wide heads": width * block.n_heads != view.width,
+        "scales": len({heads.scale for heads in view.layer_heads}) > 1,
+        "norm": (block.norm.gain is not None, block.norm.subtracts_mean),
         "final norm": view.final_norm.eps is not None,
-        "parallel": bool(trace.not_read),
+        "parallel": bool(trace.unread_steps),
         "after the sum": any(step.kind == "attn_sum" for step in trace.steps),
         "both ways": name in BIDIRECTIONAL,
         "unembedding": {None: "none", True: "tied", False: "free"}[tied],
-        **{part: getattr(block, part) is not None for part in ("q_norm", "after", "b_Q", "b_K", "b_V", "b_O")},
+        **{part: getattr(block, part) is not None for part in ("q_norm", "output_norm", "b_Q", "b_K", "b_V", "b_O")},
     }
     return {f"{what}: {how}" for what, how in facts.items()} | {
-        f"mask: {type(heads.mechanism.mask).__name__}" for heads in view.blocks
+        f"mask: {type(heads.mechanism.mask).__name__}" for heads in view.layer_heads
     }
 
 
@@ -300,14 +304,14 @@ def test_no_model_is_made_of_anything_that_the_battery_does_not_try() -> None:
     assert {name: features(name) - tried for name in KINDS if features(name) - tried} == {}
     assert {move for name in ALL_GAUGES for move in gauges(name)} == set(GAUGES)
     assert set().union(*map(in_turn, RUNNING)) == set(SORTS)
-    assert {len(double(name).view.blocks[0].W_K) for name in TWO_GROUPINGS} == {2, 4}
+    assert {len(double(name).view.layer_heads[0].W_K) for name in TWO_GROUPINGS} == {2, 4}
 
 
 def test_the_culprit_is_named() -> None:
     """A matrix of weights is no property of the model: it moves with whatever its factors are written against."""
 
     def entries(which: str) -> Callable[[Any], Any]:
-        return lambda model: labelled("entries", getattr(model.view.blocks[0], which).flatten(0, -2))
+        return lambda model: labelled("entries", getattr(model.view.layer_heads[0], which).flatten(0, -2))
 
     for which, culprits in (("W_V", "move_ov, move_gains"), ("W_Q", "move_qk, move_gains"), ("W_O", "move_ov")):
         with pytest.raises(AssertionError, match=f"^map is off by .*\nmoved by {culprits}$"):

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.catalogue import TABLE, analysis
+from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis
 from tests.cases import double, network, text
 from tests.laws.every_analysis import SETTINGS
 from tests.pretrained.cases import once
 
-BATCHED = [name for name in TABLE if analysis(name).batch is not None]
+BATCHED = [name for name in ANALYSIS_MODULES if analysis_by_name(name).batch is not None]
 MODELS = ["gpt2", "llama", "bert"]
 """Causal with biases, rotary with grouped heads, and one that looks both ways after its norms."""
 LENGTHS = (18, 11, 14)
@@ -61,7 +61,7 @@ def asked(one: Analysis, model: str, trace: Any) -> Any:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", BATCHED)
 def test_many_texts_at_once_are_each_alone(name: str, model: str) -> None:
-    one, traces, settings = analysis(name), texts(model), batch_settings(analysis(name))
+    one, traces, settings = analysis_by_name(name), texts(model), batch_settings(analysis_by_name(name))
     assert one.batch is not None
     if (name, model) in ALONE or refused(lambda: asked(one, model, traces[0])):
         assert refused(lambda: one.batch(traces, **settings))
@@ -83,7 +83,7 @@ def test_many_texts_at_once_are_each_alone(name: str, model: str) -> None:
 
 @pytest.mark.parametrize("name", BATCHED)
 def test_no_setting_is_taken_and_not_read(name: str) -> None:
-    run = inspect.unwrap(analysis(name).batch)
+    run = inspect.unwrap(analysis_by_name(name).batch)
     read = {step.argval for step in get_instructions(run)} | set(run.__code__.co_cellvars)
     assert set(inspect.signature(run).parameters) <= read
 
@@ -102,7 +102,7 @@ def on_both(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", list(ROUNDED))
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", [name for name in BATCHED if ".flow." in TABLE[name]])
+@pytest.mark.parametrize("name", [name for name in BATCHED if ".flow." in ANALYSIS_MODULES[name]])
 def test_a_gpu_gives_what_a_cpu_gives(name: str, model: str, dtype: torch.dtype) -> None:
     """Up to rounding: of float32, or of what the model itself computes in; which of two is the larger may then change."""
     alike(name, model, dtype, ROUNDED[dtype])
@@ -111,11 +111,11 @@ def test_a_gpu_gives_what_a_cpu_gives(name: str, model: str, dtype: torch.dtype)
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", list(ROUNDED))
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", [name for name in BATCHED if ".covers." in TABLE[name]])
+@pytest.mark.parametrize("name", [name for name in BATCHED if ".covers." in ANALYSIS_MODULES[name]])
 def test_heads_on_a_gpu_are_those_on_a_cpu(name: str, model: str, dtype: torch.dtype) -> None:
     """Ranks of a dozen scores change places where a projection is rounded: they are compared in float32 alone."""
     if name == "agreement" and dtype != torch.float32:
-        found = analysis(name).batch(on_both(model, dtype)[1], **batch_settings(analysis(name)))
+        found = analysis_by_name(name).batch(on_both(model, dtype)[1], **batch_settings(analysis_by_name(name)))
         assert bool((found["agreement"].nan_to_num().abs() <= 1).all())
         return
     alike(name, model, dtype, max(1e-2, 1.5 * ROUNDED[dtype]))
@@ -123,7 +123,7 @@ def test_heads_on_a_gpu_are_those_on_a_cpu(name: str, model: str, dtype: torch.d
 
 def alike(name: str, model: str, dtype: torch.dtype, rounding: float) -> None:
     """Every field of a batch, on both."""
-    one, settings = analysis(name), batch_settings(analysis(name))
+    one, settings = analysis_by_name(name), batch_settings(analysis_by_name(name))
     here, there = on_both(model, dtype)
     if refused(lambda: one.batch(here, **settings)):
         assert refused(lambda: one.batch(there, **settings))

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.attention.parameters import tensors, with_tensors
+from rheoscope.attention.parameters import tensors_by_path, with_tensors
 from rheoscope.attention.zoo import ZOO
-from rheoscope.catalogue import TABLE, analysis
+from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from tests.cases import model, network, text
 from tests.elsewhere import AWAY, elsewhere
 from tests.laws.every_analysis import SETTINGS, call
@@ -39,7 +39,7 @@ def away() -> Any:
         return rs.load(copy.deepcopy(network("llama")).to(device))
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", ANALYSIS_MODULES)
 def test_an_analysis_works_where_its_model_is(name: str) -> None:
     with elsewhere():
         found = call(name, FEW)(away())
@@ -50,9 +50,9 @@ def test_an_analysis_works_where_its_model_is(name: str) -> None:
             np.testing.assert_allclose(found[field], expected[field], rtol=1e-4, atol=1e-5, err_msg=str(field))
 
 
-@pytest.mark.parametrize("name", [name for name in TABLE if analysis(name).batch is not None])
+@pytest.mark.parametrize("name", [name for name in ANALYSIS_MODULES if analysis_by_name(name).batch is not None])
 def test_many_texts_stay_where_their_model_is(name: str) -> None:
-    one = analysis(name)
+    one = analysis_by_name(name)
     assert one.batch is not None
     with elsewhere():
         found = one.batch(away().trace([text(at, n) for at, n in enumerate((18, 11))]), **batch_settings(one))
@@ -65,7 +65,7 @@ def test_a_mechanism_works_where_its_tokens_are(name: str) -> None:
     mask = None if name == "sinkhorn" else "causal"
     q, k, v = torch.randn(3, 1, 2, 7, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
     with elsewhere() as device:
-        moved = with_tensors(made, {path: x.to(device) for path, x in tensors(made).items()})
+        moved = with_tensors(made, {path: x.to(device) for path, x in tensors_by_path(made).items()})
         rows = [x.to(device).requires_grad_() for x in (q, k, v)]
         out = moved(*rows, mask=mask)
         out.sum().backward()

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.attention.definition import positions
+from rheoscope.attention.definition import query_key_positions
 from rheoscope.pretrained.families import FAMILIES
-from rheoscope.space.head import Heads, Norm, Turned
+from rheoscope.space.head import Heads
+from rheoscope.space.model_parts import ModelRotary, Norm
 from rheoscope.space.trace import Trace
 from tests.cases import (
     BIDIRECTIONAL,
@@ -22,8 +23,8 @@ from tests.cases import (
     PADDED,
     PARALLEL,
     POST_NORM,
+    ROTARY,
     SOFTMAX,
-    TURNING,
     WITH_LOGITS,
     WITH_M,
     distance,
@@ -108,7 +109,7 @@ def test_points_do_not_depend_on_asking_for_logits(name: str) -> None:
 def test_points_are_the_hidden_states_of_the_model(name: str) -> None:
     """The network's own list: the embedding, then the stream after each layer."""
     trace, states = traced(name), stream(name, text())
-    points = [trace.at("embed"), *(trace.at(f"L{at}.resid_post") for at in layers(name))]
+    points = [trace.points_at("embed"), *(trace.points_at(f"L{at}.resid_post") for at in layers(name))]
     assert len(states) >= model(name).view.layers
     for mine, own in zip(points, states, strict=False):
         assert torch.equal(mine, own[0])
@@ -142,7 +143,7 @@ def test_displacements_close_the_stream(name: str, dtype: torch.dtype) -> None:
     trace = traced(name, dtype)
     within = 1e-6 if dtype is F32 or name.startswith("gemma") else 1e-10
     for at in layers(name):
-        moved = trace.points[trace.middle[at]] - trace.points[trace.where[at]]
+        moved = trace.points[trace.mid_steps[at]] - trace.points[trace.input_steps[at]]
         assert distance(trace.displacements(at).sum(0) + trace.bias(at), moved) <= within
         assert torch.equal(trace.displacement(at, 1), trace.displacements(at)[1])
 
@@ -152,9 +153,9 @@ def test_displacements_close_the_stream(name: str, dtype: torch.dtype) -> None:
 def test_mlps_close_the_other_half(name: str, dtype: torch.dtype) -> None:
     trace = traced(name, dtype)
     for at in layers(name):
-        middle = trace.at(f"L{at}.resid_mid")
-        after = trace.at(f"L{at}.mlp_sum" if name in POST_NORM else f"L{at}.resid_post")
-        read = trace.read_by(at) if name in PARALLEL else middle
+        middle = trace.points_at(f"L{at}.resid_mid")
+        after = trace.points_at(f"L{at}.mlp_sum" if name in POST_NORM else f"L{at}.resid_post")
+        read = trace.layer_input(at) if name in PARALLEL else middle
         with torch.no_grad():
             own = trace.view.mlps[at](read)
         assert distance(after - middle, own) <= (1e-6 if dtype is F32 else 1e-12)
@@ -166,11 +167,13 @@ def test_steps_are_labelled_in_the_order_of_the_stream(name: str) -> None:
     halves = ["attn_sum", "resid_mid", "mlp_sum", "resid_post"] if name in POST_NORM else ["resid_mid", "resid_post"]
     assert tuple(map(str, trace.steps)) == ("embed", *(f"L{at}.{half}" for at in layers(name) for half in halves))
     assert trace.points.shape == (len(trace.steps), LENGTH, model(name).view.width)
-    assert set(map(str, trace.not_read)) == ({f"L{at}.resid_mid" for at in layers(name)} if name in PARALLEL else set())
+    assert set(map(str, trace.unread_steps)) == (
+        {f"L{at}.resid_mid" for at in layers(name)} if name in PARALLEL else set()
+    )
     for at in layers(name):
         read = "embed" if at == 0 else f"L{at - 1}.resid_post"
-        assert torch.equal(trace.read_by(at), trace.at(read))
-        assert str(trace.steps[trace.middle[at]]) == f"L{at}.{halves[0]}"
+        assert torch.equal(trace.layer_input(at), trace.points_at(read))
+        assert str(trace.steps[trace.mid_steps[at]]) == f"L{at}.{halves[0]}"
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -178,7 +181,7 @@ def test_the_last_point_reads_out_as_the_logits(name: str) -> None:
     trace = seen(name, F64)[0]
     view = trace.view
     with torch.no_grad():
-        logits = view.final_norm.own(trace.points[-1]) @ view.unembed
+        logits = view.final_norm.apply(trace.points[-1]) @ view.unembed
         logits = logits if view.unembed_bias is None else logits + view.unembed_bias
     cap = view.logit_cap
     assert distance(logits if cap is None else cap * torch.tanh(logits / cap), trace.logits) <= 1e-10
@@ -191,8 +194,8 @@ def test_the_last_point_reads_out_as_the_logits(name: str) -> None:
 def test_embed_is_where_tokens_start(name: str) -> None:
     """Up to what depends on the position alone. (Gemma multiplies the rows of its table by sqrt(d).)"""
     one, other = (traced(name, F64, seed) for seed in (0, 1))
-    rows = double(name).view.embedded
-    assert gap(one.at("embed") - other.at("embed"), rows(one.ids) - rows(other.ids)) <= 1e-12
+    rows = double(name).view.token_embeddings
+    assert gap(one.points_at("embed") - other.points_at("embed"), rows(one.ids) - rows(other.ids)) <= 1e-12
 
 
 # Padding
@@ -237,32 +240,32 @@ def hat_bias(norm: Norm, W: Tensor, b: Tensor | None) -> Tensor:
 
 def side(block: Heads, x: Tensor, W: Tensor, b: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor]:
     """The bias of queries or keys (h, k) with the gain of a QK-norm, and the scalar (h, n, 1) that the norm divides by."""
-    count = block.count
+    count = block.n_heads
     W = W.repeat_interleave(count // len(W), 0)
     b = None if b is None else b.repeat_interleave(count // len(b), 0)
     beta = hat_bias(block.norm, W, b)
     if norm is None:
         return beta, x.new_ones(count, len(x), 1)
-    bare = block.norm.hat(x) @ block.norm.fold(W) + beta[:, None]
+    bare = block.norm.normalise(x) @ block.norm.fold(W) + beta[:, None]
     return beta * norm.gain, (bare.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
 
 
 def analytic_scores(block: Heads, x: Tensor) -> Tensor:
     """s_ij = a_i c_j (x̂_i M(i-j) x̂_j^T + terms of the biases), one offset i - j after the other."""
-    hat, n = block.norm.hat(x), len(x)
+    hat, n = block.norm.normalise(x), len(x)
     M = block.M()
     beta_q, a = side(block, x, block.W_Q, block.b_Q, block.q_norm)
     beta_k, c = side(block, x, block.W_K, block.b_K, block.k_norm)
-    found = x.new_zeros(block.count, n, n)
+    found = x.new_zeros(block.n_heads, n, n)
     position, width = block.mechanism.position, block.W_Q.shape[-1]
     query_side = hat @ block.norm.fold(gained(block.W_Q, block.q_norm))
     key_side = hat @ block.norm.fold(gained(block.W_K, block.k_norm))
-    key_side = key_side.repeat_interleave(block.count // len(block.W_K), 0)
+    key_side = key_side.repeat_interleave(block.n_heads // len(block.W_K), 0)
     for offset in range(1 - n, n):
         turn = torch.eye(width, dtype=x.dtype, device=x.device)
-        if isinstance(position, Turned):
-            turn = position.rotation(offset, width, x)
-        s = M(offset).form(hat, hat)
+        if isinstance(position, ModelRotary):
+            turn = position.rotation_matrix(offset, width, x)
+        s = M(offset).bilinear_form(hat, hat)
         s = s + block.scale * (
             query_side @ turn @ beta_k[..., None]
             + (key_side @ (beta_q[:, None] @ turn).mT).mT
@@ -281,8 +284,8 @@ def gained(W: Tensor, norm: Norm | None) -> Tensor:
 def test_M_reproduces_the_models_scores_at_every_offset(name: str, dtype: torch.dtype) -> None:
     trace, own = seen(name, dtype)
     for at, layer in enumerate(own):
-        found = analytic_scores(trace.view.blocks[at], trace.read_by(at))
-        bias = trace.view.blocks[at].mechanism.position.bias(*positions(LENGTH, LENGTH, found.device))
+        found = analytic_scores(trace.view.layer_heads[at], trace.layer_input(at))
+        bias = trace.view.layer_heads[at].mechanism.position.bias(*query_key_positions(LENGTH, LENGTH, found.device))
         found = found if bias is None else found + bias
         assert gap(found, layer.scores) <= bar(name, dtype, 1e-4)
 
@@ -293,21 +296,21 @@ def test_F_reproduces_the_displacements(name: str, dtype: torch.dtype) -> None:
     """Delta_h(x_i) = c_i sum_j alpha_ij (x̂_j F_h + bias terms), c_i the gate of a head or the scale of the norm after attention, if any."""
     trace, own = seen(name, dtype)
     for at, layer in enumerate(own):
-        block, x = trace.view.blocks[at], trace.read_by(at)
-        repeat = block.count // len(block.W_V)
+        block, x = trace.view.layer_heads[at], trace.layer_input(at)
+        repeat = block.n_heads // len(block.W_V)
         beta = hat_bias(block.norm, block.W_V, block.b_V).repeat_interleave(repeat, 0)[:, None]
-        gain = torch.ones((), device=x.device) if block.after is None else block.after.gain
-        moved = layer.weights @ (block.F().apply(block.norm.hat(x)) + beta @ (block.W_O * gain))
-        if block.after is not None:
+        gain = torch.ones((), device=x.device) if block.output_norm is None else block.output_norm.gain
+        moved = layer.weights @ (block.F().apply(block.norm.normalise(x)) + beta @ (block.W_O * gain))
+        if block.output_norm is not None:
             written = (layer.weights @ layer.v @ block.W_O).sum(0) + (0 if block.b_O is None else block.b_O)
-            moved = moved * (written.square().mean(-1, keepdim=True) + block.after.eps).rsqrt()
-        moved = block.gated(moved, x)
+            moved = moved * (written.square().mean(-1, keepdim=True) + block.output_norm.eps).rsqrt()
+        moved = block.apply_gate(moved, x)
         assert distance(moved, trace.displacements(at)) <= bar(name, dtype, 1e-5)
 
 
 @pytest.mark.parametrize("name", WITH_M)
 def test_M_at_offset_0_is_M(name: str) -> None:
-    for block in double(name).view.blocks:
+    for block in double(name).view.layer_heads:
         assert gap(block.M()(0).dense(), block.M().dense()) <= 1e-12
         assert gap(block.M(raw=True)(0).dense(), block.M(raw=True).dense()) <= 1e-12
 
@@ -317,18 +320,20 @@ def test_M_at_offset_0_is_M(name: str) -> None:
 def test_norms_are_what_they_say(name: str) -> None:
     """own(x) = x̂ gain + bias, and a matrix that reads the norm is fold(W) on x̂."""
     view = double(name).view
-    norms = [view.final_norm, *(block.norm for block in view.blocks)]
-    for block in view.blocks:
-        norms += [norm for norm in (block.q_norm, block.k_norm, block.after) if norm is not None]
+    norms = [view.final_norm, *(block.norm for block in view.layer_heads)]
+    for block in view.layer_heads:
+        norms += [norm for norm in (block.q_norm, block.k_norm, block.output_norm) if norm is not None]
     for norm in norms:
         width = view.width if norm.gain is None else len(norm.gain)
         x, W = 3 * random(1, 5, width) + 1, random(2, width, 4)
         bias = torch.zeros((), device=PLACE) if norm.bias is None else norm.bias
-        assert gap(norm.hat(x) * (1 if norm.gain is None else norm.gain) + bias, norm.own(x)) <= 1e-5
+        assert gap(norm.normalise(x) * (1 if norm.gain is None else norm.gain) + bias, norm.apply(x)) <= 1e-5
         assert (
             gap(
-                norm.hat(x) @ norm.fold(W) + bias @ W if norm.bias is not None else norm.hat(x) @ norm.fold(W),
-                norm.own(x) @ W,
+                norm.normalise(x) @ norm.fold(W) + bias @ W
+                if norm.bias is not None
+                else norm.normalise(x) @ norm.fold(W),
+                norm.apply(x) @ W,
             )
             <= 1e-4
         )
@@ -348,12 +353,12 @@ def test_only_the_offset_of_positions_matters(name: str) -> None:
     ).logits[0]
     assert distance(shifted, seen(name, F64)[0].logits) <= 1e-5
     trace = traced(name, F64)
-    for at, block in enumerate(of.view.blocks):
-        q, k, _ = block.read(trace.read_by(at))
-        k = k.repeat_interleave(block.count // k.shape[1], 1)
+    for at, block in enumerate(of.view.layer_heads):
+        q, k, _ = block.qkv(trace.layer_input(at))
+        k = k.repeat_interleave(block.n_heads // k.shape[1], 1)
         here, there = (
-            block.mechanism.position.place(q, torch.arange(LENGTH, device=q.device) + by)
-            @ block.mechanism.position.place(k, torch.arange(LENGTH, device=k.device) + by).mT
+            block.mechanism.position.encode(q, torch.arange(LENGTH, device=q.device) + by)
+            @ block.mechanism.position.encode(k, torch.arange(LENGTH, device=k.device) + by).mT
             for by in (0, shift)
         )
         assert gap(here, there) <= 1e-5 * float(here.abs().max())
@@ -410,9 +415,9 @@ def tie(net: Any) -> None:
 def test_grouped_heads_meet_their_own_keys(name: str) -> None:
     """Bar 3: queries tied to the keys of their group are symmetric at every offset; wrongly paired ones are not."""
     tied = changed(name, tie)
-    for block in tied.view.blocks:
+    for block in tied.view.layer_heads:
         assert len(block.W_K) == 2
-        assert block.count == 4
+        assert block.n_heads == 4
         assert gap(block.M().symmetry(), torch.ones(4)) <= 1e-12
         for offset in (-20, -3, -1, 1, 2, 8, 63):
             assert gap(block.M().symmetry_at(offset), torch.ones(4)) <= 1e-12
@@ -427,4 +432,6 @@ def test_grouped_heads_meet_their_own_keys(name: str) -> None:
 
 def test_the_battery_covers_every_case() -> None:
     assert set(CLEAN) | set(ISLANDS) == set(CASES)
-    assert [name for name in EVERY if isinstance(model(name).view.blocks[0].mechanism.position, Turned)] == TURNING
+    assert [
+        name for name in EVERY if isinstance(model(name).view.layer_heads[0].mechanism.position, ModelRotary)
+    ] == ROTARY

@@ -58,7 +58,7 @@ def stays(move: Move, layer: int, one: Trace, two: Trace) -> None:
 @pytest.mark.parametrize("name", ORDERED)
 def test_heads_in_another_order_are_the_same_heads(name: str) -> None:
     plain, other = double(name), moved(name, reorder)
-    at = order(plain.view.blocks[0])
+    at = order(plain.view.layer_heads[0])
     assert at != [0, 1, 2, 3]
     assert gap(probabilities(other), probabilities(plain)) <= 2e-5
     one, two = other.trace(text()), traced(name, F64)

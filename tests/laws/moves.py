@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.models.build_view import described as described_ours
-from rheoscope.pretrained.build_view import described
-from rheoscope.space.head import Heads, Turned
+from rheoscope.models.build_view import describe_model as described_ours
+from rheoscope.pretrained.build_view import describe_model
+from rheoscope.space.head import Heads
+from rheoscope.space.model_parts import ModelRotary
 from tests.cases import double, gap, network, ours, random, text, theirs
 from tests.pretrained.cases import once
 
@@ -31,7 +32,7 @@ ORDERED = [name for name in KINDS if name not in OWN or ours.CASES[name].positio
 
 def opened(name: str, net: Any) -> Any:
     """A network as a model, without a certificate."""
-    return (described_ours if name in ours.CASES else described)(net, None, name)
+    return (described_ours if name in ours.CASES else describe_model)(net, None, name)
 
 
 @once
@@ -70,9 +71,11 @@ def regular(seed: int, k: int) -> Tensor:
 def commuting(seed: int, block: Heads) -> Tensor:
     """A matrix that commutes with every rotation: a scaled rotation for each frequency, anything where nothing turns."""
     k, position = block.W_Q.shape[-1], block.mechanism.position
-    if not isinstance(position, Turned):
+    if not isinstance(position, ModelRotary):
         return regular(seed, k)
-    still = (position.rotation(5, k, block.W_Q).diagonal() - position.rotation(0, k, block.W_Q).diagonal()).abs() < 1e-9
+    still = (
+        position.rotation_matrix(5, k, block.W_Q).diagonal() - position.rotation_matrix(0, k, block.W_Q).diagonal()
+    ).abs() < 1e-9
     turning = int((~still).sum())
     A = torch.zeros(k, k, dtype=F64, device=block.W_Q.device)
     A[turning:, turning:] = regular(seed, k - turning) if turning < k else 0
@@ -81,13 +84,13 @@ def commuting(seed: int, block: Heads) -> Tensor:
     first, second = at[: turning // 2], at[turning // 2 :]
     A[first, first], A[second, second], A[first, second], A[second, first] = a, a, b, -b
     for offset in (1, 7):
-        R = position.rotation(offset, k, block.W_Q)
+        R = position.rotation_matrix(offset, k, block.W_Q)
         assert gap(A @ R, R @ A) <= 1e-9
     return A
 
 
 def members(block: Heads) -> list[slice]:
-    size = block.count // len(block.W_K)
+    size = block.n_heads // len(block.W_K)
     return [slice(g * size, (g + 1) * size) for g in range(len(block.W_K))]
 
 
@@ -101,7 +104,7 @@ def set_(x: Tensor | None, to: Callable[[Tensor], Tensor]) -> None:
 
 def move_qk(model: Any) -> None:
     """(W_Q A, W_K A^-T), A shared by a group and commuting with the rotations."""
-    for layer, block in enumerate(model.view.blocks):
+    for layer, block in enumerate(model.view.layer_heads):
         for g, group in enumerate(members(block)):
             A = commuting(10 * layer + g, block)
             inverse = torch.linalg.inv(A).mT
@@ -113,7 +116,7 @@ def move_qk(model: Any) -> None:
 
 def move_qk_norms(model: Any) -> None:
     """Gains of the QK-norms: s on the queries, 1/s on the keys, one s for each frequency."""
-    for layer, attn in enumerate(model.description.attentions):
+    for layer, attn in enumerate(model.description.attention_modules):
         half = 0.5 + random(layer, len(attn.q_norm.weight) // 2).abs()
         scale_gain(attn.q_norm, half.repeat(2))
         scale_gain(attn.k_norm, 1 / half.repeat(2))
@@ -121,7 +124,7 @@ def move_qk_norms(model: Any) -> None:
 
 def move_ov(model: Any) -> None:
     """(W_V B, B^-1 W_O), B shared by a group."""
-    for layer, block in enumerate(model.view.blocks):
+    for layer, block in enumerate(model.view.layer_heads):
         for g, group in enumerate(members(block)):
             B = regular(10 * layer + g, block.W_V.shape[-1])
             set_(block.W_V[g], lambda W, B=B: W @ B)
@@ -138,21 +141,21 @@ def scale_gain(norm: Any, by: Tensor) -> None:
 
 def move_gains(model: Any) -> None:
     """A gain grows, the weights that read it shrink: the norm before attention, and the last one where W_U is free."""
-    for layer, block in enumerate(model.view.blocks):
+    for layer, block in enumerate(model.view.layer_heads):
         by = 0.5 + 2 * random(layer, model.view.width).abs()
-        scale_gain(block.norm.own, by)
+        scale_gain(block.norm.apply, by)
         for W in (block.W_Q, block.W_K, block.W_V):
             set_(W, lambda W, by=by: W / by[:, None])
     embed, unembed = words(model)
     if unembed is not embed and model.view.final_norm.gain is not None:
         by = 0.5 + 2 * random(99, model.view.width).abs()
-        scale_gain(model.view.final_norm.own, by)
+        scale_gain(model.view.final_norm.apply, by)
         set_(unembed, lambda W: W / by)
 
 
 def move_along_ones(model: Any) -> None:
     """A centred token has no share along (1, …, 1): what W does there is nothing (its part of the norm's bias goes back)."""
-    for layer, block in enumerate(model.view.blocks):
+    for layer, block in enumerate(model.view.layer_heads):
         for at, (W, b) in enumerate(((block.W_Q, block.b_Q), (block.W_K, block.b_K), (block.W_V, block.b_V))):
             by = random(10 * layer + at, len(W), W.shape[-1])
             set_(W, lambda W, by=by, g=block.norm.gain: W + by[:, None] / g[:, None])
@@ -161,16 +164,16 @@ def move_along_ones(model: Any) -> None:
 
 def move_key_bias(model: Any) -> None:
     """A constant added to every key: constant along a row of scores."""
-    for layer, block in enumerate(model.view.blocks):
+    for layer, block in enumerate(model.view.layer_heads):
         set_(block.b_K, lambda b, at=layer: b + random(at, *b.shape))
 
 
 def move_value_bias(model: Any) -> None:
     """Weights sum to 1: a constant added to every value is a constant added to the output, taken away again."""
-    for layer, block in enumerate(model.view.blocks):
+    for layer, block in enumerate(model.view.layer_heads):
         by = random(layer, *block.b_V.shape)
         set_(block.b_V, lambda b, by=by: b + by)
-        lost = (by.repeat_interleave(block.count // len(by), 0)[:, None] @ block.W_O).sum((0, 1))
+        lost = (by.repeat_interleave(block.n_heads // len(by), 0)[:, None] @ block.W_O).sum((0, 1))
         set_(block.b_O, lambda b, lost=lost: b - lost)
 
 
@@ -184,9 +187,9 @@ GAUGES: dict[Move, Callable[[Any, Heads], bool]] = {
     move_qk_norms: lambda model, heads: heads.q_norm is not None,
     move_ov: lambda model, heads: True,
     move_gains: lambda model, heads: heads.norm.gain is not None,
-    move_along_ones: lambda model, heads: heads.norm.gain is not None and heads.norm.centred,
-    move_key_bias: lambda model, heads: heads.b_K is not None and not isinstance(heads.mechanism.position, Turned),
-    move_value_bias: lambda model, heads: heads.b_V is not None and heads.b_O is not None and heads.after is None,
+    move_along_ones: lambda model, heads: heads.norm.gain is not None and heads.norm.subtracts_mean,
+    move_key_bias: lambda model, heads: heads.b_K is not None and not isinstance(heads.mechanism.position, ModelRotary),
+    move_value_bias: lambda model, heads: heads.b_V is not None and heads.b_O is not None and heads.output_norm is None,
     move_unembedding: lambda model, heads: model.view.unembed is not None and not is_tied(model),
 }
 """Move → whether a model has it."""
@@ -195,7 +198,7 @@ GAUGES: dict[Move, Callable[[Any, Heads], bool]] = {
 def gauges(name: str) -> list[Move]:
     """All that a model has."""
     model = double(name)
-    return [move for move, has in GAUGES.items() if has(model, model.view.blocks[0])]
+    return [move for move, has in GAUGES.items() if has(model, model.view.layer_heads[0])]
 
 
 # The order of heads
@@ -209,7 +212,7 @@ def order(block: Heads) -> list[int]:
 
 def reorder(model: Any) -> None:
     """Heads in that order, with what reads and writes them."""
-    for block in model.view.blocks:
+    for block in model.view.layer_heads:
         for x in (block.W_Q, block.b_Q, block.W_O):
             set_(x, lambda x, at=order(block): x[at])
         for x in (block.W_K, block.b_K, block.W_V, block.b_V):
@@ -221,7 +224,7 @@ def reorder(model: Any) -> None:
 
 def fold(model: Any) -> None:
     """Every gain into the weights that read it, so that only directions are left."""
-    for layer, block in zip(model.network.model.layers, model.view.blocks, strict=True):
+    for layer, block in zip(model.network.model.layers, model.view.layer_heads, strict=True):
         for W in (block.W_Q, block.W_K, block.W_V):
             set_(W, lambda W, g=layer.input_layernorm.weight.clone(): W * g[:, None])
         layer.input_layernorm.weight.fill_(1)
@@ -245,7 +248,7 @@ def turn(model: Any) -> None:
     network, Q = model.network, axes()
     for weight in (network.model.embed_tokens.weight, network.lm_head.weight):
         set_(weight, lambda W: W @ Q)
-    for layer, block in zip(network.model.layers, model.view.blocks, strict=True):
+    for layer, block in zip(network.model.layers, model.view.layer_heads, strict=True):
         for W in (block.W_Q, block.W_K, block.W_V):
             set_(W, lambda W: Q.mT @ W)
         set_(block.W_O, lambda W: W @ Q)

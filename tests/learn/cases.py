@@ -11,8 +11,8 @@ import torch
 from rheoscope.models.config import Config
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.sentence_pairs import PairCorpus, Pairs
-from rheoscope.models.task import Batch, Predicted, Task, Translation
-from rheoscope.models.token_corpus import IGNORED, seeded
+from rheoscope.models.task import Batch, Task, TokenPrediction, TranslationTask
+from rheoscope.models.token_corpus import IGNORE_INDEX, seeded_generator
 
 LETTERS, LENGTH = 11, 8
 
@@ -25,25 +25,25 @@ def config(**more: Any) -> Config:
 
 def recipe(**more: Any) -> Recipe:
     usual = {"steps": 6, "batch": 4, "context": LENGTH, "rate": 1e-2, "warmup": 2, "evaluate_every": 3}
-    return Recipe(config(), **usual).but(**more)
+    return Recipe(config(), **usual).with_changes(**more)
 
 
 @dataclass(frozen=True)
-class Letters(Predicted):
+class Letters(TokenPrediction):
     """A task without files: the sum of two letters ago and a letter drawn anew."""
 
     form: str = "decoder"
     vocabulary = LETTERS
-    ignored = IGNORED
+    ignore_index = IGNORE_INDEX
 
     def check(self, recipe: Recipe) -> None:
         assert recipe.config.form == self.form
 
     def batch(self, step: int, recipe: Recipe) -> Batch:
-        return self._rows(recipe.batch, seeded(recipe.seed, step))
+        return self._rows(recipe.batch, seeded_generator(recipe.seed, step))
 
-    def held_out(self, recipe: Recipe) -> Iterator[Batch]:
-        return iter([self._rows(16, seeded(-1, at)) for at in range(2)])
+    def held_out_batches(self, recipe: Recipe) -> Iterator[Batch]:
+        return iter([self._rows(16, seeded_generator(-1, at)) for at in range(2)])
 
     def _rows(self, rows: int, draw: torch.Generator) -> Batch:
         x = torch.randint(LETTERS, (rows, LENGTH + 1), generator=draw)
@@ -52,13 +52,13 @@ class Letters(Predicted):
         return x[:, :-1].contiguous(), x[:, 1:].contiguous()
 
 
-def sentences() -> Translation:
+def sentences() -> TranslationTask:
     """Sentences of one to six letters and, shorter by up to two, what they say: the same letters backwards."""
     draw = np.random.default_rng(0)
     sources = [draw.integers(3, LETTERS, draw.integers(1, LENGTH - 1)) for _ in range(60)]
     sides = [side for one in sources for side in (one, one[::-1][: max(1, len(one) - int(one[0]) % 3)])]
     pairs = Pairs(np.concatenate(sides), np.cumsum([len(side) for side in sides]))
-    return Translation(PairCorpus(pairs, pairs, LETTERS, Path("tokenizer.json")))
+    return TranslationTask(PairCorpus(pairs, pairs, LETTERS, Path("tokenizer.json")))
 
 
 def task_for(by: Recipe) -> Task:

@@ -8,11 +8,18 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.learn.geometry_over_training import LEARNED, SEEN, Looks, learned, look, marked
-from rheoscope.learn.geometry_report import page_of, show, table_of
-from rheoscope.models.checkpoint import initial
-from rheoscope.models.training_state import LOOKS
-from rheoscope.report.run_report import Files
+from rheoscope.learn.geometry_over_training import (
+    LEARNED,
+    QUANTITIES,
+    GeometryObserver,
+    learned,
+    observe_geometry,
+    parse_steps,
+)
+from rheoscope.learn.geometry_report import build_page, build_table, show_learned
+from rheoscope.models.checkpoint import initial_network
+from rheoscope.models.training_state import OBSERVATIONS
+from rheoscope.report.run_report import OutputFiles
 from rheoscope.shapes import RheoscopeError
 from tests.models.runs import kept, masked, prose, run, small, translation, translator
 from tests.pretrained.cases import once
@@ -22,7 +29,7 @@ STEPS = (0, 2, 5)
 
 def looking(out: Path, recipe: Any = None, task: Any = None, **more: Any) -> None:
     recipe, task = recipe or small(steps=5), task or prose()
-    run(out, recipe, task, look=Looks.of(STEPS, out, task, recipe), **more)
+    run(out, recipe, task, observe=GeometryObserver.from_task(STEPS, out, task, recipe), **more)
 
 
 @once
@@ -43,9 +50,12 @@ def test_looks_change_nothing(seen: Path, tmp_path: Path) -> None:
 
 def test_a_resumed_run_has_the_same_looks(seen: Path, tmp_path: Path) -> None:
     looking(tmp_path, stop_at=3)
-    assert [file.name for file in sorted((tmp_path / LOOKS).iterdir())] == ["step-000000.json", "step-000002.json"]
+    assert [file.name for file in sorted((tmp_path / OBSERVATIONS).iterdir())] == [
+        "step-000000.json",
+        "step-000002.json",
+    ]
     looking(tmp_path)
-    both = [{file.name: file.read_bytes() for file in (out / LOOKS).iterdir()} for out in (seen, tmp_path)]
+    both = [{file.name: file.read_bytes() for file in (out / OBSERVATIONS).iterdir()} for out in (seen, tmp_path)]
     assert both[0] == both[1]
     assert len(both[0]) == 3
 
@@ -55,7 +65,7 @@ def test_a_look_is_what_the_analyses_say(seen: Path) -> None:
     told = learned(seen)
     assert told.training_step.values.tolist() == list(STEPS)
     recipe, task = small(steps=5), prose()
-    ids = next(iter(task.held_out(recipe)))[0][0]
+    ids = next(iter(task.held_out_batches(recipe)))[0][0]
     last = rs.load(seen / "last")
     trace = last.trace(ids)
     assert float(told.symmetry[-1]) == pytest.approx(float(rs.operators(last.view).symmetry.mean()), abs=1e-6)
@@ -66,23 +76,23 @@ def test_a_look_is_what_the_analyses_say(seen: Path) -> None:
     weights = torch.stack([trace.weights(layer, head) for layer in range(2) for head in range(2)])
     itself = weights.diagonal(dim1=-2, dim2=-1)[:, 1:].mean(-1)
     assert told.itself_by_head[-1].values.ravel() == pytest.approx(itself.numpy(), abs=1e-6)
-    first = look(initial(recipe.config, recipe.seed), ids)
+    first = observe_geometry(initial_network(recipe.config, recipe.seed), ids)
     assert float(told.symmetry[0]) == pytest.approx(first["values"]["symmetry"], abs=1e-6)
 
 
 def test_every_quantity_is_told_and_declared(seen: Path) -> None:
     told = learned(seen)
-    assert set(SEEN) <= set(told.data_vars) <= set(LEARNED.fields)
+    assert set(QUANTITIES) <= set(told.data_vars) <= set(LEARNED.fields)
     assert all(told[name].attrs["definition"] for name in told.data_vars)
-    assert len(rs.plot(told).axes) >= len(SEEN)
-    table = table_of(told)
+    assert len(rs.plot(told).axes) >= len(QUANTITIES)
+    table = build_table(told)
     assert len(table.rows) == 3
-    assert len(table.header) == 1 + len(SEEN)
-    assert "Effective rank" in page_of(told).html()
+    assert len(table.header) == 1 + len(QUANTITIES)
+    assert "Effective rank" in build_page(told).to_html()
 
 
 def test_the_command_tells_and_writes(seen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show(seen, Files(tmp_path / "l.json", tmp_path / "tables", tmp_path / "l.html"), explain=True)
+    show_learned(seen, OutputFiles(tmp_path / "l.json", tmp_path / "tables", tmp_path / "l.html"), explain=True)
     assert "symmetry" in capsys.readouterr().out
     held = json.loads((tmp_path / "l.json").read_text())["learned"]
     assert held["data_vars"]["symmetry"]["data"] == learned(seen).symmetry.values.tolist()
@@ -92,11 +102,11 @@ def test_the_command_tells_and_writes(seen: Path, tmp_path: Path, capsys: pytest
 def test_what_cannot_be_asked_is_named(tmp_path: Path) -> None:
     """An encoder reads what comes next, and norms after sums leave a layer without a map."""
     recipe, task = small(form="encoder", placement="post", norm="layer", mechanism="kernel_laplace", steps=1), masked()
-    recipe = recipe.but(vocabulary=12)
+    recipe = recipe.with_changes(vocabulary=12)
     from rheoscope.models.config import Config
 
-    model = initial(Config(**{**recipe.config.__dict__, "vocabulary": 12}), 0)
-    seen = look(model, next(iter(task.held_out(recipe)))[0][0])
+    model = initial_network(Config(**{**recipe.config.__dict__, "vocabulary": 12}), 0)
+    seen = observe_geometry(model, next(iter(task.held_out_batches(recipe)))[0][0])
     assert {"toward_next", "residual", "symmetry", "positive_share"} <= set(seen["left_out"])
     assert {"itself", "sink", "effective_rank"} <= set(seen["values"])
     assert model.training
@@ -105,13 +115,13 @@ def test_what_cannot_be_asked_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("told", ["a", "1.5", "-3,4", ""])
 def test_steps_are_whole(told: str) -> None:
     with pytest.raises(RheoscopeError, match="; type --look 0,100"):
-        marked(told)
+        parse_steps(told)
 
 
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(RheoscopeError, match="got --look 9; type steps from 0 to 5"):
-        Looks.of([0, 9], tmp_path, prose(), small(steps=5))
+        GeometryObserver.from_task([0, 9], tmp_path, prose(), small(steps=5))
     with pytest.raises(RheoscopeError, match="got an encoder-decoder"):
-        Looks.of([0], tmp_path, translation(), translator())
+        GeometryObserver.from_task([0], tmp_path, translation(), translator())
     with pytest.raises(RheoscopeError, match=r"holds no looks; type rheoscope train … --look"):
         learned(tmp_path)

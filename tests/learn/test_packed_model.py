@@ -7,21 +7,21 @@ import pytest
 import torch
 from torch import nn
 
-from rheoscope.learn.entrants import ENTRANTS, entrant
-from rheoscope.learn.initial_weights import drawn
-from rheoscope.learn.learner import Learner, lone_learner, packed_learner
-from rheoscope.learn.packed_model import PACKED, CannotPack, Packed
-from rheoscope.learn.packed_optimiser import clip_each
-from rheoscope.learn.race import Pack
+from rheoscope.learn.entrants import ENTRANTS, entrant_config
+from rheoscope.learn.initial_weights import initial_model
+from rheoscope.learn.learner import Learner, make_packed_learner, make_single_learner
+from rheoscope.learn.packed_model import PACKED_FORMS, PackedModel, PackingError
+from rheoscope.learn.packed_optimiser import clip_per_seed
+from rheoscope.learn.race_plan import Pack
 from rheoscope.models.config import Config
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Task
-from rheoscope.models.transformer import Transformer, Translator, architecture
-from tests.attention.cases import constructed
+from rheoscope.models.transformer import Transformer, Translator, make_architecture
+from tests.attention.cases import record_constructions
 from tests.learn.cases import Letters, config, recipe, task_for
 from tests.models.cases import CASES, tiny
 from tests.pretrained.cases import randomised
-from tests.waiting import Waited
+from tests.waiting import WaitRecorder
 
 SEEDS = 3
 KINDS_OF_MODEL = [
@@ -36,7 +36,7 @@ KINDS_OF_MODEL = [
     "own_translator",
     "own_translator_bilinear",
 ]
-"""Every class of `PACKED`, and mechanisms that learn with and without a bias of positions; the entrants are tested by name."""
+"""Every class of `PACKED_FORMS`, and mechanisms that learn with and without a bias of positions; the entrants are tested by name."""
 
 
 TRANSLATOR = {"form": "encoder-decoder", "norm": "layer", "position": "sinusoidal", "bias": True, "ffn": "relu"}
@@ -61,14 +61,14 @@ def models(of: Config, dtype: torch.dtype = torch.float32) -> list[Transformer |
     for seed in range(SEEDS):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            made.append(randomised(architecture(of)).to(dtype))
+            made.append(randomised(make_architecture(of)).to(dtype))
     return made
 
 
 @pytest.mark.parametrize("name", KINDS_OF_MODEL)
 def test_logits_and_gradients_are_those_of_each_alone(name: str) -> None:
     alone = models(CONFIGS[name])
-    packed, seen = Packed(alone), given(CONFIGS[name])
+    packed, seen = PackedModel(alone), given(CONFIGS[name])
     ours, each = packed(*seen), zip(*(part.chunk(SEEDS) for part in seen), strict=True)
     theirs = torch.cat([model(*rows) for model, rows in zip(alone, each, strict=True)])
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
@@ -86,7 +86,7 @@ def test_logits_and_gradients_are_those_of_each_alone(name: str) -> None:
 @pytest.mark.parametrize("name", ["own_biased", "own_translator"])
 def test_unpacked_is_what_was_packed(name: str) -> None:
     alone = models(CONFIGS[name])
-    packed = Packed(alone)
+    packed = PackedModel(alone)
     for at, model in enumerate(alone):
         again = packed.unpack(at)
         assert again.config == model.config
@@ -96,26 +96,26 @@ def test_unpacked_is_what_was_packed(name: str) -> None:
 
 
 def test_tied_weights_stay_one() -> None:
-    packed = Packed(models(config()))
+    packed = PackedModel(models(config()))
     assert packed.body.stack.embed.weight is packed.body.unembed.weight
     assert packed.unpack(1).unembed.weight is not None
-    translator = Packed(models(config(form="encoder-decoder"))).body
+    translator = PackedModel(models(config(form="encoder-decoder"))).body
     assert translator.encoder.embed.weight is translator.decoder.embed.weight is translator.unembed.weight
 
 
 @pytest.mark.parametrize("name", KINDS_OF_MODEL)
 def test_a_forward_puts_no_mechanism_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = Packed(models(CONFIGS[name]))
-    made = constructed(monkeypatch)
+    packed = PackedModel(models(CONFIGS[name]))
+    made = record_constructions(monkeypatch)
     packed(*given(CONFIGS[name]))
     assert not made
 
 
 def test_what_cannot_be_packed_is_refused() -> None:
-    with pytest.raises(CannotPack, match="no packed form of BucketTable"):
-        Packed(models(CASES["own_buckets"]))
-    with pytest.raises(CannotPack, match="one shape"):
-        Packed([Transformer(config()), Transformer(config(hidden=8))])
+    with pytest.raises(PackingError, match="no packed form of BucketTable"):
+        PackedModel(models(CASES["own_buckets"]))
+    with pytest.raises(PackingError, match="one shape"):
+        PackedModel([Transformer(config()), Transformer(config(hidden=8))])
 
 
 def test_every_module_that_holds_parameters_is_packed_or_refused() -> None:
@@ -126,9 +126,9 @@ def test_every_module_that_holds_parameters_is_packed_or_refused() -> None:
 
     model = Transformer(config())
     model.stack.norm = Strange()
-    with pytest.raises(CannotPack, match="Strange"):
-        Packed([model])
-    assert Strange not in PACKED
+    with pytest.raises(PackingError, match="Strange"):
+        PackedModel([model])
+    assert Strange not in PACKED_FORMS
 
 
 # Training
@@ -138,9 +138,9 @@ def trained(learner: Learner, by: Recipe, task: Task, steps: int = 4) -> list[to
     """Losses of each step."""
     told = []
     for step in range(steps):
-        each = [task.batch(step, by.but(seed=seed)) for seed in learner.seeds]
-        tokens = torch.tensor([float(task.count(one)) for one in each])
-        told.append(learner.step(by, step, task.together(each), tokens))
+        each = [task.batch(step, by.with_changes(seed=seed)) for seed in learner.seeds]
+        tokens = torch.tensor([float(task.n_targets(one)) for one in each])
+        told.append(learner.step(by, step, task.concat_batches(each), tokens))
     return told
 
 
@@ -148,10 +148,10 @@ def compared(by: Recipe, task: Task) -> None:
     """In float64, to rounding; Muon works in bfloat16, where one step of rounding is larger."""
     exact = by.optimiser == "adamw"
     dtype, near = (torch.float64, 1e-9) if exact else (torch.float32, 3e-4)
-    alone, packed = models(by.config, dtype), packed_learner(models(by.config, dtype), range(SEEDS), by, task)
+    alone, packed = models(by.config, dtype), make_packed_learner(models(by.config, dtype), range(SEEDS), by, task)
     ours = torch.stack(trained(packed, by, task), 1)
     for at, model in enumerate(alone):
-        theirs = trained(lone_learner(model, at, by, task), by, task)
+        theirs = trained(make_single_learner(model, at, by, task), by, task)
         torch.testing.assert_close(
             ours[at], torch.cat(theirs), rtol=1e-6 if exact else 2e-5, atol=1e-6 if exact else 1e-5
         )
@@ -190,7 +190,7 @@ def test_gradients_are_clipped_by_each_seeds_own_length() -> None:
     for p in stacked:
         p.grad = torch.randn(p.shape) * torch.tensor([0.01, 9.0]).view(-1, *[1] * (p.ndim - 1))
     before = [[p.grad[at].clone() for p in stacked] for at in range(2)]
-    lengths = clip_each(stacked, 1.0)
+    lengths = clip_per_seed(stacked, 1.0)
     for at, own in enumerate(before):
         plain = [nn.Parameter(torch.zeros_like(g)) for g in own]
         for p, g in zip(plain, own, strict=True):
@@ -206,21 +206,21 @@ def test_a_seed_that_is_no_number_leaves_the_others_alone() -> None:
         task, broken = Letters("decoder"), models(by.config)
         with torch.no_grad():
             broken[1].stack.norm.weight[0] = torch.nan
-        losses = torch.stack(trained(packed_learner(broken, range(SEEDS), by, task), by, task), 1)
-        whole = torch.stack(trained(packed_learner(models(by.config), range(SEEDS), by, task), by, task), 1)
+        losses = torch.stack(trained(make_packed_learner(broken, range(SEEDS), by, task), by, task), 1)
+        whole = torch.stack(trained(make_packed_learner(models(by.config), range(SEEDS), by, task), by, task), 1)
         assert losses[1].isnan().all()
         assert torch.equal(losses[[0, 2]], whole[[0, 2]])
 
 
 def test_what_is_kept_is_what_goes_on() -> None:
     by, task = recipe(optimiser="muon"), Letters("decoder")
-    whole, parted = (packed_learner(models(by.config), range(SEEDS), by, task) for _ in range(2))
+    whole, parted = (make_packed_learner(models(by.config), range(SEEDS), by, task) for _ in range(2))
     trained(whole, by, task, 3)
     trained(parted, by, task, 3)
-    held = parted.tensors()
-    parted.leave()
+    held = parted.state_tensors()
+    parted.release_device()
     assert sum(p.numel() for p in parted.model.parameters()) == 0
-    parted.fill(held, torch.device("cpu"))
+    parted.load_state(held, torch.device("cpu"))
     assert all(
         torch.equal(a, b) for a, b in zip(trained(whole, by, task, 2), trained(parted, by, task, 2), strict=True)
     )
@@ -237,10 +237,10 @@ def test_a_step_never_waits_for_the_device(form: str, names: list[str]) -> None:
     """Else it could not be recorded on a GPU."""
     usual = recipe(form=form)
     for name in names:
-        by = replace(usual, config=entrant(name, usual.config))
+        by = replace(usual, config=entrant_config(name, usual.config))
         pack, task = Pack(name, by, (0, 1)), task_for(by)
-        learner = packed_learner([drawn(by.config, seed) for seed in pack.seeds], pack.seeds, by, task)
+        learner = make_packed_learner([initial_model(by.config, seed) for seed in pack.seeds], pack.seeds, by, task)
         batch, tokens = pack.batch(task, pack.seeds, 0)
-        with Waited() as waited:
+        with WaitRecorder() as waited:
             learner.step(by, 0, batch, tokens)
-        assert waited.kept == [], name
+        assert waited.operations == [], name

@@ -15,19 +15,27 @@ from typing import Any
 import pytest
 import torch
 
-from rheoscope.files import LOCK
+from rheoscope.files import LOCK_NAME
 from rheoscope.learn import race_files
-from rheoscope.learn.distributed_race import ended, opened, race_spread
-from rheoscope.learn.race import USUAL, Race, ahead, fitting, race, running, share
-from rheoscope.learn.race_models import model_of
-from rheoscope.learn.race_report import how_many_workers
-from rheoscope.learn.race_result import result
+from rheoscope.learn.distributed_race import is_finished, open_worker, run_distributed_race
+from rheoscope.learn.race import (
+    DEFAULT_MODE,
+    pack_trainer,
+    packs_of_process,
+    prefetch_batches,
+    run_race,
+    with_task_vocabulary,
+)
+from rheoscope.learn.race_models import load_race_model
+from rheoscope.learn.race_plan import Race
+from rheoscope.learn.race_report import ray_worker_count
+from rheoscope.learn.race_result import race_result
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Batch, evaluate
-from rheoscope.models.train import Place
+from rheoscope.models.train import Process
 from rheoscope.shapes import RheoscopeError
 from tests.learn.cases import Letters, recipe, sentences
-from tests.processes import forked
+from tests.processes import run_in_fork
 
 
 def small(**more: Any) -> Race:
@@ -36,14 +44,18 @@ def small(**more: Any) -> Race:
 
 def files(out: Path) -> dict[str, bytes]:
     """All that counts: everything but times and who worked here last."""
-    there = [file for file in sorted(out.rglob("*")) if file.is_file() and file.name not in (race_files.TIMES, LOCK)]
+    there = [
+        file
+        for file in sorted(out.rglob("*"))
+        if file.is_file() and file.name not in (race_files.TIMES_FILE, LOCK_NAME)
+    ]
     return {str(file.relative_to(out)): file.read_bytes() for file in there}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("races") / "undisturbed"
-    race(small(), Letters(), out, "cpu")
+    run_race(small(), Letters(), out, "cpu")
     return out
 
 
@@ -66,7 +78,7 @@ class Watched(Letters):
 
 def test_all_entrants_read_the_same_batches_in_the_same_order(undisturbed: Path, tmp_path: Path) -> None:
     task = Watched()
-    race(small(mechanisms=("metric",), rates=(1e-2, 1e-3)), task, tmp_path / "out", "cpu")
+    run_race(small(mechanisms=("metric",), rates=(1e-2, 1e-3)), task, tmp_path / "out", "cpu")
     steps = range(recipe().steps)
     per_pack = [(seed, step) for step in steps for seed in (0, 1)]
     packs = 2 * 2
@@ -81,7 +93,7 @@ def test_all_entrants_read_the_same_batches_in_the_same_order(undisturbed: Path,
 
 
 def test_all_have_the_same_budget_and_the_same_start(undisturbed: Path) -> None:
-    lines = list(race_files.logs(undisturbed))
+    lines = list(race_files.read_all_logs(undisturbed))
     by = {name: [line for line in lines if line["entrant"] == name] for name in ("untied", "tied")}
     for key in ("seed", "step", "tokens", "rate"):
         assert [line[key] for line in by["untied"]] == [line[key] for line in by["tied"]]
@@ -93,19 +105,27 @@ def test_all_have_the_same_budget_and_the_same_start(undisturbed: Path) -> None:
 
 def test_entrants_take_turns(tmp_path: Path) -> None:
     turns: list[str] = []
-    race(small(), Letters(), tmp_path / "out", "cpu", tell=lambda tokens, total, what: turns.append(what))
+    run_race(small(), Letters(), tmp_path / "out", "cpu", on_progress=lambda tokens, total, what: turns.append(what))
     assert turns == [*["untied at 0.01"] * 3, *["tied at 0.01"] * 3] * 2
 
 
 def test_the_bar_ends_at_the_whole(tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
-    race(small(), Letters(), tmp_path / "out", "cpu", tell=lambda tokens, total, what: heard.append((tokens, total)))
+    run_race(
+        small(),
+        Letters(),
+        tmp_path / "out",
+        "cpu",
+        on_progress=lambda tokens, total, what: heard.append((tokens, total)),
+    )
     assert heard[-1][0] == heard[-1][1] == 2 * 2 * 6 * 4 * 8
 
 
 def test_packed_or_one_after_another_the_losses_are_the_same(undisturbed: Path, tmp_path: Path) -> None:
-    race(small(), Letters(), tmp_path / "out", "cpu", packed=False)
-    for one, other in zip(race_files.logs(undisturbed), race_files.logs(tmp_path / "out"), strict=True):
+    run_race(small(), Letters(), tmp_path / "out", "cpu", packed=False)
+    for one, other in zip(
+        race_files.read_all_logs(undisturbed), race_files.read_all_logs(tmp_path / "out"), strict=True
+    ):
         for key in one:
             close = pytest.approx(other[key], rel=1e-4) if isinstance(other[key], float) else other[key]
             assert one[key] == close, key
@@ -115,8 +135,10 @@ def test_sentence_pairs_are_raced_in_packs(tmp_path: Path) -> None:
     """A mechanism that learns, under padding that differs from seed to seed: as one seed after another."""
     asked, said = Race(recipe(form="encoder-decoder", steps=2, evaluate_every=2), ("metric_map",), 2, ()), []
     for packed in (True, False):
-        race(asked, sentences(), tmp_path / str(packed), "cpu", packed=packed, say=said.append)
-    one, other = ([line["loss"] for line in race_files.logs(tmp_path / str(packed))] for packed in (True, False))
+        run_race(asked, sentences(), tmp_path / str(packed), "cpu", packed=packed, log=said.append)
+    one, other = (
+        [line["loss"] for line in race_files.read_all_logs(tmp_path / str(packed))] for packed in (True, False)
+    )
     assert one == pytest.approx(other, rel=1e-4)
     assert said == []
 
@@ -124,11 +146,11 @@ def test_sentence_pairs_are_raced_in_packs(tmp_path: Path) -> None:
 def test_what_cannot_be_packed_is_said_and_raced_all_the_same(tmp_path: Path) -> None:
     said: list[str] = []
     asked = Race(recipe(position="buckets"), ("tied",), 2, ())
-    race(asked, Letters(), tmp_path / "out", "cpu", say=said.append)
+    run_race(asked, Letters(), tmp_path / "out", "cpu", log=said.append)
     assert len(said) == 2
     assert "untied: no packed form of BucketTable" in said[0]
     assert said[0].endswith("its seeds are trained one after another")
-    assert len(list(race_files.logs(tmp_path / "out"))) == 12
+    assert len(list(race_files.read_all_logs(tmp_path / "out"))) == 12
 
 
 # Going on
@@ -138,15 +160,13 @@ def test_a_second_driver_is_refused_and_the_first_goes_on(undisturbed: Path, tmp
     said: list[str] = []
 
     def second(tokens: int, total: int, what: str) -> None:
-        drivers = (race, partial(race_spread, workers=1)) if not said else ()
+        drivers = (run_race, partial(run_distributed_race, workers=1)) if not said else ()
         for drive in drivers:
-            with pytest.raises(
-                RheoscopeError, match=r"out is being worked on by process \d+ on .*; wait for it"
-            ) as told:
+            with pytest.raises(RheoscopeError, match=r"out is in use by process \d+ on .*; wait until it ends") as told:
                 drive(small(), Letters(), tmp_path / "out", device="cpu")
             said.append(str(told.value))
 
-    race(small(), Letters(), tmp_path / "out", "cpu", tell=second)
+    run_race(small(), Letters(), tmp_path / "out", "cpu", on_progress=second)
     assert len(said) == 2
     assert files(tmp_path / "out") == files(undisturbed)
 
@@ -170,16 +190,16 @@ def stopping(at: int) -> Any:
 @pytest.mark.parametrize("at", [3, 8])
 def test_a_race_that_is_stopped_goes_on_to_the_same_files(at: int, undisturbed: Path, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
-        race(small(), Letters(), tmp_path / "out", "cpu", tell=stopping(at))
-    race(small(), Letters(), tmp_path / "out", "cpu")
+        run_race(small(), Letters(), tmp_path / "out", "cpu", on_progress=stopping(at))
+    run_race(small(), Letters(), tmp_path / "out", "cpu")
     assert files(tmp_path / "out") == files(undisturbed)
 
 
 def test_where_packs_stay_on_the_device_the_files_are_the_same(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rheoscope.learn.race.roomy", lambda device: True)
-    race(small(), Letters(), tmp_path / "out", "cpu")
+    monkeypatch.setattr("rheoscope.learn.race.has_free_memory", lambda device: True)
+    run_race(small(), Letters(), tmp_path / "out", "cpu")
     assert files(tmp_path / "out") == files(undisturbed)
 
 
@@ -198,9 +218,9 @@ def test_killed_between_two_files_it_goes_on_to_the_same(
 
     monkeypatch.setattr(race_files, "write_file", dying)
     with pytest.raises(Stopped):
-        race(small(), Letters(), tmp_path / "out", "cpu")
+        run_race(small(), Letters(), tmp_path / "out", "cpu")
     monkeypatch.undo()
-    race(small(), Letters(), tmp_path / "out", "cpu")
+    run_race(small(), Letters(), tmp_path / "out", "cpu")
     assert files(tmp_path / "out") == files(undisturbed)
 
 
@@ -212,32 +232,32 @@ def test_killed_for_real_it_goes_on_to_the_same_table(undisturbed: Path, tmp_pat
         if next(heard) == 7:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    killed = forked(lambda: race(small(), Letters(), out, "cpu", tell=tell))
+    killed = run_in_fork(lambda: run_race(small(), Letters(), out, "cpu", on_progress=tell))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert race_files.step_of(race_files.lines_of(race_files.pack_folder(out, "untied", 1e-2))) == 3
-    race(small(), Letters(), out, "cpu")
+    assert race_files.last_step(race_files.read_log(race_files.pack_folder(out, "untied", 1e-2))) == 3
+    run_race(small(), Letters(), out, "cpu")
     assert files(out) == files(undisturbed)
-    assert result(out).identical(result(undisturbed))
+    assert race_result(out).identical(race_result(undisturbed))
 
 
 def test_a_finished_race_is_not_run_again(undisturbed: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in undisturbed.rglob("*.safetensors")}
-    race(small(), Letters(), undisturbed, "cpu", tell=stopping(1))
+    run_race(small(), Letters(), undisturbed, "cpu", on_progress=stopping(1))
     assert before == {file: file.stat().st_mtime_ns for file in undisturbed.rglob("*.safetensors")}
 
 
 def test_entrants_may_join_later_and_nothing_else_may_change(undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    race(small(mechanisms=()), Letters(), out, "cpu")
-    race(small(), Letters(), out, "cpu")
+    run_race(small(mechanisms=()), Letters(), out, "cpu")
+    run_race(small(), Letters(), out, "cpu")
     assert files(out) == files(undisturbed)
     for change, told in (({"seeds": 3}, "seeds=2, now seeds=3"), ({"held_out": 9}, "held_out=100000, now held_out=9")):
         with pytest.raises(RheoscopeError, match=told):
-            race(small(**change), Letters(), out, "cpu")
+            run_race(small(**change), Letters(), out, "cpu")
     with pytest.raises(RheoscopeError, match=r"clip=1\.0, now clip=0\.5"):
-        race(Race(recipe(clip=0.5), ("tied",), 2, (1e-2,)), Letters(), out, "cpu")
+        run_race(Race(recipe(clip=0.5), ("tied",), 2, (1e-2,)), Letters(), out, "cpu")
     with pytest.raises(RheoscopeError, match="data="):
-        race(small(), OtherLetters(), out, "cpu")
+        run_race(small(), OtherLetters(), out, "cpu")
 
 
 class OtherLetters(Letters):
@@ -251,17 +271,17 @@ class OtherLetters(Letters):
 def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(RheoscopeError, match="holds other files"):
-        race(small(), Letters(), tmp_path, "cpu")
+        run_race(small(), Letters(), tmp_path, "cpu")
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_a_state_that_is_gone_is_told(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
-        race(small(), Letters(), tmp_path / "out", "cpu", tell=stopping(7))
+        run_race(small(), Letters(), tmp_path / "out", "cpu", on_progress=stopping(7))
     for file in (tmp_path / "out").rglob("state-*"):
         file.unlink()
     with pytest.raises(RheoscopeError, match="is gone"):
-        race(small(), Letters(), tmp_path / "out", "cpu")
+        run_race(small(), Letters(), tmp_path / "out", "cpu")
 
 
 # Divergence
@@ -273,23 +293,23 @@ class Poisoned(Letters):
 
     def batch(self, step: int, recipe: Recipe) -> Batch:
         x, y = super().batch(step, recipe)
-        return (x, torch.full_like(y, self.ignored)) if (recipe.seed, step) == (1, 4) else (x, y)
+        return (x, torch.full_like(y, self.ignore_index)) if (recipe.seed, step) == (1, 4) else (x, y)
 
-    def count(self, batch: Batch) -> int:
-        return int((batch[1] != self.ignored).sum())  # none: 0 / 0
+    def n_targets(self, batch: Batch) -> int:
+        return int((batch[1] != self.ignore_index).sum())  # none: 0 / 0
 
 
 def test_a_seed_that_diverges_is_told_and_the_others_go_on(undisturbed: Path, tmp_path: Path) -> None:
-    race(small(), Poisoned(), tmp_path / "out", "cpu")
-    whole = {(line["entrant"], line["seed"], line["step"]): line for line in race_files.logs(undisturbed)}
-    for line in race_files.logs(tmp_path / "out"):
+    run_race(small(), Poisoned(), tmp_path / "out", "cpu")
+    whole = {(line["entrant"], line["seed"], line["step"]): line for line in race_files.read_all_logs(undisturbed)}
+    for line in race_files.read_all_logs(tmp_path / "out"):
         if line["seed"] == 1 and line["step"] == 6:
             assert line["diverged"] == 5
             assert line["loss"] is None
             assert line["train loss"] is None
         else:
             assert line == whole[line["entrant"], line["seed"], line["step"]]
-    found = result(tmp_path / "out")
+    found = race_result(tmp_path / "out")
     assert found.diverged.values.tolist() == [1, 1]
     assert json.loads(json.dumps(found.verdict.values.tolist())) == ["", "cannot tell"]
 
@@ -302,11 +322,11 @@ def test_where_all_seeds_diverged_nothing_more_is_trained(tmp_path: Path) -> Non
     class AllPoisoned(Poisoned):
         def batch(self, step: int, recipe: Recipe) -> Batch:
             x, y = Letters.batch(self, step, recipe)
-            return (x, torch.full_like(y, self.ignored)) if step == 1 else (x, y)
+            return (x, torch.full_like(y, self.ignore_index)) if step == 1 else (x, y)
 
-    race(asked, AllPoisoned(), tmp_path / "out", "cpu", tell=lambda tokens, total, what: steps.append(what))
+    run_race(asked, AllPoisoned(), tmp_path / "out", "cpu", on_progress=lambda tokens, total, what: steps.append(what))
     assert len(steps) == 2
-    lines = list(race_files.logs(tmp_path / "out"))
+    lines = list(race_files.read_all_logs(tmp_path / "out"))
     assert [line["diverged"] for line in lines] == [None, 2, 2, 2]
 
 
@@ -318,7 +338,7 @@ def test_batches_are_read_one_step_ahead_in_order() -> None:
         return (torch.tensor([[at]]), torch.tensor([[at]])), torch.ones(1)
 
     with ThreadPoolExecutor(1) as reader:
-        found: Iterator[Any] = ahead(reader, read, 3, 7)
+        found: Iterator[Any] = prefetch_batches(reader, read, 3, 7)
         assert [(at, int(work[0][0])) for at, work in found] == [(3, 3), (4, 4), (5, 5), (6, 6)]
 
 
@@ -330,7 +350,7 @@ def test_a_disk_that_is_full_is_told_in_one_line(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(race_files, "save_tensors", full)
     with pytest.raises(RheoscopeError, match=r"No space left on device.*type the same command to go on"):
-        race(small(), Letters(), tmp_path / "out", "cpu")
+        run_race(small(), Letters(), tmp_path / "out", "cpu")
     assert not list((tmp_path / "out").rglob("*.safetensors"))
 
 
@@ -339,29 +359,29 @@ def test_a_disk_that_is_full_is_told_in_one_line(tmp_path: Path, monkeypatch: py
 
 def test_models_of_a_race_are_what_was_trained(undisturbed: Path, tmp_path: Path) -> None:
     """The loss of each, computed by itself, is the one in the log; packed or not."""
-    race(small(), Letters(), tmp_path / "alone", "cpu", packed=False)
+    run_race(small(), Letters(), tmp_path / "alone", "cpu", packed=False)
     for out in (undisturbed, tmp_path / "alone"):
-        last = {(line["entrant"], line["seed"]): line["loss"] for line in race_files.logs(out)}
+        last = {(line["entrant"], line["seed"]): line["loss"] for line in race_files.read_all_logs(out)}
         for entrant in ("untied", "tied"):
             for seed in (0, 1):
-                found = evaluate(model_of(out, entrant, seed), Letters(), recipe(), torch.device("cpu"))
+                found = evaluate(load_race_model(out, entrant, seed), Letters(), recipe(), torch.device("cpu"))
                 assert found["loss"] == pytest.approx(last[entrant, seed], rel=1e-5)
 
 
 def test_models_that_are_not_there_are_refused(undisturbed: Path) -> None:
     for name, seed, rate in (("metric", 0, None), ("tied", 2, None), ("tied", 0, 3.0)):
         with pytest.raises(RheoscopeError, match="has untied, tied with seeds 0 to 1"):
-            model_of(undisturbed, name, seed, rate)
+            load_race_model(undisturbed, name, seed, rate)
 
 
 def test_processes_share_a_race(undisturbed: Path, tmp_path: Path) -> None:
     """Each takes entrants of its own, at all their rates; together they write what one would."""
     out, seen = tmp_path / "out", []
-    race_files.same_race(out, small().told(Letters()))
+    race_files.store_or_check_race(out, small().to_json(Letters()))
     for rank in (1, 0):
-        place = Place(torch.device("cpu"), rank, world=2)
-        with running(small(), Letters(), out, place, USUAL) as here:
-            here.run(mine := share(small().packs(), place))
+        place = Process(torch.device("cpu"), rank, world_size=2)
+        with pack_trainer(small(), Letters(), out, place, DEFAULT_MODE) as here:
+            here.run(mine := packs_of_process(small().packs(), place))
         seen.append([pack.entrant for pack in mine])
     assert seen == [["tied"], ["untied"]]
     assert files(out) == files(undisturbed)
@@ -370,14 +390,14 @@ def test_processes_share_a_race(undisturbed: Path, tmp_path: Path) -> None:
 def test_packs_one_by_one_in_any_order_give_the_same_files(undisturbed: Path, tmp_path: Path) -> None:
     """What a worker of a cluster does, in this process."""
     out = tmp_path / "out"
-    asked = fitting(small(), Letters())
-    race_files.same_race(out, asked.told(Letters()))
-    racer = opened(asked, pickle.loads(pickle.dumps(Letters())), out, "cpu", USUAL)
-    with racer.kept_open:
+    asked = with_task_vocabulary(small(), Letters())
+    race_files.store_or_check_race(out, asked.to_json(Letters()))
+    racer = open_worker(asked, pickle.loads(pickle.dumps(Letters())), out, "cpu", DEFAULT_MODE)
+    with racer.exit_stack:
         for pack in reversed(asked.packs()):
-            assert not ended(out, pack)
+            assert not is_finished(out, pack)
             assert racer.work(None, pickle.loads(pickle.dumps(pack)), None).pack == pack
-            assert ended(out, pack)
+            assert is_finished(out, pack)
     assert racer.facts["device"] == "cpu"
     assert files(out) == files(undisturbed)
 
@@ -385,20 +405,20 @@ def test_packs_one_by_one_in_any_order_give_the_same_files(undisturbed: Path, tm
 def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(RheoscopeError, match=r"pip install 'rheoscope\[corpus\]', or --workers 0"):
-        race_spread(small(), Letters(), tmp_path / "out", workers=2)
+        run_distributed_race(small(), Letters(), tmp_path / "out", workers=2)
 
 
 def test_torchrun_and_ray_are_not_both(undisturbed: Path) -> None:
-    place = Place(torch.device("cpu"), 0, world=2)
-    assert how_many_workers(None, None, "cpu", place) == 0
+    place = Process(torch.device("cpu"), 0, world_size=2)
+    assert ray_worker_count(None, None, "cpu", place) == 0
     with pytest.raises(RheoscopeError, match="torchrun and Ray both share out a race"):
-        how_many_workers(2, None, "cpu", place)
+        ray_worker_count(2, None, "cpu", place)
 
 
 def test_what_a_race_asks_of_torch_it_gives_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     seen: list[bool] = []
     tell = lambda *told: seen.append(torch.are_deterministic_algorithms_enabled())  # noqa: E731
-    race(small(mechanisms=()), Letters(), tmp_path / "out", "cpu", deterministic=True, tell=tell)
+    run_race(small(mechanisms=()), Letters(), tmp_path / "out", "cpu", deterministic=True, on_progress=tell)
     assert all(seen)
     assert not torch.are_deterministic_algorithms_enabled()

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from rheoscope.commands.app import app
 from rheoscope.learn import race_files, race_report
-from rheoscope.learn.curves import compare
-from rheoscope.learn.race_page import page_of, picture
-from rheoscope.learn.race_result import FIELDS, dataset, result, times
+from rheoscope.learn.curves import compare_entrants
+from rheoscope.learn.race_page import build_page, race_picture
+from rheoscope.learn.race_result import FIELDS, comparison_dataset, median_speeds, race_result
 from rheoscope.picture.picture import Line, Shape
 from rheoscope.shapes import RheoscopeError
 from tests.learn.test_curves import curves
@@ -72,11 +72,11 @@ def test_a_file_of_logs_is_told_of_as_its_folder_is(raced: tuple[Path, Any], tmp
     assert told.exit_code == 0, told.output
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert file.read_bytes() == again.read_bytes()
-    assert list(race_files.logs(file)) == list(race_files.logs(out))
-    assert file.stat().st_size < sum(log.stat().st_size for log in out.rglob(race_files.LOG))
+    assert list(race_files.read_all_logs(file)) == list(race_files.read_all_logs(out))
+    assert file.stat().st_size < sum(log.stat().st_size for log in out.rglob(race_files.LOG_FILE))
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(RheoscopeError, match="holds no logs of a race"):
-        result(tmp_path / "other.json")
+        race_result(tmp_path / "other.json")
 
 
 def test_what_diverged_is_the_same_in_a_file_of_logs() -> None:
@@ -86,7 +86,7 @@ def test_what_diverged_is_the_same_in_a_file_of_logs() -> None:
         for step, first, lost in ((0, 1.5, None), (8, None, 5), (16, None, 5))
         for seed, loss, lost in ((3, first, lost), (4, float(torch.tensor(0.1)), None))
     ]
-    assert list(race_files.lines_in(race_files.columns_of(lines))) == lines
+    assert list(race_files.log_lines(race_files.log_columns(lines))) == lines
 
 
 def test_others_join_a_race_of_which_the_logs_are_left(raced: tuple[Path, Any], tmp_path: Path) -> None:
@@ -95,15 +95,15 @@ def test_others_join_a_race_of_which_the_logs_are_left(raced: tuple[Path, Any], 
     join = ["--data", str(out.parent / "book.txt"), "--join", str(tmp_path / "logs.json"), "--out"]
     told = typed(*WORDS, "--mechanisms", "tied,metric", *join, str(tmp_path / "joined"))
     assert told.exit_code == 0, told.output
-    found, before = result(tmp_path / "joined"), result(out)
+    found, before = race_result(tmp_path / "joined"), race_result(out)
     assert list(found.entrant.values) == [*before.entrant.values, "metric"]
     assert found.loss.sel(entrant=before.entrant).equals(before.loss)
     trained = {file.parent.name for file in (tmp_path / "joined").rglob("state-*")}
     assert trained == {"metric@0.001", "metric@0.01"}
-    assert set(times(tmp_path / "joined")) == {"metric"}
+    assert set(median_speeds(tmp_path / "joined")) == {"metric"}
     alone = typed(*WORDS, "--mechanisms", "metric", *join[:2], "--out", str(tmp_path / "alone"))
     assert alone.exit_code == 0, alone.output
-    assert found.loss.sel(entrant="metric").equals(result(tmp_path / "alone").loss.sel(entrant="metric"))
+    assert found.loss.sel(entrant="metric").equals(race_result(tmp_path / "alone").loss.sel(entrant="metric"))
 
 
 def test_only_what_is_finished_is_joined_and_the_same_race_alone(raced: tuple[Path, Any], tmp_path: Path) -> None:
@@ -112,14 +112,14 @@ def test_only_what_is_finished_is_joined_and_the_same_race_alone(raced: tuple[Pa
     stopped = json.loads((tmp_path / "logs.json").read_text())
     stopped["packs"][0]["step"][-1] -= 1
     (tmp_path / "logs.json").write_text(json.dumps(stopped))
-    race_files.from_logs(tmp_path / "logs.json", tmp_path / "joined", race_files.read_race(out))
-    assert len(list((tmp_path / "joined" / race_files.PACKS).iterdir())) == len(stopped["packs"]) - 1
+    race_files.restore_from_logs(tmp_path / "logs.json", tmp_path / "joined", race_files.read_race_settings(out))
+    assert len(list((tmp_path / "joined" / race_files.PACKS_FOLDER).iterdir())) == len(stopped["packs"]) - 1
     join = ["--data", str(out.parent / "book.txt"), "--join", str(tmp_path / "logs.json"), "--out"]
     other = typed(*WORDS, "--seeds", "3", *join, str(tmp_path / "other"))
     assert "logs.json holds a race with seeds=2, now seeds=3; type the same, or another --join" in str(other.exception)
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "letter.txt").write_text("mine")
-    theirs = typed(*WORDS, "--data", str(out / race_files.DATA), *join[2:], str(tmp_path / "theirs"))
+    theirs = typed(*WORDS, "--data", str(out / race_files.DATA_FOLDER), *join[2:], str(tmp_path / "theirs"))
     assert "holds other files" in str(theirs.exception)
     assert [file.name for file in (tmp_path / "theirs").glob("[!.]*")] == ["letter.txt"]
     none = typed(*WORDS, *join[:2], "--join", str(tmp_path / "none.json"), "--out", str(tmp_path / "none"))
@@ -131,14 +131,14 @@ def test_a_race_that_goes_on_is_told_as_far_as_all_are(raced: tuple[Path, Any], 
     import shutil
 
     shutil.copytree(raced[0], tmp_path / "run")
-    log = race_files.pack_folder(tmp_path / "run", "tied", 1e-2) / race_files.LOG
+    log = race_files.pack_folder(tmp_path / "run", "tied", 1e-2) / race_files.LOG_FILE
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:4]))
-    found = result(tmp_path / "run")
+    found = race_result(tmp_path / "run")
     assert found.attrs["steps"] == 1
-    assert "after 1 steps of 2, the race goes on" in race_report.table(found).heading
+    assert "after 1 steps of 2, the race goes on" in race_report.entrant_table(found).heading
     log.unlink()
     with pytest.raises(RheoscopeError, match="has nothing of tied yet"):
-        result(tmp_path / "run")
+        race_result(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -189,14 +189,14 @@ def raced_by_hand() -> Any:
         "untied": base, "untied+asymmetry=0.1": base + 0.02, "untied+asymmetry=10": base + 0.2 + 0.001 * torch.arange(6), "sink": lost,
         "tied+asymmetry=1": base,
     }  # fmt: skip
-    found = compare([curves(name, last, rate) for name, last in made.items() for rate in (1e-3, 1e-2)])
-    return dataset(found, by_hand(rates=[1e-3, 1e-2], seeds=6))
+    found = compare_entrants([curves(name, last, rate) for name, last in made.items() for rate in (1e-3, 1e-2)])
+    return comparison_dataset(found, by_hand(rates=[1e-3, 1e-2], seeds=6))
 
 
 def test_times_are_told_where_they_were_kept_and_over_the_baseline_s() -> None:
     found = raced_by_hand()
-    assert len(race_report.tables(found, {})) == 1
-    (_, told) = race_report.tables(found, {"sink": 50.0, "untied": 100.0})
+    assert len(race_report.report_tables(found, {})) == 1
+    (_, told) = race_report.report_tables(found, {"sink": 50.0, "untied": 100.0})
     assert [[cell.text for cell in row[:3]] for row in told.rows] == [
         ["sink", "50", "2.00 ×"],
         ["untied", "100", "1.00 ×"],
@@ -206,7 +206,7 @@ def test_times_are_told_where_they_were_kept_and_over_the_baseline_s() -> None:
 
 def test_the_table_says_what_the_numbers_are() -> None:
     found = raced_by_hand()
-    told = race_report.table(found)
+    told = race_report.entrant_table(found)
     rows = [[cell.text for cell in row] for row in told.rows]
     assert [row[0] for row in rows] == [
         "untied",
@@ -221,12 +221,12 @@ def test_the_table_says_what_the_numbers_are() -> None:
     assert rows[2][7] == "never"
     assert rows[2][9] == "0 of 6"
     assert rows[3][10] == "1"
-    assert all(cell.title for cell in told.header[1:])
+    assert all(cell.definition for cell in told.header[1:])
 
 
 def test_the_page_draws_the_dial() -> None:
     found = raced_by_hand()
-    panels = {panel.title: panel for panel in picture(found).panels}
+    panels = {panel.title: panel for panel in race_picture(found).panels}
     assert len(panels) == 6
     told = [mark.tip for mark in panels["Who is ahead"].marks if isinstance(mark, Shape)]
     assert told[0].startswith("untied+asymmetry=10: +0.20")  # places count from below
@@ -239,7 +239,7 @@ def test_the_page_draws_the_dial() -> None:
     assert "which all reach" in soon.about
     slower = next(mark for mark in soon.marks if isinstance(mark, Line) and mark.name == "asymmetry")
     assert 1 < slower.y[0] < slower.y[1] < float("inf")
-    html = page_of(found, {"untied": 100.0, "sink": 50.0}, "by hand").html()
+    html = build_page(found, {"untied": 100.0, "sink": 50.0}, "by hand").to_html()
     assert "2.00 ×" in html
     assert "along the dial" in html
 
@@ -252,26 +252,28 @@ def test_every_field_has_a_definition() -> None:
 
 def test_with_halves_every_number_is_of_the_seeds_that_are_judged() -> None:
     last = torch.tensor([1.0, 1.0, 3.0, 3.2], dtype=torch.float64)
-    found = compare([curves("untied", last), curves("tied", last + 1)], halves=True)
-    told = dataset(found, by_hand(rates=[1e-3], seeds=4))
+    found = compare_entrants([curves("untied", last), curves("tied", last + 1)], halves=True)
+    told = comparison_dataset(found, by_hand(rates=[1e-3], seeds=4))
     assert told.final_loss.values == pytest.approx([3.1, 4.1])
     assert told.judged.values.tolist() == [2, 3]
-    assert "chosen on seeds 0, 1, judged on 2, 3" not in race_report.note(told)  # one rate is no choice
+    assert "chosen on seeds 0, 1, judged on 2, 3" not in race_report.table_note(told)  # one rate is no choice
 
 
 def test_who_stands_at_another_rate_or_at_an_end_is_named() -> None:
     last, grid = torch.linspace(3.0, 3.3, 4, dtype=torch.float64), (1e-3, 2e-3, 4e-3)
     best = {"untied": 2e-3, "sink": 2e-3, "tied": 4e-3}
     every = [curves(name, last + (rate != own), rate) for name, own in best.items() for rate in grid]
-    said = race_report.note(dataset(compare(every), by_hand(rates=list(grid), seeds=4)))
+    said = race_report.table_note(comparison_dataset(compare_entrants(every), by_hand(rates=list(grid), seeds=4)))
     assert "At an end of the grid, where a wider one might help: tied." in said
     assert "At another rate than the baseline, so that a difference may be the rate's: tied." in said
-    assert "At " not in race_report.note(dataset(compare(every[:6]), by_hand(rates=list(grid), seeds=4)))
+    assert "At " not in race_report.table_note(
+        comparison_dataset(compare_entrants(every[:6]), by_hand(rates=list(grid), seeds=4))
+    )
 
 
 def test_rates_are_drawn_where_somebody_raced_at_several() -> None:
     found = raced_by_hand()
     own = found.loss_by_rate.where(np.eye(*found.loss_by_rate.shape, dtype=bool))  # each at a rate of its own
     for rates, drawn in ((found.loss_by_rate, True), (own, False)):
-        titles = {panel.title for panel in picture(found.assign(loss_by_rate=rates)).panels}
+        titles = {panel.title for panel in race_picture(found.assign(loss_by_rate=rates)).panels}
         assert ("Learning rates" in titles) == drawn

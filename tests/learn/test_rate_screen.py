@@ -13,13 +13,13 @@ from rheoscope import load, operators
 from rheoscope.commands.app import app
 from rheoscope.learn import race_files
 from rheoscope.learn.geometry_over_training import learned
-from rheoscope.learn.race import Race
-from rheoscope.learn.race_job import from_mapping, from_toml
-from rheoscope.learn.race_models import model_of
-from rheoscope.learn.race_page import geometry
-from rheoscope.learn.race_report import note
-from rheoscope.learn.race_result import looks, result
-from rheoscope.learn.rate_screen import Screen
+from rheoscope.learn.race_job import job_from_mapping, settings_from_toml
+from rheoscope.learn.race_models import load_race_model
+from rheoscope.learn.race_page import geometry_picture
+from rheoscope.learn.race_plan import Race
+from rheoscope.learn.race_report import table_note
+from rheoscope.learn.race_result import best_rate_observations, race_result
+from rheoscope.learn.rate_screen import RateScreen
 from rheoscope.models.recipes import tiny
 from rheoscope.picture.picture import Line
 from rheoscope.shapes import RheoscopeError
@@ -62,37 +62,37 @@ def raced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 def test_each_races_at_its_best_rate_of_the_screen_with_other_seeds(raced: tuple[Path, Any]) -> None:
     out, told = raced
-    screened, whole = race_files.read_race(out / race_files.SCREEN), race_files.read_race(out)
+    screened, whole = race_files.read_race_settings(out / race_files.SCREEN_FOLDER), race_files.read_race_settings(out)
     assert (screened["seeds"], screened["recipe"]["steps"], screened["recipe"]["warmup"]) == (2, 4, 1)
     assert screened["mechanisms"] == ["untied", "tied"]  # a dial takes the rate of the same without it
     assert whole["chosen"] == dict.fromkeys(["untied", "tied", "untied+asymmetry=1"], 1e-2)  # 1e-5 learns nothing
-    assert {line["seed"] for line in race_files.logs(out / race_files.SCREEN)} == {0, 1}
-    assert {line["seed"] for line in race_files.logs(out)} == {2, 3, 4}
-    assert {line["rate"] for line in race_files.logs(out)} == {1e-2}
-    found = result(out)
+    assert {line["seed"] for line in race_files.read_all_logs(out / race_files.SCREEN_FOLDER)} == {0, 1}
+    assert {line["seed"] for line in race_files.read_all_logs(out)} == {2, 3, 4}
+    assert {line["rate"] for line in race_files.read_all_logs(out)} == {1e-2}
+    found = race_result(out)
     assert found.loss_by_rate.isnull().values.tolist() == [[True, False]] * 3
-    assert "best of 2 rates, chosen on seeds 0, 1, judged on seeds 2 to 4" in note(found)
+    assert "best of 2 rates, chosen on seeds 0, 1, judged on seeds 2 to 4" in table_note(found)
     assert "Held-out loss after 8 steps, 3 seeds" in told.output
 
 
 def test_models_of_a_screened_race_are_found_by_the_number_of_their_seed(raced: tuple[Path, Any]) -> None:
     out, _ = raced
-    one, other = (model_of(out, "tied", seed).unembed.weight for seed in (2, 3))
+    one, other = (load_race_model(out, "tied", seed).unembed.weight for seed in (2, 3))
     assert not one.equal(other)
     with pytest.raises(RheoscopeError, match="with seeds 2 to 4"):
-        model_of(out, "tied", 1)
+        load_race_model(out, "tied", 1)
 
 
 def test_the_first_seed_of_each_is_looked_at(raced: tuple[Path, Any], tmp_path: Path) -> None:
     out, _ = raced
     race_files.write_logs(out, tmp_path / "logs.json")
     for where in (out, tmp_path / "logs.json"):
-        found = race_files.looks_of(where, "tied", 1e-2)
+        found = race_files.read_observations(where, "tied", 1e-2)
         assert [one["step"] for one in found] == [0, 8]
         assert found[1]["values"]["symmetry"] == pytest.approx(1)
-    assert not list((out / race_files.SCREEN).rglob("looks"))
+    assert not list((out / race_files.SCREEN_FOLDER).rglob("looks"))
     told = learned(race_files.pack_folder(out, "untied", 1e-2))
-    model = load(model_of(out, "untied", seed=2))
+    model = load(load_race_model(out, "untied", seed=2))
     assert float(told.symmetry[-1]) == pytest.approx(float(operators(model.view, draws=0).symmetry.mean()), abs=1e-5)
 
 
@@ -105,11 +105,11 @@ def test_a_race_is_looked_at_where_it_is_measured(raced: tuple[Path, Any], tmp_p
 
 def test_a_job_says_what_is_typed(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB)
-    told = from_mapping(from_toml(tmp_path / "job.toml") | {"seeds": 5})
+    told = job_from_mapping(settings_from_toml(tmp_path / "job.toml") | {"seeds": 5})
     assert told.data == (tmp_path / "book.txt",)
-    assert told.race().seeds == 5
-    assert told.of().config.width == 16
-    assert told.shorter() == Screen(2, 4)
+    assert told.build_race().seeds == 5
+    assert told.build_recipe().config.width == 16
+    assert told.build_screen() == RateScreen(2, 4)
 
 
 @pytest.mark.parametrize(
@@ -122,21 +122,21 @@ def test_a_job_says_what_is_typed(tmp_path: Path) -> None:
 )
 def test_a_job_that_is_none_is_refused(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(RheoscopeError, match=said):
-        from_mapping({"recipe": "tiny", "mechanisms": ["tied"], "data": ["a"]} | changed)
+        job_from_mapping({"recipe": "tiny", "mechanisms": ["tied"], "data": ["a"]} | changed)
 
 
 @pytest.mark.parametrize("file", sorted(RACES.glob("*.toml")), ids=lambda file: file.stem)
 def test_the_races_of_the_results_are_races(file: Path) -> None:
     """Each entrant at the best of the same rates, chosen in a shorter race or in the race itself."""
-    job = from_mapping(from_toml(file))
-    shorter = job.shorter()
-    assert len(job.race().packs()) >= 9
+    job = job_from_mapping(settings_from_toml(file))
+    shorter = job.build_screen()
+    assert len(job.build_race().packs()) >= 9
     assert len(job.rates) >= 2
-    assert shorter is None or shorter.race(job.race()).recipe.steps <= job.of().steps / 4
+    assert shorter is None or shorter.screening_race(job.build_race()).recipe.steps <= job.build_recipe().steps / 4
 
 
 def test_the_page_draws_what_was_seen(raced: tuple[Path, Any]) -> None:
-    drawn = {panel.title: panel for panel in geometry(looks(raced[0])).panels}
+    drawn = {panel.title: panel for panel in geometry_picture(best_rate_observations(raced[0])).panels}
     tied = next(mark for mark in drawn["Symmetry"].marks if isinstance(mark, Line) and mark.name == "tied")
     assert list(tied.x) == [0, 8]
     assert list(tied.y) == pytest.approx([1, 1])
@@ -144,15 +144,15 @@ def test_the_page_draws_what_was_seen(raced: tuple[Path, Any]) -> None:
 
 def test_a_screen_is_shorter() -> None:
     with pytest.raises(RheoscopeError, match="type --screen 4x50"):
-        Screen(4, 900).race(Race(tiny(), ("tied",)))
+        RateScreen(4, 900).screening_race(Race(tiny(), ("tied",)))
     with pytest.raises(RheoscopeError, match="a screen is SEEDSxSTEPS"):
-        Screen.of("short")
+        RateScreen.parse("short")
 
 
 def test_entrants_may_join_a_screened_race(raced: tuple[Path, Any], tmp_path: Path) -> None:
     out = Path(shutil.copytree(raced[0], tmp_path / "copy"))
-    before = race_files.read_race(out)
-    joined = race_files.same_race(
+    before = race_files.read_race_settings(out)
+    joined = race_files.store_or_check_race(
         out,
         json.loads(json.dumps(before)) | {"mechanisms": ["untied", "gated"], "chosen": {"untied": 1e-2, "gated": 1e-5}},
     )
@@ -170,10 +170,10 @@ def test_a_screen_is_kept_with_the_logs_and_joined_with_them(raced: tuple[Path, 
     assert told.exit_code == 0, told.output
     trained = {one.parent.relative_to(tmp_path / "joined").as_posix() for one in (tmp_path / "joined").rglob("state-*")}
     assert trained == {"screen/packs/gated@1e-05", "screen/packs/gated@0.01", "packs/gated@0.01"}
-    found, before = result(tmp_path / "joined"), result(out)
+    found, before = race_result(tmp_path / "joined"), race_result(out)
     assert found.loss.sel(entrant=before.entrant).equals(before.loss)
-    assert "gated" in looks(tmp_path / "joined")
-    assert looks(tmp_path / "joined")["tied"] == looks(out)["tied"]
+    assert "gated" in best_rate_observations(tmp_path / "joined")
+    assert best_rate_observations(tmp_path / "joined")["tied"] == best_rate_observations(out)["tied"]
 
 
 def test_figures_are_drawn_of_a_race(raced: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

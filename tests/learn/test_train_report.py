@@ -12,11 +12,11 @@ import pytest
 
 import rheoscope as rs
 from rheoscope.commands.app import main
-from rheoscope.learn.train_report import recipe_table, show
+from rheoscope.learn.train_report import recipe_table, run_training
 from rheoscope.models.train import read_log
 from rheoscope.shapes import RheoscopeError
-from tests.attention.cases import as_users_run
-from tests.processes import Fork, forked
+from tests.attention.cases import without_jaxtyping_checks
+from tests.processes import Fork, run_in_fork
 
 SMALL = [
     "width=16",
@@ -39,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def train(out: str = "run", data: str = "a.txt", settings: Any = SMALL, steps: int = 4, **more: Any) -> None:
-    show("tiny", [Path(data)], Path(out), (), settings, steps, "cpu", **more)
+    run_training("tiny", [Path(data)], Path(out), (), settings, steps, "cpu", **more)
 
 
 def test_a_run_its_end_and_its_repetition(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,15 +55,15 @@ def test_a_run_its_end_and_its_repetition(here: Path, capsys: pytest.CaptureFixt
 def test_an_encoder_is_trained_opened_and_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From the command to the analyses; hidden tokens become likelier than by their frequency."""
     settings = [*SMALL, "batch=16", "rate=0.02", "evaluate_every=150", "held_out=0.3", "warmup=10"]
-    with as_users_run():  # shapes are checked by shorter runs
-        show("encoder", [Path("a.txt")], Path("run"), (), settings, 150, "cpu")
+    with without_jaxtyping_checks():  # shapes are checked by shorter runs
+        run_training("encoder", [Path("a.txt")], Path("run"), (), settings, 150, "cpu")
     assert capsys.readouterr().out.endswith(', at step 150); type rheoscope "…" --model run\n')
     shares = [TEXT.count(letter) / len(TEXT) for letter in set(TEXT)]
     assert read_log(Path("run"))[-1]["loss"] < -sum(share * math.log(share) for share in shares) - 0.3
     model = rs.load("run")
     trace = model.trace("the <|mask|>at sat", logits=True)
     assert trace.tokens[:6] == ["<|endoftext|>", "t", "h", "e", " ", "<|mask|>"]
-    assert model.words([int(trace.logits[5].argmax())])[0] in ("c", "s", "m")
+    assert model.token_strings([int(trace.logits[5].argmax())])[0] in ("c", "s", "m")
     assert float(trace.weights(0, 0).triu(1).sum()) > 0  # it reads what comes after
     for ask in (rs.trajectory, rs.transport, rs.readout, rs.agreement, rs.heat):
         assert ask(trace).data_vars
@@ -174,7 +174,7 @@ def by_torchrun() -> None:
 def test_torchrun(here: Path) -> None:
     """Two processes: one prepares, one speaks; the same command goes on, and ends as one process does."""
     train("one")
-    done = forked(by_torchrun, "train", *words("many"), "--steps", "4")
+    done = run_in_fork(by_torchrun, "train", *words("many"), "--steps", "4")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("wrote many") == 1
     logs = [[line["loss"] for line in read_log(here / out)] for out in ("many", "one")]

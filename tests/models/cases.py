@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.attention.definition import positions
+from rheoscope.attention.definition import query_key_positions
 from rheoscope.models.checkpoint import save
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
@@ -130,9 +130,9 @@ class Seen:
         q, k, v = module.project(u, turn)
         repeat = q.shape[1] // k.shape[1]
         self.q, self.k, self.v = q[0], k[0].repeat_interleave(repeat, 0), v[0].repeat_interleave(repeat, 0)
-        i, j = positions(u.shape[1], u.shape[1], u.device)
-        mechanism = module.mechanism.current()
-        self.permitted = mechanism.under(real).mask(i, j)
+        i, j = query_key_positions(u.shape[1], u.shape[1], u.device)
+        mechanism = module.mechanism.current_mechanism()
+        self.permitted = mechanism.with_mask(real).mask(i, j)
         self.scores = mechanism.score(self.q[None], self.k[None])[0]
         bias = None if position is None else position.bias(i, j)
         self.scores = self.scores if bias is None else self.scores + bias

@@ -13,9 +13,9 @@ from rheoscope.models.transformer import Stack, Transformer, Translator, build
 from tests.attention.cases import gap
 
 POSITIONS = ("rotary", "learned", "sinusoidal", "alibi", "buckets", "none")
-CAUSAL = [name for name, row in ZOO.items() if row.domain.masked]
+CAUSAL = [name for name, row in ZOO.items() if row.domain.allows_masks]
 """Mechanisms that a decoder can have: all that are defined under a mask."""
-GROWING = [name for name in CAUSAL if not ZOO[name].domain.square]
+GROWING = [name for name in CAUSAL if not ZOO[name].domain.requires_square]
 """Those that can go on from a cache: fewer queries than keys."""
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from rheoscope.models.config import Config
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.sentence_pairs import END, PairCorpus, Pairs
-from rheoscope.models.task import Masked, Prose, Translation
+from rheoscope.models.task import MaskedTokenTask, NextTokenTask, TranslationTask
 from rheoscope.models.token_corpus import Corpus
 from rheoscope.models.train import read_log, train
 
@@ -27,7 +27,7 @@ def small(**changes: Any) -> Recipe:
     """A decoder that takes a step in milliseconds, with everything a run can have: dropout, accumulation, warm-up."""
     config = Config(vocabulary=VOCABULARY, width=16, depth=2, heads=2, hidden=24, context=16, dropout=0.2)
     recipe = Recipe(config, steps=9, batch=8, context=12, rate=1e-2, warmup=3, accumulate=2, evaluate_every=2)
-    return recipe.but(**changes)
+    return recipe.with_changes(**changes)
 
 
 JUMPS = 0.2
@@ -44,14 +44,14 @@ def tokens(count: int, seed: int = 0) -> np.ndarray:
     return (np.cumsum(steps) % VOCABULARY).astype("<u2")
 
 
-def prose(train: int = 400, held_out: int = 100) -> Prose:
-    return Prose(Corpus(tokens(train), tokens(held_out, 1), VOCABULARY, 2 * held_out, Path("tokenizer.json")))
+def prose(train: int = 400, held_out: int = 100) -> NextTokenTask:
+    return NextTokenTask(Corpus(tokens(train), tokens(held_out, 1), VOCABULARY, 2 * held_out, Path("tokenizer.json")))
 
 
-def masked(train: int = 400, held_out: int = 100) -> Masked:
+def masked(train: int = 400, held_out: int = 100) -> MaskedTokenTask:
     """The same text with a token that hides others after its own tokens."""
     parts = tokens(train), tokens(held_out, 1)
-    return Masked(Corpus(*parts, VOCABULARY + 1, 2 * held_out, Path("tokenizer.json")), VOCABULARY)
+    return MaskedTokenTask(Corpus(*parts, VOCABULARY + 1, 2 * held_out, Path("tokenizer.json")), VOCABULARY)
 
 
 def encoder(**changes: Any) -> Recipe:
@@ -67,14 +67,16 @@ def pairs(count: int, longest: int = 5, vocabulary: int = VOCABULARY, seed: int 
     return Pairs(np.concatenate(rows).astype("<u2"), np.cumsum([len(row) for row in rows]))
 
 
-def translation(count: int = 40, **more: Any) -> Translation:
-    return Translation(PairCorpus(pairs(count, **more), pairs(8, seed=1, **more), VOCABULARY, Path("tokenizer.json")))
+def translation(count: int = 40, **more: Any) -> TranslationTask:
+    return TranslationTask(
+        PairCorpus(pairs(count, **more), pairs(8, seed=1, **more), VOCABULARY, Path("tokenizer.json"))
+    )
 
 
 def translator(**changes: Any) -> Recipe:
     """A small encoder-decoder; label smoothing as 2017."""
     recipe = small(label_smoothing=0.1, accumulate=1, batch=6)
-    return recipe.but(**({"form": "encoder-decoder", "position": "sinusoidal"} | changes))
+    return recipe.with_changes(**({"form": "encoder-decoder", "position": "sinusoidal"} | changes))
 
 
 def run(out: Path, recipe: Recipe, task: Any = None, stop_at: int | None = None, **more: Any) -> Any:
@@ -85,7 +87,7 @@ def run(out: Path, recipe: Recipe, task: Any = None, stop_at: int | None = None,
             raise Killed
 
     try:
-        return train(recipe, task or prose(), out, device="cpu", tell=tell, **more)
+        return train(recipe, task or prose(), out, device="cpu", on_progress=tell, **more)
     except Killed:
         return None
 

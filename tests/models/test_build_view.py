@@ -29,12 +29,14 @@ def test_M_is_the_form_of_the_scores(name: str) -> None:
     """Up to terms of the query alone and of the key alone, which double centring removes (biases, −|k|² of a metric)."""
     trace, own = seen(name, F64)
     for at, layer in enumerate(own):
-        block, x = trace.view.blocks[at], trace.read_by(at)
+        block, x = trace.view.layer_heads[at], trace.layer_input(at)
         n = torch.arange(len(x))
         bias = block.mechanism.position.bias(n, n)
-        hat = block.norm.hat(x)
+        hat = block.norm.normalise(x)
         own_form = centred(layer.scores if bias is None else layer.scores - bias)
-        assert gap(centred(block.M().form(hat, hat)), own_form) <= 1e-10 * max(1.0, float(own_form.abs().max()))
+        assert gap(centred(block.M().bilinear_form(hat, hat)), own_form) <= 1e-10 * max(
+            1.0, float(own_form.abs().max())
+        )
 
 
 @torch.no_grad()
@@ -43,19 +45,19 @@ def test_M_of_a_turned_metric_is_the_form_at_every_offset() -> None:
     trace, own = seen("own_metric", F64)
     c = 0.5 / 2.0**2
     for at, layer in enumerate(own):
-        block, x = trace.view.blocks[at], trace.read_by(at)
+        block, x = trace.view.layer_heads[at], trace.layer_input(at)
         dot = layer.scores + c * layer.q.square().sum(-1)[:, :, None] + c * layer.k.square().sum(-1)[:, None]
         for offset in range(1 - len(x), len(x)):
-            form = block.M()(offset).form(block.norm.hat(x), block.norm.hat(x))
+            form = block.M()(offset).bilinear_form(block.norm.normalise(x), block.norm.normalise(x))
             assert gap(form.diagonal(-offset, -2, -1), dot.diagonal(-offset, -2, -1)) <= 1e-5
 
 
 @pytest.mark.parametrize("name", sorted(NO_FORM))
 def test_a_score_that_is_no_form_has_no_M(name: str) -> None:
     view = model(name).view
-    for ask in (view.blocks[1].M, lambda: view.head(1, 2).M, lambda: rs.operators(view)):
+    for ask in (view.layer_heads[1].M, lambda: view.head(1, 2).M, lambda: rs.operators(view)):
         with pytest.raises(
-            RheoscopeError, match=r"the score of this head \(.*\) is no bilinear form .*; type trace"
+            RheoscopeError, match=r"the score of this head \(.*\) is not a bilinear form .*; type trace"
         ) as said:
             ask()
         assert "\n" not in str(said.value)
@@ -76,11 +78,11 @@ def test_parts_of_scores_are_for_scaled_dot_products(name: str) -> None:
 def test_values_of_another_width_are_the_rank_of_F() -> None:
     """d_v = 5 of d = 32: F = W_V W_O has rank 5, and what heads move is Σ_j α_ij x̂_j F and constants."""
     trace = seen("own_values", F64)[0]
-    for layer, block in enumerate(trace.view.blocks):
+    for layer, block in enumerate(trace.view.layer_heads):
         assert block.W_V.shape == (2, 32, 5)
         assert block.W_O.shape == (4, 5, 32)
         assert torch.linalg.matrix_rank(block.F().dense()).tolist() == [5] * 4
-        hat = block.norm.hat(trace.read_by(layer))
+        hat = block.norm.normalise(trace.layer_input(layer))
         for head in range(4):
             constant = block.value_bias[head] @ block.W_O[head]  # type: ignore[index]
             moved = trace.weights(layer, head).to(F64) @ hat @ block.F()[head].dense() + constant
@@ -88,11 +90,11 @@ def test_values_of_another_width_are_the_rank_of_F() -> None:
 
 
 def test_a_mapped_value_has_no_F() -> None:
-    from rheoscope.attention.feature_maps import Unit
+    from rheoscope.attention.feature_maps import UnitNorm
 
-    block = model("own").view.blocks[0]
-    mapped = replace(block, mechanism=replace(block.mechanism, value=Unit()))
-    with pytest.raises(RheoscopeError, match=r"maps its values by Unit .* so it has no F; type trace.displacement"):
+    block = model("own").view.layer_heads[0]
+    mapped = replace(block, mechanism=replace(block.mechanism, value=UnitNorm()))
+    with pytest.raises(RheoscopeError, match=r"maps its values by UnitNorm .* so it has no F; type trace.displacement"):
         mapped.F()
 
 
@@ -107,7 +109,7 @@ def test_offsets_may_reach_beyond_the_longest_text() -> None:
     short, long = (rs.load(randomised(Transformer(tiny(context=context, depth=1)).to(F64))) for context in (4, 64))
     for offset in (3, 4, 20):
         found, wanted = (
-            one.view.blocks[0].mechanism.position.rotation(offset, 8, torch.empty(0, dtype=F64))
+            one.view.layer_heads[0].mechanism.position.rotation_matrix(offset, 8, torch.empty(0, dtype=F64))
             for one in (short, long)
         )
         assert torch.equal(found, wanted)
@@ -120,7 +122,7 @@ def test_tied_queries_and_keys_are_symmetric() -> None:
             rows = block.attention.read.weight.unflatten(0, (-1, 8))
             rows[:4] = rows[4:6].repeat_interleave(2, 0)
 
-    for block in changed("own", tie).view.blocks:
+    for block in changed("own", tie).view.layer_heads:
         for offset in (0, 1, 7, -3):
             assert gap(block.M().symmetry_at(offset), torch.ones(4)) <= 1e-6
         assert float(replace(block, W_K=block.W_K.flip(0)).M().symmetry().detach().abs().max()) < 0.6
@@ -139,7 +141,7 @@ def test_positions_keep_their_precision(name: str) -> None:
 def test_another_mechanism_is_another_model() -> None:
     """The same weights read by another score: a Trace of one is not opened with the View of the other."""
     net = network("own_laplace")
-    other = Transformer(net.config.but(mechanism="scaled_dot")).eval()
+    other = Transformer(net.config.with_changes(mechanism="scaled_dot")).eval()
     other.load_state_dict(net.state_dict())
     assert rs.load(other).view.facts["weights"] != model("own_laplace").view.facts["weights"]
 

@@ -10,11 +10,13 @@ import torch
 
 import rheoscope as rs
 from rheoscope.attention.mask import NoMask
-from rheoscope.attention.position import ALiBi, NoPosition
+from rheoscope.attention.position import NoPosition
+from rheoscope.attention.position_bias import ALiBi
 from rheoscope.attention.score import Gram
 from rheoscope.models.certificate import certify
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.head import Heads, Norm, Turned
+from rheoscope.space.head import Heads
+from rheoscope.space.model_parts import ModelRotary, Norm
 from tests.models.cases import EVERY, model, network
 from tests.pretrained.cases import hooks_left, text
 
@@ -23,12 +25,14 @@ F64 = torch.float64
 
 def broken(name: str, wrong: Callable[[Heads], Heads]) -> Any:
     of = model(name)
-    return replace(of, view=replace(of.view, blocks=(of.view.blocks[0], wrong(of.view.blocks[1]))))
+    return replace(of, view=replace(of.view, layer_heads=(of.view.layer_heads[0], wrong(of.view.layer_heads[1]))))
 
 
 def backwards(heads: Heads) -> Heads:
     position: Any = heads.mechanism.position
-    return replace(heads, mechanism=replace(heads.mechanism, position=Turned(lambda x, at: position.turn(x, 50 - at))))
+    return replace(
+        heads, mechanism=replace(heads.mechanism, position=ModelRotary(lambda x, at: position.rotate(x, 50 - at)))
+    )
 
 
 FAULTS: list[tuple[str, str, Callable[[Heads], Heads]]] = [
@@ -49,7 +53,7 @@ FAULTS: list[tuple[str, str, Callable[[Heads], Heads]]] = [
 
 @pytest.mark.parametrize(("name", "wrong"), [row[1:] for row in FAULTS], ids=[row[0] for row in FAULTS])
 def test_a_wrong_description_is_refused(name: str, wrong: Callable[[Heads], Heads]) -> None:
-    with pytest.raises(RheoscopeError, match=r"does not reproduce this model \(.*\); .* report"):
+    with pytest.raises(RheoscopeError, match=r"does not reproduce this model: .*; please report the config"):
         certify(broken(name, wrong))
 
 
@@ -57,8 +61,8 @@ def test_a_wrong_description_is_refused(name: str, wrong: Callable[[Heads], Head
 def test_a_right_description_passes(name: str) -> None:
     for dtype, within in ((torch.float32, 1e-5), (F64, 1e-9)):
         found = model(name, dtype).view.facts["certificate"]
-        assert found.tokens == 8
-        assert max(found.weights, found.closure, found.operators) <= within
+        assert found.n_tokens == 8
+        assert max(found.weights_error, found.closure_error, found.operators_error) <= within
     assert not hooks_left(network(name))
 
 

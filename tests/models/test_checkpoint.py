@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.models.checkpoint import config_of, fill, initial, opened, save
+from rheoscope.models.checkpoint import initial_network, load_network, load_weights, read_config, save
 from rheoscope.models.transformer import Transformer, Translator
-from rheoscope.models.vocabulary import characters
+from rheoscope.models.vocabulary import character_tokenizer
 from rheoscope.shapes import RheoscopeError
-from tests.attention.cases import as_users_run
+from tests.attention.cases import without_jaxtyping_checks
 from tests.models.cases import CASES, EVERY, model, network, saved, tiny, traced
 from tests.pretrained.cases import gap, randomised, text
 
@@ -30,11 +30,11 @@ def test_what_was_saved_opens_with_the_same_logits(name: str, tmp_path: Path) ->
     assert of.view.facts["weights"] == model(name).view.facts["weights"]
     assert of.view.facts["model"] == str(tmp_path)
     assert not of.network.training
-    assert config_of(tmp_path) == CASES[name]
+    assert read_config(tmp_path) == CASES[name]
 
 
 def test_the_files_of_a_model(tmp_path: Path) -> None:
-    saved("own", tmp_path / "deep" / "er", tokenizer=characters(["abc"], []), card={"loss": 1.5})
+    saved("own", tmp_path / "deep" / "er", tokenizer=character_tokenizer(["abc"], []), card={"loss": 1.5})
     files = sorted(file.name for file in (tmp_path / "deep" / "er").iterdir())
     assert files == ["card.json", "config.json", "model.safetensors", "tokenizer.json"]
     assert json.loads((tmp_path / "deep" / "er" / "card.json").read_text()) == {"loss": 1.5}
@@ -47,13 +47,13 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     )
     assert "unembed.weight" not in tied
     assert {"unembed.weight", "stack.embed.weight"} <= untied
-    again, _ = opened(tmp_path / "own_biased")
+    again, _ = load_network(tmp_path / "own_biased")
     assert again.unembed.weight is again.stack.embed.weight
 
 
 def test_an_encoder_decoder_is_saved_and_filled_again(tmp_path: Path) -> None:
     net = randomised(Translator(tiny(form="encoder-decoder", bias=True)))
-    again, _ = opened(save(net, tmp_path))
+    again, _ = load_network(save(net, tmp_path))
     assert isinstance(again, Translator)
     source, target = text(1)[None], text(2, 7)[None]
     assert torch.equal(again(source, target), net(source, target))
@@ -71,7 +71,7 @@ def test_half_the_space(dtype: str, tmp_path: Path) -> None:
     assert of.view.facts["dtype"] == "float32"
     rounded = network("own").stack.embed.weight.to(getattr(torch, dtype)).float()
     assert torch.equal(of.view.embed, rounded)
-    assert fill(Transformer(CASES["own"]), tmp_path / "half") is getattr(torch, dtype)
+    assert load_weights(Transformer(CASES["own"]), tmp_path / "half") is getattr(torch, dtype)
     assert rs.load(tmp_path / "half", dtype="float64").view.facts["dtype"] == "float64"
 
 
@@ -110,7 +110,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def test_a_tokenizer_by_its_path(tmp_path: Path) -> None:
     file = tmp_path / "words.json"
-    characters(["abc"], []).save(str(file))
+    character_tokenizer(["abc"], []).save(str(file))
     of = rs.load(saved("own", tmp_path / "model", tokenizer=file))
     assert of.trace("cab").ids.tolist() == [2, 0, 1]
 
@@ -157,9 +157,9 @@ def written(directory: Path, file: str, held: str) -> Path:
 
 UNFIT = r"the weights of .* do not fit its config \({}: .*\); get both again"
 BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "empty": (lambda to: cut(to, 0), r"model.safetensors is truncated or corrupt .*; get it again"),
-    "cut in the header": (lambda to: cut(to, 60), r"truncated or corrupt .*; get it again"),
-    "one byte short": (lambda to: cut(to, -1), r"truncated or corrupt .*; get it again"),
+    "empty": (lambda to: cut(to, 0), r"model.safetensors is truncated or corrupt .*; download it again"),
+    "cut in the header": (lambda to: cut(to, 60), r"truncated or corrupt .*; download it again"),
+    "one byte short": (lambda to: cut(to, -1), r"truncated or corrupt .*; download it again"),
     "no weights": (lambda to: without(to, "model.safetensors"), r"holds no model.safetensors; type the directory"),
     "wider": (lambda to: told(to, width=48), UNFIT.format("of another shape")),
     "more words": (lambda to: told(to, vocabulary=41), UNFIT.format("of another shape")),
@@ -176,17 +176,20 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda to: with_tensors(to, lambda x: x.update({Q: x[Q].long()})),
         UNFIT.format("no floating-point numbers"),
     ),
-    "NaN": (lambda to: with_tensors(to, filled(FFN, torch.nan)), rf"the weight {FFN} holds NaN or infinity; .* get it"),
+    "NaN": (
+        lambda to: with_tensors(to, filled(FFN, torch.nan)),
+        rf"the weight {FFN} holds NaN or infinity; download the checkpoint again",
+    ),
     "infinity": (lambda to: with_tensors(to, filled(Q, torch.inf)), rf"the weight {Q} holds NaN or infinity"),
     "unknown field": (lambda to: told(to, flavour="sweet"), r"this config has the unknown field 'flavour'; "),
-    "unknown mechanism": (lambda to: told(to, mechanism="magic"), r"unknown mechanism 'magic'; type one of"),
+    "unknown mechanism": (lambda to: told(to, mechanism="magic"), r"unknown mechanism 'magic'; the mechanisms are"),
     "unknown form": (lambda to: told(to, form="loop"), r"unknown form 'loop'; type one of decoder, encoder"),
     "no tokenizer at all": (
         lambda to: written(to, "tokenizer.json", "{"),
         r"is no tokenizer.json \(.*\); get it again",
     ),
     "more tokens than words": (
-        lambda to: written(to, "tokenizer.json", characters(["".join(map(chr, range(65, 120)))], []).to_str()),
+        lambda to: written(to, "tokenizer.json", character_tokenizer(["".join(map(chr, range(65, 120)))], []).to_str()),
         r"tokenizer.json has 55 tokens, the model 40; get both again",
     ),
 }
@@ -195,7 +198,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_broken_checkpoint_is_refused_in_one_line(fault: str, tmp_path: Path) -> None:
     make, match = BROKEN[fault]
-    with as_users_run(), pytest.raises(RheoscopeError, match=match) as said:
+    with without_jaxtyping_checks(), pytest.raises(RheoscopeError, match=match) as said:
         rs.load(make(saved("own", tmp_path)))
     assert "\n" not in str(said.value)
 
@@ -212,16 +215,18 @@ def test_a_config_of_something_else_is_refused(held: str, match: str, tmp_path: 
     saved("own", tmp_path)
     (tmp_path / "config.json").write_text(held)
     with pytest.raises(RheoscopeError, match=match):
-        opened(tmp_path)
+        load_network(tmp_path)
     with pytest.raises(RheoscopeError, match=r"holds no config.json; type the directory that a model was saved to"):
-        opened(tmp_path / "nowhere")
+        load_network(tmp_path / "nowhere")
 
 
 def test_no_device_and_no_dtype_of_that_name(tmp_path: Path) -> None:
     for source in (saved("own", tmp_path), network("own")):
-        with pytest.raises(RheoscopeError, match="unknown dtype 'float8'; type one of float32"):
+        with pytest.raises(
+            RheoscopeError, match="dtype must be one of float32, bfloat16, float16, float64, got 'float8'"
+        ):
             rs.load(source, dtype="float8")
-        with pytest.raises(RheoscopeError, match="there is no device 'warp' here; type device='cpu'"):
+        with pytest.raises(RheoscopeError, match="there is no device 'warp' on this machine; type device='cpu'"):
             rs.load(source, device="warp")
 
 
@@ -243,8 +248,8 @@ def test_the_control_has_the_same_shapes_and_always_the_same_weights(name: str, 
 def test_opening_leaves_the_seed_alone(tmp_path: Path) -> None:
     saved("own", tmp_path)
     before = torch.random.get_rng_state()
-    opened(tmp_path)
-    initial(CASES["own"])
+    load_network(tmp_path)
+    initial_network(CASES["own"])
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

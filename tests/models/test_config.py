@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rheoscope.models.config import CHOICES, Config, usual_hidden
+from rheoscope.models.config import CHOICES, Config, default_hidden
 from rheoscope.shapes import RheoscopeError
-from tests.attention.cases import as_users_run
+from tests.attention.cases import without_jaxtyping_checks
 from tests.models.outside import tiny
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -38,10 +38,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         ({"options": value}, "options must be names and values that JSON holds")
         for value in (None, "sigma", ["sigma"], {1: 2}, {"sigma": {2.0}}, {"sigma": float("nan")})
     ),
-    ({"mechanism": "dot"}, "unknown mechanism 'dot'; type one of"),
+    ({"mechanism": "dot"}, "unknown mechanism 'dot'; the mechanisms are"),
     ({"mechanism": "bilinear", "options": {"dim": 3}}, "options with a dim; type head_width="),
     ({"mechanism": "relation", "options": {"key_dim": 3}}, "options with a key_dim; type head_width="),
-    ({"mechanism": None}, "unknown mechanism None; type one of"),
+    ({"mechanism": None}, "unknown mechanism None; the mechanisms are"),
     ({"mechanism": "metric", "options": {"sigma": -1.0}}, "sigma must be a positive number, got -1.0; type"),
     ({"mechanism": "sigmoid", "attention_dropout": 0.1}, "'sigmoid' has Sigmoid; type attention_dropout=0"),
 ]
@@ -49,7 +49,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "named"), WRONG, ids=str)
 def test_a_wrong_field_is_refused_in_one_line(changes: dict[str, Any], named: str) -> None:
-    with as_users_run(), pytest.raises(RheoscopeError) as refusal:
+    with without_jaxtyping_checks(), pytest.raises(RheoscopeError) as refusal:
         tiny(**changes)
     message = str(refusal.value)
     assert named in message
@@ -62,12 +62,12 @@ def test_odd_heads_are_fine_without_rotation() -> None:
 
 
 def test_an_option_of_another_mechanism_is_refused() -> None:
-    with pytest.raises(RheoscopeError, match="mechanism 'scaled_dot' has no option 'sigma'; it takes scale"):
+    with pytest.raises(RheoscopeError, match="mechanism 'scaled_dot' has no option 'sigma'; its options are scale"):
         tiny(options={"sigma": 1.0})
 
 
 def test_whole_numbers_are_numbers() -> None:
-    with as_users_run():
+    with without_jaxtyping_checks():
         assert tiny(base=500, branch=2, dropout=0, eps=1).base == 500
 
 
@@ -79,9 +79,9 @@ def test_what_is_left_out_follows() -> None:
 
 @pytest.mark.parametrize("width", [8, 64, 128, 192, 256, 768, 4096])
 def test_a_gated_ffn_has_as_many_parameters_as_a_plain_one(width: int) -> None:
-    hidden, step = usual_hidden(width, "swiglu"), 64 if width >= 192 else 8
+    hidden, step = default_hidden(width, "swiglu"), 64 if width >= 192 else 8
     assert hidden % step == 0
-    assert 0 <= 3 * hidden - 2 * usual_hidden(width, "gelu") < 3 * step + 3  # rounded up, and by no more than a step
+    assert 0 <= 3 * hidden - 2 * default_hidden(width, "gelu") < 3 * step + 3  # rounded up, and by no more than a step
 
 
 def test_it_survives_a_file(tmp_path: Path) -> None:
@@ -91,39 +91,39 @@ def test_it_survives_a_file(tmp_path: Path) -> None:
     config.save(tmp_path / "config.json")
     told = json.loads((tmp_path / "config.json").read_text())
     assert told["model_type"] == "rheoscope"
-    assert Config.of(told) == config
+    assert Config.from_dict(told) == config
 
 
 def test_a_foreign_config_is_refused_by_name() -> None:
     with pytest.raises(RheoscopeError, match="'n_embd'"):
-        Config.of({"vocabulary": 9, "n_embd": 16})
+        Config.from_dict({"vocabulary": 9, "n_embd": 16})
     with pytest.raises(RheoscopeError, match="no vocabulary"):
-        Config.of({"width": 16})
+        Config.from_dict({"width": 16})
 
 
 def test_changed_widths_take_what_follows_with_them() -> None:
     config = Config(vocabulary=9, width=64, heads=4)
-    wider = config.but(width=128)
-    assert (wider.head_width, wider.hidden) == (32, usual_hidden(128, "swiglu"))
-    assert config.but(heads=8).kv_heads == 8
-    assert config.but(width=128, hidden=100).hidden == 100
-    assert config.but(depth=2) == Config(vocabulary=9, width=64, heads=4, depth=2)
+    wider = config.with_changes(width=128)
+    assert (wider.head_width, wider.hidden) == (32, default_hidden(128, "swiglu"))
+    assert config.with_changes(heads=8).kv_heads == 8
+    assert config.with_changes(width=128, hidden=100).hidden == 100
+    assert config.with_changes(depth=2) == Config(vocabulary=9, width=64, heads=4, depth=2)
 
 
 def test_changed_heads_and_ffn_take_what_follows_with_them() -> None:
     config = Config(vocabulary=9, width=64, heads=4)
-    assert config.but(heads=8) == Config(vocabulary=9, width=64, heads=8)
-    assert config.but(ffn="relu") == Config(vocabulary=9, width=64, heads=4, ffn="relu")
+    assert config.with_changes(heads=8) == Config(vocabulary=9, width=64, heads=8)
+    assert config.with_changes(ffn="relu") == Config(vocabulary=9, width=64, heads=4, ffn="relu")
 
 
 def test_values_are_as_wide_as_keys_unless_it_is_said() -> None:
     config = Config(vocabulary=9, width=64, heads=4)
     assert config.value_width == 16
-    other = config.but(value_width=5)
-    assert (other.value_width, other.head_width, other.but(depth=2).value_width) == (5, 16, 5)
-    assert config.but(head_width=8).value_width == other.but(head_width=8).value_width == 8
-    assert "value_width" not in config.function()  # the fingerprint of what was trained before there was a choice
-    assert other.function() != config.function()
+    other = config.with_changes(value_width=5)
+    assert (other.value_width, other.head_width, other.with_changes(depth=2).value_width) == (5, 16, 5)
+    assert config.with_changes(head_width=8).value_width == other.with_changes(head_width=8).value_width == 8
+    assert "value_width" not in config.function_key()  # the fingerprint of what was trained before there was a choice
+    assert other.function_key() != config.function_key()
 
 
 def test_it_is_frozen() -> None:
@@ -133,9 +133,10 @@ def test_it_is_frozen() -> None:
 
 def test_training_alone_and_defaults_make_no_other_function() -> None:
     config = Config(vocabulary=9, width=8, heads=2)
-    assert config.function() == config.but(dropout=0.3, attention_dropout=0.1).function()
-    assert config.function() != config.but(mechanism="metric").function()
+    assert config.function_key() == config.with_changes(dropout=0.3, attention_dropout=0.1).function_key()
+    assert config.function_key() != config.with_changes(mechanism="metric").function_key()
     assert (
-        config.but(options={"sigma": 2.0}, mechanism="metric").function() != config.but(mechanism="metric").function()
+        config.with_changes(options={"sigma": 2.0}, mechanism="metric").function_key()
+        != config.with_changes(mechanism="metric").function_key()
     )
-    assert "base" not in config.function()
+    assert "base" not in config.function_key()

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from rheoscope.models.corpus_sources import MADE, corpus_for, task_for
-from rheoscope.models.recipes import recipe, tiny, two_moons
-from rheoscope.models.task import Prose
+from rheoscope.models.corpus_sources import GENERATED_TASKS, load_corpus, load_task
+from rheoscope.models.recipes import recipe_by_name, tiny, two_moons
+from rheoscope.models.task import NextTokenTask
 from rheoscope.models.token_corpus import Corpus
-from rheoscope.models.token_files import BEGUN
-from rheoscope.models.train import Place
-from rheoscope.models.two_moons import TwoMoons
+from rheoscope.models.token_files import IN_PROGRESS
+from rheoscope.models.train import Process
+from rheoscope.models.two_moons import TwoMoonsTask
 from rheoscope.shapes import RheoscopeError
 
-HERE = Place(torch.device("cpu"))
-CHARACTERS = tiny().but(vocabulary="characters", held_out=0.1)
-PAIRS = recipe("translation").but(vocabulary=300)
+HERE = Process(torch.device("cpu"))
+CHARACTERS = tiny().with_changes(vocabulary="characters", held_out=0.1)
+PAIRS = recipe_by_name("translation").with_changes(vocabulary=300)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def made(folder: Path, names: list[str], held_out: tuple[str, ...] = (), of: Any = CHARACTERS) -> Any:
-    return corpus_for(of, [folder / n for n in names], [folder / n for n in held_out], folder / "data", HERE)
+    return load_corpus(of, [folder / n for n in names], [folder / n for n in held_out], folder / "data", HERE)
 
 
 def test_the_same_files_are_tokenised_once(files: Path) -> None:
@@ -45,11 +45,11 @@ def test_the_same_files_are_tokenised_once(files: Path) -> None:
 
 def test_a_prepared_directory(files: Path) -> None:
     corpus = made(files, ["a.txt"])
-    other = corpus_for(CHARACTERS, [files / "data"], [], files / "elsewhere", HERE)
+    other = load_corpus(CHARACTERS, [files / "data"], [], files / "elsewhere", HERE)
     assert other.vocabulary == corpus.vocabulary
     assert not (files / "elsewhere").exists()
     with pytest.raises(RheoscopeError, match="is prepared and has its held-out part; leave --held-out out"):
-        corpus_for(CHARACTERS, [files / "data"], [files / "b.txt"], files / "elsewhere", HERE)
+        load_corpus(CHARACTERS, [files / "data"], [files / "b.txt"], files / "elsewhere", HERE)
 
 
 def test_files_to_hold_out(files: Path) -> None:
@@ -62,13 +62,13 @@ def test_files_to_hold_out(files: Path) -> None:
 
 def test_pairs(files: Path) -> None:
     assert len(made(files, ["en", "de"], of=PAIRS).held_out) == 1
-    corpus = corpus_for(PAIRS, [files / "en", files / "de"], [files / "en", files / "de"], files / "more", HERE)
+    corpus = load_corpus(PAIRS, [files / "en", files / "de"], [files / "en", files / "de"], files / "more", HERE)
     assert (len(corpus.train), len(corpus.held_out)) == (60, 60)  # type: ignore[arg-type]
 
 
 def test_half_made_data_is_made_again(files: Path) -> None:
     made(files, ["a.txt"])
-    (files / "data" / "corpus.json").rename(files / "data" / BEGUN)
+    (files / "data" / "corpus.json").rename(files / "data" / IN_PROGRESS)
     assert len(made(files, ["b.txt"]).train) > 0
 
 
@@ -77,7 +77,7 @@ def test_half_made_data_is_made_again(files: Path) -> None:
     [
         (["b.txt"], (), CHARACTERS, r"was made with data a.txt \(800 bytes\), now b.txt \(880 bytes\); type the same"),
         (["a.txt"], ("b.txt",), CHARACTERS, "was made with held out 0.1, now b.txt"),
-        (["a.txt"], (), CHARACTERS.but(vocabulary=300), "was made with vocabulary characters, now 300"),
+        (["a.txt"], (), CHARACTERS.with_changes(vocabulary=300), "was made with vocabulary characters, now 300"),
     ],
 )
 def test_other_data_is_refused(names: list[str], held_out: tuple[str, ...], of: Any, says: str, files: Path) -> None:
@@ -115,24 +115,24 @@ def test_a_translator_needs_two_files(names: list[str], held_out: tuple[str, ...
 
 def test_a_translator_of_characters(files: Path) -> None:
     with pytest.raises(RheoscopeError, match="a translator's vocabulary is a number, got 'characters'"):
-        made(files, ["en", "de"], of=PAIRS.but(vocabulary="characters"))
+        made(files, ["en", "de"], of=PAIRS.with_changes(vocabulary="characters"))
 
 
 def test_recipes_that_make_their_data_take_no_files(files: Path) -> None:
-    task, tokenizer = task_for("two_moons", two_moons(), [], [], files / "data", HERE)
-    assert isinstance(task, TwoMoons)
+    task, tokenizer = load_task("two_moons", two_moons(), [], [], files / "data", HERE)
+    assert isinstance(task, TwoMoonsTask)
     assert tokenizer is None
     assert not (files / "data").exists()
     with pytest.raises(RheoscopeError, match="recipe two_moons makes its own data, got "):
-        task_for("two_moons", two_moons(), [files / "a.txt"], [], files / "data", HERE)
+        load_task("two_moons", two_moons(), [files / "a.txt"], [], files / "data", HERE)
     with pytest.raises(RheoscopeError, match="recipe tiny learns from files, got none; type --data"):
-        task_for("tiny", CHARACTERS, [], [], files / "data", HERE)
-    task, tokenizer = task_for("tiny", CHARACTERS, [files / "a.txt"], [], files / "data", HERE)
-    assert isinstance(task, Prose)
+        load_task("tiny", CHARACTERS, [], [], files / "data", HERE)
+    task, tokenizer = load_task("tiny", CHARACTERS, [files / "a.txt"], [], files / "data", HERE)
+    assert isinstance(task, NextTokenTask)
     assert tokenizer == files / "data" / "tokenizer.json"
 
 
 def test_what_makes_its_data_is_a_recipe() -> None:
-    for name, made in MADE.items():
-        made().check(recipe(name))
-        assert made().vocabulary == recipe(name).config.vocabulary
+    for name, made in GENERATED_TASKS.items():
+        made().check(recipe_by_name(name))
+        assert made().vocabulary == recipe_by_name(name).config.vocabulary

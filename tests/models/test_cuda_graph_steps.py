@@ -13,15 +13,15 @@ from torch.nn.functional import dropout
 import rheoscope as rs
 from rheoscope.attention.zoo import ZOO
 from rheoscope.models.cuda_graph_steps import Recorder
-from rheoscope.models.optimiser import optimisers
+from rheoscope.models.optimiser import make_optimisers
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.task import Objective, Task, seed_draws
-from rheoscope.models.train import Place, Run, read_log, train
+from rheoscope.models.task import Objective, Task, seed_generators
+from rheoscope.models.train import Process, Run, read_log, train
 from rheoscope.models.transformer import build
-from tests.attention.cases import as_users_run
+from tests.attention.cases import without_jaxtyping_checks
 from tests.models.outside import POSITIONS
 from tests.models.runs import Killed, encoder, masked, prose, small, translation, translator
-from tests.waiting import Waited
+from tests.waiting import WaitRecorder
 
 PENALTIES = {"asymmetry": 1.0, "residual": 0.1}
 KINDS: dict[str, tuple[Recipe, Task]] = {
@@ -47,7 +47,7 @@ def on_gpu(test: Any) -> Any:
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """Shapes checked as in these tests break the graphs of `torch.compile`."""
-    with as_users_run():
+    with without_jaxtyping_checks():
         yield
 
 
@@ -55,7 +55,7 @@ class Watching(Recorder):
     """Runs each step and keeps what Python waited for meanwhile."""
 
     def __call__(self, function: Any, *inputs: torch.Tensor) -> torch.Tensor:
-        with Waited() as self.waited:
+        with WaitRecorder() as self.waited:
             return super().__call__(function, *inputs)
 
 
@@ -65,21 +65,21 @@ def test_a_step_of_training_never_waits_for_the_device(kind: str) -> None:
     recipe, task = KINDS.get(kind, KINDS["adamw"])
     if kind in ZOO:
         whole = "encoder" if kind == "sinkhorn" else "decoder"  # it takes no mask
-        recipe, task = recipe.but(mechanism=kind, form=whole), task if whole == "decoder" else masked()
+        recipe, task = recipe.with_changes(mechanism=kind, form=whole), task if whole == "decoder" else masked()
     elif kind in POSITIONS:
-        recipe = recipe.but(position=kind)
-    recipe = replace(recipe, config=recipe.config.but(vocabulary=task.vocabulary))
+        recipe = recipe.with_changes(position=kind)
+    recipe = replace(recipe, config=recipe.config.with_changes(vocabulary=task.vocabulary))
     model, watching = build(recipe.config), Watching()
     silent: Any = lambda *_: None  # noqa: E731
-    made, here = optimisers(model, recipe), Place(torch.device("cpu"))
+    made, here = make_optimisers(model, recipe), Process(torch.device("cpu"))
     run = Run(recipe, task, Path(), None, model, made, here, silent, silent, silent, watching)
     run.step(Objective(model, task, recipe.label_smoothing, recipe.penalty).train(), 0)
-    assert watching.waited.kept == []
+    assert watching.waited.operations == []
 
 
 @on_gpu
 def test_what_is_played_is_what_the_function_gives() -> None:
-    total, run = torch.zeros(3, device="cuda"), Recorder(on=True)
+    total, run = torch.zeros(3, device="cuda"), Recorder(enabled=True)
     for step in range(6):
         x = torch.full((3,), float(step), device="cuda")
         assert torch.equal(run(lambda x: total.add_(x).clone(), x), torch.full_like(x, step * (step + 1) / 2))
@@ -89,10 +89,10 @@ def test_what_is_played_is_what_the_function_gives() -> None:
 
 @on_gpu
 def test_what_is_drawn_is_drawn_anew() -> None:
-    run, ones = Recorder(on=True), torch.ones(1000, device="cuda")
+    run, ones = Recorder(enabled=True), torch.ones(1000, device="cuda")
     drawn = []
     for seed in (0, 1, 2, 3, 4, 3):
-        seed_draws(seed, ones.device)
+        seed_generators(seed, ones.device)
         drawn.append(run(lambda x: dropout(x, 0.5), ones))
     assert run.recordings
     assert torch.equal(drawn[3], drawn[5])
@@ -108,10 +108,12 @@ def test_a_recording_wants_twice_the_room_of_a_step(
     for name, number in told.items():
         monkeypatch.setattr(torch.cuda, name, lambda number=number: number)
     monkeypatch.setattr(torch.cuda, "device", lambda of: nullcontext())
-    monkeypatch.setattr("rheoscope.models.cuda_graph_steps._beside", lambda function, *inputs: function(*inputs))
+    monkeypatch.setattr(
+        "rheoscope.models.cuda_graph_steps._on_recording_stream", lambda function, *inputs: function(*inputs)
+    )
     recorded: list[str] = []
-    monkeypatch.setattr(Recorder, "_recorded", lambda self, function, *inputs: recorded.append("") or Played(function))
-    run = Recorder(on=True)
+    monkeypatch.setattr(Recorder, "_record", lambda self, function, *inputs: recorded.append("") or Played(function))
+    run = Recorder(enabled=True)
     assert all(float(run(lambda x: x + 1, torch.ones(()))) == 2 for _ in range(4))
     assert bool(recorded) == room
 
@@ -120,7 +122,7 @@ class Played:
     """Where there is no GPU."""
 
     def __init__(self, function: Any) -> None:
-        self.played = function
+        self.replay = function
 
 
 @on_gpu
@@ -133,12 +135,12 @@ def test_recorded_training_is_training(
     (Sentences that are translated seldom have the same shapes thrice in so few steps.)
     """
     recipe, task = KINDS[kind] if kind in KINDS else (small(dropout=0.0, optimiser="muon"), prose())
-    recipe = recipe.but(width=64, hidden=64, rate=1e-3, steps=9)
-    recorded, kept, own = [], [], Recorder._recorded
-    monkeypatch.setattr(Recorder, "_recorded", lambda self, *given: recorded.append(1) or own(self, *given))
+    recipe = recipe.with_changes(width=64, hidden=64, rate=1e-3, steps=9)
+    recorded, kept, own = [], [], Recorder._record
+    monkeypatch.setattr(Recorder, "_record", lambda self, *given: recorded.append(1) or own(self, *given))
     for compiled in (False, True):
         look = (lambda step, model: kept.append(rs.load(model))) if compiled and kind == "adamw" else None
-        train(recipe, task, tmp_path / str(compiled), device="cuda", compiled=compiled, look=look)
+        train(recipe, task, tmp_path / str(compiled), device="cuda", compiled=compiled, observe=look)
         assert bool(recorded) == (compiled and kind != "muon")
     plain, fast = (read_log(tmp_path / str(compiled)) for compiled in (False, True))
     drawn = 0.2 if kind == "dropped" else 0.0  # a compiled model draws others
@@ -158,7 +160,7 @@ def test_a_recorded_run_goes_on(tmp_path: Path, unchecked: None) -> None:
 
     train(recipe, prose(), tmp_path / "whole", device="cuda")
     with pytest.raises(Killed):
-        train(recipe, prose(), tmp_path / "killed", device="cuda", tell=tell)
+        train(recipe, prose(), tmp_path / "killed", device="cuda", on_progress=tell)
     train(recipe, prose(), tmp_path / "killed", device="cuda")
     for one, other in zip(read_log(tmp_path / "whole"), read_log(tmp_path / "killed"), strict=True):
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-2)

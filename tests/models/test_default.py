@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.opening import DEFAULT
+from rheoscope.opening import DEFAULT_MODEL
 
 
 @pytest.fixture(scope="module")
@@ -15,13 +15,13 @@ def model():  # type: ignore[no-untyped-def]
 
 
 def test_it_is_small_and_has_its_card_and_licence() -> None:
-    sizes = {file.name: file.stat().st_size for file in Path(DEFAULT).iterdir() if file.is_file()}
+    sizes = {file.name: file.stat().st_size for file in Path(DEFAULT_MODEL).iterdir() if file.is_file()}
     assert {"model.safetensors", "config.json", "tokenizer.json", "README.md", "LICENSE"} <= set(sizes)
     assert sum(sizes.values()) <= 12_000_000
 
 
 def test_it_is_exact_and_speaks(model) -> None:  # type: ignore[no-untyped-def]
-    assert model.view.facts["certificate"].closure <= 1e-5
+    assert model.view.facts["certificate"].closure_error <= 1e-5
     assert model.view.facts["model"] == "the default model"
     trace = model.trace("The keys to the cabinet are", logits=True)
     assert trace.tokens[0] == "<|endoftext|>"

@@ -5,48 +5,48 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rheoscope.models.digits import ASK, BRIGHTEST, PATCHES, Digits, images, patches
+from rheoscope.models.digits import CLASS_TOKEN, MAX_BRIGHTNESS, N_PATCHES, DigitsTask, load_images, patch_ids
 from rheoscope.models.recipes import Recipe, digits, tiny
-from rheoscope.models.token_corpus import IGNORED
+from rheoscope.models.token_corpus import IGNORE_INDEX
 from rheoscope.shapes import RheoscopeError
 
 pytest.importorskip("sklearn")
-TASK = Digits()
+TASK = DigitsTask()
 
 
 def recipe() -> Recipe:
-    return replace(digits(), config=digits().config.but(vocabulary=TASK.vocabulary))
+    return replace(digits(), config=digits().config.with_changes(vocabulary=TASK.vocabulary))
 
 
 def test_a_patch_is_its_four_pixels() -> None:
-    pixels, _ = images()
-    tokens = patches(pixels[:5])
+    pixels, _ = load_images()
+    tokens = patch_ids(pixels[:5])
     for image, row in zip(pixels[:5].tolist(), tokens.tolist(), strict=True):
         for at, token in enumerate(row):
             down, right = 2 * (at // 4), 2 * (at % 4)
             four = [image[down][right], image[down][right + 1], image[down + 1][right], image[down + 1][right + 1]]
-            shades = [round(3 * one / BRIGHTEST) for one in four]
+            shades = [round(3 * one / MAX_BRIGHTNESS) for one in four]
             assert token == int("".join(map(str, shades)), 4)
-            assert TASK.known()[token].tolist() == pytest.approx([2 * shade / 3 - 1 for shade in shades] + [1])
+            assert TASK.token_features()[token].tolist() == pytest.approx([2 * shade / 3 - 1 for shade in shades] + [1])
 
 
 def test_the_answer_stands_at_the_token_that_asks() -> None:
     x, y = TASK.batch(0, recipe())
-    assert x.shape == y.shape == (16, PATCHES + 1)
-    assert (x[:, 0] == ASK).all()
-    assert (x[:, 1:] < ASK).all()
-    assert (y[:, 0] > ASK).all()
-    assert (y[:, 1:] == IGNORED).all()
-    assert TASK.count((x, y)) == 16
+    assert x.shape == y.shape == (16, N_PATCHES + 1)
+    assert (x[:, 0] == CLASS_TOKEN).all()
+    assert (x[:, 1:] < CLASS_TOKEN).all()
+    assert (y[:, 0] > CLASS_TOKEN).all()
+    assert (y[:, 1:] == IGNORE_INDEX).all()
+    assert TASK.n_targets((x, y)) == 16
 
 
 def test_no_held_out_image_is_trained_on_and_all_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    pixels, digit = images()
+    pixels, digit = load_images()
     marked = torch.arange(len(pixels)).float()[:, None, None].expand(-1, 8, 8)
-    monkeypatch.setattr("rheoscope.models.digits.images", lambda: (marked, digit))
-    monkeypatch.setattr("rheoscope.models.digits.patches", lambda which: which[:, 0, :1].long())
+    monkeypatch.setattr("rheoscope.models.digits.load_images", lambda: (marked, digit))
+    monkeypatch.setattr("rheoscope.models.digits.patch_ids", lambda which: which[:, 0, :1].long())
     trained = {int(one) for step in range(200) for one in TASK.batch(step, recipe())[0][:, 1]}
-    measured = [int(one) for x, _ in TASK.held_out(recipe()) for one in x[:, 1]]
+    measured = [int(one) for x, _ in TASK.held_out_batches(recipe()) for one in x[:, 1]]
     assert sorted(measured) == list(range(1438, 1797))
     assert max(trained) == 1437
     assert len(trained) > 1200
@@ -54,7 +54,7 @@ def test_no_held_out_image_is_trained_on_and_all_are_measured(monkeypatch: pytes
 
 def test_a_batch_is_a_function_of_seed_and_step() -> None:
     first, again, later, other = (
-        TASK.batch(step, recipe().but(seed=seed))[0] for step, seed in ((3, 1), (3, 1), (4, 1), (3, 2))
+        TASK.batch(step, recipe().with_changes(seed=seed))[0] for step, seed in ((3, 1), (3, 1), (4, 1), (3, 2))
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, later)
@@ -65,4 +65,4 @@ def test_what_it_cannot_serve_is_refused() -> None:
     with pytest.raises(RheoscopeError, match="form=encoder"):
         TASK.check(tiny())
     with pytest.raises(RheoscopeError, match="an image is 17 tokens, got context=16"):
-        TASK.check(digits().but(context=16))
+        TASK.check(digits().with_changes(context=16))

@@ -15,16 +15,16 @@ import rheoscope as rs
 from rheoscope.models.certificate import certify
 from rheoscope.models.checkpoint import save
 from rheoscope.models.sentence_pairs import SPECIALS
-from rheoscope.models.trained_model import Translating
+from rheoscope.models.trained_model import NativeTranslator
 from rheoscope.models.transformer import Translator
-from rheoscope.models.vocabulary import byte_pairs, characters
-from rheoscope.running.encoder_decoder import Linked, Pairing
+from rheoscope.models.vocabulary import character_tokenizer, train_bpe
+from rheoscope.running.encoder_decoder import EncoderDecoder, LinkedTraces
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.cross_attention import Crossing
-from rheoscope.space.head import Norm
+from rheoscope.space.cross_attention import CrossHeads
 from rheoscope.space.model import Model
+from rheoscope.space.model_parts import Norm
 from rheoscope.space.trace import Trace
-from tests.attention.cases import as_users_run
+from tests.attention.cases import without_jaxtyping_checks
 from tests.models.cases import model as single
 from tests.models.cases import tiny
 from tests.pretrained.cases import distance, gap, hooks_left, once, randomised, text
@@ -130,8 +130,8 @@ def test_steps_are_labelled_in_the_order_of_the_stream(name: str) -> None:
     assert linked.target.points.shape == (len(linked.target.steps), T, 32)
     assert linked.source.points.shape == (len(linked.source.steps), S, 32)
     for trace in (linked.source, linked.target):
-        assert torch.equal(trace.read_by(1), trace.at("L0.resid_post"))
-        assert str(trace.steps[trace.middle[1]]) == f"L1.{halves[0]}"
+        assert torch.equal(trace.layer_input(1), trace.points_at("L0.resid_post"))
+        assert str(trace.steps[trace.mid_steps[1]]) == f"L1.{halves[0]}"
 
 
 @every
@@ -139,9 +139,9 @@ def test_steps_are_labelled_in_the_order_of_the_stream(name: str) -> None:
 def test_points_are_what_the_modules_make_of_them(name: str) -> None:
     """Block by block: the source to the memory, and the last point of the target to the logits."""
     linked, view = traced(name, F64), model(name, F64).view
-    memory = model(name, F64).encoder.final_norm.own(linked.source.points[-1])
+    memory = model(name, F64).encoder.final_norm.apply(linked.source.points[-1])
     assert gap(memory, given(name, F64)[0][2]) <= 1e-12
-    assert distance(view.final_norm.own(linked.target.points[-1]) @ view.unembed, linked.target.logits) <= 1e-10
+    assert distance(view.final_norm.apply(linked.target.points[-1]) @ view.unembed, linked.target.logits) <= 1e-10
     assert torch.equal(linked.target.memory, linked.source.points[-1])
 
 
@@ -152,16 +152,16 @@ def test_every_half_step_closes(name: str, dtype: torch.dtype) -> None:
     linked = traced(name, dtype)
     for trace in (linked.source, linked.target):
         for at in range(2):
-            moved = trace.points[trace.middle[at]] - trace.read_by(at)
+            moved = trace.points[trace.mid_steps[at]] - trace.layer_input(at)
             assert distance(trace.displacements(at).sum(0) + trace.bias(at), moved) <= within
     trace = linked.target
     for at in range(2):
-        before, after, last = (trace.at(f"L{at}.{step}") for step in ("resid_mid", "resid_cross", "resid_post"))
+        before, after, last = (trace.points_at(f"L{at}.{step}") for step in ("resid_mid", "resid_cross", "resid_post"))
         if name in POST:
-            after, last = trace.at(f"L{at}.cross_sum"), trace.at(f"L{at}.mlp_sum")
+            after, last = trace.points_at(f"L{at}.cross_sum"), trace.points_at(f"L{at}.mlp_sum")
         assert distance(trace.cross_displacements(at).sum(0) + trace.cross_bias(at), after - before) <= within
         with torch.no_grad():
-            read = trace.at(f"L{at}.resid_cross")
+            read = trace.points_at(f"L{at}.resid_cross")
             assert distance(last - read, trace.view.mlps[at](read)) <= within
 
 
@@ -192,8 +192,10 @@ def test_M_is_the_form_between_target_and_source(name: str) -> None:
     """Up to terms of the target token alone and of the source token alone, which double centring removes."""
     trace = traced(name, F64).target
     for at, (cross, u, memory, _) in enumerate(given(name, F64)):
-        x, crossing = trace.at(f"L{at}.resid_mid"), trace.view.crossing[at]
-        form = crossing.M().form(crossing.asking.norm.hat(x), crossing.memory.hat(trace.memory))
+        x, crossing = trace.points_at(f"L{at}.resid_mid"), trace.view.cross_heads[at]
+        form = crossing.M().bilinear_form(
+            crossing.target_heads.norm.normalise(x), crossing.source_norm.normalise(trace.memory)
+        )
         scores = torch.stack([trace.cross_scores(at, head) for head in range(4)])
         assert gap(centred(form), centred(scores)) <= 1e-10 * float(scores.abs().max())
         if name in SOFTMAX:
@@ -206,10 +208,10 @@ def test_M_is_the_form_between_target_and_source(name: str) -> None:
 def test_F_is_what_the_source_puts_into_the_target(name: str) -> None:
     trace = traced(name, F64).target
     for at in range(2):
-        crossing, heads = trace.view.crossing[at], trace.view.crossing[at].answering
+        crossing, heads = trace.view.cross_heads[at], trace.view.cross_heads[at].source_heads
         beta = torch.zeros(len(heads.W_V), heads.W_V.shape[-1], dtype=F64) if heads.b_V is None else heads.b_V
         beta = beta if heads.norm.bias is None else beta + heads.norm.bias @ heads.W_V
-        values = crossing.F().apply(crossing.memory.hat(trace.memory))
+        values = crossing.F().apply(crossing.source_norm.normalise(trace.memory))
         values = values + beta.repeat_interleave(4 // len(beta), 0)[:, None] @ heads.W_O
         weights = torch.stack([trace.cross_weights(at, head) for head in range(4)])
         assert distance(weights @ values, trace.cross_displacements(at)) <= 1e-10
@@ -222,16 +224,16 @@ def test_tied_groups_are_symmetric_and_others_are_not() -> None:
             block.norm_cross.weight.copy_(net.encoder.norm.weight)
             keys = block.cross.read.weight.unflatten(0, (-1, 12))[:2]
             block.cross.ask.weight.copy_(keys.repeat_interleave(2, 0).flatten(0, 1))
-    for crossing in rs.load(net).view.crossing:
+    for crossing in rs.load(net).view.cross_heads:
         assert gap(crossing.M().symmetry(), torch.ones(4)) <= 1e-12
-        other = replace(crossing, asking=replace(crossing.asking, W_K=crossing.asking.W_K.flip(0)))
+        other = replace(crossing, target_heads=replace(crossing.target_heads, W_K=crossing.target_heads.W_K.flip(0)))
         assert float(other.M().symmetry().detach().abs().max()) < 0.6
 
 
 def test_a_score_that_is_no_form_has_no_M() -> None:
-    with pytest.raises(RheoscopeError, match="is no bilinear form of its tokens, so it has no M"):
-        model("additive").view.crossing[0].M()
-    assert model("additive").view.crossing[0].F()[1].shape == (32, 32)
+    with pytest.raises(RheoscopeError, match="is not a bilinear form of its tokens, so it has no M"):
+        model("additive").view.cross_heads[0].M()
+    assert model("additive").view.cross_heads[0].F()[1].shape == (32, 32)
 
 
 @pytest.mark.parametrize("name", ["layer", "rotary", "branch_post", "metric", "additive"])
@@ -271,24 +273,34 @@ def test_a_neighbour_in_the_batch_changes_nothing(name: str) -> None:
 # The certificate
 
 
-def broken(name: str, wrong: Callable[[Crossing], Crossing]) -> Any:
+def broken(name: str, wrong: Callable[[CrossHeads], CrossHeads]) -> Any:
     of = model(name)
-    crossing = of.view.crossing
-    return replace(of, view=replace(of.view, crossing=(crossing[0], wrong(crossing[1]))))
+    crossing = of.view.cross_heads
+    return replace(of, view=replace(of.view, cross_heads=(crossing[0], wrong(crossing[1]))))
 
 
-def asking(**changes: Callable[[Any], Any]) -> Callable[[Crossing], Crossing]:
+def asking(**changes: Callable[[Any], Any]) -> Callable[[CrossHeads], CrossHeads]:
     """The crossing with fields of its heads changed."""
-    return lambda c: replace(c, asking=replace(c.asking, **{key: f(c.asking) for key, f in changes.items()}))
+    return lambda c: replace(
+        c, target_heads=replace(c.target_heads, **{key: f(c.target_heads) for key, f in changes.items()})
+    )
 
 
-FAULTS: list[tuple[str, str, Callable[[Crossing], Crossing]]] = [
-    ("the target's norm for the memory", "layer", lambda c: replace(c, memory=c.asking.norm)),
-    ("no norm for the memory", "layer", lambda c: replace(c, memory=Norm())),
-    ("no bias of the memory's norm", "layer", lambda c: replace(c, memory=replace(c.memory, bias=None))),
-    ("a norm where there is none", "post", lambda c: replace(c, memory=model("layer").view.crossing[0].memory)),
+FAULTS: list[tuple[str, str, Callable[[CrossHeads], CrossHeads]]] = [
+    ("the target's norm for the memory", "layer", lambda c: replace(c, source_norm=c.target_heads.norm)),
+    ("no norm for the memory", "layer", lambda c: replace(c, source_norm=Norm())),
+    ("no bias of the memory's norm", "layer", lambda c: replace(c, source_norm=replace(c.source_norm, bias=None))),
+    (
+        "a norm where there is none",
+        "post",
+        lambda c: replace(c, source_norm=model("layer").view.cross_heads[0].source_norm),
+    ),
     ("no norm for the target", "rotary", asking(norm=lambda h: Norm())),
-    ("the memory's norm for the target", "rotary", lambda c: replace(c, asking=replace(c.asking, norm=c.memory))),
+    (
+        "the memory's norm for the target",
+        "rotary",
+        lambda c: replace(c, target_heads=replace(c.target_heads, norm=c.source_norm)),
+    ),
     ("another group of keys", "rotary", asking(W_K=lambda h: h.W_K.flip(0))),
     ("another group of values", "rotary", asking(W_V=lambda h: h.W_V.flip(0))),
     ("heads of W_O in another order", "rotary", asking(W_O=lambda h: h.W_O.flip(0))),
@@ -297,14 +309,16 @@ FAULTS: list[tuple[str, str, Callable[[Crossing], Crossing]]] = [
     ("no bias of queries", "layer", asking(b_Q=lambda h: None)),
     ("no bias of values", "post", asking(b_V=lambda h: None)),
     ("branch not folded", "branch", asking(W_O=lambda h: h.W_O / 0.4)),
-    ("a causal mask", "rotary", asking(mechanism=lambda h: h.mechanism.under("causal"))),
-    ("the decoder's own heads", "rotary", lambda c: replace(c, asking=model("rotary").view.blocks[1])),
+    ("a causal mask", "rotary", asking(mechanism=lambda h: h.mechanism.with_mask("causal"))),
+    ("the decoder's own heads", "rotary", lambda c: replace(c, target_heads=model("rotary").view.layer_heads[1])),
 ]
 
 
 @pytest.mark.parametrize(("name", "wrong"), [row[1:] for row in FAULTS], ids=[row[0] for row in FAULTS])
-def test_a_wrong_description_is_refused(name: str, wrong: Callable[[Crossing], Crossing]) -> None:
-    with pytest.raises(RheoscopeError, match=r"encoder-decoder does not reproduce this model \(.*\); .* report"):
+def test_a_wrong_description_is_refused(name: str, wrong: Callable[[CrossHeads], CrossHeads]) -> None:
+    with pytest.raises(
+        RheoscopeError, match=r"encoder-decoder does not reproduce this model: .*; please report the config"
+    ):
         certify(broken(name, wrong))
 
 
@@ -312,7 +326,9 @@ def test_a_wrong_description_is_refused(name: str, wrong: Callable[[Crossing], C
 def test_wrong_self_attention_on_either_side_is_refused(side: str) -> None:
     of = model("layer")
     view = getattr(of, side)
-    wrong = replace(view, blocks=(view.blocks[0], replace(view.blocks[1], W_O=view.blocks[1].W_O.flip(0))))
+    wrong = replace(
+        view, layer_heads=(view.layer_heads[0], replace(view.layer_heads[1], W_O=view.layer_heads[1].W_O.flip(0)))
+    )
     with pytest.raises(RheoscopeError, match="does not reproduce this model"):
         certify(replace(of, **{side: wrong}))
 
@@ -323,8 +339,8 @@ def test_a_right_description_passes(name: str, dtype: torch.dtype) -> None:
     of = model(name, dtype)
     found = of.view.facts["certificate"]
     assert found is of.encoder.facts["certificate"]
-    assert max(found.parts) <= (1e-5 if dtype is F32 else 1e-9)
-    assert found.tokens == 8
+    assert max(found.error_values) <= (1e-5 if dtype is F32 else 1e-9)
+    assert found.n_tokens == 8
 
 
 # Running
@@ -347,7 +363,7 @@ def test_hooks_see_the_points_of_both_sides(name: str) -> None:
     assert torch.equal(logits, linked.target.logits)
     for label in labels:
         trace = linked.source if label.startswith("source.") else linked.target
-        assert gap(found[label], trace.at(label.removeprefix("source."))) <= 1e-5
+        assert gap(found[label], trace.points_at(label.removeprefix("source."))) <= 1e-5
 
 
 @every
@@ -355,7 +371,7 @@ def test_points_of_another_pair_give_its_logits(name: str) -> None:
     here, there = traced(name, F64), traced(name, F64, 1)
 
     def put(trace: Any, step: str) -> Any:
-        return lambda x: trace.at(step)[None]
+        return lambda x: trace.points_at(step)[None]
 
     for hooks in (
         {"L1.resid_post": put(there.target, "L1.resid_post")},
@@ -392,7 +408,7 @@ def test_gradients_reach_the_source() -> None:
 @pytest.mark.parametrize("label", ["L2.resid_mid", "source.L0.resid_cross", "source.L9.resid_mid"])
 def test_a_step_that_is_not_there_is_refused(label: str) -> None:
     first = "source.embed, source.L0.resid_mid" if label.startswith("source") else "embed, L0.resid_mid, L0.resid_cross"
-    with pytest.raises(RheoscopeError, match=f"there is no step {label!r}; type one of {first}"):
+    with pytest.raises(RheoscopeError, match=f"there is no step {label!r}; expected one of {first}"):
         model("layer").run(pair(), hooks={label: lambda x: x})
 
 
@@ -401,7 +417,7 @@ def test_a_step_that_is_not_there_is_refused(label: str) -> None:
 
 @once
 def spoken() -> Any:
-    return rs.load(made("layer"), tokenizer=characters(["abcdefgh ijkl"], SPECIALS))
+    return rs.load(made("layer"), tokenizer=character_tokenizer(["abcdefgh ijkl"], SPECIALS))
 
 
 def test_strings_are_framed_as_in_training() -> None:
@@ -418,9 +434,9 @@ def test_strings_are_framed_as_in_training() -> None:
 
 
 def test_the_tokenizer_of_a_prepared_corpus_serves() -> None:
-    tokenizer = byte_pairs(["a dog ein Hund"] * 5, 262, SPECIALS)
+    tokenizer = train_bpe(["a dog ein Hund"] * 5, 262, SPECIALS)
     net = randomised(Translator(tiny(form="encoder-decoder", vocabulary=262)))
-    ids = rs.load(net, tokenizer=tokenizer).both(("a dog", "ein Hund"))
+    ids = rs.load(net, tokenizer=tokenizer).pair_ids(("a dog", "ein Hund"))
     assert tokenizer.decode(ids[0].tolist(), skip_special_tokens=False) == "a dog<|end|>"
     assert tokenizer.decode(ids[1].tolist(), skip_special_tokens=False) == "<|start|>ein Hund"
 
@@ -429,9 +445,10 @@ def test_the_tokenizer_of_a_prepared_corpus_serves() -> None:
 def test_what_is_no_pair_is_refused_in_one_line(given: Any) -> None:
     for ask in (spoken().trace, spoken().run):
         with (
-            as_users_run(),
+            without_jaxtyping_checks(),
             pytest.raises(
-                RheoscopeError, match=r"reads pairs of texts, got .*; type model.trace\(\(source, target\)\)"
+                RheoscopeError,
+                match=r"expects a pair \(source, target\), got .*; type model.trace\(\(source, target\)\)",
             ),
         ):
             ask(given)
@@ -440,24 +457,24 @@ def test_what_is_no_pair_is_refused_in_one_line(given: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("", "a"), "the text has no tokens; type at least one word"),
-        (([3], []), "the text has no tokens; type at least one word"),
+        (("", "a"), "the text has no tokens, expected at least one"),
+        (([3], []), "the text has no tokens, expected at least one"),
         (("ähem", "a"), "the tokenizer cannot read this text"),
-        (([40], [1]), "token ids lie in 0 to 39, got 40 to 40; type ids of this model"),
-        (([3] * 65, [1]), "the text has 65 tokens, the model reads at most 64; type a shorter text"),
-        (([3], "a" * 64), "the text has 65 tokens, the model reads at most 64; type a shorter text"),
-        (([3.5], [1]), "one text is a string or a list of whole numbers"),
+        (([40], [1]), "token ids must lie between 0 and 39, got 40 to 40"),
+        (([3] * 65, [1]), "the text has 65 tokens, but the model reads at most 64; use a shorter text"),
+        (([3], "a" * 64), "the text has 65 tokens, but the model reads at most 64; use a shorter text"),
+        (([3.5], [1]), "a text must be a string or a list of token ids"),
     ],
 )
 def test_texts_are_looked_at_on_both_sides(given: Any, said: str) -> None:
-    with as_users_run(), pytest.raises(RheoscopeError, match=said):
+    with without_jaxtyping_checks(), pytest.raises(RheoscopeError, match=said):
         spoken().trace(given)
 
 
 def test_a_tokenizer_without_a_start_is_refused() -> None:
     with pytest.raises(RheoscopeError, match=r"this tokenizer has no <\|end\|> with id 2; type token ids"):
-        rs.load(made("layer"), tokenizer=characters(["abc"], ["<|endoftext|>"])).trace(("a", "b"))
-    with pytest.raises(RheoscopeError, match="this model has no tokenizer, so it reads no text"):
+        rs.load(made("layer"), tokenizer=character_tokenizer(["abc"], ["<|endoftext|>"])).trace(("a", "b"))
+    with pytest.raises(RheoscopeError, match=r"this model has no tokenizer, expected a tokenizer\.json"):
         model("layer").trace(("a", "b"))
 
 
@@ -465,8 +482,8 @@ def test_a_tokenizer_without_a_start_is_refused() -> None:
 
 
 def test_a_directory_opens_as_the_module_does(tmp_path: Path) -> None:
-    of = rs.load(save(made("layer"), tmp_path, tokenizer=characters(["abc"], SPECIALS)))
-    assert isinstance(of, Translating)
+    of = rs.load(save(made("layer"), tmp_path, tokenizer=character_tokenizer(["abc"], SPECIALS)))
+    assert isinstance(of, NativeTranslator)
     assert isinstance(of, Model)
     assert torch.equal(of.trace(pair(), logits=True).target.logits, traced("layer").target.logits)
     assert of.trace(("ab", "c")).target.cross_weights(0, 0).shape == (2, 3)
@@ -475,29 +492,35 @@ def test_a_directory_opens_as_the_module_does(tmp_path: Path) -> None:
 
 def test_a_saved_pair_opens_with_its_own_model_alone(tmp_path: Path) -> None:
     linked, of = traced("layer"), model("layer")
-    again = Linked.open(linked.save(tmp_path), of)
+    again = LinkedTraces.open(linked.save(tmp_path), of)
     for side in ("source", "target"):
         one, other = getattr(again, side), getattr(linked, side)
         assert torch.equal(one.points, other.points)
-        assert (one.steps, one.tokens, one.where, one.middle) == (other.steps, other.tokens, other.where, other.middle)
+        assert (one.steps, one.tokens, one.input_steps, one.mid_steps) == (
+            other.steps,
+            other.tokens,
+            other.input_steps,
+            other.mid_steps,
+        )
     assert torch.equal(again.target.cross_weights(1, 2), linked.target.cross_weights(1, 2))
     assert torch.equal(again.target.logits, linked.target.logits)
-    with pytest.raises(RheoscopeError, match="this Trace was made by weights"):
-        Linked.open(tmp_path, model("rotary"))
+    with pytest.raises(RheoscopeError, match="this Trace comes from weights"):
+        LinkedTraces.open(tmp_path, model("rotary"))
     for side, view in (("source", of.view), ("target", of.encoder)):  # the other half of the same model
-        with pytest.raises(RheoscopeError, match="this Trace was made by weights"):
+        with pytest.raises(RheoscopeError, match="this Trace comes from weights"):
             Trace.open(tmp_path / side, view)
 
 
 def test_what_has_no_source_has_no_cross_attention() -> None:
     trace = single("own").trace([1, 2, 3])
     for ask in (trace.cross_weights, trace.cross_scores):
-        with pytest.raises(RheoscopeError, match="this View has no cross attention; type the target"):
+        with pytest.raises(RheoscopeError, match="this View has no cross-attention, expected the decoder"):
             ask(0, 1)
-    with pytest.raises(RheoscopeError, match="this View has no cross attention; type the target"):
+    with pytest.raises(RheoscopeError, match="this View has no cross-attention, expected the decoder"):
         traced("layer").source.cross_displacements(0)
     with pytest.raises(
-        RheoscopeError, match=r"this Trace has no source; type model.trace\(\(source, target\)\).target"
+        RheoscopeError,
+        match=r"this Trace has no source, expected the target of a pair; type model.trace\(\(source, target\)\).target",
     ):
         replace(traced("layer").target, memory=None).cross_bias(0)
     with pytest.raises(RheoscopeError, match="there is no head 4 in layer 1"):
@@ -509,7 +532,7 @@ def test_what_has_no_source_has_no_cross_attention() -> None:
 
 @pytest.mark.parametrize("name", ["layer", "rotary", "branch_post", "metric"])
 def test_analyses_take_the_decoder_and_its_trace(name: str) -> None:
-    of: Pairing = model(name)
+    of: EncoderDecoder = model(name)
     target = traced(name).target
     assert bool(rs.operators(of.view).symmetry.notnull().all())
     assert bool(rs.operators(of.encoder).symmetry.notnull().all())
@@ -530,7 +553,7 @@ def test_points_under_an_edit_are_those_of_the_run() -> None:
     }
     linked = of.trace(pair(), logits=True, **changes)
     assert torch.equal(linked.target.logits, of.run(pair(), **changes))
-    assert torch.equal(linked.source.at("L0.resid_post"), traced(name).source.at("L0.resid_post") + 0.5)
+    assert torch.equal(linked.source.points_at("L0.resid_post"), traced(name).source.points_at("L0.resid_post") + 0.5)
     assert torch.equal(of.trace(pair()).target.points, traced(name).target.points)
     with pytest.raises(rs.RheoscopeError, match="surgery reads one text, this model reads pairs"):
         rs.surgery(of, pair(), M="symmetric")

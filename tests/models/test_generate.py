@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from rheoscope.models.generate import among_best, choose, generate, stream, translate, within_nucleus
+from rheoscope.models.generate import generate, sample_token, stream, top_k_filter, top_p_filter, translate
 from rheoscope.models.transformer import Transformer
 from rheoscope.shapes import RheoscopeError
-from tests.attention.cases import as_users_run, gap, random
+from tests.attention.cases import gap, random, without_jaxtyping_checks
 from tests.models.outside import CAUSAL, POSITIONS, gpt2, lengths, made, texts, translator
 
 few = settings(max_examples=4)
@@ -135,7 +135,7 @@ def test_among_best_is_hugging_faces(seed: int, k: int) -> None:
 
     logits = random(seed, 3, 20)
     logits[0, 5:9] = logits[0].max()  # equals
-    assert torch.equal(among_best(logits, k), TopKLogitsWarper(k)(None, logits))
+    assert torch.equal(top_k_filter(logits, k), TopKLogitsWarper(k)(None, logits))
 
 
 @few
@@ -144,20 +144,20 @@ def test_the_nucleus_is_hugging_faces(seed: int, p: float) -> None:
     from transformers import TopPLogitsWarper
 
     logits = 2 * random(seed, 3, 20)
-    assert torch.equal(within_nucleus(logits, p), TopPLogitsWarper(p)(None, logits))
+    assert torch.equal(top_p_filter(logits, p), TopPLogitsWarper(p)(None, logits))
 
 
 def test_a_nucleus_holds_at_least_p_and_no_token_too_many() -> None:
     logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
-    kept = {p: int(within_nucleus(logits, p).isfinite().sum()) for p in (0.1, 0.5, 0.51, 0.75, 0.8, 1.0)}
+    kept = {p: int(top_p_filter(logits, p).isfinite().sum()) for p in (0.1, 0.5, 0.51, 0.75, 0.8, 1.0)}
     assert kept == {0.1: 1, 0.5: 1, 0.51: 2, 0.75: 2, 0.8: 3, 1.0: 4}
 
 
 @pytest.mark.parametrize("p", [1e-252, 1e-46, 1e-30])
 def test_the_likeliest_token_stays_though_the_probability_be_0_in_float32(p: float) -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 3.0, 1.0]])
-    assert within_nucleus(logits, p).isfinite().tolist() == [[False, True, False], [True, False, False]]
-    assert choose(logits, 0.8, None, p, Generator().manual_seed(0)).tolist() == [1, 0]
+    assert top_p_filter(logits, p).isfinite().tolist() == [[False, True, False], [True, False, False]]
+    assert sample_token(logits, 0.8, None, p, Generator().manual_seed(0)).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_the_likeliest_token_stays_though_the_probability_be_0_in_float32(p: flo
 def test_draws_follow_their_chances(temperature: float, top_k: int | None, top_p: float | None) -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5])
     n = 40_000
-    drawn = choose(logits.expand(n, -1), temperature, top_k, top_p, Generator().manual_seed(1))
+    drawn = sample_token(logits.expand(n, -1), temperature, top_k, top_p, Generator().manual_seed(1))
     chances = (logits / temperature).softmax(-1)
     if top_k:
         chances[3:4], chances[2] = 0, 0
@@ -215,7 +215,7 @@ def test_a_beam_that_holds_everything_finds_the_best(favour: float) -> None:
     for seed in range(3):
         model = translator(seed=seed, vocabulary=4)
         source, real = texts(seed, 2, 5, vocabulary=4), lengths([5, 3])
-        found = translate(model, source, start=0, end=1, longest=4, beam=27, real=real, favour=favour)
+        found = translate(model, source, start=0, end=1, max_tokens=4, beam=27, is_token=real, length_penalty=favour)
         for row, n in enumerate((5, 3)):
             expected = best_of_all(model, source[row : row + 1, :n], 4, 4, favour)
             assert ended(found[row]) == expected
@@ -280,13 +280,13 @@ def test_a_target_that_never_ends_is_as_long_as_allowed(beam: int) -> None:
 
 
 def test_cached_logits_are_the_models_own() -> None:
-    from rheoscope.models.generate import Target
+    from rheoscope.models.generate import TargetDecoder
 
     model, source, real = translator(seed=3), texts(3, 2, 5), lengths([5, 2])
     ids = texts(4, 2, 6)
     with torch.no_grad():
-        target = Target(model, source, real, longest=6)
-        steps = torch.stack([target.read(ids[:, at : at + 1]) for at in range(6)], 1)
+        target = TargetDecoder(model, source, real, max_tokens=6)
+        steps = torch.stack([target.next_log_probs(ids[:, at : at + 1]) for at in range(6)], 1)
         assert gap(steps, model(source, ids, real).float().log_softmax(-1)) < 1e-6
 
 
@@ -323,7 +323,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 
 @pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_refusals_are_one_line(call: Callable[[], Any], message: str) -> None:
-    with as_users_run(), pytest.raises(RheoscopeError, match=message) as refusal:
+    with without_jaxtyping_checks(), pytest.raises(RheoscopeError, match=message) as refusal:
         call()
     assert "\n" not in str(refusal.value)
     assert "type " in str(refusal.value)
@@ -333,4 +333,4 @@ def test_refusals_are_one_line(call: Callable[[], Any], message: str) -> None:
 def test_the_smallest_temperature_draws_the_likeliest(temperature: float) -> None:
     """Divided by as they are, some machines multiply by 1/0: 0 · ∞ is no probability."""
     logits = torch.tensor([[0.0, 2.0, 1.0], [5.0, -5.0, 0.0]])
-    assert choose(logits, temperature, None, None, torch.Generator()).tolist() == [1, 0]
+    assert sample_token(logits, temperature, None, None, torch.Generator()).tolist() == [1, 0]

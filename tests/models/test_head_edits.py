@@ -53,4 +53,4 @@ def test_a_run_inside_an_edit_leaves_the_edit_as_it_was() -> None:
 
     assert gap(of.run(text(), edit={(0, 1): edit}), zero) <= 1e-6
     assert torch.equal(of.run(text()), plain)
-    assert all("current" not in vars(block.attention.mechanism) for block in network("own").stack.blocks)
+    assert all("current_mechanism" not in vars(block.attention.mechanism) for block in network("own").stack.blocks)

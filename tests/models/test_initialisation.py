@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.models.checkpoint import initial, opened, save
+from rheoscope.models.checkpoint import initial_network, load_network, save
 from rheoscope.models.config import CHOICES
-from rheoscope.models.initialisation import CONTENT, FORM, STARTS, halves
+from rheoscope.models.initialisation import F_COEFFICIENTS, INITIALISERS, M_COEFFICIENTS, svd_factors
 from rheoscope.shapes import RheoscopeError
 from tests.models.runs import small
 from tests.models.test_projections import config, forms, run_steps
@@ -16,19 +16,19 @@ from tests.pretrained.cases import gap, text
 
 
 def test_every_start_has_its_name_in_a_config() -> None:
-    assert CHOICES["start"] == tuple(STARTS)
+    assert CHOICES["start"] == tuple(INITIALISERS)
 
 
-@pytest.mark.parametrize("start", list(STARTS))
+@pytest.mark.parametrize("start", list(INITIALISERS))
 def test_all_but_attention_starts_as_ever(start: str) -> None:
-    own, plain = (initial(config("untied", start=name), 2) for name in (start, "usual"))
+    own, plain = (initial_network(config("untied", start=name), 2) for name in (start, "usual"))
     for (name, one), other in zip(own.named_parameters(), plain.parameters(), strict=True):
         assert torch.equal(one, other) or "attention" in name
 
 
 def test_a_symmetric_start_is_tied_at_step_0_and_not_later() -> None:
     ids = text(0, 9)[None]
-    free, tied = initial(config("untied", start="symmetric"), 5), initial(config("tied"), 5)
+    free, tied = initial_network(config("untied", start="symmetric"), 5), initial_network(config("tied"), 5)
     assert gap(free(ids), tied(ids)) <= 1e-6
     after = [
         run_steps(small(projection=name, start=start, accumulate=1), 2)
@@ -42,30 +42,30 @@ def test_a_symmetric_start_is_tied_at_step_0_and_not_later() -> None:
 
 
 def test_groups_start_symmetric_with_the_keys_they_read() -> None:
-    net = initial(config("untied", heads=4, kv_heads=2, start="symmetric"), 1)
-    for block in rs.load(net).view.blocks:
+    net = initial_network(config("untied", heads=4, kv_heads=2, start="symmetric"), 1)
+    for block in rs.load(net).view.layer_heads:
         assert gap(block.M().symmetry(), torch.ones(4)) <= 1e-6
 
 
 def test_a_mimetic_start_is_near_the_identity() -> None:
     """The best rank-k part of αZ + βI: its trace is positive, and no other matrix of that rank is nearer."""
-    net = initial(config("untied", width=32, heads=2, start="mimetic"), 1)
+    net = initial_network(config("untied", width=32, heads=2, start="mimetic"), 1)
     for layer in net.stack.blocks:
         rows = layer.attention.read.weight.detach().unflatten(0, (-1, 16))
         for W_Q, W_K in zip(rows[:2], rows[2:4], strict=True):
             M = W_Q.mT @ W_K
-            assert float(M.trace()) > 0.3 * FORM[1] * 16
+            assert float(M.trace()) > 0.3 * M_COEFFICIENTS[1] * 16
             assert gap(W_Q @ W_Q.mT, W_K @ W_K.mT) <= 1e-5  # both hold √S
         F = rows[4:].flatten(0, 1).mT @ layer.attention.write.weight.detach().mT
-        assert abs(float(F.trace()) / 32 + CONTENT[1]) < 0.15
-        assert 0.5 < float((F + CONTENT[1] * torch.eye(32)).norm() / (CONTENT[0] * 32**0.5)) < 1.5
+        assert abs(float(F.trace()) / 32 + F_COEFFICIENTS[1]) < 0.15
+        assert 0.5 < float((F + F_COEFFICIENTS[1] * torch.eye(32)).norm() / (F_COEFFICIENTS[0] * 32**0.5)) < 1.5
 
 
 def test_halves_are_the_best_of_their_rank() -> None:
     A = torch.randn(5, 5, dtype=torch.float64)
     S = torch.linalg.svdvals(A)
     for rank in (2, 5, 7):
-        left, right = halves(A, rank)
+        left, right = svd_factors(A, rank)
         assert left.shape == (5, rank)
         assert float((A - left @ right).norm()) == pytest.approx(float(S[rank:].norm()), abs=1e-10)
 
@@ -83,12 +83,12 @@ def test_halves_are_the_best_of_their_rank() -> None:
 )
 def test_what_cannot_start_so_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RheoscopeError, match=message):
-        initial(config(**changes), 0)
+        initial_network(config(**changes), 0)
 
 
 def test_opening_a_model_does_not_start_it_again(tmp_path: Any) -> None:
-    net = initial(config("untied", start="mimetic"), 1)
+    net = initial_network(config("untied", start="mimetic"), 1)
     state = torch.get_rng_state()
-    again, _ = opened(save(net, tmp_path))
+    again, _ = load_network(save(net, tmp_path))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(again(text(0, 5)[None]), net(text(0, 5)[None]))

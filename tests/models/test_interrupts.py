@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rheoscope.models.interrupts import between_steps
-from rheoscope.models.optimiser import rate_at
+from rheoscope.models.interrupts import stop_between_steps
+from rheoscope.models.optimiser import learning_rate
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.train import train
-from rheoscope.models.training_state import kept_step
+from rheoscope.models.training_state import last_checkpoint_step
 from rheoscope.shapes import RheoscopeError
 from tests.models.runs import kept, prose, run, small
 
@@ -51,14 +51,14 @@ class Typed:
 def test_ctrl_c_keeps_the_step_it_was_at(at: int, tmp_path: Path) -> None:
     run(tmp_path / "whole", small(evaluate_every=3))
     interrupted(tmp_path / "run", small(evaluate_every=3), at)
-    assert kept_step(tmp_path / "run") == at
+    assert last_checkpoint_step(tmp_path / "run") == at
     run(tmp_path / "run", small(evaluate_every=3))
     assert kept(tmp_path / "run") == kept(tmp_path / "whole")
 
 
 def test_a_second_one_stops_at_once() -> None:
     heard: list[str] = []
-    with between_steps(lambda: heard.append("once")) as asked:
+    with stop_between_steps(lambda: heard.append("once")) as asked:
         signal.raise_signal(signal.SIGINT)
         assert asked()
         with pytest.raises(KeyboardInterrupt):
@@ -69,14 +69,14 @@ def test_a_second_one_stops_at_once() -> None:
 
 def test_where_nobody_hears_nothing_changes() -> None:
     def elsewhere() -> None:
-        with between_steps(lambda: None) as asked:
+        with stop_between_steps(lambda: None) as asked:
             assert not asked()
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with between_steps(lambda: None) as asked:
+    with stop_between_steps(lambda: None) as asked:
         signal.raise_signal(signal.SIGINT)
         assert not asked()
 
@@ -86,20 +86,20 @@ def test_where_nobody_hears_nothing_changes() -> None:
 
 def said_by(out: Path, recipe: Recipe) -> list[str]:
     said: list[str] = []
-    train(recipe, prose(), out, device="cpu", say=said.append)
+    train(recipe, prose(), out, device="cpu", log=said.append)
     return said
 
 
 def test_a_finished_run_is_extended_and_says_what_becomes_of_the_rate(tmp_path: Path) -> None:
     run(tmp_path, small())
-    was, will = (rate_at(small(steps=steps), step) for steps, step in ((9, 8), (14, 9)))
+    was, will = (learning_rate(small(steps=steps), step) for steps, step in ((9, 8), (14, 9)))
     assert will > was
     assert said_by(tmp_path, small(steps=14)) == [
         f"going on with {tmp_path} at step 9 of 14",
         f"planned for 9 steps, now for 14: the rate goes on by the schedule of 14 steps, at {will:.2g} after {was:.2g}, "
         "and ends elsewhere than 14 steps from the start would",
     ]
-    assert kept_step(tmp_path) == 14
+    assert last_checkpoint_step(tmp_path) == 14
     assert json.loads((tmp_path / "recipe.json").read_text())["extended"] == [{"at": 9, "from": 9, "to": 14}]
     with pytest.raises(RheoscopeError, match="stands at step 14 of 14, got --steps 9; type more than 14"):
         run(tmp_path, small())
@@ -118,7 +118,7 @@ def test_an_extended_run_that_is_killed_ends_as_if_it_had_not_been(tmp_path: Pat
 def test_where_schedules_agree_so_far_it_is_the_longer_run(tmp_path: Path) -> None:
     """wsd stays at its rate until the last fifth."""
     recipe = small(schedule="wsd", evaluate_every=2)
-    interrupted(tmp_path / "extended", recipe.but(steps=10), 7)
-    assert "ends as if it had been planned so" in said_by(tmp_path / "extended", recipe.but(steps=12))[1]
-    run(tmp_path / "whole", recipe.but(steps=12))
+    interrupted(tmp_path / "extended", recipe.with_changes(steps=10), 7)
+    assert "ends as if it had been planned so" in said_by(tmp_path / "extended", recipe.with_changes(steps=12))[1]
+    run(tmp_path / "whole", recipe.with_changes(steps=12))
     assert kept(tmp_path / "extended") == kept(tmp_path / "whole")

@@ -9,33 +9,33 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rheoscope.models.optimiser import DECAY, optimisers, rate_at
+from rheoscope.models.optimiser import DECAY_FRACTION, learning_rate, make_optimisers
 from rheoscope.models.transformer import build
 from tests.models.runs import small, translator
 
 
 def test_the_corners_of_cosine() -> None:
     recipe = small(steps=100, warmup=10, rate=0.5, floor=0.2)
-    assert rate_at(recipe, 0) == pytest.approx(0.5 / 11)
-    assert rate_at(recipe, 9) == pytest.approx(0.5 * 10 / 11)
-    assert rate_at(recipe, 10) == 0.5
-    assert rate_at(recipe, 55) == pytest.approx(0.5 * 0.6)
-    assert rate_at(recipe, 100) == pytest.approx(0.5 * 0.2)
+    assert learning_rate(recipe, 0) == pytest.approx(0.5 / 11)
+    assert learning_rate(recipe, 9) == pytest.approx(0.5 * 10 / 11)
+    assert learning_rate(recipe, 10) == 0.5
+    assert learning_rate(recipe, 55) == pytest.approx(0.5 * 0.6)
+    assert learning_rate(recipe, 100) == pytest.approx(0.5 * 0.2)
 
 
 def test_the_corners_of_wsd() -> None:
     recipe = small(steps=100, warmup=10, rate=0.5, schedule="wsd")
-    falls = round(100 * (1 - DECAY))
-    assert [rate_at(recipe, step) for step in (10, 40, falls)] == [0.5] * 3
-    assert rate_at(recipe, 90) == pytest.approx(0.25)
-    assert rate_at(recipe, 99) == pytest.approx(0.5 / 20)
-    assert rate_at(recipe, 100) == 0
+    falls = round(100 * (1 - DECAY_FRACTION))
+    assert [learning_rate(recipe, step) for step in (10, 40, falls)] == [0.5] * 3
+    assert learning_rate(recipe, 90) == pytest.approx(0.25)
+    assert learning_rate(recipe, 99) == pytest.approx(0.5 / 20)
+    assert learning_rate(recipe, 100) == 0
 
 
 @given(st.integers(1, 300), st.integers(0, 400), st.sampled_from(["cosine", "wsd"]), st.floats(0, 1))
 def test_a_rate_rises_and_then_falls(steps: int, warmup: int, schedule: Any, floor: float) -> None:
     recipe = small(steps=steps, warmup=warmup, schedule=schedule, floor=floor)
-    rates = [rate_at(recipe, step) for step in range(steps)]
+    rates = [learning_rate(recipe, step) for step in range(steps)]
     assert all(0 < rate <= recipe.rate for rate in rates[:-1])
     assert all(math.isfinite(rate) and 0 <= rate <= recipe.rate for rate in rates)
     rising, falling = rates[:warmup], rates[warmup:]
@@ -56,9 +56,9 @@ BUILDS = [
 @pytest.mark.parametrize("recipe", BUILDS)
 @pytest.mark.parametrize("optimiser", ["adamw", "muon"])
 def test_every_parameter_learns_once_and_vectors_are_not_decayed(recipe: Any, optimiser: str) -> None:
-    recipe = recipe.but(optimiser=optimiser, weight_decay=0.3)
+    recipe = recipe.with_changes(optimiser=optimiser, weight_decay=0.3)
     model = build(recipe.config)
-    groups = [group for one in optimisers(model, recipe) for group in one.param_groups]
+    groups = [group for one in make_optimisers(model, recipe) for group in one.param_groups]
     taken = [id(p) for group in groups for p in group["params"]]
     assert sorted(taken) == sorted(id(p) for p in model.parameters())
     for group in groups:
@@ -69,7 +69,7 @@ def test_every_parameter_learns_once_and_vectors_are_not_decayed(recipe: Any, op
 @pytest.mark.parametrize("recipe", BUILDS)
 def test_muon_takes_the_matrices_inside_blocks(recipe: Any) -> None:
     model = build(recipe.config)
-    adamw, muon = optimisers(model, recipe.but(optimiser="muon"))
+    adamw, muon = make_optimisers(model, recipe.with_changes(optimiser="muon"))
     names = {id(p): name for name, p in model.named_parameters()}
     taken = {names[id(p)] for group in muon.param_groups for p in group["params"]}
     assert taken == {name for name, p in model.named_parameters() if p.ndim == 2 and ".blocks." in name}
@@ -84,7 +84,7 @@ def test_a_vector_without_gradient_stays_and_a_matrix_shrinks() -> None:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    for one in optimisers(model, recipe):
+    for one in make_optimisers(model, recipe):
         one.step()
     for name, p in model.named_parameters():
         assert torch.allclose(p, before[name] * (0.95 if p.ndim >= 2 else 1.0))

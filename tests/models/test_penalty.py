@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.models.penalty import PENALTIES, Penalised, asymmetry, penalty, residual
+from rheoscope.models.penalty import PENALTIES, PenaltyTerm, asymmetry, residual, weighted_penalty
 from rheoscope.models.projections import linear
 from rheoscope.models.task import Objective
 from rheoscope.models.train import read_log
@@ -28,7 +28,7 @@ from tests.pretrained.cases import gap, text
 @torch.no_grad()
 def test_asymmetry_is_what_the_operators_say(projection: str, more: dict[str, Any]) -> None:
     """‖M − Mᵀ‖²/‖M‖² of dense M, and 2 − 2s."""
-    dense = torch.cat([block.M().dense() for block in model(projection, **more).view.blocks])
+    dense = torch.cat([block.M().dense() for block in model(projection, **more).view.layer_heads])
     slow = (dense - dense.mT).square().sum((-2, -1)) / dense.square().sum((-2, -1))
     found = asymmetry(network(projection, **more))
     assert gap(found[0], slow.mean()) <= 1e-10
@@ -44,7 +44,7 @@ def test_asymmetry_is_what_the_operators_say(projection: str, more: dict[str, An
 @torch.no_grad()
 def test_groups_of_heads_and_no_norm() -> None:
     for more in ({"heads": 4, "kv_heads": 2}, {"norm": "none"}, {"placement": "post", "norm": "layer"}):
-        dense = torch.cat([block.M().dense() for block in model("untied", **more).view.blocks])
+        dense = torch.cat([block.M().dense() for block in model("untied", **more).view.layer_heads])
         slow = (dense - dense.mT).square().sum((-2, -1)) / dense.square().sum((-2, -1))
         assert gap(asymmetry(network("untied", **more))[0], slow.mean()) <= 1e-10
 
@@ -79,8 +79,8 @@ def test_an_encoder_decoder_has_asymmetry_alone() -> None:
     made = build(translator().config)
     assert 1.5 < float(asymmetry(made)) < 2.5
     with pytest.raises(RheoscopeError, match="got an encoder-decoder; type --penalty asymmetry"):
-        Penalised(made, {"asymmetry": 1.0, "residual": 1.0})
-    assert Penalised(made, {"asymmetry": 1.0}).hidden_states() is None
+        PenaltyTerm(made, {"asymmetry": 1.0, "residual": 1.0})
+    assert PenaltyTerm(made, {"asymmetry": 1.0}).hidden_states() is None
 
 
 class Packed(torch.nn.Module):
@@ -104,7 +104,7 @@ def test_a_penalty_is_of_the_forward_pass_of_the_loss() -> None:
     assert calls == list(range(len(model.stack.blocks)))
     assert torch.equal(loss, Objective(model, Letters(), 0.0)(x[:, :-1], x[:, 1:])[0])
     assert besides is not None
-    assert torch.equal(besides, penalty(told, model, clouds(model, x[:, :-1])).sum())
+    assert torch.equal(besides, weighted_penalty(told, model, clouds(model, x[:, :-1])).sum())
     assert Objective(model, Letters(), 0.0)(x[:, :-1], x[:, 1:])[1] is None
     assert Objective(model.eval(), Letters(), 0.0, told)(x[:, :-1], x[:, 1:])[1] is None  # measured, not trained
 
@@ -165,7 +165,7 @@ def test_the_sum_is_weighted() -> None:
     ids = text(0, 5)[None]
     seen = clouds(network("untied"), ids)
     own = {name: float(PENALTIES[name](network("untied"), seen)) for name in PENALTIES}
-    found = penalty({"asymmetry": 0.5, "residual": 2.0}, network("untied"), seen)
+    found = weighted_penalty({"asymmetry": 0.5, "residual": 2.0}, network("untied"), seen)
     assert float(found) == pytest.approx(0.5 * own["asymmetry"] + 2 * own["residual"])
 
 

@@ -13,13 +13,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.covers.head_replacement import Operation, live
-from rheoscope.covers.reversed_attention.analysis import at_outputs
-from rheoscope.flow.energy.analysis import moved_by
-from rheoscope.models.checkpoint import initial, opened, save
+from rheoscope.covers.head_replacement import OperatorEdit, model_edits
+from rheoscope.covers.reversed_attention.analysis import head_output_gradients
+from rheoscope.flow.energy.analysis import attention_displacement
+from rheoscope.models.checkpoint import initial_network, load_network, save
 from rheoscope.models.config import CHOICES, Config
 from rheoscope.models.generate import generate
-from rheoscope.models.projections import PROJECTIONS, SKEW_ONE_IN, Isometric, for_texts, isometric, linear
+from rheoscope.models.projections import (
+    PAIRS_PER_SKEW_PAIR,
+    PROJECTIONS,
+    Isometric,
+    broadcast_to_texts,
+    linear,
+    orthonormal_rows,
+)
 from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
 from tests.models.runs import prose, run, small
@@ -60,17 +67,17 @@ def test_every_part_has_its_name_in_a_config() -> None:
 def test_the_operators_are_what_the_module_does(projection: str, more: dict[str, Any]) -> None:
     """Scores from M's factors at every offset, displacements from F: by hand, against the running module."""
     trace = model(projection, **more).trace(text(0, 5))
-    for layer, heads in enumerate(trace.view.blocks):
-        x = trace.read_by(layer)
-        hat, scores = heads.norm.hat(x), torch.stack([trace.scores(layer, head) for head in range(2)])
+    for layer, heads in enumerate(trace.view.layer_heads):
+        x = trace.layer_input(layer)
+        hat, scores = heads.norm.normalise(x), torch.stack([trace.scores(layer, head) for head in range(2)])
         assert gap(scores, scores_by_hand(heads, hat)) <= 1e-6
         module = network(projection, **more).stack.blocks[layer].attention
-        gate = module.gate(heads.norm.own(x)[None])
+        gate = module.gate(heads.norm.apply(x)[None])
         every = torch.stack([trace.weights(layer, head) for head in range(2)]).to(F64)
         constant = 0 if heads.value_bias is None else (heads.value_bias[:, None] @ heads.W_O)
         moved = (every @ (hat @ heads.F().dense() + constant)) * (1 if gate is None else gate[0])
         assert gap(torch.stack([trace.displacement(layer, head) for head in range(2)]), moved) <= 1e-10
-        added = trace.points[trace.middle[layer]] - x
+        added = trace.points[trace.mid_steps[layer]] - x
         assert gap(moved.sum(0) + (0 if heads.b_O is None else heads.b_O), added) <= 1e-10
 
 
@@ -82,7 +89,7 @@ def scores_by_hand(heads: Any, hat: Tensor) -> Tensor:
     q, k = u @ heads.W_Q, u @ heads.W_K
     q, k = (y if b is None else y + b[:, None] for y, b in ((q, heads.b_Q), (k, heads.b_K)))
     n, position = len(hat), heads.mechanism.position
-    turns = {offset: position.rotation(offset, HEAD, q) for offset in range(1 - n, n)}
+    turns = {offset: position.rotation_matrix(offset, HEAD, q) for offset in range(1 - n, n)}
     rows = [torch.stack([((q[:, i] @ turns[i - j]) * k[:, j]).sum(-1) for j in range(n)], -1) for i in range(n)]
     return torch.stack(rows, -2) * heads.scale
 
@@ -117,7 +124,7 @@ def test_a_cache_changes_nothing(projection: str) -> None:
 @pytest.mark.parametrize("projection", EVERY)
 @torch.no_grad()
 def test_saved_and_opened_it_is_the_same(projection: str, tmp_path: Path) -> None:
-    again, _ = opened(save(network(projection), tmp_path), dtype="float64")
+    again, _ = load_network(save(network(projection), tmp_path), dtype="float64")
     assert again.config == network(projection).config
     assert torch.equal(again(text(0, 9)[None]), network(projection)(text(0, 9)[None]))
 
@@ -125,7 +132,7 @@ def test_saved_and_opened_it_is_the_same(projection: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("projection", EVERY)
 def test_a_seed_draws_the_same_for_every_part(projection: str) -> None:
     """What two parts share starts the same: the FFNs, the writers, and those rows of the reader that both have."""
-    own, plain = (initial(config(name), 3) for name in (projection, "untied"))
+    own, plain = (initial_network(config(name), 3) for name in (projection, "untied"))
     held = dict(plain.named_parameters())
     for name, parameter in own.named_parameters():
         if "attention.read" not in name and name in held:
@@ -142,7 +149,7 @@ def test_a_seed_draws_the_same_for_every_part(projection: str) -> None:
 def test_several_models_are_trained_as_one(projection: str) -> None:
     """Weights (models, out, in), the texts of all models one after another: the same queries, keys and values as each alone."""
     alone = [network(projection).stack.blocks[at].attention for at in (0, 1)]
-    u, turn = torch.randn(4, 5, 16, dtype=F64), network(projection).stack.place.turn(slice(0, 5))
+    u, turn = torch.randn(4, 5, 16, dtype=F64), network(projection).stack.place.rotation(slice(0, 5))
     packed = copy.deepcopy(alone[0].projection)
     for (name, _), *both in zip(
         packed.named_parameters(), *(one.projection.parameters() for one in alone), strict=True
@@ -155,9 +162,9 @@ def test_several_models_are_trained_as_one(projection: str) -> None:
         def forward(self, u: Tensor) -> Tensor:
             return linear(u, self.weight, self.bias)
 
-    rows = packed.rows(Read(), u)
+    rows = packed.read_rows(Read(), u)
     apart = [one.project(part, turn) for one, part in zip(alone, u.split(2), strict=True)]
-    for found, *wanted in zip(packed.heads(rows, u, turn), *apart, strict=True):
+    for found, *wanted in zip(packed.project_heads(rows, u, turn), *apart, strict=True):
         assert gap(found, torch.cat(wanted)) <= 1e-12
 
 
@@ -175,11 +182,11 @@ def trained(projection: str, steps: int = 4, **more: Any) -> Any:
 
 
 def run_steps(recipe: Any, steps: int) -> Any:
-    from rheoscope.models.optimiser import optimisers
+    from rheoscope.models.optimiser import make_optimisers
 
     torch.manual_seed(0)
     net = build(recipe.config).to(F64)
-    made, task = optimisers(net, recipe), prose()
+    made, task = make_optimisers(net, recipe), prose()
     for step in range(steps):
         x, y = task.batch(step, recipe)
         task.loss(net, (x, y)).backward()
@@ -190,7 +197,7 @@ def run_steps(recipe: Any, steps: int) -> Any:
 
 
 def forms(net: Any) -> list[Any]:
-    return [block.M() for block in rs.load(copy.deepcopy(net).requires_grad_(False)).view.blocks]
+    return [block.M() for block in rs.load(copy.deepcopy(net).requires_grad_(False)).view.layer_heads]
 
 
 @pytest.mark.parametrize(("projection", "optimiser"), [*((name, "adamw") for name in TIED), ("tied", "muon")])
@@ -210,7 +217,7 @@ def test_without_ties_it_is_not() -> None:
 def test_the_skew_part_has_its_rank(projection: str) -> None:
     for net in (network(projection), trained(projection, 3)):
         rank = net.stack.blocks[0].attention.projection.skew_rank
-        assert rank == 2 * max(1, HEAD // 2 // SKEW_ONE_IN) < HEAD
+        assert rank == 2 * max(1, HEAD // 2 // PAIRS_PER_SKEW_PAIR) < HEAD
         for M in forms(net):
             dense = M.dense().detach()
             assert torch.linalg.matrix_rank(dense - dense.mT).tolist() == [rank] * 2
@@ -237,7 +244,7 @@ def test_the_skew_part_is_skew_at_every_offset(projection: str) -> None:
 
 def test_isometric_stays_so() -> None:
     for steps in (0, 3):
-        for block in rs.load(trained("isometric", steps)).view.blocks:
+        for block in rs.load(trained("isometric", steps)).view.layer_heads:
             for W in (block.W_Q, block.W_K):
                 assert gap(W.mT @ W, torch.eye(HEAD, dtype=F64).expand(2, -1, -1)) <= 1e-10
             assert gap(block.W_V.mT @ block.W_V, torch.eye(HEAD, dtype=F64).expand(2, -1, -1)) > 0.1
@@ -246,18 +253,18 @@ def test_isometric_stays_so() -> None:
 @given(seed=st.integers(0, 2**32 - 1), lead=st.lists(st.integers(1, 3), max_size=2), k=st.integers(1, 4))
 def test_an_isometry_spans_what_was_given(seed: int, lead: list[int], k: int) -> None:
     V = torch.randn(*lead, k, 6, dtype=F64, generator=torch.Generator().manual_seed(seed))
-    W = isometric(V)
+    W = orthonormal_rows(V)
     assert gap(W @ W.mT, torch.eye(k, dtype=F64).expand(*lead, k, k)) <= 1e-6
     assert gap(V @ W.mT @ W, V) <= 1e-6
-    assert gap(isometric(3.7 * V), W) <= 1e-6
+    assert gap(orthonormal_rows(3.7 * V), W) <= 1e-6
 
 
 def test_the_gradient_of_an_isometry_is_that_of_its_formula() -> None:
     V = torch.randn(2, 3, 4, 6, dtype=F64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     g = torch.randn(2, 3, 4, 6, dtype=F64, generator=torch.Generator().manual_seed(2))
     plain = torch.linalg.solve_triangular(torch.linalg.cholesky(V @ V.mT), V, upper=False)
-    assert gap(isometric(V), plain) <= 1e-12
-    own, exact = (torch.autograd.grad(W, V, g)[0] for W in (isometric(V), plain))
+    assert gap(orthonormal_rows(V), plain) <= 1e-12
+    own, exact = (torch.autograd.grad(W, V, g)[0] for W in (orthonormal_rows(V), plain))
     assert gap(own, exact) <= 1e-12
 
 
@@ -270,7 +277,7 @@ def test_queries_are_the_tokens_own_coordinates() -> None:
     u = torch.randn(2, 5, 16, dtype=F64)
     q, _, _ = network("identity_queries").stack.blocks[0].attention.project(u)
     assert torch.equal(q.transpose(1, 2).flatten(2), u)
-    assert torch.equal(model("identity_queries").view.blocks[0].W_Q.mT.flatten(0, 1), torch.eye(16, dtype=F64))
+    assert torch.equal(model("identity_queries").view.layer_heads[0].W_Q.mT.flatten(0, 1), torch.eye(16, dtype=F64))
 
 
 def test_keys_are_values() -> None:
@@ -295,12 +302,12 @@ def test_positions_are_not_exchangeable() -> None:
     for projection, same in (("tied", True), ("tied_positional", False)):
         S = model(projection).trace(text(0, 6)).scores(0, 1).detach()
         assert (gap(S, S.mT) <= 1e-6) == same
-    fresh = initial(config("tied_positional"), 1)(text(0, 6)[None])
-    assert torch.equal(fresh, initial(config("tied"), 1)(text(0, 6)[None]))  # it starts tied
+    fresh = initial_network(config("tied_positional"), 1)(text(0, 6)[None])
+    assert torch.equal(fresh, initial_network(config("tied"), 1)(text(0, 6)[None]))  # it starts tied
 
 
 def test_gates_start_half_open_and_may_close() -> None:
-    fresh = initial(config("gated"), 1)
+    fresh = initial_network(config("gated"), 1)
     assert fresh.stack.blocks[0].attention.gate(torch.randn(1, 3, 16)).eq(0.5).all()
     shut = copy.deepcopy(network("gated", bias=True))
     with torch.no_grad():
@@ -352,15 +359,15 @@ def test_the_parts_train(tmp_path: Path) -> None:
 
 def test_numbers_of_heads_stand_beside_their_texts() -> None:
     x = torch.arange(12.0).view(2, 3, 2)
-    assert torch.equal(for_texts(x[0], 4), x[:1, :, None])
-    assert torch.equal(for_texts(x, 4)[[0, 1]], x[[0, 0]][:, :, None])
-    assert torch.equal(for_texts(x, 4)[[2, 3]], x[[1, 1]][:, :, None])
+    assert torch.equal(broadcast_to_texts(x[0], 4), x[:1, :, None])
+    assert torch.equal(broadcast_to_texts(x, 4)[[0, 1]], x[[0, 0]][:, :, None])
+    assert torch.equal(broadcast_to_texts(x, 4)[[2, 3]], x[[1, 1]][:, :, None])
 
 
 def test_defaults_leave_what_a_model_is_as_it_was() -> None:
-    assert replace(config("untied"), start="symmetric").function() == config("untied").function()
-    assert "projection" not in config("untied").function()
-    assert config("tied").function() != config("untied").function()
+    assert replace(config("untied"), start="symmetric").function_key() == config("untied").function_key()
+    assert "projection" not in config("untied").function_key()
+    assert config("tied").function_key() != config("untied").function_key()
 
 
 def test_gated_heads_are_gated_wherever_they_are_recomputed() -> None:
@@ -368,23 +375,23 @@ def test_gated_heads_are_gated_wherever_they_are_recomputed() -> None:
     of, ids = model("gated"), text(0, 7)
     trace = of.trace(ids)
     rs.fixed_point(of, trace, times=1, iterations=1)  # refuses a map that is not the layer's own
-    heads, x = trace.view.blocks[1], trace.read_by(1)
-    own = trace.points[trace.middle[1]] - x
-    assert gap(moved_by(heads, heads.mechanism, x, *heads.read(x))[0], own) <= 1e-10
-    assert gap(heads.added(x), own) <= 1e-10
-    assert gap(heads.carried(x).total(), own) <= 1e-10
+    heads, x = trace.view.layer_heads[1], trace.layer_input(1)
+    own = trace.points[trace.mid_steps[1]] - x
+    assert gap(attention_displacement(heads, heads.mechanism, x, *heads.qkv(x))[0], own) <= 1e-10
+    assert gap(heads.attention_update(x), own) <= 1e-10
+    assert gap(heads.factored_displacements(x).total(), own) <= 1e-10
     outputs, pulled = heads.outputs(x).detach().requires_grad_(), torch.randn_like(own)
-    (heads.gated(outputs, x) @ heads.W_O).sum(0).backward(pulled)
-    assert gap(at_outputs(heads, x, pulled), outputs.grad) <= 1e-10
+    (heads.apply_gate(outputs, x) @ heads.W_O).sum(0).backward(pulled)
+    assert gap(head_output_gradients(heads, x, pulled), outputs.grad) <= 1e-10
 
 
 @torch.no_grad()
 def test_another_F_of_a_gated_head_is_gated() -> None:
     """F + F of one head, while the model runs, is the model with twice its W_O."""
     of, ids = model("gated"), text(0, 7)
-    heads = of.view.blocks[1]
-    twice = Operation(1, heads, [0], content=heads.F(), centred_content=False)
-    found = of.trace(ids, edit=live(torch.ones(1, 7, dtype=torch.bool), [twice]))
+    heads = of.view.layer_heads[1]
+    twice = OperatorEdit(1, heads, [0], content=heads.F(), centred_content=False)
+    found = of.trace(ids, edit=model_edits(torch.ones(1, 7, dtype=torch.bool), [twice]))
     doubled = copy.deepcopy(network("gated"))
     doubled.stack.blocks[1].attention.write.weight[:, :HEAD] *= 2
     assert gap(found.points[-1], rs.load(doubled).trace(ids).points[-1]) <= 1e-10

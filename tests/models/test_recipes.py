@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from rheoscope.models.config import Config
-from rheoscope.models.recipes import RECIPES, Recipe, recipe, setting, tiny
+from rheoscope.models.recipes import RECIPES, Recipe, parse_setting, recipe_by_name, tiny
 from rheoscope.models.transformer import build, parameter_count
 from rheoscope.shapes import RheoscopeError
-from tests.attention.cases import as_users_run
+from tests.attention.cases import without_jaxtyping_checks
 
 
 def size(config: Config) -> int:
@@ -20,37 +20,37 @@ def size(config: Config) -> int:
 
 def test_published_sizes() -> None:
     """nanoGPT's README, without positions, as it counts; GPT-2; 2017: a shared matrix of 37000 tokens and 44.1M in layers."""
-    shakespeare = recipe("shakespeare").config
+    shakespeare = recipe_by_name("shakespeare").config
     assert round((size(shakespeare) - 256 * 384) / 1e6, 2) == 10.65
-    assert round(size(recipe("gpt2").config.but(vocabulary=50257)) / 1e6) == 124
+    assert round(size(recipe_by_name("gpt2").config.with_changes(vocabulary=50257)) / 1e6) == 124
     width, hidden = 512, 2048
     norm, attention = 2 * width, 4 * (width * width + width)
     ffn = 2 * width * hidden + hidden + width
     layers = 6 * (attention + ffn + 2 * norm) + 6 * (2 * attention + ffn + 3 * norm)
-    assert size(recipe("base2017").config) == 37000 * width + layers
-    assert size(recipe("default").config) * 2 < 12e6
+    assert size(recipe_by_name("base2017").config) == 37000 * width + layers
+    assert size(recipe_by_name("default").config) * 2 < 12e6
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_is_told_in_json_and_in_words(name: str) -> None:
     made = RECIPES[name]()
-    assert json.loads(json.dumps(made.told()))["config"]["width"] == made.config.width
+    assert json.loads(json.dumps(made.to_dict()))["config"]["width"] == made.config.width
     assert RECIPES[name].__doc__
-    assert build(made.but(width=32, heads=2, depth=1, hidden=16).config.but(vocabulary=9))
+    assert build(made.with_changes(width=32, heads=2, depth=1, hidden=16).config.with_changes(vocabulary=9))
 
 
 def test_an_unknown_recipe() -> None:
     with pytest.raises(RheoscopeError, match="unknown recipe 'huge'; type one of tiny, default, "):
-        recipe("huge")
+        recipe_by_name("huge")
 
 
 def test_changes_reach_recipe_and_model() -> None:
-    changed = tiny().but(steps=5, width=32, rate=0.5, heads=2)
+    changed = tiny().with_changes(steps=5, width=32, rate=0.5, heads=2)
     assert (changed.steps, changed.rate, changed.config.width, changed.config.head_width) == (5, 0.5, 32, 16)
     assert changed.config.hidden < tiny().config.hidden
-    assert tiny().but(context=500).config.context == 500
-    assert tiny().but(context=8).config.context == tiny().config.context
-    assert tiny().but(vocabulary=300).vocabulary == 300
+    assert tiny().with_changes(context=500).config.context == 500
+    assert tiny().with_changes(context=8).config.context == tiny().config.context
+    assert tiny().with_changes(vocabulary=300).vocabulary == 300
 
 
 def test_a_context_longer_than_the_positions() -> None:
@@ -77,8 +77,8 @@ def test_a_context_longer_than_the_positions() -> None:
     ],
 )
 def test_what_a_recipe_refuses(changes: dict[str, Any], says: str) -> None:
-    with as_users_run(), pytest.raises(RheoscopeError, match=says):
-        tiny().but(**changes)
+    with without_jaxtyping_checks(), pytest.raises(RheoscopeError, match=says):
+        tiny().with_changes(**changes)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,11 @@ def test_what_a_recipe_refuses(changes: dict[str, Any], says: str) -> None:
     ],
 )
 def test_settings(told: str, value: Any) -> None:
-    name, read = setting(told)
+    name, read = parse_setting(told)
     assert told.startswith(name + "=")
     assert read == value
     assert type(read) is type(value)
-    tiny().but(**{name: read})
+    tiny().with_changes(**{name: read})
 
 
 @pytest.mark.parametrize(
@@ -117,13 +117,13 @@ def test_settings(told: str, value: Any) -> None:
 )
 def test_settings_that_are_none(told: str, says: str) -> None:
     with pytest.raises(RheoscopeError, match=says):
-        setting(told)
+        parse_setting(told)
 
 
 def test_shaped_attention_is_as_warm_as_the_model_is_wide() -> None:
     """1/(τ₀ √(width · head_width)), whatever the width becomes."""
     for width in (32, 128):
-        made = recipe("shaped").but(width=width, heads=2, options={"tau0": 0.5})
-        assert made.config.attention().score.scale == pytest.approx(1 / (0.5 * (width * width / 2) ** 0.5))
+        made = recipe_by_name("shaped").with_changes(width=width, heads=2, options={"tau0": 0.5})
+        assert made.config.build_mechanism().score.scale == pytest.approx(1 / (0.5 * (width * width / 2) ** 0.5))
     with pytest.raises(RheoscopeError, match="mechanism 'metric' has no option 'tau0'"):
-        tiny().but(mechanism="metric", options={"tau0": 0.5})
+        tiny().with_changes(mechanism="metric", options={"tau0": 0.5})

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from rheoscope.models.run_directory import OWN, check_out
+from rheoscope.models.run_directory import RUN_FILES, check_run_directory
 from rheoscope.shapes import RheoscopeError
 from tests.models.runs import run, small
 
 RECIPE = small(steps=6)
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", RUN_FILES)
 def test_files_of_others_are_refused_by_name_and_kept(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text('{"config": 3}')
     with pytest.raises(RheoscopeError, match=f"holds a {name} that no run of Rheoscope wrote; type another --out"):
@@ -23,13 +23,13 @@ def test_files_of_others_are_refused_by_name_and_kept(name: str, tmp_path: Path)
 def test_files_with_other_names_are_no_matter(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
     run(tmp_path, RECIPE, stop_at=3)
-    check_out(tmp_path, RECIPE.told())
+    check_run_directory(tmp_path, RECIPE.to_dict())
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
 def test_another_recipe_is_refused_whatever_the_vocabulary(tmp_path: Path) -> None:
     run(tmp_path, RECIPE, stop_at=3)
-    told = RECIPE.told()
-    check_out(tmp_path, told | {"config": told["config"] | {"vocabulary": 99}})
+    told = RECIPE.to_dict()
+    check_run_directory(tmp_path, told | {"config": told["config"] | {"vocabulary": 99}})
     with pytest.raises(RheoscopeError, match=r"holds a run with depth=2, now depth=1; type the same recipe"):
-        check_out(tmp_path, RECIPE.but(depth=1).told())
+        check_run_directory(tmp_path, RECIPE.with_changes(depth=1).to_dict())

@@ -38,7 +38,7 @@ def texts(corpus: PairCorpus, ids: torch.Tensor) -> list[str]:
 def test_an_epoch_shows_every_pair_once(files: tuple[Path, Path], tmp_path: Path) -> None:
     corpus = prepare_pairs([files[0]], [files[1]], tmp_path / "out", vocabulary=400)
     seen = []
-    for step in range(corpus.steps(200)):
+    for step in range(corpus.steps_per_epoch(200)):
         sources, targets = corpus.batch(step, 200, seed=5)
         assert max(sources.numel(), targets.numel()) <= 200
         seen += list(zip(texts(corpus, sources), texts(corpus, targets), strict=True))
@@ -57,11 +57,11 @@ def test_held_out_pairs_come_in_the_order_of_their_file(files: tuple[Path, Path]
 def test_several_files_are_one_corpus(files: tuple[Path, Path], tmp_path: Path) -> None:
     corpus = prepare_pairs([files[0], files[1]], [files[1], files[0]], tmp_path / "out", vocabulary=400, held_out=files)
     assert len(corpus.train) == 200
-    assert texts(corpus, corpus.train.padded([100])[0]) == [GERMAN[0]]
+    assert texts(corpus, corpus.train.padded_batch([100])[0]) == [GERMAN[0]]
 
 
 def test_ids_of_a_batch() -> None:
-    sources, targets = pairs_of([(2, 1), (1, 3), (0, 0)]).padded([0, 1, 2])
+    sources, targets = pairs_of([(2, 1), (1, 3), (0, 0)]).padded_batch([0, 1, 2])
     assert sources.tolist() == [[3, 3, 2], [4, 2, 0], [2, 0, 0]]
     assert targets.tolist() == [[1, 3, 2, 0, 0], [1, 4, 4, 4, 2], [1, 2, 0, 0, 0]]
 
@@ -78,15 +78,15 @@ def test_a_batch_is_a_function_of_seed_and_step(
     for side, again in zip(one.batch(step, tokens, seed), other.batch(step, tokens, seed), strict=True):
         assert torch.equal(side, again)
         assert side.numel() <= tokens
-    epoch = step // one.steps(tokens)
-    steps = range(epoch * one.steps(tokens), (epoch + 1) * one.steps(tokens))
+    epoch = step // one.steps_per_epoch(tokens)
+    steps = range(epoch * one.steps_per_epoch(tokens), (epoch + 1) * one.steps_per_epoch(tokens))
     assert sum(len(one.batch(at, tokens, seed)[0]) for at in steps) == len(sizes)
 
 
 def test_like_lengths_stand_together_and_epochs_differ() -> None:
     pairs = pairs_of([(at % 9, at % 9) for at in range(900)])
     corpus = PairCorpus(pairs, pairs, 999, Path("tokenizer.json"))
-    steps = corpus.steps(110)
+    steps = corpus.steps_per_epoch(110)
     epochs = [[corpus.batch(at, 110)[1] for at in range(first, first + steps)] for first in (0, steps)]
     padding = sum(int((targets == 0).sum()) for targets in epochs[0]) / sum(targets.numel() for targets in epochs[0])
     assert padding < 0.05
@@ -98,7 +98,7 @@ def test_like_lengths_stand_together_and_epochs_differ() -> None:
 def test_seeds_read_other_pairs_of_the_same_lengths() -> None:
     pairs = pairs_of([(at % 9, at % 9) for at in range(300)])
     corpus = PairCorpus(pairs, pairs, 999, Path("tokenizer.json"))
-    for step in (0, 1, corpus.steps(60)):
+    for step in (0, 1, corpus.steps_per_epoch(60)):
         (one, _), (other, _) = (corpus.batch(step, 60, seed) for seed in (0, 1))
         assert one.shape == other.shape
     assert not torch.equal(one, other)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rheoscope.models.text_cleaning import articles, is_dump, prose
+from rheoscope.models.text_cleaning import articles, is_dump, plain_prose
 from tests.texts import any_text
 
 RULES = {
@@ -45,7 +45,7 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 def test_each_rule(rule: str) -> None:
     wikitext, expected = RULES[rule]
-    assert prose(wikitext) == expected
+    assert plain_prose(wikitext) == expected
 
 
 def page(text: str, title: str = "Ada") -> str:
@@ -124,26 +124,26 @@ anything = st.lists(st.sampled_from([*marks, "\n", "a", " ", "&lt;", "&#91;", "h
 
 @given(balanced)
 def test_nothing_is_left_of_balanced_markup(text: str) -> None:
-    left = prose(text)
+    left = plain_prose(text)
     assert not any(mark in left for mark in ("[[", "]]", "{{", "}}", "<ref", "</ref", "<!--"))
 
 
 @given(anything.map("".join))
 def test_unbalanced_markup_neither_fails_nor_survives(text: str) -> None:
-    left = prose(text)
+    left = plain_prose(text)
     assert not any(mark in left for mark in ("[[", "{{", "<ref"))
 
 
 @given(any_text())
 def test_any_text_has_prose(text: str) -> None:
-    prose(text)
+    plain_prose(text)
 
 
 @given(st.lists(st.text(alphabet="abcdefgh ,.", min_size=1), min_size=1))
 def test_plain_sentences_stay(lines: list[str]) -> None:
     """Law: what holds no markup comes back, but for white space, leading points and lines without a letter."""
     expected = ["".join(line.split()) for line in lines]
-    found = ["".join(line.split()) for line in prose("\n".join(lines)).split("\n")]
+    found = ["".join(line.split()) for line in plain_prose("\n".join(lines)).split("\n")]
     assert [line for line in found if line] == [line for line in expected if any(c.isalpha() for c in line)]
 
 
@@ -170,5 +170,5 @@ def test_plain_sentences_stay(lines: list[str]) -> None:
 def test_time_is_linear_in_marks_that_never_close(mark: str) -> None:
     """A page of 200,000 characters of one unclosed mark: a quadratic rule would take minutes."""
     start = time.perf_counter()
-    prose(mark * (200_000 // len(mark)))
+    plain_prose(mark * (200_000 // len(mark)))
     assert time.perf_counter() - start < 5

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rheoscope.models.token_corpus import Corpus, prepare
-from rheoscope.models.token_files import BEGUN
-from rheoscope.models.vocabulary import byte_pairs, decode, encode, load_tokenizer
+from rheoscope.models.token_files import IN_PROGRESS
+from rheoscope.models.vocabulary import decode, encode, load_tokenizer, train_bpe
 from rheoscope.shapes import RheoscopeError
 from tests.texts import any_text
 
@@ -38,7 +38,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def words(corpus: Corpus, part: np.ndarray) -> str:
-    return decode(load_tokenizer(corpus.tokenizer), part.tolist(), specials=True)
+    return decode(load_tokenizer(corpus.tokenizer), part.tolist(), keep_special=True)
 
 
 # What prepare writes
@@ -142,7 +142,7 @@ def test_a_tokenizer_that_is_brought_along(text: Path, tmp_path: Path) -> None:
     second = prepare([text], tmp_path / "second", tokenizer=first.tokenizer)
     assert np.array_equal(first.train, second.train)
     assert second.tokenizer.read_text() == first.tokenizer.read_text()
-    byte_pairs([SENTENCE], 280, ["<|other|>"]).save(str(tmp_path / "other.json"))
+    train_bpe([SENTENCE], 280, ["<|other|>"]).save(str(tmp_path / "other.json"))
     with pytest.raises(RheoscopeError, match=r"has no token <\|endoftext\|>"):
         prepare([text], tmp_path / "third", tokenizer=tmp_path / "other.json")
 
@@ -177,7 +177,7 @@ def test_every_text_survives_the_tokenizer(any_text: str) -> None:
 
 @cache
 def learned() -> Any:
-    return byte_pairs([SENTENCE], 280, ["<|endoftext|>"])
+    return train_bpe([SENTENCE], 280, ["<|endoftext|>"])
 
 
 # What a batch is
@@ -211,7 +211,7 @@ def test_every_window_is_drawn() -> None:
 
 @given(st.integers(2, 60), st.integers(1, 9), st.integers(1, 4))
 def test_each_held_out_token_but_the_first_is_a_target_once(tokens: int, context: int, batch: int) -> None:
-    pairs = list(corpus_of(9, held_out=tokens).windows(context, batch))
+    pairs = list(corpus_of(9, held_out=tokens).held_out_windows(context, batch))
     x, y = (torch.cat([pair[at] for pair in pairs]) for at in (0, 1))
     assert all(len(pair[0]) <= batch for pair in pairs)
     assert y[y != -100].tolist() == list(range(1, tokens))
@@ -288,9 +288,9 @@ def test_a_context_longer_than_the_text() -> None:
     with told("the training part has 8 tokens", "needs 9"):
         corpus_of(8).batch(0, 2, 8)
     with told("the held-out part has 1 tokens"):
-        next(corpus_of(8, held_out=1).windows(4, 1))
+        next(corpus_of(8, held_out=1).held_out_windows(4, 1))
     with told("part 2 of 2"):
-        corpus_of(20).batch(0, 4, 8, part=2, parts=2)
+        corpus_of(20).batch(0, 4, 8, part=2, n_parts=2)
 
 
 def test_a_directory_that_is_not_whole(text: Path, tmp_path: Path) -> None:
@@ -337,11 +337,11 @@ def test_a_full_disk_leaves_no_temporary_file(text: Path, tmp_path: Path) -> Non
             prepare([text], out, vocabulary=400)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [file.name for file in out.iterdir() if file.name.startswith(".")] == [BEGUN]
+    assert [file.name for file in out.iterdir() if file.name.startswith(".")] == [IN_PROGRESS]
     with told("half-written"):
         Corpus.open(out)
     prepare([text], out, vocabulary=400)
-    assert not (out / BEGUN).exists()
+    assert not (out / IN_PROGRESS).exists()
 
 
 def test_the_tokenizer_of_a_model_is_not_written_over(text: Path, tmp_path: Path) -> None:

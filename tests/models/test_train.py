@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from rheoscope.models.checkpoint import opened
+from rheoscope.models.checkpoint import load_network
 from rheoscope.models.generate import translate
 from rheoscope.models.sentence_pairs import END, START
-from rheoscope.models.train import Log, placed, read_log, train
+from rheoscope.models.train import MetricsLog, distributed_process, read_log, train
 from rheoscope.shapes import RheoscopeError
-from tests.attention.cases import as_users_run
+from tests.attention.cases import without_jaxtyping_checks
 from tests.models.runs import (
     ENTROPY,
     VOCABULARY,
@@ -34,7 +34,7 @@ from tests.models.runs import (
     translator,
     weights,
 )  # fmt: skip
-from tests.processes import Fork, forked
+from tests.processes import Fork, run_in_fork
 
 KINDS = {
     "adamw": (small(), prose()),
@@ -56,7 +56,7 @@ def whole(tmp_path_factory: Any) -> dict[str, Path]:
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """Shapes are checked by shorter runs; in these that would double the time."""
-    with as_users_run():
+    with without_jaxtyping_checks():
         yield
 
 
@@ -79,8 +79,8 @@ def test_a_killed_run_ends_as_if_it_had_not_been(
 def test_a_run_killed_again_and_again(whole: dict[str, Path], tmp_path: Path) -> None:
     said: list[str] = []
     for stop_at in (1, 3, 3, 5, 5, 8):
-        run(tmp_path, small(), stop_at=stop_at, say=said.append)
-    run(tmp_path, small(), say=said.append)
+        run(tmp_path, small(), stop_at=stop_at, log=said.append)
+    run(tmp_path, small(), log=said.append)
     assert kept(tmp_path) == kept(whole["adamw"])
     assert said == [f"going on with {tmp_path} at step {step} of 9" for step in (2, 2, 4, 4, 8)]
 
@@ -99,7 +99,7 @@ def test_sigkill_at_any_moment(tmp_path: Path) -> None:
             status = child.done().returncode
         kills, moment = kills + (status == -signal.SIGKILL), moment * 1.3
     assert kills >= 5
-    last = forked(lambda: run(killed, recipe))
+    last = run_in_fork(lambda: run(killed, recipe))
     assert last.returncode == 0, last.stderr
     assert kept(killed) == kept(whole)
     left = {file.name for file in killed.iterdir()}
@@ -119,17 +119,17 @@ def test_sigkill_at_any_moment(tmp_path: Path) -> None:
 )
 def test_pieces_of_a_batch_are_the_batch(recipe: Any, task: Any, tmp_path: Path) -> None:
     for pieces in (1, 2):
-        run(tmp_path / str(pieces), recipe.but(accumulate=pieces), task)
+        run(tmp_path / str(pieces), recipe.with_changes(accumulate=pieces), task)
     assert apart(tmp_path / "1", tmp_path / "2") < 1e-6
     if recipe.config.form == "decoder":
-        run(tmp_path / "4", recipe.but(accumulate=4), task)
+        run(tmp_path / "4", recipe.with_changes(accumulate=4), task)
         assert apart(tmp_path / "1", tmp_path / "4") < 1e-6
 
 
 def as_one_of_two(out: Path) -> None:
     """What each of two processes does, told by torchrun's words which one it is."""
-    with placed("cpu") as place:
-        assert place.world == 2
+    with distributed_process("cpu") as place:
+        assert place.world_size == 2
         run(out / "few", small(dropout=0.0, batch=1, accumulate=1))
         run(out / "prose", small(dropout=0.0))
         run(out / "pairs", translator(dropout=0.0), translation())
@@ -147,7 +147,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
     with Fork(partial(as_one_of_two, tmp_path), RANK="0", **place) as first:
-        second = forked(partial(as_one_of_two, tmp_path), RANK="1", **place)
+        second = run_in_fork(partial(as_one_of_two, tmp_path), RANK="1", **place)
         assert second.returncode == 0, second.stderr
         assert first.done().returncode == 0, first.done().stderr
     assert apart(tmp_path / "one few", tmp_path / "few") < 1e-5  # a process without rows
@@ -188,8 +188,8 @@ def test_it_learns_to_copy(tmp_path: Path) -> None:
         label_smoothing=0.0,
     )
     assert run(tmp_path, recipe, task)["perplexity"] < 1.4
-    model, _ = opened(tmp_path)
-    made = translate(model, torch.tensor([[7, 5, END]]), START, END, longest=6, beam=4)  # type: ignore[arg-type]
+    model, _ = load_network(tmp_path)
+    made = translate(model, torch.tensor([[7, 5, END]]), START, END, max_tokens=6, beam=4)  # type: ignore[arg-type]
     assert made[0].tolist()[:2] == [7, 5]
 
 
@@ -201,7 +201,7 @@ def test_the_best_model_is_kept_not_the_last(tmp_path: Path) -> None:
     losses = {line["step"]: line["loss"] for line in read_log(tmp_path)}
     assert figures["step"] == min(losses, key=losses.__getitem__) < 60
     assert figures["loss"] == losses[figures["step"]]
-    best, last = opened(tmp_path)[0].state_dict(), weights(tmp_path)
+    best, last = load_network(tmp_path)[0].state_dict(), weights(tmp_path)
     assert any(not torch.equal(best[name], last[name]) for name in last)
     run(tmp_path / "killed", recipe, prose(40, 100), stop_at=45)
     run(tmp_path / "killed", recipe, prose(40, 100))
@@ -211,14 +211,14 @@ def test_the_best_model_is_kept_not_the_last(tmp_path: Path) -> None:
 def test_a_finished_run_does_nothing(tmp_path: Path) -> None:
     figures = run(tmp_path, small())
     before, told = kept(tmp_path), []
-    assert train(small(), prose(), tmp_path, device="cpu", tell=told.append) == figures
+    assert train(small(), prose(), tmp_path, device="cpu", on_progress=told.append) == figures
     assert kept(tmp_path) == before
     assert told == []
 
 
 def test_what_a_run_tells(tmp_path: Path) -> None:
     told: list[dict[str, float]] = []
-    train(small(), prose(), tmp_path, device="cpu", tell=told.append)
+    train(small(), prose(), tmp_path, device="cpu", on_progress=told.append)
     assert [line["step"] for line in told] == list(range(1, 10))
     assert [line["step"] for line in told if "loss" in line] == [2, 4, 6, 8, 9]
     assert [line for line in told if "loss" in line] == read_log(tmp_path)
@@ -254,12 +254,15 @@ def test_data_that_does_not_serve_is_told_before_the_first_step(
 
 
 def test_no_such_device() -> None:
-    with pytest.raises(RheoscopeError, match="there is no device 'moon' here; type --device cpu"), placed("moon"):
+    with (
+        pytest.raises(RheoscopeError, match="there is no device 'moon' here; type --device cpu"),
+        distributed_process("moon"),
+    ):
         pass
 
 
 def test_a_log_that_was_cut_short(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"step": 2, "loss": 1.5}\n{"step": 4, "loss": 1.25}\n{"step": 6, "lo')
-    log = Log(tmp_path, 2)
+    log = MetricsLog(tmp_path, 2)
     log.write({"step": 4, "loss": 1.0})
     assert read_log(tmp_path) == [{"step": 2, "loss": 1.5}, {"step": 4, "loss": 1.0}]

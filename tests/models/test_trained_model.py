@@ -7,19 +7,19 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.models.trained_model import Trained
-from rheoscope.models.vocabulary import characters
+from rheoscope.models.trained_model import NativeTransformer
+from rheoscope.models.vocabulary import character_tokenizer
 from rheoscope.shapes import RheoscopeError
-from tests.attention.cases import as_users_run
+from tests.attention.cases import without_jaxtyping_checks
 from tests.models.cases import UNMASKED, model, network, saved
 from tests.pretrained.cases import text
-from tests.processes import forget, forked
+from tests.processes import run_in_fork, unload_packages
 
 
-def spoken() -> Trained:
-    tokenizer = characters(["abcdefgh ijkl"], ["<|endoftext|>"])
+def spoken() -> NativeTransformer:
+    tokenizer = character_tokenizer(["abcdefgh ijkl"], ["<|endoftext|>"])
     found = rs.load(network("own"), tokenizer=tokenizer)
-    assert isinstance(found, Trained)
+    assert isinstance(found, NativeTransformer)
     return found
 
 
@@ -28,14 +28,17 @@ def test_a_string_goes_through_the_tokenizer() -> None:
     assert trace.tokens == list("bad gag")
     assert trace.text == "bad gag"
     assert torch.equal(trace.logits, spoken().run(trace.ids))
-    assert spoken().words(torch.tensor([0, 2])) == ["<|endoftext|>", "a"]
+    assert spoken().token_strings(torch.tensor([0, 2])) == ["<|endoftext|>", "a"]
     assert [len(one) for one in spoken().trace(["bad", "gag lid"])] == [3, 7]
 
 
 def test_a_text_that_the_tokenizer_cannot_read_is_refused() -> None:
-    with as_users_run(), pytest.raises(RheoscopeError, match=r"the tokenizer cannot read this text .*; type a text of"):
+    with (
+        without_jaxtyping_checks(),
+        pytest.raises(RheoscopeError, match=r"the tokenizer cannot read this text .*; type a text of"),
+    ):
         spoken().trace("ähem")
-    with pytest.raises(RheoscopeError, match="this model has no tokenizer, so it reads no text"):
+    with pytest.raises(RheoscopeError, match=r"this model has no tokenizer, expected a tokenizer\.json"):
         model("own").trace("bad")
 
 
@@ -46,19 +49,21 @@ def test_a_tokenizer_of_transformers_serves_too() -> None:
 
 
 def test_longer_than_the_context_is_refused() -> None:
-    with pytest.raises(RheoscopeError, match="the text has 65 tokens, the model reads at most 64; type a shorter text"):
+    with pytest.raises(
+        RheoscopeError, match="the text has 65 tokens, but the model reads at most 64; use a shorter text"
+    ):
         model("own").trace(text(n=65))
 
 
 @pytest.mark.parametrize("name", sorted(UNMASKED))
 def test_texts_of_several_lengths_are_refused_where_no_mask_is_defined(name: str) -> None:
     assert len(model(name).trace([text(1), text(2)])) == 2
-    with pytest.raises(RheoscopeError, match="is defined without a mask"):
+    with pytest.raises(RheoscopeError, match="does not support masks"):
         model(name).trace([text(1), text(2, 5)])
 
 
 def without_transformers(own: Path) -> None:
-    forget("transformers")
+    unload_packages("transformers")
     import rheoscope as rs
     import rheoscope.pretrained.attention_interface
 
@@ -72,6 +77,6 @@ def without_transformers(own: Path) -> None:
 
 def test_transformers_is_never_imported(tmp_path: Path) -> None:
     """Not by a model of ours, not by the one that ships, not by the interface to it before it is called."""
-    saved("own", tmp_path, tokenizer=characters(["abc"], []))
-    done = forked(lambda: without_transformers(tmp_path))
+    saved("own", tmp_path, tokenizer=character_tokenizer(["abc"], []))
+    done = run_in_fork(lambda: without_transformers(tmp_path))
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rheoscope.models import checkpoint, training_state
-from rheoscope.models.checkpoint import opened
-from rheoscope.models.vocabulary import characters
+from rheoscope.models.checkpoint import load_network
+from rheoscope.models.vocabulary import character_tokenizer
 from rheoscope.shapes import RheoscopeError
 from tests.models.runs import kept, prose, run, small
 
@@ -83,7 +83,7 @@ MOMENTS = [
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.__name__)
 def test_killed_while_it_keeps(moment: Callable[[Path], None], stopped: Path, whole: Path) -> None:
     moment(stopped)
-    assert training_state.kept_step(stopped) == 4
+    assert training_state.last_checkpoint_step(stopped) == 4
     run(stopped, RECIPE)
     assert kept(stopped) == kept(whole)
     assert [file.name for file in stopped.iterdir() if file.name.startswith(".")] == []
@@ -123,7 +123,7 @@ def test_the_checkpoint_before_is_used(kind: str, stopped: Path, whole: Path) ->
     damage, says = DAMAGE[kind]
     damage(stopped / "last")
     said: list[str] = []
-    run(stopped, RECIPE, say=said.append)
+    run(stopped, RECIPE, log=said.append)
     assert len(said) == 2
     assert re.search(f"last is damaged .{says}.*: going on from the checkpoint before it", said[0])
     assert said[1] == f"going on with {stopped} at step 2 of 6"
@@ -134,7 +134,7 @@ def test_a_damaged_one_never_displaces_a_good_one(stopped: Path) -> None:
     emptied(stopped / "last")
     run(stopped, RECIPE, stop_at=4)
     assert [training_state.read_progress(stopped / name).step for name in ("last", "before")] == [4, 2]
-    assert training_state.damage(stopped / "last") is None
+    assert training_state.checkpoint_damage(stopped / "last") is None
 
 
 def test_no_whole_checkpoint_is_one_line(stopped: Path) -> None:
@@ -172,10 +172,10 @@ def test_a_full_disk(calls: int, step: int, tmp_path: Path, whole: Path, monkeyp
         what = f"the checkpoint of step {step} is kept" if step else "no checkpoint was kept yet"
         with pytest.raises(RheoscopeError, match=rf"cannot write to .* \(No space left on device\); {what}: make room"):
             run(out, RECIPE)
-    assert training_state.kept_step(out) == step
+    assert training_state.last_checkpoint_step(out) == step
     assert not [file for file in out.rglob("*") if file.name.startswith(".")]
     if calls:
-        opened(out)
+        load_network(out)
     run(out, RECIPE)
     assert kept(out) == kept(whole)
 
@@ -191,9 +191,7 @@ def test_a_full_disk_for_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_place_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        RheoscopeError, match=r"cannot write .*file/out: .*file is a file; type a name in another directory"
-    ):
+    with pytest.raises(RheoscopeError, match=r"cannot write .*file/out: .*file is a file; choose another directory"):
         run(tmp_path / "file" / "out", RECIPE)
 
 
@@ -214,13 +212,13 @@ def test_a_place_where_nothing_can_be_written(tmp_path: Path) -> None:
 def test_another_recipe_is_refused(changes: dict[str, Any], says: str, whole: Path) -> None:
     before = kept(whole), (whole / "recipe.json").read_bytes()
     with pytest.raises(RheoscopeError, match=says):
-        run(whole, RECIPE.but(**changes))
+        run(whole, RECIPE.with_changes(**changes))
     assert (kept(whole), (whole / "recipe.json").read_bytes()) == before
 
 
 def test_a_recipe_may_change_before_anything_is_kept(tmp_path: Path) -> None:
     run(tmp_path, RECIPE, stop_at=1)
-    run(tmp_path, RECIPE.but(rate=0.005))
+    run(tmp_path, RECIPE.with_changes(rate=0.005))
     assert json.loads((tmp_path / "recipe.json").read_text())["rate"] == 0.005
 
 
@@ -233,19 +231,19 @@ def test_another_vocabulary_is_refused(stopped: Path) -> None:
 
 def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path) -> None:
     for name, text in (("one.json", "abcdefghijk"), ("other.json", "bcdefghijkl")):
-        characters([text], []).save(str(tmp_path / name))
+        character_tokenizer([text], []).save(str(tmp_path / name))
     run(tmp_path / "out", RECIPE, stop_at=3, tokenizer=tmp_path / "one.json")
     with pytest.raises(RheoscopeError, match=r"was trained with other tokens than those of .*other.json"):
         run(tmp_path / "out", RECIPE, tokenizer=tmp_path / "other.json")
     run(tmp_path / "out", RECIPE, tokenizer=tmp_path / "one.json")
-    assert opened(tmp_path / "out")[1].get_vocab_size() == 11
+    assert load_network(tmp_path / "out")[1].get_vocab_size() == 11
 
 
 def test_a_checkpoint_of_another_shape(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "out")
     (tmp_path / "out" / "recipe.json").unlink()
     with pytest.raises(RheoscopeError, match="holds a model of another shape"):
-        run(tmp_path / "out", RECIPE.but(depth=1))
+        run(tmp_path / "out", RECIPE.with_changes(depth=1))
 
 
 @pytest.mark.parametrize("held", ["", "{", "[]", '{"config": 3}', "{}"])

@@ -18,7 +18,7 @@ from rheoscope.models.config import Config
 from rheoscope.models.generation_cache import GenerationCache
 from rheoscope.models.transformer import Stack, build, parameter_count
 from rheoscope.shapes import RheoscopeError
-from tests.attention.cases import constructed, gap, random
+from tests.attention.cases import gap, random, record_constructions
 from tests.models.outside import (
     CAUSAL,
     GROWING,
@@ -36,7 +36,7 @@ from tests.models.outside import (
     tiny,
     translator,
 )
-from tests.processes import forget, forked
+from tests.processes import run_in_fork, unload_packages
 
 PLACEMENTS = ["pre", "post"]
 AS_TORCH: dict[str, Any] = {"position": "none", "norm": "layer", "ffn": "relu", "bias": True}
@@ -87,7 +87,7 @@ def test_torch_encoder(placement: str, causal: bool, padded: bool) -> None:
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_torch_decoder(placement: str, padded: bool) -> None:
-    ours = stirred(Stack(tiny(placement=placement, **AS_TORCH), causal=True, crossed=True))
+    ours = stirred(Stack(tiny(placement=placement, **AS_TORCH), causal=True, has_cross=True))
     theirs = torch_stack("decoder", placement)
     pairs = of_torch(ours, theirs)
     copy(pairs)
@@ -200,7 +200,7 @@ def test_the_base_model_of_2017() -> None:
     with torch.device("meta"):
         model = build(config)
     assert parameter_count(model) == vocabulary * d + layers == 63_082_496
-    assert parameter_count(model, embedding=False) == layers
+    assert parameter_count(model, include_embedding=False) == layers
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -231,7 +231,7 @@ def test_options_reach_every_mechanism() -> None:
     model = translator(mechanism="metric", options={"sigma": 3.0})
     blocks = [*model.encoder.blocks, *model.decoder.blocks]
     parts = [block.attention for block in blocks] + [block.cross for block in model.decoder.blocks]
-    assert [part.mechanism.current().score.scale for part in parts] == [0.5 / 9] * 6
+    assert [part.mechanism.current_mechanism().score.scale for part in parts] == [0.5 / 9] * 6
 
 
 def test_what_writes_to_the_stream_starts_smaller() -> None:
@@ -383,9 +383,9 @@ def test_a_cache_takes_rows_and_spreads() -> None:
     with torch.no_grad():
         memory = model.encoder(source)
         model.decoder(first, None, cache, memory)
-        cache.spread(2)
+        cache.repeat_texts(2)
         model.decoder(then, None, cache, memory[both])
-        cache.take(rows)
+        cache.select_texts(rows)
         out = model.decoder(last, None, cache, memory[both])
         whole = model.decoder(torch.cat([first[both], then[rows], last], 1), None, None, memory[both])
     assert gap(out[:, -1], whole[:, -1]) < 1e-12
@@ -426,7 +426,7 @@ def test_every_mechanism_learns(mechanism: str) -> None:
     before, after = step(model, lambda: cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()))
     assert after < before
     still = [name for name, parameter in model.named_parameters() if not bool(parameter.grad.any())]
-    assert not ZOO[mechanism].domain.differentiable or still == []
+    assert not ZOO[mechanism].domain.is_differentiable or still == []
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -453,16 +453,16 @@ def test_a_text_longer_than_the_model_reads() -> None:
 
 def test_a_mechanism_outside_its_domain() -> None:
     decoder, model = build(tiny(mechanism="sinkhorn")), build(tiny(form="encoder-decoder", mechanism="shaped"))
-    with pytest.raises(RheoscopeError, match="Sinkhorn is defined without a mask"):
+    with pytest.raises(RheoscopeError, match="Sinkhorn does not support masks"):
         decoder(texts(1, 1, 4))
-    with pytest.raises(RheoscopeError, match="Shaped is defined for square attention"):
+    with pytest.raises(RheoscopeError, match="Shaped needs square attention"):
         model(texts(1, 1, 4), texts(1, 1, 3))
 
 
 def test_weights_are_dropped_while_training_alone() -> None:
     config = Config(vocabulary=9, width=8, depth=1, heads=2, attention_dropout=0.5)
     model, ids = build(config), torch.tensor([[1, 2, 3, 4, 5, 6]])
-    plain = build(config.but(attention_dropout=0.0)).eval()
+    plain = build(config.with_changes(attention_dropout=0.0)).eval()
     plain.load_state_dict(model.state_dict())
     torch.manual_seed(0)
     first, second = model(ids), model(ids)
@@ -471,7 +471,7 @@ def test_weights_are_dropped_while_training_alone() -> None:
     with pytest.raises(
         RheoscopeError, match="drops weights of a softmax, 'sigmoid' has Sigmoid; type attention_dropout=0"
     ):
-        build(config.but(mechanism="sigmoid"))
+        build(config.with_changes(mechanism="sigmoid"))
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -481,7 +481,7 @@ def test_a_forward_puts_no_mechanism_together(position: str, monkeypatch: pytest
         build(Config(vocabulary=11, width=8, depth=2, heads=2, position=position)),  # type: ignore[arg-type]
         torch.tensor([[1, 2]]),
     )
-    made = constructed(monkeypatch)
+    made = record_constructions(monkeypatch)
     assert model(ids).shape == (1, 2, 11)
     assert not made
 
@@ -492,7 +492,7 @@ ON_CUDNN = ("scaled_dot", "cosine")
 
 def compiled() -> None:
     """Each layer's answer, and how often the graph of each model breaks."""
-    forget()
+    unload_packages()
     from torch._dynamo import explain, reset
 
     import rheoscope as rs
@@ -503,7 +503,7 @@ def compiled() -> None:
     warnings.simplefilter("ignore")
     for name in MECHANISMS:
         layer, x = rs.nn.MultiHeadAttention(8, heads=2, mechanism=name), torch.randn(1, 5, 8)
-        layer.attention.mechanism = layer.attention.mechanism.under("causal")
+        layer.attention.mechanism = layer.attention.mechanism.with_mask("causal")
         reset()
         print(name, torch.allclose(torch.compile(layer, backend="eager", fullgraph=True)(x), layer(x), atol=1e-6))
     for position in POSITIONS:
@@ -513,7 +513,7 @@ def compiled() -> None:
     reset()
     ids = torch.zeros(1, 64, dtype=torch.long, device="meta")
     print("away", explain(model.to("meta"))(ids).graph_break_count)  # from the CPU, where rows are aligned first
-    cudnn.refuse_inputs = lambda q, k: ""  # as on a GPU that has the kernel
+    cudnn.input_refusal = lambda q, k: ""  # as on a GPU that has the kernel
     for name in ON_CUDNN:
         reset()
         model = build(Config(vocabulary=9, width=32, depth=1, heads=1, mechanism=name)).to("meta", torch.bfloat16)
@@ -525,7 +525,7 @@ def compiled() -> None:
 @pytest.mark.slow
 def test_a_layer_and_a_model_are_one_graph() -> None:
     """torch.compile sees each whole, and computes the same (in a process of its own: shapes checked as in these tests break it)."""
-    done = forked(compiled)
+    done = run_in_fork(compiled)
     positions = [f"{position} 0" for position in (*POSITIONS, "away")]
     expected = [*(f"{name} True" for name in MECHANISMS), *positions, *(f"{name} 0 True" for name in ON_CUDNN)]
     assert done.stdout.splitlines() == expected, done.stderr
@@ -541,7 +541,7 @@ def test_values_of_another_width(position: Any) -> None:
         parts = torch.cat([model(ids[:, at : at + 1], cache=cache) for at in range(7)], 1)
     assert gap(parts, whole) < 1e-11
     saved = 2 * (2 + 4) * 16 * (4 - 3)  # depth · (kv_heads + heads) · width · (d_k − d_v)
-    assert parameter_count(build(config.but(value_width=4))) - parameter_count(model) == saved
+    assert parameter_count(build(config.with_changes(value_width=4))) - parameter_count(model) == saved
     first, *_ = losses = [loss(model, ids) for _ in range(6)]
     assert losses[-1] < 0.9 * first
 

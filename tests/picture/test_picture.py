@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from rheoscope.picture.picture import PALETTE, Cells, Line, decades, ticks
+from rheoscope.picture.picture import PALETTE, Cells, Line, log_ticks, ticks
 
 
 def test_a_map_may_have_another_centre_than_0() -> None:
@@ -29,7 +29,7 @@ def test_ticks_are_round_and_inside() -> None:
         found = ticks(low, high)
         assert 2 <= len(found) <= 8
         assert all(low - 1e-9 <= value <= high * (1 + 1e-9) for value in found)
-    assert decades(3.0, 8.0) == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    assert log_ticks(3.0, 8.0) == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 
 
 def test_a_line_of_one_value_is_a_dot() -> None:

@@ -9,12 +9,12 @@ import xarray as xr
 
 import rheoscope as rs
 from rheoscope import catalogue
-from rheoscope.picture.head_map import COLOURS
+from rheoscope.picture.head_map import TYPE_COLOURS
 from rheoscope.picture.picture import Cells, Line, Panel, Picture
-from rheoscope.report.draw.inline import figures
-from rheoscope.report.draw.paper import on_paper
+from rheoscope.report.draw.inline import picture_html
+from rheoscope.report.draw.paper import to_figure
 from rheoscope.report.draw_result import picture_of
-from rheoscope.studio.wire import of_picture, written
+from rheoscope.studio.wire import encode_json, picture_json
 from tests.report.parts import Parts
 
 TEXT = "The keys to the cabinet are on the table in the hall, and the old cabinet is in the old hall."
@@ -74,7 +74,7 @@ def trace() -> Any:
 @cache
 def found(name: str, **settings: Any) -> Any:
     """The answer of an analysis, asked as it is here or with other settings; `each_head` is surgery of every head alone."""
-    analysis = catalogue.analysis("surgery" if name == "each_head" else name)
+    analysis = catalogue.analysis_by_name("surgery" if name == "each_head" else name)
     text = SEVERAL if analysis.name == "surgery" else TEXT
     given = {"view": model().view, "trace": trace(), "model": model(), "text": text, "texts": TEXTS}
     return analysis.ask(*(given[subject] for subject in analysis.subjects), **SETTINGS.get(name, {}) | settings)
@@ -83,7 +83,7 @@ def found(name: str, **settings: Any) -> Any:
 def planted() -> xr.Dataset:
     """Types of heads of the default model: one head of each type, from the first on."""
     kinds = np.full(model().view.layers * model().view.heads, "mixed", dtype="<U15")
-    kinds[: len(COLOURS)] = list(COLOURS)
+    kinds[: len(TYPE_COLOURS)] = list(TYPE_COLOURS)
     return xr.Dataset({"type": (("layer", "head"), kinds.reshape(model().view.layers, model().view.heads))})
 
 
@@ -105,12 +105,12 @@ def cells(panel: Panel) -> Cells:
 
 def by_three_hands(picture: Picture) -> None:
     """Every panel is drawn on paper and on a page, and travels to the studio and to notebooks whole."""
-    paper, travels = on_paper(picture), json.loads(written(of_picture(picture)))
+    paper, travels = to_figure(picture), json.loads(encode_json(picture_json(picture)))
     bars = [axes for axes in paper.axes if axes.get_label() == "<colorbar>"]
     assert [axes.get_title("left") for axes in paper.axes if axes not in bars] == [
         panel.title for panel in picture.panels
     ]
-    maps = [mark for panel in picture.panels for mark in panel.maps]
+    maps = [mark for panel in picture.panels for mark in panel.cell_maps]
     assert [axes.get_ylabel() for axes in bars] == [mark.name for mark in maps]
     assert all(mark.name for mark in maps), "a scale of colours says what it measures"
     marks = [mark for panel in travels["panels"] for mark in panel["marks"]]
@@ -120,6 +120,6 @@ def by_three_hands(picture: Picture) -> None:
 
 
 def on_a_page(picture: Picture) -> None:
-    parts = Parts(figures(picture))
+    parts = Parts(picture_html(picture))
     assert parts.count("svg") == len(picture.panels)
-    assert parts.count("div", "scale") == sum(len(panel.maps) for panel in picture.panels)
+    assert parts.count("div", "scale") == sum(len(panel.cell_maps) for panel in picture.panels)

@@ -4,19 +4,19 @@ from itertools import pairwise
 
 import numpy as np
 
-from rheoscope.flow.clusters.picture import ALONE, largest, ribbon, stacked, tracked
+from rheoscope.flow.clusters.picture import UNCLUSTERED, band_outline, keep_largest, stack_clusters, track_clusters
 from rheoscope.picture.picture import Shape
 from tests.pictures.cases import drawn, found
 
 
 def test_a_cluster_keeps_its_name_while_most_of_its_tokens_stay() -> None:
     labels = np.array([[0, 0, 0, 3, 3, 5], [0, 0, 2, 2, 2, 5], [0, 1, 2, 2, 2, 2]])
-    named = tracked(labels)
-    assert named[0].tolist() == [0, 0, 0, 1, 1, ALONE]
-    assert named[1].tolist() == [0, 0, 1, 1, 1, ALONE]
-    assert named[2].tolist() == [ALONE, ALONE, 1, 1, 1, 1]
-    assert largest(named, most=1)[1].tolist() == [ALONE, ALONE, 1, 1, 1, ALONE]
-    split = tracked(np.array([[0, 0, 0, 0], [0, 0, 2, 2]]))
+    named = track_clusters(labels)
+    assert named[0].tolist() == [0, 0, 0, 1, 1, UNCLUSTERED]
+    assert named[1].tolist() == [0, 0, 1, 1, 1, UNCLUSTERED]
+    assert named[2].tolist() == [UNCLUSTERED, UNCLUSTERED, 1, 1, 1, 1]
+    assert keep_largest(named, max_clusters=1)[1].tolist() == [UNCLUSTERED, UNCLUSTERED, 1, 1, 1, UNCLUSTERED]
+    split = track_clusters(np.array([[0, 0, 0, 0], [0, 0, 2, 2]]))
     assert len(set(split[1].tolist())) == 2
 
 
@@ -36,8 +36,8 @@ def test_bands_hold_every_token_at_every_step() -> None:
         for side, foot in ((0, -1), (len(between[0].x) // 2 - 1, len(between[0].x) // 2)):
             spans = sorted((mark.y[side], mark.y[foot]) for mark in between)
             assert all(low[1] <= high[0] + 1e-9 for low, high in pairwise(spans))
-    assert stacked(np.array([ALONE, 0, 0])) == {ALONE: (0.0, 1.0), 0: (1.06, 3.06)}
-    x, y = ribbon(0.0, 1.0, 2.0, 5.0, 3)
+    assert stack_clusters(np.array([UNCLUSTERED, 0, 0])) == {UNCLUSTERED: (0.0, 1.0), 0: (1.06, 3.06)}
+    x, y = band_outline(0.0, 1.0, 2.0, 5.0, 3)
     assert (y[0], y[-1]) == (2, 5)
     assert (y[len(y) // 2 - 1], y[len(y) // 2]) == (5, 8)
     assert len(x) == len(y)

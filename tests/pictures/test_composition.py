@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rheoscope.picture.head_map import COLOURS
-from rheoscope.picture.picture import Line, Shape, Word
+from rheoscope.picture.head_map import TYPE_COLOURS
+from rheoscope.picture.picture import Label, Line, Shape
 from tests.pictures.cases import cells, drawn, found, planted, titled
 
 
@@ -23,7 +23,7 @@ def test_the_graph_joins_the_strongest_pairs() -> None:
     assert panel.y.names[3 - head] == f"H{head}"
     bold = [mark for mark in panel.marks if isinstance(mark, Line) and not mark.name and not mark.tip]
     assert [list(mark.x) for mark in bold] == [list(arcs[at].x) for at in (0, 4, 8)]
-    words = {mark.text for mark in panel.marks if isinstance(mark, Word)}
+    words = {mark.text for mark in panel.marks if isinstance(mark, Label)}
     assert {names[int(best.top_from)], names[int(best.top_to)]} <= words
     dots = [mark for mark in panel.marks if isinstance(mark, Line) and mark.style == "dots" and mark.tip]
     assert sum(len(mark.x) for mark in dots) == 24
@@ -42,6 +42,10 @@ def test_maps_of_layers_hold_their_strongest_pair() -> None:
 
 def test_types_colour_the_heads_of_the_graph_and_stand_in_its_key() -> None:
     graph, bare = (drawn("composition", **more).panels[0] for more in ({"types": planted()}, {}))
-    assert set(graph.key) - set(bare.key) == {kind.replace("_", "-") for kind in COLOURS}
+    assert set(graph.legend) - set(bare.legend) == {kind.replace("_", "-") for kind in TYPE_COLOURS}
     spot = next(mark for mark in graph.marks if isinstance(mark, Line) and mark.tip == "induction")
-    assert (list(spot.x), list(spot.y), spot.colour) == ([0], [2], COLOURS["induction"])  # L0.H1, counted from the top
+    assert (list(spot.x), list(spot.y), spot.colour) == (
+        [0],
+        [2],
+        TYPE_COLOURS["induction"],
+    )  # L0.H1, counted from the top

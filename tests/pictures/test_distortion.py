@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rheoscope.covers.distortion.picture import over_depth
+from rheoscope.covers.distortion.picture import depth_panel
 from tests.pictures.cases import cells, found, lines, titled
 
 
@@ -15,4 +15,4 @@ def test_distortion_shows_medians_beside_random_heads_and_projections() -> None:
     assert curves["key, random heads"].y == pytest.approx(dataset.rsa_null.sel(image="key").median("head").values)
     content = cells(titled("distortion", "Distances kept as content (RSA)"))
     assert np.array_equal(content.values, dataset.rsa.sel(image="content").values)
-    assert "random heads" in lines(over_depth(dataset, "collapse", "t"))  # one null for images of one rank
+    assert "random heads" in lines(depth_panel(dataset, "collapse", "t"))  # one null for images of one rank

@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 from rheoscope.picture import field_panels
-from rheoscope.picture.picture import Cells, Shape, Word
+from rheoscope.picture.picture import Cells, Label, Shape
 from tests.pictures.cases import by_three_hands, cells, lines
 
 LAYERS, HEADS = 3, 2
@@ -107,7 +107,7 @@ def test_tokens_are_dots_and_squares_with_their_words() -> None:
 
 def test_named_things_are_bars_and_single_numbers_words() -> None:
     assert [mark.tip for mark in panel("Cost").marks] == ["size: -3", "edit: 1"]
-    words = [mark.text for mark in panel("Single numbers").marks if isinstance(mark, Word)]
+    words = [mark.text for mark in panel("Single numbers").marks if isinstance(mark, Label)]
     assert words == ["Straight: 0.25 radians, null 0.5"]
 
 
@@ -116,16 +116,16 @@ def test_of_many_named_things_the_farthest_from_0_are_drawn() -> None:
     many = xr.Dataset({"x": ("change", values)}, {"change": [f"c{at}" for at in range(40)]}, {"analysis": "of_mine"})
     drawn = panel("X", many)
     assert drawn.y.names[-1] == "c39"
-    assert len(drawn.marks) == field_panels.STRONGEST
-    assert f"The {field_panels.STRONGEST} farthest from 0 of 40." in drawn.about
+    assert len(drawn.marks) == field_panels.MAX_BARS
+    assert f"The {field_panels.MAX_BARS} farthest from 0 of 40." in drawn.about
 
 
 def test_a_picture_holds_so_many_panels_and_names_the_others() -> None:
     many = xr.Dataset({f"x{at}": ("layer", [1.0, 2.0]) for at in range(15)}, attrs={"analysis": "of_mine"})
     drawn = field_panels.picture(many)
-    assert len(drawn.panels) == field_panels.PANELS
+    assert len(drawn.panels) == field_panels.MAX_PANELS
     assert drawn.caption.endswith("Not drawn: X12, X13, X14.")
-    assert len(field_panels.picture(many.assign(one=1.0)).panels) == field_panels.PANELS
+    assert len(field_panels.picture(many.assign(one=1.0)).panels) == field_panels.MAX_PANELS
 
 
 def test_a_field_with_too_many_squares_is_named() -> None:

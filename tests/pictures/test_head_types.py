@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rheoscope.picture.head_map import COLOURS
+from rheoscope.picture.head_map import TYPE_COLOURS
 from rheoscope.picture.picture import Line, Shape
 from tests.pictures.cases import drawn, found
 
@@ -11,10 +11,10 @@ def test_bars_count_the_heads_of_every_type() -> None:
     types = found("head_types")
     panel = drawn("head_types").panels[0]
     shapes = [mark for mark in panel.marks if isinstance(mark, Shape)]
-    for kind in (*COLOURS, "mixed"):
+    for kind in (*TYPE_COLOURS, "mixed"):
         high = sum(max(mark.y) - min(mark.y) for mark in shapes if mark.name == kind.replace("_", "-"))
         assert high == (types.type.values == kind).sum()
-    assert set(panel.key) == {str(kind).replace("_", "-") for kind in np.unique(types.type.values)}
+    assert set(panel.legend) == {str(kind).replace("_", "-") for kind in np.unique(types.type.values)}
     own = drawn("head_types").panels[5]
     dots = [mark for mark in own.marks if isinstance(mark, Line)]
     assert sum(len(mark.x) for mark in dots) == (types.type.values == "local").sum()

@@ -3,9 +3,9 @@
 import numpy as np
 import xarray as xr
 
-from rheoscope.flow.transport.picture import MOST, cycles_of, swaps
+from rheoscope.flow.transport.picture import MAX_SWAPS, swap_cycles, swap_panel
 from rheoscope.picture.picture import Line
-from rheoscope.report.draw.inline import svg
+from rheoscope.report.draw.inline import panel_svg
 
 
 def coupled(coupling: list[list[int]]) -> xr.Dataset:
@@ -16,20 +16,20 @@ def coupled(coupling: list[list[int]]) -> xr.Dataset:
 
 
 def test_the_layer_with_most_swaps_is_drawn_cycle_by_cycle() -> None:
-    panel = swaps(coupled([[1, 0, 2, 3, 4], [1, 2, 0, 4, 3], [0, 1, 2, 3, 4]]))
+    panel = swap_panel(coupled([[1, 0, 2, 3, 4], [1, 2, 0, 4, 3], [0, 1, 2, 3, 4]]))
     assert panel.title == "5 of 5 tokens would swap in L1"
     lines = [mark for mark in panel.marks if isinstance(mark, Line)]
     assert [(mark.name, list(mark.y)) for mark in lines] == [
         ("0 w0", [0, -1]), ("1 w1", [-1, -2]), ("2 w2", [-2, 0]), ("3 w3", [-3, -4]), ("4 w4", [-4, -3]),
     ]  # fmt: skip
     assert len({mark.colour for mark in lines}) == 2
-    assert cycles_of(np.array([1, 0, 3, 2]), [0, 1, 2, 3]) == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    assert swap_cycles(np.array([1, 0, 3, 2]), [0, 1, 2, 3]) == [(0, 0), (0, 1), (1, 2), (1, 3)]
 
 
 def test_no_swap_says_so_and_many_are_cut() -> None:
-    still = swaps(coupled([[0, 1, 2]]))
+    still = swap_panel(coupled([[0, 1, 2]]))
     assert still.title == "No token would swap"
-    assert svg(still)
-    many = swaps(coupled([[*range(1, 60), 0]]))
-    assert sum(isinstance(mark, Line) for mark in many.marks) == MOST
-    assert f"{MOST} of 60 are drawn" in many.about
+    assert panel_svg(still)
+    many = swap_panel(coupled([[*range(1, 60), 0]]))
+    assert sum(isinstance(mark, Line) for mark in many.marks) == MAX_SWAPS
+    assert f"{MAX_SWAPS} of 60 are drawn" in many.about

@@ -14,8 +14,8 @@ from torch import Tensor
 import rheoscope as rs
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.score import Score
-from rheoscope.attention.zoo import ZOO, Named
-from rheoscope.pretrained.attention_interface import FORBIDDING, HARMLESS, attention_function
+from rheoscope.attention.zoo import ZOO, ZooEntry
+from rheoscope.pretrained.attention_interface import HARMLESS_KEYWORDS, MASKED_BELOW, attention_function
 
 rs.register_with_transformers()
 
@@ -286,7 +286,7 @@ def one_line(refusal: Tensor | str, says: str) -> bool:
 
 
 def runs(mechanism: str) -> bool:
-    return ZOO[mechanism].domain.masked
+    return ZOO[mechanism].domain.allows_masks
 
 
 @pytest.mark.parametrize("mechanism", ZOO)
@@ -297,7 +297,7 @@ def test_the_past_does_not_see_the_future(family: str, mechanism: str) -> None:
     edited[:, -1] = (ids[:, -1] + 1) % VOCAB
     before, after = answer(model, input_ids=ids), answer(model, input_ids=edited)
     if not runs(mechanism):
-        assert one_line(before, "without a mask")
+        assert one_line(before, "does not support masks")
         return
     assert isinstance(before, Tensor)
     assert isinstance(after, Tensor)
@@ -314,7 +314,7 @@ def test_padding_is_not_seen(family: str, mechanism: str) -> None:
     before = answer(model, **given)
     after = answer(model, **{**given, "input_ids": edited})
     if not runs(mechanism):
-        assert one_line(before, "without a mask")
+        assert one_line(before, "does not support masks")
         return
     assert isinstance(before, Tensor)
     assert isinstance(after, Tensor)
@@ -327,7 +327,7 @@ def test_every_mechanism_trains_or_is_refused(mechanism: str) -> None:
     model = model_of("llama", f"rheoscope:{mechanism}").train()
     given = {"input_ids": texts(), "attention_mask": left_padding()}
     if not runs(mechanism):
-        with pytest.raises(rs.RheoscopeError, match=r"^.*without a mask.*$"):
+        with pytest.raises(rs.RheoscopeError, match=r"^.*does not support masks.*$"):
             model(**given)
         return
     model(**given)
@@ -336,7 +336,7 @@ def test_every_mechanism_trains_or_is_refused(mechanism: str) -> None:
     gradients = {name: x.grad for name, x in model.named_parameters()}
     still = [name for name, x in gradients.items() if x is None]  # hard choices have no gradient in q and k
     assert all("q_proj" in name or "k_proj" in name for name in still)
-    assert bool(still) != ZOO[mechanism].domain.differentiable
+    assert bool(still) != ZOO[mechanism].domain.is_differentiable
     assert all(bool(x.isfinite().all()) for x in gradients.values() if x is not None)
     learned = [name for name in gradients if "rheoscope_attention" in name]
     assert bool(learned) == ZOO[mechanism].needs_dim
@@ -487,7 +487,7 @@ def test_a_mask_is_the_last_word() -> None:
     assert gap(call("scaled_dot", *qkv, attention_mask=one_row), sdpa(*qkv, one_row)) < 1e-6
 
 
-@pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float32).min, -1e9, FORBIDDING])
+@pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float32).min, -1e9, MASKED_BELOW])
 @pytest.mark.parametrize("mechanism", ["scaled_dot", "relu", "linear", "shaped"])
 def test_a_float_mask_forbids_as_a_boolean_one(mechanism: str, lowest: float) -> None:
     qkv, table = heads(), torch.rand(2, 1, 5, 5, generator=torch.Generator().manual_seed(0)) < 0.6
@@ -548,20 +548,22 @@ class Own(Score):
     def __call__(self, q: Tensor, k: Tensor) -> Tensor:
         return q @ k.mT
 
-    def pull(self, q: Tensor, k: Tensor, r: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def pullback(self, q: Tensor, k: Tensor, r: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         return r @ k, r.mT @ q, {}
 
-    def dot(self, q: Tensor, k: Tensor) -> None:
+    def dot_form(self, q: Tensor, k: Tensor) -> None:
         return None
 
     @property
-    def held(self) -> int:
+    def numbers_per_pair(self) -> int:
         return 1
 
 
 def test_scaling_is_not_swallowed_by_a_score_that_does_not_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ZOO, "own", Named("own", "q·k", lambda: Mechanism(Own()), (), ""))
-    with pytest.raises(rs.RheoscopeError, match=r"Own does not say .*scaling.*; write the method scaled in class Own"):
+    monkeypatch.setitem(ZOO, "own", ZooEntry("own", "q·k", lambda: Mechanism(Own()), (), ""))
+    with pytest.raises(
+        rs.RheoscopeError, match=r"Own does not define .*model's scale: implement the method with_model_scale"
+    ):
         call("own", *heads(), None, scaling=0.7)
 
 
@@ -587,7 +589,7 @@ def test_a_model_with_sinks_has_sinks_or_is_refused(mechanism: str) -> None:
     model, ids = model_of("gpt_oss", f"rheoscope:{mechanism}"), texts()
     before = answer(model, input_ids=ids)
     if isinstance(before, str):
-        assert one_line(before, "sinks") or one_line(before, "without a mask")
+        assert one_line(before, "sinks") or one_line(before, "does not support masks")
         return
     with torch.no_grad():
         for block in model.model.layers:
@@ -616,7 +618,7 @@ def test_a_keyword_that_is_not_known_is_refused_by_name(name: str) -> None:
     with pytest.raises(rs.RheoscopeError, match=f"LlamaAttention passes {name} ") as error:
         model(texts(), **{name: torch.ones(3)})
     assert len(str(error.value).splitlines()) == 1
-    call("metric", *heads(), None, surprise=None, **dict.fromkeys(HARMLESS, 1))
+    call("metric", *heads(), None, surprise=None, **dict.fromkeys(HARMLESS_KEYWORDS, 1))
 
 
 def test_a_learned_scaling_is_refused() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rheoscope.pretrained.certificate import attended, certify
+from rheoscope.pretrained.certificate import certify, trace_eager
 from rheoscope.shapes import RheoscopeError
 from tests.pretrained.cases import EVERY, hooks_left, model
 
@@ -17,7 +17,7 @@ def test_certifying_leaves_the_model_as_it_was(name: str) -> None:
 
 def test_an_error_on_the_way_leaves_the_model_as_it_was() -> None:
     of = model("llama")
-    with pytest.raises(RheoscopeError, match="token ids lie in"):
-        attended(of, torch.tensor([10**6]))
+    with pytest.raises(RheoscopeError, match="token ids must lie between"):
+        trace_eager(of, torch.tensor([10**6]))
     assert of.network.config._attn_implementation == "sdpa"
     assert not hooks_left(of.network)

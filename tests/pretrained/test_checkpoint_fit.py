@@ -11,7 +11,7 @@ import transformers as hf
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.pretrained.checkpoint_fit import _needed
+from rheoscope.pretrained.checkpoint_fit import _needed_weights
 from rheoscope.shapes import RheoscopeError
 from tests.pretrained.cases import GROUPED, gap, model, network, randomised, saved, text, traced, with_tensors
 
@@ -36,7 +36,7 @@ def adding(**shapes: tuple[int, ...]) -> Callable[[Tensors], None]:
 
 
 def ignored(directory: Path) -> tuple[str, ...]:
-    return rs.load(directory).view.facts["certificate"].ignored
+    return rs.load(directory).view.facts["certificate"].ignored_weights
 
 
 def refused(directory: Path, what: str) -> None:
@@ -48,8 +48,8 @@ def refused(directory: Path, what: str) -> None:
 def test_a_bert_without_a_pooler_opens_and_says_so(tmp_path: Path) -> None:
     of = rs.load(with_tensors(saved("bert_bare", tmp_path), without("pooler")))
     assert torch.equal(of.trace(text()).points, traced("bert_bare").points)
-    assert of.view.facts["certificate"].ignored == POOLER
-    assert str(of.view.facts["certificate"]).endswith("; ignored, no part of the stream: " + ", ".join(POOLER))
+    assert of.view.facts["certificate"].ignored_weights == POOLER
+    assert str(of.view.facts["certificate"]).endswith("; ignored weights outside the stream: " + ", ".join(POOLER))
 
 
 def test_a_checkpoint_that_lacks_something_has_one_fingerprint_and_leaves_the_seed_alone(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_checkpoint_that_lacks_something_has_one_fingerprint_and_leaves_the_se
 def test_an_encoder_whose_head_is_missing_is_the_bare_encoder(name: str, tmp_path: Path) -> None:
     of = rs.load(with_tensors(saved(name, tmp_path), without("cls.", "lm_head.")))
     assert torch.equal(of.trace(text()).points, traced(name).points)
-    assert all(part.startswith(("cls.", "lm_head.")) for part in of.view.facts["certificate"].ignored)
+    assert all(part.startswith(("cls.", "lm_head.")) for part in of.view.facts["certificate"].ignored_weights)
     with pytest.raises(RheoscopeError, match="has no unembedding, so there are no logits"):
         of.run(text())
 
@@ -74,9 +74,9 @@ def test_a_bare_encoder_from_the_file_of_a_masked_language_model(tmp_path: Path)
     of = rs.load(saved("bert", tmp_path, architectures=["BertModel"]))
     assert torch.equal(of.trace(text()).points, traced("bert").points)
     found = of.view.facts["certificate"]
-    assert set(POOLER) < set(found.ignored)
-    assert "cls.predictions.transform.dense.weight" in found.ignored
-    assert str(found).endswith(f" and {len(found.ignored) - 3} more")
+    assert set(POOLER) < set(found.ignored_weights)
+    assert "cls.predictions.transform.dense.weight" in found.ignored_weights
+    assert str(found).endswith(f" and {len(found.ignored_weights) - 3} more")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -119,7 +119,7 @@ def test_a_classifier_that_is_missing_or_of_another_size_is_no_part_of_the_strea
     assert ignored(tmp_path) == ("lm_head.weight", "score.weight")
     with_tensors(tmp_path, adding(**{"score.weight": (5, 32), "score.bias": (5,)}))
     of = rs.load(tmp_path)
-    assert of.view.facts["certificate"].ignored == ("lm_head.weight", "score.bias", "score.weight")
+    assert of.view.facts["certificate"].ignored_weights == ("lm_head.weight", "score.bias", "score.weight")
     assert torch.equal(of.trace(text()).points, traced("llama").points)
     assert of.view.unembed is None
 
@@ -164,7 +164,7 @@ def test_what_the_stream_needs_is_what_moves_it(name: str) -> None:
     """The slow twin. A bias of keys moves every score of a query alike, which softmax does not see: needed all the same."""
     net, encoder = copy.deepcopy(network(name)), name.startswith("bert")
     names = list(dict(net.named_parameters()))
-    needed, moving = _needed(net, encoder, names), {part for part in names if moves(net, encoder, part)}
+    needed, moving = _needed_weights(net, encoder, names), {part for part in names if moves(net, encoder, part)}
     assert moving <= needed
     assert all(part.endswith(("k_proj.bias", "key.bias")) for part in needed - moving)
     assert {part for part in names if part.startswith(("pooler.", "cls."))} == set(names) - needed

@@ -6,8 +6,8 @@ import pytest
 import transformers as hf
 
 import rheoscope as rs
-from rheoscope.pretrained.certificate import attended
-from rheoscope.pretrained.families import FAMILIES, RELEVANT, family_of
+from rheoscope.pretrained.certificate import trace_eager
+from rheoscope.pretrained.families import ATTENTION_FIELD, FAMILIES, family_of
 from rheoscope.running.certificate import closure_error
 from rheoscope.shapes import RheoscopeError
 from tests.pretrained.cases import EVERY, GEMMA, GPT2, GROUPED, OPT, PLAIN, gap, network, randomised, rope, text
@@ -69,9 +69,9 @@ def test_what_is_relevant() -> None:
         "alibi",
         "layer_types",
     ):
-        assert RELEVANT.search(field)
+        assert ATTENTION_FIELD.search(field)
     for field in ("vocab_size", "hidden_size", "intermediate_size", "eos_token_id", "initializer_range"):
-        assert not RELEVANT.search(field)
+        assert not ATTENTION_FIELD.search(field)
 
 
 def test_an_undescribed_type_is_refused() -> None:
@@ -128,8 +128,8 @@ def test_what_a_family_knows_it_reproduces(variant: str) -> None:
     net = randomised(VARIANTS[variant]())
     of = rs.load(net)
     trace = of.trace(text())
-    assert of.view.facts["certificate"].closure <= 1e-6
-    again, own = attended(of, text())
+    assert of.view.facts["certificate"].closure_error <= 1e-6
+    again, own = trace_eager(of, text())
     for layer, theirs in enumerate(own):
         assert closure_error(trace, layer) <= 1e-6
         for head, weights in enumerate(theirs):
@@ -140,7 +140,7 @@ def test_long_rope_beyond_its_first_context() -> None:
     """There the tables depend on the length of the text: what is recomputed follows them, forth and back."""
     of = rs.load(randomised(VARIANTS["phi3 long rope"]()))
     for n in (20, 40, 20):
-        again, own = attended(of, text(n=n))
+        again, own = trace_eager(of, text(n=n))
         for layer, theirs in enumerate(own):
             for head, weights in enumerate(theirs):
                 assert gap(again.weights(layer, head), weights) <= 1e-6

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.pretrained.head_edits import registered
+from rheoscope.pretrained.head_edits import register_editable
 from rheoscope.shapes import RheoscopeError
 from tests.pretrained.cases import KINDS, gap, model, text, traced
 
@@ -17,7 +17,7 @@ def same(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> Tensor:
 @pytest.mark.parametrize("name", KINDS)
 def test_the_implementation_is_given_back_even_after_an_error(name: str) -> None:
     def fail(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> Tensor:
-        assert model(name).network.config._attn_implementation == registered("sdpa")
+        assert model(name).network.config._attn_implementation == register_editable("sdpa")
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):

@@ -10,8 +10,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 import rheoscope as rs
-from rheoscope.catalogue import analysis
-from rheoscope.opening import device_for
+from rheoscope.catalogue import analysis_by_name
+from rheoscope.opening import resolve_device
 from rheoscope.pretrained import checkpoint
 from rheoscope.shapes import RheoscopeError
 from tests.elsewhere import AWAY, elsewhere
@@ -48,14 +48,16 @@ def test_numbers_are_those_of_one_device(name: str) -> None:
     with over_two_devices(name) as net:
         model = rs.load(net)
         assert model.view.facts["device"] == "cpu, meta"
-        assert {heads.W_Q.device for heads in model.view.blocks} == {HERE}
+        assert {heads.W_Q.device for heads in model.view.layer_heads} == {HERE}
         found = model.trace(text())
         torch.testing.assert_close(found.points, expected.points)
         for one in asked:
             settings = {"draws": 2} if one == "agreement" else {}
-            ask = analysis(one).ask
+            ask = analysis_by_name(one).ask
             subjects = [{"model": m, "trace": t, "text": text()} for m, t in ((model, found), (whole, expected))]
-            mine, theirs = (ask(*(all_of[key] for key in analysis(one).subjects), **settings) for all_of in subjects)
+            mine, theirs = (
+                ask(*(all_of[key] for key in analysis_by_name(one).subjects), **settings) for all_of in subjects
+            )
             for field in theirs.data_vars:
                 if theirs[field].dtype.kind == "f":
                     torch.testing.assert_close(
@@ -77,12 +79,12 @@ def test_heads_of_such_a_model_are_not_edited() -> None:
 def test_auto_is_the_cpu_where_there_is_no_gpu_and_asks_for_accelerate_where_there_is(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rheoscope.opening.usual_device", lambda: "cpu")
-    assert device_for("gpt2", "auto", ours=False) == "cpu"
-    monkeypatch.setattr("rheoscope.opening.usual_device", lambda: "cuda")
-    assert device_for("gpt2", "auto", ours=False) == "auto"
-    assert device_for("mine", "auto", ours=True) == "cuda"
-    assert device_for("gpt2", None, ours=False) == "cuda"
+    monkeypatch.setattr("rheoscope.opening.default_device", lambda: "cpu")
+    assert resolve_device("gpt2", "auto", is_native=False) == "cpu"
+    monkeypatch.setattr("rheoscope.opening.default_device", lambda: "cuda")
+    assert resolve_device("gpt2", "auto", is_native=False) == "auto"
+    assert resolve_device("mine", "auto", is_native=True) == "cuda"
+    assert resolve_device("gpt2", None, is_native=False) == "cuda"
     monkeypatch.setattr(checkpoint, "find_spec", lambda name: None)
     with pytest.raises(RheoscopeError, match="pip install accelerate"):
         rs.load(saved("gpt2", tmp_path), device="auto")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.pretrained.certificate import attended
+from rheoscope.pretrained.certificate import trace_eager
 from rheoscope.running.certificate import closure_error
 
 torch.set_num_threads(1)  # two threads on two shared cores wait for each other for minutes
@@ -45,8 +45,8 @@ def trace(name: str) -> Any:
 @each
 def test_the_certificate_of_a_trained_model(name: str) -> None:
     found = model(name).view.facts["certificate"]
-    assert found.weights <= 1e-6
-    assert max(found.closure, found.operators) <= 5e-5
+    assert found.weights_error <= 1e-6
+    assert max(found.closure_error, found.operators_error) <= 5e-5
 
 
 @each
@@ -56,8 +56,8 @@ def test_logits_and_points_are_those_of_the_untouched_model(name: str) -> None:
     ids = of.ids(TEXTS[name])
     untouched = type(of.network).from_pretrained(MODELS / name, dtype=torch.float32).eval()
     states = untouched.base_model(input_ids=ids[None], output_hidden_states=True).hidden_states
-    assert torch.equal(trace(name).at("embed"), states[0][0])
-    assert torch.equal(trace(name).at("L1.resid_post"), states[2][0])
+    assert torch.equal(trace(name).points_at("embed"), states[0][0])
+    assert torch.equal(trace(name).points_at("L1.resid_post"), states[2][0])
     if of.view.unembed is not None:
         assert torch.equal(of.trace(TEXTS[name], logits=True).logits, untouched(input_ids=ids[None]).logits[0])
 
@@ -65,11 +65,11 @@ def test_logits_and_points_are_those_of_the_untouched_model(name: str) -> None:
 @each
 def test_weights_and_displacements_of_a_trained_model(name: str) -> None:
     """Closure is told as a share of the stream: where tokens are huge, x + Delta is rounded by more than 1e-6 of Delta."""
-    again, own = attended(model(name), model(name).ids(TEXTS[name]))
+    again, own = trace_eager(model(name), model(name).ids(TEXTS[name]))
     for layer, theirs in enumerate(own):
         ours = torch.stack([again.weights(layer, head) for head in range(len(theirs))])
         assert float((ours - theirs).abs().max()) <= 2e-6
-        before, after = (trace(name).points[at[layer]] for at in (trace(name).where, trace(name).middle))
+        before, after = (trace(name).points[at[layer]] for at in (trace(name).input_steps, trace(name).mid_steps))
         rebuilt = before + trace(name).displacements(layer).sum(0) + trace(name).bias(layer)
         assert float((rebuilt - after).norm() / after.norm()) <= 1e-6
         assert closure_error(trace(name), layer) <= 5e-5
@@ -79,15 +79,15 @@ def test_weights_and_displacements_of_a_trained_model(name: str) -> None:
 @torch.no_grad()
 def test_M_reproduces_the_scores_of_a_trained_model(name: str) -> None:
     """x̂_i M(i−j) x̂_j^T plus the terms of the biases, where there are none of a LayerNorm to carry along."""
-    for layer, block in enumerate(model(name).view.blocks):
+    for layer, block in enumerate(model(name).view.layer_heads):
         if block.norm.bias is not None or block.b_Q is not None:
             continue
-        x = trace(name).read_by(layer)
-        hat, n = block.norm.hat(x), len(x)
-        found, M = torch.zeros(block.count, n, n), block.M()
+        x = trace(name).layer_input(layer)
+        hat, n = block.norm.normalise(x), len(x)
+        found, M = torch.zeros(block.n_heads, n, n), block.M()
         for offset in range(1 - n, n):
-            found.diagonal(-offset, -2, -1).copy_(M(offset).form(hat, hat).diagonal(-offset, -2, -1))
-        wanted = torch.stack([trace(name).scores(layer, head) for head in range(block.count)])
+            found.diagonal(-offset, -2, -1).copy_(M(offset).bilinear_form(hat, hat).diagonal(-offset, -2, -1))
+        wanted = torch.stack([trace(name).scores(layer, head) for head in range(block.n_heads)])
         assert float((found - wanted).abs().max()) <= 1e-4 * max(1.0, float(wanted.abs().max()) / 10)
 
 
@@ -101,7 +101,10 @@ def test_a_trained_model_in_half_precision(name: str) -> None:
 
 @each
 def test_operators_of_a_trained_model_are_not_those_of_its_control(name: str) -> None:
-    found, control = rs.operators(model(name).view), rs.operators(rs.load(MODELS / name, untrained=True).view)
+    found, control = (
+        rs.operators(model(name).view),
+        rs.operators(rs.load(MODELS / name, untrained=True).view),
+    )
     assert found.sizes == control.sizes
     for data in (found, control):
         assert all(bool(data[field].notnull().all()) for field in data.data_vars)
@@ -188,7 +191,7 @@ def test_gte_small_tells_a_paraphrase_and_has_no_pooler() -> None:
     near, far = cosines("gte-small")
     assert near > 0.9
     assert far == pytest.approx(0.71, abs=0.02)
-    assert model("gte-small").view.facts["certificate"].ignored == ("pooler.dense.bias", "pooler.dense.weight")
+    assert model("gte-small").view.facts["certificate"].ignored_weights == ("pooler.dense.bias", "pooler.dense.weight")
 
 
 def test_stories15m_begins_as_stories_do() -> None:

@@ -8,9 +8,9 @@ import torch
 import rheoscope as rs
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
-from rheoscope.report.report_plans import JOBS, Job
-from rheoscope.report.run_analyses import Subject, ask
-from rheoscope.space.results import Answers
+from rheoscope.report.analysis_runs import Subject, run_analyses
+from rheoscope.report.report_plans import REPORTS, ReportPlan
+from rheoscope.space.results import Results
 from tests.pictures.cases import TEXT, by_three_hands, model
 from tests.report.parts import Parts
 
@@ -24,17 +24,17 @@ def small() -> Any:
     return rs.load(Transformer(config), tokenizer=tokenizer)
 
 
-def answered(job: Job, text: str | None = TEXT, fast: bool = False, of: Any = None, **options: Any) -> Answers:
+def answered(job: ReportPlan, text: str | None = TEXT, fast: bool = False, of: Any = None, **options: Any) -> Results:
     """What a command asks, with the options that are typed behind it, and what it asks besides for a page."""
     of = of or model()
     subject = Subject(of, text, None if text is None else of.trace(text))
-    return ask(subject, [*job.asks(options), *job.besides(options)], not fast)
+    return run_analyses(subject, [*job.requests(options), *job.file_requests(options)], not fast)
 
 
 @cache
-def told(text: str = TEXT) -> Answers:
+def told(text: str = TEXT) -> Results:
     """What the main job asks of a text."""
-    return answered(JOBS["flow"], text)
+    return answered(REPORTS["flow"], text)
 
 
 __all__ = ["TEXT", "Parts", "answered", "by_three_hands", "model", "small", "told"]

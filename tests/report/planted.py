@@ -7,19 +7,19 @@ import numpy as np
 import xarray as xr
 
 import rheoscope as rs
-from rheoscope.report.run_analyses import Subject, begun
-from rheoscope.space.results import Answers
+from rheoscope.report.analysis_runs import Subject, empty_results
+from rheoscope.space.results import Results
 
 DRAWS = 20
 LAYERS, HEADS, POINTS = 6, 4, 7
 
 
-def answers(found: dict[str, xr.Dataset], controls: Sequence[dict[str, xr.Dataset]] = ()) -> Answers:
+def answers(found: dict[str, xr.Dataset], controls: Sequence[dict[str, xr.Dataset]] = ()) -> Results:
     """Planted Datasets as the answers of a run on the model that ships."""
     model = rs.load()
     text = "a b c d e f g h i j k l"
-    empty = begun(Subject(model, text, model.trace(text)), nulls=True)
-    return replace(empty, found=found, controls=tuple(replace(empty, found=one) for one in controls))
+    empty = empty_results(Subject(model, text, model.trace(text)), draw_nulls=True)
+    return replace(empty, datasets=found, controls=tuple(replace(empty, datasets=one) for one in controls))
 
 
 def drawn(seed: int, centre: float = 0.0, spread: float = 0.02, draws: int = DRAWS) -> np.ndarray:

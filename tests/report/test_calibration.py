@@ -11,7 +11,7 @@ SHAPES = ("llama, grouped keys",)
 def test_noise_is_told_nothing(shape: str) -> None:
     """Noise may be told something in 5 of 100 cases: seed 1 is one (M more symmetric, z = 3.5, the largest of 250 models)."""
     said = {kind: said_of(shape, kind, tokens=40, seed=at) for at, kind in enumerate(KINDS[2:3], 2)}
-    told = {kind: [one.analysis for one in each if one.sure] for kind, each in said.items()}
+    told = {kind: [one.analysis for one in each if one.is_significant] for kind, each in said.items()}
     assert sum(map(bool, told.values())) == 0, told
     tested = {one.analysis for each in said.values() for one in each if one.p == one.p}
     assert {

@@ -7,22 +7,22 @@ import sys
 
 import pytest
 
-from rheoscope.report.console import READABLE, console, replaced, show_anyhow
+from rheoscope.report.console import ASCII_FALLBACKS, ascii_fallback, console, replace_unencodable
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1", "cp437", "utf-8"])
 def test_nothing_that_is_printed_can_fail(encoding: str) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
-    show_anyhow(stream, io.StringIO())
-    stream.write("".join(READABLE) + "中😀\udce9\n")
+    replace_unencodable(stream, io.StringIO())
+    stream.write("".join(ASCII_FALLBACKS) + "中😀\udce9\n")
     assert stream.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
 
 
 def test_signs_of_ours_are_readable_and_others_keep_their_number() -> None:
-    assert all(READABLE[sign].isascii() for sign in READABLE)
-    assert replaced("→") == "->"
-    assert replaced("😀") == r"\U0001f600"
-    assert replaced("\udce9") == r"\udce9"
+    assert all(ASCII_FALLBACKS[sign].isascii() for sign in ASCII_FALLBACKS)
+    assert ascii_fallback("→") == "->"
+    assert ascii_fallback("😀") == r"\U0001f600"
+    assert ascii_fallback("\udce9") == r"\udce9"
 
 
 def test_brackets_colons_and_numbers_mean_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import rheoscope as rs
 from rheoscope.report import csv_files
-from rheoscope.report.csv_files import check_tables, save_csv
+from rheoscope.report.csv_files import check_table_directory, save_csv
 from tests.report.test_tables import toy
 
 
@@ -84,8 +84,8 @@ def test_another_analysis_adds_to_what_is_told(tmp_path: Path) -> None:
 def test_a_table_of_others_is_kept_and_nothing_is_written_beside_it(name: str, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("step,mine\n0,1\n")
-    for refused in (check_tables, lambda there: save_csv({"transport": toy()}, there)):
-        with pytest.raises(rs.RheoscopeError, match=rf"{name} is there and was not written by Rheoscope"):
+    for refused in (check_table_directory, lambda there: save_csv({"transport": toy()}, there)):
+        with pytest.raises(rs.RheoscopeError, match=rf"{name} exists and was not written by Rheoscope"):
             refused(tmp_path)
     assert [file.name for file in tmp_path.rglob("*.csv")] == [name.rpartition("/")[2]]
 
@@ -93,7 +93,7 @@ def test_a_table_of_others_is_kept_and_nothing_is_written_beside_it(name: str, t
 def test_tables_with_other_names_are_no_matter(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("a\n1\n")
     save_csv({"transport": toy()}, tmp_path)
-    check_tables(tmp_path)
+    check_table_directory(tmp_path)
     assert (tmp_path / "mine.csv").read_text() == "a\n1\n"
 
 

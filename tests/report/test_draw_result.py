@@ -41,7 +41,9 @@ def test_words_stand_in_the_place_of_ids() -> None:
     lens = found("readout")
     first = int(lens.top_tokens[0, 0])
     assert rs.plot(lens).axes[0].texts[0].get_text() == f"#{first}"
-    assert rs.plot(lens, words=model().words).axes[0].texts[0].get_text() == model().words([first])[0].replace(" ", "·")
+    assert rs.plot(lens, token_strings=model().token_strings).axes[0].texts[0].get_text() == model().token_strings(
+        [first]
+    )[0].replace(" ", "·")
 
 
 def test_paper_has_the_numbers_of_the_answer() -> None:

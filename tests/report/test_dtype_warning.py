@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from rheoscope.report import dtype_warning
-from rheoscope.report.progress_bars import opened
+from rheoscope.report.progress_bars import load_model
 from tests.models.cases import model
 
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dtype_warning, "slowness", lambda dtype: 140.2)
-    dtype_warning._tell.cache_clear()
+    monkeypatch.setattr(dtype_warning, "dtype_slowdown", lambda dtype: 140.2)
+    dtype_warning._warn_once.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -21,21 +21,21 @@ def test_it_is_told_once(
     models = {name: model("own", getattr(torch, name)) for name in (dtype, "float32")}
     monkeypatch.setattr("rheoscope.opening.load", lambda *_, dtype, **__: models[dtype])
     for _ in range(2):
-        opened(None, "cpu", dtype)
+        load_model(None, "cpu", dtype)
     said = f"on this CPU a matrix product in {dtype} takes 140 times as long as in float32; type --dtype float32\n"
     assert capsys.readouterr().err == said
-    opened(None, "cpu", "float32")
+    load_model(None, "cpu", "float32")
     assert capsys.readouterr().err == ""
 
 
 def test_a_quick_one_says_nothing(
     slow: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dtype_warning, "slowness", lambda dtype: 1.1)
-    dtype_warning.tell_if_slow(model("own", torch.bfloat16))
+    monkeypatch.setattr(dtype_warning, "dtype_slowdown", lambda dtype: 1.1)
+    dtype_warning.warn_if_slow(model("own", torch.bfloat16))
     assert capsys.readouterr().err == ""
 
 
 def test_float32_is_as_fast_as_itself() -> None:
-    assert dtype_warning.slowness(torch.float32) == 1
-    assert dtype_warning.slowness(torch.bfloat16) > 0
+    assert dtype_warning.dtype_slowdown(torch.float32) == 1
+    assert dtype_warning.dtype_slowdown(torch.bfloat16) > 0

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from rheoscope.catalogue import TABLE
+from rheoscope.catalogue import ANALYSIS_MODULES
 from rheoscope.picture.blocks import Lines, Table
-from rheoscope.report.field_blocks import LONGEST, WIDEST, blocks
-from rheoscope.space.results import Answers
+from rheoscope.report.field_blocks import MAX_COLUMNS, MAX_ROWS, blocks
+from rheoscope.space.results import Results
 from tests.pictures.cases import found, model
 
 
 def told(dataset: xr.Dataset) -> list[Table | Lines]:
-    return blocks(Answers(model().view, model().words, None, {"toy": dataset}), "toy")  # type: ignore[return-value]
+    return blocks(Results(model().view, model().token_strings, None, {"toy": dataset}), "toy")  # type: ignore[return-value]
 
 
 def test_a_table_an_axis_and_a_line_for_what_is_larger() -> None:
@@ -33,9 +33,9 @@ def test_a_table_an_axis_and_a_line_for_what_is_larger() -> None:
     assert isinstance(by_layer, Table)
     assert by_layer.heading == "toy by layer, median over heads"
     assert [cell.text for cell in by_layer.header] == ["layer", "by_head", "kind"]
-    assert by_layer.header[1].title == "of a head"
+    assert by_layer.header[1].definition == "of a head"
     assert [[cell.text for cell in row] for row in by_layer.rows] == [["0", "2", "a"], ["1", "5", "b"]]
-    assert [row[1].small for row in by_layer.rows] == [".20", ".50"]
+    assert [row[1].small_text for row in by_layer.rows] == [".20", ".50"]
     assert isinstance(by_token, Table)
     assert [[cell.text for cell in row] for row in by_token.rows] == [["4", ".50"], ["5", "none"], ["6", "1.50"]]
     assert isinstance(others, Lines)
@@ -63,24 +63,24 @@ def test_two_axes_are_a_table_with_nulls_beside() -> None:
     assert table.heading == "toy: stability by layer and prefix, median over heads"
     assert [cell.text for cell in table.header] == ["layer", "prefix Once", "prefix In"]
     assert [cell.text for cell in table.rows[1]] == ["1", "2.5", "8.5"]
-    assert [cell.small for cell in table.rows[1]] == ["", ".62", "2.1"]
+    assert [cell.small_text for cell in table.rows[1]] == ["", ".62", "2.1"]
 
 
 def test_long_and_wide_answers_are_cut_aloud() -> None:
-    many = xr.Dataset({f"x{at}": ("token", np.arange(LONGEST + 5.0)) for at in range(WIDEST + 1)})
+    many = xr.Dataset({f"x{at}": ("token", np.arange(MAX_ROWS + 5.0)) for at in range(MAX_COLUMNS + 1)})
     first, second = told(many)
     assert isinstance(first, Table)
     assert isinstance(second, Table)
-    assert len(first.header) == WIDEST + 1
+    assert len(first.header) == MAX_COLUMNS + 1
     assert len(second.header) == 2
-    assert len(first.rows) == LONGEST
-    assert first.note == f"the first {LONGEST} of {LONGEST + 5}; the files have all"
+    assert len(first.rows) == MAX_ROWS
+    assert first.note == f"the first {MAX_ROWS} of {MAX_ROWS + 5}; the files have all"
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", ANALYSIS_MODULES)
 def test_every_analysis_can_be_told(name: str) -> None:
     dataset = found(name)
-    said = blocks(Answers(model().view, model().words, None, {name: dataset}), name)
+    said = blocks(Results(model().view, model().token_strings, None, {name: dataset}), name)
     named = {cell.text for one in said if isinstance(one, Table) for cell in one.header}
     lines = {line.split(":")[0].split(" (")[0] for one in said if isinstance(one, Lines) for line in one.lines}
     crossed = {one.heading.split(": ")[1].split(" by ")[0] for one in said if ": " in one.heading}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rheoscope.report import idle_cores as module
-from rheoscope.report.idle_cores import busy, leave_a_core, quota, use_idle_cores
+from rheoscope.report.idle_cores import busy_threads, core_quota, leave_one_core, use_idle_cores
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def threads() -> None:
 
 def test_a_busy_machine_leaves_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(module, "busy", lambda: 9.0)
+    monkeypatch.setattr(module, "busy_threads", lambda: 9.0)
     torch.set_num_threads(2)
     use_idle_cores()
     assert torch.get_num_threads() == 1
@@ -28,40 +28,40 @@ def test_a_busy_machine_leaves_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_busy_is_now_and_not_a_minute_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = tmp_path / "loadavg"
     load.write_text("9.00 9.00 9.00 1/95 20536\n")
-    monkeypatch.setattr(module, "LOAD", load)
-    assert busy() == 0
+    monkeypatch.setattr(module, "LOADAVG_FILE", load)
+    assert busy_threads() == 0
     load.write_text("0.00 0.00 0.00 5/95 20536\n")
-    assert busy() == 4
-    monkeypatch.setattr(module, "LOAD", tmp_path / "none")
+    assert busy_threads() == 4
+    monkeypatch.setattr(module, "LOADAVG_FILE", tmp_path / "none")
     monkeypatch.setattr(os, "getloadavg", lambda: (7.0, 0.0, 0.0))
-    assert busy() == 7
+    assert busy_threads() == 7
 
 
 def test_the_limit_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new, old = tmp_path / "cpu.max", tmp_path / "cpu.cfs_quota_us"
-    assert quota((new, old)) > 1000
+    assert core_quota((new, old)) > 1000
     new.write_text("max 100000\n")
-    assert quota((new, old)) > 1000
+    assert core_quota((new, old)) > 1000
     new.write_text("150000 100000\n")
-    assert quota((new, old)) == 2
+    assert core_quota((new, old)) == 2
     new.unlink()
     old.write_text("50000\n")
     (tmp_path / "cpu.cfs_period_us").write_text("100000\n")
-    assert quota((new, old)) == 1
+    assert core_quota((new, old)) == 1
     old.write_text("-1\n")
-    assert quota((new, old)) > 1000
+    assert core_quota((new, old)) > 1000
 
 
 def test_a_core_is_left_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     for _ in range(3):  # as for every piece of a long text
-        leave_a_core()
+        leave_one_core()
     assert torch.get_num_threads() == 3
 
 
 def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    monkeypatch.setattr(module, "busy", lambda: 9.0)
+    monkeypatch.setattr(module, "busy_threads", lambda: 9.0)
     torch.set_num_threads(2)
     use_idle_cores()
     assert torch.get_num_threads() == 2

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 import rheoscope as rs
-from rheoscope.files import free_name
-from rheoscope.report.input_text import LARGEST, text_of
+from rheoscope.files import unused_name
+from rheoscope.report.input_text import MAX_TEXT_BYTES, resolve_text
 
 
 def test_typed_piped_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a.txt"
     file.write_text("Grüße\n\n", encoding="utf-8")
-    assert text_of("a", None) == "a"
-    assert text_of(None, file) == "Grüße\n"
+    assert resolve_text("a", None) == "a"
+    assert resolve_text(None, file) == "Grüße\n"
     monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
-    assert text_of("-", None) == "from a pipe"
+    assert resolve_text("-", None) == "from a pipe"
 
 
 def test_a_file_without_text_is_one_line(tmp_path: Path) -> None:
@@ -24,15 +24,15 @@ def test_a_file_without_text_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "blank").write_text(" \n")
     for name, says in (("zero", "holds zero bytes"), ("blank", "is empty"), ("none", "there is no file")):
         with pytest.raises(rs.RheoscopeError, match=says):
-            text_of(None, tmp_path / name)
+            resolve_text(None, tmp_path / name)
 
 
 def test_a_free_name_is_the_first_that_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    assert free_name(path) == path
+    assert unused_name(path) == path
     path.touch()
     (tmp_path / "report-2.html").touch()
-    assert free_name(path) == tmp_path / "report-3.html"
+    assert unused_name(path) == tmp_path / "report-3.html"
 
 
 def test_of_a_large_file_only_what_is_needed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,10 +44,10 @@ def test_of_a_large_file_only_what_is_needed_is_read(tmp_path: Path, monkeypatch
     with pytest.raises(
         rs.RheoscopeError, match=r"large.txt has 1074 MB, more than any model reads at once; type --first 1000 "
     ):
-        text_of(None, file)
-    assert set(text_of(None, file, first=50)) == {"é"}
-    monkeypatch.setattr("sys.stdin", io.StringIO("a" * (LARGEST + 1)))
+        resolve_text(None, file)
+    assert set(resolve_text(None, file, n_first=50)) == {"é"}
+    monkeypatch.setattr("sys.stdin", io.StringIO("a" * (MAX_TEXT_BYTES + 1)))
     with pytest.raises(rs.RheoscopeError, match="standard input has more than 17 MB; type --first 1000"):
-        text_of("-", None)
-    monkeypatch.setattr("sys.stdin", io.StringIO("a" * (LARGEST + 1)))
-    assert len(text_of("-", None, first=10)) < 10_000
+        resolve_text("-", None)
+    monkeypatch.setattr("sys.stdin", io.StringIO("a" * (MAX_TEXT_BYTES + 1)))
+    assert len(resolve_text("-", None, n_first=10)) < 10_000

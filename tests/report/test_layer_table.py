@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from rheoscope.messages.numbers import short
+from rheoscope.messages.numbers import format_number
 from rheoscope.picture.blocks import Table
-from rheoscope.report.layer_table import CHANCE, blocks, columns, compared
-from rheoscope.report.report_plans import JOBS
+from rheoscope.report.layer_table import NULL_CAPTION, available_columns, blocks, comparison_blocks
+from rheoscope.report.report_plans import REPORTS
 from tests.report.cases import answered, told
 
 
 def test_the_table_of_a_layer_is_about_the_end_of_that_layer() -> None:
-    found = told().found
+    found = told().datasets
     path, moves, cloud = (found[name] for name in ("trajectory", "transport", "clusters"))
     end = cloud.sel(point="L2.resid_post")
     speed = path.speed.values[:6]
@@ -31,16 +31,16 @@ def test_the_table_of_a_layer_is_about_the_end_of_that_layer() -> None:
         "rank": float(end.effective_rank_null),
         "dim": float(end.intrinsic_dimension_null),
     }
-    asked = columns(found)
+    asked = available_columns(found)
     assert {c.title: c.value(found[c.analysis], 2) for c in asked} == pytest.approx(expected)
     assert {c.title: c.null(found[c.analysis], 2) for c in asked if c.null} == pytest.approx(nulls)
     (table,) = blocks(told())
     assert isinstance(table, Table)
-    assert [cell.text for cell in table.rows[2]] == ["L2", *map(short, expected.values())]
-    assert {table.header[at].text: cell.small for at, cell in enumerate(table.rows[2]) if cell.small} == {
-        name: short(null) for name, null in nulls.items()
+    assert [cell.text for cell in table.rows[2]] == ["L2", *map(format_number, expected.values())]
+    assert {table.header[at].text: cell.small_text for at, cell in enumerate(table.rows[2]) if cell.small_text} == {
+        name: format_number(null) for name, null in nulls.items()
     }
-    assert (table.small, table.note) == (CHANCE, "")
+    assert (table.small_caption, table.note) == (NULL_CAPTION, "")
 
 
 def test_a_column_without_an_answer_is_left_out() -> None:
@@ -53,23 +53,29 @@ def test_a_column_without_an_answer_is_left_out() -> None:
 
 
 def test_in_a_hurry_the_table_has_no_drawn_nulls_and_says_so() -> None:
-    (table,) = blocks(answered(JOBS["flow"], "The keys to the cabinet are", fast=True))
+    (table,) = blocks(answered(REPORTS["flow"], "The keys to the cabinet are", fast=True))
     assert isinstance(table, Table)
     assert table.note == "nulls are left out (--fast)"
     for row in table.rows:
-        assert [table.header[at].text for at, cell in enumerate(row) if cell.small] == ["straight"]  # it has a formula
+        assert [table.header[at].text for at, cell in enumerate(row) if cell.small_text] == [
+            "straight"
+        ]  # it has a formula
         assert "none" not in [cell.text for cell in row]
 
 
 def test_two_texts_stand_below_each_other_with_their_difference() -> None:
     other = told("The keys to the old")
-    (table,) = compared(told(), other)
+    (table,) = comparison_blocks(told(), other)
     assert isinstance(table, Table)
     assert len(table.rows) == 3 * 6
-    assert table.ends == frozenset({2, 5, 8, 11, 14, 17})
+    assert table.group_ends == frozenset({2, 5, 8, 11, 14, 17})
     for layer in range(6):
         first, second, apart = table.rows[3 * layer : 3 * layer + 3]
         assert [row[0].text for row in (first, second, apart)] == [f"L{layer} {text}" for text in ("1", "2", "2−1")]
-        for at, column in enumerate(columns(told().found), 1):
-            a, b = (column.value(one.found[column.analysis], layer) for one in (told(), other))
-            assert (first[at].text, second[at].text, apart[at].text) == (short(a), short(b), short(b - a))
+        for at, column in enumerate(available_columns(told().datasets), 1):
+            a, b = (column.value(one.datasets[column.analysis], layer) for one in (told(), other))
+            assert (first[at].text, second[at].text, apart[at].text) == (
+                format_number(a),
+                format_number(b),
+                format_number(b - a),
+            )

@@ -1,11 +1,11 @@
 """One self-contained page: escaped, no address outside itself."""
 
-from rheoscope.report.page import Cell, Page, png
+from rheoscope.report.page import Cell, Page, figure_png
 from rheoscope.report.style import new_figure
 
 
 def test_text_is_escaped_and_hover_texts_too() -> None:
-    html = Page("<b>", "a & b").table("<i>", ["<u>"], [[Cell('"x" <script>', 'say "hi" <now>')]]).html()
+    html = Page("<b>", "a & b").with_table("<i>", ["<u>"], [[Cell('"x" <script>', 'say "hi" <now>')]]).to_html()
     assert "<script>" not in html
     assert "<b>" not in html.replace("<body>", "")
     assert "&lt;script&gt;" in html
@@ -14,7 +14,7 @@ def test_text_is_escaped_and_hover_texts_too() -> None:
 
 def test_a_page_grows_by_values() -> None:
     short = Page("T")
-    longer = short.picture("P", png(new_figure(1.0, 1.0)), "a picture")
-    assert short.parts == ()
-    assert "data:image/png;base64," in longer.html()
-    assert "http" not in longer.html()
+    longer = short.with_png("P", figure_png(new_figure(1.0, 1.0)), "a picture")
+    assert short.sections == ()
+    assert "data:image/png;base64," in longer.to_html()
+    assert "http" not in longer.to_html()

@@ -5,33 +5,33 @@ from pathlib import Path
 import pytest
 
 import rheoscope as rs
-from rheoscope.report.parse_options import heads_of, labels_of, numbers_of
+from rheoscope.report.parse_options import parse_heads, parse_numbers, read_labels
 from tests.report.cases import model
 
 
 @pytest.mark.parametrize("typed", ["a", "5.", "5.1,", "5-1", "5.1.2", "", "5", "L", "H3"])
 def test_heads_that_cannot_be_read(typed: str) -> None:
     with pytest.raises(rs.RheoscopeError, match=r"heads are typed as layer.head, got .*; type --heads 5.1,3.2"):
-        heads_of(typed, model().view)
+        parse_heads(typed, model().view)
 
 
 def test_heads_and_layers_can_be_mixed() -> None:
-    assert heads_of("1.2, L3", model().view) == [(1, 2), (3, 0), (3, 1), (3, 2), (3, 3)]
-    assert heads_of(None, model().view) is None
+    assert parse_heads("1.2, L3", model().view) == [(1, 2), (3, 0), (3, 1), (3, 2), (3, 3)]
+    assert parse_heads(None, model().view) is None
     with pytest.raises(rs.RheoscopeError, match="there is no layer 9"):
-        heads_of("L9", model().view)
+        parse_heads("L9", model().view)
 
 
 @pytest.mark.parametrize("typed", ["", "1,", "a", "1;2", "1.5"])
 def test_numbers_that_cannot_be_read(typed: str) -> None:
     with pytest.raises(rs.RheoscopeError, match=r"--layers takes numbers between commas, got .*; type --layers 1,4"):
-        numbers_of(typed, int, "layers")
+        parse_numbers(typed, int, "layers")
 
 
 def test_names_of_words_are_read_from_a_file_under_its_name(tmp_path: Path) -> None:
     file = tmp_path / "class.tsv"
     file.write_text("keys\tthing\n\nare\ta verb\n")
-    assert labels_of(str(file)) == {"class": {"keys": "thing", "are": "a verb"}}
+    assert read_labels(str(file)) == {"class": {"keys": "thing", "are": "a verb"}}
 
 
 @pytest.mark.parametrize("line", ["keys thing", "keys\t", "\tthing"])
@@ -39,6 +39,6 @@ def test_a_line_without_a_word_and_its_name_is_refused(tmp_path: Path, line: str
     file = tmp_path / "class.tsv"
     file.write_text(f"are\tverb\n{line}\n")
     with pytest.raises(rs.RheoscopeError, match=r"class.tsv, line 2: expected a word, a tab and its name, got '"):
-        labels_of(str(file))
+        read_labels(str(file))
     with pytest.raises(rs.RheoscopeError, match="there is no file"):
-        labels_of(str(tmp_path / "none.tsv"))
+        read_labels(str(tmp_path / "none.tsv"))

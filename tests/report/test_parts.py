@@ -4,8 +4,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from rheoscope.report.report_page import page_of
-from rheoscope.report.report_plans import JOBS
+from rheoscope.report.report_page import report_page
+from rheoscope.report.report_plans import REPORTS
 from tests.report.cases import told
 from tests.report.parts import EMPTY, Parts
 
@@ -42,7 +42,7 @@ SMALL = """<!doctype html>
 
 @pytest.mark.parametrize("page", ["a small one", "a report"])
 def test_it_is_what_a_whole_parser_finds(page: str) -> None:
-    html = SMALL if page == "a small one" else page_of(JOBS["flow"], told()).html()
+    html = SMALL if page == "a small one" else report_page(REPORTS["flow"], told()).to_html()
     seen, due = Parts(html), Slow(html)
     assert (seen.elements, seen.texts, seen.open) == (due.elements, due.texts, due.open)
     assert seen.count("p", "b") == sum(

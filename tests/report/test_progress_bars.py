@@ -6,8 +6,8 @@ import pytest
 
 import rheoscope as rs
 from rheoscope.report import progress_bars as module
-from rheoscope.report.progress_bars import asking_bar, opened, progress
-from rheoscope.report.run_analyses import Subject, answer
+from rheoscope.report.analysis_runs import Subject, run_analysis
+from rheoscope.report.progress_bars import load_model, progress, progress_bar
 from tests.report.cases import small
 
 
@@ -40,11 +40,11 @@ def test_a_name_in_brackets_is_written_as_it_is(
 def test_a_command_opens_its_model_under_a_bar(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = opened(None, None, None)
+    plain = load_model(None, None, None)
     assert capsys.readouterr() == ("", "")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    control = opened(None, None, None, untrained=True, seed=3)
+    control = load_model(None, None, None, untrained=True, seed=3)
     out, error = capsys.readouterr()
     assert not out
     assert "loading the default model" in error
@@ -55,9 +55,9 @@ def test_a_command_opens_its_model_under_a_bar(
 def test_a_pipe_hears_now_and_then_what_is_done(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "EVERY", 0.01)
+    monkeypatch.setattr(module, "LINE_INTERVAL", 0.01)
     said = ""
-    with asking_bar() as tell:
+    with progress_bar() as tell:
         tell("my[/red]analysis")(1, 4)
         patience = time.monotonic() + 60
         while "\n" not in said and time.monotonic() < patience:
@@ -72,7 +72,7 @@ def test_one_long_analysis_tells_its_share(name: str) -> None:
     trace = model.trace("the keys to the cabinet are on the table in the old hall of the house")
     subject = Subject(model, trace.text, trace)
     settings = {"layers": [0], "iterations": 3} if name == "fixed_point" else {}
-    answer(subject, name, settings, nulls=False, progress=lambda done, total: heard.append(done / total))
+    run_analysis(subject, name, settings, draw_nulls=False, progress=lambda done, total: heard.append(done / total))
     assert len(set(heard)) > 1 or name == "agreement"
     assert heard == sorted(heard)
     assert 0 <= heard[0] <= heard[-1] <= 1
@@ -89,6 +89,6 @@ def test_ticks_go_to_whoever_listens_and_no_further() -> None:
 
 
 def module_hearing(heard: list[tuple[int, int]]):  # type: ignore[no-untyped-def]
-    from rheoscope.running.progress import hearing
+    from rheoscope.running.progress import listen
 
-    return hearing(lambda done, total: heard.append((done, total)))
+    return listen(lambda done, total: heard.append((done, total)))

@@ -9,31 +9,31 @@ import numpy as np
 import pytest
 
 import rheoscope as rs
-from rheoscope.catalogue import TABLE
-from rheoscope.messages.numbers import short
-from rheoscope.picture.head_map import COLOURS
+from rheoscope.catalogue import ANALYSIS_MODULES
+from rheoscope.covers.agreement.analysis import AGREEMENT
+from rheoscope.messages.numbers import format_number
+from rheoscope.picture.head_map import TYPE_COLOURS
 from rheoscope.picture.picture import Line
 from rheoscope.report.comparison_picture import picture as picture_compared
 from rheoscope.report.draw_result import picture_of
-from rheoscope.report.findings import findings, sentences
-from rheoscope.report.layer_table import columns
-from rheoscope.report.report_page import compared_page, drawings, page_of
-from rheoscope.report.report_plans import JOBS, job_of
-from rheoscope.report.report_settings import DRAWS
+from rheoscope.report.findings import finding_sentences, findings
+from rheoscope.report.layer_table import available_columns
+from rheoscope.report.report_page import comparison_page, report_page, result_pictures
+from rheoscope.report.report_plans import REPORTS, report_of_analysis
 from tests.report.cases import TEXT, Parts, answered, model, small, told
 
 SECOND = "The sky is blue and the sea is green, and all the ships on it are old."
-FLOW = JOBS["flow"]
+FLOW = REPORTS["flow"]
 
 
 @pytest.fixture(scope="module")
 def html() -> str:
-    return page_of(FLOW, told()).html()
+    return report_page(FLOW, told()).to_html()
 
 
 @pytest.fixture(scope="module")
 def compared() -> str:
-    return compared_page(FLOW, told(), told(SECOND)).html()
+    return comparison_page(FLOW, told(), told(SECOND)).to_html()
 
 
 # One text
@@ -49,14 +49,16 @@ def test_a_page_is_well_formed_and_has_every_section(html: str) -> None:
     assert heads[1:3] == ["Seven questions to this text in this model", "The cloud, layer by layer"]
     assert [next(head for head in heads if head.startswith(table)) for table in tables] == heads[3:6]
     assert heads[6] == "What else beat chance"
-    asked = [told().found[name] for name in TABLE if name in told().found]
-    assert [heads[2], *heads[7:-2]] == [picture_of(dataset, words=model().words).title for dataset in asked]
-    assert len(asked) == len(told().found)
+    asked = [told().datasets[name] for name in ANALYSIS_MODULES if name in told().datasets]
+    assert [heads[2], *heads[7:-2]] == [
+        picture_of(dataset, token_strings=model().token_strings).title for dataset in asked
+    ]
+    assert len(asked) == len(told().datasets)
     assert heads[-2:] == ["Where the numbers come from", "Open this in the studio"]
-    for line in sentences(*findings(told())):
+    for line in finding_sentences(*findings(told())):
         assert line in parts.texts["li"]
-    assert f"{DRAWS} random heads for each" in html
-    assert str(told().text.facts["weights"]) in parts.texts["dd"]
+    assert f"{AGREEMENT.report['draws']} random heads for each" in html
+    assert str(told().required_trace.facts["weights"]) in parts.texts["dd"]
 
 
 def test_nothing_outside_the_page_is_asked_for(html: str, compared: str) -> None:
@@ -71,7 +73,7 @@ def test_nothing_outside_the_page_is_asked_for(html: str, compared: str) -> None
 
 def test_every_picture_says_in_words_what_it_shows(html: str) -> None:
     sheets = [attrs for tag, attrs in Parts(html).elements if tag == "svg"]
-    assert len(sheets) == sum(len(one.picture.panels) for one in drawings(told()))
+    assert len(sheets) == sum(len(one.picture.panels) for one in result_pictures(told()))
     for attrs in sheets:
         assert attrs["role"] == "img"
         assert len(str(attrs["aria-label"])) > 30
@@ -81,67 +83,69 @@ def test_the_table_holds_every_number_of_every_layer(html: str) -> None:
     table = html[html.index("<table") : html.index("</table>")]
     rows = table.split("<tr>")[2:]
     assert Parts(table).count("tr") == 7
-    for column in columns(told().found):
-        dataset = told().found[column.analysis]
+    for column in available_columns(told().datasets):
+        dataset = told().datasets[column.analysis]
         for layer, row in enumerate(rows):
-            assert f"<span>{short(column.value(dataset, layer))}</span>" in row
-            if column.null and short(column.null(dataset, layer)) != "none":
-                assert f"<small>{short(column.null(dataset, layer))}</small>" in row
-    assert [len(re.findall("<td", row)) for row in rows] == [len(columns(told().found)) + 1] * 6
+            assert f"<span>{format_number(column.value(dataset, layer))}</span>" in row
+            if column.null and format_number(column.null(dataset, layer)) != "none":
+                assert f"<small>{format_number(column.null(dataset, layer))}</small>" in row
+    assert [len(re.findall("<td", row)) for row in rows] == [len(available_columns(told().datasets)) + 1] * 6
 
 
 def test_a_text_stays_a_text() -> None:
     text = "<script>alert(1)</script> a & b \"quoted\" 'so' </svg></title> $x$ <b> \x00\x1b[31m red"
     answers = answered(FLOW, text, of=small())
-    parts = Parts(page_of(FLOW, answers).html())
-    plain = Parts(page_of(FLOW, told()).html())
+    parts = Parts(report_page(FLOW, answers).to_html())
+    plain = Parts(report_page(FLOW, told()).to_html())
     assert {tag for tag, _ in parts.elements} <= {tag for tag, _ in plain.elements}
     assert parts.count("script") == 1
     assert "alert(1)" not in "".join(parts.texts["script"])
     assert not any(name.startswith("on") for _, attrs in parts.elements for name in attrs)
     assert "\x1b" not in "".join((*parts.texts["li"], *parts.texts["h1"]))
-    assert parts.count("li") >= len(answers.text)
+    assert parts.count("li") >= len(answers.required_trace)
 
 
 def test_a_token_stays_a_token() -> None:
-    tokens = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', *told().text.tokens[2:]]
-    parts = Parts(page_of(FLOW, replace(told(), trace=replace(told().text, tokens=tokens))).html())
+    tokens = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', *told().required_trace.tokens[2:]]
+    parts = Parts(report_page(FLOW, replace(told(), trace=replace(told().required_trace, tokens=tokens))).to_html())
     assert parts.count("script") == 1
     assert parts.count("img") == 0
     assert "<script>alert(1)</script>" in parts.texts["li"]
 
 
 def test_massive_tokens_are_named_and_marked() -> None:
-    trace = told().text
+    trace = told().required_trace
     points = trace.points.clone()
     points[3, 4] *= 1000
-    bare = replace(told(), trace=replace(trace, points=points), found={})
-    page = page_of(FLOW, bare).html()
+    bare = replace(told(), trace=replace(trace, points=points), datasets={})
+    page = report_page(FLOW, bare).to_html()
     assert Parts(page).count("li", "massive") == 1
     assert f"massive tokens left out of the clouds: 4 {trace.tokens[4].replace(' ', '·')}" in page
-    assert Parts(page_of(FLOW, told()).html()).count("li", "massive") == 0
+    assert Parts(report_page(FLOW, told()).to_html()).count("li", "massive") == 0
 
 
 def test_a_short_text_says_what_is_left_out() -> None:
-    parts = Parts(page_of(FLOW, told("a")).html())
-    assert any(line.startswith("clusters is left out: this needs at least 3 tokens") for line in parts.texts["li"])
+    parts = Parts(report_page(FLOW, told("a")).to_html())
+    assert any(
+        line.startswith("clusters is left out: this analysis needs at least 3 tokens") for line in parts.texts["li"]
+    )
     assert "Do tokens gather?" not in parts.texts["h2"]
     assert "Where the prediction forms" in parts.texts["h2"]
     assert "Left out" in parts.texts["h2"]
 
 
 def test_maps_of_heads_are_coloured_by_the_types_of_heads(html: str) -> None:
-    typed = int(np.isin(told().found["head_types"].type.values, list(COLOURS)).sum())
+    typed = int(np.isin(told().datasets["head_types"].type.values, list(TYPE_COLOURS)).sum())
     assert typed > 0
     assert html.count("<circle class=on") % typed == 0
     assert html.count("<circle class=on") > 8 * typed
-    bare = replace(told(), found={name: x for name, x in told().found.items() if name != "head_types"})
-    assert "<circle class=on" not in page_of(FLOW, bare).html()
+    bare = replace(told(), datasets={name: x for name, x in told().datasets.items() if name != "head_types"})
+    assert "<circle class=on" not in report_page(FLOW, bare).to_html()
 
 
 def test_what_was_asked_several_times_is_drawn_once() -> None:
-    several = told().with_answer("distorted_pairs L1.H1", told().found["distorted_pairs"])
-    assert len(drawings(several)) == len(drawings(told()))
+    several = told().with_result("distorted_pairs L1.H1", told().datasets["distorted_pairs"])
+    assert len(result_pictures(several)) == len(result_pictures(told()))
 
 
 def test_a_report_is_saved_replaced_aloud_and_refuses_what_is_no_trace(tmp_path: Path) -> None:
@@ -150,8 +154,8 @@ def test_a_report_is_saved_replaced_aloud_and_refuses_what_is_no_trace(tmp_path:
     assert "<dd>sphere</dd>" in path.read_text()
     assert rs.save_report(small(), trace, str(path)) == f"replaced {path}"
     assert "<dd>sphere</dd>" not in path.read_text()
-    assert "numbers were held against chance" in path.read_text()
-    with pytest.raises(rs.RheoscopeError, match=r"rs\.save_report takes a Trace, got several Traces"):
+    assert "numbers were tested" in path.read_text()
+    with pytest.raises(rs.RheoscopeError, match=r"rs\.save_report expects a Trace, got several Traces"):
         rs.save_report(small(), [trace], path)
 
 
@@ -173,17 +177,17 @@ def test_a_report_is_saved_replaced_aloud_and_refuses_what_is_no_trace(tmp_path:
     ],
 )  # fmt: skip
 def test_every_command_has_a_page(name: str, options: dict[str, Any], titles: list[str]) -> None:
-    answers = answered(JOBS[name], of=small(), **options)
-    assert answers.left_out == {}
-    parts = Parts(page_of(JOBS[name], answers).html())
+    answers = answered(REPORTS[name], of=small(), **options)
+    assert answers.skipped == {}
+    parts = Parts(report_page(REPORTS[name], answers).to_html())
     assert set(titles) <= set(parts.texts["h2"])
-    assert parts.count("svg") == sum(len(one.picture.panels) for one in drawings(answers))
+    assert parts.count("svg") == sum(len(one.picture.panels) for one in result_pictures(answers))
     assert "Left out" not in parts.texts["h2"]
 
 
 def test_weights_alone_have_a_page_without_a_text() -> None:
-    for job in (JOBS["operators"], job_of("operators")):
-        parts = Parts(page_of(job, answered(job, None)).html())
+    for job in (REPORTS["operators"], report_of_analysis("operators")):
+        parts = Parts(report_page(job, answered(job, None)).to_html())
         assert "The text" not in parts.texts["h2"]
         assert str(model().view.facts["weights"]) in parts.texts["dd"]
 
@@ -194,12 +198,12 @@ def test_no_model_runs_while_a_page_is_made(monkeypatch: pytest.MonkeyPatch) -> 
     def runs(*_: object, **__: object) -> None:
         pytest.fail("a renderer has run the model")
 
-    for method in ("call", "pass_through", "trace", "run", "run_batch", "passed", "gradients"):
+    for method in ("forward_logits", "forward_points", "trace", "run", "run_batch", "block_outputs", "gradients"):
         monkeypatch.setattr(type(model()), method, runs)
     monkeypatch.setattr("rheoscope.opening.load", runs)
-    monkeypatch.setattr("rheoscope.report.run_analyses.answer", runs)
-    assert page_of(FLOW, first).html().startswith("<!doctype html>")
-    assert compared_page(FLOW, first, second).html().startswith("<!doctype html>")
+    monkeypatch.setattr("rheoscope.report.analysis_runs.run_analysis", runs)
+    assert report_page(FLOW, first).to_html().startswith("<!doctype html>")
+    assert comparison_page(FLOW, first, second).to_html().startswith("<!doctype html>")
 
 
 # Two texts
@@ -217,34 +221,36 @@ def test_both_texts_have_their_tokens_findings_and_pictures(compared: str) -> No
         } <= set(heads)
     assert "Layer by layer, both texts" in heads
     assert parts.count("script") == 1
-    assert f"{len(told().text)} tokens" in compared
-    assert f"{len(told(SECOND).text)} tokens" in compared
+    assert f"{len(told().required_trace)} tokens" in compared
+    assert f"{len(told(SECOND).required_trace)} tokens" in compared
 
 
 def test_the_table_has_both_and_the_difference(compared: str) -> None:
     table = compared[compared.index("<table") : compared.index("</table>")]
     assert Parts(table).count("tr") == 1 + 3 * 6
     rows = table.split("<tr>")[2:]
-    for column in columns(told().found):
-        a, b = (column.value(one.found[column.analysis], 2) for one in (told(), told(SECOND)))
+    for column in available_columns(told().datasets):
+        a, b = (column.value(one.datasets[column.analysis], 2) for one in (told(), told(SECOND)))
         for row, value in zip(rows[6:9], (a, b, b - a), strict=True):
-            assert f"<span>{short(value)}</span>" in row
+            assert f"<span>{format_number(value)}</span>" in row
 
 
 def test_curves_are_those_of_the_table() -> None:
     drawn = picture_compared(told(), told(SECOND))
-    titles = [column.title for column in columns(told().found)]
+    titles = [column.title for column in available_columns(told().datasets)]
     assert [panel.title for panel in drawn.panels] == titles
     kappa = drawn.panels[titles.index("κ")]
     named = {mark.name: mark for mark in kappa.marks if isinstance(mark, Line)}
-    assert named["text 2"].y == pytest.approx(told(SECOND).found["transport"].kappa.values)
-    assert named["text 1, null"].y == pytest.approx(told().found["transport"].kappa_null.values)
+    assert named["text 2"].y == pytest.approx(told(SECOND).datasets["transport"].kappa.values)
+    assert named["text 1, null"].y == pytest.approx(told().datasets["transport"].kappa_null.values)
     assert named["text 1, null"].style == "dashed"
 
 
 def test_what_one_text_lacks_is_left_out() -> None:
-    parts = Parts(compared_page(FLOW, told(), told("a")).html())
-    assert any(line.startswith("clusters is left out: this needs at least 3 tokens") for line in parts.texts["li"])
+    parts = Parts(comparison_page(FLOW, told(), told("a")).to_html())
+    assert any(
+        line.startswith("clusters is left out: this analysis needs at least 3 tokens") for line in parts.texts["li"]
+    )
     assert "Left out (text 2)" in parts.texts["h2"]
     assert "Left out (text 1)" not in parts.texts["h2"]
     assert TEXT.split()[1] in parts.texts["h1"][0]

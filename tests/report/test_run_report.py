@@ -8,9 +8,9 @@ import pytest
 
 import rheoscope as rs
 from rheoscope.report import run_report
-from rheoscope.report.report_plans import JOBS, job_of
-from rheoscope.report.run_analyses import Subject, ask
-from rheoscope.report.run_report import Files, numbers_of
+from rheoscope.report.analysis_runs import Subject, run_analyses
+from rheoscope.report.report_plans import REPORTS, report_of_analysis
+from rheoscope.report.run_report import OutputFiles, all_datasets
 from tests.report.cases import TEXT, Parts, model, small, told
 
 SHORT = "The keys to the cabinet are"
@@ -34,14 +34,14 @@ def read(path: str) -> Any:
     ],
 )
 def test_equal_paths_are_refused(named: dict[str, Path]) -> None:
-    with pytest.raises(rs.RheoscopeError, match=r"^a is named twice; type a name of its own for every file"):
-        Files(**named)
+    with pytest.raises(rs.RheoscopeError, match=r"^two outputs have the name a; choose a different name for each"):
+        OutputFiles(**named)
 
 
 def test_the_command_covers_tells_a_row_a_layer_and_writes_what_was_asked(capsys: pytest.CaptureFixture) -> None:
     control = rs.load(untrained=True).trace(TEXT)
-    files = Files(Path("c.json"), Path("tables"), Path("c.html"))
-    run_report.run(JOBS["covers"], model(), TEXT, {"draws": 4, "control": control}, files, explain=True)
+    files = OutputFiles(Path("c.json"), Path("tables"), Path("c.html"))
+    run_report.run_report(REPORTS["covers"], model(), TEXT, {"draws": 4, "control": control}, files, explain=True)
     said = capsys.readouterr().out
     for layer in range(6):
         assert f"\nL{layer} " in said
@@ -55,7 +55,7 @@ def test_the_command_covers_tells_a_row_a_layer_and_writes_what_was_asked(capsys
         "null sd",
         "untrained",
         "at initial weights",
-        "numbers were held against chance",
+        "numbers were tested",
         "wrote c.json",
         "tables in tables",
         "wrote c.html",
@@ -63,7 +63,7 @@ def test_the_command_covers_tells_a_row_a_layer_and_writes_what_was_asked(capsys
         assert word in said.replace("\n", " ")
     assert "not asked" not in said
     numbers = read("c.json")
-    asked = {one.name for one in (*JOBS["covers"].asks({}), *JOBS["covers"].besides({}))}
+    asked = {one.name for one in (*REPORTS["covers"].requests({}), *REPORTS["covers"].file_requests({}))}
     assert {key.split()[0] for key in numbers} == {*asked, "findings", "written_by"}
     assert "agreement_untrained" in numbers["agreement"]["data_vars"]
     assert Path("tables/agreement.layer_head.csv").exists()
@@ -74,15 +74,15 @@ def test_the_command_covers_tells_a_row_a_layer_and_writes_what_was_asked(capsys
 
 def test_what_no_file_asks_for_is_not_computed(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    inner = run_report.ask
+    inner = run_report.run_analyses
 
     def listening(subject: Subject, asks: Any, *rest: Any) -> Any:
         asked.extend(one.name for one in asks)
         return inner(subject, asks, *rest)
 
-    monkeypatch.setattr(run_report, "ask", listening)
-    run_report.run(JOBS["covers"], small(), TEXT, {"draws": 2}, Files())
-    assert asked == [one.name for one in JOBS["covers"].asks({})]
+    monkeypatch.setattr(run_report, "run_analyses", listening)
+    run_report.run_report(REPORTS["covers"], small(), TEXT, {"draws": 2}, OutputFiles())
+    assert asked == [one.name for one in REPORTS["covers"].requests({})]
     said = capsys.readouterr().out
     assert "Does attention read similarity" in said
     assert "untrained" not in said
@@ -93,24 +93,24 @@ def test_what_no_file_asks_for_is_not_computed(capsys: pytest.CaptureFixture, mo
 @pytest.mark.parametrize(
     ("job", "text", "why"),
     [
-        (JOBS["covers"], "The keys", "agreement needs a query with at least 8 other keys"),
-        (JOBS["surgery"], "", "the text has no tokens"),
-        (job_of("clusters"), "a", "this needs at least 3 tokens"),
+        (REPORTS["covers"], "The keys", "agreement needs a query with at least 8 other keys"),
+        (REPORTS["surgery"], "", "the text has no tokens"),
+        (report_of_analysis("clusters"), "a", "this analysis needs at least 3 tokens"),
     ],
 )
 def test_a_job_without_its_answer_stops_there_and_says_why(
     job: Any, text: str, why: str, capsys: pytest.CaptureFixture
 ) -> None:
     with pytest.raises(rs.RheoscopeError, match=why):
-        run_report.run(job, model(), text, {}, Files(json=Path("never.json")))
+        run_report.run_report(job, model(), text, {}, OutputFiles(json=Path("never.json")))
     assert "\n\n" not in capsys.readouterr().out  # the model and the text, no table
     assert not Path("never.json").exists()
 
 
 def test_surgery_prints_every_change_and_writes_every_number(capsys: pytest.CaptureFixture) -> None:
-    files = Files(json=Path("s.json"), html=Path("s.html"))
+    files = OutputFiles(json=Path("s.json"), html=Path("s.html"))
     options = {"heads": [(2, 1), (3, 2)], "M": "symmetric", "F": "rank 8"}
-    run_report.run(JOBS["surgery"], model(), TEXT, options, files)
+    run_report.run_report(REPORTS["surgery"], model(), TEXT, options, files)
     out = capsys.readouterr().out
     for line in (
         "the replacement",
@@ -133,8 +133,8 @@ def test_surgery_prints_every_change_and_writes_every_number(capsys: pytest.Capt
 def test_reverse_names_the_heads_and_tokens_that_are_pulled_at(capsys: pytest.CaptureFixture) -> None:
     found = rs.reversed_attention(model(), model().trace(SHORT), " on")
     layer, head = divmod(int(found.norm.values.argmax()), 4)
-    files = Files(json=Path("r.json"), html=Path("r.html"))
-    run_report.run(JOBS["reverse"], model(), SHORT, {"target": " on", "token": -1}, files)
+    files = OutputFiles(json=Path("r.json"), html=Path("r.html"))
+    run_report.run_report(REPORTS["reverse"], model(), SHORT, {"target": " on", "token": -1}, files)
     out = capsys.readouterr().out
     assert f"L{layer}.H{head}" in out
     assert "−log p(·on) after ·are" in out
@@ -147,8 +147,8 @@ def test_reverse_names_the_heads_and_tokens_that_are_pulled_at(capsys: pytest.Ca
 
 
 def test_two_texts_are_told_below_each_other_and_written_beside(capsys: pytest.CaptureFixture) -> None:
-    files = Files(Path("both.json"), Path("tables"), Path("both.html"))
-    run_report.compare(JOBS["flow"], small(), (SHORT, "The key\x1b[31m"), {}, files, fast=True)
+    files = OutputFiles(Path("both.json"), Path("tables"), Path("both.html"))
+    run_report.compare_texts(REPORTS["flow"], small(), (SHORT, "The key\x1b[31m"), {}, files, fast=True)
     said = capsys.readouterr().out
     assert said.index("the difference") < said.index(f"Text 1: {SHORT}") < said.index("Text 2: The key�[31m")
     assert said.index("Text 2: ") < said.index("agreement is left out", said.index("Text 2: "))
@@ -162,7 +162,7 @@ def test_two_texts_are_told_below_each_other_and_written_beside(capsys: pytest.C
 
 
 def test_in_a_hurry_nulls_are_left_out_aloud(capsys: pytest.CaptureFixture) -> None:
-    run_report.run(JOBS["flow"], model(), SHORT, {}, Files(json=Path("fast.json")), fast=True)
+    run_report.run_report(REPORTS["flow"], model(), SHORT, {}, OutputFiles(json=Path("fast.json")), fast=True)
     said, error = capsys.readouterr()
     assert "nulls are left out (--fast)" in said
     assert said.count("Nothing is told: nulls are left out (--fast).") == 1
@@ -174,7 +174,7 @@ def test_in_a_hurry_nulls_are_left_out_aloud(capsys: pytest.CaptureFixture) -> N
 
 def test_a_report_that_nobody_named_takes_a_free_name(capsys: pytest.CaptureFixture) -> None:
     Path("report.html").write_text("mine")
-    run_report.run(job_of("massive_tokens"), small(), SHORT, {}, Files(report=True))
+    run_report.run_report(report_of_analysis("massive_tokens"), small(), SHORT, {}, OutputFiles(default_page=True))
     assert "wrote report-2.html" in capsys.readouterr().out
     assert Path("report.html").read_text() == "mine"
 
@@ -183,19 +183,19 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Path("report.html").write_text("mine")
-    with pytest.raises(rs.RheoscopeError, match=r"report.html is a file; type a name in another directory"):
-        Files(html=Path("report.html/below.html"))
-    monkeypatch.setattr(run_report, "REPORT", Path("report.html/below.html"))
+    with pytest.raises(rs.RheoscopeError, match=r"report.html is a file; choose another directory"):
+        OutputFiles(html=Path("report.html/below.html"))
+    monkeypatch.setattr(run_report, "DEFAULT_REPORT_PATH", Path("report.html/below.html"))
     with pytest.raises(
         rs.RheoscopeError, match=r"is a file; type --html and a name in another directory, or --no-html"
     ):
-        Files(report=True)
+        OutputFiles(default_page=True)
 
 
 def test_findings_stand_beside_the_numbers() -> None:
-    numbers = numbers_of(told())
-    assert set(numbers) - set(told().found) == {"findings", "verdicts"}
+    numbers = all_datasets(told())
+    assert set(numbers) - set(told().datasets) == {"findings", "verdicts"}
     assert numbers["findings"].attrs["tested"] > 5
     assert numbers["verdicts"].sizes["question"] == 7
-    alone = ask(Subject(model()), JOBS["operators"].asks({}))
-    assert list(numbers_of(alone)) == ["operators"]
+    alone = run_analyses(Subject(model()), REPORTS["operators"].requests({}))
+    assert list(all_datasets(alone)) == ["operators"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rheoscope.report.shell_advice import in_shell
+from rheoscope.report.shell_advice import as_cli_advice
 
 
 @pytest.mark.parametrize(
@@ -10,7 +10,7 @@ from rheoscope.report.shell_advice import in_shell
     [
         ("type draws=200, least=8", "type --draws 200 --least 8"),
         ("type nearest=3, draws=20, or a longer text", "type --nearest 3 --draws 20, or a longer text"),
-        ("type heads=[(5, 1)], or heads=model.view.heads_in(5)", "type --heads 5.1, or --heads L5"),
+        ("type heads=[(5, 1)], or heads=model.view.head_indices(5)", "type --heads 5.1, or --heads L5"),
         ("type heads=[(5, 1), (5, 2)]", "type --heads 5.1,5.2"),
         ("type shares=(0, 0.5, 1), draws=3", "type --shares 0,0.5,1 --draws 3"),
         ("type M='symmetric' or F='symmetric'", "type --M symmetric or --F symmetric"),
@@ -28,11 +28,11 @@ from rheoscope.report.shell_advice import in_shell
     ],
 )
 def test_settings_become_options(python: str, shell: str) -> None:
-    assert in_shell(f"got x=1; {python}") == f"got x=1; {shell}"
+    assert as_cli_advice(f"got x=1; {python}") == f"got x=1; {shell}"
 
 
 def test_options_of_another_command_stand_behind_its_name() -> None:
-    told = in_shell("got least=5; type least=2", "rheoscope analyse density_clusters")
+    told = as_cli_advice("got least=5; type least=2", "rheoscope analyse density_clusters")
     assert told == "got least=5; type rheoscope analyse density_clusters --least 2"
-    assert in_shell("so; type a longer text", "rheoscope analyse a") == "so; type a longer text"
-    assert in_shell("no advice at all", "rheoscope analyse a") == "no advice at all"
+    assert as_cli_advice("so; type a longer text", "rheoscope analyse a") == "so; type a longer text"
+    assert as_cli_advice("no advice at all", "rheoscope analyse a") == "no advice at all"

@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given
 
 from rheoscope.report.page import Page
-from rheoscope.report.studio_link import LONGEST, PORT, address, command, with_studio
-from rheoscope.space.results import Answers
+from rheoscope.report.studio_link import (
+    DEFAULT_PORT,
+    MAX_ADDRESS_CHARS,
+    add_studio_link,
+    studio_address,
+    studio_command,
+)
+from rheoscope.space.results import Results
 from tests.report.cases import small
 from tests.texts import any_text
 
@@ -24,42 +30,45 @@ NASTY = [
 ]
 
 
-def about(text: str) -> Answers:
-    return Answers(small().view, small().words, replace(small().trace("The keys are"), text=text))
+def about(text: str) -> Results:
+    return Results(small().view, small().token_strings, replace(small().trace("The keys are"), text=text))
 
 
 def read(page: Page) -> tuple[str, dict[str, list[str]]]:
     """What is typed, and what the address says behind #."""
-    (typed,), (href,) = re.findall(r"<code>(.*?)</code>", page.html(), re.S), re.findall(r'href="([^"]*)"', page.html())
+    (typed,), (href,) = (
+        re.findall(r"<code>(.*?)</code>", page.to_html(), re.S),
+        re.findall(r'href="([^"]*)"', page.to_html()),
+    )
     place = urlsplit(html.unescape(href))
-    assert (place.scheme, place.netloc, place.path, place.query) == ("http", f"127.0.0.1:{PORT}", "/", "")
+    assert (place.scheme, place.netloc, place.path, place.query) == ("http", f"127.0.0.1:{DEFAULT_PORT}", "/", "")
     return html.unescape(typed), parse_qs(place.fragment, keep_blank_values=True, strict_parsing=True)
 
 
 @pytest.mark.parametrize("text", NASTY)
 def test_a_text_of_any_kind_is_what_the_link_says(text: str) -> None:
     of = [about(text), about(f"other {text}")]
-    for page in (with_studio(Page("T"), of[0]), with_studio(Page("T"), *of)):
-        assert page.html().count("<script") == 1
-        assert not re.search(r"<[^>]* on\w+=", page.html())
-    assert read(with_studio(Page("T"), of[0]))[1] == {"text": [text]}
-    assert read(with_studio(Page("T"), *of))[1] == {"text": [text], "beside": [f"text:other {text}"]}
+    for page in (add_studio_link(Page("T"), of[0]), add_studio_link(Page("T"), *of)):
+        assert page.to_html().count("<script") == 1
+        assert not re.search(r"<[^>]* on\w+=", page.to_html())
+    assert read(add_studio_link(Page("T"), of[0]))[1] == {"text": [text]}
+    assert read(add_studio_link(Page("T"), *of))[1] == {"text": [text], "beside": [f"text:other {text}"]}
 
 
 @given(any_text(max_size=60))
 def test_an_address_has_only_letters_that_any_page_may_hold(text: str) -> None:
-    found = address(text, text)
-    assert re.fullmatch(rf"http://127\.0\.0\.1:{PORT}/(#[\w+%.&=~*-]+)?", found, re.ASCII)
+    found = studio_address(text, text)
+    assert re.fullmatch(rf"http://127\.0\.0\.1:{DEFAULT_PORT}/(#[\w+%.&=~*-]+)?", found, re.ASCII)
 
 
 def test_a_text_too_long_for_an_address_is_typed() -> None:
-    assert address("a" * LONGEST) == f"http://127.0.0.1:{PORT}/"
+    assert studio_address("a" * MAX_ADDRESS_CHARS) == f"http://127.0.0.1:{DEFAULT_PORT}/"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "a b/c", "'; rm -rf ~ '", "<b>"])
 def test_a_model_is_one_word_of_the_command(name: str) -> None:
-    assert shlex.split(command(name)) == ["rheoscope", "studio", "--model", name]
+    assert shlex.split(studio_command(name)) == ["rheoscope", "studio", "--model", name]
 
 
 def test_what_the_studio_cannot_open_has_no_link() -> None:
-    assert with_studio(Page("T"), replace(about("a"), trace=None)).parts == ()
+    assert add_studio_link(Page("T"), replace(about("a"), trace=None)).sections == ()

@@ -8,21 +8,21 @@ from rich.console import Console
 
 from rheoscope.picture.blocks import Cell, Drawing, Facts, Lines, Table, Tokens
 from rheoscope.report import layer_table
-from rheoscope.report.report_plans import FIRST, JOBS, Told, job_of
-from rheoscope.report.run_analyses import Subject, ask
-from rheoscope.report.terminal import WIDE, Terminal, fitting
+from rheoscope.report.analysis_runs import Subject, run_analyses
+from rheoscope.report.report_plans import FIRST_ANALYSES, REPORTS, Section, report_of_analysis
+from rheoscope.report.terminal import WIDE_COLUMNS, Terminal, fit_columns
 from rheoscope.report.verdicts import QUESTIONS
-from rheoscope.space.results import Answers
+from rheoscope.space.results import Results
 from tests.pictures.cases import drawn
 from tests.report.cases import TEXT, answered, model, small, told
 
-ROWS = [[Cell("L0"), Cell("12345.678", small=".25"), Cell("-0.5"), Cell("many words " * 9)]]
+ROWS = [[Cell("L0"), Cell("12345.678", small_text=".25"), Cell("-0.5"), Cell("many words " * 9)]]
 WORDY = Table("A heading", [Cell("layer"), Cell("n", "a number"), Cell("m"), Cell("what")], ROWS, frozenset({0, 3}))
 
 
 def terminal(width: int = 80, job: str | None = None, explain: bool = False) -> Terminal:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    return Terminal(console, [] if job is None else JOBS[job].tells, explain)
+    return Terminal(console, [] if job is None else REPORTS[job].sections, explain)
 
 
 def said(one: Terminal) -> str:
@@ -34,14 +34,16 @@ def test_a_block_is_printed_as_soon_as_what_it_needs_is_known() -> None:
     """The main job, heard as it is asked: questions are answered in their order, each once it and those before it can be."""
     one, seen = terminal(job="flow"), {}
 
-    def hear(so_far: Answers) -> None:
-        one.hear(so_far)
-        seen[[*so_far.found, *so_far.left_out][-1]] = said(one)
+    def hear(so_far: Results) -> None:
+        one.print_ready(so_far)
+        seen[[*so_far.datasets, *so_far.skipped][-1]] = said(one)
 
-    ask(Subject(model(), TEXT, model().trace(TEXT)), JOBS["flow"].asks({}), nulls=False, hear=hear)
-    needed = [max(one.needs, key=FIRST.index) for one in QUESTIONS]
+    run_analyses(
+        Subject(model(), TEXT, model().trace(TEXT)), REPORTS["flow"].requests({}), draw_nulls=False, on_result=hear
+    )
+    needed = [max(one.needs, key=FIRST_ANALYSES.index) for one in QUESTIONS]
     firsts = {
-        **{one.question: max(needed[: at + 1], key=FIRST.index) for at, one in enumerate(QUESTIONS)},
+        **{one.question: max(needed[: at + 1], key=FIRST_ANALYSES.index) for at, one in enumerate(QUESTIONS)},
         "How each layer moves the cloud": "trajectory",
         "What each layer says comes next": "trajectory",
         "Heads as operators": "operators",
@@ -50,7 +52,7 @@ def test_a_block_is_printed_as_soon_as_what_it_needs_is_known() -> None:
     for heading, name in firsts.items():
         assert next(after for after, text in seen.items() if heading in text) == name
         assert said(one).count(heading) == 1
-    assert one.waiting == []
+    assert one.pending_sections == []
 
 
 OPTIONS = {
@@ -62,43 +64,48 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", REPORTS)
 def test_what_is_told_early_is_what_the_end_would_tell(job: str) -> None:
     """No block is told before all that stands in it is known, and none is forgotten."""
     one, early = terminal(job=job), []
-    one.show = early.append  # type: ignore[method-assign]
-    answers = ask(Subject(small(), TEXT, small().trace(TEXT)), JOBS[job].asks(OPTIONS[job]), hear=one.hear)
-    late = [block for told in JOBS[job].tells if not told.aside for block in told.blocks(answers)]
+    one.print_block = early.append  # type: ignore[method-assign]
+    answers = run_analyses(
+        Subject(small(), TEXT, small().trace(TEXT)), REPORTS[job].requests(OPTIONS[job]), on_result=one.print_ready
+    )
+    late = [block for told in REPORTS[job].sections if not told.page_only for block in told.blocks(answers)]
     assert early == late
     assert len(late) > 1
-    assert one.waiting == []
+    assert one.pending_sections == []
 
 
 def test_blocks_stay_in_their_order() -> None:
     """A later block that could be told waits for an earlier one."""
-    tells = (Told(("energy",), lambda _: [Lines("first", [])]), Told(("readout",), lambda _: [Lines("second", [])]))
+    tells = (
+        Section(("energy",), lambda _: [Lines("first", [])]),
+        Section(("readout",), lambda _: [Lines("second", [])]),
+    )
     one = terminal()
-    one.waiting = list(tells)
-    so_far = Answers(model().view, model().words, None)
-    one.hear(so_far.with_answer("readout", told().found["readout"]))
+    one.pending_sections = list(tells)
+    so_far = Results(model().view, model().token_strings, None)
+    one.print_ready(so_far.with_result("readout", told().datasets["readout"]))
     assert said(one) == ""
-    one.hear(so_far.with_answer("readout", told().found["readout"]).without("energy", "no text"))
+    one.print_ready(so_far.with_result("readout", told().datasets["readout"]).with_skipped("energy", "no text"))
     assert said(one).split() == ["first", "second"]
 
 
 def test_what_is_aside_is_for_pages() -> None:
     one = terminal()
-    aside = Told((), lambda _: [Lines("aside", ["never"])], aside=True)
-    assert Terminal(one.console, [aside]).waiting == []
+    aside = Section((), lambda _: [Lines("aside", ["never"])], page_only=True)
+    assert Terminal(one.console, [aside]).pending_sections == []
     for block in (Drawing(drawn("trajectory")), Tokens("t", ["a"], ["b"], frozenset()), Facts("f", {"a": "b"})):
-        one.show(block)
+        one.print_block(block)
     assert said(one) == ""
 
 
 @pytest.mark.parametrize("width", [24, 40, 80, 200])
 def test_numbers_are_never_cut_and_words_are_folded(width: int) -> None:
     one = terminal(width)
-    one.show(WORDY)
+    one.print_block(WORDY)
     for whole in ("A heading", "L0", "12345.678", "-0.5", *["many"] * 9):
         assert whole in said(one)
     assert said(one).count("many") == said(one).count("words") == 9
@@ -109,7 +116,7 @@ def test_numbers_are_never_cut_and_words_are_folded(width: int) -> None:
 def test_every_number_of_the_main_table_stands_there_at_any_width(width: int) -> None:
     one, (table,) = terminal(width), layer_table.blocks(told())
     assert isinstance(table, Table)
-    one.show(table)
+    one.print_block(table)
     words = said(one).split()
     for row in table.rows:
         for cell in row:
@@ -117,25 +124,25 @@ def test_every_number_of_the_main_table_stands_there_at_any_width(width: int) ->
 
 
 def test_columns_that_do_not_fit_stand_below_with_the_names_of_rows() -> None:
-    groups = fitting(WORDY, 24, wide=False)
+    groups = fit_columns(WORDY, 24, is_wide=False)
     assert [group[0] for group in groups] == [0] * len(groups)
     assert [at for group in groups for at in group[1:]] == [1, 2, 3]
-    assert fitting(WORDY, 200) == [[0, 1, 2, 3]]
+    assert fit_columns(WORDY, 200) == [[0, 1, 2, 3]]
 
 
 def test_nulls_stand_where_there_is_room() -> None:
-    for width in (WIDE, WIDE - 1):
+    for width in (WIDE_COLUMNS, WIDE_COLUMNS - 1):
         one, (table,) = terminal(width), layer_table.blocks(told())
-        one.show(table)
-        assert ("small: what chance gives" in said(one)) == (width == WIDE)
-        one.show(WORDY)
-        assert ("12345.678  .25" in said(one)) == (width == WIDE)
+        one.print_block(table)
+        assert ("small: what chance gives" in said(one)) == (width == WIDE_COLUMNS)
+        one.print_block(WORDY)
+        assert ("12345.678  .25" in said(one)) == (width == WIDE_COLUMNS)
 
 
 def test_columns_are_explained_on_demand() -> None:
     for explain in (False, True):
         one = terminal(explain=explain)
-        one.show(WORDY)
+        one.print_block(WORDY)
         assert ("n: a number" in said(one)) == explain
 
 
@@ -144,23 +151,23 @@ NASTY = "\x1b[31mred\x1b[0m [bold]b[/bold] \r\x08 [/nothing]"
 
 def test_a_text_can_neither_colour_nor_move_nor_mark_up() -> None:
     one = terminal(400)
-    answers = answered(job_of("massive_tokens"), NASTY)
-    one.begin(answers)
-    one.heading(NASTY)
-    one.show(Lines(NASTY, [NASTY]))
-    one.show(Table(NASTY, [Cell(NASTY)], [[Cell(NASTY, NASTY, NASTY)]], small=NASTY, note=NASTY))
-    one.end(answers.without("some", NASTY))
+    answers = answered(report_of_analysis("massive_tokens"), NASTY)
+    one.print_header(answers)
+    one.print_heading(NASTY)
+    one.print_block(Lines(NASTY, [NASTY]))
+    one.print_block(Table(NASTY, [Cell(NASTY)], [[Cell(NASTY, NASTY, NASTY)]], small_caption=NASTY, note=NASTY))
+    one.print_skipped(answers.with_skipped("some", NASTY))
     assert re.findall(r"[\x00-\x09\x0b-\x1f]", said(one)) == []
     assert said(one).count("[bold]b[/bold]") >= 8
 
 
 def test_the_beginning_names_the_model_and_the_text_and_the_end_what_is_missing() -> None:
     one = terminal(300)
-    one.begin(told("a"))
-    one.end(told("a"))
+    one.print_header(told("a"))
+    one.print_skipped(told("a"))
     assert "the default model · 6 layers, 4 heads, width 256 · exact on " in said(one)
     assert "2 tokens: <|endoftext|> a" in said(one)
-    assert "• clusters is left out: this needs at least 3 tokens" in said(one)
+    assert "• clusters is left out: this analysis needs at least 3 tokens" in said(one)
     whole = terminal(300)
-    whole.end(told())
+    whole.print_skipped(told())
     assert said(whole) == ""

@@ -2,57 +2,66 @@
 
 from dataclasses import replace
 
-from rheoscope.report.report_settings import DRAWS
-from rheoscope.report.text_blocks import TITLE, lead, left_out, massive, model_line, provenance, title, tokens
-from rheoscope.space.results import Answers
+from rheoscope.covers.agreement.analysis import AGREEMENT
+from rheoscope.report.text_blocks import (
+    MAX_TITLE_CHARS,
+    lead_text,
+    massive_tokens_text,
+    model_line,
+    provenance_block,
+    report_title,
+    skipped_blocks,
+    token_block,
+)
+from rheoscope.space.results import Results
 from tests.report.cases import TEXT, model, told
 
 
-def with_text(text: str) -> Answers:
-    return replace(told(), trace=replace(told().text, text=text))
+def with_text(text: str) -> Results:
+    return replace(told(), trace=replace(told().required_trace, text=text))
 
 
 def test_a_long_text_has_a_short_heading() -> None:
-    assert title(told()) == TEXT[: TITLE - 1].rstrip() + "…"
-    assert title(with_text("a\n b")) == "a b"
-    assert title(with_text("")).startswith("<|endoftext|>The")
-    assert title(with_text("a\x1b[31m")) == "a�[31m"
-    assert title(Answers(model().view, model().words, None)) == "the default model"
+    assert report_title(told()) == TEXT[: MAX_TITLE_CHARS - 1].rstrip() + "…"
+    assert report_title(with_text("a\n b")) == "a b"
+    assert report_title(with_text("")).startswith("<|endoftext|>The")
+    assert report_title(with_text("a\x1b[31m")) == "a�[31m"
+    assert report_title(Results(model().view, model().token_strings, None)) == "the default model"
 
 
 def test_tokens_tell_how_they_moved_and_massive_ones_that_they_are() -> None:
-    strip = tokens(told())
-    path = told().found["trajectory"]
-    assert len(strip.words) == len(strip.tips) == len(told().text)
+    strip = token_block(told())
+    path = told().datasets["trajectory"]
+    assert len(strip.token_texts) == len(strip.tips) == len(told().required_trace)
     assert strip.tips[3].startswith("token 3: path ")
     assert path.sizes["token"] == len(strip.tips)
-    assert strip.marked == frozenset()
-    points = told().text.points.clone()
+    assert strip.marked_tokens == frozenset()
+    points = told().required_trace.points.clone()
     points[3, 4] *= 1000
-    large = replace(told(), trace=replace(told().text, points=points), found={})
-    assert tokens(large).marked == frozenset({4})
-    assert tokens(large).tips[4].startswith("token 4: massive")
-    assert tokens(large).tips[5] == "token 5"
-    assert massive(large) == f"4 {told().text.tokens[4].replace(' ', '·')}"
-    assert massive(told()) == "none"
+    large = replace(told(), trace=replace(told().required_trace, points=points), datasets={})
+    assert token_block(large).marked_tokens == frozenset({4})
+    assert token_block(large).tips[4].startswith("token 4: massive")
+    assert token_block(large).tips[5] == "token 5"
+    assert massive_tokens_text(large) == f"4 {told().required_trace.tokens[4].replace(' ', '·')}"
+    assert massive_tokens_text(told()) == "none"
 
 
 def test_two_texts_share_a_lead() -> None:
-    both = lead(told(), told("a"))
+    both = lead_text(told(), told("a"))
     assert both.startswith(model_line(told()))
-    assert f"{len(told().text)} tokens;" in both
+    assert f"{len(told().required_trace)} tokens;" in both
     assert "2 tokens;" in both
 
 
 def test_what_is_left_out_has_its_reason() -> None:
-    assert left_out(told()) == []
-    (block,) = left_out(told("a"))
+    assert skipped_blocks(told()) == []
+    (block,) = skipped_blocks(told("a"))
     assert all(" is left out: " in line for line in block.lines)  # type: ignore[union-attr]
 
 
 def test_provenance_has_the_weights_and_every_setting_but_not_the_text() -> None:
-    facts = provenance(told()).facts
+    facts = provenance_block(told()).facts
     assert facts["weights"] == str(model().view.facts["weights"])
-    assert facts["clusters: angle"] == str(told().found["clusters"].attrs["angle"])
-    assert facts["agreement: draws"] == str(DRAWS)
+    assert facts["clusters: angle"] == str(told().datasets["clusters"].attrs["angle"])
+    assert facts["agreement: draws"] == str(AGREEMENT.report["draws"])
     assert "text" not in facts

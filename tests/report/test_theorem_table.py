@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from rheoscope.attention.laws import LAWS
-from rheoscope.attention.theorems import THEOREMS, shuffled_difference
+from rheoscope.attention.theorems import THEOREMS, permutation_error
 from rheoscope.models.theorems import THEOREMS as OF_MODELS
 from rheoscope.report import theorem_table as report
 from rheoscope.report.terminal import Terminal
@@ -22,7 +22,7 @@ QUICK = [*THEOREMS, *OF_MODELS]
 
 def test_the_page_has_every_row() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert report.with_rows(text) == text, "type python -m rheoscope.report.theorem_table docs/guide/laws.md"
+    assert report.insert_table(text) == text, "type python -m rheoscope.report.theorem_table docs/guide/laws.md"
 
 
 @pytest.mark.parametrize("row", QUICK, ids=lambda row: row.law)
@@ -33,14 +33,14 @@ def test_every_statement_holds_here(row: report.Theorem) -> None:
 
 
 def test_every_item_of_the_document_has_a_row() -> None:
-    items = {part.strip() for row in report.theorems() for part in row.item.split(",")}
+    items = {part.strip() for row in report.all_theorems() for part in row.item.split(",")}
     named = {"Theorem 1.1", "Theorem 1.2", "Theorem 2", "Theorem 3.1", "Definition 1", "Definition 2", "Definition 3"}
     sections = {"2.3", *(f"3.{c}" for c in range(1, 6)), *(f"{a}.{b}" for a in (4, 5) for b in range(1, 5))}
     assert named | {"Definition 4", "Theorem 3.2"} | {"3.3", "3.4"} | sections <= items
 
 
 def test_names_are_laws_apart() -> None:
-    names = [row.law for row in report.theorems()]
+    names = [row.law for row in report.all_theorems()]
     assert len(set(names)) == len(names)
     assert {"permutation", "rows_sum_to_one", "gram_psd"} <= set(names) & set(LAWS)
 
@@ -48,27 +48,27 @@ def test_names_are_laws_apart() -> None:
 def test_a_narrow_terminal_shows_every_number_whole() -> None:
     console = Console(width=80, highlight=False)
     with console.capture() as seen:
-        Terminal(console, []).show(report.terminal_table([(row, 2e-16) for row in report.theorems()]))
-    assert seen.get().count("2.0e-16") == len(report.theorems())
-    assert seen.get().count("2e-02") == len(report.OF_THE_BENCH)
+        Terminal(console, []).print_block(report.law_table([(row, 2e-16) for row in report.all_theorems()]))
+    assert seen.get().count("2.0e-16") == len(report.all_theorems())
+    assert seen.get().count("2e-02") == len(report.BENCH_THEOREMS)
 
 
 def test_order_is_felt_with_positions_alone() -> None:
-    assert shuffled_difference(False) < 1e-12 < 1e-2 < shuffled_difference(True)
-    assert "give the same six outputs" in report.example()
+    assert permutation_error(False) < 1e-12 < 1e-2 < permutation_error(True)
+    assert "give the same six outputs" in report.position_example()
 
 
 def test_everything_is_printed_and_written_and_a_broken_law_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = THEOREMS[0]
-    monkeypatch.setattr(report, "theorems", lambda: [row])
-    report.show(tmp_path / "laws.json")
+    monkeypatch.setattr(report, "all_theorems", lambda: [row])
+    report.show_laws(tmp_path / "laws.json")
     told = json.loads((tmp_path / "laws.json").read_text(encoding="utf-8"))["laws"]
     assert told[0]["law"] == "product_of_rows"
     assert told[0]["violation"] <= told[0]["tolerance"]
     assert "Theorem 1.1" in capsys.readouterr().out
     for violation in (0.1, float("nan")):
-        monkeypatch.setattr(report, "theorems", lambda found=violation: [replace(row, measure=lambda: found)])
+        monkeypatch.setattr(report, "all_theorems", lambda found=violation: [replace(row, measure=lambda: found)])
         with pytest.raises(RheoscopeError, match="product_of_rows is broken by more than rounding"):
-            report.show(None)
+            report.show_laws(None)

@@ -16,12 +16,12 @@ from tests.theory.cases import done
 def printed(part: Table) -> str:
     console = Console(width=120, highlight=False)
     with console.capture() as seen:
-        Terminal(console, []).show(part)
+        Terminal(console, []).print_block(part)
     return seen.get()
 
 
 def test_the_list_names_every_experiment() -> None:
-    said = printed(report.bench_table())
+    said = printed(report.experiment_table())
     words = " ".join(said.split())
     assert all(name in words and row.source.split()[0] in words for name, row in rs.experiments().items())
 
@@ -31,12 +31,12 @@ def test_a_row_for_every_number_and_a_line_for_every_contrast() -> None:
     table = printed(report.number_table(told))
     assert f"{float(told.number[0]):.4g}" in table
     assert f"{100 * float(told.gap[0]):.2f} %" in table
-    assert len(report.contrasts(told)) == told.sizes["rule"] == 2
-    assert report.contrasts(done("heat")) == []
+    assert len(report.contrast_lines(told)) == told.sizes["rule"] == 2
+    assert report.contrast_lines(done("heat")) == []
 
 
 def test_everything_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report.show(["rank_collapse", "heat"], 0, tmp_path / "figures", tmp_path / "all.json")
+    report.run_experiments(["rank_collapse", "heat"], 0, tmp_path / "figures", tmp_path / "all.json")
     said = capsys.readouterr().out
     assert "wrote" in said
     assert "coefficient of f''" in said
@@ -55,4 +55,4 @@ def test_a_number_that_is_far_fails(value: float, monkeypatch: pytest.MonkeyPatc
     far.gap[0] = abs(value - 3) / 3
     monkeypatch.setattr(report, "dynamics", lambda name, seed: far)
     with pytest.raises(rs.RheoscopeError, match="more than 2 % from the expected one in rank_collapse"):
-        report.show(["rank_collapse"], 0, None, None)
+        report.run_experiments(["rank_collapse"], 0, None, None)

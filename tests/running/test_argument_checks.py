@@ -1,4 +1,4 @@
-"""What a public function refuses before it computes: every analysis × every wrong kind of argument, in one line."""
+"""Public functions reject every wrong kind of argument before they compute, in one line."""
 
 import inspect
 import pickle
@@ -9,50 +9,67 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.catalogue import TABLE
+from rheoscope.catalogue import ANALYSIS_MODULES
 from tests.cases import model, network, text
 
-PUBLIC = [*TABLE, "plot", "show", "table", "verdicts", "save_report", "path_weights", "reversed_map", "trace_under"]
-RIGHT = {"view": {"view"}, "trace": {"trace"}, "other": {"trace"}, "model": {"model"}, "dataset": {"dataset"},
-         "found": {"dataset", "trace"},
+PUBLIC = [
+    *ANALYSIS_MODULES,
+    "plot",
+    "show",
+    "table",
+    "verdicts",
+    "save_report",
+    "path_weights",
+    "reversed_map",
+    "trace_under",
+]
+ACCEPTED_KINDS = {"view": {"view"}, "trace": {"trace"}, "other": {"trace"}, "model": {"model"}, "dataset": {"dataset"},
+         "content": {"dataset", "trace"},
          "text": {"text", "ids", "number"}, "texts": {"text", "ids", "number"}}  # fmt: skip
-"""Parameter → the kinds that it takes, or that the model itself looks at."""
+"""Parameter → the kinds that it accepts, or that the model itself checks."""
 
 
 def values() -> dict[str, Any]:
-    """One value of every kind that a user may hold."""
-    of = model("own")
-    trace = of.trace(text())
+    """One value of every kind that a user may pass."""
+    loaded_model = model("own")
+    trace = loaded_model.trace(text())
     return {
-        "model": of, "view": of.view, "trace": trace, "traces": of.trace([text(), text(1)]), "list of traces": [trace, trace],
+        "model": loaded_model, "view": loaded_model.view, "trace": trace, "traces": loaded_model.trace([text(), text(1)]),
+        "list of traces": [trace, trace],
         "dataset": rs.trajectory(trace), "array": rs.trajectory(trace).speed, "text": "The keys", "ids": text(),
         "network": network("own"), "transformers": network("llama"), "path": Path("here"), "nothing": None, "number": 3,
         "dict": {"a": 1}, "function": rs.trajectory,
     }  # fmt: skip
 
 
-GIVEN = values()
+VALUES = values()
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_a_wrong_argument_is_told_in_one_line(name: str) -> None:
+def test_wrong_argument_raises_a_line_with_the_correct_call(name: str) -> None:
     function = getattr(rs, name)
-    needed = [
-        at for at, one in inspect.signature(function).parameters.items() if one.default is one.empty and at in RIGHT
+    required = [
+        parameter_name
+        for parameter_name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is parameter.empty and parameter_name in ACCEPTED_KINDS
     ]
-    assert needed
-    for wrong in needed:
-        for kind, value in GIVEN.items():
-            if kind in RIGHT[wrong] or (wrong in ("text", "texts") and kind in ("array", "dict", "function")):
+    assert required
+    for tested in required:
+        for kind, value in VALUES.items():
+            if kind in ACCEPTED_KINDS[tested] or (
+                tested in ("text", "texts") and kind in ("array", "dict", "function")
+            ):
                 continue
-            given = {at: GIVEN[next(iter(sorted(RIGHT[at] - {"text", "number"})))] for at in needed} | {wrong: value}
-            with pytest.raises(rs.RheoscopeError, match=rf"^rs\.{name} takes .*, got .*; type ") as told:
-                function(**given, **rest(name))
-            assert "\n" not in str(told.value)
-            assert len(str(told.value)) < 160
+            arguments = {
+                other: VALUES[next(iter(sorted(ACCEPTED_KINDS[other] - {"text", "number"})))] for other in required
+            } | {tested: value}
+            with pytest.raises(rs.RheoscopeError, match=rf"^rs\.{name} expects .*, got .*; type ") as error:
+                function(**arguments, **other_arguments(name))
+            assert "\n" not in str(error.value)
+            assert len(str(error.value)) < 160
 
 
-def rest(name: str) -> dict[str, Any]:
+def other_arguments(name: str) -> dict[str, Any]:
     return {
         "save_report": {"path": "r.html"},
         "path_weights": {"path": []},
@@ -63,38 +80,38 @@ def rest(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("call", "line"),
     [
-        (lambda of, trace: rs.operators(of), "rs.operators takes a View, got a Model; type rs.operators(model.view)"),
-        (lambda of, trace: rs.transport(of), "rs.transport takes a Trace, got a Model; type rs.transport(model.trace(text))"),
-        (lambda of, trace: rs.transport("The"), "rs.transport takes a Trace, got a text; type rs.transport(model.trace(text))"),
-        (lambda of, trace: rs.surgery(of, trace, M="skew"), "rs.surgery takes a text, got a Trace; type text=trace.text"),
+        (lambda m, trace: rs.operators(m), "rs.operators expects a View, got a Model; type rs.operators(model.view)"),
+        (lambda m, trace: rs.transport(m), "rs.transport expects a Trace, got a Model; type rs.transport(model.trace(text))"),
+        (lambda m, trace: rs.transport("The"), "rs.transport expects a Trace, got a text; type rs.transport(model.trace(text))"),
+        (lambda m, trace: rs.surgery(m, trace, M="skew"), "rs.surgery expects a text, got a Trace; type text=trace.text"),
         (
-            lambda of, trace: rs.fixed_point(network("llama"), trace),
-            "rs.fixed_point takes a Model, got a torch module; type rs.fixed_point(rs.load(network, tokenizer=tokenizer), …)",
+            lambda m, trace: rs.fixed_point(network("llama"), trace),
+            "rs.fixed_point expects a Model, got a torch module; type rs.fixed_point(rs.load(network, tokenizer=tokenizer), …)",
         ),
         (
-            lambda of, trace: rs.agreement(trace, control=of),
-            "rs.agreement takes a Trace as control, got a Model; type control=model.trace(text)",
+            lambda m, trace: rs.agreement(trace, control=m),
+            "rs.agreement expects a Trace as control, got a Model; type control=model.trace(text)",
         ),
-        (lambda of, trace: rs.plot(trace), "rs.plot takes a Dataset, got a Trace; type rs.plot(rs.trajectory(trace))"),
-        (lambda of, trace: rs.transport([trace]), "rs.transport takes a Trace, got several Traces; type rs.transport(traces[0])"),
+        (lambda m, trace: rs.plot(trace), "rs.plot expects a Dataset, got a Trace; type rs.plot(rs.trajectory(trace))"),
+        (lambda m, trace: rs.transport([trace]), "rs.transport expects a Trace, got several Traces; type rs.transport(traces[0])"),
     ],
 )  # fmt: skip
-def test_it_says_what_to_type(call: Any, line: str) -> None:
-    with pytest.raises(rs.RheoscopeError) as told:
-        call(GIVEN["model"], GIVEN["trace"])
-    assert str(told.value) == line
+def test_error_contains_the_call_to_type(call: Any, line: str) -> None:
+    with pytest.raises(rs.RheoscopeError) as error:
+        call(VALUES["model"], VALUES["trace"])
+    assert str(error.value) == line
 
 
-def test_what_is_missing_is_told_by_python() -> None:
+def test_missing_argument_raises_pythons_own_error() -> None:
     with pytest.raises(TypeError, match=r"missing .* argument: 'trace'"):
         rs.transport()
 
 
-def test_a_setting_left_at_its_default_is_not_looked_at() -> None:
-    assert "type" in rs.head_types(GIVEN["model"], trace=None)
+def test_default_values_are_not_checked() -> None:
+    assert "type" in rs.head_types(VALUES["model"], trace=None)
 
 
-def test_public_functions_are_found_again_when_they_are_unpickled() -> None:
+def test_public_functions_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(rs.transport)) is rs.transport
     assert inspect.signature(rs.transport).parameters.keys() >= {"trace", "space", "grain"}
-    assert torch.is_tensor(GIVEN["ids"])
+    assert torch.is_tensor(VALUES["ids"])

@@ -1,4 +1,4 @@
-"""One question of many things, a thread a core: the answers in their order, and torch's threads as they were."""
+"""The parallel map keeps the order of results and torch's number of threads."""
 
 from collections.abc import Iterator
 from threading import get_ident
@@ -6,7 +6,7 @@ from threading import get_ident
 import pytest
 import torch
 
-from rheoscope.space.cpu_cores import on_cores
+from rheoscope.space.cpu_cores import map_on_cores
 
 
 @pytest.fixture(autouse=True)
@@ -17,16 +17,16 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("cores", [1, 3])
-def test_answers_come_in_order_and_threads_stay(cores: int) -> None:
+def test_results_are_in_order_and_thread_count_is_restored(cores: int) -> None:
     torch.set_num_threads(cores)
-    found = list(on_cores(lambda at: (at, get_ident()), range(20)))
-    assert [at for at, _ in found] == list(range(20))
-    assert (get_ident() in {thread for _, thread in found}) == (cores == 1)
+    results = list(map_on_cores(lambda item: (item, get_ident()), range(20)))
+    assert [item for item, _ in results] == list(range(20))
+    assert (get_ident() in {thread for _, thread in results}) == (cores == 1)
     assert torch.get_num_threads() == cores
 
 
-def test_an_error_is_the_callers() -> None:
+def test_error_reaches_the_caller() -> None:
     torch.set_num_threads(2)
     with pytest.raises(ZeroDivisionError):
-        list(on_cores(lambda at: 1 / at, [1, 0, 2]))
+        list(map_on_cores(lambda item: 1 / item, [1, 0, 2]))
     assert torch.get_num_threads() == 2

@@ -1,4 +1,4 @@
-"""Tokens as people read them: nothing of a text is lost, whatever alphabet its vocabulary is written in."""
+"""Tokens as readable text: no character is lost in any kind of vocabulary."""
 
 import re
 from functools import cache
@@ -13,18 +13,18 @@ import rheoscope as rs
 from rheoscope.covers.reversed_attention.analysis import target_id
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
-from rheoscope.models.vocabulary import byte_pairs
-from rheoscope.space.token_text import _spread, in_a_text
+from rheoscope.models.vocabulary import train_bpe
+from rheoscope.space.token_text import _decode_bytewise, decode_tokens
 from tests.texts import any_text
 
 BYTES = re.compile("⟨[0-9a-f]{2}⟩")
 
 
-def sentence_pieces() -> Tokenizer:
-    """A vocabulary as SentencePiece makes them: spaces are markers, what has no token is written in bytes."""
+def sentencepiece_tokenizer() -> Tokenizer:
+    """A vocabulary in the style of SentencePiece: spaces are markers, and text without a token becomes bytes."""
     merges = [("▁", "n"), ("▁n", "a"), ("▁na", "m"), ("▁nam", "e"), ("▁name", "d")]
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁named", *(a + b for a, b in merges)]
-    vocabulary = {piece: at for at, piece in enumerate(dict.fromkeys(pieces))}
+    vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -33,43 +33,45 @@ def sentence_pieces() -> Tokenizer:
 
 
 @cache
-def reading(tokenizer: str) -> Any:
-    made = sentence_pieces() if tokenizer == "pieces" else byte_pairs(["named na"], 260, ["<|endoftext|>"])
+def model_with(tokenizer: str) -> Any:
+    new_tokenizer = (
+        sentencepiece_tokenizer() if tokenizer == "pieces" else train_bpe(["named na"], 260, ["<|endoftext|>"])
+    )
     torch.manual_seed(0)
-    config = Config(vocabulary=made.get_vocab_size(), width=8, depth=1, heads=1, hidden=8)
-    return rs.load(Transformer(config), tokenizer=made)
+    config = Config(vocabulary=new_tokenizer.get_vocab_size(), width=8, depth=1, heads=1, hidden=8)
+    return rs.load(Transformer(config), tokenizer=new_tokenizer)
 
 
-def test_a_marker_is_a_space_and_bytes_become_characters() -> None:
-    model = reading("pieces")
+def test_marker_is_a_space_and_bytes_become_characters() -> None:
+    model = model_with("pieces")
     tokens = model.trace("named named 中!").tokens
     assert tokens == [" named", " named", " ", "⟨e4⟩", "⟨b8⟩", "中", "!"]
-    assert model.words(model.encode("中")) == [" ", "⟨e4⟩", "⟨b8⟩", "⟨ad⟩"]
+    assert model.token_strings(model.encode("中")) == [" ", "⟨e4⟩", "⟨b8⟩", "⟨ad⟩"]
 
 
-def test_a_target_is_found_with_its_space_and_without() -> None:
-    model = reading("pieces")
-    wanted = model.tokenizer.token_to_id("▁named")
-    assert target_id(model, "named") == target_id(model, " named") == wanted
+def test_target_is_found_with_and_without_its_space() -> None:
+    model = model_with("pieces")
+    expected = model.tokenizer.token_to_id("▁named")
+    assert target_id(model, "named") == target_id(model, " named") == expected
 
 
 @given(st.lists(st.one_of(any_text(max_size=2).map(lambda text: text.encode(errors="replace")), st.binary(max_size=3))))
-def test_whole_tokens_are_read_at_once_and_the_others_byte_by_byte(tokens: list[bytes]) -> None:
-    assert in_a_text(tokens) == _spread(tokens)
+def test_fast_decoding_equals_bytewise_decoding(tokens: list[bytes]) -> None:
+    assert decode_tokens(tokens) == _decode_bytewise(tokens)
 
 
 @given(st.text(st.characters(exclude_characters="⟨⟩", exclude_categories=["Cs"]), min_size=1, max_size=12))
-def test_together_tokens_are_the_text(text: str) -> None:
-    model = reading("bytes")
-    tokens = model.words_in_text(model.encode(text))
+def test_joined_tokens_equal_the_text(text: str) -> None:
+    model = model_with("bytes")
+    tokens = model.token_strings_in_text(model.encode(text))
     assert BYTES.sub("", "".join(tokens)) == text
 
 
 @given(st.lists(st.binary(max_size=4), max_size=8))
-def test_every_byte_is_told_once(tokens: list[bytes]) -> None:
-    """What is no character stands as its bytes, in the token that has them."""
-    told = in_a_text(tokens)
-    assert len(told) == len(tokens)
-    whole = b"".join(tokens).decode(errors="ignore")
-    assert BYTES.sub("", "".join(told)) == BYTES.sub("", whole)
-    assert all(bool(text) == bool(token) for text, token in zip(told, tokens, strict=True))
+def test_every_byte_appears_once(tokens: list[bytes]) -> None:
+    """Incomplete characters appear as bytes in the token that holds them."""
+    texts = decode_tokens(tokens)
+    assert len(texts) == len(tokens)
+    complete_text = b"".join(tokens).decode(errors="ignore")
+    assert BYTES.sub("", "".join(texts)) == BYTES.sub("", complete_text)
+    assert all(bool(text) == bool(token) for text, token in zip(texts, tokens, strict=True))

@@ -1,4 +1,4 @@
-"""Sums without rounding: against fractions, in any order and any split."""
+"""Exact sums equal those of fractions, in any order and any split."""
 
 import random
 from fractions import Fraction
@@ -14,19 +14,19 @@ NUMBERS = arrays(np.float32, st.integers(0, 12), elements=st.floats(width=32, al
 
 
 @given(NUMBERS)
-def test_sums_are_those_of_fractions(x: np.ndarray) -> None:
+def test_sums_equal_those_of_fractions(x: np.ndarray) -> None:
     total, squares = exact_sums(x, np.zeros(len(x), int), 1)
-    exact = [Fraction(float(one)) for one in x]
+    exact = [Fraction(float(number)) for number in x]
     assert total[0] * UNIT == sum(exact)
-    assert squares[0] * UNIT**2 == sum(one * one for one in exact)
+    assert squares[0] * UNIT**2 == sum(number * number for number in exact)
 
 
 @given(NUMBERS, st.integers(0, 12), st.randoms(use_true_random=False))
-def test_no_order_and_no_split_changes_a_bit(x: np.ndarray, at: int, draw: random.Random) -> None:
-    whole, cells = exact_sums(x, np.arange(len(x)) % 2, 2), np.arange(len(x)) % 2
+def test_order_and_split_change_no_bit(x: np.ndarray, split: int, draw: random.Random) -> None:
+    expected, cells = exact_sums(x, np.arange(len(x)) % 2, 2), np.arange(len(x)) % 2
     order = draw.sample(range(len(x)), len(x))
-    parts = [exact_sums(x[some], cells[some], 2) for some in (order[:at], order[at:])]
-    assert [[a + b for a, b in zip(*both, strict=True)] for both in zip(*parts, strict=True)] == list(whole)
+    parts = [exact_sums(x[part], cells[part], 2) for part in (order[:split], order[split:])]
+    assert [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(*parts, strict=True)] == list(expected)
 
 
 def test_many_large_numbers_do_not_overflow() -> None:
@@ -36,7 +36,7 @@ def test_many_large_numbers_do_not_overflow() -> None:
     assert squares[0] * UNIT**2 == len(x) * Fraction(float(x[0])) ** 2
 
 
-def test_mean_and_sd_are_numpys() -> None:
+def test_mean_and_sd_equal_numpys() -> None:
     x = (np.random.default_rng(0).standard_normal(50) + 1000).astype(np.float32)
     total, squares = exact_sums(x, np.zeros(50, int), 1)
     np.testing.assert_allclose(

@@ -1,4 +1,4 @@
-"""Statements: p is what chance gives, a null without spread says nothing, and noise gets any of a family as rarely as promised."""
+"""Statements: p-values are calibrated, a null without spread has none, and the family-wise error rate holds."""
 
 import math
 
@@ -8,32 +8,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rheoscope.statistics.statement import LEVEL, corrected, from_draws, from_moments, from_units
+from rheoscope.statistics.statement import SIGNIFICANCE_LEVEL, correct_for_family, from_draws, from_moments, from_units
 
 
 @given(st.integers(3, 30), st.integers(0, 999))
-def test_one_more_draw_is_as_rare_as_students_law_says(draws: int, seed: int) -> None:
-    value, *drawn = np.random.default_rng(seed).normal(size=draws + 1)
-    t = (value - np.mean(drawn)) / (np.std(drawn, ddof=1) * math.sqrt(1 + 1 / draws))
-    one = from_draws("", "a", float(value), drawn)
-    assert one.p == pytest.approx(2 * stats.t.sf(abs(t), draws - 1), rel=1e-9)
-    assert (one.null, one.spread) == pytest.approx((np.mean(drawn), np.std(drawn, ddof=1)))
+def test_p_value_of_draws_equals_students_t(draws: int, seed: int) -> None:
+    value, *null_draws = np.random.default_rng(seed).normal(size=draws + 1)
+    t = (value - np.mean(null_draws)) / (np.std(null_draws, ddof=1) * math.sqrt(1 + 1 / draws))
+    statement = from_draws("", "a", float(value), null_draws)
+    assert statement.p == pytest.approx(2 * stats.t.sf(abs(t), draws - 1), rel=1e-9)
+    assert (statement.null, statement.spread) == pytest.approx((np.mean(null_draws), np.std(null_draws, ddof=1)))
 
 
-def test_exact_moments_are_held_against_the_normal_law() -> None:
+def test_p_value_of_exact_moments_equals_the_normal_law() -> None:
     assert from_moments("", "a", 3.0, 1.0, 1.0).p == pytest.approx(2 * stats.norm.sf(2.0))
 
 
 @given(st.integers(3, 30), st.integers(0, 999))
-def test_a_mean_over_units_is_held_against_their_own_spread(units: int, seed: int) -> None:
-    seen = np.random.default_rng(seed).normal(size=units)
-    assert from_units("", "a", [*seen, float("nan")], 0.5).p == pytest.approx(
-        stats.ttest_1samp(seen, 0.5).pvalue, rel=1e-6
+def test_p_value_of_units_equals_a_t_test(units: int, seed: int) -> None:
+    values = np.random.default_rng(seed).normal(size=units)
+    assert from_units("", "a", [*values, float("nan")], 0.5).p == pytest.approx(
+        stats.ttest_1samp(values, 0.5).pvalue, rel=1e-6
     )
 
 
-def test_a_null_without_spread_says_nothing() -> None:
-    silent = [
+def test_null_without_spread_has_no_p_value() -> None:
+    statements = [
         from_draws("", "a", 9.0, [1.0, 1.0, 1.0]),
         from_draws("", "a", 9.0, [1.0, 2.0]),
         from_draws("", "a", 9.0, []),
@@ -41,18 +41,22 @@ def test_a_null_without_spread_says_nothing() -> None:
         from_units("", "a", [1.0, 1.0, 1.0], 0.0),
         from_units("", "a", [], 0.0),
     ]
-    assert all(math.isnan(one.p) and not one.sure for one in corrected(silent, 5))
+    assert all(
+        math.isnan(statement.p) and not statement.is_significant for statement in correct_for_family(statements, 5)
+    )
 
 
-def test_noise_gets_any_of_a_family_as_rarely_as_promised() -> None:
+def test_family_wise_error_rate_holds_on_noise() -> None:
     draw, family = np.random.default_rng(0), 12
     texts = [
         [from_draws("", "a", float(draw.normal()), draw.normal(size=20)) for _ in range(family)] for _ in range(300)
     ]
-    told = np.mean([any(one.sure for one in corrected(text, family)) for text in texts])
-    assert 0.015 < told < LEVEL + 0.035
+    error_rate = np.mean(
+        [any(statement.is_significant for statement in correct_for_family(text, family)) for text in texts]
+    )
+    assert 0.015 < error_rate < SIGNIFICANCE_LEVEL + 0.035
 
 
-def test_what_is_picked_among_many_pays_for_all() -> None:
-    (one,) = corrected([from_moments("", "a", 3.0, 0.0, 1.0, tries=10)], 4)
-    assert one.q == pytest.approx(40 * one.p)
+def test_best_of_several_tries_is_corrected() -> None:
+    (statement,) = correct_for_family([from_moments("", "a", 3.0, 0.0, 1.0, tries=10)], 4)
+    assert statement.q == pytest.approx(40 * statement.p)

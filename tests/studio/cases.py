@@ -16,15 +16,15 @@ from starlette.testclient import TestClient
 import rheoscope as rs
 from rheoscope import covers, flow, report
 from rheoscope.corpus.corpus_job import Job
-from rheoscope.corpus.corpus_run import Here, drive
+from rheoscope.corpus.corpus_run import LocalEngine, run_job
 from rheoscope.corpus.shard_worker import Worker
 from rheoscope.models.transformer import Transformer
-from rheoscope.studio.corpus import Run
-from rheoscope.studio.model_sources import Sources
-from rheoscope.studio.safety import Rules
-from rheoscope.studio.server import create
+from rheoscope.studio.corpus import LiveCorpusRun
+from rheoscope.studio.model_sources import ModelSources
+from rheoscope.studio.safety import AccessRules
+from rheoscope.studio.server import create_app
 from rheoscope.studio.session import Limits, Session
-from rheoscope.studio.stored_example import Stored
+from rheoscope.studio.stored_example import StoredExample
 from tests.report.cases import small
 
 TEXT = "The keys to the cabinet are on the table."
@@ -55,18 +55,22 @@ def everything_is_imported() -> None:
 @contextmanager
 def running(
     load: Any = loading,
-    sources: Sources = Sources(),
-    stored: Stored | None = None,
-    rules: Rules = Rules(),
-    run: Run | None = None,
+    sources: ModelSources = ModelSources(),
+    stored: StoredExample | None = None,
+    rules: AccessRules = AccessRules(),
+    run: LiveCorpusRun | None = None,
     **limits: Any,
 ) -> Iterator[tuple[Session, TestClient]]:
     everything_is_imported()
-    session = Session(load, sources, Limits(controls=0, **limits))
+    session = Session(load, sources, Limits(n_controls=0, **limits))
     try:
         yield (
             session,
-            TestClient(create(session, rules, stored=stored, run=run), base_url=HERE, raise_server_exceptions=False),
+            TestClient(
+                create_app(session, rules, stored_example=stored, corpus_run=run),
+                base_url=HERE,
+                raise_server_exceptions=False,
+            ),
         )
     finally:
         session.close()
@@ -85,14 +89,14 @@ def told(stream: str) -> list[tuple[str, str]]:
     return [(lines[0].removeprefix("event: "), lines[1].removeprefix("data: ")) for lines in blocks]
 
 
-def ran(folder: Path, texts: Sequence[str] = (TEXT, TEXT[4:], TEXT[9:]), **more: Any) -> Run:
+def ran(folder: Path, texts: Sequence[str] = (TEXT, TEXT[4:], TEXT[9:]), **more: Any) -> LiveCorpusRun:
     """A corpus run by the small model, as the studio shows it."""
 
     @contextmanager
-    def engine(job: Job, folder: Path) -> Iterator[Here]:
+    def engine(job: Job, folder: Path) -> Iterator[LocalEngine]:
         worker = Worker(job, folder, small())
         try:
-            yield Here(worker)
+            yield LocalEngine(worker)
         finally:
             worker.close()
 
@@ -101,8 +105,8 @@ def ran(folder: Path, texts: Sequence[str] = (TEXT, TEXT[4:], TEXT[9:]), **more:
     source.write_text("\n".join(texts), encoding="utf-8")
     analyses: dict[str, Any] = {"head_types": {}, "head_statistics": {}, "reversed_attention": {}}
     usual: dict[str, Any] = {"analyses": analyses, "least": 4, "length": 64, "top": 2}
-    drive(Job((str(source),), **usual | more), folder, engine)
-    return Run(folder, "default")
+    run_job(Job((str(source),), **usual | more), folder, engine)
+    return LiveCorpusRun(folder, "default")
 
 
 class Gate:

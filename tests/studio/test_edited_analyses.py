@@ -11,7 +11,7 @@ import torch
 import rheoscope as rs
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
-from rheoscope.studio.edited_model import under
+from rheoscope.studio.edited_model import with_edits
 from rheoscope.studio.edits import Edit
 
 IDS = [3, 7, 1, 11, 5, 2, 9, 4, 8, 6, 12, 10]
@@ -44,8 +44,8 @@ def loud() -> Any:
 def carrying(silenced: bool) -> Any:
     """The same with the edits in its weights: q' = c (u − ū) W_Q + ū W_Q + b_Q, values alike; a silenced head's value is its mean."""
     network, trace = deepcopy(loud().network), loud().trace(IDS)
-    heads = trace.view.blocks[0]
-    mean = heads.norm.own(trace.read_by(0)).mean(0)
+    heads = trace.view.layer_heads[0]
+    mean = heads.norm.apply(trace.layer_input(0)).mean(0)
     read = next(module.read for module in network.modules() if hasattr(module, "read") and hasattr(module, "write"))
     width = 4
     with torch.no_grad():
@@ -56,7 +56,7 @@ def carrying(silenced: bool) -> Any:
         if silenced:
             rows = slice(2 * 16 + 2 * width, 2 * 16 + 3 * width)
             read.weight[rows] = 0
-            read.bias[rows] = heads.outputs(trace.read_by(0))[2].mean(0)
+            read.bias[rows] = heads.outputs(trace.layer_input(0))[2].mean(0)
     return rs.load(network)
 
 
@@ -89,7 +89,7 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "settings"), ASKED, ids=lambda one: str(one))
 def test_an_edited_model_is_one_whose_weights_carry_the_edit(name: str, settings: dict[str, Any]) -> None:
-    edited = under(loud(), [SCALED] if name in ALONE else [SCALED, SILENCED])
+    edited = with_edits(loud(), [SCALED] if name in ALONE else [SCALED, SILENCED])
     twin = carrying(name not in ALONE)
     found = told(name, edited, edited.trace(IDS), settings)
     wanted = told(name, twin, twin.trace(IDS), settings)

@@ -18,8 +18,8 @@ KNOWN = ("method", "url", "json", "params", "content", "data", "headers")
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     """The questions are left out: no thread works while cases are drawn."""
-    monkeypatch.setattr(Session, "_tell", lambda *given: None)
-    with running(tokens=64, jobs=1000) as (_, one):
+    monkeypatch.setattr(Session, "_run_questions", lambda *given: None)
+    with running(max_tokens=64, max_jobs=1000) as (_, one):
         yield one
 
 

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import pytest
 
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio.jobs import BusyError, CancelledError, Job, MissingError, Queue
+from rheoscope.studio.jobs import BusyError, CancelledError, Job, JobQueue, MissingError
 from rheoscope.studio.server import Studio
-from rheoscope.studio.session import Entry, Session
+from rheoscope.studio.session import Session, TextEntry
 from tests.studio.cases import posted, running
 
 
 @pytest.fixture
-def queue() -> Iterator[Queue]:
-    one = Queue(limit=2)
+def queue() -> Iterator[JobQueue]:
+    one = JobQueue(max_jobs=2)
     yield one
     one.close()
 
@@ -31,27 +31,27 @@ def heard(job: Job) -> list[str]:
 
 def waiting(gate: threading.Event) -> object:
     def work(job: Job) -> None:
-        tell = job.progress("slow")
+        tell = job.progress_callback("slow")
         while not gate.wait(0.01):
             tell(1, 2)
 
     return work
 
 
-def test_what_was_told_is_replayed_to_a_late_listener(queue: Queue) -> None:
-    job = queue.begin("quick", "one", lambda job: job.progress("part")(2, 2))
+def test_what_was_told_is_replayed_to_a_late_listener(queue: JobQueue) -> None:
+    job = queue.submit("quick", "one", lambda job: job.progress_callback("part")(2, 2))
     job.result.result(5)
     assert heard(job) == ["progress", "progress", "done"] == heard(job)
 
 
-def test_a_listener_hears_while_the_work_goes_on(queue: Queue) -> None:
+def test_a_listener_hears_while_the_work_goes_on(queue: JobQueue) -> None:
     gate = threading.Event()
 
     def work(job: Job) -> None:
-        job.log.tell("known", name="first")
+        job.log.publish("known", name="first")
         gate.wait(5)
 
-    job = queue.begin("quick", "one", work)
+    job = queue.submit("quick", "one", work)
 
     async def listen() -> list[str]:
         found = []
@@ -64,37 +64,37 @@ def test_a_listener_hears_while_the_work_goes_on(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("lane", ["asked", "told"])
-def test_one_more_than_the_limit_is_refused_and_later_not(queue: Queue, lane: str) -> None:
+def test_one_more_than_the_limit_is_refused_and_later_not(queue: JobQueue, lane: str) -> None:
     gate = threading.Event()
-    jobs = [queue.begin(lane, "one", waiting(gate)) for _ in range(2)]  # type: ignore[arg-type]
+    jobs = [queue.submit(lane, "one", waiting(gate)) for _ in range(2)]  # type: ignore[arg-type]
     with pytest.raises(BusyError, match="2 jobs are waiting"):
-        queue.begin(lane, "three", waiting(gate))  # type: ignore[arg-type]
+        queue.submit(lane, "three", waiting(gate))  # type: ignore[arg-type]
     gate.set()
     for job in jobs:
         job.result.result(5)
-    queue.begin(lane, "three", waiting(gate)).result.result(5)  # type: ignore[arg-type]
+    queue.submit(lane, "three", waiting(gate)).result.result(5)  # type: ignore[arg-type]
 
 
-def test_the_last_who_lets_go_cancels(queue: Queue) -> None:
+def test_the_last_who_lets_go_cancels(queue: JobQueue) -> None:
     gate = threading.Event()
-    job = queue.begin("asked", "shared", waiting(gate))  # type: ignore[arg-type]
-    first, second = queue.hold(job), queue.hold(job)
+    job = queue.submit("asked", "shared", waiting(gate))  # type: ignore[arg-type]
+    first, second = queue.add_holder(job), queue.add_holder(job)
     assert queue.release(first)
     assert not queue.release(first)
-    assert not job.over
+    assert not job.is_over
     assert queue.release(second)
     with pytest.raises(CancelledError):
         job.result.result(5)
     assert heard(job)[-1] == "cancelled"
 
 
-def test_work_that_waits_in_line_is_cancelled_before_it_begins(queue: Queue) -> None:
+def test_work_that_waits_in_line_is_cancelled_before_it_begins(queue: JobQueue) -> None:
     gate = threading.Event()
-    first = queue.begin("asked", "first", waiting(gate))  # type: ignore[arg-type]
-    second = queue.begin("asked", "second", lambda job: pytest.fail("it began"))
-    queue.release(queue.hold(second))
-    assert second.over
-    third = queue.begin("asked", "third", lambda job: "there is room again")
+    first = queue.submit("asked", "first", waiting(gate))  # type: ignore[arg-type]
+    second = queue.submit("asked", "second", lambda job: pytest.fail("it began"))
+    queue.release(queue.add_holder(second))
+    assert second.is_over
+    third = queue.submit("asked", "third", lambda job: "there is room again")
     gate.set()
     first.result.result(5)
     assert third.result.result(5) == "there is room again"
@@ -103,7 +103,7 @@ def test_work_that_waits_in_line_is_cancelled_before_it_begins(queue: Queue) -> 
         second.result.result(5)
 
 
-def test_an_error_is_one_line_and_a_fault_shows_no_inside(queue: Queue) -> None:
+def test_an_error_is_one_line_and_a_fault_shows_no_inside(queue: JobQueue) -> None:
     def refuse(job: Job) -> None:
         raise RheoscopeError("type another text")
 
@@ -111,27 +111,27 @@ def test_an_error_is_one_line_and_a_fault_shows_no_inside(queue: Queue) -> None:
         raise KeyError("secret")
 
     for work, line in ((refuse, "type another text"), (fail, "one failed inside the server (KeyError)")):
-        job = queue.begin("quick", "one", work)
+        job = queue.submit("quick", "one", work)
         assert job.result.exception(5) is not None
         heard(job)
-        assert job.log.told[-1] == ("error", {"error": line})
+        assert job.log.events[-1] == ("error", {"error": line})
 
 
-def test_a_job_that_nobody_has_is_missing(queue: Queue) -> None:
+def test_a_job_that_nobody_has_is_missing(queue: JobQueue) -> None:
     with pytest.raises(MissingError):
-        queue.job("nothing")
+        queue.get_job("nothing")
     assert not queue.release("nothing")
 
 
-def test_jobs_that_are_over_are_forgotten(queue: Queue) -> None:
+def test_jobs_that_are_over_are_forgotten(queue: JobQueue) -> None:
     names = []
     for _ in range(20):
-        job = queue.begin("quick", "one", lambda job: None)
+        job = queue.submit("quick", "one", lambda job: None)
         job.result.result(5)
-        names.append(queue.hold(job))
-    assert queue.job(names[-1]).over
+        names.append(queue.add_holder(job))
+    assert queue.get_job(names[-1]).is_over
     with pytest.raises(MissingError):
-        queue.job(names[0])
+        queue.get_job(names[0])
 
 
 def test_who_stops_waiting_leaves_nothing_behind() -> None:
@@ -145,31 +145,31 @@ def test_who_stops_waiting_leaves_nothing_behind() -> None:
         async def is_disconnected(self) -> bool:
             return begun.wait(5)
 
-    async def visit(studio: Studio, entry: Entry) -> None:
+    async def visit(studio: Studio, entry: TextEntry) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["message"]))
         reason = ""
         try:
-            await studio.answer(entry.id, "trajectory", Gone())  # type: ignore[arg-type]
+            await studio.analysis_result(entry.id, "trajectory", Gone())  # type: ignore[arg-type]
         except CancelledError as error:
             reason = str(error)
         assert "nobody waits" in reason
-        (job,) = studio.session._asked.values()
+        (job,) = studio.session._running_jobs.values()
         gate.set()
-        while not job.over:
+        while not job.is_over:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)  # its end is told to this loop too
         assert isinstance(job.result.exception(), CancelledError)
         del job
-        studio.session.queue._held.clear()  # as the oldest are forgotten
+        studio.session.queue._jobs_by_holder.clear()  # as the oldest are forgotten
         gc.collect()
 
-    def slowly(self: Session, entry: Entry, name: str, settings: Any, job: Job) -> None:
+    def slowly(self: Session, entry: TextEntry, name: str, settings: Any, job: Job) -> None:
         begun.set()
         gate.wait(10)
-        job.check()
+        job.raise_if_stopped()
 
     with running() as (session, client), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "_answer", slowly)
-        entry = session.entry(posted(client))
+        patch.setattr(Session, "_run_analysis", slowly)
+        entry = session.get_entry(posted(client))
         asyncio.run(visit(Studio(session, None, None), entry))
     assert told == []

@@ -18,12 +18,12 @@ import pytest
 import rheoscope as rs
 from rheoscope.report.draw_result import picture_of
 from rheoscope.studio import export, notebook
-from rheoscope.studio.corpus import Run
-from rheoscope.studio.model_sources import Sources
-from rheoscope.studio.safety import Rules
-from rheoscope.studio.server import create
+from rheoscope.studio.corpus import LiveCorpusRun
+from rheoscope.studio.model_sources import ModelSources
+from rheoscope.studio.safety import AccessRules
+from rheoscope.studio.server import create_app
 from rheoscope.studio.session import Limits, Session
-from rheoscope.studio.stored_example import STATIC
+from rheoscope.studio.stored_example import PAGE_FOLDER
 from tests.studio.cases import TEXT, everything_is_imported, loading, ran, small
 
 AXE = Path(__file__).parents[2] / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
@@ -34,17 +34,19 @@ SOFTWARE = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swifts
 """WebGL without a graphics card."""
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM, reason="no chromium here; the page was not looked at"),
-    pytest.mark.skipif(not (STATIC / "index.html").exists(), reason="the page is not built; type make studio"),
+    pytest.mark.skipif(not (PAGE_FOLDER / "index.html").exists(), reason="the page is not built; type make studio"),
 ]
 
 
 @contextmanager
-def serving(run: Run | None = None) -> Iterator[tuple[Session, str]]:
+def serving(run: LiveCorpusRun | None = None) -> Iterator[tuple[Session, str]]:
     """The studio on a small model, on a port of its own, gone at the end."""
     uvicorn = pytest.importorskip("uvicorn")
     everything_is_imported()
-    session = Session(loading, Sources(), Limits(controls=0, tokens=100))
-    server = uvicorn.Server(uvicorn.Config(create(session, Rules(), STATIC, run=run), port=0, log_level="error"))
+    session = Session(loading, ModelSources(), Limits(n_controls=0, max_tokens=100))
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(session, AccessRules(), PAGE_FOLDER, corpus_run=run), port=0, log_level="error")
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -87,9 +89,9 @@ def looking(browser: Any, **more: Any) -> Iterator[tuple[Any, list[str]]]:
     page.set_default_timeout(15_000)
     page.route("**/api/traces", ask_less)
     errors: list[str] = []
-    page.on("console", lambda told: errors.append(told.text) if told.type == "error" else None)
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("response", lambda answer: errors.append(answer.url) if answer.status >= 400 else None)
+    page.enabled("console", lambda told: errors.append(told.text) if told.type == "error" else None)
+    page.enabled("pageerror", lambda error: errors.append(str(error)))
+    page.enabled("response", lambda answer: errors.append(answer.url) if answer.status >= 400 else None)
     yield page, errors
     page.close()
 
@@ -151,9 +153,9 @@ def test_a_visit(studio: tuple[Session, str], browser: Any) -> None:
         linked(page, "edits=0.0.both.ablate")
 
         page.locator("figure.images").get_by_role("button", name="difference").click()
-        page.get_by_text("Rings are where tokens lay before the edits").wait_for()
+        page.get_by_text("Rings mark the tokens before the edits").wait_for()
         page.locator("input[data-show=moves]").check()
-        page.get_by_text("alone adds after the edits less what it added before").wait_for()
+        page.get_by_text("change of the update by").wait_for()
         linked(page, "side=difference")
 
         page.reload()
@@ -192,7 +194,7 @@ def test_a_long_text_is_read_a_window_at_a_time(studio: tuple[Session, str], bro
         told = page.locator(".window")
         assert "tokens 1–99 of " in told.inner_text()
         first = tokens(page)
-        page.get_by_role("button", name="the tokens after").click()
+        page.get_by_role("button", name="next tokens").click()
         until(page, lambda: tokens(page) != first)
         linked(page, "window=2")
         page.go_back()
@@ -220,25 +222,25 @@ def test_everything_around_the_points(studio: tuple[Session, str], browser: Any)
             assert sum(not line.startswith("#") for line in written) == lines + 1, place
         for name in ("moves", "coupling"):
             page.locator(f"input[data-show={name}]").check()
-            page.wait_for_selector(f"[data-said={name}]")
+            page.wait_for_selector(f"[data-legend={name}]")
         linked(page, "show=trails%2Carcs%2Cmoves%2Ccoupling")
 
         page.locator("select.axes").select_option("+tokens")
         page.locator("dialog input").fill("#5, #9")
         page.keyboard.press("Enter")
-        until(page, lambda: "These 2 directions" in page.locator(".foot").inner_text())
+        until(page, lambda: "These 2 axes" in page.locator(".foot").inner_text())
         page.locator("select.axes").select_option("+text")
         page.locator("dialog textarea").fill("One day the king took the gold")
         page.locator("dialog .go").click()
-        until(page, lambda: "of another text" in page.locator(".foot").inner_text())
+        until(page, lambda: "from another text" in page.locator(".foot").inner_text())
         page.go_back()
-        until(page, lambda: "These 2 directions" in page.locator(".foot").inner_text())
+        until(page, lambda: "These 2 axes" in page.locator(".foot").inner_text())
 
         page.locator("#tab-clusters").click()
         page.wait_for_selector(".alluvial rect")
         with page.expect_download() as saved:
             page.locator(".alluvial button", has_text="SVG").click()
-        assert saved.value.suggested_filename == "rheoscope-how-clusters-pass-into-each-other.svg"
+        assert saved.value.suggested_filename == "rheoscope-how-clusters-merge-and-split.svg"
         page.locator("#tab-composition").click()
         page.locator("p.ask button").click()
         page.locator(".composition circle").nth(9).click()
@@ -288,7 +290,7 @@ def test_a_long_run_is_cancelled(studio: tuple[Session, str], browser: Any, monk
     with looking(browser) as (page, errors):
         page.goto(f"{studio[1]}#view=dynamics&text=The+keys")
         arrived(page)
-        monkeypatch.setattr("rheoscope.studio.session.answer", at_length)
+        monkeypatch.setattr("rheoscope.studio.session.run_analysis", at_length)
         page.keyboard.press("/")
         page.locator("textarea").fill(f"{TEXT} once more")
         page.keyboard.press("Enter")
@@ -301,7 +303,7 @@ def test_a_link_under_an_edit_shows_what_was_before(
     studio: tuple[Session, str], browser: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, though the answers about the edited text take long."""
-    monkeypatch.setattr("rheoscope.studio.session.answer", at_length)
+    monkeypatch.setattr("rheoscope.studio.session.run_analysis", at_length)
     with looking(browser) as (page, errors):
         page.goto(f"{studio[1]}#layer=0&head=1&edits=0.1.M.symmetric&text=One+day+the+king+took+it")
         page.get_by_text(re.compile("symmetry .* → 1")).wait_for()
@@ -369,9 +371,9 @@ def test_a_corpus_from_its_map_to_one_text(browser: Any, tmp_path: Path) -> None
 
 def test_an_export_opens_from_disk(studio: tuple[Session, str], browser: Any, tmp_path: Path) -> None:
     session, _ = studio
-    opened = session.open("default")
-    entry, _ = session.trace(opened, opened.job.result.result(60), TEXT, ())
-    export.write(tmp_path / "page", session, entry, STATIC)
+    opened = session.open_model("default")
+    entry, _ = session.get_or_trace(opened, opened.job.result.result(60), TEXT, ())
+    export.write_export(tmp_path / "page", session, entry, PAGE_FOLDER)
     with looking(browser) as (page, errors):
         page.goto((tmp_path / "page" / "index.html").as_uri())
         arrived(page)
@@ -401,10 +403,10 @@ def giving(body: str, kind: str) -> Callable[[Any], None]:
 def test_widgets_of_a_notebook(studio: tuple[Session, str], browser: Any) -> None:
     """As anywidget would render them: a module, its traits and an element; the notebook around keeps its own look."""
     trace = small().trace(TEXT)
-    script, rules = notebook.built()
+    script, rules = notebook.read_built_page()
     shown = {
-        "cloud": notebook.of_trace(trace, small().words),
-        "picture": notebook.of_picture(rs.transport(trace), None, None),
+        "cloud": notebook.pack_trace(trace, small().token_strings),
+        "picture": notebook.pack_picture(rs.transport(trace), None, None),
     }
     paper = {"cloud": "#111111", "picture": "#ffffff"}
     with looking(browser) as (page, errors):

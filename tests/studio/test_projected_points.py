@@ -3,26 +3,33 @@
 import pytest
 import torch
 
-from rheoscope.flow.cloud import clouds
-from rheoscope.flow.frames.analysis import direction_of
+from rheoscope.flow.cloud import select_clouds
+from rheoscope.flow.frames.analysis import logit_direction
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio.projected_points import _at_once, _by_steps, axes_of, fitted, leading, projected
+from rheoscope.studio.projected_points import (
+    _eigh_directions,
+    _iterated_directions,
+    fit_axes,
+    leading_directions,
+    parse_axes,
+    project_cloud,
+)
 from tests.studio.cases import TEXT, small
 
 
 def seen(axes: str, space: str = "raw", text: str = TEXT, other: str = TEXT):  # type: ignore[no-untyped-def]
     model = small()
     trace = model.trace(text)
-    return projected(trace, axes_of(model, trace, axes, space, lambda name: (model, model.trace(other))), space)
+    return project_cloud(trace, parse_axes(model, trace, axes, space, lambda name: (model, model.trace(other))), space)
 
 
 @pytest.mark.parametrize("space", ["raw", "sphere"])
 def test_axes_of_all_layers_are_those_of_a_dense_pca(space: str) -> None:
-    cloud = clouds(small().trace(TEXT), space, keep_massive=True).points.double()
+    cloud = select_clouds(small().trace(TEXT), space, keep_massive=True).points.double()
     rows = cloud.flatten(0, 1) - cloud.flatten(0, 1).mean(0)
     _, s, vh = torch.linalg.svd(rows, full_matrices=False)
     found = seen("all", space)
-    torch.testing.assert_close(found.shares.double(), s[:3] ** 2 / (s**2).sum(), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(found.variance_fractions.double(), s[:3] ** 2 / (s**2).sum(), atol=1e-4, rtol=1e-3)
     flat = (rows @ vh[:3].mT).reshape(*cloud.shape[:2], 3)
     torch.testing.assert_close(found.points.double().abs(), flat.abs(), atol=1e-3, rtol=1e-3)
 
@@ -30,38 +37,42 @@ def test_axes_of_all_layers_are_those_of_a_dense_pca(space: str) -> None:
 def test_leading_directions_step_by_step_are_those_found_at_once() -> None:
     rows = torch.randn(50, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows[:, :3] *= torch.tensor([9.0, 6.0, 4.0])
-    one, other = _at_once(rows)[:, :3], _by_steps(rows)[:, :3]
+    one, other = _eigh_directions(rows)[:, :3], _iterated_directions(rows)[:, :3]
     torch.testing.assert_close((one * other).sum(0).abs(), torch.ones(3, dtype=torch.float64), atol=1e-6, rtol=0)
 
 
 def test_axes_of_one_layer_and_of_another_text() -> None:
     trace = small().trace(TEXT)
-    own = fitted(trace.at("L1.resid_post"))
-    torch.testing.assert_close(seen("layer:1").points, (trace.points - own.centre) @ own.along, atol=1e-4, rtol=1e-3)
+    own = fit_axes(trace.points_at("L1.resid_post"))
+    torch.testing.assert_close(
+        seen("layer:1").points, (trace.points - own.centre) @ own.directions, atol=1e-4, rtol=1e-3
+    )
     torch.testing.assert_close(seen("text:any").points, seen("all").points)
     torch.testing.assert_close(seen("text:any/layer:1").points, seen("layer:1").points)
     torch.testing.assert_close(seen("text:any/tokens:#5,#9").points, seen("tokens:#5,#9").points)
     lent = seen("text:any", other="Once upon a time there was a king")
-    assert float(lent.shares.sum()) <= float(seen("all").shares.sum()) + 1e-5
+    assert float(lent.variance_fractions.sum()) <= float(seen("all").variance_fractions.sum()) + 1e-5
 
 
 def test_axes_along_tokens_see_their_logits() -> None:
     model = small()
     found, trace = seen("tokens:#5,#9"), model.trace(TEXT)
-    first = direction_of(model.view, 5)
+    first = logit_direction(model.view, 5)
     along = (trace.points - trace.points.flatten(0, 1).mean(0)) @ first
     torch.testing.assert_close(found.points[..., 0], along, atol=1e-4, rtol=1e-3)
     assert float(found.points[..., 2].abs().max()) == 0
-    assert float(found.shares[2]) == 0
+    assert float(found.variance_fractions[2]) == 0
 
 
 def test_the_star_lies_where_the_prediction_does() -> None:
     model = small()
     trace = model.trace(TEXT)
     target = int(model.run(TEXT)[-1].argmax())
-    star = direction_of(model.view, target)
-    own = fitted(clouds(trace, "sphere").points)
-    torch.testing.assert_close(seen("all", "sphere").star, (star - own.centre) @ own.along, atol=1e-4, rtol=1e-3)
+    star = logit_direction(model.view, target)
+    own = fit_axes(select_clouds(trace, "sphere").points)
+    torch.testing.assert_close(
+        seen("all", "sphere").predicted_point, (star - own.centre) @ own.directions, atol=1e-4, rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize("text", ["a", "a b"])
@@ -70,7 +81,7 @@ def test_a_text_of_few_tokens_has_axes_too(text: str) -> None:
 
 
 def test_one_point_has_no_direction() -> None:
-    assert leading(torch.zeros(1, 5)).tolist() == [[0.0] * 3] * 5
+    assert leading_directions(torch.zeros(1, 5)).tolist() == [[0.0] * 3] * 5
 
 
 @pytest.mark.parametrize(

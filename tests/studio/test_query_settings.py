@@ -2,9 +2,9 @@
 
 import pytest
 
-from rheoscope.catalogue import TABLE, analysis
+from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio.query_settings import FILES, defaults_of, settings_of
+from rheoscope.studio.query_settings import FILE_SETTINGS, default_settings, parse_settings
 from tests.studio.cases import small
 
 
@@ -19,7 +19,7 @@ from tests.studio.cases import small
     ],
 )  # fmt: skip
 def test_what_is_typed_is_read(name: str, typed: dict[str, str], read: dict[str, object]) -> None:
-    assert settings_of(analysis(name), typed, small()) == read
+    assert parse_settings(analysis_by_name(name), typed, small()) == read
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,15 @@ def test_what_is_typed_is_read(name: str, typed: dict[str, str], read: dict[str,
 )
 def test_everything_else_is_refused_in_one_line(name: str, typed: dict[str, str]) -> None:
     with pytest.raises(RheoscopeError) as error:
-        settings_of(analysis(name), typed, small())
+        parse_settings(analysis_by_name(name), typed, small())
     assert "\n" not in str(error.value)
     assert "passwd" not in str(error.value)
 
 
 def test_no_analysis_can_be_told_a_file() -> None:
     """A setting that takes text beside something larger is a file's name somewhere: each is known here."""
-    for name in TABLE:
-        assert not set(FILES) & set(defaults_of(analysis(name)))
-        for setting, one in analysis(name).settings.items():
+    for name in ANALYSIS_MODULES:
+        assert not set(FILE_SETTINGS) & set(default_settings(analysis_by_name(name)))
+        for setting, one in analysis_by_name(name).settings.items():
             if "Mapping" in str(one.annotation):
-                assert setting in FILES, (name, setting)
+                assert setting in FILE_SETTINGS, (name, setting)

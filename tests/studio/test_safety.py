@@ -7,8 +7,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio.model_sources import Sources, cached_names
-from rheoscope.studio.safety import Guard, Rules, is_loopback
+from rheoscope.studio.model_sources import ModelSources, cached_hub_names
+from rheoscope.studio.safety import AccessGuard, AccessRules, is_loopback
 from tests.studio.cases import one_line
 
 
@@ -20,8 +20,8 @@ async def plain(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
     await send({"type": "http.response.body", "body": b"fine"})
 
 
-def client(rules: Rules = Rules(), base: str = "http://127.0.0.1:8642") -> TestClient:
-    return TestClient(Guard(plain, rules), base_url=base)
+def client(rules: AccessRules = AccessRules(), base: str = "http://127.0.0.1:8642") -> TestClient:
+    return TestClient(AccessGuard(plain, rules), base_url=base)
 
 
 @pytest.mark.parametrize("base", ["http://127.0.0.1:1", "http://localhost:8642", "http://[::1]:8642"])
@@ -55,7 +55,7 @@ def test_its_own_page_may_ask() -> None:
 
 
 def test_a_body_is_bounded_however_it_comes() -> None:
-    one = client(Rules(body_bytes=100))
+    one = client(AccessRules(max_body_bytes=100))
     assert "100 bytes" in one_line(one.post("/api/traces", content=b"x" * 101), 413)
     assert "100 bytes" in one_line(one.post("/api/traces", content=iter([b"x" * 60, b"x" * 60])), 413)
     assert one.post("/api/traces", content=b"x" * 100).status_code == 200
@@ -63,7 +63,7 @@ def test_a_body_is_bounded_however_it_comes() -> None:
 
 
 def test_too_many_requests_at_once_are_refused() -> None:
-    one_line(client(Rules(requests=0)).get("/api/state"), 429)
+    one_line(client(AccessRules(max_requests=0)).get("/api/state"), 429)
 
 
 def test_every_answer_says_what_a_page_may_do() -> None:
@@ -75,7 +75,7 @@ def test_every_answer_says_what_a_page_may_do() -> None:
 
 
 def test_where_others_can_come_everyone_needs_the_token() -> None:
-    rules = Rules("0.0.0.0", "secret")
+    rules = AccessRules("0.0.0.0", "secret")
     one = client(rules, "http://192.168.0.7:8642")
     assert "token" in one_line(one.get("/api/state"), 401)
     one_line(one.get("/api/state?token=wrong"), 401)
@@ -116,13 +116,13 @@ def house(tmp_path: Path) -> Path:
 
 
 def test_what_lies_under_a_root_may_be_opened_and_nothing_else(house: Path) -> None:
-    sources = Sources(("typed",), (house / "root",))
+    sources = ModelSources(("typed",), (house / "root",))
     good = str(house / "root" / "good")
-    assert sources.checked(good) == str((house / "root" / "good").resolve())
-    assert str(house / "root" / "link") not in sources.listed()  # what is offered may be opened
-    assert sources.checked("default") is None
-    assert sources.checked("typed") == "typed"
-    assert good in sources.listed()
+    assert sources.resolve(good) == str((house / "root" / "good").resolve())
+    assert str(house / "root" / "link") not in sources.available_names()  # what is offered may be opened
+    assert sources.resolve("default") is None
+    assert sources.resolve("typed") == "typed"
+    assert good in sources.available_names()
     wrong = [
         str(house / "outside"),
         str(house / "root" / ".." / "outside"),
@@ -141,7 +141,7 @@ def test_what_lies_under_a_root_may_be_opened_and_nothing_else(house: Path) -> N
     ]
     for name in wrong:
         with pytest.raises(RheoscopeError, match="no model that this server may open") as error:
-            sources.checked(name)
+            sources.resolve(name)
         assert len(str(error.value)) < 400
 
 
@@ -149,21 +149,21 @@ def test_names_of_the_hub_are_those_in_its_cache(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "models--org--name" / "snapshots" / "abc").mkdir(parents=True)
     (tmp_path / "models--half").mkdir()
-    assert cached_names() == ["org/name"]
-    assert Sources().checked("org/name") == "org/name"
+    assert cached_hub_names() == ["org/name"]
+    assert ModelSources().resolve("org/name") == "org/name"
     with pytest.raises(RheoscopeError):
-        Sources().checked("half")
+        ModelSources().resolve("half")
 
 
 def test_what_was_opened_is_remembered_as_long_as_it_may_be(tmp_path: Path) -> None:
     memory = tmp_path / "cache" / "studio.json"
-    one = Sources(("first", "second"), memory=memory)
+    one = ModelSources(("first", "second"), history_file=memory)
     for name in ("first", "second", "first"):
         one.remember(name)
-    assert one.recent() == ["first", "second"]
-    assert Sources(("second",), memory=memory).recent() == ["second"]
+    assert one.recent_names() == ["first", "second"]
+    assert ModelSources(("second",), history_file=memory).recent_names() == ["second"]
     for broken in ("{", "3", "[3, null]"):
         memory.write_text(broken)
-        assert one.recent() == []
-    Sources().remember("first")
-    assert Sources().recent() == []
+        assert one.recent_names() == []
+    ModelSources().remember("first")
+    assert ModelSources().recent_names() == []

@@ -11,12 +11,12 @@ import torch
 from starlette.testclient import TestClient
 
 import rheoscope as rs
-from rheoscope.catalogue import TABLE
+from rheoscope.catalogue import ANALYSIS_MODULES
 from rheoscope.report.verdicts import QUESTIONS
-from rheoscope.studio.edited_model import under
+from rheoscope.studio.edited_model import with_edits
 from rheoscope.studio.edits import Edit
 from rheoscope.studio.session import Session
-from rheoscope.studio.wire import Array, unpacked
+from rheoscope.studio.wire import WireArray, unpack_envelope
 from tests.studio.cases import TEXT, Gate, one_line, posted, running, small, told
 
 
@@ -36,10 +36,10 @@ def trace(client: TestClient) -> str:
     return posted(client)
 
 
-def arrays(client: TestClient, path: str, **query: Any) -> tuple[dict[str, Any], dict[str, Array]]:
+def arrays(client: TestClient, path: str, **query: Any) -> tuple[dict[str, Any], dict[str, WireArray]]:
     answer = client.get(path, params=query)
     assert answer.status_code == 200, answer.text
-    return unpacked(answer.content)
+    return unpack_envelope(answer.content)
 
 
 # What it gives
@@ -48,7 +48,7 @@ def arrays(client: TestClient, path: str, **query: Any) -> tuple[dict[str, Any],
 def test_the_state_is_told_before_the_model_is_open() -> None:
     gate = Gate()
     with running(gate) as (session, client):
-        session.open("default")
+        session.open_model("default")
         state = client.get("/api/state").json()
         assert (state["model"], state["models"][0]["ready"], state["models"][0]["layers"]) == ("default", False, None)
         gate.opens.set()
@@ -69,7 +69,7 @@ def test_models_are_listed_and_opened(client: TestClient) -> None:
 
 def test_the_catalogue_has_every_analysis_and_every_question(client: TestClient) -> None:
     found = client.get("/api/catalogue").json()
-    assert [one["name"] for one in found["analyses"]] == list(TABLE)
+    assert [one["name"] for one in found["analyses"]] == list(ANALYSIS_MODULES)
     assert [one["name"] for one in found["questions"]] == [one.name for one in QUESTIONS]
     transport = next(one for one in found["analyses"] if one["name"] == "transport")
     assert transport["settings"]["draws"] == 100
@@ -145,7 +145,7 @@ def test_maps_of_a_head(client: TestClient, trace: str, kind: str) -> None:
         "reversed": lambda: rs.reversed_map(small(), own, 1, 2),
     }[kind]()
     seen = np.tril(np.ones(made.shape, dtype=bool))
-    values = found["map"].real
+    values = found["map"].decoded_values
     assert np.isnan(values[~seen]).all()
     np.testing.assert_allclose(values[seen], made.detach().numpy()[seen], atol=header["arrays"][0]["scale"])
 
@@ -179,7 +179,7 @@ def test_the_lens_of_every_token_after_every_step(client: TestClient, trace: str
 def test_particles_gather(client: TestClient) -> None:
     asked = {"n": 8, "d": 4, "beta": 2.0, "steps": 60}
     for mechanism in ("softmax", "causal", "sinkhorn", "unnormalised"):
-        header, found = unpacked(client.post("/api/dynamics", json=asked | {"mechanism": mechanism}).content)
+        header, found = unpack_envelope(client.post("/api/dynamics", json=asked | {"mechanism": mechanism}).content)
         assert found["points"].values.shape == (61, 8, 3)
         assert header["mean_cosine"][-1] > header["mean_cosine"][0]
     one_line(client.post("/api/dynamics", json={"n": 100_000}), 400)
@@ -210,10 +210,10 @@ def test_an_edit_is_shown_as_the_library_has_it(client: TestClient, trace: str) 
     assert posted(client, edits=[edit | {"value": None}]) == edited
     _, after = arrays(client, f"/api/traces/{edited}/points", axes=f"text:{trace}", space="raw")
     _, before = arrays(client, f"/api/traces/{trace}/points", axes=f"text:{trace}", space="raw")
-    at = small().trace(TEXT).where[1] + 1
+    at = small().trace(TEXT).input_steps[1] + 1
     np.testing.assert_array_equal(after["points"].values[:at], before["points"].values[:at])
     assert np.abs(after["points"].values[at:] - before["points"].values[at:]).max() > 0
-    own = under(small(), [Edit(1, 2, "symmetric")]).trace(TEXT)
+    own = with_edits(small(), [Edit(1, 2, "symmetric")]).trace(TEXT)
     torch.testing.assert_close(own.points, rs.trace_under(small(), TEXT, heads=[(1, 2)], M="symmetric").points)
     header, found = arrays(client, f"/api/traces/{edited}/analyses/trajectory", draws=0)
     np.testing.assert_allclose(found["speed"].values, rs.trajectory(own, draws=0).speed.values, rtol=1e-5)
@@ -221,34 +221,34 @@ def test_an_edit_is_shown_as_the_library_has_it(client: TestClient, trace: str) 
     assert client.get(f"/api/traces/{edited}").json()["edits"] == [edit | {"value": None}]
     assert arrays(client, f"/api/traces/{edited}/weights/1/2")[0]["edited"]
     lens = client.get(f"/api/traces/{edited}/token/3").json()
-    logits = under(small(), [Edit(1, 2, "symmetric")]).run(TEXT)[3].detach()
+    logits = with_edits(small(), [Edit(1, 2, "symmetric")]).run(TEXT)[3].detach()
     wrote = sum(one["logits"] for one in lens["written"]) + lens["rest"]
     assert wrote == pytest.approx(float(logits.max() - logits.mean()), abs=1e-4)
 
 
 def test_what_runs_the_model_again_runs_the_edited_one(client: TestClient, trace: str) -> None:
     edited = posted(client, edits=[{"layer": 0, "head": 0, "operation": "ablate"}])
-    model = under(small(), [Edit(0, 0, "ablate")])
+    model = with_edits(small(), [Edit(0, 0, "ablate")])
     header, found = arrays(client, f"/api/traces/{edited}/analyses/prefix_stability")
     twin, own = (rs.prefix_stability(one, TEXT) for one in (model, small()))
     changes = [name for name in found if not np.allclose(twin[name], own[name], rtol=1e-3, equal_nan=True)]
     assert changes
     for name in found:
-        np.testing.assert_allclose(found[name].real, twin[name].values, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(found[name].decoded_values, twin[name].values, rtol=1e-3, atol=1e-5)
     assert "runs and operators of the edited model" in header["attrs"]["edited"]
     _, found = arrays(client, f"/api/traces/{edited}/weights/1/0", kind="reversed")
-    assert np.isfinite(found["map"].real).any()
+    assert np.isfinite(found["map"].decoded_values).any()
 
 
 def test_what_changes_heads_by_itself_is_told_of_edited_heads_too(client: TestClient) -> None:
     edited = posted(client, edits=[{"layer": 0, "head": 0, "operation": "symmetric", "part": "both"}])
-    trace = under(small(), [Edit(0, 0, "symmetric", "both")]).trace(TEXT)
+    trace = with_edits(small(), [Edit(0, 0, "symmetric", "both")]).trace(TEXT)
     for name in ("attention_patching", "rollout"):
         header, found = arrays(client, f"/api/traces/{edited}/analyses/{name}")
         assert "reason" not in header
         assert found
     _, found = arrays(client, f"/api/traces/{edited}/weights/0/0", kind="reversed")
-    assert np.isfinite(found["map"].real).any()
+    assert np.isfinite(found["map"].decoded_values).any()
     spectrum = client.get(f"/api/traces/{edited}/spectrum/0/0").json()
     assert spectrum["symmetry"] == pytest.approx(1.0, abs=1e-5)
     want = trace.view.head(0, 0).M.singular_values()
@@ -370,22 +370,22 @@ def test_the_questions_are_told_one_by_one_and_everything_is_known_then(studio: 
     assert [one["line"] for one in stored] == [
         one["line"] for one in sorted(verdicts, key=lambda one: one["name"] != "identity")
     ]
-    entry = session.entry(answer["id"])
-    assert not hasattr(session.analysis(entry, "transport", {}), "holders")  # known: no job is begun
+    entry = session.get_entry(answer["id"])
+    assert not hasattr(session.result_or_job(entry, "transport", {}), "holders")  # known: no job is begun
 
 
 def test_work_is_cancelled_and_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, gate = threading.Event(), threading.Event()
     with running() as (_, client):
         body = {"text": TEXT, "questions": ["identity"]}
-        whole = Session.asks
+        whole = Session.requests
 
         def slowly(self: Session, *given: Any) -> Any:
             begun.set()
             gate.wait(10)
             return whole(self, *given)
 
-        monkeypatch.setattr(Session, "asks", slowly)
+        monkeypatch.setattr(Session, "requests", slowly)
         answer = client.post("/api/traces", json=body).json()
         assert begun.wait(5)
         assert client.delete(f"/api/jobs/{answer['job']}").json() == {"cancelled": True}
@@ -399,7 +399,7 @@ def test_work_is_cancelled_and_asked_anew(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_beyond_the_limit_a_clear_429() -> None:
     gate = Gate()
-    with running(gate, jobs=1) as (_, client):
+    with running(gate, max_jobs=1) as (_, client):
         client.post("/api/models", json={"source": "default"})
         assert "try again" in one_line(client.post("/api/models", json={"source": "default", "untrained": True}), 429)
         gate.opens.set()
@@ -409,9 +409,9 @@ def test_beyond_the_limit_a_clear_429() -> None:
 
 
 def test_what_was_longest_unused_is_forgotten_and_can_be_asked_again() -> None:
-    with running(kept_bytes=10_000) as (session, client):
+    with running(max_cache_bytes=10_000) as (session, client):
         first = posted(client)
         posted(client, "Once upon a time there was a king who had a ship")
         assert "post the text again" in one_line(client.get(f"/api/traces/{first}"), 404)
         assert posted(client) == first
-        assert session.cache.bytes <= max(10_000, session.entry(first).bytes)
+        assert session.cache.total_bytes <= max(10_000, session.get_entry(first).n_bytes)

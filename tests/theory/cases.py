@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import rheoscope as rs
-from rheoscope.files import whole_file
+from rheoscope.files import atomic_file
 
 
 @cache
@@ -15,6 +15,6 @@ def done(name: str, seed: int = 0) -> Any:
     """One experiment, done once in a run of the suite: workers of one run find what another has done."""
     kept = Path(os.environ["RHEOSCOPE_TESTS_SHARED"]) / f"{name}-{seed}.pickle"
     if not kept.exists():
-        with whole_file(kept) as file:
+        with atomic_file(kept) as file:
             file.write_bytes(pickle.dumps(rs.dynamics(name, seed)))
     return pickle.loads(kept.read_bytes())

@@ -6,14 +6,26 @@ import pytest
 import torch
 
 from rheoscope.attention.mask import Causal
-from rheoscope.theory.causal import BETA, LEVEL, arrival, slowness
-from rheoscope.theory.particles import crossing, dot, drawn, evolve, on_sphere, unit, until
+from rheoscope.theory.causal import BETA, TARGET_COSINE, arrival_time, inverse_rate
+from rheoscope.theory.particles import (
+    crossing_time,
+    dot_product_attention,
+    evolve,
+    normalise,
+    sphere_velocity,
+    standard_normal,
+    time_grid,
+)
 
 
 def test_a_later_token_leaves_earlier_ones_as_they_are() -> None:
-    velocity, x, other = on_sphere(replace(dot(BETA), mask=Causal())), unit(drawn(0, 6, 3)), unit(drawn(1, 6, 3))
-    one = evolve(velocity, x, until(2.0, 20), unit)
-    two = evolve(velocity, torch.cat([x[:4], other[4:]]), until(2.0, 20), unit)
+    velocity, x, other = (
+        sphere_velocity(replace(dot_product_attention(BETA), mask=Causal())),
+        normalise(standard_normal(0, 6, 3)),
+        normalise(standard_normal(1, 6, 3)),
+    )
+    one = evolve(velocity, x, time_grid(2.0, 20), normalise)
+    two = evolve(velocity, torch.cat([x[:4], other[4:]]), time_grid(2.0, 20), normalise)
     assert torch.equal(one[:, :4], two[:, :4])
     assert not torch.allclose(one[:, 4:], two[:, 4:])
 
@@ -21,8 +33,8 @@ def test_a_later_token_leaves_earlier_ones_as_they_are() -> None:
 @pytest.mark.parametrize("gamma", [-0.5, 0.0, 0.6])
 def test_the_second_token_obeys_its_equation(gamma: float) -> None:
     x = torch.tensor([[1.0, 0.0], [gamma, (1 - gamma**2) ** 0.5]], dtype=torch.float64)
-    velocity = on_sphere(replace(dot(BETA), mask=Causal()))
-    assert 1 / float(velocity(0.0, x)[1, 0]) == pytest.approx(float(slowness(torch.tensor([gamma], dtype=x.dtype))))
-    times = until(30.0, 200)
-    seen = evolve(velocity, x, times, unit)[:, 1, 0]
-    assert crossing(times, seen, LEVEL) == pytest.approx(arrival(gamma), rel=1e-3)
+    velocity = sphere_velocity(replace(dot_product_attention(BETA), mask=Causal()))
+    assert 1 / float(velocity(0.0, x)[1, 0]) == pytest.approx(float(inverse_rate(torch.tensor([gamma], dtype=x.dtype))))
+    times = time_grid(30.0, 200)
+    seen = evolve(velocity, x, times, normalise)[:, 1, 0]
+    assert crossing_time(times, seen, TARGET_COSINE) == pytest.approx(arrival_time(gamma), rel=1e-3)

@@ -3,27 +3,33 @@
 import pytest
 import torch
 
-from rheoscope.theory.energy import BETA, climb, falls, potential
-from rheoscope.theory.particles import dot, drawn, on_sphere, unit, unnormalised
+from rheoscope.theory.energy import BETA, count_decreases, energy_rate, interaction_energy
+from rheoscope.theory.particles import (
+    dot_product_attention,
+    normalise,
+    sphere_velocity,
+    standard_normal,
+    unnormalised_velocity,
+)
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("normalised", [True, False])
 def test_the_formula_is_the_derivative(seed: int, normalised: bool) -> None:
-    x = unit(drawn(seed, 6, 3))
-    velocity = on_sphere(dot(BETA)) if normalised else unnormalised(BETA)
-    _, due = torch.autograd.functional.jvp(potential, x, velocity(0.0, x))
-    assert float(climb(x, velocity, normalised)) == pytest.approx(float(due))
+    x = normalise(standard_normal(seed, 6, 3))
+    velocity = sphere_velocity(dot_product_attention(BETA)) if normalised else unnormalised_velocity(BETA)
+    _, due = torch.autograd.functional.jvp(interaction_energy, x, velocity(0.0, x))
+    assert float(energy_rate(x, velocity, normalised)) == pytest.approx(float(due))
     assert float(due) > 0
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_unnormalised_attention_is_n_times_the_gradient(seed: int) -> None:
-    x = unit(drawn(seed, 5, 3)).requires_grad_()
-    (gradient,) = torch.autograd.grad(potential(x), x)
+    x = normalise(standard_normal(seed, 5, 3)).requires_grad_()
+    (gradient,) = torch.autograd.grad(interaction_energy(x), x)
     along = gradient - (gradient * x).sum(-1, keepdim=True) * x
-    assert torch.allclose(unnormalised(BETA)(0.0, x.detach()), 5 * along.detach())
+    assert torch.allclose(unnormalised_velocity(BETA)(0.0, x.detach()), 5 * along.detach())
 
 
 def test_falls_are_counted_and_rounding_is_none() -> None:
-    assert falls(torch.tensor([0.0, 1.0, 0.5, 0.7, 0.2, 0.2 - 1e-15], dtype=torch.float64)) == 2
+    assert count_decreases(torch.tensor([0.0, 1.0, 0.5, 0.7, 0.2, 0.2 - 1e-15], dtype=torch.float64)) == 2

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import rheoscope as rs
-from rheoscope.report.pictures.dynamics import DRAWN as FIGURES
-from tests.processes import forget, forked
+from rheoscope.report.pictures.dynamics import DRAW_FUNCTIONS as FIGURES
+from tests.processes import run_in_fork, unload_packages
 from tests.theory.cases import done
 
 NAMES = sorted(rs.experiments())
@@ -104,7 +104,7 @@ def test_a_name_like_none_lists_all() -> None:
 
 
 def imported_in_any_order() -> None:
-    forget()
+    unload_packages()
     import rheoscope as again
     import rheoscope.report.pictures.dynamics as module
     import rheoscope.theory.particles
@@ -120,7 +120,7 @@ def imported_in_any_order() -> None:
 
 
 def test_the_name_stays_a_function_whatever_was_imported() -> None:
-    ended = forked(imported_in_any_order)
+    ended = run_in_fork(imported_in_any_order)
     assert ended.returncode == 0, ended.stderr
 
 

@@ -6,24 +6,32 @@ import pytest
 import torch
 
 from rheoscope.theory import metastable
-from rheoscope.theory.equiangular import rate
-from rheoscope.theory.metastable import APART, MASSES, approach, clusters_of, grid, groups, merging_time
-from rheoscope.theory.particles import dot, on_sphere
+from rheoscope.theory.equiangular import cosine_rate
+from rheoscope.theory.metastable import (
+    CENTRE_ANGLE,
+    GROUP_SIZES,
+    approach_rate,
+    count_clusters,
+    growing_times,
+    merging_time,
+    two_groups,
+)
+from rheoscope.theory.particles import dot_product_attention, sphere_velocity
 
 
 def test_equal_masses_are_the_two_particles_of_the_equiangular_equation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metastable, "MASSES", (3, 3))
+    monkeypatch.setattr(metastable, "GROUP_SIZES", (3, 3))
     gamma = torch.linspace(-0.5, 0.9, 9, dtype=torch.float64)
-    assert torch.allclose(approach(gamma, 4.0), rate(gamma, 2, 4.0))
+    assert torch.allclose(approach_rate(gamma, 4.0), cosine_rate(gamma, 2, 4.0))
 
 
 @pytest.mark.parametrize("gamma", [-0.2, 0.4, 0.9])
 def test_heavy_particles_are_particles_at_one_place(gamma: float) -> None:
     angle = math.acos(gamma)
     one, two = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype=torch.float64)
-    x = torch.cat([one.expand(MASSES[0], 2), two.expand(MASSES[1], 2)])
-    moved = on_sphere(dot(5.0))(0.0, x)
-    due = float(approach(torch.tensor([gamma], dtype=torch.float64), 5.0))
+    x = torch.cat([one.expand(GROUP_SIZES[0], 2), two.expand(GROUP_SIZES[1], 2)])
+    moved = sphere_velocity(dot_product_attention(5.0))(0.0, x)
+    due = float(approach_rate(torch.tensor([gamma], dtype=torch.float64), 5.0))
     assert float(moved[0] @ two + one @ moved[-1]) == pytest.approx(due)
 
 
@@ -35,15 +43,15 @@ def test_merging_takes_exponentially_long() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_groups_stand_where_they_should(seed: int) -> None:
-    x = groups(seed)
+    x = two_groups(seed)
     angle = torch.atan2(x[:, 1], x[:, 0])
-    assert float(angle[: MASSES[0]].mean()) == pytest.approx(-APART / 2)
-    assert float(angle[MASSES[0] :].mean()) == pytest.approx(APART / 2)
-    assert clusters_of(torch.eye(3, dtype=torch.float64).repeat(2, 1)) == 3
+    assert float(angle[: GROUP_SIZES[0]].mean()) == pytest.approx(-CENTRE_ANGLE / 2)
+    assert float(angle[GROUP_SIZES[0] :].mean()) == pytest.approx(CENTRE_ANGLE / 2)
+    assert count_clusters(torch.eye(3, dtype=torch.float64).repeat(2, 1)) == 3
 
 
 def test_the_grid_reaches_its_end_in_steps_of_at_most_one_half() -> None:
-    times = grid(30.0)
+    times = growing_times(30.0)
     assert float(times[-1]) >= 30
     assert pytest.approx(float(times.diff()[0])) == 0.02
     assert float(times.diff().max()) <= 0.5 + 1e-12

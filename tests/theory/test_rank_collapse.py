@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rheoscope.theory.particles import dot, drawn, unit, weights
-from rheoscope.theory.rank_collapse import BETA, N, norms
+from rheoscope.theory.particles import attention_weights, dot_product_attention, normalise, standard_normal
+from rheoscope.theory.rank_collapse import BETA, N, residual_norms
 
 
 def residual(x: torch.Tensor) -> float:
@@ -13,19 +13,19 @@ def residual(x: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("skip", [False, True])
 def test_carrying_the_mean_apart_changes_nothing(skip: bool) -> None:
-    r, mean = 0.3 * drawn(0, 8, 4), unit(drawn(1, 1, 4))
+    r, mean = 0.3 * standard_normal(0, 8, 4), normalise(standard_normal(1, 1, 4))
     r = r - r.mean(0)
     x, seen = mean + r, [residual(mean + r)]
     for _ in range(2):
-        x = skip * x + weights(dot(BETA), x) @ x
+        x = skip * x + attention_weights(dot_product_attention(BETA), x) @ x
         seen.append(residual(x))
-    assert norms(r, mean, skip)[:3].tolist() == pytest.approx(seen, rel=1e-8)
+    assert residual_norms(r, mean, skip)[:3].tolist() == pytest.approx(seen, rel=1e-8)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_small_singular_values_are_cubed(seed: int) -> None:
-    r = 1e-3 * drawn(seed, N, 4)
+    r = 1e-3 * standard_normal(seed, N, 4)
     r = r - r.mean(0)
-    moved = weights(dot(BETA), unit(drawn(seed + 1, 1, 4)) + r) @ r
+    moved = attention_weights(dot_product_attention(BETA), normalise(standard_normal(seed + 1, 1, 4)) + r) @ r
     due = BETA / N * torch.linalg.svdvals(r) ** 3
     assert torch.allclose(torch.linalg.svdvals(moved - moved.mean(0)), due, rtol=1e-2)

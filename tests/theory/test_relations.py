@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from rheoscope.theory import relations
-from rheoscope.theory.relations import BEST, FITS, N, best_tied, best_untied, drawn, missed
+from rheoscope.theory.relations import (
+    BEST_ERRORS,
+    FIT_FUNCTIONS,
+    N,
+    best_tied,
+    best_untied,
+    missed_fraction,
+    sample_relations,
+)
 from tests.attention.cases import random
 from tests.theory.cases import done
 
@@ -22,7 +30,7 @@ def test_untied_is_the_truncated_decomposition() -> None:
     U, s, V = torch.linalg.svd(R)
     for k in (1, 5, N):
         S = U[:, :, :k] * s[:, None, :k] @ V[:, :k]
-        assert torch.allclose(best_untied(R, k), missed(R, S), atol=1e-12)
+        assert torch.allclose(best_untied(R, k), missed_fraction(R, S), atol=1e-12)
 
 
 def test_tied_is_the_positive_part_and_no_similarity_comes_nearer() -> None:
@@ -30,15 +38,15 @@ def test_tied_is_the_positive_part_and_no_similarity_comes_nearer() -> None:
     values, vectors = torch.linalg.eigh((R + R.mT) / 2)
     for k in (1, 5, N):
         top = (vectors * values.clamp(min=0)[:, None])[..., -k:] @ vectors[..., -k:].mT
-        assert torch.allclose(best_tied(R, k), missed(R, top), atol=1e-12)
+        assert torch.allclose(best_tied(R, k), missed_fraction(R, top), atol=1e-12)
         for seed in range(5):  # any other of that rank
             other = top + 0.1 * torch.einsum("rik,rjk->rij", *[random(seed, 2, N, k)] * 2)
-            assert bool((missed(R, other) > best_tied(R, k)).all())
+            assert bool((missed_fraction(R, other) > best_tied(R, k)).all())
 
 
 def test_an_order_is_out_of_reach_of_one_map_and_easy_for_two() -> None:
     """Singular values cot((2m − 1)π/2n), each twice: odd numbers of features gain half a pair."""
-    order = drawn(0)["order"][None]
+    order = sample_relations(0)["order"][None]
     told = torch.linalg.svdvals(order)[0]
     due = torch.tensor([1 / math.tan((2 * m + 1) * math.pi / (2 * N)) for m in range(N // 2) for _ in range(2)])
     assert torch.allclose(told, due.double(), atol=1e-4)
@@ -49,9 +57,9 @@ def test_an_order_is_out_of_reach_of_one_map_and_easy_for_two() -> None:
 def test_the_floors_of_tied_maps_in_large_clouds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half the square of a random symmetric relation, all of an order, three quarters of a random relation."""
     monkeypatch.setattr(relations, "N", 500)
-    R = torch.stack(list(drawn(3).values()))
+    R = torch.stack(list(sample_relations(3).values()))
     assert best_tied(R, 500).tolist() == pytest.approx([0.5, 1, 0.75], abs=0.01)
 
 
 def test_every_way_has_its_best() -> None:
-    assert list(FITS) == list(BEST)
+    assert list(FIT_FUNCTIONS) == list(BEST_ERRORS)

@@ -5,8 +5,16 @@ import torch
 
 from rheoscope.attention.normaliser.shaped import Shaped
 from rheoscope.attention.normaliser.softmax import Softmax
-from rheoscope.theory.particles import drawn
-from rheoscope.theory.shaped import BRANCH, RHO, TAU, TOKENS, layer, mean_correlation, uniform_correlations
+from rheoscope.theory.particles import standard_normal
+from rheoscope.theory.shaped import (
+    BRANCH_FRACTION,
+    N_TOKENS,
+    RHO,
+    TAU,
+    mean_correlation,
+    next_covariance,
+    uniform_correlations,
+)
 
 
 def covariance(n: int, rho: float) -> torch.Tensor:
@@ -14,17 +22,17 @@ def covariance(n: int, rho: float) -> torch.Tensor:
 
 
 def test_a_layer_is_a_mean_over_heads_and_their_mirror_images() -> None:
-    S, noise = covariance(4, 0.3), drawn(0, 3, 4, 4)
+    S, noise = covariance(4, 0.3), standard_normal(0, 3, 4, 4)
     values, vectors = torch.linalg.eigh(S)
     root, total = vectors * values.sqrt(), torch.zeros_like(S)
     for Z in (*noise, *(-noise)):
         A = (root @ Z @ root.mT / TAU).softmax(-1)
         total += A @ S @ A.mT / 6
-    assert torch.allclose(layer(S, Softmax(), noise), (1 - BRANCH) * S + BRANCH * total)
+    assert torch.allclose(next_covariance(S, Softmax(), noise), (1 - BRANCH_FRACTION) * S + BRANCH_FRACTION * total)
 
 
 def test_scores_have_the_covariance_of_drawn_queries_and_keys() -> None:
-    S, many = covariance(3, 0.5), drawn(1, 40_000, 3, 3)
+    S, many = covariance(3, 0.5), standard_normal(1, 40_000, 3, 3)
     root = torch.linalg.cholesky(S)
     Y = root @ many @ root.mT
     assert float((Y[:, 0, 1] * Y[:, 2, 0]).mean()) == pytest.approx(0.25, abs=0.03)
@@ -32,20 +40,20 @@ def test_scores_have_the_covariance_of_drawn_queries_and_keys() -> None:
 
 
 def test_attention_that_looks_everywhere_equally_gives_the_recursion() -> None:
-    S, none = covariance(TOKENS, RHO), torch.zeros(1, TOKENS, TOKENS, dtype=torch.float64)
+    S, none = covariance(N_TOKENS, RHO), torch.zeros(1, N_TOKENS, N_TOKENS, dtype=torch.float64)
     for due in uniform_correlations()[:6].tolist():
         assert float(mean_correlation(S)) == pytest.approx(due)
-        S = layer(S, Softmax(), none)
+        S = next_covariance(S, Softmax(), none)
     assert bool((uniform_correlations().diff() >= -1e-15).all())
 
 
 def test_shaped_attention_of_no_scores_changes_nothing() -> None:
     S, none = covariance(5, 0.4), torch.zeros(2, 5, 5, dtype=torch.float64)
-    assert torch.allclose(layer(S, Shaped(), none), S)
+    assert torch.allclose(next_covariance(S, Shaped(), none), S)
 
 
 def test_the_first_order_is_a_multiple_of_the_covariance() -> None:
     n = 5
     S, P = covariance(n, 0.4), torch.eye(n, dtype=torch.float64) - 1 / n
-    gained = (layer(S, Shaped(), drawn(2, 60_000, n, n)) - S) / BRANCH * TAU**2
+    gained = (next_covariance(S, Shaped(), standard_normal(2, 60_000, n, n)) - S) / BRANCH_FRACTION * TAU**2
     assert torch.allclose(gained, S * torch.trace(S @ P @ S @ P) / n**2, atol=0.02)

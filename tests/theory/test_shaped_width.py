@@ -5,9 +5,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from rheoscope.theory.shaped_width import BRANCH, START, TAU0, layer, step, wishart_root
+from rheoscope.theory.shaped_width import (
+    BRANCH_FRACTION,
+    INITIAL_COVARIANCE,
+    TAU0,
+    equation_step,
+    network_layer,
+    wishart_root,
+)
 
-V0 = torch.tensor(START, dtype=torch.float64)
+V0 = torch.tensor(INITIAL_COVARIANCE, dtype=torch.float64)
 M = len(V0)
 
 
@@ -21,13 +28,13 @@ def sums() -> tuple[Tensor, Tensor]:
             first = sum(V0[i, j] * W[k, w] * V0[k, w] for k in range(M) for w in range(M)) / M**2
             c = W.diagonal() - W.diagonal().mean()
             second = sum(V0[j, k] * V0[i, i] * c[k] + V0[i, k] * V0[j, j] * c[k] for k in range(M)) / (2 * M)
-            b[i, j] = BRANCH / TAU0**2 * (first + second)
+            b[i, j] = BRANCH_FRACTION / TAU0**2 * (first + second)
     VWV = V0 @ P @ V0 @ P @ V0 / M**2
     for at in np.ndindex(M, M, M, M):
         i, j, k, w = at
         linear = V0[i, k] * V0[j, w] + V0[i, w] * V0[j, k]
         turned = V0[i, k] * VWV[j, w] + V0[i, w] * VWV[j, k] + V0[j, k] * VWV[i, w] + V0[j, w] * VWV[i, k]
-        S[at] = BRANCH * (2 - BRANCH) * linear + BRANCH**2 / TAU0**2 * turned
+        S[at] = BRANCH_FRACTION * (2 - BRANCH_FRACTION) * linear + BRANCH_FRACTION**2 / TAU0**2 * turned
     return b, S
 
 
@@ -37,7 +44,10 @@ def moments(dV: Tensor, n: float) -> tuple[Tensor, Tensor]:
 
 def test_a_layer_and_a_step_have_the_moments_of_the_equation() -> None:
     (b, S), n, runs = sums(), 400, V0.repeat(100_000, 1, 1)
-    for moved in (step(runs, 1 / n, np.random.default_rng(0)), layer(runs, n, np.random.default_rng(1))):
+    for moved in (
+        equation_step(runs, 1 / n, np.random.default_rng(0)),
+        network_layer(runs, n, np.random.default_rng(1)),
+    ):
         drift, spread = moments(moved - V0, n)
         noise = (S.diagonal(dim1=0, dim2=2).diagonal(dim1=0, dim2=1) * n / len(runs)).sqrt()
         assert torch.allclose(spread, S, atol=0.03)
@@ -47,7 +57,7 @@ def test_a_layer_and_a_step_have_the_moments_of_the_equation() -> None:
 def test_the_drift_shows_where_the_noise_is_small() -> None:
     """A large step: of order 1 beside noise that many runs average out."""
     b, _ = sums()
-    drift = 50 * (step(V0.repeat(200_000, 1, 1), 0.02, np.random.default_rng(2)).mean(0) - V0)
+    drift = 50 * (equation_step(V0.repeat(200_000, 1, 1), 0.02, np.random.default_rng(2)).mean(0) - V0)
     assert torch.allclose(drift, b, atol=0.03)
     assert float(b.abs().max()) > 0.08
 
@@ -62,8 +72,8 @@ def test_a_layer_has_the_law_of_weights_drawn_in_full() -> None:
     X[:, :M] = torch.linalg.cholesky(V0) * n**0.5
     scores = (X @ weights()) @ (X @ weights()).mT / (TAU0 * n)
     A = torch.eye(M) + scores.softmax(-1) - 1 / M
-    Y = (1 - BRANCH) ** 0.5 * X + BRANCH**0.5 * A @ (X @ weights())
-    full, short = Y @ Y.mT / n, layer(V0.repeat(runs, 1, 1), n, np.random.default_rng(3))
+    Y = (1 - BRANCH_FRACTION) ** 0.5 * X + BRANCH_FRACTION**0.5 * A @ (X @ weights())
+    full, short = Y @ Y.mT / n, network_layer(V0.repeat(runs, 1, 1), n, np.random.default_rng(3))
     assert torch.allclose(full.mean(0), short.mean(0), atol=0.03)
     assert torch.allclose(full.std(0), short.std(0), atol=0.03)
 

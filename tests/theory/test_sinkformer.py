@@ -7,14 +7,14 @@ from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
 from rheoscope.attention.score import Distance
 from rheoscope.theory import sinkformer
-from rheoscope.theory.sinkformer import EPSILON, growth, spreading
+from rheoscope.theory.sinkformer import EPSILON, spreading_velocity, variance_rate
 
 
 @pytest.mark.parametrize(("name", "limit"), [("Sinkhorn", 2.0), ("softmax", 4.0)])
 def test_narrow_kernels_give_heat(name: str, limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinkformer, "EPSILON", 1e-4)
     for variance in (0.5, 2.0):
-        assert float(growth(name)(0.0, torch.tensor([[variance]], dtype=torch.float64))) == pytest.approx(
+        assert float(variance_rate(name)(0.0, torch.tensor([[variance]], dtype=torch.float64))) == pytest.approx(
             limit, rel=1e-3
         )
 
@@ -28,12 +28,12 @@ def test_the_coupling_of_a_gaussian_with_itself() -> None:
         f = -0.5 * ((s + f + mass).logsumexp(-1) - f)
     mean = (s + f + mass).softmax(-1) @ y
     slope = float(mean[250] / y[250])
-    due = float(growth("Sinkhorn")(0.0, torch.tensor([[variance]], dtype=torch.float64)))
+    due = float(variance_rate("Sinkhorn")(0.0, torch.tensor([[variance]], dtype=torch.float64)))
     assert 4 / EPSILON * variance * (1 - slope) == pytest.approx(due, rel=1e-4)
 
 
 def test_the_flow_keeps_the_mean_where_columns_sum_to_one() -> None:
     x = torch.tensor([[-1.0], [0.1], [0.4], [0.9]], dtype=torch.float64)
     equal, plain = Mechanism(Distance(scale=2.0), normaliser=Sinkhorn(3000)), Mechanism(Distance(scale=2.0))
-    assert float(spreading(equal)(0.0, x).mean()) == pytest.approx(0, abs=1e-8)
-    assert abs(float(spreading(plain)(0.0, x).mean())) > 1e-2
+    assert float(spreading_velocity(equal)(0.0, x).mean()) == pytest.approx(0, abs=1e-8)
+    assert abs(float(spreading_velocity(plain)(0.0, x).mean())) > 1e-2

@@ -1,16 +1,18 @@
-import { en, type Key, type Messages } from './en'
-import { Tongue } from './tongue'
-import { zh, zhSaid } from './zh'
+/** Languages of the page. Each but English has a catalogue, which is loaded when the language is selected. */
 
-export type { Key, Messages }
-/** `name` as its speakers write it, `lang` for the browser, `page` what the page says, `said` what the server says in English. */
-export interface Language { name: string; lang: string; page: Messages; said: Tongue }
+import loadChinese from '../../../src/rheoscope/messages/zh.po'
+
+import { en, type MessageKey } from './en'
+import { ENGLISH, render, type Catalogue, type Parameter } from './message'
+
+export type { MessageKey }
+/** `name` in the language itself, `lang` as HTML names it. */
+export interface Language { name: string; lang: string; load: () => Promise<Catalogue> }
 export const LANGUAGES: Record<string, Language> = {
-  en: { name: 'EN', lang: 'en', page: en, said: new Tongue({}) },
-  zh: { name: '中文', lang: 'zh-Hans', page: zh, said: new Tongue(zhSaid) },
+  en: { name: 'EN', lang: 'en', load: async () => ENGLISH },
+  zh: { name: '中文', lang: 'zh-Hans', load: loadChinese },
 }
 
-/** A message with its gaps filled. */
-export function said(messages: Messages, key: Key, filled: Record<string, string | number> = {}): string {
-  return messages[key].replace(/\{(\w+)\}/g, (gap, name: string) => (name in filled ? String(filled[name]) : gap))
-}
+/** A text of the page itself. */
+export const pageText = (key: MessageKey, parameters: Record<string, Parameter>, catalogue: Catalogue): string =>
+  render({ template: en[key], parameters }, catalogue)

@@ -1,161 +1,137 @@
-/** Where the numbers of a panel are on its sheet, what stands under a place, and what its names mean. */
+/** Where the values of a panel lie in pixels, and what lies under the pointer. */
 
-import type { Axis, Cells, Line, Mark, Panel, Shape } from '../wire'
-import { answers, decades, inWords, isMap, number, span, thinned, ticks } from './scale'
+import type { Cells, Line, Shape } from '../api'
+import type { RenderedAxis, RenderedMark, RenderedPanel } from './render_panel'
+import { formatNumber, formatTicks, hasTip, isMap, logTicks, roundTicks, thinTicks, valueRange } from './scale'
+import type { Selection } from './selection'
 
 export const TOP = 10
 export const RIGHT = 12
 export const BOTTOM = 36
-export const LETTER = 6.2
-const LONGEST = 20
+export const LETTER_WIDTH = 6.2
+const MAX_NAME_LETTERS = 20
 
-export type Span = [number, number]
-export interface Zoom { x: Span; y: Span }
+export type Range = [number, number]
+export interface Zoom { x: Range; y: Range }
 
-/** Sheet coordinates of numbers and back. */
+/** Converts values to pixels and back. */
 export class Frame {
   readonly left: number
-  readonly map: boolean
-  readonly xs: Span
-  readonly ys: Span
-  constructor(readonly panel: Panel, readonly width: number, readonly height: number, zoom: Zoom | null = null) {
-    this.left = Math.min(margin(panel), width * 0.4)
-    this.map = isMap(panel)
-    let [xs, ys] = [scaled(panel, 'x'), scaled(panel, 'y')]
-    if (panel.equal) [xs, ys] = equal(xs, ys, width - this.left - RIGHT, height - TOP - BOTTOM)
+  readonly isMap: boolean
+  readonly xs: Range
+  readonly ys: Range
+  constructor(readonly panel: RenderedPanel, readonly width: number, readonly height: number, zoom: Zoom | null = null) {
+    this.left = Math.min(leftMargin(panel), width * 0.4)
+    this.isMap = isMap(panel)
+    let [xs, ys] = [axisRange(panel, 'x'), axisRange(panel, 'y')]
+    if (panel.equal) [xs, ys] = withEqualUnits(xs, ys, width - this.left - RIGHT, height - TOP - BOTTOM)
     this.xs = zoom?.x ?? xs
     this.ys = zoom?.y ?? ys
   }
   get inner(): { x: number; y: number; width: number; height: number } {
     return { x: this.left, y: TOP, width: Math.max(1, this.width - this.left - RIGHT), height: Math.max(1, this.height - TOP - BOTTOM) }
   }
-  x(value: number): number { return this.left + share(value, this.xs, this.panel.x) * this.inner.width }
+  x(value: number): number { return this.left + axisFraction(value, this.xs, this.panel.x) * this.inner.width }
   y(value: number): number {
-    const part = share(value, this.ys, this.panel.y)
-    return TOP + (this.map ? part : 1 - part) * this.inner.height
+    const fraction = axisFraction(value, this.ys, this.panel.y)
+    return TOP + (this.isMap ? fraction : 1 - fraction) * this.inner.height
   }
-  /** The numbers (powers, on a logarithmic axis) at a place of the sheet. */
-  at(px: number, py: number): { x: number; y: number } {
-    const down = (py - TOP) / this.inner.height
+  /** The values (exponents, on a logarithmic axis) at a position in pixels. */
+  invert(px: number, py: number): { x: number; y: number } {
+    const fraction = (py - TOP) / this.inner.height
     return {
       x: this.xs[0] + ((px - this.left) / this.inner.width) * (this.xs[1] - this.xs[0]),
-      y: this.ys[0] + (this.map ? down : 1 - down) * (this.ys[1] - this.ys[0]),
+      y: this.ys[0] + (this.isMap ? fraction : 1 - fraction) * (this.ys[1] - this.ys[0]),
     }
   }
-  inside(px: number, py: number): boolean {
+  contains(px: number, py: number): boolean {
     const { x, y, width, height } = this.inner
     return px >= x && px <= x + width && py >= y && py <= y + height
   }
-  there(value: number | null, axis: Axis): value is number { return value !== null && Number.isFinite(value) && (value > 0 || !axis.log) }
-  /** Names of the ticks of an axis with their places. */
+  isDrawable(value: number | null, axis: RenderedAxis): value is number { return value !== null && Number.isFinite(value) && (value > 0 || !axis.log) }
+  /** Values and labels of the ticks of an axis. */
   ticks(direction: 'x' | 'y'): { value: number; text: string }[] {
     const axis = this.panel[direction]
     const range = direction === 'x' ? this.xs : this.ys
     const longest = Math.max(...axis.names.map((name) => name.length), 5)
-    const room = direction === 'x' ? this.inner.width / ((Math.min(longest, LONGEST) + 1) * LETTER) : this.inner.height / 15
-    const most = Math.max(1, Math.floor(room))
+    const room = direction === 'x' ? this.inner.width / ((Math.min(longest, MAX_NAME_LETTERS) + 1) * LETTER_WIDTH) : this.inner.height / 15
+    const limit = Math.max(1, Math.floor(room))
     if (axis.bare) return []
     if (axis.names.length) {
-      const inside = { ...axis, marked: (axis.marked.length ? axis.marked : axis.names.map((_, at) => at)).filter((at) => at >= range[0] && at <= range[1]) }
-      return inside.marked.length ? thinned(inside, most).map((at) => ({ value: at, text: short(axis.names[at] ?? '', LONGEST) })) : []
+      const inside = { ...axis, marked: (axis.marked.length ? axis.marked : axis.names.map((_, index) => index)).filter((index) => index >= range[0] && index <= range[1]) }
+      return inside.marked.length ? thinTicks(inside, limit).map((index) => ({ value: index, text: truncate(axis.names[index] ?? '', MAX_NAME_LETTERS) })) : []
     }
     if (axis.log) {
-      const values = decades(10 ** range[0], 10 ** range[1])
-      return values.filter((_, at) => at % Math.max(1, Math.ceil(values.length / most)) === 0).map((value) => ({ value, text: number(value) }))
+      const values = logTicks(10 ** range[0], 10 ** range[1])
+      return values.filter((_, index) => index % Math.max(1, Math.ceil(values.length / limit)) === 0).map((value) => ({ value, text: formatNumber(value) }))
     }
-    const values = ticks(range[0], range[1], Math.max(2, Math.min(most, 5)))
-    const words = inWords(values)
-    return values.map((value, at) => ({ value, text: words[at]! }))
+    const values = roundTicks(range[0], range[1], Math.max(2, Math.min(limit, 5)))
+    const texts = formatTicks(values)
+    return values.map((value, index) => ({ value, text: texts[index]! }))
   }
 }
 
-function share(value: number, [low, high]: Span, axis: Axis): number {
-  const there = axis.log ? Math.log10(value) : value
-  return high > low ? (there - low) / (high - low) : 0.5
+function axisFraction(value: number, [low, high]: Range, axis: RenderedAxis): number {
+  const scaled = axis.log ? Math.log10(value) : value
+  return high > low ? (scaled - low) / (high - low) : 0.5
 }
 
-function scaled(panel: Panel, direction: 'x' | 'y'): Span {
-  let [low, high] = span(panel, direction)
+function axisRange(panel: RenderedPanel, direction: 'x' | 'y'): Range {
+  let [low, high] = valueRange(panel, direction)
   const axis = panel[direction]
   if (axis.log) {
     ;[low, high] = [Math.log10(low), Math.log10(high)]
-    const air = 0.06 * (high - low || 1)
-    return [low - air, high + air]
+    const padding = 0.06 * (high - low || 1)
+    return [low - padding, high + padding]
   }
-  const air = axis.names.length && !isMap(panel) && high > low ? 0.02 * (high - low) : 0
-  return [low - air, high + air]
+  const padding = axis.names.length && !isMap(panel) && high > low ? 0.02 * (high - low) : 0
+  return [low - padding, high + padding]
 }
 
-function equal(xs: Span, ys: Span, wide: number, tall: number): [Span, Span] {
-  const unit = Math.max((xs[1] - xs[0]) / wide, (ys[1] - ys[0]) / tall)
-  const around = ([low, high]: Span, room: number): Span => [(low + high) / 2 - (unit * room) / 2, (low + high) / 2 + (unit * room) / 2]
-  return [around(xs, wide), around(ys, tall)]
+function withEqualUnits(xs: Range, ys: Range, width: number, height: number): [Range, Range] {
+  const unit = Math.max((xs[1] - xs[0]) / width, (ys[1] - ys[0]) / height)
+  const widen = ([low, high]: Range, room: number): Range => [(low + high) / 2 - (unit * room) / 2, (low + high) / 2 + (unit * room) / 2]
+  return [widen(xs, width), widen(ys, height)]
 }
 
-function margin(panel: Panel): number {
+function leftMargin(panel: RenderedPanel): number {
   if (panel.y.bare) return panel.y.label ? 26 : 10
   const longest = Math.max(...panel.y.names.map((name) => name.length), panel.y.names.length ? 0 : 5)
-  return Math.round(Math.min(longest, LONGEST) * LETTER) + (panel.y.label ? 28 : 16)
+  return Math.round(Math.min(longest, MAX_NAME_LETTERS) * LETTER_WIDTH) + (panel.y.label ? 28 : 16)
 }
 
-export const short = (text: string, letters: number): string => ([...text].length <= Math.max(letters, 2) ? text : [...text].slice(0, Math.max(letters - 1, 1)).join('') + '…')
+export const truncate = (text: string, limit: number): string => ([...text].length <= Math.max(limit, 2) ? text : [...text].slice(0, Math.max(limit - 1, 1)).join('') + '…')
 
-/** Points of a line in pieces: it is broken where a value is missing. */
-export function pieces(frame: Frame, line: Line): string[] {
+/** A line as polylines: it is broken where a value is missing. */
+export function polylines(frame: Frame, line: Line<string>): string[] {
   const out: string[][] = [[]]
-  line.x.forEach((x, at) => {
-    const y = line.y[at] ?? null
-    if (frame.there(x, frame.panel.x) && frame.there(y, frame.panel.y)) out[out.length - 1]!.push(`${frame.x(x).toFixed(1)},${frame.y(y).toFixed(1)}`)
+  line.x.forEach((x, index) => {
+    const y = line.y[index] ?? null
+    if (frame.isDrawable(x, frame.panel.x) && frame.isDrawable(y, frame.panel.y)) out[out.length - 1]!.push(`${frame.x(x).toFixed(1)},${frame.y(y).toFixed(1)}`)
     else if (out[out.length - 1]!.length) out.push([])
   })
-  return out.filter((piece) => piece.length).map((piece) => piece.join(' '))
+  return out.filter((points) => points.length).map((points) => points.join(' '))
 }
 
-export const outline = (frame: Frame, shape: Shape): string => shape.x.map((x, at) => `${frame.x(x ?? 0).toFixed(1)},${frame.y(shape.y[at] ?? 0).toFixed(1)}`).join(' ')
+export const polygonPoints = (frame: Frame, shape: Shape<string>): string => shape.x.map((x, index) => `${frame.x(x ?? 0).toFixed(1)},${frame.y(shape.y[index] ?? 0).toFixed(1)}`).join(' ')
 
 export function starPoints(x: number, y: number, r: number): string {
   return Array.from({ length: 10 }, (_, k) => {
-    const [far, turn] = [r * (k % 2 ? 1 : 2.4), Math.PI * (k / 5 - 0.5)]
-    return `${(x + far * Math.cos(turn)).toFixed(1)},${(y + far * Math.sin(turn)).toFixed(1)}`
+    const [distance, angle] = [r * (k % 2 ? 1 : 2.4), Math.PI * (k / 5 - 0.5)]
+    return `${(x + distance * Math.cos(angle)).toFixed(1)},${(y + distance * Math.sin(angle)).toFixed(1)}`
   }).join(' ')
 }
 
 export const dotRadius = (frame: Frame): number =>
-  frame.map ? Math.min(4, 0.3 * Math.abs(frame.x(1) - frame.x(0)), 0.36 * Math.abs(frame.y(1) - frame.y(0))) : 3.2
+  frame.isMap ? Math.min(4, 0.3 * Math.abs(frame.x(1) - frame.x(0)), 0.36 * Math.abs(frame.y(1) - frame.y(0))) : 3.2
 
-// What is meant
-
-export interface Meant { token?: number; layer?: number; head?: number; step?: string }
-
-/** What a name stands for: `12 ·bank` a token, `L3` a step or a layer, `L3 attention` a half-layer, `L3.H1` a head. */
-export function meant(name: string): Meant {
-  const token = /^(\d+) \S/.exec(name)
-  if (token) return { token: Number(token[1]) }
-  const head = /^L(\d+)\.?H(\d+)$/.exec(name)
-  if (head) return { layer: Number(head[1]), head: Number(head[2]) }
-  const half = /^L(\d+) (attention|½)$/.exec(name)
-  if (half) return { layer: Number(half[1]), step: `L${half[1]}.resid_mid` }
-  const layer = /^L(\d+)$/.exec(name)
-  if (layer) return { layer: Number(layer[1]), step: `L${layer[1]}.resid_post` }
-  return name === 'embed' ? { step: 'embed' } : {}
+/** What a position of a panel selects: by the names of both axes on a map, else by the name on x. */
+export function positionSelection(panel: RenderedPanel, x: number, y: number): Selection {
+  return { ...panel.x.selections[Math.round(x)], ...(isMap(panel) ? panel.y.selections[Math.round(y)] : {}) }
 }
 
-/** What a line or a shape stands for: its name says it, or the words under the pointer (token 3 ·sea: …). */
-export function meantBy(mark: Line | Shape): Meant {
-  const token = /^token (\d+) /.exec(mark.tip)
-  return token ? { token: Number(token[1]) } : meant(mark.name)
-}
-
-/** What a place of a panel stands for: the names of its axes, taken together. */
-export function meantAt(panel: Panel, x: number, y: number): Meant {
-  const [across, down] = [Math.round(x), Math.round(y)]
-  const name = (axis: Axis, at: number) => (axis.names[at] === undefined ? {} : /^head$/.test(axis.label) ? { head: at } : meant(axis.names[at]!))
-  return { ...name(panel.x, across), ...(isMap(panel) ? name(panel.y, down) : {}) }
-}
-
-// What is under the pointer
-
-export interface Hit { text: string; meant: Meant; mark: Mark | null; x: number }
+/** What lies under the pointer: its text, what it selects, its mark, and its value on x. */
+export interface Hit { text: string; selection: Selection; mark: RenderedMark | null; x: number }
 
 const inPolygon = (px: number, py: number, points: [number, number][]): boolean => {
   let inside = false
@@ -166,63 +142,63 @@ const inPolygon = (px: number, py: number, points: [number, number][]): boolean 
   return inside
 }
 
-function farFrom(px: number, py: number, [ax, ay]: [number, number], [bx, by]: [number, number]): number {
+function distanceToSegment(px: number, py: number, [ax, ay]: [number, number], [bx, by]: [number, number]): number {
   const [dx, dy] = [bx - ax, by - ay]
   const t = Math.max(0, Math.min(1, ((px - ax) * dx + (py - ay) * dy) / (dx * dx + dy * dy || 1)))
   return Math.hypot(px - ax - t * dx, py - ay - t * dy)
 }
 
-function onCells(frame: Frame, cells: Cells, px: number, py: number): Hit | null {
-  const { x, y } = frame.at(px, py)
+function hitCells(frame: Frame, cells: RenderedMark & Cells<string>, px: number, py: number): Hit | null {
+  const { x, y } = frame.invert(px, py)
   const [row, column] = [Math.round(y), Math.round(x)]
   const value = cells.values[row]?.[column]
   if (value === undefined) return null
   const names = [frame.panel.y.names[row], frame.panel.x.names[column]]
-  const where = [names[0], names[1] && `${frame.panel.x.label} ${names[1]}`.trim()].filter(Boolean).join(', ')
-  const text = cells.tips[row]?.[column] ?? (where ? `${where}: ${number(value)}` : number(value))
-  return { text, meant: meantAt(frame.panel, column, row), mark: cells, x: column }
+  const position = [names[0], names[1] && `${frame.panel.x.label} ${names[1]}`.trim()].filter(Boolean).join(', ')
+  const text = cells.tips[row]?.[column] ?? (position ? `${position}: ${formatNumber(value)}` : formatNumber(value))
+  return { text, selection: positionSelection(frame.panel, column, row), mark: cells, x: column }
 }
 
-function onLine(frame: Frame, px: number, py: number): Hit | null {
-  let best: Hit | null = null
-  let least = 12
+function hitLine(frame: Frame, px: number, py: number): Hit | null {
+  let nearest: Hit | null = null
+  let smallest = 12
   for (const mark of frame.panel.marks) {
-    if (mark.mark !== 'line' || !answers(mark)) continue
-    const spots = ['dots', 'rings', 'stars'].includes(mark.style)
-    const at = (k: number): [number, number] => [frame.x(mark.x[k] ?? NaN), frame.y(mark.y[k] ?? NaN)]
-    for (let k = spots ? 0 : 1; k < mark.x.length; k++) {
-      const far = spots ? Math.hypot(px - at(k)[0], py - at(k)[1]) : farFrom(px, py, at(k - 1), at(k))
-      if (far < least) [best, least] = [{ text: mark.tips[k] ?? mark.tip, meant: meantBy(mark), mark, x: mark.x[k] ?? 0 }, far]
+    if (mark.mark !== 'line' || !hasTip(mark)) continue
+    const isScatter = ['dots', 'rings', 'stars'].includes(mark.style)
+    const pixel = (k: number): [number, number] => [frame.x(mark.x[k] ?? NaN), frame.y(mark.y[k] ?? NaN)]
+    for (let k = isScatter ? 0 : 1; k < mark.x.length; k++) {
+      const distance = isScatter ? Math.hypot(px - pixel(k)[0], py - pixel(k)[1]) : distanceToSegment(px, py, pixel(k - 1), pixel(k))
+      if (distance < smallest) [nearest, smallest] = [{ text: mark.tips[k] ?? mark.tip, selection: mark.selection, mark, x: mark.x[k] ?? 0 }, distance]
     }
   }
-  return best
+  return nearest
 }
 
-function onColumn(frame: Frame, px: number): Hit | null {
-  const series = frame.panel.marks.filter((mark): mark is Line => mark.mark === 'line' && Boolean(mark.name))
-  if (frame.map || !series.length || series.some(answers)) return null
+function hitColumn(frame: Frame, px: number): Hit | null {
+  const series = frame.panel.marks.filter((mark): mark is RenderedMark & Line<string> => mark.mark === 'line' && Boolean(mark.name))
+  if (frame.isMap || !series.length || series.some(hasTip)) return null
   const table = new Map<number, string[]>()
   for (const mark of series)
-    mark.x.forEach((x, at) => {
+    mark.x.forEach((x, index) => {
       if (x === null) return
       if (!table.has(x)) table.set(x, [])
-      table.get(x)!.push(`${mark.name}: ${number(mark.y[at])}`)
+      table.get(x)!.push(`${mark.name}: ${formatNumber(mark.y[index])}`)
     })
-  let [best, least] = [NaN, Infinity]
-  for (const x of table.keys()) if (Math.abs(frame.x(x) - px) < least) [best, least] = [x, Math.abs(frame.x(x) - px)]
-  if (!table.has(best)) return null
-  const name = frame.panel.x.names[best] ?? `${frame.panel.x.label} ${number(best)}`.trim()
-  return { text: [name, ...table.get(best)!].join('\n'), meant: meantAt(frame.panel, best, 0), mark: null, x: best }
+  let [nearest, smallest] = [NaN, Infinity]
+  for (const x of table.keys()) if (Math.abs(frame.x(x) - px) < smallest) [nearest, smallest] = [x, Math.abs(frame.x(x) - px)]
+  if (!table.has(nearest)) return null
+  const name = frame.panel.x.names[nearest] ?? `${frame.panel.x.label} ${formatNumber(nearest)}`.trim()
+  return { text: [name, ...table.get(nearest)!].join('\n'), selection: positionSelection(frame.panel, nearest, 0), mark: null, x: nearest }
 }
 
-/** What the pointer is on: a dot or a line that answers, a shape, a cell, or all values of a column. */
+/** Finds a line or a dot with a tip, a shape, a cell, or all values of a column. */
 export function hit(frame: Frame, px: number, py: number): Hit | null {
-  if (!frame.inside(px, py)) return null
-  const line = onLine(frame, px, py)
+  if (!frame.contains(px, py)) return null
+  const line = hitLine(frame, px, py)
   if (line) return line
   for (const mark of [...frame.panel.marks].reverse())
-    if (mark.mark === 'shape' && inPolygon(px, py, mark.x.map((x, at) => [frame.x(x ?? 0), frame.y(mark.y[at] ?? 0)])))
-      return { text: mark.tip || mark.name, meant: meantBy(mark), mark, x: 0 }
-  const cells = frame.panel.marks.find((mark): mark is Cells => mark.mark === 'cells')
-  return cells ? onCells(frame, cells, px, py) : onColumn(frame, px)
+    if (mark.mark === 'shape' && inPolygon(px, py, mark.x.map((x, index) => [frame.x(x ?? 0), frame.y(mark.y[index] ?? 0)])))
+      return { text: mark.tip || mark.name, selection: mark.selection, mark, x: 0 }
+  const cells = frame.panel.marks.find((mark): mark is RenderedMark & Cells<string> => mark.mark === 'cells')
+  return cells ? hitCells(frame, cells, px, py) : hitColumn(frame, px)
 }

@@ -1,1 +1,1 @@
-"""WHAT attention computes: one definition, composed of parts, and HOW it runs (`lower/`)."""
+"""Attention mechanisms: one definition composed of parts, and the lowerings that run it (`lower/`)."""

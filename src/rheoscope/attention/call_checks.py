@@ -1,37 +1,46 @@
-"""The border: what comes from a user is looked at once, here, and refused in one line."""
+"""Checks of the arguments of an attention call, each with a one-line error."""
 
 import torch
 from torch import Tensor
 
-from rheoscope.attention.definition import Definition, for_every_head, positions, scores
-from rheoscope.attention.parameters import tensors
+from rheoscope.attention.definition import Definition, masked_scores, query_key_positions, repeat_kv_heads
+from rheoscope.attention.parameters import tensors_by_path
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message, plural
 from rheoscope.shapes import RheoscopeError
 
 
 def check_finite(**tensors: Tensor) -> None:
-    """Refuse NaN and infinity, naming the tensor and the first place. One fast pass when all is well."""
+    """Raise on NaN and infinity, with the name of the tensor and the first index; one fast pass for valid input."""
     if torch.compiler.is_compiling():
         return
     for name, x in tensors.items():
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.is_meta or _surely_finite(x):
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.is_meta or _is_finite(x):
             continue
-        bad = ~x.isfinite()
-        if not bool(bad.any()):  # only the sum was too large
+        is_bad = ~x.isfinite()
+        if not bool(is_bad.any()):  # only the sum overflowed
             continue
-        at = tuple(bad.nonzero()[0].tolist())
+        index = tuple(is_bad.nonzero()[0].tolist())
         raise RheoscopeError(
-            f"{name} has {int(bad.sum())} values that are NaN or infinite, the first at {list(at)} ({x[at].item()}); "
-            "attention needs finite numbers: look at what made it, or torch.nan_to_num(…)"
+            plural(
+                "{name} must be finite, got {n} NaN or infinite value, at index {index} ({value})",
+                "{name} must be finite, got {n} NaN or infinite values, the first at index {index} ({value})",
+                n=int(is_bad.sum()),
+                name=name,
+                index=str(list(index)),
+                value=x[index].item(),
+            ),
+            Advice(f"{name}.nan_to_num()"),
         )
 
 
-def _surely_finite(x: Tensor) -> bool:
-    """A finite sum means finite numbers; only a sum that overflows or meets a NaN is worth a second, exact look."""
+def _is_finite(x: Tensor) -> bool:
+    """Whether all values are finite. A finite sum implies it; otherwise every value is checked, as a sum may overflow."""
     return bool(x.sum().isfinite()) or bool(x.isfinite().all())
 
 
 def check_call(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuse shapes, dtypes, devices and masks for which the mechanism is not defined."""
+    """Raise on shapes, dtypes, devices and masks for which the mechanism is not defined."""
     check_tensors(q, k, v)
     check_shapes(q, k, v)
     check_domain(mechanism, q.shape[-2], k.shape[-2])
@@ -41,81 +50,126 @@ def check_call(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> None:
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
-            raise RheoscopeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; type torch.as_tensor({name})")
+            raise RheoscopeError(
+                Message("{name} must be a torch.Tensor, got {received}", name=name, received=type(x).__name__),
+                Advice(f"torch.as_tensor({name})"),
+            )
         if not x.is_floating_point():
-            raise RheoscopeError(f"{name} must hold floating-point numbers, got {x.dtype}; type {name}.float()")
+            raise RheoscopeError(
+                Message("{name} must have a floating-point dtype, got {dtype}", name=name, dtype=str(x.dtype)),
+                Advice(f"{name}.float()"),
+            )
         if x.ndim != 4:
             raise RheoscopeError(
-                f"{name} must have 4 axes (batch, heads, tokens, dim), got {x.ndim} of shape {tuple(x.shape)}; "
-                f"for one unbatched head type {name}[None, None]"
+                Message(
+                    "{name} must have 4 axes (batch, heads, tokens, dim), got {n_axes} of shape {shape}",
+                    name=name,
+                    n_axes=x.ndim,
+                    shape=str(tuple(x.shape)),
+                ),
+                Advice(f"{name}[{', '.join(['None'] * (4 - x.ndim))}]") if x.ndim in (2, 3) else None,
             )
         if not x.numel():
-            raise RheoscopeError(f"{name} is empty: shape {tuple(x.shape)}; attention needs at least one of every axis")
+            raise RheoscopeError(
+                Message("{name} must not be empty, got shape {shape}", name=name, shape=str(tuple(x.shape)))
+            )
     if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device:
         raise RheoscopeError(
-            f"q, k, v must share dtype and device, got {q.dtype} on {q.device}, {k.dtype} on {k.device}, "
-            f"{v.dtype} on {v.device}; type k.to(q), v.to(q)"
+            Message(
+                "q, k and v must have the same dtype and device, got {q} on {q_device}, {k} on {k_device} and {v} on {v_device}",
+                q=str(q.dtype),
+                q_device=str(q.device),
+                k=str(k.dtype),
+                k_device=str(k.device),
+                v=str(v.dtype),
+                v_device=str(v.device),
+            ),
+            Advice("k.to(q), v.to(q)"),
         )
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not q.shape[0] == k.shape[0] == v.shape[0]:
         raise RheoscopeError(
-            f"q, k, v must share the batch, got {q.shape[0]}, {k.shape[0]}, {v.shape[0]}; type k.expand(…)"
+            Message(
+                "q, k and v must have the same batch size, got {q}, {k} and {v}",
+                q=q.shape[0],
+                k=k.shape[0],
+                v=v.shape[0],
+            )
         )
     if k.shape[1:3] != v.shape[1:3]:
         raise RheoscopeError(
-            f"k and v must share heads and tokens, got {tuple(k.shape[1:3])} and {tuple(v.shape[1:3])}; every key has one value"
+            Message(
+                "k and v must have the same numbers of heads and tokens, got {k} and {v}",
+                k=str(tuple(k.shape[1:3])),
+                v=str(tuple(v.shape[1:3])),
+            )
         )
     if q.shape[1] % k.shape[1]:
         raise RheoscopeError(
-            f"query heads must be a multiple of key/value heads, got {q.shape[1]} and {k.shape[1]}; "
-            "each key/value head serves the same number of query heads"
+            Message(
+                "the number of query heads must be a multiple of the number of key/value heads, got {q} and {k}",
+                q=q.shape[1],
+                k=k.shape[1],
+            )
         )
 
 
 def check_domain(mechanism: Definition, m: int, n: int) -> None:
-    domain, what = mechanism.domain, type(mechanism.normaliser).__name__
-    if domain.square and m != n:
+    domain, normaliser_name = mechanism.domain, type(mechanism.normaliser).__name__
+    if domain.requires_square and m != n:
         raise RheoscopeError(
-            f"{what} is defined for square attention (as many queries as keys), got {m} queries and {n} keys; "
-            "type mechanism('scaled_dot') for cross attention"
+            Message(
+                "{normaliser} needs square attention (as many queries as keys), got {m} queries and {n} keys",
+                normaliser=normaliser_name,
+                m=m,
+                n=n,
+            ),
+            Advice("rs.mechanism('scaled_dot')"),
         )
-    if not domain.masked and not mechanism.mask.forbids_nothing:
+    if not domain.allows_masks and not mechanism.mask.allows_all:
         raise RheoscopeError(
-            f"{what} is defined without a mask, got {type(mechanism.mask).__name__}; "
-            "type mask='none', or mechanism('scaled_dot') for masked attention"
+            Message(
+                "{normaliser} does not support masks, got {mask}",
+                normaliser=normaliser_name,
+                mask=type(mechanism.mask).__name__,
+            ),
+            Advice("mask='none'"),
         )
 
 
 def check_parts(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Tables of masks and positions must fit the call; parts that hold tensors are tried on one token of every head."""
+    """Check that masks and positions fit the call, and try the mechanism's own tensors on one token of every head."""
     h, m, n = q.shape[1], q.shape[-2], k.shape[-2]
-    mechanism.mask.fit(q.shape[0], h, m, n)
+    mechanism.mask.check_shapes(q.shape[0], h, m, n)
     for width in {q.shape[-1], k.shape[-1]}:
-        mechanism.position.fit(q.shape[0], h, m, n, width)
-    exact = torch.promote_types(q.dtype, torch.float32)  # as the reference computes; cdist knows no bfloat16
-    mechanism.score.fit(q[:, :, -2:].to(exact), for_every_head(k[:, :, -2:].to(exact), h))
-    if mechanism.is_dot_product or not tensors(mechanism):
+        mechanism.position.check_shapes(q.shape[0], h, m, n, width)
+    compute_dtype = torch.promote_types(q.dtype, torch.float32)  # as in the reference; cdist does not support bfloat16
+    mechanism.score.check_shapes(q[:, :, -2:].to(compute_dtype), repeat_kv_heads(k[:, :, -2:].to(compute_dtype), h))
+    if mechanism.is_dot_product or not tensors_by_path(mechanism):
         return
-    (i, j), q1, k1 = positions(1, n, q.device), q[:, :, -1:].to(exact), for_every_head(k[:, :, -1:].to(exact), h)
+    (i, j), last_q, last_k = (
+        query_key_positions(1, n, q.device),
+        q[:, :, -1:].to(compute_dtype),
+        repeat_kv_heads(k[:, :, -1:].to(compute_dtype), h),
+    )
     try:
         with torch.no_grad():
-            at_q, at_k = mechanism.position.place(q1, i), mechanism.position.place(k1, j[-1:])
-            mechanism.normaliser(scores(mechanism, at_q, at_k, i, j[-1:]))
-            mechanism.value(for_every_head(v[:, :, -1:].to(exact), h))
+            encoded_q, encoded_k = mechanism.position.encode(last_q, i), mechanism.position.encode(last_k, j[-1:])
+            mechanism.normaliser(masked_scores(mechanism, encoded_q, encoded_k, i, j[-1:]))
+            mechanism.value(repeat_kv_heads(v[:, :, -1:].to(compute_dtype), h))
     except (RuntimeError, IndexError) as error:
-        sizes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors(mechanism).items())
+        same_width = q.shape[-1] == k.shape[-1]
         raise RheoscopeError(
-            f"the mechanism's own tensors ({sizes}) do not fit q of {h} heads, width {q.shape[-1]} and {n} keys"
-            f"{_of_width(q, k)}: {str(error).splitlines()[0]}; type dim={q.shape[-1]}{_key_dim(q, k)}, and tensors for all "
-            f"heads together or for {h}"
+            Message(
+                "the mechanism's tensors ({tensors}) do not fit {heads} heads, queries of width {q} and keys of width {k}: "
+                "{error}",
+                tensors=", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors_by_path(mechanism).items()),
+                heads=h,
+                q=q.shape[-1],
+                k=k.shape[-1],
+                error=str(error).splitlines()[0],
+            ),
+            Advice(f"dim={q.shape[-1]}" if same_width else f"dim={q.shape[-1]}, key_dim={k.shape[-1]}"),
         ) from error
-
-
-def _of_width(q: Tensor, k: Tensor) -> str:
-    return "" if q.shape[-1] == k.shape[-1] else f" of width {k.shape[-1]}"
-
-
-def _key_dim(q: Tensor, k: Tensor) -> str:
-    return "" if q.shape[-1] == k.shape[-1] else f", key_dim={k.shape[-1]}"

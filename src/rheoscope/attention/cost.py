@@ -1,19 +1,20 @@
-"""What attention and a Transformer cost: FLOPs, bytes and parameters, by counting matrix products.
+"""FLOPs, bytes and parameters of attention and of a Transformer, from counting matrix products.
 
-A product of (m, k) and (k, n) is 2 m k n FLOPs; a backward pass costs two forwards, so training is three. Elementwise
-work is not counted. All numbers are for the definition; a causal mask halves what happens between pairs of tokens.
+A product of (m, k) and (k, n) costs 2 m k n FLOPs. A backward pass costs two forward passes, so training costs three.
+Elementwise work is not counted. All counts are for the definition; a causal mask halves the pairwise work.
 """
 
 from dataclasses import dataclass
 
-from rheoscope.attention.definition import Definition, positions
-from rheoscope.attention.parameters import tensors
+from rheoscope.attention.definition import Definition, query_key_positions
+from rheoscope.attention.parameters import tensors_by_path
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
 
 @dataclass(frozen=True)
 class AttentionCost:
-    """FLOPs of one forward; bytes of q, k, v, o; bytes of all weights if they were held; learned numbers."""
+    """FLOPs of one forward pass, bytes of q, k, v and o, bytes of the full weight matrix, number of parameters."""
 
     flops: int
     bytes_io: int
@@ -30,12 +31,12 @@ def attention_cost(
 ) -> AttentionCost:
     """FLOPs, bytes and parameters of one call of a mechanism on q (b, h, m, d) and k (b, g, n, c).
 
-    **Formula** 2 b h m n (d + e) for scores and averages, half of it under a causal mask, plus the maps of each token;
-    linear attention costs 4 b h n d e instead.
+    **Formula** 2 b h m n (d + e) for scores and averages, half of it under a causal mask, plus the maps of each token.
+    Linear attention costs 4 b h n d e instead.
 
-    **Laws** equal to torch's own counter on the matrix products of the reference.
+    **Laws** The FLOPs equal torch's FLOP counter on the matrix products of the reference.
 
-    **Siblings** `transformer_cost` counts a whole model.
+    **See also** `transformer_cost` counts a whole model.
 
     >>> import rheoscope as rs
     >>> rs.attention_cost(rs.mechanism("scaled_dot"), (1, 8, 2048, 64), (1, 8, 2048, 64)).flops
@@ -43,29 +44,34 @@ def attention_cost(
     """
     (b, h, m, d), (_, g, n, c) = q, k
     e = c if value_width is None else value_width
-    pairs, of = b * h * m * n, mechanism.score.flops(d)
+    pairs, score_flops = b * h * m * n, mechanism.score.flops(d)
     if mechanism.normaliser.divides_by_sum:
-        between = 2 * b * h * (n + m) * d * e
+        pair_flops = 2 * b * h * (n + m) * d * e
     else:
-        between = pairs * (of.pair + 2 * e)
-        between = between if mechanism.mask.forbids_nothing else _permitted(mechanism, m, n, between)
-    maps = b * h * (m * of.query + n * of.key)
-    io = (b * h * m * (d + e) + b * g * n * (c + e)) * element_bytes
-    return AttentionCost(between + maps, io, pairs * element_bytes, sum(x.numel() for x in tensors(mechanism).values()))
+        pair_flops = pairs * (score_flops.per_pair + 2 * e)
+        pair_flops = pair_flops if mechanism.mask.allows_all else _allowed_flops(mechanism, m, n, pair_flops)
+    map_flops = b * h * (m * score_flops.per_query + n * score_flops.per_key)
+    io_bytes = (b * h * m * (d + e) + b * g * n * (c + e)) * element_bytes
+    return AttentionCost(
+        pair_flops + map_flops,
+        io_bytes,
+        pairs * element_bytes,
+        sum(x.numel() for x in tensors_by_path(mechanism).values()),
+    )
 
 
-def _permitted(mechanism: Definition, m: int, n: int, flops: int) -> int:
-    """The share of pairs that the mask permits, counted on the mask itself when small, by its span otherwise."""
-    i, j = positions(m, n)
+def _allowed_flops(mechanism: Definition, m: int, n: int, flops: int) -> int:
+    """FLOPs of the allowed pairs, counted on the mask if it is small and from its key ranges otherwise."""
+    i, j = query_key_positions(m, n)
     if m * n <= 1 << 22:
         return round(flops * float(mechanism.mask(i, j).float().mean()))
-    spans = [mechanism.mask.span(int(row), int(row) + 1, n) for row in i]
-    return round(flops * sum(high - low for low, high in spans) / (m * n))
+    key_ranges = [mechanism.mask.key_range(int(position), int(position) + 1, n) for position in i]
+    return round(flops * sum(high - low for low, high in key_ranges) / (m * n))
 
 
 @dataclass(frozen=True)
 class TransformerCost:
-    """Counts for one forward over `tokens` tokens of one sequence; see `transformer_cost`."""
+    """Counts for one forward pass over a sequence of `tokens` tokens; see `transformer_cost`."""
 
     parameters: int
     projections: int
@@ -99,11 +105,12 @@ def transformer_cost(
 
     **Formula** training = 6 (matrix parameters) tokens + 12 L N² d for attention (half if causal).
 
-    **Crossover** the length N beyond which attention's dot products cost more than every other matrix product of a
-    layer (`crossover`: 6d for a two-matrix FFN of 4d, 8d for a gated three-matrix one) and more than its own
-    projections (`crossover_projections`: 2d). Both unmasked; twice that if causal, since a causal mask halves the dot products.
+    **Returns** `crossover` is the length N beyond which attention's dot products cost more than all other matrix
+    products of a layer together: 6d for a two-matrix FFN of width 4d, 8d for a gated three-matrix FFN.
+    `crossover_projections` (2d) compares with attention's own projections. Both are for unmasked attention and double
+    under a causal mask, which halves the dot products.
 
-    **Laws** equal to torch's own counter on a real model.
+    **Laws** The FLOPs equal torch's FLOP counter on a real model.
 
     >>> import rheoscope as rs
     >>> rs.transformer_cost(layers=12, width=768, tokens=1024, heads=12).crossover / 768
@@ -111,17 +118,23 @@ def transformer_cost(
     """
     if width % heads or heads % (kv_heads or heads) or ffn_matrices not in (2, 3):
         raise RheoscopeError(
-            f"width must be a multiple of heads, heads of kv_heads, ffn_matrices 2 or 3; got width={width}, heads={heads}, "
-            f"kv_heads={kv_heads}, ffn_matrices={ffn_matrices}"
+            Message(
+                "width must be a multiple of heads, heads a multiple of kv_heads and ffn_matrices 2 or 3, got width={width}, "
+                "heads={heads}, kv_heads={kv_heads}, ffn_matrices={ffn_matrices}",
+                width=width,
+                heads=heads,
+                kv_heads=str(kv_heads),
+                ffn_matrices=ffn_matrices,
+            )
         )
-    of_projections = 2 * width * width + 2 * width * width * (kv_heads or heads) // heads
-    of_ffn = ffn_matrices * width * (ffn_width or 4 * width)
+    projection_parameters = 2 * width * width + 2 * width * width * (kv_heads or heads) // heads
+    ffn_parameters = ffn_matrices * width * (ffn_width or 4 * width)
     return TransformerCost(
-        parameters=layers * (of_projections + of_ffn) + vocabulary * width,
-        projections=2 * layers * of_projections * tokens,
+        parameters=layers * (projection_parameters + ffn_parameters) + vocabulary * width,
+        projections=2 * layers * projection_parameters * tokens,
         attention=4 * layers * tokens * tokens * width // (2 if causal else 1),
-        ffn=2 * layers * of_ffn * tokens,
+        ffn=2 * layers * ffn_parameters * tokens,
         unembedding=2 * vocabulary * width * tokens,
-        crossover=(of_projections + of_ffn) / (2 * width),
-        crossover_projections=of_projections / (2 * width),
+        crossover=(projection_parameters + ffn_parameters) / (2 * width),
+        crossover_projections=projection_parameters / (2 * width),
     )

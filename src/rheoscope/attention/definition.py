@@ -1,10 +1,10 @@
-"""Attention, one definition.
+"""The definition of attention as five parts, and its reference implementation.
 
-    o(q) = sum_j alpha_j g(v_j),   alpha = nu( f(q, k_1) + b_1, …, f(q, k_n) + b_n ),   b_j = -inf where the mask forbids j
+    o(q) = sum_j alpha_j g(v_j),   alpha = nu( f(q, k_1) + b_1, …, f(q, k_n) + b_n ),   b_j = -inf at masked keys j
 
-A `Definition` is the five choices (score f, mask, position, normaliser nu, value map g) as one frozen value, and
-`reference` is the formula itself, the oracle of every faster way. How it runs is no business of this file: the lowerings
-read a definition, and `Mechanism` is the definition that knows how to run.
+A `Definition` holds the five parts (score f, mask, position, normaliser nu, value map g) in one frozen dataclass.
+`reference_attention` evaluates the formula and is the ground truth for every lowering. This file does not choose an
+implementation: lowerings read a definition, and `Mechanism` is a definition that can be called.
 """
 
 from abc import ABC
@@ -19,18 +19,18 @@ from rheoscope.attention.feature_maps import Feature, Identity
 from rheoscope.attention.mask import Mask, NoMask, as_mask
 from rheoscope.attention.normaliser.domain import Domain, Normaliser
 from rheoscope.attention.normaliser.softmax import Softmax
-from rheoscope.attention.parameters import Structure, structure, with_parts
+from rheoscope.attention.parameters import Structure, structure, with_fields
 from rheoscope.attention.position import NoPosition, Position
 from rheoscope.attention.score import Gram, Score
-from rheoscope.shapes import KeyAt, Keys, Outputs, Queries, RowAt, Scores, Weights
+from rheoscope.shapes import KeyPositions, Keys, Outputs, Queries, QueryPositions, Scores, Weights
 
-Masked = Mask | str | Tensor | None
-Own = TypeVar("Own", bound="Definition")
+MaskLike = Mask | str | Tensor | None
+DefinitionType = TypeVar("DefinitionType", bound="Definition")
 
 
 @dataclass(frozen=True, eq=False)
-class Definition(ABC):  # noqa: B024 (abstract: `Mechanism` is the one to make)
-    """Five parts and what they compute together."""
+class Definition(ABC):  # noqa: B024 (abstract: instantiate `Mechanism`)
+    """The five parts of a mechanism."""
 
     score: Score = Gram()
     mask: Mask = NoMask()
@@ -44,55 +44,59 @@ class Definition(ABC):  # noqa: B024 (abstract: `Mechanism` is the one to make)
 
     @property
     def is_dot_product(self) -> bool:
-        """Scaled dot products, softmax, bare values, no position: what every fused kernel computes by itself."""
-        fused = self.normaliser.fused
-        bare = fused is not None and fused.bare
-        return bare and self.score.plain and self.value.identity and self.position.nowhere
+        """Whether this is scaled dot-product attention without position or value map, which every fused kernel computes."""
+        fused_softmax = self.normaliser.fused_softmax
+        is_plain_softmax = fused_softmax is not None and fused_softmax.is_plain
+        return is_plain_softmax and self.score.is_scaled_dot and self.value.is_identity and self.position.is_trivial
 
     @cached_property
     def structure(self) -> Structure:
-        """All but the numbers inside its tensors: what checks and the choice of a lowering may depend on."""
+        """Everything except the tensor values. Checks and the choice of a lowering may depend on it."""
         return structure(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles hold the five parts, nothing that was remembered."""
+        """Copies and pickles contain the five parts and no cached values."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def under(self: Own, mask: Masked) -> Own:
-        """The same mechanism, permitting only what `mask` permits too."""
-        return self if mask is None else with_parts(self, mask=self.mask & as_mask(mask))
+    def with_mask(self: DefinitionType, mask: MaskLike) -> DefinitionType:
+        """The same mechanism restricted to the pairs that `mask` also allows."""
+        return self if mask is None else with_fields(self, mask=self.mask & as_mask(mask))
 
-    def of_heads(self: Own, some: list[int]) -> Own:
-        """The mechanism of some query heads alone: every part gives what it holds for them."""
-        return replace(self, **{field.name: getattr(self, field.name).of_heads(some) for field in fields(self)})
+    def select_heads(self: DefinitionType, heads: list[int]) -> DefinitionType:
+        """The mechanism restricted to some query heads."""
+        return replace(self, **{field.name: getattr(self, field.name).select_heads(heads) for field in fields(self)})
 
 
-def positions(m: int, n: int, device: torch.device | None = None) -> tuple[RowAt, KeyAt]:
-    """Positions of m queries and n keys: the last query stands at the last key."""
+def query_key_positions(m: int, n: int, device: torch.device | None = None) -> tuple[QueryPositions, KeyPositions]:
+    """Positions of m queries and n keys; the last query is at the position of the last key."""
     return torch.arange(n - m, n, device=device), torch.arange(n, device=device)
 
 
-def for_every_head(x: Tensor, heads: int) -> Tensor:
-    """Key/value heads repeated so that query head h meets head h // (heads / groups)."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+def repeat_kv_heads(x: Tensor, n_heads: int) -> Tensor:
+    """Key/value heads repeated so that query head h uses head h // (heads / groups)."""
+    return x if x.shape[1] == n_heads else x.repeat_interleave(n_heads // x.shape[1], dim=1)
 
 
-def scores(mechanism: Definition, q: Queries, k: Keys, i: RowAt, j: KeyAt) -> Scores:
-    """f(q_i, k_j) + b_ij of placed queries and keys at positions i and j; -inf where the mask forbids."""
+def masked_scores(mechanism: Definition, q: Queries, k: Keys, i: QueryPositions, j: KeyPositions) -> Scores:
+    """f(q_i, k_j) + b_ij of position-encoded queries and keys at positions i and j; -inf at masked pairs."""
     s = mechanism.score(q, k)
     bias = mechanism.position.bias(i, j)
     s = s if bias is None else s + bias.to(s.dtype)
     return s.masked_fill(~mechanism.mask(i, j), -torch.inf)
 
 
-def reference(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> tuple[Outputs, Weights]:
-    """The definition, read aloud: place, score, mask, normalise, average. Returns outputs and weights.
+def reference_attention(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> tuple[Outputs, Weights]:
+    """Evaluate the definition: encode positions, score, mask, normalise, average. Returns outputs and weights.
 
-    Scores are computed in float32 or better, whatever the inputs are.
+    Scores are computed in float32 or better, whatever the dtype of the inputs.
     """
-    exact = torch.promote_types(q.dtype, torch.float32)
-    i, j = positions(q.shape[-2], k.shape[-2], q.device)
-    q, k, v = q.to(exact), for_every_head(k.to(exact), q.shape[1]), for_every_head(v.to(exact), q.shape[1])
-    s = scores(mechanism, mechanism.position.place(q, i), mechanism.position.place(k, j), i, j)
+    compute_dtype = torch.promote_types(q.dtype, torch.float32)
+    i, j = query_key_positions(q.shape[-2], k.shape[-2], q.device)
+    q, k, v = (
+        q.to(compute_dtype),
+        repeat_kv_heads(k.to(compute_dtype), q.shape[1]),
+        repeat_kv_heads(v.to(compute_dtype), q.shape[1]),
+    )
+    s = masked_scores(mechanism, mechanism.position.encode(q, i), mechanism.position.encode(k, j), i, j)
     alpha = mechanism.normaliser(s)
     return alpha @ mechanism.value(v), alpha

@@ -1,4 +1,4 @@
-"""The distances of all pairs of rows, exact and differentiable as often as one likes."""
+"""Pairwise distances between rows, exact and differentiable more than once."""
 
 from typing import Any
 
@@ -9,26 +9,28 @@ from torch import Tensor
 from rheoscope.shapes import Scores
 
 
-def distances(a: Float[Tensor, "b h m r"], b: Float[Tensor, "b h n r"]) -> Scores:
-    """|a_i - b_j| from the differences themselves: no cancellation, exactly 0 for equal rows, gradient 0 there."""
-    return _Distances.apply(a, b)
+def pairwise_distances(a: Float[Tensor, "b h m r"], b: Float[Tensor, "b h n r"]) -> Scores:
+    """|a_i - b_j| from differences, without cancellation: exactly 0 with gradient 0 for equal rows."""
+    return _PairwiseDistances.apply(a, b)
 
 
-class _Distances(torch.autograd.Function):
-    """cdist with a backward pass that can be differentiated again, as Jacobians of layers need it; its own cannot."""
+class _PairwiseDistances(torch.autograd.Function):
+    """torch.cdist with a backward pass that can be differentiated again, which Jacobians of layers need."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        far = torch.cdist(a.contiguous(), b.contiguous(), compute_mode="donot_use_mm_for_euclid_dist")
-        ctx.save_for_backward(a, b, far)
-        return far
+        distance = torch.cdist(a.contiguous(), b.contiguous(), compute_mode="donot_use_mm_for_euclid_dist")
+        ctx.save_for_backward(a, b, distance)
+        return distance
 
     @staticmethod
-    def backward(ctx: Any, pulled: Tensor) -> tuple[Tensor, Tensor]:
-        a, b, far = ctx.saved_tensors
-        return pull_difference(a, b, torch.where(far > 0, pulled / torch.where(far > 0, far, 1), 0))
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+        a, b, distance = ctx.saved_tensors
+        return difference_pullback(
+            a, b, torch.where(distance > 0, grad_output / torch.where(distance > 0, distance, 1), 0)
+        )
 
 
-def pull_difference(a: Tensor, b: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """sum_ij slope_ij (a_i - b_j), taken to a and, with the other sign, to b."""
+def difference_pullback(a: Tensor, b: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of a and b for slope_ij along a_i - b_j; those of b have the opposite sign."""
     return slope.sum(-1)[..., None] * a - slope @ b, slope.sum(-2)[..., None] * b - slope.mT @ a

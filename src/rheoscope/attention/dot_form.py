@@ -1,8 +1,8 @@
-"""A score as a dot product: what was done to tokens before it, and what is added for each query and for each key.
+"""Scores written as dot products of mapped tokens plus a bias per query and per key.
 
-`Fold` is the plan (two maps and two numbers), `DotForm` the same with tokens put in. Nearly every score of the
-literature has one, and that is what lets a metric run on a fused dot-product kernel, exactly. `Pointwise` is a function of
-one, for kernels that apply it to every score as they compute it.
+`DotMaps` describes the form (two maps and two numbers); `DotForm` applies it to tokens. Nearly every score in the
+literature has such a form, which lets a metric run exactly on a fused dot-product kernel. `PointwiseForm` is an
+elementwise function of a dot form, for kernels that apply it to each score.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from rheoscope.shapes import Scores
 
 
 class DotForm(NamedTuple):
-    """f(q_i, k_j) = scale q_i . k_j + query_bias_i + key_bias_j, exactly (a bias of None stands for 0).
+    """f(q_i, k_j) = scale q_i . k_j + query_bias_i + key_bias_j, exactly (a bias of None is 0).
 
-    The query bias is constant along a row, which softmax does not see: it is computed only when asked for.
+    The query bias is constant along a row and cancels in softmax, so it is computed lazily.
     """
 
     q: Tensor
@@ -35,12 +35,12 @@ class DotForm(NamedTuple):
         return s if self.key_bias is None else s + self.key_bias[..., None, :]
 
 
-class Fold(NamedTuple):
-    """f(q, k) = scale phi(q) . psi(k) - square (|phi(q)|^2 + |psi(k)|^2): a dot product, or a squared distance.
+class DotMaps(NamedTuple):
+    """f(q, k) = scale phi(q) . psi(k) - norm_coefficient (|phi(q)|^2 + |psi(k)|^2): a dot product or squared distance.
 
     >>> from rheoscope.attention.feature_maps import Identity
     >>> x = torch.tensor([[[[0.0, 1.0], [2.0, 1.0]]]])
-    >>> Fold(Identity(), Identity(), 2.0, 1.0).form(x, x).scores()
+    >>> DotMaps(Identity(), Identity(), 2.0, 1.0).dot_form(x, x).scores()
     tensor([[[[ 0., -4.],
               [-4.,  0.]]]])
     """
@@ -48,17 +48,23 @@ class Fold(NamedTuple):
     phi: Feature
     psi: Feature
     scale: float
-    square: float = 0.0
+    norm_coefficient: float = 0.0
 
-    def form(self, q: Tensor, k: Tensor) -> DotForm:
-        a, b, c = self.phi(q), self.psi(k), self.square
-        if not c:
-            return DotForm(a, b, self.scale)
-        return DotForm(a, b, self.scale, lambda: -c * torch.linalg.vecdot(a, a), -c * torch.linalg.vecdot(b, b))
+    def dot_form(self, q: Tensor, k: Tensor) -> DotForm:
+        mapped_q, mapped_k, norm_coefficient = self.phi(q), self.psi(k), self.norm_coefficient
+        if not norm_coefficient:
+            return DotForm(mapped_q, mapped_k, self.scale)
+        return DotForm(
+            mapped_q,
+            mapped_k,
+            self.scale,
+            lambda: -norm_coefficient * torch.linalg.vecdot(mapped_q, mapped_q),
+            -norm_coefficient * torch.linalg.vecdot(mapped_k, mapped_k),
+        )
 
 
-class Pointwise(NamedTuple):
-    """f(q, k) = of(fold(q, k)), entry by entry; `of` is None where the score is the fold itself."""
+class PointwiseForm(NamedTuple):
+    """f(q, k) = function(dot form of q and k), elementwise; `function` is None for the dot form itself."""
 
-    fold: Fold
-    of: Callable[[Tensor], Tensor] | None = None
+    dot_maps: DotMaps
+    function: Callable[[Tensor], Tensor] | None = None

@@ -1,17 +1,17 @@
-"""Scores that are logarithms of kernels: under softmax, weights are the kernel itself over its sum (Nadaraya-Watson)."""
+"""Scores that are logarithms of kernels, so that softmax yields Nadaraya-Watson weights."""
 
 from dataclasses import dataclass, replace
 
 import torch
 
 from rheoscope.attention import gpu_math
-from rheoscope.attention.distances import distances, pull_difference
-from rheoscope.attention.dot_form import Fold, Pointwise
+from rheoscope.attention.distances import difference_pullback, pairwise_distances
+from rheoscope.attention.dot_form import DotMaps, PointwiseForm
 from rheoscope.attention.feature_maps import Identity
-from rheoscope.attention.score import Flops, Pulled, Score
+from rheoscope.attention.score import Flops, Pullback, Score
 from rheoscope.shapes import Keys, Queries, Scores
 
-SQUARED = Fold(Identity(), Identity(), 2.0, 1.0)
+NEGATIVE_SQUARED_DISTANCE = DotMaps(Identity(), Identity(), 2.0, 1.0)
 """-|q - k|^2."""
 
 
@@ -21,76 +21,78 @@ class Laplace(Score):
 
     scale: float = 1.0
 
-    bilinear = None
-    linear_in_keys = False
+    bilinear_maps = None
+    is_linear_in_keys = False
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
-        return -self.scale * distances(q, k)
+        return -self.scale * pairwise_distances(q, k)
 
-    def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        gap = distances(q, k)
-        slope = torch.where(gap > 0, -self.scale * r / gap.clamp(min=torch.finfo(gap.dtype).tiny), 0)
-        return *pull_difference(q, k, slope), {}
+    def pullback(self, q: Queries, k: Keys, r: Scores) -> Pullback:
+        distance = pairwise_distances(q, k)
+        slope = torch.where(distance > 0, -self.scale * r / distance.clamp(min=torch.finfo(distance.dtype).tiny), 0)
+        return *difference_pullback(q, k, slope), {}
 
-    def pointwise(self, width: int) -> Pointwise:
+    def pointwise_form(self, width: int) -> PointwiseForm:
         scale = self.scale
-        return Pointwise(SQUARED, lambda s: -scale * gpu_math.root(-s))
+        return PointwiseForm(NEGATIVE_SQUARED_DISTANCE, lambda s: -scale * gpu_math.sqrt(-s))
 
     @property
-    def per_distance(self) -> float:
+    def distance_slope(self) -> float:
         return self.scale
 
-    def of_heads(self, some: list[int]) -> "Laplace":
+    def select_heads(self, heads: list[int]) -> "Laplace":
         return self
 
     def flops(self, d: int) -> Flops:
         return Flops(2 * d)
 
-    def scaled(self, by: float) -> "Laplace":
+    def with_model_scale(self, scale: float) -> "Laplace":
         return self
 
 
 @dataclass(frozen=True, eq=False)
 class Polynomial(Score):
-    """f(q, k) = log (scale q.k + offset)^degree, degree even so that the kernel is nowhere negative.
+    """f(q, k) = log (scale q.k + offset)^degree, with an even degree so that the kernel is never negative.
 
-    Where the kernel is exactly 0 the score is -inf and the weight 0, as if the key were forbidden.
+    Where the kernel is exactly 0, the score is -inf and the weight 0, as for a masked key.
     """
 
     degree: int = 2
     scale: float | None = None
     offset: float = 1.0
 
-    bilinear = None
-    linear_in_keys = False
+    bilinear_maps = None
+    is_linear_in_keys = False
 
-    def _scaled(self, width: int) -> float:
+    def _scale_or_default(self, width: int) -> float:
         return width**-0.5 if self.scale is None else self.scale
 
-    def _root(self, q: Queries, k: Keys) -> Scores:
-        return q @ k.mT * self._scaled(k.shape[-1]) + self.offset
+    def _base(self, q: Queries, k: Keys) -> Scores:
+        return q @ k.mT * self._scale_or_default(k.shape[-1]) + self.offset
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
-        root = self._root(q, k)
-        zero = root == 0
-        return (self.degree * torch.where(zero, 1, root).abs().log()).masked_fill(zero, -torch.inf)
+        base = self._base(q, k)
+        is_zero = base == 0
+        return (self.degree * torch.where(is_zero, 1, base).abs().log()).masked_fill(is_zero, -torch.inf)
 
-    def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        root = self._root(q, k)
-        zero = root == 0
-        slope = torch.where(zero, 0, self.degree * self._scaled(k.shape[-1]) * r / torch.where(zero, 1, root))
+    def pullback(self, q: Queries, k: Keys, r: Scores) -> Pullback:
+        base = self._base(q, k)
+        is_zero = base == 0
+        slope = torch.where(
+            is_zero, 0, self.degree * self._scale_or_default(k.shape[-1]) * r / torch.where(is_zero, 1, base)
+        )
         return slope @ k, slope.mT @ q, {}
 
-    def pointwise(self, width: int) -> Pointwise:
-        fold = Fold(SQUARED.phi, SQUARED.psi, self._scaled(width))
+    def pointwise_form(self, width: int) -> PointwiseForm:
+        dot_maps = DotMaps(NEGATIVE_SQUARED_DISTANCE.phi, NEGATIVE_SQUARED_DISTANCE.psi, self._scale_or_default(width))
         degree, offset = self.degree, self.offset
-        return Pointwise(fold, lambda s: degree * gpu_math.log(torch.abs(s + offset)))
+        return PointwiseForm(dot_maps, lambda s: degree * gpu_math.log(torch.abs(s + offset)))
 
-    def of_heads(self, some: list[int]) -> "Polynomial":
+    def select_heads(self, heads: list[int]) -> "Polynomial":
         return self
 
     def flops(self, d: int) -> Flops:
         return Flops(2 * d)
 
-    def scaled(self, by: float) -> "Polynomial":
-        return replace(self, scale=by) if self.scale is None else self
+    def with_model_scale(self, scale: float) -> "Polynomial":
+        return replace(self, scale=scale) if self.scale is None else self

@@ -1,8 +1,9 @@
-"""Which keys a query may see. A mask is a frozen value; `mask(i, j)` answers for positions i (rows) and j (columns).
+"""Masks: which keys each query may attend to.
 
-Query r of m sits at position n - m + r, so that the last query sees the last key (a cache of past keys needs nothing
-more). `a & b` permits what both permit. `mask.span(low, high, n)` bounds the keys that rows low..high-1 may see: a
-lowering never computes a block outside it.
+A mask is a frozen dataclass. `mask(i, j)` returns a boolean array for query positions i (rows) and key positions j
+(columns). Query r of m is at position n - m + r, so the last query sees the last key, as a cache of past keys requires.
+`a & b` allows the pairs that both allow. `mask.key_range(row_start, row_stop, n)` bounds the keys that these rows
+may see, so a lowering never computes a block outside it.
 """
 
 from abc import ABC, abstractmethod
@@ -13,72 +14,74 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from rheoscope.attention.feature_maps import of_heads
-from rheoscope.attention.part import Part
-from rheoscope.shapes import KeyAt, Permitted, RheoscopeError, RowAt
+from rheoscope.attention.feature_maps import index_heads
+from rheoscope.attention.part import MechanismPart
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
+from rheoscope.shapes import AllowedMask, KeyPositions, QueryPositions, RheoscopeError
 
-Pair = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Text, head, position of the query, position of the key."""
+PairMask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Arguments: text, head, query position, key position."""
 
 
-class Mask(Part, ABC):
-    """Which keys a query may see; `NoMask` permits all."""
+class Mask(MechanismPart, ABC):
+    """Which keys a query may attend to; `NoMask` allows all."""
 
     @abstractmethod
-    def __call__(self, i: RowAt, j: KeyAt) -> Permitted: ...
+    def __call__(self, i: QueryPositions, j: KeyPositions) -> AllowedMask: ...
 
     def __and__(self, other: "Mask") -> "Mask":
-        return self if other.forbids_nothing else Both(self, other)
+        return self if other.allows_all else Intersection(self, other)
 
-    def span(self, low: int, high: int, n: int) -> tuple[int, int]:
+    def key_range(self, row_start: int, row_stop: int, n: int) -> tuple[int, int]:
         return 0, n
 
     @property
-    def pair(self) -> "Pair | None":
-        """Whether text b and head h permit key j to query i, for kernels that ask pair by pair; None where it has no such form."""
+    def pair_mask(self) -> "PairMask | None":
+        """The mask as a function of text b, head h, query i and key j, for pairwise kernels; None without such a form."""
         return None
 
     @property
-    def by_head(self) -> bool:
-        """Whether heads differ in it."""
+    def is_per_head(self) -> bool:
+        """Whether it differs between heads."""
         return False
 
-    def fit(self, b: int, h: int, m: int, n: int) -> None:
-        """Refuse a call for which a table of this mask has the wrong shape."""
+    def check_shapes(self, b: int, h: int, m: int, n: int) -> None:
+        """Raise if an array of this mask has the wrong shape for the call."""
 
     @property
-    def sees_itself(self) -> bool:
-        """Whether every token is sure to be permitted to itself."""
+    def allows_self(self) -> bool:
+        """Whether every token is guaranteed to see itself."""
         return False
 
     @property
-    def forbids_nothing(self) -> bool:
+    def allows_all(self) -> bool:
         return False
 
     @property
     def is_causal(self) -> bool:
-        """Whether it permits j <= i and nothing else, as kernels know it by name."""
+        """Whether it is exactly j <= i, which kernels implement natively."""
         return False
 
 
 @dataclass(frozen=True, eq=False)
 class NoMask(Mask):
-    """Permits every key: the mask `none`."""
+    """Allows every key: the mask `none`."""
 
-    forbids_nothing = True
-    sees_itself = True
+    allows_all = True
+    allows_self = True
 
-    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+    def __call__(self, i: QueryPositions, j: KeyPositions) -> AllowedMask:
         return torch.ones(len(i), len(j), dtype=torch.bool, device=i.device)
 
     def __and__(self, other: Mask) -> Mask:
         return other
 
     @property
-    def pair(self) -> Pair:
+    def pair_mask(self) -> PairMask:
         return lambda b, h, i, j: j >= 0
 
-    def of_heads(self, some: list[int]) -> "NoMask":
+    def select_heads(self, heads: list[int]) -> "NoMask":
         return self
 
 
@@ -87,19 +90,19 @@ class Causal(Mask):
     """j <= i: a token sees itself and the past."""
 
     is_causal = True
-    sees_itself = True
+    allows_self = True
 
-    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+    def __call__(self, i: QueryPositions, j: KeyPositions) -> AllowedMask:
         return j <= i[:, None]
 
-    def span(self, low: int, high: int, n: int) -> tuple[int, int]:
-        return 0, max(min(high, n), 0)
+    def key_range(self, row_start: int, row_stop: int, n: int) -> tuple[int, int]:
+        return 0, max(min(row_stop, n), 0)
 
     @property
-    def pair(self) -> Pair:
+    def pair_mask(self) -> PairMask:
         return lambda b, h, i, j: j <= i
 
-    def of_heads(self, some: list[int]) -> "Causal":
+    def select_heads(self, heads: list[int]) -> "Causal":
         return self
 
 
@@ -109,233 +112,261 @@ class Window(Mask):
 
     size: int
 
-    sees_itself = True
+    allows_self = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.size, int) or self.size < 1:
             raise RheoscopeError(
-                f"a window permits at least the token itself: whole size >= 1, got {self.size}; type Window(128)"
+                Message("a window needs an integer size of at least 1, got {received}", received=str(self.size)),
+                Advice("Window(128)"),
             )
 
-    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+    def __call__(self, i: QueryPositions, j: KeyPositions) -> AllowedMask:
         return (i[:, None] - j).abs() < self.size
 
-    def span(self, low: int, high: int, n: int) -> tuple[int, int]:
-        return min(max(low - self.size + 1, 0), n), max(min(high + self.size - 1, n), 0)
+    def key_range(self, row_start: int, row_stop: int, n: int) -> tuple[int, int]:
+        return min(max(row_start - self.size + 1, 0), n), max(min(row_stop + self.size - 1, n), 0)
 
     @property
-    def pair(self) -> Pair:
+    def pair_mask(self) -> PairMask:
         size = self.size
         return lambda b, h, i, j: (i - j).abs() < size
 
-    def of_heads(self, some: list[int]) -> "Window":
+    def select_heads(self, heads: list[int]) -> "Window":
         return self
 
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Mask):
-    """j <= i, or j < length: the prefix sees itself both ways, the rest is causal."""
+    """j <= i, or j < length: bidirectional inside the prefix, causal after it."""
 
     length: int
 
-    sees_itself = True
+    allows_self = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.length, int) or self.length < 0:
-            raise RheoscopeError(f"a prefix has a whole length of 0 or more, got {self.length}; type Prefix(16)")
+            raise RheoscopeError(
+                Message("a prefix needs an integer length of at least 0, got {received}", received=str(self.length)),
+                Advice("Prefix(16)"),
+            )
 
-    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+    def __call__(self, i: QueryPositions, j: KeyPositions) -> AllowedMask:
         return (j <= i[:, None]) | (j < self.length)
 
-    def span(self, low: int, high: int, n: int) -> tuple[int, int]:
-        return 0, max(min(max(high, self.length), n), 0)
+    def key_range(self, row_start: int, row_stop: int, n: int) -> tuple[int, int]:
+        return 0, max(min(max(row_stop, self.length), n), 0)
 
     @property
-    def pair(self) -> Pair:
+    def pair_mask(self) -> PairMask:
         length = self.length
         return lambda b, h, i, j: (j <= i) | (j < length)
 
-    def of_heads(self, some: list[int]) -> "Prefix":
+    def select_heads(self, heads: list[int]) -> "Prefix":
         return self
 
 
 @dataclass(frozen=True, eq=False)
-class Others(Mask):
-    """j != i: a token sees every token but itself. The first one sees itself too: under `Causal() & Others()` it has no other.
+class ExcludeSelf(Mask):
+    """j != i, except that the first token sees itself: under `Causal() & ExcludeSelf()` it has no other key.
 
     >>> import torch
-    >>> (Causal() & Others())(torch.arange(3), torch.arange(3)).int()
+    >>> (Causal() & ExcludeSelf())(torch.arange(3), torch.arange(3)).int()
     tensor([[1, 0, 0],
             [1, 0, 0],
             [1, 1, 0]], dtype=torch.int32)
     """
 
-    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+    def __call__(self, i: QueryPositions, j: KeyPositions) -> AllowedMask:
         return (i[:, None] != j) | (i[:, None] == 0)
 
     @property
-    def pair(self) -> Pair:
+    def pair_mask(self) -> PairMask:
         return lambda b, h, i, j: (i != j) | (i == 0)
 
-    def of_heads(self, some: list[int]) -> "Others":
+    def select_heads(self, heads: list[int]) -> "ExcludeSelf":
         return self
 
 
 @dataclass(frozen=True, eq=False)
-class Document(Mask):
-    """Tokens of one packed row see each other only inside their own document: ids[b, i] == ids[b, j]."""
+class SameDocument(Mask):
+    """Tokens of a packed sequence see only their own document: ids[b, i] == ids[b, j]."""
 
     ids: Int[Tensor, "b n"]
 
-    sees_itself = True
+    allows_self = True
 
-    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+    def __call__(self, i: QueryPositions, j: KeyPositions) -> AllowedMask:
         return (self.ids[:, i, None] == self.ids[:, None, j])[:, None]
 
-    def fit(self, b: int, h: int, m: int, n: int) -> None:
-        _fit("Document ids", self.ids, [(b, n)])
+    def check_shapes(self, b: int, h: int, m: int, n: int) -> None:
+        _check_table_shape(Message("document ids"), self.ids, [(b, n)])
         if m > n:
             raise RheoscopeError(
-                f"a document mask needs every query to be one of the keys, got {m} queries and {n} keys; "
-                "type a boolean tensor (m, n) for cross attention"
+                Message(
+                    "a document mask needs every query among the keys, got {m} queries and {n} keys; "
+                    "cross attention needs a boolean mask of shape ({m}, {n})",
+                    m=m,
+                    n=n,
+                ),
+                Advice(f"mask=torch.ones({m}, {n}, dtype=torch.bool)"),
             )
 
     @property
-    def pair(self) -> Pair:
+    def pair_mask(self) -> PairMask:
         ids = self.ids
         return lambda b, h, i, j: ids[b, i] == ids[b, j]
 
-    def of_heads(self, some: list[int]) -> "Document":
+    def select_heads(self, heads: list[int]) -> "SameDocument":
         return self
 
 
 @dataclass(frozen=True, eq=False)
 class Padding(Mask):
-    """Keys that are there: real[b, j] is False for padding, which no query sees."""
+    """Hides padding: no query sees key j where is_token[b, j] is False."""
 
-    real: Bool[Tensor, "b n"]
+    is_token: Bool[Tensor, "b n"]
 
-    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
-        return self.real[:, None, None, j].expand(-1, 1, len(i), -1)
+    def __call__(self, i: QueryPositions, j: KeyPositions) -> AllowedMask:
+        return self.is_token[:, None, None, j].expand(-1, 1, len(i), -1)
 
-    def fit(self, b: int, h: int, m: int, n: int) -> None:
-        if self.real.dtype is not torch.bool:
+    def check_shapes(self, b: int, h: int, m: int, n: int) -> None:
+        if self.is_token.dtype is not torch.bool:
             raise RheoscopeError(
-                f"a padding mask is boolean (True is a token), got {self.real.dtype}; type Padding(real.bool())"
+                Message(
+                    "a padding mask must be boolean (True for tokens), got {dtype}", dtype=str(self.is_token.dtype)
+                ),
+                Advice("Padding(is_token.bool())"),
             )
-        _fit("a Padding mask", self.real, [(b, n)])
+        _check_table_shape(Message("a padding mask"), self.is_token, [(b, n)])
 
     @property
-    def pair(self) -> Pair:
-        real = self.real
-        return lambda b, h, i, j: real[b, j]
+    def pair_mask(self) -> PairMask:
+        is_token = self.is_token
+        return lambda b, h, i, j: is_token[b, j]
 
-    def of_heads(self, some: list[int]) -> "Padding":
+    def select_heads(self, heads: list[int]) -> "Padding":
         return self
 
 
 @dataclass(frozen=True, eq=False)
-class Table(Mask):
-    """Any boolean table (m, n), (b, m, n) or (b, h, m, n); True permits."""
+class BooleanMask(Mask):
+    """Any boolean array (m, n), (b, m, n) or (b, h, m, n); True allows the pair."""
 
-    permitted: Bool[Tensor, "*bh m n"]
+    allowed: Bool[Tensor, "*bh m n"]
 
-    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
-        m, n = self.permitted.shape[-2:]
-        table = self.permitted[:, None] if self.permitted.ndim == 3 else self.permitted
+    def __call__(self, i: QueryPositions, j: KeyPositions) -> AllowedMask:
+        m, n = self.allowed.shape[-2:]
+        table = self.allowed[:, None] if self.allowed.ndim == 3 else self.allowed
         return table[..., (i - (n - m))[:, None], j]
 
-    def fit(self, b: int, h: int, m: int, n: int) -> None:
-        _fit(
-            "a mask",
-            self.permitted,
+    def check_shapes(self, b: int, h: int, m: int, n: int) -> None:
+        _check_table_shape(
+            Message("a mask"),
+            self.allowed,
             [(m, n), (b, m, n), (1, m, n), (b, h, m, n), (b, 1, m, n), (1, h, m, n), (1, 1, m, n)],
         )
 
     @property
-    def pair(self) -> Pair:
-        table, (m, n) = self.permitted, self.permitted.shape[-2:]
+    def pair_mask(self) -> PairMask:
+        table, (m, n) = self.allowed, self.allowed.shape[-2:]
         table = table[(None,) * (4 - table.ndim)] if table.ndim == 2 else table[:, None] if table.ndim == 3 else table
-        texts, heads = (int(size > 1) for size in table.shape[:2])  # one for all stands at 0
-        return lambda b, h, i, j: table[b * texts, h * heads, i - (n - m), j]
+        text_stride, head_stride = (int(size > 1) for size in table.shape[:2])  # a shared axis has stride 0
+        return lambda b, h, i, j: table[b * text_stride, h * head_stride, i - (n - m), j]
 
     @property
-    def by_head(self) -> bool:
-        return self.permitted.ndim == 4 and self.permitted.shape[1] > 1
+    def is_per_head(self) -> bool:
+        return self.allowed.ndim == 4 and self.allowed.shape[1] > 1
 
-    def of_heads(self, some: list[int]) -> "Table":
-        return replace(self, permitted=of_heads(self.permitted, some, 1)) if self.permitted.ndim == 4 else self
+    def select_heads(self, heads: list[int]) -> "BooleanMask":
+        return replace(self, allowed=index_heads(self.allowed, heads, 1)) if self.allowed.ndim == 4 else self
 
 
 @dataclass(frozen=True, eq=False)
-class Both(Mask):
-    """What a and b both permit."""
+class Intersection(Mask):
+    """The pairs that both a and b allow."""
 
     a: Mask
     b: Mask
 
     @property
-    def sees_itself(self) -> bool:
-        return self.a.sees_itself and self.b.sees_itself
+    def allows_self(self) -> bool:
+        return self.a.allows_self and self.b.allows_self
 
-    def __call__(self, i: RowAt, j: KeyAt) -> Permitted:
+    def __call__(self, i: QueryPositions, j: KeyPositions) -> AllowedMask:
         return self.a(i, j) & self.b(i, j)
 
-    def fit(self, b: int, h: int, m: int, n: int) -> None:
-        self.a.fit(b, h, m, n)
-        self.b.fit(b, h, m, n)
+    def check_shapes(self, b: int, h: int, m: int, n: int) -> None:
+        self.a.check_shapes(b, h, m, n)
+        self.b.check_shapes(b, h, m, n)
 
-    def span(self, low: int, high: int, n: int) -> tuple[int, int]:
-        (a0, a1), (b0, b1) = self.a.span(low, high, n), self.b.span(low, high, n)
-        return max(a0, b0), max(min(a1, b1), max(a0, b0))
-
-    @property
-    def pair(self) -> Pair | None:
-        a, c = self.a.pair, self.b.pair
-        return None if a is None or c is None else lambda b, h, i, j: a(b, h, i, j) & c(b, h, i, j)
+    def key_range(self, row_start: int, row_stop: int, n: int) -> tuple[int, int]:
+        (a_start, a_stop), (b_start, b_stop) = (
+            self.a.key_range(row_start, row_stop, n),
+            self.b.key_range(row_start, row_stop, n),
+        )
+        return max(a_start, b_start), max(min(a_stop, b_stop), max(a_start, b_start))
 
     @property
-    def by_head(self) -> bool:
-        return self.a.by_head or self.b.by_head
+    def pair_mask(self) -> PairMask | None:
+        mask_a, mask_b = self.a.pair_mask, self.b.pair_mask
+        return None if mask_a is None or mask_b is None else lambda b, h, i, j: mask_a(b, h, i, j) & mask_b(b, h, i, j)
 
-    def of_heads(self, some: list[int]) -> "Both":
-        return replace(self, a=self.a.of_heads(some), b=self.b.of_heads(some))
+    @property
+    def is_per_head(self) -> bool:
+        return self.a.is_per_head or self.b.is_per_head
+
+    def select_heads(self, heads: list[int]) -> "Intersection":
+        return replace(self, a=self.a.select_heads(heads), b=self.b.select_heads(heads))
 
 
-def _fit(what: str, table: Tensor, shapes: list[tuple[int, ...]]) -> None:
+def _check_table_shape(name: str, table: Tensor, shapes: list[tuple[int, ...]]) -> None:
     if tuple(table.shape) not in shapes:
-        wanted = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
+        expected = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
         raise RheoscopeError(
-            f"{what} for these q and k must have shape {wanted}, got {tuple(table.shape)}; type one of shape {shapes[0]}"
+            Message(
+                "{name} for these q and k must have shape {expected}, got {received}",
+                name=name,
+                expected=expected,
+                received=str(tuple(table.shape)),
+            )
         )
 
 
-NAMED: dict[str, Mask] = {"none": NoMask(), "causal": Causal()}
+NAMED_MASKS: dict[str, Mask] = {"none": NoMask(), "causal": Causal()}
 
 
 def as_mask(mask: "Mask | str | Tensor | None") -> Mask:
-    """A mask from what a user types: None, "none", "causal", a boolean tensor (True permits) or a Mask.
+    """A mask from a user's argument: None, "none", "causal", a boolean tensor (True allows) or a Mask.
 
     >>> as_mask("causal")
     Causal()
     >>> as_mask("casual")
     Traceback (most recent call last):
-    rheoscope.shapes.RheoscopeError: unknown mask 'casual'; type 'none', 'causal', a boolean tensor or a Mask such as Causal() & Window(128)
+    rheoscope.shapes.RheoscopeError: mask must be 'none', 'causal', a boolean tensor or a Mask, got 'casual'; type mask='causal'
     """
     if mask is None:
         return NoMask()
     if isinstance(mask, Mask):
         return mask
-    if isinstance(mask, str) and mask in NAMED:
-        return NAMED[mask]
+    if isinstance(mask, str) and mask in NAMED_MASKS:
+        return NAMED_MASKS[mask]
     if isinstance(mask, Tensor):
         if mask.dtype is not torch.bool or mask.ndim not in (2, 3, 4):
             raise RheoscopeError(
-                f"a mask tensor is boolean (True permits) of shape (m, n), (b, m, n) or (b, h, m, n), got {mask.dtype} "
-                f"{tuple(mask.shape)}; a float bias is a position: replace(mechanism, position=Bias(tensor))"
+                Message(
+                    "a mask tensor must be boolean of shape (m, n), (b, m, n) or (b, h, m, n), got {dtype} of shape {shape}; "
+                    "pass a float bias as a position",
+                    dtype=str(mask.dtype),
+                    shape=str(tuple(mask.shape)),
+                ),
+                Advice("replace(mechanism, position=Bias(tensor))"),
             )
-        return Table(mask)
-    came = repr(mask) if isinstance(mask, str) else f"of type {type(mask).__name__}"
+        return BooleanMask(mask)
     raise RheoscopeError(
-        f"unknown mask {came}; type 'none', 'causal', a boolean tensor or a Mask such as Causal() & Window(128)"
+        Message(
+            "mask must be 'none', 'causal', a boolean tensor or a Mask, got {received}",
+            received=repr(mask) if isinstance(mask, str) else type(mask).__name__,
+        ),
+        Advice("mask='causal'"),
     )

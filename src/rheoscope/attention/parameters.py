@@ -1,7 +1,6 @@
-"""The tensors that a frozen value holds, by path, and the same value with other tensors in their places.
+"""Read and replace the tensors inside a nested frozen dataclass, keyed by path.
 
-This is all that is needed to train a mechanism: `nn.Attention` keeps the tensors as parameters and puts them back
-before each call.
+`nn.Attention` uses this to train a mechanism: it registers the tensors as parameters and substitutes them before a call.
 """
 
 from collections.abc import Hashable, Mapping
@@ -10,30 +9,30 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-Value = TypeVar("Value")
+FrozenValue = TypeVar("FrozenValue")
 Structure = tuple[Hashable, ...]
 
 
-def tensors(value: Any) -> dict[str, Tensor]:
-    """Every tensor inside a nested frozen value, keyed by its path.
+def tensors_by_path(value: Any) -> dict[str, Tensor]:
+    """Every tensor inside a nested frozen dataclass, keyed by its path.
 
     >>> import torch
     >>> from rheoscope.attention.feature_maps import Linear, Residual
-    >>> list(tensors(Residual(Linear(torch.eye(2)))))
+    >>> list(tensors_by_path(Residual(Linear(torch.eye(2)))))
     ['f.W']
     """
-    found: dict[str, Tensor] = {}
+    by_path: dict[str, Tensor] = {}
     for field in fields(value) if is_dataclass(value) else ():
         part = getattr(value, field.name)
         if isinstance(part, Tensor):
-            found[field.name] = part
+            by_path[field.name] = part
         else:
-            found |= {f"{field.name}.{path}": tensor for path, tensor in tensors(part).items()}
-    return found
+            by_path |= {f"{field.name}.{path}": tensor for path, tensor in tensors_by_path(part).items()}
+    return by_path
 
 
-def with_tensors(value: Value, new: Mapping[str, Tensor]) -> Value:
-    """The same value with the tensors of `new` at their paths.
+def with_tensors(value: FrozenValue, replacements: Mapping[str, Tensor]) -> FrozenValue:
+    """A copy of the value with the tensors of `replacements` at their paths.
 
     >>> import torch
     >>> from rheoscope.attention.feature_maps import Linear
@@ -41,36 +40,36 @@ def with_tensors(value: Value, new: Mapping[str, Tensor]) -> Value:
     0.0
     """
     changes: dict[str, Any] = {}
-    inner: dict[str, dict[str, Tensor]] = {}
-    for path, tensor in new.items():
-        name, _, rest = path.partition(".")
-        if rest:
-            inner.setdefault(name, {})[rest] = tensor
+    nested: dict[str, dict[str, Tensor]] = {}
+    for path, tensor in replacements.items():
+        name, _, subpath = path.partition(".")
+        if subpath:
+            nested.setdefault(name, {})[subpath] = tensor
         else:
             changes[name] = tensor
-    changes |= {name: with_tensors(getattr(value, name), told) for name, told in inner.items()}
-    return with_parts(value, **changes) if changes else value
+    changes |= {name: with_tensors(getattr(value, name), subtensors) for name, subtensors in nested.items()}
+    return with_fields(value, **changes) if changes else value
 
 
-def with_parts(value: Value, /, **changes: Any) -> Value:
-    """A copy of a frozen value with some fields replaced: `dataclasses.replace` for code that `torch.compile` traces.
+def with_fields(value: FrozenValue, /, **changes: Any) -> FrozenValue:
+    """A copy of a frozen dataclass with some fields replaced: `dataclasses.replace` for code that `torch.compile` traces.
 
-    No constructor runs, so nothing is checked: one whose defaults are values breaks the graph of torch 2.11.
+    No constructor runs, so nothing is validated. In torch 2.11 a constructor with dataclass defaults breaks the graph.
 
     >>> from rheoscope.attention.score import Gram
-    >>> with_parts(Gram(), scale=2.0).scale
+    >>> with_fields(Gram(), scale=2.0).scale
     2.0
     """
-    made = object.__new__(type(value))
+    copy = object.__new__(type(value))
     for field in fields(value):  # type: ignore[arg-type]
-        object.__setattr__(made, field.name, changes.get(field.name, getattr(value, field.name)))
-    return made
+        object.__setattr__(copy, field.name, changes.get(field.name, getattr(value, field.name)))
+    return copy
 
 
 def structure(value: Any) -> Structure:
-    """All of a nested frozen value but the numbers inside its tensors: two values with equal ones differ in nothing else.
+    """A hashable key of everything in a nested frozen dataclass except the tensor values.
 
-    What is no dataclass, tensor, number or word (a function, say) is like nothing but itself.
+    Any other object, such as a function, equals only itself.
 
     >>> import torch
     >>> from rheoscope.attention.feature_maps import Linear
@@ -80,6 +79,6 @@ def structure(value: Any) -> Structure:
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device
     if is_dataclass(value):
-        kind: Any = type(value)
-        return kind, *(structure(getattr(value, field.name)) for field in fields(value))
+        value_type: Any = type(value)
+        return value_type, *(structure(getattr(value, field.name)) for field in fields(value))
     return (value,) if value is None or isinstance(value, bool | int | float | str) else (object(),)

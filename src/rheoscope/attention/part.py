@@ -1,25 +1,31 @@
-"""What every part of a mechanism shares: it answers for itself, and an answer that it was never given is refused.
+"""The base class of every part of a mechanism: scores, masks, positions, normalisers and feature maps.
 
-A score, a mask, a position, a normaliser and a feature are five families of one kind: an abstract class that says what
-is asked of the family, and final frozen values below it. Nothing outside asks a part for its class. A question whose
-"no" costs no more than a fast path has that "no" for an answer from the start; where silence would change a number, the
-abstract class refuses, and a new part has to say.
+Each of the five families is an abstract class with final frozen dataclasses below it. Code outside a family calls methods
+and never checks the class of a part. A property that only enables a fast path defaults to "no". A property that would
+change a result raises until the part implements it.
 """
 
 from typing import TypeVar
 
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
-Own = TypeVar("Own", bound="Part")
+PartType = TypeVar("PartType", bound="MechanismPart")
 
 
-class Part:
-    """One of the five choices that make a mechanism, or a piece of one."""
+class MechanismPart:
+    """One of the five parts of a mechanism, or a component of one."""
 
-    def of_heads(self: Own, some: list[int]) -> Own:
-        """The same part for these query heads alone: of whatever it holds for each head, their share."""
-        raise self.untold("of_heads", "what it is for some of its heads")
+    def select_heads(self: PartType, heads: list[int]) -> PartType:
+        """The same part restricted to these query heads; per-head tensors are indexed."""
+        raise self.missing_method_error("select_heads", Message("how to select heads"))
 
-    def untold(self, method: str, what: str) -> RheoscopeError:
-        name = type(self).__name__
-        return RheoscopeError(f"{name} does not say {what}; write the method {method} in class {name}")
+    def missing_method_error(self, method: str, quantity: str) -> RheoscopeError:
+        return RheoscopeError(
+            Message(
+                "{part} does not define {quantity}: implement the method {method}",
+                part=type(self).__name__,
+                quantity=quantity,
+                method=method,
+            )
+        )

@@ -1,235 +1,249 @@
-"""Where a token stands. A position acts before the score (`place` moves q and k) or beside it (`bias` adds to it).
+"""Position encodings: maps of q and k before the score (`encode`), or additive score biases (`bias`).
 
-    NoPosition    nothing
-    Sinusoidal    x + P(i), the sine table of 2017
-    Learned       x + table[i]
-    Rotary        x R(i): the score depends on i - j alone
-    ALiBi         bias -slope_h |i - j|
-    Buckets       bias table[bucket(j - i), h], T5's logarithmic buckets
-    Bias          any additive table (h, m, n) or (b, h, m, n)
+    NoPosition        nothing
+    Sinusoidal        x + P(i), the sinusoidal table of 2017
+    LearnedPosition   x + table[i]
+    Rotary            x R(i): the score depends only on i - j
+    ALiBi             bias -slope_h |i - j|
+    Buckets           bias table[bucket(j - i), h], T5's logarithmic buckets
+    Bias              any additive table (h, m, n) or (b, h, m, n)
 
-`Together(a, b)` places by a then b and adds both biases.
+`CombinedPosition(a, b)` encodes by a, then by b, and adds both biases.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.attention.feature_maps import of_heads, under
-from rheoscope.attention.part import Part
-from rheoscope.shapes import KeyAt, RheoscopeError, RowAt, Scores
+from rheoscope.attention.feature_maps import prefix_keys
+from rheoscope.attention.part import MechanismPart
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message, plural
+from rheoscope.shapes import KeyPositions, QueryPositions, RheoscopeError, Scores
 
-Placed = Float[Tensor, "b h t d"]
-At = Int[Tensor, " t"]
-PairTable = Float[Tensor, "t half"]
-Pulled = tuple[Tensor, dict[str, Tensor]]
-Biases = Float[Tensor, "*#bh m n"]
+TokenRows = Float[Tensor, "b h t d"]
+TokenPositions = Int[Tensor, " t"]
+RotaryTable = Float[Tensor, "t half"]
+Pullback = tuple[Tensor, dict[str, Tensor]]
+BiasArray = Float[Tensor, "*#bh m n"]
 PairBias = Callable[[Any, Any, Any, Any], Tensor]
-"""Text, head, position of the query, position of the key."""
+"""Arguments: text, head, query position, key position."""
 
 
-class Position(Part, ABC):
-    """Where tokens stand, seen by the score; without one (`NoPosition`), permuting tokens permutes the result."""
-
-    @abstractmethod
-    def place(self, x: Placed, at: At) -> Placed: ...
+class Position(MechanismPart, ABC):
+    """A position encoding; without one (`NoPosition`), permuting the tokens permutes the output."""
 
     @abstractmethod
-    def bias(self, i: RowAt, j: KeyAt) -> Biases | None: ...
+    def encode(self, x: TokenRows, positions: TokenPositions) -> TokenRows: ...
 
     @abstractmethod
-    def pull(self, at: At, dy: Placed) -> Pulled:
-        """The gradient dy of the placed rows, taken back to the rows and to the position's own tensors."""
+    def bias(self, i: QueryPositions, j: KeyPositions) -> BiasArray | None: ...
 
     @abstractmethod
-    def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
-        """The gradient r of the scores, taken back to the tensors behind the bias."""
+    def pullback(self, positions: TokenPositions, dy: TokenRows) -> Pullback:
+        """Gradients of the rows and of the position's tensors, from the gradient dy of the encoded rows."""
 
-    def fit(self, b: int, h: int, m: int, n: int, d: int) -> None:
-        """Refuse a call for which this position has the wrong shape."""
+    @abstractmethod
+    def pullback_bias(self, i: QueryPositions, j: KeyPositions, r: Scores) -> dict[str, Tensor]:
+        """Gradients of the tensors of the bias, from the gradient r of the scores."""
+
+    def check_shapes(self, b: int, h: int, m: int, n: int, d: int) -> None:
+        """Raise if this position does not fit the shapes of the call."""
 
     @property
-    def nowhere(self) -> bool:
-        """Whether it does nothing at all."""
+    def is_trivial(self) -> bool:
+        """Whether it has no effect."""
         return False
 
     @property
-    def moves(self) -> bool:
-        """Whether `place` changes tokens."""
-        raise self.untold("moves", "whether it changes tokens before the score")
+    def changes_tokens(self) -> bool:
+        """Whether `encode` changes tokens."""
+        raise self.missing_method_error("changes_tokens", Message("whether it changes tokens before the score"))
 
-    def key_bias(self, j: KeyAt) -> Float[Tensor, "h n"] | None:
-        """The bias as one number a key, up to a constant of the row, where no key lies ahead; None where it is not so."""
+    def key_bias(self, j: KeyPositions) -> Float[Tensor, "h n"] | None:
+        """The bias as one number per key, up to a constant per row, for past keys; None without such a form."""
         return None
 
     @property
-    def reach(self) -> int | None:
-        """How far back its bias changes, where all keys so far back or farther have one bias; None where it is not so."""
+    def bias_horizon(self) -> int | None:
+        """The distance beyond which all past keys have the same bias; None if there is none."""
         return None
 
     def pair_bias(self, m: int, n: int) -> PairBias | None:
-        """The bias of text b and head h for query i and key j of a call, pair by pair; None where it has no such form."""
+        """The bias as a function of text b, head h, query i and key j of a call; None without such a form."""
         return None
 
-    def rotation(self, offset: int, width: int, like: Tensor) -> Float[Tensor, "k k"]:
-        """R(delta) with place(q, i) place(k, j)^T = q R(i - j) k^T, where placing a token turns it."""
-        raise self.untold("rotation", "how it turns tokens: it has no form that depends on their offset alone")
+    def rotation_matrix(self, offset: int, width: int, template: Tensor) -> Float[Tensor, "k k"]:
+        """R(offset) with encode(q, i) encode(k, j)^T = q R(i - j) k^T, for an encoding that rotates tokens."""
+        raise RheoscopeError(
+            Message(
+                "{position} has no rotation matrix: its encoding does not depend only on the offset between two tokens",
+                position=type(self).__name__,
+            )
+        )
 
 
-class Placing(Position):
-    """A position that acts before the score alone."""
+class TokenEncoding(Position):
+    """A position that only maps tokens before the score."""
 
-    moves = True
+    changes_tokens = True
 
-    def bias(self, i: RowAt, j: KeyAt) -> None:
+    def bias(self, i: QueryPositions, j: KeyPositions) -> None:
         return None
 
-    def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
+    def pullback_bias(self, i: QueryPositions, j: KeyPositions, r: Scores) -> dict[str, Tensor]:
         return {}
 
 
-class Biasing(Position):
-    """A position that acts beside the score alone."""
+class ScoreBias(Position):
+    """A position that only adds a bias to the score."""
 
-    moves = False
+    changes_tokens = False
 
-    def place(self, x: Placed, at: At) -> Placed:
+    def encode(self, x: TokenRows, positions: TokenPositions) -> TokenRows:
         return x
 
-    def pull(self, at: At, dy: Placed) -> Pulled:
+    def pullback(self, positions: TokenPositions, dy: TokenRows) -> Pullback:
         return dy, {}
 
 
 @dataclass(frozen=True, eq=False)
-class NoPosition(Biasing):
-    """No position at all."""
+class NoPosition(ScoreBias):
+    """No position encoding."""
 
-    nowhere = True
+    is_trivial = True
 
-    def bias(self, i: RowAt, j: KeyAt) -> None:
+    def bias(self, i: QueryPositions, j: KeyPositions) -> None:
         return None
 
-    def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
+    def pullback_bias(self, i: QueryPositions, j: KeyPositions, r: Scores) -> dict[str, Tensor]:
         return {}
 
-    def of_heads(self, some: list[int]) -> "NoPosition":
+    def select_heads(self, heads: list[int]) -> "NoPosition":
         return self
 
 
-def rotation_of(place: Callable[[Placed, At], Placed], offset: int, width: int, like: Tensor) -> Float[Tensor, "k k"]:
-    """R(delta) of a map that turns tokens, read off what it does to the axes; `like` gives dtype and device."""
-    at = torch.tensor([abs(offset), 0], device=like.device).repeat_interleave(width)
-    rows = torch.eye(width, dtype=like.dtype, device=like.device).repeat(2, 1)
-    far, here = place(rows[None, None], at)[0, 0].split(width)
-    return far @ here.mT if offset >= 0 else here @ far.mT
+def rotation_from_encoding(
+    encode: Callable[[TokenRows, TokenPositions], TokenRows], offset: int, width: int, template: Tensor
+) -> Float[Tensor, "k k"]:
+    """R(offset) of an encoding that rotates tokens, from its images of the axes; dtype and device of `template`."""
+    positions = torch.tensor([abs(offset), 0], device=template.device).repeat_interleave(width)
+    rows = torch.eye(width, dtype=template.dtype, device=template.device).repeat(2, 1)
+    rows_at_offset, rows_at_zero = encode(rows[None, None], positions)[0, 0].split(width)
+    return rows_at_offset @ rows_at_zero.mT if offset >= 0 else rows_at_zero @ rows_at_offset.mT
 
 
-def angles(at: At, width: int, base: float = 10000.0) -> Float[Tensor, "t half"]:
-    """p base^{-2c/width} of position p and pair c, in float64: what sine tables and rotations are made of."""
-    c = torch.arange(0, width, 2, dtype=torch.float64, device=at.device)
-    return at[:, None].double() * base ** (-c / width)
+def angles(positions: TokenPositions, width: int, base: float = 10000.0) -> Float[Tensor, "t half"]:
+    """Angles p base^{-2c/width} of position p and pair c in float64, for sinusoidal tables and rotations."""
+    c = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device)
+    return positions[:, None].double() * base ** (-c / width)
 
 
-def sinusoidal_table(at: At, width: int, base: float = 10000.0) -> Float[Tensor, "t d"]:
-    """P(p)_{2c} = sin(p base^{-2c/d}), P(p)_{2c+1} = cos(the same): the table of arXiv:1706.03762, in float64.
+def sinusoidal_table(positions: TokenPositions, width: int, base: float = 10000.0) -> Float[Tensor, "t d"]:
+    """P(p)_{2c} = sin(p base^{-2c/d}), P(p)_{2c+1} = cos(p base^{-2c/d}), in float64 (arXiv:1706.03762).
 
     >>> sinusoidal_table(torch.arange(2), 4).shape
     torch.Size([2, 4])
     """
-    angle = angles(at, width, base)
+    angle = angles(positions, width, base)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[:, :width]
 
 
 @dataclass(frozen=True, eq=False)
-class Sinusoidal(Placing):
+class Sinusoidal(TokenEncoding):
     """q_i + P(i) and k_j + P(j)."""
 
     base: float = 10000.0
 
-    def place(self, x: Placed, at: At) -> Placed:
-        return x + sinusoidal_table(at, x.shape[-1], self.base).to(x.dtype)
+    def encode(self, x: TokenRows, positions: TokenPositions) -> TokenRows:
+        return x + sinusoidal_table(positions, x.shape[-1], self.base).to(x.dtype)
 
-    def pull(self, at: At, dy: Placed) -> Pulled:
+    def pullback(self, positions: TokenPositions, dy: TokenRows) -> Pullback:
         return dy, {}
 
-    def of_heads(self, some: list[int]) -> "Sinusoidal":
+    def select_heads(self, heads: list[int]) -> "Sinusoidal":
         return self
 
 
 @dataclass(frozen=True, eq=False)
-class Learned(Placing):
+class LearnedPosition(TokenEncoding):
     """q_i + table[i] and k_j + table[j]."""
 
     table: Float[Tensor, "positions d"]
 
-    def place(self, x: Placed, at: At) -> Placed:
-        if int(at[0]) < 0 or int(at[-1]) >= len(self.table):
+    def encode(self, x: TokenRows, positions: TokenPositions) -> TokenRows:
+        if int(positions[0]) < 0 or int(positions[-1]) >= len(self.table):
             raise RheoscopeError(
-                f"learned positions reach from 0 to {len(self.table) - 1}, got {int(at[0])} to {int(at[-1])}; "
-                "type a shorter text or a longer table"
+                Message(
+                    "learned positions range from 0 to {last}, got {low} to {high}",
+                    last=len(self.table) - 1,
+                    low=int(positions[0]),
+                    high=int(positions[-1]),
+                )
             )
-        return x + self.table[at].to(x.dtype)
+        return x + self.table[positions].to(x.dtype)
 
-    def pull(self, at: At, dy: Placed) -> Pulled:
-        table = torch.zeros_like(self.table)
-        return dy, {"table": table.index_add(0, at, dy.sum((0, 1)).to(table.dtype))}
+    def pullback(self, positions: TokenPositions, dy: TokenRows) -> Pullback:
+        grad_table = torch.zeros_like(self.table)
+        return dy, {"table": grad_table.index_add(0, positions, dy.sum((0, 1)).to(grad_table.dtype))}
 
-    def of_heads(self, some: list[int]) -> "Learned":
+    def select_heads(self, heads: list[int]) -> "LearnedPosition":
         return self
 
 
-def rotary_tables(at: At, width: int, base: float = 10000.0) -> tuple[PairTable, PairTable]:
-    """cos and sin of p base^{-2c/width} of position p and pair c, in float64.
+def rotary_tables(positions: TokenPositions, width: int, base: float = 10000.0) -> tuple[RotaryTable, RotaryTable]:
+    """cos and sin of the angle p base^{-2c/width} of position p and pair c, in float64.
 
     >>> rotary_tables(torch.arange(3), 8)[0].shape
     torch.Size([3, 4])
     """
-    angle = angles(at, width, base)
+    angle = angles(positions, width, base)
     return angle.cos(), angle.sin()
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Which coordinates turn together: `laid` puts a table for the first of each pair and one for the second where these
-    coordinates are, `partner` puts on every coordinate the one that it turns with."""
+class CoordinatePairing:
+    """Which coordinates rotate together.
 
-    laid: Callable[[Tensor, Tensor], Tensor]
-    partner: Callable[[Tensor], Tensor]
-
-
-HALVES = Pairs(lambda a, b: torch.cat([a, b], -1), lambda x: x.roll(x.shape[-1] // 2, -1))
-NEIGHBOURS = Pairs(
-    lambda a, b: torch.stack([a, b], -1).flatten(-2), lambda x: x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-)
-PAIRS = {"halves": HALVES, "neighbours": NEIGHBOURS}
-
-
-class Turn:
-    """x ↦ x R(p) by tables at hand, given back in x's dtype; laid out once, it turns queries and keys of every layer.
-
-    No frozen value, and no default `pairs`: either breaks the graph of `torch.compile` inside a forward (torch 2.11).
+    `arrange` interleaves a table for the first and one for the second coordinate of each pair; `swap_partners` exchanges
+    the coordinates of each pair.
     """
 
-    def __init__(self, cos: PairTable, sin: PairTable, pairs: Pairs) -> None:
-        self.cos, self.sin, self.partner = pairs.laid(cos, cos), pairs.laid(-sin, sin), pairs.partner
+    arrange: Callable[[Tensor, Tensor], Tensor]
+    swap_partners: Callable[[Tensor], Tensor]
 
-    def __call__(self, x: Placed) -> Placed:
-        return (x * self.cos + self.partner(x) * self.sin).to(x.dtype)
+
+HALVES = CoordinatePairing(lambda a, b: torch.cat([a, b], -1), lambda x: x.roll(x.shape[-1] // 2, -1))
+NEIGHBOURS = CoordinatePairing(
+    lambda a, b: torch.stack([a, b], -1).flatten(-2), lambda x: x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+)
+PAIRINGS = {"halves": HALVES, "neighbours": NEIGHBOURS}
+
+
+class RotaryMap:
+    """x ↦ x R(p) from precomputed tables, in the dtype of x; one instance serves the queries and keys of every layer.
+
+    It is not a frozen dataclass and `pairs` has no default: either breaks the graph of `torch.compile` (torch 2.11).
+    """
+
+    def __init__(self, cos: RotaryTable, sin: RotaryTable, pairs: CoordinatePairing) -> None:
+        self.cos, self.sin, self.swap_partners = pairs.arrange(cos, cos), pairs.arrange(-sin, sin), pairs.swap_partners
+
+    def __call__(self, x: TokenRows) -> TokenRows:
+        return (x * self.cos + self.swap_partners(x) * self.sin).to(x.dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class Rotary(Placing):
-    """q_i R(i), k_j R(j) with R(i) R(j)^T = R(i - j): the score sees offsets alone (RoFormer, arXiv:2104.09864).
+class Rotary(TokenEncoding):
+    """q_i R(i), k_j R(j) with R(i) R(j)^T = R(i - j): the score depends only on offsets (RoFormer, arXiv:2104.09864).
 
-    Pair c of the first `width` coordinates (all of them by default) turns by the angle p base^{-2c/width}.
-    `pairs="halves"` couples coordinate c with c + width/2 (Llama, NeoX), `"neighbours"` couples 2c with 2c + 1 (GPT-J).
+    Pair c of the first `width` coordinates (all by default) rotates by the angle p base^{-2c/width}.
+    `pairs="halves"` pairs coordinate c with c + width/2 (Llama, NeoX); `"neighbours"` pairs 2c with 2c + 1 (GPT-J).
     """
 
     base: float = 10000.0
@@ -237,214 +251,104 @@ class Rotary(Placing):
     pairs: Literal["halves", "neighbours"] = "halves"
 
     def __post_init__(self) -> None:
-        if self.pairs not in PAIRS:
-            raise RheoscopeError(f"unknown pairs {self.pairs!r}; type 'halves' (Llama, NeoX) or 'neighbours' (GPT-J)")
+        if self.pairs not in PAIRINGS:
+            raise RheoscopeError(
+                Message(
+                    "pairs must be 'halves' (Llama, NeoX) or 'neighbours' (GPT-J), got {received!r}",
+                    received=self.pairs,
+                ),
+                Advice("Rotary(pairs='halves')"),
+            )
         if self.width is not None and (self.width < 2 or self.width % 2):
             raise RheoscopeError(
-                f"rotary turns pairs of coordinates: an even width, got {self.width}; type width=2 or more"
+                Message("rotary needs an even width of at least 2, got {received}", received=self.width),
+                Advice(f"Rotary(width={max(2, self.width // 2 * 2)})"),
             )
 
-    def fit(self, b: int, h: int, m: int, n: int, d: int) -> None:
+    def check_shapes(self, b: int, h: int, m: int, n: int, d: int) -> None:
         if (self.width or d) > d or (self.width or d) % 2:
             raise RheoscopeError(
-                f"rotary turns an even width of at most that of q, {d}, got width={self.width}; type width={d // 2 * 2}"
+                Message(
+                    "rotary needs an even width of at most {maximum} (the width of q), got width={received}",
+                    maximum=d,
+                    received=str(self.width),
+                ),
+                Advice(f"Rotary(width={d // 2 * 2})"),
             )
 
-    def place(self, x: Placed, at: At) -> Placed:
+    def encode(self, x: TokenRows, positions: TokenPositions) -> TokenRows:
         width = self.width or x.shape[-1]
-        cos, sin = (table.to(x.dtype) for table in rotary_tables(at, width, self.base))
-        return torch.cat([Turn(cos, sin, PAIRS[self.pairs])(x[..., :width]), x[..., width:]], -1)
+        cos, sin = (table.to(x.dtype) for table in rotary_tables(positions, width, self.base))
+        return torch.cat([RotaryMap(cos, sin, PAIRINGS[self.pairs])(x[..., :width]), x[..., width:]], -1)
 
-    def pull(self, at: At, dy: Placed) -> Pulled:
-        return self.place(dy, -at), {}
+    def pullback(self, positions: TokenPositions, dy: TokenRows) -> Pullback:
+        return self.encode(dy, -positions), {}
 
-    def rotation(self, offset: int, width: int, like: Tensor) -> Float[Tensor, "k k"]:
-        return rotation_of(self.place, offset, width, like)
+    def rotation_matrix(self, offset: int, width: int, template: Tensor) -> Float[Tensor, "k k"]:
+        return rotation_from_encoding(self.encode, offset, width, template)
 
-    def of_heads(self, some: list[int]) -> "Rotary":
+    def select_heads(self, heads: list[int]) -> "Rotary":
         return self
 
 
 @dataclass(frozen=True, eq=False)
-class ALiBi(Biasing):
-    """-slope_h |i - j| (arXiv:2108.12409)."""
-
-    slopes: Float[Tensor, " h"]
-
-    @property
-    def exact(self) -> Float[Tensor, " h"]:
-        """The slopes in float32 or better: half precision does not know all whole numbers beyond 256."""
-        return self.slopes.to(torch.promote_types(self.slopes.dtype, torch.float32))
-
-    def bias(self, i: RowAt, j: KeyAt) -> Biases:
-        return -self.exact[:, None, None] * (i[:, None] - j).abs()
-
-    def fit(self, b: int, h: int, m: int, n: int, d: int) -> None:
-        if len(self.slopes) != h:
-            raise _other_heads("slopes", self.slopes, h)
-
-    def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
-        return {"slopes": -(r * (i[:, None] - j).abs()).sum((0, -2, -1)).to(self.slopes.dtype)}
-
-    def key_bias(self, j: KeyAt) -> Float[Tensor, "h n"]:
-        return self.exact[:, None] * j
-
-    def pair_bias(self, m: int, n: int) -> PairBias:
-        slopes = self.exact
-        return lambda b, h, i, j: -slopes[h] * (i - j).abs()
-
-    def of_heads(self, some: list[int]) -> "ALiBi":
-        return replace(self, slopes=self.slopes[some])
-
-
-def alibi_slopes(heads: int) -> Float[Tensor, " h"]:
-    """2^{-8/h}, 2^{-16/h}, …; for a number of heads that is no power of two, the paper's interleaving.
-
-    >>> alibi_slopes(4).tolist()
-    [0.25, 0.0625, 0.015625, 0.00390625]
-    """
-    whole = 2 ** math.floor(math.log2(heads))
-    slopes = [2 ** (-8 * (c + 1) / whole) for c in range(whole)]
-    slopes += [2 ** (-4 * (2 * c + 1) / whole) for c in range(heads - whole)]
-    return torch.tensor(slopes)
-
-
-@dataclass(frozen=True, eq=False)
-class Buckets(Biasing):
-    """table[bucket(j - i), h]: T5's relative bias, exact for near offsets, logarithmic to `max_distance`."""
-
-    table: Float[Tensor, "buckets h"]
-    max_distance: int = 128
-    bidirectional: bool = True
-
-    def __post_init__(self) -> None:
-        exact = len(self.table) // (4 if self.bidirectional else 2)
-        if exact < 1 or self.max_distance <= exact:
-            raise RheoscopeError(
-                f"buckets need at least {4 if self.bidirectional else 2} rows and a max_distance above {exact} (those that are "
-                f"exact), got {len(self.table)} rows and max_distance={self.max_distance}; type a table of 32 rows and 128"
-            )
-
-    def fit(self, b: int, h: int, m: int, n: int, d: int) -> None:
-        if self.table.shape[-1] != h:
-            raise _other_heads("table", self.table, h)
-
-    def bias(self, i: RowAt, j: KeyAt) -> Biases:
-        return self.table[self.bucket(j - i[:, None])].permute(2, 0, 1)
-
-    def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
-        at, rows = self.bucket(j - i[:, None]).flatten(), r.sum(0).flatten(1).T.to(self.table.dtype)
-        return {"table": torch.zeros_like(self.table).index_add(0, at, rows)}
-
-    @property
-    def reach(self) -> int:
-        return self.max_distance
-
-    def pair_bias(self, m: int, n: int) -> PairBias:
-        """By offset: looked up once for all that there are."""
-        most = max(m, n)
-        shape = len(self.table), self.max_distance, self.bidirectional
-        by_offset = self.table[_of_offsets(most, self.table.device, *shape)].float().mT.contiguous()
-        return lambda b, h, i, j: by_offset[h, j - i + (most - 1)]
-
-    def bucket(self, offset: Int[Tensor, "*mn"]) -> Int[Tensor, "*mn"]:
-        return _bucket(offset, len(self.table), self.max_distance, self.bidirectional)
-
-    def of_heads(self, some: list[int]) -> "Buckets":
-        return replace(self, table=self.table[:, some])
-
-
-def _bucket(offset: Int[Tensor, "*mn"], rows: int, max_distance: int, bidirectional: bool) -> Int[Tensor, "*mn"]:
-    buckets = rows // 2 if bidirectional else rows
-    ahead = (offset > 0) * buckets * bidirectional
-    distance = offset.abs() if bidirectional else (-offset).clamp(min=0)
-    far = torch.log(distance.clamp(min=1).float() / (exact := buckets // 2)) / math.log(max_distance / exact)
-    far = (exact + (far * (buckets - exact)).long()).clamp(max=buckets - 1)  # cut first: the sum would round up
-    return ahead + torch.where(distance < exact, distance, far)
-
-
-@lru_cache(maxsize=8)
-def _of_offsets(most: int, device: torch.device, *shape: Any) -> Int[Tensor, " offsets"]:
-    """Buckets of 1 - most … most - 1: made once, as a GPU waits for each thing that it is asked."""
-    return _bucket(torch.arange(1 - most, most, device=device), *shape)
-
-
-@dataclass(frozen=True, eq=False)
-class Bias(Biasing):
-    """Any additive bias, given as a table (h, m, n) or (b, h, m, n) for the whole call."""
-
-    table: Float[Tensor, "*bh m n"]
-
-    def fit(self, b: int, h: int, m: int, n: int, d: int) -> None:
-        *lead, rows, keys = self.table.shape
-        heads, texts = ([1, 1, *lead])[:-3:-1]
-        if (rows, keys) != (m, n) or heads not in (1, h) or texts not in (1, b) or len(lead) > 2:
-            raise RheoscopeError(
-                f"a bias for these q and k must have shape {(h, m, n)} or {(b, h, m, n)}, got {tuple(self.table.shape)}; "
-                f"type Bias(torch.zeros{(h, m, n)})"
-            )
-
-    def bias(self, i: RowAt, j: KeyAt) -> Biases:
-        m, n = self.table.shape[-2:]
-        return self.table[..., (i - (n - m))[:, None], j]
-
-    def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
-        return {"table": r.sum_to_size(self.table.shape).to(self.table.dtype)}
-
-    def pair_bias(self, m: int, n: int) -> PairBias:
-        table = self.table[(None,) * (4 - self.table.ndim)]
-        texts, heads = (int(size > 1) for size in table.shape[:2])  # one for all stands at 0
-        return lambda b, h, i, j: table[b * texts, h * heads, i - (n - m), j]
-
-    def of_heads(self, some: list[int]) -> "Bias":
-        return replace(self, table=of_heads(self.table, some, -3))
-
-
-@dataclass(frozen=True, eq=False)
-class Together(Position):
-    """Place by a, then by b; add both biases."""
+class CombinedPosition(Position):
+    """Encode by a, then by b; add both biases."""
 
     a: Position
     b: Position
 
-    def fit(self, b: int, h: int, m: int, n: int, d: int) -> None:
-        self.a.fit(b, h, m, n, d)
-        self.b.fit(b, h, m, n, d)
+    def check_shapes(self, b: int, h: int, m: int, n: int, d: int) -> None:
+        self.a.check_shapes(b, h, m, n, d)
+        self.b.check_shapes(b, h, m, n, d)
 
-    def place(self, x: Placed, at: At) -> Placed:
-        return self.b.place(self.a.place(x, at), at)
+    def encode(self, x: TokenRows, positions: TokenPositions) -> TokenRows:
+        return self.b.encode(self.a.encode(x, positions), positions)
 
-    def bias(self, i: RowAt, j: KeyAt) -> Biases | None:
-        parts = [bias for part in (self.a, self.b) if (bias := part.bias(i, j)) is not None]
-        return sum(parts[1:], parts[0]) if parts else None
+    def bias(self, i: QueryPositions, j: KeyPositions) -> BiasArray | None:
+        biases = [bias for part in (self.a, self.b) if (bias := part.bias(i, j)) is not None]
+        return sum(biases[1:], biases[0]) if biases else None
 
-    def pull(self, at: At, dy: Placed) -> Pulled:
-        dy, of_b = self.b.pull(at, dy)
-        dx, of_a = self.a.pull(at, dy)
-        return dx, under("a", of_a) | under("b", of_b)
+    def pullback(self, positions: TokenPositions, dy: TokenRows) -> Pullback:
+        dy, grads_b = self.b.pullback(positions, dy)
+        dx, grads_a = self.a.pullback(positions, dy)
+        return dx, prefix_keys("a", grads_a) | prefix_keys("b", grads_b)
 
-    def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
-        return under("a", self.a.pull_bias(i, j, r)) | under("b", self.b.pull_bias(i, j, r))
+    def pullback_bias(self, i: QueryPositions, j: KeyPositions, r: Scores) -> dict[str, Tensor]:
+        return prefix_keys("a", self.a.pullback_bias(i, j, r)) | prefix_keys("b", self.b.pullback_bias(i, j, r))
 
     def pair_bias(self, m: int, n: int) -> PairBias | None:
-        both = [part for part in (self.a, self.b) if not (part.nowhere or part.moves)]
-        found = [one for part in both if (one := part.pair_bias(m, n)) is not None]
-        if not found or len(found) < len(both):
+        biased_parts = [part for part in (self.a, self.b) if not (part.is_trivial or part.changes_tokens)]
+        pair_biases = [pair_bias for part in biased_parts if (pair_bias := part.pair_bias(m, n)) is not None]
+        if not pair_biases or len(pair_biases) < len(biased_parts):
             return None
-        return found[0] if len(found) == 1 else lambda b, h, i, j: found[0](b, h, i, j) + found[1](b, h, i, j)
+        return (
+            pair_biases[0]
+            if len(pair_biases) == 1
+            else lambda b, h, i, j: pair_biases[0](b, h, i, j) + pair_biases[1](b, h, i, j)
+        )
 
     @property
-    def moves(self) -> bool:
-        return self.a.moves or self.b.moves
+    def changes_tokens(self) -> bool:
+        return self.a.changes_tokens or self.b.changes_tokens
 
-    def rotation(self, offset: int, width: int, like: Tensor) -> Float[Tensor, "k k"]:
-        if self.a.moves and self.b.moves:
-            return super().rotation(offset, width, like)
-        return (self.a if self.a.moves else self.b).rotation(offset, width, like)
+    def rotation_matrix(self, offset: int, width: int, template: Tensor) -> Float[Tensor, "k k"]:
+        if self.a.changes_tokens and self.b.changes_tokens:
+            return super().rotation_matrix(offset, width, template)
+        return (self.a if self.a.changes_tokens else self.b).rotation_matrix(offset, width, template)
 
-    def of_heads(self, some: list[int]) -> "Together":
-        return replace(self, a=self.a.of_heads(some), b=self.b.of_heads(some))
+    def select_heads(self, heads: list[int]) -> "CombinedPosition":
+        return replace(self, a=self.a.select_heads(heads), b=self.b.select_heads(heads))
 
 
-def _other_heads(what: str, x: Tensor, h: int) -> RheoscopeError:
-    return RheoscopeError(f"position.{what} {tuple(x.shape)} do not fit q of {h} heads; type one for each of {h} heads")
+def head_count_error(name: str, table: Tensor, h: int) -> RheoscopeError:
+    return RheoscopeError(
+        plural(
+            "position.{name} must have one entry per head, got shape {shape} for {n} head",
+            "position.{name} must have one entry per head, got shape {shape} for {n} heads",
+            n=h,
+            name=name,
+            shape=str(tuple(table.shape)),
+        ),
+        Advice(f"ALiBi(alibi_slopes({h}))" if name == "slopes" else f"Buckets(torch.zeros({len(table)}, {h}))"),
+    )

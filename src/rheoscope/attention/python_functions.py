@@ -1,12 +1,12 @@
-"""Any Python function as a score f(q, k) or a value map g(v): `Mechanism(score=f, value=g)`.
+"""Python functions as scores f(q, k) and value maps g(v): `Mechanism(score=f, value=g)`.
 
-A function is given all tokens of all heads at once, and treats them one by one:
+A function receives all tokens of all heads at once and must treat them independently:
 
-    f(q, k)   q (b, h, m, d), k (b, h, n, c) to scores (b, h, m, n); entry ij depends on q_i and k_j alone
-    g(v)      v (b, h, n, e) to values (b, h, n, r); row j depends on v_j alone
+    f(q, k)   q (b, h, m, d), k (b, h, n, c) to scores (b, h, m, n); entry ij depends only on q_i and k_j
+    g(v)      v (b, h, n, e) to values (b, h, n, r); row j depends only on v_j
 
-Everything inside is differentiated by autograd, tensors that the function reads from elsewhere too (a module's
-parameters, say). What a function computes nobody can know without calling it, so no fused kernel takes a score from it.
+Autograd differentiates the function, including tensors that it captures (for example the parameters of a module). A
+fused kernel cannot inspect a Python function, so none runs such a score.
 """
 
 from collections.abc import Callable
@@ -16,48 +16,52 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rheoscope.attention.feature_maps import Feature, Mapped, Rows
-from rheoscope.attention.feature_maps import Pulled as FeaturePulled
-from rheoscope.attention.score import Flops, Pulled, Score
+from rheoscope.attention.feature_maps import Feature, MappedRows, Rows
+from rheoscope.attention.feature_maps import Pullback as FeaturePullback
+from rheoscope.attention.score import Flops, Pullback, Score
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import Keys, Queries, RheoscopeError, Scores
 
-PAIR_ROUNDING = 1e-4
-"""How far, relative to the largest, a score may move with other rows beside it before the function is said to mix them."""
+PAIR_TOLERANCE = 1e-4
+"""Relative change of a score, when other rows are present, above which the function counts as mixing rows."""
 
 
 def as_score(f: Any) -> Score:
-    """A score as it is, a Python function as the score that calls it.
+    """A score unchanged, or a Python function wrapped as a score.
 
-    >>> as_score(lambda q, k: -torch.cdist(q, k, p=1)).bilinear is None
+    >>> as_score(lambda q, k: -torch.cdist(q, k, p=1)).bilinear_maps is None
     True
     """
     if not isinstance(f, Score) and not callable(f):
         raise RheoscopeError(
-            f"score must be a Score or a function f(q, k), got {type(f).__name__}; type score=lambda q, k: q @ k.mT"
+            Message("score must be a Score or a function f(q, k), got {received}", received=type(f).__name__),
+            Advice("score=lambda q, k: q @ k.mT"),
         )
     return f if isinstance(f, Score) else ScoreFunction(f)
 
 
 def as_value(g: Any) -> Feature:
-    """A value map as it is, a Python function as the value map that calls it.
+    """A value map unchanged, or a Python function wrapped as a value map.
 
-    >>> as_value(torch.tanh).identity
+    >>> as_value(torch.tanh).is_identity
     False
     """
     if not isinstance(g, Feature) and not callable(g):
         raise RheoscopeError(
-            f"value must be a Feature or a function g(v), got {type(g).__name__}; type value=lambda v: v"
+            Message("value must be a Feature or a function g(v), got {received}", received=type(g).__name__),
+            Advice("value=lambda v: v"),
         )
     return g if isinstance(g, Feature) else ValueFunction(g)
 
 
-def named(f: Callable[..., Any]) -> str:
-    return f"the Python function {getattr(f, '__name__', type(f).__name__)}"
+def function_name(f: Callable[..., Any]) -> str:
+    return str(getattr(f, "__name__", type(f).__name__))
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreFunction(Score):
-    """f(q, k), whatever it is: all queries and keys in, all scores out, entry ij from q_i and k_j alone.
+    """A Python function f(q, k) from all queries and keys to all scores; entry ij depends only on q_i and k_j.
 
     >>> ScoreFunction(lambda q, k: q @ k.mT)(torch.ones(1, 1, 2, 3), torch.ones(1, 1, 4, 3)).shape
     torch.Size([1, 1, 2, 4])
@@ -65,52 +69,73 @@ class ScoreFunction(Score):
 
     f: Callable[[Tensor, Tensor], Tensor]
 
-    bilinear = None
-    linear_in_keys = False
-    opaque = True
+    bilinear_maps = None
+    is_linear_in_keys = False
+    is_opaque = True
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
-        return _checked(self.f(q, k), (*q.shape[:-1], k.shape[-2]), self.f, "scores of all queries and keys").to(
-            q.dtype
-        )
+        s, shape = self.f(q, k), (*q.shape[:-1], k.shape[-2])
+        if not _is_float_tensor(s, shape):
+            raise RheoscopeError(
+                Message(
+                    "the Python function {function} must return a score for every query and key, "
+                    "floating-point numbers of shape {expected}, got {received}",
+                    function=function_name(self.f),
+                    expected=str(shape),
+                    received=_describe_output(s),
+                ),
+                Advice("score=lambda q, k: q @ k.mT"),
+            )
+        return s.to(q.dtype)
 
-    def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        dq, dk = _pulled(self, (q, k), r)
+    def pullback(self, q: Queries, k: Keys, r: Scores) -> Pullback:
+        dq, dk = _autograd_pullback(self, (q, k), r)
         return dq, dk, {}
 
-    def fit(self, q: Tensor, k: Tensor) -> None:
-        """Any two widths, as long as the function takes them; a pair alone must get the score that it gets among others."""
-        _tried(self, q[..., -1:, :], k[..., -1:, :])
+    def check_shapes(self, q: Tensor, k: Tensor) -> None:
+        """Accept any two widths that the function accepts; a pair must score the same alone and among other tokens."""
+        _check_runs(self, q[..., -1:, :], k[..., -1:, :])
         if torch.compiler.is_compiling() or q.is_meta:
             return
         with torch.no_grad():
-            among, alone = self(q, k)[..., :1, :1], self(q[..., :1, :], k[..., :1, :])
-        if not bool(among.isfinite().all()):
-            return  # a plan may be asked for with tensors that hold nothing yet
-        if not torch.allclose(among, alone, PAIR_ROUNDING, PAIR_ROUNDING * float(among.abs().max())):
+            score_in_batch, score_alone = self(q, k)[..., :1, :1], self(q[..., :1, :], k[..., :1, :])
+        if not bool(score_in_batch.isfinite().all()):
+            return  # a plan may be requested with uninitialised tensors
+        if not torch.allclose(
+            score_in_batch, score_alone, PAIR_TOLERANCE, PAIR_TOLERANCE * float(score_in_batch.abs().max())
+        ):
             raise RheoscopeError(
-                f"a score of q_i and k_j must depend on them alone, {named(self.f)} gives another one when other rows stand "
-                "beside them; type q @ k.mT or torch.cdist(q, k) for what all pairs have, and no mean over rows"
+                Message(
+                    "a score must depend only on q_i and k_j, but the result of the Python function {function} changes "
+                    "when other rows are present",
+                    function=function_name(self.f),
+                ),
+                Advice("score=lambda q, k: q @ k.mT"),
             )
 
     @property
-    def why_no_dot(self) -> str:
-        return f"the score is {named(self.f)}, into which a kernel cannot look"
+    def no_dot_form_reason(self) -> str:
+        if torch.compiler.is_compiling():  # Dynamo cannot trace a Message
+            return "the score is a Python function"
+        return Message(
+            "the score is the Python function {function}, which a fused kernel cannot inspect",
+            function=function_name(self.f),
+        )
 
-    def of_heads(self, some: list[int]) -> "ScoreFunction":
-        """Itself: a function treats all heads alike."""
+    def select_heads(self, heads: list[int]) -> "ScoreFunction":
+        """The same function: it treats all heads alike."""
         return self
 
-    def scaled(self, by: float) -> "ScoreFunction":
+    def with_model_scale(self, scale: float) -> "ScoreFunction":
         return self
 
     def flops(self, d: int) -> Flops:
-        raise _uncounted(self.f)
+        raise _unknown_flops_error(self.f)
 
 
 @dataclass(frozen=True, eq=False)
 class ValueFunction(Feature):
-    """g(v), whatever it is: all values in, all mapped values out, row j from v_j alone.
+    """A Python function g(v) from all values to all mapped values; row j depends only on v_j.
 
     >>> ValueFunction(torch.tanh)(torch.zeros(1, 1, 2, 3)).sum().item()
     0.0
@@ -118,69 +143,91 @@ class ValueFunction(Feature):
 
     g: Callable[[Tensor], Tensor]
 
-    linear = False
+    is_linear = False
 
-    def __call__(self, x: Rows) -> Mapped:
+    def __call__(self, x: Rows) -> MappedRows:
         y = self.g(x)
-        return _checked(y, (*x.shape[:-1], *getattr(y, "shape", (0,))[-1:]), self.g, "a row for each value").to(x.dtype)
+        shape = (*x.shape[:-1], *getattr(y, "shape", (0,))[-1:])
+        if not _is_float_tensor(y, shape):
+            raise RheoscopeError(
+                Message(
+                    "the Python function {function} must return one row per value, floating-point numbers of shape "
+                    "{expected}, got {received}",
+                    function=function_name(self.g),
+                    expected=f"({', '.join(map(str, x.shape[:-1]))}, r)",
+                    received=_describe_output(y),
+                ),
+                Advice("value=lambda v: v.tanh()"),
+            )
+        return y.to(x.dtype)
 
-    def pull(self, x: Rows, dy: Mapped) -> FeaturePulled:
-        return _pulled(self, (x,), dy)[0], {}
+    def pullback(self, x: Rows, dy: MappedRows) -> FeaturePullback:
+        return _autograd_pullback(self, (x,), dy)[0], {}
 
-    def of_heads(self, some: list[int]) -> "ValueFunction":
-        """Itself: a function treats all heads alike."""
+    def select_heads(self, heads: list[int]) -> "ValueFunction":
+        """The same function: it treats all heads alike."""
         return self
 
-    def width(self, d: int) -> int:
+    def output_width(self, d: int) -> int:
         return self(torch.zeros(1, 1, 1, d)).shape[-1]
 
     @property
     def flops(self) -> int:
-        raise _uncounted(self.g)
+        raise _unknown_flops_error(self.g)
 
 
-def _checked(y: Any, shape: tuple[int, ...], f: Callable[..., Any], what: str) -> Tensor:
-    if isinstance(y, Tensor) and y.shape == shape and y.is_floating_point():
-        return y
-    came = f"{y.dtype} of shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
-    raise RheoscopeError(
-        f"{named(f)} must give {what}, floating-point numbers of shape {shape}, got {came}; it gets tensors "
-        "(batch, heads, tokens, width): type lambda q, k: q @ k.mT for a score, lambda v: v.tanh() for a value map"
-    )
+def _is_float_tensor(output: Any, shape: tuple[int, ...]) -> bool:
+    return isinstance(output, Tensor) and output.shape == shape and output.is_floating_point()
 
 
-def _tried(score: ScoreFunction, q: Tensor, k: Tensor) -> None:
+def _describe_output(output: Any) -> str:
+    if not isinstance(output, Tensor):
+        return type(output).__name__
+    return Message("{dtype} of shape {shape}", dtype=str(output.dtype), shape=str(tuple(output.shape)))
+
+
+def _check_runs(score: ScoreFunction, q: Tensor, k: Tensor) -> None:
     try:
         with torch.no_grad():
             score(q, k)
     except (RuntimeError, IndexError, TypeError) as error:
         raise RheoscopeError(
-            f"{named(score.f)} fails on q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)}: "
-            f"{str(error).splitlines()[0]}; it must take any number of queries and keys of these widths"
+            Message(
+                "the Python function {function} must accept any number of queries and keys, but fails on q of shape {q} "
+                "and k of shape {k}: {error}",
+                function=function_name(score.f),
+                q=str(tuple(q.shape)),
+                k=str(tuple(k.shape)),
+                error=str(error).splitlines()[0],
+            ),
+            Advice("score=lambda q, k: q @ k.mT"),
         ) from error
 
 
-def _pulled(part: Callable[..., Tensor], inputs: tuple[Tensor, ...], dy: Tensor) -> list[Tensor]:
-    """The gradient dy taken back to the inputs by autograd; 0 where the function does not read one."""
+def _autograd_pullback(part: Callable[..., Tensor], inputs: tuple[Tensor, ...], dy: Tensor) -> list[Tensor]:
+    """The gradients of the inputs by autograd, from the gradient dy of the output; 0 for an unused input."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     with torch.enable_grad():
         y = part(*leaves)
     if not y.requires_grad:
         return [torch.zeros_like(x) for x in leaves]
-    found = torch.autograd.grad(y, leaves, dy, allow_unused=True)
-    return [torch.zeros_like(x) if one is None else one for x, one in zip(leaves, found, strict=True)]
+    gradients = torch.autograd.grad(y, leaves, dy, allow_unused=True)
+    return [
+        torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(leaves, gradients, strict=True)
+    ]
 
 
-def _uncounted(f: Callable[..., Any]) -> RheoscopeError:
+def _unknown_flops_error(f: Callable[..., Any]) -> RheoscopeError:
     return RheoscopeError(
-        f"what {named(f)} costs is not known; type torch.utils.flop_counter.FlopCounterMode() around a call"
+        Message("the FLOPs of the Python function {function} are unknown", function=function_name(f)),
+        Advice("with torch.utils.flop_counter.FlopCounterMode(): mechanism(q, k, v)"),
     )
 
 
-def functions(value: Any) -> list[Callable[..., Any]]:
-    """Every Python function inside a nested frozen value.
+def python_functions(value: Any) -> list[Callable[..., Any]]:
+    """Every Python function inside a nested frozen dataclass.
 
-    >>> functions(ValueFunction(torch.tanh)) == [torch.tanh]
+    >>> python_functions(ValueFunction(torch.tanh)) == [torch.tanh]
     True
     """
     if isinstance(value, ScoreFunction):
@@ -188,4 +235,4 @@ def functions(value: Any) -> list[Callable[..., Any]]:
     if isinstance(value, ValueFunction):
         return [value.g]
     parts = [getattr(value, field.name) for field in fields(value)] if is_dataclass(value) else []
-    return [f for part in parts for f in functions(part)]
+    return [f for part in parts for f in python_functions(part)]

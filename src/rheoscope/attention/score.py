@@ -1,17 +1,18 @@
-"""How relevant is key k to query q: every score f(q, k) of the literature, side by side.
+"""Scores f(q, k): inner products, relations and distances of mapped tokens, with optional soft caps.
 
-Nearly all of them are an inner product or a distance of mapped tokens, so two shapes carry the room:
+Nearly every score in the literature is an inner product or a distance of mapped tokens:
 
     Gram(phi)           <phi(q), phi(k)> scale        scaled dot, cosine, symmetric relation, linear
     Relation(phi, psi)  <phi(q), psi(k)> scale        bilinear, relation
     Distance(phi)       -scale |phi(q) - phi(k)|^2    metric, Mahalanobis, RBF, metric map
 
-and `Laplace`, `Polynomial` (in `kernel_score.py`) and `Additive` (in `additive.py`) stand alone; `function.py` makes a score of any Python
-function. `SoftCap` wraps any of them.
+The exceptions are `Laplace` and `Polynomial` (in `kernel_score.py`) and `Additive` (in `additive.py`).
+`python_functions.py` wraps any Python function as a score. `SoftCap` wraps any score.
 
-A score is a frozen value: `score(q, k)` is the formula; `score.pull(q, k, r)` carries the gradient r of the scores back
-to q, k and the score's own tensors in closed form; `score.dot(q, k)` gives the same scores as an ordinary dot product
-plus a bias per query and per key, or None where no such form exists: it lets a metric run on a fused kernel, exactly.
+A score is a frozen dataclass. `score(q, k)` evaluates the formula. `score.pullback(q, k, r)` maps the gradient r of the
+scores to the gradients of q, k and the score's tensors, in closed form. `score.dot_form(q, k)` writes the same scores as
+a dot product plus one bias per query and per key, or returns None without such a form. With it, a metric runs exactly on
+a fused kernel.
 """
 
 from abc import ABC, abstractmethod
@@ -22,120 +23,129 @@ import torch
 from torch import Tensor
 
 from rheoscope.attention import gpu_math
-from rheoscope.attention.distances import distances, pull_difference
-from rheoscope.attention.dot_form import DotForm, Fold, Pointwise
-from rheoscope.attention.feature_maps import Feature, Identity, added, under
-from rheoscope.attention.part import Part
+from rheoscope.attention.distances import difference_pullback, pairwise_distances
+from rheoscope.attention.dot_form import DotForm, DotMaps, PointwiseForm
+from rheoscope.attention.feature_maps import Feature, Identity, add_gradients, prefix_keys
+from rheoscope.attention.part import MechanismPart
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import Keys, Queries, RheoscopeError, Scores
 
-Pulled = tuple[Tensor, Tensor, dict[str, Tensor]]
+Pullback = tuple[Tensor, Tensor, dict[str, Tensor]]
 
 
 class Flops(NamedTuple):
     """FLOPs for one pair of mapped tokens, and for mapping one query and one key."""
 
-    pair: int
-    query: int = 0
-    key: int = 0
+    per_pair: int
+    per_query: int = 0
+    per_key: int = 0
 
 
-class Score(Part, ABC):
-    """f(q, k) with its pull-back and, where there is one, its dot form."""
+class Score(MechanismPart, ABC):
+    """A score f(q, k) with its pullback and, if it exists, its dot form."""
 
     @abstractmethod
     def __call__(self, q: Tensor, k: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def pull(self, q: Tensor, k: Tensor, r: Tensor) -> Pulled: ...
+    def pullback(self, q: Tensor, k: Tensor, r: Tensor) -> Pullback: ...
 
-    def pull_queries(self, q: Tensor, k: Tensor, r: Tensor) -> Tensor:
-        """The part of `pull` that goes to the queries."""
-        return self.pull(q, k, r)[0]
+    def pullback_queries(self, q: Tensor, k: Tensor, r: Tensor) -> Tensor:
+        """The gradient of the queries alone."""
+        return self.pullback(q, k, r)[0]
 
-    def fold(self, width: int) -> Fold | None:
-        """The score of tokens of this width as a dot product of mapped ones; None where it is none."""
+    def dot_maps(self, width: int) -> DotMaps | None:
+        """The score as a dot product of mapped tokens of this width; None if it is not one."""
         return None
 
-    def pointwise(self, width: int) -> Pointwise | None:
-        """The score as a function of a dot product of mapped tokens; None where it is none."""
-        fold = self.fold(width)
-        return None if fold is None else Pointwise(fold)
+    def pointwise_form(self, width: int) -> PointwiseForm | None:
+        """The score as a function of a dot product of mapped tokens; None if it is not one."""
+        dot_maps = self.dot_maps(width)
+        return None if dot_maps is None else PointwiseForm(dot_maps)
 
-    def dot(self, q: Tensor, k: Tensor) -> DotForm | None:
-        fold = self.fold(k.shape[-1])
-        return None if fold is None else fold.form(q, k)
+    def dot_form(self, q: Tensor, k: Tensor) -> DotForm | None:
+        dot_maps = self.dot_maps(k.shape[-1])
+        return None if dot_maps is None else dot_maps.dot_form(q, k)
 
-    def fit(self, q: Tensor, k: Tensor) -> None:
-        """Refuse queries and keys that it cannot compare; most scores compare them number by number."""
+    def check_shapes(self, q: Tensor, k: Tensor) -> None:
+        """Raise for queries and keys that the score cannot compare; most scores need equal widths."""
         if q.shape[-1] != k.shape[-1]:
             raise RheoscopeError(
-                f"q and k must share their width under {type(self).__name__}, got {q.shape[-1]} and {k.shape[-1]}; project "
-                f"one of them first, or type mechanism('bilinear', dim={q.shape[-1]}, key_dim={k.shape[-1]})"
+                Message(
+                    "{score} needs q and k of the same width, got {q} and {k}",
+                    score=type(self).__name__,
+                    q=q.shape[-1],
+                    k=k.shape[-1],
+                ),
+                Advice(f"rs.mechanism('bilinear', dim={q.shape[-1]}, key_dim={k.shape[-1]})"),
             )
 
     @property
-    def why_no_dot(self) -> str:
-        """Why a fused kernel cannot compute it, where it has no dot form."""
-        return f"the score {type(self).__name__} is no dot product in disguise"
+    def no_dot_form_reason(self) -> str:
+        """Why a fused kernel cannot compute a score that has no dot form."""
+        if torch.compiler.is_compiling():  # Dynamo cannot trace a Message
+            return "the score is not a dot product"
+        return Message("the score {score} cannot be written as a dot product", score=type(self).__name__)
 
     @property
-    def opaque(self) -> bool:
-        """Whether it may read tensors that are none of its fields, as a Python function may."""
+    def is_opaque(self) -> bool:
+        """Whether it may read tensors that are not its fields, as a Python function may."""
         return False
 
     @property
-    def held(self) -> int:
-        """How many numbers a call keeps for one pair (q, k): a lowering sizes its blocks by it."""
+    def numbers_per_pair(self) -> int:
+        """How many intermediate numbers a call stores per pair (q, k); lowerings choose block sizes from it."""
         return 1
 
     @property
-    def plain(self) -> bool:
-        """Whether it is scale q.k of the tokens as they are."""
+    def is_scaled_dot(self) -> bool:
+        """Whether it is scale q.k of unmapped tokens."""
         return False
 
     @property
-    def uncapped(self) -> "Score":
-        """The score before a cap is put on it."""
+    def without_cap(self) -> "Score":
+        """The score without its cap."""
         return self
 
-    def with_columns(self, width: int) -> "Score":
-        """The same score of wider tokens, whose last `width` columns add a dot product to it, inside a cap."""
-        return Added(self, width)
+    def with_dot_columns(self, width: int) -> "Score":
+        """The same score of wider tokens; their last `width` columns add a dot product inside any cap."""
+        return ScorePlusDot(self, width)
 
-    def scaled(self, by: float) -> "Score":
-        """As a model has it that multiplies dot products by `by`; a score with a temperature of its own keeps that."""
-        raise self.untold("scaled", "what a model's scaling of dot products is to it")
-
-    @property
-    def bilinear(self) -> tuple[Feature, Feature] | None:
-        """phi and psi with f(q, k) = c phi(q) psi(k)^T + terms of q alone + terms of k alone, before a cap; None where there are none."""
-        raise self.untold("bilinear", "whether it is a bilinear form of mapped tokens")
+    def with_model_scale(self, scale: float) -> "Score":
+        """The score inside a model that multiplies dot products by `scale`; a score with its own temperature keeps it."""
+        raise self.missing_method_error("with_model_scale", Message("its form under a model's scale"))
 
     @property
-    def linear_in_keys(self) -> bool:
+    def bilinear_maps(self) -> tuple[Feature, Feature] | None:
+        """phi and psi with f(q, k) = c phi(q) psi(k)^T + terms of q alone + terms of k alone, before a cap; None if none exist."""
+        raise self.missing_method_error("bilinear_maps", Message("whether it is a bilinear form of mapped tokens"))
+
+    @property
+    def is_linear_in_keys(self) -> bool:
         """Whether a vector added to every key adds the same number to all scores of a query."""
-        raise self.untold("linear_in_keys", "whether it is linear in its keys")
+        raise self.missing_method_error("is_linear_in_keys", Message("whether it is linear in the keys"))
 
-    def tanh(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """a (b, h, m, x), c (b, h, n, x) and w (h, x) or (1, x) where it is the sum w . tanh(a_i + c_j) over hidden units."""
+    def tanh_form(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """a (b, h, m, x), c (b, h, n, x) and w (h, x) or (1, x) if f = w . tanh(a_i + c_j) over hidden units; else None."""
         return None
 
     @property
-    def elementwise(self) -> str:
-        """The map, by the name that kernels know, of which it is the bare inner product; nothing where it is not one."""
+    def elementwise_name(self) -> str:
+        """The kernel name of the elementwise map whose unscaled inner product it is; empty if there is none."""
         return ""
 
     @property
-    def per_distance(self) -> float:
-        """What a score falls by for every unit of |q - k|, where it is that distance and nothing else; 0 where it is not."""
+    def distance_slope(self) -> float:
+        """The slope c if the score is -c |q - k|; 0 otherwise."""
         return 0.0
 
     def flops(self, d: int) -> Flops:
-        """What the matrix products of the definition cost, for tokens of width d."""
-        raise self.untold("flops", "what it costs")
+        """FLOPs of the matrix products in the definition, for tokens of width d."""
+        raise self.missing_method_error("flops", Message("its FLOPs"))
 
 
-def _scale(scale: float | None, width: int) -> float:
+def _scale_or_default(scale: float | None, width: int) -> float:
     return width**-0.5 if scale is None else scale
 
 
@@ -150,51 +160,51 @@ class Gram(Score):
     scale: float | None = None
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
-        return self.phi(q) @ self.phi(k).mT * _scale(self.scale, k.shape[-1])
+        return self.phi(q) @ self.phi(k).mT * _scale_or_default(self.scale, k.shape[-1])
 
-    def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        c = _scale(self.scale, k.shape[-1])
-        dq, from_q = self.phi.pull(q, c * (r @ self.phi(k)))
-        dk, from_k = self.phi.pull(k, c * (r.mT @ self.phi(q)))
-        return dq, dk, under("phi", added(from_q, from_k))
+    def pullback(self, q: Queries, k: Keys, r: Scores) -> Pullback:
+        scale = _scale_or_default(self.scale, k.shape[-1])
+        dq, map_grads_q = self.phi.pullback(q, scale * (r @ self.phi(k)))
+        dk, map_grads_k = self.phi.pullback(k, scale * (r.mT @ self.phi(q)))
+        return dq, dk, prefix_keys("phi", add_gradients(map_grads_q, map_grads_k))
 
-    def fold(self, width: int) -> Fold:
-        return Fold(self.phi, self.phi, _scale(self.scale, width))
+    def dot_maps(self, width: int) -> DotMaps:
+        return DotMaps(self.phi, self.phi, _scale_or_default(self.scale, width))
 
-    def pull_queries(self, q: Queries, k: Keys, r: Scores) -> Queries:
-        return self.phi.pull(q, _scale(self.scale, k.shape[-1]) * (r @ self.phi(k)))[0]
-
-    @property
-    def plain(self) -> bool:
-        return self.phi.identity
+    def pullback_queries(self, q: Queries, k: Keys, r: Scores) -> Queries:
+        return self.phi.pullback(q, _scale_or_default(self.scale, k.shape[-1]) * (r @ self.phi(k)))[0]
 
     @property
-    def linear_in_keys(self) -> bool:
-        return self.phi.linear
+    def is_scaled_dot(self) -> bool:
+        return self.phi.is_identity
 
     @property
-    def bilinear(self) -> tuple[Feature, Feature]:
+    def is_linear_in_keys(self) -> bool:
+        return self.phi.is_linear
+
+    @property
+    def bilinear_maps(self) -> tuple[Feature, Feature]:
         return self.phi, self.phi
 
-    def scaled(self, by: float) -> "Gram":
-        return replace(self, scale=by) if self.scale is None else self
+    def with_model_scale(self, scale: float) -> "Gram":
+        return replace(self, scale=scale) if self.scale is None else self
 
     @property
-    def elementwise(self) -> str:
-        return self.phi.elementwise if self.scale == 1 else ""
+    def elementwise_name(self) -> str:
+        return self.phi.elementwise_name if self.scale == 1 else ""
 
-    def of_heads(self, some: list[int]) -> "Gram":
-        return replace(self, phi=self.phi.of_heads(some))
+    def select_heads(self, heads: list[int]) -> "Gram":
+        return replace(self, phi=self.phi.select_heads(heads))
 
     def flops(self, d: int) -> Flops:
-        return Flops(2 * self.phi.width(d), self.phi.flops, self.phi.flops)
+        return Flops(2 * self.phi.output_width(d), self.phi.flops, self.phi.flops)
 
 
 @dataclass(frozen=True, eq=False)
 class Relation(Score):
     """f(q, k) = scale <phi(q), psi(k)>: two maps, any relation, not symmetric (arXiv:2402.08856).
 
-    Queries and keys may differ in width: phi and psi bring them to one.
+    Queries and keys may differ in width; phi and psi map them to a common width.
     """
 
     phi: Feature
@@ -202,42 +212,42 @@ class Relation(Score):
     scale: float | None = None
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
-        return self.phi(q) @ self.psi(k).mT * _scale(self.scale, k.shape[-1])
+        return self.phi(q) @ self.psi(k).mT * _scale_or_default(self.scale, k.shape[-1])
 
-    def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        c = _scale(self.scale, k.shape[-1])
-        dq, from_q = self.phi.pull(q, c * (r @ self.psi(k)))
-        dk, from_k = self.psi.pull(k, c * (r.mT @ self.phi(q)))
-        return dq, dk, under("phi", from_q) | under("psi", from_k)
+    def pullback(self, q: Queries, k: Keys, r: Scores) -> Pullback:
+        scale = _scale_or_default(self.scale, k.shape[-1])
+        dq, map_grads_q = self.phi.pullback(q, scale * (r @ self.psi(k)))
+        dk, map_grads_k = self.psi.pullback(k, scale * (r.mT @ self.phi(q)))
+        return dq, dk, prefix_keys("phi", map_grads_q) | prefix_keys("psi", map_grads_k)
 
-    def fit(self, q: Tensor, k: Tensor) -> None:
-        if self.phi.identity and self.psi.identity:
-            super().fit(q, k)
+    def check_shapes(self, q: Tensor, k: Tensor) -> None:
+        if self.phi.is_identity and self.psi.is_identity:
+            super().check_shapes(q, k)
 
-    def fold(self, width: int) -> Fold:
-        return Fold(self.phi, self.psi, _scale(self.scale, width))
-
-    @property
-    def linear_in_keys(self) -> bool:
-        return self.psi.linear
+    def dot_maps(self, width: int) -> DotMaps:
+        return DotMaps(self.phi, self.psi, _scale_or_default(self.scale, width))
 
     @property
-    def bilinear(self) -> tuple[Feature, Feature]:
+    def is_linear_in_keys(self) -> bool:
+        return self.psi.is_linear
+
+    @property
+    def bilinear_maps(self) -> tuple[Feature, Feature]:
         return self.phi, self.psi
 
-    def scaled(self, by: float) -> "Relation":
-        return replace(self, scale=by) if self.scale is None else self
+    def with_model_scale(self, scale: float) -> "Relation":
+        return replace(self, scale=scale) if self.scale is None else self
 
-    def of_heads(self, some: list[int]) -> "Relation":
-        return replace(self, phi=self.phi.of_heads(some), psi=self.psi.of_heads(some))
+    def select_heads(self, heads: list[int]) -> "Relation":
+        return replace(self, phi=self.phi.select_heads(heads), psi=self.psi.select_heads(heads))
 
     def flops(self, d: int) -> Flops:
-        return Flops(2 * self.phi.width(d), self.phi.flops, self.psi.flops)
+        return Flops(2 * self.phi.output_width(d), self.phi.flops, self.psi.flops)
 
 
 @dataclass(frozen=True, eq=False)
 class Distance(Score):
-    """f(q, k) = -scale |phi(q) - phi(k)|^2: relevance is nearness.
+    """f(q, k) = -scale |phi(q) - phi(k)|^2: relevance decreases with distance.
 
     scale = 1/(2 sigma^2) with phi = identity is the Gaussian metric; phi(x) = x L is Mahalanobis with P = L L^T;
     phi = x + tanh(x W + b) U is the metric-attention of arXiv:2412.18288. Under softmax the term in |phi(q)|^2 is
@@ -247,141 +257,146 @@ class Distance(Score):
     phi: Feature = Identity()
     scale: float = 0.5
 
-    linear_in_keys = False
+    is_linear_in_keys = False
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
-        return -self.scale * distances(self.phi(q), self.phi(k)).square()
+        return -self.scale * pairwise_distances(self.phi(q), self.phi(k)).square()
 
-    def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        a, b = self.phi(q), self.phi(k)
-        da, db = pull_difference(a, b, -2 * self.scale * r)
-        dq, from_q = self.phi.pull(q, da)
-        dk, from_k = self.phi.pull(k, db)
-        return dq, dk, under("phi", added(from_q, from_k))
+    def pullback(self, q: Queries, k: Keys, r: Scores) -> Pullback:
+        mapped_q, mapped_k = self.phi(q), self.phi(k)
+        grad_mapped_q, grad_mapped_k = difference_pullback(mapped_q, mapped_k, -2 * self.scale * r)
+        dq, map_grads_q = self.phi.pullback(q, grad_mapped_q)
+        dk, map_grads_k = self.phi.pullback(k, grad_mapped_k)
+        return dq, dk, prefix_keys("phi", add_gradients(map_grads_q, map_grads_k))
 
-    def fold(self, width: int) -> Fold:
-        return Fold(self.phi, self.phi, 2 * self.scale, self.scale)
+    def dot_maps(self, width: int) -> DotMaps:
+        return DotMaps(self.phi, self.phi, 2 * self.scale, self.scale)
 
     @property
-    def bilinear(self) -> tuple[Feature, Feature]:
+    def bilinear_maps(self) -> tuple[Feature, Feature]:
         return self.phi, self.phi
 
-    def scaled(self, by: float) -> "Distance":
-        """-by/2 |q - k|^2 = by q.k and terms of q alone and of k alone."""
-        return replace(self, scale=by / 2)
+    def with_model_scale(self, scale: float) -> "Distance":
+        """-scale/2 |q - k|^2 = scale q.k plus terms of q alone and of k alone."""
+        return replace(self, scale=scale / 2)
 
-    def of_heads(self, some: list[int]) -> "Distance":
-        return replace(self, phi=self.phi.of_heads(some))
+    def select_heads(self, heads: list[int]) -> "Distance":
+        return replace(self, phi=self.phi.select_heads(heads))
 
     def flops(self, d: int) -> Flops:
-        return Flops(2 * self.phi.width(d), self.phi.flops, self.phi.flops)
+        return Flops(2 * self.phi.output_width(d), self.phi.flops, self.phi.flops)
 
 
 @dataclass(frozen=True, eq=False)
 class SoftCap(Score):
-    """f(q, k) = cap tanh(score / cap): no score leaves (-cap, cap) (Gemma-2)."""
+    """f(q, k) = cap tanh(score / cap): scores stay within (-cap, cap) (Gemma-2)."""
 
     score: Score
     cap: float
 
-    linear_in_keys = False
+    is_linear_in_keys = False
 
     def __post_init__(self) -> None:
         if not 0 < self.cap < torch.inf:
-            raise RheoscopeError(f"cap must be a positive number, got {self.cap}; type SoftCap(score, 50.0)")
+            raise RheoscopeError(
+                Message("cap must be a positive number, got {received}", received=self.cap),
+                Advice("SoftCap(score, 50.0)"),
+            )
 
     @property
-    def held(self) -> int:
-        return self.score.held
+    def numbers_per_pair(self) -> int:
+        return self.score.numbers_per_pair
 
     @property
-    def opaque(self) -> bool:
-        return self.score.opaque
+    def is_opaque(self) -> bool:
+        return self.score.is_opaque
 
-    def fit(self, q: Tensor, k: Tensor) -> None:
-        self.score.fit(q, k)
+    def check_shapes(self, q: Tensor, k: Tensor) -> None:
+        self.score.check_shapes(q, k)
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
         return self.cap * torch.tanh(self.score(q, k) / self.cap)
 
-    def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        dq, dk, tensors = self.score.pull(q, k, r * (1 - (self(q, k) / self.cap).square()))
-        return dq, dk, under("score", tensors)
+    def pullback(self, q: Queries, k: Keys, r: Scores) -> Pullback:
+        dq, dk, tensor_grads = self.score.pullback(q, k, r * (1 - (self(q, k) / self.cap).square()))
+        return dq, dk, prefix_keys("score", tensor_grads)
 
-    def pointwise(self, width: int) -> Pointwise | None:
-        inner = self.score.pointwise(width)
+    def pointwise_form(self, width: int) -> PointwiseForm | None:
+        inner = self.score.pointwise_form(width)
         if inner is None:
             return None
-        of, cap = inner.of, self.cap
-        return Pointwise(inner.fold, lambda s: cap * gpu_math.tanh((s if of is None else of(s)) / cap))
+        function, cap = inner.function, self.cap
+        return PointwiseForm(
+            inner.dot_maps, lambda s: cap * gpu_math.tanh((s if function is None else function(s)) / cap)
+        )
 
     @property
-    def uncapped(self) -> Score:
-        return self.score.uncapped
+    def without_cap(self) -> Score:
+        return self.score.without_cap
 
-    def with_columns(self, width: int) -> "SoftCap":
-        return replace(self, score=self.score.with_columns(width))
+    def with_dot_columns(self, width: int) -> "SoftCap":
+        return replace(self, score=self.score.with_dot_columns(width))
 
     @property
-    def bilinear(self) -> tuple[Feature, Feature] | None:
-        return self.score.bilinear
+    def bilinear_maps(self) -> tuple[Feature, Feature] | None:
+        return self.score.bilinear_maps
 
-    def scaled(self, by: float) -> "SoftCap":
-        return replace(self, score=self.score.scaled(by))
+    def with_model_scale(self, scale: float) -> "SoftCap":
+        return replace(self, score=self.score.with_model_scale(scale))
 
-    def of_heads(self, some: list[int]) -> "SoftCap":
-        return replace(self, score=self.score.of_heads(some))
+    def select_heads(self, heads: list[int]) -> "SoftCap":
+        return replace(self, score=self.score.select_heads(heads))
 
     def flops(self, d: int) -> Flops:
         return self.score.flops(d)
 
 
 @dataclass(frozen=True, eq=False)
-class Added(Score):
-    """f(q, k) + <q', k'>: the last `width` columns of queries and keys are a dot product beside any score of the others."""
+class ScorePlusDot(Score):
+    """f(q, k) + <q', k'>: any score of the first columns plus a dot product of the last `width` columns."""
 
     score: Score
     width: int
 
-    bilinear = None
-    linear_in_keys = False
+    bilinear_maps = None
+    is_linear_in_keys = False
 
     @property
-    def held(self) -> int:
-        return self.score.held
+    def numbers_per_pair(self) -> int:
+        return self.score.numbers_per_pair
 
     @property
-    def opaque(self) -> bool:
-        return self.score.opaque
+    def is_opaque(self) -> bool:
+        return self.score.is_opaque
 
-    def fit(self, q: Tensor, k: Tensor) -> None:
-        self.score.fit(self._apart(q)[0], self._apart(k)[0])
+    def check_shapes(self, q: Tensor, k: Tensor) -> None:
+        self.score.check_shapes(self._split_columns(q)[0], self._split_columns(k)[0])
 
-    def _apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _split_columns(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x[..., : -self.width], x[..., -self.width :]
 
     def __call__(self, q: Queries, k: Keys) -> Scores:
-        (own_q, more_q), (own_k, more_k) = self._apart(q), self._apart(k)
-        return self.score(own_q, own_k) + more_q @ more_k.mT
+        (score_q, dot_q), (score_k, dot_k) = self._split_columns(q), self._split_columns(k)
+        return self.score(score_q, score_k) + dot_q @ dot_k.mT
 
-    def pull(self, q: Queries, k: Keys, r: Scores) -> Pulled:
-        (own_q, more_q), (own_k, more_k) = self._apart(q), self._apart(k)
-        dq, dk, tensors = self.score.pull(own_q, own_k, r)
-        return torch.cat([dq, r @ more_k], -1), torch.cat([dk, r.mT @ more_q], -1), under("score", tensors)
+    def pullback(self, q: Queries, k: Keys, r: Scores) -> Pullback:
+        (score_q, dot_q), (score_k, dot_k) = self._split_columns(q), self._split_columns(k)
+        dq, dk, tensor_grads = self.score.pullback(score_q, score_k, r)
+        return torch.cat([dq, r @ dot_k], -1), torch.cat([dk, r.mT @ dot_q], -1), prefix_keys("score", tensor_grads)
 
-    def dot(self, q: Queries, k: Keys) -> DotForm | None:
-        (own_q, more_q), (own_k, more_k) = self._apart(q), self._apart(k)
-        form = self.score.dot(own_q, own_k)
+    def dot_form(self, q: Queries, k: Keys) -> DotForm | None:
+        (score_q, dot_q), (score_k, dot_k) = self._split_columns(q), self._split_columns(k)
+        form = self.score.dot_form(score_q, score_k)
         if form is None or form.scale == 0:
             return None
-        return form._replace(q=torch.cat([form.q, more_q / form.scale], -1), k=torch.cat([form.k, more_k], -1))
+        return form._replace(q=torch.cat([form.q, dot_q / form.scale], -1), k=torch.cat([form.k, dot_k], -1))
 
-    def scaled(self, by: float) -> "Added":
-        return replace(self, score=self.score.scaled(by))
+    def with_model_scale(self, scale: float) -> "ScorePlusDot":
+        return replace(self, score=self.score.with_model_scale(scale))
 
-    def of_heads(self, some: list[int]) -> "Added":
-        return replace(self, score=self.score.of_heads(some))
+    def select_heads(self, heads: list[int]) -> "ScorePlusDot":
+        return replace(self, score=self.score.select_heads(heads))
 
     def flops(self, d: int) -> Flops:
-        own = self.score.flops(d - self.width)
-        return own._replace(pair=own.pair + 2 * self.width)
+        inner_flops = self.score.flops(d - self.width)
+        return inner_flops._replace(per_pair=inner_flops.per_pair + 2 * self.width)

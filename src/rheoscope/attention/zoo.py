@@ -1,7 +1,7 @@
-"""The named mechanisms, one row each: what it computes, how to make it, the laws it declares. The only registry.
+"""The registry of named mechanisms: formula, factory, declared laws and source of each.
 
-A row here is all that a new mechanism needs: the battery of laws, the gradient checks, the lowering checks, the table
-of `rheoscope attention` and `attn_implementation="rheoscope:<name>"` then apply to it by themselves.
+A new mechanism needs only one entry here. The law tests, the gradient and lowering checks, the table of
+`rheoscope attention` and `attn_implementation="rheoscope:<name>"` then include it automatically.
 """
 
 from collections.abc import Callable
@@ -13,204 +13,199 @@ import torch
 from torch import Generator, Tensor
 
 from rheoscope.attention.additive import Additive
-from rheoscope.attention.feature_maps import EluPlusOne, Linear, Residual, Tanh, Unit
+from rheoscope.attention.feature_maps import EluPlusOne, Linear, Residual, Tanh, UnitNorm
 from rheoscope.attention.kernel_score import Laplace, Polynomial
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.domain import Domain
 from rheoscope.attention.normaliser.entmax import Entmax
-from rheoscope.attention.normaliser.hard import Hard
-from rheoscope.attention.normaliser.linear import Linear as DivideBySum
+from rheoscope.attention.normaliser.hard import Hardmax
+from rheoscope.attention.normaliser.linear import DivideBySum as DivideBySum
 from rheoscope.attention.normaliser.relu import ReLU
 from rheoscope.attention.normaliser.shaped import Shaped
 from rheoscope.attention.normaliser.sigmoid import Sigmoid
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
+from rheoscope.attention.option_checks import _check_count, _check_dim, _check_finite, _check_matrix, _check_positive
 from rheoscope.attention.score import Distance, Gram, Relation
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
-Scale = float | None
+OptionalScale = float | None
 
 
 @dataclass(frozen=True)
-class Named:
-    """One row of the zoo: formula, maker, declared laws, source. Its domain is that of the mechanism it makes."""
+class ZooEntry:
+    """One named mechanism: formula, factory, declared laws, source. Its domain is that of the mechanism it creates."""
 
     name: str
     formula: str
-    make: Callable[..., Mechanism]
+    factory: Callable[..., Mechanism]
     laws: tuple[str, ...]
     source: str
 
     @property
     def needs_dim(self) -> bool:
-        return "dim" in signature(self.make).parameters
+        return "dim" in signature(self.factory).parameters
 
     @property
     def domain(self) -> Domain:
         return self(**({"dim": 4} if self.needs_dim else {})).domain
 
     def __call__(self, **options: Any) -> Mechanism:
-        known = signature(self.make).parameters
+        parameters = signature(self.factory).parameters
         for option in options:
-            if option not in known:
-                takes = ", ".join(known) or "no options"
-                raise RheoscopeError(f"mechanism {self.name!r} has no option {option!r}; it takes {takes}")
-        return self.make(**options)
+            if option not in parameters:
+                raise self._unknown_option_error(option, list(parameters))
+        return self.factory(**options)
 
-
-def _positive(what: str, value: float) -> float:
-    if not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise RheoscopeError(f"{what} must be a positive number, got {value!r}; type {what}=1.0")
-    return value
-
-
-def _finite(what: str, value: float) -> float:
-    if not isinstance(value, int | float) or not abs(value) < float("inf"):
-        raise RheoscopeError(f"{what} must be a finite number, got {value!r}; type {what}=1.0")
-    return value
-
-
-def _count(what: str, value: int, least: int, usual: int) -> int:
-    if type(value) is not int or value < least:  # True is an int too
-        raise RheoscopeError(f"{what} must be a whole number of {least} or more, got {value!r}; type {what}={usual}")
-    return value
-
-
-def _matrix(what: str, x: Tensor) -> Tensor:
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        came = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise RheoscopeError(
-            f"{what} must be a tensor of floating-point numbers, got {came}; type {what}=torch.eye(<width of q>)"
+    def _unknown_option_error(self, option: str, known: list[str]) -> RheoscopeError:
+        if not known:
+            return RheoscopeError(
+                Message(
+                    "mechanism {mechanism!r} has no options, got {received!r}", mechanism=self.name, received=option
+                ),
+                Advice(f"rs.mechanism({self.name!r})"),
+            )
+        return RheoscopeError(
+            Message(
+                "mechanism {mechanism!r} has no option {received!r}; its options are {known}",
+                mechanism=self.name,
+                received=option,
+                known=", ".join(known),
+            )
         )
-    return x
 
 
-def _scale(scale: Scale) -> Scale:
-    return None if scale is None else _finite("scale", scale)
+def _check_scale(scale: OptionalScale) -> OptionalScale:
+    return None if scale is None else _check_finite("scale", scale)
 
 
-def _random(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=Generator().manual_seed(_count("seed", seed, 0, 0))) * shape[-2] ** -0.5
+def _random_matrix(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=Generator().manual_seed(_check_count("seed", seed, 0, 0))) * shape[-2] ** -0.5
 
 
-def _given_or_made(what: str, given: Tensor | None, dim: int | None, make: Callable[[int], Tensor]) -> Tensor:
-    if given is None and dim is None:
-        raise RheoscopeError(f"this mechanism learns {what}: type dim=<width of q> to start one, or {what}=<tensor>")
-    return make(_width(dim)) if given is None else _matrix(what, given)
+def _tensor_or_initial(
+    name: str, tensor: Tensor | None, dim: int | None, make_initial: Callable[[int], Tensor]
+) -> Tensor:
+    if tensor is None and dim is None:
+        raise RheoscopeError(
+            Message("this mechanism learns the tensor {name}: pass dim (the width of q) or {name}", name=name),
+            Advice("dim=q.shape[-1]"),
+        )
+    return make_initial(_check_dim(dim)) if tensor is None else _check_matrix(name, tensor)
 
 
-def _tanh(seed: int, dim: int, hidden: int, out: int) -> Tanh:
-    _count("hidden", hidden, 1, 32)
-    _count("features", out, 1, 32)
-    return Tanh(_random(seed, dim, hidden), torch.zeros(1, hidden), _random(seed + 1, hidden, out))
+def _random_tanh_map(seed: int, dim: int, hidden: int, n_features: int) -> Tanh:
+    _check_count("hidden", hidden, 1, 32)
+    _check_count("features", n_features, 1, 32)
+    return Tanh(_random_matrix(seed, dim, hidden), torch.zeros(1, hidden), _random_matrix(seed + 1, hidden, n_features))
 
 
-def _width(dim: int | None) -> int:
-    if not isinstance(dim, int) or dim < 1:
-        raise RheoscopeError(f"this mechanism learns maps of tokens: type dim=<width of q>, got dim={dim!r}")
-    return dim
+def _key_dim_or_dim(key_dim: int | None, dim: int) -> int:
+    return dim if key_dim is None else _check_count("key_dim", key_dim, 1, dim)
 
 
-def _key_width(key_dim: int | None, dim: int) -> int:
-    return dim if key_dim is None else _count("key_dim", key_dim, 1, dim)
-
-
-def scaled_dot(scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=_scale(scale)))
+def scaled_dot(scale: OptionalScale = None) -> Mechanism:
+    return Mechanism(Gram(scale=_check_scale(scale)))
 
 
 def bilinear(
-    dim: int | None = None, B: Tensor | None = None, scale: Scale = None, key_dim: int | None = None
+    dim: int | None = None, B: Tensor | None = None, scale: OptionalScale = None, key_dim: int | None = None
 ) -> Mechanism:
-    start = _given_or_made("B", B, dim, lambda d: torch.eye(d, _key_width(key_dim, d)))
-    return Mechanism(Relation(Linear(start), scale=_scale(scale)))
+    initial_B = _tensor_or_initial("B", B, dim, lambda d: torch.eye(d, _key_dim_or_dim(key_dim, d)))
+    return Mechanism(Relation(Linear(initial_B), scale=_check_scale(scale)))
 
 
 def additive(dim: int | None = None, hidden: int = 32, seed: int = 0, key_dim: int | None = None) -> Mechanism:
-    d, hidden = _width(dim), _count("hidden", hidden, 1, 32)
-    W, at_k = _random(seed, d, hidden), _key_width(key_dim, d)
-    return Mechanism(Additive(W, _random(seed + 1, at_k, hidden), _random(seed + 2, hidden, 1)))
+    d, hidden = _check_dim(dim), _check_count("hidden", hidden, 1, 32)
+    W, key_width = _random_matrix(seed, d, hidden), _key_dim_or_dim(key_dim, d)
+    return Mechanism(Additive(W, _random_matrix(seed + 1, key_width, hidden), _random_matrix(seed + 2, hidden, 1)))
 
 
 def cosine(tau: float = 10.0) -> Mechanism:
-    return Mechanism(Gram(Unit(), scale=_positive("tau", tau)))
+    return Mechanism(Gram(UnitNorm(), scale=_check_positive("tau", tau)))
 
 
 def metric(sigma: float = 1.0) -> Mechanism:
-    return Mechanism(Distance(scale=0.5 / _positive("sigma", sigma) ** 2))
+    return Mechanism(Distance(scale=0.5 / _check_positive("sigma", sigma) ** 2))
 
 
 def mahalanobis(dim: int | None = None, P: Tensor | None = None, root: Tensor | None = None) -> Mechanism:
     if P is not None:
         root = psd_root(P)
-    return Mechanism(Distance(Linear(_given_or_made("root", root, dim, torch.eye)), scale=0.5))
+    return Mechanism(Distance(Linear(_tensor_or_initial("root", root, dim, torch.eye)), scale=0.5))
 
 
 def kernel_rbf(gamma: float = 0.5) -> Mechanism:
-    return Mechanism(Distance(scale=_positive("gamma", gamma)))
+    return Mechanism(Distance(scale=_check_positive("gamma", gamma)))
 
 
 def kernel_laplace(gamma: float = 1.0) -> Mechanism:
-    return Mechanism(Laplace(_positive("gamma", gamma)))
+    return Mechanism(Laplace(_check_positive("gamma", gamma)))
 
 
-def kernel_polynomial(degree: int = 2, scale: Scale = None, offset: float = 1.0) -> Mechanism:
+def kernel_polynomial(degree: int = 2, scale: OptionalScale = None, offset: float = 1.0) -> Mechanism:
     if not isinstance(degree, int) or degree < 2 or degree % 2:
         raise RheoscopeError(
-            f"degree must be even and at least 2 (an odd power can be negative), got {degree!r}; type degree=2"
+            Message(
+                "degree must be even and at least 2 (an odd power can be negative), got {received!r}", received=degree
+            ),
+            Advice("degree=2"),
         )
-    return Mechanism(Polynomial(degree, _scale(scale), _finite("offset", offset)))
+    return Mechanism(Polynomial(degree, _check_scale(scale), _check_finite("offset", offset)))
 
 
 def relation(
     dim: int | None = None, features: int = 32, hidden: int = 32, seed: int = 0, key_dim: int | None = None
 ) -> Mechanism:
-    d = _width(dim)
-    phi, at_k = _tanh(seed, d, hidden, features), _key_width(key_dim, d)
-    return Mechanism(Relation(phi, _tanh(seed + 2, at_k, hidden, features)))
+    d = _check_dim(dim)
+    phi, key_width = _random_tanh_map(seed, d, hidden, features), _key_dim_or_dim(key_dim, d)
+    return Mechanism(Relation(phi, _random_tanh_map(seed + 2, key_width, hidden, features)))
 
 
 def symmetric_relation(dim: int | None = None, features: int = 32, hidden: int = 32, seed: int = 0) -> Mechanism:
-    return Mechanism(Gram(_tanh(seed, _width(dim), hidden, features)))
+    return Mechanism(Gram(_random_tanh_map(seed, _check_dim(dim), hidden, features)))
 
 
 def metric_map(dim: int | None = None, hidden: int = 32, seed: int = 0) -> Mechanism:
-    d = _width(dim)
-    return Mechanism(Distance(Residual(_tanh(seed, d, hidden, d)), scale=1.0))
+    d = _check_dim(dim)
+    return Mechanism(Distance(Residual(_random_tanh_map(seed, d, hidden, d)), scale=1.0))
 
 
-def softmax_sink(sink: Tensor | float = 0.0, scale: Scale = None) -> Mechanism:
+def softmax_sink(sink: Tensor | float = 0.0, scale: OptionalScale = None) -> Mechanism:
     return Mechanism(
-        Gram(scale=_scale(scale)), normaliser=Sink(sink if isinstance(sink, Tensor) else _finite("sink", sink))
+        Gram(scale=_check_scale(scale)),
+        normaliser=Sink(sink if isinstance(sink, Tensor) else _check_finite("sink", sink)),
     )
 
 
-def sigmoid(bias: float = 0.0, scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=_scale(scale)), normaliser=Sigmoid(_finite("bias", bias)))
+def sigmoid(bias: float = 0.0, scale: OptionalScale = None) -> Mechanism:
+    return Mechanism(Gram(scale=_check_scale(scale)), normaliser=Sigmoid(_check_finite("bias", bias)))
 
 
-def relu(scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=_scale(scale)), normaliser=ReLU())
+def relu(scale: OptionalScale = None) -> Mechanism:
+    return Mechanism(Gram(scale=_check_scale(scale)), normaliser=ReLU())
 
 
-def sparsemax(scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=_scale(scale)), normaliser=Entmax(2.0))
+def sparsemax(scale: OptionalScale = None) -> Mechanism:
+    return Mechanism(Gram(scale=_check_scale(scale)), normaliser=Entmax(2.0))
 
 
-def entmax15(scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=_scale(scale)), normaliser=Entmax(1.5))
+def entmax15(scale: OptionalScale = None) -> Mechanism:
+    return Mechanism(Gram(scale=_check_scale(scale)), normaliser=Entmax(1.5))
 
 
-def entmax(alpha: float = 1.25, scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=_scale(scale)), normaliser=Entmax(alpha))
+def entmax(alpha: float = 1.25, scale: OptionalScale = None) -> Mechanism:
+    return Mechanism(Gram(scale=_check_scale(scale)), normaliser=Entmax(alpha))
 
 
-def sinkhorn(rounds: int = 10, scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=_scale(scale)), normaliser=Sinkhorn(_count("rounds", rounds, 0, 10)))
+def sinkhorn(rounds: int = 10, scale: OptionalScale = None) -> Mechanism:
+    return Mechanism(Gram(scale=_check_scale(scale)), normaliser=Sinkhorn(_check_count("rounds", rounds, 0, 10)))
 
 
-def hard(scale: Scale = None) -> Mechanism:
-    return Mechanism(Gram(scale=_scale(scale)), normaliser=Hard())
+def hard(scale: OptionalScale = None) -> Mechanism:
+    return Mechanism(Gram(scale=_check_scale(scale)), normaliser=Hardmax())
 
 
 def linear() -> Mechanism:
@@ -221,85 +216,183 @@ def shaped(
     alpha: float = 1.0,
     beta: float = 1.0,
     gamma: float = 1.0,
-    scale: Scale = None,
+    scale: OptionalScale = None,
     tau0: float | None = None,
     width: int | None = None,
     head_width: int | None = None,
 ) -> Mechanism:
-    parts = _finite("alpha", alpha), _finite("beta", beta), _finite("gamma", gamma)
+    coefficients = _check_finite("alpha", alpha), _check_finite("beta", beta), _check_finite("gamma", gamma)
     if tau0 is not None:
         if width is None or head_width is None or scale is not None:
             raise RheoscopeError(
-                "tau0 gives the scale 1/(tau0 √(width · head_width)); type tau0=1.0, width=64, head_width=16, and no scale"
+                Message(
+                    "tau0 sets the scale 1/(tau0 √(width · head_width)), so it needs width and head_width and excludes scale"
+                ),
+                Advice("tau0=1.0, width=64, head_width=16"),
             )
-        sizes = _count("width", width, 1, 64), _count("head_width", head_width, 1, 16)
-        scale = 1 / (_positive("tau0", tau0) * (sizes[0] * sizes[1]) ** 0.5)
-    return Mechanism(Gram(scale=_scale(scale)), normaliser=Shaped(*parts))
+        sizes = _check_count("width", width, 1, 64), _check_count("head_width", head_width, 1, 16)
+        scale = 1 / (_check_positive("tau0", tau0) * (sizes[0] * sizes[1]) ** 0.5)
+    return Mechanism(Gram(scale=_check_scale(scale)), normaliser=Shaped(*coefficients))
 
 
 def psd_root(P: Tensor) -> Tensor:
-    """L with L L^T = P; refuses a P that is not symmetric positive semi-definite."""
-    if _matrix("P", P).ndim < 2 or P.shape[-1] != P.shape[-2] or not torch.allclose(P, P.mT):
-        raise RheoscopeError(f"P must be a symmetric matrix (d, d), got shape {tuple(P.shape)}; type P=(P + P.mT)/2")
-    values, vectors = torch.linalg.eigh(P)
-    if float(values.min()) < -1e-6 * float(values.abs().max()):
+    """L with L L^T = P; raises if P is not symmetric positive semi-definite."""
+    if _check_matrix("P", P).ndim < 2 or P.shape[-1] != P.shape[-2] or not torch.allclose(P, P.mT):
         raise RheoscopeError(
-            f"P must be positive semi-definite, got the eigenvalue {float(values.min()):.3g}; type P=A @ A.mT"
+            Message("P must be a symmetric matrix (d, d), got shape {shape}", shape=str(tuple(P.shape))),
+            Advice("P=(P + P.mT) / 2"),
         )
-    return vectors * values.clamp(min=0).sqrt()[..., None, :]
+    eigenvalues, eigenvectors = torch.linalg.eigh(P)
+    if float(eigenvalues.min()) < -1e-6 * float(eigenvalues.abs().max()):
+        raise RheoscopeError(
+            Message(
+                "P must be positive semi-definite, got the eigenvalue {eigenvalue:.3g}",
+                eigenvalue=float(eigenvalues.min()),
+            ),
+            Advice("P=A @ A.mT"),
+        )
+    return eigenvectors * eigenvalues.clamp(min=0).sqrt()[..., None, :]
 
 
-ANY = ("linear_in_values", "permutation", "masked_is_zero")
-MEAN = (*ANY, "rows_sum_to_one", "in_unit_interval")
-SOFT = (*MEAN, "shift_invariant")
-UNMASKED = tuple(law for law in SOFT if law != "masked_is_zero")
-DOT = ("dot_form",)
-SAME = ("symmetric_score",)
-ROUND = (*SAME, "rotation")
+COMMON_LAWS = ("linear_in_values", "permutation", "masked_is_zero")
+AVERAGING_LAWS = (*COMMON_LAWS, "rows_sum_to_one", "in_unit_interval")
+SOFTMAX_LAWS = (*AVERAGING_LAWS, "shift_invariant")
+UNMASKED_LAWS = tuple(law for law in SOFTMAX_LAWS if law != "masked_is_zero")
+DOT_LAWS = ("dot_form",)
+SYMMETRY_LAWS = ("symmetric_score",)
+ROTATION_LAWS = (*SYMMETRY_LAWS, "rotation")
 
-# fmt: off
 ZOO = {
-    row.name: row
-    for row in (
-        Named("scaled_dot", "q·k/√d", scaled_dot, (*SOFT, *DOT, *ROUND, "gram_psd"), "arXiv:1706.03762"),
-        Named("bilinear", "q B kᵀ/√d", bilinear, (*SOFT, *DOT), "arXiv:1508.04025"),
-        Named("additive", "wᵀtanh(qW + kU)", additive, SOFT, "arXiv:1409.0473"),
-        Named("cosine", "τ cos(q, k)", cosine, (*SOFT, *DOT, *ROUND, "gram_psd"), "arXiv:2111.09883"),
-        Named("metric", "−‖q−k‖²/2σ²", metric, (*SOFT, *DOT, *ROUND, "kernel_psd"), "arXiv:2412.18288"),
-        Named("mahalanobis", "−(q−k)P(q−k)ᵀ/2", mahalanobis, (*SOFT, *DOT, *SAME, "kernel_psd"), "Mahalanobis 1936"),
-        Named("kernel_rbf", "log κ, κ = e^(−γ‖q−k‖²)", kernel_rbf, (*SOFT, *DOT, *ROUND, "kernel_psd"), "Nadaraya–Watson"),
-        Named("kernel_laplace", "log κ, κ = e^(−γ‖q−k‖)", kernel_laplace, (*SOFT, *ROUND, "kernel_psd"), "Nadaraya–Watson"),
-        Named("kernel_polynomial", "log (q·k/√d + c)^2p", kernel_polynomial, (*SOFT, *ROUND, "kernel_psd"), "Nadaraya–Watson"),
-        Named("relation", "⟨φ(q), ψ(k)⟩/√d", relation, (*SOFT, *DOT), "arXiv:2402.08856"),
-        Named("symmetric_relation", "⟨φ(q), φ(k)⟩/√d", symmetric_relation, (*SOFT, *DOT, *SAME, "gram_psd"), "arXiv:2402.08856"),
-        Named("metric_map", "−‖φ(q)−φ(k)‖²", metric_map, (*SOFT, *DOT, *SAME, "kernel_psd"), "arXiv:2412.18288"),
-        Named("softmax_sink", "eˢ/(e^sink + Σeˢ)", softmax_sink, (*ANY, *DOT, "in_unit_interval", "sink_identity"), "softmax-1"),
-        Named("sigmoid", "σ(s + b)", sigmoid, (*ANY, *DOT, "in_unit_interval"), "arXiv:2409.04431"),
-        Named("relu", "max(s, 0)/n", relu, (*ANY, *DOT), "arXiv:2309.08586"),
-        Named("sparsemax", "argmin ‖p − s‖²", sparsemax, (*SOFT, *DOT, "sparse", "bisection"), "arXiv:1602.02068"),
-        Named("entmax15", "[s/2 − τ]²₊", entmax15, (*SOFT, *DOT, "sparse", "bisection"), "arXiv:1905.05702"),
-        Named("entmax", "[(α−1)s − τ]₊^(1/(α−1))", entmax, (*SOFT, *DOT, "sparse", "bisection"), "arXiv:1905.05702"),
-        Named("sinkhorn", "rows and columns sum to 1", sinkhorn, (*UNMASKED, *DOT, "doubly_stochastic"), "arXiv:2110.11773"),
-        Named("hard", "the best key", hard, (*SOFT, *DOT, "limit_of_softmax"), "temperature → 0"),
-        Named("linear", "φ(q)·φ(k)/Σ", linear, (*MEAN, *DOT, *SAME, "gram_psd"), "arXiv:2006.16236"),
-        Named("shaped", "αI + βA − γC", shaped, (*ANY, *DOT, "shift_invariant", "shaped_identity"), "arXiv:2306.17759"),
+    entry.name: entry
+    for entry in (
+        ZooEntry(
+            "scaled_dot",
+            "q·k/√d",
+            scaled_dot,
+            (*SOFTMAX_LAWS, *DOT_LAWS, *ROTATION_LAWS, "gram_psd"),
+            "arXiv:1706.03762",
+        ),
+        ZooEntry("bilinear", "q B kᵀ/√d", bilinear, (*SOFTMAX_LAWS, *DOT_LAWS), "arXiv:1508.04025"),
+        ZooEntry("additive", "wᵀtanh(qW + kU)", additive, SOFTMAX_LAWS, "arXiv:1409.0473"),
+        ZooEntry(
+            "cosine", "τ cos(q, k)", cosine, (*SOFTMAX_LAWS, *DOT_LAWS, *ROTATION_LAWS, "gram_psd"), "arXiv:2111.09883"
+        ),
+        ZooEntry(
+            "metric",
+            "−‖q−k‖²/2σ²",
+            metric,
+            (*SOFTMAX_LAWS, *DOT_LAWS, *ROTATION_LAWS, "kernel_psd"),
+            "arXiv:2412.18288",
+        ),
+        ZooEntry(
+            "mahalanobis",
+            "−(q−k)P(q−k)ᵀ/2",
+            mahalanobis,
+            (*SOFTMAX_LAWS, *DOT_LAWS, *SYMMETRY_LAWS, "kernel_psd"),
+            "Mahalanobis 1936",
+        ),
+        ZooEntry(
+            "kernel_rbf",
+            "log κ, κ = e^(−γ‖q−k‖²)",
+            kernel_rbf,
+            (*SOFTMAX_LAWS, *DOT_LAWS, *ROTATION_LAWS, "kernel_psd"),
+            "Nadaraya–Watson",
+        ),
+        ZooEntry(
+            "kernel_laplace",
+            "log κ, κ = e^(−γ‖q−k‖)",
+            kernel_laplace,
+            (*SOFTMAX_LAWS, *ROTATION_LAWS, "kernel_psd"),
+            "Nadaraya–Watson",
+        ),
+        ZooEntry(
+            "kernel_polynomial",
+            "log (q·k/√d + c)^2p",
+            kernel_polynomial,
+            (*SOFTMAX_LAWS, *ROTATION_LAWS, "kernel_psd"),
+            "Nadaraya–Watson",
+        ),
+        ZooEntry("relation", "⟨φ(q), ψ(k)⟩/√d", relation, (*SOFTMAX_LAWS, *DOT_LAWS), "arXiv:2402.08856"),
+        ZooEntry(
+            "symmetric_relation",
+            "⟨φ(q), φ(k)⟩/√d",
+            symmetric_relation,
+            (*SOFTMAX_LAWS, *DOT_LAWS, *SYMMETRY_LAWS, "gram_psd"),
+            "arXiv:2402.08856",
+        ),
+        ZooEntry(
+            "metric_map",
+            "−‖φ(q)−φ(k)‖²",
+            metric_map,
+            (*SOFTMAX_LAWS, *DOT_LAWS, *SYMMETRY_LAWS, "kernel_psd"),
+            "arXiv:2412.18288",
+        ),
+        ZooEntry(
+            "softmax_sink",
+            "eˢ/(e^sink + Σeˢ)",
+            softmax_sink,
+            (*COMMON_LAWS, *DOT_LAWS, "in_unit_interval", "sink_identity"),
+            "softmax-1",
+        ),
+        ZooEntry("sigmoid", "σ(s + b)", sigmoid, (*COMMON_LAWS, *DOT_LAWS, "in_unit_interval"), "arXiv:2409.04431"),
+        ZooEntry("relu", "max(s, 0)/n", relu, (*COMMON_LAWS, *DOT_LAWS), "arXiv:2309.08586"),
+        ZooEntry(
+            "sparsemax",
+            "argmin ‖p − s‖²",
+            sparsemax,
+            (*SOFTMAX_LAWS, *DOT_LAWS, "sparse", "bisection"),
+            "arXiv:1602.02068",
+        ),
+        ZooEntry(
+            "entmax15", "[s/2 − τ]²₊", entmax15, (*SOFTMAX_LAWS, *DOT_LAWS, "sparse", "bisection"), "arXiv:1905.05702"
+        ),
+        ZooEntry(
+            "entmax",
+            "[(α−1)s − τ]₊^(1/(α−1))",
+            entmax,
+            (*SOFTMAX_LAWS, *DOT_LAWS, "sparse", "bisection"),
+            "arXiv:1905.05702",
+        ),
+        ZooEntry(
+            "sinkhorn",
+            Message("rows and columns sum to 1"),
+            sinkhorn,
+            (*UNMASKED_LAWS, *DOT_LAWS, "doubly_stochastic"),
+            "arXiv:2110.11773",
+        ),
+        ZooEntry(
+            "hard", Message("the best key"), hard, (*SOFTMAX_LAWS, *DOT_LAWS, "limit_of_softmax"), "temperature → 0"
+        ),
+        ZooEntry(
+            "linear",
+            "φ(q)·φ(k)/Σ",
+            linear,
+            (*AVERAGING_LAWS, *DOT_LAWS, *SYMMETRY_LAWS, "gram_psd"),
+            "arXiv:2006.16236",
+        ),
+        ZooEntry(
+            "shaped",
+            "αI + βA − γC",
+            shaped,
+            (*COMMON_LAWS, *DOT_LAWS, "shift_invariant", "shaped_identity"),
+            "arXiv:2306.17759",
+        ),
     )
 }
-# fmt: on
 
 
 def mechanism(name: str, **options: Any) -> Mechanism:
     """A mechanism by name, ready to call on (batch, heads, tokens, dim) tensors.
 
-    **Answers** "what would attention be if relevance were a distance, a kernel, a sparse choice, …?"
+    **Question** How does attention change if relevance is a distance, a kernel or a sparse choice?
 
-    **Formula** o_i = sum_j nu(f(q_i, k_j) + b_ij) g(v_j); the row of each name in `mechanisms()` states its f and nu.
+    **Formula** o_i = sum_j nu(f(q_i, k_j) + b_ij) g(v_j); `mechanisms()` lists f and nu for each name.
 
-    **Options** are those of its maker (`sigma` of the metric, `tau` of the cosine, `scale` of dot products, …). A
-    mechanism with learned maps takes `dim=` (the width of q) and starts them from `seed`; where the score maps both sides
-    (`additive`, `bilinear`, `relation`) keys may have a width of their own, `key_dim=`.
+    **Settings** Each mechanism has its own options, such as `sigma` (metric), `tau` (cosine) and `scale` (dot products).
+    A mechanism with learned maps needs `dim` (the width of q) and initialises the maps from `seed`. If the score maps
+    both sides (`additive`, `bilinear`, `relation`), `key_dim` sets the width of the keys.
 
-    **Siblings** `mechanisms()` lists the names; `nn.Attention` trains one; `Mechanism` composes a new one.
+    **See also** `mechanisms()` lists the names, `nn.Attention` trains a mechanism, `Mechanism` composes a new one.
 
     >>> import torch, rheoscope as rs
     >>> q, k, v = torch.randn(3, 1, 2, 5, 4).unbind(0)
@@ -307,14 +400,17 @@ def mechanism(name: str, **options: Any) -> Mechanism:
     torch.Size([1, 2, 5, 4])
     """
     if not isinstance(name, str) or name not in ZOO:
-        raise RheoscopeError(f"unknown mechanism {name!r}; type one of {', '.join(ZOO)}")
+        raise RheoscopeError(
+            Message("unknown mechanism {received!r}; the mechanisms are {known}", received=name, known=", ".join(ZOO)),
+            Advice("rs.mechanisms()", "rheoscope attention"),
+        )
     return ZOO[name](**options)
 
 
-def mechanisms() -> dict[str, Named]:
+def mechanisms() -> dict[str, ZooEntry]:
     """Every named mechanism with its formula, domain, declared laws and source.
 
-    **Siblings** `mechanism(name)` makes one; `rheoscope attention` prints the table and checks the laws live.
+    **See also** `mechanism(name)` creates one; `rheoscope attention` prints the table and checks the laws live.
 
     >>> import rheoscope as rs
     >>> rs.mechanisms()["metric"].formula

@@ -28,8 +28,8 @@ from rheoscope.commands.options import (
 from rheoscope.commands.race import race
 from rheoscope.commands.studio import studio
 from rheoscope.commands.train import heal, learned, train
-from rheoscope.commands.variadic_options import Several
-from rheoscope.report.console import show_anyhow
+from rheoscope.commands.variadic_options import VariadicCommand
+from rheoscope.report.console import replace_unencodable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,13 +39,13 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> bool:
-    if asked:
+def _version(is_requested: bool) -> bool:
+    if is_requested:
         from rheoscope import __version__
 
         print(f"rheoscope {__version__}")
         raise typer.Exit
-    return asked
+    return is_requested
 
 
 @app.callback()
@@ -69,13 +69,13 @@ def attention(
 
     Examples:  rheoscope attention    ·    rheoscope attention --explain    ·    rheoscope attention --laws --json laws.json
     """
-    from rheoscope.report import mechanism_survey as mechanisms
+    from rheoscope.report import mechanism_survey as attention_report
     from rheoscope.report import theorem_table
 
     if laws:
-        theorem_table.show(json)
+        theorem_table.show_laws(json)
     else:
-        mechanisms.show(out, json, tokens, explain)
+        attention_report.show_mechanisms(out, json, tokens, explain)
 
 
 @app.command("flow")
@@ -116,29 +116,40 @@ def flow_command(
     """
     from rheoscope.flow.cloud import check_space
     from rheoscope.report import run_report, windowed_report
-    from rheoscope.report.input_text import check_text, text_of, typed
-    from rheoscope.report.long_texts import cut
-    from rheoscope.report.progress_bars import opened, untrained_controls
-    from rheoscope.report.report_plans import JOBS
-    from rheoscope.shapes import RheoscopeError
+    from rheoscope.report.input_text import check_text, clean_typed_text, resolve_text
+    from rheoscope.report.long_texts import split_into_windows
+    from rheoscope.report.progress_bars import control_factories, load_model
+    from rheoscope.report.report_plans import REPORTS
 
-    if html is not None and no_html:
-        raise RheoscopeError("--html and --no-html exclude each other; type one of them")
-    if controls is not None and no_control:
-        raise RheoscopeError("--controls and --no-control exclude each other; type one of them")
+    _refuse_both("--html", html is not None, "--no-html", no_html)
+    _refuse_both("--controls", controls is not None, "--no-control", no_control)
     check_space(space)
     check_text(compare)
-    said, files = text_of(text, file, first), run_report.Files(json, csv, html, file, report=not no_html)
-    network = opened(model, device, dtype)
-    parts = cut(network, said, first, window)
+    input_text = resolve_text(text, file, first)
+    files = run_report.OutputFiles(json, csv, html, file, default_page=not no_html)
+    network = load_model(model, device, dtype)
+    text_windows = split_into_windows(network, input_text, first, window)
     if compare is None:
-        many, tokens = 0 if no_control or fast else controls, parts.tokens // len(parts.texts)
-        beside = untrained_controls(network, model, device, dtype, many, tokens)
-        windowed_report.run(JOBS["flow"], network, parts, {"space": space}, files, fast, explain, beside)
+        n_controls, n_tokens = 0 if no_control or fast else controls, text_windows.n_tokens // len(text_windows.texts)
+        control_models = control_factories(network, model, device, dtype, n_controls, n_tokens)
+        windowed_report.run_on_windows(
+            REPORTS["flow"], network, text_windows, {"space": space}, files, fast, explain, control_models
+        )
     else:
-        windowed_report.refuse_several(parts, "--compare")
-        both = parts.texts[0], cut(network, typed(compare), first).texts[0]
-        run_report.compare(JOBS["flow"], network, both, {"space": space}, files, fast, explain)
+        windowed_report.refuse_windows(text_windows, "--compare")
+        text_pair = text_windows.texts[0], split_into_windows(network, clean_typed_text(compare), first).texts[0]
+        run_report.compare_texts(REPORTS["flow"], network, text_pair, {"space": space}, files, fast, explain)
+
+
+def _refuse_both(option: str, is_given: bool, other: str, is_other_given: bool) -> None:
+    """Raise where two options that exclude each other are both given."""
+    from rheoscope.messages.advice import Advice
+    from rheoscope.messages.message import Message
+    from rheoscope.shapes import RheoscopeError
+
+    if is_given and is_other_given:
+        problem = Message("{option} and {other} exclude each other", option=option, other=other)
+        raise RheoscopeError(problem, Advice("", "one of them"))
 
 
 @app.command("operators")
@@ -162,12 +173,12 @@ def operators_command(
     """
     from rheoscope.report import run_report
     from rheoscope.report.input_text import check_text
-    from rheoscope.report.progress_bars import opened
-    from rheoscope.report.report_plans import JOBS
+    from rheoscope.report.progress_bars import load_model
+    from rheoscope.report.report_plans import REPORTS
 
     check_text(text)
-    files, network = run_report.Files(json, csv, html), opened(model, device, dtype)
-    run_report.run(JOBS["operators"], network, text, {"raw": raw, "text": text}, files, explain=explain)
+    files, network = run_report.OutputFiles(json, csv, html), load_model(model, device, dtype)
+    run_report.run_report(REPORTS["operators"], network, text, {"raw": raw, "text": text}, files, explain=explain)
 
 
 @app.command("covers")
@@ -196,17 +207,21 @@ def covers_command(
     ·    rheoscope covers --file notes.txt --model path/ --no-untrained
     """
     from rheoscope.report import run_report, windowed_report
-    from rheoscope.report.input_text import text_of
-    from rheoscope.report.long_texts import cut
-    from rheoscope.report.progress_bars import opened
-    from rheoscope.report.report_plans import JOBS
+    from rheoscope.report.input_text import resolve_text
+    from rheoscope.report.long_texts import split_into_windows
+    from rheoscope.report.progress_bars import load_model
+    from rheoscope.report.report_plans import REPORTS
 
-    said, files = text_of(text, file, first), run_report.Files(json, csv, html, file)
-    network = opened(model, device, dtype)
-    parts = cut(network, said, first, window)
-    control = opened(model, device, dtype, untrained=True, seed=seed) if untrained else None
-    own = windowed_report.nothing if control is None else lambda ids: {"control": control.trace(ids)}
-    windowed_report.run(JOBS["covers"], network, parts, {"draws": draws}, files, fast, explain, own=own)
+    input_text, files = resolve_text(text, file, first), run_report.OutputFiles(json, csv, html, file)
+    network = load_model(model, device, dtype)
+    text_windows = split_into_windows(network, input_text, first, window)
+    control = load_model(model, device, dtype, untrained=True, seed=seed) if untrained else None
+    control_settings = (
+        windowed_report.no_text_options if control is None else lambda ids: {"control": control.trace(ids)}
+    )
+    windowed_report.run_on_windows(
+        REPORTS["covers"], network, text_windows, {"draws": draws}, files, fast, explain, text_options=control_settings
+    )
 
 
 @app.command("surgery")
@@ -236,22 +251,24 @@ def surgery_command(
     Examples:  rheoscope surgery "The keys to the cabinet are on the table" --heads 2.1,3.2 --M symmetric
     ·    rheoscope surgery --file notes.txt --model gpt2 --M "rank 8" --json cost.json
     """
-    from rheoscope.covers.comparison_arms import AGAINST, MATCHED, Against
+    from rheoscope.covers.comparison_arms import COMPARISONS, SIZE_MATCHED, Against
     from rheoscope.report import run_report
-    from rheoscope.report.input_text import text_of
-    from rheoscope.report.long_texts import part
-    from rheoscope.report.parse_options import heads_of
-    from rheoscope.report.progress_bars import opened
-    from rheoscope.report.report_plans import JOBS
+    from rheoscope.report.input_text import resolve_text
+    from rheoscope.report.long_texts import truncate_text
+    from rheoscope.report.parse_options import parse_heads
+    from rheoscope.report.progress_bars import load_model
+    from rheoscope.report.report_plans import REPORTS
     from rheoscope.shapes import RheoscopeError
 
-    said, files = text_of(text, file, first), run_report.Files(json, csv, html, file)
+    input_text, files = resolve_text(text, file, first), run_report.OutputFiles(json, csv, html, file)
     if M is None and F is None:
         raise RheoscopeError("nothing to change; type --M symmetric or --F symmetric")
-    network = opened(model, device, dtype)
-    against = Against(MATCHED.names if each else AGAINST, draws=draws)
-    options = {"heads": heads_of(heads, network.view), "M": M, "F": F, "each": each, "against": against}
-    run_report.run(JOBS["surgery"], network, part(network, said, first), options, files, explain=explain)
+    network = load_model(model, device, dtype)
+    against = Against(SIZE_MATCHED.names if each else COMPARISONS, draws=draws)
+    options = {"heads": parse_heads(heads, network.view), "M": M, "F": F, "each": each, "against": against}
+    run_report.run_report(
+        REPORTS["surgery"], network, truncate_text(network, input_text, first), options, files, explain=explain
+    )
 
 
 @app.command("reverse")
@@ -276,16 +293,18 @@ def reverse_command(
     Examples:  rheoscope reverse "The keys to the cabinet are" --target " on"    ·    rheoscope reverse --file notes.txt --json pull.json
     """
     from rheoscope.report import run_report
-    from rheoscope.report.input_text import text_of
-    from rheoscope.report.long_texts import part
-    from rheoscope.report.parse_options import token_of
-    from rheoscope.report.progress_bars import opened
-    from rheoscope.report.report_plans import JOBS
+    from rheoscope.report.input_text import resolve_text
+    from rheoscope.report.long_texts import truncate_text
+    from rheoscope.report.parse_options import parse_token
+    from rheoscope.report.progress_bars import load_model
+    from rheoscope.report.report_plans import REPORTS
 
-    said, files = text_of(text, file, first), run_report.Files(json, csv, html, file)
-    network, wanted = opened(model, device, dtype), None if target is None else token_of(target)
-    options = {"target": wanted, "token": token}
-    run_report.run(JOBS["reverse"], network, part(network, said, first), options, files, explain=explain)
+    input_text, files = resolve_text(text, file, first), run_report.OutputFiles(json, csv, html, file)
+    network, target_token = load_model(model, device, dtype), None if target is None else parse_token(target)
+    options = {"target": target_token, "token": token}
+    run_report.run_report(
+        REPORTS["reverse"], network, truncate_text(network, input_text, first), options, files, explain=explain
+    )
 
 
 @app.command("costs")
@@ -299,11 +318,11 @@ def costs_command(
     Examples:  rheoscope costs    ·    rheoscope costs --model gpt2 --tokens 1024    ·    rheoscope costs --json costs.json
     """
     from rheoscope.files import check_outputs
-    from rheoscope.report.cost_table import show
-    from rheoscope.report.progress_bars import opened
+    from rheoscope.report.cost_table import show_costs
+    from rheoscope.report.progress_bars import load_model
 
     check_outputs([] if json is None else [json])
-    show(opened(model, None, None), tokens, json)
+    show_costs(load_model(model, None, None), tokens, json)
 
 
 @app.command("analyses")
@@ -330,25 +349,37 @@ def analyse_command(
     Examples:  rheoscope analyse transport "The keys to the cabinet are"    ·    rheoscope analyse composition --model gpt2 --csv tables
     ·    rheoscope analyse fixed_point --file notes.txt --layers 0,3 --json settle.json
     """
-    from rheoscope.commands.analyse import command_of, show_usage
+    from rheoscope.commands.analyse import build_command, show_usage
 
     if name in ("-h", "--help"):
         show_usage()
     else:
-        command_of(name)(context.args)
+        build_command(name)(context.args)
 
 
-def asked(arguments: list[str]) -> list[str]:
+def insert_default_command(arguments: list[str]) -> list[str]:
     """What was typed, with `flow` put in where the first word is a text: a first word that is a command is a command.
 
     A single word that is nearly a command is taken for one, mistyped; after `--` everything is text.
 
-    >>> asked(["The keys to the cabinet are", "--explain"])
+    >>> insert_default_command(["The keys to the cabinet are", "--explain"])
     ['flow', 'The keys to the cabinet are', '--explain']
     """
-    known = ["corpus", *(one.name or getattr(one.callback, "__name__", "") for one in app.registered_commands)]
-    first = next((word for word in arguments if word in ("-", "--") or not word.startswith("-")), None)
-    if first is None or first in known or (first != "--" and get_close_matches(first, known, cutoff=0.75)):
+    command_names = [
+        "corpus",
+        *(
+            registered_command.name or getattr(registered_command.callback, "__name__", "")
+            for registered_command in app.registered_commands
+        ),
+    ]
+    first_argument = next(
+        (argument for argument in arguments if argument in ("-", "--") or not argument.startswith("-")), None
+    )
+    if (
+        first_argument is None
+        or first_argument in command_names
+        or (first_argument != "--" and get_close_matches(first_argument, command_names, cutoff=0.75))
+    ):
         return arguments
     return ["flow", *arguments]
 
@@ -371,17 +402,17 @@ def generate_command(
 
     Examples:  rheoscope generate "The history of"    ·    rheoscope generate -m run --temperature 0 "Once upon a time"
     """
-    from rheoscope.report.generation import show
-    from rheoscope.report.input_text import text_of
+    from rheoscope.report.generation import generate_text
+    from rheoscope.report.input_text import resolve_text
 
-    show(text_of(prompt, None), model, tokens, temperature, top_k or None, top_p, seed, device)
+    generate_text(resolve_text(prompt, None), model, tokens, temperature, top_k or None, top_p, seed, device)
 
 
-app.command("train", cls=Several)(train)
+app.command("train", cls=VariadicCommand)(train)
 app.command("dynamics")(dynamics)
 app.command("learned")(learned)
-app.command("race", cls=Several)(race)
-app.command("heal", cls=Several)(heal)
+app.command("race", cls=VariadicCommand)(race)
+app.command("heal", cls=VariadicCommand)(heal)
 app.command("bench")(bench)
 app.command("studio")(studio)
 app.add_typer(corpus, name="corpus")
@@ -389,20 +420,20 @@ app.add_typer(corpus, name="corpus")
 
 def main() -> None:
     """Run the command; a user's mistake is one line on stderr and exit status 1, never a stack trace."""
-    show_anyhow(sys.stdout, sys.stderr)
+    replace_unencodable(sys.stdout, sys.stderr)
     # imports make half a million objects that stay: a search takes as long as an analysis
     gc.set_threshold(1_000_000, 10, 10)
     try:
-        app(asked(sys.argv[1:]))
+        app(insert_default_command(sys.argv[1:]))
     except Exception as error:
         # Imported late: the error lives beside torch, which `rheoscope --help` does not need.
         from rheoscope.shapes import RheoscopeError
 
         if not isinstance(error, RheoscopeError):
             raise
-        from rheoscope.report.shell_advice import in_shell
+        from rheoscope.report.shell_advice import as_cli_advice
 
-        print(f"rheoscope: {in_shell(str(error))}", file=sys.stderr)
+        print(f"rheoscope: {as_cli_advice(str(error))}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -19,9 +19,9 @@ def bench(
 
     Examples:  rheoscope bench attention    ·    rheoscope bench attention --tokens 2048 --tokens 8192 --json speed.json
     """
-    from rheoscope.report.speed_table import show
+    from rheoscope.report.speed_report import run_speed_bench
     from rheoscope.shapes import RheoscopeError
 
     if what != "attention":
         raise RheoscopeError(f"there is no bench {what!r}; type rheoscope bench attention")
-    show(tokens, json, device)
+    run_speed_bench(tokens, json, device)

@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 
 from rheoscope.commands.options import Address, Dtype, ModelName, Threads, Workers
-from rheoscope.commands.variadic_options import Several
+from rheoscope.commands.variadic_options import VariadicCommand
 
 corpus = typer.Typer(
     no_args_is_help=True, help="A whole corpus: the same analyses over millions of tokens, to Parquet."
 )
 
 Folder = Annotated[Path, typer.Argument(help="The folder of a run.")]
-Names = Annotated[
+AnalysisNames = Annotated[
     str | None, typer.Option(metavar="A,B,…", help="The analyses (default: a cheap set); see rheoscope analyses.")
 ]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="ANALYSIS.SETTING=VALUE, as agreement.draws=0.")]
@@ -26,7 +26,7 @@ JobFile = Annotated[
 Length = Annotated[
     int | None, typer.Option(min=2, help="Tokens of a text at most: longer ones are cut (default: 512).")
 ]
-Least = Annotated[int | None, typer.Option(min=1, help="Texts of fewer tokens are left out (default: 16).")]
+MinTokens = Annotated[int | None, typer.Option(min=1, help="Texts of fewer tokens are left out (default: 16).")]
 Pack = Annotated[bool | None, typer.Option("--pack", help="Join rows, and cut them into texts of exactly that length.")]
 Column = Annotated[str | None, typer.Option(help="The column that holds the text (default: text).")]
 Batch = Annotated[int | None, typer.Option(min=1, help="Tokens computed at once (default: 16384).")]
@@ -34,29 +34,29 @@ ShardSize = Annotated[
     int | None, typer.Option("--shard", min=1, help="Bytes of input in a unit of work (default: 2 MiB).")
 ]
 Top = Annotated[int | None, typer.Option(min=0, help="Examples kept of every head (default: 8).")]
-Tokens = Annotated[bool | None, typer.Option("--tokens", help="Write a row for every token too.")]
+TokenRows = Annotated[bool | None, typer.Option("--tokens", help="Write a row for every token too.")]
 Untrained = Annotated[bool | None, typer.Option("--untrained", help="The same architecture at initial weights.")]
 DeviceName = Annotated[
     str | None, typer.Option(help="cpu, cuda, auto: over all GPUs (default: cuda where there is one).")
 ]
 
 
-@corpus.command("run", cls=Several)
+@corpus.command("run", cls=VariadicCommand)
 def run_command(
     out: Annotated[Path, typer.Option(help="The folder of the run; one that is there goes on.")],
     texts: TextFiles = None,
     model: ModelName = None,
-    analyses: Names = None,
+    analyses: AnalysisNames = None,
     settings: Settings = None,
     job: JobFile = None,
     length: Length = None,
-    least: Least = None,
+    least: MinTokens = None,
     pack: Pack = None,
     column: Column = None,
     batch: Batch = None,
     shard: ShardSize = None,
     top: Top = None,
-    tokens: Tokens = None,
+    tokens: TokenRows = None,
     untrained: Untrained = None,
     device: DeviceName = None,
     dtype: Dtype = None,
@@ -69,18 +69,24 @@ def run_command(
     Examples:  rheoscope corpus run --texts wiki.jsonl.gz --out run    ·    rheoscope corpus run --texts data/ --model gpt2 --pack
     --length 1024 --analyses head_types,agreement --set agreement.draws=0 --out run    ·    rheoscope corpus run --job job.toml --out run
     """
-    from rheoscope.corpus.corpus_job import from_mapping, from_toml, with_settings
-    from rheoscope.corpus.corpus_report import run
+    from rheoscope.corpus.corpus_job import apply_settings, job_from_mapping, settings_from_toml
+    from rheoscope.corpus.corpus_report import run_corpus
 
-    typed = {
+    options = {
         "texts": texts, "model": model, "length": length, "least": least, "pack": pack, "column": column, "batch": batch,
         "shard": shard, "top": top, "tokens": tokens, "untrained": untrained, "device": device, "dtype": dtype,
         "analyses": None if analyses is None else [name.strip() for name in analyses.split(",") if name.strip()],
     }  # fmt: skip
-    told = ({} if job is None else from_toml(job)) | {name: one for name, one in typed.items() if one is not None}
-    asked = from_mapping(told)
-    run(
-        from_mapping(told | {"analyses": with_settings(asked.analyses, settings or [])}), out, workers, address, threads
+    job_settings = ({} if job is None else settings_from_toml(job)) | {
+        name: value for name, value in options.items() if value is not None
+    }
+    base_job = job_from_mapping(job_settings)
+    run_corpus(
+        job_from_mapping(job_settings | {"analyses": apply_settings(base_job.analyses, settings or [])}),
+        out,
+        workers,
+        address,
+        threads,
     )
 
 
@@ -90,10 +96,10 @@ def resume_command(folder: Folder, workers: Workers = None, address: Address = N
 
     Examples:  rheoscope corpus resume run    ·    rheoscope corpus resume run --workers 4
     """
-    from rheoscope.corpus.corpus_report import run
-    from rheoscope.corpus.shards import opened
+    from rheoscope.corpus.corpus_report import run_corpus
+    from rheoscope.corpus.shards import read_manifest
 
-    run(opened(folder).job, folder, workers, address, threads)
+    run_corpus(read_manifest(folder).job, folder, workers, address, threads)
 
 
 @corpus.command("status")
@@ -136,6 +142,6 @@ def report_command(
 
     Examples:  rheoscope corpus report run    ·    rheoscope corpus report wiki --beside news --html drift.html
     """
-    from rheoscope.corpus.corpus_page import save
+    from rheoscope.corpus.corpus_page import save_page
 
-    print(save(folder, beside, html))
+    print(save_page(folder, beside, html))

@@ -18,12 +18,12 @@ def dynamics(
 
     Examples:  rheoscope dynamics --list    ·    rheoscope dynamics equiangular --out figures    ·    rheoscope dynamics --all
     """
-    from rheoscope.report.theory_report import show, show_bench
+    from rheoscope.report.theory_report import run_experiments, show_experiment_list
     from rheoscope.theory.experiments import experiments
 
     if listed:
-        show_bench()
+        show_experiment_list()
     elif not names and not every:
         raise typer.BadParameter("type rheoscope dynamics NAME…, --all, or --list for the experiments")
     else:
-        show(list(experiments()) if every else names or [], seed, out, json)
+        run_experiments(list(experiments()) if every else names or [], seed, out, json)

@@ -9,11 +9,12 @@ from rheoscope.commands.options import Device, Dtype, File, ModelName
 
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Where it listens; 0: any free one.")]
 Host = Annotated[str, typer.Option(help="Another than loopback asks everyone for a token.")]
-Opens = Annotated[bool, typer.Option("--open", help="Also open the page in a browser.")]
-Roots = Annotated[list[Path] | None, typer.Option(help="Models below this directory may be opened too.")]
-Export = Annotated[Path | None, typer.Option(help="Write the page of one text as files here, and serve none.")]
+OpenPage = Annotated[bool, typer.Option("--open", help="Also open the page in a browser.")]
+ModelRoots = Annotated[list[Path] | None, typer.Option(help="Models below this directory may be opened too.")]
+ExportFolder = Annotated[Path | None, typer.Option(help="Write the page of one text as files here, and serve none.")]
 CorpusRun = Annotated[
-    Path | None, typer.Option("--corpus", help="Show a corpus run too: the folder of rheoscope corpus run.")
+    Path | None,
+    typer.Option("--corpus", help="Show a corpus run too: the folder of rheoscope corpus run."),
 ]
 ExportText = Annotated[str | None, typer.Option(help="The text of the export.")]
 
@@ -22,10 +23,10 @@ def studio(
     model: ModelName = None,
     port: Port = None,
     host: Host = "127.0.0.1",
-    opens: Opens = False,
-    root: Roots = None,
+    opens: OpenPage = False,
+    root: ModelRoots = None,
     corpus: CorpusRun = None,
-    export: Export = None,
+    export: ExportFolder = None,
     text: ExportText = None,
     file: File = None,
     device: Device = None,
@@ -35,6 +36,6 @@ def studio(
 
     Examples:  rheoscope studio --open    ·    rheoscope studio --corpus run    ·    rheoscope studio --export page --text "The keys are"
     """
-    from rheoscope.studio.startup import Opening, run
+    from rheoscope.studio.startup import StudioOptions, run_command
 
-    run(Opening(model, device, dtype, root or [], corpus), host, port, opens, export, text, file)
+    run_command(StudioOptions(model, device, dtype, root or [], corpus), host, port, opens, export, text, file)

@@ -1,5 +1,6 @@
 """The commands `rheoscope train`, `rheoscope learned` and `rheoscope heal`: what is typed behind them."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -7,12 +8,12 @@ import typer
 
 from rheoscope.commands.options import Csv, Device, Explain, Html, Json, ModelName
 
-Name = Annotated[str | None, typer.Argument(help="The name of a recipe, before any option; see --list.")]
+RecipeName = Annotated[str | None, typer.Argument(help="The name of a recipe, before any option; see --list.")]
 Data = Annotated[
     list[Path] | None,
     typer.Option(help="Text files (plain, .gz, MediaWiki dumps) or a prepared directory; to translate: SOURCE TARGET."),
 ]
-Out = Annotated[Path | None, typer.Option(help="Directory of the run; a run that is there goes on.")]
+OutDirectory = Annotated[Path | None, typer.Option(help="Directory of the run; a run that is there goes on.")]
 HeldOut = Annotated[
     list[Path] | None, typer.Option(help="Files to measure on (default: a share of --data, at the end).")
 ]
@@ -26,32 +27,32 @@ Penalty = Annotated[
     list[str] | None,
     typer.Option(help="Keep small besides the loss: asymmetry=0.1 (of M), residual=0.1 (of every layer)."),
 ]
-LookAt = Annotated[
+ObservedSteps = Annotated[
     str | None, typer.Option("--look", metavar="0,100,…", help="Steps at which its geometry is looked at and kept.")
 ]
-Listed = Annotated[bool, typer.Option("--list", help="Show every recipe.")]
-Run = Annotated[Path, typer.Argument(help="The directory of a run that was trained with --look.")]
-Texts = Annotated[list[Path], typer.Option(help="Text files to fine-tune on; the last windows are held out.")]
-Folder = Annotated[Path, typer.Option(help="The folder of the arms; those that are there are not trained again.")]
+ListRecipes = Annotated[bool, typer.Option("--list", help="Show every recipe.")]
+RunDirectory = Annotated[Path, typer.Argument(help="The directory of a run that was trained with --look.")]
+TextFiles = Annotated[list[Path], typer.Option(help="Text files to fine-tune on; the last windows are held out.")]
+ArmsFolder = Annotated[Path, typer.Option(help="The folder of the arms; those that are there are not trained again.")]
 Arms = Annotated[
     str | None,
     typer.Option(metavar="A,B,…", help="Some of symmetric, symmetric_kept, size, cloud, spectrum (default: all)."),
 ]
-Count = Annotated[int, typer.Option(min=1)]
+PositiveCount = Annotated[int, typer.Option(min=1)]
 
 
 def train(
-    recipe: Name = None,
+    recipe: RecipeName = None,
     data: Data = None,
-    out: Out = None,
+    out: OutDirectory = None,
     held_out: HeldOut = None,
     settings: Settings = None,
     steps: Steps = None,
     device: DeviceName = None,
     tensorboard: TensorBoard = False,
     penalty: Penalty = None,
-    look: LookAt = None,
-    listed: Listed = False,
+    look: ObservedSteps = None,
+    listed: ListRecipes = False,
 ) -> None:
     """Train a Transformer by a recipe; the same command again goes on where it was stopped, to the same weights.
 
@@ -59,42 +60,42 @@ def train(
     ·    rheoscope train translation --data train.en train.de --out run    ·    rheoscope generate --model run "Once"
     ·    rheoscope train tiny --data book.txt --out run --set projection=tied --look 0,50,200    ·    rheoscope learned run
     """
-    from rheoscope.learn.train_report import show, show_recipes
+    from rheoscope.learn.train_report import run_training, show_recipes
 
     if listed:
         show_recipes()
     elif recipe is None or out is None:
         raise typer.BadParameter("type rheoscope train RECIPE --data FILE… --out DIR, or --list for the recipes")
     else:
-        looks = None
+        observer_factory = None
         if look is not None:
-            from rheoscope.learn.geometry_over_training import Looks, marked
+            from rheoscope.learn.geometry_over_training import GeometryObserver, parse_steps
 
-            at, folder = marked(look), out
-            looks = lambda task, wanted: Looks.of(at, folder, task, wanted)  # noqa: E731
-        told = held_out or (), settings or (), steps, device, tensorboard, penalty or ()
-        show(recipe, data or (), out, *told, looks=looks)
+            observed_steps, folder = parse_steps(look), out
+            observer_factory = partial(GeometryObserver.from_task, observed_steps, folder)
+        options = held_out or (), settings or (), steps, device, tensorboard, penalty or ()
+        run_training(recipe, data or (), out, *options, observer_factory=observer_factory)
 
 
-def learned(run: Run, json: Json = None, csv: Csv = None, html: Html = None, explain: Explain = False) -> None:
+def learned(run: RunDirectory, json: Json = None, csv: Csv = None, html: Html = None, explain: Explain = False) -> None:
     """How geometry formed while a model learned: what was seen at the steps of --look, each number beside what chance gives.
 
     Examples:  rheoscope train tiny --data book.txt --out run --look 0,50,200    ·    rheoscope learned run --html learned.html
     """
-    from rheoscope.learn.geometry_report import show
-    from rheoscope.report.run_report import Files
+    from rheoscope.learn.geometry_report import show_learned
+    from rheoscope.report.run_report import OutputFiles
 
-    show(run, Files(json, csv, html), explain)
+    show_learned(run, OutputFiles(json, csv, html), explain)
 
 
 def heal(
-    data: Texts,
-    out: Folder,
+    data: TextFiles,
+    out: ArmsFolder,
     model: ModelName = None,
     arms: Arms = None,
-    steps: Count = 200,
-    batch: Count = 8,
-    length: Count = 256,
+    steps: PositiveCount = 200,
+    batch: PositiveCount = 8,
+    length: PositiveCount = 256,
     rate: Annotated[float, typer.Option(help="Of AdamW, without decay.")] = 5e-5,
     every: Annotated[int, typer.Option(min=1, help="Steps between two measurements.")] = 20,
     held_out: Annotated[int, typer.Option(min=1, help="Windows to measure on.")] = 32,
@@ -110,9 +111,18 @@ def heal(
     Examples:  rheoscope heal --data book.txt --out healing    ·    rheoscope heal --model HuggingFaceTB/SmolLM2-135M --data wiki.txt
     --out healing --device cuda --steps 500 --length 512
     """
-    from rheoscope.learn.healing import Healing
-    from rheoscope.learn.healing_report import show
-    from rheoscope.report.run_report import Files
+    from rheoscope.learn.healing import HealingSettings
+    from rheoscope.learn.healing_report import run_healing
+    from rheoscope.report.run_report import OutputFiles
 
-    how = Healing(steps, batch, length, rate, every, held_out, seed)
-    show(model, device, data, out, how, None if arms is None else arms.split(","), Files(json, csv, html), explain)
+    healing_settings = HealingSettings(steps, batch, length, rate, every, held_out, seed)
+    run_healing(
+        model,
+        device,
+        data,
+        out,
+        healing_settings,
+        None if arms is None else arms.split(","),
+        OutputFiles(json, csv, html),
+        explain,
+    )

@@ -4,11 +4,11 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-FOLLOWED = ("--data", "--held-out", "--texts", "--set", "--penalty")
+VARIADIC_OPTIONS = ("--data", "--held-out", "--texts", "--set", "--penalty")
 """Options that take all the words up to the next option."""
 
 
-class Several(TyperCommand):
+class VariadicCommand(TyperCommand):
     """A command whose options --data, --held-out, --texts, --set and --penalty take all the words up to the next option.
 
     An option whose values are parted by commas (its `metavar` is A,B,…) may be typed again: --mechanisms tied --mechanisms metric is
@@ -16,26 +16,26 @@ class Several(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        parted = {
+        comma_options = {
             name: option.opts[0] for option in self.params if "," in (option.metavar or "") for name in option.opts
         }
-        words, typed = list[str](), dict[str, list[str]]()
+        parsed_args, comma_values = list[str](), dict[str, list[str]]()
         option = ""
-        for word in args:
-            if option in typed:
-                typed[option].append(word)
+        for arg in args:
+            if option in comma_values:
+                comma_values[option].append(arg)
                 option = ""
-            elif word in parted:
-                option = parted[word]
-                typed.setdefault(option, [])
-            elif (name := word.partition("=")[0]) in parted:
-                typed.setdefault(parted[name], []).append(word.partition("=")[2])
+            elif arg in comma_options:
+                option = comma_options[arg]
+                comma_values.setdefault(option, [])
+            elif (name := arg.partition("=")[0]) in comma_options:
+                comma_values.setdefault(comma_options[name], []).append(arg.partition("=")[2])
                 option = ""
-            elif word.startswith("-"):
-                option = word if word in FOLLOWED else ""
-                words += [] if option else [word]
+            elif arg.startswith("-"):
+                option = arg if arg in VARIADIC_OPTIONS else ""
+                parsed_args += [] if option else [arg]
             else:
-                words += [option, word] if option else [word]
-        for name, values in typed.items():
-            words += [name, ",".join(values)] if values else [name]
-        return super().parse_args(ctx, words)
+                parsed_args += [option, arg] if option else [arg]
+        for name, values in comma_values.items():
+            parsed_args += [name, ",".join(values)] if values else [name]
+        return super().parse_args(ctx, parsed_args)

@@ -9,23 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rheoscope.catalogue import analysis
-from rheoscope.corpus.field_cells import OF_A_TEXT, Cells, cells_of
+from rheoscope.catalogue import analysis_by_name
+from rheoscope.corpus.field_cells import TEXT_AXES, Cells, reduce_to_cells
 from rheoscope.corpus.histogram import Histogram
-from rheoscope.corpus.segments import Piece
-from rheoscope.running.runner import Running
+from rheoscope.corpus.segments import Segment
+from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis
 from rheoscope.space.traces import Traces
 
-NUMBERED = frozenset({"layer", "head"})
+NUMBERED_AXES = frozenset({"layer", "head"})
 """Axes whose places are numbers in every model."""
-SHORT = 48
+PROBE_TOKENS = 48
 """Tokens of the text that an analysis is asked once, only to see how it names its axes."""
 
 
 @dataclass(frozen=True)
-class Question:
+class Request:
     """An analysis by name, with its settings."""
 
     name: str
@@ -33,152 +33,164 @@ class Question:
 
     @property
     def analysis(self) -> Analysis:
-        return analysis(self.name)
+        return analysis_by_name(self.name)
 
     @property
-    def of_clouds(self) -> bool:
+    def needs_massive_tokens(self) -> bool:
         """Whether it has to know which tokens are massive."""
         return "keep_massive" in self.analysis.settings
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class BatchResult:
     """What an analysis answered to some texts, field by field, and why others have no answer, by their place in the batch."""
 
     texts: list[int]
     fields: dict[str, Cells]
-    refused: dict[int, str]
+    rejections: dict[int, str]
 
 
-def on_host(answer: Asked) -> Asked:
+def to_host(result: BatchResult) -> BatchResult:
     """The same, as arrays of numpy."""
-    return replace(answer, fields={name: cells.on_host() for name, cells in answer.fields.items()})
+    return replace(result, fields={name: cells.to_host() for name, cells in result.fields.items()})
 
 
-def check(question: Question) -> None:
+def check_request(request: Request) -> None:
     """Refuse what cannot be asked of the texts of a corpus, and settings that are not known."""
-    one = question.analysis
-    if not one.reads_text or "texts" in one.subjects:
+    declared = request.analysis
+    if not declared.reads_text or "texts" in declared.subjects:
         raise RheoscopeError(
-            f"{one.name} is not asked of one text after the other; type rheoscope analyse {one.name}, or another of "
+            f"{declared.name} is not asked of one text after the other; type rheoscope analyse {declared.name}, or another of "
             "rheoscope analyses"
         )
-    known = [name for name in inspect.signature(one.batch or one.ask).parameters if name in one.settings]
-    for name in question.settings:
-        if name not in known:
+    setting_names = [
+        name for name in inspect.signature(declared.batch or declared.ask).parameters if name in declared.settings
+    ]
+    for name in request.settings:
+        if name not in setting_names:
             raise RheoscopeError(
-                f"{one.name} has no setting {name!r} for many texts; it has {', '.join(known) or 'none'}"
+                f"{declared.name} has no setting {name!r} for many texts; it has {', '.join(setting_names) or 'none'}"
             )
 
 
-def in_turn(questions: Sequence[Question]) -> list[Question]:
+def order_for_gpu(requests: Sequence[Request]) -> list[Request]:
     """In the order that keeps a GPU busy: those first that need not know which tokens are massive. The others wait until it has said so,
     and then it has the first to do.
 
-    >>> [one.name for one in in_turn([Question("trajectory", {}), Question("readout", {})])]
+    >>> [one.name for one in order_for_gpu([Request("trajectory", {}), Request("readout", {})])]
     ['readout', 'trajectory']
     """
-    return sorted(questions, key=lambda one: one.of_clouds)
+    return sorted(requests, key=lambda request: request.needs_massive_tokens)
 
 
-def asked(model: Running, question: Question, traces: Traces, pieces: Sequence[Piece], tokens: bool = False) -> Asked:
+def run_request(
+    model: RunnableModel, request: Request, traces: Traces, segments: Sequence[Segment], keep_tokens: bool = False
+) -> BatchResult:
     """One question to all texts of a batch. Where they are refused together, each is asked alone, so that only those are left
     out that are refused themselves."""
     try:
-        found = _answers(model, question, traces)
-        return Asked([one.text for one in pieces], _reduced(question, found, tokens), {})
+        fields = _analysis_fields(model, request, traces)
+        return BatchResult([segment.text_id for segment in segments], _to_cells(request, fields, keep_tokens), {})
     except RheoscopeError as error:
-        if len(pieces) == 1:
-            return Asked([], {}, {0: str(error)})
-    alone = [asked(model, question, traces[at : at + 1], pieces[at : at + 1], tokens) for at in range(len(pieces))]
-    refused = {at: one.refused[0] for at, one in enumerate(alone) if one.refused}
-    return joined([one for one in alone if not one.refused], refused)
+        if len(segments) == 1:
+            return BatchResult([], {}, {0: str(error)})
+    single_results = [
+        run_request(model, request, traces[index : index + 1], segments[index : index + 1], keep_tokens)
+        for index in range(len(segments))
+    ]
+    rejections = {index: result.rejections[0] for index, result in enumerate(single_results) if result.rejections}
+    return merge_results([result for result in single_results if not result.rejections], rejections)
 
 
-def with_answer(parts: Sequence[Asked], answer: Asked) -> list[Asked]:
+def append_result(results: Sequence[BatchResult], result: BatchResult) -> list[BatchResult]:
     """An answer below those before it. Histograms are counted into those of the first: a shard of many batches holds one of each."""
-    if not parts:
-        return [answer]
-    first, last = dict(parts[0].fields), dict(answer.fields)
-    for name, cells in answer.fields.items():
-        held = first[name].histogram if name in first else None
-        if held is not None and cells.histogram is not None:
-            first[name] = replace(first[name], histogram=Histogram.joined([held, cells.histogram]))
-            last[name] = replace(cells, histogram=Histogram())
-    return [replace(parts[0], fields=first), *parts[1:], replace(answer, fields=last)]
+    if not results:
+        return [result]
+    first_fields, last_fields = dict(results[0].fields), dict(result.fields)
+    for name, cells in result.fields.items():
+        histogram = first_fields[name].histogram if name in first_fields else None
+        if histogram is not None and cells.histogram is not None:
+            first_fields[name] = replace(first_fields[name], histogram=Histogram.join([histogram, cells.histogram]))
+            last_fields[name] = replace(cells, histogram=Histogram())
+    return [replace(results[0], fields=first_fields), *results[1:], replace(result, fields=last_fields)]
 
 
-def joined(parts: Sequence[Asked], refused: dict[int, str] | None = None) -> Asked:
+def merge_results(results: Sequence[BatchResult], rejections: dict[int, str] | None = None) -> BatchResult:
     """Several answers as one. A field that some of them lack has no number there."""
-    names = dict.fromkeys(name for one in parts for name in one.fields)
+    names = dict.fromkeys(name for result in results for name in result.fields)
     fields = {
-        name: Cells.joined([one.fields.get(name) for one in parts], [len(one.texts) for one in parts]) for name in names
+        name: Cells.join([result.fields.get(name) for result in results], [len(result.texts) for result in results])
+        for name in names
     }
-    return Asked([text for one in parts for text in one.texts], fields, refused or {})
+    return BatchResult([text for result in results for text in result.texts], fields, rejections or {})
 
 
-def named(model: Running, question: Question) -> dict[str, list[Any]]:
+def axis_labels_of(model: RunnableModel, request: Request) -> dict[str, list[Any]]:
     """The names of the places along those axes of an analysis that mean the same in every text, layers and heads apart, which have
     numbers: from what it answers to a short text of any tokens, without draws. Nothing of an analysis that refuses it.
 
     >>> import rheoscope as rs
-    >>> named(rs.load(), Question("distortion", {}))["image"]
+    >>> axis_labels_of(rs.load(), Request("distortion", {}))["image"]
     ['query', 'key', 'content']
     """
-    one = question.analysis
-    axes = {dim for field in one.fields.values() for dim in field.dims} - OF_A_TEXT - NUMBERED
+    declared = request.analysis
+    axes = {dim for field in declared.fields.values() for dim in field.dims} - TEXT_AXES - NUMBERED_AXES
     if not axes:
         return {}
-    vocabulary, context = len(model.view.embed), model.view.context or SHORT
-    trace = model.trace(torch.linspace(0, vocabulary - 1, min(SHORT, context)).long())
+    vocabulary, context = len(model.view.embed), model.view.context_length or PROBE_TOKENS
+    trace = model.trace(torch.linspace(0, vocabulary - 1, min(PROBE_TOKENS, context)).long())
     subject = {"model": model, "trace": trace, "text": trace.ids}
-    settings = dict(question.settings) | ({"draws": 0} if "draws" in one.settings else {})
+    settings = dict(request.settings) | ({"draws": 0} if "draws" in declared.settings else {})
     try:
-        found = one.ask(*(subject[name] for name in one.subjects), **settings)
+        result = declared.ask(*(subject[name] for name in declared.subjects), **settings)
     except RheoscopeError:
         return {}
-    return {dim: found[dim].values.tolist() for dim in sorted(axes & set(found.coords) & set(found.dims))}
+    return {dim: result[dim].values.tolist() for dim in sorted(axes & set(result.coords) & set(result.dims))}
 
 
-def _answers(model: Running, question: Question, traces: Traces) -> dict[str, Any]:
+def _analysis_fields(model: RunnableModel, request: Request, traces: Traces) -> dict[str, Any]:
     """Every field as (text, *dims): by the analysis's batch, or one text after the other where it has none."""
-    one = question.analysis
-    if one.batch is not None:
-        return one.batch(traces, **question.settings)
+    declared = request.analysis
+    if declared.batch is not None:
+        return declared.batch(traces, **request.settings)
     subjects = [{"model": model, "trace": trace, "text": trace.ids} for trace in traces]
-    each = [one.ask(*(subject[name] for name in one.subjects), **question.settings) for subject in subjects]
-    return {str(name): _side_by_side([found[name] for found in each]) for name in each[0].data_vars}
+    results = [declared.ask(*(subject[name] for name in declared.subjects), **request.settings) for subject in subjects]
+    return {str(name): _stack_fields([result[name] for result in results]) for name in results[0].data_vars}
 
 
-def _side_by_side(fields: Sequence[Any]) -> Any:
+def _stack_fields(fields: Sequence[Any]) -> Any:
     """The same field of several texts: padded where texts differ in size, tokens at their own places."""
-    arrays = [_placed(field) for field in fields]
+    arrays = [_at_token_positions(field) for field in fields]
     if arrays[0].dtype.kind not in "fiub":
         return np.stack([array.astype(str) for array in arrays])
     shape = np.max([array.shape for array in arrays], 0).astype(int)
-    whole = arrays[0].dtype.kind in "iub"
-    found = np.full((len(arrays), *shape), -1 if whole else np.nan, np.int64 if whole else np.float64)
-    for at, array in enumerate(arrays):
-        place: tuple[Any, ...] = (at, *(slice(size) for size in array.shape))
-        found[place] = array
-    return torch.from_numpy(found)
+    is_integer = arrays[0].dtype.kind in "iub"
+    stacked = np.full((len(arrays), *shape), -1 if is_integer else np.nan, np.int64 if is_integer else np.float64)
+    for index, array in enumerate(arrays):
+        region: tuple[Any, ...] = (index, *(slice(size) for size in array.shape))
+        stacked[region] = array
+    return torch.from_numpy(stacked)
 
 
-def _placed(field: Any) -> np.ndarray:
+def _at_token_positions(field: Any) -> np.ndarray:
     """The array of a field, along `token` as long as the text, with nothing where a token was dropped."""
     array = np.asarray(field.values)
     if "token" not in field.dims or array.dtype.kind not in "fiub" or field.coords.get("token") is None:
         return array
-    axis, at = field.dims.index("token"), np.asarray(field.token.values)
-    if at.dtype.kind not in "iu":
+    axis, positions = field.dims.index("token"), np.asarray(field.token.values)
+    if positions.dtype.kind not in "iu":
         return array
     shape = list(array.shape)
-    shape[axis] = int(at.max()) + 1 if len(at) else 0
-    found = np.full(shape, -1 if array.dtype.kind in "iub" else np.nan, array.dtype)
-    found[(*(slice(None),) * axis, at)] = array
-    return found
+    shape[axis] = int(positions.max()) + 1 if len(positions) else 0
+    padded = np.full(shape, -1 if array.dtype.kind in "iub" else np.nan, array.dtype)
+    padded[(*(slice(None),) * axis, positions)] = array
+    return padded
 
 
-def _reduced(question: Question, found: Mapping[str, Any], tokens: bool) -> dict[str, Cells]:
-    fields = question.analysis.fields
-    return {name: cells_of(x, fields[name], tokens) for name, x in found.items() if isinstance(x, Tensor | np.ndarray)}
+def _to_cells(request: Request, arrays: Mapping[str, Any], keep_tokens: bool) -> dict[str, Cells]:
+    fields = request.analysis.fields
+    return {
+        name: reduce_to_cells(x, fields[name], keep_tokens)
+        for name, x in arrays.items()
+        if isinstance(x, Tensor | np.ndarray)
+    }

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from rheoscope.corpus.batch_analyses import Question, check
-from rheoscope.files import job_settings
+from rheoscope.corpus.batch_analyses import Request, check_request
+from rheoscope.files import read_job_file
 from rheoscope.shapes import RheoscopeError
 
-STANDARD = ("trajectory", "clusters", "readout", "head_statistics")
+DEFAULT_ANALYSES = ("trajectory", "clusters", "readout", "head_statistics")
 """What is asked when nobody says: it costs about as much as reading the texts."""
 
 
@@ -25,7 +25,7 @@ class Job:
 
     texts: tuple[str, ...]
     model: str | None = None
-    analyses: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {name: {} for name in STANDARD})
+    analyses: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {name: {} for name in DEFAULT_ANALYSES})
     column: str = "text"
     length: int = 512
     least: int = 16
@@ -41,80 +41,80 @@ class Job:
     seed: int = 0
 
     @property
-    def questions(self) -> list[Question]:
+    def requests(self) -> list[Request]:
         """Every analysis with its settings."""
-        return [Question(name, settings) for name, settings in self.analyses.items()]
+        return [Request(name, settings) for name, settings in self.analyses.items()]
 
-    def checked(self) -> "Job":
+    def validate(self) -> "Job":
         """The same, once nothing in it is impossible."""
-        whole = {"length": 2, "least": 1, "batch": 1, "shard": 1, "top": 0, "seed": 0}
-        for name, least in whole.items():
+        minimums = {"length": 2, "least": 1, "batch": 1, "shard": 1, "top": 0, "seed": 0}
+        for name, minimum in minimums.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise RheoscopeError(f"{name} is a whole number, {least} or more, got {value!r}")
+            if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+                raise RheoscopeError(f"{name} is a whole number, {minimum} or more, got {value!r}")
         if self.least > self.length:
             raise RheoscopeError(
                 f"texts have {self.least} to {self.length} tokens, which none has; type a smaller --least"
             )
         if not self.analyses:
-            raise RheoscopeError(f"no analysis was named; type --analyses {','.join(STANDARD)}")
-        for question in self.questions:
-            check(question)
+            raise RheoscopeError(f"no analysis was named; type --analyses {','.join(DEFAULT_ANALYSES)}")
+        for request in self.requests:
+            check_request(request)
         return self
 
-    def settings(self) -> dict[str, Any]:
+    def fingerprint_settings(self) -> dict[str, Any]:
         """All that changes a number, for the fingerprint; where the texts lie is told by their content."""
         return {name: value for name, value in asdict(self).items() if name not in ("texts", "model", "device")}
 
 
-def from_mapping(told: Mapping[str, Any]) -> Job:
+def job_from_mapping(settings: Mapping[str, Any]) -> Job:
     """A job from what a TOML file or a manifest says.
 
-    >>> from_mapping({"texts": ["a.txt"], "analyses": {"readout": {"top": 3}}}).length
+    >>> job_from_mapping({"texts": ["a.txt"], "analyses": {"readout": {"top": 3}}}).length
     512
     """
-    known = {one.name for one in fields(Job)}
-    for name in told:
-        if name not in known:
-            raise RheoscopeError(f"a job has no setting {name!r}; it has {', '.join(sorted(known))}")
-    given = dict(told)
-    texts = given.get("texts", ())
-    given["texts"] = (texts,) if isinstance(texts, str) else tuple(texts)
-    asked = given.get("analyses")
-    if asked is not None and not isinstance(asked, Mapping):
-        given["analyses"] = {name: {} for name in asked}
-    return Job(**given)
+    field_names = {job_field.name for job_field in fields(Job)}
+    for name in settings:
+        if name not in field_names:
+            raise RheoscopeError(f"a job has no setting {name!r}; it has {', '.join(sorted(field_names))}")
+    values = dict(settings)
+    texts = values.get("texts", ())
+    values["texts"] = (texts,) if isinstance(texts, str) else tuple(texts)
+    analyses = values.get("analyses")
+    if analyses is not None and not isinstance(analyses, Mapping):
+        values["analyses"] = {name: {} for name in analyses}
+    return Job(**values)
 
 
-def from_toml(path: Path) -> dict[str, Any]:
+def settings_from_toml(path: Path) -> dict[str, Any]:
     """The settings of a TOML file; names of files in it are seen from where it lies."""
-    told = job_settings(path)
-    texts = told.get("texts", [])
-    told["texts"] = [str(path.parent / one) for one in ([texts] if isinstance(texts, str) else texts)]
-    return told
+    settings = read_job_file(path)
+    texts = settings.get("texts", [])
+    settings["texts"] = [str(path.parent / file_name) for file_name in ([texts] if isinstance(texts, str) else texts)]
+    return settings
 
 
-def with_settings(analyses: Mapping[str, Mapping[str, Any]], typed: list[str]) -> dict[str, dict[str, Any]]:
+def apply_settings(analyses: Mapping[str, Mapping[str, Any]], assignments: list[str]) -> dict[str, dict[str, Any]]:
     """Analyses with settings as they are typed: agreement.draws=0, clusters.grain=half.
 
-    >>> with_settings({"agreement": {}}, ["agreement.draws=0"])
+    >>> apply_settings({"agreement": {}}, ["agreement.draws=0"])
     {'agreement': {'draws': 0}}
     """
-    found = {name: dict(settings) for name, settings in analyses.items()}
-    for one in typed:
-        path, equals, value = one.partition("=")
+    result = {name: dict(settings) for name, settings in analyses.items()}
+    for assignment in assignments:
+        path, equals, value = assignment.partition("=")
         name, dot, setting = path.partition(".")
-        if not equals or not dot or name not in found:
+        if not equals or not dot or name not in result:
             raise RheoscopeError(
-                f"got --set {one}, expected ANALYSIS.SETTING=VALUE of one of {', '.join(found)}; type --set agreement.draws=0"
+                f"got --set {assignment}, expected ANALYSIS.SETTING=VALUE of one of {', '.join(result)}; type --set agreement.draws=0"
             )
-        found[name][setting] = _value(value)
-    return found
+        result[name][setting] = _parse_value(value)
+    return result
 
 
-def _value(typed: str) -> Any:
+def _parse_value(text: str) -> Any:
     """What was typed as TOML has it; what is none is a word."""
     try:
-        return tomllib.loads(f"value = {typed}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return typed
+        return text

@@ -8,102 +8,118 @@ from pathlib import Path
 from typing import Any
 
 from rheoscope.corpus.corpus_job import Job
-from rheoscope.corpus.corpus_run import Hear, Progress, drive, here
-from rheoscope.corpus.merged_summary import counts
-from rheoscope.corpus.parquet_tables import parquet
-from rheoscope.corpus.query import connected, tables_of
-from rheoscope.corpus.shards import done, files_of_table, opened, shards_of
-from rheoscope.ray_workers import how_many, set_threads
+from rheoscope.corpus.corpus_run import CorpusProgress, OnProgress, local_engine, run_job
+from rheoscope.corpus.merged_summary import total_counts
+from rheoscope.corpus.parquet_tables import import_parquet
+from rheoscope.corpus.query import connect, table_columns
+from rheoscope.corpus.shards import finished_shards, read_manifest, read_shards, table_files
+from rheoscope.ray_workers import set_threads, worker_count
 from rheoscope.report.console import console
 from rheoscope.report.tables import csv_text
 from rheoscope.shapes import RheoscopeError
 
 
-def run(job: Job, folder: Path, workers: int | None, address: str | None, threads: int | None) -> None:
+def run_corpus(job: Job, folder: Path, workers: int | None, address: str | None, threads: int | None) -> None:
     """A run with a bar; stopped, it says how to go on."""
     try:
-        with _bar() as hear:
-            progress = drive(job, folder, _engine(job, workers, address, threads), hear)
+        with _progress_bar() as on_progress:
+            progress = run_job(job, folder, _make_engine(job, workers, address, threads), on_progress)
     except KeyboardInterrupt:
         raise RheoscopeError(
-            f"stopped; {len(done(folder))} shards are there and whole; type rheoscope corpus resume {folder}"
+            f"stopped; {len(finished_shards(folder))} shards are there and whole; type rheoscope corpus resume {folder}"
         ) from None
-    told = counts(folder)
+    totals = total_counts(folder)
     print(
-        f"{folder}: {_several(progress.done, 'shard')}, {_several(told['texts'], 'text')}, {told['tokens']:,} tokens, "
-        f"{_several(told['rejects'], 'reject')}"
-        f"{_rate(progress)}; type rheoscope corpus report {folder}"
+        f"{folder}: {_pluralise(progress.shards_done, 'shard')}, {_pluralise(totals['texts'], 'text')}, {totals['tokens']:,} tokens, "
+        f"{_pluralise(totals['rejects'], 'reject')}"
+        f"{_rate_text(progress)}; type rheoscope corpus report {folder}"
     )
 
 
-def _several(count: int, what: str) -> str:
+def _pluralise(count: int, noun: str) -> str:
     """1 shard, 2,000 shards."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _engine(job: Job, workers: int | None, address: str | None, threads: int | None) -> Any:
+def _make_engine(job: Job, workers: int | None, address: str | None, threads: int | None) -> Any:
     """This process, or Ray."""
-    wanted = how_many(workers, address, job.device)
-    if wanted:
-        from rheoscope.corpus.distributed_run import spread
+    n_workers = worker_count(workers, address, job.device)
+    if n_workers:
+        from rheoscope.corpus.distributed_run import ray_engine
 
-        return partial(spread, workers=wanted, address=address, threads=threads)
+        return partial(ray_engine, workers=n_workers, address=address, threads=threads)
     set_threads(threads)
-    return here
+    return local_engine
 
 
-def _rate(progress: Progress) -> str:
+def _rate_text(progress: CorpusProgress) -> str:
     return f", {progress.tokens / progress.seconds:,.0f} tokens/s" if progress.tokens else ""
 
 
 @contextmanager
-def _bar() -> Iterator[Hear]:
+def _progress_bar() -> Iterator[OnProgress]:
     """On a terminal a bar with rate, time left and rejects; nothing where stderr is a file or a pipe."""
-    where = console(stderr=True)
-    if not where.is_terminal:
+    stderr_console = console(stderr=True)
+    if not stderr_console.is_terminal:
         yield lambda progress: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
+    from rich.progress import Progress as RichProgress
 
-    told = TextColumn("{task.description}", markup=False)
-    with Bars(told, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=where, transient=True) as bars:
-        bar = bars.add_task("corpus: opening", total=None)
+    description_column = TextColumn("{task.description}", markup=False)
+    with RichProgress(
+        description_column,
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=stderr_console,
+        transient=True,
+    ) as display:
+        task_id = display.add_task("corpus: opening", total=None)
 
-        def hear(progress: Progress) -> None:
-            said = f"corpus: {progress.tokens:,} tokens{_rate(progress)}, {progress.rejects:,} rejects"
-            bars.update(bar, description=said, completed=progress.done, total=progress.shards)
+        def on_progress(progress: CorpusProgress) -> None:
+            description = f"corpus: {progress.tokens:,} tokens{_rate_text(progress)}, {progress.rejects:,} rejects"
+            display.update(task_id, description=description, completed=progress.shards_done, total=progress.shards)
 
-        yield hear
+        yield on_progress
 
 
 def show_status(folder: Path) -> None:
     """How far a run is, and the reasons of its rejects, the most frequent first."""
-    held, there, shards, told = opened(folder), done(folder), shards_of(folder), counts(folder)
-    whole = _several(len(shards), "shard")
-    print(f"{folder}: {len(there)} of {whole}, {_several(told['texts'], 'text')}, {told['tokens']:,} tokens")
-    print(f"model {held.job.model or 'the default model'} ({held.model['weights']}), {', '.join(held.job.analyses)}")
+    manifest, finished, shards, totals = (
+        read_manifest(folder),
+        finished_shards(folder),
+        read_shards(folder),
+        total_counts(folder),
+    )
+    total_text = _pluralise(len(shards), "shard")
+    print(
+        f"{folder}: {len(finished)} of {total_text}, {_pluralise(totals['texts'], 'text')}, {totals['tokens']:,} tokens"
+    )
+    print(
+        f"model {manifest.job.model or 'the default model'} ({manifest.model['weights']}), {', '.join(manifest.job.analyses)}"
+    )
     reasons: Counter[str] = Counter()
-    for file in files_of_table(folder, "rejects"):
-        rows = parquet().read_table(file, columns=["analysis", "reason"]).to_pylist()
+    for file in table_files(folder, "rejects"):
+        rows = import_parquet().read_table(file, columns=["analysis", "reason"]).to_pylist()
         reasons.update(": ".join(part for part in (row["analysis"], row["reason"]) if part) for row in rows)
     print(f"{sum(reasons.values()):,} rejects" + ("" if not reasons else ", the most frequent:"))
     for reason, count in reasons.most_common(5):
         print(f"  {count:,} x {reason}")
-    if len(there) < len(shards):
+    if len(finished) < len(shards):
         print(f"type rheoscope corpus resume {folder}")
 
 
 def show_query(folder: Path, sql: str, csv: Path | None) -> None:
     """What a question in SQL finds; without one, what can be asked."""
     if not sql:
-        for name, columns in tables_of(folder).items():
+        for name, columns in table_columns(folder).items():
             print(f"{name}: {', '.join(columns)}")
         return
-    found = connected(folder).ask(sql)
+    relation = connect(folder).query(sql)
     if csv is None:
-        print(found)
+        print(relation)
         return
     from rheoscope.files import write_file
 
-    print(write_file(csv, lambda path: path.write_text(csv_text(found.df()), encoding="utf-8")))
+    print(write_file(csv, lambda path: path.write_text(csv_text(relation.df()), encoding="utf-8")))

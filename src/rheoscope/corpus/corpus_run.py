@@ -11,23 +11,23 @@ from typing import Any, Protocol
 
 import torch
 
-from rheoscope.corpus.batch_analyses import named
+from rheoscope.corpus.batch_analyses import axis_labels_of
 from rheoscope.corpus.corpus_job import Job
-from rheoscope.corpus.input_texts import Input, Shard, files_of
+from rheoscope.corpus.input_texts import Input, Shard, input_files
 from rheoscope.corpus.merged_summary import write_summary
-from rheoscope.corpus.parquet_tables import parquet
-from rheoscope.corpus.shard_worker import Told, Worker
-from rheoscope.corpus.shards import begin, done, locked, opened, planned
+from rheoscope.corpus.parquet_tables import import_parquet
+from rheoscope.corpus.shard_worker import ShardReport, Worker
+from rheoscope.corpus.shards import finished_shards, load_or_plan, read_manifest, run_lock, start_run
 from rheoscope.opening import load
-from rheoscope.running.runner import Running
+from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 
 
 @dataclass(frozen=True)
-class Progress:
+class CorpusProgress:
     """How far a run is."""
 
-    done: int
+    shards_done: int
     shards: int
     texts: int
     tokens: int
@@ -36,7 +36,7 @@ class Progress:
     """Since this driver began."""
 
 
-Hear = Callable[[Progress], None]
+OnProgress = Callable[[CorpusProgress], None]
 
 
 class Engine(Protocol):
@@ -47,12 +47,12 @@ class Engine(Protocol):
         """What the model is: its weights, its dtype, where it runs."""
         ...
 
-    def work(self, inputs: list[Input], shards: Sequence[Shard]) -> Iterator[Told]:
+    def process_shards(self, inputs: list[Input], shards: Sequence[Shard]) -> Iterator[ShardReport]:
         """Every shard, in any order, told when its files are there."""
         ...
 
 
-class Here:
+class LocalEngine:
     """This process, without Ray."""
 
     def __init__(self, worker: Worker) -> None:
@@ -60,37 +60,37 @@ class Here:
 
     @property
     def model(self) -> dict[str, Any]:
-        return facts_of(self.worker)
+        return worker_facts(self.worker)
 
-    def work(self, inputs: list[Input], shards: Sequence[Shard]) -> Iterator[Told]:
-        before: Future[Told] | None = None
-        for shard, then in pairwise(chain(shards, [None])):
+    def process_shards(self, inputs: list[Input], shards: Sequence[Shard]) -> Iterator[ShardReport]:
+        previous: Future[ShardReport] | None = None
+        for shard, next_shard in pairwise(chain(shards, [None])):
             assert shard is not None
-            written = self.worker.work(inputs, shard, then)
-            if before is not None:
-                yield before.result()
-            before = written
-        if before is not None:
-            yield before.result()
+            future = self.worker.work(inputs, shard, next_shard)
+            if previous is not None:
+                yield previous.result()
+            previous = future
+        if previous is not None:
+            yield previous.result()
 
 
 @contextmanager
-def here(job: Job, folder: Path) -> Iterator[Here]:
+def local_engine(job: Job, folder: Path) -> Iterator[LocalEngine]:
     """An engine of this process."""
     worker = Worker(job, folder, open_model(job))
     try:
-        yield Here(worker)
+        yield LocalEngine(worker)
     finally:
         worker.close()
 
 
-def open_model(job: Job) -> Running:
+def open_model(job: Job) -> RunnableModel:
     """The model of a job; one that cannot be read, and a length that it does not read, are refused at once."""
     model = load(job.model, device=job.device, dtype=job.dtype, untrained=job.untrained, seed=job.seed)
-    longest = model.view.context
-    if longest is not None and job.length > longest:
+    max_tokens = model.view.context_length
+    if max_tokens is not None and job.length > max_tokens:
         raise RheoscopeError(
-            f"the model reads at most {longest} tokens, got a length of {job.length}; type --length {longest}"
+            f"the model reads at most {max_tokens} tokens, got a length of {job.length}; type --length {max_tokens}"
         )
     if model.tokenizer is None:
         raise RheoscopeError(
@@ -99,7 +99,7 @@ def open_model(job: Job) -> Running:
     return model
 
 
-def facts_of(worker: Worker) -> dict[str, Any]:
+def worker_facts(worker: Worker) -> dict[str, Any]:
     """What makes the numbers of a model its own, and how every analysis names the places along its axes."""
     model, facts = worker.model, worker.model.view.facts
     return {
@@ -109,45 +109,45 @@ def facts_of(worker: Worker) -> dict[str, Any]:
         "torch": torch.__version__.split("+")[0],
         "layers": model.view.layers,
         "heads": model.view.heads,
-        "places": {question.name: named(model, question) for question in worker.job.questions},
+        "places": {request.name: axis_labels_of(model, request) for request in worker.job.requests},
     }
 
 
-def drive(
+def run_job(
     job: Job,
     folder: Path,
-    engine: Callable[[Job, Path], AbstractContextManager[Engine]] = here,
-    hear: Hear = lambda progress: None,
-) -> Progress:
+    engine: Callable[[Job, Path], AbstractContextManager[Engine]] = local_engine,
+    on_progress: OnProgress = lambda progress: None,
+) -> CorpusProgress:
     """Do all that is not done yet of a job in a folder: begun, or gone on with."""
-    job = job.checked()
-    files_of(list(job.texts))  # a name that nobody has is told before a model is opened
-    parquet()
-    began = time.monotonic()
-    with locked(folder), engine(job, folder) as workers:
+    job = job.validate()
+    input_files(list(job.texts))  # a name that nobody has is told before a model is opened
+    import_parquet()
+    start_time = time.monotonic()
+    with run_lock(folder), engine(job, folder) as workers:
         model = workers.model
-        inputs, shards = planned(folder, job)
-        begin(folder, job, model, inputs, shards)
-        there = set(done(folder))
-        progress = Progress(len(there), len(shards), 0, 0, 0, 0.0)
-        for told in workers.work(inputs, [shard for shard in shards if shard.number not in there]):
-            progress = Progress(
-                progress.done + 1,
+        inputs, shards = load_or_plan(folder, job)
+        start_run(folder, job, model, inputs, shards)
+        finished = set(finished_shards(folder))
+        progress = CorpusProgress(len(finished), len(shards), 0, 0, 0, 0.0)
+        for report in workers.process_shards(inputs, [shard for shard in shards if shard.number not in finished]):
+            progress = CorpusProgress(
+                progress.shards_done + 1,
                 len(shards),
-                progress.texts + told.texts,
-                progress.tokens + told.tokens,
-                progress.rejects + told.rejects,
-                time.monotonic() - began,
+                progress.texts + report.texts,
+                progress.tokens + report.tokens,
+                progress.rejects + report.rejects,
+                time.monotonic() - start_time,
             )
-            hear(progress)
+            on_progress(progress)
         write_summary(folder, job.top)
         return progress
 
 
 def resume(
     folder: Path,
-    engine: Callable[[Job, Path], AbstractContextManager[Engine]] = here,
-    hear: Hear = lambda progress: None,
-) -> Progress:
+    engine: Callable[[Job, Path], AbstractContextManager[Engine]] = local_engine,
+    on_progress: OnProgress = lambda progress: None,
+) -> CorpusProgress:
     """Go on with the job that a folder holds."""
-    return drive(opened(folder).job, folder, engine, hear)
+    return run_job(read_manifest(folder).job, folder, engine, on_progress)

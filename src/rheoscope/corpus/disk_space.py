@@ -9,16 +9,16 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rheoscope.corpus.parquet_tables import FullError, run_of, write
+from rheoscope.corpus.parquet_tables import DiskFullError, run_folder, write_table
 
 if TYPE_CHECKING:
     import pyarrow
 
-PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, *(30.0,) * 19)
+RETRY_PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, *(30.0,) * 19)
 """Seconds between two tries: ten minutes in all, then the run stops and can be resumed."""
 
 
-class Room:
+class RetryingWriter:
     """Writes tables, and waits where there is no room; `close` ends the waiting."""
 
     def __init__(self) -> None:
@@ -30,13 +30,13 @@ class Room:
 
     def write(self, path: Path, table: "pyarrow.Table") -> None:
         """A table as a file that is there whole or not at all, as soon as there is room."""
-        for tried, pause in enumerate(PAUSES):
+        for attempt, pause in enumerate(RETRY_PAUSES):
             try:
-                return write(path, table)
-            except FullError:
-                if not tried:
-                    within = f"make room within {sum(PAUSES) / 60:.0f} minutes, and the run goes on"
-                    print(f"rheoscope: the disk of {run_of(path)} is full; {within}", file=sys.stderr, flush=True)
+                return write_table(path, table)
+            except DiskFullError:
+                if not attempt:
+                    advice = f"make room within {sum(RETRY_PAUSES) / 60:.0f} minutes, and the run goes on"
+                    print(f"rheoscope: the disk of {run_folder(path)} is full; {advice}", file=sys.stderr, flush=True)
                 if self._closed.wait(pause):
                     raise
-        return write(path, table)
+        return write_table(path, table)

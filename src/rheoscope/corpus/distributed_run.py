@@ -8,58 +8,61 @@ from pathlib import Path
 from typing import Any
 
 from rheoscope.corpus.corpus_job import Job
-from rheoscope.corpus.corpus_run import facts_of, open_model
+from rheoscope.corpus.corpus_run import open_model, worker_facts
 from rheoscope.corpus.input_texts import Input, Shard
-from rheoscope.corpus.shard_worker import Told, Worker
-from rheoscope.ray_workers import Spread, Words
-from rheoscope.ray_workers import spread as spread_workers
+from rheoscope.corpus.shard_worker import ShardReport, Worker
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
+from rheoscope.ray_workers import WorkerMessages, WorkerPool
+from rheoscope.ray_workers import worker_pool as spread_workers
 
-WORDS = Words(
-    opening="opening the model",
-    task=lambda shard: f"shard {shard.number}",
-    died="type a smaller --batch or fewer --workers",
-    differ="the workers have other models, dtypes or devices; type --device and --dtype, and the same --model",
+WORKER_MESSAGES = WorkerMessages(
+    opening_text=Message("opening the model"),
+    describe_task=lambda shard: Message("shard {number}", number=shard.number),
+    death_advice=Advice("batch=4096, workers=1", "--batch 4096 --workers 1"),
+    mismatch_error=Message("the workers have different models, dtypes or devices"),
+    mismatch_advice=Advice("device='cpu', dtype='float32'", "--device cpu --dtype float32"),
 )
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class RayWorker:
     """What an actor holds: a model, and a worker that has it."""
 
     worker: Worker
 
     @property
     def facts(self) -> dict[str, Any]:
-        return facts_of(self.worker)
+        return worker_facts(self.worker)
 
-    def work(self, inputs: list[Input], shard: Shard, then: Shard | None) -> Told:
-        return self.worker.work(inputs, shard, then).result()
+    def work(self, inputs: list[Input], shard: Shard, next_shard: Shard | None) -> ShardReport:
+        return self.worker.work(inputs, shard, next_shard).result()
 
 
-def opened(job: Job, folder: Path) -> Held:
+def open_worker(job: Job, folder: Path) -> RayWorker:
     """A worker with its model."""
-    return Held(Worker(job, folder, open_model(job)))
+    return RayWorker(Worker(job, folder, open_model(job)))
 
 
 @dataclass(frozen=True, eq=False)
-class Workers:
+class RayEngine:
     """An engine of many workers."""
 
-    spread: "Spread[Shard, Told]"
+    pool: "WorkerPool[Shard, ShardReport]"
 
     @property
     def model(self) -> dict[str, Any]:
-        return self.spread.facts
+        return self.pool.facts
 
-    def work(self, inputs: list[Input], shards: Sequence[Shard]) -> Iterator[Told]:
-        return self.spread.work(inputs, shards)
+    def process_shards(self, inputs: list[Input], shards: Sequence[Shard]) -> Iterator[ShardReport]:
+        return self.pool.work(inputs, shards)
 
 
 @contextmanager
-def spread(
+def ray_engine(
     job: Job, folder: Path, workers: int = 1, address: str | None = None, threads: int | None = None
-) -> Iterator[Workers]:
+) -> Iterator[RayEngine]:
     """Workers of a Ray cluster at an address, or of this machine."""
-    opening = partial(opened, job, folder.resolve())
-    with spread_workers(opening, WORDS, workers, address, threads, job.device) as found:
-        yield Workers(found)
+    factory = partial(open_worker, job, folder.resolve())
+    with spread_workers(factory, WORKER_MESSAGES, workers, address, threads, job.device) as pool:
+        yield RayEngine(pool)

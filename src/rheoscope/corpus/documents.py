@@ -15,10 +15,10 @@ from math import sqrt
 
 import numpy as np
 
-from rheoscope.corpus.segments import PIECES
+from rheoscope.corpus.segments import MAX_SEGMENTS
 from rheoscope.statistics.exact_sums import UNIT_BITS, exact_sums
 
-LARGEST = np.finfo(np.float32).max
+MAX_FLOAT32 = np.finfo(np.float32).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,60 +31,62 @@ class Documents:
     products: list[int]
 
     @staticmethod
-    def merged(parts: "Sequence[Documents]") -> "Documents":
+    def merge(parts: "Sequence[Documents]") -> "Documents":
         """Of several summaries that share no document."""
 
-        def sums(name: str) -> list[int]:
+        def sum_lists(name: str) -> list[int]:
             return [sum(cell) for cell in zip(*(getattr(part, name) for part in parts), strict=True)]
 
         count, sizes = (np.sum([getattr(part, name) for part in parts], 0) for name in ("count", "sizes"))
-        return Documents(count, sizes, sums("squares"), sums("products"))
+        return Documents(count, sizes, sum_lists("squares"), sum_lists("products"))
 
 
-def of_documents(text: np.ndarray, value: np.ndarray, total: list[int], squares: list[int]) -> Documents:
+def document_sums(text_ids: np.ndarray, values: np.ndarray, total: list[int], squares: list[int]) -> Documents:
     """What is kept of the documents of some texts; `value` (text, cell) has NaN where there is none, `total` and `squares` are its sums.
 
     >>> x = np.float32([[1], [2], [5]])
-    >>> one = of_documents(np.int64([0, 1, PIECES]), x, *exact_sums(x[:, 0], np.zeros(3, int), 1))
+    >>> one = document_sums(np.int64([0, 1, MAX_SEGMENTS]), x, *exact_sums(x[:, 0], np.zeros(3, int), 1))
     >>> one.count.tolist(), one.sizes.tolist(), one.squares[0] >> 2 * UNIT_BITS, one.products[0] >> UNIT_BITS
     ([2], [5], 34, 11)
     """
-    order = np.argsort(text, kind="stable")  # a sum of float64 depends on its order, and batches have one of their own
-    document = text[order] // PIECES
+    order = np.argsort(
+        text_ids, kind="stable"
+    )  # a sum of float64 depends on its order, and batches have one of their own
+    document = text_ids[order] // MAX_SEGMENTS
     starts = np.flatnonzero(np.diff(document, prepend=-1))
-    there = np.isfinite(value[order])
-    if len(starts) == len(text):
-        count = there.sum(0)
+    is_finite = np.isfinite(values[order])
+    if len(starts) == len(text_ids):
+        count = is_finite.sum(0)
         return Documents(count, count, squares, total)
-    cells = value.shape[1]
-    n = np.add.reduceat(there.astype(np.int64), starts)
-    sums = np.add.reduceat(np.where(there, value[order], 0).astype(np.float64), starts)
-    held, cell = n > 0, np.broadcast_to(np.arange(cells), n.shape)
-    T = _narrow(sums[held])
-    product = T.astype(np.float64) * n[held]  # 24 and 15 bits: exact, and so are its two halves in float32
-    upper = _narrow(product)
-    lower = _narrow(product - upper)
-    of_product = [exact_sums(half, cell[held], cells)[0] for half in (upper, lower)]
+    n_cells = values.shape[1]
+    n = np.add.reduceat(is_finite.astype(np.int64), starts)
+    sums = np.add.reduceat(np.where(is_finite, values[order], 0).astype(np.float64), starts)
+    has_value, cell_index = n > 0, np.broadcast_to(np.arange(n_cells), n.shape)
+    T = _clip_to_float32(sums[has_value])
+    product = T.astype(np.float64) * n[has_value]  # 24 and 15 bits: exact, and so are its two halves in float32
+    upper = _clip_to_float32(product)
+    lower = _clip_to_float32(product - upper)
+    product_sums = [exact_sums(half, cell_index[has_value], n_cells)[0] for half in (upper, lower)]
     return Documents(
-        count=held.sum(0),
+        count=has_value.sum(0),
         sizes=(n * n).sum(0),
-        squares=exact_sums(T, cell[held], cells)[1],
-        products=[high + low for high, low in zip(*of_product, strict=True)],
+        squares=exact_sums(T, cell_index[has_value], n_cells)[1],
+        products=[high + low for high, low in zip(*product_sums, strict=True)],
     )
 
 
-def _narrow(x: np.ndarray) -> np.ndarray:
+def _clip_to_float32(x: np.ndarray) -> np.ndarray:
     """As float32, which numbers beyond it end at."""
-    return np.clip(x, -LARGEST, LARGEST).astype(np.float32)
+    return np.clip(x, -MAX_FLOAT32, MAX_FLOAT32).astype(np.float32)
 
 
-def error_of_mean(total: int, texts: int, documents: int, sizes: int, squares: int, products: int) -> float:
+def standard_error(total: int, n_texts: int, n_documents: int, sizes: int, squares: int, products: int) -> float:
     """The standard error of a mean over texts, by documents, rounded once; NaN of fewer than two documents.
 
-    >>> round(error_of_mean(8 << UNIT_BITS, 3, 2, 5, 34 << 2 * UNIT_BITS, 11 << UNIT_BITS), 6)
+    >>> round(standard_error(8 << UNIT_BITS, 3, 2, 5, 34 << 2 * UNIT_BITS, 11 << UNIT_BITS), 6)
     1.555556
     """
-    if documents < 2:
+    if n_documents < 2:
         return float("nan")
-    spread = (squares * texts - 2 * total * products) * texts + total * total * sizes
-    return sqrt(max(0, spread * documents) / (texts**4 * (documents - 1) << 2 * UNIT_BITS))
+    squared_deviation = (squares * n_texts - 2 * total * products) * n_texts + total * total * sizes
+    return sqrt(max(0, squared_deviation * n_documents) / (n_texts**4 * (n_documents - 1) << 2 * UNIT_BITS))

@@ -5,22 +5,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rheoscope.catalogue import analysis
-from rheoscope.corpus.corpus_result import Corpus, places
-from rheoscope.corpus.merged_summary import Kept
+from rheoscope.catalogue import analysis_by_name
+from rheoscope.corpus.corpus_result import CorpusRun, axis_labels
+from rheoscope.corpus.merged_summary import FieldSummary
 from rheoscope.shapes import RheoscopeError
-from rheoscope.statistics.nulls import q_values, two_sided
+from rheoscope.statistics.nulls import normal_two_sided_p, q_values
 
 if TYPE_CHECKING:
     import xarray
 
-ENOUGH = 30
+MIN_DOCUMENTS = 30
 """Documents on each side from which on the difference of two means is near a normal law."""
-LEVEL = 0.05
+FALSE_DISCOVERY_RATE = 0.05
 """Share of false finds that is put up with."""
 
 
-def drift(one: Corpus, other: Corpus) -> "dict[str, xarray.Dataset]":
+def drift(first: CorpusRun, second: CorpusRun) -> "dict[str, xarray.Dataset]":
     """Every analysis that two runs share, with how far each field moved from the first to the second.
 
     **Formula** effect d = (m₂ − m₁)/√((s₁² + s₂²)/2) (Cohen); z = (m₂ − m₁)/√(e₁² + e₂²) of means over texts, whose standard
@@ -29,50 +29,70 @@ def drift(one: Corpus, other: Corpus) -> "dict[str, xarray.Dataset]":
 
     **Gives** by analysis: `field` (the second mean less the first), `field_effect`, `field_q_value`, each with the axes of the field.
     """
-    if one.manifest.model["weights"] != other.manifest.model["weights"]:
+    if first.manifest.model["weights"] != second.manifest.model["weights"]:
         raise RheoscopeError(
-            f"drift is between two corpora in one model, got {one.manifest.model['weights']} and "
-            f"{other.manifest.model['weights']}; type runs of the same --model"
+            f"drift is between two corpora in one model, got {first.manifest.model['weights']} and "
+            f"{second.manifest.model['weights']}; type runs of the same --model"
         )
-    shared = [key for key in one.summaries if key in other.summaries and _alike(one, other, key)]
+    shared = [key for key in first.summaries if key in second.summaries and _is_comparable(first, second, key)]
     if not shared:
-        raise RheoscopeError(f"{one.folder} and {other.folder} share no analysis; type runs of the same --analyses")
-    found = {key: _compared(one.summaries[key], other.summaries[key]) for key in shared}
-    p = torch.cat([torch.from_numpy(values["p_value"]) for values in found.values()])
-    q = dict(zip(found, q_values(p).split([len(values["p_value"]) for values in found.values()]), strict=True))
+        raise RheoscopeError(f"{first.folder} and {second.folder} share no analysis; type runs of the same --analyses")
+    comparisons = {key: _compare(first.summaries[key], second.summaries[key]) for key in shared}
+    p = torch.cat([torch.from_numpy(values["p_value"]) for values in comparisons.values()])
+    q = dict(
+        zip(comparisons, q_values(p).split([len(values["p_value"]) for values in comparisons.values()]), strict=True)
+    )
     return {
-        name: _dataset(one, name, {key[1]: found[key] | {"q_value": q[key].numpy()} for key in found if key[0] == name})
+        name: _dataset(
+            first,
+            name,
+            {key[1]: comparisons[key] | {"q_value": q[key].numpy()} for key in comparisons if key[0] == name},
+        )
         for name in dict.fromkeys(key[0] for key in shared)
     }
 
 
-def _alike(one: Corpus, other: Corpus, key: tuple[str, str]) -> bool:
+def _is_comparable(first: CorpusRun, second: CorpusRun, key: tuple[str, str]) -> bool:
     """The same settings and the same places; what chance gives is no field of its own here."""
     name, field = key
-    asked = [corpus.manifest.job.analyses.get(name) for corpus in (one, other)]
-    nulls = {part for told in analysis(name).fields.values() for part in (told.null, told.null_sd)}
-    return asked[0] == asked[1] and one.summaries[key].shape == other.summaries[key].shape and field not in nulls
+    settings = [corpus.manifest.job.analyses.get(name) for corpus in (first, second)]
+    nulls = {
+        null_field
+        for declared_field in analysis_by_name(name).fields.values()
+        for null_field in (declared_field.null, declared_field.null_sd)
+    }
+    return (
+        settings[0] == settings[1] and first.summaries[key].shape == second.summaries[key].shape and field not in nulls
+    )
 
 
-def _compared(one: Kept, other: Kept) -> dict[str, np.ndarray]:
+def _compare(first: FieldSummary, second: FieldSummary) -> dict[str, np.ndarray]:
     """Difference, effect and p of every cell; NaN where there are too few documents, or no spread."""
-    (m1, s1), (m2, s2) = one.summary.moments(), other.summary.moments()
-    n1, n2 = one.summary.documents.count, other.summary.documents.count
-    pooled, error = np.sqrt((s1**2 + s2**2) / 2), np.hypot(one.summary.errors(), other.summary.errors())
-    usable = (np.minimum(n1, n2) >= ENOUGH) & (error > 0)
-    effect, z = (np.where(usable, (m2 - m1) / np.where(usable, by, 1), np.nan) for by in (pooled, error))
-    return {"": m2 - m1, "effect": effect, "p_value": two_sided(torch.from_numpy(z)).numpy()}
+    (m1, s1), (m2, s2) = first.summary.moments(), second.summary.moments()
+    n1, n2 = first.summary.documents.count, second.summary.documents.count
+    pooled, error = (
+        np.sqrt((s1**2 + s2**2) / 2),
+        np.hypot(first.summary.standard_errors(), second.summary.standard_errors()),
+    )
+    usable = (np.minimum(n1, n2) >= MIN_DOCUMENTS) & (error > 0)
+    effect, z = (
+        np.where(usable, (m2 - m1) / np.where(usable, denominator, 1), np.nan) for denominator in (pooled, error)
+    )
+    return {"": m2 - m1, "effect": effect, "p_value": normal_two_sided_p(torch.from_numpy(z)).numpy()}
 
 
-def _dataset(corpus: Corpus, name: str, fields: dict[str, dict[str, np.ndarray]]) -> "xarray.Dataset":
+def _dataset(corpus: CorpusRun, name: str, fields: dict[str, dict[str, np.ndarray]]) -> "xarray.Dataset":
     import xarray as xr
 
     data: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     for field, values in fields.items():
-        one = corpus.summaries[name, field]
-        sizes |= dict(zip(one.dims, one.shape, strict=True))
-        for part in ("", "effect", "q_value"):
-            data["_".join(word for word in (field, part) if word)] = one.dims, values[part].reshape(one.shape)
-    coords = {dim: places(name, dim, size, corpus.manifest.model) for dim, size in sizes.items()}
+        field_summary = corpus.summaries[name, field]
+        sizes |= dict(zip(field_summary.dims, field_summary.shape, strict=True))
+        for suffix in ("", "effect", "q_value"):
+            data["_".join(name_part for name_part in (field, suffix) if name_part)] = (
+                field_summary.dims,
+                values[suffix].reshape(field_summary.shape),
+            )
+    coords = {dim: axis_labels(name, dim, size, corpus.manifest.model) for dim, size in sizes.items()}
     return xr.Dataset(data, coords, {"analysis": name})

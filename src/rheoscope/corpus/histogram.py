@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.corpus.summaries import BINS, counted
+from rheoscope.corpus.summaries import BINS_PER_CELL, merge_bins
 
-DENSE = 16
+DENSE_FACTOR = 16
 """Bins for each number, above which numbers are sorted instead of counted in a table."""
 
 
@@ -29,46 +29,46 @@ class Histogram:
     counts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @staticmethod
-    def of(x: Float[Tensor, "text *cell item"], there: Bool[Tensor, "text *cell item"]) -> "Histogram":
+    def from_values(x: Float[Tensor, "text *cell item"], is_valid: Bool[Tensor, "text *cell item"]) -> "Histogram":
         """Of the numbers that are there, float32.
 
-        >>> found = Histogram.of(torch.tensor([[[1.0, 1.001, 2.0]]]), torch.ones(1, 1, 3, dtype=torch.bool))
-        >>> found.counted()[1].tolist()
+        >>> found = Histogram.from_values(torch.tensor([[[1.0, 1.001, 2.0]]]), torch.ones(1, 1, 3, dtype=torch.bool))
+        >>> found.to_counts()[1].tolist()
         [2, 1]
         """
-        upper = (x.contiguous().view(torch.int32) >> 16) + BINS // 2
+        bin_index = (x.contiguous().view(torch.int32) >> 16) + BINS_PER_CELL // 2
         cells = x[:1, ..., 0].numel()
-        key = torch.arange(cells, device=x.device).reshape(*x.shape[1:-1], 1) * BINS + upper
-        return Histogram(cells * BINS, unsorted=torch.where(there, key, -1).flatten())._settled()
+        keys = torch.arange(cells, device=x.device).reshape(*x.shape[1:-1], 1) * BINS_PER_CELL + bin_index
+        return Histogram(cells * BINS_PER_CELL, unsorted=torch.where(is_valid, keys, -1).flatten())._tabulate()
 
     @staticmethod
-    def joined(parts: "Sequence[Histogram]") -> "Histogram":
+    def join(parts: "Sequence[Histogram]") -> "Histogram":
         """The counts of all of them, in no more memory than one table and as many numbers as are worth none."""
         tables = [part.table for part in parts if part.table is not None]
-        apart = [part.unsorted for part in parts if part.unsorted is not None]
+        unsorted = [part.unsorted for part in parts if part.unsorted is not None]
         return Histogram(
             max(part.size for part in parts),
             torch.stack(tables).sum(0, dtype=torch.int32) if tables else None,
-            torch.cat(apart) if apart else None,
+            torch.cat(unsorted) if unsorted else None,
             *(np.concatenate([getattr(part, name) for part in parts]) for name in ("bins", "counts")),
-        )._settled()
+        )._tabulate()
 
-    def _settled(self) -> "Histogram":
+    def _tabulate(self) -> "Histogram":
         """Numbers counted in the table where they are many, or where there is one."""
-        apart, table = self.unsorted, self.table
-        if apart is None or (table is None and len(apart) * DENSE < self.size):
+        unsorted, table = self.unsorted, self.table
+        if unsorted is None or (table is None and len(unsorted) * DENSE_FACTOR < self.size):
             return self
         if table is None:
-            table = torch.zeros(self.size, dtype=torch.int32, device=apart.device)
-        return replace(self, table=table.scatter_add(0, apart.clamp(min=0), (apart >= 0).int()), unsorted=None)
+            table = torch.zeros(self.size, dtype=torch.int32, device=unsorted.device)
+        return replace(self, table=table.scatter_add(0, unsorted.clamp(min=0), (unsorted >= 0).int()), unsorted=None)
 
-    def counted(self) -> tuple[np.ndarray, np.ndarray]:
+    def to_counts(self) -> tuple[np.ndarray, np.ndarray]:
         """Every bin that has something once, rising, and how much: here the device is waited for."""
         bins, counts = [self.bins], [self.counts]
         if self.table is not None:
-            there = self.table.nonzero()[:, 0]
-            bins, counts = [*bins, there.cpu().numpy()], [*counts, self.table[there].long().cpu().numpy()]
+            occupied = self.table.nonzero()[:, 0]
+            bins, counts = [*bins, occupied.cpu().numpy()], [*counts, self.table[occupied].long().cpu().numpy()]
         if self.unsorted is not None:
-            found, many = self.unsorted[self.unsorted >= 0].unique(return_counts=True)
-            bins, counts = [*bins, found.cpu().numpy()], [*counts, many.cpu().numpy()]
-        return counted(np.concatenate(bins), np.concatenate(counts))
+            unique_bins, unique_counts = self.unsorted[self.unsorted >= 0].unique(return_counts=True)
+            bins, counts = [*bins, unique_bins.cpu().numpy()], [*counts, unique_counts.cpu().numpy()]
+        return merge_bins(np.concatenate(bins), np.concatenate(counts))

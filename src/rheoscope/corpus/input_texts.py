@@ -14,15 +14,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from rheoscope.report.input_text import MARK, size_of
+from rheoscope.report.input_text import BYTE_ORDER_MARK, format_size
 from rheoscope.shapes import RheoscopeError
 
-LONGEST = 2**22
+MAX_ROW_BYTES = 2**22
 """Bytes of one row: more is a whole data set in one line, which nobody meant as a text."""
-TABLES = (".parquet", ".arrow")
-PLAIN = (".txt", ".text", ".jsonl", ".ndjson")
-PACKED = (".gz", ".zst")
-DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+TABLE_SUFFIXES = (".parquet", ".arrow")
+TEXT_SUFFIXES = (".txt", ".text", ".jsonl", ".ndjson")
+COMPRESSED_SUFFIXES = (".gz", ".zst")
+READ_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 class Row(NamedTuple):
@@ -33,7 +33,7 @@ class Row(NamedTuple):
     reason: str = ""
 
 
-class Raw(NamedTuple):
+class RawRow(NamedTuple):
     """A row as it stands in its file: `size` bytes of it, and the `data`, or why there is none (then what tells it apart)."""
 
     number: int
@@ -64,84 +64,86 @@ class Input:
     rows: int
 
 
-def files_of(paths: list[str]) -> list[Path]:
+def input_files(paths: list[str]) -> list[Path]:
     """Every file that is named, and of a directory every file of a kind that is known, in the order of their names."""
-    found: list[Path] = []
+    files: list[Path] = []
     for name in paths:
         path = Path(name)
         if path.is_dir():
-            inside = sorted(one for one in path.rglob("*") if one.is_file() and kind_of(one) and not _aside(one, path))
-            if not inside:
+            directory_files = sorted(
+                file for file in path.rglob("*") if file.is_file() and file_kind(file) and not _is_hidden(file, path)
+            )
+            if not directory_files:
                 raise RheoscopeError(f"{path} holds no .txt, .jsonl, .parquet or .arrow file; type the name of a file")
-            found += inside
+            files += directory_files
         elif not path.exists():
             raise RheoscopeError(f"there is no file {path}; type --texts and the name of a file or of a directory")
-        elif not kind_of(path):
+        elif not file_kind(path):
             raise RheoscopeError(
                 f"{path} is of no kind that is read; type a name that ends in .txt, .jsonl (.gz, .zst), .parquet or .arrow"
             )
         else:
-            found.append(path)
-    if not found:
+            files.append(path)
+    if not files:
         raise RheoscopeError("no texts were named; type --texts and the name of a file or of a directory")
-    return found
+    return files
 
 
-def _aside(file: Path, root: Path) -> bool:
+def _is_hidden(file: Path, root: Path) -> bool:
     """Whether it lies among what tools keep for themselves."""
     return any(part.startswith((".", "cache-")) for part in file.relative_to(root).parts)
 
 
-def kind_of(path: Path) -> str:
+def file_kind(path: Path) -> str:
     """How a file is read, by how its name ends; empty where it is not. A compressed file that says no more holds lines.
 
-    >>> kind_of(Path("a.jsonl.gz")), kind_of(Path("a.parquet")), kind_of(Path("a.png")), kind_of(Path("enwik8.gz"))
+    >>> file_kind(Path("a.jsonl.gz")), file_kind(Path("a.parquet")), file_kind(Path("a.png")), file_kind(Path("enwik8.gz"))
     ('.jsonl', '.parquet', '', '.txt')
     """
-    name = path.with_suffix("") if path.suffix.lower() in PACKED else path
+    name = path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
     suffix = name.suffix.lower() or ("" if name == path else ".txt")
-    return suffix if suffix in PLAIN or (suffix in TABLES and name == path) else ""
+    return suffix if suffix in TEXT_SUFFIXES or (suffix in TABLE_SUFFIXES and name == path) else ""
 
 
 # Planning: every row is read once, so that each shard has a digest that whoever reads it later can check
 
 
-def plan(paths: list[str], column: str, size: int) -> tuple[list[Input], list[Shard]]:
+def plan_shards(paths: list[str], column: str, shard_bytes: int) -> tuple[list[Input], list[Shard]]:
     """The inputs, and all of them as units of work of about `size` bytes each."""
     inputs: list[Input] = []
     shards: list[Shard] = []
-    for at, path in enumerate(files_of(paths)):
-        about, rows = path.stat(), 0
-        for first, count, offset, digest in _ranges(path, column, size):
-            shards.append(Shard(len(shards), at, first, count, offset, digest))
+    for file_index, path in enumerate(input_files(paths)):
+        file_stat, rows = path.stat(), 0
+        for first, count, offset, digest in _shard_ranges(path, column, shard_bytes):
+            shards.append(Shard(len(shards), file_index, first, count, offset, digest))
             rows = first + count
-        inputs.append(Input(str(path.resolve()), about.st_size, about.st_mtime_ns, rows))
+        inputs.append(Input(str(path.resolve()), file_stat.st_size, file_stat.st_mtime_ns, rows))
     if not shards:
         raise RheoscopeError(f"{', '.join(paths)} hold no row; type the name of a file with texts")
     return inputs, shards
 
 
-def _ranges(path: Path, column: str, size: int) -> Iterator[tuple[int, int, int, str]]:
+def _shard_ranges(path: Path, column: str, shard_bytes: int) -> Iterator[tuple[int, int, int, str]]:
     """(first row, rows, offset, digest) of each shard of a file."""
-    held: list[Raw] = []
-    begin = offset = bytes_held = 0
+    pending: list[RawRow] = []
+    start_offset = offset = pending_bytes = 0
     for raw in raw_rows(path, column):
-        held.append(raw)
-        offset, bytes_held = offset + raw.size, bytes_held + raw.size
-        if bytes_held >= size:
-            yield held[0].number, len(held), begin, digest_of(held)
-            held, begin, bytes_held = [], offset, 0
-    if held:
-        yield held[0].number, len(held), begin, digest_of(held)
+        pending.append(raw)
+        offset, pending_bytes = offset + raw.size, pending_bytes + raw.size
+        if pending_bytes >= shard_bytes:
+            yield pending[0].number, len(pending), start_offset, rows_digest(pending)
+            pending, start_offset, pending_bytes = [], offset, 0
+    if pending:
+        yield pending[0].number, len(pending), start_offset, rows_digest(pending)
 
 
-def digest_of(rows: list[Raw]) -> str:
+def rows_digest(rows: list[RawRow]) -> str:
     """What tells these rows from all others."""
-    seen = blake2b(digest_size=16)
+    digest = blake2b(digest_size=16)
     for raw in rows:
-        seen.update(raw.size.to_bytes(8, "little"))
-        seen.update(raw.data)
-    return seen.hexdigest()
+        digest.update(raw.size.to_bytes(8, "little"))
+        digest.update(raw.data)
+    return digest.hexdigest()
 
 
 # Reading
@@ -152,51 +154,51 @@ class Reader:
 
     def __init__(self, column: str) -> None:
         self.column = column
-        self.left: tuple[str, int, Iterator[Raw]] | None = None
+        self.resume_point: tuple[str, int, Iterator[RawRow]] | None = None
 
-    def rows(self, path: str, shard: Shard) -> list[Row]:
+    def read_rows(self, path: str, shard: Shard) -> list[Row]:
         """The rows of a shard; refused where they are not those that were planned."""
         try:
-            found = list(islice(self._from(path, shard), shard.rows))
+            shard_rows = list(islice(self._rows_from(path, shard), shard.rows))
         except OSError as error:
             raise RheoscopeError(f"cannot read {path}: {error.strerror or error}; put it back and resume") from error
-        if len(found) != shard.rows or digest_of(found) != shard.digest:
-            self.left = None
+        if len(shard_rows) != shard.rows or rows_digest(shard_rows) != shard.digest:
+            self.resume_point = None
             raise RheoscopeError(
                 f"{path} has changed since the work was planned (rows {shard.first} to {shard.first + shard.rows - 1}); "
                 "put the old file back, or type another --out"
             )
-        kind = kind_of(Path(path))
-        return [row for row in (_row(raw, kind, self.column) for raw in found) if row.text or row.reason]
+        kind = file_kind(Path(path))
+        return [row for row in (_parse_row(raw, kind, self.column) for raw in shard_rows) if row.text or row.reason]
 
-    def _from(self, path: str, shard: Shard) -> Iterator[Raw]:
+    def _rows_from(self, path: str, shard: Shard) -> Iterator[RawRow]:
         file = Path(path)
-        if file.suffix.lower() in PLAIN:
+        if file.suffix.lower() in TEXT_SUFFIXES:
             return raw_rows(file, self.column, shard.first, shard.offset)
-        if self.left is not None and self.left[0] == path and self.left[1] <= shard.first:
-            at, rows = self.left[1], self.left[2]
-        elif file.suffix.lower() in PACKED:
-            at, rows = 0, raw_rows(file, self.column)
+        if self.resume_point is not None and self.resume_point[0] == path and self.resume_point[1] <= shard.first:
+            next_row, rows = self.resume_point[1], self.resume_point[2]
+        elif file.suffix.lower() in COMPRESSED_SUFFIXES:
+            next_row, rows = 0, raw_rows(file, self.column)
         else:
-            at, rows = shard.first, raw_rows(file, self.column, shard.first)
-        self.left = path, shard.first + shard.rows, rows
-        return islice(rows, shard.first - at, None)
+            next_row, rows = shard.first, raw_rows(file, self.column, shard.first)
+        self.resume_point = path, shard.first + shard.rows, rows
+        return islice(rows, shard.first - next_row, None)
 
 
-def raw_rows(path: Path, column: str, first: int = 0, offset: int = 0) -> Iterator[Raw]:
+def raw_rows(path: Path, column: str, first: int = 0, offset: int = 0) -> Iterator[RawRow]:
     """The rows of a file from one on; `offset` is the byte at which it begins, where rows are lines."""
-    return _cells(path, column, first) if kind_of(path) in TABLES else _lines(path, first, offset)
+    return _column_rows(path, column, first) if file_kind(path) in TABLE_SUFFIXES else _line_rows(path, first, offset)
 
 
-def _lines(path: Path, number: int, offset: int) -> Iterator[Raw]:
-    with _opened(path) as stream:
+def _line_rows(path: Path, number: int, offset: int) -> Iterator[RawRow]:
+    with _open_stream(path) as stream:
         if offset:
             stream.seek(offset)
         while True:
             try:
-                raw = _line(stream, number)
-            except DAMAGED as error:
-                yield Raw(number, b"", 1, f"the file is damaged here ({error}); nothing after it can be read")
+                raw = _read_line(stream, number)
+            except READ_ERRORS as error:
+                yield RawRow(number, b"", 1, f"the file is damaged here ({error}); nothing after it can be read")
                 return
             if raw is None:
                 return
@@ -204,19 +206,21 @@ def _lines(path: Path, number: int, offset: int) -> Iterator[Raw]:
             number += 1
 
 
-def _line(stream: BinaryIO, number: int) -> Raw | None:
+def _read_line(stream: BinaryIO, number: int) -> RawRow | None:
     """The next line, or what tells a too long one apart; None at the end."""
-    data = stream.readline(LONGEST + 1)
-    if len(data) <= LONGEST:
-        return Raw(number, data, len(data)) if data else None
-    seen, size = blake2b(data), len(data)
-    while not data.endswith(b"\n") and (data := stream.readline(LONGEST)):
-        seen.update(data)
+    data = stream.readline(MAX_ROW_BYTES + 1)
+    if len(data) <= MAX_ROW_BYTES:
+        return RawRow(number, data, len(data)) if data else None
+    digest, size = blake2b(data), len(data)
+    while not data.endswith(b"\n") and (data := stream.readline(MAX_ROW_BYTES)):
+        digest.update(data)
         size += len(data)
-    return Raw(number, seen.digest(), size, f"it has {size_of(size)}, a text at most {size_of(LONGEST)}")
+    return RawRow(
+        number, digest.digest(), size, f"it has {format_size(size)}, a text at most {format_size(MAX_ROW_BYTES)}"
+    )
 
 
-def _opened(path: Path) -> Any:
+def _open_stream(path: Path) -> Any:
     suffix = path.suffix.lower()
     if suffix == ".gz":
         return gzip.open(path, "rb")
@@ -227,67 +231,75 @@ def _opened(path: Path) -> Any:
     return path.open("rb", buffering=2**20)
 
 
-def _cells(path: Path, column: str, first: int) -> Iterator[Raw]:
+def _column_rows(path: Path, column: str, first: int) -> Iterator[RawRow]:
     """The texts of a column of a table, from a row on."""
     number = first
-    for values in _columns(path, column, first):
+    for values in _column_batches(path, column, first):
         for value in values.to_pylist():
             if isinstance(value, str):
                 data = value.encode("utf-8", "surrogatepass")
-                yield Raw(number, data, len(data) + 1)
+                yield RawRow(number, data, len(data) + 1)
             else:
-                yield Raw(number, b"", 1, "it has no text")
+                yield RawRow(number, b"", 1, "it has no text")
             number += 1
 
 
-def _columns(path: Path, column: str, first: int) -> Iterator[Any]:
+def _column_batches(path: Path, column: str, first: int) -> Iterator[Any]:
     """Pieces of a column, without the rows before the first."""
     import pyarrow as pa
 
     try:
         for batch in (
-            _parquet(path, column, first) if path.suffix.lower() == ".parquet" else _arrow(path, column, first)
+            _parquet_batches(path, column, first)
+            if path.suffix.lower() == ".parquet"
+            else _arrow_batches(path, column, first)
         ):
-            kind = batch.type
-            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-                raise RheoscopeError(f"the column {column!r} of {path} is {kind}, expected texts; type --column NAME")
+            arrow_type = batch.type
+            if not (
+                pa.types.is_string(arrow_type)
+                or pa.types.is_large_string(arrow_type)
+                or pa.types.is_string_view(arrow_type)
+            ):
+                raise RheoscopeError(
+                    f"the column {column!r} of {path} is {arrow_type}, expected texts; type --column NAME"
+                )
             yield batch
     except pa.ArrowException as error:
         raise RheoscopeError(f"cannot read {path}: {str(error).splitlines()[0]}; type another file") from error
 
 
-def _parquet(path: Path, column: str, first: int) -> Iterator[Any]:
+def _parquet_batches(path: Path, column: str, first: int) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
         _check_column(path, column, file.schema_arrow.names)
-        begin = 0
+        row_offset = 0
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
-            if begin + rows > first:
-                skip = max(0, first - begin)
+            if row_offset + rows > first:
+                skip = max(0, first - row_offset)
                 for batch in file.iter_batches(1024, row_groups=[group], columns=[column]):
                     if skip < len(batch):
                         yield batch.column(0).slice(skip)
                     skip = max(0, skip - len(batch))
-            begin += rows
+            row_offset += rows
 
 
-def _arrow(path: Path, column: str, first: int) -> Iterator[Any]:
+def _arrow_batches(path: Path, column: str, first: int) -> Iterator[Any]:
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as file:
         try:
             batches = iter(pa.ipc.open_stream(file))
         except pa.ArrowInvalid:
-            whole = pa.ipc.open_file(file)
-            batches = (whole.get_batch(at) for at in range(whole.num_record_batches))
-        begin = 0
+            reader = pa.ipc.open_file(file)
+            batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
+        row_offset = 0
         for batch in batches:
             _check_column(path, column, batch.schema.names)
-            if begin + len(batch) > first:
-                yield batch.column(column).slice(max(0, first - begin))
-            begin += len(batch)
+            if row_offset + len(batch) > first:
+                yield batch.column(column).slice(max(0, first - row_offset))
+            row_offset += len(batch)
 
 
 def _check_column(path: Path, column: str, names: list[str]) -> None:
@@ -298,7 +310,7 @@ def _check_column(path: Path, column: str, names: list[str]) -> None:
 # From a row to its text
 
 
-def _row(raw: Raw, kind: str, column: str) -> Row:
+def _parse_row(raw: RawRow, kind: str, column: str) -> Row:
     """The text of a row, or why it has none; neither where it is blank."""
     if raw.reason:
         return Row(raw.number, "", raw.reason)
@@ -306,21 +318,21 @@ def _row(raw: Raw, kind: str, column: str) -> Row:
         text = raw.data.decode("utf-8")
     except UnicodeDecodeError as error:
         return Row(raw.number, "", f"it is no UTF-8 at byte {error.start}")
-    text = text.removesuffix("\n").removesuffix("\r") if kind in PLAIN else text
-    text = text.removeprefix(MARK) if raw.number == 0 else text
+    text = text.removesuffix("\n").removesuffix("\r") if kind in TEXT_SUFFIXES else text
+    text = text.removeprefix(BYTE_ORDER_MARK) if raw.number == 0 else text
     if not text.strip():
         return Row(raw.number, "")
     if kind in (".jsonl", ".ndjson"):
-        return _json_row(raw.number, text, column)
+        return _parse_json_row(raw.number, text, column)
     return Row(raw.number, text) if "\0" not in text else Row(raw.number, "", "it holds zero bytes")
 
 
-def _json_row(number: int, line: str, column: str) -> Row:
+def _parse_json_row(number: int, line: str, column: str) -> Row:
     try:
-        told = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError) as error:
         return Row(number, "", f"it is no JSON: {str(error).splitlines()[0]}")
-    text = told.get(column) if isinstance(told, dict) else told
+    text = value.get(column) if isinstance(value, dict) else value
     if not isinstance(text, str):
         return Row(number, "", f"it has no text in {column!r}")
     try:

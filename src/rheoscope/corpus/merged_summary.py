@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from rheoscope.corpus.parquet_tables import parquet, write
-from rheoscope.corpus.shard_worker import labelled
-from rheoscope.corpus.shards import done, files_of_table
-from rheoscope.corpus.summaries import Summary, columns, from_columns, merged
+from rheoscope.corpus.parquet_tables import import_parquet, write_table
+from rheoscope.corpus.shard_worker import label_summary
+from rheoscope.corpus.shards import finished_shards, table_files
+from rheoscope.corpus.summaries import Summary, from_columns, merge_parts, to_columns
 from rheoscope.shapes import RheoscopeError
 
-TOGETHER = 16
+SHARDS_PER_MERGE = 16
 """Shards that are merged at once."""
 SUMMARY = "summary.parquet"
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class FieldSummary:
     """A summary of a field, and the axes that make its cells."""
 
     dims: tuple[str, ...]
@@ -27,59 +27,68 @@ class Kept:
     summary: Summary
 
 
-Every = dict[tuple[str, str], Kept]
+FieldSummaries = dict[tuple[str, str], FieldSummary]
 """(analysis, field) → what is kept of it."""
 
 
-def read(file: Path) -> Every:
+def read_summaries(file: Path) -> FieldSummaries:
     """The summaries of a file."""
-    table = parquet().read_table(file)
+    table = import_parquet().read_table(file)
     if not table.num_columns:
         return {}
     if "document_count" not in table.column_names:
         raise RheoscopeError(f"{file} was written by an earlier version, without documents; run the corpus again")
     names = [np.asarray(table[name].to_pylist(), dtype=object) for name in ("analysis", "field")]
     starts = np.flatnonzero(np.asarray(table["cell"]) == 0).tolist()
-    found: Every = {}
-    for low, high in zip(starts, [*starts[1:], len(table)], strict=True):
-        some = table.slice(low, high - low)
-        dims, shape = tuple(some["dims"][0].as_py().split()), tuple(some["shape"][0].as_py())
-        found[names[0][low], names[1][low]] = Kept(dims, shape, from_columns(some))
-    return found
+    summaries: FieldSummaries = {}
+    for start, stop in zip(starts, [*starts[1:], len(table)], strict=True):
+        field_rows = table.slice(start, stop - start)
+        dims, shape = tuple(field_rows["dims"][0].as_py().split()), tuple(field_rows["shape"][0].as_py())
+        summaries[names[0][start], names[1][start]] = FieldSummary(dims, shape, from_columns(field_rows))
+    return summaries
 
 
-def together(parts: Sequence[Every], top: int) -> Every:
+def merge_summaries(parts: Sequence[FieldSummaries], top: int) -> FieldSummaries:
     """Several of them as one: every field that any of them has."""
     keys = dict.fromkeys(key for part in parts for key in part)
-    found = {key: [part[key] for part in parts if key in part] for key in keys}
+    groups = {key: [part[key] for part in parts if key in part] for key in keys}
     return {
-        key: Kept(some[0].dims, some[0].shape, merged([one.summary for one in some], top))
-        for key, some in found.items()
+        key: FieldSummary(
+            group[0].dims, group[0].shape, merge_parts([field_summary.summary for field_summary in group], top)
+        )
+        for key, group in groups.items()
     }
 
 
-def merge(folder: Path, top: int) -> Every:
+def merge_shards(folder: Path, top: int) -> FieldSummaries:
     """The summaries of all shards that are done."""
-    files, whole = files_of_table(folder, "done"), list[Every]()
-    for low in range(0, len(files), TOGETHER):
-        whole = [together([*whole, *(read(file) for file in files[low : low + TOGETHER])], top)]
-    return whole[0] if whole else {}
+    files, accumulated = table_files(folder, "done"), list[FieldSummaries]()
+    for start in range(0, len(files), SHARDS_PER_MERGE):
+        accumulated = [
+            merge_summaries(
+                [*accumulated, *(read_summaries(file) for file in files[start : start + SHARDS_PER_MERGE])], top
+            )
+        ]
+    return accumulated[0] if accumulated else {}
 
 
 def write_summary(folder: Path, top: int) -> None:
     """The summaries of all shards as one file, fields in the order of their names: no order of the shards shows."""
     import pyarrow as pa
 
-    every = merge(folder, top)
-    parts = [labelled(columns(one.summary), *key, one.dims, one.shape) for key, one in sorted(every.items())]
+    summaries = merge_shards(folder, top)
+    parts = [
+        label_summary(to_columns(field_summary.summary), *key, field_summary.dims, field_summary.shape)
+        for key, field_summary in sorted(summaries.items())
+    ]
     table = pa.concat_tables(parts) if parts else pa.table({})
-    write(folder / SUMMARY, table.replace_schema_metadata({"shards": str(len(done(folder)))}))
+    write_table(folder / SUMMARY, table.replace_schema_metadata({"shards": str(len(finished_shards(folder)))}))
 
 
-def counts(folder: Path) -> dict[str, Any]:
+def total_counts(folder: Path) -> dict[str, Any]:
     """How many texts, tokens and rejects the shards hold that are done."""
-    found = {"texts": 0, "tokens": 0, "rejects": 0}
-    for file in files_of_table(folder, "done"):
-        about = parquet().read_schema(file).metadata
-        found = {name: held + int(about[name.encode()]) for name, held in found.items()}
-    return found
+    totals = {"texts": 0, "tokens": 0, "rejects": 0}
+    for file in table_files(folder, "done"):
+        metadata = import_parquet().read_schema(file).metadata
+        totals = {name: total + int(metadata[name.encode()]) for name, total in totals.items()}
+    return totals

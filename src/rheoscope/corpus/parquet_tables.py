@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rheoscope.corpus.field_cells import Cells
-from rheoscope.files import whole_file
-from rheoscope.report.tables import SCALAR
+from rheoscope.files import atomic_file
+from rheoscope.report.tables import SCALAR_TABLE
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 
 
-class FullError(RheoscopeError):
+class DiskFullError(RheoscopeError):
     """There is no room on the disk; there may be some soon."""
 
 
-def parquet() -> Any:
+def import_parquet() -> Any:
     """pyarrow.parquet, or one line that says how to get it."""
     try:
         import pyarrow.parquet
@@ -35,66 +35,68 @@ def parquet() -> Any:
     return pyarrow.parquet
 
 
-def tables(texts: Sequence[int], fields: Mapping[str, Cells]) -> "dict[str, pyarrow.Table]":
+def build_tables(texts: Sequence[int], fields: Mapping[str, Cells]) -> "dict[str, pyarrow.Table]":
     """Fields of the same axes side by side, by the name of the table: layer_head, step, step_token, text where there is none."""
     groups: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
-    for name, one in fields.items():
-        if one.value is not None:
-            groups.setdefault(one.kept, {})[name] = one.value
-        if one.each is not None:
-            groups.setdefault(one.dims, {})[name] = one.each
-    return {"_".join(dims) or SCALAR: _table(texts, dims, columns) for dims, columns in groups.items()}
+    for name, cells in fields.items():
+        if cells.value is not None:
+            groups.setdefault(cells.cell_dims, {})[name] = cells.value
+        if cells.token_values is not None:
+            groups.setdefault(cells.token_dims, {})[name] = cells.token_values
+    return {"_".join(dims) or SCALAR_TABLE: _build_table(texts, dims, columns) for dims, columns in groups.items()}
 
 
-def _table(texts: Sequence[int], dims: tuple[str, ...], columns: Mapping[str, np.ndarray]) -> "pyarrow.Table":
+def _build_table(texts: Sequence[int], dims: tuple[str, ...], columns: Mapping[str, np.ndarray]) -> "pyarrow.Table":
     import pyarrow as pa
 
     order = np.argsort(np.asarray(texts, np.int64), kind="stable")
     shape = next(iter(columns.values())).shape[1:]
-    places = np.indices(shape).astype(np.int32).reshape(len(dims), -1) if dims else np.zeros((0, 1), np.int32)
-    found = {"text": np.repeat(np.asarray(texts, np.int64)[order], places.shape[1])}
-    found |= {dim: np.tile(place, len(texts)) for dim, place in zip(dims, places, strict=True)}
-    found |= {name: x[order].reshape(-1) for name, x in columns.items()}
-    table = pa.table(found)
-    return table.filter(_there(found, columns)) if "token" in dims else table
+    indices = np.indices(shape).astype(np.int32).reshape(len(dims), -1) if dims else np.zeros((0, 1), np.int32)
+    data = {"text": np.repeat(np.asarray(texts, np.int64)[order], indices.shape[1])}
+    data |= {dim: np.tile(index, len(texts)) for dim, index in zip(dims, indices, strict=True)}
+    data |= {name: x[order].reshape(-1) for name, x in columns.items()}
+    table = pa.table(data)
+    return table.filter(_has_value(data, columns)) if "token" in dims else table
 
 
-def _there(found: Mapping[str, np.ndarray], columns: Mapping[str, np.ndarray]) -> np.ndarray:
+def _has_value(data: Mapping[str, np.ndarray], columns: Mapping[str, np.ndarray]) -> np.ndarray:
     """Rows of tokens that some field has a number for; the others are padding."""
-    return np.any(
-        [~np.isnan(found[name]) if found[name].dtype.kind == "f" else found[name] != -1 for name in columns], 0
-    )
+    return np.any([~np.isnan(data[name]) if data[name].dtype.kind == "f" else data[name] != -1 for name in columns], 0)
 
 
-def write(path: Path, table: "pyarrow.Table") -> None:
+def write_table(path: Path, table: "pyarrow.Table") -> None:
     """A table as a file that is there whole or not at all, whatever happens: temporary name, fsync, rename, fsync of the folder."""
     try:
-        _make(path.parent)
-        with whole_file(path) as temporary:
-            parquet().write_table(table, temporary, compression="zstd", write_statistics=True)
-            sync(temporary)
-        sync(path.parent)
+        _make_directory(path.parent)
+        with atomic_file(path) as temporary:
+            import_parquet().write_table(table, temporary, compression="zstd", write_statistics=True)
+            fsync_path(temporary)
+        fsync_path(path.parent)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise FullError(f"the disk is full; make room, then type rheoscope corpus resume {run_of(path)}") from error
-        told = f"cannot write {path}: {error.strerror or error}"
-        raise RheoscopeError(f"{told}; put that right, then type rheoscope corpus resume {run_of(path)}") from error
+            raise DiskFullError(
+                f"the disk is full; make room, then type rheoscope corpus resume {run_folder(path)}"
+            ) from error
+        problem = f"cannot write {path}: {error.strerror or error}"
+        raise RheoscopeError(
+            f"{problem}; put that right, then type rheoscope corpus resume {run_folder(path)}"
+        ) from error
 
 
-def run_of(path: Path) -> Path:
+def run_folder(path: Path) -> Path:
     """The folder of the run that a file belongs to."""
     return next((folder for folder in path.parents if (folder / MANIFEST).exists()), path.parent)
 
 
-def _make(folder: Path) -> None:
+def _make_directory(folder: Path) -> None:
     """The folder is there, and stays."""
     if not folder.is_dir():
-        _make(folder.parent)
+        _make_directory(folder.parent)
         folder.mkdir(exist_ok=True)
-        sync(folder.parent)
+        fsync_path(folder.parent)
 
 
-def sync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Make what was written stay, whatever happens to the machine."""
     handle = os.open(path, os.O_RDONLY)
     try:

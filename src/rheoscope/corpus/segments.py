@@ -6,30 +6,30 @@ A piece begins and ends as the tokenizer begins and ends any text, so its number
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from rheoscope.corpus.input_texts import Row
-from rheoscope.report.long_texts import between
-from rheoscope.running.runner import Running
+from rheoscope.report.long_texts import split_by_special_ids
+from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 
-FILES, ROWS, PIECES = 2**16, 2**32, 2**15
+MAX_FILES, MAX_ROWS, MAX_SEGMENTS = 2**16, 2**32, 2**15
 """How many of each a text id can tell apart; together 63 bits."""
-TOGETHER = 64
+ROWS_PER_BATCH = 64
 """Rows that the tokenizer is given at once."""
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class Segment:
     """A text as the model reads it. `text` is its id, fixed by the input; it begins at token `first` of row `row`."""
 
-    text: int
+    text_id: int
     row: int
-    first: int
+    first_token: int
     ids: Int[Tensor, " n"]
 
 
@@ -39,11 +39,12 @@ class Reject:
 
     row: int
     reason: str
-    first: int = 0
+    first_token: int = 0
     analysis: str = ""
 
 
-class Cutting(Protocol):
+@runtime_checkable
+class SegmentSettings(Protocol):
     """How texts become pieces: at most `length` tokens each, at least `least`; packed ones are joined by `join` first."""
 
     @property
@@ -56,98 +57,108 @@ class Cutting(Protocol):
     def join(self) -> str: ...
 
 
-def text_id(file: int, row: int, piece: int) -> int:
+def text_id(file: int, row: int, segment: int) -> int:
     """A text's id: later files, rows and pieces have larger ones.
 
     >>> text_id(0, 0, 1) < text_id(0, 1, 0) < text_id(1, 0, 0) < 2**63
     True
     """
-    return (file * ROWS + row) * PIECES + piece
+    return (file * MAX_ROWS + row) * MAX_SEGMENTS + segment
 
 
-def cut(model: Running, file: int, rows: Iterable[Row], how: Cutting) -> tuple[list[Piece], list[Reject]]:
+def cut_segments(
+    model: RunnableModel, file: int, rows: Iterable[Row], settings: SegmentSettings
+) -> tuple[list[Segment], list[Reject]]:
     """The texts of some rows in pieces, and what has none."""
-    pieces: list[Piece] = []
+    segments: list[Segment] = []
     rejects: list[Reject] = []
-    bare = model.encode("")
-    before, _, after = between(bare, model.encode("a"))
-    own = how.length - len(before) - len(after)
-    texts = _tokenised(model, bare, rows, how, rejects)
-    for row, first, at, inner in _packed(texts, own) if how.pack else _each(texts, own):
-        ids = torch.tensor([*before, *inner, *after])
-        if len(ids) < how.least:
-            rejects.append(Reject(row, f"it has fewer than {how.least} tokens", first))
-        elif at >= PIECES:
-            rejects.append(Reject(row, f"it has more than {PIECES} pieces", first))
+    empty_ids = model.encode("")
+    prefix, _, suffix = split_by_special_ids(empty_ids, model.encode("a"))
+    content_length = settings.length - len(prefix) - len(suffix)
+    texts = _tokenise(model, empty_ids, rows, settings, rejects)
+    for row, first_token, segment_index, content_ids in (
+        _packed_segments(texts, content_length) if settings.pack else _segments_per_text(texts, content_length)
+    ):
+        ids = torch.tensor([*prefix, *content_ids, *suffix])
+        if len(ids) < settings.least:
+            rejects.append(Reject(row, f"it has fewer than {settings.least} tokens", first_token))
+        elif segment_index >= MAX_SEGMENTS:
+            rejects.append(Reject(row, f"it has more than {MAX_SEGMENTS} pieces", first_token))
         else:
-            pieces.append(Piece(text_id(file, row, at), row, first, ids))
-    return pieces, rejects
+            segments.append(Segment(text_id(file, row, segment_index), row, first_token, ids))
+    return segments, rejects
 
 
-def _tokenised(
-    model: Running, bare: list[int], rows: Iterable[Row], how: Cutting, rejects: list[Reject]
+def _tokenise(
+    model: RunnableModel, empty_ids: list[int], rows: Iterable[Row], settings: SegmentSettings, rejects: list[Reject]
 ) -> Iterator[tuple[int, list[int]]]:
     """(row, the tokens of its text alone)."""
-    left = iter(rows)
-    while some := list(islice(left, TOGETHER)):
-        rejects += [Reject(row.number, row.reason) for row in some if row.reason]
-        fine = [row for row in some if not row.reason]
-        for row, ids in zip(fine, _ids(model, [row.text + how.join * how.pack for row in fine]), strict=True):
-            inner = [] if isinstance(ids, RheoscopeError) else between(bare, ids)[1]
-            if inner:
-                yield row.number, inner
+    remaining = iter(rows)
+    while chunk := list(islice(remaining, ROWS_PER_BATCH)):
+        rejects += [Reject(row.number, row.reason) for row in chunk if row.reason]
+        usable = [row for row in chunk if not row.reason]
+        for row, ids in zip(
+            usable, _encode(model, [row.text + settings.join * settings.pack for row in usable]), strict=True
+        ):
+            content_ids = [] if isinstance(ids, RheoscopeError) else split_by_special_ids(empty_ids, ids)[1]
+            if content_ids:
+                yield row.number, content_ids
             else:
                 rejects.append(Reject(row.number, str(ids) if isinstance(ids, RheoscopeError) else "it has no tokens"))
 
 
-def _ids(model: Running, texts: list[str]) -> list[list[int] | RheoscopeError]:
+def _encode(model: RunnableModel, texts: list[str]) -> list[list[int] | RheoscopeError]:
     """The ids of every text; where one cannot be read, why."""
     try:
-        return [*model.encode_many(texts)]
+        return [*model.encode_batch(texts)]
     except RheoscopeError as error:
         if len(texts) == 1:
             return [error]
-    return [found for text in texts for found in _ids(model, [text])]
+    return [ids for text in texts for ids in _encode(model, [text])]
 
 
-def _each(texts: Iterable[tuple[int, list[int]]], own: int) -> Iterator[tuple[int, int, int, list[int]]]:
+def _segments_per_text(
+    texts: Iterable[tuple[int, list[int]]], content_length: int
+) -> Iterator[tuple[int, int, int, list[int]]]:
     """(row, first token, number of the piece, its tokens), text by text."""
-    for row, inner in texts:
-        for at, low in enumerate(range(0, len(inner), own)):
-            yield row, low, at, inner[low : low + own]
+    for row, content_ids in texts:
+        for index, start in enumerate(range(0, len(content_ids), content_length)):
+            yield row, start, index, content_ids[start : start + content_length]
 
 
-def _packed(texts: Iterable[tuple[int, list[int]]], own: int) -> Iterator[tuple[int, int, int, list[int]]]:
+def _packed_segments(
+    texts: Iterable[tuple[int, list[int]]], content_length: int
+) -> Iterator[tuple[int, int, int, list[int]]]:
     """The same of all texts joined: a piece belongs to the row in which it begins."""
-    held: list[int] = []
-    begin, at = (0, 0), 0
-    for row, inner in texts:
-        low = 0
-        while low < len(inner):
-            if not held:
-                at = at + 1 if begin[0] == row and low else 0
-                begin = row, low
-            some = inner[low : low + own - len(held)]
-            held, low = held + some, low + len(some)
-            if len(held) == own:
-                yield *begin, at, held
-                held = []
-    if held:
-        yield *begin, at, held
+    pending: list[int] = []
+    segment_start, index = (0, 0), 0
+    for row, content_ids in texts:
+        start = 0
+        while start < len(content_ids):
+            if not pending:
+                index = index + 1 if segment_start[0] == row and start else 0
+                segment_start = row, start
+            chunk = content_ids[start : start + content_length - len(pending)]
+            pending, start = pending + chunk, start + len(chunk)
+            if len(pending) == content_length:
+                yield *segment_start, index, pending
+                pending = []
+    if pending:
+        yield *segment_start, index, pending
 
 
-def batches(pieces: Sequence[Piece], tokens: int) -> Iterator[list[Piece]]:
+def batches(segments: Sequence[Segment], max_tokens: int) -> Iterator[list[Segment]]:
     """Pieces of about one length together, with at most so many tokens, padding counted: the shortest first.
 
-    >>> some = [Piece(at, at, 0, torch.arange(n)) for at, n in enumerate([5, 2, 5, 3])]
+    >>> some = [Segment(at, at, 0, torch.arange(n)) for at, n in enumerate([5, 2, 5, 3])]
     >>> [[len(one.ids) for one in batch] for batch in batches(some, 10)]
     [[2, 3], [5, 5]]
     """
-    together: list[Piece] = []
-    for piece in sorted(pieces, key=lambda one: (len(one.ids), one.text)):
-        if together and (len(together) + 1) * len(piece.ids) > tokens:
-            yield together
-            together = []
-        together.append(piece)
-    if together:
-        yield together
+    batch: list[Segment] = []
+    for segment in sorted(segments, key=lambda candidate: (len(candidate.ids), candidate.text_id)):
+        if batch and (len(batch) + 1) * len(segment.ids) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(segment)
+    if batch:
+        yield batch

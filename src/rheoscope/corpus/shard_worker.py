@@ -10,28 +10,36 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rheoscope.corpus.batch_analyses import Asked, Question, asked, in_turn, joined, on_host, with_answer
+from rheoscope.corpus.batch_analyses import (
+    BatchResult,
+    Request,
+    append_result,
+    merge_results,
+    order_for_gpu,
+    run_request,
+    to_host,
+)
 from rheoscope.corpus.corpus_job import Job
-from rheoscope.corpus.disk_space import Room
+from rheoscope.corpus.disk_space import RetryingWriter
 from rheoscope.corpus.input_texts import Input, Reader, Shard
-from rheoscope.corpus.parquet_tables import tables
-from rheoscope.corpus.segments import Piece, Reject, batches, cut
-from rheoscope.corpus.shards import part
-from rheoscope.corpus.summaries import columns, summary
-from rheoscope.running.runner import Running
+from rheoscope.corpus.parquet_tables import build_tables
+from rheoscope.corpus.segments import Reject, Segment, batches, cut_segments
+from rheoscope.corpus.shards import part_file_name
+from rheoscope.corpus.summaries import summarise, to_columns
+from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
     import pyarrow
 
-Cut = tuple[list[Piece], list[Reject]]
-QUICK = 5e-4
+SegmentsAndRejects = tuple[list[Segment], list[Reject]]
+SWITCH_INTERVAL = 5e-4
 """Seconds after which threads take turns. The one that feeds a GPU often waits for it for a moment, and then for the others: Python's own
 5 ms would be a GPU that stands still."""
 
 
 @dataclass(frozen=True)
-class Told:
+class ShardReport:
     """What became of a shard."""
 
     shard: int
@@ -45,149 +53,164 @@ class Worker:
     writes the one before.
     """
 
-    def __init__(self, job: Job, folder: Path, model: Running) -> None:
+    def __init__(self, job: Job, folder: Path, model: RunnableModel) -> None:
         self.job, self.folder, self.model = job, folder, model
-        self.reader, self.reading = Reader(job.column), ThreadPoolExecutor(1, "corpus-reader")
-        self.writing = ThreadPoolExecutor(1, "corpus-writer")
-        self.coming: dict[int, Future[Cut]] = {}
+        self.reader, self.reader_pool = Reader(job.column), ThreadPoolExecutor(1, "corpus-reader")
+        self.writer_pool = ThreadPoolExecutor(1, "corpus-writer")
+        self.prefetched: dict[int, Future[SegmentsAndRejects]] = {}
         self.inputs: list[Input] = []
-        self.room, self.turns = Room(), sys.getswitchinterval()
-        sys.setswitchinterval(QUICK)
+        self.table_writer, self.old_switch_interval = RetryingWriter(), sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL)
 
     def close(self) -> None:
         """End the threads; what is being written is written to its end, if there is room."""
-        self.room.close()
-        self.reading.shutdown(cancel_futures=True)
-        self.writing.shutdown()
-        sys.setswitchinterval(self.turns)
+        self.table_writer.close()
+        self.reader_pool.shutdown(cancel_futures=True)
+        self.writer_pool.shutdown()
+        sys.setswitchinterval(self.old_switch_interval)
 
-    def work(self, inputs: list[Input], shard: Shard, then: Shard | None = None) -> "Future[Told]":
+    def work(self, inputs: list[Input], shard: Shard, next_shard: Shard | None = None) -> "Future[ShardReport]":
         """Compute a shard; its files are there when the future says so. `then` is the one that will come next."""
         self.inputs = inputs
-        pieces, rejects = self._ahead(shard).result()
-        self.coming = {then.number: self._ahead(then)} if then is not None else {}
-        found, words = self._computed(pieces, rejects)
-        return self.writing.submit(self._commit, shard, pieces, rejects, found, words)
+        segments, rejects = self._prefetch(shard).result()
+        self.prefetched = {next_shard.number: self._prefetch(next_shard)} if next_shard is not None else {}
+        results, segment_texts = self._compute(segments, rejects)
+        return self.writer_pool.submit(self._commit, shard, segments, rejects, results, segment_texts)
 
-    def _ahead(self, shard: Shard) -> "Future[Cut]":
-        return self.coming.get(shard.number) or self.reading.submit(self._cut, shard)
+    def _prefetch(self, shard: Shard) -> "Future[SegmentsAndRejects]":
+        return self.prefetched.get(shard.number) or self.reader_pool.submit(self._read_segments, shard)
 
-    def _cut(self, shard: Shard) -> Cut:
-        rows = self.reader.rows(self.inputs[shard.file].path, shard)
-        return cut(self.model, shard.file, rows, self.job)
+    def _read_segments(self, shard: Shard) -> SegmentsAndRejects:
+        rows = self.reader.read_rows(self.inputs[shard.file].path, shard)
+        return cut_segments(self.model, shard.file, rows, self.job)
 
     @torch.no_grad()
-    def _computed(self, pieces: Sequence[Piece], rejects: list[Reject]) -> tuple[dict[str, Asked], dict[int, str]]:
+    def _compute(
+        self, segments: Sequence[Segment], rejects: list[Reject]
+    ) -> tuple[dict[str, BatchResult], dict[int, str]]:
         """What every analysis says of every piece, and the pieces as text."""
-        found: dict[str, list[Asked]] = {one.name: [] for one in self.job.questions}
-        words: dict[int, str] = {}
-        for batch in batches(pieces, self.job.batch):
-            traces = self._traced(batch, rejects)
-            if traces is None:
+        results: dict[str, list[BatchResult]] = {request.name: [] for request in self.job.requests}
+        segment_texts: dict[int, str] = {}
+        for batch in batches(segments, self.job.batch):
+            traced = self._trace_batch(batch, rejects)
+            if traced is None:
                 continue
-            some, seen = traces
-            if any(question.of_clouds for question in self.job.questions):
-                seen.ask_ahead()
-            words |= {piece.text: "".join(tokens) for piece, tokens in zip(some, seen.tokens, strict=True)}
-            for question in in_turn(self.job.questions):
-                answer = asked(self.model, question, seen, some, self.job.tokens)
-                if answer.texts:
-                    found[question.name] = with_answer(found[question.name], answer)
+            batch_segments, traces = traced
+            if any(request.needs_massive_tokens for request in self.job.requests):
+                traces.prefetch()
+            segment_texts |= {
+                segment.text_id: "".join(tokens) for segment, tokens in zip(batch_segments, traces.tokens, strict=True)
+            }
+            for request in order_for_gpu(self.job.requests):
+                result = run_request(self.model, request, traces, batch_segments, self.job.tokens)
+                if result.texts:
+                    results[request.name] = append_result(results[request.name], result)
                 rejects += [
-                    Reject(some[at].row, why, some[at].first, question.name) for at, why in answer.refused.items()
+                    Reject(batch_segments[index].row, reason, batch_segments[index].first_token, request.name)
+                    for index, reason in result.rejections.items()
                 ]
-        return {name: joined(parts) for name, parts in found.items() if parts}, words
+        return {name: merge_results(parts) for name, parts in results.items() if parts}, segment_texts
 
-    def _traced(self, batch: list[Piece], rejects: list[Reject]) -> tuple[list[Piece], Any] | None:
+    def _trace_batch(self, batch: list[Segment], rejects: list[Reject]) -> tuple[list[Segment], Any] | None:
         """The points of a batch; texts that the model refuses are left out, each by itself."""
         try:
-            return batch, self.model.trace([piece.ids for piece in batch])
+            return batch, self.model.trace([segment.ids for segment in batch])
         except RheoscopeError as error:
             if len(batch) == 1:
-                rejects.append(Reject(batch[0].row, str(error), batch[0].first))
+                rejects.append(Reject(batch[0].row, str(error), batch[0].first_token))
                 return None
-        fine = [piece for piece in batch if self._traced([piece], rejects) is not None]
-        return (fine, self.model.trace([piece.ids for piece in fine])) if fine else None
+        accepted = [segment for segment in batch if self._trace_batch([segment], rejects) is not None]
+        return (accepted, self.model.trace([segment.ids for segment in accepted])) if accepted else None
 
     def _commit(
         self,
         shard: Shard,
-        pieces: Sequence[Piece],
+        segments: Sequence[Segment],
         rejects: list[Reject],
-        found: dict[str, Asked],
-        words: dict[int, str],
-    ) -> Told:
+        results: dict[str, BatchResult],
+        segment_texts: dict[int, str],
+    ) -> ShardReport:
         """Every file of the shard; its summaries last, which say that it is done. Here the device is waited for."""
-        found = {analysis: on_host(one) for analysis, one in found.items()}
-        name, file = part(shard.number), self.inputs[shard.file].path
-        for analysis, one in found.items():
-            for axes, table in tables(one.texts, one.fields).items():
-                self.room.write(self.folder / "rows" / f"{analysis}.{axes}" / name, table)
-        told = [piece for piece in pieces if piece.text in words]
-        self.room.write(self.folder / "texts" / name, _texts(file, told, words))
-        self.room.write(self.folder / "rejects" / name, _rejects(file, rejects))
-        told_of = Told(shard.number, len(told), sum(len(piece.ids) for piece in told), len(rejects))
-        self.room.write(self.folder / "done" / name, summarised(found, self.job.questions, self.job.top, told_of))
-        return told_of
+        results = {analysis: to_host(result) for analysis, result in results.items()}
+        name, file = part_file_name(shard.number), self.inputs[shard.file].path
+        for analysis, result in results.items():
+            for axes, table in build_tables(result.texts, result.fields).items():
+                self.table_writer.write(self.folder / "rows" / f"{analysis}.{axes}" / name, table)
+        written_segments = [segment for segment in segments if segment.text_id in segment_texts]
+        self.table_writer.write(self.folder / "texts" / name, _texts_table(file, written_segments, segment_texts))
+        self.table_writer.write(self.folder / "rejects" / name, _rejects_table(file, rejects))
+        report = ShardReport(
+            shard.number, len(written_segments), sum(len(segment.ids) for segment in written_segments), len(rejects)
+        )
+        self.table_writer.write(
+            self.folder / "done" / name, summary_table(results, self.job.requests, self.job.top, report)
+        )
+        return report
 
 
-def _texts(file: str, pieces: Sequence[Piece], words: dict[int, str]) -> "pyarrow.Table":
+def _texts_table(file: str, segments: Sequence[Segment], segment_texts: dict[int, str]) -> "pyarrow.Table":
     """Every text with where it comes from: lines are counted from 1, as editors do."""
     import pyarrow as pa
 
-    some = sorted(pieces, key=lambda piece: piece.text)
+    ordered = sorted(segments, key=lambda segment: segment.text_id)
     return pa.table(
         {
-            "text": pa.array([piece.text for piece in some], pa.int64()),
-            "file": pa.array([file] * len(some), pa.string()),
-            "line": pa.array([piece.row + 1 for piece in some], pa.int64()),
-            "first_token": pa.array([piece.first for piece in some], pa.int64()),
-            "tokens": pa.array([len(piece.ids) for piece in some], pa.int32()),
-            "words": pa.array([words[piece.text] for piece in some], pa.string()),
+            "text": pa.array([segment.text_id for segment in ordered], pa.int64()),
+            "file": pa.array([file] * len(ordered), pa.string()),
+            "line": pa.array([segment.row + 1 for segment in ordered], pa.int64()),
+            "first_token": pa.array([segment.first_token for segment in ordered], pa.int64()),
+            "tokens": pa.array([len(segment.ids) for segment in ordered], pa.int32()),
+            "words": pa.array([segment_texts[segment.text_id] for segment in ordered], pa.string()),
         }
     )
 
 
-def _rejects(file: str, rejects: Sequence[Reject]) -> "pyarrow.Table":
+def _rejects_table(file: str, rejects: Sequence[Reject]) -> "pyarrow.Table":
     """What could not be asked, and why."""
     import pyarrow as pa
 
-    some = sorted(rejects, key=lambda one: (one.row, one.first, one.analysis, one.reason))
+    ordered = sorted(rejects, key=lambda reject: (reject.row, reject.first_token, reject.analysis, reject.reason))
     return pa.table(
         {
-            "file": pa.array([file] * len(some), pa.string()),
-            "line": pa.array([one.row + 1 for one in some], pa.int64()),
-            "first_token": pa.array([one.first for one in some], pa.int64()),
-            "analysis": pa.array([one.analysis for one in some], pa.string()),
-            "reason": pa.array([one.reason for one in some], pa.string()),
+            "file": pa.array([file] * len(ordered), pa.string()),
+            "line": pa.array([reject.row + 1 for reject in ordered], pa.int64()),
+            "first_token": pa.array([reject.first_token for reject in ordered], pa.int64()),
+            "analysis": pa.array([reject.analysis for reject in ordered], pa.string()),
+            "reason": pa.array([reject.reason for reject in ordered], pa.string()),
         }
     )
 
 
-def summarised(found: dict[str, Asked], questions: Sequence[Question], top: int, told: Told) -> "pyarrow.Table":
+def summary_table(
+    results: dict[str, BatchResult], requests: Sequence[Request], top: int, report: ShardReport
+) -> "pyarrow.Table":
     """The summaries of every field of a shard as one table, with how much it holds in its metadata."""
     import pyarrow as pa
 
     parts = []
-    for question in questions:
-        one = found.get(question.name)
-        for name, cells in () if one is None else one.fields.items():
-            assert one is not None
-            numbers = cells.numbers(np.asarray(one.texts, np.int64))
-            if numbers is not None:
-                parts.append(labelled(columns(summary(numbers, top)), question.name, name, cells.kept, cells.shape))
+    for request in requests:
+        result = results.get(request.name)
+        for name, cells in () if result is None else result.fields.items():
+            assert result is not None
+            field_values = cells.to_field_values(np.asarray(result.texts, np.int64))
+            if field_values is not None:
+                parts.append(
+                    label_summary(
+                        to_columns(summarise(field_values, top)), request.name, name, cells.cell_dims, cells.shape
+                    )
+                )
     table = pa.concat_tables(parts) if parts else pa.table({})
-    about = {"texts": told.texts, "tokens": told.tokens, "rejects": told.rejects}
-    return table.replace_schema_metadata({name: str(count) for name, count in about.items()})
+    metadata = {"texts": report.texts, "tokens": report.tokens, "rejects": report.rejects}
+    return table.replace_schema_metadata({name: str(count) for name, count in metadata.items()})
 
 
-def labelled(
-    told: dict[str, Any], analysis: str, field: str, dims: Sequence[str], shape: Sequence[int]
+def label_summary(
+    data: dict[str, Any], analysis: str, field: str, dims: Sequence[str], shape: Sequence[int]
 ) -> "pyarrow.Table":
     """A summary with what it is of."""
     import pyarrow as pa
 
-    rows = len(told["cell"])
-    of = {"analysis": [analysis] * rows, "field": [field] * rows, "dims": [" ".join(dims)] * rows}
-    sizes = pa.array([list(map(int, shape))] * rows, pa.list_(pa.int64()))
-    return pa.table(of | {"shape": sizes} | told)
+    n_rows = len(data["cell"])
+    labels = {"analysis": [analysis] * n_rows, "field": [field] * n_rows, "dims": [" ".join(dims)] * n_rows}
+    sizes = pa.array([list(map(int, shape))] * n_rows, pa.list_(pa.int64()))
+    return pa.table(labels | {"shape": sizes} | data)

@@ -19,10 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rheoscope.corpus.corpus_job import Job, from_mapping
-from rheoscope.corpus.input_texts import Input, Shard, plan
-from rheoscope.corpus.parquet_tables import MANIFEST, parquet, sync, write
-from rheoscope.files import alone, signature, strangers, whole_file
+from rheoscope.corpus.corpus_job import Job, job_from_mapping
+from rheoscope.corpus.input_texts import Input, Shard, plan_shards
+from rheoscope.corpus.parquet_tables import MANIFEST, fsync_path, import_parquet, write_table
+from rheoscope.files import atomic_file, directory_lock, foreign_files, signature
 from rheoscope.shapes import RheoscopeError
 
 PLAN = "plan.parquet"
@@ -37,131 +37,140 @@ class Manifest:
     model: dict[str, Any]
     inputs: list[Input]
 
-    def as_json(self) -> str:
-        told = {"written_by": signature(), "fingerprint": self.fingerprint, "job": asdict(self.job)}
-        return json.dumps(told | {"model": self.model, "inputs": [asdict(one) for one in self.inputs]}, indent=1)
+    def to_json(self) -> str:
+        content = {"written_by": signature(), "fingerprint": self.fingerprint, "job": asdict(self.job)}
+        return json.dumps(
+            content | {"model": self.model, "inputs": [asdict(input_file) for input_file in self.inputs]}, indent=1
+        )
 
 
 @cache
 def code_version() -> str:
     """The version of this package and a hash of its source: other code may give other numbers."""
-    seen = hashlib.sha256()
+    digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for file in sorted(root.rglob("*.py")):
-        seen.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
-    return f"{signature()} {seen.hexdigest()[:16]}"
+        digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
+    return f"{signature()} {digest.hexdigest()[:16]}"
 
 
 def fingerprint(job: Job, model: dict[str, Any], shards: list[Shard]) -> str:
     """Of the weights, the code, the settings and every row of the input."""
-    told = json.dumps({"settings": job.settings(), "model": model, "code": code_version()}, sort_keys=True)
-    seen = hashlib.sha256(told.encode())
+    settings_json = json.dumps(
+        {"settings": job.fingerprint_settings(), "model": model, "code": code_version()}, sort_keys=True
+    )
+    digest = hashlib.sha256(settings_json.encode())
     for shard in shards:
-        seen.update(f"{shard.file} {shard.first} {shard.rows} {shard.digest}\n".encode())
-    return seen.hexdigest()[:32]
+        digest.update(f"{shard.file} {shard.first} {shard.rows} {shard.digest}\n".encode())
+    return digest.hexdigest()[:32]
 
 
 # Opening a folder
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def run_lock(folder: Path) -> Iterator[None]:
     """Inside, nobody else works on the folder of a run; before and after nothing in it is half-written."""
-    foreign = [one for one in strangers(folder) if one.name != PLAN]
+    foreign = [path for path in foreign_files(folder) if path.name != PLAN]
     if foreign and not (folder / MANIFEST).exists():  # the plan is written before the manifest
         raise RheoscopeError(f"{folder} is there and holds no corpus run; type another --out")
-    with alone(folder):
-        _clear(folder)
+    with directory_lock(folder):
+        _remove_partial_files(folder)
         yield
-        _clear(folder)  # workers that were killed meanwhile
+        _remove_partial_files(folder)  # workers that were killed meanwhile
 
 
-def _clear(folder: Path) -> None:
+def _remove_partial_files(folder: Path) -> None:
     """Remove what was being written when a run was killed."""
-    for left in [*folder.glob(".*-*"), *folder.glob("*/.part-*"), *folder.glob("rows/*/.part-*")]:
-        left.unlink(missing_ok=True)
+    for partial_file in [*folder.glob(".*-*"), *folder.glob("*/.part-*"), *folder.glob("rows/*/.part-*")]:
+        partial_file.unlink(missing_ok=True)
 
 
-def opened(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> Manifest:
     """The manifest of a folder that holds a run."""
     try:
-        told = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        inputs = [Input(**one) for one in told["inputs"]]
-        return Manifest(told["fingerprint"], from_mapping(told["job"]), told["model"], inputs)
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        inputs = [Input(**entry) for entry in content["inputs"]]
+        return Manifest(content["fingerprint"], job_from_mapping(content["job"]), content["model"], inputs)
     except FileNotFoundError:
         raise RheoscopeError(f"{folder} holds no corpus run; type rheoscope corpus run --out {folder} …") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RheoscopeError(f"the manifest of {folder} cannot be read ({error}); type another --out") from error
 
 
-def planned(folder: Path, job: Job) -> tuple[list[Input], list[Shard]]:
+def load_or_plan(folder: Path, job: Job) -> tuple[list[Input], list[Shard]]:
     """The inputs and the units of work: those of the folder where no input was touched since, else read anew."""
     if (folder / MANIFEST).exists():
-        held = opened(folder)
-        same = held.job.texts == job.texts and (held.job.column, held.job.shard) == (job.column, job.shard)
-        if same and all(_untouched(one) for one in held.inputs):
-            return held.inputs, shards_of(folder)
-    return plan(list(job.texts), job.column, job.shard)
+        manifest = read_manifest(folder)
+        is_same_plan = manifest.job.texts == job.texts and (manifest.job.column, manifest.job.shard) == (
+            job.column,
+            job.shard,
+        )
+        if is_same_plan and all(_is_unchanged(input_file) for input_file in manifest.inputs):
+            return manifest.inputs, read_shards(folder)
+    return plan_shards(list(job.texts), job.column, job.shard)
 
 
-def _untouched(one: Input) -> bool:
+def _is_unchanged(input_file: Input) -> bool:
     try:
-        about = Path(one.path).stat()
+        file_stat = Path(input_file.path).stat()
     except OSError:
         return False
-    return (about.st_size, about.st_mtime_ns) == (one.size, one.changed)
+    return (file_stat.st_size, file_stat.st_mtime_ns) == (input_file.size, input_file.changed)
 
 
-def begin(folder: Path, job: Job, model: dict[str, Any], inputs: list[Input], shards: list[Shard]) -> Manifest:
+def start_run(folder: Path, job: Job, model: dict[str, Any], inputs: list[Input], shards: list[Shard]) -> Manifest:
     """The manifest of this job in a folder: written, or found there; that of another job is refused."""
-    mine = Manifest(fingerprint(job, model, shards), job, model, inputs)
+    manifest = Manifest(fingerprint(job, model, shards), job, model, inputs)
     if (folder / MANIFEST).exists():
-        held = opened(folder)
-        if held.fingerprint != mine.fingerprint:
-            raise RheoscopeError(f"{folder} holds another run ({_difference(held, mine)}); type another --out")
+        stored = read_manifest(folder)
+        if stored.fingerprint != manifest.fingerprint:
+            raise RheoscopeError(f"{folder} holds another run ({_difference(stored, manifest)}); type another --out")
     else:
         import pyarrow as pa
 
-        write(folder / PLAN, pa.Table.from_pylist([asdict(one) for one in shards]))
-    with whole_file(folder / MANIFEST) as temporary:
-        temporary.write_text(mine.as_json(), encoding="utf-8")
-        sync(temporary)
-    sync(folder)
-    return mine
+        write_table(folder / PLAN, pa.Table.from_pylist([asdict(shard) for shard in shards]))
+    with atomic_file(folder / MANIFEST) as temporary:
+        temporary.write_text(manifest.to_json(), encoding="utf-8")
+        fsync_path(temporary)
+    fsync_path(folder)
+    return manifest
 
 
-def _difference(held: Manifest, mine: Manifest) -> str:
+def _difference(stored: Manifest, requested: Manifest) -> str:
     """What makes it another run, as far as the manifest tells."""
-    old, new = held.job.settings() | held.model, mine.job.settings() | mine.model
-    told = [f"{name} {old.get(name)!r}, not {new[name]!r}" for name in new if old.get(name) != new[name]]
-    if not told and [(one.size, one.rows) for one in held.inputs] != [(one.size, one.rows) for one in mine.inputs]:
+    old, new = stored.job.fingerprint_settings() | stored.model, requested.job.fingerprint_settings() | requested.model
+    changes = [f"{name} {old.get(name)!r}, not {new[name]!r}" for name in new if old.get(name) != new[name]]
+    if not changes and [(input_file.size, input_file.rows) for input_file in stored.inputs] != [
+        (input_file.size, input_file.rows) for input_file in requested.inputs
+    ]:
         return "its input files have changed"
-    return "; ".join(told) or "its input files or the code have changed"
+    return "; ".join(changes) or "its input files or the code have changed"
 
 
-def shards_of(folder: Path) -> list[Shard]:
+def read_shards(folder: Path) -> list[Shard]:
     """Every unit of work of a run."""
-    return [Shard(**row) for row in parquet().read_table(folder / PLAN).to_pylist()]
+    return [Shard(**row) for row in import_parquet().read_table(folder / PLAN).to_pylist()]
 
 
 # What is done
 
 
-def part(shard: int) -> str:
+def part_file_name(shard: int) -> str:
     """The name of a shard's file.
 
-    >>> part(7)
+    >>> part_file_name(7)
     'part-0000007.parquet'
     """
     return f"part-{shard:07d}.parquet"
 
 
-def done(folder: Path) -> list[int]:
+def finished_shards(folder: Path) -> list[int]:
     """The shards that are whole, rising."""
     return sorted(int(file.stem.removeprefix("part-")) for file in (folder / "done").glob("part-*.parquet"))
 
 
-def files_of_table(folder: Path, table: str) -> list[Path]:
+def table_files(folder: Path, table: str) -> list[Path]:
     """The files of a table, of shards that are whole."""
-    named = (folder / table / part(shard) for shard in done(folder))
-    return [file for file in named if file.exists()]
+    paths = (folder / table / part_file_name(shard) for shard in finished_shards(folder))
+    return [file for file in paths if file.exists()]

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from rheoscope.corpus.documents import Documents, error_of_mean, of_documents
+from rheoscope.corpus.documents import Documents, document_sums, standard_error
 from rheoscope.statistics.exact_sums import exact_sums, mean_and_sd
 
-BINS = 2**16
-EXAMPLE = np.dtype([("cell", np.int64), ("value", np.float32), ("text", np.int64), ("token", np.int32)])
+BINS_PER_CELL = 2**16
+EXAMPLE_DTYPE = np.dtype([("cell", np.int64), ("value", np.float32), ("text", np.int64), ("token", np.int32)])
 """A text beside its number, and the token that it is about (−1: all of it)."""
 
 
@@ -40,29 +40,29 @@ class Summary:
     least: np.ndarray
 
     @property
-    def cells(self) -> int:
+    def n_cells(self) -> int:
         return len(self.texts)
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation over texts, of every cell."""
-        each = zip(self.total, self.squares, self.texts.tolist(), strict=True)
-        mean, sd = np.array([mean_and_sd(*one) for one in each]).reshape(-1, 2).T
+        cell_sums = zip(self.total, self.squares, self.texts.tolist(), strict=True)
+        mean, sd = np.array([mean_and_sd(*sums) for sums in cell_sums]).reshape(-1, 2).T
         return mean, sd
 
-    def errors(self) -> np.ndarray:
+    def standard_errors(self) -> np.ndarray:
         """The standard error of every mean, pieces of one document taken together; NaN where there are fewer than two documents."""
-        one = self.documents
-        counts = [x.tolist() for x in (self.texts, one.count, one.sizes)]
-        each = zip(self.total, *counts, one.squares, one.products, strict=True)
-        return np.array([error_of_mean(*cell) for cell in each])
+        documents = self.documents
+        counts = [x.tolist() for x in (self.texts, documents.count, documents.sizes)]
+        cell_sums = zip(self.total, *counts, documents.squares, documents.products, strict=True)
+        return np.array([standard_error(*cell) for cell in cell_sums])
 
 
 @dataclass(frozen=True, eq=False)
-class Numbers:
+class FieldValues:
     """One field of some texts: `value` (text, cell) float32, NaN where there is none; the largest and the smallest number of each text
     and the token that each is about; the histogram of all items."""
 
-    text: np.ndarray
+    text_ids: np.ndarray
     value: np.ndarray
     largest: np.ndarray
     largest_token: np.ndarray
@@ -72,70 +72,76 @@ class Numbers:
     counts: np.ndarray
 
 
-def summary(numbers: Numbers, top: int) -> Summary:
+def summarise(field_values: FieldValues, top: int) -> Summary:
     """What is kept of some texts.
 
     >>> x = np.float32([[1.0], [3.0], [np.nan]])
     >>> token = np.full(x.shape, -1, np.int32)
-    >>> one = summary(Numbers(np.arange(3), x, x, token, x, token, np.int64([16256, 16448]), np.int64([1, 1])), top=1)
+    >>> one = summarise(FieldValues(np.arange(3), x, x, token, x, token, np.int64([16256, 16448]), np.int64([1, 1])), top=1)
     >>> one.moments()[0].tolist(), one.missing.tolist(), one.most["text"].tolist()
     ([2.0], [1], [1])
     """
-    there = np.isfinite(numbers.value)
-    cells = numbers.value.shape[1]
-    cell = np.broadcast_to(np.arange(cells), there.shape)
-    total, squares = exact_sums(numbers.value.T[there.T], cell.T[there.T], cells)  # cell after cell, as memory likes it
-    items = np.bincount(numbers.bins // BINS, numbers.counts, cells).astype(np.int64)
+    is_finite = np.isfinite(field_values.value)
+    n_cells = field_values.value.shape[1]
+    cell_index = np.broadcast_to(np.arange(n_cells), is_finite.shape)
+    total, squares = exact_sums(
+        field_values.value.T[is_finite.T], cell_index.T[is_finite.T], n_cells
+    )  # cell after cell, as memory likes it
+    items = np.bincount(field_values.bins // BINS_PER_CELL, field_values.counts, n_cells).astype(np.int64)
 
     def examples(value: np.ndarray, token: np.ndarray, sign: int) -> np.ndarray:
-        ordered = np.where(there, sign * value, np.inf)
-        last = (
-            np.partition(ordered, min(top, len(ordered)) - 1, 0)[min(top, len(ordered)) - 1]
-            if top and len(ordered)
+        sort_values = np.where(is_finite, sign * value, np.inf)
+        threshold = (
+            np.partition(sort_values, min(top, len(sort_values)) - 1, 0)[min(top, len(sort_values)) - 1]
+            if top and len(sort_values)
             else -np.inf
         )
-        some = there & (ordered <= last)  # the few that can be among the first
-        found = np.empty(int(some.sum()), EXAMPLE)
-        found["cell"], found["value"], found["token"] = cell[some], value[some], token[some]
-        found["text"] = np.broadcast_to(numbers.text[:, None], some.shape)[some]
-        return _first(found, top, sign)
+        is_candidate = is_finite & (sort_values <= threshold)  # the few that can be among the first
+        records = np.empty(int(is_candidate.sum()), EXAMPLE_DTYPE)
+        records["cell"], records["value"], records["token"] = (
+            cell_index[is_candidate],
+            value[is_candidate],
+            token[is_candidate],
+        )
+        records["text"] = np.broadcast_to(field_values.text_ids[:, None], is_candidate.shape)[is_candidate]
+        return _top_examples(records, top, sign)
 
     return Summary(
-        texts=there.sum(0),
-        missing=(~there).sum(0),
+        texts=is_finite.sum(0),
+        missing=(~is_finite).sum(0),
         items=items,
         total=total,
         squares=squares,
-        documents=of_documents(numbers.text, numbers.value, total, squares),
-        bins=numbers.bins,
-        counts=numbers.counts,
-        most=examples(numbers.largest, numbers.largest_token, -1),
-        least=examples(numbers.smallest, numbers.smallest_token, 1),
+        documents=document_sums(field_values.text_ids, field_values.value, total, squares),
+        bins=field_values.bins,
+        counts=field_values.counts,
+        most=examples(field_values.largest, field_values.largest_token, -1),
+        least=examples(field_values.smallest, field_values.smallest_token, 1),
     )
 
 
-def merged(parts: Sequence[Summary], top: int) -> Summary:
+def merge_parts(parts: Sequence[Summary], top: int) -> Summary:
     """The summary of all texts of several summaries: bit for bit that of the whole, in any order, as long as a document is in one."""
 
-    def together(name: str) -> np.ndarray:
+    def concatenate_field(name: str) -> np.ndarray:
         return np.concatenate([getattr(part, name) for part in parts])
 
-    bins, counts = counted(together("bins"), together("counts"))
+    bins, counts = merge_bins(concatenate_field("bins"), concatenate_field("counts"))
     return Summary(
         texts=np.sum([part.texts for part in parts], 0),
         missing=np.sum([part.missing for part in parts], 0),
         items=np.sum([part.items for part in parts], 0),
         total=[sum(cell) for cell in zip(*(part.total for part in parts), strict=True)],
         squares=[sum(cell) for cell in zip(*(part.squares for part in parts), strict=True)],
-        documents=Documents.merged([part.documents for part in parts]),
+        documents=Documents.merge([part.documents for part in parts]),
         bins=bins,
         counts=counts,
-        most=_first(together("most"), top, -1),
-        least=_first(together("least"), top, 1),
+        most=_top_examples(concatenate_field("most"), top, -1),
+        least=_top_examples(concatenate_field("least"), top, 1),
     )
 
 
-def counted(bins: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def merge_bins(bins: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A histogram with each bin once, rising."""
     order = np.argsort(bins, kind="stable")
     bins, counts = bins[order], counts[order]
@@ -143,107 +149,114 @@ def counted(bins: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return bins[starts], np.add.reduceat(counts, starts) if len(starts) else counts
 
 
-def _first(found: np.ndarray, top: int, sign: int) -> np.ndarray:
+def _top_examples(records: np.ndarray, top: int, sign: int) -> np.ndarray:
     """The first few examples of every cell: by value (the largest first where sign is −1), then by text and token."""
-    found = found[np.lexsort((found["token"], found["text"], sign * found["value"], found["cell"]))]
-    starts = np.searchsorted(found["cell"], found["cell"])
-    return found[np.arange(len(found)) - starts < top]
+    records = records[np.lexsort((records["token"], records["text"], sign * records["value"], records["cell"]))]
+    starts = np.searchsorted(records["cell"], records["cell"])
+    return records[np.arange(len(records)) - starts < top]
 
 
 # What a histogram tells
 
 
-def edges(bins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def bin_edges(bins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The two ends of bins, by their number within a cell.
 
-    >>> [float(end[0]) for end in edges(np.array([49152 - 128]))]
+    >>> [float(end[0]) for end in bin_edges(np.array([49152 - 128]))]
     [1.0, 1.0078125]
     """
-    raw = (np.asarray(bins, np.int64) - BINS // 2).astype(np.int32)
-    near, far = ((x << 16).view(np.float32).astype(np.float64) for x in (raw, raw + 1))
-    return np.minimum(near, far), np.maximum(near, far)
+    raw = (np.asarray(bins, np.int64) - BINS_PER_CELL // 2).astype(np.int32)
+    first_edge, second_edge = ((x << 16).view(np.float32).astype(np.float64) for x in (raw, raw + 1))
+    return np.minimum(first_edge, second_edge), np.maximum(first_edge, second_edge)
 
 
-def quantiles(kept: Summary, shares: Sequence[float]) -> np.ndarray:
+def quantiles(summary: Summary, fractions: Sequence[float]) -> np.ndarray:
     """Quantiles (cell, share) of the items, in the middle of the bin that holds each; NaN where there is none."""
-    found = np.full((kept.cells, len(shares)), np.nan)
-    cell, low, high = kept.bins // BINS, *edges(kept.bins % BINS)
-    ends = np.searchsorted(cell, np.arange(kept.cells + 1))
-    for at in range(kept.cells):
-        some = np.arange(ends[at], ends[at + 1])
-        if len(some):
-            order = some[np.argsort(low[some], kind="stable")]
-            place = np.searchsorted(np.cumsum(kept.counts[order]), np.asarray(shares) * kept.items[at])
-            chosen = order[np.minimum(place, len(order) - 1)]
-            found[at] = (low[chosen] + high[chosen]) / 2
-    return found
+    result = np.full((summary.n_cells, len(fractions)), np.nan)
+    bin_cells, low, high = summary.bins // BINS_PER_CELL, *bin_edges(summary.bins % BINS_PER_CELL)
+    ends = np.searchsorted(bin_cells, np.arange(summary.n_cells + 1))
+    for cell_index in range(summary.n_cells):
+        bin_indices = np.arange(ends[cell_index], ends[cell_index + 1])
+        if len(bin_indices):
+            order = bin_indices[np.argsort(low[bin_indices], kind="stable")]
+            rank = np.searchsorted(np.cumsum(summary.counts[order]), np.asarray(fractions) * summary.items[cell_index])
+            selected = order[np.minimum(rank, len(order) - 1)]
+            result[cell_index] = (low[selected] + high[selected]) / 2
+    return result
 
 
 # As a table
 
 
-def columns(kept: Summary) -> dict[str, Any]:
+def to_columns(summary: Summary) -> dict[str, Any]:
     """A row a cell; what has several numbers in a cell is a list there."""
     import pyarrow as pa
 
-    def lists(cell: np.ndarray, x: np.ndarray) -> Any:
-        ends = np.searchsorted(cell, np.arange(kept.cells + 1)).astype(np.int32)
+    def list_column(cell: np.ndarray, x: np.ndarray) -> Any:
+        ends = np.searchsorted(cell, np.arange(summary.n_cells + 1)).astype(np.int32)
         return pa.ListArray.from_arrays(pa.array(ends), pa.array(np.ascontiguousarray(x)))
 
-    mean, sd = kept.moments()
-    told: dict[str, Any] = {"cell": np.arange(kept.cells), "texts": kept.texts, "missing": kept.missing}
-    told |= {"items": kept.items, "mean": mean, "sd": sd}
-    told |= {name: pa.array([_packed(x) for x in getattr(kept, name)], pa.binary()) for name in ("total", "squares")}
-    told |= {f"document_{name}": x for name, x in (("count", kept.documents.count), ("sizes", kept.documents.sizes))}
-    told |= {
-        f"document_{name}": pa.array([_packed(x) for x in getattr(kept.documents, name)], pa.binary())
+    mean, sd = summary.moments()
+    data: dict[str, Any] = {"cell": np.arange(summary.n_cells), "texts": summary.texts, "missing": summary.missing}
+    data |= {"items": summary.items, "mean": mean, "sd": sd}
+    data |= {
+        name: pa.array([_int_to_bytes(x) for x in getattr(summary, name)], pa.binary()) for name in ("total", "squares")
+    }
+    data |= {
+        f"document_{name}": x for name, x in (("count", summary.documents.count), ("sizes", summary.documents.sizes))
+    }
+    data |= {
+        f"document_{name}": pa.array([_int_to_bytes(x) for x in getattr(summary.documents, name)], pa.binary())
         for name in ("squares", "products")
     }
-    cell = kept.bins // BINS
-    told |= {"bins": lists(cell, (kept.bins % BINS).astype(np.int32)), "counts": lists(cell, kept.counts)}
+    cell = summary.bins // BINS_PER_CELL
+    data |= {
+        "bins": list_column(cell, (summary.bins % BINS_PER_CELL).astype(np.int32)),
+        "counts": list_column(cell, summary.counts),
+    }
     for name in ("most", "least"):
-        found = getattr(kept, name)
-        told |= {f"{name}_{part}": lists(found["cell"], found[part]) for part in ("value", "text", "token")}
-    return told
+        examples = getattr(summary, name)
+        data |= {f"{name}_{part}": list_column(examples["cell"], examples[part]) for part in ("value", "text", "token")}
+    return data
 
 
 def from_columns(table: Any) -> Summary:
     """The summary that such a table (of pyarrow) was made of."""
 
-    def lists(name: str) -> tuple[np.ndarray, np.ndarray]:
+    def read_lists(name: str) -> tuple[np.ndarray, np.ndarray]:
         column = table[name].combine_chunks()
         lengths = np.diff(column.offsets.to_numpy())
         return np.repeat(np.arange(len(lengths)), lengths), column.flatten().to_numpy()
 
     def examples(name: str) -> np.ndarray:
-        cell, text = lists(f"{name}_text")
-        found = np.empty(len(text), EXAMPLE)
-        found["cell"], found["text"] = cell, text
-        found["value"], found["token"] = lists(f"{name}_value")[1], lists(f"{name}_token")[1]
-        return found
+        cell, text = read_lists(f"{name}_text")
+        records = np.empty(len(text), EXAMPLE_DTYPE)
+        records["cell"], records["text"] = cell, text
+        records["value"], records["token"] = read_lists(f"{name}_value")[1], read_lists(f"{name}_token")[1]
+        return records
 
-    def whole(name: str) -> list[int]:
+    def read_integers(name: str) -> list[int]:
         return [int.from_bytes(x, "big", signed=True) for x in table[name].to_pylist()]
 
-    cell, bins = lists("bins")
+    cell, bins = read_lists("bins")
     return Summary(
         texts=table["texts"].to_numpy(),
         missing=table["missing"].to_numpy(),
         items=table["items"].to_numpy(),
-        total=whole("total"),
-        squares=whole("squares"),
+        total=read_integers("total"),
+        squares=read_integers("squares"),
         documents=Documents(
             table["document_count"].to_numpy(),
             table["document_sizes"].to_numpy(),
-            whole("document_squares"),
-            whole("document_products"),
+            read_integers("document_squares"),
+            read_integers("document_products"),
         ),
-        bins=cell * BINS + bins,
-        counts=lists("counts")[1],
+        bins=cell * BINS_PER_CELL + bins,
+        counts=read_lists("counts")[1],
         most=examples("most"),
         least=examples("least"),
     )
 
 
-def _packed(x: int) -> bytes:
+def _int_to_bytes(x: int) -> bytes:
     return x.to_bytes(x.bit_length() // 8 + 1, "big", signed=True)

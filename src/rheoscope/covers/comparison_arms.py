@@ -7,23 +7,23 @@ import torch
 from torch import Generator
 
 from rheoscope.covers import head_replacement
-from rheoscope.covers.ablation import Means, mean_ablation, mean_outputs, uniform_ablation
-from rheoscope.covers.head_replacement import Operation, Plan, live
-from rheoscope.covers.head_selection import Chosen
+from rheoscope.covers.ablation import MeanOutputs, mean_ablation, mean_outputs, uniform_ablation
+from rheoscope.covers.head_replacement import EditPlan, OperatorEdit, model_edits
+from rheoscope.covers.head_selection import HeadsByLayer
 from rheoscope.covers.text_batches import Batch
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Edits
 
 CONTROLS = {
-    "size": head_replacement.same_size,
-    "cloud": head_replacement.same_on_cloud,
-    "spectrum": head_replacement.same_spectrum,
+    "size": head_replacement.same_size_control,
+    "cloud": head_replacement.same_cloud_size_control,
+    "spectrum": head_replacement.same_spectrum_control,
 }
 ABLATIONS = ("mean", "uniform")
-AGAINST = (*CONTROLS, *ABLATIONS)
-Made = dict[str, list[list[Operation]]]
+COMPARISONS = (*CONTROLS, *ABLATIONS)
+EditDraws = dict[str, list[list[OperatorEdit]]]
 """Name → operations of every draw; the edit itself is one draw."""
-Running = tuple[str, Edits]
+NamedEdits = tuple[str, Edits]
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,17 @@ class Against:
     ['size']
     """
 
-    names: Sequence[str] = AGAINST
+    names: Sequence[str] = COMPARISONS
     draws: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        wrong = [name for name in self.names if name not in AGAINST]
-        if isinstance(self.names, str) or wrong:
-            came = self.names if isinstance(self.names, str) else wrong[0]
-            raise RheoscopeError(f"unknown comparison {came!r}; type some of {', '.join(AGAINST)}, as a tuple")
+        unknown_names = [name for name in self.names if name not in COMPARISONS]
+        if isinstance(self.names, str) or unknown_names:
+            unknown_name = self.names if isinstance(self.names, str) else unknown_names[0]
+            raise RheoscopeError(
+                f"unknown comparison {unknown_name!r}; type some of {', '.join(COMPARISONS)}, as a tuple"
+            )
         if self.draws < 0:
             raise RheoscopeError(f"a control is drawn 0 times or more, got {self.draws}; type draws=1")
 
@@ -64,34 +66,43 @@ class Against:
         return ["edit", *self.controls, *self.ablations]
 
     @torch.no_grad()
-    def made(self, planned: list[Plan], generator: Generator) -> Made:
+    def build_edits(self, plans: list[EditPlan], generator: Generator) -> EditDraws:
         """The edit and every draw of every control, made once for all texts."""
-        made = {"edit": [[head_replacement.edit(plan, generator) for plan in planned]]}
+        edit_draws = {"edit": [[head_replacement.replacement_edit(plan, generator) for plan in plans]]}
         for name in self.controls:
-            made[name] = [[CONTROLS[name](plan, generator) for plan in planned] for _ in range(self.draws)]
-        return made
+            edit_draws[name] = [[CONTROLS[name](plan, generator) for plan in plans] for _ in range(self.draws)]
+        return edit_draws
 
 
-EVERYTHING = Against()
-MATCHED = Against(("size", "cloud"))
+ALL_COMPARISONS = Against()
+SIZE_MATCHED = Against(("size", "cloud"))
 """Random changes of the size of the edit, in E and on each text."""
 
 
-def means_of(batch: Batch, against: Against) -> Means:
+def batch_mean_outputs(batch: Batch, against: Against) -> MeanOutputs:
     """What every head gives on average, text by text; nothing where no one asks."""
     if "mean" not in against.names:
         return []
-    pairs = zip(batch.traces, batch.kept, strict=True)
-    return [torch.stack(layer) for layer in zip(*(mean_outputs(*pair) for pair in pairs), strict=True)]
+    traces_with_masks = zip(batch.traces, batch.is_included, strict=True)
+    return [
+        torch.stack(layer_means)
+        for layer_means in zip(*(mean_outputs(*trace_with_mask) for trace_with_mask in traces_with_masks), strict=True)
+    ]
 
 
-def running(batch: Batch, chosen: Chosen, made: Made, means: Means, against: Against) -> Iterator[Running]:
+def iterate_edits(
+    batch: Batch, heads_by_layer: HeadsByLayer, edit_draws: EditDraws, means: MeanOutputs, against: Against
+) -> Iterator[NamedEdits]:
     """Name and edits of one run after another, for the chosen heads of the layers that were made."""
-    for name, draws in made.items():
-        for one in draws:
-            own = [replace(part, chosen=chosen[part.layer]) for part in one if part.layer in chosen]
-            yield name, live(batch.kept, own)
+    for name, draws in edit_draws.items():
+        for layer_edits in draws:
+            selected_edits = [
+                replace(edit, head_indices=heads_by_layer[edit.layer])
+                for edit in layer_edits
+                if edit.layer in heads_by_layer
+            ]
+            yield name, model_edits(batch.is_included, selected_edits)
     if "mean" in against.names:
-        yield "mean", mean_ablation(means, chosen)
+        yield "mean", mean_ablation(means, heads_by_layer)
     if "uniform" in against.names:
-        yield "uniform", uniform_ablation(chosen)
+        yield "uniform", uniform_ablation(heads_by_layer)

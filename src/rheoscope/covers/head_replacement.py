@@ -12,22 +12,22 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
-from rheoscope.attention.definition import for_every_head
+from rheoscope.attention.definition import repeat_kv_heads
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.covers.head_selection import Chosen
-from rheoscope.covers.replacements import CONTENT, RELEVANCE, named
+from rheoscope.covers.head_selection import HeadsByLayer
+from rheoscope.covers.replacements import CONTENT, RELEVANCE, find_replacement
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.bilinear_form import Columns, Form, columns, less, own_form, with_columns
+from rheoscope.space.bilinear_form import Columns, Form, heads_form, query_key_columns, subtract_forms, with_dot_columns
 from rheoscope.space.head import Heads
 from rheoscope.space.model import Rewrite
 from rheoscope.space.operator import Factored
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.view import View
-from rheoscope.statistics.nulls import rotations
+from rheoscope.statistics.nulls import random_rotations
 
 
 @dataclass(frozen=True, eq=False)
-class Operation:
+class OperatorEdit:
     """One layer: the change of the form and of the content of its `chosen` heads, centred or not.
 
     With `like`, every head's change is scaled until it is as large on the text's cloud as that one.
@@ -35,106 +35,115 @@ class Operation:
 
     layer: int
     heads: Heads
-    chosen: list[int]
+    head_indices: list[int]
     form: Form = ()
     content: Factored | None = None
     centred_form: bool = True
     centred_content: bool = True
-    like: "Operation | None" = None
+    size_reference: "OperatorEdit | None" = None
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class EditPlan:
     """What the heads of a layer have, and what shall stand in its place: forms, and contents where F changes."""
 
     layer: int
     heads: Heads
-    chosen: list[int]
+    head_indices: list[int]
     forms: tuple[Form, Form]
     contents: tuple[Factored, Factored] | None
     centred_form: bool
     centred_content: bool
 
-    def operation(self, form: Form, content: Factored | None) -> Operation:
-        return Operation(self.layer, self.heads, self.chosen, form, content, self.centred_form, self.centred_content)
+    def make_edit(self, form: Form, content: Factored | None) -> OperatorEdit:
+        return OperatorEdit(
+            self.layer, self.heads, self.head_indices, form, content, self.centred_form, self.centred_content
+        )
 
 
 @torch.no_grad()
-def plans(view: View, chosen: Chosen, M: str | None, F: str | None) -> list[Plan]:
+def plan_edits(view: View, heads_by_layer: HeadsByLayer, M: str | None, F: str | None) -> list[EditPlan]:
     """What changes in every layer, by the names of what stands in the place of M and of F."""
     if M is None and F is None:
         raise RheoscopeError("nothing to change; type M='symmetric' or F='symmetric'")
-    relevance, content = named(M or "identity", RELEVANCE, "M"), named(F or "identity", CONTENT, "F")
-    found = []
-    for layer, some in chosen.items():
-        heads = view.blocks[layer]
-        form: Form = () if M is None else own_form(heads)
-        forms = form, () if M is None else relevance.make(heads, form, relevance.rank)
-        own = None if content is CONTENT["identity"] else heads.F().exact()
-        contents = None if own is None else (own, content.make(heads, own, content.rank))
-        found.append(Plan(layer, heads, some, forms, contents, relevance.centred, content.centred))
-    return found
+    relevance, content = (
+        find_replacement(M or "identity", RELEVANCE, "M"),
+        find_replacement(F or "identity", CONTENT, "F"),
+    )
+    edit_plans = []
+    for layer, head_indices in heads_by_layer.items():
+        heads = view.layer_heads[layer]
+        old_form: Form = () if M is None else heads_form(heads)
+        forms = old_form, () if M is None else relevance.build(heads, old_form, relevance.rank)
+        old_content = None if content is CONTENT["identity"] else heads.F().at_least_float32()
+        contents = None if old_content is None else (old_content, content.build(heads, old_content, content.rank))
+        edit_plans.append(EditPlan(layer, heads, head_indices, forms, contents, relevance.centred, content.centred))
+    return edit_plans
 
 
-def edit(plan: Plan, generator: Generator) -> Operation:
+def replacement_edit(plan: EditPlan, generator: Generator) -> OperatorEdit:
     """The replacement itself."""
     old, new = plan.forms
-    return plan.operation(less(new, old), None if plan.contents is None else _difference(*plan.contents))
+    return plan.make_edit(subtract_forms(new, old), None if plan.contents is None else _difference(*plan.contents))
 
 
-def same_size(plan: Plan, generator: Generator) -> Operation:
+def same_size_control(plan: EditPlan, generator: Generator) -> OperatorEdit:
     """The change turned at random on both sides: of the same singular values at every offset, along other directions."""
     old, new = plan.forms
-    content = None if plan.contents is None else _turned_content(_difference(*plan.contents), generator)
-    return plan.operation(turned(less(new, old), generator), content)
+    content = None if plan.contents is None else _rotate_content(_difference(*plan.contents), generator)
+    return plan.make_edit(rotate_form(subtract_forms(new, old), generator), content)
 
 
-def same_on_cloud(plan: Plan, generator: Generator) -> Operation:
+def same_cloud_size_control(plan: EditPlan, generator: Generator) -> OperatorEdit:
     """The change turned at random, and scaled until its scores (or displacements) on each text are as large as the edit's."""
-    return replace(same_size(plan, generator), like=edit(plan, generator))
+    return replace(same_size_control(plan, generator), size_reference=replacement_edit(plan, generator))
 
 
-def same_spectrum(plan: Plan, generator: Generator) -> Operation:
+def same_spectrum_control(plan: EditPlan, generator: Generator) -> OperatorEdit:
     """The replacement turned at random on both sides: its singular values at every offset, and nothing else of it."""
     old, new = plan.forms
     content = None
     if plan.contents is not None:
-        content = _difference(plan.contents[0], _turned_content(plan.contents[1], generator))
-    return plan.operation(less(turned(new, generator), old), content)
+        content = _difference(plan.contents[0], _rotate_content(plan.contents[1], generator))
+    return plan.make_edit(subtract_forms(rotate_form(new, generator), old), content)
 
 
 def _difference(old: Factored, new: Factored) -> Factored:
     return new + old * -1.0
 
 
-def turned(form: Form, generator: Generator) -> Form:
+def rotate_form(form: Form, generator: Generator) -> Form:
     """O M(δ) Pᵀ at every offset, O and P random orthogonal maps of E, the same for all heads of a layer."""
     if not form:
         return form
-    one, other = (_rotation(form[0].left, generator) for _ in range(2))
-    return tuple(replace(term, left=one @ term.left, right=other @ term.right) for term in form)
+    left_rotation, right_rotation = (_random_rotation(form[0].left, generator) for _ in range(2))
+    return tuple(replace(term, left=left_rotation @ term.left, right=right_rotation @ term.right) for term in form)
 
 
-def _turned_content(F: Factored, generator: Generator) -> Factored:
-    one, other = (_rotation(F.left, generator) for _ in range(2))
-    return Factored(one @ F.left, F.right @ other.mT)
+def _rotate_content(F: Factored, generator: Generator) -> Factored:
+    read_rotation, write_rotation = (_random_rotation(F.left, generator) for _ in range(2))
+    return Factored(read_rotation @ F.left, F.right @ write_rotation.mT)
 
 
-def _rotation(like: Float[Tensor, "h d r"], generator: Generator) -> Float[Tensor, "d d"]:
-    return rotations(1, like.shape[-2], generator, like.dtype)[0].to(like.device)
+def _random_rotation(factor: Float[Tensor, "h d r"], generator: Generator) -> Float[Tensor, "d d"]:
+    return random_rotations(1, factor.shape[-2], generator, factor.dtype)[0].to(factor.device)
 
 
 # While the model runs
 
 
-def live(kept: Bool[Tensor, "*b n"], made: Iterable[Operation]) -> dict[int, Rewrite]:
+def model_edits(is_included: Bool[Tensor, "*b n"], edits: Iterable[OperatorEdit]) -> dict[int, Rewrite]:
     """Edits of `model.run` that carry out operations; `kept` says which tokens of each text make its own mean."""
-    return {one.layer: Rewrite(partial(changed, one, kept)) for one in made if one.form or one.content is not None}
+    return {
+        edit.layer: Rewrite(partial(edited_outputs, edit, is_included))
+        for edit in edits
+        if edit.form or edit.content is not None
+    }
 
 
-def changed(
-    one: Operation,
-    kept: Bool[Tensor, "*b n"],
+def edited_outputs(
+    edit: OperatorEdit,
+    is_included: Bool[Tensor, "*b n"],
     x: Float[Tensor, "b n d"],
     q: Float[Tensor, "b h n k"],
     k: Tensor,
@@ -143,71 +152,86 @@ def changed(
     out: Float[Tensor, "b h n e"],
 ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b n d"] | None]:
     """The chosen heads attend anew, to further columns, and what another F adds; every other stays as the model computed it."""
-    hat = one.heads.norm.hat(exact(x))
-    centred, width, new = hat - _mean(hat, kept), v.shape[-1], out
-    k, v = for_every_head(k, q.shape[1])[:, one.chosen], for_every_head(v, q.shape[1])[:, one.chosen]
-    mechanism, q = mechanism.of_heads(one.chosen), q[:, one.chosen]
-    if one.form:
-        more = _columns(one, centred if one.centred_form else hat, hat)
-        mechanism, q, k = with_columns(mechanism, q, k, more)
-    if one.content is not None:
-        carried = _carried(one, centred if one.centred_content else hat)
-        v = torch.cat([v.to(carried), carried], -1)
-    mixed = mechanism.attend(q, k, v.to(q.dtype))
-    if one.form:
-        new = out.clone()
-        new[:, one.chosen] = mixed[..., :width].to(out.dtype)
-    return new, None if one.content is None else _written(one, x, mixed[..., width:], new)
+    x_hat = edit.heads.norm.normalise(at_least_float32(x))
+    centred_x_hat, value_width, new_out = x_hat - _token_mean(x_hat, is_included), v.shape[-1], out
+    k, v = repeat_kv_heads(k, q.shape[1])[:, edit.head_indices], repeat_kv_heads(v, q.shape[1])[:, edit.head_indices]
+    mechanism, q = mechanism.select_heads(edit.head_indices), q[:, edit.head_indices]
+    if edit.form:
+        extra_columns = _extra_columns(edit, centred_x_hat if edit.centred_form else x_hat, x_hat)
+        mechanism, q, k = with_dot_columns(mechanism, q, k, extra_columns)
+    if edit.content is not None:
+        extra_values = _extra_values(edit, centred_x_hat if edit.centred_content else x_hat)
+        v = torch.cat([v.to(extra_values), extra_values], -1)
+    attended_values = mechanism.attend(q, k, v.to(q.dtype))
+    if edit.form:
+        new_out = out.clone()
+        new_out[:, edit.head_indices] = attended_values[..., :value_width].to(out.dtype)
+    return new_out, None if edit.content is None else _content_update(
+        edit, x, attended_values[..., value_width:], new_out
+    )
 
 
-def _mean(hat: Float[Tensor, "b n d"], kept: Bool[Tensor, "*b n"]) -> Float[Tensor, "b 1 d"]:
+def _token_mean(x_hat: Float[Tensor, "b n d"], is_included: Bool[Tensor, "*b n"]) -> Float[Tensor, "b 1 d"]:
     """x̄ of every text: the mean over its kept tokens."""
-    share = kept.to(hat) / kept.sum(-1, keepdim=True)
-    return (share[..., None] * hat).sum(-2, keepdim=True)
+    token_weights = is_included.to(x_hat) / is_included.sum(-1, keepdim=True)
+    return (token_weights[..., None] * x_hat).sum(-2, keepdim=True)
 
 
-def _columns(one: Operation, cloud: Float[Tensor, "b n d"], hat: Float[Tensor, "b n d"]) -> Columns:
+def _extra_columns(edit: OperatorEdit, cloud: Float[Tensor, "b n d"], x_hat: Float[Tensor, "b n d"]) -> Columns:
     """The change of the form as further queries and keys of the chosen heads, as large on each text as it shall be."""
-    q, k = columns(one.heads, one.form, cloud, hat, one.chosen)
-    if one.like is None:
+    q, k = query_key_columns(edit.heads, edit.form, cloud, x_hat, edit.head_indices)
+    if edit.size_reference is None:
         return q, k
-    wanted = reach(*columns(one.heads, one.like.form, cloud, hat, one.chosen))
-    return q * _ratio(wanted, reach(q, k)), k
+    target_norm = score_norm(*query_key_columns(edit.heads, edit.size_reference.form, cloud, x_hat, edit.head_indices))
+    return q * _scale_ratio(target_norm, score_norm(q, k)), k
 
 
-def _carried(one: Operation, cloud: Float[Tensor, "b n d"]) -> Float[Tensor, "b c n r"]:
+def _extra_values(edit: OperatorEdit, cloud: Float[Tensor, "b n d"]) -> Float[Tensor, "b c n r"]:
     """The cloud as further values, which the change of F makes displacements of."""
-    assert one.content is not None
-    carried = cloud[:, None] @ one.content.left[one.chosen]
-    if one.like is None or one.like.content is None:
-        return carried
-    left, right = one.like.content.left[one.chosen], one.like.content.right[one.chosen]
-    wanted, there = _size(cloud[:, None] @ left, right), _size(carried, one.content.right[one.chosen])
-    return carried * _ratio(wanted, there)
+    assert edit.content is not None
+    extra_values = cloud[:, None] @ edit.content.left[edit.head_indices]
+    if edit.size_reference is None or edit.size_reference.content is None:
+        return extra_values
+    left, right = (
+        edit.size_reference.content.left[edit.head_indices],
+        edit.size_reference.content.right[edit.head_indices],
+    )
+    target_norm, current_norm = (
+        _content_norm(cloud[:, None] @ left, right),
+        _content_norm(extra_values, edit.content.right[edit.head_indices]),
+    )
+    return extra_values * _scale_ratio(target_norm, current_norm)
 
 
-def _size(carried: Float[Tensor, "b c n r"], right: Float[Tensor, "c r d"]) -> Float[Tensor, "b c"]:
-    return Factored(carried, right.expand(len(carried), -1, -1, -1)).norm()
+def _content_norm(values: Float[Tensor, "b c n r"], right: Float[Tensor, "c r d"]) -> Float[Tensor, "b c"]:
+    return Factored(values, right.expand(len(values), -1, -1, -1)).norm()
 
 
-def reach(q: Float[Tensor, "*b h n r"], k: Float[Tensor, "*b h n r"]) -> Float[Tensor, "*b h"]:
+def score_norm(q: Float[Tensor, "*b h n r"], k: Float[Tensor, "*b h n r"]) -> Float[Tensor, "*b h"]:
     """How large scores q kᵀ are over all pairs, without what is constant along a row."""
     return Factored(q, (k - k.mean(-2, keepdim=True)).mT).norm()
 
 
-def _ratio(wanted: Float[Tensor, "b c"], there: Float[Tensor, "b c"]) -> Float[Tensor, "b c 1 1"]:
+def _scale_ratio(target_norm: Float[Tensor, "b c"], current_norm: Float[Tensor, "b c"]) -> Float[Tensor, "b c 1 1"]:
     """By how much a change grows to be as large as another; one that is nothing on this cloud stays nothing."""
-    return torch.where(there > 0, wanted / torch.where(there > 0, there, 1), 1)[..., None, None]
+    return torch.where(current_norm > 0, target_norm / torch.where(current_norm > 0, current_norm, 1), 1)[
+        ..., None, None
+    ]
 
 
-def _written(
-    one: Operation, x: Float[Tensor, "b n d"], mixed: Float[Tensor, "b c n r"], out: Float[Tensor, "b h n e"]
+def _content_update(
+    edit: OperatorEdit,
+    x: Float[Tensor, "b n d"],
+    attended_values: Float[Tensor, "b c n r"],
+    out: Float[Tensor, "b h n e"],
 ) -> Float[Tensor, "b n d"]:
     """What another F adds to every token; a norm after attention gives it the scale that it gives to the layer."""
-    assert one.content is not None
-    mixed = one.heads.gated(mixed, x, one.chosen)
-    moved = (mixed.to(one.content.right) @ one.content.right[one.chosen]).sum(1)
-    if one.heads.after is None:
-        return moved
-    total = (one.heads.gated(out, x) @ one.heads.W_O).sum(1)
-    return moved * one.heads.after.scale(total if one.heads.b_O is None else total + one.heads.b_O)
+    assert edit.content is not None
+    attended_values = edit.heads.apply_gate(attended_values, x, edit.head_indices)
+    update = (attended_values.to(edit.content.right) @ edit.content.right[edit.head_indices]).sum(1)
+    if edit.heads.output_norm is None:
+        return update
+    layer_output = (edit.heads.apply_gate(out, x) @ edit.heads.W_O).sum(1)
+    return update * edit.heads.output_norm.scale(
+        layer_output if edit.heads.b_O is None else layer_output + edit.heads.b_O
+    )

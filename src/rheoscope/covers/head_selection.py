@@ -2,50 +2,51 @@
 
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any
+from typing import Annotated, Any
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.settings import Bounds
 from rheoscope.space.view import View
 
-Asked = Sequence[Any] | int | None
+HeadSelection = Sequence[Any] | Annotated[int, Bounds(0, 10_000)] | None
 """[(layer, head), …], or None for all heads; anything else is refused in one line."""
-Chosen = dict[int, list[int]]
+HeadsByLayer = dict[int, list[int]]
 """Layer → heads."""
 
 
-def chosen_heads(view: View, heads: Asked) -> Chosen:
+def select_heads(view: View, heads: HeadSelection) -> HeadsByLayer:
     """The heads asked for, layer by layer: a list of (layer, head), or None for all.
 
     >>> import rheoscope as rs
-    >>> chosen_heads(rs.load().view, [(2, 1), (0, 3), (2, 0)])
+    >>> select_heads(rs.load().view, [(2, 1), (0, 3), (2, 0)])
     {0: [3], 2: [0, 1]}
     """
     if heads is None:
-        return {layer: list(range(block.count)) for layer, block in enumerate(view.blocks)}
-    pairs = [] if isinstance(heads, int | str) else [(int(one[0]), int(one[1])) for one in heads if _is_pair(one)]
+        return {layer: list(range(block.n_heads)) for layer, block in enumerate(view.layer_heads)}
+    pairs = [] if isinstance(heads, int | str) else [(int(pair[0]), int(pair[1])) for pair in heads if _is_pair(pair)]
     if isinstance(heads, int | str) or len(pairs) < len(heads):
-        whole = heads if isinstance(heads, int) else 5
+        example_layer = heads if isinstance(heads, int) else 5
         raise RheoscopeError(
-            f"heads is a list of (layer, head), got {heads!r}; type heads=[({whole}, 0), ({whole}, 1)], or "
-            f"heads=model.view.heads_in({whole}) for a whole layer"
+            f"heads is a list of (layer, head), got {heads!r}; type heads=[({example_layer}, 0), ({example_layer}, 1)], or "
+            f"heads=model.view.head_indices({example_layer}) for a whole layer"
         )
     if not pairs:
         raise RheoscopeError("no head to change; type heads=[(5, 1)], or leave heads out for all of them")
-    found: Chosen = {}
+    heads_by_layer: HeadsByLayer = {}
     for layer, head in pairs:
         view.heads_of(layer, head)
-        found.setdefault(layer, []).append(head)
-    return {layer: sorted(set(found[layer])) for layer in sorted(found)}
+        heads_by_layer.setdefault(layer, []).append(head)
+    return {layer: sorted(set(heads_by_layer[layer])) for layer in sorted(heads_by_layer)}
 
 
-def _is_pair(one: Any) -> bool:
-    return isinstance(one, tuple | list) and len(one) == 2 and all(isinstance(at, Integral) for at in one)
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(index, Integral) for index in value)
 
 
-def names_of(chosen: Chosen) -> str:
+def format_heads(heads_by_layer: HeadsByLayer) -> str:
     """Heads in words.
 
-    >>> names_of({0: [3], 2: [0, 1]})
+    >>> format_heads({0: [3], 2: [0, 1]})
     'L0.H3 L2.H0 L2.H1'
     """
-    return " ".join(f"L{layer}.H{head}" for layer, some in chosen.items() for head in some)
+    return " ".join(f"L{layer}.H{head}" for layer, head_indices in heads_by_layer.items() for head in head_indices)

@@ -12,19 +12,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.attention.lower.block_size import numbers_in_cache
-from rheoscope.space.masked_means import centred
-from rheoscope.space.safe_arithmetic import share
+from rheoscope.attention.lower.block_size import cache_block_numel
+from rheoscope.space.masked_means import centre_points
+from rheoscope.space.safe_arithmetic import safe_divide
 from rheoscope.statistics.ranks import unit_ranks
 
-TRITON = find_spec("triton") is not None
-MANY = 256
+HAS_TRITON = find_spec("triton") is not None
+MIN_KERNEL_TOKENS = 256
 """Tokens from which on classes of pairs hold several, and kernels pay."""
 Clouds = Float[Tensor, "b c n e"]
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class BatchGeometry:
     """Clouds around their means: all pairwise distances, and which tokens are near which.
 
     `near` are the tokens of a row, the nearest first (of equally near ones the earlier); `order[i, j]` says how many are nearer
@@ -32,131 +32,195 @@ class Seen:
     """
 
     x: Float[Tensor, "b c n e"]
-    distance: Float[Tensor, "b c n n"]
-    pairs: Float[Tensor, "b c p"]
-    ranks: Float[Tensor, "b c p"]
-    near: Int[Tensor, "b c n n"]
-    order: Int[Tensor, "b c n n"]
+    distances: Float[Tensor, "b c n n"]
+    pair_distances: Float[Tensor, "b c p"]
+    pair_ranks: Float[Tensor, "b c p"]
+    nearest_tokens: Int[Tensor, "b c n n"]
+    neighbour_ranks: Int[Tensor, "b c n n"]
 
 
-def kept_by_images(
-    cloud: Float[Tensor, "b n d"], there: Bool[Tensor, "b n"], images: Clouds, nearest: int
+def batch_preservation(
+    cloud: Float[Tensor, "b n d"], is_included: Bool[Tensor, "b n"], images: Clouds, nearest: int
 ) -> Float[Tensor, "b c 6"]:
     """What each of the images of a cloud keeps of it, for many clouds: the numbers of COMPARED."""
-    (b, n), c = there.shape, images.shape[1]
-    room, found = numbers_in_cache(cloud.device), []
-    compare = by_kernels if cloud.is_cuda and TRITON and n >= MANY else compared
-    for some in torch.arange(b).split(max(1, room // (c * n * n))):
-        texts = slice(int(some[0]), int(some[-1]) + 1)
-        of = seen(cloud[texts, None], there[texts])
-        parts = images[texts].split(max(1, room // (len(some) * n * n)), 1)
-        found.append(torch.cat([compare(of, part, there[texts], nearest) for part in parts], 1))
-    return torch.cat(found)
+    (b, n), c = is_included.shape, images.shape[1]
+    cache_size, text_chunks = cache_block_numel(cloud.device), []
+    compare = triton_preservation if cloud.is_cuda and HAS_TRITON and n >= MIN_KERNEL_TOKENS else torch_preservation
+    for text_indices in torch.arange(b).split(max(1, cache_size // (c * n * n))):
+        text_slice = slice(int(text_indices[0]), int(text_indices[-1]) + 1)
+        reference = batch_geometry(cloud[text_slice, None], is_included[text_slice])
+        image_chunks = images[text_slice].split(max(1, cache_size // (len(text_indices) * n * n)), 1)
+        text_chunks.append(
+            torch.cat(
+                [compare(reference, image_chunk, is_included[text_slice], nearest) for image_chunk in image_chunks], 1
+            )
+        )
+    return torch.cat(text_chunks)
 
 
-def distances(x: Clouds, there: Bool[Tensor, "b n"]) -> tuple[Clouds, Float[Tensor, "b c n n"]]:
+def centred_distances(x: Clouds, is_included: Bool[Tensor, "b n"]) -> tuple[Clouds, Float[Tensor, "b c n n"]]:
     """Clouds around their means and their distances, ‖x_i − x_j‖² = ⟨(−2x_i, ‖x_i‖², 1), (x_j, 1, ‖x_j‖²)⟩, one product in float64."""
     shape = x.shape[:2]
-    x = centred(x.double().flatten(0, 1), there.repeat_interleave(shape[1], 0))
-    size, one = x.square().sum(-1, keepdim=True), torch.ones_like(x[..., :1])
-    square = torch.cat([-2 * x, size, one], -1) @ torch.cat([x, one, size], -1).mT
-    square = square.to(torch.float64 if x.device.type == "cpu" or x.shape[-2] < MANY else torch.float32)
-    rounding = (900 * torch.finfo(x.dtype).eps * size.amax(-2, keepdim=True)).to(square.dtype)
-    distance = torch.where(square > rounding, square, 0).sqrt_()
-    return x.unflatten(0, shape), distance.unflatten(0, shape)
+    x = centre_points(x.double().flatten(0, 1), is_included.repeat_interleave(shape[1], 0))
+    squared_length, ones = x.square().sum(-1, keepdim=True), torch.ones_like(x[..., :1])
+    squared_distances = torch.cat([-2 * x, squared_length, ones], -1) @ torch.cat([x, ones, squared_length], -1).mT
+    squared_distances = squared_distances.to(
+        torch.float64 if x.device.type == "cpu" or x.shape[-2] < MIN_KERNEL_TOKENS else torch.float32
+    )
+    rounding = (900 * torch.finfo(x.dtype).eps * squared_length.amax(-2, keepdim=True)).to(squared_distances.dtype)
+    distances = torch.where(squared_distances > rounding, squared_distances, 0).sqrt_()
+    return x.unflatten(0, shape), distances.unflatten(0, shape)
 
 
-def seen(x: Clouds, there: Bool[Tensor, "b n"]) -> Seen:
+def batch_geometry(x: Clouds, is_included: Bool[Tensor, "b n"]) -> BatchGeometry:
     """All that is known of clouds."""
     n = x.shape[-2]
-    x, distance = distances(x, there)
-    pairs = distance.flatten(-2).index_select(-1, _upper(n, x.device))
-    near = distance.masked_fill(~_others(there)[:, None], torch.inf).sort(dim=-1, stable=True).indices
-    places = torch.arange(n, dtype=torch.int32, device=x.device).expand_as(near)
-    order = torch.empty(near.shape, dtype=torch.int32, device=x.device).scatter_(-1, near, places)
-    return Seen(x, distance, pairs, unit_ranks(pairs, _usable(there)[:, None]), near, order)
+    x, distances = centred_distances(x, is_included)
+    pair_distances = distances.flatten(-2).index_select(-1, _upper_indices(n, x.device))
+    nearest_tokens = (
+        distances.masked_fill(~_neighbour_candidates(is_included)[:, None], torch.inf).sort(dim=-1, stable=True).indices
+    )
+    ranks = torch.arange(n, dtype=torch.int32, device=x.device).expand_as(nearest_tokens)
+    neighbour_ranks = torch.empty(nearest_tokens.shape, dtype=torch.int32, device=x.device).scatter_(
+        -1, nearest_tokens, ranks
+    )
+    return BatchGeometry(
+        x,
+        distances,
+        pair_distances,
+        unit_ranks(pair_distances, _usable_pairs(is_included)[:, None]),
+        nearest_tokens,
+        neighbour_ranks,
+    )
 
 
-def compared(of: Seen, images: Clouds, there: Bool[Tensor, "b n"], k: int) -> Float[Tensor, "b c 6"]:
+def torch_preservation(
+    reference: BatchGeometry, images: Clouds, is_included: Bool[Tensor, "b n"], k: int
+) -> Float[Tensor, "b c 6"]:
     """What images keep of their cloud: the numbers of COMPARED, in that order."""
-    image, usable = seen(images, there), _usable(there)
-    in_cloud = of.order.expand_as(image.order).gather(-1, image.near[..., :k])
-    in_image = image.order.gather(-1, of.near[..., :k].expand(*image.near.shape[:-1], k))
-    rows = there[:, None, :, None]
-    intruders, lost = (
-        torch.where(rows, (order - k + 1).clamp(min=0), 0).sum((-2, -1)) for order in (in_cloud, in_image)
+    image, is_usable = batch_geometry(images, is_included), _usable_pairs(is_included)
+    cloud_ranks = reference.neighbour_ranks.expand_as(image.neighbour_ranks).gather(-1, image.nearest_tokens[..., :k])
+    image_ranks = image.neighbour_ranks.gather(
+        -1, reference.nearest_tokens[..., :k].expand(*image.nearest_tokens.shape[:-1], k)
     )
-    shared = torch.where(rows, in_cloud < k, False).sum((-2, -1))
-    rsa = (of.ranks * image.ranks).sum(-1, dtype=torch.float64)
-    return _told(
-        spread(of.pairs, image.pairs, usable), shared, intruders, lost, rsa, alignment(of.x, image.x), there, k
+    row_mask = is_included[:, None, :, None]
+    intruder_excess, lost_excess = (
+        torch.where(row_mask, (ranks - k + 1).clamp(min=0), 0).sum((-2, -1)) for ranks in (cloud_ranks, image_ranks)
+    )
+    n_shared = torch.where(row_mask, cloud_ranks < k, False).sum((-2, -1))
+    rsa = (reference.pair_ranks * image.pair_ranks).sum(-1, dtype=torch.float64)
+    return _preservation_scores(
+        stretch_ratio(reference.pair_distances, image.pair_distances, is_usable),
+        n_shared,
+        intruder_excess,
+        lost_excess,
+        rsa,
+        linear_cka(reference.x, image.x),
+        is_included,
+        k,
     )
 
 
-def by_kernels(of: Seen, images: Clouds, there: Bool[Tensor, "b n"], k: int) -> Float[Tensor, "b c 6"]:
+def triton_preservation(
+    reference: BatchGeometry, images: Clouds, is_included: Bool[Tensor, "b n"], k: int
+) -> Float[Tensor, "b c 6"]:
     """The same in three passes over the distances of the images."""
-    from rheoscope.covers.kernels.pairs import kept_pairs  # Triton, which not every machine has
+    from rheoscope.covers.kernels.pairs import pair_statistics  # Triton, which not every machine has
 
-    (b, n), (x, distance) = there.shape, distances(images, there)
+    (b, n), (x, distances) = is_included.shape, centred_distances(images, is_included)
     ranks = torch.zeros(b, n * n, device=x.device)
-    ranks[:, _upper(n, x.device)] = of.ranks[:, 0].float()
-    near = of.near[:, 0, :, :k].int().contiguous()
-    found = kept_pairs(distance, of.distance[:, 0], there, of.order[:, 0], near, ranks.unflatten(1, (n, n)))
-    return _told(found.spread, found.shared, found.intruders, found.lost, found.rsa, alignment(of.x, x), there, k)
+    ranks[:, _upper_indices(n, x.device)] = reference.pair_ranks[:, 0].float()
+    nearest_tokens = reference.nearest_tokens[:, 0, :, :k].int().contiguous()
+    statistics = pair_statistics(
+        distances,
+        reference.distances[:, 0],
+        is_included,
+        reference.neighbour_ranks[:, 0],
+        nearest_tokens,
+        ranks.unflatten(1, (n, n)),
+    )
+    return _preservation_scores(
+        statistics.stretch_ratio,
+        statistics.n_shared,
+        statistics.intruder_excess,
+        statistics.lost_excess,
+        statistics.rsa,
+        linear_cka(reference.x, x),
+        is_included,
+        k,
+    )
 
 
-def _told(
-    stretch: Tensor,
-    shared: Tensor,
-    intruders: Tensor,
-    lost: Tensor,
+def _preservation_scores(
+    stretch_ratios: Tensor,
+    n_shared: Tensor,
+    intruder_excess: Tensor,
+    lost_excess: Tensor,
     rsa: Tensor,
     cka: Tensor,
-    there: Bool[Tensor, "b n"],
+    is_included: Bool[Tensor, "b n"],
     k: int,
 ) -> Float[Tensor, "b c 6"]:
-    count = there.sum(-1)[:, None].double()
-    worst = count * k * (2 * count - 3 * k - 1) / 2
-    return torch.stack([stretch.double(), shared / (k * count), 1 - intruders / worst, 1 - lost / worst, rsa, cka], -1)
+    n_included = is_included.sum(-1)[:, None].double()
+    max_excess = n_included * k * (2 * n_included - 3 * k - 1) / 2
+    return torch.stack(
+        [
+            stretch_ratios.double(),
+            n_shared / (k * n_included),
+            1 - intruder_excess / max_excess,
+            1 - lost_excess / max_excess,
+            rsa,
+            cka,
+        ],
+        -1,
+    )
 
 
-def spread(
-    before: Float[Tensor, "b 1 p"], after: Float[Tensor, "b c p"], usable: Bool[Tensor, "b p"]
+def stretch_ratio(
+    cloud_distances: Float[Tensor, "b 1 p"], image_distances: Float[Tensor, "b c p"], is_usable: Bool[Tensor, "b p"]
 ) -> Float[Tensor, "b c"]:
     """r₉₅/r₀₅ of the stretch of pairs that are apart; NaN where none is."""
-    longest = torch.where(usable[:, None], before, 0).amax(-1, keepdim=True)
-    apart = usable[:, None] & (before > 1e-12 * longest)
-    stretch = torch.where(apart, after / torch.where(apart, before, 1), torch.inf).sort(-1).values
-    last = apart.sum(-1).double() - 1
-    low, high = (
-        stretch.gather(-1, (share * last).round().long().clamp(min=0)[..., None].expand(*stretch.shape[:2], 1))[..., 0]
-        for share in (0.05, 0.95)
+    longest = torch.where(is_usable[:, None], cloud_distances, 0).amax(-1, keepdim=True)
+    is_distinct = is_usable[:, None] & (cloud_distances > 1e-12 * longest)
+    stretch = (
+        torch.where(is_distinct, image_distances / torch.where(is_distinct, cloud_distances, 1), torch.inf)
+        .sort(-1)
+        .values
     )
-    return torch.where(last >= 0, high / low, torch.nan).double()
+    last_index = is_distinct.sum(-1).double() - 1
+    low, high = (
+        stretch.gather(
+            -1, (quantile * last_index).round().long().clamp(min=0)[..., None].expand(*stretch.shape[:2], 1)
+        )[..., 0]
+        for quantile in (0.05, 0.95)
+    )
+    return torch.where(last_index >= 0, high / low, torch.nan).double()
 
 
-def alignment(x: Float[Tensor, "b 1 n d"], y: Float[Tensor, "b c n e"]) -> Float[Tensor, "b c"]:
+def linear_cka(x: Float[Tensor, "b 1 n d"], y: Float[Tensor, "b c n e"]) -> Float[Tensor, "b c"]:
     """Linear CKA of centred clouds, ‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖): inner products of columns, none of tokens; 0 where one is a point."""
-    both = (x[:, 0].mT @ y.transpose(1, 2).flatten(2)).unflatten(-1, (y.shape[1], -1)).square().sum((1, 3))
-    own, other = ((z.mT @ z).square().sum((-2, -1)).sqrt() for z in (x, y))
-    return share(both, own * other)
+    cross_products = (x[:, 0].mT @ y.transpose(1, 2).flatten(2)).unflatten(-1, (y.shape[1], -1)).square().sum((1, 3))
+    norm_x, norm_y = ((z.mT @ z).square().sum((-2, -1)).sqrt() for z in (x, y))
+    return safe_divide(cross_products, norm_x * norm_y)
 
 
-def _upper(n: int, device: torch.device) -> Int[Tensor, " p"]:
+def _upper_indices(n: int, device: torch.device) -> Int[Tensor, " p"]:
     """Places of the pairs i < j in a table of all; nothing is asked of the device."""
     i, j = torch.triu_indices(n, n, 1, device=device)
     return i * n + j
 
 
-def _usable(there: Bool[Tensor, "b n"]) -> Bool[Tensor, "b p"]:
+def _usable_pairs(is_included: Bool[Tensor, "b n"]) -> Bool[Tensor, "b p"]:
     """Which pairs are of tokens that count."""
-    return _both(there).flatten(-2).index_select(-1, _upper(there.shape[-1], there.device))
+    return (
+        _pair_mask(is_included).flatten(-2).index_select(-1, _upper_indices(is_included.shape[-1], is_included.device))
+    )
 
 
-def _both(there: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n n"]:
-    return there[:, :, None] & there[:, None]
+def _pair_mask(is_included: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n n"]:
+    return is_included[:, :, None] & is_included[:, None]
 
 
-def _others(there: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n n"]:
+def _neighbour_candidates(is_included: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n n"]:
     """Which tokens are another's possible neighbours."""
-    return _both(there) & ~torch.eye(there.shape[-1], dtype=torch.bool, device=there.device)
+    return _pair_mask(is_included) & ~torch.eye(is_included.shape[-1], dtype=torch.bool, device=is_included.device)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.bilinear_form import Form, Term, at_offset, exchanged, times, transposed
+from rheoscope.space.bilinear_form import Form, Term, operator_at_offset, scale_form, swap_sides, transpose_form
 from rheoscope.space.head import Heads
 from rheoscope.space.operator import Factored
 
@@ -19,88 +19,92 @@ class Replacement:
     between the tokens themselves, so that what the mean asks for is changed with it.
     """
 
-    make: Callable[[Heads, Any, int], Any]
-    says: str
+    build: Callable[[Heads, Any, int], Any]
+    description: str
     centred: bool = True
     rank: int = 0
 
 
-def symmetric(heads: Heads, own: Form, rank: int) -> Form:
-    return times(own, 0.5) + times(transposed(own), 0.5)
+def symmetric_form(heads: Heads, form: Form, rank: int) -> Form:
+    return scale_form(form, 0.5) + scale_form(transpose_form(form), 0.5)
 
 
-def symmetric_scores(heads: Heads, own: Form, rank: int) -> Form:
-    return times(own, 0.5) + times(exchanged(own), 0.5)
+def symmetric_score_form(heads: Heads, form: Form, rank: int) -> Form:
+    return scale_form(form, 0.5) + scale_form(swap_sides(form), 0.5)
 
 
-def skew(heads: Heads, own: Form, rank: int) -> Form:
-    return times(own, 0.5) + times(transposed(own), -0.5)
+def skew_form(heads: Heads, form: Form, rank: int) -> Form:
+    return scale_form(form, 0.5) + scale_form(transpose_form(form), -0.5)
 
 
-def at_zero(heads: Heads, own: Form, rank: int) -> Form:
-    if not heads.mechanism.position.moves:
-        return own
-    return tuple(replace(term, turn="still") for term in own)
+def zero_offset_form(heads: Heads, form: Form, rank: int) -> Form:
+    if not heads.mechanism.position.changes_tokens:
+        return form
+    return tuple(replace(term, rotation_kind="still") for term in form)
 
 
-def positive(heads: Heads, own: Form, rank: int) -> Form:
-    if heads.mechanism.position.moves:
+def positive_form(heads: Heads, form: Form, rank: int) -> Form:
+    if heads.mechanism.position.changes_tokens:
         raise RheoscopeError(
             "under RoPE M is another form at every offset, so it has no one positive part; type M='symmetric' or M='at_zero'"
         )
-    part = at_offset(heads, own, 0).positive()
-    return (Term(part.left, part.right.mT),)
+    positive_part = operator_at_offset(heads, form, 0).positive_part()
+    return (Term(positive_part.left, positive_part.right.mT),)
 
 
-def of_rank(heads: Heads, own: Form, rank: int) -> Form:
+def low_rank_form(heads: Heads, form: Form, rank: int) -> Form:
     """Both sides projected on the leading singular vectors of M(0): its best copy of that rank, and of that rank at any δ."""
-    (whole,) = own
-    _checked(rank, whole.left.shape[-1], "M")
-    u, _, vh = at_offset(heads, own, 0).svd()
+    (full_term,) = form
+    _check_rank(rank, full_term.left.shape[-1], "M")
+    u, _, vh = operator_at_offset(heads, form, 0).svd()
     u, v = u[..., :rank], vh[..., :rank, :].mT
-    return (Term(u @ (u.mT @ whole.left), v @ (v.mT @ whole.right)),)
+    return (Term(u @ (u.mT @ full_term.left), v @ (v.mT @ full_term.right)),)
 
 
-def content_of_rank(heads: Heads, own: Factored, rank: int) -> Factored:
-    _checked(rank, own.left.shape[-1], "F")
-    return own.rank(rank)
+def low_rank_content(heads: Heads, content: Factored, rank: int) -> Factored:
+    _check_rank(rank, content.left.shape[-1], "F")
+    return content.truncate_rank(rank)
 
 
 RELEVANCE: dict[str, Replacement] = {
-    "identity": Replacement(lambda heads, own, rank: own, "M(δ) as it is"),
-    "symmetric": Replacement(symmetric, "½(M(δ) + M(δ)ᵀ)"),
-    "symmetric_naive": Replacement(symmetric, "½(M(δ) + M(δ)ᵀ), not centred", centred=False),
-    "symmetric_scores": Replacement(symmetric_scores, "½(M(δ) + M(−δ)ᵀ): scores of a pair alike both ways"),
-    "symmetric_scores_naive": Replacement(symmetric_scores, "½(M(δ) + M(−δ)ᵀ), not centred", centred=False),
-    "skew": Replacement(skew, "½(M(δ) − M(δ)ᵀ)"),
-    "skew_naive": Replacement(skew, "½(M(δ) − M(δ)ᵀ), not centred", centred=False),
-    "at_zero": Replacement(at_zero, "M(0) at every offset"),
-    "positive": Replacement(positive, "the positive part of ½(M + Mᵀ), without RoPE"),
-    "rank": Replacement(of_rank, "M(δ) at rank {}, on the leading singular vectors of M(0)"),
+    "identity": Replacement(lambda heads, form, rank: form, "M(δ) as it is"),
+    "symmetric": Replacement(symmetric_form, "½(M(δ) + M(δ)ᵀ)"),
+    "symmetric_naive": Replacement(symmetric_form, "½(M(δ) + M(δ)ᵀ), not centred", centred=False),
+    "symmetric_scores": Replacement(symmetric_score_form, "½(M(δ) + M(−δ)ᵀ): scores of a pair alike both ways"),
+    "symmetric_scores_naive": Replacement(symmetric_score_form, "½(M(δ) + M(−δ)ᵀ), not centred", centred=False),
+    "skew": Replacement(skew_form, "½(M(δ) − M(δ)ᵀ)"),
+    "skew_naive": Replacement(skew_form, "½(M(δ) − M(δ)ᵀ), not centred", centred=False),
+    "at_zero": Replacement(zero_offset_form, "M(0) at every offset"),
+    "positive": Replacement(positive_form, "the positive part of ½(M + Mᵀ), without RoPE"),
+    "rank": Replacement(low_rank_form, "M(δ) at rank {}, on the leading singular vectors of M(0)"),
 }
 """What stands in the place of M."""
 CONTENT: dict[str, Replacement] = {
-    "identity": Replacement(lambda heads, own, rank: own, "F as it is"),
-    "symmetric": Replacement(lambda heads, own, rank: own.symmetric(), "½(F + Fᵀ)"),
-    "symmetric_naive": Replacement(lambda heads, own, rank: own.symmetric(), "½(F + Fᵀ), not centred", centred=False),
-    "rank": Replacement(content_of_rank, "the best copy of F of rank {}"),
+    "identity": Replacement(lambda heads, content, rank: content, "F as it is"),
+    "symmetric": Replacement(lambda heads, content, rank: content.symmetric_part(), "½(F + Fᵀ)"),
+    "symmetric_naive": Replacement(
+        lambda heads, content, rank: content.symmetric_part(), "½(F + Fᵀ), not centred", centred=False
+    ),
+    "rank": Replacement(low_rank_content, "the best copy of F of rank {}"),
 }
 """What stands in the place of F."""
 
 
-def named(name: str, table: dict[str, Replacement], what: str) -> Replacement:
+def find_replacement(name: str, table: dict[str, Replacement], operator: str) -> Replacement:
     """A replacement by its name; 'rank 8' (or rank:8) has its rank behind it."""
-    found = re.fullmatch(r"rank[ :=](\d+)", name)
-    if found:
-        return replace(table["rank"], rank=int(found[1]), says=table["rank"].says.format(found[1]))
+    rank_match = re.fullmatch(r"rank[ :=](\d+)", name)
+    if rank_match:
+        return replace(
+            table["rank"], rank=int(rank_match[1]), description=table["rank"].description.format(rank_match[1])
+        )
     if name == "rank" or name not in table:
-        known = ", ".join("'rank 8'" if one == "rank" else one for one in table)
-        raise RheoscopeError(f"unknown replacement of {what}: {name!r}; type one of {known}")
+        known_names = ", ".join("'rank 8'" if option == "rank" else option for option in table)
+        raise RheoscopeError(f"unknown replacement of {operator}: {name!r}; type one of {known_names}")
     return table[name]
 
 
-def _checked(rank: int, most: int, what: str) -> None:
-    if not 1 <= rank <= most:
+def _check_rank(rank: int, max_rank: int, operator: str) -> None:
+    if not 1 <= rank <= max_rank:
         raise RheoscopeError(
-            f"the rank of {what} lies in 1 to {most} in this model, got {rank}; type {what}='rank {most}'"
+            f"the rank of {operator} lies in 1 to {max_rank} in this model, got {rank}; type {operator}='rank {max_rank}'"
         )

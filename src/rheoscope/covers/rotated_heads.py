@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from rheoscope.attention.lower.block_size import numbers_in_cache
-from rheoscope.space.safe_arithmetic import share
-from rheoscope.statistics.nulls import corners, rotations, signs
+from rheoscope.attention.lower.block_size import cache_block_numel
+from rheoscope.space.safe_arithmetic import safe_divide
+from rheoscope.statistics.nulls import random_rotation_corners, random_rotations, random_signs
 
-POOLED = 2**13
+MAX_POOLED_COLUMNS = 2**13
 """Columns of corners that are drawn at most: beyond that they are used again, their columns in another order and turned over."""
-EVEN = {"copying": 0.0, "alignment": 0.0, "positive_share": 0.5}
+NULL_CENTRES = {"copying": 0.0, "alignment": 0.0, "positive_share": 0.5}
 """Numbers that −M or −F, a random operator as well, has on the other side of this."""
 
 
@@ -31,57 +31,61 @@ def symmetry_null(S: Float[Tensor, "*h r"], width: int) -> tuple[Float[Tensor, "
     >>> [round(float(x), 4) for x in symmetry_null(torch.ones(64), 576)]  # 1/d and about √2/d
     [0.0017, 0.0025]
     """
-    square = S.square()
-    alone = share(square.square().sum(-1), square.sum(-1).square())
-    mean = (square.sum(-1) > 0) / width
+    squares = S.square()
+    concentration = safe_divide(squares.square().sum(-1), squares.sum(-1).square())
+    mean = (squares.sum(-1) > 0) / width
     if width == 1:
         return mean, torch.zeros_like(mean)
-    second = (3 * (width + 1) - 6 * alone) / (width * (width - 1) * (width + 2))
-    return mean, torch.where(mean > 0, (second - 1 / width**2).clamp(min=0).sqrt(), 0)
+    second_moment = (3 * (width + 1) - 6 * concentration) / (width * (width - 1) * (width + 2))
+    return mean, torch.where(mean > 0, (second_moment - 1 / width**2).clamp(min=0).sqrt(), 0)
 
 
-def mean_draws(
-    found: Mapping[str, Float[Tensor, "layer h *r"]], width: int, draws: int, seed: int
+def mean_null_draws(
+    values: Mapping[str, Float[Tensor, "layer h *r"]], width: int, draws: int, seed: int
 ) -> dict[str, Float[Tensor, " draw"]]:
     """The mean over all heads of symmetry, copying, alignment and positive share when every head is turned at random.
 
     The last three are turned over (−I is a rotation), each head by itself.
     """
     generator = Generator().manual_seed(seed)
-    S = found["singular_values_M"].double().flatten(0, 1)
-    drawn = {"symmetry": torch.stack(list(symmetry_draws(S, width, draws, generator))).mean(-1).cpu()}
-    for name, middle in EVEN.items():
-        off = found[name].double().cpu().flatten() - middle
-        drawn[name] = middle + (signs(len(off), draws, generator) * off).mean(-1)
-    return {f"mean_{name}_drawn": x for name, x in drawn.items()}
+    S = values["singular_values_M"].double().flatten(0, 1)
+    null_samples = {"symmetry": torch.stack(list(symmetry_null_draws(S, width, draws, generator))).mean(-1).cpu()}
+    for name, centre in NULL_CENTRES.items():
+        deviations = values[name].double().cpu().flatten() - centre
+        null_samples[name] = centre + (random_signs(len(deviations), draws, generator) * deviations).mean(-1)
+    return {f"mean_{name}_drawn": x for name, x in null_samples.items()}
 
 
-def symmetry_draws(
+def symmetry_null_draws(
     S: Float[Tensor, "h r"], width: int, draws: int, generator: Generator
 ) -> Iterator[Float[Tensor, " h"]]:
     """tr(SWSW)/tr(S²), draw by draw, W = VᵀRU the corner of a rotation that is all of it that M = U S Vᵀ sees."""
     S = S[:, :width]
     S = (S / S.square().sum(-1, keepdim=True).sqrt().clamp(min=torch.finfo(S.dtype).tiny)).float()
-    heads, rank = S.shape
-    pool = corners(min(draws * heads, math.ceil(POOLED / rank)), rank, width, generator).to(S.device)
+    n_heads, rank = S.shape
+    pool = random_rotation_corners(
+        min(draws * n_heads, math.ceil(MAX_POOLED_COLUMNS / rank)), rank, width, generator
+    ).to(S.device)
     columns = pool.mT.contiguous()  # Wᵀ, which has the trace of W: a column that is chosen is then copied as one piece
-    at_once = max(1, numbers_in_cache(S.device) // (heads * rank**2))
-    for some in torch.arange(draws).split(at_once):
-        if len(pool) == draws * heads:
-            yield from _traces(pool.unflatten(0, (draws, heads))[some.to(S.device)], S)
+    draws_at_once = max(1, cache_block_numel(S.device) // (n_heads * rank**2))
+    for draw_indices in torch.arange(draws).split(draws_at_once):
+        if len(pool) == draws * n_heads:
+            yield from _corner_traces(pool.unflatten(0, (draws, n_heads))[draw_indices.to(S.device)], S)
         else:
-            drawn = [_drawn_again(len(pool), heads, rank, generator) for _ in some]
-            which, order, turned_over = (torch.stack(each).to(S.device) for each in zip(*drawn, strict=True))
-            yield from _traces(columns[which[..., None], order.argsort(-1)], S * turned_over)
+            resampled_corners = [_resample_corners(len(pool), n_heads, rank, generator) for _ in draw_indices]
+            corner_indices, order_keys, column_signs = (
+                torch.stack(head_values).to(S.device) for head_values in zip(*resampled_corners, strict=True)
+            )
+            yield from _corner_traces(columns[corner_indices[..., None], order_keys.argsort(-1)], S * column_signs)
 
 
-def _drawn_again(pool: int, heads: int, rank: int, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
+def _resample_corners(pool_size: int, n_heads: int, rank: int, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Which corner every head gets, by what its columns are ordered, and which of them are turned over."""
-    which = torch.randint(pool, (heads,), generator=generator)
-    return which, torch.rand(heads, rank, generator=generator), signs(rank, heads, generator)
+    corner_indices = torch.randint(pool_size, (n_heads,), generator=generator)
+    return corner_indices, torch.rand(n_heads, rank, generator=generator), random_signs(rank, n_heads, generator)
 
 
-def _traces(W: Float[Tensor, "draw h r r"], S: Float[Tensor, "*#draw h r"]) -> Float[Tensor, "draw h"]:
+def _corner_traces(W: Float[Tensor, "draw h r r"], S: Float[Tensor, "*#draw h r"]) -> Float[Tensor, "draw h"]:
     """tr(S W S W) of every head; S may carry signs, which are those of the columns of W."""
     S = S.expand(W.shape[:-1])
     return torch.einsum("dhij,dhi,dhj->dh", W * W.mT, S, S).double()
@@ -103,9 +107,9 @@ def mismatch_null(rank: Float[Tensor, "*h"], width: int) -> tuple[Float[Tensor, 
 # A cloud
 
 
-def turned(width: int, draws: int, seed: int, device: torch.device) -> Float[Tensor, "draw d d"]:
+def random_head_rotations(width: int, draws: int, seed: int, device: torch.device) -> Float[Tensor, "draw d d"]:
     """Rotations of E, the same ones for all heads and layers: x̂Q read by a head is x̂ read by the head turned, QM.
 
     Heads that share a key still share it when all are turned together, so a mean over heads has the spread of random ones.
     """
-    return rotations(draws, width, Generator().manual_seed(seed)).to(device)
+    return random_rotations(draws, width, Generator().manual_seed(seed)).to(device)

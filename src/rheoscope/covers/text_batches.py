@@ -8,37 +8,37 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.attention.lower.block_size import logits_at_once
+from rheoscope.attention.lower.block_size import logits_numel
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.model import Model, as_list
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.model import Model, as_text_list
+from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 
-Piece = Int[Tensor, " _"]
+WindowIds = Int[Tensor, " _"]
 """Token ids; every piece may have a length of its own."""
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Told how much of how much is done."""
 
 
-def pieces(model: Model, text: Any, window: int = 512) -> list[Piece]:
+def split_into_windows(model: Model, text: Any, window: int = 512) -> list[WindowIds]:
     """A text, or a list of texts, as ids cut into pieces of at most `window` tokens, each long enough to predict one.
 
     >>> import rheoscope as rs
-    >>> [len(one) for one in pieces(rs.load(), list(range(10)), window=4)]
+    >>> [len(one) for one in split_into_windows(rs.load(), list(range(10)), window=4)]
     [4, 4, 2]
     """
     if window < 2:
         raise RheoscopeError(f"a window has at least 2 tokens, got {window}; type window=512")
-    longest = min(window, model.view.context or window)
-    cut = [piece for one in as_list(text) for piece in _ids(model, one).split(longest)]
-    found = [piece for piece in cut if len(piece) > 1]
-    if not found:
+    longest = min(window, model.view.context_length or window)
+    all_windows = [ids for single_text in as_text_list(text) for ids in _token_ids(model, single_text).split(longest)]
+    windows = [ids for ids in all_windows if len(ids) > 1]
+    if not windows:
         raise RheoscopeError("a loss needs at least 2 tokens; type a longer text")
-    return found
+    return windows
 
 
-def _ids(model: Model, text: Any) -> Int[Tensor, " n"]:
+def _token_ids(model: Model, text: Any) -> Int[Tensor, " n"]:
     """Ids of a text that may be longer than the model's context: it is cut afterwards."""
     if isinstance(text, str) and text and model.tokenizer is not None:
         return torch.tensor(model.encode(text)).long()
@@ -52,65 +52,65 @@ class Batch:
     `which` are their numbers, `kept` the tokens that make the mean of each one's cloud, `before` the losses of their next tokens.
     """
 
-    which: list[int]
+    window_indices: list[int]
     ids: Int[Tensor, "b n"]
     traces: Traces
     logits: Float[Tensor, "b n vocabulary"]
-    kept: Bool[Tensor, "b n"]
-    before: Float[Tensor, "b m"]
+    is_included: Bool[Tensor, "b n"]
+    losses_before: Float[Tensor, "b m"]
 
 
-def batches(model: Model, cut: list[Piece]) -> Iterator[Batch]:
+def window_batches(model: Model, windows: list[WindowIds]) -> Iterator[Batch]:
     """All pieces, those of one length together, as many as there is room for."""
-    for length in sorted({len(piece) for piece in cut}, reverse=True):
-        which = [at for at, piece in enumerate(cut) if len(piece) == length]
-        most = most_texts(model, length)
-        for first in range(0, len(which), most):
-            yield opened(model, cut, which[first : first + most])
+    for length in sorted({len(ids) for ids in windows}, reverse=True):
+        window_indices = [index for index, ids in enumerate(windows) if len(ids) == length]
+        batch_size = max_texts(model, length)
+        for start in range(0, len(window_indices), batch_size):
+            yield open_batch(model, windows, window_indices[start : start + batch_size])
 
 
-def measured(
-    model: Model, cut: list[Piece], measure: Callable[[Batch], dict[int, Any]], progress: Progress | None
+def measure_windows(
+    model: Model, windows: list[WindowIds], measure: Callable[[Batch], dict[int, Any]], progress: OnProgress | None
 ) -> list[Any]:
     """What is measured of every piece (by its number), batch after batch, in the order of the pieces."""
-    found: dict[int, Any] = {}
-    for batch in batches(model, cut):
-        found |= measure(batch)
+    results: dict[int, Any] = {}
+    for batch in window_batches(model, windows):
+        results |= measure(batch)
         if progress is not None:
-            progress(len(found), len(cut))
-    return [found[at] for at in range(len(cut))]
+            progress(len(results), len(windows))
+    return [results[index] for index in range(len(windows))]
 
 
-def most_texts(model: Model, length: int) -> int:
+def max_texts(model: Model, length: int) -> int:
     """How many texts of a length there is room for at once."""
-    return max(1, logits_at_once(model.device) // (length * len(model.view.embed)))
+    return max(1, logits_numel(model.device) // (length * len(model.view.embed)))
 
 
-def opened(model: Model, cut: list[Piece], which: list[int]) -> Batch:
+def open_batch(model: Model, windows: list[WindowIds], window_indices: list[int]) -> Batch:
     """Pieces of one length, run as they are."""
-    ids = torch.stack([cut[at] for at in which]).to(model.view.embed.device)
-    traces = model.trace([cut[at] for at in which], logits=True)
+    ids = torch.stack([windows[index] for index in window_indices]).to(model.view.embed.device)
+    traces = model.trace([windows[index] for index in window_indices], logits=True)
     assert traces.logits is not None
-    kept = torch.stack([kept_tokens(trace) for trace in traces])
-    return Batch(which, ids, traces, traces.logits, kept, losses(traces.logits, ids))
+    is_included = torch.stack([included_tokens(trace) for trace in traces])
+    return Batch(window_indices, ids, traces, traces.logits, is_included, next_token_losses(traces.logits, ids))
 
 
-def kept_tokens(trace: Trace) -> Bool[Tensor, " n"]:
+def included_tokens(trace: Trace) -> Bool[Tensor, " n"]:
     """Which tokens make the mean of a cloud: those that are not massive, or all where none is left."""
-    kept = torch.ones(len(trace), dtype=torch.bool, device=trace.points.device)
-    kept[trace.massive()] = False
-    return kept if bool(kept.any()) else ~kept
+    is_included = torch.ones(len(trace), dtype=torch.bool, device=trace.points.device)
+    is_included[trace.massive_tokens()] = False
+    return is_included if bool(is_included.any()) else ~is_included
 
 
-def losses(logits: Float[Tensor, "*b n vocabulary"], ids: Int[Tensor, "*b n"]) -> Float[Tensor, "*b m"]:
+def next_token_losses(logits: Float[Tensor, "*b n vocabulary"], ids: Int[Tensor, "*b n"]) -> Float[Tensor, "*b m"]:
     """−log p of every next token, in float32 or better."""
-    rows, next_ids = exact(logits[..., :-1, :]).reshape(-1, logits.shape[-1]), ids[..., 1:].to(logits.device)
+    rows, next_ids = at_least_float32(logits[..., :-1, :]).reshape(-1, logits.shape[-1]), ids[..., 1:].to(logits.device)
     return torch.nn.functional.cross_entropy(rows, next_ids.reshape(-1), reduction="none").reshape(next_ids.shape)
 
 
-def divergence(
-    before: Float[Tensor, "*b n vocabulary"], after: Float[Tensor, "*b n vocabulary"]
+def mean_kl(
+    logits_before: Float[Tensor, "*b n vocabulary"], logits_after: Float[Tensor, "*b n vocabulary"]
 ) -> Float[Tensor, "*b"]:
     """Mean over tokens of KL(before ‖ after)."""
-    p, q = (exact(x).log_softmax(-1) for x in (before, after))
+    p, q = (at_least_float32(x).log_softmax(-1) for x in (logits_before, logits_after))
     return torch.nn.functional.kl_div(q, p, log_target=True, reduction="none").sum(-1).mean(-1)

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
@@ -33,43 +33,52 @@ class Clouds:
     """
 
     trace: Trace
-    at: list[int]
-    tokens: list[int]
+    point_indices: list[int]
+    positions: list[int]
     space: str
     attributes: dict[str, Any]
 
     def __len__(self) -> int:
-        return len(self.at)
+        return len(self.point_indices)
 
     def __iter__(self) -> Iterator[Float[Tensor, "n d"]]:
-        return (placed(self.trace.view, self.trace.points[at, self.tokens], self.space) for at in self.at)
+        return (
+            to_space(self.trace.view, self.trace.points[index, self.positions], self.space)
+            for index in self.point_indices
+        )
 
     @property
     def points(self) -> Float[Tensor, "p n d"]:
-        return placed(self.trace.view, self.trace.points[torch.tensor(self.at)[:, None], self.tokens], self.space)
+        return to_space(
+            self.trace.view, self.trace.points[torch.tensor(self.point_indices)[:, None], self.positions], self.space
+        )
 
     @property
     def steps(self) -> tuple[str, ...]:
-        return tuple(str(self.trace.steps[at]) for at in self.at)
+        return tuple(str(self.trace.steps[index]) for index in self.point_indices)
 
     @property
-    def words(self) -> list[str]:
-        return [self.trace.tokens[at] for at in self.tokens]
+    def token_texts(self) -> list[str]:
+        return [self.trace.tokens[position] for position in self.positions]
 
     @property
     def types(self) -> Int[Tensor, " n"]:
         """Which type every token is, numbered as they first come: tokens of one id are one type."""
-        ids = [int(self.trace.ids[at]) for at in self.tokens]
-        numbers = {one: number for number, one in enumerate(dict.fromkeys(ids))}
-        return torch.tensor([numbers[one] for one in ids])
+        ids = [int(self.trace.ids[position]) for position in self.positions]
+        type_of_id = {token_id: number for number, token_id in enumerate(dict.fromkeys(ids))}
+        return torch.tensor([type_of_id[token_id] for token_id in ids])
 
     @property
-    def type_words(self) -> list[str]:
+    def type_texts(self) -> list[str]:
         """The text of every type, in the order of their numbers."""
-        return list({int(self.trace.ids[at]): self.trace.tokens[at] for at in self.tokens}.values())
+        return list(
+            {int(self.trace.ids[position]): self.trace.tokens[position] for position in self.positions}.values()
+        )
 
 
-def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: bool = False, least: int = 1) -> Clouds:
+def select_clouds(
+    trace: Trace, space: str = "raw", grain: str = "half", keep_massive: bool = False, min_tokens: int = 1
+) -> Clouds:
     """The clouds of a Trace in a space, massive tokens dropped and listed unless `keep_massive`.
 
     `grain="half"` has every step, `"layer"` the embedding and the end of every layer. Fewer than `least` tokens are
@@ -77,27 +86,27 @@ def clouds(trace: Trace, space: str = "raw", grain: str = "half", keep_massive: 
 
     >>> import rheoscope as rs
     >>> model = rs.load()
-    >>> clouds(model.trace("The keys to the cabinet"), "sphere", "layer").points.norm(dim=-1).max().item() <= 1.0001
+    >>> select_clouds(model.trace("The keys to the cabinet"), "sphere", "layer").points.norm(dim=-1).max().item() <= 1.0001
     True
     """
     check_space(space)
-    at = points_of(trace, grain)
-    tokens = trace.ordinary(keep_massive, least).nonzero()[:, 0].tolist()
-    if not all(bool(edge.isfinite()) for edge in trace.points.aminmax()):  # NaN is the least and the largest
+    point_indices = points_at_grain(trace, grain)
+    positions = trace.valid_mask(keep_massive, min_tokens).nonzero()[:, 0].tolist()
+    if not all(bool(extreme.isfinite()) for extreme in trace.points.aminmax()):  # NaN is the least and the largest
         raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
     attributes = {
         "space": space,
         "grain": grain,
-        "massive": trace.massive(),
+        "massive": trace.massive_tokens(),
         "keep_massive": int(keep_massive),
     }
-    return Clouds(trace, at, tokens, space, attributes | trace.provenance)
+    return Clouds(trace, point_indices, positions, space, attributes | trace.provenance)
 
 
-def of_types(x: Float[Tensor, "n d"], types: Int[Tensor, " n"]) -> Float[Tensor, "t d"]:
+def type_means(x: Float[Tensor, "n d"], types: Int[Tensor, " n"]) -> Float[Tensor, "t d"]:
     """One point a type, the mean of its occurrences, in float64: a text that repeats itself has the same ones.
 
-    >>> of_types(torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([0, 0, 1])).tolist()
+    >>> type_means(torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([0, 0, 1])).tolist()
     [[2.0], [9.0]]
     """
     types = types.to(x.device)
@@ -111,20 +120,20 @@ def check_space(space: str) -> None:
         raise RheoscopeError(f"unknown space {space!r}; type one of {', '.join(SPACES)}")
 
 
-def points_of(trace: Trace | Traces, grain: str) -> list[int]:
+def points_at_grain(trace: Trace | Traces, grain: str) -> list[int]:
     """Which points: every one (`half`), or the embedding and the end of every layer (`layer`)."""
     if grain == "half":
         return list(range(len(trace.steps)))
     if grain == "layer":
-        return [*trace.where, len(trace.steps) - 1]
+        return [*trace.input_steps, len(trace.steps) - 1]
     raise RheoscopeError(f"unknown grain {grain!r}; type 'layer' or 'half'")
 
 
-def placed(view: View, points: Float[Tensor, "*p n d"], space: str) -> Float[Tensor, "*p n d"]:
+def to_space(view: View, points: Float[Tensor, "*p n d"], space: str) -> Float[Tensor, "*p n d"]:
     """Points as they stand in a space, in float32 or better."""
     check_space(space)
     if space == "normed":
         with torch.no_grad():
-            points = view.final_norm.own(points)
-    points = exact(points)
+            points = view.final_norm.apply(points)
+    points = at_least_float32(points)
     return points / points.norm(dim=-1, keepdim=True).clamp(min=1e-30) if space == "sphere" else points

@@ -12,11 +12,11 @@ from torch import Tensor
 from rheoscope.flow.cloud import check_space
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model, Text
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.safe_arithmetic import at_least_float32
 
-AT_ONCE = 32
+SENTENCES_PER_BATCH = 32
 """Sentences of one forward pass: points of all steps are there for these alone."""
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +37,9 @@ class Occurrences:
 def occurrences(
     model: Model,
     sentences: Sequence[Text],
-    words: Sequence[object],
+    target_words: Sequence[object],
     space: str = "sphere",
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Occurrences:
     """Where a word lies in each of many sentences; of a list of ids the word is the last token.
 
@@ -49,28 +49,31 @@ def occurrences(
     (torch.Size([7, 2]), True)
     """
     check_space(space)
-    places = [place(model, sentence, word) for sentence, word in zip(sentences, words, strict=True)]
-    found, ids = [], []
+    positions = [
+        word_position(model, sentence, target_word)
+        for sentence, target_word in zip(sentences, target_words, strict=True)
+    ]
+    batches, ids = [], []
     steps: tuple[str, ...] = ()
-    for start in range(0, len(sentences), AT_ONCE):
-        traces = model.trace(list(sentences[start : start + AT_ONCE]))
-        at = torch.tensor(places[start : start + AT_ONCE], device=traces.points.device)
-        ends = torch.tensor([*traces.where, len(traces.steps) - 1], device=at.device)
-        rows = torch.arange(len(at), device=at.device)
-        found.append(traces.points[rows[:, None], ends, at[:, None]])
-        ids.append(traces.ids[rows.cpu(), at.cpu()])
-        steps = tuple(str(traces.steps[end]) for end in ends.tolist())
+    for start in range(0, len(sentences), SENTENCES_PER_BATCH):
+        traces = model.trace(list(sentences[start : start + SENTENCES_PER_BATCH]))
+        batch_positions = torch.tensor(positions[start : start + SENTENCES_PER_BATCH], device=traces.points.device)
+        point_indices = torch.tensor([*traces.input_steps, len(traces.steps) - 1], device=batch_positions.device)
+        rows = torch.arange(len(batch_positions), device=batch_positions.device)
+        batches.append(traces.points[rows[:, None], point_indices, batch_positions[:, None]])
+        ids.append(traces.ids[rows.cpu(), batch_positions.cpu()])
+        steps = tuple(str(traces.steps[index]) for index in point_indices.tolist())
         if progress is not None:
-            progress(min(start + AT_ONCE, len(sentences)), len(sentences))
-    points = torch.cat(found).transpose(0, 1)
-    return Occurrences(*placed(model, points, space), torch.cat(ids), steps)
+            progress(min(start + SENTENCES_PER_BATCH, len(sentences)), len(sentences))
+    points = torch.cat(batches).transpose(0, 1)
+    return Occurrences(*centre_in_space(model, points, space), torch.cat(ids), steps)
 
 
-def placed(
+def centre_in_space(
     model: Model, points: Float[Tensor, "p s d"], space: str
 ) -> tuple[Float[Tensor, "p s d"], Float[Tensor, "p s"]]:
     """Points of a space around their mean, and how much of a distance between them may be rounding."""
-    x = exact(model.view.final_norm.own(points) if space == "normed" else points)
+    x = at_least_float32(model.view.final_norm.apply(points) if space == "normed" else points)
     if not bool(x.isfinite().all()):
         raise RheoscopeError("the points of these sentences hold NaN or infinity; type dtype='float32'")
     centred = x.double() - x.double().mean(-2, keepdim=True)
@@ -83,21 +86,23 @@ def placed(
 
 def distances_between(x: Float[Tensor, "*p n d"], rounding: Float[Tensor, "*p n"]) -> Float[Tensor, "*p n n"]:
     """‖x_i − x_j‖ of few points, exactly 0 for equal ones; what may be rounding alone is 0."""
-    apart = (x[..., :, None, :] - x[..., None, :, :]).norm(dim=-1)
-    return torch.where(apart > rounding[..., :, None] + rounding[..., None, :], apart, 0)
+    distance = (x[..., :, None, :] - x[..., None, :, :]).norm(dim=-1)
+    return torch.where(distance > rounding[..., :, None] + rounding[..., None, :], distance, 0)
 
 
-def place(model: Model, sentence: Text, word: object) -> int:
+def word_position(model: Model, sentence: Text, target_word: object) -> int:
     """Which token of a sentence is the last one of the word, where it stands last."""
     if not isinstance(sentence, str):
         return len(sentence) - 1
-    found = list(re.finditer(rf"(?<!\w){re.escape(str(word))}(?!\w)", sentence))
-    if not found:
-        raise RheoscopeError(f"{str(word)!r} does not stand in {sentence!r}; write a sentence that has the word in it")
-    return len(model.ids(sentence[: found[-1].end()])) - 1 - closing(model)
+    matches = list(re.finditer(rf"(?<!\w){re.escape(str(target_word))}(?!\w)", sentence))
+    if not matches:
+        raise RheoscopeError(
+            f"{str(target_word)!r} does not stand in {sentence!r}; write a sentence that has the word in it"
+        )
+    return len(model.ids(sentence[: matches[-1].end()])) - 1 - count_closing_tokens(model)
 
 
-def closing(model: Model) -> int:
+def count_closing_tokens(model: Model) -> int:
     """How many special tokens the tokenizer puts behind every text."""
-    ends = zip(model.encode("a")[::-1], model.encode("b")[::-1], strict=False)
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], ends)))
+    reversed_pairs = zip(model.encode("a")[::-1], model.encode("b")[::-1], strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], reversed_pairs)))

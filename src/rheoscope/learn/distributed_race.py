@@ -9,66 +9,70 @@ from typing import Any
 import torch
 
 from rheoscope.learn import race_files
-from rheoscope.learn.race import USUAL, Pack, Race, Running, Tell, Way, fitting, running
+from rheoscope.learn.race import DEFAULT_MODE, OnProgress, PackTrainer, TrainingMode, pack_trainer, with_task_vocabulary
+from rheoscope.learn.race_plan import Pack, Race
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.models.task import Task
-from rheoscope.models.train import placed
-from rheoscope.models.training_state import Say
-from rheoscope.ray_workers import Words, spread
+from rheoscope.models.train import distributed_process
+from rheoscope.models.training_state import LogMessage
+from rheoscope.ray_workers import WorkerMessages, worker_pool
 
-WORDS = Words(
-    opening="opening the data",
-    task=lambda pack: pack.name,
-    died="type fewer --seeds, a smaller --set batch=…, or fewer --workers",
-    differ="the workers have other devices or another torch; type --device, and install the same on every machine",
+WORKER_MESSAGES = WorkerMessages(
+    opening_text=Message("opening the data"),
+    describe_task=lambda pack: pack.name,
+    death_advice=Advice("", "--workers 1 --set batch=8"),
+    mismatch_error=Message("the workers have different devices or different versions of torch"),
+    mismatch_advice=Advice("device='cpu'", "--device cpu"),
 )
 
 
 @dataclass(frozen=True)
-class Ran:
+class FinishedPack:
     """A pack that is at its end, and what was to be said on the way."""
 
     pack: Pack
-    said: tuple[str, ...]
+    log_lines: tuple[str, ...]
 
 
 @dataclass(eq=False)
-class Racer:
+class RaceWorker:
     """What an actor holds: the race at a place of its own. What it compiled serves every rate of an entrant."""
 
-    running: Running
-    said: list[str]
-    kept_open: ExitStack = field(default_factory=ExitStack)
+    trainer: PackTrainer
+    log_lines: list[str]
+    exit_stack: ExitStack = field(default_factory=ExitStack)
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"device": self.running.device.type, "torch": torch.__version__.split("+")[0]}
+        return {"device": self.trainer.device.type, "torch": torch.__version__.split("+")[0]}
 
-    def work(self, shared: None, pack: Pack, then: Pack | None) -> Ran:
-        self.running.run([pack])
-        said = tuple(self.said)
-        self.said.clear()
-        return Ran(pack, said)
+    def work(self, shared: None, pack: Pack, next_pack: Pack | None) -> FinishedPack:
+        self.trainer.run([pack])
+        log_lines = tuple(self.log_lines)
+        self.log_lines.clear()
+        return FinishedPack(pack, log_lines)
 
 
-def opened(asked: Race, task: Task, out: Path, device: str | None, way: Way) -> Racer:
+def open_worker(race: Race, task: Task, out: Path, device: str | None, mode: TrainingMode) -> RaceWorker:
     """A place that trains packs until `kept_open` is closed, or its process ends."""
-    stack, said = ExitStack(), list[str]()
-    place = stack.enter_context(placed(device))
-    here = stack.enter_context(running(asked, task, out, place, way, say=said.append))
-    return Racer(here, said, stack)
+    exit_stack, log_lines = ExitStack(), list[str]()
+    process = exit_stack.enter_context(distributed_process(device))
+    trainer = exit_stack.enter_context(pack_trainer(race, task, out, process, mode, log=log_lines.append))
+    return RaceWorker(trainer, log_lines, exit_stack)
 
 
-def race_spread(
-    asked: Race,
+def run_distributed_race(
+    race: Race,
     task: Task,
     out: Path,
     workers: int,
     address: str | None = None,
     threads: int | None = None,
     device: str | None = None,
-    way: Way = USUAL,
-    tell: Tell = lambda tokens, total, what: None,
-    say: Say = lambda line: None,
+    mode: TrainingMode = DEFAULT_MODE,
+    on_progress: OnProgress = lambda tokens, total, pack_name: None,
+    log: LogMessage = lambda line: None,
 ) -> None:
     """Train every entrant at every rate with every seed, as `race` does, by workers of a Ray cluster or of this machine.
 
@@ -80,25 +84,25 @@ def race_spread(
 
     **Siblings** `race` in one process, or under `torchrun`.
     """
-    asked, out = fitting(asked, task), out.resolve()
-    with race_files.alone_in(out):
-        race_files.same_race(out, asked.told(task))
-        packs = asked.packs()
-        left = [pack for pack in packs if not ended(out, pack)]
-        if not left:
+    race, out = with_task_vocabulary(race, task), out.resolve()
+    with race_files.race_lock(out):
+        race_files.store_or_check_race(out, race.to_json(task))
+        packs = race.packs()
+        unfinished = [pack for pack in packs if not is_finished(out, pack)]
+        if not unfinished:
             return
-        whole = sum(pack.whole for pack in packs)
-        done = whole - sum(pack.whole for pack in left)
-        opening = partial(opened, asked, task, out, device, way)
-        with spread(opening, WORDS, workers, address, threads, device) as found:
-            for one in found.work(None, left):
-                done += one.pack.whole
-                for line in one.said:
-                    say(line)
-                tell(done, whole, one.pack.name)
+        total_tokens = sum(pack.total_tokens for pack in packs)
+        tokens_done = total_tokens - sum(pack.total_tokens for pack in unfinished)
+        factory = partial(open_worker, race, task, out, device, mode)
+        with worker_pool(factory, WORKER_MESSAGES, workers, address, threads, device) as pool:
+            for finished in pool.work(None, unfinished):
+                tokens_done += finished.pack.total_tokens
+                for line in finished.log_lines:
+                    log(line)
+                on_progress(tokens_done, total_tokens, finished.pack.name)
 
 
-def ended(out: Path, pack: Pack) -> bool:
+def is_finished(out: Path, pack: Pack) -> bool:
     """Whether a pack is at its last step."""
-    lines = race_files.lines_of(race_files.pack_folder(out, pack.entrant, pack.recipe.rate))
-    return race_files.step_of(lines) == pack.recipe.steps
+    lines = race_files.read_log(race_files.pack_folder(out, pack.entrant, pack.recipe.rate))
+    return race_files.last_step(lines) == pack.recipe.steps

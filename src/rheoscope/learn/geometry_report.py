@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rheoscope.learn.geometry_over_training import LEARNED, SEEN, learned
+from rheoscope.learn.geometry_over_training import LEARNED, QUANTITIES, learned
 from rheoscope.picture.blocks import Cell, Table
-from rheoscope.picture.field_panels import in_words
-from rheoscope.picture.picture import number
+from rheoscope.picture.field_panels import field_title
+from rheoscope.picture.picture import format_value
 from rheoscope.report.console import console
 from rheoscope.report.draw_result import picture_of
 from rheoscope.report.page import Page
-from rheoscope.report.run_report import Files, write
+from rheoscope.report.run_report import OutputFiles, write_files
 from rheoscope.report.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -20,44 +20,49 @@ if TYPE_CHECKING:
 NOTE = "Small: what chance gives in the same model, or equal weights. The look at step 0 is the untrained model, the control of all others."
 
 
-def show(run: Path, files: Files, explain: bool = False) -> None:
+def show_learned(run: Path, files: OutputFiles, explain: bool = False) -> None:
     """What `rheoscope learned` does."""
-    found, terminal = learned(run), Terminal(console(), [], explain)
-    terminal.show(table_of(found))
-    for name, why in missing(found).items():
-        terminal.line(f"no {in_words(name).lower()}: {why}", "dim")
-    terminal.files(write({"learned": found}, page_of(found).save if files.page else None, files))
+    result, terminal = learned(run), Terminal(console(), [], explain)
+    terminal.print_block(build_table(result))
+    for name, reason in skipped_quantities(result).items():
+        terminal.print_line(f"no {field_title(name).lower()}: {reason}", "dim")
+    terminal.print_files(write_files({"learned": result}, build_page(result).save if files.wants_page else None, files))
 
 
-def table_of(found: "xarray.Dataset") -> Table:
+def build_table(result: "xarray.Dataset") -> Table:
     """A row a look, a column a quantity."""
-    names = [name for name in SEEN if name in found]
-    header = [Cell("step"), *(Cell(in_words(name).lower(), SEEN[name].told) for name in names)]
+    names = [name for name in QUANTITIES if name in result]
+    header = [Cell("step"), *(Cell(field_title(name).lower(), QUANTITIES[name].definition) for name in names)]
     rows = [
-        [Cell(f"{step:,}"), *(_cell(found, name, at) for name in names)]
-        for at, step in enumerate(found.training_step.values)
+        [Cell(f"{step:,}"), *(_value_cell(result, name, index) for name in names)]
+        for index, step in enumerate(result.training_step.values)
     ]
-    return Table(f"{LEARNED.question} {found.attrs['run']}", header, rows, frozenset(), note=NOTE)
+    return Table(f"{LEARNED.question} {result.attrs['run']}", header, rows, frozenset(), note=NOTE)
 
 
-def _cell(found: "xarray.Dataset", name: str, at: int) -> Cell:
-    null = found.get(f"{name}_null")
-    return Cell(number(float(found[name][at])), small="" if null is None else number(float(null[at])))
+def _value_cell(result: "xarray.Dataset", name: str, index: int) -> Cell:
+    null = result.get(f"{name}_null")
+    return Cell(
+        format_value(float(result[name][index])), small_text="" if null is None else format_value(float(null[index]))
+    )
 
 
-def missing(found: "xarray.Dataset") -> dict[str, str]:
+def skipped_quantities(result: "xarray.Dataset") -> dict[str, str]:
     """What could not be asked of this model, and why."""
-    told: dict[str, str] = json.loads(found.attrs.get("missing", "{}"))
-    return told
+    reasons: dict[str, str] = json.loads(result.attrs.get("missing", "{}"))
+    return reasons
 
 
-def page_of(found: "xarray.Dataset") -> Page:
+def build_page(result: "xarray.Dataset") -> Page:
     """The curves, and the same as a table."""
-    table = table_of(found)
-    lead = f"{found.sizes['training_step']} looks at {found.attrs['tokens']} held-out tokens. {NOTE}"
+    table = build_table(result)
+    intro = f"{result.sizes['training_step']} looks at {result.attrs['tokens']} held-out tokens. {NOTE}"
     return (
-        Page(f"{LEARNED.question} {Path(found.attrs['run']).resolve().name}", lead)
-        .drawing(picture_of(found))
-        .table("Every look", table.header, table.rows, table.words)
-        .facts("What the columns are", {in_words(name): SEEN[name].told for name in SEEN if name in found})
+        Page(f"{LEARNED.question} {Path(result.attrs['run']).resolve().name}", intro)
+        .with_picture(picture_of(result))
+        .with_table("Every look", table.header, table.rows, table.text_columns)
+        .with_facts(
+            "What the columns are",
+            {field_title(name): QUANTITIES[name].definition for name in QUANTITIES if name in result},
+        )
     )

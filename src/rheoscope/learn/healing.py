@@ -23,40 +23,40 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from rheoscope.attention.definition import for_every_head
+from rheoscope.attention.definition import repeat_kv_heads
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers import head_replacement
 from rheoscope.covers.comparison_arms import CONTROLS
-from rheoscope.covers.head_replacement import Operation, plans, reach
+from rheoscope.covers.head_replacement import OperatorEdit, plan_edits, score_norm
 from rheoscope.covers.replacements import RELEVANCE
-from rheoscope.covers.surgery.analysis import predicting_heads
-from rheoscope.covers.text_batches import kept_tokens, losses
+from rheoscope.covers.surgery.analysis import select_predicting_heads
+from rheoscope.covers.text_batches import included_tokens, next_token_losses
 from rheoscope.files import write_file
-from rheoscope.models.cuda_graph_steps import Recorder, forget_accumulate_grad
-from rheoscope.running.runner import Running
+from rheoscope.models.cuda_graph_steps import Recorder, reset_accumulate_grad
+from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.bilinear_form import Form, columns, less, own_form
-from rheoscope.space.bilinear_form import with_columns as beside
+from rheoscope.space.bilinear_form import Form, heads_form, query_key_columns, subtract_forms
+from rheoscope.space.bilinear_form import with_dot_columns as with_dot_columns
 from rheoscope.space.head import Heads
 from rheoscope.space.model import Rewrite
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.safe_arithmetic import at_least_float32
 
 if TYPE_CHECKING:
     import xarray
 
 Windows = Int[Tensor, "_ length"]
-Edits = dict[int, Rewrite]
-Tell = Callable[[str, int, float], object]
+LayerEdits = dict[int, Rewrite]
+OnMeasurement = Callable[[str, int, float], object]
 """Told of every measurement: the arm, tokens seen, held-out loss."""
-UNTOUCHED, EDIT, KEPT = "untouched", "symmetric", "symmetric_kept"
-ARMS = (UNTOUCHED, EDIT, KEPT, *CONTROLS)
-BACK = 1.01
+UNTOUCHED, SYMMETRIC, SYMMETRIC_KEPT = "untouched", "symmetric", "symmetric_kept"
+ARMS = (UNTOUCHED, SYMMETRIC, SYMMETRIC_KEPT, *CONTROLS)
+RECOVERY_FACTOR = 1.01
 """A loss is back where it is at most so many times the untouched model's."""
 
 
 @dataclass(frozen=True)
-class Healing:
+class HealingSettings:
     """How it is fine-tuned: AdamW at one rate without decay, `batch` windows of `length` tokens a step, measured on `held_out` windows."""
 
     steps: int = 200
@@ -71,21 +71,21 @@ class Healing:
         for name, value in asdict(self).items():
             if value < (0 if name == "seed" else 1e-12 if name == "rate" else 2 if name == "length" else 1):
                 raise RheoscopeError(
-                    f"{name} must be larger, got {value}; type --{name.replace('_', '-')} {getattr(Healing, name)}"
+                    f"{name} must be larger, got {value}; type --{name.replace('_', '-')} {getattr(HealingSettings, name)}"
                 )
 
-    def measured(self) -> list[int]:
+    def evaluation_steps(self) -> list[int]:
         """The steps after which the loss is measured: 0, every so many, and the last."""
         return sorted({*range(0, self.steps, self.every), self.steps})
 
 
 def heal(
-    model: Running,
+    model: RunnableModel,
     ids: Int[Tensor, " all"],
     out: Path,
-    how: Healing | None = None,
+    settings: HealingSettings | None = None,
     arms: Sequence[str] = ARMS,
-    tell: Tell | None = None,
+    on_measurement: OnMeasurement | None = None,
 ) -> "xarray.Dataset":
     """How many tokens of fine-tuning bring the loss back after every M was made symmetric, beside random changes and no change.
 
@@ -98,203 +98,236 @@ def heal(
     `surgery` with this x̄; every arm is one file in `out`, renamed into place, so that what is done is not done again; the model
     is as before at the end.
     """
-    how, tell = how or Healing(), tell or (lambda *_: None)
-    wrong = [arm for arm in arms if arm not in ARMS]
-    if wrong:
-        raise RheoscopeError(f"unknown arm {wrong[0]!r}; type some of {', '.join(ARMS)}")
-    if KEPT in arms and not all(follows(model, heads) for heads in predicting(model)):
+    settings, on_measurement = settings or HealingSettings(), on_measurement or (lambda *_: None)
+    unknown_arms = [arm for arm in arms if arm not in ARMS]
+    if unknown_arms:
+        raise RheoscopeError(f"unknown arm {unknown_arms[0]!r}; type some of {', '.join(ARMS)}")
+    if SYMMETRIC_KEPT in arms and not all(shares_weights(model, heads) for heads in edited_heads(model)):
         raise RheoscopeError(
             "M is made of copies of the weights (half precision, or gains of 1 + w), which do not follow training; "
-            f"type --arms {','.join(arm for arm in arms if arm not in (UNTOUCHED, KEPT)) or EDIT}"
+            f"type --arms {','.join(arm for arm in arms if arm not in (UNTOUCHED, SYMMETRIC_KEPT)) or SYMMETRIC}"
         )
-    train, held = cut(ids, how)
-    first = batch_of(train, how, 0).to(model.device)
-    told = asdict(how) | {"tokens": len(ids), "model": str(model.view.facts["weights"])}
+    train_windows, held_out_windows = split_windows(ids, settings)
+    first_batch = sample_batch(train_windows, settings, 0).to(model.device)
+    recorded_settings = asdict(settings) | {"tokens": len(ids), "model": str(model.view.facts["weights"])}
     for arm in dict.fromkeys([UNTOUCHED, *arms]):
-        if not done(out, arm, told):
-            edits = carried(model, arm, first, how.seed)
-            found = trained(model, edits, train, held.to(model.device), how, partial(tell, arm))
-            keep(out, arm, {"arm": arm, "settings": told} | found)
-    return healed(out)
+        if not is_arm_done(out, arm, recorded_settings):
+            edits = make_arm_edits(model, arm, first_batch, settings.seed)
+            measurements = train_arm(
+                model, edits, train_windows, held_out_windows.to(model.device), settings, partial(on_measurement, arm)
+            )
+            save_arm(out, arm, {"arm": arm, "settings": recorded_settings} | measurements)
+    return read_healing(out)
 
 
-def cut(ids: Int[Tensor, " all"], how: Healing) -> tuple[Windows, Windows]:
+def split_windows(ids: Int[Tensor, " all"], settings: HealingSettings) -> tuple[Windows, Windows]:
     """Windows to train on, and the last ones to measure on."""
-    windows = ids[: len(ids) // how.length * how.length].view(-1, how.length)
-    if len(windows) < how.held_out + how.batch:
+    windows = ids[: len(ids) // settings.length * settings.length].view(-1, settings.length)
+    if len(windows) < settings.held_out + settings.batch:
         raise RheoscopeError(
-            f"the text has {len(windows)} windows of {how.length} tokens, {how.held_out} are held out and {how.batch} make a batch; "
+            f"the text has {len(windows)} windows of {settings.length} tokens, {settings.held_out} are held "
+            f"out and {settings.batch} make a batch; "
             "type more --data, or a smaller --held-out or --length"
         )
-    return windows[: -how.held_out], windows[-how.held_out :]
+    return windows[: -settings.held_out], windows[-settings.held_out :]
 
 
-def batch_of(train: Windows, how: Healing, step: int) -> Windows:
+def sample_batch(train_windows: Windows, settings: HealingSettings, step: int) -> Windows:
     """The windows of a step: the same for every arm."""
-    draw = Generator().manual_seed(how.seed * 1_000_003 + step)
-    return train[torch.randint(len(train), (how.batch,), generator=draw)]
+    generator = Generator().manual_seed(settings.seed * 1_000_003 + step)
+    return train_windows[torch.randint(len(train_windows), (settings.batch,), generator=generator)]
 
 
-def carried(model: Running, arm: str, first: Windows, seed: int) -> Edits:
+def make_arm_edits(model: RunnableModel, arm: str, first_batch: Windows, seed: int) -> LayerEdits:
     """What stands beside the weights of every layer in an arm."""
     view = model.view
-    chosen = predicting_heads(view, None)
+    selected_heads = select_predicting_heads(view, None)
     if arm == UNTOUCHED:
         return {}
-    make, draw, found = CONTROLS.get(arm, head_replacement.edit), Generator().manual_seed(seed), {}
-    traces = model.trace(list(first.cpu()))
-    for plan in plans(view, chosen, "symmetric", None):
-        clouds = [plan.heads.norm.hat(exact(one.read_by(plan.layer)))[kept_tokens(one)].detach() for one in traces]
+    make_edit, generator, edits = (
+        CONTROLS.get(arm, head_replacement.replacement_edit),
+        Generator().manual_seed(seed),
+        {},
+    )
+    traces = model.trace(list(first_batch.cpu()))
+    for plan in plan_edits(view, selected_heads, "symmetric", None):
+        clouds = [
+            plan.heads.norm.normalise(at_least_float32(trace.layer_input(plan.layer)))[included_tokens(trace)].detach()
+            for trace in traces
+        ]
         mean = torch.cat(clouds).mean(0)
-        form = fixed(make(plan, draw), clouds[0] - mean, clouds[0])
-        now = live(plan.heads) if arm == KEPT else partial(tuple, form)
-        found[plan.layer] = Rewrite(adding(plan.heads, mean, now))
-    return found
+        form = detach_change(make_edit(plan, generator), clouds[0] - mean, clouds[0])
+        current_form = symmetrising_change(plan.heads) if arm == SYMMETRIC_KEPT else partial(tuple, form)
+        edits[plan.layer] = Rewrite(make_score_edit(plan.heads, mean, current_form))
+    return edits
 
 
 @torch.no_grad()
-def fixed(one: Operation, cloud: Float[Tensor, "n d"], hat: Float[Tensor, "n d"]) -> Form:
+def detach_change(edit: OperatorEdit, cloud: Float[Tensor, "n d"], x_hat: Float[Tensor, "n d"]) -> Form:
     """The change of a form as it is now, in tensors of its own: the weights it was made of are about to be trained."""
-    by = torch.ones(one.heads.count, 1, 1, device=cloud.device)
-    if one.like is not None:
-        wanted, there = (reach(*columns(one.heads, form, cloud, hat)) for form in (one.like.form, one.form))
-        by = torch.where(there > 0, wanted / torch.where(there > 0, there, 1), 1)[:, None, None]
+    scale = torch.ones(edit.heads.n_heads, 1, 1, device=cloud.device)
+    if edit.size_reference is not None:
+        target_norm, actual_norm = (
+            score_norm(*query_key_columns(edit.heads, form, cloud, x_hat))
+            for form in (edit.size_reference.form, edit.form)
+        )
+        scale = torch.where(actual_norm > 0, target_norm / torch.where(actual_norm > 0, actual_norm, 1), 1)[
+            :, None, None
+        ]
     return tuple(
-        replace(term, left=(by * term.left).detach().clone(), right=term.right.detach().clone()) for term in one.form
+        replace(term, left=(scale * term.left).detach().clone(), right=term.right.detach().clone())
+        for term in edit.form
     )
 
 
-def predicting(model: Running) -> list[Heads]:
+def edited_heads(model: RunnableModel) -> list[Heads]:
     """The heads of every layer that is changed."""
-    return [model.view.blocks[layer] for layer in predicting_heads(model.view, None)]
+    return [model.view.layer_heads[layer] for layer in select_predicting_heads(model.view, None)]
 
 
-def follows(model: Running, heads: Heads) -> bool:
+def shares_weights(model: RunnableModel, heads: Heads) -> bool:
     """Whether all that M is made of lies where the weights lie, and so is trained with them."""
-    own = {p.untyped_storage().data_ptr() for p in model.network.parameters()}
+    weight_pointers = {p.untyped_storage().data_ptr() for p in model.network.parameters()}
     gains = [norm.gain for norm in (heads.norm, heads.q_norm, heads.k_norm) if norm is not None]
-    parts = (heads.W_Q, heads.W_K, *(gain for gain in gains if gain is not None))
-    return {part.untyped_storage().data_ptr() for part in parts} <= own
+    M_tensors = (heads.W_Q, heads.W_K, *(gain for gain in gains if gain is not None))
+    return {tensor.untyped_storage().data_ptr() for tensor in M_tensors} <= weight_pointers
 
 
-def live(heads: Heads) -> Callable[[], Form]:
+def symmetrising_change(heads: Heads) -> Callable[[], Form]:
     """½(M + Mᵀ) − M of the weights as they are: a step goes along the gradient, and then back to where M is symmetric."""
 
     @torch.no_grad()
-    def form() -> Form:
-        now = own_form(heads)
-        return less(RELEVANCE["symmetric"].make(heads, now, 0), now)
-
-    return form
-
-
-def adding(heads: Heads, mean: Float[Tensor, " d"], form: Callable[[], Form]) -> Callable[..., tuple[Tensor, None]]:
-    """An edit of a layer: scores with those of a form between x̂ − x̄ added to them."""
-
-    def change(x: Tensor, q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> tuple[Tensor, None]:
-        hat = heads.norm.hat(exact(x))
-        k, v = for_every_head(k, q.shape[1]), for_every_head(v, q.shape[1])
-        mechanism, q, k = beside(mechanism, q, k, columns(heads, form(), hat - mean, hat))
-        return mechanism.attend(q, k, v.to(q.dtype)).to(out.dtype), None
+    def change() -> Form:
+        current_form = heads_form(heads)
+        return subtract_forms(RELEVANCE["symmetric"].build(heads, current_form, 0), current_form)
 
     return change
 
 
-def trained(
-    model: Running, edits: Edits, train: Windows, held: Windows, how: Healing, tell: Callable[[int, float], object]
+def make_score_edit(
+    heads: Heads, mean: Float[Tensor, " d"], get_form: Callable[[], Form]
+) -> Callable[..., tuple[Tensor, None]]:
+    """An edit of a layer: scores with those of a form between x̂ − x̄ added to them."""
+
+    def edit(x: Tensor, q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> tuple[Tensor, None]:
+        x_hat = heads.norm.normalise(at_least_float32(x))
+        k, v = repeat_kv_heads(k, q.shape[1]), repeat_kv_heads(v, q.shape[1])
+        mechanism, q, k = with_dot_columns(mechanism, q, k, query_key_columns(heads, get_form(), x_hat - mean, x_hat))
+        return mechanism.attend(q, k, v.to(q.dtype)).to(out.dtype), None
+
+    return edit
+
+
+def train_arm(
+    model: RunnableModel,
+    edits: LayerEdits,
+    train_windows: Windows,
+    held_out_windows: Windows,
+    settings: HealingSettings,
+    on_measurement: Callable[[int, float], object],
 ) -> dict[str, list[Any]]:
     """One arm: tokens seen and held-out losses; the weights are as before at the end."""
     weights = [p for p in model.network.parameters() if p.is_floating_point()]
-    before, trainable = [p.detach().clone() for p in weights], [p.requires_grad for p in weights]
+    initial_values, requires_grad = [p.detach().clone() for p in weights], [p.requires_grad for p in weights]
     model.network.requires_grad_(True)  # a model that is only looked at may be frozen
-    forget_accumulate_grad(weights)  # the View, which is made of them, holds them to the default stream
+    reset_accumulate_grad(weights)  # the View, which is made of them, holds them to the default stream
     on_gpu = model.device.type == "cuda"
-    optimiser = torch.optim.AdamW(weights, how.rate, (0.9, 0.95), weight_decay=0.0, capturable=on_gpu)
+    optimiser = torch.optim.AdamW(weights, settings.rate, (0.9, 0.95), weight_decay=0.0, capturable=on_gpu)
     # Columns beside a QK-norm take its scale from the View, whose gradients are gathered where no recording may wait.
-    normed = bool(edits) and any(heads.q_norm is not None for heads in predicting(model))
-    steps, looks = Recorder(on_gpu and not normed), Recorder(on_gpu)
+    has_qk_norm = bool(edits) and any(heads.q_norm is not None for heads in edited_heads(model))
+    train_recorder, eval_recorder = Recorder(on_gpu and not has_qk_norm), Recorder(on_gpu)
 
     @torch.enable_grad()
-    def learn(batch: Windows) -> Tensor:
-        loss = losses(model.run_batch(batch, edits), batch).mean()
+    def train_step(batch: Windows) -> Tensor:
+        loss = next_token_losses(model.run_batch(batch, edits), batch).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
         return loss.detach()
 
-    found: dict[str, list[Any]] = {"tokens": [], "loss": []}
+    measurements: dict[str, list[Any]] = {"tokens": [], "loss": []}
     try:
-        for step in range(how.steps + 1):
-            if step in how.measured():
-                found["tokens"].append(step * how.batch * how.length)
-                found["loss"].append(measure(model, edits, held, how.batch, looks))
-                tell(int(found["tokens"][-1]), found["loss"][-1])
-            if step < how.steps:
-                steps(learn, batch_of(train, how, step).to(model.device))
+        for step in range(settings.steps + 1):
+            if step in settings.evaluation_steps():
+                measurements["tokens"].append(step * settings.batch * settings.length)
+                measurements["loss"].append(
+                    held_out_loss(model, edits, held_out_windows, settings.batch, eval_recorder)
+                )
+                on_measurement(int(measurements["tokens"][-1]), measurements["loss"][-1])
+            if step < settings.steps:
+                train_recorder(train_step, sample_batch(train_windows, settings, step).to(model.device))
     finally:
         with torch.no_grad():
-            for parameter, kept, was in zip(weights, before, trainable, strict=True):
-                parameter.copy_(kept)
-                parameter.requires_grad_(was)
-    return found
+            for parameter, initial_value, required_grad in zip(weights, initial_values, requires_grad, strict=True):
+                parameter.copy_(initial_value)
+                parameter.requires_grad_(required_grad)
+    return measurements
 
 
 @torch.no_grad()
-def measure(model: Running, edits: Edits, held: Windows, batch: int, run: Recorder) -> float:
+def held_out_loss(
+    model: RunnableModel, edits: LayerEdits, held_out_windows: Windows, batch_size: int, recorder: Recorder
+) -> float:
     """Nats a token on all held-out windows."""
 
-    def nats(part: Windows) -> Tensor:
-        return losses(model.run_batch(part, edits), part).double().sum()
+    def nats(windows: Windows) -> Tensor:
+        return next_token_losses(model.run_batch(windows, edits), windows).double().sum()
 
-    total = sum(run(nats, part) for part in held.split(batch))
-    return float(total) / (held.numel() - len(held))
+    total = sum(recorder(nats, windows) for windows in held_out_windows.split(batch_size))
+    return float(total) / (held_out_windows.numel() - len(held_out_windows))
 
 
-def keep(out: Path, arm: str, found: dict[str, Any]) -> None:
+def save_arm(out: Path, arm: str, content: dict[str, Any]) -> None:
     """One file an arm, renamed into place."""
     out.mkdir(parents=True, exist_ok=True)
-    write_file(out / f"{arm}.json", lambda file: file.write_text(json.dumps(found) + "\n"))
+    write_file(out / f"{arm}.json", lambda file: file.write_text(json.dumps(content) + "\n"))
 
 
-def done(out: Path, arm: str, told: dict[str, Any]) -> bool:
+def is_arm_done(out: Path, arm: str, settings: dict[str, Any]) -> bool:
     """Whether an arm is there; one that was trained otherwise is refused."""
     file = out / f"{arm}.json"
     if not file.is_file():
         return False
-    held = json.loads(file.read_text())["settings"]
-    for name, value in told.items():
-        if held.get(name) != value:
+    stored = json.loads(file.read_text())["settings"]
+    for name, value in settings.items():
+        if stored.get(name) != value:
             raise RheoscopeError(
-                f"{file} was made with {name}={held.get(name)}, now {name}={value}; type another --out"
+                f"{file} was made with {name}={stored.get(name)}, now {name}={value}; type another --out"
             )
     return True
 
 
-def healed(out: Path) -> "xarray.Dataset":
+def read_healing(out: Path) -> "xarray.Dataset":
     """What the arms in a folder came to."""
-    rows = {arm: json.loads((out / f"{arm}.json").read_text()) for arm in ARMS if (out / f"{arm}.json").is_file()}
-    if UNTOUCHED not in rows:
+    content_by_arm = {
+        arm: json.loads((out / f"{arm}.json").read_text()) for arm in ARMS if (out / f"{arm}.json").is_file()
+    }
+    if UNTOUCHED not in content_by_arm:
         raise RheoscopeError(f"{out} holds no healing; type rheoscope heal --data FILE --out {out}")
-    tokens, base = rows[UNTOUCHED]["tokens"], rows[UNTOUCHED]["loss"]
-    loss = [row["loss"] for row in rows.values()]
+    tokens, baseline_loss = content_by_arm[UNTOUCHED]["tokens"], content_by_arm[UNTOUCHED]["loss"]
+    loss = [row["loss"] for row in content_by_arm.values()]
     values = {
         "loss": loss,
-        "tokens_to_heal": [first_at(tokens, row, [base[0]] * len(base)) for row in loss],
-        "tokens_to_catch_up": [first_at(tokens, row, base) for row in loss],
+        "tokens_to_heal": [tokens_until_recovery(tokens, row, [baseline_loss[0]] * len(baseline_loss)) for row in loss],
+        "tokens_to_catch_up": [tokens_until_recovery(tokens, row, baseline_loss) for row in loss],
     }
-    settings = {name: str(value) for name, value in rows[UNTOUCHED]["settings"].items()}
-    return HEALING.answer(values, {"arm": list(rows), "tokens": tokens}, settings)
+    settings = {name: str(value) for name, value in content_by_arm[UNTOUCHED]["settings"].items()}
+    return HEALING.label(values, {"arm": list(content_by_arm), "tokens": tokens}, settings)
 
 
-def first_at(tokens: Sequence[float], loss: Sequence[float], wanted: Sequence[float]) -> float:
+def tokens_until_recovery(tokens: Sequence[float], loss: Sequence[float], reference: Sequence[float]) -> float:
     """The tokens after which a loss is back, NaN where it never was.
 
-    >>> first_at([0, 10, 20], [2.0, 1.5, 1.005], [1.0, 1.0, 1.0])
+    >>> tokens_until_recovery([0, 10, 20], [2.0, 1.5, 1.005], [1.0, 1.0, 1.0])
     20
     """
-    there: Iterator[float] = (at for at, own, other in zip(tokens, loss, wanted, strict=True) if own <= BACK * other)
-    return next(there, float("nan"))
+    recovered_at: Iterator[float] = (
+        n_tokens
+        for n_tokens, value, reference_value in zip(tokens, loss, reference, strict=True)
+        if value <= RECOVERY_FACTOR * reference_value
+    )
+    return next(recovered_at, float("nan"))
 
 
 HEALING = Analysis(

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rheoscope.learn.healing import ARMS, HEALING, Healing, heal
-from rheoscope.models.text_files import fragments
+from rheoscope.learn.healing import ARMS, HEALING, HealingSettings, heal
+from rheoscope.models.text_files import read_fragments
 from rheoscope.picture.blocks import Cell, Table
 from rheoscope.report.console import console
 from rheoscope.report.draw_result import picture_of
 from rheoscope.report.page import Page
-from rheoscope.report.progress_bars import asking_bar, opened
-from rheoscope.report.run_report import Files, write
+from rheoscope.report.progress_bars import load_model, progress_bar
+from rheoscope.report.run_report import OutputFiles, write_files
 from rheoscope.report.terminal import Terminal
-from rheoscope.running.runner import Running
+from rheoscope.running.runner import RunnableModel
 
 if TYPE_CHECKING:
     import xarray
 
-SAID = {
+ARM_DESCRIPTIONS = {
     "untouched": "the model as it is, trained on",
     "symmetric": "M made symmetric at step 0, then free",
     "symmetric_kept": "M made symmetric, and kept so",
@@ -29,80 +29,82 @@ SAID = {
     "cloud": "random, as large on the text",
     "spectrum": "M at random, of the spectrum of the symmetric one",
 }
-LETTERS = 20_000
+CHUNK_CHARACTERS = 20_000
 """Of a text that is tokenised as one."""
-TOGETHER = 64
+CHUNKS_PER_BATCH = 64
 """Such texts that are tokenised at once."""
 NOTE = "Back: within 1 % of the untouched model's loss, before any training (healed) or trained on as many tokens (caught up)."
 
 
-def show(
-    name: str | None,
+def run_healing(
+    model_name: str | None,
     device: str | None,
     data: Sequence[Path],
     out: Path,
-    how: Healing,
+    settings: HealingSettings,
     arms: Sequence[str] | None,
-    files: Files,
+    files: OutputFiles,
     explain: bool = False,
 ) -> None:
     """What `rheoscope heal` does."""
-    terminal, model = Terminal(console(), [], explain), opened(name, device, "float32")
-    found = heal(model, tokens_of(model, data), out, how, arms or ARMS, tell)
-    terminal.show(table_of(found))
-    terminal.files(write({"healing": found}, page_of(found).save if files.page else None, files))
+    terminal, model = Terminal(console(), [], explain), load_model(model_name, device, "float32")
+    result = heal(model, tokenise_files(model, data), out, settings, arms or ARMS, print_measurement)
+    terminal.print_block(build_table(result))
+    terminal.print_files(write_files({"healing": result}, build_page(result).save if files.wants_page else None, files))
 
 
-def tell(arm: str, tokens: int, loss: float) -> None:
+def print_measurement(arm: str, tokens: int, loss: float) -> None:
     """A line for every measurement, on stderr."""
     console(stderr=True).print(f"{arm}: held-out loss {loss:.4f} after {tokens:,} tokens")
 
 
-def tokens_of(model: Running, files: Sequence[Path]) -> torch.Tensor:
+def tokenise_files(model: RunnableModel, files: Sequence[Path]) -> torch.Tensor:
     """All tokens of some files, read as `rheoscope train` reads them, an empty line between documents; a tokenizer that begins every
     text with a token begins one in so many letters with it."""
-    with asking_bar("reading") as told:
-        text = "".join("\n\n" if one is None else one for file in files for one in fragments(file))
-        pieces = [text[at : at + LETTERS] for at in range(0, len(text), LETTERS)]
-        hear, found = told("tokenising"), [torch.zeros(0, dtype=torch.long)]
-        for low in range(0, len(pieces), TOGETHER):
-            found += map(torch.tensor, model.encode_many(pieces[low : low + TOGETHER]))
-            hear(len(found) - 1, len(pieces))
-    return torch.cat(found)
+    with progress_bar("reading") as start_task:
+        text = "".join("\n\n" if fragment is None else fragment for file in files for fragment in read_fragments(file))
+        chunks = [text[start : start + CHUNK_CHARACTERS] for start in range(0, len(text), CHUNK_CHARACTERS)]
+        on_progress, token_ids = start_task("tokenising"), [torch.zeros(0, dtype=torch.long)]
+        for first_chunk in range(0, len(chunks), CHUNKS_PER_BATCH):
+            token_ids += map(torch.tensor, model.encode_batch(chunks[first_chunk : first_chunk + CHUNKS_PER_BATCH]))
+            on_progress(len(token_ids) - 1, len(chunks))
+    return torch.cat(token_ids)
 
 
-def table_of(found: "xarray.Dataset") -> Table:
+def build_table(result: "xarray.Dataset") -> Table:
     """A row an arm."""
     header = [
         Cell("arm"),
         Cell("what it is"),
         Cell("loss at first"),
-        Cell("at the end", found.loss.attrs["definition"]),
-        Cell("healed after", found.tokens_to_heal.attrs["definition"]),
-        Cell("caught up after", found.tokens_to_catch_up.attrs["definition"]),
+        Cell("at the end", result.loss.attrs["definition"]),
+        Cell("healed after", result.tokens_to_heal.attrs["definition"]),
+        Cell("caught up after", result.tokens_to_catch_up.attrs["definition"]),
     ]
     rows = []
-    for arm in map(str, found.arm.values):
-        one = found.sel(arm=arm)
-        after = [tokens_in_words(float(one[name])) for name in ("tokens_to_heal", "tokens_to_catch_up")]
-        ends = f"{float(one.loss[0]):.4f}", f"{float(one.loss[-1]):.4f}"
-        rows.append([Cell(arm, style="bold"), Cell(SAID[arm]), *map(Cell, (*ends, *after))])
+    for arm in map(str, result.arm.values):
+        arm_result = result.sel(arm=arm)
+        token_counts = [format_tokens(float(arm_result[name])) for name in ("tokens_to_heal", "tokens_to_catch_up")]
+        first_and_last_loss = f"{float(arm_result.loss[0]):.4f}", f"{float(arm_result.loss[-1]):.4f}"
+        rows.append(
+            [Cell(arm, style="bold"), Cell(ARM_DESCRIPTIONS[arm]), *map(Cell, (*first_and_last_loss, *token_counts))]
+        )
     return Table(HEALING.question, header, rows, frozenset({0, 1}), note=NOTE)
 
 
-def tokens_in_words(count: float) -> str:
+def format_tokens(n_tokens: float) -> str:
     """A number of tokens, or that it did not come to it.
 
-    >>> tokens_in_words(4096.0), tokens_in_words(float("nan"))
+    >>> format_tokens(4096.0), format_tokens(float("nan"))
     ('4,096', 'not yet')
     """
-    return "not yet" if math.isnan(count) else f"{count:,.0f}"
+    return "not yet" if math.isnan(n_tokens) else f"{n_tokens:,.0f}"
 
 
-def page_of(found: "xarray.Dataset") -> Page:
+def build_page(result: "xarray.Dataset") -> Page:
     """The losses, and the table."""
-    table = table_of(found)
-    page = Page(HEALING.question, NOTE).drawing(picture_of(found))
-    return page.table("Every arm", table.header, table.rows, table.words).facts(
-        "How", {str(name): str(value) for name, value in found.attrs.items()}
+    table = build_table(result)
+    page = Page(HEALING.question, NOTE).with_picture(picture_of(result))
+    return page.with_table("Every arm", table.header, table.rows, table.text_columns).with_facts(
+        "How", {str(name): str(value) for name, value in result.attrs.items()}
     )

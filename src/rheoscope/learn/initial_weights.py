@@ -14,68 +14,71 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from rheoscope.attention.zoo import ZOO
-from rheoscope.models.checkpoint import DRAWS
+from rheoscope.models.checkpoint import INIT_FUNCTIONS
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer, Translator, build
 
 
-def drawn(config: Config, seed: int) -> Transformer | Translator:
+def initial_model(config: Config, seed: int) -> Transformer | Translator:
     """The model of a config at its initial weights.
 
     **Laws** the same for the same seed; equal in every parameter of the same name, shape and start to that of another config.
 
-    >>> one, other = (drawn(Config(vocabulary=9, width=8, depth=1, heads=2, hidden=hidden), 3) for hidden in (16, 24))
+    >>> one, other = (initial_model(Config(vocabulary=9, width=8, depth=1, heads=2, hidden=hidden), 3) for hidden in (16, 24))
     >>> torch.equal(one.stack.blocks[0].attention.read.weight, other.stack.blocks[0].attention.read.weight)
     True
     """
-    config = with_seed(config, seed)
-    with torch.random.fork_rng(devices=[]), ByName(seed, names_of_draws(config)):
+    config = with_mechanism_seed(config, seed)
+    with torch.random.fork_rng(devices=[]), SeedInitByName(seed, initialised_parameter_names(config)):
         torch.default_generator.manual_seed(seed)
         return build(config)
 
 
-def names_of_draws(config: Config) -> list[str]:
+def initialised_parameter_names(config: Config) -> list[str]:
     """For whom each draw is, in the order in which a model of this config draws: the parameter, or its number where it is for none.
 
     A parameter is known by the module that it was made for: some are cut down after they were drawn.
     """
     owners: dict[int, tuple[nn.Module, str]] = {}
-    heard = register_module_parameter_registration_hook(
-        lambda module, name, own: owners.setdefault(id(own), (module, name)) and None
+    hook = register_module_parameter_registration_hook(
+        lambda module, name, parameter: owners.setdefault(id(parameter), (module, name)) and None
     )
     try:
-        with torch.device("meta"), Listed() as listed:
-            modules = {id(module): name for name, module in build(config).named_modules()}
+        with torch.device("meta"), RecordInit() as recorder:
+            module_names = {id(module): name for name, module in build(config).named_modules()}
     finally:
-        heard.remove()
-    found = [owners.get(id(own)) for own in listed.drawn_for]
-    return [f"{at}" if one is None else f"{modules.get(id(one[0]), at)}.{one[1]}" for at, one in enumerate(found)]
+        hook.remove()
+    draw_owners = [owners.get(id(parameter)) for parameter in recorder.tensors]
+    return [
+        f"{index}" if owner is None else f"{module_names.get(id(owner[0]), index)}.{owner[1]}"
+        for index, owner in enumerate(draw_owners)
+    ]
 
 
-def with_seed(config: Config, seed: int) -> Config:
+def with_mechanism_seed(config: Config, seed: int) -> Config:
     """The config with a mechanism that starts from this seed, where it draws maps of its own and no seed was given."""
-    named = ZOO.get(config.mechanism)
-    if named is None or "seed" not in signature(named.make).parameters:
+    zoo_entry = ZOO.get(config.mechanism)
+    if zoo_entry is None or "seed" not in signature(zoo_entry.factory).parameters:
         return config
-    return config.but(options={"seed": seed} | config.options)
+    return config.with_changes(options={"seed": seed} | config.options)
 
 
-class Listed(TorchFunctionMode):
+class RecordInit(TorchFunctionMode):
     """Meanwhile nothing is drawn; what initial weights were to be drawn for is written down, in order."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.drawn_for: list[Tensor] = []
+        self.tensors: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in DRAWS:
-            own: Tensor = args[0] if args else (kwargs or {})["tensor"]
-            self.drawn_for.append(own)
-            return own
+        if func in INIT_FUNCTIONS:
+            tensor: Tensor = args[0] if args else (kwargs or {})["tensor"]
+            self.tensors.append(tensor)
+            return tensor
         return func(*args, **kwargs or {})
 
 
-class ByName(TorchFunctionMode):
+class SeedInitByName(TorchFunctionMode):
     """Meanwhile the draws, in order, are those of these names."""
 
     def __init__(self, seed: int, names: list[str]) -> None:
@@ -83,7 +86,7 @@ class ByName(TorchFunctionMode):
         self.seed, self.names = seed, iter(names)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in DRAWS:
-            told = hashlib.sha256(f"{self.seed} {next(self.names)}".encode()).digest()
-            torch.default_generator.manual_seed(int.from_bytes(told[:7], "big"))
+        if func in INIT_FUNCTIONS:
+            digest = hashlib.sha256(f"{self.seed} {next(self.names)}".encode()).digest()
+            torch.default_generator.manual_seed(int.from_bytes(digest[:7], "big"))
         return func(*args, **kwargs or {})

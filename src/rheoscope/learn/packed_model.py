@@ -3,8 +3,8 @@
     a cloud of tokens           (b, n, d)      ─►  (seeds · b, n, d)      seeds are folded into the batch
     a matrix of weights         (out, in)      ─►  (seeds, out, in)       one product for all seeds (bmm)
 
-So attention, positions, masks and losses see nothing but a larger batch; only modules that hold parameters know of seeds. `PACKED` says
-how each kind does: one class, one line. A kind that is not there is refused by name.
+So attention, positions, masks and losses see nothing but a larger batch; only modules that hold parameters know of seeds.
+`PACKED_FORMS` says how each kind does: one class, one line. A kind that is not there is refused by name.
 """
 
 import copy
@@ -17,28 +17,29 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rheoscope.attention.definition import Masked, positions
-from rheoscope.attention.mask import Mask, Table, as_mask
+from rheoscope.attention.definition import MaskLike, query_key_positions
+from rheoscope.attention.mask import BooleanMask, Mask, as_mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
-from rheoscope.attention.parameters import with_parts, with_tensors
-from rheoscope.attention.position import ALiBi, NoPosition
-from rheoscope.models.checkpoint import Undrawn
-from rheoscope.models.position_modules import LearnedTable, Places
+from rheoscope.attention.parameters import with_fields, with_tensors
+from rheoscope.attention.position import NoPosition
+from rheoscope.attention.position_bias import ALiBi
+from rheoscope.models.checkpoint import SkipInit
+from rheoscope.models.position_modules import LearnedTable, PositionEncoding
 from rheoscope.models.projections import SymmetricSkew, TiedPositional
-from rheoscope.models.transformer import Embedding, Linear, Transformer, Translator, architecture
+from rheoscope.models.transformer import Embedding, Linear, Transformer, Translator, make_architecture
 from rheoscope.shapes import RheoscopeError
 
 Cloud = Float[Tensor, "sb n d"]
-Hold = Callable[[Tensor], nn.Parameter]
+PackParameter = Callable[[Tensor], nn.Parameter]
 """From a parameter of the first model to that of all, one below the other: (…) to (seeds, …). The same one for a tied one."""
 
 
-class CannotPack(RheoscopeError):
+class PackingError(RheoscopeError):
     """Why models cannot be trained as one; one after another they can."""
 
 
-class Packed(nn.Module):
+class PackedModel(nn.Module):
     """Models of one shape as one: ids (seeds · b, n), the rows of the first seed first, give logits (seeds · b, n, vocabulary).
 
     An encoder-decoder takes what it takes alone, sources, targets and which tokens of the sources are real, each (seeds · b, …).
@@ -51,27 +52,29 @@ class Packed(nn.Module):
 
     >>> from rheoscope.models.config import Config
     >>> models = [Transformer(Config(vocabulary=9, width=8, depth=1, heads=2)) for _ in range(3)]
-    >>> Packed(models)(torch.tensor([[1, 2], [1, 2], [1, 2]])).shape
+    >>> PackedModel(models)(torch.tensor([[1, 2], [1, 2], [1, 2]])).shape
     torch.Size([3, 2, 9])
     """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         super().__init__()
         self.configs = [model.config for model in models if isinstance(model, Transformer | Translator)]
-        named = [dict(model.named_parameters(remove_duplicate=False)) for model in models]
-        if len({tuple((name, p.shape) for name, p in one.items()) for one in named}) != 1:
-            raise CannotPack("only models of one shape are packed, got several; pack each shape by itself")
+        parameters_by_model = [dict(model.named_parameters(remove_duplicate=False)) for model in models]
+        if len({tuple((name, p.shape) for name, p in parameters.items()) for parameters in parameters_by_model}) != 1:
+            raise PackingError("only models of one shape are packed, got several; pack each shape by itself")
         body = copy.deepcopy(models[0])
-        held: dict[int, nn.Parameter] = {}
-        for name, own in body.named_parameters(remove_duplicate=False):
-            if id(own) not in held:
-                held[id(own)] = nn.Parameter(torch.stack([one[name].detach() for one in named]))
-        packed = packed_module(body, lambda own: held[id(own)])
-        assert isinstance(packed, Transformer | Translator)  # its parts are others, it is still one
-        self.body = packed
+        stacked_parameters: dict[int, nn.Parameter] = {}
+        for name, parameter in body.named_parameters(remove_duplicate=False):
+            if id(parameter) not in stacked_parameters:
+                stacked_parameters[id(parameter)] = nn.Parameter(
+                    torch.stack([parameters[name].detach() for parameters in parameters_by_model])
+                )
+        packed_body = pack_module(body, lambda parameter: stacked_parameters[id(parameter)])
+        assert isinstance(packed_body, Transformer | Translator)  # its parts are others, it is still one
+        self.body = packed_body
 
     @property
-    def seeds(self) -> int:
+    def n_seeds(self) -> int:
         return len(self.configs)
 
     @property
@@ -79,50 +82,50 @@ class Packed(nn.Module):
         """From points to logits."""
         return self.body.unembed
 
-    def points(self, *given: Tensor, hidden_states: list[Tensor] | None = None) -> Cloud:
+    def points(self, *inputs: Tensor, hidden_states: list[Tensor] | None = None) -> Cloud:
         """What is unembedded; `hidden_states` is filled with the points before every layer, and after the last."""
-        own: Callable[..., Tensor] = self.body.points
-        return own(*given) if hidden_states is None else own(*given, hidden_states=hidden_states)
+        body_points: Callable[..., Tensor] = self.body.points
+        return body_points(*inputs) if hidden_states is None else body_points(*inputs, hidden_states=hidden_states)
 
-    def forward(self, *given: Tensor) -> Float[Tensor, "sb n v"]:
-        logits: Tensor = self.body(*given)
+    def forward(self, *inputs: Tensor) -> Float[Tensor, "sb n v"]:
+        logits: Tensor = self.body(*inputs)
         return logits
 
     @torch.no_grad()
-    def unpack(self, at: int) -> Transformer | Translator:
+    def unpack(self, index: int) -> Transformer | Translator:
         """One of the models by itself, on the CPU: for looks, checkpoints and every analysis.
 
         >>> from rheoscope.models.config import Config
         >>> model = Transformer(Config(vocabulary=9, width=8, depth=1, heads=2))
-        >>> torch.equal(Packed([model]).unpack(0).unembed.weight, model.unembed.weight)
+        >>> torch.equal(PackedModel([model]).unpack(0).unembed.weight, model.unembed.weight)
         True
         """
-        with Undrawn():
-            model = architecture(self.configs[at]).to(next(self.body.parameters()).dtype)
-        mine = dict(self.body.named_parameters(remove_duplicate=False))
-        for name, own in model.named_parameters():
-            own.copy_(mine[name][at])
+        with SkipInit():
+            model = make_architecture(self.configs[index]).to(next(self.body.parameters()).dtype)
+        packed_parameters = dict(self.body.named_parameters(remove_duplicate=False))
+        for name, parameter in model.named_parameters():
+            parameter.copy_(packed_parameters[name][index])
         return model
 
 
-def packed_module(module: nn.Module, hold: Hold) -> nn.Module:
+def pack_module(module: nn.Module, pack_parameter: PackParameter) -> nn.Module:
     """The module with every part that holds parameters in its packed form."""
-    if type(module) in PACKED:
-        return PACKED[type(module)](module, hold)
+    if type(module) in PACKED_FORMS:
+        return PACKED_FORMS[type(module)](module, pack_parameter)
     if any(True for _ in module.parameters(recurse=False)):
-        raise CannotPack(f"no packed form of {type(module).__name__} is known; add a line to PACKED")
+        raise PackingError(f"no packed form of {type(module).__name__} is known; add a line to PACKED_FORMS")
     for name, child in module.named_children():
-        setattr(module, name, packed_module(child, hold))
+        setattr(module, name, pack_module(child, pack_parameter))
     return module
 
 
 class PackedLinear(nn.Module):
     """x W_sᵀ + b_s for the rows of every seed s."""
 
-    def __init__(self, plain: nn.Linear, hold: Hold) -> None:
+    def __init__(self, module: nn.Linear, pack_parameter: PackParameter) -> None:
         super().__init__()
-        self.weight = hold(plain.weight)
-        self.bias = None if plain.bias is None else hold(plain.bias)
+        self.weight = pack_parameter(module.weight)
+        self.bias = None if module.bias is None else pack_parameter(module.bias)
 
     def forward(self, x: Cloud) -> Float[Tensor, "sb n out"]:
         rows, W = x.reshape(len(self.weight), -1, x.shape[-1]), self.weight.mT
@@ -133,86 +136,91 @@ class PackedLinear(nn.Module):
 class PackedEmbedding(nn.Module):
     """Row id + s · vocabulary of the tables of all seeds, one below the other."""
 
-    def __init__(self, plain: nn.Embedding, hold: Hold) -> None:
+    def __init__(self, module: nn.Embedding, pack_parameter: PackParameter) -> None:
         super().__init__()
-        self.weight = hold(plain.weight)
+        self.weight = pack_parameter(module.weight)
 
     def forward(self, ids: Int[Tensor, "sb n"]) -> Cloud:
-        seeds, vocabulary, _ = self.weight.shape
-        offset = vocabulary * torch.arange(seeds, device=ids.device)
+        n_seeds, vocabulary, _ = self.weight.shape
+        offset = vocabulary * torch.arange(n_seeds, device=ids.device)
         return functional.embedding(
-            (ids.reshape(seeds, -1) + offset[:, None]).view(ids.shape), self.weight.flatten(0, 1)
+            (ids.reshape(n_seeds, -1) + offset[:, None]).view(ids.shape), self.weight.flatten(0, 1)
         )
 
 
 class PackedRMSNorm(nn.Module):
     """x/rms times the gain of its seed."""
 
-    def __init__(self, plain: nn.RMSNorm, hold: Hold) -> None:
+    def __init__(self, module: nn.RMSNorm, pack_parameter: PackParameter) -> None:
         super().__init__()
-        self.weight, self.eps = hold(plain.weight), plain.eps
+        self.weight, self.eps = pack_parameter(module.weight), module.eps
 
     def forward(self, x: Cloud) -> Cloud:
-        return per_seed(self.weight, functional.rms_norm(x, x.shape[-1:], None, self.eps), torch.mul)
+        return combine_per_seed(self.weight, functional.rms_norm(x, x.shape[-1:], None, self.eps), torch.mul)
 
 
 class PackedLayerNorm(nn.LayerNorm):
     """(x − mean)/sd times the gain of its seed, plus its bias."""
 
-    def __init__(self, plain: nn.LayerNorm, hold: Hold) -> None:
-        super().__init__(plain.normalized_shape, plain.eps, elementwise_affine=False)
-        self.weight = hold(plain.weight)
-        self.bias = None if plain.bias is None else hold(plain.bias)
+    def __init__(self, module: nn.LayerNorm, pack_parameter: PackParameter) -> None:
+        super().__init__(module.normalized_shape, module.eps, elementwise_affine=False)
+        self.weight = pack_parameter(module.weight)
+        self.bias = None if module.bias is None else pack_parameter(module.bias)
 
     def forward(self, x: Cloud) -> Cloud:
-        y = per_seed(self.weight, functional.layer_norm(x, x.shape[-1:], None, None, self.eps), torch.mul)
-        return y if self.bias is None else per_seed(self.bias, y, torch.add)
+        y = combine_per_seed(self.weight, functional.layer_norm(x, x.shape[-1:], None, None, self.eps), torch.mul)
+        return y if self.bias is None else combine_per_seed(self.bias, y, torch.add)
 
 
-class PackedTable(Places):
+class PackedTable(PositionEncoding):
     """x_i + table_s[i], trained."""
 
-    def __init__(self, plain: LearnedTable, hold: Hold) -> None:
+    def __init__(self, module: LearnedTable, pack_parameter: PackParameter) -> None:
         super().__init__()
-        self.table = hold(plain.table)
+        self.table = pack_parameter(module.table)
 
-    def embedded(self, x: Cloud, at: slice) -> Cloud:
-        apart = x.unflatten(0, (len(self.table), -1))
-        return (apart + self.table[:, None, at].to(x.dtype)).flatten(0, 1)
+    def add_to_embeddings(self, x: Cloud, positions: slice) -> Cloud:
+        x_per_seed = x.unflatten(0, (len(self.table), -1))
+        return (x_per_seed + self.table[:, None, positions].to(x.dtype)).flatten(0, 1)
 
 
-def per_seed(own: Float[Tensor, "s d"], x: Cloud, of: Callable[[Tensor, Tensor], Tensor]) -> Cloud:
+def combine_per_seed(seed_rows: Float[Tensor, "s d"], x: Cloud, operation: Callable[[Tensor, Tensor], Tensor]) -> Cloud:
     """A row of each seed put together with all of its tokens."""
-    return of(x.view(len(own), -1, x.shape[-1]), own[:, None]).view_as(x)
+    return operation(x.view(len(seed_rows), -1, x.shape[-1]), seed_rows[:, None]).view_as(x)
 
 
 class PackedAttention(nn.Module):
     """A mechanism that learns: the seeds are told apart as heads are, each with tensors of its own."""
 
-    def __init__(self, plain: Attention, hold: Hold) -> None:
+    def __init__(self, attention: Attention, pack_parameter: PackParameter) -> None:
         super().__init__()
-        if len(plain.functions):
-            raise CannotPack("a score that is a module of its own has no packed form")
-        self.learned = nn.ParameterDict({name: hold(own) for name, own in plain.learned.items()})
-        self.paths, self.mechanism = plain.paths, OfSeeds({}, **parts(plain.mechanism))
+        if len(attention.functions):
+            raise PackingError("a score that is a module of its own has no packed form")
+        self.learned = nn.ParameterDict(
+            {name: pack_parameter(parameter) for name, parameter in attention.learned.items()}
+        )
+        self.parameter_paths, self.mechanism = (
+            attention.parameter_paths,
+            PerSeedMechanism({}, **mechanism_fields(attention.mechanism)),
+        )
 
-    def current(self) -> "OfSeeds":
+    def current_mechanism(self) -> "PerSeedMechanism":
         """The mechanism with the parameters as they are now."""
-        return with_parts(self.mechanism, tensors={self.paths[name]: x for name, x in self.learned.items()})
+        return with_fields(self.mechanism, tensors={self.parameter_paths[name]: x for name, x in self.learned.items()})
 
 
-ONE = Mechanism()
+TEMPLATE_MECHANISM = Mechanism()
 """What the mechanism of each seed is made from: one that is constructed inside a forward breaks the graph of torch 2.11."""
 
 
-def parts(mechanism: Mechanism) -> dict[str, Any]:
+def mechanism_fields(mechanism: Mechanism) -> dict[str, Any]:
     """The five of any mechanism, by name."""
-    return {part.name: getattr(mechanism, part.name) for part in fields(ONE)}
+    return {part.name: getattr(mechanism, part.name) for part in fields(TEMPLATE_MECHANISM)}
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class OfSeeds(Mechanism):
+class PerSeedMechanism(Mechanism):
     """A mechanism with tensors of its own for every seed, called as a mechanism is, on the queries of all seeds.
 
     A mechanism may learn something for every head; so h heads of s seeds are s · h heads of one.
@@ -224,74 +232,76 @@ class OfSeeds(Mechanism):
         super().__init__(**parts)
         object.__setattr__(self, "tensors", tensors)  # frozen from now on
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Masked = None, lowering: str | None = None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike = None, lowering: str | None = None) -> Tensor:
         """Each seed by its own tensors."""
         if not isinstance(self.position, ALiBi | NoPosition):
-            raise CannotPack("a packed mechanism that learns takes no table of buckets")
-        seeds, heads = len(next(iter(self.tensors.values()))), q.shape[1]
-        at = self.position
-        position = ALiBi(at.slopes.repeat(seeds)) if isinstance(at, ALiBi) else at
-        one = with_parts(ONE, **parts(self) | {"position": position})
-        mine = with_tensors(one, {path: of_each_head(x, heads) for path, x in self.tensors.items()})
-        permitted = None if mask is None else for_each_head(mask, q, k, seeds)
-        q, k, v = (seeds_as_heads(x, seeds) for x in (q, k, v))
-        out = mine.attend(q, k, v, permitted, lowering)
-        return out.unflatten(1, (seeds, heads)).transpose(0, 1).flatten(0, 1)
+            raise PackingError("a packed mechanism that learns takes no table of buckets")
+        n_seeds, n_heads = len(next(iter(self.tensors.values()))), q.shape[1]
+        encoding = self.position
+        position = ALiBi(encoding.slopes.repeat(n_seeds)) if isinstance(encoding, ALiBi) else encoding
+        base_mechanism = with_fields(TEMPLATE_MECHANISM, **mechanism_fields(self) | {"position": position})
+        seed_mechanism = with_tensors(
+            base_mechanism, {path: tensor_per_head(x, n_heads) for path, x in self.tensors.items()}
+        )
+        head_mask = None if mask is None else mask_per_head(mask, q, k, n_seeds)
+        q, k, v = (fold_seeds_into_heads(x, n_seeds) for x in (q, k, v))
+        out = seed_mechanism.attend(q, k, v, head_mask, lowering)
+        return out.unflatten(1, (n_seeds, n_heads)).transpose(0, 1).flatten(0, 1)
 
 
-def seeds_as_heads(x: Shaped[Tensor, "sb h n d"], seeds: int) -> Shaped[Tensor, "b sh n d"]:
+def fold_seeds_into_heads(x: Shaped[Tensor, "sb h n d"], n_seeds: int) -> Shaped[Tensor, "b sh n d"]:
     """Seeds that are folded into the batch, folded into the heads instead.
 
-    >>> seeds_as_heads(torch.zeros(6, 4, 5, 8), 3).shape
+    >>> fold_seeds_into_heads(torch.zeros(6, 4, 5, 8), 3).shape
     torch.Size([2, 12, 5, 8])
     """
-    return x.unflatten(0, (seeds, -1)).transpose(0, 1).flatten(1, 2)
+    return x.unflatten(0, (n_seeds, -1)).transpose(0, 1).flatten(1, 2)
 
 
-def for_each_head(
-    mask: Mask | str | Tensor, q: Float[Tensor, "sb h m d"], k: Float[Tensor, "sb g n d"], seeds: int
-) -> Table:
+def mask_per_head(
+    mask: Mask | str | Tensor, q: Float[Tensor, "sb h m d"], k: Float[Tensor, "sb g n d"], n_seeds: int
+) -> BooleanMask:
     """A mask of texts whose seeds are folded into the batch, where they are folded into the heads: each seed has texts of its own.
 
     >>> from rheoscope.attention.mask import Padding
     >>> real, q = torch.tensor([[True, True], [True, False]]), torch.zeros(2, 1, 2, 4)
-    >>> for_each_head(Padding(real), q, q, seeds=2).permitted.int().tolist()
+    >>> mask_per_head(Padding(real), q, q, n_seeds=2).allowed.int().tolist()
     [[[[1, 1], [1, 1]], [[1, 0], [1, 0]]]]
     """
-    permitted = as_mask(mask)(*positions(q.shape[-2], k.shape[-2], q.device))
-    return Table(seeds_as_heads(permitted.expand(*q.shape[:2], -1, -1), seeds))
+    allowed = as_mask(mask)(*query_key_positions(q.shape[-2], k.shape[-2], q.device))
+    return BooleanMask(fold_seeds_into_heads(allowed.expand(*q.shape[:2], -1, -1), n_seeds))
 
 
-def of_each_head(x: Float[Tensor, "s ..."], heads: int) -> Float[Tensor, "sh ..."]:
+def tensor_per_head(x: Float[Tensor, "s ..."], n_heads: int) -> Float[Tensor, "sh ..."]:
     """What a seed shares among its heads, or has for each of them, for every head of every seed.
 
-    >>> of_each_head(torch.zeros(3, 8, 6), 4).shape, of_each_head(torch.zeros(3, 4, 8, 6), 4).shape, of_each_head(torch.zeros(3), 4).shape
-    (torch.Size([12, 8, 6]), torch.Size([12, 8, 6]), torch.Size([12]))
+    >>> [tuple(tensor_per_head(torch.zeros(shape), 4).shape) for shape in ((3, 8, 6), (3, 4, 8, 6), (3,))]
+    [(12, 8, 6), (12, 8, 6), (12,)]
     """
-    own = x.ndim in (2, 4) and x.shape[1] == heads
-    return x.flatten(0, 1) if own else x.flatten(0, int(x.ndim in (2, 4))).repeat_interleave(heads, 0)
+    is_per_head = x.ndim in (2, 4) and x.shape[1] == n_heads
+    return x.flatten(0, 1) if is_per_head else x.flatten(0, int(x.ndim in (2, 4))).repeat_interleave(n_heads, 0)
 
 
-def packed_attention(plain: Attention, hold: Hold) -> nn.Module:
+def pack_attention(attention: Attention, pack_parameter: PackParameter) -> nn.Module:
     """As it is where nothing is learned: a batch is a batch."""
-    return PackedAttention(plain, hold) if any(True for _ in plain.parameters()) else plain
+    return PackedAttention(attention, pack_parameter) if any(True for _ in attention.parameters()) else attention
 
 
-def stacked(plain: nn.Module, hold: Hold) -> nn.Module:
+def stack_parameters(module: nn.Module, pack_parameter: PackParameter) -> nn.Module:
     """A module that knows by itself what to do with parameters of several models, (models, …)."""
-    for name, own in [*plain.named_parameters(recurse=False)]:
-        setattr(plain, name, hold(own))
-    return plain
+    for name, parameter in [*module.named_parameters(recurse=False)]:
+        setattr(module, name, pack_parameter(parameter))
+    return module
 
 
-PACKED: dict[type[nn.Module], Callable[[Any, Hold], nn.Module]] = {
+PACKED_FORMS: dict[type[nn.Module], Callable[[Any, PackParameter], nn.Module]] = {
     Linear: PackedLinear,
     Embedding: PackedEmbedding,
     nn.RMSNorm: PackedRMSNorm,
     nn.LayerNorm: PackedLayerNorm,
     LearnedTable: PackedTable,
-    Attention: packed_attention,
-    TiedPositional: stacked,
-    SymmetricSkew: stacked,
+    Attention: pack_attention,
+    TiedPositional: stack_parameters,
+    SymmetricSkew: stack_parameters,
 }
 """From a class that holds parameters to its packed form."""

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from rheoscope.files import job_settings
-from rheoscope.learn.race import Race
-from rheoscope.learn.rate_screen import Screen
-from rheoscope.models.recipes import Recipe, recipe
+from rheoscope.files import read_job_file
+from rheoscope.learn.race_plan import Race
+from rheoscope.learn.rate_screen import RateScreen
+from rheoscope.models.recipes import Recipe, recipe_by_name
 from rheoscope.shapes import RheoscopeError
 
-FILES = ("data", "held_out")
+PATH_SETTINGS = ("data", "held_out")
 
 
 @dataclass(frozen=True)
@@ -41,56 +41,60 @@ class Job:
     look: tuple[int, ...] = ()
     set: Mapping[str, Any] = field(default_factory=dict)
 
-    def of(self) -> Recipe:
+    def build_recipe(self) -> Recipe:
         """The recipe as it was changed."""
         changes = dict(self.set) | ({} if self.steps is None else {"steps": self.steps})
         try:
-            return recipe(self.recipe).but(**changes)
+            return recipe_by_name(self.recipe).with_changes(**changes)
         except RheoscopeError as error:  # what is typed in Python as name=value is typed here behind --set
             raise RheoscopeError(re.sub(r"; type (\w+=)", r"; type --set \1", str(error))) from error
 
-    def race(self) -> Race:
+    def build_race(self) -> Race:
         """What is raced."""
-        asked = Race(self.of(), self.mechanisms, self.seeds, self.rates, self.held_out_tokens)
-        strange = [step for step in self.look if step not in asked.marks()]
-        if strange:
+        race = Race(self.build_recipe(), self.mechanisms, self.seeds, self.rates, self.held_out_tokens)
+        unknown_steps = [step for step in self.look if step not in race.evaluation_steps()]
+        if unknown_steps:
             raise RheoscopeError(
-                f"a race is looked at where it is measured, {', '.join(map(str, asked.marks()))}; got --look {strange[0]}"
+                f"a race is looked at where it is measured, {', '.join(map(str, race.evaluation_steps()))}; got --look {unknown_steps[0]}"
             )
-        return asked
+        return race
 
-    def shorter(self) -> Screen | None:
+    def build_screen(self) -> RateScreen | None:
         """The race before it in which rates are chosen, where there is one."""
-        return Screen.of(self.screen) if self.screen else None
+        return RateScreen.parse(self.screen) if self.screen else None
 
 
-def from_mapping(told: Mapping[str, Any]) -> Job:
+def job_from_mapping(settings: Mapping[str, Any]) -> Job:
     """A job from what was typed and what a file says.
 
-    >>> from_mapping({"recipe": "tiny", "mechanisms": ["tied"], "data": ["a.txt"]}).race().seeds
+    >>> job_from_mapping({"recipe": "tiny", "mechanisms": ["tied"], "data": ["a.txt"]}).build_race().seeds
     12
     """
-    known = {one.name: one.type for one in fields(Job)}
-    for name, value in told.items():
-        if name not in known:
-            raise RheoscopeError(f"a race has no setting {name!r}; it has {', '.join(known)}")
+    field_types = {job_field.name: job_field.type for job_field in fields(Job)}
+    for name, value in settings.items():
+        if name not in field_types:
+            raise RheoscopeError(f"a race has no setting {name!r}; it has {', '.join(field_types)}")
         if isinstance(value, str) == (name not in ("recipe", "screen")):
-            raise RheoscopeError(f"{name} is {_kind(name)}, got {value!r}; write it so")
-    missing = next((name for name in ("recipe", "mechanisms") if not told.get(name)), None)
+            raise RheoscopeError(f"{name} is {_toml_type(name)}, got {value!r}; write it so")
+    missing = next((name for name in ("recipe", "mechanisms") if not settings.get(name)), None)
     if missing:
         raise RheoscopeError(
             f"a race needs a {missing}; type rheoscope race RECIPE --mechanisms A,B --data FILE… --out DIR"
         )
-    rows = {name: tuple(value) for name, value in told.items() if isinstance(value, list | tuple)}
-    return Job(**(dict(told) | rows | {name: tuple(map(Path, rows[name])) for name in FILES if name in rows}))
+    lists = {name: tuple(value) for name, value in settings.items() if isinstance(value, list | tuple)}
+    return Job(
+        **(dict(settings) | lists | {name: tuple(map(Path, lists[name])) for name in PATH_SETTINGS if name in lists})
+    )
 
 
-def _kind(name: str) -> str:
+def _toml_type(name: str) -> str:
     """How a setting is written in TOML."""
     return "a word" if name in ("recipe", "screen") else "a table" if name == "set" else "a list or a number"
 
 
-def from_toml(path: Path) -> dict[str, Any]:
+def settings_from_toml(path: Path) -> dict[str, Any]:
     """The settings of a TOML file; names of files in it are seen from where it lies."""
-    told = job_settings(path)
-    return told | {name: [path.parent / one for one in told[name]] for name in FILES if name in told}
+    settings = read_job_file(path)
+    return settings | {
+        name: [path.parent / file_name for file_name in settings[name]] for name in PATH_SETTINGS if name in settings
+    }

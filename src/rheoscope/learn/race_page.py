@@ -6,87 +6,110 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rheoscope.learn.curves import AHEAD, BEHIND, first_at, median, ratio
-from rheoscope.learn.entrants import ENTRANTS, dials
-from rheoscope.picture.field_panels import band, in_words
-from rheoscope.picture.picture import CLUSTERS, Axis, Line, Mark, Panel, Picture, Shape
+from rheoscope.learn.curves import AHEAD, BEHIND, interpolate_target_tokens, median_and_interval, tokens_ratio
+from rheoscope.learn.entrants import ENTRANTS, penalty_sweeps
+from rheoscope.picture.field_panels import band_marks, field_title
+from rheoscope.picture.picture import SERIES_COLOURS, Axis, Line, Mark, Panel, Picture, Shape
 from rheoscope.report.page import Page
-from rheoscope.statistics.nulls import student_ends
+from rheoscope.statistics.nulls import student_interval
 
 if TYPE_CHECKING:
     import xarray
 
 
-VERDICTS = {AHEAD: "first", BEHIND: "second"}
-LIMITS = {"asymmetry": "tied"}
+VERDICT_COLOURS = {AHEAD: "first", BEHIND: "second"}
+LIMIT_ENTRANTS = {"asymmetry": "tied"}
 """The entrant that a penalty of any strength leads to."""
-Seen = dict[str, list[dict[str, Any]]]
+Observations = dict[str, list[dict[str, Any]]]
 """Looks at the first seed of every entrant: step, values and nulls by name."""
 
 
-def page_of(found: "xarray.Dataset", speeds: dict[str, float], name: str, seen: Seen | None = None) -> Page:
+def build_page(
+    result: "xarray.Dataset", speeds: dict[str, float], name: str, observations: Observations | None = None
+) -> Page:
     """What the terminal shows, the curves, what was seen of the first seeds, and where the numbers come from."""
-    from rheoscope.learn.race_report import tables
+    from rheoscope.learn.race_report import report_tables
 
-    shown = tables(found, speeds)
-    page = Page(f"A race: {name}", shown[0].note)
-    for one in shown:
-        page = page.table(one.heading, one.header, one.rows, one.words, one.note)
-    page = page.drawing(picture(found))
-    if seen:
-        page = page.drawing(geometry(seen))
-    told = {
+    shown_tables = report_tables(result, speeds)
+    page = Page(f"A race: {name}", shown_tables[0].note)
+    for block in shown_tables:
+        page = page.with_table(block.heading, block.header, block.rows, block.text_columns, block.note)
+    page = page.with_picture(race_picture(result))
+    if observations:
+        page = page.with_picture(geometry_picture(observations))
+    descriptions = {
         entrant: ENTRANTS[entrant.partition("+")[0].partition(":")[0]].sentence
-        for entrant in map(str, found.entrant.values)
+        for entrant in map(str, result.entrant.values)
     }
-    return page.facts("Who raced", told).facts(
-        "Where the numbers come from", {k: str(v) for k, v in found.attrs.items()}
+    return page.with_facts("Who raced", descriptions).with_facts(
+        "Where the numbers come from", {k: str(v) for k, v in result.attrs.items()}
     )
 
 
-def picture(found: "xarray.Dataset") -> Picture:
+def race_picture(result: "xarray.Dataset") -> Picture:
     """Losses, differences from the baseline of the same seed, the loss at every rate of the grid, and along a dial where there is one."""
     return Picture(
         "The race",
         "Means over the seeds that did not diverge; bands are 95 % intervals of the mean by Student's law. A difference below 0 is ahead "
         "of the baseline.",
-        (_losses(found), _at_the_end(found), _differences(found), *_rates(found), *_dials(found)),
+        (
+            _loss_panel(result),
+            _final_difference_panel(result),
+            _difference_panel(result),
+            *_rate_panels(result),
+            *_sweep_panels(result),
+        ),
     )
 
 
-def geometry(seen: Seen) -> Picture:
+def geometry_picture(observations: Observations) -> Picture:
     """Every quantity of `rheoscope train --look` along training, a line an entrant."""
-    from rheoscope.learn.geometry_over_training import SEEN
+    from rheoscope.learn.geometry_over_training import QUANTITIES
 
-    found = {name: [one for one in SEEN if one in looks[0]["values"]] for name, looks in seen.items()}
+    quantities_by_entrant = {
+        name: [key for key in QUANTITIES if key in entrant_observations[0]["values"]]
+        for name, entrant_observations in observations.items()
+    }
     panels = []
-    for quantity in SEEN:
+    for quantity in QUANTITIES:
         marks = tuple(
             Line(
                 name,
-                np.array([look["step"] for look in looks], dtype=float),
-                np.array([_known(look["values"].get(quantity)) for look in looks]),
-                _colour(at),
-                "dashed" if at >= len(CLUSTERS) else "solid",
+                np.array([observation["step"] for observation in entrant_observations], dtype=float),
+                np.array([_nan_if_none(observation["values"].get(quantity)) for observation in entrant_observations]),
+                _series_colour(index),
+                "dashed" if index >= len(SERIES_COLOURS) else "solid",
             )
-            for at, (name, looks) in enumerate(seen.items())
-            if quantity in found[name]
+            for index, (name, entrant_observations) in enumerate(observations.items())
+            if quantity in quantities_by_entrant[name]
         )
         if marks:
-            panels.append(Panel(in_words(quantity), SEEN[quantity].told, marks, Axis("step"), Axis(in_words(quantity))))
+            panels.append(
+                Panel(
+                    field_title(quantity),
+                    QUANTITIES[quantity].definition,
+                    marks,
+                    Axis("step"),
+                    Axis(field_title(quantity)),
+                )
+            )
     return Picture("Geometry along training", "The first seed of every entrant; step 0 is untrained.", tuple(panels))
 
 
-def _known(value: float | None) -> float:
+def _nan_if_none(value: float | None) -> float:
     return np.nan if value is None else value
 
 
-def _losses(found: "xarray.Dataset") -> Panel:
-    begins = int(found.sizes["step"] > 2)  # untrained, all lose the same, and so much that nothing else can be seen
+def _loss_panel(result: "xarray.Dataset") -> Panel:
+    first_column = int(
+        result.sizes["step"] > 2
+    )  # untrained, all lose the same, and so much that nothing else can be seen
     marks = [
         mark
-        for at, name in enumerate(_names(found))
-        for mark in _curve(found.tokens.values[begins:], found.loss.values[at][:, begins:], name, at)
+        for index, name in enumerate(_entrant_names(result))
+        for mark in _mean_curve(
+            result.tokens.values[first_column:], result.loss.values[index][:, first_column:], name, index
+        )
     ]
     return Panel(
         "Held-out loss",
@@ -98,56 +121,56 @@ def _losses(found: "xarray.Dataset") -> Panel:
     )
 
 
-def _differences(found: "xarray.Dataset") -> Panel:
-    loss = found.loss.values
+def _difference_panel(result: "xarray.Dataset") -> Panel:
+    loss = result.loss.values
     marks = [
         mark
-        for at, name in enumerate(_names(found))
-        if at
-        for mark in _curve(found.tokens.values, loss[at] - loss[0], name, at)
+        for index, name in enumerate(_entrant_names(result))
+        if index
+        for mark in _mean_curve(result.tokens.values, loss[index] - loss[0], name, index)
     ]
-    zero = Line("baseline", found.tokens.values, np.zeros(found.sizes["step"]), "null", "dashed")
+    baseline_line = Line("baseline", result.tokens.values, np.zeros(result.sizes["step"]), "null", "dashed")
     return Panel(
         "Difference from the baseline",
         "paired by seed",
-        (zero, *marks),
+        (baseline_line, *marks),
         Axis("tokens"),
         Axis("loss − baseline's"),
         columns=2,
     )
 
 
-def _at_the_end(found: "xarray.Dataset") -> Panel:
+def _final_difference_panel(result: "xarray.Dataset") -> Panel:
     """Differences with their intervals, the best on top; the colour is the verdict."""
-    order = sorted(range(1, found.sizes["entrant"]), key=lambda at: -float(found.difference[at]))
-    names = [_names(found)[at] for at in order]
+    order = sorted(range(1, result.sizes["entrant"]), key=lambda index: -float(result.difference[index]))
+    names = [_entrant_names(result)[index] for index in order]
     marks: list[Mark] = []
-    for place, at in enumerate(order):
-        one = found.isel(entrant=at)
-        low, mean, high = (float(one[name]) for name in ("difference_low", "difference", "difference_high"))
-        colour = VERDICTS.get(str(one.verdict.values), "null")
-        tip = f"{names[place]}: {mean:+.4f} ({low:+.4f} to {high:+.4f}), {one.verdict.values}"
-        edges = [place - 0.18, place - 0.18, place + 0.18, place + 0.18]
+    for row, index in enumerate(order):
+        entrant = result.isel(entrant=index)
+        low, mean, high = (float(entrant[name]) for name in ("difference_low", "difference", "difference_high"))
+        colour = VERDICT_COLOURS.get(str(entrant.verdict.values), "null")
+        tip = f"{names[row]}: {mean:+.4f} ({low:+.4f} to {high:+.4f}), {entrant.verdict.values}"
+        edges = [row - 0.18, row - 0.18, row + 0.18, row + 0.18]
         marks += [
             Shape("", [low, high, high, low], edges, colour, 0.45, tip),
-            Line("", [mean], [place], colour, "dots"),
+            Line("", [mean], [row], colour, "dots"),
         ]
-    zero = Line("baseline", [0.0, 0.0], [-0.5, len(order) - 0.5], "null", "dashed")
+    baseline_line = Line("baseline", [0.0, 0.0], [-0.5, len(order) - 0.5], "null", "dashed")
     return Panel(
         "Who is ahead", "final loss less the baseline's with its 95 % interval; grey cannot be told",
-        (zero, *marks), Axis("loss − baseline's"), Axis("", tuple(names)), height=max(0.6, (len(order) * 19 + 56) / 236),
+        (baseline_line, *marks), Axis("loss − baseline's"), Axis("", tuple(names)), height=max(0.6, (len(order) * 19 + 56) / 236),
     )  # fmt: skip
 
 
-def _rates(found: "xarray.Dataset") -> list[Panel]:
+def _rate_panels(result: "xarray.Dataset") -> list[Panel]:
     """Only where somebody raced at several: of a screened race it is the screen that has them."""
-    if int(np.isfinite(found.loss_by_rate.values).sum(1).max()) < 2:
+    if int(np.isfinite(result.loss_by_rate.values).sum(1).max()) < 2:
         return []
-    rates = found.rate.values
+    rates = result.rate.values
     order = np.argsort(rates)
     marks = [
-        Line(name, rates[order], found.loss_by_rate.values[at][order], _colour(at))
-        for at, name in enumerate(_names(found))
+        Line(name, rates[order], result.loss_by_rate.values[index][order], _series_colour(index))
+        for index, name in enumerate(_entrant_names(result))
     ]
     panel = Panel(
         "Learning rates",
@@ -159,65 +182,77 @@ def _rates(found: "xarray.Dataset") -> list[Panel]:
     return [panel]
 
 
-def _dials(found: "xarray.Dataset") -> list[Panel]:
+def _sweep_panels(result: "xarray.Dataset") -> list[Panel]:
     """For every penalty that entrants have at several strengths: how far from the baseline, and how soon at the target, against λ."""
-    names, panels = _names(found), []
-    for penalty, along in dials(names).items():
-        strengths = np.array([strength for strength, _ in along])
-        panels += _dial(found, penalty, strengths, [names.index(name) for _, name in along])
+    names, panels = _entrant_names(result), []
+    for penalty, points in penalty_sweeps(names).items():
+        strengths = np.array([strength for strength, _ in points])
+        panels += _penalty_panels(result, penalty, strengths, [names.index(name) for _, name in points])
     return panels
 
 
-def _dial(found: "xarray.Dataset", penalty: str, strengths: np.ndarray, at: list[int]) -> list[Panel]:
-    rows = found.isel(entrant=at)
-    zero = Line("baseline", strengths, np.zeros(len(at)), "null", "dashed")
-    tied = [name for name in _names(found) if name == LIMITS.get(penalty)]
-    limit = [
-        Line(name, strengths, np.full(len(at), float(found.difference.sel(entrant=name))), "second", "dashed")
-        for name in tied
+def _penalty_panels(result: "xarray.Dataset", penalty: str, strengths: np.ndarray, indices: list[int]) -> list[Panel]:
+    rows = result.isel(entrant=indices)
+    baseline_line = Line("baseline", strengths, np.zeros(len(indices)), "null", "dashed")
+    limit_names = [name for name in _entrant_names(result) if name == LIMIT_ENTRANTS.get(penalty)]
+    limit_lines = [
+        Line(name, strengths, np.full(len(indices), float(result.difference.sel(entrant=name))), "second", "dashed")
+        for name in limit_names
     ]
-    once = Line("baseline", strengths, np.ones(len(at)), "null", "dashed")
-    far = band(strengths, rows.difference_low.values, rows.difference_high.values, "first", "95 % interval")
-    target, (middle, least, most) = soon(found, at)
-    soonest = band(strengths, least, most, "first", "interval of the median")
+    ratio_baseline = Line("baseline", strengths, np.ones(len(indices)), "null", "dashed")
+    difference_band = band_marks(
+        strengths, rows.difference_low.values, rows.difference_high.values, "first", "95 % interval"
+    )
+    target, (ratios, low, high) = common_target_ratios(result, indices)
+    ratio_band = band_marks(strengths, low, high, "first", "interval of the median")
     axis = Axis(f"λ of {penalty}", log=True)
     return [
         Panel(
-            f"Final loss along the dial: {penalty}", "difference from the baseline; the stronger, the further to the right",
-            (*far, Line(penalty, strengths, rows.difference.values), *limit, zero), axis, Axis("loss − baseline's"),
+            f"Final loss along the dial: {penalty}",
+            "difference from the baseline; the stronger, the further to the right",
+            (*difference_band, Line(penalty, strengths, rows.difference.values), *limit_lines, baseline_line),
+            axis,
+            Axis("loss − baseline's"),
         ),
         Panel(
-            f"Tokens along the dial: {penalty}", f"to a loss of {target:.4f}, which all reach, over the baseline's, median over seeds",
-            (*soonest, Line(penalty, strengths, middle), once),
-            axis, Axis("times the tokens"),
+            f"Tokens along the dial: {penalty}",
+            f"to a loss of {target:.4f}, which all reach, over the baseline's, median over seeds",
+            (*ratio_band, Line(penalty, strengths, ratios), ratio_baseline),
+            axis,
+            Axis("times the tokens"),
         ),
-    ]  # fmt: skip
-
-
-def soon(found: "xarray.Dataset", at: Sequence[int]) -> tuple[float, np.ndarray]:
-    """The loss that every seed of some entrants reaches, and how many times the baseline's tokens each takes to it: median, low, high."""
-    loss, tokens = torch.as_tensor(found.loss.values).double(), torch.as_tensor(found.tokens.values).double()
-    target = float(loss[[0, *at], :, -1].nan_to_num(-torch.inf).max())
-    base = first_at(target, tokens, loss[0])
-    return target, np.array([median(ratio(first_at(target, tokens, loss[one]), base)) for one in at]).T
-
-
-def _curve(x: np.ndarray, y: np.ndarray, name: str, at: int) -> list[Mark]:
-    """The mean over seeds in its band, of those that did not diverge; nothing where none is left."""
-    there = y[np.isfinite(y).all(1)]
-    if not len(there):
-        return []
-    low, high = (end.numpy() for end in student_ends(torch.as_tensor(there).mT))
-    style = "dashed" if at >= len(CLUSTERS) else "solid"
-    return [
-        *band(x, low, high, _colour(at), f"{name}, 95 % interval"),
-        Line(name, x, there.mean(0), _colour(at), style),
     ]
 
 
-def _names(found: "xarray.Dataset") -> list[str]:
-    return [str(name) for name in found.entrant.values]
+def common_target_ratios(result: "xarray.Dataset", indices: Sequence[int]) -> tuple[float, np.ndarray]:
+    """The loss that every seed of some entrants reaches, and how many times the baseline's tokens each takes to it: median, low, high."""
+    loss, tokens = torch.as_tensor(result.loss.values).double(), torch.as_tensor(result.tokens.values).double()
+    target = float(loss[[0, *indices], :, -1].nan_to_num(-torch.inf).max())
+    baseline_tokens = interpolate_target_tokens(target, tokens, loss[0])
+    return target, np.array(
+        [
+            median_and_interval(tokens_ratio(interpolate_target_tokens(target, tokens, loss[index]), baseline_tokens))
+            for index in indices
+        ]
+    ).T
 
 
-def _colour(at: int) -> str:
-    return CLUSTERS[at % len(CLUSTERS)]
+def _mean_curve(x: np.ndarray, y: np.ndarray, name: str, index: int) -> list[Mark]:
+    """The mean over seeds in its band, of those that did not diverge; nothing where none is left."""
+    finite_curves = y[np.isfinite(y).all(1)]
+    if not len(finite_curves):
+        return []
+    low, high = (end.numpy() for end in student_interval(torch.as_tensor(finite_curves).mT))
+    style = "dashed" if index >= len(SERIES_COLOURS) else "solid"
+    return [
+        *band_marks(x, low, high, _series_colour(index), f"{name}, 95 % interval"),
+        Line(name, x, finite_curves.mean(0), _series_colour(index), style),
+    ]
+
+
+def _entrant_names(result: "xarray.Dataset") -> list[str]:
+    return [str(name) for name in result.entrant.values]
+
+
+def _series_colour(index: int) -> str:
+    return SERIES_COLOURS[index % len(SERIES_COLOURS)]

@@ -7,58 +7,70 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rheoscope.files import check_outputs, undone
-from rheoscope.learn.curves import AHEAD, BEHIND, LEVEL
-from rheoscope.learn.distributed_race import race_spread
+from rheoscope.files import check_outputs, remove_created
+from rheoscope.learn.curves import AHEAD, BEHIND, SIGNIFICANCE_LEVEL
+from rheoscope.learn.distributed_race import run_distributed_race
 from rheoscope.learn.entrants import BASELINE, ENTRANTS
-from rheoscope.learn.race import Look, Race, Tell, Way, fitting, race
-from rheoscope.learn.race_files import DATA, RACE, SCREEN, from_logs, screen_file, write_logs
-from rheoscope.learn.race_job import Job, from_mapping, from_toml
-from rheoscope.learn.race_result import FIELDS, looks, result, times
-from rheoscope.learn.train_report import preparing
-from rheoscope.learn.training_time import in_words
-from rheoscope.messages.numbers import fixed, plural, short
-from rheoscope.models.corpus_sources import check_data, task_for
-from rheoscope.models.recipes import setting
+from rheoscope.learn.race import OnProgress, PackObserver, TrainingMode, run_race, with_task_vocabulary
+from rheoscope.learn.race_files import (
+    DATA_FOLDER,
+    RACE_FILE,
+    SCREEN_FOLDER,
+    restore_from_logs,
+    screen_logs_file,
+    write_logs,
+)
+from rheoscope.learn.race_job import Job, job_from_mapping, settings_from_toml
+from rheoscope.learn.race_plan import Race
+from rheoscope.learn.race_result import FIELDS, best_rate_observations, median_speeds, race_result
+from rheoscope.learn.train_report import preparation_bar
+from rheoscope.learn.training_time import format_duration
+from rheoscope.messages.numbers import format_fixed, format_number, pluralise
+from rheoscope.models.corpus_sources import check_data, load_task
+from rheoscope.models.recipes import parse_setting
 from rheoscope.models.task import Task
-from rheoscope.models.train import Place, placed
-from rheoscope.picture.blocks import Cell, Table, cells
-from rheoscope.ray_workers import how_many, set_threads
+from rheoscope.models.train import Process, distributed_process
+from rheoscope.picture.blocks import Cell, Table, to_cells
+from rheoscope.ray_workers import set_threads, worker_count
 from rheoscope.report.console import console
-from rheoscope.report.csv_files import check_tables, save_csv
-from rheoscope.report.json_file import as_json, write_json
-from rheoscope.report.progress_bars import asking_bar
+from rheoscope.report.csv_files import check_table_directory, save_csv
+from rheoscope.report.json_file import dataset_to_json, write_json
+from rheoscope.report.progress_bars import progress_bar
 from rheoscope.report.terminal import Terminal
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
     import xarray
 
-COLOURS = {AHEAD: "green", BEHIND: "red"}
+VERDICT_STYLES = {AHEAD: "green", BEHIND: "red"}
 
 
 def show_entrants() -> None:
     """What `rheoscope race --list` does."""
-    rows = [cells([name, one.sentence]) for name, one in ENTRANTS.items()]
+    rows = [to_cells([name, entrant.sentence]) for name, entrant in ENTRANTS.items()]
     terminal = Terminal(console(), [])
-    terminal.show(Table("Entrants", cells(["entrant", "what it is"]), rows, frozenset({0, 1})))
-    terminal.line(
+    terminal.print_block(Table("Entrants", to_cells(["entrant", "what it is"]), rows, frozenset({0, 1})))
+    terminal.print_line(
         "NAME:parameters and NAME:flops have an FFN as wide as it takes to match the recipe's own model", "dim"
     )
 
 
-def asked(job: Path | None, typed: Mapping[str, Any], settings: Sequence[str]) -> Job:
+def make_job(job_file: Path | None, options: Mapping[str, Any], assignments: Sequence[str]) -> Job:
     """What a file says, and what was typed, which goes before."""
-    told = {} if job is None else from_toml(job)
-    given = {name: one for name, one in typed.items() if one}
-    if "look" in given:
-        from rheoscope.learn.geometry_over_training import marked
+    file_settings = {} if job_file is None else settings_from_toml(job_file)
+    typed_settings = {name: value for name, value in options.items() if value}
+    if "look" in typed_settings:
+        from rheoscope.learn.geometry_over_training import parse_steps
 
-        given["look"] = marked(given["look"])
-    return from_mapping(told | given | {"set": told.get("set", {}) | dict(setting(one) for one in settings)})
+        typed_settings["look"] = parse_steps(typed_settings["look"])
+    return job_from_mapping(
+        file_settings
+        | typed_settings
+        | {"set": file_settings.get("set", {}) | dict(parse_setting(assignment) for assignment in assignments)}
+    )
 
 
-def show_race(
+def run_race_job(
     job: Job,
     out: Path,
     device: str | None = None,
@@ -66,60 +78,73 @@ def show_race(
     workers: int | None = None,
     address: str | None = None,
     threads: int | None = None,
-    join: Path | None = None,
+    join_logs: Path | None = None,
 ) -> bool:
     """Prepare the data, race or go on racing, also where only logs are left; gives whether this process is the one that tells of it."""
-    wanted, shorter = job.race(), job.shorter()
-    wanted.packs()  # a name that is not known is told before anything is prepared
+    full_race, screen = job.build_race(), job.build_screen()
+    full_race.packs()  # a name that is not known is told before anything is prepared
     check_data(job.recipe, [*job.data, *job.held_out])
-    before = None if shorter is None else shorter.race(wanted)
-    with placed(device) as place:
-        with undone(out) if place.first else nullcontext(), preparing(place.first) as told:
-            task, _ = task_for(job.recipe, wanted.recipe, job.data, job.held_out, out / DATA, place, told)
-            if place.first and join is not None:
-                begins = 0 if shorter is None else shorter.seeds
-                from_logs(join, out, fitting(replace(wanted, first_seed=begins), task).told(task))
-        many = how_many_workers(workers, address, device, place)
+    screening_race = None if screen is None else screen.screening_race(full_race)
+    with distributed_process(device) as process:
+        with remove_created(out) if process.is_first else nullcontext(), preparation_bar(process.is_first) as on_stage:
+            task, _ = load_task(
+                job.recipe, full_race.recipe, job.data, job.held_out, out / DATA_FOLDER, process, on_stage
+            )
+            if process.is_first and join_logs is not None:
+                first_seed = 0 if screen is None else screen.seeds
+                restore_from_logs(
+                    join_logs, out, with_task_vocabulary(replace(full_race, first_seed=first_seed), task).to_json(task)
+                )
+        n_workers = ray_worker_count(workers, address, device, process)
 
-        def run(asked: Race, where: Path, tell: Tell, look: Look | None = None) -> None:
-            if many:
-                way = Way(deterministic=deterministic, look=look)
-                race_spread(asked, task, where, many, address, threads, device, way, tell, _say)
+        def run(race: Race, folder: Path, on_progress: OnProgress, observe: PackObserver | None = None) -> None:
+            if n_workers:
+                mode = TrainingMode(deterministic=deterministic, observe=observe)
+                run_distributed_race(race, task, folder, n_workers, address, threads, device, mode, on_progress, _log)
             else:
-                race(asked, task, where, device, deterministic=deterministic, tell=tell, say=_say, look=look)
+                run_race(
+                    race,
+                    task,
+                    folder,
+                    device,
+                    deterministic=deterministic,
+                    on_progress=on_progress,
+                    log=_log,
+                    observe=observe,
+                )
 
         try:
-            set_threads(None if many else threads)
-            with racing(place.first) as tell:
-                if shorter is not None and before is not None:
-                    run(before, out / SCREEN, tell)
-                    wanted = shorter.then(wanted, out / SCREEN)
-                run(wanted, out, tell, looking(job.look, wanted, task) if job.look else None)
+            set_threads(None if n_workers else threads)
+            with race_progress(process.is_first) as on_progress:
+                if screen is not None and screening_race is not None:
+                    run(screening_race, out / SCREEN_FOLDER, on_progress)
+                    full_race = screen.main_race(full_race, out / SCREEN_FOLDER)
+                run(full_race, out, on_progress, make_observer(job.look, full_race, task) if job.look else None)
         except KeyboardInterrupt:
-            _say(f"stopped; every turn that was finished is kept in {out}; type the same command to go on")
+            _log(f"stopped; every turn that was finished is kept in {out}; type the same command to go on")
             raise SystemExit(130) from None
-        return place.first
+        return process.is_first
 
 
-def looking(at: Sequence[int], wanted: Race, task: Task) -> Look:
+def make_observer(steps: Sequence[int], race: Race, task: Task) -> PackObserver:
     """Looks at the first seed of every entrant, kept in the folder of its pack, where `rheoscope learned` finds them."""
-    from rheoscope.learn.geometry_over_training import Looks
+    from rheoscope.learn.geometry_over_training import GeometryObserver
 
-    looks = Looks.of(at, Path(), task, wanted.recipe)
-    return lambda folder, step, model: replace(looks, out=folder)(step, model)
+    observer = GeometryObserver.from_task(steps, Path(), task, race.recipe)
+    return lambda folder, step, model: replace(observer, out=folder)(step, model)
 
 
-def how_many_workers(workers: int | None, address: str | None, device: str | None, place: Place) -> int:
+def ray_worker_count(workers: int | None, address: str | None, device: str | None, process: Process) -> int:
     """How many by Ray, 0 for none; under `torchrun` the processes are there already."""
-    if place.world == 1:
-        return how_many(workers, address, device)
+    if process.world_size == 1:
+        return worker_count(workers, address, device)
     if workers or address:
         raise RheoscopeError("torchrun and Ray both share out a race; type --workers without torchrun, or leave it out")
     return 0
 
 
 def show_report(
-    out: Path,
+    race_path: Path,
     target: float | None = None,
     halves: bool = False,
     logs: Path | None = None,
@@ -129,166 +154,188 @@ def show_report(
     explain: bool = False,
 ) -> None:
     """One table in the terminal; every number as JSON, tables as CSV, curves as a page, logs as one small file."""
-    screened = None if logs is None or not (out / SCREEN / RACE).exists() else screen_file(logs)
-    check_outputs([path for path in (logs, screened, json, html) if path is not None], csv)
+    screen_logs = (
+        None if logs is None or not (race_path / SCREEN_FOLDER / RACE_FILE).exists() else screen_logs_file(logs)
+    )
+    check_outputs([path for path in (logs, screen_logs, json, html) if path is not None], csv)
     if csv is not None:
-        check_tables(csv)
-    found, speeds = result(out, target, halves), times(out)
-    terminal, said = Terminal(console(), [], explain), []
-    for one in tables(found, speeds):
-        terminal.show(one)
+        check_table_directory(csv)
+    result, speeds = race_result(race_path, target, halves), median_speeds(race_path)
+    terminal, file_messages = Terminal(console(), [], explain), []
+    for block in report_tables(result, speeds):
+        terminal.print_block(block)
     if logs is not None:
-        said.append(write_logs(out, logs))
-    if screened is not None:
-        said.append(write_logs(out / SCREEN, screened))
+        file_messages.append(write_logs(race_path, logs))
+    if screen_logs is not None:
+        file_messages.append(write_logs(race_path / SCREEN_FOLDER, screen_logs))
     if json is not None:
-        said.append(write_json({"race": as_json(found), "tokens_per_second": speeds}, json))
+        file_messages.append(write_json({"race": dataset_to_json(result), "tokens_per_second": speeds}, json))
     if csv is not None:
-        said.append(save_csv({"race": found}, csv))
+        file_messages.append(save_csv({"race": result}, csv))
     if html is not None:
-        from rheoscope.learn.race_page import page_of
+        from rheoscope.learn.race_page import build_page
 
-        said.append(page_of(found, speeds, out.resolve().stem, looks(out)).save(html))
-    terminal.files(said)
+        file_messages.append(
+            build_page(result, speeds, race_path.resolve().stem, best_rate_observations(race_path)).save(html)
+        )
+    terminal.print_files(file_messages)
 
 
-def tables(found: "xarray.Dataset", speeds: dict[str, float]) -> list[Table]:
+def report_tables(result: "xarray.Dataset", speeds: dict[str, float]) -> list[Table]:
     """Who is ahead, and where it was kept, how long it took."""
-    return [table(found), *([speed_table(found, speeds)] if speeds else [])]
+    return [entrant_table(result), *([speed_table(result, speeds)] if speeds else [])]
 
 
-def table(found: "xarray.Dataset") -> Table:
+def entrant_table(result: "xarray.Dataset") -> Table:
     """An entrant a row: its loss, how far from the baseline, how sure, how soon."""
-    heads = {
+    field_by_column = {
         "entrant": "", "rate": "best_rate", "loss": "final_loss", "difference": "difference", "95 % interval": "difference_low",
         "p": "p_holm", "verdict": "verdict", "tokens": "tokens_ratio", "FLOPs": "flops_ratio", "reached": "reached",
         "diverged": "diverged",
     }  # fmt: skip
-    header = [Cell(name, FIELDS[field][1] if field else "") for name, field in heads.items()]
-    rows = [_row(found, at) for at in range(found.sizes["entrant"])]
-    told = found.attrs
-    going = "" if told["steps"] == told["steps_planned"] else f" of {told['steps_planned']:,}, the race goes on"
-    heading = f"Held-out loss after {told['steps']:,} steps{going}, {told['seeds']} seeds"
-    return Table(heading, header, rows, frozenset({0, 6}), note=note(found))
+    header = [Cell(name, FIELDS[field][1] if field else "") for name, field in field_by_column.items()]
+    rows = [_entrant_cells(result, index) for index in range(result.sizes["entrant"])]
+    attributes = result.attrs
+    progress_note = (
+        ""
+        if attributes["steps"] == attributes["steps_planned"]
+        else f" of {attributes['steps_planned']:,}, the race goes on"
+    )
+    heading = f"Held-out loss after {attributes['steps']:,} steps{progress_note}, {attributes['seeds']} seeds"
+    return Table(heading, header, rows, frozenset({0, 6}), note=table_note(result))
 
 
-def note(found: "xarray.Dataset") -> str:
+def table_note(result: "xarray.Dataset") -> str:
     """How the table was made, in words."""
-    told, rates = found.attrs, found.sizes["rate"]
-    same = told["rates_chosen_on"] == told["judged_on"]
-    chosen = "on the same seeds" if same else f"on seeds {told['rates_chosen_on']}, judged on seeds {told['judged_on']}"
-    grid = f"each at the best of {rates} rates, chosen {chosen}; " if rates > 1 else ""
-    ends = {float(found.rate.min()), float(found.rate.max())} if rates > 2 else set()
-    at = {str(name): float(rate) for name, rate in zip(found.entrant.values, found.best_rate.values, strict=True)}
-    outer = [name for name, rate in at.items() if rate in ends]
-    apart = [name for name, rate in at.items() if rate != at[BASELINE]]
-    others = plural(found.sizes["entrant"] - 1, "entrant")
+    attributes, n_rates = result.attrs, result.sizes["rate"]
+    same_seeds = attributes["rates_chosen_on"] == attributes["judged_on"]
+    seeds_text = (
+        "on the same seeds"
+        if same_seeds
+        else f"on seeds {attributes['rates_chosen_on']}, judged on seeds {attributes['judged_on']}"
+    )
+    rates_text = f"each at the best of {n_rates} rates, chosen {seeds_text}; " if n_rates > 1 else ""
+    grid_ends = {float(result.rate.min()), float(result.rate.max())} if n_rates > 2 else set()
+    rate_by_entrant = {
+        str(name): float(rate) for name, rate in zip(result.entrant.values, result.best_rate.values, strict=True)
+    }
+    at_grid_end = [name for name, rate in rate_by_entrant.items() if rate in grid_ends]
+    at_other_rate = [name for name, rate in rate_by_entrant.items() if rate != rate_by_entrant[BASELINE]]
+    entrants_text = pluralise(result.sizes["entrant"] - 1, "entrant")
     return (
-        f"Differences are paired by seed, {grid}p after Holm's correction over {others}. tokens and FLOPs: "
-        f"to a loss of {told['target']:.4f}, over the baseline's, median over seeds."
-        + f" At an end of the grid, where a wider one might help: {', '.join(outer)}." * bool(outer)
-        + f" At another rate than the baseline, so that a difference may be the rate's: {', '.join(apart)}."
-        * bool(apart)
+        f"Differences are paired by seed, {rates_text}p after Holm's correction over {entrants_text}. tokens and FLOPs: "
+        f"to a loss of {attributes['target']:.4f}, over the baseline's, median over seeds."
+        + f" At an end of the grid, where a wider one might help: {', '.join(at_grid_end)}." * bool(at_grid_end)
+        + f" At another rate than the baseline, so that a difference may be the rate's: {', '.join(at_other_rate)}."
+        * bool(at_other_rate)
     )
 
 
-def _row(found: "xarray.Dataset", at: int) -> list[Cell]:
-    one = {str(name): field.values[at] for name, field in found.data_vars.items() if field.dims == ("entrant",)}
-    base = at == 0
-    ends = f"{fixed(one['difference_low'], 4, True)} to {fixed(one['difference_high'], 4, True)}"
-    seeds = found.sizes["judged"]
+def _entrant_cells(result: "xarray.Dataset", index: int) -> list[Cell]:
+    values = {
+        str(name): variable.values[index]
+        for name, variable in result.data_vars.items()
+        if variable.dims == ("entrant",)
+    }
+    is_baseline = index == 0
+    interval_text = (
+        f"{format_fixed(values['difference_low'], 4, True)} to {format_fixed(values['difference_high'], 4, True)}"
+    )
+    n_seeds = result.sizes["judged"]
     return [
-        Cell(str(found.entrant.values[at]), style="bold"),
-        Cell(f"{one['best_rate']:g}"),
-        Cell(fixed(one["final_loss"], 4), small=f"±{fixed(one['final_sd'], 4)}"),
-        Cell("" if base else fixed(one["difference"], 4, True)),
-        Cell("" if base else ends),
-        Cell("" if base else p_value(one["p_holm"])),
-        Cell("baseline" if base else str(one["verdict"]), style=COLOURS.get(str(one["verdict"]), "")),
-        Cell(_times(one["tokens_ratio"])),
-        Cell(_times(one["flops_ratio"])),
-        Cell(f"{one['reached']} of {seeds}"),
-        Cell(str(one["diverged"] or "")),
+        Cell(str(result.entrant.values[index]), style="bold"),
+        Cell(f"{values['best_rate']:g}"),
+        Cell(format_fixed(values["final_loss"], 4), small_text=f"±{format_fixed(values['final_sd'], 4)}"),
+        Cell("" if is_baseline else format_fixed(values["difference"], 4, True)),
+        Cell("" if is_baseline else interval_text),
+        Cell("" if is_baseline else format_p_value(values["p_holm"])),
+        Cell(
+            "baseline" if is_baseline else str(values["verdict"]), style=VERDICT_STYLES.get(str(values["verdict"]), "")
+        ),
+        Cell(_format_ratio(values["tokens_ratio"])),
+        Cell(_format_ratio(values["flops_ratio"])),
+        Cell(f"{values['reached']} of {n_seeds}"),
+        Cell(str(values["diverged"] or "")),
     ]
 
 
-def p_value(p: float) -> str:
+def format_p_value(p: float) -> str:
     """A p value, short; where two digits would hide on which side of 5 % it lies, more.
 
-    >>> p_value(0.3), p_value(0.0509), p_value(0.0496), p_value(0.002), p_value(float("nan"))
+    >>> format_p_value(0.3), format_p_value(0.0509), format_p_value(0.0496), format_p_value(0.002), format_p_value(float("nan"))
     ('.30', '.0509', '.0496', '0.002', 'none')
     """
     if p < 0.01:
         return f"{p:.1g}"
-    return f"{p:.3g}".removeprefix("0") if round(p, 2) == LEVEL else short(p)
+    return f"{p:.3g}".removeprefix("0") if round(p, 2) == SIGNIFICANCE_LEVEL else format_number(p)
 
 
-def _times(ratio: float) -> str:
+def _format_ratio(ratio: float) -> str:
     """How many times as much; never where it was not reached by half of the seeds; nothing where the baseline was there at once."""
-    return "never" if ratio == float("inf") else "" if ratio != ratio else f"{fixed(ratio, 2)} ×"
+    return "never" if ratio == float("inf") else "" if ratio != ratio else f"{format_fixed(ratio, 2)} ×"
 
 
-def speed_table(found: "xarray.Dataset", speeds: dict[str, float]) -> Table:
+def speed_table(result: "xarray.Dataset", speeds: dict[str, float]) -> Table:
     """Tokens a second of every entrant on this machine, and its time to the target, beside the baseline's."""
-    base = speeds.get(BASELINE, float("nan"))
-    soon = dict(zip(map(str, found.entrant.values), map(float, found.tokens_ratio.values), strict=True))
+    baseline_speed = speeds.get(BASELINE, float("nan"))
+    tokens_ratio = dict(zip(map(str, result.entrant.values), map(float, result.tokens_ratio.values), strict=True))
     rows = [
         [
             Cell(name, style="bold"),
             Cell(f"{speed:,.0f}"),
-            Cell(_times(base / speed)),
-            Cell(_times(soon[name] * base / speed)),
+            Cell(_format_ratio(baseline_speed / speed)),
+            Cell(_format_ratio(tokens_ratio[name] * baseline_speed / speed)),
         ]
         for name, speed in speeds.items()
     ]
-    header = cells(["entrant", "tokens/s, all seeds", "time of a step", "time to target"])
+    header = to_cells(["entrant", "tokens/s, all seeds", "time of a step", "time to target"])
     return Table("How long it took here", header, rows, note="Of this machine, in turns; no part of --json's race.")
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     console(stderr=True).print(line, soft_wrap=True, markup=False)
 
 
 @contextmanager
-def racing(shown: bool) -> Iterator[Tell]:
+def race_progress(visible: bool) -> Iterator[OnProgress]:
     """Who is training, the rate and the time left: a bar on a terminal, a line now and then where stderr is a file or a pipe."""
-    where, pace = console(stderr=True), Pace()
-    if not shown:
-        yield lambda tokens, total, what: None
-    elif not where.is_terminal:
-        with asking_bar("racing") as say:
-            yield lambda tokens, total, what: say(f"{what}, {pace(tokens, total)},")(tokens, total)
+    stderr_console, pace = console(stderr=True), PaceEstimate()
+    if not visible:
+        yield lambda tokens, total, pack_name: None
+    elif not stderr_console.is_terminal:
+        with progress_bar("racing") as start_task:
+            yield lambda tokens, total, pack_name: start_task(f"{pack_name}, {pace(tokens, total)},")(tokens, total)
     else:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn()
-        with Progress(*columns, console=where, transient=True, refresh_per_second=4) as bars:
-            bar = bars.add_task("racing", total=None)
-            yield lambda tokens, total, what: bars.update(
-                bar, completed=tokens, total=total, description=f"{what}, {pace(tokens, total)}"
+        with Progress(*columns, console=stderr_console, transient=True, refresh_per_second=4) as display:
+            task_id = display.add_task("racing", total=None)
+            yield lambda tokens, total, pack_name: display.update(
+                task_id, completed=tokens, total=total, description=f"{pack_name}, {pace(tokens, total)}"
             )
 
 
-class Pace:
+class PaceEstimate:
     """How fast a race is since it was first asked, and how long it will take at that pace.
 
-    >>> pace = Pace()
-    >>> pace(100, 1000), pace.told(100, 300, 1000, seconds=2.0)
+    >>> pace = PaceEstimate()
+    >>> pace(100, 1000), pace.format_pace(100, 300, 1000, seconds=2.0)
     ('0 tokens/s', '100 tokens/s, 7 s left')
     """
 
     def __init__(self) -> None:
-        self.first: tuple[float, int] | None = None
+        self.start: tuple[float, int] | None = None
 
     def __call__(self, tokens: int, total: int) -> str:
         now = time.monotonic()
-        self.first = self.first or (now, tokens)
-        return self.told(self.first[1], tokens, total, now - self.first[0])
+        self.start = self.start or (now, tokens)
+        return self.format_pace(self.start[1], tokens, total, now - self.start[0])
 
     @staticmethod
-    def told(first: int, tokens: int, total: int, seconds: float) -> str:
+    def format_pace(start_tokens: int, tokens: int, total: int, seconds: float) -> str:
         """From so many tokens to so many, of all, in seconds."""
-        if tokens <= first or seconds <= 0:
+        if tokens <= start_tokens or seconds <= 0:
             return "0 tokens/s"
-        speed = (tokens - first) / seconds
-        return f"{speed:,.0f} tokens/s, {in_words((total - tokens) / speed)} left"
+        speed = (tokens - start_tokens) / seconds
+        return f"{speed:,.0f} tokens/s, {format_duration((total - tokens) / speed)} left"

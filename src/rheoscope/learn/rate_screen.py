@@ -14,63 +14,64 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rheoscope.learn.curves import best, read
-from rheoscope.learn.race import Race
+from rheoscope.learn.curves import best_curves, read_curves
+from rheoscope.learn.race_plan import Race
 from rheoscope.shapes import RheoscopeError
 
 
 @dataclass(frozen=True)
-class Screen:
+class RateScreen:
     """How short: so many seeds, so many steps.
 
-    >>> Screen.of("4x500")
-    Screen(seeds=4, steps=500)
+    >>> RateScreen.parse("4x500")
+    RateScreen(seeds=4, steps=500)
     """
 
     seeds: int
     steps: int
 
     @staticmethod
-    def of(told: str) -> "Screen":
+    def parse(text: str) -> "RateScreen":
         """As a person types it: SEEDSxSTEPS."""
-        found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", told)
-        if found is None:
-            raise RheoscopeError(f"a screen is SEEDSxSTEPS, got {told!r}; type --screen 4x500")
-        return Screen(int(found[1]), int(found[2]))
+        match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+        if match is None:
+            raise RheoscopeError(f"a screen is SEEDSxSTEPS, got {text!r}; type --screen 4x500")
+        return RateScreen(int(match[1]), int(match[2]))
 
-    def race(self, asked: Race) -> Race:
+    def screening_race(self, race: Race) -> Race:
         """The shorter race: the same schedule over fewer steps, measured at its end."""
-        whole = asked.recipe
-        if self.steps > whole.steps:
+        full_recipe = race.recipe
+        if self.steps > full_recipe.steps:
             raise RheoscopeError(
-                f"a screen is shorter than its race of {whole.steps:,} steps, got {self.steps:,}; "
-                f"type --screen {self.seeds}x{max(1, whole.steps // 4)}"
+                f"a screen is shorter than its race of {full_recipe.steps:,} steps, got {self.steps:,}; "
+                f"type --screen {self.seeds}x{max(1, full_recipe.steps // 4)}"
             )
-        warmup = round(whole.warmup * self.steps / whole.steps)
-        short = replace(whole, steps=self.steps, warmup=warmup, evaluate_every=self.steps)
-        names = tuple(dict.fromkeys(map(without_dial, asked.mechanisms)))
-        return replace(asked, recipe=short, mechanisms=names, seeds=self.seeds)
+        warmup = round(full_recipe.warmup * self.steps / full_recipe.steps)
+        short_recipe = replace(full_recipe, steps=self.steps, warmup=warmup, evaluate_every=self.steps)
+        names = tuple(dict.fromkeys(map(without_penalty, race.mechanisms)))
+        return replace(race, recipe=short_recipe, mechanisms=names, seeds=self.seeds)
 
-    def then(self, asked: Race, screened: Path) -> Race:
+    def main_race(self, race: Race, screen_folder: Path) -> Race:
         """The race itself: each entrant at its best rate of the shorter one, with seeds that come after its seeds."""
-        rates = best_rates(screened)
-        names = dict.fromkeys([*rates, *asked.mechanisms])
-        chosen = {name: rates[without_dial(name)] for name in names}
-        return replace(asked, first_seed=self.seeds, chosen=chosen)
+        rates = best_rates(screen_folder)
+        names = dict.fromkeys([*rates, *race.mechanisms])
+        chosen_rates = {name: rates[without_penalty(name)] for name in names}
+        return replace(race, first_seed=self.seeds, chosen=chosen_rates)
 
 
-def without_dial(name: str) -> str:
+def without_penalty(name: str) -> str:
     """The entrant whose rate one with a penalty takes: the same model without it.
 
-    >>> without_dial("untied+asymmetry=0.1"), without_dial("tied:parameters")
+    >>> without_penalty("untied+asymmetry=0.1"), without_penalty("tied:parameters")
     ('untied', 'tied:parameters')
     """
     return name.partition("+")[0]
 
 
-def best_rates(out: Path) -> Mapping[str, float]:
+def best_rates(race_path: Path) -> Mapping[str, float]:
     """The rate of the least mean loss for every entrant of a race."""
-    curves = read(out)
+    curves = read_curves(race_path)
     return {
-        name: best([one for one in curves if one.entrant == name]).rate for name in {c.entrant: None for c in curves}
+        name: best_curves([curve for curve in curves if curve.entrant == name]).rate
+        for name in {curve.entrant: None for curve in curves}
     }

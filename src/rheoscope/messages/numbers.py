@@ -3,20 +3,22 @@
 import math
 
 
-def plural(many: int, name: str) -> str:
+def pluralise(count: int, noun: str) -> str:
     """How many of something.
 
-    >>> plural(0, "head"), plural(1, "head"), plural(1200, "token")
+    >>> pluralise(0, "head"), pluralise(1, "head"), pluralise(1200, "token")
     ('0 heads', '1 head', '1,200 tokens')
     """
-    return f"{many:,} {name}" if many == 1 else f"{many:,} {name}s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def fixed(value: float, digits: int = 2, sign: bool = False) -> str:
+def format_fixed(value: float, digits: int = 2, sign: bool = False) -> str:
     """A number with so many digits, and no minus before a zero.
 
-    >>> fixed(-0.001), fixed(-0.25), fixed(0.25, 3, sign=True), fixed(-0.00001, 4, sign=True), fixed(float("nan"))
-    ('0.00', '-0.25', '+0.250', '0.0000', 'none')
+    >>> format_fixed(-0.001), format_fixed(0.25, 3, sign=True), format_fixed(float("nan"))
+    ('0.00', '+0.250', 'none')
+    >>> format_fixed(-0.25), format_fixed(-0.00001, 4, sign=True)
+    ('-0.25', '0.0000')
     """
     if not math.isfinite(value):
         return "none" if math.isnan(value) else f"{'-' if value < 0 else ''}∞"
@@ -24,11 +26,11 @@ def fixed(value: float, digits: int = 2, sign: bool = False) -> str:
     return text[1:] if text[0] in "+-" and not text.strip("+-0.") else text
 
 
-def short(value: float) -> str:
+def format_number(value: float) -> str:
     """A number, short: .89, 12.3, 7, none.
 
-    >>> short(0.894), short(12.34), short(7.0), short(-0.001), short(123.4), short(float("nan"))
-    ('.89', '12.3', '7', '.00', '123', 'none')
+    >>> [format_number(x) for x in (0.894, 12.34, 7.0, -0.001, 123.4, float("nan"))]
+    ['.89', '12.3', '7', '.00', '123', 'none']
     """
     if not math.isfinite(value):
         return "none" if math.isnan(value) else f"{'-' if value < 0 else ''}∞"

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.models.config import Config
-from rheoscope.models.projections import Factors, apart
-from rheoscope.models.trained_model import Trained, Translating
+from rheoscope.models.projections import Factors, separate_projections
+from rheoscope.models.trained_model import NativeTransformer, NativeTranslator
 from rheoscope.models.transformer import (
     Block,
     CrossAttention,
@@ -25,50 +25,53 @@ from rheoscope.models.transformer import (
     Stack,
     Translator,
 )
-from rheoscope.running.half_precision import in_float32, words_in_float32
+from rheoscope.running.half_precision import description_in_float32, embeddings_in_float32
 from rheoscope.running.loading_stages import Progress
-from rheoscope.running.stream import Description, Tap, post_norm_taps, pre_norm_taps
+from rheoscope.running.stream import ModelDescription, Tap, post_norm_taps, pre_norm_taps
 from rheoscope.running.weight_files import check_weights, fingerprint
-from rheoscope.space.cross_attention import Crossing
-from rheoscope.space.head import Heads, Norm
+from rheoscope.space.cross_attention import CrossHeads
+from rheoscope.space.head import Heads
+from rheoscope.space.model_parts import Norm
 from rheoscope.space.step import EMBED, Step
 from rheoscope.space.view import View
 
 Project = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
-def described(network: Any, tokenizer: Any, name: str, progress: Progress | None = None) -> Trained | Translating:
+def describe_model(
+    network: Any, tokenizer: Any, name: str, progress: Progress | None = None
+) -> NativeTransformer | NativeTranslator:
     """The model with its View, not yet certified."""
     check_weights(network)
     if isinstance(network, Translator):
-        source = describe(network.encoder)
-        target = describe(network.decoder, source.final_norm)
-        far = view_of(source, network.encoder, None, facts(network.encoder, name))
-        near = view_of(target, network.decoder, network.unembed, facts(network, name, progress))
-        return Translating(network, _library(tokenizer), target, near, source, far)
-    description = describe(network.stack)
-    view = view_of(description, network.stack, network.unembed, facts(network, name, progress))
-    return Trained(network, _library(tokenizer), description, view)
+        source = describe_stack(network.encoder)
+        target = describe_stack(network.decoder, source.final_norm)
+        source_view = build_view(source, network.encoder, None, model_facts(network.encoder, name))
+        target_view = build_view(target, network.decoder, network.unembed, model_facts(network, name, progress))
+        return NativeTranslator(network, _backend_tokenizer(tokenizer), target, target_view, source, source_view)
+    description = describe_stack(network.stack)
+    view = build_view(description, network.stack, network.unembed, model_facts(network, name, progress))
+    return NativeTransformer(network, _backend_tokenizer(tokenizer), description, view)
 
 
-def view_of(description: Description, stack: Stack, unembed: nn.Linear | None, facts: dict[str, Any]) -> View:
+def build_view(description: ModelDescription, stack: Stack, unembed: nn.Linear | None, facts: dict[str, Any]) -> View:
     """The View of a stack; the encoder of a Translator has no unembedding."""
-    embed, read_out = words_in_float32(stack.embed.weight, None if unembed is None else unembed.weight.T)
+    embed, unembed_matrix = embeddings_in_float32(stack.embed.weight, None if unembed is None else unembed.weight.T)
     return View(
-        blocks=description.blocks,
+        layer_heads=description.layer_heads,
         embed=embed,
         embed_scale=stack.scale,
-        unembed=read_out,
+        unembed=unembed_matrix,
         final_norm=description.final_norm,
         mlps=description.mlps,
-        context=stack.config.context,
+        context_length=stack.config.context,
         facts=facts,
-        crossing=description.crossing,
+        cross_heads=description.cross_heads,
         dtype=stack.embed.weight.dtype,
     )
 
 
-def facts(network: Any, name: str, progress: Progress | None = None) -> dict[str, Any]:
+def model_facts(network: Any, name: str, progress: Progress | None = None) -> dict[str, Any]:
     """Where a result comes from: stored with everything that is computed."""
     config, weight = network.config, next(network.parameters())
     return {
@@ -76,141 +79,154 @@ def facts(network: Any, name: str, progress: Progress | None = None) -> dict[str
         "type": "rheoscope",
         "family": config.form,
         "mechanism": config.mechanism,
-        "weights": fingerprint(network, config.function(), progress),
+        "weights": fingerprint(network, config.function_key(), progress),
         "dtype": str(weight.dtype).removeprefix("torch."),
         "device": str(weight.device),
     }
 
 
-def describe(stack: Stack, memory: Norm | None = None) -> Description:
+def describe_stack(stack: Stack, memory_norm: Norm | None = None) -> ModelDescription:
     """Taps and operators of a stack, with cross attention where it reads a `memory` behind that norm."""
     blocks: list[Any] = list(stack.blocks)
-    crossed = [] if memory is None else blocks
-    own = Description(
-        start=Tap(EMBED, blocks[0], "in"),
-        layers=taps_of(blocks, stack.config, memory is not None),
-        blocks=tuple(heads(block, stack) for block in blocks),
-        attentions=tuple(block.attention for block in blocks),
-        projections=tuple(block.attention.write for block in blocks),
-        mlps=tuple(partial(mlp, block) for block in blocks),
-        embed=stack.embed,
-        final_norm=norm_of(stack.norm),
-        encoder=not stack.causal,
-        crossing=tuple(Crossing(cross_heads(block), memory or Norm()) for block in crossed),
-        crosses=tuple(block.cross for block in crossed),
+    cross_blocks = [] if memory_norm is None else blocks
+    description = ModelDescription(
+        embed_tap=Tap(EMBED, blocks[0], "in"),
+        layer_taps=layer_taps(blocks, stack.config, memory_norm is not None),
+        layer_heads=tuple(self_attention_heads(block, stack) for block in blocks),
+        attention_modules=tuple(block.attention for block in blocks),
+        output_projections=tuple(block.attention.write for block in blocks),
+        mlps=tuple(partial(mlp_update, block) for block in blocks),
+        embedding=stack.embed,
+        final_norm=as_norm(stack.norm),
+        is_encoder=not stack.causal,
+        cross_heads=tuple(CrossHeads(cross_attention_heads(block), memory_norm or Norm()) for block in cross_blocks),
+        cross_attention_modules=tuple(block.cross for block in cross_blocks),
     )
-    return in_float32(own)
+    return description_in_float32(description)
 
 
-def taps_of(blocks: list[Any], config: Config, crossed: bool) -> tuple[tuple[Tap, ...], ...]:
+def layer_taps(blocks: list[Any], config: Config, has_cross: bool) -> tuple[tuple[Tap, ...], ...]:
     """Half-layers; cross attention is a step of its own between attention and FFN."""
     if config.placement == "post":
         layers = [post_norm_taps(i, block, block.norm_attention, block.norm_ffn) for i, block in enumerate(blocks)]
-        return tuple((*x[:2], *_cross_taps(i, blocks[i]), *x[2:]) if crossed else x for i, x in enumerate(layers))
-    middle = "norm_cross" if crossed else "norm_ffn"
-    halves = pre_norm_taps(blocks, middle, "attention", config.branch)
-    return tuple((x[0], *_cross_taps(i, blocks[i]), x[1]) if crossed else x for i, x in enumerate(halves))
+        return tuple(
+            (*taps[:2], *_cross_taps(i, blocks[i]), *taps[2:]) if has_cross else taps for i, taps in enumerate(layers)
+        )
+    middle_norm = "norm_cross" if has_cross else "norm_ffn"
+    half_layers = pre_norm_taps(blocks, middle_norm, "attention", config.branch)
+    return tuple(
+        (taps[0], *_cross_taps(i, blocks[i]), taps[1]) if has_cross else taps for i, taps in enumerate(half_layers)
+    )
 
 
 def _cross_taps(layer: int, block: Any) -> tuple[Tap, ...]:
-    crossed = Step(layer, "resid_cross")
-    if block.pre:
-        return (Tap(crossed, block.norm_ffn, "in", writer=block.cross, share=block.branch),)
-    return Tap(Step(layer, "cross_sum"), block.norm_cross, "in"), Tap(crossed, block.norm_cross, "out")
+    cross_step = Step(layer, "resid_cross")
+    if block.is_pre_norm:
+        return (Tap(cross_step, block.norm_ffn, "in", writer=block.cross, writer_scale=block.branch),)
+    return Tap(Step(layer, "cross_sum"), block.norm_cross, "in"), Tap(cross_step, block.norm_cross, "out")
 
 
-def heads(block: Any, stack: Any) -> Heads:
+def self_attention_heads(block: Any, stack: Any) -> Heads:
     """The heads of self attention of a block."""
     attention: SelfAttention = block.attention
-    factors, mechanism = attention.projection.factors(attention.read), mechanism_of(attention, stack)
-    made = _heads(block, attention.write, factors, mechanism, attention.project, block.norm_attention)
-    gated = attention.gate(factors[0][0].new_zeros(1, 1, stack.config.width)) is not None
-    return replace(made, gate=partial(gates, attention, made.norm)) if gated else made
+    factors, mechanism = attention.projection.factors(attention.read), mechanism_with_position(attention, stack)
+    result = _build_heads(block, attention.write, factors, mechanism, attention.project, block.norm_attention)
+    is_gated = attention.gate(factors[0][0].new_zeros(1, 1, stack.config.width)) is not None
+    return replace(result, gate=partial(head_gates, attention, result.norm)) if is_gated else result
 
 
-def gates(attention: SelfAttention, norm: Norm, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b h n 1"]:
+def head_gates(attention: SelfAttention, norm: Norm, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b h n 1"]:
     """What multiplies the outputs of gated heads, from the stream."""
-    found = attention.gate(norm.own(x))
-    assert found is not None
-    return found
+    gate = attention.gate(norm.apply(x))
+    assert gate is not None
+    return gate
 
 
-def cross_heads(block: Any) -> Heads:
+def cross_attention_heads(block: Any) -> Heads:
     """The heads of cross attention of a block, behind the norm of the target."""
     cross: CrossAttention = block.cross
-    asking = per_head(cross.ask, (cross.heads, cross.head_width))
-    rows = asking + per_head(cross.read, (cross.kv_heads, cross.head_width), (cross.kv_heads, cross.value_width))
-    return _heads(block, cross.write, rows, cross.mechanism.current(), partial(projected, cross), block.norm_cross)
+    query_factors = per_head_factors(cross.ask, (cross.heads, cross.head_width))
+    factors = query_factors + per_head_factors(
+        cross.read, (cross.kv_heads, cross.head_width), (cross.kv_heads, cross.value_width)
+    )
+    return _build_heads(
+        block,
+        cross.write,
+        factors,
+        cross.mechanism.current_mechanism(),
+        partial(project_cross, cross),
+        block.norm_cross,
+    )
 
 
-def projected(cross: CrossAttention, u: Float[Tensor, "b n d"]) -> tuple[Tensor, Tensor, Tensor]:
+def project_cross(cross: CrossAttention, u: Float[Tensor, "b n d"]) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v of one cloud: q counts where it is the target's, k and v where it is the source's."""
-    return apart(cross.ask(u), cross.head_width), *cross.remember(u)
+    return separate_projections(cross.ask(u), cross.head_width), *cross.source_keys_values(u)
 
 
-def per_head(read: nn.Linear, *parts: tuple[int, int]) -> Factors:
+def per_head_factors(linear: nn.Linear, *shapes: tuple[int, int]) -> Factors:
     """The weights (g, d, k) and biases (g, k) of queries, keys or values that one projection holds, one after another.
 
     `parts` are the number of heads and their width for each of them.
     """
-    sizes = [count * width for count, width in parts]
-    biases = [None] * len(parts) if read.bias is None else read.bias.split(sizes)
+    sizes = [count * width for count, width in shapes]
+    biases = [None] * len(shapes) if linear.bias is None else linear.bias.split(sizes)
     return [
-        (W.unflatten(0, part).mT, None if b is None else b.unflatten(0, part))
-        for W, b, part in zip(read.weight.split(sizes), biases, parts, strict=True)
+        (W.unflatten(0, shape).mT, None if b is None else b.unflatten(0, shape))
+        for W, b, shape in zip(linear.weight.split(sizes), biases, shapes, strict=True)
     ]
 
 
-def _heads(
-    block: Any, write: nn.Linear, rows: Factors, mechanism: Mechanism, project: Project, norm: nn.Module
+def _build_heads(
+    block: Any, output_map: nn.Linear, factors: Factors, mechanism: Mechanism, project: Project, norm: nn.Module
 ) -> Heads:
     """Heads from their parts; what `branch` multiplies is folded into W_O and b_O."""
-    (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = rows
+    (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = factors
     return Heads(
         W_Q,
         W_K,
         W_V,
-        _scaled(write.weight.T.unflatten(0, (len(W_Q), -1)), block.branch),
-        scale_of(mechanism, W_Q),
+        _scaled(output_map.weight.T.unflatten(0, (len(W_Q), -1)), block.branch),
+        score_scale(mechanism, W_Q),
         mechanism,
         project,
         b_Q,
         b_K,
         b_V,
-        None if write.bias is None else _scaled(write.bias, block.branch),
-        norm_of(norm) if block.pre else Norm(),
+        None if output_map.bias is None else _scaled(output_map.bias, block.branch),
+        as_norm(norm) if block.is_pre_norm else Norm(),
     )
 
 
-def mechanism_of(attention: SelfAttention, stack: Stack) -> Mechanism:
+def mechanism_with_position(attention: SelfAttention, stack: Stack) -> Mechanism:
     """The module's own mechanism, with what the stack gives to every call: the rotation or the bias between tokens."""
-    return replace(attention.mechanism.current(), position=stack.place.position())
+    return replace(attention.mechanism.current_mechanism(), position=stack.place.position())
 
 
-def scale_of(mechanism: Mechanism, like: Tensor) -> float:
+def score_scale(mechanism: Mechanism, reference: Tensor) -> float:
     """What M multiplies its products by: 1/√k, or 2 · scale of a metric; 1 where a score is no dot product at all."""
-    one = like.new_zeros(1, 1, 1, like.shape[-1])
-    form = mechanism.score.dot(one, one)
-    return 1.0 if form is None else form.scale
+    zeros = reference.new_zeros(1, 1, 1, reference.shape[-1])
+    dot_form = mechanism.score.dot_form(zeros, zeros)
+    return 1.0 if dot_form is None else dot_form.scale
 
 
-def norm_of(module: Any) -> Norm:
+def as_norm(module: Any) -> Norm:
     """RMSNorm, LayerNorm or nothing, as the space knows them."""
     if isinstance(module, nn.LayerNorm):
-        return Norm(module, module.weight, module.bias, module.eps, centred=True)
+        return Norm(module, module.weight, module.bias, module.eps, subtracts_mean=True)
     return Norm(module, module.weight, None, module.eps) if isinstance(module, nn.RMSNorm) else Norm()
 
 
-def mlp(block: Block, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+def mlp_update(block: Block, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
     """What the FFN of a block adds to every token."""
-    u = block.norm_ffn(x) if block.pre else x
+    u = block.norm_ffn(x) if block.is_pre_norm else x
     return block.branch * block.ffn(u.reshape(1, -1, u.shape[-1])).reshape(x.shape)
 
 
-def _scaled(W: Tensor, by: float) -> Tensor:
-    return W if by == 1 else by * W.detach()  # the module's own tensor wherever it can be
+def _scaled(W: Tensor, factor: float) -> Tensor:
+    return W if factor == 1 else factor * W.detach()  # the module's own tensor wherever it can be
 
 
-def _library(tokenizer: Any) -> Any:
+def _backend_tokenizer(tokenizer: Any) -> Any:
     """The tokenizer of the tokenizers library, also where one of transformers is wrapped around it."""
     return getattr(tokenizer, "backend_tokenizer", tokenizer)

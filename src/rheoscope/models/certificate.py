@@ -10,64 +10,68 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from rheoscope.models.build_view import projected
-from rheoscope.models.trained_model import Trained, Translating
+from rheoscope.models.build_view import project_cross
+from rheoscope.models.trained_model import NativeTransformer, NativeTranslator
 from rheoscope.running import certificate
-from rheoscope.running.certificate import Certificate, probe
-from rheoscope.running.encoder_decoder import Linked
+from rheoscope.running.certificate import Certificate, probe_ids
+from rheoscope.running.encoder_decoder import LinkedTraces
 from rheoscope.space.trace import Trace
 
-Weigh = Callable[[list[Tensor], Any, tuple[Any, ...], Tensor], None]
+WeightsHook = Callable[[list[Tensor], Any, tuple[Any, ...], Tensor], None]
 
 
-def certify(model: Trained | Translating) -> Certificate:
+def certify(model: NativeTransformer | NativeTranslator) -> Certificate:
     """The View against the running modules on eight tokens; refused where they differ."""
-    ids = probe(model.view)
-    if isinstance(model, Trained):
-        return certificate.certify(*attended(model, ids))
+    ids = probe_ids(model.view)
+    if isinstance(model, NativeTransformer):
+        return certificate.certify(*trace_and_weights(model, ids))
     return certify_linked(model, ids)
 
 
-def attended(model: Trained, ids: Int[Tensor, " n"]) -> tuple[Trace, list[Float[Tensor, "h n n"]]]:
+def trace_and_weights(model: NativeTransformer, ids: Int[Tensor, " n"]) -> tuple[Trace, list[Float[Tensor, "h n n"]]]:
     """One run: its points, and the weights of every layer by the module itself."""
-    with weighing(model.description.attentions, _weigh) as own:
-        return model.trace(ids), own
+    with record_weights(model.description.attention_modules, _self_weights_hook) as weights:
+        return model.trace(ids), weights
 
 
-def certify_linked(model: Translating, ids: Int[Tensor, " n"]) -> Certificate:
+def certify_linked(model: NativeTranslator, ids: Int[Tensor, " n"]) -> Certificate:
     """The encoder, the decoder and cross attention between them, in one run on a source and its tokens backwards."""
     with (
-        weighing(model.source_description.attentions, _weigh) as source,
-        weighing(model.description.attentions, _weigh) as target,
-        weighing(model.description.crosses, _weigh_across) as across,
+        record_weights(model.source_description.attention_modules, _self_weights_hook) as source_weights,
+        record_weights(model.description.attention_modules, _self_weights_hook) as target_weights,
+        record_weights(model.description.cross_attention_modules, _cross_weights_hook) as cross_weights,
     ):
-        linked: Linked = model.trace((ids, ids.flip(0)[: max(1, len(ids) - 2)]))
-    return certificate.together(
+        linked: LinkedTraces = model.trace((ids, ids.flip(0)[: max(1, len(ids) - 2)]))
+    return certificate.combine_certificates(
         [
-            certificate.certify(linked.source, source),
-            certificate.certify(linked.target, target),
-            certificate.certify_across(linked.target, across),
+            certificate.certify(linked.source, source_weights),
+            certificate.certify(linked.target, target_weights),
+            certificate.certify_cross_attention(linked.target, cross_weights),
         ]
     )
 
 
 @contextmanager
-def weighing(modules: Sequence[nn.Module], weigh: Weigh) -> Iterator[list[Tensor]]:
+def record_weights(modules: Sequence[nn.Module], hook: WeightsHook) -> Iterator[list[Tensor]]:
     """While a model runs, the weights of every layer by the module itself, from what it was given in that run."""
-    own: list[Tensor] = []
+    weights: list[Tensor] = []
     with ExitStack() as stack, torch.no_grad():
         for module in modules:
-            stack.callback(module.register_forward_hook(partial(weigh, own)).remove)
-        yield own
+            stack.callback(module.register_forward_hook(partial(hook, weights)).remove)
+        yield weights
 
 
-def _weigh_across(own: list[Tensor], cross: Any, args: tuple[Any, ...], out: Tensor) -> None:
+def _cross_weights_hook(weights: list[Tensor], cross: Any, args: tuple[Any, ...], out: Tensor) -> None:
     u, memory, mask, *_ = args
-    own.append(cross.mechanism.current().weights(projected(cross, u)[0], cross.remember(memory)[0], mask)[0])
+    weights.append(
+        cross.mechanism.current_mechanism().weights(
+            project_cross(cross, u)[0], cross.source_keys_values(memory)[0], mask
+        )[0]
+    )
 
 
-def _weigh(own: list[Tensor], attention: Any, args: tuple[Any, ...], out: Tensor) -> None:
-    u, mask, turning, position, *_ = args
-    q, k, _ = attention.project(u, turning)
-    mechanism = attention.mechanism.current()
-    own.append((mechanism if position is None else replace(mechanism, position=position)).weights(q, k, mask)[0])
+def _self_weights_hook(weights: list[Tensor], attention: Any, args: tuple[Any, ...], out: Tensor) -> None:
+    u, mask, rotation, position, *_ = args
+    q, k, _ = attention.project(u, rotation)
+    mechanism = attention.mechanism.current_mechanism()
+    weights.append((mechanism if position is None else replace(mechanism, position=position)).weights(q, k, mask)[0])

@@ -11,16 +11,16 @@ from torch.overrides import TorchFunctionMode
 
 from rheoscope.files import write_file
 from rheoscope.models.config import Config
-from rheoscope.models.transformer import Transformer, Translator, architecture, build
+from rheoscope.models.transformer import Transformer, Translator, build, make_architecture
 from rheoscope.models.vocabulary import load_tokenizer
 from rheoscope.running.loading_stages import Progress
-from rheoscope.running.weight_files import check_safetensors, check_weights, device_of, dtype_of, placed
+from rheoscope.running.weight_files import check_safetensors, check_weights, move_network, parse_device, parse_dtype
 from rheoscope.shapes import RheoscopeError
 
 WEIGHTS, CONFIG, TOKENIZER, CARD = "model.safetensors", "config.json", "tokenizer.json", "card.json"
-TABLES = ("cos", "sin", "table", "slopes")
+POSITION_BUFFERS = ("cos", "sin", "table", "slopes")
 """Buffers that keep their dtype whatever the weights have: where tokens stand."""
-DRAWS = {nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, Tensor.normal_, Tensor.uniform_}
+INIT_FUNCTIONS = {nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, Tensor.normal_, Tensor.uniform_}
 """How modules of torch and of this project draw their initial weights."""
 
 
@@ -45,31 +45,31 @@ def save(
     >>> from rheoscope.models.config import Config
     >>> from rheoscope.models.transformer import Transformer
     >>> model = Transformer(Config(vocabulary=9, width=8, depth=1, heads=2)).eval()
-    >>> again, tokenizer = opened(save(model, tempfile.mkdtemp()))
+    >>> again, tokenizer = load_network(save(model, tempfile.mkdtemp()))
     >>> torch.equal(again(torch.tensor([[1, 2, 3]])), model(torch.tensor([[1, 2, 3]])))
     True
     """
-    check_own(Path(directory))
-    return store(model, directory, tokenizer, card, dtype)
+    check_no_foreign_files(Path(directory))
+    return write_model(model, directory, tokenizer, card, dtype)
 
 
-def check_own(directory: Path) -> None:
+def check_no_foreign_files(directory: Path) -> None:
     """Refuse a directory that holds others' files under the names of a model's."""
-    there = next((name for name in (CONFIG, WEIGHTS, TOKENIZER, CARD) if (directory / name).exists()), None)
-    if there is not None and not ours(directory):
-        raise RheoscopeError(f"{directory} holds a {there} that Rheoscope did not write; type another directory")
+    foreign = next((name for name in (CONFIG, WEIGHTS, TOKENIZER, CARD) if (directory / name).exists()), None)
+    if foreign is not None and not is_rheoscope_model(directory):
+        raise RheoscopeError(f"{directory} holds a {foreign} that Rheoscope did not write; type another directory")
 
 
-def ours(directory: Path) -> bool:
+def is_rheoscope_model(directory: Path) -> bool:
     """Whether the config.json in a directory is that of a model of this project."""
     try:
-        told = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        content = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(told, dict) and told.get("model_type") == "rheoscope"
+    return isinstance(content, dict) and content.get("model_type") == "rheoscope"
 
 
-def store(
+def write_model(
     model: nn.Module,
     directory: str | Path,
     tokenizer: Any = None,
@@ -77,16 +77,19 @@ def store(
     dtype: str | None = None,
 ) -> Path:
     """As `save`, into a directory that is known to be free."""
-    directory, stored = Path(directory), None if dtype is None else dtype_of(dtype, None)
-    tensors = {name: x.detach().to(stored).contiguous().cpu() for name, x in own_tensors(model).items()}
+    directory, stored_dtype = Path(directory), None if dtype is None else parse_dtype(dtype, None)
+    tensors = {
+        name: parameter.detach().to(stored_dtype).contiguous().cpu()
+        for name, parameter in parameters_by_name(model).items()
+    }
     write_file(directory / WEIGHTS, lambda file: save_tensors(tensors, file))
     if tokenizer is not None:
-        told = (
+        tokenizer_json = (
             Path(tokenizer).read_text(encoding="utf-8")
             if isinstance(tokenizer, str | Path)
             else tokenizer.to_str(pretty=True)
         )
-        write_file(directory / TOKENIZER, lambda file: file.write_text(told, encoding="utf-8"))
+        write_file(directory / TOKENIZER, lambda file: file.write_text(tokenizer_json, encoding="utf-8"))
     if card is not None:
         write_file(directory / CARD, lambda file: file.write_text(json.dumps(card, indent=1, default=str) + "\n"))
     config: Any = model.config
@@ -105,11 +108,11 @@ def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
         raise OSError(str(error)) from error
 
 
-def opened(
+def load_network(
     directory: str | Path,
     device: str | None = None,
     dtype: str | None = None,
-    drawn: int | None = None,
+    init_seed: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[Transformer | Translator, Any]:
     """The network and its tokenizer (None where there is none); `drawn`, a seed, gives initial weights.
@@ -117,19 +120,25 @@ def opened(
     float32 on the CPU, the stored dtype on a GPU, unless `dtype` says.
     """
     directory = Path(directory)
-    config, wanted, place = config_of(directory), dtype_of(dtype, device), device_of(device or "cpu")
-    if drawn is not None:
-        network = initial(config, drawn)
-        wanted = torch.float32 if wanted == "auto" else wanted
+    config, target_dtype, target_device = (
+        read_config(directory),
+        parse_dtype(dtype, device),
+        parse_device(device or "cpu"),
+    )
+    if init_seed is not None:
+        network = initial_network(config, init_seed)
+        target_dtype = torch.float32 if target_dtype == "auto" else target_dtype
     else:
-        with Undrawn():
-            network = architecture(config)
-        found = fill(network, directory, progress)
-        wanted = found if wanted == "auto" else wanted
-    return placed(network, place, wanted, TABLES).eval(), _tokenizer(directory, config)
+        with SkipInit():
+            network = make_architecture(config)
+        stored_dtype = load_weights(network, directory, progress)
+        target_dtype = stored_dtype if target_dtype == "auto" else target_dtype
+    return move_network(network, target_device, target_dtype, POSITION_BUFFERS).eval(), _read_tokenizer(
+        directory, config
+    )
 
 
-def _tokenizer(directory: Path, config: Config) -> Any:
+def _read_tokenizer(directory: Path, config: Config) -> Any:
     """The tokenizer beside the weights, which must not have more tokens than they."""
     file = directory / TOKENIZER
     if not file.is_file():
@@ -142,46 +151,51 @@ def _tokenizer(directory: Path, config: Config) -> Any:
     return tokenizer
 
 
-def taken(
-    network: Transformer | Translator, device: str | None, dtype: str | None, drawn: int | None
+def prepare_network(
+    network: Transformer | Translator, device: str | None, dtype: str | None, init_seed: int | None
 ) -> Transformer | Translator:
     """A network that is already built, where and how it is wanted, or the same architecture at its initial weights."""
     weight = next(network.parameters())
-    place = weight.device if device is None else device_of(device)
-    wanted = weight.dtype if dtype is None else dtype_of(dtype, device)
-    return placed(network if drawn is None else initial(network.config, drawn), place, wanted, TABLES).eval()
+    target_device = weight.device if device is None else parse_device(device)
+    target_dtype = weight.dtype if dtype is None else parse_dtype(dtype, device)
+    return move_network(
+        network if init_seed is None else initial_network(network.config, init_seed),
+        target_device,
+        target_dtype,
+        POSITION_BUFFERS,
+    ).eval()
 
 
-class Undrawn(TorchFunctionMode):
+class SkipInit(TorchFunctionMode):
     """Meanwhile no module draws its initial weights: a file is about to replace every one of them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return None if func in DRAWS else func(*args, **kwargs or {})
+        return None if func in INIT_FUNCTIONS else func(*args, **kwargs or {})
 
 
-def initial(config: Config, seed: int = 0) -> Transformer | Translator:
+def initial_network(config: Config, seed: int = 0) -> Transformer | Translator:
     """The architecture at its initial weights, the same ones for a seed: the control that every claim needs."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return build(config)
 
 
-def config_of(directory: str | Path) -> Config:
+def read_config(directory: str | Path) -> Config:
     """The config of a saved model; one that is missing, broken or of another kind is refused."""
     file = Path(directory) / CONFIG
     if not file.is_file():
         raise RheoscopeError(f"{directory} holds no {CONFIG}; type the directory that a model was saved to")
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RheoscopeError(f"{file} is no JSON ({str(error).splitlines()[0]}); get it again") from error
-    if not isinstance(told, dict) or told.get("model_type") != "rheoscope":
+    if not isinstance(content, dict) or content.get("model_type") != "rheoscope":
         raise RheoscopeError(f'{file} does not say "model_type": "rheoscope"; type a directory that Rheoscope saved')
-    return Config.of(told)
+    return Config.from_dict(content)
 
 
 @torch.no_grad()
-def fill(network: nn.Module, directory: str | Path, progress: Progress | None = None) -> torch.dtype:
+def load_weights(network: nn.Module, directory: str | Path, progress: Progress | None = None) -> torch.dtype:
     """Put the weights of a saved model into a network of its config; gives the dtype that they are stored in."""
     from safetensors.torch import load_file
 
@@ -189,37 +203,37 @@ def fill(network: nn.Module, directory: str | Path, progress: Progress | None = 
     if not file.is_file():
         raise RheoscopeError(f"{directory} holds no {WEIGHTS}; type the directory that a model was saved to")
     check_safetensors(file)
-    held, own = load_file(file), own_tensors(network)
-    _check_fit(file, held, own)
-    for done, (name, x) in enumerate(own.items(), 1):
-        x.copy_(held[name])
+    stored, parameters = load_file(file), parameters_by_name(network)
+    _check_fit(file, stored, parameters)
+    for n_loaded, (name, parameter) in enumerate(parameters.items(), 1):
+        parameter.copy_(stored[name])
         if progress is not None:
-            progress(done, len(own))
+            progress(n_loaded, len(parameters))
     check_weights(network)
-    return next(iter(held.values())).dtype
+    return next(iter(stored.values())).dtype
 
 
-def own_tensors(network: nn.Module) -> dict[str, Tensor]:
+def parameters_by_name(network: nn.Module) -> dict[str, Tensor]:
     """Every parameter by name, a tied one under its first name alone."""
     return dict(network.named_parameters())
 
 
-def _check_fit(file: Path, held: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+def _check_fit(file: Path, stored: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Refuse weights that are missing, unknown, of another shape or no floating-point numbers."""
-    both = sorted(held.keys() & own.keys())
+    common = sorted(stored.keys() & expected.keys())
     problems = {
-        "missing": sorted(own.keys() - held.keys()),
-        "unknown": sorted(held.keys() - own.keys()),
+        "missing": sorted(expected.keys() - stored.keys()),
+        "unknown": sorted(stored.keys() - expected.keys()),
         "of another shape": [
-            f"{name} {tuple(held[name].shape)} for {tuple(own[name].shape)}"
-            for name in both
-            if held[name].shape != own[name].shape
+            f"{name} {tuple(stored[name].shape)} for {tuple(expected[name].shape)}"
+            for name in common
+            if stored[name].shape != expected[name].shape
         ],
-        "no floating-point numbers": [name for name in both if not held[name].is_floating_point()],
+        "no floating-point numbers": [name for name in common if not stored[name].is_floating_point()],
     }
-    for what, names in problems.items():
+    for problem, names in problems.items():
         if names:
-            more = ", …" if len(names) > 3 else ""
+            ellipsis = ", …" if len(names) > 3 else ""
             raise RheoscopeError(
-                f"the weights of {file.parent} do not fit its config ({what}: {', '.join(names[:3])}{more}); get both again"
+                f"the weights of {file.parent} do not fit its config ({problem}: {', '.join(names[:3])}{ellipsis}); get both again"
             )

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.zoo import ZOO
-from rheoscope.attention.zoo import mechanism as named
+from rheoscope.attention.zoo import mechanism as make_mechanism
 from rheoscope.shapes import RheoscopeError
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -25,19 +25,19 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "start": ("usual", "symmetric", "mimetic"),
 }  # fmt: skip
 
-Allowed = tuple[Callable[[Any], bool], str, str]
+FieldRule = tuple[Callable[[Any], bool], str, str]
 """Whether a value will do, what is wanted, and what to type."""
 
 
-def _count(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 1  # True is an int too
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def _options(value: Any) -> bool:
+def _is_json_dict(value: Any) -> bool:
     """A dict that JSON holds, and gives back as it was."""
     try:
         return isinstance(value, dict) and json.loads(json.dumps(value, allow_nan=False)) == value
@@ -45,20 +45,20 @@ def _options(value: Any) -> bool:
         return False
 
 
-ALLOWED: dict[str, Allowed] = {
+FIELD_RULES: dict[str, FieldRule] = {
     **dict.fromkeys(
         ("vocabulary", "width", "depth", "heads", "kv_heads", "head_width", "value_width", "hidden", "context"),
-        (_count, "a whole number of 1 or more", "4"),
+        (_is_count, "a whole number of 1 or more", "4"),
     ),
     **dict.fromkeys(("bias", "tied", "scaled_embedding"), (lambda value: type(value) is bool, "True or False", "True")),
     **dict.fromkeys(
         ("dropout", "attention_dropout"),
-        (lambda value: _number(value) and 0 <= value < 1, "a share below 1", "0.1"),
+        (lambda value: _is_number(value) and 0 <= value < 1, "a share below 1", "0.1"),
     ),
-    "branch": (lambda value: _number(value) and value > 0, "a positive number", "1.0"),
-    "eps": (lambda value: _number(value) and value > 0, "a positive number", "1e-5"),
-    "base": (lambda value: _number(value) and value > 0, "a positive number", "10000.0"),
-    "options": (_options, "names and values that JSON holds", "{}"),
+    "branch": (lambda value: _is_number(value) and value > 0, "a positive number", "1.0"),
+    "eps": (lambda value: _is_number(value) and value > 0, "a positive number", "1e-5"),
+    "base": (lambda value: _is_number(value) and value > 0, "a positive number", "10000.0"),
+    "options": (_is_json_dict, "names and values that JSON holds", "{}"),
 }
 
 
@@ -105,13 +105,13 @@ class Config:
     start: str = "usual"
 
     def __post_init__(self) -> None:
-        filled = {
+        defaults = {
             "kv_heads": self.kv_heads or self.heads,
             "head_width": self.head_width or self.width // max(self.heads, 1),
-            "hidden": self.hidden or usual_hidden(self.width, self.ffn),
+            "hidden": self.hidden or default_hidden(self.width, self.ffn),
         }
-        filled["value_width"] = self.value_width or filled["head_width"]
-        for name, value in filled.items():
+        defaults["value_width"] = self.value_width or defaults["head_width"]
+        for name, value in defaults.items():
             object.__setattr__(self, name, value)
         self._check()
 
@@ -128,8 +128,8 @@ class Config:
                 f"a mechanism reads queries and keys of head_width={self.head_width}, got options with a {name}; "
                 "type head_width=…"
             )
-        normaliser = self.attention().normaliser
-        if self.attention_dropout and (normaliser.fused is None or not normaliser.fused.bare):
+        normaliser = self.build_mechanism().normaliser
+        if self.attention_dropout and (normaliser.fused_softmax is None or not normaliser.fused_softmax.is_plain):
             raise RheoscopeError(
                 f"attention_dropout drops weights of a softmax, {self.mechanism!r} has {type(normaliser).__name__}; "
                 "type attention_dropout=0"
@@ -137,58 +137,63 @@ class Config:
 
     def _check_fields(self) -> None:
         """Every field by itself: its type and what it may be."""
-        told = asdict(self)
-        for name, (allowed, what, usual) in ALLOWED.items():
-            if not allowed(told[name]):
-                raise RheoscopeError(f"{name} must be {what}, got {told[name]!r}; type {name}={usual}")
-        for name, known in CHOICES.items():
-            if told[name] not in known:
-                raise RheoscopeError(f"unknown {name} {told[name]!r}; type one of {', '.join(known)}")
+        values = asdict(self)
+        for name, (is_allowed, requirement, example) in FIELD_RULES.items():
+            if not is_allowed(values[name]):
+                raise RheoscopeError(f"{name} must be {requirement}, got {values[name]!r}; type {name}={example}")
+        for name, choices in CHOICES.items():
+            if values[name] not in choices:
+                raise RheoscopeError(f"unknown {name} {values[name]!r}; type one of {', '.join(choices)}")
 
-    def attention(self) -> Mechanism:
+    def build_mechanism(self) -> Mechanism:
         """The named mechanism with its options, and the widths where it learns maps of tokens or is as warm as the model is wide."""
-        learned = self.mechanism in ZOO and ZOO[self.mechanism].needs_dim
-        widths = {"dim": self.head_width} if learned else {}
+        needs_dim = self.mechanism in ZOO and ZOO[self.mechanism].needs_dim
+        widths = {"dim": self.head_width} if needs_dim else {}
         if "tau0" in self.options:
             widths = {"width": self.width, "head_width": self.head_width}
-        return named(self.mechanism, **(self.options | widths))
+        return make_mechanism(self.mechanism, **(self.options | widths))
 
     def save(self, file: Path) -> None:
         """As config.json, with the words that tell Rheoscope's own checkpoints from others."""
         file.write_text(json.dumps({"model_type": "rheoscope", **asdict(self)}, indent=1) + "\n")
 
-    def function(self) -> str:
+    def function_key(self) -> str:
         """What of it decides which function the weights are: fields at their defaults and those of training left out."""
-        fixed = {one.name: one.default for one in fields(self)} | {"options": {}, "value_width": self.head_width}
-        told = {name: value for name, value in asdict(self).items() if value != fixed[name]}
-        of_training = {"dropout", "attention_dropout", "start"}
-        return json.dumps({name: told[name] for name in told.keys() - of_training}, sort_keys=True)
+        defaults = {config_field.name: config_field.default for config_field in fields(self)} | {
+            "options": {},
+            "value_width": self.head_width,
+        }
+        changed = {name: value for name, value in asdict(self).items() if value != defaults[name]}
+        training_only = {"dropout", "attention_dropout", "start"}
+        return json.dumps({name: changed[name] for name in changed.keys() - training_only}, sort_keys=True)
 
     @staticmethod
-    def of(told: dict[str, Any]) -> "Config":
+    def from_dict(values: dict[str, Any]) -> "Config":
         """From what config.json holds; an unknown field is refused by name."""
-        known = {one.name for one in fields(Config)}
-        strange = sorted(set(told) - known - {"model_type"})
-        if strange or "vocabulary" not in told:
-            what = f"the unknown field {strange[0]!r}" if strange else "no vocabulary"
-            raise RheoscopeError(f"this config has {what}; it was written by another version, or by hand: train again")
-        return Config(**{name: value for name, value in told.items() if name in known})
+        field_names = {config_field.name for config_field in fields(Config)}
+        unknown = sorted(set(values) - field_names - {"model_type"})
+        if unknown or "vocabulary" not in values:
+            problem = f"the unknown field {unknown[0]!r}" if unknown else "no vocabulary"
+            raise RheoscopeError(
+                f"this config has {problem}; it was written by another version, or by hand: train again"
+            )
+        return Config(**{name: value for name, value in values.items() if name in field_names})
 
-    def but(self, **changes: Any) -> "Config":
+    def with_changes(self, **changes: Any) -> "Config":
         """The same with some fields changed; widths that follow from others are worked out anew unless given."""
-        following = {
+        depends_on = {
             "kv_heads": {"heads"},
             "head_width": {"width", "heads"},
             "value_width": {"width", "heads", "head_width"},
             "hidden": {"width", "ffn"},
         }
-        fresh = {name: 0 for name, causes in following.items() if causes & set(changes) and name not in changes}
-        return replace(self, **(fresh | changes))
+        recomputed = {name: 0 for name, causes in depends_on.items() if causes & set(changes) and name not in changes}
+        return replace(self, **(recomputed | changes))
 
 
-def usual_hidden(width: int, ffn: str) -> int:
+def default_hidden(width: int, ffn: str) -> int:
     """4 widths; a gated FFN has a third matrix, so two thirds of that, in steps of 64 (of 8 for small widths)."""
     if ffn != "swiglu":
         return 4 * width
-    step = 64 if width >= 192 else 8
-    return -(-8 * width // 3 // step) * step
+    multiple = 64 if width >= 192 else 8
+    return -(-8 * width // 3 // multiple) * multiple

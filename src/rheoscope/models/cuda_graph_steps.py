@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-WARM = 2
+WARMUP_CALLS = 2
 """Times that shapes are met before they are recorded."""
 Shapes = tuple[torch.Size, ...]
 
@@ -25,9 +25,9 @@ class _Recording:
     inputs: tuple[Tensor, ...]
     output: Tensor
 
-    def played(self, *inputs: Tensor) -> Tensor:
-        for mine, given in zip(self.inputs, inputs, strict=True):
-            mine.copy_(given)
+    def replay(self, *inputs: Tensor) -> Tensor:
+        for buffer, value in zip(self.inputs, inputs, strict=True):
+            buffer.copy_(value)
         self.graph.replay()
         return self.output.clone()
 
@@ -46,68 +46,70 @@ class Recorder:
     tensor([1., 1.])
     """
 
-    def __init__(self, on: bool = False) -> None:
-        self.on = on
-        self.met: Counter[Shapes] = Counter()
+    def __init__(self, enabled: bool = False) -> None:
+        self.enabled = enabled
+        self.shape_counts: Counter[Shapes] = Counter()
         self.recordings: dict[Shapes, _Recording] = {}
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Start anew: the recordings go, with the memory they held."""
-        self.met.clear()
+        self.shape_counts.clear()
         self.recordings.clear()
 
     def __call__(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        if not self.on:
+        if not self.enabled:
             return function(*inputs)
         with torch.cuda.device(inputs[0].device):  # which need not be the current one
-            return self._asked(function, *inputs)
+            return self._run(function, *inputs)
 
-    def _asked(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    def _run(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         shapes = tuple(x.shape for x in inputs)
-        self.met[shapes] += 1
-        if self.met[shapes] <= WARM or not (self.recordings or _room()):
-            return _beside(function, *inputs)
+        self.shape_counts[shapes] += 1
+        if self.shape_counts[shapes] <= WARMUP_CALLS or not (self.recordings or _has_memory()):
+            return _on_recording_stream(function, *inputs)
         if shapes not in self.recordings:
-            self.recordings[shapes] = self._recorded(function, *inputs)
-        return self.recordings[shapes].played(*inputs)
+            self.recordings[shapes] = self._record(function, *inputs)
+        return self.recordings[shapes].replay(*inputs)
 
-    def _recorded(self, function: Callable[..., Tensor], *inputs: Tensor) -> _Recording:
-        mine, graph = tuple(x.clone() for x in inputs), torch.cuda.CUDAGraph()
-        pool = next((one.graph.pool() for one in self.recordings.values()), None)  # they are never played at once
+    def _record(self, function: Callable[..., Tensor], *inputs: Tensor) -> _Recording:
+        buffers, graph = tuple(x.clone() for x in inputs), torch.cuda.CUDAGraph()
+        pool = next(
+            (recording.graph.pool() for recording in self.recordings.values()), None
+        )  # they are never played at once
         # thread_local: the thread that reads the next batch may go on
-        with torch.cuda.graph(graph, pool=pool, stream=_stream(), capture_error_mode="thread_local"):
-            output = function(*mine)
-        return _Recording(graph, mine, output)
+        with torch.cuda.graph(graph, pool=pool, stream=_recording_stream(), capture_error_mode="thread_local"):
+            output = function(*buffers)
+        return _Recording(graph, buffers, output)
 
 
-def _room() -> bool:
+def _has_memory() -> bool:
     """Whether twice what a step takes is free: once for the recording, once for what is computed between steps."""
-    held = torch.cuda.memory_allocated()
-    step = torch.cuda.max_memory_allocated() - held
-    return 2 * step <= torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - held
+    allocated = torch.cuda.memory_allocated()
+    step_bytes = torch.cuda.max_memory_allocated() - allocated
+    return 2 * step_bytes <= torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - allocated
 
 
 _STREAMS: dict[int, torch.cuda.Stream] = {}
 
 
-def _stream() -> torch.cuda.Stream:
+def _recording_stream() -> torch.cuda.Stream:
     """The stream of this device on which is recorded: gradients are gathered on the one where a parameter was first used."""
-    at = torch.cuda.current_device()
-    return _STREAMS.setdefault(at, torch.cuda.Stream())
+    device_index = torch.cuda.current_device()
+    return _STREAMS.setdefault(device_index, torch.cuda.Stream())
 
 
-def _beside(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+def _on_recording_stream(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """Run on that stream, in its turn."""
-    here, there = torch.cuda.current_stream(), _stream()
-    there.wait_stream(here)
-    with torch.cuda.stream(there):
-        found = function(*inputs)
-    here.wait_stream(there)
-    return found
+    current, side = torch.cuda.current_stream(), _recording_stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        output = function(*inputs)
+    current.wait_stream(side)
+    return output
 
 
 @torch.no_grad()
-def forget_accumulate_grad(parameters: Iterable[Tensor]) -> None:
+def reset_accumulate_grad(parameters: Iterable[Tensor]) -> None:
     """Parameters forget on which stream their gradients are gathered: the next step says.
 
     torch keeps that in a node of the graph (AccumulateGrad) as long as any tensor made of the parameter lives. The factors of a View
@@ -115,6 +117,6 @@ def forget_accumulate_grad(parameters: Iterable[Tensor]) -> None:
     dtype changes, so it does, there and back; its numbers stay where they are.
     """
     for parameter in parameters:
-        own = parameter.data
-        parameter.data = own.new_empty(0, dtype=torch.float64 if own.dtype != torch.float64 else torch.float32)
-        parameter.data = own
+        data = parameter.data
+        parameter.data = data.new_empty(0, dtype=torch.float64 if data.dtype != torch.float64 else torch.float32)
+        parameter.data = data

@@ -20,7 +20,7 @@ from rheoscope.models.transformer import Ids, Transformer, Translator
 from rheoscope.shapes import RheoscopeError
 
 Logits = Float[Tensor, "b v"]
-Next = Int[Tensor, " b"]
+NextTokens = Int[Tensor, " b"]
 
 
 def generate(
@@ -53,8 +53,8 @@ def generate(
     >>> generate(model, torch.tensor([[1, 2]]), tokens=3).shape
     torch.Size([1, 5])
     """
-    new = list(stream(model, ids, tokens, temperature, top_k, top_p, seed, cached, stop))
-    return torch.cat([ids, torch.stack(new, 1)], 1) if new else ids
+    new_tokens = list(stream(model, ids, tokens, temperature, top_k, top_p, seed, cached, stop))
+    return torch.cat([ids, torch.stack(new_tokens, 1)], 1) if new_tokens else ids
 
 
 def stream(
@@ -67,7 +67,7 @@ def stream(
     seed: int = 0,
     cached: bool = True,
     stop: int | None = None,
-) -> Iterator[Next]:
+) -> Iterator[NextTokens]:
     """The tokens of `generate` as they come: (b,) at a time.
 
     >>> import torch
@@ -78,80 +78,82 @@ def stream(
     """
     check_prompt(model.config, ids, tokens)
     check_sampling(temperature, top_k, top_p)
-    draw = Generator(ids.device).manual_seed(seed)
-    said = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-    with at_rest(model):
-        text = Continued(model, ids, tokens, cached)
-        for left in range(tokens, 0, -1):
-            token = choose(text.logits, temperature, top_k, top_p, draw)
+    generator = Generator(ids.device).manual_seed(seed)
+    is_stopped = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+    with eval_mode(model):
+        continuation = Continuation(model, ids, tokens, cached)
+        for n_left in range(tokens, 0, -1):
+            token = sample_token(continuation.logits, temperature, top_k, top_p, generator)
             if stop is not None:
-                token = token.masked_fill(said, stop)
-                said = token == stop
+                token = token.masked_fill(is_stopped, stop)
+                is_stopped = token == stop
             yield token
-            if left == 1 or (stop is not None and bool(said.all())):
+            if n_left == 1 or (stop is not None and bool(is_stopped.all())):
                 return
-            text.add(token)
+            continuation.append(token)
 
 
-class Continued:
+class Continuation:
     """Texts that grow by a token, with the logits of the next one."""
 
     def __init__(self, model: Transformer, ids: Ids, tokens: int, cached: bool) -> None:
         self.model, self.ids, config = model, ids, model.config
-        square = ZOO[config.mechanism].domain.square
-        self.cache = GenerationCache(config.depth, ids.shape[1] + tokens) if cached and not square else None
-        self.logits = self._read(ids)
+        is_square_only = ZOO[config.mechanism].domain.requires_square
+        self.cache = GenerationCache(config.depth, ids.shape[1] + tokens) if cached and not is_square_only else None
+        self.logits = self._next_logits(ids)
 
-    def add(self, token: Next) -> None:
+    def append(self, token: NextTokens) -> None:
         if self.cache is None:
             self.ids = torch.cat([self.ids, token[:, None]], 1)
-        self.logits = self._read(self.ids if self.cache is None else token[:, None])
+        self.logits = self._next_logits(self.ids if self.cache is None else token[:, None])
 
     @torch.no_grad()  # here, not on `stream`: between tokens the caller keeps its gradients
-    def _read(self, ids: Ids) -> Logits:
+    def _next_logits(self, ids: Ids) -> Logits:
         return self.model.unembed(self.model.stack(ids, None, self.cache)[:, -1])
 
 
-def choose(logits: Logits, temperature: float, top_k: int | None, top_p: float | None, draw: Generator) -> Next:
+def sample_token(
+    logits: Logits, temperature: float, top_k: int | None, top_p: float | None, generator: Generator
+) -> NextTokens:
     """The next token of every text.
 
-    >>> choose(torch.tensor([[0.0, 2.0, 1.0]]), 0.0, None, None, Generator())
+    >>> sample_token(torch.tensor([[0.0, 2.0, 1.0]]), 0.0, None, None, Generator())
     tensor([1])
     """
     if temperature == 0:
         return logits.argmax(-1)
-    below = logits.float() - logits.float().amax(-1, keepdim=True)
+    shifted = logits.float() - logits.float().amax(-1, keepdim=True)
     logits = torch.where(
-        below < 0, below / temperature, 0
+        shifted < 0, shifted / temperature, 0
     )  # the largest stays 0, though the temperature be 0 in float32
     if top_k is not None:
-        logits = among_best(logits, top_k)
+        logits = top_k_filter(logits, top_k)
     if top_p is not None:
-        logits = within_nucleus(logits, top_p)
-    return torch.multinomial(logits.softmax(-1), 1, generator=draw)[:, 0]
+        logits = top_p_filter(logits, top_p)
+    return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
 
 
-def among_best(logits: Logits, k: int) -> Logits:
+def top_k_filter(logits: Logits, k: int) -> Logits:
     """The k largest logits of every row, the others at -inf (arXiv:1805.04833); equals of the last one stay too.
 
-    >>> among_best(torch.tensor([[0.0, 2.0, 1.0]]), 2)
+    >>> top_k_filter(torch.tensor([[0.0, 2.0, 1.0]]), 2)
     tensor([[-inf, 2., 1.]])
     """
-    least = logits.topk(min(k, logits.shape[-1])).values[..., -1:]
-    return logits.masked_fill(logits < least, -torch.inf)
+    threshold = logits.topk(min(k, logits.shape[-1])).values[..., -1:]
+    return logits.masked_fill(logits < threshold, -torch.inf)
 
 
-def within_nucleus(logits: Logits, p: float) -> Logits:
+def top_p_filter(logits: Logits, p: float) -> Logits:
     """The smallest set of likeliest tokens that together have probability p or more (arXiv:1904.09751), others at -inf.
 
-    >>> within_nucleus(torch.tensor([[0.2, 0.5, 0.3]]).log(), 0.7).exp()
+    >>> top_p_filter(torch.tensor([[0.2, 0.5, 0.3]]).log(), 0.7).exp()
     tensor([[0.0000, 0.5000, 0.3000]])
     """
-    ordered, at = logits.sort(descending=True, stable=True)
-    chances = ordered.softmax(-1)
-    beyond = chances.cumsum(-1) - chances >= p
-    beyond[..., 0] = False  # the likeliest stays, though p be 0 in float32
-    return torch.empty_like(logits).scatter(-1, at, ordered.masked_fill(beyond, -torch.inf))
+    ordered, order = logits.sort(descending=True, stable=True)
+    probabilities = ordered.softmax(-1)
+    is_outside = probabilities.cumsum(-1) - probabilities >= p
+    is_outside[..., 0] = False  # the likeliest stays, though p be 0 in float32
+    return torch.empty_like(logits).scatter(-1, order, ordered.masked_fill(is_outside, -torch.inf))
 
 
 @torch.no_grad()
@@ -160,10 +162,10 @@ def translate(
     source: Ids,
     start: int,
     end: int,
-    longest: int,
+    max_tokens: int,
     beam: int = 1,
-    real: Bool[Tensor, "b s"] | None = None,
-    favour: float = 0.6,
+    is_token: Bool[Tensor, "b s"] | None = None,
+    length_penalty: float = 0.6,
 ) -> Int[Tensor, "b t"]:
     """The target of every source: tokens after `start`, up to `end`; shorter ones are filled up with `end`.
 
@@ -178,46 +180,50 @@ def translate(
     >>> import torch
     >>> from rheoscope.models.config import Config
     >>> model = Translator(Config(vocabulary=9, width=8, depth=1, heads=2, form="encoder-decoder"))
-    >>> translate(model, torch.tensor([[5, 6, 7]]), start=1, end=2, longest=4, beam=3).shape[1] <= 4
+    >>> translate(model, torch.tensor([[5, 6, 7]]), start=1, end=2, max_tokens=4, beam=3).shape[1] <= 4
     True
     """
-    check_translation(model.config, source, start, end, longest, beam)
-    with at_rest(model):
-        target = Target(model, source, real, longest)
-        first = target.read(torch.full((len(source), 1), start, device=source.device))
-        return greedy(target, first, end) if beam == 1 else Beam(target, first, end, beam, favour).search()
+    check_translation(model.config, source, start, end, max_tokens, beam)
+    with eval_mode(model):
+        target = TargetDecoder(model, source, is_token, max_tokens)
+        first_log_probs = target.next_log_probs(torch.full((len(source), 1), start, device=source.device))
+        return (
+            greedy(target, first_log_probs, end)
+            if beam == 1
+            else Beam(target, first_log_probs, end, beam, length_penalty).search()
+        )
 
 
-class Target:
+class TargetDecoder:
     """Targets that grow by a token; the sources are read once, their keys and values kept."""
 
-    def __init__(self, model: Translator, source: Ids, real: Bool[Tensor, "b s"] | None, longest: int) -> None:
-        self.model, self.longest = model, longest
-        self.memory, self.real = model.encoder(source, real), real
-        self.cache = GenerationCache(model.config.depth, longest)
+    def __init__(self, model: Translator, source: Ids, is_token: Bool[Tensor, "b s"] | None, max_tokens: int) -> None:
+        self.model, self.max_tokens = model, max_tokens
+        self.memory, self.is_token = model.encoder(source, is_token), is_token
+        self.cache = GenerationCache(model.config.depth, max_tokens)
 
-    def read(self, last: Int[Tensor, "r 1"]) -> Float[Tensor, "r v"]:
+    def next_log_probs(self, last: Int[Tensor, "r 1"]) -> Float[Tensor, "r v"]:
         """log p(next) of every target, after the token that came last."""
-        points = self.model.decoder(last, None, self.cache, self.memory, self.real)
+        points = self.model.decoder(last, None, self.cache, self.memory, self.is_token)
         return self.model.unembed(points[:, -1]).float().log_softmax(-1)
 
-    def spread(self, times: int) -> None:
+    def repeat_sources(self, n_repeats: int) -> None:
         """Every source serves `times` targets."""
-        self.cache.spread(times)
-        self.memory = self.memory.repeat_interleave(times, 0)
-        self.real = None if self.real is None else self.real.repeat_interleave(times, 0)
+        self.cache.repeat_texts(n_repeats)
+        self.memory = self.memory.repeat_interleave(n_repeats, 0)
+        self.is_token = None if self.is_token is None else self.is_token.repeat_interleave(n_repeats, 0)
 
 
-def greedy(target: Target, chances: Float[Tensor, "b v"], end: int) -> Int[Tensor, "b t"]:
+def greedy(target: TargetDecoder, log_probs: Float[Tensor, "b v"], end: int) -> Int[Tensor, "b t"]:
     """The likeliest token each time; a finished target repeats `end` until all have."""
-    done = torch.zeros(len(chances), dtype=torch.bool, device=chances.device)
+    is_finished = torch.zeros(len(log_probs), dtype=torch.bool, device=log_probs.device)
     ids: list[Tensor] = []
-    while len(ids) < target.longest:
+    while len(ids) < target.max_tokens:
         if ids:
-            chances = target.read(ids[-1][:, None])
-        ids.append(chances.argmax(-1).masked_fill(done, end))
-        done = ids[-1] == end
-        if bool(done.all()):
+            log_probs = target.next_log_probs(ids[-1][:, None])
+        ids.append(log_probs.argmax(-1).masked_fill(is_finished, end))
+        is_finished = ids[-1] == end
+        if bool(is_finished.all()):
             break
     return torch.stack(ids, 1)
 
@@ -225,72 +231,74 @@ def greedy(target: Target, chances: Float[Tensor, "b v"], end: int) -> Int[Tenso
 class Beam:
     """The search of `translate`: for every source, `size` targets that still grow and the best one that has ended."""
 
-    def __init__(self, target: Target, first: Float[Tensor, "b v"], end: int, size: int, favour: float) -> None:
-        self.target, self.end, self.size, self.favour = target, end, size, favour
-        target.spread(size)
-        self.chances = first.repeat_interleave(size, 0)
-        b = len(first)
-        self.ids = torch.full((b, size, target.longest), end, device=first.device)
-        self.scores = first.new_full((b, size), -torch.inf)
+    def __init__(
+        self, target: TargetDecoder, first_log_probs: Float[Tensor, "b v"], end: int, size: int, length_penalty: float
+    ) -> None:
+        self.target, self.end, self.size, self.length_penalty = target, end, size, length_penalty
+        target.repeat_sources(size)
+        self.log_probs = first_log_probs.repeat_interleave(size, 0)
+        b = len(first_log_probs)
+        self.ids = torch.full((b, size, target.max_tokens), end, device=first_log_probs.device)
+        self.scores = first_log_probs.new_full((b, size), -torch.inf)
         self.scores[:, 0] = 0.0  # all start alike: one of them is enough
-        self.best, self.best_score = self.ids[:, 0].clone(), first.new_full((b,), -torch.inf)
+        self.best_ids, self.best_score = self.ids[:, 0].clone(), first_log_probs.new_full((b,), -torch.inf)
 
     def search(self) -> Int[Tensor, "b t"]:
-        for length in range(1, self.target.longest + 1):
+        for length in range(1, self.target.max_tokens + 1):
             rows = self._grow(length)
-            if length == self.target.longest or self._settled():
+            if length == self.target.max_tokens or self._is_settled():
                 break
-            self.target.cache.take(rows)
-            self.chances = self.target.read(self.ids[:, :, length - 1].reshape(-1, 1))
-        unfinished = self.best_score == -torch.inf
-        found = torch.where(unfinished[:, None], self.ids[:, 0], self.best)
-        return found[:, : length if bool(unfinished.any()) else int((found != self.end).sum(-1).max()) + 1]
+            self.target.cache.select_texts(rows)
+            self.log_probs = self.target.next_log_probs(self.ids[:, :, length - 1].reshape(-1, 1))
+        is_unfinished = self.best_score == -torch.inf
+        result = torch.where(is_unfinished[:, None], self.ids[:, 0], self.best_ids)
+        return result[:, : length if bool(is_unfinished.any()) else int((result != self.end).sum(-1).max()) + 1]
 
     def _grow(self, length: int) -> Int[Tensor, " rows"]:
         """One more token: those that end compete for the best, the likeliest others grow on. The rows they come from."""
-        b, size, vocabulary = *self.scores.shape, self.chances.shape[-1]
-        total = self.scores[..., None] + self.chances.unflatten(0, (b, size))
-        self._finish(total[..., self.end], length)
-        total[..., self.end] = -torch.inf
-        self.scores, at = total.flatten(1).topk(size)
-        rows, tokens = at // vocabulary, at % vocabulary
+        b, size, vocabulary = *self.scores.shape, self.log_probs.shape[-1]
+        totals = self.scores[..., None] + self.log_probs.unflatten(0, (b, size))
+        self._finish(totals[..., self.end], length)
+        totals[..., self.end] = -torch.inf
+        self.scores, flat_indices = totals.flatten(1).topk(size)
+        rows, tokens = flat_indices // vocabulary, flat_indices % vocabulary
         self.ids = self.ids.gather(1, rows[..., None].expand_as(self.ids))
         self.ids[:, :, length - 1] = tokens
         return (rows + size * torch.arange(b, device=rows.device)[:, None]).flatten()
 
-    def _finish(self, ended: Float[Tensor, "b size"], length: int) -> None:
-        score, row = (ended / self._norm(length)).max(-1)
-        better = score > self.best_score
+    def _finish(self, end_scores: Float[Tensor, "b size"], length: int) -> None:
+        score, row = (end_scores / self._length_norm(length)).max(-1)
+        is_better = score > self.best_score
         # Past its last token a target holds `end` already.
         ids = self.ids.gather(1, row[:, None, None].expand(-1, 1, self.ids.shape[-1]))[:, 0]
-        self.best = torch.where(better[:, None], ids, self.best)
-        self.best_score = torch.where(better, score, self.best_score)
+        self.best_ids = torch.where(is_better[:, None], ids, self.best_ids)
+        self.best_score = torch.where(is_better, score, self.best_score)
 
-    def _settled(self) -> bool:
+    def _is_settled(self) -> bool:
         """Whether nothing that still grows can win: log p only falls, and is divided by at most the longest's norm."""
-        bound = self.scores[:, 0] / self._norm(self.target.longest)
+        bound = self.scores[:, 0] / self._length_norm(self.target.max_tokens)
         return bool((self.best_score >= bound).all())
 
-    def _norm(self, length: int) -> float:
-        return ((5 + length) / 6) ** self.favour
+    def _length_norm(self, length: int) -> float:
+        return ((5 + length) / 6) ** self.length_penalty
 
 
 @contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Without dropout, and back as it was."""
-    training = model.training
+    was_training = model.training
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        model.train(was_training)
 
 
 def check_prompt(config: Config, ids: Ids, tokens: int) -> None:
     """Refuse what cannot be continued: another form, ids that are none, a text longer than the model reads."""
     if config.form != "decoder":
-        what = "translate(model, source, …)" if config.form == "encoder-decoder" else 'Config(form="decoder", …)'
-        raise RheoscopeError(f"only a decoder continues a text, this is an {config.form}; type {what}")
+        advice = "translate(model, source, …)" if config.form == "encoder-decoder" else 'Config(form="decoder", …)'
+        raise RheoscopeError(f"only a decoder continues a text, this is an {config.form}; type {advice}")
     _check_ids(config, ids, "ids")
     _check_count("tokens", tokens)
     if ids.shape[1] + tokens > config.context + 1:  # the last token is said and not read
@@ -312,7 +320,7 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
         raise RheoscopeError(f"top_p is a probability above 0 and up to 1, got {top_p!r}; type top_p=0.9")
 
 
-def check_translation(config: Config, source: Ids, start: int, end: int, longest: int, beam: int) -> None:
+def check_translation(config: Config, source: Ids, start: int, end: int, max_tokens: int, beam: int) -> None:
     """Refuse what cannot be translated."""
     if config.form != "encoder-decoder":
         raise RheoscopeError(
@@ -320,11 +328,11 @@ def check_translation(config: Config, source: Ids, start: int, end: int, longest
         )
     _check_ids(config, source, "source")
     _check_ids(config, torch.tensor([[start, end]]), "start and end")
-    for name, value in (("longest", longest), ("beam", beam)):
-        _check_count(name, value, least=1)
-    if longest > config.context:
+    for name, value in (("longest", max_tokens), ("beam", beam)):
+        _check_count(name, value, minimum=1)
+    if max_tokens > config.context:
         raise RheoscopeError(
-            f"longest is {longest}, the model reads at most {config.context} tokens; type longest={config.context}"
+            f"longest is {max_tokens}, the model reads at most {config.context} tokens; type longest={config.context}"
         )
 
 
@@ -341,6 +349,6 @@ def _check_ids(config: Config, ids: Tensor, name: str) -> None:
         )
 
 
-def _check_count(name: str, value: int, least: int = 0) -> None:
-    if not isinstance(value, int) or value < least:
-        raise RheoscopeError(f"{name} is a whole number of {least} or more, got {value!r}; type {name}=32")
+def _check_count(name: str, value: int, minimum: int = 0) -> None:
+    if not isinstance(value, int) or value < minimum:
+        raise RheoscopeError(f"{name} is a whole number of {minimum} or more, got {value!r}; type {name}=32")

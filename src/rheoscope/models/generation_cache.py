@@ -5,33 +5,33 @@ from collections.abc import Callable
 from jaxtyping import Int
 from torch import Tensor
 
-from rheoscope.attention.cache import Cache, Remembered, RememberedAnswers
+from rheoscope.attention.cache import Cache, CachedKeys, CachedValues
 
-Remember = Callable[[], tuple[Tensor, Tensor]]
+ComputeKeysValues = Callable[[], tuple[Tensor, Tensor]]
 
 
 class LayerCache:
     """Of one layer: keys and values of the text so far (`past`), and those of the source where there is one."""
 
-    def __init__(self, room: int = 0) -> None:
-        self.past = Cache(room)
+    def __init__(self, capacity: int = 0) -> None:
+        self.text_cache = Cache(capacity)
         self.source: tuple[Tensor, Tensor] | None = None
 
-    def remember(self, make: Remember) -> tuple[Remembered, RememberedAnswers]:
+    def source_keys_values(self, compute: ComputeKeysValues) -> tuple[CachedKeys, CachedValues]:
         """Keys and values of the source, made at the first call."""
         if self.source is None:
-            self.source = make()
+            self.source = compute()
         return self.source
 
-    def take(self, rows: Int[Tensor, " r"]) -> None:
+    def select_texts(self, text_indices: Int[Tensor, " r"]) -> None:
         """Goes on with the past of these texts; the sources stay, so a row goes on from a row of the same source."""
-        self.past.take(rows)
+        self.text_cache.select_texts(text_indices)
 
-    def spread(self, times: int) -> None:
+    def repeat_texts(self, n_repeats: int) -> None:
         """Every text `times` times, one after another, its source too."""
-        self.past.spread(times)
+        self.text_cache.repeat_texts(n_repeats)
         if self.source is not None:
-            self.source = self.source[0].repeat_interleave(times, 0), self.source[1].repeat_interleave(times, 0)
+            self.source = self.source[0].repeat_interleave(n_repeats, 0), self.source[1].repeat_interleave(n_repeats, 0)
 
 
 class GenerationCache:
@@ -47,19 +47,19 @@ class GenerationCache:
     (3, torch.Size([1, 1, 9]))
     """
 
-    def __init__(self, depth: int, room: int = 0) -> None:
-        self.layers = [LayerCache(room) for _ in range(depth)]
+    def __init__(self, depth: int, capacity: int = 0) -> None:
+        self.layers = [LayerCache(capacity) for _ in range(depth)]
 
-    def layer(self, number: int) -> LayerCache:
-        return self.layers[number]
+    def layer(self, index: int) -> LayerCache:
+        return self.layers[index]
 
-    def take(self, rows: Int[Tensor, " r"]) -> None:
+    def select_texts(self, text_indices: Int[Tensor, " r"]) -> None:
         for layer in self.layers:
-            layer.take(rows)
+            layer.select_texts(text_indices)
 
-    def spread(self, times: int) -> None:
+    def repeat_texts(self, n_repeats: int) -> None:
         for layer in self.layers:
-            layer.spread(times)
+            layer.repeat_texts(n_repeats)
 
     def __len__(self) -> int:
-        return len(self.layers[0].past)
+        return len(self.layers[0].text_cache)

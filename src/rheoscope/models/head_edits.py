@@ -10,46 +10,55 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rheoscope.attention.definition import Masked
+from rheoscope.attention.definition import MaskLike
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.running.head_edits import by_layer
-from rheoscope.running.shared_patch import Undo, set_method, shared_change
-from rheoscope.running.stream import Description
+from rheoscope.running.head_edits import edits_by_layer
+from rheoscope.running.shared_patch import Undo, replace_method, shared_patch
+from rheoscope.running.stream import ModelDescription
 from rheoscope.space.model import Edits, LayerEdit
 
 
 @dataclass(frozen=True, eq=False)
-class Edited(Mechanism):
+class EditedMechanism(Mechanism):
     """A mechanism whose heads are computed as ever, and then changed as their edit says."""
 
     edit: LayerEdit = lambda q, k, v, mechanism, out: out
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Masked = None, lowering: str | None = None) -> Tensor:
-        own = Mechanism(self.score, self.mask, self.position, self.normaliser, self.value).under(mask)
-        return self.edit(q, k, v, own, own.attend(q, k, v, lowering=lowering))
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike = None, lowering: str | None = None) -> Tensor:
+        mechanism = Mechanism(self.score, self.mask, self.position, self.normaliser, self.value).with_mask(mask)
+        return self.edit(q, k, v, mechanism, mechanism.attend(q, k, v, lowering=lowering))
 
 
 _edits: ContextVar[Mapping[nn.Module, LayerEdit]] = ContextVar("edits of this thread", default=MappingProxyType({}))
 
 
 @contextmanager
-def editing(description: Description, edit: Edits) -> Iterator[None]:
+def edit_heads(description: ModelDescription, edit: Edits) -> Iterator[None]:
     """Inside, and in this thread alone, heads (layer, head) or whole layers are computed by their edits."""
-    attentions: Sequence[Any] = description.attentions
-    edits = {attentions[layer].mechanism: change for layer, change in by_layer(description.blocks, edit).items()}
+    attentions: Sequence[Any] = description.attention_modules
+    edits = {
+        attentions[layer].mechanism: layer_edit
+        for layer, layer_edit in edits_by_layer(description.layer_heads, edit).items()
+    }
     with ExitStack() as stack:
         for attention in edits:
-            stack.enter_context(shared_change((attention, "current"), partial(_asking_first, attention)))
+            stack.enter_context(shared_patch((attention, "current_mechanism"), partial(_override_current, attention)))
         stack.callback(_edits.reset, _edits.set({**_edits.get(), **edits}))
         yield
 
 
-def _asking_first(attention: Any) -> Undo:
+def _override_current(attention: Any) -> Undo:
     """`current()` of one module, which every forward asks for its mechanism, answers threads that edit with the edited one."""
-    own = attention.current
+    original = attention.current_mechanism
 
-    def current() -> Mechanism:
-        now, change = own(), _edits.get().get(attention)
-        return now if change is None else Edited(now.score, now.mask, now.position, now.normaliser, now.value, change)
+    def current_mechanism() -> Mechanism:
+        mechanism, edit = original(), _edits.get().get(attention)
+        return (
+            mechanism
+            if edit is None
+            else EditedMechanism(
+                mechanism.score, mechanism.mask, mechanism.position, mechanism.normaliser, mechanism.value, edit
+            )
+        )
 
-    return set_method(attention, "current", current)
+    return replace_method(attention, "current_mechanism", current_mechanism)

@@ -10,14 +10,14 @@ from rheoscope.models.transformer import Embedding
 
 
 @runtime_checkable
-class KnowsTokens(Protocol):
+class HasTokenFeatures(Protocol):
     """A task whose tokens are known by numbers: a row for each id, of zeros where nothing is known."""
 
-    def known(self) -> Float[Tensor, "v f"]: ...
+    def token_features(self) -> Float[Tensor, "v f"]: ...
 
 
 @torch.no_grad()
-def start_known(model: nn.Module, task: object) -> None:
+def init_embedding(model: nn.Module, task: object) -> None:
     """Let the embedding begin as a linear map of what a task knows of its tokens; afterwards every row learns by itself.
 
     **Formula** W_E ← K W, K (vocabulary, f) what is known and W the first f rows of W_E as they were drawn. Tokens of which
@@ -28,17 +28,17 @@ def start_known(model: nn.Module, task: object) -> None:
     >>> from dataclasses import dataclass
     >>> @dataclass
     ... class Numbers:
-    ...     def known(self):
+    ...     def token_features(self):
     ...         return torch.tensor([[1.0], [2.0], [0.0]])
     >>> model = nn.ModuleDict({"embed": Embedding(3, 2)})
-    >>> start_known(model, Numbers())
+    >>> init_embedding(model, Numbers())
     >>> torch.equal(model["embed"].weight[1], 2 * model["embed"].weight[0])
     True
     """
-    if not isinstance(task, KnowsTokens):
+    if not isinstance(task, HasTokenFeatures):
         return
-    for one in model.modules():
-        if isinstance(one, Embedding):
-            K = task.known().to(one.weight)
-            there = (K != 0).any(-1, keepdim=True)
-            one.weight.copy_(torch.where(there, K @ one.weight[: K.shape[1]], one.weight))
+    for module in model.modules():
+        if isinstance(module, Embedding):
+            K = task.token_features().to(module.weight)
+            has_features = (K != 0).any(-1, keepdim=True)
+            module.weight.copy_(torch.where(has_features, K @ module.weight[: K.shape[1]], module.weight))

@@ -8,30 +8,30 @@ from types import FrameType
 
 
 @contextmanager
-def between_steps(heard: Callable[[], object]) -> Iterator[Callable[[], bool]]:
+def stop_between_steps(on_stop_request: Callable[[], object]) -> Iterator[Callable[[], bool]]:
     """While it is open Ctrl-C only asks to stop, `heard` is called, and it gives whether somebody asked; a second one stops at once.
 
     Only the main thread of a program hears signals; elsewhere, and where Ctrl-C is ignored (nohup), nothing changes.
 
-    >>> with between_steps(lambda: None) as asked:
+    >>> with stop_between_steps(lambda: None) as asked:
     ...     asked()
     False
     """
-    asks: list[int] = []
+    signals: list[int] = []
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        if asks:
+    def handle_sigint(signum: int, frame: FrameType | None) -> None:
+        if signals:
             raise KeyboardInterrupt
-        asks.append(number)
-        heard()
+        signals.append(signum)
+        on_stop_request()
 
-    here = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT) if here else None
-    if before is None or before is signal.SIG_IGN:
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous_handler = signal.getsignal(signal.SIGINT) if in_main_thread else None
+    if previous_handler is None or previous_handler is signal.SIG_IGN:
         yield lambda: False
         return
-    signal.signal(signal.SIGINT, hear)
+    signal.signal(signal.SIGINT, handle_sigint)
     try:
-        yield lambda: bool(asks)
+        yield lambda: bool(signals)
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)

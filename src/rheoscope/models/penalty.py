@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from rheoscope.models.transformer import Block, Translator
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.safe_arithmetic import at_least_float32
 
 Clouds = Sequence[Float[Tensor, "b n d"]]
-Each = Float[Tensor, " models"]
+PerModel = Float[Tensor, " models"]
 
 
-def asymmetry(model: nn.Module, clouds: Clouds = ()) -> Each:
+def asymmetry(model: nn.Module, clouds: Clouds = ()) -> PerModel:
     """How far M is from symmetric, mean over all heads of self attention, from factors alone: r×r, never d×d.
 
     **Formula** with M = A Bᵀ, A = C D_g W_Q and B = C D_g W_K: ‖M − Mᵀ‖²/‖M‖² = 2 − 2 tr(CC)/tr(AᵀA BᵀB), C = BᵀA. At offset 0:
@@ -36,33 +36,37 @@ def asymmetry(model: nn.Module, clouds: Clouds = ()) -> Each:
     >>> asymmetry(build(Config(vocabulary=9, width=8, depth=1, heads=2, projection="tied"))).round(decimals=5).tolist()
     [0.0]
     """
-    return torch.stack([of_heads(*folded(one)) for one in model.modules() if isinstance(one, Block)]).mean((0, -1))
+    return torch.stack(
+        [per_head_asymmetry(*query_key_maps(module)) for module in model.modules() if isinstance(module, Block)]
+    ).mean((0, -1))
 
 
-def folded(block: Block) -> tuple[Float[Tensor, "m h d k"], Float[Tensor, "m h d k"]]:
+def query_key_maps(block: Block) -> tuple[Float[Tensor, "m h d k"], Float[Tensor, "m h d k"]]:
     """What makes queries and keys of x̂: the norm's gain and centring in them, and keys for every head."""
     attention, norm = block.attention, block.norm_attention
     q, k, _ = attention.projection.maps(attention.read.weight)
     sides = [q, k.repeat_interleave(q.shape[1] // k.shape[1], 1)]
     gain = getattr(norm, "weight", None)
-    if block.pre and gain is not None:
+    if block.is_pre_norm and gain is not None:
         sides = [side * gain.reshape(-1, 1, side.shape[-2], 1) for side in sides]
-    if block.pre and block.centred:
+    if block.is_pre_norm and block.centred:
         sides = [side - side.mean(-2, keepdim=True) for side in sides]
     return sides[0], sides[1]
 
 
-def of_heads(A: Float[Tensor, "*h d k"], B: Float[Tensor, "*h d k"]) -> Float[Tensor, "*h"]:
+def per_head_asymmetry(A: Float[Tensor, "*h d k"], B: Float[Tensor, "*h d k"]) -> Float[Tensor, "*h"]:
     """‖M − Mᵀ‖²/‖M‖² of M = A Bᵀ; 0 where M is 0."""
     with torch.autocast(A.device.type, enabled=False):
-        A, B = exact(A), exact(B)
-        across = B.mT @ A
-        size = ((A.mT @ A) * (B.mT @ B)).sum((-2, -1))
-        again = (across * across.mT).sum((-2, -1))
-        return (2 - 2 * torch.where(size > 0, again / torch.where(size > 0, size, 1), 1)).clamp(min=0)
+        A, B = at_least_float32(A), at_least_float32(B)
+        C = B.mT @ A
+        squared_norm = ((A.mT @ A) * (B.mT @ B)).sum((-2, -1))
+        trace_CC = (C * C.mT).sum((-2, -1))
+        return (
+            2 - 2 * torch.where(squared_norm > 0, trace_CC / torch.where(squared_norm > 0, squared_norm, 1), 1)
+        ).clamp(min=0)
 
 
-def residual(model: nn.Module, clouds: Clouds) -> Each:
+def residual(model: nn.Module, clouds: Clouds) -> PerModel:
     """How far the layers are from leaving their clouds in place: ‖T(x) − x‖²/‖x‖², mean over layers and tokens.
 
     Relative, as `rs.fixed_point` has it: a stream that only shrinks as a whole is no nearer to a fixed point.
@@ -74,47 +78,51 @@ def residual(model: nn.Module, clouds: Clouds) -> Each:
     >>> len(clouds), residual(model, clouds).shape
     (3, torch.Size([1]))
     """
-    moved = [
+    displacements = [
         (after - before).square().sum(-1) / before.square().sum(-1)
-        for before, after in pairwise(exact(cloud) for cloud in clouds)
+        for before, after in pairwise(at_least_float32(cloud) for cloud in clouds)
     ]
-    return torch.stack(moved).unflatten(1, (models_in(model), -1)).mean((0, 2, 3))
+    return torch.stack(displacements).unflatten(1, (n_models(model), -1)).mean((0, 2, 3))
 
 
-def models_in(model: nn.Module) -> int:
+def n_models(model: nn.Module) -> int:
     """How many models are trained as one."""
-    weight = next(one for one in model.modules() if isinstance(one, Block)).attention.read.weight
+    weight = next(module for module in model.modules() if isinstance(module, Block)).attention.read.weight
     return 1 if weight.ndim == 2 else len(weight)
 
 
-PENALTIES: dict[str, Callable[[nn.Module, Clouds], Each]] = {"asymmetry": asymmetry, "residual": residual}
+PENALTIES: dict[str, Callable[[nn.Module, Clouds], PerModel]] = {"asymmetry": asymmetry, "residual": residual}
 """Each penalty by name."""
-OF_CLOUDS = frozenset({"residual"})
+NEEDS_HIDDEN_STATES = frozenset({"residual"})
 """Those that look at clouds; the others look at weights alone."""
 
 
-def penalty(told: Mapping[str, float], model: nn.Module, clouds: Clouds = ()) -> Each:
+def weighted_penalty(strengths: Mapping[str, float], model: nn.Module, clouds: Clouds = ()) -> PerModel:
     """Σ λ · penalty over those that are named, one at least."""
-    return torch.stack([strength * PENALTIES[name](model, clouds) for name, strength in told.items()]).sum(0)
+    return torch.stack([strength * PENALTIES[name](model, clouds) for name, strength in strengths.items()]).sum(0)
 
 
-class Penalised(nn.Module):
+class PenaltyTerm(nn.Module):
     """What training keeps small besides the loss, of the same forward pass: a number for each model that is trained as one.
 
     None where nothing is named, and while the model is only measured.
     """
 
-    def __init__(self, model: nn.Module, told: Mapping[str, float]) -> None:
+    def __init__(self, model: nn.Module, strengths: Mapping[str, float]) -> None:
         super().__init__()
-        if isinstance(model, Translator) and OF_CLOUDS.intersection(told):
+        if isinstance(model, Translator) and NEEDS_HIDDEN_STATES.intersection(strengths):
             raise RheoscopeError(
                 "penalty residual is for one stack of layers, got an encoder-decoder; type --penalty asymmetry=0.1"
             )
-        self.model, self.told = model, dict(told)
+        self.model, self.strengths = model, dict(strengths)
 
     def hidden_states(self) -> list[Tensor] | None:
         """A list for the forward pass to fill, where a penalty looks at clouds."""
-        return [] if self.model.training and OF_CLOUDS.intersection(self.told) else None
+        return [] if self.model.training and NEEDS_HIDDEN_STATES.intersection(self.strengths) else None
 
-    def forward(self, clouds: list[Tensor] | None) -> Each | None:
-        return penalty(self.told, self.model, clouds or ()) if self.told and self.model.training else None
+    def forward(self, clouds: list[Tensor] | None) -> PerModel | None:
+        return (
+            weighted_penalty(self.strengths, self.model, clouds or ())
+            if self.strengths and self.model.training
+            else None
+        )

@@ -16,48 +16,39 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from rheoscope.attention.position import (
-    HALVES,
-    ALiBi,
-    Buckets,
-    NoPosition,
-    Position,
-    Turn,
-    alibi_slopes,
-    rotary_tables,
-    sinusoidal_table,
-)
+from rheoscope.attention.position import HALVES, NoPosition, Position, RotaryMap, rotary_tables, sinusoidal_table
+from rheoscope.attention.position_bias import ALiBi, Buckets, alibi_slopes
 from rheoscope.models.config import Config
-from rheoscope.space.head import Turned
+from rheoscope.space.model_parts import ModelRotary
 
 Cloud = Float[Tensor, "b n d"]
 PerHead = Float[Tensor, "b h n k"]
-At = Int[Tensor, " n"]
-BUCKETS = 32
+Positions = Int[Tensor, " n"]
+N_BUCKETS = 32
 """Rows of a table of buckets, as in T5."""
 
 
-class Places(nn.Module):
+class PositionEncoding(nn.Module):
     """No position at all. The other kinds refine one of the three ways in which a position is felt."""
 
-    def embedded(self, x: Cloud, at: slice) -> Cloud:
+    def add_to_embeddings(self, x: Cloud, positions: slice) -> Cloud:
         """Embeddings with what position adds to them."""
         return x
 
-    def turn(self, at: slice | At) -> Turn | None:
+    def rotation(self, positions: slice | Positions) -> RotaryMap | None:
         """The rotation of queries and keys at these positions."""
         return None
 
-    def between(self) -> Position | None:
+    def pair_bias(self) -> Position | None:
         """The bias between pairs of tokens."""
         return None
 
     def position(self) -> Position:
         """The position that the mechanism of a View has: what acts on queries and keys, or on their scores."""
-        return self.between() or NoPosition()
+        return self.pair_bias() or NoPosition()
 
 
-class LearnedTable(Places):
+class LearnedTable(PositionEncoding):
     """x_i + table[i], trained."""
 
     def __init__(self, context: int, width: int) -> None:
@@ -65,11 +56,11 @@ class LearnedTable(Places):
         self.table = nn.Parameter(torch.zeros(context, width))
         nn.init.normal_(self.table, std=0.02)
 
-    def embedded(self, x: Cloud, at: slice) -> Cloud:
-        return x + self.table[at].to(x.dtype)
+    def add_to_embeddings(self, x: Cloud, positions: slice) -> Cloud:
+        return x + self.table[positions].to(x.dtype)
 
 
-class SineTable(Places):
+class SineTable(PositionEncoding):
     """x_i + P(i) with the sines and cosines of 2017."""
 
     table: Tensor
@@ -79,11 +70,11 @@ class SineTable(Places):
         table = sinusoidal_table(torch.arange(context), width).float()  # MPS knows no float64
         self.register_buffer("table", table, persistent=False)
 
-    def embedded(self, x: Cloud, at: slice) -> Cloud:
-        return x + self.table[at].to(x.dtype)
+    def add_to_embeddings(self, x: Cloud, positions: slice) -> Cloud:
+        return x + self.table[positions].to(x.dtype)
 
 
-class RotaryTables(Places):
+class RotaryTables(PositionEncoding):
     """x_i R(i) for queries and keys, coordinate c coupled with c + k/2, as Llama turns."""
 
     cos: Tensor
@@ -95,25 +86,25 @@ class RotaryTables(Places):
         for name, table in zip(("cos", "sin"), self._tables(torch.arange(context)), strict=True):
             self.register_buffer(name, table, persistent=False)
 
-    def turn(self, at: slice | At) -> Turn:
-        return Turn(self.cos[at], self.sin[at], HALVES)
+    def rotation(self, positions: slice | Positions) -> RotaryMap:
+        return RotaryMap(self.cos[positions], self.sin[positions], HALVES)
 
     def position(self) -> Position:
-        return Turned(self._turned)
+        return ModelRotary(self._rotate)
 
-    def _turned(self, x: PerHead, at: At) -> PerHead:
+    def _rotate(self, x: PerHead, positions: Positions) -> PerHead:
         """By the module's own tables; by their formula where these end, and on a GPU, which would have to be asked how far `at` goes."""
-        if not at.is_cuda and int(at.max()) < len(self.cos):
-            return self.turn(at)(x)
-        cos, sin = (table.to(x.device) for table in self._tables(at if at.is_cuda else at.cpu()))
-        return Turn(cos, sin, HALVES)(x)
+        if not positions.is_cuda and int(positions.max()) < len(self.cos):
+            return self.rotation(positions)(x)
+        cos, sin = (table.to(x.device) for table in self._tables(positions if positions.is_cuda else positions.cpu()))
+        return RotaryMap(cos, sin, HALVES)(x)
 
-    def _tables(self, at: At) -> tuple[Tensor, Tensor]:
-        cos, sin = rotary_tables(at, self.width, self.base)
+    def _tables(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        cos, sin = rotary_tables(positions, self.width, self.base)
         return cos.float(), sin.float()
 
 
-class AlibiSlopes(Places):
+class AlibiSlopes(PositionEncoding):
     """−slope_h |i − j| between tokens."""
 
     slopes: Tensor
@@ -122,27 +113,27 @@ class AlibiSlopes(Places):
         super().__init__()
         self.register_buffer("slopes", alibi_slopes(heads), persistent=False)
 
-    def between(self) -> Position:
+    def pair_bias(self) -> Position:
         return ALiBi(self.slopes)
 
 
-class BucketTable(Places):
+class BucketTable(PositionEncoding):
     """table[bucket(j − i), h] between tokens, trained; a decoder spends every bucket on the past."""
 
     def __init__(self, heads: int, causal: bool) -> None:
         super().__init__()
-        self.table, self.causal = nn.Parameter(torch.zeros(BUCKETS, heads)), causal
+        self.table, self.causal = nn.Parameter(torch.zeros(N_BUCKETS, heads)), causal
 
-    def between(self) -> Position:
+    def pair_bias(self) -> Position:
         return Buckets(self.table, bidirectional=not self.causal)
 
 
-PLACES: dict[str, Callable[[Config, bool], Places]] = {
+POSITION_ENCODINGS: dict[str, Callable[[Config, bool], PositionEncoding]] = {
     "rotary": lambda config, causal: RotaryTables(config.context, config.head_width, config.base),
     "learned": lambda config, causal: LearnedTable(config.context, config.width),
     "sinusoidal": lambda config, causal: SineTable(config.context, config.width),
     "alibi": lambda config, causal: AlibiSlopes(config.heads),
     "buckets": lambda config, causal: BucketTable(config.heads, causal),
-    "none": lambda config, causal: Places(),
+    "none": lambda config, causal: PositionEncoding(),
 }
 """How each `position` of a config is built; causal where tokens see the past alone."""

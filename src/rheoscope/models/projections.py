@@ -26,19 +26,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from rheoscope.attention.lower.sdpa import FETCHED
-from rheoscope.attention.mask import Mask, NoMask, Others
-from rheoscope.attention.position import Turn
+from rheoscope.attention.lower.sdpa import ALIGNMENT_BYTES
+from rheoscope.attention.mask import ExcludeSelf, Mask, NoMask
+from rheoscope.attention.position import RotaryMap
 from rheoscope.models.config import Config
 from rheoscope.shapes import RheoscopeError
 
 Cloud = Float[Tensor, "b n d"]
-Row = Float[Tensor, "b n rows"]
+Rows = Float[Tensor, "b n rows"]
 Weight = Float[Tensor, "*models rows d"]
-Asking = Float[Tensor, "b h n k"]
-Answering = Float[Tensor, "b g n k"]
-Answers = Float[Tensor, "b g n e"]
-Projected = tuple[Asking, Answering, Answers]
+Queries = Float[Tensor, "b h n k"]
+Keys = Float[Tensor, "b g n k"]
+Values = Float[Tensor, "b g n e"]
+Projected = tuple[Queries, Keys, Values]
 Factors = list[tuple[Tensor, Tensor | None]]
 """Weights (g, d, k) and biases (g, k) of queries, of keys and of values."""
 
@@ -50,39 +50,39 @@ class Projection(nn.Module):
     gradients reach every parameter; every part takes the same numbers from a seed, so that what two parts share starts the same.
     """
 
-    names: tuple[str, ...] = ("q", "k", "v")
+    row_names: tuple[str, ...] = ("q", "k", "v")
     """The rows that are read, in order: `q`, `k`, `v`, `gate`."""
     mask: Mask = NoMask()
     """What it forbids besides the model's own mask."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.heads_count, self.width = config.heads, config.head_width
-        every = {
+        self.n_heads, self.width = config.heads, config.head_width
+        all_shapes = {
             "q": (config.heads, config.head_width),
             "k": (config.kv_heads, config.head_width),
             "v": (config.kv_heads, config.value_width),
             "gate": (config.heads, 1),
         }
-        self.layout = {name: every[name] for name in self.names}
-        self.whole = {name: every[name] for name in ("q", "k", "v")}
+        self.layout = {name: all_shapes[name] for name in self.row_names}
+        self.full_layout = {name: all_shapes[name] for name in ("q", "k", "v")}
         self.check(config)
 
     def check(self, config: Config) -> None:
         """Refuse a model that this part does not fit."""
 
-    def keep_rows(self, read: nn.Linear) -> None:
+    def select_rows(self, read: nn.Linear) -> None:
         """Leave of a linear map with the rows of `untied` the rows of this part; rows of a gate are added, at zero."""
-        if self.layout == self.whole:
+        if self.layout == self.full_layout:
             return
         for name in ("weight", "bias"):
-            if (held := getattr(read, name)) is not None:
-                rows = dict(zip(self.whole, held.data.split(sizes(self.whole)), strict=True))
-                added = held.data.new_zeros(self.heads_count, *held.shape[1:])
-                held.data = torch.cat([rows.get(part, added) for part in self.layout])
+            if (parameter := getattr(read, name)) is not None:
+                rows = dict(zip(self.full_layout, parameter.data.split(row_counts(self.full_layout)), strict=True))
+                gate_rows = parameter.data.new_zeros(self.n_heads, *parameter.shape[1:])
+                parameter.data = torch.cat([rows.get(row_name, gate_rows) for row_name in self.layout])
         read.out_features = len(read.weight)
 
-    def rows(self, read: nn.Module, u: Cloud) -> Row:
+    def read_rows(self, read: nn.Module, u: Cloud) -> Rows:
         """All that the layer reads of its tokens."""
         return read(u)
 
@@ -90,21 +90,24 @@ class Projection(nn.Module):
         """The weights that tokens are multiplied by, from those that are trained."""
         return W
 
-    def split(self, rows: Row, u: Cloud) -> Projected:
+    def split(self, rows: Rows, u: Cloud) -> Projected:
         """q, k and v, linear in tokens and before positions."""
-        q, k, v = rows.split(sizes(self.whole), dim=-1)
-        return tuple(apart(part, width) for part, (_, width) in zip((q, k, v), self.whole.values(), strict=True))  # type: ignore[return-value]
+        q, k, v = rows.split(row_counts(self.full_layout), dim=-1)
+        return tuple(
+            separate_projections(part, width)
+            for part, (_, width) in zip((q, k, v), self.full_layout.values(), strict=True)
+        )  # type: ignore[return-value]
 
-    def placed(self, q: Asking, k: Answering, turn: Turn | None) -> tuple[Asking, Answering]:
+    def apply_positions(self, q: Queries, k: Keys, rotation: RotaryMap | None) -> tuple[Queries, Keys]:
         """q and k at their positions."""
-        return (q, k) if turn is None else (turn(q), turn(k))
+        return (q, k) if rotation is None else (rotation(q), rotation(k))
 
-    def heads(self, rows: Row, u: Cloud, turn: Turn | None = None) -> Projected:
+    def project_heads(self, rows: Rows, u: Cloud, rotation: RotaryMap | None = None) -> Projected:
         """q, k and v, turned by their positions where there is a turn."""
         q, k, v = self.split(rows, u)
-        return *self.placed(q, k, turn), v
+        return *self.apply_positions(q, k, rotation), v
 
-    def gate(self, rows: Row) -> Float[Tensor, "b h n 1"] | None:
+    def gate(self, rows: Rows) -> Float[Tensor, "b h n 1"] | None:
         """What the outputs of heads are multiplied by, if by anything."""
         return None
 
@@ -123,8 +126,8 @@ class Projection(nn.Module):
         weights = [part[0] for part in self.maps(read.weight)]
         biases: list[Tensor | None] = [None, None, None]
         if read.bias is not None:
-            nothing = read.weight.new_zeros(1, 1, read.weight.shape[-1])
-            biases = [part[0, :, 0] for part in self.split(read.bias[None, None], nothing)]
+            zeros = read.weight.new_zeros(1, 1, read.weight.shape[-1])
+            biases = [part[0, :, 0] for part in self.split(read.bias[None, None], zeros)]
         for side, offset in enumerate(self.offsets() or ()):
             bias = biases[side]
             biases[side] = offset if bias is None else bias + offset
@@ -134,20 +137,20 @@ class Projection(nn.Module):
 class Untied(Projection):
     """q = uW_Q, k = uW_K, v = uW_V, one matrix each, read together (arXiv:1706.03762)."""
 
-    def heads(self, rows: Row, u: Cloud, turn: Turn | None = None) -> Projected:
-        if turn is None:  # split before heads are told apart: the gradient is put together in one piece
+    def project_heads(self, rows: Rows, u: Cloud, rotation: RotaryMap | None = None) -> Projected:
+        if rotation is None:  # split before heads are told apart: the gradient is put together in one piece
             return self.split(rows, u)
-        q, k, v = sizes(self.whole)
-        asked, told = rows.split((q + k, v), dim=-1)
-        together = turn(apart(asked, self.width))  # q and k in one call
-        q_heads, k_heads = together.split((self.layout["q"][0], self.layout["k"][0]), dim=1)
-        return q_heads, k_heads, apart(told, self.layout["v"][1])
+        q, k, v = row_counts(self.full_layout)
+        qk_rows, v_rows = rows.split((q + k, v), dim=-1)
+        qk_heads = rotation(separate_projections(qk_rows, self.width))  # q and k in one call
+        q_heads, k_heads = qk_heads.split((self.layout["q"][0], self.layout["k"][0]), dim=1)
+        return q_heads, k_heads, separate_projections(v_rows, self.layout["v"][1])
 
 
 class UntiedNoDiagonal(Untied):
     """Untied, and a token does not see itself, but for the first one: what `tied_no_diagonal` is without tying."""
 
-    mask = Others()
+    mask = ExcludeSelf()
 
 
 class Tied(Projection):
@@ -156,7 +159,7 @@ class Tied(Projection):
     **Laws** s(δ) = 1 at every offset and at every step of training; M(0) is positive semi-definite.
     """
 
-    names = ("k", "v")
+    row_names = ("k", "v")
 
     def check(self, config: Config) -> None:
         if config.kv_heads != config.heads:
@@ -165,27 +168,27 @@ class Tied(Projection):
                 f"kv_heads={config.kv_heads}; type kv_heads={config.heads}"
             )
 
-    def split(self, rows: Row, u: Cloud) -> Projected:
-        q, v = rows.split(sizes(self.layout), dim=-1)
-        q = apart(q, self.width)
-        return q, self.key(q), apart(v, self.layout["v"][1])
+    def split(self, rows: Rows, u: Cloud) -> Projected:
+        q, v = rows.split(row_counts(self.layout), dim=-1)
+        q = separate_projections(q, self.width)
+        return q, self.key_from_query(q), separate_projections(v, self.layout["v"][1])
 
-    def key(self, q: Asking) -> Answering:
+    def key_from_query(self, q: Queries) -> Keys:
         """The key of a token, from its query; it commutes with every rotation of positions."""
         return q
 
-    def placed(self, q: Asking, k: Answering, turn: Turn | None) -> tuple[Asking, Answering]:
-        if turn is None:
+    def apply_positions(self, q: Queries, k: Keys, rotation: RotaryMap | None) -> tuple[Queries, Keys]:
+        if rotation is None:
             return q, k
-        turned = turn(q)
-        return turned, self.key(turned)
+        rotated = rotation(q)
+        return rotated, self.key_from_query(rotated)
 
 
 class TiedNoDiagonal(Tied):
     """Tied, and a token does not see itself: its own key would be the closest one by far. The first token, which in a decoder has no
     other to see, sees itself (as in Reformer); in an encoder too."""
 
-    mask = Others()
+    mask = ExcludeSelf()
 
 
 class TiedPositional(Tied):
@@ -212,9 +215,9 @@ class TiedPositional(Tied):
     def offsets(self) -> tuple[Tensor, Tensor]:
         return tuple(x.unflatten(-1, (-1, self.width)) for x in (self.of_queries, self.of_keys))
 
-    def placed(self, q: Asking, k: Answering, turn: Turn | None) -> tuple[Asking, Answering]:
-        a, b = (for_texts(x, len(q)).to(q.dtype) for x in self.offsets())
-        return (q + a, k + b) if turn is None else (turn(q + a), turn(k + b))
+    def apply_positions(self, q: Queries, k: Keys, rotation: RotaryMap | None) -> tuple[Queries, Keys]:
+        a, b = (broadcast_to_texts(x, len(q)).to(q.dtype) for x in self.offsets())
+        return (q + a, k + b) if rotation is None else (rotation(q + a), rotation(k + b))
 
 
 class PsdSkew(Tied):
@@ -237,16 +240,16 @@ class PsdSkew(Tied):
     @property
     def skew_rank(self) -> int:
         """The rank of M − Mᵀ."""
-        return 2 * max(1, self.width // 2 // SKEW_ONE_IN)
+        return 2 * max(1, self.width // 2 // PAIRS_PER_SKEW_PAIR)
 
-    def signature(self, texts: int) -> Float[Tensor, "#b h 1 p"] | None:
+    def key_signs(self, n_texts: int) -> Float[Tensor, "#b h 1 p"] | None:
         """What the symmetric coordinates of keys are multiplied by, if by anything."""
         return None
 
-    def key(self, q: Asking) -> Answering:
-        plain = (self.width - self.skew_rank) // 2
-        (a, c), (b, d) = (half.split((plain, self.skew_rank // 2), -1) for half in q.chunk(2, -1))
-        signs = self.signature(len(q))
+    def key_from_query(self, q: Queries) -> Keys:
+        n_symmetric = (self.width - self.skew_rank) // 2
+        (a, c), (b, d) = (half.split((n_symmetric, self.skew_rank // 2), -1) for half in q.chunk(2, -1))
+        signs = self.key_signs(len(q))
         a, b = (a, b) if signs is None else (a * signs.to(a.dtype), b * signs.to(b.dtype))
         return torch.cat([a, -d, b, c], -1)
 
@@ -261,13 +264,13 @@ class SymmetricSkew(PsdSkew):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        pairs = (self.width - self.skew_rank) // 2
-        signs = torch.ones(config.heads, pairs)
+        n_pairs = (self.width - self.skew_rank) // 2
+        signs = torch.ones(config.heads, n_pairs)
         signs[:, 1::2] = -1
         self.signs = nn.Parameter(signs.flatten())
 
-    def signature(self, texts: int) -> Float[Tensor, "#b h 1 p"]:
-        return for_texts(self.signs.unflatten(-1, (self.heads_count, -1)), texts)
+    def key_signs(self, n_texts: int) -> Float[Tensor, "#b h 1 p"]:
+        return broadcast_to_texts(self.signs.unflatten(-1, (self.n_heads, -1)), n_texts)
 
 
 class Isometric(Projection):
@@ -279,19 +282,19 @@ class Isometric(Projection):
     """
 
     def weight(self, W: Weight) -> Weight:
-        q, k, v = sizes(self.layout)
-        compared, given = W.split((q + k, v), dim=-2)
-        return torch.cat([isometric(compared.unflatten(-2, (-1, self.width))).flatten(-3, -2), given], -2)
+        q, k, v = row_counts(self.layout)
+        qk_weight, v_weight = W.split((q + k, v), dim=-2)
+        return torch.cat([orthonormal_rows(qk_weight.unflatten(-2, (-1, self.width))).flatten(-3, -2), v_weight], -2)
 
-    def rows(self, read: nn.Module, u: Cloud) -> Row:
-        with_bias: Any = read
-        return linear(u, self.weight(with_bias.weight), with_bias.bias)
+    def read_rows(self, read: nn.Module, u: Cloud) -> Rows:
+        linear_module: Any = read
+        return linear(u, self.weight(linear_module.weight), linear_module.bias)
 
 
 class IdentityQueries(Projection):
     """W_Q = I: head h asks with coordinates h·k … (h+1)·k of the token as it is read (arXiv:2510.23912). A quarter fewer parameters."""
 
-    names = ("k", "v")
+    row_names = ("k", "v")
 
     def check(self, config: Config) -> None:
         if config.heads * config.head_width != config.width:
@@ -300,15 +303,19 @@ class IdentityQueries(Projection):
                 f"{config.head_width}; type head_width={config.width // config.heads}"
             )
 
-    def split(self, rows: Row, u: Cloud) -> Projected:
-        k, v = rows.split(sizes(self.layout), dim=-1)
-        return apart(u.to(rows.dtype), self.width), apart(k, self.width), apart(v, self.layout["v"][1])
+    def split(self, rows: Rows, u: Cloud) -> Projected:
+        k, v = rows.split(row_counts(self.layout), dim=-1)
+        return (
+            separate_projections(u.to(rows.dtype), self.width),
+            separate_projections(k, self.width),
+            separate_projections(v, self.layout["v"][1]),
+        )
 
 
 class SharedKV(Projection):
     """W_K = W_V: what a token is found by is what it gives (arXiv:2606.04032). Positions turn the key, not the value."""
 
-    names = ("q", "k")
+    row_names = ("q", "k")
 
     def check(self, config: Config) -> None:
         if config.value_width != config.head_width:
@@ -317,8 +324,8 @@ class SharedKV(Projection):
                 f"head_width={config.head_width}; type value_width={config.head_width}"
             )
 
-    def split(self, rows: Row, u: Cloud) -> Projected:
-        q, k = (apart(part, self.width) for part in rows.split(sizes(self.layout), dim=-1))
+    def split(self, rows: Rows, u: Cloud) -> Projected:
+        q, k = (separate_projections(part, self.width) for part in rows.split(row_counts(self.layout), dim=-1))
         return q, k, k
 
 
@@ -326,30 +333,30 @@ class Gated(Untied):
     """Untied, and what head h takes to token i is multiplied by σ(u_i w_h): one number a head and token (arXiv:2505.06708, the
     head-wise gate after attention). Gates start at ½."""
 
-    names = ("q", "k", "v", "gate")
+    row_names = ("q", "k", "v", "gate")
 
-    def rows(self, read: nn.Module, u: Cloud) -> Row:
+    def read_rows(self, read: nn.Module, u: Cloud) -> Rows:
         """With zeros behind the gates, so that every row begins where a GPU's kernels can read it; others would be copied there."""
-        with_bias: Any = read
-        W, b, spare = with_bias.weight, with_bias.bias, -sum(sizes(self.layout)) % ALIGNED
-        if not spare:
+        linear_module: Any = read
+        W, b, n_padding = linear_module.weight, linear_module.bias, -sum(row_counts(self.layout)) % ROW_ALIGNMENT
+        if not n_padding:
             return read(u)
-        return linear(u, pad(W, (0, 0, 0, spare)), None if b is None else pad(b, (0, spare)))
+        return linear(u, pad(W, (0, 0, 0, n_padding)), None if b is None else pad(b, (0, n_padding)))
 
-    def split(self, rows: Row, u: Cloud) -> Projected:
-        return super().split(rows[..., : sum(sizes(self.whole))], u)
+    def split(self, rows: Rows, u: Cloud) -> Projected:
+        return super().split(rows[..., : sum(row_counts(self.full_layout))], u)
 
-    def heads(self, rows: Row, u: Cloud, turn: Turn | None = None) -> Projected:
-        return super().heads(rows[..., : sum(sizes(self.whole))], u, turn)
+    def project_heads(self, rows: Rows, u: Cloud, rotation: RotaryMap | None = None) -> Projected:
+        return super().project_heads(rows[..., : sum(row_counts(self.full_layout))], u, rotation)
 
-    def gate(self, rows: Row) -> Float[Tensor, "b h n 1"]:
-        return rows[..., sum(sizes(self.whole)) :][..., : self.heads_count].sigmoid().mT[..., None]
+    def gate(self, rows: Rows) -> Float[Tensor, "b h n 1"]:
+        return rows[..., sum(row_counts(self.full_layout)) :][..., : self.n_heads].sigmoid().mT[..., None]
 
 
-ALIGNED = FETCHED // 2
+ROW_ALIGNMENT = ALIGNMENT_BYTES // 2
 """Numbers of half precision that a GPU fetches at once."""
 
-SKEW_ONE_IN = 4
+PAIRS_PER_SKEW_PAIR = 4
 """One pair of coordinates in so many is skew."""
 
 PROJECTIONS: dict[str, Callable[[Config], Projection]] = {
@@ -368,18 +375,18 @@ PROJECTIONS: dict[str, Callable[[Config], Projection]] = {
 """How each `projection` of a config is made."""
 
 
-def isometric(V: Float[Tensor, "*lead k d"]) -> Float[Tensor, "*lead k d"]:
+def orthonormal_rows(V: Float[Tensor, "*lead k d"]) -> Float[Tensor, "*lead k d"]:
     """Orthonormal rows that span what the rows of V span: L⁻¹V with VVᵀ = LLᵀ, in float32 or better.
 
-    >>> W = isometric(torch.randn(3, 2, 5))
+    >>> W = orthonormal_rows(torch.randn(3, 2, 5))
     >>> bool(torch.allclose(W @ W.mT, torch.eye(2).expand(3, 2, 2), atol=1e-4))
     True
     """
     with torch.autocast(V.device.type, enabled=False):
-        return _Isometric.apply(V.to(torch.promote_types(V.dtype, torch.float32)))[0].to(V.dtype)
+        return _OrthonormalRows.apply(V.to(torch.promote_types(V.dtype, torch.float32)))[0].to(V.dtype)
 
 
-class _Isometric(torch.autograd.Function):
+class _OrthonormalRows(torch.autograd.Function):
     """Rows made orthonormal, with a gradient of a few products; autograd's own would solve three triangles one after the other.
 
     W = L⁻¹V    A = G Wᵀ, G the gradient of W    gradient of V: L⁻ᵀ (G − (tril A + (strict tril A)ᵀ) W)
@@ -405,7 +412,7 @@ class _Isometric(torch.autograd.Function):
         return inverse.mT @ (G - (A.tril() + A.tril(-1).mT) @ W)
 
 
-def linear(u: Cloud, W: Weight, b: Float[Tensor, "*models rows"] | None) -> Row:
+def linear(u: Cloud, W: Weight, b: Float[Tensor, "*models rows"] | None) -> Rows:
     """u Wᵀ + b; with the weights of several models, the texts of each by its own.
 
     >>> linear(torch.ones(4, 3, 2), torch.ones(2, 5, 2), None).shape
@@ -413,21 +420,21 @@ def linear(u: Cloud, W: Weight, b: Float[Tensor, "*models rows"] | None) -> Row:
     """
     if W.ndim == 2:
         return nn.functional.linear(u, W, b)
-    texts = u.unflatten(0, (len(W), -1)).flatten(1, 2)
-    made = texts @ W.mT if b is None else torch.baddbmm(b[:, None], texts, W.mT)
-    return made.view(*u.shape[:-1], -1)
+    grouped = u.unflatten(0, (len(W), -1)).flatten(1, 2)
+    out = grouped @ W.mT if b is None else torch.baddbmm(b[:, None], grouped, W.mT)
+    return out.view(*u.shape[:-1], -1)
 
 
-def for_texts(x: Float[Tensor, "*models h k"], texts: int) -> Float[Tensor, "#b h 1 k"]:
+def broadcast_to_texts(x: Float[Tensor, "*models h k"], n_texts: int) -> Float[Tensor, "#b h 1 k"]:
     """Numbers of every head, as they stand beside the tokens of all texts; those of several models beside the texts of each."""
-    return x[None, :, None] if x.ndim == 2 else x.repeat_interleave(texts // len(x), 0)[..., None, :]
+    return x[None, :, None] if x.ndim == 2 else x.repeat_interleave(n_texts // len(x), 0)[..., None, :]
 
 
-def apart(rows: Float[Tensor, "b n hk"], width: int) -> Answering:
+def separate_projections(rows: Float[Tensor, "b n hk"], width: int) -> Keys:
     """Heads of this width, which lie side by side in every row, told apart."""
     return rows.unflatten(-1, (-1, width)).transpose(1, 2)
 
 
-def sizes(layout: dict[str, tuple[int, int]]) -> list[int]:
+def row_counts(layout: dict[str, tuple[int, int]]) -> list[int]:
     """How many rows each part has."""
     return [count * width for count, width in layout.values()]

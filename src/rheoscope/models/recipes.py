@@ -62,9 +62,9 @@ class Recipe:
                     f"{name} must be between {low:g} and {high:g}, got {getattr(self, name)!r}; "
                     f"type {name}={Recipe.__dict__.get(name, 0.001)}"
                 )
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise RheoscopeError(f"unknown {name} {getattr(self, name)!r}; type one of {', '.join(known)}")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise RheoscopeError(f"unknown {name} {getattr(self, name)!r}; type one of {', '.join(choices)}")
         _check_penalty(self.penalty)
         if self.batch % self.accumulate:
             raise RheoscopeError(
@@ -76,64 +76,68 @@ class Recipe:
                 f"type context={self.config.context}"
             )
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON keeps it."""
         return asdict(self)
 
-    def but(self, **changes: Any) -> "Recipe":
+    def with_changes(self, **changes: Any) -> "Recipe":
         """The same with some fields changed; a field of the model changes the model.
 
-        >>> tiny().but(width=32, steps=5).config.width
+        >>> tiny().with_changes(width=32, steps=5).config.width
         32
         """
-        own = {name: value for name, value in changes.items() if name in KINDS_OF_RECIPE}
-        of_model = {name: value for name, value in changes.items() if name in KINDS_OF_MODEL}
+        recipe_changes = {name: value for name, value in changes.items() if name in RECIPE_FIELD_TYPES}
+        model_changes = {name: value for name, value in changes.items() if name in MODEL_FIELD_TYPES}
         for name in changes:
-            _check_known(name)
-        if "context" in own:
-            of_model["context"] = max(own["context"], self.config.context)
-        of_model.pop("vocabulary", None)
-        return replace(self, **own, config=self.config.but(**of_model))
+            _check_field_name(name)
+        if "context" in recipe_changes:
+            model_changes["context"] = max(recipe_changes["context"], self.config.context)
+        model_changes.pop("vocabulary", None)
+        return replace(self, **recipe_changes, config=self.config.with_changes(**model_changes))
 
 
-KINDS_OF_RECIPE = {one.name: one.type for one in fields(Recipe) if one.name != "config"}
-KINDS_OF_MODEL = {one.name: one.type for one in fields(Config)}
+RECIPE_FIELD_TYPES = {
+    config_field.name: config_field.type for config_field in fields(Recipe) if config_field.name != "config"
+}
+MODEL_FIELD_TYPES = {config_field.name: config_field.type for config_field in fields(Config)}
 
 
-def _check_penalty(told: Any) -> None:
-    if not isinstance(told, dict) or any(type(x) not in (int, float) or not 0 <= x < 1e9 for x in told.values()):
+def _check_penalty(penalties: Any) -> None:
+    if not isinstance(penalties, dict) or any(
+        type(x) not in (int, float) or not 0 <= x < 1e9 for x in penalties.values()
+    ):
         raise RheoscopeError(
-            f"penalty must be names and how strong they are, 0 or more, got {told!r}; type penalty={{'asymmetry': 0.1}}"
+            f"penalty must be names and how strong they are, 0 or more, got {penalties!r}; type penalty={{'asymmetry': 0.1}}"
         )
-    for name in set(told) - set(PENALTIES):
+    for name in set(penalties) - set(PENALTIES):
         raise RheoscopeError(f"unknown penalty {name!r}; type one of {', '.join(PENALTIES)}")
 
 
-def _check_known(name: str) -> None:
-    if name not in KINDS_OF_RECIPE and name not in KINDS_OF_MODEL:
-        known = ", ".join(sorted({*KINDS_OF_RECIPE, *KINDS_OF_MODEL}))
-        raise RheoscopeError(f"a recipe has no {name!r}; type one of {known}")
+def _check_field_name(name: str) -> None:
+    if name not in RECIPE_FIELD_TYPES and name not in MODEL_FIELD_TYPES:
+        names = ", ".join(sorted({*RECIPE_FIELD_TYPES, *MODEL_FIELD_TYPES}))
+        raise RheoscopeError(f"a recipe has no {name!r}; type one of {names}")
 
 
-def setting(told: str) -> tuple[str, Any]:
+def parse_setting(text: str) -> tuple[str, Any]:
     """A field of a recipe or of its model and its value, from `name=value` as a person types it.
 
-    >>> setting("rate=1e-3"), setting("betas=0.9,0.98"), setting("vocabulary=characters"), setting("tied=false")
+    >>> parse_setting("rate=1e-3"), parse_setting("betas=0.9,0.98"), parse_setting("vocabulary=characters"), parse_setting("tied=false")
     (('rate', 0.001), ('betas', (0.9, 0.98)), ('vocabulary', 'characters'), ('tied', False))
     """
-    name, equals, value = told.partition("=")
+    name, equals, value = text.partition("=")
     if not equals:
-        raise RheoscopeError(f"a setting is name=value, got {told!r}; type --set rate=0.001")
-    _check_known(name)
-    kind = (KINDS_OF_MODEL | KINDS_OF_RECIPE)[name]
-    read, what = READERS.get(kind, (str, "a word"))
+        raise RheoscopeError(f"a setting is name=value, got {text!r}; type --set rate=0.001")
+    _check_field_name(name)
+    field_type = (MODEL_FIELD_TYPES | RECIPE_FIELD_TYPES)[name]
+    parse, description = PARSERS.get(field_type, (str, "a word"))
     try:
-        return name, read(value)
+        return name, parse(value)
     except (ValueError, KeyError) as error:
-        raise RheoscopeError(f"{name} takes {what}, got {value!r}; type --set {name}=…") from error
+        raise RheoscopeError(f"{name} takes {description}, got {value!r}; type --set {name}=…") from error
 
 
-READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
+PARSERS: dict[Any, tuple[Callable[[str], Any], str]] = {
     int: (int, "a whole number"),
     float: (float, "a number"),
     bool: ({"true": True, "false": False}.__getitem__, "true or false"),
@@ -243,19 +247,19 @@ TAU0 = 0.025
 def shaped() -> Recipe:
     """The tiny decoder with shaped attention, as warm as it is wide (arXiv:2306.17759), and the branch scaled by 1/√depth."""
     recipe = tiny()
-    return recipe.but(mechanism="shaped", options={"tau0": TAU0}, branch=recipe.config.depth**-0.5)
+    return recipe.with_changes(mechanism="shaped", options={"tau0": TAU0}, branch=recipe.config.depth**-0.5)
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    made.__name__: made
-    for made in (tiny, default, shakespeare, gpt2, base2017, translation, encoder, shaped, two_moons, digits)
+    make_recipe.__name__: make_recipe
+    for make_recipe in (tiny, default, shakespeare, gpt2, base2017, translation, encoder, shaped, two_moons, digits)
 }
 
 
-def recipe(name: str) -> Recipe:
+def recipe_by_name(name: str) -> Recipe:
     """A recipe by name.
 
-    >>> recipe("shakespeare").config.width
+    >>> recipe_by_name("shakespeare").config.width
     384
     """
     if name not in RECIPES:

@@ -9,23 +9,23 @@ from rheoscope.files import check_directory
 from rheoscope.models import checkpoint, training_state
 from rheoscope.shapes import RheoscopeError
 
-OWN = (
+RUN_FILES = (
     checkpoint.WEIGHTS, checkpoint.CONFIG, checkpoint.TOKENIZER, checkpoint.CARD,
-    training_state.RECIPE, training_state.FIGURES, training_state.LOG, training_state.LAST, training_state.BEFORE, training_state.PARTIAL,
+    training_state.RECIPE, training_state.FIGURES, training_state.LOG, training_state.LAST, training_state.PREVIOUS, training_state.PARTIAL,
 )  # fmt: skip
 """What a run writes beside its data."""
 
 
-def check_out(out: Path, recipe: dict[str, Any]) -> None:
+def check_run_directory(out: Path, recipe: dict[str, Any]) -> None:
     """Refuse a place where no run can be, one that holds others' files under the names of a run's, and another run.
 
     Of another run all settings are compared but the vocabulary, which only the data say.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> check_out(folder, {}), (folder / "log.jsonl").write_text("mine") and None
+    >>> check_run_directory(folder, {}), (folder / "log.jsonl").write_text("mine") and None
     (None, None)
-    >>> check_out(folder, {})
+    >>> check_run_directory(folder, {})
     Traceback (most recent call last):
     ...
     rheoscope.shapes.RheoscopeError: ... holds a log.jsonl that no run of Rheoscope wrote; type another --out
@@ -33,22 +33,26 @@ def check_out(out: Path, recipe: dict[str, Any]) -> None:
     if os.path.isfile(out):  # a Path would raise where it may not be looked at
         raise RheoscopeError(f"{out} is a file, expected a directory for the run; type another --out")
     check_directory(out)
-    held = _recipe_in(out)
-    kept = any(training_state.damage(out / name) is None for name in (training_state.LAST, training_state.BEFORE))
-    if held is not None and kept:
-        of_the_data = {"vocabulary": held["config"].get("vocabulary")}
-        training_state.same_recipe(out, held, recipe | {"config": recipe["config"] | of_the_data})
-    if held is None and not kept:
-        strange = next((name for name in OWN if os.path.lexists(out / name)), None)
-        if strange is not None:
-            raise RheoscopeError(f"{out} holds a {strange} that no run of Rheoscope wrote; type another --out")
+    stored_recipe = _read_recipe(out)
+    has_checkpoint = any(
+        training_state.checkpoint_damage(out / name) is None for name in (training_state.LAST, training_state.PREVIOUS)
+    )
+    if stored_recipe is not None and has_checkpoint:
+        data_fields = {"vocabulary": stored_recipe["config"].get("vocabulary")}
+        training_state.check_same_recipe(out, stored_recipe, recipe | {"config": recipe["config"] | data_fields})
+    if stored_recipe is None and not has_checkpoint:
+        foreign = next((name for name in RUN_FILES if os.path.lexists(out / name)), None)
+        if foreign is not None:
+            raise RheoscopeError(f"{out} holds a {foreign} that no run of Rheoscope wrote; type another --out")
 
 
-def _recipe_in(out: Path) -> dict[str, Any] | None:
+def _read_recipe(out: Path) -> dict[str, Any] | None:
     """The recipe of the run in a directory; None where no run stored one."""
     try:
-        told = json.loads((out / training_state.RECIPE).read_text(encoding="utf-8"))
+        content = json.loads((out / training_state.RECIPE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    ours = isinstance(told, dict) and isinstance(told.get("config"), dict) and "vocabulary" in told["config"]
-    return told if ours else None
+    is_recipe = (
+        isinstance(content, dict) and isinstance(content.get("config"), dict) and "vocabulary" in content["config"]
+    )
+    return content if is_recipe else None

@@ -17,24 +17,24 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional
 
-from rheoscope.files import whole_file
-from rheoscope.models.text_files import lines
-from rheoscope.models.token_corpus import Progress, seeded
+from rheoscope.files import atomic_file
+from rheoscope.models.text_files import read_lines
+from rheoscope.models.token_corpus import OnProgress, seeded_generator
 from rheoscope.models.token_files import (
     TOKENIZER,
-    filling,
-    mapped,
+    memory_map,
     read_manifest,
-    token_rows,
+    tokenise_texts,
     write_manifest,
     write_tokenizer,
+    writing_corpus,
 )
-from rheoscope.models.vocabulary import byte_pairs
+from rheoscope.models.vocabulary import train_bpe
 from rheoscope.shapes import RheoscopeError
 
 PAD, START, END = 0, 1, 2
 SPECIALS = ("<|pad|>", "<|start|>", "<|end|>")
-HELD_OUT_SHARE = 50
+HELD_OUT_DIVISOR = 50
 """One pair in fifty, the last ones, is held out where no validation files are given."""
 
 Batch = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
@@ -54,20 +54,20 @@ class Pairs:
         """What each pair takes of a batch: the longer of its sides, with ``<|start|>`` and ``<|end|>``."""
         return np.diff(self.ends, prepend=0).reshape(-1, 2).max(axis=1) + 2
 
-    def padded(self, which: Iterable[int]) -> Batch:
+    def padded_batch(self, pair_indices: Iterable[int]) -> Batch:
         """These pairs as ids: a source is its tokens and ``<|end|>``, a target ``<|start|>``, its tokens and ``<|end|>``."""
-        pairs = np.fromiter(which, np.int64)
-        sources, targets = (self._ended(2 * pairs + side) for side in (0, 1))
+        indices = np.fromiter(pair_indices, np.int64)
+        sources, targets = (self._with_end_token(2 * indices + side) for side in (0, 1))
         return sources, functional.pad(targets, (1, 0), value=START)
 
-    def _ended(self, which: np.ndarray) -> Int[Tensor, "b w"]:
+    def _with_end_token(self, sentence_indices: np.ndarray) -> Int[Tensor, "b w"]:
         """These sentences, each with ``<|end|>`` behind it, padded."""
-        starts = np.where(which > 0, self.ends[which - 1], 0)[:, None]
-        lengths = self.ends[which][:, None] - starts
-        at = np.arange(lengths.max() + 1)
-        ids, there = np.full((len(which), len(at)), PAD, np.int64), at < lengths
-        ids[there] = self.tokens[(starts + at)[there]]
-        ids[at == lengths] = END
+        starts = np.where(sentence_indices > 0, self.ends[sentence_indices - 1], 0)[:, None]
+        lengths = self.ends[sentence_indices][:, None] - starts
+        positions = np.arange(lengths.max() + 1)
+        ids, is_token = np.full((len(sentence_indices), len(positions)), PAD, np.int64), positions < lengths
+        ids[is_token] = self.tokens[(starts + positions)[is_token]]
+        ids[positions == lengths] = END
         return torch.from_numpy(ids)
 
 
@@ -88,17 +88,17 @@ class PairCorpus:
         Traceback (most recent call last):
         rheoscope.shapes.RheoscopeError: there is no directory nowhere; type one that prepare_pairs(…) made
         """
-        told = read_manifest(directory, "pairs", "prepare_pairs")
+        manifest = read_manifest(directory, "pairs", "prepare_pairs")
         train, held_out = (
             Pairs(
-                mapped(directory / f"{part}.bin", told[part]["tokens"], told["dtype"]),
-                mapped(directory / f"{part}_ends.bin", 2 * told[part]["pairs"], "<i8"),
+                memory_map(directory / f"{part}.bin", manifest[part]["tokens"], manifest["dtype"]),
+                memory_map(directory / f"{part}_ends.bin", 2 * manifest[part]["pairs"], "<i8"),
             )
             for part in ("train", "held_out")
         )
-        return PairCorpus(train, held_out, told["vocabulary"], directory / TOKENIZER)
+        return PairCorpus(train, held_out, manifest["vocabulary"], directory / TOKENIZER)
 
-    def batch(self, step: int, tokens: int, seed: int = 0) -> Batch:
+    def batch(self, step: int, max_tokens: int, seed: int = 0) -> Batch:
         """The padded sources and targets of a step, pairs of like length, at most `tokens` ids on either side.
 
         A pure function of its arguments. An epoch is `steps(tokens)` steps, in which every pair comes once; which pairs
@@ -107,55 +107,55 @@ class PairCorpus:
 
         >>> pairs = Pairs(np.arange(3, 13), np.array([1, 3, 6, 10]))  # 3 ─► 4 5 and 6 7 8 ─► 9 10 11 12
         >>> corpus = PairCorpus(pairs, pairs, 13, Path("tokenizer.json"))
-        >>> sorted(corpus.batch(step, tokens=6)[1].tolist() for step in range(corpus.steps(tokens=6)))
+        >>> sorted(corpus.batch(step, max_tokens=6)[1].tolist() for step in range(corpus.steps_per_epoch(max_tokens=6)))
         [[[1, 4, 5, 2]], [[1, 9, 10, 11, 12, 2]]]
         """
-        epoch, at = divmod(step, self.steps(tokens))
-        return self.train.padded(_epoch(self.train, tokens, seed, epoch)[at].tolist())
+        epoch, index = divmod(step, self.steps_per_epoch(max_tokens))
+        return self.train.padded_batch(_epoch_batches(self.train, max_tokens, seed, epoch)[index].tolist())
 
-    def steps(self, tokens: int) -> int:
+    def steps_per_epoch(self, max_tokens: int) -> int:
         """How many batches of at most `tokens` ids show every training pair once: the same number in each epoch."""
-        return len(_cuts(self.train, tokens)) + 1
+        return len(_batch_starts(self.train, max_tokens)) + 1
 
-    def held_out_batches(self, tokens: int) -> Iterator[Batch]:
+    def held_out_batches(self, max_tokens: int) -> Iterator[Batch]:
         """Every held-out pair once, in the order of its file, so that translations stand beside their references."""
         widths = self.held_out.widths()
-        _check_widths(widths, tokens)
+        _check_widths(widths, max_tokens)
         first, widest = 0, 0
-        for at, width in enumerate(widths.tolist()):
+        for index, width in enumerate(widths.tolist()):
             widest = max(widest, width)
-            if (at + 1 - first) * widest > tokens:
-                yield self.held_out.padded(range(first, at))
-                first, widest = at, width
-        yield self.held_out.padded(range(first, len(widths)))
+            if (index + 1 - first) * widest > max_tokens:
+                yield self.held_out.padded_batch(range(first, index))
+                first, widest = index, width
+        yield self.held_out.padded_batch(range(first, len(widths)))
 
 
-def side_by_side(batches: Sequence[tuple[Tensor, Tensor]]) -> Batch:
+def stack_batches(batches: Sequence[tuple[Tensor, Tensor]]) -> Batch:
     """Batches below each other, every one padded to the same number of rows and length; a row that is added has an empty source and no
     target. Of rows and lengths there are few (`rounded`), so that a GPU meets the same shapes again.
 
     >>> one, other = (torch.tensor([[5, 2]]), torch.tensor([[1, 6, 2]])), (torch.tensor([[2], [2]]), torch.tensor([[1, 2], [1, 2]]))
-    >>> [side.tolist() for side in side_by_side([one, other])]
+    >>> [side.tolist() for side in stack_batches([one, other])]
     [[[5, 2, 0], [2, 0, 0], [2, 0, 0], [2, 0, 0]], [[1, 6, 2], [0, 0, 0], [1, 2, 0], [1, 2, 0]]]
     """
-    rows, width = (rounded(max(side.shape[axis] for batch in batches for side in batch)) for axis in (0, 1))
-    sources, targets = (_below(side, rows, width) for side in zip(*batches, strict=True))
+    rows, width = (round_up(max(side.shape[axis] for batch in batches for side in batch)) for axis in (0, 1))
+    sources, targets = (_pad_and_stack(side, rows, width) for side in zip(*batches, strict=True))
     sources[sources[:, 0] == PAD, 0] = END
     return sources, targets
 
 
-def rounded(size: int) -> int:
+def round_up(size: int) -> int:
     """The next number of the form 2ⁿ or 3 · 2ⁿ.
 
-    >>> [rounded(size) for size in (1, 3, 5, 13, 100)]
+    >>> [round_up(size) for size in (1, 3, 5, 13, 100)]
     [1, 3, 6, 16, 128]
     """
-    whole = 1 << (size - 1).bit_length()
-    return whole * 3 // 4 if whole >= 4 and size <= whole * 3 // 4 else whole
+    power_of_two = 1 << (size - 1).bit_length()
+    return power_of_two * 3 // 4 if power_of_two >= 4 and size <= power_of_two * 3 // 4 else power_of_two
 
 
-def _below(parts: Sequence[Int[Tensor, "_ _"]], rows: int, width: int) -> Int[Tensor, "b w"]:
-    return torch.cat([functional.pad(ids, (0, width - ids.shape[1], 0, rows - len(ids)), value=PAD) for ids in parts])
+def _pad_and_stack(sides: Sequence[Int[Tensor, "_ _"]], rows: int, width: int) -> Int[Tensor, "b w"]:
+    return torch.cat([functional.pad(ids, (0, width - ids.shape[1], 0, rows - len(ids)), value=PAD) for ids in sides])
 
 
 def prepare_pairs(
@@ -164,7 +164,7 @@ def prepare_pairs(
     out: Path,
     vocabulary: int = 8000,
     held_out: tuple[Path, Path] | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> PairCorpus:
     """Make a corpus of aligned lines: line i of a source file is translated by line i of its target file.
 
@@ -180,28 +180,28 @@ def prepare_pairs(
     >>> len(corpus.train), len(corpus.held_out)
     (59, 1)
     """
-    files = [(Path(s), Path(t)) for s, t in _matched(sources, targets)]
-    count = sum(_aligned(source, target) for source, target in files)
+    files = [(Path(s), Path(t)) for s, t in _match_files(sources, targets)]
+    n_pairs = sum(_count_aligned(source, target) for source, target in files)
     if held_out is not None:
-        kept = [(Path(held_out[0]), Path(held_out[1]))]
-        parts = {"train": (files, 0, count), "held_out": (kept, 0, _aligned(*kept[0]))}
+        held_out_files = [(Path(held_out[0]), Path(held_out[1]))]
+        parts = {"train": (files, 0, n_pairs), "held_out": (held_out_files, 0, _count_aligned(*held_out_files[0]))}
     else:
-        cut = count - max(1, count // HELD_OUT_SHARE)
-        parts = {"train": (files, 0, cut), "held_out": (files, cut, count)}
-    told, out = progress or (lambda stage, share: None), Path(out)
-    with filling(out):
-        told("learning the vocabulary", 0.0)
-        used = byte_pairs(_sentences(*parts["train"]), vocabulary, SPECIALS)
-        write_tokenizer(out, used)
+        n_train = n_pairs - max(1, n_pairs // HELD_OUT_DIVISOR)
+        parts = {"train": (files, 0, n_train), "held_out": (files, n_train, n_pairs)}
+    on_progress, out = progress or (lambda stage, fraction: None), Path(out)
+    with writing_corpus(out):
+        on_progress("learning the vocabulary", 0.0)
+        tokenizer = train_bpe(_sentences(*parts["train"]), vocabulary, SPECIALS)
+        write_tokenizer(out, tokenizer)
         counts = {}
         for name, part in parts.items():
-            told(f"tokenising {name}", 0.0)
-            counts[name] = _write_pairs(out, name, token_rows(_sentences(*part), used))
-        write_manifest(out, "pairs", used, chain(*files, held_out or ()), counts)
+            on_progress(f"tokenising {name}", 0.0)
+            counts[name] = _write_pairs(out, name, tokenise_texts(_sentences(*part), tokenizer))
+        write_manifest(out, "pairs", tokenizer, chain(*files, held_out or ()), counts)
     return PairCorpus.open(out)
 
 
-def _matched(sources: Sequence[Path], targets: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
+def _match_files(sources: Sequence[Path], targets: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
     if not sources or len(sources) != len(targets):
         raise RheoscopeError(
             f"{len(sources)} source and {len(targets)} target files came; type one target file for each source file"
@@ -209,67 +209,67 @@ def _matched(sources: Sequence[Path], targets: Sequence[Path]) -> Iterator[tuple
     return zip(sources, targets, strict=True)
 
 
-def _aligned(source: Path, target: Path) -> int:
+def _count_aligned(source: Path, target: Path) -> int:
     """How many lines both files have."""
-    found, other = (sum(1 for _ in lines(file)) for file in (source, target))
-    if found != other:
+    n_source, n_target = (sum(1 for _ in read_lines(file)) for file in (source, target))
+    if n_source != n_target:
         raise RheoscopeError(
-            f"{source} has {found:,} lines and {target} {other:,}, but line i of one translates line i of the other; "
+            f"{source} has {n_source:,} lines and {target} {n_target:,}, but line i of one translates line i of the other; "
             "type files that were aligned together"
         )
-    return found
+    return n_source
 
 
 def _sentences(files: Iterable[tuple[Path, Path]], first: int, last: int) -> Iterator[str]:
     """Source and target in turn, from the first pair to before the last."""
-    pairs = chain.from_iterable(zip(lines(source), lines(target), strict=True) for source, target in files)
+    pairs = chain.from_iterable(zip(read_lines(source), read_lines(target), strict=True) for source, target in files)
     return (side.strip() for pair in islice(pairs, first, last) for side in pair)
 
 
 def _write_pairs(out: Path, name: str, rows: Iterable[np.ndarray]) -> dict[str, Any]:
     """<name>.bin and <name>_ends.bin, side by side."""
-    tokens, sides = 0, 0
+    n_tokens, n_sentences = 0, 0
     with (
-        whole_file(out / f"{name}.bin") as one,
-        whole_file(out / f"{name}_ends.bin") as other,
-        one.open("wb") as file,
-        other.open("wb") as ends,
+        atomic_file(out / f"{name}.bin") as tokens_path,
+        atomic_file(out / f"{name}_ends.bin") as ends_path,
+        tokens_path.open("wb") as tokens_file,
+        ends_path.open("wb") as ends_file,
     ):
         for row in rows:
-            tokens, sides = tokens + len(row), sides + 1
-            file.write(row.tobytes())
-            ends.write(np.int64(tokens).astype("<i8").tobytes())
-    return {"tokens": tokens, "pairs": sides // 2}
+            n_tokens, n_sentences = n_tokens + len(row), n_sentences + 1
+            tokens_file.write(row.tobytes())
+            ends_file.write(np.int64(n_tokens).astype("<i8").tobytes())
+    return {"tokens": n_tokens, "pairs": n_sentences // 2}
 
 
-def _check_widths(widths: np.ndarray, tokens: int) -> None:
-    if widths.size and (widest := int(widths.max())) > tokens:
+def _check_widths(widths: np.ndarray, max_tokens: int) -> None:
+    if widths.size and (widest := int(widths.max())) > max_tokens:
         raise RheoscopeError(
-            f"the longest pair takes {widest:,} ids, more than the {tokens:,} of a batch; type {widest} or more"
+            f"the longest pair takes {widest:,} ids, more than the {max_tokens:,} of a batch; type {widest} or more"
         )
 
 
 @lru_cache(maxsize=4)  # asked at every step, and the same for a whole run
-def _cuts(pairs: Pairs, tokens: int) -> tuple[int, ...]:
+def _batch_starts(pairs: Pairs, max_tokens: int) -> tuple[int, ...]:
     """Where batches begin, the first one's 0 left out, in pairs sorted by width: each is full, and none is over `tokens`.
 
     They depend on the sorted widths alone, so every epoch has as many batches as the others.
     """
     widths = np.sort(pairs.widths())
-    _check_widths(widths, tokens)
-    cuts, first = [], 0
-    for at, width in enumerate(widths.tolist()):
-        if (at + 1 - first) * width > tokens:
-            cuts.append(at)
-            first = at
-    return tuple(cuts)
+    _check_widths(widths, max_tokens)
+    starts, first = [], 0
+    for index, width in enumerate(widths.tolist()):
+        if (index + 1 - first) * width > max_tokens:
+            starts.append(index)
+            first = index
+    return tuple(starts)
 
 
 @lru_cache(maxsize=64)  # one of every seed that is trained side by side
-def _epoch(pairs: Pairs, tokens: int, seed: int, epoch: int) -> list[np.ndarray]:
+def _epoch_batches(pairs: Pairs, max_tokens: int, seed: int, epoch: int) -> list[np.ndarray]:
     """The batches of an epoch, as indices of pairs: shuffled, sorted by width (ties stay shuffled), cut, and shuffled again."""
-    draw = seeded(seed, epoch)
-    shuffled = torch.randperm(len(pairs), generator=draw).numpy()
+    generator = seeded_generator(seed, epoch)
+    shuffled = torch.randperm(len(pairs), generator=generator).numpy()
     by_width = shuffled[np.argsort(pairs.widths()[shuffled], kind="stable")]
-    batches = np.split(by_width, _cuts(pairs, tokens))
-    return [batches[at] for at in torch.randperm(len(batches), generator=seeded(epoch)).tolist()]
+    batches = np.split(by_width, _batch_starts(pairs, max_tokens))
+    return [batches[index] for index in torch.randperm(len(batches), generator=seeded_generator(epoch)).tolist()]

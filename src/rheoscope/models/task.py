@@ -17,19 +17,19 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from rheoscope.models.penalty import Penalised
+from rheoscope.models.penalty import PenaltyTerm
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.sentence_pairs import PAD, PairCorpus, side_by_side
-from rheoscope.models.token_corpus import IGNORED, Corpus, seeded
-from rheoscope.models.vocabulary import MASK, load_tokenizer
+from rheoscope.models.sentence_pairs import PAD, PairCorpus, stack_batches
+from rheoscope.models.token_corpus import IGNORE_INDEX, Corpus, seeded_generator
+from rheoscope.models.vocabulary import MASK_TOKEN, load_tokenizer
 from rheoscope.shapes import RheoscopeError
 
 Batch = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
-Several = Sequence[tuple[Int[Tensor, "_ _"], Int[Tensor, "_ _"]]]
+Batches = Sequence[tuple[Int[Tensor, "_ _"], Int[Tensor, "_ _"]]]
 """Batches that may have different shapes."""
-Says = Callable[..., Tensor]
+LogitsFunction = Callable[..., Tensor]
 """From what a model is called with to logits: a model, or one that fills a list with its hidden states besides."""
-Given = tuple[tuple[Tensor, ...], Int[Tensor, "b said"]]
+InputsAndTargets = tuple[tuple[Tensor, ...], Int[Tensor, "b said"]]
 """What a model is called with, and the token that belongs at every place of its answer."""
 
 
@@ -41,7 +41,7 @@ class Task(Protocol):
     def vocabulary(self) -> int: ...
 
     @property
-    def ignored(self) -> int: ...
+    def ignore_index(self) -> int: ...
 
     def check(self, recipe: Recipe) -> None:
         """Refuse, before anything is trained, a recipe that this data cannot serve."""
@@ -49,56 +49,56 @@ class Task(Protocol):
 
     def batch(self, step: int, recipe: Recipe) -> Batch: ...
 
-    def held_out(self, recipe: Recipe) -> Iterator[Batch]: ...
+    def held_out_batches(self, recipe: Recipe) -> Iterator[Batch]: ...
 
-    def together(self, batches: Several) -> tuple[Tensor, Tensor]:
+    def concat_batches(self, batches: Batches) -> tuple[Tensor, Tensor]:
         """Batches of several seeds as one, the rows of the first one first, of each as many."""
         ...
 
-    def given(self, batch: Batch) -> Given:
+    def inputs_and_targets(self, batch: Batch) -> InputsAndTargets:
         """A batch as a model takes it."""
         ...
 
-    def loss(self, model: Says, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
+    def loss(self, model: LogitsFunction, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
         """Nats, summed over the tokens that are predicted."""
         ...
 
-    def count(self, batch: Batch) -> int:
+    def n_targets(self, batch: Batch) -> int:
         """How many tokens are predicted."""
         ...
 
-    def figures(self, nats: float, tokens: int) -> dict[str, float]:
+    def metrics(self, nats: float, n_tokens: int) -> dict[str, float]:
         """What is reported of a loss on all held-out data."""
         ...
 
 
-class Predicted(ABC):
+class TokenPrediction(ABC):
     """Tokens that are to be said, wherever a batch does not have `ignored`; unless a task says more, a model is shown x alone."""
 
     @property
     @abstractmethod
-    def ignored(self) -> int: ...
+    def ignore_index(self) -> int: ...
 
-    def together(self, batches: Several) -> tuple[Tensor, Tensor]:
+    def concat_batches(self, batches: Batches) -> tuple[Tensor, Tensor]:
         x, y = (torch.cat(side) for side in zip(*batches, strict=True))
         return x, y
 
-    def given(self, batch: Batch) -> Given:
+    def inputs_and_targets(self, batch: Batch) -> InputsAndTargets:
         return batch[:1], batch[1]
 
-    def loss(self, model: Says, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
-        seen, wanted = self.given(batch)
-        return nats(model(*seen), wanted, smoothing, self.ignored)
+    def loss(self, model: LogitsFunction, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
+        inputs, targets = self.inputs_and_targets(batch)
+        return total_nats(model(*inputs), targets, smoothing, self.ignore_index)
 
-    def count(self, batch: Batch) -> int:
-        return int((self.given(batch)[1] != self.ignored).sum())
+    def n_targets(self, batch: Batch) -> int:
+        return int((self.inputs_and_targets(batch)[1] != self.ignore_index).sum())
 
-    def figures(self, nats: float, tokens: int) -> dict[str, float]:
-        return per_token(nats, tokens)
+    def metrics(self, nats: float, n_tokens: int) -> dict[str, float]:
+        return per_token_metrics(nats, n_tokens)
 
 
 @dataclass(frozen=True)
-class Prose(Predicted):
+class NextTokenTask(TokenPrediction):
     """The next token, everywhere: (x, y) with y the tokens after x."""
 
     corpus: Corpus
@@ -108,32 +108,32 @@ class Prose(Predicted):
         return self.corpus.vocabulary
 
     @property
-    def ignored(self) -> int:
-        return IGNORED
+    def ignore_index(self) -> int:
+        return IGNORE_INDEX
 
     def check(self, recipe: Recipe) -> None:
         check_form(recipe, "decoder", "text is")
         self.batch(0, recipe)
-        next(iter(self.held_out(recipe)))
+        next(iter(self.held_out_batches(recipe)))
 
     def batch(self, step: int, recipe: Recipe) -> Batch:
         return self.corpus.batch(step, recipe.batch, recipe.context, recipe.seed)
 
-    def held_out(self, recipe: Recipe) -> Iterator[Batch]:
-        return self.corpus.windows(recipe.context, recipe.batch // recipe.accumulate)
+    def held_out_batches(self, recipe: Recipe) -> Iterator[Batch]:
+        return self.corpus.held_out_windows(recipe.context, recipe.batch // recipe.accumulate)
 
-    def figures(self, nats: float, tokens: int) -> dict[str, float]:
-        return {"loss": nats / tokens, "bits per byte": nats / math.log(2) / self.corpus.held_out_bytes}
+    def metrics(self, nats: float, n_tokens: int) -> dict[str, float]:
+        return {"loss": nats / n_tokens, "bits per byte": nats / math.log(2) / self.corpus.held_out_bytes}
 
 
-CHOSEN, HIDDEN, REPLACED = 0.15, 0.8, 0.1
+PREDICTED_FRACTION, MASK_TOKEN_FRACTION, RANDOM_TOKEN_FRACTION = 0.15, 0.8, 0.1
 """The share of tokens that is predicted; of these, the shares that are hidden and that are replaced by another token."""
-HELD_OUT = -1
+HELD_OUT_STEP = -1
 """In the place of a step: held-out tokens are hidden in the same places whenever they are asked for."""
 
 
 @dataclass(frozen=True)
-class Masked(Predicted):
+class MaskedTokenTask(TokenPrediction):
     """The hidden tokens, from all others (BERT, arXiv:1810.04805): (x, y) with y the tokens at chosen places, ignored elsewhere.
 
     **Formula** 15 % of the places of each row are chosen, at least one; of these 80 % show the token `mask`, 10 % a token
@@ -144,49 +144,59 @@ class Masked(Predicted):
     """
 
     corpus: Corpus
-    mask: int
+    mask_id: int
 
     @staticmethod
-    def of(corpus: Corpus) -> "Masked":
+    def from_corpus(corpus: Corpus) -> "MaskedTokenTask":
         """With the token of the corpus that hides others."""
-        mask = load_tokenizer(corpus.tokenizer).token_to_id(MASK)
-        if mask is None:
+        mask_id = load_tokenizer(corpus.tokenizer).token_to_id(MASK_TOKEN)
+        if mask_id is None:
             raise RheoscopeError(
-                f"{corpus.tokenizer} has no token {MASK}, so nothing can be hidden; type other --data, or prepare with specials=MASKED"
+                f"{corpus.tokenizer} has no token {MASK_TOKEN}, so nothing can be hidden; type other --data, "
+                "or prepare with specials=MASKED"
             )
-        return Masked(corpus, mask)
+        return MaskedTokenTask(corpus, mask_id)
 
     @property
     def vocabulary(self) -> int:
         return self.corpus.vocabulary
 
     @property
-    def ignored(self) -> int:
-        return IGNORED
+    def ignore_index(self) -> int:
+        return IGNORE_INDEX
 
     def check(self, recipe: Recipe) -> None:
         check_form(recipe, "encoder", "masked text is")
         self.batch(0, recipe)
-        next(iter(self.held_out(recipe)))
+        next(iter(self.held_out_batches(recipe)))
 
     def batch(self, step: int, recipe: Recipe) -> Batch:
         x, _ = self.corpus.batch(step, recipe.batch, recipe.context, recipe.seed)
-        return self.hidden(x, seeded(recipe.seed, step, self.mask))
+        return self.mask_tokens(x, seeded_generator(recipe.seed, step, self.mask_id))
 
-    def held_out(self, recipe: Recipe) -> Iterator[Batch]:
-        for at, x in enumerate(self.corpus.rows(recipe.context, recipe.batch // recipe.accumulate)):
-            yield self.hidden(x, seeded(HELD_OUT, at, self.mask))
+    def held_out_batches(self, recipe: Recipe) -> Iterator[Batch]:
+        for index, x in enumerate(self.corpus.held_out_rows(recipe.context, recipe.batch // recipe.accumulate)):
+            yield self.mask_tokens(x, seeded_generator(HELD_OUT_STEP, index, self.mask_id))
 
-    def hidden(self, x: Int[Tensor, "b n"], draw: torch.Generator) -> Batch:
+    def mask_tokens(self, x: Int[Tensor, "b n"], generator: torch.Generator) -> Batch:
         """What is seen of a text, and what is to be said of it."""
-        chosen = torch.rand(x.shape, generator=draw).argsort(-1) < max(1, round(CHOSEN * x.shape[-1]))
-        fate, other = torch.rand(x.shape, generator=draw), torch.randint(self.vocabulary, x.shape, generator=draw)
-        shown = torch.where(fate < HIDDEN, self.mask, torch.where(fate < HIDDEN + REPLACED, other, x))
-        return torch.where(chosen, shown, x), torch.where(chosen, x, IGNORED)
+        is_predicted = torch.rand(x.shape, generator=generator).argsort(-1) < max(
+            1, round(PREDICTED_FRACTION * x.shape[-1])
+        )
+        uniform, random_ids = (
+            torch.rand(x.shape, generator=generator),
+            torch.randint(self.vocabulary, x.shape, generator=generator),
+        )
+        replacement = torch.where(
+            uniform < MASK_TOKEN_FRACTION,
+            self.mask_id,
+            torch.where(uniform < MASK_TOKEN_FRACTION + RANDOM_TOKEN_FRACTION, random_ids, x),
+        )
+        return torch.where(is_predicted, replacement, x), torch.where(is_predicted, x, IGNORE_INDEX)
 
 
 @dataclass(frozen=True)
-class Translation(Predicted):
+class TranslationTask(TokenPrediction):
     """A target sentence, token by token, from its source: (source, target), 0 is padding."""
 
     corpus: PairCorpus
@@ -196,47 +206,47 @@ class Translation(Predicted):
         return self.corpus.vocabulary
 
     @property
-    def ignored(self) -> int:
+    def ignore_index(self) -> int:
         return PAD
 
     def check(self, recipe: Recipe) -> None:
         check_form(recipe, "encoder-decoder", "sentence pairs are")
-        widest = max(int(part.widths().max(initial=0)) for part in (self.corpus.train, self.corpus.held_out))
-        if widest > (most := min(recipe.config.context, recipe.batch * recipe.context // recipe.accumulate)):
+        longest = max(int(pairs.widths().max(initial=0)) for pairs in (self.corpus.train, self.corpus.held_out))
+        if longest > (max_tokens := min(recipe.config.context, recipe.batch * recipe.context // recipe.accumulate)):
             raise RheoscopeError(
-                f"the longest sentence takes {widest:,} tokens, this recipe reads {most:,}; type --set context={widest}, "
+                f"the longest sentence takes {longest:,} tokens, this recipe reads {max_tokens:,}; type --set context={longest}, "
                 "or leave such pairs out"
             )
 
     def batch(self, step: int, recipe: Recipe) -> Batch:
         return self.corpus.batch(step, recipe.batch * recipe.context, recipe.seed)
 
-    def held_out(self, recipe: Recipe) -> Iterator[Batch]:
+    def held_out_batches(self, recipe: Recipe) -> Iterator[Batch]:
         return self.corpus.held_out_batches(recipe.batch * recipe.context // recipe.accumulate)
 
-    def together(self, batches: Several) -> tuple[Tensor, Tensor]:
-        return side_by_side(batches)
+    def concat_batches(self, batches: Batches) -> tuple[Tensor, Tensor]:
+        return stack_batches(batches)
 
-    def given(self, batch: Batch) -> Given:
+    def inputs_and_targets(self, batch: Batch) -> InputsAndTargets:
         source, target = batch
         return (source, target[:, :-1], source != PAD), target[:, 1:]
 
 
-def per_token(nats: float, tokens: int) -> dict[str, float]:
+def per_token_metrics(nats: float, n_tokens: int) -> dict[str, float]:
     """Nats a token, and how many equally likely tokens that would be."""
-    return {"loss": nats / tokens, "perplexity": math.exp(min(nats / tokens, 50))}
+    return {"loss": nats / n_tokens, "perplexity": math.exp(min(nats / n_tokens, 50))}
 
 
-def nats(
-    logits: Float[Tensor, "b t v"], wanted: Int[Tensor, "b t"], smoothing: float, ignored: int
+def total_nats(
+    logits: Float[Tensor, "b t v"], targets: Int[Tensor, "b t"], smoothing: float, ignore_index: int
 ) -> Float[Tensor, ""]:
     """Σ -log p(wanted), in float32; `smoothing` spreads that share of the target over the vocabulary.
 
-    >>> round(float(nats(torch.zeros(1, 3, 8), torch.tensor([[5, 0, -100]]), 0.0, ignored=-100)), 4)  # 2 log 8
+    >>> round(float(total_nats(torch.zeros(1, 3, 8), torch.tensor([[5, 0, -100]]), 0.0, ignore_index=-100)), 4)  # 2 log 8
     4.1589
     """
     flat = logits.flatten(0, 1).float()
-    return cross_entropy(flat, wanted.flatten(), ignore_index=ignored, reduction="sum", label_smoothing=smoothing)
+    return cross_entropy(flat, targets.flatten(), ignore_index=ignore_index, reduction="sum", label_smoothing=smoothing)
 
 
 class Objective(nn.Module):
@@ -245,36 +255,46 @@ class Objective(nn.Module):
     It gives the loss, and what else is to be kept small (`penalty.py`), if anything: of the same forward pass.
     """
 
-    def __init__(self, model: nn.Module, task: Task, smoothing: float, told: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, task: Task, smoothing: float, penalties: Mapping[str, float] | None = None
+    ) -> None:
         super().__init__()
-        self.model, self.task, self.smoothing, self.besides = model, task, smoothing, Penalised(model, told or {})
+        self.model, self.task, self.smoothing, self.besides = (
+            model,
+            task,
+            smoothing,
+            PenaltyTerm(model, penalties or {}),
+        )
 
     def forward(
         self, x: Int[Tensor, "b s"], y: Int[Tensor, "b t"]
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""] | None]:
         clouds = self.besides.hidden_states()
-        loss, besides = self.task.loss(filling(self.model, clouds), (x, y), self.smoothing), self.besides(clouds)
-        return loss, None if besides is None else besides.sum()
+        loss, penalty = (
+            self.task.loss(with_hidden_states(self.model, clouds), (x, y), self.smoothing),
+            self.besides(clouds),
+        )
+        return loss, None if penalty is None else penalty.sum()
 
 
-def filling(model: nn.Module, clouds: list[Tensor] | None) -> Says:
+def with_hidden_states(model: nn.Module, clouds: list[Tensor] | None) -> LogitsFunction:
     """The model, filling a list with its hidden states where there is one."""
     return model if clouds is None else partial(model, hidden_states=clouds)
 
 
-def check_form(recipe: Recipe, form: str, what: str) -> None:
+def check_form(recipe: Recipe, form: str, subject: str) -> None:
     """Refuse a recipe whose model is of another form than this data is for."""
     if recipe.config.form != form:
         raise RheoscopeError(
-            f"{what} for form={form}, this recipe has form={recipe.config.form}; type another recipe or other data"
+            f"{subject} for form={form}, this recipe has form={recipe.config.form}; type another recipe or other data"
         )
 
 
-def task_of(corpus: Corpus | PairCorpus, recipe: Recipe) -> Task:
+def make_task(corpus: Corpus | PairCorpus, recipe: Recipe) -> Task:
     """What a recipe learns from a corpus."""
     if isinstance(corpus, PairCorpus):
-        return Translation(corpus)
-    return Masked.of(corpus) if recipe.config.form == "encoder" else Prose(corpus)
+        return TranslationTask(corpus)
+    return MaskedTokenTask.from_corpus(corpus) if recipe.config.form == "encoder" else NextTokenTask(corpus)
 
 
 @torch.no_grad()
@@ -282,17 +302,17 @@ def evaluate(model: nn.Module, task: Task, recipe: Recipe, device: torch.device)
     """The loss on all held-out data, every token predicted once."""
     was_training = model.training
     model.eval()
-    total, tokens = 0.0, 0
-    for batch in task.held_out(recipe):
-        on_device = (batch[0].to(device), batch[1].to(device))
+    total, n_tokens = 0.0, 0
+    for batch in task.held_out_batches(recipe):
+        device_batch = (batch[0].to(device), batch[1].to(device))
         with autocast(device):
-            total += float(task.loss(model, on_device))
-        tokens += task.count(batch)
+            total += float(task.loss(model, device_batch))
+        n_tokens += task.n_targets(batch)
     model.train(was_training)
-    return task.figures(total, tokens)
+    return task.metrics(total, n_tokens)
 
 
-def seed_draws(seed: int, device: torch.device) -> None:
+def seed_generators(seed: int, device: torch.device) -> None:
     """What is drawn next, on the CPU or on this device, is a function of the seed.
 
     At every step `torch.manual_seed` would do the same, and keep a stack trace for each kind of device that is not there.

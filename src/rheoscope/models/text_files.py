@@ -14,27 +14,27 @@ END_OF_TEXT = "<|endoftext|>"
 SEPARATOR = re.compile(r"(?:\f|<\|endoftext\|>)\n?")
 
 
-def lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path) -> Iterator[str]:
     """The lines of a text file, ends of line kept; a gzipped one is known by its first bytes, whatever its name.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "a.txt.gz"
     >>> _ = file.write_bytes(gzip.compress("one\\ntwo".encode()))
-    >>> list(lines(file))
+    >>> list(read_lines(file))
     ['one\\n', 'two']
     """
     _check_readable(path)
-    at = 0
+    offset = 0
     try:
-        with gzip.open(path) if _zipped(path) else path.open("rb") as handle:
+        with gzip.open(path) if _is_gzipped(path) else path.open("rb") as handle:
             for raw in handle:
-                yield _decoded(path, raw, at)
-                at += len(raw)
+                yield _decode_line(path, raw, offset)
+                offset += len(raw)
     except (OSError, EOFError, zlib.error) as error:
-        raise RheoscopeError(f"cannot read {path} after byte {at:,} ({error}); get the file again") from error
+        raise RheoscopeError(f"cannot read {path} after byte {offset:,} ({error}); get the file again") from error
 
 
-def fragments(path: Path) -> Iterator[str | None]:
+def read_fragments(path: Path) -> Iterator[str | None]:
     """The text of a file in pieces, and None wherever a document ends.
 
     A plain file is one document, or several where form feeds or ``<|endoftext|>`` stand between them; a MediaWiki dump
@@ -43,20 +43,20 @@ def fragments(path: Path) -> Iterator[str | None]:
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "a.txt"
     >>> _ = file.write_text("one\\n\\fand two\\n")
-    >>> list(fragments(file))
+    >>> list(read_fragments(file))
     ['one\\n', '', None, 'and two\\n', None]
     """
-    stream = lines(path)
-    head = list(islice(stream, 3))
-    if is_dump("".join(head)):
-        for article in articles(chain(head, stream)):
+    remaining = read_lines(path)
+    first_lines = list(islice(remaining, 3))
+    if is_dump("".join(first_lines)):
+        for article in articles(chain(first_lines, remaining)):
             yield from (article, None)
         return
-    for line in chain(head, stream):
-        first, *others = SEPARATOR.split(line)
+    for line in chain(first_lines, remaining):
+        first, *later = SEPARATOR.split(line)
         yield first
-        for other in others:
-            yield from (None, other)
+        for fragment in later:
+            yield from (None, fragment)
     yield None
 
 
@@ -69,20 +69,20 @@ def _check_readable(path: Path) -> None:
         raise RheoscopeError(f"{path} is empty, expected text; type another file")
 
 
-def _zipped(path: Path) -> bool:
+def _is_gzipped(path: Path) -> bool:
     with path.open("rb") as handle:
         return handle.read(2) == b"\x1f\x8b"
 
 
-def _decoded(path: Path, raw: bytes, at: int) -> str:
+def _decode_line(path: Path, raw: bytes, offset: int) -> str:
     """A line as text; what is not UTF-8, or holds a NUL, is told with the byte (of the unpacked text) where it stands."""
     if b"\0" in raw:
-        raise RheoscopeError(f"{path} is no text: byte {at + raw.index(0):,} is NUL; type a file of UTF-8 text")
+        raise RheoscopeError(f"{path} is no text: byte {offset + raw.index(0):,} is NUL; type a file of UTF-8 text")
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        where = at + error.start
+        byte_offset = offset + error.start
         raise RheoscopeError(
-            f"{path} is not UTF-8: byte {where:,} is 0x{raw[error.start]:02x}; convert it: iconv -t utf-8 {path}"
+            f"{path} is not UTF-8: byte {byte_offset:,} is 0x{raw[error.start]:02x}; convert it: iconv -t utf-8 {path}"
         ) from error
-    return text.removeprefix("\ufeff") if at == 0 else text
+    return text.removeprefix("\ufeff") if offset == 0 else text

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from rheoscope.attention.laws import gap
-from rheoscope.attention.theorems import Theorem, drawn
+from rheoscope.attention.laws import relative_difference
+from rheoscope.attention.theorem import Theorem
+from rheoscope.attention.theorem_inputs import random_normal
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import FFN, Block, CrossAttention, Transformer, build
 
@@ -16,65 +17,76 @@ N, WIDTH = 6, 8
 IDS = torch.tensor([[3, 1, 4, 1, 5, 2]])
 
 
-def small(**more: Any) -> Config:
+def small_config(**overrides: Any) -> Config:
     """One layer of the Transformer of 2017."""
-    usual: dict[str, Any] = {"vocabulary": 9, "width": WIDTH, "depth": 1, "heads": 2, "position": "none", "bias": True}
-    return Config(**(usual | {"norm": "layer", "ffn": "relu"} | more))
+    defaults: dict[str, Any] = {
+        "vocabulary": 9,
+        "width": WIDTH,
+        "depth": 1,
+        "heads": 2,
+        "position": "none",
+        "bias": True,
+    }
+    return Config(**(defaults | {"norm": "layer", "ffn": "relu"} | overrides))
 
 
-def stirred(make: Callable[..., Any], *given: Any) -> Any:
+def with_random_weights(make: Callable[..., Any], *args: Any) -> Any:
     """In float64, every number drawn, and the same ones always: gains of 1 and biases of 0 would hide what they do."""
     with torch.random.fork_rng():
-        module = make(*given).double().requires_grad_(False)
-    for at, parameter in enumerate(module.parameters()):
-        parameter.copy_(0.5 * drawn(at, *parameter.shape))
+        module = make(*args).double().requires_grad_(False)
+    for seed, parameter in enumerate(module.parameters()):
+        parameter.copy_(0.5 * random_normal(seed, *parameter.shape))
     return module
 
 
 def feed_forward() -> float:
-    ffn, x = stirred(FFN, small()), drawn(1, 1, N, WIDTH)
+    ffn, x = with_random_weights(FFN, small_config()), random_normal(1, 1, N, WIDTH)
     (W, b), (W2, b2) = ((part.weight.T, part.bias) for part in (ffn.read, ffn.write))
-    alone = torch.stack([torch.clamp(row @ W + b, min=0) @ W2 + b2 for row in x[0]])
-    return gap(ffn(x)[0], alone)
+    expected = torch.stack([torch.clamp(row @ W + b, min=0) @ W2 + b2 for row in x[0]])
+    return relative_difference(ffn(x)[0], expected)
 
 
-def _steps(block: Block, x: Tensor, pre: bool) -> Tensor:
+def _reference_block(block: Block, x: Tensor, is_pre_norm: bool) -> Tensor:
     """Attention, then the FFN, each with its skip and its norm, written out."""
-    steps = ((block.norm_attention, block.attention), (block.norm_ffn, block.ffn))
-    for norm, move in steps:
+    sublayers = ((block.norm_attention, block.attention), (block.norm_ffn, block.ffn))
+    for norm, sublayer in sublayers:
 
-        def normed(y: Tensor, norm: Any = norm) -> Tensor:
+        def apply_norm(y: Tensor, norm: Any = norm) -> Tensor:
             return layer_norm(y, (WIDTH,), norm.weight, norm.bias, norm.eps)
 
-        x = x + move(normed(x)) if pre else normed(x + move(x))
+        x = x + sublayer(apply_norm(x)) if is_pre_norm else apply_norm(x + sublayer(x))
     return x
 
 
 def post_norm() -> float:
-    block, x = stirred(Block, small(placement="post"), False), drawn(1, 1, N, WIDTH)
-    return gap(block(x, None, None, None), _steps(block, x, pre=False))
+    block, x = with_random_weights(Block, small_config(placement="post"), False), random_normal(1, 1, N, WIDTH)
+    return relative_difference(block(x, None, None, None), _reference_block(block, x, is_pre_norm=False))
 
 
 def pre_norm() -> float:
-    block, x = stirred(Block, small(placement="pre"), False), drawn(1, 1, N, WIDTH)
-    return gap(block(x, None, None, None), _steps(block, x, pre=True))
+    block, x = with_random_weights(Block, small_config(placement="pre"), False), random_normal(1, 1, N, WIDTH)
+    return relative_difference(block(x, None, None, None), _reference_block(block, x, is_pre_norm=True))
 
 
 def future_is_unseen() -> float:
     """How far the logits of the first four tokens move when the last two become others."""
-    model: Transformer = stirred(build, small(form="decoder", depth=2))
-    other = IDS.clone()
-    other[0, 4:] = torch.tensor([7, 8])
-    return gap(model(other)[:, :4], model(IDS)[:, :4])
+    model: Transformer = with_random_weights(build, small_config(form="decoder", depth=2))
+    changed_ids = IDS.clone()
+    changed_ids[0, 4:] = torch.tensor([7, 8])
+    return relative_difference(model(changed_ids)[:, :4], model(IDS)[:, :4])
 
 
 def cross_attention() -> float:
     """Queries from the target, keys and values from the source, head by head."""
-    cross, x, memory = stirred(CrossAttention, small()), drawn(1, 1, 3, WIDTH), drawn(2, 1, N, WIDTH)
+    cross, x, memory = (
+        with_random_weights(CrossAttention, small_config()),
+        random_normal(1, 1, 3, WIDTH),
+        random_normal(2, 1, N, WIDTH),
+    )
     q, (k, v) = cross.ask(x)[0], cross.read(memory)[0].chunk(2, -1)
     heads = [slice(0, 4), slice(4, 8)]
-    out = [(q[:, at] @ k[:, at].mT / 2).softmax(-1) @ v[:, at] for at in heads]
-    return gap(cross(x, memory)[0], cross.write(torch.cat(out, -1)))
+    out = [(q[:, columns] @ k[:, columns].mT / 2).softmax(-1) @ v[:, columns] for columns in heads]
+    return relative_difference(cross(x, memory)[0], cross.write(torch.cat(out, -1)))
 
 
 THEOREMS = (

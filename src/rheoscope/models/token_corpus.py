@@ -19,34 +19,34 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from rheoscope.files import whole_file
-from rheoscope.models.text_files import END_OF_TEXT, fragments
+from rheoscope.files import atomic_file
+from rheoscope.models.text_files import END_OF_TEXT, read_fragments
 from rheoscope.models.token_files import (
     TOKENIZER,
-    filling,
-    mapped,
+    memory_map,
     read_manifest,
-    token_rows,
+    tokenise_texts,
     write_manifest,
     write_tokenizer,
+    writing_corpus,
 )
-from rheoscope.models.vocabulary import MASK, byte_pairs, characters, load_tokenizer, starting_with
+from rheoscope.models.vocabulary import MASK_TOKEN, character_tokenizer, load_tokenizer, train_bpe, with_start_token
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MASKED = (END_OF_TEXT, MASK)
+MASKED_SPECIALS = (END_OF_TEXT, MASK_TOKEN)
 """The special tokens of a text whose tokens are masked."""
-USES = {END_OF_TEXT: "which divides documents", MASK: "which hides tokens from an encoder"}
+SPECIAL_TOKEN_USES = {END_OF_TEXT: "which divides documents", MASK_TOKEN: "which hides tokens from an encoder"}
 
-IGNORED = -100
+IGNORE_INDEX = -100
 """The target that cross entropy leaves out."""
 
-PIECE = 1 << 15
+CHUNK_BYTES = 1 << 15
 """Bytes after which a document is handed to the tokenizer, at the next end of a line: memory stays bounded."""
 
-Progress = Callable[[str, float], object]
+OnProgress = Callable[[str, float], object]
 """Called with what is being done and the share that is done."""
 
 
@@ -69,7 +69,7 @@ class Corpus:
         """Sent to another process, what is memory-mapped is opened there: files travel by name."""
         if isinstance(self.train, np.memmap):
             return Corpus.open, (self.tokenizer.parent.resolve(),)
-        return Corpus, tuple(getattr(self, one.name) for one in fields(self))
+        return Corpus, tuple(getattr(self, corpus_field.name) for corpus_field in fields(self))
 
     @staticmethod
     def open(directory: Path) -> "Corpus":
@@ -79,14 +79,15 @@ class Corpus:
         Traceback (most recent call last):
         rheoscope.shapes.RheoscopeError: there is no directory nowhere; type one that prepare(…) made
         """
-        told = read_manifest(directory, "text", "prepare")
+        manifest = read_manifest(directory, "text", "prepare")
         train, held_out = (
-            mapped(directory / f"{part}.bin", told[part]["tokens"], told["dtype"]) for part in ("train", "held_out")
+            memory_map(directory / f"{part}.bin", manifest[part]["tokens"], manifest["dtype"])
+            for part in ("train", "held_out")
         )
-        return Corpus(train, held_out, told["vocabulary"], told["held_out"]["bytes"], directory / TOKENIZER)
+        return Corpus(train, held_out, manifest["vocabulary"], manifest["held_out"]["bytes"], directory / TOKENIZER)
 
     def batch(
-        self, step: int, batch: int, context: int, seed: int = 0, part: int = 0, parts: int = 1
+        self, step: int, batch_size: int, context: int, seed: int = 0, part: int = 0, n_parts: int = 1
     ) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b n"]]:
         """Windows of the training part, drawn uniformly, and the same windows one token later: x and its targets y.
 
@@ -94,53 +95,55 @@ class Corpus:
         accumulated, or for several machines), one below the other, are the batch of that step whatever their number.
 
         >>> corpus = Corpus(np.arange(100), np.arange(9), 100, 9, Path("tokenizer.json"))
-        >>> x, y = corpus.batch(step=3, batch=2, context=4, seed=1)
-        >>> x.shape, bool((y == x + 1).all()), bool((corpus.batch(3, 2, 4, seed=1, part=1, parts=2)[0] == x[1]).all())
+        >>> x, y = corpus.batch(step=3, batch_size=2, context=4, seed=1)
+        >>> x.shape, bool((y == x + 1).all()), bool((corpus.batch(3, 2, 4, seed=1, part=1, n_parts=2)[0] == x[1]).all())
         (torch.Size([2, 4]), True, True)
         """
         if len(self.train) <= context:
-            raise RheoscopeError(_too_few("training", len(self.train), context))
-        if batch < 1 or batch % parts or not 0 <= part < parts:
+            raise RheoscopeError(_too_few_tokens("training", len(self.train), context))
+        if batch_size < 1 or batch_size % n_parts or not 0 <= part < n_parts:
             raise RheoscopeError(
-                f"cannot take part {part} of {parts} of {batch} windows; type a batch that {parts} divides"
+                f"cannot take part {part} of {n_parts} of {batch_size} windows; type a batch that {n_parts} divides"
             )
-        starts = torch.randint(len(self.train) - context, (batch,), generator=seeded(seed, step)).numpy()
-        own = starts[part * batch // parts : (part + 1) * batch // parts]
-        rows = torch.from_numpy(self.train[own[:, None] + np.arange(context + 1)].astype(np.int64))
+        starts = torch.randint(len(self.train) - context, (batch_size,), generator=seeded_generator(seed, step)).numpy()
+        part_starts = starts[part * batch_size // n_parts : (part + 1) * batch_size // n_parts]
+        rows = torch.from_numpy(self.train[part_starts[:, None] + np.arange(context + 1)].astype(np.int64))
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
-    def rows(self, context: int, batch: int) -> Iterator[Int[Tensor, "b n"]]:
+    def held_out_rows(self, context: int, batch_size: int) -> Iterator[Int[Tensor, "b n"]]:
         """The held-out part once, in order, every token: rows of `context` tokens, and what is left over as a shorter one.
 
         >>> corpus = Corpus(np.arange(9), np.arange(8), 9, 8, Path("tokenizer.json"))
-        >>> [x.tolist() for x in corpus.rows(context=3, batch=8)]
+        >>> [x.tolist() for x in corpus.held_out_rows(context=3, batch_size=8)]
         [[[0, 1, 2], [3, 4, 5]], [[6, 7]]]
         """
         if not len(self.held_out):
-            raise RheoscopeError(_too_few("held-out", 0, 1))
-        whole = len(self.held_out) // context * context
-        for start in range(0, whole, context * batch):
-            part = self.held_out[start : min(start + context * batch, whole)]
-            yield torch.from_numpy(part.astype(np.int64)).view(-1, context)
-        if whole < len(self.held_out):
-            yield torch.from_numpy(self.held_out[whole:].astype(np.int64))[None]
+            raise RheoscopeError(_too_few_tokens("held-out", 0, 1))
+        n_full = len(self.held_out) // context * context
+        for start in range(0, n_full, context * batch_size):
+            chunk = self.held_out[start : min(start + context * batch_size, n_full)]
+            yield torch.from_numpy(chunk.astype(np.int64)).view(-1, context)
+        if n_full < len(self.held_out):
+            yield torch.from_numpy(self.held_out[n_full:].astype(np.int64))[None]
 
-    def windows(self, context: int, batch: int) -> Iterator[tuple[Int[Tensor, "b n"], Int[Tensor, "b n"]]]:
+    def held_out_windows(
+        self, context: int, batch_size: int
+    ) -> Iterator[tuple[Int[Tensor, "b n"], Int[Tensor, "b n"]]]:
         """The held-out part once, in order: windows that do not overlap, the last one filled up with targets of -100.
 
         Every held-out token but the first is a target exactly once.
 
         >>> corpus = Corpus(np.arange(9), np.arange(6), 9, 6, Path("tokenizer.json"))
-        >>> [(x.tolist(), y.tolist()) for x, y in corpus.windows(context=3, batch=8)]
+        >>> [(x.tolist(), y.tolist()) for x, y in corpus.held_out_windows(context=3, batch_size=8)]
         [([[0, 1, 2], [3, 4, 0]], [[1, 2, 3], [4, 5, -100]])]
         """
         if len(self.held_out) < 2:
-            raise RheoscopeError(_too_few("held-out", len(self.held_out), 1))
-        for start in range(0, len(self.held_out) - 1, context * batch):
-            tokens = torch.from_numpy(self.held_out[start : start + context * batch + 1].astype(np.int64))
-            short = -(len(tokens) - 1) % context
-            x = torch.nn.functional.pad(tokens[:-1], (0, short))
-            y = torch.nn.functional.pad(tokens[1:], (0, short), value=IGNORED)
+            raise RheoscopeError(_too_few_tokens("held-out", len(self.held_out), 1))
+        for start in range(0, len(self.held_out) - 1, context * batch_size):
+            tokens = torch.from_numpy(self.held_out[start : start + context * batch_size + 1].astype(np.int64))
+            n_padding = -(len(tokens) - 1) % context
+            x = torch.nn.functional.pad(tokens[:-1], (0, n_padding))
+            y = torch.nn.functional.pad(tokens[1:], (0, n_padding), value=IGNORE_INDEX)
             yield x.view(-1, context), y.view(-1, context)
 
 
@@ -150,7 +153,7 @@ def prepare(
     vocabulary: int | str = 4096,
     tokenizer: Path | None = None,
     held_out: float | Sequence[Path] = 0.02,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     specials: Sequence[str] = (END_OF_TEXT,),
 ) -> Corpus:
     """Make a corpus of text files: learn a byte-level BPE, write the tokens, keep a part aside that is never trained on.
@@ -172,141 +175,163 @@ def prepare(
     >>> len(corpus.train), len(corpus.held_out), corpus.vocabulary  # 171 characters and <|endoftext|>, 19, 8 + 1
     (172, 19, 9)
     """
-    share, aside = (held_out, []) if isinstance(held_out, float) else (0.5, [Path(file) for file in held_out])
-    files, out = [*map(Path, files), *aside], Path(out)
-    if len(files) == len(aside) or not 0 < share < 1:
+    fraction, held_out_files = (
+        (held_out, []) if isinstance(held_out, float) else (0.5, [Path(file) for file in held_out])
+    )
+    files, out = [*map(Path, files), *held_out_files], Path(out)
+    if len(files) == len(held_out_files) or not 0 < fraction < 1:
         raise RheoscopeError(
-            f"prepare needs files and a held-out share between 0 and 1, got {len(files) - len(aside)} and {held_out}"
+            f"prepare needs files and a held-out share between 0 and 1, got {len(files) - len(held_out_files)} and {held_out}"
         )
-    told = progress or (lambda stage, share: None)
-    with filling(out), tempfile.TemporaryFile(dir=out) as spool:
-        places = _spooled(files, spool, told)
-        train, kept = _parted(spool, places, len(aside)) if aside else _split(spool, places, share, files[-1])
-        told("learning the vocabulary", 0.0)
-        used = _tokenizer(train, kept, vocabulary, tokenizer, specials)
-        write_tokenizer(out, used)
+    on_progress = progress or (lambda stage, fraction: None)
+    with writing_corpus(out), tempfile.TemporaryFile(dir=out) as spool:
+        spans_by_file = _spool_texts(files, spool, on_progress)
+        train_part, held_out_part = (
+            _split_by_files(spool, spans_by_file, len(held_out_files))
+            if held_out_files
+            else _split_last_file(spool, spans_by_file, fraction, files[-1])
+        )
+        on_progress("learning the vocabulary", 0.0)
+        corpus_tokenizer = _make_tokenizer(train_part, held_out_part, vocabulary, tokenizer, specials)
+        write_tokenizer(out, corpus_tokenizer)
         counts = {
-            "train": _write_part(out / "train.bin", train, used, told),
-            "held_out": _write_part(out / "held_out.bin", kept, used, told),
+            "train": _write_part(out / "train.bin", train_part, corpus_tokenizer, on_progress),
+            "held_out": _write_part(out / "held_out.bin", held_out_part, corpus_tokenizer, on_progress),
         }
-        write_manifest(out, "text", used, files, counts)
+        write_manifest(out, "text", corpus_tokenizer, files, counts)
     return Corpus.open(out)
 
 
-def seeded(*key: int) -> torch.Generator:
+def seeded_generator(*key: int) -> torch.Generator:
     """A generator whose stream is a function of the key alone, and unrelated for keys that are neighbours."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _CorpusPart:
     """Documents of the spool, by the bytes where they begin and end; `goes_on` where the first one began in another part."""
 
     spool: IO[bytes]
     spans: list[tuple[int, int]]
-    goes_on: bool = False
+    is_continuation: bool = False
 
     @property
-    def size(self) -> int:
+    def n_bytes(self) -> int:
         return sum(end - start for start, end in self.spans)
 
-    def pieces(self, mark: str = "") -> Iterator[str]:
+    def text_chunks(self, separator: str = "") -> Iterator[str]:
         """The text in pieces that end with a line or with their document; each document begins with `mark`."""
-        for at, (start, end) in enumerate(self.spans):
-            before = "" if at == 0 and self.goes_on else mark
+        for index, (start, end) in enumerate(self.spans):
+            prefix = "" if index == 0 and self.is_continuation else separator
             while start < end:
                 self.spool.seek(start)
-                block = self.spool.read(min(PIECE, end - start))
-                block += self.spool.readline(end - start - len(block))  # no character and no line is cut in two
-                yield before + block.decode()
-                before, start = "", start + len(block)
+                chunk = self.spool.read(min(CHUNK_BYTES, end - start))
+                chunk += self.spool.readline(end - start - len(chunk))  # no character and no line is cut in two
+                yield prefix + chunk.decode()
+                prefix, start = "", start + len(chunk)
 
 
-def _spooled(files: list[Path], spool: IO[bytes], told: Progress) -> list[list[tuple[int, int]]]:
+def _spool_texts(files: list[Path], spool: IO[bytes], on_progress: OnProgress) -> list[list[tuple[int, int]]]:
     """Write the text of every file to the spool; where each document of each file lies."""
-    places: list[list[tuple[int, int]]] = []
-    for at, file in enumerate(files):
-        told("reading", at / len(files))
-        places.append([])
-        start, blank = spool.tell(), True
-        for piece in fragments(file):
-            if piece is not None:
-                spool.write(piece.encode())
-                blank = blank and not piece.strip()
-            elif blank:
+    spans_by_file: list[list[tuple[int, int]]] = []
+    for index, file in enumerate(files):
+        on_progress("reading", index / len(files))
+        spans_by_file.append([])
+        start, is_blank = spool.tell(), True
+        for fragment in read_fragments(file):
+            if fragment is not None:
+                spool.write(fragment.encode())
+                is_blank = is_blank and not fragment.strip()
+            elif is_blank:
                 spool.seek(start)
             else:
-                places[-1].append((start, spool.tell()))
-                start, blank = spool.tell(), True
-        if not places[-1]:
+                spans_by_file[-1].append((start, spool.tell()))
+                start, is_blank = spool.tell(), True
+        if not spans_by_file[-1]:
             raise RheoscopeError(f"{file} holds no text (white space, or a dump without articles); type another file")
-    told("reading", 1.0)
-    return places
+    on_progress("reading", 1.0)
+    return spans_by_file
 
 
-def _parted(spool: IO[bytes], places: list[list[tuple[int, int]]], aside: int) -> tuple[_Part, _Part]:
+def _split_by_files(
+    spool: IO[bytes], spans_by_file: list[list[tuple[int, int]]], n_held_out: int
+) -> tuple[_CorpusPart, _CorpusPart]:
     """The training part and the held-out one, which is the last files, `aside` of them."""
-    train, kept = ([span for file in part for span in file] for part in (places[:-aside], places[-aside:]))
-    return _Part(spool, train), _Part(spool, kept)
+    train, held_out = (
+        [span for file in part for span in file] for part in (spans_by_file[:-n_held_out], spans_by_file[-n_held_out:])
+    )
+    return _CorpusPart(spool, train), _CorpusPart(spool, held_out)
 
 
-def _split(spool: IO[bytes], places: list[list[tuple[int, int]]], share: float, last_file: Path) -> tuple[_Part, _Part]:
+def _split_last_file(
+    spool: IO[bytes], spans_by_file: list[list[tuple[int, int]]], fraction: float, last_file: Path
+) -> tuple[_CorpusPart, _CorpusPart]:
     """The training part and the held-out one: the end of the last file, by documents, or by characters if it has one."""
-    *before, last = places
-    earlier = [span for file in before for span in file]
-    if len(last) > 1:
-        first = len(last) - max(1, int(len(last) * share))
-        return _Part(spool, earlier + last[:first]), _Part(spool, last[first:])
-    cut = _byte_at(_Part(spool, last), share)
-    start, end = last[0]
+    *earlier_files, last_spans = spans_by_file
+    earlier_spans = [span for file in earlier_files for span in file]
+    if len(last_spans) > 1:
+        first_held_out = len(last_spans) - max(1, int(len(last_spans) * fraction))
+        return _CorpusPart(spool, earlier_spans + last_spans[:first_held_out]), _CorpusPart(
+            spool, last_spans[first_held_out:]
+        )
+    cut = _split_byte(_CorpusPart(spool, last_spans), fraction)
+    start, end = last_spans[0]
     if not start < cut < end:
         raise RheoscopeError(
-            f"{last_file} is too short to hold out {share} of it; type a longer file, or a larger share"
+            f"{last_file} is too short to hold out {fraction} of it; type a longer file, or a larger share"
         )
-    return _Part(spool, [*earlier, (start, cut)]), _Part(spool, [(cut, end)], goes_on=True)
+    return _CorpusPart(spool, [*earlier_spans, (start, cut)]), _CorpusPart(spool, [(cut, end)], is_continuation=True)
 
 
-def _byte_at(document: _Part, share: float) -> int:
+def _split_byte(document: _CorpusPart, fraction: float) -> int:
     """The byte of the spool at which the last `share` of a document's characters begins."""
-    left = int(sum(map(len, document.pieces())) * (1 - share))
-    at = document.spans[0][0]
-    for piece in document.pieces():
-        at += len(piece[:left].encode())
-        left = max(0, left - len(piece))
-    return at
+    n_remaining = int(sum(map(len, document.text_chunks())) * (1 - fraction))
+    offset = document.spans[0][0]
+    for chunk in document.text_chunks():
+        offset += len(chunk[:n_remaining].encode())
+        n_remaining = max(0, n_remaining - len(chunk))
+    return offset
 
 
-def _tokenizer(
-    train: _Part, kept: _Part, vocabulary: int | str, given: Path | None, specials: Sequence[str]
+def _make_tokenizer(
+    train: _CorpusPart,
+    held_out: _CorpusPart,
+    vocabulary: int | str,
+    tokenizer_path: Path | None,
+    specials: Sequence[str],
 ) -> "Tokenizer":
-    if given is not None:
-        tokenizer = load_tokenizer(Path(given))
+    if tokenizer_path is not None:
+        tokenizer = load_tokenizer(Path(tokenizer_path))
         for special in specials:
             if tokenizer.token_to_id(special) is None:
-                raise RheoscopeError(f"{given} has no token {special}, {USES[special]}; type another tokenizer")
+                raise RheoscopeError(
+                    f"{tokenizer_path} has no token {special}, {SPECIAL_TOKEN_USES[special]}; type another tokenizer"
+                )
         return tokenizer
     if vocabulary == "characters":
-        made = characters((piece for part in (train, kept) for piece in part.pieces()), specials)
-        return starting_with(made, END_OF_TEXT)
+        char_tokenizer = character_tokenizer(
+            (chunk for part in (train, held_out) for chunk in part.text_chunks()), specials
+        )
+        return with_start_token(char_tokenizer, END_OF_TEXT)
     if isinstance(vocabulary, str):
         raise RheoscopeError(f"vocabulary is a number of tokens or 'characters', got {vocabulary!r}; type 4096")
-    return starting_with(byte_pairs(train.pieces(), vocabulary, specials), END_OF_TEXT)
+    return with_start_token(train_bpe(train.text_chunks(), vocabulary, specials), END_OF_TEXT)
 
 
-def _write_part(path: Path, part: _Part, tokenizer: "Tokenizer", told: Progress) -> dict[str, Any]:
-    tokens, done, whole_bytes = 0, 0, part.size
-    with whole_file(path) as temporary, temporary.open("wb") as file:
-        for row in token_rows(part.pieces(mark=END_OF_TEXT), tokenizer):
+def _write_part(path: Path, part: _CorpusPart, tokenizer: "Tokenizer", on_progress: OnProgress) -> dict[str, Any]:
+    n_tokens, n_chunks, total_bytes = 0, 0, part.n_bytes
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
+        for row in tokenise_texts(part.text_chunks(separator=END_OF_TEXT), tokenizer):
             file.write(row.tobytes())
-            tokens, done = tokens + len(row), done + 1
-            if done % 64 == 0:
-                told(f"tokenising {path.stem}", min(1.0, done * PIECE / whole_bytes))
-    told(f"tokenising {path.stem}", 1.0)
-    return {"tokens": tokens, "bytes": part.size, "documents": len(part.spans)}
+            n_tokens, n_chunks = n_tokens + len(row), n_chunks + 1
+            if n_chunks % 64 == 0:
+                on_progress(f"tokenising {path.stem}", min(1.0, n_chunks * CHUNK_BYTES / total_bytes))
+    on_progress(f"tokenising {path.stem}", 1.0)
+    return {"tokens": n_tokens, "bytes": part.n_bytes, "documents": len(part.spans)}
 
 
-def _too_few(part: str, tokens: int, context: int) -> str:
+def _too_few_tokens(part: str, tokens: int, context: int) -> str:
     return (
         f"the {part} part has {tokens:,} tokens, a context of {context:,} needs {context + 1:,}; "
         "type a smaller context, or prepare more text"

@@ -16,24 +16,24 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rheoscope.attention.cache import Answering, Answers, Cache, Remembered, RememberedAnswers
+from rheoscope.attention.cache import Cache, CachedKeys, CachedValues, NewKeys, NewValues
 from rheoscope.attention.mask import Mask, Padding, as_mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
-from rheoscope.attention.parameters import with_parts
-from rheoscope.attention.position import Position, Turn
+from rheoscope.attention.parameters import with_fields
+from rheoscope.attention.position import Position, RotaryMap
 from rheoscope.models.config import Config
 from rheoscope.models.generation_cache import GenerationCache, LayerCache
-from rheoscope.models.initialisation import STARTS, Drawn
-from rheoscope.models.position_modules import PLACES
-from rheoscope.models.projections import PROJECTIONS, Projection, apart, sizes
+from rheoscope.models.initialisation import INITIALISERS, InitialWeights
+from rheoscope.models.position_modules import POSITION_ENCODINGS
+from rheoscope.models.projections import PROJECTIONS, Projection, row_counts, separate_projections
 from rheoscope.shapes import RheoscopeError
 
 Ids = Int[Tensor, "b n"]
 Cloud = Float[Tensor, "b n d"]
 Memory = Float[Tensor, "b s d"]
 PerHead = Float[Tensor, "b h n k"]
-Move = Callable[[Tensor], Tensor]
+Sublayer = Callable[[Tensor], Tensor]
 
 
 class Transformer(nn.Module):
@@ -59,27 +59,27 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.stack = Stack(config, causal=config.form == "decoder")
-        self.unembed = unembedding(config, self.stack.embed)
-        calm_writers(self)
+        self.unembed = make_unembedding(config, self.stack.embed)
+        scale_down_writers(self)
 
     def forward(
         self,
         ids: Ids,
-        padding: Bool[Tensor, "b n"] | None = None,
+        is_token: Bool[Tensor, "b n"] | None = None,
         cache: GenerationCache | None = None,
         hidden_states: list[Cloud] | None = None,
     ) -> Tensor:
-        return self.unembed(self.points(ids, padding, cache, hidden_states))
+        return self.unembed(self.points(ids, is_token, cache, hidden_states))
 
     def points(
         self,
         ids: Ids,
-        padding: Bool[Tensor, "b n"] | None = None,
+        is_token: Bool[Tensor, "b n"] | None = None,
         cache: GenerationCache | None = None,
         hidden_states: list[Cloud] | None = None,
     ) -> Cloud:
         """What is unembedded."""
-        cloud: Tensor = self.stack(ids, padding, cache, hidden_states=hidden_states)
+        cloud: Tensor = self.stack(ids, is_token, cache, hidden_states=hidden_states)
         return cloud
 
 
@@ -99,36 +99,36 @@ class Translator(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = Stack(config, causal=False)
-        self.decoder = Stack(config, causal=True, crossed=True)
+        self.decoder = Stack(config, causal=True, has_cross=True)
         self.decoder.embed.weight = self.encoder.embed.weight
-        self.unembed = unembedding(config, self.encoder.embed)
-        calm_writers(self)
+        self.unembed = make_unembedding(config, self.encoder.embed)
+        scale_down_writers(self)
 
     def forward(
-        self, source: Int[Tensor, "b s"], target: Int[Tensor, "b t"], real: Bool[Tensor, "b s"] | None = None
+        self, source: Int[Tensor, "b s"], target: Int[Tensor, "b t"], source_is_token: Bool[Tensor, "b s"] | None = None
     ) -> Float[Tensor, "b t v"]:
-        return self.unembed(self.points(source, target, real))
+        return self.unembed(self.points(source, target, source_is_token))
 
     def points(
-        self, source: Int[Tensor, "b s"], target: Int[Tensor, "b t"], real: Bool[Tensor, "b s"] | None = None
+        self, source: Int[Tensor, "b s"], target: Int[Tensor, "b t"], source_is_token: Bool[Tensor, "b s"] | None = None
     ) -> Cloud:
         """What is unembedded: tokens of the target that have seen the source."""
-        cloud: Tensor = self.decoder(target, None, None, self.encoder(source, real), real)
+        cloud: Tensor = self.decoder(target, None, None, self.encoder(source, source_is_token), source_is_token)
         return cloud
 
 
 def build(config: Config) -> "Transformer | Translator":
     """The module that a config describes, at its start."""
-    model = architecture(config)
-    start = STARTS[config.start]
+    model = make_architecture(config)
+    initialise = INITIALISERS[config.start]
     with torch.no_grad():
-        for one in model.modules():
-            if isinstance(one, SelfAttention):
-                start(Drawn(one.projection, one.read.weight, one.write.weight))
+        for module in model.modules():
+            if isinstance(module, SelfAttention):
+                initialise(InitialWeights(module.projection, module.read.weight, module.write.weight))
     return model
 
 
-def architecture(config: Config) -> "Transformer | Translator":
+def make_architecture(config: Config) -> "Transformer | Translator":
     """The same as its modules draw it, for weights that are put in afterwards."""
     return Translator(config) if config.form == "encoder-decoder" else Transformer(config)
 
@@ -136,88 +136,96 @@ def architecture(config: Config) -> "Transformer | Translator":
 class Stack(nn.Module):
     """Embedding, positions, blocks, final norm: ids (b, n) to points (b, n, d)."""
 
-    def __init__(self, config: Config, causal: bool, crossed: bool = False) -> None:
+    def __init__(self, config: Config, causal: bool, has_cross: bool = False) -> None:
         super().__init__()
         self.config, self.causal = config, causal
         self.embed = Embedding(config.vocabulary, config.width)
         self.scale = math.sqrt(config.width) if config.scaled_embedding else 1.0
-        self.place = PLACES[config.position](config, causal)
-        self.dropout = dropout(config)
-        self.blocks = nn.ModuleList(Block(config, causal, crossed) for _ in range(config.depth))
-        self.norm = norm(config) if config.placement == "pre" else nn.Identity()
+        self.place = POSITION_ENCODINGS[config.position](config, causal)
+        self.dropout = make_dropout(config)
+        self.blocks = nn.ModuleList(Block(config, causal, has_cross) for _ in range(config.depth))
+        self.norm = make_norm(config) if config.placement == "pre" else nn.Identity()
 
     def forward(
         self,
         ids: Ids,
-        padding: Bool[Tensor, "b n"] | None = None,
+        is_token: Bool[Tensor, "b n"] | None = None,
         cache: GenerationCache | None = None,
         memory: Memory | None = None,
-        remembered: Bool[Tensor, "b s"] | None = None,
+        memory_is_token: Bool[Tensor, "b s"] | None = None,
         hidden_states: list[Cloud] | None = None,
     ) -> Cloud:
         """`hidden_states` is filled with the points before every layer, and after the last."""
-        at = self.places_of(ids, 0 if cache is None else len(cache))
-        x, real, across = self.enter(ids, at), _there(padding), _there(remembered)
-        turn, position = self.place.turn(at), self.place.between()
-        for number, block in enumerate(self.blocks):
+        positions = self.position_slice(ids, 0 if cache is None else len(cache))
+        x, token_mask, memory_mask = (
+            self.embed_tokens(ids, positions),
+            _padding_mask(is_token),
+            _padding_mask(memory_is_token),
+        )
+        rotation, position = self.place.rotation(positions), self.place.pair_bias()
+        for index, block in enumerate(self.blocks):
             if hidden_states is not None:
                 hidden_states.append(x)
-            x = block(x, real, turn, position, None if cache is None else cache.layer(number), memory, across)
+            x = block(
+                x, token_mask, rotation, position, None if cache is None else cache.layer(index), memory, memory_mask
+            )
         if hidden_states is not None:
             hidden_states.append(x)
         return self.norm(x)
 
-    def enter(self, ids: Ids, at: slice) -> Cloud:
+    def embed_tokens(self, ids: Ids, positions: slice) -> Cloud:
         """Tokens as points, at their places."""
         x = self.embed(ids) if self.scale == 1 else self.embed(ids) * self.scale
-        return self.dropout(self.place.embedded(x, at))
+        return self.dropout(self.place.add_to_embeddings(x, positions))
 
-    def places_of(self, ids: Ids, past: int = 0) -> slice:
+    def position_slice(self, ids: Ids, n_past: int = 0) -> slice:
         """Where tokens stand that come after so many others; more than the model reads are refused."""
-        if past + ids.shape[-1] > self.config.context:
+        if n_past + ids.shape[-1] > self.config.context:
             raise RheoscopeError(
-                f"the text has {past + ids.shape[-1]} tokens, the model reads at most {self.config.context}; "
+                f"the text has {n_past + ids.shape[-1]} tokens, the model reads at most {self.config.context}; "
                 "type a shorter text"
             )
-        return slice(past, past + ids.shape[-1])
+        return slice(n_past, n_past + ids.shape[-1])
 
 
 class Block(nn.Module):
     """Attention, then cross attention where there is a memory, then the FFN, each with its norm and its skip."""
 
-    def __init__(self, config: Config, causal: bool, crossed: bool = False) -> None:
+    def __init__(self, config: Config, causal: bool, has_cross: bool = False) -> None:
         super().__init__()
-        self.pre, self.centred, self.branch = config.placement == "pre", config.norm == "layer", config.branch
-        self.norm_attention, self.attention = norm(config), SelfAttention(config, causal)
-        if crossed:
-            self.norm_cross, self.cross = norm(config), CrossAttention(config)
-        self.norm_ffn, self.ffn = norm(config), GatedFFN(config) if config.ffn == "swiglu" else FFN(config)
-        self.dropout = dropout(config)
+        self.is_pre_norm, self.centred, self.branch = config.placement == "pre", config.norm == "layer", config.branch
+        self.norm_attention, self.attention = make_norm(config), SelfAttention(config, causal)
+        if has_cross:
+            self.norm_cross, self.cross = make_norm(config), CrossAttention(config)
+        self.norm_ffn, self.ffn = make_norm(config), GatedFFN(config) if config.ffn == "swiglu" else FFN(config)
+        self.dropout = make_dropout(config)
 
     def forward(
         self,
         x: Cloud,
-        real: Mask | None,
-        turn: Turn | None,
+        token_mask: Mask | None,
+        rotation: RotaryMap | None,
         position: Position | None,
         cache: LayerCache | None = None,
         memory: Memory | None = None,
-        across: Mask | None = None,
+        memory_mask: Mask | None = None,
     ) -> Cloud:
-        past = None if cache is None else cache.past
-        x = self._step(x, self.norm_attention, lambda u: self.attention(u, real, turn, position, past))
+        text_cache = None if cache is None else cache.text_cache
+        x = self._add_sublayer(
+            x, self.norm_attention, lambda u: self.attention(u, token_mask, rotation, position, text_cache)
+        )
         if memory is not None:
-            x = self._step(x, self.norm_cross, lambda u: self.cross(u, memory, across, cache))
-        return self._step(x, self.norm_ffn, self.ffn)
+            x = self._add_sublayer(x, self.norm_cross, lambda u: self.cross(u, memory, memory_mask, cache))
+        return self._add_sublayer(x, self.norm_ffn, self.ffn)
 
-    def _step(self, x: Cloud, norm: nn.Module, move: Move) -> Cloud:
-        if not self.pre:
-            return norm(x + self._branch(move(x)))
-        return x + self._branch(move(norm(x)))
+    def _add_sublayer(self, x: Cloud, norm: nn.Module, sublayer: Sublayer) -> Cloud:
+        if not self.is_pre_norm:
+            return norm(x + self._scaled_update(sublayer(x)))
+        return x + self._scaled_update(sublayer(norm(x)))
 
-    def _branch(self, moved: Cloud) -> Cloud:
-        moved = self.dropout(moved)
-        return moved if self.branch == 1 else self.branch * moved
+    def _scaled_update(self, update: Cloud) -> Cloud:
+        update = self.dropout(update)
+        return update if self.branch == 1 else self.branch * update
 
 
 class SelfAttention(nn.Module):
@@ -230,36 +238,38 @@ class SelfAttention(nn.Module):
     def __init__(self, config: Config, causal: bool) -> None:
         super().__init__()
         self.projection: Projection = PROJECTIONS[config.projection](config)
-        self.read = Linear(config.width, sum(sizes(self.projection.whole)), bias=config.bias)
-        self.projection.keep_rows(self.read)
+        self.read = Linear(config.width, sum(row_counts(self.projection.full_layout)), bias=config.bias)
+        self.projection.select_rows(self.read)
         self.write = Linear(config.heads * config.value_width, config.width, bias=config.bias)
         mask = as_mask("causal" if causal else None) & self.projection.mask
-        self.mechanism = Attention(config.attention().under(mask))
-        self.dropped = config.attention_dropout
+        self.mechanism = Attention(config.build_mechanism().with_mask(mask))
+        self.weight_dropout = config.attention_dropout
 
     def forward(
         self,
         u: Cloud,
-        real: Mask | None = None,
-        turn: Turn | None = None,
+        token_mask: Mask | None = None,
+        rotation: RotaryMap | None = None,
         position: Position | None = None,
         cache: Cache | None = None,
     ) -> Cloud:
-        rows = self.projection.rows(self.read, u)
-        q, k, v = self.projection.heads(rows, u, turn)
+        rows = self.projection.read_rows(self.read, u)
+        q, k, v = self.projection.project_heads(rows, u, rotation)
         if cache is not None:
             k, v = cache.extend(k, v)
-        mechanism = dropping(self.mechanism.current(), self.dropped if self.training else 0.0)
-        out, gate = attend(mechanism, q, k, v, real, position), self.projection.gate(rows)
+        mechanism = with_weight_dropout(
+            self.mechanism.current_mechanism(), self.weight_dropout if self.training else 0.0
+        )
+        out, gate = attend(mechanism, q, k, v, token_mask, position), self.projection.gate(rows)
         return self.write((out if gate is None else out * gate).transpose(1, 2).flatten(2))
 
-    def project(self, u: Cloud, turn: Turn | None = None) -> tuple[PerHead, Answering, Answers]:
+    def project(self, u: Cloud, rotation: RotaryMap | None = None) -> tuple[PerHead, NewKeys, NewValues]:
         """q, k, v; before positions, or with q and k turned."""
-        return self.projection.heads(self.projection.rows(self.read, u), u, turn)
+        return self.projection.project_heads(self.projection.read_rows(self.read, u), u, rotation)
 
     def gate(self, u: Cloud) -> Float[Tensor, "b h n 1"] | None:
         """What multiplies the outputs of heads, if anything does."""
-        return self.projection.gate(self.projection.rows(self.read, u))
+        return self.projection.gate(self.projection.read_rows(self.read, u))
 
 
 class CrossAttention(nn.Module):
@@ -272,35 +282,43 @@ class CrossAttention(nn.Module):
         self.ask = Linear(config.width, self.heads * self.head_width, bias=config.bias)
         self.read = Linear(config.width, self.kv_heads * (self.head_width + self.value_width), bias=config.bias)
         self.write = Linear(self.heads * self.value_width, config.width, bias=config.bias)
-        self.mechanism, self.dropped = Attention(config.attention()), config.attention_dropout
+        self.mechanism, self.weight_dropout = Attention(config.build_mechanism()), config.attention_dropout
 
-    def forward(self, u: Cloud, memory: Memory, across: Mask | None = None, cache: LayerCache | None = None) -> Cloud:
-        q = apart(self.ask(u), self.head_width)
-        k, v = self.remember(memory) if cache is None else cache.remember(lambda: self.remember(memory))
-        mechanism = dropping(self.mechanism.current(), self.dropped if self.training else 0.0)
-        return self.write(attend(mechanism, q, k, v, across, None).transpose(1, 2).flatten(2))
+    def forward(
+        self, u: Cloud, memory: Memory, memory_mask: Mask | None = None, cache: LayerCache | None = None
+    ) -> Cloud:
+        q = separate_projections(self.ask(u), self.head_width)
+        k, v = (
+            self.source_keys_values(memory)
+            if cache is None
+            else cache.source_keys_values(lambda: self.source_keys_values(memory))
+        )
+        mechanism = with_weight_dropout(
+            self.mechanism.current_mechanism(), self.weight_dropout if self.training else 0.0
+        )
+        return self.write(attend(mechanism, q, k, v, memory_mask, None).transpose(1, 2).flatten(2))
 
-    def remember(self, memory: Memory) -> tuple[Remembered, RememberedAnswers]:
+    def source_keys_values(self, memory: Memory) -> tuple[CachedKeys, CachedValues]:
         widths = self.kv_heads * self.head_width, self.kv_heads * self.value_width
         k, v = self.read(memory).split(widths, dim=-1)
-        return apart(k, self.head_width), apart(v, self.value_width)
+        return separate_projections(k, self.head_width), separate_projections(v, self.value_width)
 
 
 def attend(
     mechanism: Mechanism,
     q: PerHead,
-    k: Remembered,
-    v: RememberedAnswers,
+    k: CachedKeys,
+    v: CachedValues,
     mask: Mask | None,
     position: Position | None,
 ) -> Float[Tensor, "b h n e"]:
     """The mechanism under a mask, with a position that adds a bias where there is one."""
-    return (mechanism if position is None else with_parts(mechanism, position=position)).attend(q, k, v, mask)
+    return (mechanism if position is None else with_fields(mechanism, position=position)).attend(q, k, v, mask)
 
 
-def dropping(mechanism: Mechanism, share: float) -> Mechanism:
+def with_weight_dropout(mechanism: Mechanism, fraction: float) -> Mechanism:
     """The mechanism with a share of its weights dropped: while it trains."""
-    return with_parts(mechanism, normaliser=mechanism.normaliser.dropping(share)) if share else mechanism
+    return with_fields(mechanism, normaliser=mechanism.normaliser.with_dropout(fraction)) if fraction else mechanism
 
 
 class FFN(nn.Module):
@@ -329,12 +347,12 @@ class GatedFFN(nn.Module):
         return self.write(functional.silu(gate) * up)
 
 
-def dropout(config: Config) -> nn.Module:
+def make_dropout(config: Config) -> nn.Module:
     """Dropout, or nothing to call where there is none."""
     return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
 
-def norm(config: Config) -> nn.Module:
+def make_norm(config: Config) -> nn.Module:
     """x̂ with a gain: RMSNorm, LayerNorm, or nothing."""
     if config.norm == "none":
         return nn.Identity()
@@ -343,7 +361,7 @@ def norm(config: Config) -> nn.Module:
     return nn.LayerNorm(config.width, eps=config.eps, bias=config.bias)
 
 
-SPREAD = 0.02
+INIT_STD = 0.02
 """Standard deviation of initial weights (GPT-2)."""
 
 
@@ -352,7 +370,7 @@ class Linear(nn.Linear):
     """Torch's, but that it starts as GPT-2's do: N(0, .02²), biases 0."""
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=SPREAD)
+        nn.init.normal_(self.weight, std=INIT_STD)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -362,31 +380,31 @@ class Embedding(nn.Embedding):
     """Torch's, but that it starts as GPT-2's do: N(0, .02²)."""
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=SPREAD)
+        nn.init.normal_(self.weight, std=INIT_STD)
 
 
-def unembedding(config: Config, embedding: nn.Embedding) -> Linear:
+def make_unembedding(config: Config, embedding: nn.Embedding) -> Linear:
     """Points to logits: the embedding itself where the two are tied."""
-    made = Linear(config.width, 0 if config.tied else config.vocabulary, bias=False)
+    linear = Linear(config.width, 0 if config.tied else config.vocabulary, bias=False)
     if config.tied:  # no weights of its own are drawn
-        made.weight, made.out_features = embedding.weight, config.vocabulary
-    return made
+        linear.weight, linear.out_features = embedding.weight, config.vocabulary
+    return linear
 
 
 @torch.no_grad()
-def calm_writers(model: nn.Module) -> None:
+def scale_down_writers(model: nn.Module) -> None:
     """What writes to the stream starts smaller, by 1/√(number of writers): the stream's size does not grow with depth."""
     writers = [m.write for m in model.modules() if isinstance(m, SelfAttention | CrossAttention | FFN | GatedFFN)]
     for writer in writers:
         writer.weight.mul_(1 / math.sqrt(len(writers)))
 
 
-def parameter_count(model: nn.Module, embedding: bool = True) -> int:
+def parameter_count(model: nn.Module, include_embedding: bool = True) -> int:
     """How many numbers are trained; tied matrices count once."""
-    counted = {id(p): p.numel() for p in model.parameters()}
-    held = {id(p): p.numel() for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-    return sum(counted.values()) - (0 if embedding else sum(held.values()))
+    sizes = {id(p): p.numel() for p in model.parameters()}
+    embedding_sizes = {id(p): p.numel() for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    return sum(sizes.values()) - (0 if include_embedding else sum(embedding_sizes.values()))
 
 
-def _there(real: Bool[Tensor, "b n"] | None) -> Mask | None:
-    return None if real is None else Padding(real)
+def _padding_mask(is_token: Bool[Tensor, "b n"] | None) -> Mask | None:
+    return None if is_token is None else Padding(is_token)

@@ -9,27 +9,27 @@ from rheoscope.shapes import RheoscopeError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MASK = "<|mask|>"
+MASK_TOKEN = "<|mask|>"
 """The token that stands where an encoder is to say what was there; typed in a text, it is that token."""
 
 
-def byte_pairs(texts: Iterable[str], size: int, specials: Sequence[str]) -> "Tokenizer":
+def train_bpe(texts: Iterable[str], size: int, specials: Sequence[str]) -> "Tokenizer":
     """A byte-level BPE of at most `size` tokens, learned from `texts`: specials first, then the 256 bytes, then merges.
 
     Every text can be encoded, and decoding gives back its bytes. Fewer than `size` tokens come out where the texts hold
     no further pair to merge.
 
-    >>> tokenizer = byte_pairs(["low lower lowest"] * 9, 300, ["<|endoftext|>"])
+    >>> tokenizer = train_bpe(["low lower lowest"] * 9, 300, ["<|endoftext|>"])
     >>> tokenizer.token_to_id("<|endoftext|>"), decode(tokenizer, encode(tokenizer, "slow ü"))
     (0, 'slow ü')
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    least = 256 + len(specials)
-    if size < least:
+    min_size = 256 + len(specials)
+    if size < min_size:
         raise RheoscopeError(
             f"a vocabulary of {size} tokens cannot hold the 256 bytes and {', '.join(specials)}; "
-            f"type {least} or more, or 'characters'"
+            f"type {min_size} or more, or 'characters'"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -42,19 +42,19 @@ def byte_pairs(texts: Iterable[str], size: int, specials: Sequence[str]) -> "Tok
     return tokenizer
 
 
-def characters(texts: Iterable[str], specials: Sequence[str]) -> "Tokenizer":
+def character_tokenizer(texts: Iterable[str], specials: Sequence[str]) -> "Tokenizer":
     """One token a character of `texts`, in the order of Unicode, after the specials.
 
-    >>> tokenizer = characters(["to be"], ["<|endoftext|>"])
+    >>> tokenizer = character_tokenizer(["to be"], ["<|endoftext|>"])
     >>> encode(tokenizer, "bet"), tokenizer.get_vocab_size()
     ([2, 3, 5], 6)
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    seen: set[str] = set()
+    alphabet: set[str] = set()
     for text in texts:
-        seen.update(text)
-    vocabulary = {token: at for at, token in enumerate([*specials, *sorted(seen)])}
+        alphabet.update(text)
+    vocabulary = {token: token_id for token_id, token in enumerate([*specials, *sorted(alphabet)])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -62,10 +62,10 @@ def characters(texts: Iterable[str], specials: Sequence[str]) -> "Tokenizer":
     return tokenizer
 
 
-def starting_with(tokenizer: "Tokenizer", token: str) -> "Tokenizer":
+def with_start_token(tokenizer: "Tokenizer", token: str) -> "Tokenizer":
     """The same tokenizer, which puts `token` before every text that a model is asked about, as before every document.
 
-    >>> tokenizer = starting_with(characters(["ab"], ["<|endoftext|>"]), "<|endoftext|>")
+    >>> tokenizer = with_start_token(character_tokenizer(["ab"], ["<|endoftext|>"]), "<|endoftext|>")
     >>> tokenizer.encode("ba").ids, encode(tokenizer, "ba")
     ([0, 2, 1], [2, 1])
     """
@@ -80,7 +80,7 @@ def load_tokenizer(path: Path) -> "Tokenizer":
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "tokenizer.json"
-    >>> characters(["ab"], []).save(str(file))
+    >>> character_tokenizer(["ab"], []).save(str(file))
     >>> encode(load_tokenizer(file), "ba")
     [1, 0]
     """
@@ -99,27 +99,27 @@ def load_tokenizer(path: Path) -> "Tokenizer":
 def encode(tokenizer: "Tokenizer", text: str) -> list[int]:
     """The token ids of a text, nothing added.
 
-    >>> encode(characters(["ab"], []), "abc")
+    >>> encode(character_tokenizer(["ab"], []), "abc")
     Traceback (most recent call last):
     rheoscope.shapes.RheoscopeError: the vocabulary has no token for 'c'; type a text of the characters it was made from
     """
     try:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
     except Exception as error:  # a vocabulary of characters has no token for one that it never saw
-        raise RheoscopeError(_unknown(tokenizer, text)) from error
+        raise RheoscopeError(_unknown_characters_message(tokenizer, text)) from error
 
 
-def decode(tokenizer: "Tokenizer", ids: Sequence[int], specials: bool = False) -> str:
+def decode(tokenizer: "Tokenizer", ids: Sequence[int], keep_special: bool = False) -> str:
     """The text of token ids; special tokens are written out only where `specials` is set.
 
-    >>> tokenizer = characters(["ab"], ["<|endoftext|>"])
-    >>> decode(tokenizer, [2, 0, 1]), decode(tokenizer, [2, 0, 1], specials=True)
+    >>> tokenizer = character_tokenizer(["ab"], ["<|endoftext|>"])
+    >>> decode(tokenizer, [2, 0, 1]), decode(tokenizer, [2, 0, 1], keep_special=True)
     ('ba', 'b<|endoftext|>a')
     """
-    return str(tokenizer.decode(list(ids), skip_special_tokens=not specials))
+    return str(tokenizer.decode(list(ids), skip_special_tokens=not keep_special))
 
 
-def _unknown(tokenizer: "Tokenizer", text: str) -> str:
+def _unknown_characters_message(tokenizer: "Tokenizer", text: str) -> str:
     missing = sorted({character for character in text if tokenizer.token_to_id(character) is None})
-    named = ", ".join(map(repr, missing[:5])) + (", …" if len(missing) > 5 else "")
-    return f"the vocabulary has no token for {named}; type a text of the characters it was made from"
+    listing = ", ".join(map(repr, missing[:5])) + (", …" if len(missing) > 5 else "")
+    return f"the vocabulary has no token for {listing}; type a text of the characters it was made from"

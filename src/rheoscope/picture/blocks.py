@@ -14,8 +14,8 @@ class Cell:
     """An entry of a table with a definition one hover away, a small addition, such as a null, and a colour in a terminal."""
 
     text: str
-    title: str = ""
-    small: str = ""
+    definition: str = ""
+    small_text: str = ""
     style: str = ""
 
 
@@ -29,10 +29,10 @@ class Table:
     heading: str
     header: Sequence[Cell]
     rows: Sequence[Sequence[Cell]]
-    words: frozenset[int] = frozenset({0})
-    small: str = ""
+    text_columns: frozenset[int] = frozenset({0})
+    small_caption: str = ""
     note: str = ""
-    ends: frozenset[int] = frozenset()
+    group_ends: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Tokens:
     """A text in its tokens, each with what is known of it; `marked` ones stand out."""
 
     heading: str
-    words: Sequence[str]
+    token_texts: Sequence[str]
     tips: Sequence[str]
-    marked: frozenset[int]
+    marked_tokens: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredQuestion:
     """A question, the word that answers it, the line that says why, and what to type to see more."""
 
     question: str
@@ -83,28 +83,28 @@ class Questions:
     """A heading and questions with their answers; `note` is one line below."""
 
     heading: str
-    answered: Sequence[Answered]
+    questions: Sequence[AnsweredQuestion]
     note: str = ""
 
 
 Block = Questions | Table | Lines | Tokens | Drawing | Facts
 
 
-def named(block: Block, after: str) -> Block:
+def with_heading_suffix(block: Block, suffix: str) -> Block:
     """The same block, its heading telling which text it is about.
 
-    >>> named(Lines("Findings", []), " (text 1)").heading
+    >>> with_heading_suffix(Lines("Findings", []), " (text 1)").heading
     'Findings (text 1)'
     """
     if isinstance(block, Drawing):
-        return Drawing(replace(block.picture, title=block.picture.title + after))
-    return replace(block, heading=block.heading + after if block.heading else "")
+        return Drawing(replace(block.picture, title=block.picture.title + suffix))
+    return replace(block, heading=block.heading + suffix if block.heading else "")
 
 
-def cells(row: Sequence[str | Cell]) -> list[Cell]:
+def to_cells(row: Sequence[str | Cell]) -> list[Cell]:
     """Texts as entries.
 
-    >>> cells(["a", Cell("b", small="c")])[0]
-    Cell(text='a', title='', small='', style='')
+    >>> to_cells(["a", Cell("b", small_text="c")])[0]
+    Cell(text='a', definition='', small_text='', style='')
     """
-    return [one if isinstance(one, Cell) else Cell(one) for one in row]
+    return [entry if isinstance(entry, Cell) else Cell(entry) for entry in row]

@@ -24,8 +24,8 @@ PALETTE = {
     "alone": "#8a93a6",
 }
 """Colours that stand at least 3:1 off white and off a dark page, so that one palette serves both."""
-CLUSTERS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
-DEPTH = ("#2f6fbf", "#4a6cbb", "#6768b4", "#8263a8", "#9b5f97", "#b15d80", "#c35f62", "#d0623f")
+SERIES_COLOURS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+DEPTH_COLOURS = ("#2f6fbf", "#4a6cbb", "#6768b4", "#8263a8", "#9b5f97", "#b15d80", "#c35f62", "#d0623f")
 """From the first to the last of an ordered row."""
 
 Numbers = Sequence[float | int] | np.ndarray
@@ -47,12 +47,12 @@ class Line:
     tips: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        there = islice((y for y in self.y if math.isfinite(y)), 2)
-        if self.style in ("solid", "dashed", "hair") and sum(1 for _ in there) == 1:
+        finite = islice((y for y in self.y if math.isfinite(y)), 2)
+        if self.style in ("solid", "dashed", "hair") and sum(1 for _ in finite) == 1:
             object.__setattr__(self, "style", "dots")  # frozen from now on
 
     @property
-    def answers(self) -> bool:
+    def has_tip(self) -> bool:
         """Does it say itself what it is?"""
         return bool(self.tip or len(self.tips))
 
@@ -69,7 +69,7 @@ class Shape:
     tip: str = ""
 
 
-NONE = "null", 0.25
+MISSING_CELL = "null", 0.25
 """Colour and opacity of a cell without a number."""
 
 
@@ -94,56 +94,56 @@ class Cells:
     @property
     def shades(self) -> np.ndarray:
         """Every value from −1 (the strongest colour below the centre) to 1; NaN where there is none."""
-        return np.clip((self.values.astype(float) - self.centre) / self._reach, -1, 1)
+        return np.clip((self.values.astype(float) - self.centre) / self._max_deviation, -1, 1)
 
     @property
-    def scale(self) -> tuple[tuple[float, str], ...]:
+    def scale_ticks(self) -> tuple[tuple[float, str], ...]:
         """Both ends of the colours and a number between them: (shade, number as it is said).
 
         Where values lie beyond an end, it says so: they have its colour.
 
-        >>> Cells(np.array([[0.2, 0.4]])).scale, Cells(np.array([[-9.0, 2.0]]), low=-5.0, high=5.0).scale
+        >>> Cells(np.array([[0.2, 0.4]])).scale_ticks, Cells(np.array([[-9.0, 2.0]]), low=-5.0, high=5.0).scale_ticks
         (((0.0, '0'), (0.5, '0.5'), (1.0, '1')), ((-1.0, '≤ −5'), (0.0, '0'), (1.0, '5')))
         """
         middle = self.centre if self.low < self.centre < self.high else (self.low + self.high) / 2
-        there = self.values[np.isfinite(self.values)]
-        beyond = ("≤ " * bool((there < self.low).any()), "", "≥ " * bool((there > self.high).any()))
+        finite = self.values[np.isfinite(self.values)]
+        overflow_signs = ("≤ " * bool((finite < self.low).any()), "", "≥ " * bool((finite > self.high).any()))
         return tuple(
             (
-                float((value - self.centre) / self._reach),
-                sign + number(10.0**value if self.log else value).replace("-", "−"),
+                float((value - self.centre) / self._max_deviation),
+                sign + format_value(10.0**value if self.log else value).replace("-", "−"),
             )
-            for value, sign in zip((self.low, middle, self.high), beyond, strict=True)
+            for value, sign in zip((self.low, middle, self.high), overflow_signs, strict=True)
         )
 
     @property
-    def places(self) -> tuple[float, ...]:
+    def tick_fractions(self) -> tuple[float, ...]:
         """Where the numbers of the scale stand along it, from 0 to 1."""
-        return tuple(self._along(shade) for shade, _ in self.scale)
+        return tuple(self._scale_fraction(shade) for shade, _ in self.scale_ticks)
 
     @property
-    def colours(self) -> tuple[tuple[float, str, float], ...]:
+    def colour_stops(self) -> tuple[tuple[float, str, float], ...]:
         """The scale as straight runs from colour to colour: (shade, colour, place from 0 to 1); a shade of 0 is the paper.
 
-        >>> Cells(np.array([[0.2]])).colours
+        >>> Cells(np.array([[0.2]])).colour_stops
         ((0.0, 'first', 0.0), (1.0, 'first', 1.0))
         """
-        (low, _), _, (high, _) = self.scale
+        (low, _), _, (high, _) = self.scale_ticks
         below = [(low, "second"), (min(high, 0.0), "second")] if low < 0 else []
         above = [(max(low, 0.0), "first"), (high, "first")] if high > 0 else []
-        return tuple((shade, colour, self._along(shade)) for shade, colour in [*below, *above])
+        return tuple((shade, colour, self._scale_fraction(shade)) for shade, colour in [*below, *above])
 
-    def _along(self, shade: float) -> float:
-        (low, _), _, (high, _) = self.scale
+    def _scale_fraction(self, shade: float) -> float:
+        (low, _), _, (high, _) = self.scale_ticks
         return (shade - low) / ((high - low) or 1.0)
 
     @property
-    def _reach(self) -> float:
+    def _max_deviation(self) -> float:
         return max(abs(self.low - self.centre), abs(self.high - self.centre), 1e-30)
 
 
 @dataclass(frozen=True)
-class Word:
+class Label:
     """A word at a place, `side` of it: left, right, above, below or middle; a `strong` one stands out."""
 
     x: float | int
@@ -153,7 +153,7 @@ class Word:
     strong: bool = False
 
 
-Mark = Line | Shape | Cells | Word
+Mark = Line | Shape | Cells | Label
 
 
 @dataclass(frozen=True)
@@ -189,35 +189,35 @@ class Panel:
     equal: bool = False
 
     @property
-    def key(self) -> dict[str, tuple[str, str]]:
+    def legend(self) -> dict[str, tuple[str, str]]:
         """Name → (colour, style) of what needs one: named shapes, and named lines without a hover text of their own."""
-        lines = [mark for mark in self.marks if isinstance(mark, Line) and mark.name and not mark.answers]
+        lines = [mark for mark in self.marks if isinstance(mark, Line) and mark.name and not mark.has_tip]
         shapes = [mark for mark in self.marks if isinstance(mark, Shape) and mark.name]
         return {mark.name: (mark.colour, mark.style) for mark in lines} | {
             mark.name: (mark.colour, "dots") for mark in shapes
         }
 
     @property
-    def cells(self) -> bool:
+    def is_map(self) -> bool:
         """Is it a map? Then rows count from the top."""
-        return bool(self.maps)
+        return bool(self.cell_maps)
 
     @property
-    def maps(self) -> tuple[Cells, ...]:
+    def cell_maps(self) -> tuple[Cells, ...]:
         """What has a scale of colours."""
         return tuple(mark for mark in self.marks if isinstance(mark, Cells))
 
     def span(self, direction: str) -> tuple[float, float]:
         """The least and greatest value on the axis `x` or `y`, with some air."""
         axis: Axis = getattr(self, direction)
-        values = np.concatenate([_extent(mark, direction) for mark in self.marks] or [np.array([0.0, 1.0])])
+        values = np.concatenate([_mark_extent(mark, direction) for mark in self.marks] or [np.array([0.0, 1.0])])
         values = values[np.isfinite(values) & ((values > 0) | (not axis.log))]
         low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
         if not axis.log and low == high:  # one place, or values that are all the same, in the middle
             low, high = low - 0.5, high + 0.5
         elif not axis.log and not axis.names:
-            air = 0.06 * (high - low)
-            low, high = (low if low == 0 else low - air), high + air
+            padding = 0.06 * (high - low)
+            low, high = (low if low == 0 else low - padding), high + padding
         return (low if axis.low is None else axis.low), (high if axis.high is None else axis.high)
 
 
@@ -230,9 +230,9 @@ class Picture:
     panels: tuple[Panel, ...]
 
     @property
-    def key(self) -> dict[str, tuple[str, str]]:
+    def legend(self) -> dict[str, tuple[str, str]]:
         """What stands on its maps: name → (colour, style), said once for all of them."""
-        return {name: look for panel in self.panels if panel.cells for name, look in panel.key.items()}
+        return {name: style for panel in self.panels if panel.is_map for name, style in panel.legend.items()}
 
     def rows(self, columns: int = 3) -> list[list[Panel]]:
         """Panels side by side while they fit.
@@ -243,7 +243,7 @@ class Picture:
         """
         rows: list[list[Panel]] = []
         for panel in self.panels:
-            if not rows or sum(other.columns for other in rows[-1]) + panel.columns > columns:
+            if not rows or sum(neighbour.columns for neighbour in rows[-1]) + panel.columns > columns:
                 rows.append([])
             rows[-1].append(panel)
         return rows
@@ -258,9 +258,9 @@ def colour_of(name: str) -> str:
     return name if name.startswith("#") else PALETTE[name]
 
 
-def along(at: int, count: int) -> str:
+def depth_colour(index: int, count: int) -> str:
     """The colour of place `at` in an ordered row of `count`."""
-    return DEPTH[min(at * len(DEPTH) // max(count, 1), len(DEPTH) - 1)]
+    return DEPTH_COLOURS[min(index * len(DEPTH_COLOURS) // max(count, 1), len(DEPTH_COLOURS) - 1)]
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -269,73 +269,75 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     >>> ticks(0.0, 1.0), ticks(3.0, 47.0)
     ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [10.0, 20.0, 30.0, 40.0])
     """
-    rough = max(high - low, 1e-12) / count
-    size = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * times for times in (1, 2, 5, 10) if size * times >= rough * (1 - 1e-9))
-    first = math.ceil(low / step - 1e-9)
-    return [round(at * step, 12) for at in range(first, math.floor(high / step + 1e-9) + 1)]
+    raw_step = max(high - low, 1e-12) / count
+    power = 10.0 ** math.floor(math.log10(raw_step))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw_step * (1 - 1e-9))
+    first_multiple = math.ceil(low / step - 1e-9)
+    return [round(multiple * step, 12) for multiple in range(first_multiple, math.floor(high / step + 1e-9) + 1)]
 
 
-def decades(low: float, high: float) -> list[float]:
+def log_ticks(low: float, high: float) -> list[float]:
     """Powers of ten from low to high, with twice and five times them where there are few; round numbers where even these are none.
 
-    >>> decades(1.0, 2500.0), decades(30.0, 250.0), decades(0.52, 0.94)
+    >>> log_ticks(1.0, 2500.0), log_ticks(30.0, 250.0), log_ticks(0.52, 0.94)
     ([1.0, 10.0, 100.0, 1000.0], [50.0, 100.0, 200.0], [0.6, 0.7, 0.8, 0.9])
     """
     powers = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
-    all_of_them = [power * times for power in powers for times in (1, 2, 5)]
-    tens, more = ([x for x in some if low * 0.999 <= x <= high * 1.001] for some in (powers, all_of_them))
-    return tens if len(tens) > 2 else more if len(more) > 1 else ticks(low, high)
+    finer_values = [power * factor for power in powers for factor in (1, 2, 5)]
+    power_ticks, finer_ticks = (
+        [x for x in values if low * 0.999 <= x <= high * 1.001] for values in (powers, finer_values)
+    )
+    return power_ticks if len(power_ticks) > 2 else finer_ticks if len(finer_ticks) > 1 else ticks(low, high)
 
 
-def number(value: float) -> str:
+def format_value(value: float) -> str:
     """A number as it is said: three digits that count, large ones in thousands, millions and billions.
 
-    >>> number(0.0), number(0.1234), number(12.34), number(1234567.0), number(float("nan"))
+    >>> format_value(0.0), format_value(0.1234), format_value(12.34), format_value(1234567.0), format_value(float("nan"))
     ('0', '0.123', '12.3', '1.23M', 'none')
     """
     if not math.isfinite(value):
         return "none" if math.isnan(value) else "∞"
-    for unit, size in UNITS.items():
-        if 1e5 <= abs(value) < 1e12 and abs(value) >= 0.9995 * size:
-            return f"{value / size:.3g}{unit}"
+    for unit, scale in UNIT_SIZES.items():
+        if 1e5 <= abs(value) < 1e12 and abs(value) >= 0.9995 * scale:
+            return f"{value / scale:.3g}{unit}"
     return f"{value:.0f}" if 1000 <= abs(value) < 1e5 else f"{value:.3g}"
 
 
-UNITS = {"B": 1e9, "M": 1e6, "k": 1e3}
+UNIT_SIZES = {"B": 1e9, "M": 1e6, "k": 1e3}
 """As tokens and parameters are counted."""
 
 
-def _meant(word: str) -> float:
-    return float(word[:-1]) * UNITS[word[-1]] if word[-1] in UNITS else float(word)
+def _parse_value(text: str) -> float:
+    return float(text[:-1]) * UNIT_SIZES[text[-1]] if text[-1] in UNIT_SIZES else float(text)
 
 
-def in_words(values: Sequence[float]) -> list[str]:
+def tick_labels(values: Sequence[float]) -> list[str]:
     """Evenly spaced numbers with as many digits as tell them apart.
 
-    >>> in_words([0.0, 0.5, 1.0]), in_words([2.395, 2.4, 2.405]), in_words([0.0, 1e6])
+    >>> tick_labels([0.0, 0.5, 1.0]), tick_labels([2.395, 2.4, 2.405]), tick_labels([0.0, 1e6])
     (['0', '0.5', '1'], ['2.395', '2.400', '2.405'], ['0', '1M'])
     """
-    words = [number(value) for value in values]
-    apart = min((b - a for a, b in pairwise(values)), default=1.0)
-    if len(set(words)) == len(words) and all(
-        abs(_meant(w) - v) < 1e-3 * apart for w, v in zip(words, values, strict=True)
+    labels = [format_value(value) for value in values]
+    spacing = min((b - a for a, b in pairwise(values)), default=1.0)
+    if len(set(labels)) == len(labels) and all(
+        abs(_parse_value(w) - v) < 1e-3 * spacing for w, v in zip(labels, values, strict=True)
     ):
-        return words
-    return [f"{value:.{max(0, -math.floor(math.log10(apart)))}f}" for value in values]
+        return labels
+    return [f"{value:.{max(0, -math.floor(math.log10(spacing)))}f}" for value in values]
 
 
-def thinned(axis: Axis, most: int) -> list[int]:
+def thin_labels(axis: Axis, max_labels: int) -> list[int]:
     """At most `most` evenly spaced places of an axis with names.
 
-    >>> thinned(Axis(names=tuple("abcdefghij")), 4), thinned(Axis(names=tuple("abcdefg"), marked=(0, 2, 4, 6)), 2)
+    >>> thin_labels(Axis(names=tuple("abcdefghij")), 4), thin_labels(Axis(names=tuple("abcdefg"), marked=(0, 2, 4, 6)), 2)
     ([0, 3, 6, 9], [0, 4])
     """
-    places = axis.marked or range(len(axis.names))
-    return list(places[:: max(1, math.ceil(len(places) / most))])
+    indices = axis.marked or range(len(axis.names))
+    return list(indices[:: max(1, math.ceil(len(indices) / max_labels))])
 
 
-def _extent(mark: Mark, direction: str) -> np.ndarray:
+def _mark_extent(mark: Mark, direction: str) -> np.ndarray:
     """What a mark takes up along an axis."""
     if isinstance(mark, Cells):
         rows, columns = mark.values.shape

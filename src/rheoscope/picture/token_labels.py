@@ -3,19 +3,19 @@
 from collections.abc import Callable, Iterable
 from unicodedata import combining
 
-Words = Callable[[list[int]], list[str]]
-"""From token ids to their texts: `model.words`."""
+TokenLabels = Callable[[list[int]], list[str]]
+"""From token ids to their texts: `model.token_strings`."""
 
 
-def shown(token: str) -> str:
+def display_token(token: str) -> str:
     """A token as one sees it: white space made visible, what has no shape by its number, an accent of its own on a circle.
 
-    >>> shown(" on\\n"), shown("a\\u200b"), shown("\\u0301")
+    >>> display_token(" on\\n"), display_token("a\\u200b"), display_token("\\u0301")
     ('·on↵', 'a⟨U+200B⟩', '◌́')
     """
-    seen = token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
-    seen = "".join(one if one.isprintable() else f"⟨U+{ord(one):04X}⟩" for one in seen)
-    return f"◌{seen}" if seen and combining(seen[0]) else seen
+    visible = token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
+    visible = "".join(character if character.isprintable() else f"⟨U+{ord(character):04X}⟩" for character in visible)
+    return f"◌{visible}" if visible and combining(visible[0]) else visible
 
 
 def printable(text: str) -> str:
@@ -27,10 +27,10 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "�" for character in text)
 
 
-def places(steps: Iterable[object]) -> list[str]:
+def step_names(steps: Iterable[object]) -> list[str]:
     """Steps by the layer that made them: the end of a layer is the layer, the middle of it its attention.
 
-    >>> places(["embed", "L0.resid_mid", "L0.resid_post"])
+    >>> step_names(["embed", "L0.resid_mid", "L0.resid_post"])
     ['embed', 'L0 attention', 'L0']
     """
     return [

@@ -16,21 +16,21 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from rheoscope.attention.call_checks import check_call
-from rheoscope.attention.definition import reference
-from rheoscope.attention.mask import Causal, Mask, NoMask, Table, Window
+from rheoscope.attention.definition import reference_attention
+from rheoscope.attention.mask import BooleanMask, Causal, Mask, NoMask, Window
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
-from rheoscope.attention.position import Bias
+from rheoscope.attention.position_bias import Bias
 from rheoscope.attention.score import SoftCap
 from rheoscope.attention.zoo import ZOO
 from rheoscope.shapes import RheoscopeError
 
-Attended = tuple[Tensor, Tensor | None]
+AttentionResult = tuple[Tensor, Tensor | None]
 
-FORBIDDING = -1e4
+MASKED_BELOW = -1e4
 """An additive mask this low forbids: transformers writes the dtype's minimum, others -1e4, -1e9 or -inf."""
 
-HARMLESS = frozenset(
+HARMLESS_KEYWORDS = frozenset(
     {
         "cache_position",
         "deterministic",
@@ -47,17 +47,19 @@ HARMLESS = frozenset(
 )
 """Keywords that models pass on to every layer and that are spent before attention: by the rotary, the mask, the loss."""
 
-_PACKED = "packed texts are told apart by position_ids that start again at 0: leave the cu_seq_lens and max_length out"
-_SPARSE = "the model picks its keys itself: type attn_implementation='eager'"
-REFUSED = {
+_PACKED_ADVICE = (
+    "packed texts are told apart by position_ids that start again at 0: leave the cu_seq_lens and max_length out"
+)
+_SPARSE_ADVICE = "the model picks its keys itself: type attn_implementation='eager'"
+REFUSED_KEYWORDS = {
     "cache": "continuous batching pages its keys: type model.generate(…)",
-    "cu_seq_lens_q": _PACKED,
-    "cu_seq_lens_k": _PACKED,
-    "max_length_q": _PACKED,
-    "max_length_k": _PACKED,
-    "seq_idx": _PACKED,
-    "indices": _SPARSE,
-    "block_indices": _SPARSE,
+    "cu_seq_lens_q": _PACKED_ADVICE,
+    "cu_seq_lens_k": _PACKED_ADVICE,
+    "max_length_q": _PACKED_ADVICE,
+    "max_length_k": _PACKED_ADVICE,
+    "seq_idx": _PACKED_ADVICE,
+    "indices": _SPARSE_ADVICE,
+    "block_indices": _SPARSE_ADVICE,
 }
 """Keywords that are known and refused, with what to type instead; every other unknown one is refused too."""
 
@@ -118,20 +120,24 @@ def register_with_transformers() -> list[str]:
     return [f"rheoscope:{name}" for name in ZOO]
 
 
-def mask_function(*args: Any, **kw: Any) -> Tensor | None:
+def mask_function(*args: Any, **keywords: Any) -> Tensor | None:
     """The mask of sdpa: boolean, or None where `is_causal` says it all (see `permitted_keys`)."""
     from transformers.masking_utils import sdpa_mask
 
-    refuse_a_model_of_its_own(kw.get("config"))
-    return sdpa_mask(*args, **kw)
+    refuse_custom_attention(keywords.get("config"))
+    return sdpa_mask(*args, **keywords)
 
 
-def refuse_a_model_of_its_own(config: Any) -> None:
+def refuse_custom_attention(config: Any) -> None:
     """A model with attention of its own would take our mask, ignore our mechanism, and lose its causality in silence."""
-    modeling = sys.modules.get(type(config).__module__.replace("configuration_", "modeling_"))
-    if modeling is None or hasattr(modeling, "ALL_ATTENTION_FUNCTIONS"):
+    modeling_module = sys.modules.get(type(config).__module__.replace("configuration_", "modeling_"))
+    if modeling_module is None or hasattr(modeling_module, "ALL_ATTENTION_FUNCTIONS"):
         return
-    layers = [x for x in vars(modeling).values() if isinstance(x, type) and issubclass(x, nn.Module)]
+    layers = [
+        member
+        for member in vars(modeling_module).values()
+        if isinstance(member, type) and issubclass(member, nn.Module)
+    ]
     if any("Attention" in layer.__name__ for layer in layers):
         raise RheoscopeError(
             f"models of type {config.model_type!r} have attention of their own that no attn_implementation changes; "
@@ -139,7 +145,7 @@ def refuse_a_model_of_its_own(config: Any) -> None:
         )
 
 
-def attention_function(name: str) -> Callable[..., Attended]:
+def attention_function(name: str) -> Callable[..., AttentionResult]:
     """The function that transformers calls for `rheoscope:<name>`."""
 
     def attend(
@@ -149,13 +155,13 @@ def attention_function(name: str) -> Callable[..., Attended]:
         value: Tensor,
         attention_mask: Tensor | None = None,
         **keywords: Any,
-    ) -> Attended:
-        asked = read(module, keywords)
-        call = under_the_mask(lay(query, key, value, asked), attention_mask, asked)
-        mechanism = honour(mechanism_for(module, name, call.q), call, asked)
+    ) -> AttentionResult:
+        settings = parse_keywords(module, keywords)
+        call = with_mask(attention_call(query, key, value, settings), attention_mask, settings)
+        mechanism = apply_settings(mechanism_for(module, name, call.q), call, settings)
         # Autocast would take the exact parts of a mechanism (biases, distances) down to half precision again.
         with torch.autocast(query.device.type, enabled=False):
-            return run(mechanism, call, key.shape[-2], asked.weights)
+            return run_mechanism(mechanism, call, key.shape[-2], settings.return_weights)
 
     return attend
 
@@ -164,7 +170,7 @@ def attention_function(name: str) -> Callable[..., Attended]:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class AttentionSettings:
     """What a model asks of attention beside q, k, v and the mask."""
 
     scaling: float | None
@@ -173,28 +179,28 @@ class Asked:
     softcap: float | None
     sinks: Tensor | None
     bias: Tensor | None
-    weights: bool
+    return_weights: bool
 
 
-def read(module: nn.Module, keywords: dict[str, Any]) -> Asked:
+def parse_keywords(module: nn.Module, keywords: dict[str, Any]) -> AttentionSettings:
     """The keywords that mean something; one that is not None and not known is refused."""
-    rest = dict(keywords)
-    dropout, causal = rest.pop("dropout", None), rest.pop("is_causal", None)
-    asked = Asked(
-        scaling=number("scaling", rest.pop("scaling", None)),
+    remaining = dict(keywords)
+    dropout, causal = remaining.pop("dropout", None), remaining.pop("is_causal", None)
+    settings = AttentionSettings(
+        scaling=as_number("scaling", remaining.pop("scaling", None)),
         causal=getattr(module, "is_causal", True) if causal is None else causal,
-        window=rest.pop("sliding_window", None),
-        softcap=number("softcap", rest.pop("softcap", None)),
-        sinks=rest.pop("s_aux", None),
-        bias=rest.pop("position_bias", None),
-        weights=weights_wanted(rest.pop("output_attentions", None)),
+        window=remaining.pop("sliding_window", None),
+        softcap=as_number("softcap", remaining.pop("softcap", None)),
+        sinks=remaining.pop("s_aux", None),
+        bias=remaining.pop("position_bias", None),
+        return_weights=wants_weights(remaining.pop("output_attentions", None)),
     )
     refuse_dropout(dropout)
-    refuse_unknown(module, rest)
-    return asked
+    refuse_unknown(module, remaining)
+    return settings
 
 
-def number(name: str, value: Any) -> float | None:
+def as_number(name: str, value: Any) -> float | None:
     """A keyword as a plain number; one that is learned, or differs between heads, has no place in a mechanism."""
     if isinstance(value, Tensor) and (value.numel() > 1 or value.requires_grad):
         raise RheoscopeError(
@@ -211,29 +217,29 @@ def refuse_dropout(dropout: float | None) -> None:
         )
 
 
-def refuse_unknown(module: nn.Module, rest: dict[str, Any]) -> None:
-    for name, value in rest.items():
-        if value is None or name in HARMLESS:
+def refuse_unknown(module: nn.Module, remaining: dict[str, Any]) -> None:
+    for name, value in remaining.items():
+        if value is None or name in HARMLESS_KEYWORDS:
             continue
-        instead = REFUSED.get(name, f"leave {name}= out, or type attn_implementation='eager'")
+        advice = REFUSED_KEYWORDS.get(name, f"leave {name}= out, or type attn_implementation='eager'")
         raise RheoscopeError(
-            f"{type(module).__name__} passes {name} to attention, which rheoscope does not honour; {instead}"
+            f"{type(module).__name__} passes {name} to attention, which rheoscope does not honour; {advice}"
         )
 
 
-def weights_wanted(output_attentions: bool | None) -> bool:
+def wants_weights(output_attentions: bool | None) -> bool:
     """Whether the caller of the model collects weights: some families (GPT-2, OPT) do not pass the request on."""
     from transformers.utils.output_capturing import _active_collector
 
-    collected = _active_collector.get() or {}
-    return bool(output_attentions) or any(name.endswith("attentions") for name in collected)
+    collectors = _active_collector.get() or {}
+    return bool(output_attentions) or any(name.endswith("attentions") for name in collectors)
 
 
 # The tensors
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class AttentionCall:
     """q, k, v with the mask and the additive bias (b, h, m, n) that belong to them."""
 
     q: Tensor
@@ -243,48 +249,48 @@ class Call:
     mask: Mask = NoMask()
 
 
-def lay(q: Tensor, k: Tensor, v: Tensor, asked: Asked) -> Call:
+def attention_call(q: Tensor, k: Tensor, v: Tensor, settings: AttentionSettings) -> AttentionCall:
     """Under autocast a normed query may be wider than its value; torch's own kernel would take all of them down too."""
     if torch.is_autocast_enabled(q.device.type):
         q, k = q.to(v.dtype), k.to(v.dtype)
-    return Call(q, k, v, whole(asked.bias, q, k))
+    return AttentionCall(q, k, v, expand_table(settings.bias, q, k))
 
 
-def under_the_mask(call: Call, mask: Tensor | None, asked: Asked) -> Call:
+def with_mask(call: AttentionCall, mask: Tensor | None, settings: AttentionSettings) -> AttentionCall:
     """A mask from the model carries everything: causality, padding, windows, caches. None says what sdpa means by it."""
     if mask is None:
-        return without_a_mask(call, asked)
-    table = whole(mask, call.q, call.k)
+        return with_default_mask(call, settings)
+    table = expand_table(mask, call.q, call.k)
     assert table is not None
     if table.dtype is torch.bool:
-        return replace(call, mask=Table(table))
-    forbidden = table <= FORBIDDING
-    added = table.masked_fill(forbidden, 0)
-    if bool(added.any()) or added.requires_grad:
-        call = replace(call, bias=added if call.bias is None else call.bias + added)
-    return replace(call, mask=Table(~forbidden))
+        return replace(call, mask=BooleanMask(table))
+    forbidden = table <= MASKED_BELOW
+    added_bias = table.masked_fill(forbidden, 0)
+    if bool(added_bias.any()) or added_bias.requires_grad:
+        call = replace(call, bias=added_bias if call.bias is None else call.bias + added_bias)
+    return replace(call, mask=BooleanMask(~forbidden))
 
 
-def without_a_mask(call: Call, asked: Asked) -> Call:
+def with_default_mask(call: AttentionCall, settings: AttentionSettings) -> AttentionCall:
     """One query sees every key; more queries are causal if the layer is, counted from the first key.
 
     With more keys than queries the further keys are the empty end of a static cache, which nothing may see.
     """
     m, n = call.q.shape[-2], call.k.shape[-2]
-    causal = asked.causal and m > 1
-    if causal and m > n:
+    is_causal = settings.causal and m > 1
+    if is_causal and m > n:
         raise RheoscopeError(
             f"causal attention of {m} queries to {n} keys needs a mask; type attention_mask=<(b, 1, m, n)>"
         )
-    if causal:
+    if is_causal:
         bias = None if call.bias is None else call.bias[..., :m]
         call = replace(call, k=call.k[..., :m, :], v=call.v[..., :m, :], bias=bias, mask=Causal())
-    if asked.window is not None and asked.window < call.k.shape[-2]:
-        call = replace(call, mask=call.mask & Window(asked.window))
+    if settings.window is not None and settings.window < call.k.shape[-2]:
+        call = replace(call, mask=call.mask & Window(settings.window))
     return call
 
 
-def whole(table: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+def expand_table(table: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
     """A table over all queries and keys, where a model leaves an axis of 1."""
     if table is None:
         return None
@@ -302,32 +308,34 @@ def mechanism_for(module: nn.Module, name: str, q: Tensor) -> Mechanism:
         return ZOO[name]()
     if not hasattr(module, "rheoscope_attention"):
         module.rheoscope_attention = nn.ModuleDict()
-    held = module.rheoscope_attention
-    assert isinstance(held, nn.ModuleDict)
-    if name not in held:
-        beside = next((x.dtype for x in module.parameters() if x.is_floating_point()), q.dtype)
+    layer_mechanisms = module.rheoscope_attention
+    assert isinstance(layer_mechanisms, nn.ModuleDict)
+    if name not in layer_mechanisms:
+        layer_dtype = next(
+            (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), q.dtype
+        )
         with torch.inference_mode(False):  # parameters born inside inference_mode could never be trained
-            held[name] = Attention(name, dim=q.shape[-1]).to(device=q.device, dtype=beside)
-    attention = held[name]
+            layer_mechanisms[name] = Attention(name, dim=q.shape[-1]).to(device=q.device, dtype=layer_dtype)
+    attention = layer_mechanisms[name]
     assert isinstance(attention, Attention)
-    return attention.current()
+    return attention.current_mechanism()
 
 
-def honour(mechanism: Mechanism, call: Call, asked: Asked) -> Mechanism:
+def apply_settings(mechanism: Mechanism, call: AttentionCall, settings: AttentionSettings) -> Mechanism:
     """The mechanism as the model asks for it: its scale, cap, sinks, bias and mask."""
-    score = mechanism.score.scaled(call.q.shape[-1] ** -0.5 if asked.scaling is None else asked.scaling)
-    if asked.softcap is not None:
-        score = SoftCap(score, asked.softcap)
+    score = mechanism.score.with_model_scale(call.q.shape[-1] ** -0.5 if settings.scaling is None else settings.scaling)
+    if settings.softcap is not None:
+        score = SoftCap(score, settings.softcap)
     mechanism = replace(mechanism, score=score)
-    if asked.sinks is not None:
-        mechanism = replace(mechanism, normaliser=mechanism.normaliser.with_sink(asked.sinks.flatten()))
+    if settings.sinks is not None:
+        mechanism = replace(mechanism, normaliser=mechanism.normaliser.with_sink(settings.sinks.flatten()))
     if call.bias is not None:
-        refuse_a_bias(mechanism)
+        refuse_bias(mechanism)
         mechanism = replace(mechanism, position=Bias(call.bias))
-    return mechanism.under(call.mask)
+    return mechanism.with_mask(call.mask)
 
 
-def refuse_a_bias(mechanism: Mechanism) -> None:
+def refuse_bias(mechanism: Mechanism) -> None:
     if mechanism.normaliser.divides_by_sum:
         raise RheoscopeError(
             "this model adds a bias to its scores, and linear attention divides by a sum of scores that must not be "
@@ -335,11 +343,11 @@ def refuse_a_bias(mechanism: Mechanism) -> None:
         )
 
 
-def run(mechanism: Mechanism, call: Call, n: int, weights_too: bool) -> Attended:
+def run_mechanism(mechanism: Mechanism, call: AttentionCall, n_keys: int, return_weights: bool) -> AttentionResult:
     """Outputs as transformers wants them (b, m, h, e), and the weights (b, h, m, n) where they are asked for."""
-    if not weights_too:
+    if not return_weights:
         return mechanism.attend(call.q, call.k, call.v).transpose(1, 2).contiguous(), None
     check_call(mechanism, call.q, call.k, call.v)
-    out, weights = reference(mechanism, call.q, call.k, call.v)
-    weights = pad(weights, (0, n - weights.shape[-1]))
+    out, weights = reference_attention(mechanism, call.q, call.k, call.v)
+    weights = pad(weights, (0, n_keys - weights.shape[-1]))
     return out.to(call.v.dtype).transpose(1, 2).contiguous(), weights.to(call.q.dtype)

@@ -7,34 +7,36 @@ from torch import Tensor
 
 from rheoscope.pretrained.families import family_of
 from rheoscope.pretrained.hf_model import Pretrained
-from rheoscope.running.half_precision import in_float32, words_in_float32
+from rheoscope.running.half_precision import description_in_float32, embeddings_in_float32
 from rheoscope.running.loading_stages import Progress
 from rheoscope.running.multiple_devices import on_one_device
 from rheoscope.running.weight_files import check_weights, fingerprint
 from rheoscope.space.view import View
 
 
-def described(network: Any, tokenizer: Any, name: str, progress: Progress | None = None) -> Pretrained:
+def describe_model(network: Any, tokenizer: Any, name: str, progress: Progress | None = None) -> Pretrained:
     """The model with its View, not yet certified."""
     family = family_of(network.config)
     check_weights(network)
-    description = on_one_device(in_float32(family.describe(network)))
-    unembed = None if description.encoder else network.get_output_embeddings()
-    own = description.embed.weight
-    embed, read_out = words_in_float32(own, None if unembed is None else unembed.weight.T.to(own.device))
-    bias = None if unembed is None else getattr(unembed, "bias", None)
+    description = on_one_device(description_in_float32(family.describe(network)))
+    unembed_module = None if description.is_encoder else network.get_output_embeddings()
+    embedding_weight = description.embedding.weight
+    embed, unembedding = embeddings_in_float32(
+        embedding_weight, None if unembed_module is None else unembed_module.weight.T.to(embedding_weight.device)
+    )
+    unembed_bias = None if unembed_module is None else getattr(unembed_module, "bias", None)
     view = View(
-        blocks=description.blocks,
-        embed=_through(embed, description.into),
-        embed_scale=_scale(description.embed),
-        unembed=None if read_out is None else _through(description.out_of, read_out),
-        unembed_bias=None if bias is None else bias.to(own.device),
+        layer_heads=description.layer_heads,
+        embed=_compose(embed, description.embed_projection),
+        embed_scale=_embedding_scale(description.embedding),
+        unembed=None if unembedding is None else _compose(description.unembed_projection, unembedding),
+        unembed_bias=None if unembed_bias is None else unembed_bias.to(embedding_weight.device),
         final_norm=description.final_norm,
         mlps=description.mlps,
-        context=_context(network.config),
+        context_length=_context_length(network.config),
         logit_cap=getattr(network.config, "final_logit_softcapping", None),
         facts=facts(network, family, name, progress),
-        dtype=description.embed.weight.dtype,
+        dtype=description.embedding.weight.dtype,
     )
     return Pretrained(network, tokenizer, description, view)
 
@@ -48,26 +50,26 @@ def facts(network: Any, family: Any, name: str, progress: Progress | None = None
         "family": family.__name__.rsplit(".", 1)[-1],
         "weights": fingerprint(network, progress=progress),
         "dtype": str(weight.dtype).removeprefix("torch."),
-        "device": ", ".join(sorted({str(x.device) for x in network.parameters()})),
+        "device": ", ".join(sorted({str(parameter.device) for parameter in network.parameters()})),
     }
 
 
-def _scale(embedding: Any) -> float:
+def _embedding_scale(embedding: Any) -> float:
     """What the module multiplies its rows by; Gemma does, in the dtype of the weights."""
     return float(torch.as_tensor(getattr(embedding, "embed_scale", 1.0)).to(embedding.weight))
 
 
-def _context(config: Any) -> int | None:
+def _context_length(config: Any) -> int | None:
     """How many tokens the model reads; RoBERTa's positions start after that of its padding token."""
-    longest = getattr(config, "max_position_embeddings", None)
-    return longest - config.pad_token_id - 1 if config.model_type == "roberta" else longest
+    max_positions = getattr(config, "max_position_embeddings", None)
+    return max_positions - config.pad_token_id - 1 if config.model_type == "roberta" else max_positions
 
 
 @torch.no_grad()
-def _through(first: Tensor | None, then: Tensor | None) -> Tensor:
+def _compose(first_map: Tensor | None, second_map: Tensor | None) -> Tensor:
     """One map after the other; a map that is not there changes nothing (and copies nothing)."""
-    if first is None or then is None:
-        kept = then if first is None else first
-        assert kept is not None
-        return kept
-    return first @ then
+    if first_map is None or second_map is None:
+        only_map = second_map if first_map is None else first_map
+        assert only_map is not None
+        return only_map
+    return first_map @ second_map

@@ -7,32 +7,36 @@ from torch import Tensor
 
 from rheoscope.pretrained.hf_model import Pretrained
 from rheoscope.running import certificate
-from rheoscope.running.certificate import Certificate, probe
-from rheoscope.running.loading_stages import Progress, stage
+from rheoscope.running.certificate import Certificate, probe_ids
+from rheoscope.running.loading_stages import Progress, progress_stage
 from rheoscope.space.trace import Trace
 
 
 def certify(model: Pretrained, progress: Progress | None = None) -> Certificate:
     """The View against the model's eager attention on eight tokens; refused where they differ."""
-    trace, own = attended(model, probe(model.view), stage(progress, 0, 50))
-    return certificate.certify(trace, own, stage(progress, 50, 100))
+    trace, eager_weights = trace_eager(model, probe_ids(model.view), progress_stage(progress, 0, 50))
+    return certificate.certify(trace, eager_weights, progress_stage(progress, 50, 100))
 
 
 @torch.no_grad()
-def attended(model: Pretrained, ids: Tensor, progress: Progress | None = None) -> tuple[Trace, list[Tensor]]:
+def trace_eager(model: Pretrained, ids: Tensor, progress: Progress | None = None) -> tuple[Trace, list[Tensor]]:
     """One run of the model's eager implementation: its points, and its own weights (h, n, n) of every layer on them."""
-    original, own, tell = model.network.config._attn_implementation, [], stage(progress, 0, 100)
+    original_implementation, eager_weights, report_progress = (
+        model.network.config._attn_implementation,
+        [],
+        progress_stage(progress, 0, 100),
+    )
 
-    def keep_weights(module: Any, args: Any, out: Any) -> None:
-        own.append(out[1][0].to(model.device))
-        tell(len(own), model.view.layers)
+    def record_weights(module: Any, args: Any, out: Any) -> None:
+        eager_weights.append(out[1][0].to(model.device))
+        report_progress(len(eager_weights), model.view.layers)
 
-    keep = [attn.register_forward_hook(keep_weights) for attn in model.description.attentions]
+    handles = [attn.register_forward_hook(record_weights) for attn in model.description.attention_modules]
     model.network.set_attn_implementation("eager")
     try:
         trace = model.trace(ids)
     finally:
-        model.network.set_attn_implementation(original)
-        for handle in keep:
+        model.network.set_attn_implementation(original_implementation)
+        for handle in handles:
             handle.remove()
-    return trace, own
+    return trace, eager_weights

@@ -12,7 +12,7 @@ from rheoscope.shapes import RheoscopeError
 
 
 @torch.no_grad()
-def fitted(source: str | Path, network: Any, info: dict[str, Any]) -> tuple[Any, tuple[str, ...]]:
+def match_weights(source: str | Path, network: Any, loading_info: dict[str, Any]) -> tuple[Any, tuple[str, ...]]:
     """The network that was loaded, and the names of weights that it is read without.
 
     Refused by name are weights that the stream needs and that are missing or of another shape, those of a layer that the
@@ -20,69 +20,75 @@ def fitted(source: str | Path, network: Any, info: dict[str, Any]) -> tuple[Any,
     Named and left out is the rest: a pooler or a classifier that is missing, a head or an adapter that nothing reads.
     An encoder whose language-model head is missing becomes the bare encoder.
     """
-    shapes = {name: f"{name} {tuple(there)} for {tuple(asked)}" for name, there, asked in info["mismatched_keys"]}
-    missing, extra = sorted(set(info["missing_keys"]) - set(shapes)), sorted(info["unexpected_keys"])
-    beside = _beside(network, extra)
-    encoder = family_of(network.config).describe(network).encoder
-    needed = _needed(network, encoder, [*missing, *shapes, *beside.values()])
-    _refuse(source, "missing", [name for name in missing if name in needed])
-    _refuse(source, "of another shape", [shapes[name] for name in sorted(shapes) if name in needed])
-    _refuse(source, "of a further layer", _further(extra, network.config.num_hidden_layers))
-    _refuse(source, "without a place", [name for name in extra if beside.get(name) in needed])
-    lost = [*missing, *shapes]
-    _silence(network, lost)
-    return _read(network, encoder, lost), tuple(sorted([*lost, *extra]))
+    mismatches = {
+        name: f"{name} {tuple(file_shape)} for {tuple(config_shape)}"
+        for name, file_shape, config_shape in loading_info["mismatched_keys"]
+    }
+    missing, surplus = (
+        sorted(set(loading_info["missing_keys"]) - set(mismatches)),
+        sorted(loading_info["unexpected_keys"]),
+    )
+    siblings = _sibling_weights(network, surplus)
+    is_encoder = family_of(network.config).describe(network).is_encoder
+    needed = _needed_weights(network, is_encoder, [*missing, *mismatches, *siblings.values()])
+    _refuse_names(source, "missing", [name for name in missing if name in needed])
+    _refuse_names(source, "of another shape", [mismatches[name] for name in sorted(mismatches) if name in needed])
+    _refuse_names(source, "of a further layer", _surplus_layer_weights(surplus, network.config.num_hidden_layers))
+    _refuse_names(source, "without a place", [name for name in surplus if siblings.get(name) in needed])
+    unloaded_names = [*missing, *mismatches]
+    _zero_weights(network, unloaded_names)
+    return _usable_network(network, is_encoder, unloaded_names), tuple(sorted([*unloaded_names, *surplus]))
 
 
-def _refuse(source: str | Path, what: str, names: list[str]) -> None:
+def _refuse_names(source: str | Path, problem: str, names: list[str]) -> None:
     if names:
-        more = ", …" if len(names) > 3 else ""
+        ellipsis = ", …" if len(names) > 3 else ""
         raise RheoscopeError(
-            f"the weights of {source} do not fit its config ({what}: {', '.join(names[:3])}{more}); get both again"
+            f"the weights of {source} do not fit its config ({problem}: {', '.join(names[:3])}{ellipsis}); get both again"
         )
 
 
-def _further(extra: Iterable[str], depth: int) -> list[str]:
-    layers = [(name, re.search(r"\b(?:h|layers?)\.(\d+)\.", name)) for name in extra]
-    return [name for name, at in layers if at and int(at[1]) >= depth]
+def _surplus_layer_weights(surplus: Iterable[str], n_layers: int) -> list[str]:
+    matches = [(name, re.search(r"\b(?:h|layers?)\.(\d+)\.", name)) for name in surplus]
+    return [name for name, match in matches if match and int(match[1]) >= n_layers]
 
 
-def _beside(network: Any, extra: Iterable[str]) -> dict[str, str]:
+def _sibling_weights(network: Any, surplus: Iterable[str]) -> dict[str, str]:
     """For weights of the file whose module is there, but not they: a weight that this module does have."""
     modules = dict(network.named_modules())
-    parents = {name: name.rpartition(".")[0] for name in extra}
-    own = {
+    parents = {name: name.rpartition(".")[0] for name in surplus}
+    leaves = {
         name: next((leaf for leaf, _ in modules[parent].named_parameters(recurse=False)), None)
         for name, parent in parents.items()
         if parent in modules
     }
-    return {name: f"{parents[name]}.{leaf}" for name, leaf in own.items() if leaf is not None}
+    return {name: f"{parents[name]}.{leaf}" for name, leaf in leaves.items() if leaf is not None}
 
 
-def _needed(network: Any, encoder: bool, names: list[str]) -> set[str]:
+def _needed_weights(network: Any, is_encoder: bool, names: list[str]) -> set[str]:
     """Those that the last point of the stream depends on, or the logits of a decoder: asked of autograd, on one token."""
-    held = dict(network.named_parameters(remove_duplicate=False))
-    known = [name for name in names if name in held and held[name].requires_grad]
-    if known:
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    candidates = [name for name in names if name in parameters and parameters[name].requires_grad]
+    if candidates:
         with torch.enable_grad():
             ids = torch.tensor([[network.get_input_embeddings().num_embeddings - 1]])
-            last = network.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            head = None if encoder else network.get_output_embeddings()
-            seen = last if head is None else head(last)
-            found = torch.autograd.grad(seen.sum(), [held[name] for name in known], allow_unused=True)
-        unused = {name for name, gradient in zip(known, found, strict=True) if gradient is None}
-    return set(names) - unused if known else set(names)
+            hidden = network.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            unembedding = None if is_encoder else network.get_output_embeddings()
+            output = hidden if unembedding is None else unembedding(hidden)
+            gradients = torch.autograd.grad(output.sum(), [parameters[name] for name in candidates], allow_unused=True)
+        unused = {name for name, gradient in zip(candidates, gradients, strict=True) if gradient is None}
+    return set(names) - unused if candidates else set(names)
 
 
-def _silence(network: Any, lost: Iterable[str]) -> None:
+def _zero_weights(network: Any, unloaded_names: Iterable[str]) -> None:
     """Zeros for what was drawn at random in the place of lost weights: one checkpoint has one fingerprint."""
-    held = dict(network.named_parameters(remove_duplicate=False))
-    for name in lost:
-        held[name].zero_()
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    for name in unloaded_names:
+        parameters[name].zero_()
 
 
-def _read(network: Any, encoder: bool, lost: Iterable[str]) -> Any:
+def _usable_network(network: Any, is_encoder: bool, unloaded_names: Iterable[str]) -> Any:
     """The bare encoder where weights of its language-model head are lost: it would say logits that nobody trained."""
-    prefix, head = f"{network.base_model_prefix}.", network.get_output_embeddings()
-    bare = encoder and head is not None and any(not name.startswith(prefix) for name in lost)
-    return network.base_model if bare else network
+    prefix, unembedding = f"{network.base_model_prefix}.", network.get_output_embeddings()
+    drop_head = is_encoder and unembedding is not None and any(not name.startswith(prefix) for name in unloaded_names)
+    return network.base_model if drop_head else network

@@ -21,28 +21,34 @@ FAMILIES: dict[str, ModuleType] = {
     "roberta": bert,
 }
 
-RELEVANT = re.compile(
+ATTENTION_FIELD = re.compile(
     r"attn|attention|head|rope|rotary|window|softcap|qk_|norm|scal|alibi|position|sink|layer_types|clip"
 )
 """Names of config fields that may change what attention computes."""
-HARMLESS = frozenset(
+HARMLESS_FIELDS = frozenset(
     {"_attn_implementation", "_attn_implementation_internal", "hidden_act", "num_labels", "pruned_heads"}
 )
 
 
 def family_of(config: Any) -> ModuleType:
     """The family of a model type; an unknown type, or a field that its family does not know, is refused by name."""
-    kind = getattr(config, "model_type", "")
-    if kind not in FAMILIES:
+    model_type = getattr(config, "model_type", "")
+    if model_type not in FAMILIES:
         raise RheoscopeError(
-            f"unknown model type {kind!r}; described are {', '.join(FAMILIES)}: see docs/how-to/add_a_family.md for another"
+            f"unknown model type {model_type!r}; described are {', '.join(FAMILIES)}: see docs/how-to/add_a_family.md for another"
         )
-    family = FAMILIES[kind]
+    family = FAMILIES[model_type]
     for name, value in config.to_diff_dict().items():
-        if value is None or value is False or name in family.KNOWN or name in HARMLESS or not RELEVANT.search(name):
+        if (
+            value is None
+            or value is False
+            or name in family.KNOWN_FIELDS
+            or name in HARMLESS_FIELDS
+            or not ATTENTION_FIELD.search(name)
+        ):
             continue
         raise RheoscopeError(
-            f"the config has {name}={value!r}, which the description of {kind!r} does not know and which may change "
+            f"the config has {name}={value!r}, which the description of {model_type!r} does not know and which may change "
             f"attention; remove the field, or teach src/rheoscope/pretrained/family/{family.__name__.rsplit('.', 1)[-1]}.py about it"
         )
     return family

@@ -8,18 +8,20 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.pretrained.head_edits import editing
-from rheoscope.running.runner import Running
+from rheoscope.pretrained.head_edits import apply_edits
+from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Edits
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Pretrained(Running):
+class Pretrained(RunnableModel):
     """A Hugging Face model, its tokenizer, its description and its View. `rheoscope.load` makes one."""
 
-    def call(self, ids: Int[Tensor, "b n"], real: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n vocabulary"]:
-        logits = getattr(self.network(**_inputs(ids, real)), "logits", None)
+    def forward_logits(
+        self, ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None
+    ) -> Float[Tensor, "b n vocabulary"]:
+        logits = getattr(self.network(**_network_inputs(ids, is_token)), "logits", None)
         if logits is None or logits.shape[-1] != len(self.view.embed):
             raise RheoscopeError(
                 f"{type(self.network).__name__} has no unembedding, so there are no logits; "
@@ -27,28 +29,28 @@ class Pretrained(Running):
             )
         return logits
 
-    def pass_through(self, ids: Int[Tensor, "b n"], real: Bool[Tensor, "b n"] | None) -> None:
-        self.network.base_model(**_inputs(ids, real))
+    def forward_points(self, ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None) -> None:
+        self.network.base_model(**_network_inputs(ids, is_token))
 
-    def editing(self, edit: Edits) -> AbstractContextManager[None]:
+    def edit_heads(self, edit: Edits) -> AbstractContextManager[None]:
         if edit and len({weight.device for weight in self.network.parameters()}) > 1:
             raise RheoscopeError("heads are edited on one device, and this model is on several; type device='cpu'")
-        return editing(self.network, self.description, edit)
+        return apply_edits(self.network, self.description, edit)
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer(text)["input_ids"]
 
-    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        asked = {"return_attention_mask": False, "return_token_type_ids": False}  # half of its time
-        return self.tokenizer(list(texts), **asked)["input_ids"] if texts else []
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        tokenizer_options = {"return_attention_mask": False, "return_token_type_ids": False}  # half of its time
+        return self.tokenizer(list(texts), **tokenizer_options)["input_ids"] if texts else []
 
-    def decode(self, token: int) -> str:
-        return self.tokenizer.decode([token])
+    def decode(self, token_id: int) -> str:
+        return self.tokenizer.decode([token_id])
 
-    def piece(self, token: int) -> str:
-        return self.tokenizer.convert_ids_to_tokens(token) or ""
+    def vocabulary_entry(self, token_id: int) -> str:
+        return self.tokenizer.convert_ids_to_tokens(token_id) or ""
 
 
-def _inputs(ids: Int[Tensor, "b n"], real: Bool[Tensor, "b n"] | None) -> dict[str, Any]:
-    given = {"input_ids": ids, "use_cache": False}
-    return given if real is None else given | {"attention_mask": real.long()}
+def _network_inputs(ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None) -> dict[str, Any]:
+    inputs = {"input_ids": ids, "use_cache": False}
+    return inputs if is_token is None else inputs | {"attention_mask": is_token.long()}

@@ -3,74 +3,87 @@
 import sys
 from pathlib import Path
 
-from rheoscope.catalogue import TABLE, analysis
+from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.files import write_file
 from rheoscope.space.analysis import Analysis
 
-MARKS = "<!-- analyses -->", "<!-- /analyses -->"
+LIST_MARKERS = "<!-- analyses -->", "<!-- /analyses -->"
 """Between them stands the list in the README."""
-NEEDS = {"view": "weights alone", "trace": "one text", "model": "runs the model again"}
+NEEDS_TEXT = {"view": "weights alone", "trace": "one text", "model": "runs the model again"}
 
 
-def as_list() -> str:
+def catalogue_table() -> str:
     """Every analysis with its question, as rows of a Markdown table.
 
-    >>> as_list().splitlines()[2].startswith("| `frames` |")
+    >>> catalogue_table().splitlines()[2].startswith("| `frames` |")
     True
     """
-    rows = [f"| `{one.name}` | {one.question} | {NEEDS[one.needs]} |" for one in map(analysis, TABLE)]
+    rows = [
+        f"| `{spec.name}` | {spec.question} | {NEEDS_TEXT[spec.needs]} |"
+        for spec in map(analysis_by_name, ANALYSIS_MODULES)
+    ]
     return "\n".join(["| analysis | what it asks | needs |", "|---|---|---|", *rows])
 
 
-def as_page() -> str:
+def catalogue_page() -> str:
     """Every analysis with its call, its command and its fields, in Markdown."""
-    return "\n\n".join([as_list(), *(_section(one) for one in map(analysis, TABLE))])
+    return "\n\n".join(
+        [catalogue_table(), *(_analysis_section(spec) for spec in map(analysis_by_name, ANALYSIS_MODULES))]
+    )
 
 
-def _section(one: Analysis) -> str:
-    call = f"rs.{one.name}({', '.join('model.view' if name == 'view' else name for name in one.subjects)})"
-    text = "" if one.needs == "view" else ' "The keys to the cabinet are"'
+def _analysis_section(spec: Analysis) -> str:
+    call = f"rs.{spec.name}({', '.join('model.view' if name == 'view' else name for name in spec.subjects)})"
+    text_argument = "" if spec.needs == "view" else ' "The keys to the cabinet are"'
     settings = ", ".join(
-        f"`{name}={setting.default!r}`" for name, setting in one.settings.items() if _plain(setting.default)
+        f"`{name}={setting.default!r}`"
+        for name, setting in spec.settings.items()
+        if _is_simple_default(setting.default)
     )
     rows = [
-        f"| `{name}` | {', '.join(field.dims) or 'one number'} | {_cell(field.definition)}{f' ({field.unit})' if field.unit else ''} |"
-        for name, field in one.fields.items()
+        f"| `{name}` | {', '.join(field.dims) or 'one number'} | "
+        f"{_escape_cell(field.definition)}{f' ({field.unit})' if field.unit else ''} |"
+        for name, field in spec.fields.items()
     ]
-    return "\n".join([
-        f"## {one.name}",
-        "",
-        f"{one.question} Needs {NEEDS[one.needs]}: `{call}`, or `rheoscope analyse {one.name}{text}`.",
-        "",
-        *([f"Settings: {settings}.", ""] if settings else []),
-        "| field | axes | definition |",
-        "|---|---|---|",
-        *rows,
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"## {spec.name}",
+            "",
+            f"{spec.question} Needs {NEEDS_TEXT[spec.needs]}: `{call}`, or `rheoscope analyse {spec.name}{text_argument}`.",
+            "",
+            *([f"Settings: {settings}.", ""] if settings else []),
+            "| field | axes | definition |",
+            "|---|---|---|",
+            *rows,
+        ]
+    )
 
 
-def _plain(default: object) -> bool:
+def _is_simple_default(default: object) -> bool:
     return isinstance(default, int | float | str | tuple)
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("$", "\\$")
 
 
-def with_list(text: str) -> str:
+def insert_catalogue_table(text: str) -> str:
     """A page whose list between the marks is that of the catalogue.
 
-    >>> with_list("a <!-- analyses --> old <!-- /analyses --> b").count("| `readout` |")
+    >>> insert_catalogue_table("a <!-- analyses --> old <!-- /analyses --> b").count("| `readout` |")
     1
     """
-    (before, rest), (begin, end) = text.split(MARKS[0], 1), MARKS
-    return f"{before}{begin}\n{as_list()}\n{end}{rest.split(end, 1)[1]}"
+    (before, remainder), (start_marker, end_marker) = text.split(LIST_MARKERS[0], 1), LIST_MARKERS
+    return f"{before}{start_marker}\n{catalogue_table()}\n{end_marker}{remainder.split(end_marker, 1)[1]}"
 
 
 if __name__ == "__main__":
-    page = Path(sys.argv[1])
+    page_path = Path(sys.argv[1])
     print(
         write_file(
-            page, lambda temporary: temporary.write_text(with_list(page.read_text(encoding="utf-8")), encoding="utf-8")
+            page_path,
+            lambda temporary: temporary.write_text(
+                insert_catalogue_table(page_path.read_text(encoding="utf-8")), encoding="utf-8"
+            ),
         )
     )

@@ -1,28 +1,30 @@
 """Two texts layer by layer: every number of the table as curves, one text beside the other."""
 
 from rheoscope.picture.picture import Axis, Line, Panel, Picture
-from rheoscope.report.layer_table import columns
-from rheoscope.space.results import Answers
+from rheoscope.report.layer_table import available_columns
+from rheoscope.space.results import Results
 
 CAPTION = (
     "Every number of the table over depth, a colour a text; dashed in its colour where it has a null. Texts of different length differ in "
     "numbers that count tokens: compare those with their nulls."
 )
-COLOURS = {"text 1": "first", "text 2": "second"}
+TEXT_COLOURS = {"text 1": "first", "text 2": "second"}
 
 
-def picture(first: Answers, second: Answers) -> Picture:
+def picture(first_results: Results, second_results: Results) -> Picture:
     """A panel for every number that both texts have."""
-    both = [column for column in columns(first.found) if column.analysis in second.found]
-    layers = tuple(f"L{layer}" for layer in range(first.view.layers))
+    shared_columns = [
+        column for column in available_columns(first_results.datasets) if column.analysis in second_results.datasets
+    ]
+    layers = tuple(f"L{layer}" for layer in range(first_results.view.layers))
     panels = []
-    for column in both:
+    for column in shared_columns:
         lines = []
-        for (name, colour), told in zip(COLOURS.items(), (first, second), strict=True):
-            dataset, at = told.found[column.analysis], range(len(layers))
+        for (name, colour), results in zip(TEXT_COLOURS.items(), (first_results, second_results), strict=True):
+            dataset, x = results.datasets[column.analysis], range(len(layers))
             if column.null is not None:
-                null = [column.null(dataset, layer) for layer in at]
-                lines.append(Line(f"{name}, null", at, null, colour, "dashed"))
-            lines.append(Line(name, at, [column.value(dataset, layer) for layer in at], colour))
+                null = [column.null(dataset, layer) for layer in x]
+                lines.append(Line(f"{name}, null", x, null, colour, "dashed"))
+            lines.append(Line(name, x, [column.value(dataset, layer) for layer in x], colour))
         panels.append(Panel(column.title, column.definition, tuple(lines), Axis("", layers)))
     return Picture("Layer by layer, both texts", CAPTION, tuple(panels))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-READABLE = {
+ASCII_FALLBACKS = {
     "κ": "k", "Λ": "L", "λ": "l", "η": "n", "π": "pi", "Σ": "sum", "√": "sqrt", "‖": "|", "ᵀ": "T", "⁻": "-", "¹": "1", "²": "2",
     "³": "3", "₀": "0", "₁": "1", "₂": "2", "·": ".", "•": "*", "…": "...", "→": "->", "−": "-", "–": "-", "—": "-", "×": "x",
     "±": "+-", "≤": "<=", "≥": ">=", "≈": "~", "∞": "inf", "°": " deg", "↵": "$", "⇥": ">", "⟨": "<", "⟩": ">", "◌": "",
@@ -17,29 +17,29 @@ READABLE = {
 """Signs of ours, by what stands for them on a console that has no such sign."""
 
 
-def replaced(sign: str) -> str:
+def ascii_fallback(character: str) -> str:
     """What stands for a sign: a readable one of ours, or its number.
 
-    >>> replaced("κ"), replaced("中")
+    >>> ascii_fallback("κ"), ascii_fallback("中")
     ('k', '\\\\u4e2d')
     """
-    return READABLE.get(sign) or sign.encode("ascii", "backslashreplace").decode()
+    return ASCII_FALLBACKS.get(character) or character.encode("ascii", "backslashreplace").decode()
 
 
-def _readable(error: UnicodeError) -> tuple[str, int]:
+def _unencodable_handler(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
-    return "".join(map(replaced, error.object[error.start : error.end])), error.end
+    return "".join(map(ascii_fallback, error.object[error.start : error.end])), error.end
 
 
-codecs.register_error("readable", _readable)
+codecs.register_error("readable", _unencodable_handler)
 
 
-def show_anyhow(*streams: TextIO | Any) -> None:
+def replace_unencodable(*streams: TextIO | Any) -> None:
     """From now on these streams write what they have no sign for as `replaced` says, instead of failing.
 
     >>> import io
     >>> old = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    >>> show_anyhow(old)
+    >>> replace_unencodable(old)
     >>> _ = old.write("κ ≥ 中"), old.flush()
     >>> old.buffer.getvalue()
     b'k >= \\\\u4e2d'
@@ -58,9 +58,9 @@ def console(stderr: bool = False) -> "Console":
     """
     from rich.console import Console
 
-    class Outliving(Console):
+    class PipeSafeConsole(Console):
         def on_broken_pipe(self) -> None:
             self.quiet = True
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-    return Outliving(stderr=stderr, highlight=False, markup=False, emoji=False)
+    return PipeSafeConsole(stderr=stderr, highlight=False, markup=False, emoji=False)

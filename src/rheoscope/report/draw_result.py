@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from rheoscope.catalogue import TABLE
+from rheoscope.catalogue import ANALYSIS_MODULES
 from rheoscope.picture import field_panels
 from rheoscope.picture.picture import Picture
-from rheoscope.picture.token_labels import Words
-from rheoscope.report.draw.paper import on_paper
+from rheoscope.picture.token_labels import TokenLabels
+from rheoscope.report.draw.paper import to_figure
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def plot(dataset: "xarray.Dataset", words: Words | None = None, types: "xarray.Dataset | None" = None) -> "Figure":
+def plot(
+    dataset: "xarray.Dataset", token_strings: TokenLabels | None = None, types: "xarray.Dataset | None" = None
+) -> "Figure":
     """What an analysis found, as a matplotlib Figure for papers: `rs.plot(rs.transport(trace)).savefig("transport.pdf")`.
 
-    **Takes** the Dataset of any analysis of `rs.analyses()`, or of an experiment of `rs.dynamics`. `words=model.words` puts
+    **Takes** the Dataset of any analysis of `rs.analyses()`, or of an experiment of `rs.dynamics`. `token_strings=model.token_strings` puts
     texts in the place of token ids; `types=rs.head_types(model)` marks on maps of heads what kind each head is.
 
     **Relation** `show` draws the same for notebooks, `table` has its numbers, `save_report` draws all of a text on one page.
@@ -34,11 +36,13 @@ def plot(dataset: "xarray.Dataset", words: Words | None = None, types: "xarray.D
     >>> len(figure.axes)
     4
     """
-    own = _from_file(dataset, "figure")  # drawn with matplotlib itself
-    return on_paper(picture_of(dataset, words, types)) if own is None else own(dataset)
+    draw_figure = _plot_function(dataset, "figure")  # drawn with matplotlib itself
+    return to_figure(picture_of(dataset, token_strings, types)) if draw_figure is None else draw_figure(dataset)
 
 
-def picture_of(dataset: "xarray.Dataset", words: Words | None = None, types: "xarray.Dataset | None" = None) -> Picture:
+def picture_of(
+    dataset: "xarray.Dataset", token_strings: TokenLabels | None = None, types: "xarray.Dataset | None" = None
+) -> Picture:
     """What an analysis found as panels of lines, maps and words, which any hand can draw.
 
     A picture without token ids needs no `words`, one without a map of heads no `types`.
@@ -47,15 +51,17 @@ def picture_of(dataset: "xarray.Dataset", words: Words | None = None, types: "xa
     >>> picture_of(rs.transport(rs.load().trace("The keys to the cabinet are"))).title
     'Must tokens stay themselves?'
     """
-    several = "left_out" in getattr(
+    is_over_texts = "left_out" in getattr(
         dataset, "attrs", {}
     )  # means over texts, as rs.over_texts gives them, lack some fields
-    draw: Callable[..., Picture] = _from_file(dataset, "over_texts" if several else "picture") or field_panels.picture
-    takes, given = signature(draw).parameters, {"words": words, "types": types}
-    return draw(dataset, **{name: value for name, value in given.items() if name in takes})
+    draw_picture: Callable[..., Picture] = (
+        _plot_function(dataset, "over_texts" if is_over_texts else "picture") or field_panels.picture
+    )
+    accepted, options = signature(draw_picture).parameters, {"token_strings": token_strings, "types": types}
+    return draw_picture(dataset, **{name: value for name, value in options.items() if name in accepted})
 
 
-def _from_file(dataset: "xarray.Dataset", function: str) -> Callable[..., Any] | None:
+def _plot_function(dataset: "xarray.Dataset", function_name: str) -> Callable[..., Any] | None:
     """A function of the analysis's `picture.py`, or of the file in `pictures/` that has the result's name, or none."""
     name = str(getattr(dataset, "attrs", {}).get("analysis", ""))
     if not name.isidentifier():
@@ -63,6 +69,6 @@ def _from_file(dataset: "xarray.Dataset", function: str) -> Callable[..., Any] |
             "a picture is drawn of the Dataset of an analysis, as rs.trajectory, rs.agreement or rs.composition gives it, got "
             f"{type(dataset).__name__}; type rs.plot(rs.trajectory(trace))"
         )
-    folder = TABLE[name].rpartition(".")[0] if name in TABLE else ""
-    home = f"{folder}.picture" if folder else f"rheoscope.report.pictures.{name}"
-    return getattr(import_module(home), function, None) if find_spec(home) else None
+    folder = ANALYSIS_MODULES[name].rpartition(".")[0] if name in ANALYSIS_MODULES else ""
+    module_name = f"{folder}.picture" if folder else f"rheoscope.report.pictures.{name}"
+    return getattr(import_module(module_name), function_name, None) if find_spec(module_name) else None

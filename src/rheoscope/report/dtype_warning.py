@@ -9,40 +9,40 @@ import torch
 from rheoscope.report.console import console
 
 if TYPE_CHECKING:
-    from rheoscope.running.runner import Running
+    from rheoscope.running.runner import RunnableModel
 
-SIZE, TIMES, FAR = 128, 3, 4.0
+MATRIX_SIZE, REPEATS, SLOW_RATIO = 128, 3, 4.0
 """Rows of the matrices that are multiplied, how often, and how many times as long as in float32 is worth a line."""
 
 
-def tell_if_slow(model: "Running") -> None:
+def warn_if_slow(model: "RunnableModel") -> None:
     """Say once on stderr how many times as long a product takes, where it is many."""
     dtype = model.view.dtype
     if model.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
-        _tell(dtype)
+        _warn_once(dtype)
 
 
 @cache
-def _tell(dtype: torch.dtype) -> None:
-    times = slowness(dtype)
-    if times > FAR:
+def _warn_once(dtype: torch.dtype) -> None:
+    slowdown = dtype_slowdown(dtype)
+    if slowdown > SLOW_RATIO:
         name = str(dtype).removeprefix("torch.")
         console(stderr=True).print(
-            f"on this CPU a matrix product in {name} takes {times:.0f} times as long as in float32; type --dtype float32",
+            f"on this CPU a matrix product in {name} takes {slowdown:.0f} times as long as in float32; type --dtype float32",
             soft_wrap=True,
         )
 
 
-def slowness(dtype: torch.dtype) -> float:
+def dtype_slowdown(dtype: torch.dtype) -> float:
     """How many times as long a product takes as in float32, the best of a few of each."""
-    best = {}
-    for one in (torch.float32, dtype):
-        A = torch.ones(SIZE, SIZE, dtype=one)
+    best_time = {}
+    for timed_dtype in (torch.float32, dtype):
+        A = torch.ones(MATRIX_SIZE, MATRIX_SIZE, dtype=timed_dtype)
         A @ A
-        took = []
-        for _ in range(TIMES):
-            began = time.perf_counter()
+        durations = []
+        for _ in range(REPEATS):
+            start = time.perf_counter()
             A @ A
-            took.append(time.perf_counter() - began)
-        best[one] = min(took)
-    return best[dtype] / best[torch.float32]
+            durations.append(time.perf_counter() - start)
+        best_time[timed_dtype] = min(durations)
+    return best_time[dtype] / best_time[torch.float32]

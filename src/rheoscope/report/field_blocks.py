@@ -4,129 +4,145 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.catalogue import analysis
-from rheoscope.messages.numbers import short
+from rheoscope.catalogue import analysis_by_name
+from rheoscope.messages.numbers import format_number
 from rheoscope.picture.blocks import Block, Cell, Lines, Table
-from rheoscope.space.results import Answers
+from rheoscope.space.results import Results
 
 if TYPE_CHECKING:
     import xarray
 
-WIDEST = 8
+MAX_COLUMNS = 8
 """Numbers side by side in one table."""
-OF_TEXTS = ("_low", "_high", "_z", "_q_value")
-LONGEST = 64
+OVER_TEXTS_SUFFIXES = ("_low", "_high", "_z", "_q_value")
+MAX_ROWS = 64
 """Rows of a table; the files have all."""
 
 
-def blocks(answers: Answers, key: str) -> list[Block]:
+def blocks(results: Results, key: str) -> list[Block]:
     """A table for every axis that numbers run along and for every two (medians over heads), single numbers as lines, the rest by name."""
-    dataset = answers.found[key]
-    told = _told(dataset)
-    along = [table for axis in map(str, dataset.dims) for table in _tables(key, dataset, axis, told)]
-    crossed = [_crossed(key, dataset, name) for name in told if _crosses(dataset[name])]
-    return [*along, *crossed, *_lines(key, dataset, [name for name in told if not _in_a_table(dataset[name])])]
+    dataset = results.datasets[key]
+    names = _main_fields(dataset)
+    axis_tables = [table for axis in map(str, dataset.dims) for table in _axis_tables(key, dataset, axis, names)]
+    cross_tables = [_cross_table(key, dataset, name) for name in names if _fits_cross_table(dataset[name])]
+    return [
+        *axis_tables,
+        *cross_tables,
+        *_other_lines(key, dataset, [name for name in names if not _fits_table(dataset[name])]),
+    ]
 
 
-def brief(answers: Answers, key: str) -> list[Block]:
+def brief_blocks(results: Results, key: str) -> list[Block]:
     """The numbers that stand for all heads and all texts, single ones as lines."""
-    dataset = answers.found[key]
-    told = _told(dataset)
-    single = [name for name in told if not dataset[name].dims]
-    return [*_tables(key, dataset, "measure", told), *_lines(key, dataset, single)]
+    dataset = results.datasets[key]
+    names = _main_fields(dataset)
+    scalars = [name for name in names if not dataset[name].dims]
+    return [*_axis_tables(key, dataset, "measure", names), *_other_lines(key, dataset, scalars)]
 
 
-def _told(dataset: "xarray.Dataset") -> list[str]:
+def _main_fields(dataset: "xarray.Dataset") -> list[str]:
     """The fields that are told each by itself."""
-    hidden = _beside(dataset) | _spreads(dataset) | _empty_ends(dataset) | _of_texts(dataset)
+    hidden = _inline_nulls(dataset) | _null_sds(dataset) | _empty_intervals(dataset) | _over_texts_fields(dataset)
     return [name for name in map(str, dataset.data_vars) if name not in hidden]
 
 
-def _tables(key: str, dataset: "xarray.Dataset", axis: str, told: list[str]) -> list[Block]:
+def _axis_tables(key: str, dataset: "xarray.Dataset", axis: str, names: list[str]) -> list[Block]:
     """What runs along an axis, a few numbers side by side."""
-    along = [name for name in told if _runs_along(dataset[name], axis)]
-    return [_table(key, dataset, axis, along[at : at + WIDEST]) for at in range(0, len(along), WIDEST)]
+    fields_along = [name for name in names if _runs_along(dataset[name], axis)]
+    return [
+        _axis_table(key, dataset, axis, fields_along[start : start + MAX_COLUMNS])
+        for start in range(0, len(fields_along), MAX_COLUMNS)
+    ]
 
 
-def _lines(key: str, dataset: "xarray.Dataset", names: list[str]) -> list[Block]:
-    lines = [_line(dataset, name) for name in names]
+def _other_lines(key: str, dataset: "xarray.Dataset", names: list[str]) -> list[Block]:
+    lines = [_field_line(dataset, name) for name in names]
     return [Lines(f"{key}, other numbers", lines)] if lines else []
 
 
-def _of_texts(dataset: "xarray.Dataset") -> set[str]:
+def _over_texts_fields(dataset: "xarray.Dataset") -> set[str]:
     """What `over_texts` put beside a field of its own accord, its interval and its distance from chance: the files have them."""
     if "bootstrap" not in dataset.attrs:
         return set()
-    declared = analysis(dataset.attrs["analysis"]).fields
+    declared = analysis_by_name(dataset.attrs["analysis"]).fields
     names = [str(name) for name in dataset.data_vars if name not in declared]
-    return {name for name in names for end in OF_TEXTS if name.endswith(end) and name.removesuffix(end) in declared}
+    return {
+        name
+        for name in names
+        for suffix in OVER_TEXTS_SUFFIXES
+        if name.endswith(suffix) and name.removesuffix(suffix) in declared
+    }
 
 
-def _beside(dataset: "xarray.Dataset") -> set[str]:
+def _inline_nulls(dataset: "xarray.Dataset") -> set[str]:
     """Nulls that stand small beside what they are of."""
-    fields = [field for field in dataset.data_vars.values() if _in_a_table(field)]
+    fields = [field for field in dataset.data_vars.values() if _fits_table(field)]
     nulls = {str(field.attrs.get("null", "")): field.dims for field in fields}
     return {null for null, dims in nulls.items() if null in dataset and dataset[null].dims == dims}
 
 
-def _spreads(dataset: "xarray.Dataset") -> set[str]:
+def _null_sds(dataset: "xarray.Dataset") -> set[str]:
     """Standard deviations of nulls: the files have them."""
     return {str(field.attrs.get("null_sd", "")) for field in dataset.data_vars.values()}
 
 
-def _empty_ends(dataset: "xarray.Dataset") -> set[str]:
+def _empty_intervals(dataset: "xarray.Dataset") -> set[str]:
     """Ends of intervals that there are none of."""
-    ends = [str(name) for name in dataset.data_vars if str(name).endswith(("_low", "_high"))]
-    return {name for name in ends if dataset[name].dtype.kind == "f" and not np.isfinite(dataset[name].values).any()}
+    interval_fields = [str(name) for name in dataset.data_vars if str(name).endswith(("_low", "_high"))]
+    return {
+        name
+        for name in interval_fields
+        if dataset[name].dtype.kind == "f" and not np.isfinite(dataset[name].values).any()
+    }
 
 
-def _in_a_table(field: "xarray.DataArray") -> bool:
-    return any(_runs_along(field, str(axis)) for axis in field.dims) or _crosses(field)
+def _fits_table(field: "xarray.DataArray") -> bool:
+    return any(_runs_along(field, str(axis)) for axis in field.dims) or _fits_cross_table(field)
 
 
-def _crosses(field: "xarray.DataArray") -> bool:
+def _fits_cross_table(field: "xarray.DataArray") -> bool:
     """Whether it is one number for every two places of two axes, over heads in the median, few enough to print."""
-    sizes = sorted(field.sizes[axis] for axis in _axes(field))
-    told = field.dtype.kind == "f" and not {"token", "draw"} & set(field.dims)
-    return told and len(sizes) == 2 and sizes[0] <= WIDEST and sizes[1] <= LONGEST
+    sizes = sorted(field.sizes[axis] for axis in _table_axes(field))
+    is_printable = field.dtype.kind == "f" and not {"token", "draw"} & set(field.dims)
+    return is_printable and len(sizes) == 2 and sizes[0] <= MAX_COLUMNS and sizes[1] <= MAX_ROWS
 
 
-def _axes(field: "xarray.DataArray") -> list[str]:
+def _table_axes(field: "xarray.DataArray") -> list[str]:
     """All but heads, the axis of most places first."""
     return sorted((str(axis) for axis in field.dims if axis != "head"), key=lambda axis: -field.sizes[axis])
 
 
-def _crossed(key: str, dataset: "xarray.Dataset", name: str) -> Table:
+def _cross_table(key: str, dataset: "xarray.Dataset", name: str) -> Table:
     """One field, a row for every place of its longer axis."""
     field = dataset[name]
-    rows, columns = _axes(field)
+    row_axis, column_axis = _table_axes(field)
     null = str(field.attrs.get("null", ""))
-    values, by_chance = _over_heads(field, rows, columns), None
+    values, null_values = _median_over_heads(field, row_axis, column_axis), None
     if null in dataset and dataset[null].dims == field.dims:
-        by_chance = _over_heads(dataset[null], rows, columns)
-    said = str(field.attrs.get("definition", ""))
-    header = [Cell(rows), *(Cell(f"{columns} {place}", said) for place in dataset[columns].values)]
-    told = [
-        [Cell(str(place)), *(_beside_null(values, by_chance, at, j) for j in range(values.shape[1]))]
-        for at, place in enumerate(dataset[rows].values)
+        null_values = _median_over_heads(dataset[null], row_axis, column_axis)
+    definition = str(field.attrs.get("definition", ""))
+    header = [Cell(row_axis), *(Cell(f"{column_axis} {label}", definition) for label in dataset[column_axis].values)]
+    cell_rows = [
+        [Cell(str(label)), *(_cell_with_null(values, null_values, row_index, j) for j in range(values.shape[1]))]
+        for row_index, label in enumerate(dataset[row_axis].values)
     ]
-    median = ", median over heads" if "head" in field.dims else ""
+    median_note = ", median over heads" if "head" in field.dims else ""
     return Table(
-        f"{key}: {name} by {rows} and {columns}{median}",
+        f"{key}: {name} by {row_axis} and {column_axis}{median_note}",
         header,
-        told,
-        small="small: what chance gives" if by_chance is not None else "",
+        cell_rows,
+        small_caption="small: what chance gives" if null_values is not None else "",
     )
 
 
-def _over_heads(field: "xarray.DataArray", rows: str, columns: str) -> np.ndarray:
+def _median_over_heads(field: "xarray.DataArray", row_axis: str, column_axis: str) -> np.ndarray:
     field = field.median("head") if "head" in field.dims else field
-    return np.asarray(field.transpose(rows, columns).values, dtype=float)
+    return np.asarray(field.transpose(row_axis, column_axis).values, dtype=float)
 
 
-def _beside_null(values: np.ndarray, null: np.ndarray | None, row: int, column: int) -> Cell:
-    beside = "none" if null is None else short(float(null[row, column]))
-    return Cell(short(float(values[row, column])), small="" if beside == "none" else beside)
+def _cell_with_null(values: np.ndarray, null: np.ndarray | None, row: int, column: int) -> Cell:
+    null_text = "none" if null is None else format_number(float(null[row, column]))
+    return Cell(format_number(float(values[row, column])), small_text="" if null_text == "none" else null_text)
 
 
 def _runs_along(field: "xarray.DataArray", axis: str) -> bool:
@@ -134,40 +150,48 @@ def _runs_along(field: "xarray.DataArray", axis: str) -> bool:
     return axis != "draw" and (field.dims == (axis,) or (field.dims == (axis, "head") and field.dtype.kind in "fiub"))
 
 
-def _table(key: str, dataset: "xarray.Dataset", axis: str, names: list[str]) -> Table:
+def _axis_table(key: str, dataset: "xarray.Dataset", axis: str, names: list[str]) -> Table:
     header = [Cell(axis), *(Cell(name, str(dataset[name].attrs.get("definition", ""))) for name in names)]
-    places = [str(place) for place in dataset[axis].values][:LONGEST]
-    rows = [[Cell(place), *(_cell(dataset, name, at) for name in names)] for at, place in enumerate(places)]
-    median = ", median over heads" if any("head" in dataset[name].dims for name in names) else ""
-    cut = f"the first {LONGEST} of {dataset.sizes[axis]}; the files have all" if dataset.sizes[axis] > LONGEST else ""
-    return Table(f"{key} by {axis}{median}", header, rows, note=cut)
+    labels = [str(label) for label in dataset[axis].values][:MAX_ROWS]
+    rows = [[Cell(label), *(_field_cell(dataset, name, index) for name in names)] for index, label in enumerate(labels)]
+    median_note = ", median over heads" if any("head" in dataset[name].dims for name in names) else ""
+    truncation_note = (
+        f"the first {MAX_ROWS} of {dataset.sizes[axis]}; the files have all" if dataset.sizes[axis] > MAX_ROWS else ""
+    )
+    return Table(f"{key} by {axis}{median_note}", header, rows, note=truncation_note)
 
 
-def _cell(dataset: "xarray.Dataset", name: str, at: int) -> Cell:
+def _field_cell(dataset: "xarray.Dataset", name: str, index: int) -> Cell:
     field = dataset[name]
     null = str(field.attrs.get("null", ""))
-    beside = short(_number(dataset[null].values, at)) if null in dataset and dataset[null].dims == field.dims else ""
-    value = field.values[at]
-    text = str(value) if field.dtype.kind in "UO" else short(_number(field.values, at))
-    return Cell(text, small="" if beside == "none" else beside)
+    null_text = (
+        format_number(_median_at(dataset[null].values, index))
+        if null in dataset and dataset[null].dims == field.dims
+        else ""
+    )
+    value = field.values[index]
+    text = str(value) if field.dtype.kind in "UO" else format_number(_median_at(field.values, index))
+    return Cell(text, small_text="" if null_text == "none" else null_text)
 
 
-def _number(values: np.ndarray, at: int) -> float:
-    row = np.asarray(values[at], dtype=float)
+def _median_at(values: np.ndarray, index: int) -> float:
+    row = np.asarray(values[index], dtype=float)
     return float(np.median(row)) if row.ndim else float(row)
 
 
-def _line(dataset: "xarray.Dataset", name: str) -> str:
+def _field_line(dataset: "xarray.Dataset", name: str) -> str:
     field = dataset[name]
     unit = f" {field.attrs['unit']}" if field.attrs.get("unit") else ""
     if not field.dims:
         value = field.values.item()
-        ends = [short(float(dataset[f"{name}_{end}"])) for end in ("low", "high") if f"{name}_{end}" in dataset]
-        interval = f" ({' to '.join(ends)})" if ends else ""
-        return f"{name}: {short(float(value)) if isinstance(value, int | float) else value}{unit}{interval}"
-    axes = ", ".join(f"{axis} {size}" for axis, size in zip(field.dims, field.shape, strict=True))
+        interval_ends = [
+            format_number(float(dataset[f"{name}_{end}"])) for end in ("low", "high") if f"{name}_{end}" in dataset
+        ]
+        interval = f" ({' to '.join(interval_ends)})" if interval_ends else ""
+        return f"{name}: {format_number(float(value)) if isinstance(value, int | float) else value}{unit}{interval}"
+    axes_text = ", ".join(f"{axis} {size}" for axis, size in zip(field.dims, field.shape, strict=True))
     if field.dtype.kind not in "fiub" or not np.isfinite(np.asarray(field.values, dtype=float)).any():
-        return f"{name} ({axes})"
+        return f"{name} ({axes_text})"
     values = np.asarray(field.values, dtype=float)
-    low, middle, high = (short(float(of(values))) for of in (np.nanmin, np.nanmedian, np.nanmax))
-    return f"{name} ({axes}): from {low} to {high}, median {middle}{unit}"
+    low, middle, high = (format_number(float(reduce(values))) for reduce in (np.nanmin, np.nanmedian, np.nanmax))
+    return f"{name} ({axes_text}): from {low} to {high}, median {middle}{unit}"

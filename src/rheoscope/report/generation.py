@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rheoscope.models.checkpoint import CONFIG, opened
+from rheoscope.models.checkpoint import CONFIG, load_network
 from rheoscope.models.generate import check_prompt, check_sampling, stream, translate
 from rheoscope.models.sentence_pairs import END, START
 from rheoscope.models.text_files import END_OF_TEXT
 from rheoscope.models.transformer import Transformer, Translator
 from rheoscope.models.vocabulary import decode, encode
-from rheoscope.opening import DEFAULT
-from rheoscope.running.weight_files import usual_device
+from rheoscope.opening import DEFAULT_MODEL
+from rheoscope.running.weight_files import default_device
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-BEAM = 4
+BEAM_WIDTH = 4
 
 
-def show(
+def generate_text(
     prompt: str,
     model: Path | None = None,
-    tokens: int = 100,
+    max_tokens: int = 100,
     temperature: float = 0.8,
     top_k: int | None = 50,
     top_p: float | None = None,
@@ -35,94 +35,96 @@ def show(
     device: str | None = None,
 ) -> None:
     """What `rheoscope generate` does: the text and what the model makes follow it, written as it comes."""
-    directory = DEFAULT if model is None else model
-    check_ours(directory)
-    network, tokenizer = opened(directory, device or usual_device())
+    directory = DEFAULT_MODEL if model is None else model
+    check_rheoscope_model(directory)
+    network, tokenizer = load_network(directory, device or default_device())
     if tokenizer is None:
         raise RheoscopeError(f"{directory} holds no tokenizer.json; type a directory that rheoscope train made")
     if isinstance(network, Translator):
-        print(translated(network, tokenizer, prompt))
+        print(translate_text(network, tokenizer, prompt))
         return
     if network.config.form != "decoder":
         raise RheoscopeError(
             f"only a decoder continues a text, {directory} holds an {network.config.form}; "
             f'type rheoscope "…" --model {directory} to look at it'
         )
-    for piece in continued(network, tokenizer, prompt, tokens, temperature, top_k, top_p, seed):
-        sys.stdout.write(piece)
+    for chunk in continue_text(network, tokenizer, prompt, max_tokens, temperature, top_k, top_p, seed):
+        sys.stdout.write(chunk)
         sys.stdout.flush()
     print()
 
 
-def continued(
+def continue_text(
     network: Transformer,
     tokenizer: "Tokenizer",
     prompt: str,
-    tokens: int,
+    max_tokens: int,
     temperature: float,
     top_k: int | None,
     top_p: float | None,
     seed: int,
 ) -> Iterator[str]:
     """The prompt, then pieces of text as the model makes them: up to `tokens` tokens, as many as its context has room for."""
-    start, text = tokenizer.token_to_id(END_OF_TEXT), encode(tokenizer, prompt)
-    ids = torch.tensor([([] if start is None else [start]) + text], device=next(network.parameters()).device)
-    room = network.config.context + 1 - ids.shape[1]
-    check_prompt(network.config, ids, min(tokens, max(room, 1)))
+    start_id, prompt_ids = tokenizer.token_to_id(END_OF_TEXT), encode(tokenizer, prompt)
+    ids = torch.tensor(
+        [([] if start_id is None else [start_id]) + prompt_ids], device=next(network.parameters()).device
+    )
+    free_context = network.config.context + 1 - ids.shape[1]
+    check_prompt(network.config, ids, min(max_tokens, max(free_context, 1)))
     check_sampling(temperature, top_k, top_p)
     yield prompt
-    made = stream(network, ids, min(tokens, room), temperature, top_k, top_p, seed, stop=start)
-    yield from pieces(tokenizer, (int(token) for token in made))
+    token_stream = stream(network, ids, min(max_tokens, free_context), temperature, top_k, top_p, seed, stop=start_id)
+    yield from decode_stream(tokenizer, (int(token) for token in token_stream))
 
 
-def pieces(tokenizer: "Tokenizer", ids: Iterable[int]) -> Iterator[str]:
+def decode_stream(tokenizer: "Tokenizer", ids: Iterable[int]) -> Iterator[str]:
     """Token ids as text, a piece as soon as its last character is whole; together they are the text of all ids.
 
-    >>> from rheoscope.models.vocabulary import byte_pairs
-    >>> tokenizer = byte_pairs(["a"], 257, ["<|endoftext|>"])
-    >>> list(pieces(tokenizer, encode(tokenizer, "aé€")))
+    >>> from rheoscope.models.vocabulary import train_bpe
+    >>> tokenizer = train_bpe(["a"], 257, ["<|endoftext|>"])
+    >>> list(decode_stream(tokenizer, encode(tokenizer, "aé€")))
     ['a', 'é', '€']
     """
-    waiting: list[int] = []
+    pending_ids: list[int] = []
     for token in ids:
-        waiting.append(token)
-        text = decode(tokenizer, waiting)
+        pending_ids.append(token)
+        text = decode(tokenizer, pending_ids)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             yield text
-            waiting = []
-    if waiting:
-        yield decode(tokenizer, waiting)
+            pending_ids = []
+    if pending_ids:
+        yield decode(tokenizer, pending_ids)
 
 
-def translated(network: Translator, tokenizer: "Tokenizer", prompt: str) -> str:
+def translate_text(network: Translator, tokenizer: "Tokenizer", prompt: str) -> str:
     """The translation of a sentence, by a beam of 4."""
     ids = torch.tensor([[*encode(tokenizer, prompt.strip()), END]], device=next(network.parameters()).device)
     if ids.shape[1] > network.config.context:
         raise RheoscopeError(
             f"the sentence has {ids.shape[1]} tokens, the model reads {network.config.context}; type a shorter one"
         )
-    longest = min(network.config.context, 2 * ids.shape[1] + 20)
-    made = translate(network, ids, START, END, longest, beam=BEAM)[0].tolist()
-    return decode(tokenizer, made[: made.index(END)] if END in made else made)
+    max_length = min(network.config.context, 2 * ids.shape[1] + 20)
+    output_ids = translate(network, ids, START, END, max_length, beam=BEAM_WIDTH)[0].tolist()
+    return decode(tokenizer, output_ids[: output_ids.index(END)] if END in output_ids else output_ids)
 
 
-def check_ours(directory: Path) -> None:
+def check_rheoscope_model(directory: Path) -> None:
     """Refuse a model that somebody else generates with."""
     if not directory.is_dir():
         raise RheoscopeError(
             f"there is no directory {directory}; type one that rheoscope train made (for a hub name use transformers' generate)"
         )
-    kind = _kind(directory / CONFIG)
-    if kind not in (None, "rheoscope"):
+    model_type = _model_type(directory / CONFIG)
+    if model_type not in (None, "rheoscope"):
         raise RheoscopeError(
-            f"{directory} is a model of transformers ({kind}); type "
+            f"{directory} is a model of transformers ({model_type}); type "
             f"AutoModelForCausalLM.from_pretrained({str(directory)!r}).generate(…) in Python"
         )
 
 
-def _kind(file: Path) -> Any:
+def _model_type(file: Path) -> Any:
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return told.get("model_type") if isinstance(told, dict) else None
+    return config.get("model_type") if isinstance(config, dict) else None

@@ -4,8 +4,8 @@ import os
 import time
 from pathlib import Path
 
-LOAD = Path("/proc/loadavg")
-QUOTAS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
+LOADAVG_FILE = Path("/proc/loadavg")
+QUOTA_FILES = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
 
 
 def use_idle_cores() -> None:
@@ -16,11 +16,11 @@ def use_idle_cores() -> None:
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:
-        idle = idle_cores(os.cpu_count() or 1, busy())
-        torch.set_num_threads(min(os.cpu_count() or 1, quota(QUOTAS), idle))
+        idle = idle_cores(os.cpu_count() or 1, busy_threads())
+        torch.set_num_threads(min(os.cpu_count() or 1, core_quota(QUOTA_FILES), idle))
 
 
-def leave_a_core() -> None:
+def leave_one_core() -> None:
     """Some of the cores stay for something else that computes at the same time: one thread fewer than there are idle cores."""
     import torch
 
@@ -30,41 +30,41 @@ def leave_a_core() -> None:
     torch.set_num_threads(max(1, (int(cores) if cores.isdigit() else torch.get_num_threads()) - 1))
 
 
-def busy(looks: int = 3) -> float:
+def busy_threads(n_samples: int = 3) -> float:
     """How many other threads want a core now, the fewest of several looks; where that is not told, in the last minute."""
     try:
-        return min(running(_look(LOAD, 0.01 * at)) for at in range(looks))
+        return min(running_threads(_read_after(LOADAVG_FILE, 0.01 * index)) for index in range(n_samples))
     except (OSError, ValueError, IndexError):
         return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
-def _look(file: Path, wait: float) -> str:
+def _read_after(file: Path, wait: float) -> str:
     time.sleep(wait)
     return file.read_text()
 
 
-def running(told: str) -> int:
+def running_threads(loadavg: str) -> int:
     """Threads that run besides this one, from what Linux tells of its load.
 
-    >>> running("0.30 1.02 1.54 3/95 20536")
+    >>> running_threads("0.30 1.02 1.54 3/95 20536")
     2
     """
-    return max(0, int(told.split()[3].split("/")[0]) - 1)
+    return max(0, int(loadavg.split()[3].split("/")[0]) - 1)
 
 
-def quota(files: tuple[Path, ...]) -> int:
+def core_quota(files: tuple[Path, ...]) -> int:
     """Cores that a container may use, from what its limits say; many where there are none."""
-    many = 2**16
+    unlimited = 2**16
     for file in files:
         try:
-            told = file.read_text().split()
-            period = told[1] if len(told) > 1 else (file.parent / "cpu.cfs_period_us").read_text()
-            share = float(told[0]) / float(period)
+            values = file.read_text().split()
+            period = values[1] if len(values) > 1 else (file.parent / "cpu.cfs_period_us").read_text()
+            n_cores = float(values[0]) / float(period)
         except (OSError, ValueError, IndexError):
             continue  # "max", or no such file: no limit
-        if share > 0:
-            return max(1, round(share))
-    return many
+        if n_cores > 0:
+            return max(1, round(n_cores))
+    return unlimited
 
 
 def idle_cores(cores: int, load: float) -> int:

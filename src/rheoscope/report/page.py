@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rheoscope.files import signature, write_report
-from rheoscope.picture.blocks import Cell, cells
+from rheoscope.picture.blocks import Cell, to_cells
 from rheoscope.picture.picture import Picture
-from rheoscope.report.draw.inline import figures
-from rheoscope.report.style import DRAWN
+from rheoscope.report.draw.inline import picture_html
+from rheoscope.report.style import DRAWING_CSS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,81 +87,82 @@ document.addEventListener("keydown", (event) => { if (event.key == "Escape") tip
 
 @dataclass(frozen=True)
 class Page:
-    """A page grows by values: `page.picture(...)` and `page.table(...)` return a longer page.
+    """A page grows by values: `page.with_picture(...)` and `page.with_table(...)` return a longer page.
 
-    >>> "a &lt; b" in Page("T").table("Numbers", ["x"], [["a < b"]]).html()
+    >>> "a &lt; b" in Page("T").with_table("Numbers", ["x"], [["a < b"]]).to_html()
     True
     """
 
     title: str
     lead: str = ""
-    parts: tuple[str, ...] = field(default=())
+    sections: tuple[str, ...] = field(default=())
 
-    def section(self, heading: str, html: str) -> "Page":
-        return Page(self.title, self.lead, (*self.parts, f"<section><h2>{escape(heading)}</h2>{html}</section>"))
+    def with_section(self, heading: str, html: str) -> "Page":
+        return Page(self.title, self.lead, (*self.sections, f"<section><h2>{escape(heading)}</h2>{html}</section>"))
 
-    def picture(self, heading: str, picture: bytes, caption: str) -> "Page":
+    def with_png(self, heading: str, image_bytes: bytes, caption: str) -> "Page":
         """A PNG (`png(figure)` makes one), embedded."""
-        data = base64.b64encode(picture).decode()
+        data = base64.b64encode(image_bytes).decode()
         image = f'<img alt="{escape(caption, quote=True)}" src="data:image/png;base64,{data}">'
-        return self.section(heading, f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>")
+        return self.with_section(heading, f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>")
 
-    def drawing(self, picture: Picture) -> "Page":
+    def with_picture(self, picture: Picture) -> "Page":
         """A picture drawn into the page, with its caption."""
-        return self.section(picture.title, figures(picture))
+        return self.with_section(picture.title, picture_html(picture))
 
-    def lines(self, heading: str, said: Sequence[str]) -> "Page":
-        return self.section(heading, f"<ul>{''.join(f'<li>{escape(one)}</li>' for one in said)}</ul>")
+    def with_lines(self, heading: str, lines: Sequence[str]) -> "Page":
+        return self.with_section(heading, f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>")
 
-    def facts(self, heading: str, told: Mapping[str, str]) -> "Page":
+    def with_facts(self, heading: str, facts: Mapping[str, str]) -> "Page":
         """Names and what they stand for, side by side."""
-        rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in told.items())
-        return self.section(heading, f"<dl>{rows}</dl>")
+        rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
+        return self.with_section(heading, f"<dl>{rows}</dl>")
 
-    def table(
+    def with_table(
         self,
         heading: str,
         header: Sequence[str | Cell],
         rows: Sequence[Sequence[str | Cell]],
-        words: frozenset[int] | None = None,
+        text_columns: frozenset[int] | None = None,
         note: str = "",
     ) -> "Page":
         """A table; columns that are not among the `words` are flush right. All hold words, unless said."""
-        kind = "" if words is None else " class=numbers"
-        left = words or frozenset()
-        head = "".join(_cell("th", cell, at in left) for at, cell in enumerate(cells(header)))
+        css_class = "" if text_columns is None else " class=numbers"
+        left_aligned = text_columns or frozenset()
+        head = "".join(_cell_html("th", cell, index in left_aligned) for index, cell in enumerate(to_cells(header)))
         body = "".join(
-            f"<tr>{''.join(_cell('td', cell, at in left) for at, cell in enumerate(cells(row)))}</tr>" for row in rows
+            f"<tr>{''.join(_cell_html('td', cell, index in left_aligned) for index, cell in enumerate(to_cells(row)))}</tr>"
+            for row in rows
         )
-        table = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        below = f'<p class="caption">{escape(note)}</p>' if note else ""
-        return self.section(heading, f'<div class="scroll">{table}</div>{below}')
+        table = f"<table{css_class}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        note_html = f'<p class="caption">{escape(note)}</p>' if note else ""
+        return self.with_section(heading, f'<div class="scroll">{table}</div>{note_html}')
 
-    def html(self) -> str:
+    def to_html(self) -> str:
         return (
             f'<!doctype html><html lang="en"><meta name="generator" content="{escape(signature(), quote=True)}">'
             f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>{escape(self.title)}</title><style>{DRAWN}{CSS}</style><body><h1>{escape(self.title)}</h1>"
-            f'<p class="lead">{escape(self.lead)}</p>{"".join(self.parts)}'
+            f"<title>{escape(self.title)}</title><style>{DRAWING_CSS}{CSS}</style><body><h1>{escape(self.title)}</h1>"
+            f'<p class="lead">{escape(self.lead)}</p>{"".join(self.sections)}'
             f'<footer>{escape(signature())}</footer><script type="module">{SCRIPT}</script></body></html>\n'
         )
 
     def save(self, path: Path) -> str:
-        return save(self.html().encode(), path)
+        return save_bytes(self.to_html().encode(), path)
 
 
-def png(figure: "Figure", dpi: int = 130) -> bytes:
+def figure_png(figure: "Figure", dpi: int = 130) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": signature()})
     return buffer.getvalue()
 
 
-def save(data: bytes, path: Path) -> str:
+def save_bytes(data: bytes, path: Path) -> str:
     return write_report(path, lambda temporary: temporary.write_bytes(data))
 
 
-def _cell(tag: str, cell: Cell, word: bool) -> str:
-    title = f' title="{escape(cell.title, quote=True)}"' if cell.title else ""
-    small = f" <small>{escape(cell.small)}</small>" if cell.small else ""
-    kind = " class=word" if word else ""
-    return f"<{tag}{kind}><span{title}>{escape(cell.text)}</span>{small}</{tag}>"
+def _cell_html(tag: str, cell: Cell, is_text: bool) -> str:
+    title_attribute = f' title="{escape(cell.definition, quote=True)}"' if cell.definition else ""
+    small_html = f" <small>{escape(cell.small_text)}</small>" if cell.small_text else ""
+    css_class = " class=word" if is_text else ""
+    return f"<{tag}{css_class}><span{title_attribute}>{escape(cell.text)}</span>{small_html}</{tag}>"

@@ -5,73 +5,73 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rheoscope.report.input_text import read
+from rheoscope.report.input_text import read_text_file
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.view import View
 
-Heads = list[tuple[int, int]]
+HeadList = list[tuple[int, int]]
 
 
-def heads_of(typed: str | None, view: View) -> Heads | None:
+def parse_heads(text: str | None, view: View) -> HeadList | None:
     """Heads as they are typed: some (5.1,3.2 or L5.H1), all of a layer (L5), or all of them.
 
     >>> import rheoscope as rs
-    >>> heads_of("2.1,L3.H2", rs.load().view), heads_of("L4", rs.load().view), heads_of("all", rs.load().view)
+    >>> parse_heads("2.1,L3.H2", rs.load().view), parse_heads("L4", rs.load().view), parse_heads("all", rs.load().view)
     ([(2, 1), (3, 2)], [(4, 0), (4, 1), (4, 2), (4, 3)], None)
     """
-    if typed is None or typed == "all":
+    if text is None or text == "all":
         return None
-    found: Heads = []
-    for one in (word.strip() for word in typed.split(",")):
-        head, layer = re.fullmatch(r"L?(\d+)\.H?(\d+)", one), re.fullmatch(r"L(\d+)", one)
-        if head:
-            found.append((int(head[1]), int(head[2])))
-        elif layer:
-            found += view.heads_in(int(layer[1]))
+    heads: HeadList = []
+    for part in (entry.strip() for entry in text.split(",")):
+        head_match, layer_match = re.fullmatch(r"L?(\d+)\.H?(\d+)", part), re.fullmatch(r"L(\d+)", part)
+        if head_match:
+            heads.append((int(head_match[1]), int(head_match[2])))
+        elif layer_match:
+            heads += view.head_indices(int(layer_match[1]))
         else:
             raise RheoscopeError(
-                f"heads are typed as layer.head, got {one!r}; type --heads 5.1,3.2, or --heads L5 for a layer"
+                f"heads are typed as layer.head, got {part!r}; type --heads 5.1,3.2, or --heads L5 for a layer"
             )
-    return found
+    return heads
 
 
-def numbers_of(typed: str, kind: Callable[[str], Any], option: str) -> list[Any]:
+def parse_numbers(text: str, number_type: Callable[[str], Any], option: str) -> list[Any]:
     """Numbers between commas.
 
-    >>> numbers_of("1, 4", int, "strides")
+    >>> parse_numbers("1, 4", int, "strides")
     [1, 4]
     """
     try:
-        return [kind(one) for one in typed.split(",")]
+        return [number_type(part) for part in text.split(",")]
     except ValueError:
-        raise RheoscopeError(f"--{option} takes numbers between commas, got {typed!r}; type --{option} 1,4") from None
+        raise RheoscopeError(f"--{option} takes numbers between commas, got {text!r}; type --{option} 1,4") from None
 
 
-def token_of(typed: str) -> str | int:
+def parse_token(text: str) -> str | int:
     """A token by its text, or by its id behind a #: " on", #262.
 
-    >>> token_of("#262"), token_of(" on")
+    >>> parse_token("#262"), parse_token(" on")
     (262, ' on')
     """
-    return int(typed[1:]) if re.fullmatch(r"#\d+", typed) else typed
+    return int(text[1:]) if re.fullmatch(r"#\d+", text) else text
 
 
-def labels_of(typed: str) -> dict[str, dict[str, str]]:
+def read_labels(file_name: str) -> dict[str, dict[str, str]]:
     """Names of words from a file: a word, a tab and its name on every line; the heading is the name of the file."""
-    file, names = Path(typed), {}
-    for number, line in enumerate(read(file).splitlines(), 1):
-        word, tab, name = line.partition("\t")
-        if line.strip() and not (tab and word.strip() and name.strip()):
-            raise RheoscopeError(f"{file}, line {number}: expected a word, a tab and its name, got {line!r}")
+    file, labels = Path(file_name), {}
+    for line_number, line in enumerate(read_text_file(file).splitlines(), 1):
+        labelled_word, tab, label = line.partition("\t")
+        if line.strip() and not (tab and labelled_word.strip() and label.strip()):
+            raise RheoscopeError(f"{file}, line {line_number}: expected a word, a tab and its name, got {line!r}")
         if line.strip():
-            names[word.strip()] = name.strip()
-    return {file.stem: names}
+            labels[labelled_word.strip()] = label.strip()
+    return {file.stem: labels}
 
 
-def texts_of(typed: str) -> list[str]:
+def parse_texts(text: str) -> list[str]:
     """Texts between bars.
 
-    >>> texts_of("Once upon a time|In 1912")
+    >>> parse_texts("Once upon a time|In 1912")
     ['Once upon a time', 'In 1912']
     """
-    return typed.split("|")
+    return text.split("|")

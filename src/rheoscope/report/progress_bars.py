@@ -13,107 +13,120 @@ from rheoscope.report.idle_cores import use_idle_cores
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rheoscope.running.runner import Running
+    from rheoscope.running.runner import RunnableModel
 
 
-EVERY = 10.0
+LINE_INTERVAL = 10.0
 """Seconds between two lines where stderr is a file or a pipe."""
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress(task: str) -> Iterator[Callable[[int, int], None]]:
     """While it is open, tell it how many are done, and of how many.
 
     >>> with progress("counting") as tell:
     ...     tell(1, 2)
     """
-    with asking_bar(what) as tell:
-        yield tell(what)
+    with progress_bar(task) as start_task:
+        yield start_task(task)
 
 
 @contextmanager
-def asking_bar(first: str = "reading") -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+def progress_bar(first_task: str = "reading") -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """While it is open, tell it what is asked; it gives what hears how much of that is done.
 
     A bar where a person looks at it; else a line every ten seconds.
 
-    >>> with asking_bar() as tell:
+    >>> with progress_bar() as tell:
     ...     tell("transport")(1, 2)
     """
-    where = console(stderr=True)
-    with _bar(where, first) if where.is_terminal else _lines(where, first) as tell:
-        yield tell
+    target = console(stderr=True)
+    with _rich_bar(target, first_task) if target.is_terminal else _periodic_lines(target, first_task) as start_task:
+        yield start_task
 
 
 @contextmanager
-def _bar(where: "Console", first: str) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+def _rich_bar(target: "Console", first_task: str) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     from rich.markup import escape
     from rich.progress import Progress
 
-    with Progress(console=where, transient=True) as bars:
-        bar = bars.add_task(escape(first), total=None)
+    with Progress(console=target, transient=True) as rich_progress:
+        task_id = rich_progress.add_task(escape(first_task), total=None)
 
-        def tell(what: str) -> Callable[[int, int], None]:
-            bars.reset(bar, description=escape(what), total=None)
-            return lambda done, total: bars.update(bar, completed=done, total=total)
+        def start_task(task: str) -> Callable[[int, int], None]:
+            rich_progress.reset(task_id, description=escape(task), total=None)
+            return lambda done, total: rich_progress.update(task_id, completed=done, total=total)
 
-        yield tell
+        yield start_task
 
 
 @contextmanager
-def _lines(where: "Console", first: str) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+def _periodic_lines(target: "Console", first_task: str) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """What goes on and its share done, said by a thread that ends with it."""
-    now, over, began = [first, ""], threading.Event(), time.monotonic()
+    current_line, finished, start = [first_task, ""], threading.Event(), time.monotonic()
 
-    def tell(what: str) -> Callable[[int, int], None]:
-        now[:] = [what, ""]
+    def start_task(task: str) -> Callable[[int, int], None]:
+        current_line[:] = [task, ""]
 
-        def hear(done: int, total: int) -> None:
-            now[:] = [what, f" {100 * done / total:.0f} %" if total else ""]
+        def update(done: int, total: int) -> None:
+            current_line[:] = [task, f" {100 * done / total:.0f} %" if total else ""]
 
-        return hear
+        return update
 
-    def speak() -> None:
-        while not over.wait(EVERY):
-            seconds = time.monotonic() - began
-            where.print(f"rheoscope: {''.join(now)} ({seconds:.0f} s)", soft_wrap=True, markup=False, highlight=False)
+    def print_lines() -> None:
+        while not finished.wait(LINE_INTERVAL):
+            seconds = time.monotonic() - start
+            target.print(
+                f"rheoscope: {''.join(current_line)} ({seconds:.0f} s)", soft_wrap=True, markup=False, highlight=False
+            )
 
-    speaker = threading.Thread(target=speak, daemon=True)
-    speaker.start()
+    printer = threading.Thread(target=print_lines, daemon=True)
+    printer.start()
     try:
-        yield tell
+        yield start_task
     finally:
-        over.set()
-        speaker.join()
+        finished.set()
+        printer.join()
 
 
-def opened(
+def load_model(
     source: str | None, device: str | None, dtype: str | None, untrained: bool = False, seed: int = 0
-) -> "Running":
+) -> "RunnableModel":
     """`rheoscope.load` with a bar and on idle cores, as every command opens its model."""
     use_idle_cores()
-    with progress(f"loading {source or 'the default model'}") as tell:
+    with progress(f"loading {source or 'the default model'}") as on_progress:
         from rheoscope.opening import load
 
-        model = load(source, device=device, dtype=dtype, untrained=untrained, seed=seed, progress=tell)
+        model = load(source, device=device, dtype=dtype, untrained=untrained, seed=seed, progress=on_progress)
     if dtype is not None:
-        from rheoscope.report.dtype_warning import tell_if_slow
+        from rheoscope.report.dtype_warning import warn_if_slow
 
-        tell_if_slow(model)
+        warn_if_slow(model)
     return model
 
 
-LARGE = 30_000_000
+LARGE_MODEL_WEIGHTS = 30_000_000
 """Weights of a model from which on one untrained control stands beside it, not several; beside a long text too."""
 
 
-def untrained_controls(
-    model: "Running", source: str | None, device: str | None, dtype: str | None, count: int | None, tokens: int
-) -> "Sequence[Callable[[], Running]]":
+def control_factories(
+    model: "RunnableModel",
+    source: str | None,
+    device: str | None,
+    dtype: str | None,
+    requested: int | None,
+    n_tokens: int,
+) -> "Sequence[Callable[[], RunnableModel]]":
     """Each makes the same architecture at initial weights: as often as is asked for, or as model and text allow."""
     from rheoscope.opening import load
-    from rheoscope.report.run_analyses import LONG, MOST
+    from rheoscope.report.analysis_runs import LONG_TEXT, MAX_CONTROLS
 
-    weights = sum(weight.numel() for weight in model.network.parameters())
-    many = count if count is not None else MOST if weights < LARGE and tokens <= LONG else 1
-    return [partial(load, source, device=device, dtype=dtype, untrained=True, seed=seed) for seed in range(many)]
+    n_weights = sum(weight.numel() for weight in model.network.parameters())
+    n_controls = (
+        requested
+        if requested is not None
+        else MAX_CONTROLS
+        if n_weights < LARGE_MODEL_WEIGHTS and n_tokens <= LONG_TEXT
+        else 1
+    )
+    return [partial(load, source, device=device, dtype=dtype, untrained=True, seed=seed) for seed in range(n_controls)]

@@ -1,51 +1,61 @@
-"""The seven questions and their answers, each as soon as what it needs is known."""
+"""The seven questions and their answers, each shown as soon as its analyses have run."""
 
 from collections.abc import Callable
 
-from rheoscope.messages.numbers import short
-from rheoscope.picture.blocks import Answered, Block, Questions
+from rheoscope.messages.message import Message, join, plural
+from rheoscope.messages.numbers import format_number
+from rheoscope.picture.blocks import AnsweredQuestion, Block, Questions
 from rheoscope.report.verdicts import QUESTIONS, Question
-from rheoscope.space.results import Answers
+from rheoscope.space.results import Results
 
-HEADING = "Seven questions to this text in this model"
-
-
-def blocks(question: Question) -> Callable[[Answers], list[Block]]:
-    """One question; the first brings the heading."""
-
-    def told(answers: Answers) -> list[Block]:
-        one = question.verdict(answers)
-        answered = Answered(one.question, one.answer, one.line, one.deeper)
-        return [Questions(HEADING if question is QUESTIONS[0] else "", [answered])]
-
-    return told
+HEADING = Message("Seven questions about this text in this model")
+RULE = Message("Yes: significant after correction for all tests. No: an effect of interest would have been detected.")
 
 
-def note(answers: Answers) -> list[Block]:
-    """What the answers stand beside."""
-    many = len(answers.controls)
-    control = (
-        f"Untrained: the same text in this architecture at initial weights, drawn {'once' if many == 1 else f'{many} times'}."
-        if many
-        else "No untrained control was run."
+def blocks(question: Question) -> Callable[[Results], list[Block]]:
+    """The block of one question; the first one brings the heading."""
+
+    def question_blocks(results: Results) -> list[Block]:
+        verdict = question.verdict(results)
+        answered_question = AnsweredQuestion(verdict.question, verdict.answer, verdict.line, verdict.deeper)
+        return [Questions(HEADING if question is QUESTIONS[0] else "", [answered_question])]
+
+    return question_blocks
+
+
+def control_note(results: Results) -> list[Block]:
+    """How to read the answers, and how many untrained controls were run."""
+    n_controls = len(results.controls)
+    controls = (
+        plural(
+            "Untrained: the same text in {n} model with untrained weights.",
+            "Untrained: the same text in {n} models with untrained weights.",
+            n=n_controls,
+        )
+        if n_controls
+        else Message("No untrained control was run.")
     )
-    rule = "A yes has beaten chance after correction for everything tested; a no means that an effect worth telling would be seen."
-    return [Questions("", [], f"{control} {rule}{sampled(answers)}")]
+    return [Questions("", [], join(" ", [controls, RULE, *sampling_notes(results)]))]
 
 
-def sampled(answers: Answers) -> str:
-    """Which part of a long text the dearest analyses looked at, and how far off that leaves a head."""
-    agreement, distortion = (answers.found.get(name) for name in ("agreement", "distortion"))
-    said = []
+def sampling_notes(results: Results) -> list[Message]:
+    """Which part of a long text the expensive analyses sampled, and the error of that."""
+    agreement, distortion = (results.datasets.get(name) for name in ("agreement", "distortion"))
+    notes = []
     if agreement is not None and "agreement_error" in agreement:
-        error = float(agreement.agreement_error.mean())
-        said.append(f"agreement looked at {agreement.attrs['sampled_queries']} queries (a head ± {short(error)})")
+        notes.append(
+            Message(
+                "On this long text, agreement samples {n} queries (± {error} per head).",
+                n=agreement.attrs["sampled_queries"],
+                error=format_number(float(agreement.agreement_error.mean())),
+            )
+        )
     if distortion is not None and "rsa_error" in distortion:
-        error = float(distortion.rsa_error.mean())
-        said.append(f"distortion at {distortion.attrs['rows']} tokens beside all others (a head ± {short(error)})")
-    return (
-        f" A long text: {', '.join(said)}, drawn at random; fewer draws and steps, a control of agreement, transport and "
-        "clusters alone."
-        if said
-        else ""
-    )
+        notes.append(
+            Message(
+                "Distortion samples the distances from {n} tokens (± {error} per head).",
+                n=distortion.attrs["rows"],
+                error=format_number(float(distortion.rsa_error.mean())),
+            )
+        )
+    return notes

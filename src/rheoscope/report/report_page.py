@@ -5,18 +5,18 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 
-from rheoscope.catalogue import TABLE
-from rheoscope.files import check_free
-from rheoscope.picture.blocks import Block, Drawing, Facts, Lines, Questions, Table, Tokens, named
+from rheoscope.catalogue import ANALYSIS_MODULES
+from rheoscope.files import check_writable
+from rheoscope.picture.blocks import Block, Drawing, Facts, Lines, Questions, Table, Tokens, with_heading_suffix
 from rheoscope.report import layer_table, text_blocks
-from rheoscope.report.comparison_picture import picture as picture_compared
+from rheoscope.report.analysis_runs import Subject, run_analyses
+from rheoscope.report.comparison_picture import picture as comparison_picture
 from rheoscope.report.draw_result import picture_of
 from rheoscope.report.page import Page
-from rheoscope.report.report_plans import JOBS, Job
-from rheoscope.report.run_analyses import Subject, ask
-from rheoscope.report.studio_link import with_studio
-from rheoscope.space.model import Model, check_made_by
-from rheoscope.space.results import Answers
+from rheoscope.report.report_plans import REPORTS, ReportPlan
+from rheoscope.report.studio_link import add_studio_link
+from rheoscope.space.model import Model, check_same_weights
+from rheoscope.space.results import Results
 from rheoscope.space.trace import Trace
 
 
@@ -38,95 +38,125 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
     >>> rs.save_report(model, model.trace("The keys to the cabinet are"), tempfile.mkdtemp() + "/report.html").split()[0]
     'wrote'
     """
-    check_made_by(model, trace)
-    check_free(Path(path))
-    job = JOBS["flow"]
-    answers = ask(Subject(model, trace.text or trace.ids, trace), job.asks({"space": space}))
-    failed = "".join(f"; {name} failed, {answers.left_out[name]}" for name in answers.failed)
-    return page_of(job, answers).save(Path(path)) + failed
+    check_same_weights(model, trace)
+    check_writable(Path(path))
+    plan = REPORTS["flow"]
+    results = run_analyses(Subject(model, trace.text or trace.ids, trace), plan.requests({"space": space}))
+    failure_note = "".join(f"; {name} failed, {results.skipped[name]}" for name in results.failed_keys)
+    return report_page(plan, results).save(Path(path)) + failure_note
 
 
-def page_of(job: Job, answers: Answers) -> Page:
+def report_page(plan: ReportPlan, results: Results) -> Page:
     """The page of one command: questions and their answers, the cloud itself, every table, every other picture."""
-    page = Page(job.title(answers), text_blocks.lead(answers))
-    blocks: list[Block] = [] if answers.trace is None else [text_blocks.tokens(answers)]
-    blocks += joined([block for one in job.tells for block in one.blocks(answers)])
-    pictures = drawings(answers)
-    after = next((at + 1 for at, block in enumerate(blocks) if isinstance(block, Questions)), len(blocks))
-    blocks = [*blocks[:after], *pictures[:1], *blocks[after:], *pictures[1:]]
-    return with_studio(drawn(page, [*blocks, *text_blocks.left_out(answers), text_blocks.provenance(answers)]), answers)
+    page = Page(plan.title(results), text_blocks.lead_text(results))
+    blocks: list[Block] = [] if results.trace is None else [text_blocks.token_block(results)]
+    blocks += merge_questions([block for section in plan.sections for block in section.blocks(results)])
+    pictures = result_pictures(results)
+    split_index = next((index + 1 for index, block in enumerate(blocks) if isinstance(block, Questions)), len(blocks))
+    blocks = [*blocks[:split_index], *pictures[:1], *blocks[split_index:], *pictures[1:]]
+    return add_studio_link(
+        add_blocks(page, [*blocks, *text_blocks.skipped_blocks(results), text_blocks.provenance_block(results)]),
+        results,
+    )
 
 
-def compared_page(job: Job, first: Answers, second: Answers) -> Page:
+def comparison_page(plan: ReportPlan, first_results: Results, second_results: Results) -> Page:
     """Two texts: every layer side by side, then each with its tables and pictures."""
-    page = Page(f"{text_blocks.title(first)} | {text_blocks.title(second)}", text_blocks.lead(first, second))
-    blocks: list[Block] = [text_blocks.tokens(first, "Text 1"), text_blocks.tokens(second, "Text 2")]
-    blocks += layer_table.compared(first, second)
-    if layer_table.columns(first.found):
-        blocks.append(Drawing(picture_compared(first, second)))
-    for name, answers in (("text 1", first), ("text 2", second)):
-        told = [block for one in job.tells if one.blocks is not layer_table.blocks for block in one.blocks(answers)]
-        blocks += [
-            named(block, f" ({name})") for block in (*joined(told), *drawings(answers), *text_blocks.left_out(answers))
+    page = Page(
+        f"{text_blocks.report_title(first_results)} | {text_blocks.report_title(second_results)}",
+        text_blocks.lead_text(first_results, second_results),
+    )
+    blocks: list[Block] = [
+        text_blocks.token_block(first_results, "Text 1"),
+        text_blocks.token_block(second_results, "Text 2"),
+    ]
+    blocks += layer_table.comparison_blocks(first_results, second_results)
+    if layer_table.available_columns(first_results.datasets):
+        blocks.append(Drawing(comparison_picture(first_results, second_results)))
+    for name, results in (("text 1", first_results), ("text 2", second_results)):
+        section_blocks = [
+            block
+            for section in plan.sections
+            if section.blocks is not layer_table.blocks
+            for block in section.blocks(results)
         ]
-        blocks.append(text_blocks.provenance(answers, f"Where the numbers of {name} come from"))
-    return with_studio(drawn(page, blocks), first, second)
+        blocks += [
+            with_heading_suffix(block, f" ({name})")
+            for block in (
+                *merge_questions(section_blocks),
+                *result_pictures(results),
+                *text_blocks.skipped_blocks(results),
+            )
+        ]
+        blocks.append(text_blocks.provenance_block(results, f"Where the numbers of {name} come from"))
+    return add_studio_link(add_blocks(page, blocks), first_results, second_results)
 
 
-def drawings(answers: Answers) -> list[Drawing]:
+def result_pictures(results: Results) -> list[Drawing]:
     """The picture of every answer, in the order in which people read them (that of the catalogue); one where it was asked
     several times. Maps of heads are coloured by the types of heads.
     """
-    types = answers.found.get("head_types")
-    once = [name for name in TABLE if name in answers.found]
-    return [Drawing(picture_of(answers.found[key], words=answers.words, types=types)) for key in once]
+    types = results.datasets.get("head_types")
+    names = [name for name in ANALYSIS_MODULES if name in results.datasets]
+    return [
+        Drawing(picture_of(results.datasets[key], token_strings=results.token_strings, types=types)) for key in names
+    ]
 
 
-def drawn(page: Page, blocks: list[Block]) -> Page:
+def add_blocks(page: Page, blocks: list[Block]) -> Page:
     """Every block on the page, one after the other."""
     for block in blocks:
         match block:
             case Questions():
-                page = page.section(block.heading, question_list(block))
+                page = page.with_section(block.heading, questions_html(block))
             case Table():
-                page = page.table(block.heading, block.header, block.rows, block.words, block.small or block.note)
+                page = page.with_table(
+                    block.heading, block.header, block.rows, block.text_columns, block.small_caption or block.note
+                )
             case Lines():
-                page = page.lines(block.heading, block.lines)
+                page = page.with_lines(block.heading, block.lines)
             case Tokens():
-                page = page.section(block.heading, token_strip(block))
+                page = page.with_section(block.heading, tokens_html(block))
             case Drawing():
-                page = page.drawing(block.picture)
+                page = page.with_picture(block.picture)
             case Facts():
-                page = page.facts(block.heading, block.facts)
+                page = page.with_facts(block.heading, block.facts)
     return page
 
 
-def joined(blocks: Sequence[Block]) -> list[Block]:
+def merge_questions(blocks: Sequence[Block]) -> list[Block]:
     """Questions that follow each other as one block: the terminal tells them one by one."""
-    found: list[Block] = []
+    merged: list[Block] = []
     for block in blocks:
-        if isinstance(block, Questions) and not block.heading and found and isinstance(last := found[-1], Questions):
-            found[-1] = replace(last, answered=[*last.answered, *block.answered], note=block.note or last.note)
+        if (
+            isinstance(block, Questions)
+            and not block.heading
+            and merged
+            and isinstance(previous := merged[-1], Questions)
+        ):
+            merged[-1] = replace(
+                previous, questions=[*previous.questions, *block.questions], note=block.note or previous.note
+            )
         else:
-            found.append(block)
-    return found
+            merged.append(block)
+    return merged
 
 
-def question_list(block: Questions) -> str:
+def questions_html(block: Questions) -> str:
     """Every question with its answer as a mark, the line that says why, and the command that goes deeper."""
     items = []
-    for one in block.answered:
-        kind = one.answer.split(" · ")[0].replace(" ", "-")
-        mark = f'<b class="answer {escape(kind, quote=True)}">{escape(one.answer)}</b>'
-        deeper = f"<code>{escape(one.deeper)}</code>"
-        items.append(f"<dt>{mark} {escape(one.question)}</dt><dd>{escape(one.line)} {deeper}</dd>")
+    for item in block.questions:
+        css_class = item.answer.split(" · ")[0].replace(" ", "-")
+        badge = f'<b class="answer {escape(css_class, quote=True)}">{escape(item.answer)}</b>'
+        deeper = f"<code>{escape(item.deeper)}</code>"
+        items.append(f"<dt>{badge} {escape(item.question)}</dt><dd>{escape(item.line)} {deeper}</dd>")
     return f'<dl class="questions">{"".join(items)}</dl><p class="caption">{escape(block.note)}</p>'
 
 
-def token_strip(block: Tokens) -> str:
+def tokens_html(block: Tokens) -> str:
     """Every token in its place, marked ones standing out, the rest under the pointer."""
     items = []
-    for at, (word, tip) in enumerate(zip(block.words, block.tips, strict=True)):
-        kind = ' class="massive"' if at in block.marked else ""
-        items.append(f'<li{kind} title="{escape(tip, quote=True)}">{escape(word)}</li>')
+    for index, (token_text, tip) in enumerate(zip(block.token_texts, block.tips, strict=True)):
+        css_class = ' class="massive"' if index in block.marked_tokens else ""
+        items.append(f'<li{css_class} title="{escape(tip, quote=True)}">{escape(token_text)}</li>')
     return f'<ol class="tokens">{"".join(items)}</ol>'

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rheoscope.catalogue import TABLE, analysis
+from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.covers.agreement import words as agreement
 from rheoscope.covers.operators import words as operators
 from rheoscope.covers.reversed_attention import words as reversed_attention
@@ -12,158 +12,173 @@ from rheoscope.covers.surgery import words as surgery
 from rheoscope.flow.readout import words as readout
 from rheoscope.picture.blocks import Block, Lines
 from rheoscope.report import field_blocks, layer_table, question_blocks, text_blocks
-from rheoscope.report.findings import findings, sentences
-from rheoscope.report.report_settings import asked, listed
-from rheoscope.report.run_analyses import CONTROLLED, MOST, Ask, with_settings
+from rheoscope.report.analysis_runs import MAX_CONTROLS, Request, request
+from rheoscope.report.findings import finding_sentences, findings
+from rheoscope.report.report_settings import clearest_head_settings, report_request
 from rheoscope.report.verdicts import QUESTIONS
-from rheoscope.space.results import Answers
+from rheoscope.space.results import Results
 
 Options = dict[str, Any]
 """What was typed behind a command, by name."""
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
+class Section:
     """Blocks that can be told once everything they need was asked; `aside` ones only on a page."""
 
     needs: tuple[str, ...]
-    blocks: Callable[[Answers], list[Block]]
-    aside: bool = False
+    blocks: Callable[[Results], list[Block]]
+    page_only: bool = False
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class ReportPlan:
     """A command: what it asks (with the options that were typed), what it asks besides for files and pages, what it tells.
 
     `must` names the analysis without whose answer there is nothing to tell: its reason is then the error.
     """
 
-    title: Callable[[Answers], str]
-    asks: Callable[[Options], list[Ask]]
-    tells: tuple[Told, ...]
-    besides: Callable[[Options], list[Ask]] = field(default=lambda options: [])
-    must: str = ""
+    title: Callable[[Results], str]
+    requests: Callable[[Options], list[Request]]
+    sections: tuple[Section, ...]
+    file_requests: Callable[[Options], list[Request]] = field(default=lambda options: [])
+    required: str = ""
 
 
 # The rows
 
 
-def _findings(answers: Answers) -> list[Block]:
-    if not answers.nulls:
+def _finding_blocks(results: Results) -> list[Block]:
+    if not results.has_nulls:
         return [Lines("What else beat chance", ["Nothing is told: nulls are left out (--fast)."])]
-    return [Lines("What else beat chance", sentences(*findings(answers)))]
+    return [Lines("What else beat chance", finding_sentences(*findings(results)))]
 
 
-SOONEST = sorted(QUESTIONS, key=lambda one: max(CONTROLLED.get(name, 0) for name in one.needs) == MOST)
-FIRST = tuple(dict.fromkeys(name for one in SOONEST for name in one.needs))
+QUESTIONS_BY_COST = sorted(
+    QUESTIONS, key=lambda question: max(analysis_by_name(name).controls for name in question.needs) == MAX_CONTROLS
+)
+FIRST_ANALYSES = tuple(dict.fromkeys(name for question in QUESTIONS_BY_COST for name in question.needs))
 """What the seven questions need, asked before everything else, so that answers stand there at once: in their order, but that
 what waits for several controls comes last."""
-LAST = ("head_types", "distorted_pairs", "score_attribution")
+LAST_ANALYSES = ("head_types", "distorted_pairs", "score_attribution")
 """What takes longest, and stands on what came before."""
 
 
-def of_a_text() -> list[str]:
+def text_analyses() -> list[str]:
     """What the main job asks: every analysis of a text or of weights that is not dear, in an order that tells early."""
-    cheap = [name for name in TABLE if not (one := analysis(name)).dear and one.needs in ("trace", "view")]
-    return [*FIRST, *(name for name in cheap if name not in (*FIRST, *LAST)), *LAST]
-
-
-def _main(options: Options) -> list[Ask]:
-    space = {"space": options.get("space", "raw")}
-    return [asked(name, **(space if "space" in analysis(name).settings else {})) for name in of_a_text()]
-
-
-def _covers(options: Options) -> list[Ask]:
-    settings = {name: options[name] for name in ("draws", "control") if options.get(name) is not None}
+    inexpensive = [
+        name
+        for name in ANALYSIS_MODULES
+        if not (spec := analysis_by_name(name)).expensive and spec.needs in ("trace", "view")
+    ]
     return [
-        asked("agreement", **settings),
-        Ask("distorted_pairs", listed(1)),
-        asked("head_types"),
-        asked("distortion"),
+        *FIRST_ANALYSES,
+        *(name for name in inexpensive if name not in (*FIRST_ANALYSES, *LAST_ANALYSES)),
+        *LAST_ANALYSES,
     ]
 
 
-def _covers_besides(options: Options) -> list[Ask]:
-    more = ("distorted_pairs", "stack", "composition", "score_attribution", "rollout", "fixed_point", "operators")
-    return [*map(asked, more), Ask("distorted_pairs", listed(agreement.LISTED))]
+def _flow_requests(options: Options) -> list[Request]:
+    space = {"space": options.get("space", "raw")}
+    return [
+        report_request(name, **(space if "space" in analysis_by_name(name).settings else {}))
+        for name in text_analyses()
+    ]
 
 
-def _surgery(options: Options) -> list[Ask]:
-    return [with_settings("surgery", **{name: value for name, value in options.items() if value is not None})]
+def _covers_requests(options: Options) -> list[Request]:
+    settings = {name: options[name] for name in ("draws", "control") if options.get(name) is not None}
+    return [
+        report_request("agreement", **settings),
+        Request("distorted_pairs", clearest_head_settings(1)),
+        report_request("head_types"),
+        report_request("distortion"),
+    ]
 
 
-def _reverse(options: Options) -> list[Ask]:
+def _covers_file_requests(options: Options) -> list[Request]:
+    names = ("distorted_pairs", "stack", "composition", "score_attribution", "rollout", "fixed_point", "operators")
+    return [*map(report_request, names), Request("distorted_pairs", clearest_head_settings(agreement.MAX_LISTED_HEADS))]
+
+
+def _surgery_requests(options: Options) -> list[Request]:
+    return [request("surgery", **{name: value for name, value in options.items() if value is not None})]
+
+
+def _reverse_requests(options: Options) -> list[Request]:
     settings = {name: options[name] for name in ("target", "token") if options.get(name) is not None}
-    etas = {"etas": (reversed_attention.STEP, 0.0)}
-    return [with_settings("reversed_attention", **settings), with_settings("attention_patching", **settings | etas)]
+    etas = {"etas": (reversed_attention.PATCH_ETA, 0.0)}
+    return [request("reversed_attention", **settings), request("attention_patching", **settings | etas)]
 
 
-def _reverse_besides(options: Options) -> list[Ask]:
+def _reverse_file_requests(options: Options) -> list[Request]:
     settings = {name: options[name] for name in ("target", "token") if options.get(name) is not None}
-    return [with_settings("attention_patching", **settings), asked("head_types")]
+    return [request("attention_patching", **settings), report_request("head_types")]
 
 
-def _operators(options: Options) -> list[Ask]:
-    scores = [asked("scores")] if options.get("text") is not None else []
-    return [with_settings("operators", raw=bool(options.get("raw"))), *scores]
+def _operators_requests(options: Options) -> list[Request]:
+    scores = [report_request("scores")] if options.get("text") is not None else []
+    return [request("operators", raw=bool(options.get("raw"))), *scores]
 
 
-def _title(what: str) -> Callable[[Answers], str]:
-    return lambda answers: f"{what}: {text_blocks.title(answers)}"
+def _prefixed_title(prefix: str) -> Callable[[Results], str]:
+    return lambda results: f"{prefix}: {text_blocks.report_title(results)}"
 
 
-JOBS: dict[str, Job] = {
-    "flow": Job(
-        text_blocks.title,
-        _main,
+REPORTS: dict[str, ReportPlan] = {
+    "flow": ReportPlan(
+        text_blocks.report_title,
+        _flow_requests,
         (
-            *(Told(one.needs, question_blocks.blocks(one)) for one in QUESTIONS),
-            Told((), question_blocks.note),
-            Told(layer_table.NEEDS, layer_table.blocks),
-            Told(("readout",), readout.blocks),
-            Told(("operators", "energy"), operators.blocks),
-            Told(("geometry_kept", "massive_tokens", "operators", "agreement", "distortion"), _findings),
+            *(Section(question.needs, question_blocks.blocks(question)) for question in QUESTIONS),
+            Section((), question_blocks.control_note),
+            Section(layer_table.NEEDS, layer_table.blocks),
+            Section(("readout",), readout.blocks),
+            Section(("operators", "energy"), operators.blocks),
+            Section(("geometry_kept", "massive_tokens", "operators", "agreement", "distortion"), _finding_blocks),
         ),
     ),
-    "covers": Job(
-        _title("Covers"),
-        _covers,
+    "covers": ReportPlan(
+        _prefixed_title("Covers"),
+        _covers_requests,
         (
-            Told(("agreement", "head_types", "distortion"), agreement.blocks),
-            Told(("agreement", "distortion"), _findings),
-            Told((), agreement.head_table, aside=True),
+            Section(("agreement", "head_types", "distortion"), agreement.blocks),
+            Section(("agreement", "distortion"), _finding_blocks),
+            Section((), agreement.head_table, page_only=True),
         ),
-        _covers_besides,
-        must="agreement",
+        _covers_file_requests,
+        required="agreement",
     ),
-    "surgery": Job(_title("Surgery"), _surgery, (Told(("surgery",), surgery.blocks),), must="surgery"),
-    "reverse": Job(
-        _title("Reversed attention"),
-        _reverse,
-        (Told(("reversed_attention", "attention_patching"), reversed_attention.blocks),),
-        _reverse_besides,
-        must="reversed_attention",
+    "surgery": ReportPlan(
+        _prefixed_title("Surgery"), _surgery_requests, (Section(("surgery",), surgery.blocks),), required="surgery"
     ),
-    "operators": Job(
-        lambda answers: f"Operators of {answers.view.facts['model']}",
-        _operators,
+    "reverse": ReportPlan(
+        _prefixed_title("Reversed attention"),
+        _reverse_requests,
+        (Section(("reversed_attention", "attention_patching"), reversed_attention.blocks),),
+        _reverse_file_requests,
+        required="reversed_attention",
+    ),
+    "operators": ReportPlan(
+        lambda results: f"Operators of {results.view.facts['model']}",
+        _operators_requests,
         (
-            Told(("operators",), operators.blocks),
-            Told(("operators",), operators.extremes),
-            Told(("scores",), operators.scores),
+            Section(("operators",), operators.blocks),
+            Section(("operators",), operators.extreme_heads),
+            Section(("scores",), operators.score_blocks),
         ),
-        lambda options: [asked("head_types")],
-        must="operators",
+        lambda options: [report_request("head_types")],
+        required="operators",
     ),
 }
 """Command → what it asks and tells."""
 
 
-def job_of(name: str) -> Job:
+def report_of_analysis(name: str) -> ReportPlan:
     """Any analysis of the catalogue as a command of its own."""
-    return Job(
-        lambda answers: f"{name}: {text_blocks.title(answers)}",
-        lambda options: [with_settings(name, **options)],
-        (Told((name,), lambda answers: field_blocks.blocks(answers, name)),),
-        must=name,
+    return ReportPlan(
+        lambda results: f"{name}: {text_blocks.report_title(results)}",
+        lambda options: [request(name, **options)],
+        (Section((name,), lambda results: field_blocks.blocks(results, name)),),
+        required=name,
     )

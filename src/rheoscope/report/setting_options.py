@@ -5,16 +5,17 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from rheoscope.report.parse_options import heads_of, labels_of, numbers_of, texts_of, token_of
-from rheoscope.running.argument_checks import without_none
+from rheoscope.report.parse_options import parse_heads, parse_numbers, parse_texts, parse_token, read_labels
+from rheoscope.running.argument_checks import strip_none
 from rheoscope.space.analysis import Analysis
 from rheoscope.space.model import Model
+from rheoscope.space.settings import plain_type
 
-Read = Callable[[str, Any, Model], Any]
+ParseOption = Callable[[str, Any, Model], Any]
 """From the name of an option, what was typed and the model to the setting."""
 
 
-TEXTS_BETWEEN_BARS = ("prefixes", "targets", "foils")
+BAR_SEPARATED_SETTINGS = ("prefixes", "targets", "foils")
 """Settings that are lists of texts."""
 
 
@@ -22,51 +23,52 @@ TEXTS_BETWEEN_BARS = ("prefixes", "targets", "foils")
 class Option:
     """How a setting of some type is typed, and read."""
 
-    typed: Any
-    read: Read
+    cli_type: Any
+    parse: ParseOption
 
 
-def option_of(name: str, hint: Any) -> Option | None:
+def option_for_setting(name: str, hint: Any) -> Option | None:
     """The option of a setting, by its name and type; None for what cannot be typed (a Dataset, a Trace).
 
-    >>> option_of("draws", int).typed, option_of("strides", list[int] | None).typed, option_of("control", dict)
-    (<class 'int'>, str | None, None)
-    >>> option_of("words", dict | str | None).typed
-    str | None
+    >>> option_for_setting("draws", int).cli_type, option_for_setting("strides", list[int] | None).cli_type
+    (<class 'int'>, str | None)
+    >>> option_for_setting("control", dict) is None
+    True
     """
-    optional, plain = without_none(hint)
+    is_optional, base_type = strip_none(plain_type(hint))
     if name == "heads":
-        return Option(str | None, lambda _, typed, model: heads_of(typed, model.view))
+        return Option(str | None, lambda _, value, model: parse_heads(value, model.view))
     if name == "labels":
-        return Option(str | None, lambda _, typed, model: None if typed is None else labels_of(typed))
-    if name in TEXTS_BETWEEN_BARS:
-        return Option(str | None, lambda _, typed, model: None if typed is None else texts_of(typed))
-    if plain in (int, float, str, bool):
-        return Option(plain | None if optional else plain, lambda _, typed, model: typed)
-    if plain == str | int:
-        return Option(str | None, lambda _, typed, model: None if typed is None else token_of(typed))
-    if get_origin(plain) in (Union, UnionType) and str in get_args(
-        plain
+        return Option(str | None, lambda _, value, model: None if value is None else read_labels(value))
+    if name in BAR_SEPARATED_SETTINGS:
+        return Option(str | None, lambda _, value, model: None if value is None else parse_texts(value))
+    if base_type in (int, float, str, bool):
+        return Option(base_type | None if is_optional else base_type, lambda _, value, model: value)
+    if base_type == str | int:
+        return Option(str | None, lambda _, value, model: None if value is None else parse_token(value))
+    if get_origin(base_type) in (Union, UnionType) and str in get_args(
+        base_type
     ):  # a text or the name of a file, beside what cannot be typed
-        return Option(str | None if optional else str, lambda _, typed, model: typed)
-    number = _number_in(plain)
-    if number is not None:
+        return Option(str | None if is_optional else str, lambda _, value, model: value)
+    number_type = _element_type(base_type)
+    if number_type is not None:
         return Option(
-            str | None, lambda option, typed, model: None if typed is None else numbers_of(typed, number, option)
+            str | None,
+            lambda option, value, model: None if value is None else parse_numbers(value, number_type, option),
         )
     return None
 
 
-def _number_in(hint: Any) -> Callable[[str], Any] | None:
+def _element_type(hint: Any) -> Callable[[str], Any] | None:
     """int or float where a setting is a sequence of them."""
-    parts = get_args(hint)
-    if get_origin(hint) is None or not parts:
+    type_args = get_args(hint)
+    if get_origin(hint) is None or not type_args:
         return None
-    inner = get_args(parts[0]) or (parts[0],)
-    return float if float in inner else int if inner == (int,) else None
+    element_types = get_args(type_args[0]) or (type_args[0],)
+    return float if float in element_types else int if element_types == (int,) else None
 
 
-def options_of(asked: Analysis) -> dict[str, Option]:
+def typeable_options(spec: Analysis) -> dict[str, Option]:
     """Every setting that can be typed."""
-    found = {name: option_of(name, one.annotation) for name, one in asked.settings.items()}
-    return {name: option for name, option in found.items() if option is not None}
+    candidates = {name: option_for_setting(name, parameter.annotation) for name, parameter in spec.settings.items()}
+    return {name: option for name, option in candidates.items() if option is not None}

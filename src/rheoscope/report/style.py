@@ -7,9 +7,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, MUTED, ACCENT, PAPER = "#1d2433", "#8a93a6", "#e4572e", "#ffffff"
-FIELD = ["#f7f8fb", "#dfe6f2", "#b9c9e4", "#86a3cf", "#4f78b3", "#27508f"]
+FIELD_COLOURS = ["#f7f8fb", "#dfe6f2", "#b9c9e4", "#86a3cf", "#4f78b3", "#27508f"]
 
-DRAWN = """
+DRAWING_CSS = """
 figure { margin: 0; min-width: 0; }
 .scroll { overflow-x: auto; }
 .panels { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 1.8rem 1.6rem; align-items: start; grid-auto-flow: dense; }
@@ -41,10 +41,10 @@ svg text.strong { font-weight: 700; }
 svg .path:hover { stroke-width: 3; stroke-opacity: 1; } svg .shape:hover { fill-opacity: .85; }
 """
 """How drawings look on a page that says what --ink, --muted, --line and --paper are."""
-LIGHT = {"ink": "#1d2433", "muted": "#5d6678", "line": "#dde2ec", "paper": "#ffffff"}
-DARK = {"ink": "#e8ecf4", "muted": "#9aa5ba", "line": "#2c3447", "paper": "#12161f"}
+LIGHT_COLOURS = {"ink": "#1d2433", "muted": "#5d6678", "line": "#dde2ec", "paper": "#ffffff"}
+DARK_COLOURS = {"ink": "#e8ecf4", "muted": "#9aa5ba", "line": "#2c3447", "paper": "#12161f"}
 
-RC: Any = {
+RC_PARAMS: Any = {
     "figure.facecolor": PAPER,
     "axes.facecolor": PAPER,
     "axes.edgecolor": MUTED,
@@ -64,12 +64,12 @@ def new_figure(width: float, height: float) -> "Figure":
     """A figure that belongs to no window and to no global state."""
     from matplotlib.figure import Figure
 
-    with styled():
+    with figure_style():
         return Figure(figsize=(width, height), layout="constrained")
 
 
-def styled() -> AbstractContextManager[None]:
+def figure_style() -> AbstractContextManager[None]:
     """Inside, everything is drawn in this look."""
     import matplotlib as mpl
 
-    return mpl.rc_context(RC)
+    return mpl.rc_context(RC_PARAMS)

@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     import pandas
     import xarray
 
-SCALAR = "scalar"
+SCALAR_TABLE = "scalar"
 """The name of the table of what has no dimension."""
-LARGEST = 1_000_000
+MAX_ROWS = 1_000_000
 """Rows of a table that is made unasked."""
 
 
-def table(dataset: "xarray.Dataset", largest: int = LARGEST) -> "dict[str, pandas.DataFrame]":
+def table(dataset: "xarray.Dataset", largest: int = MAX_ROWS) -> "dict[str, pandas.DataFrame]":
     """What an analysis found as pandas tables, one for each set of dimensions: `rs.table(rs.energy(trace))["layer head"]`.
 
     **Gives** a dictionary from dimensions ("layer head", "step token", "scalar") to a DataFrame: its index has a level for each
@@ -44,13 +44,17 @@ def table(dataset: "xarray.Dataset", largest: int = LARGEST) -> "dict[str, panda
         groups.setdefault(frozenset(map(str, field.dims)), []).append(str(name))
     by_dims = {tuple(map(str, dataset[names[0]].dims)): names for names in groups.values()}
     sizes = {dims: dataset[names[0]].size for dims, names in by_dims.items()}
-    left_out = {_key(dims): f"{size:,} rows" for dims, size in sizes.items() if size > largest}
-    if left_out and len(left_out) == len(by_dims):
+    skipped = {_table_name(dims): f"{size:,} rows" for dims, size in sizes.items() if size > largest}
+    if skipped and len(skipped) == len(by_dims):
         raise RheoscopeError(
             f"every table has more than {largest:,} rows; type rs.table(dataset, largest={max(sizes.values())})"
         )
-    told = {"provenance": dict(dataset.attrs), "left_out": left_out}
-    return {_key(dims): _frame(dataset, dims, names, told) for dims, names in by_dims.items() if sizes[dims] <= largest}
+    attributes = {"provenance": dict(dataset.attrs), "left_out": skipped}
+    return {
+        _table_name(dims): _fields_frame(dataset, dims, names, attributes)
+        for dims, names in by_dims.items()
+        if sizes[dims] <= largest
+    }
 
 
 def csv_text(frame: "pandas.DataFrame") -> str:
@@ -63,53 +67,62 @@ def csv_text(frame: "pandas.DataFrame") -> str:
     return frame.to_csv(index=frame.index.names != [None], lineterminator="\n")
 
 
-def _key(dims: tuple[str, ...]) -> str:
-    return " ".join(dims) or SCALAR
+def _table_name(dims: tuple[str, ...]) -> str:
+    return " ".join(dims) or SCALAR_TABLE
 
 
-def _frame(
-    dataset: "xarray.Dataset", dims: tuple[str, ...], names: list[str], told: dict[str, Any]
+def _fields_frame(
+    dataset: "xarray.Dataset", dims: tuple[str, ...], names: list[str], attributes: dict[str, Any]
 ) -> "pandas.DataFrame":
     """Fields of the same dimensions side by side."""
     import pandas as pd
 
     sizes = {dim: dataset.sizes[dim] for dim in dims}
-    words = [
-        str(name) for name, one in dataset.coords.items() if name not in dims and one.dims and set(one.dims) <= {*dims}
+    label_columns = [
+        str(name)
+        for name, coordinate in dataset.coords.items()
+        if name not in dims and coordinate.dims and set(coordinate.dims) <= {*dims}
     ]
     columns = {
-        name: dataset[name].variable.set_dims(sizes).transpose(*dims).values.ravel() for name in (*words, *names)
+        name: dataset[name].variable.set_dims(sizes).transpose(*dims).values.ravel()
+        for name in (*label_columns, *names)
     }
-    frame = pd.DataFrame(columns, _index(dataset, dims))
-    frame.attrs = _about(dataset, names) | told
+    frame = pd.DataFrame(columns, _dims_index(dataset, dims))
+    frame.attrs = _column_attributes(dataset, names) | attributes
     return frame
 
 
-def _about(dataset: "xarray.Dataset", names: list[str]) -> dict[str, dict[str, str]]:
+def _column_attributes(dataset: "xarray.Dataset", names: list[str]) -> dict[str, dict[str, str]]:
     """What the columns are, as far as there is something to say."""
-    kinds = {"definitions": "definition", "units": "unit", "nulls": "null"}
-    told = {kind: {name: str(dataset[name].attrs.get(key, "")) for name in names} for kind, key in kinds.items()}
-    told["depends_on"] = {
+    attribute_names = {"definitions": "definition", "units": "unit", "nulls": "null"}
+    attributes = {
+        attribute_name: {name: str(dataset[name].attrs.get(key, "")) for name in names}
+        for attribute_name, key in attribute_names.items()
+    }
+    attributes["depends_on"] = {
         name: " and ".join(
-            str(dataset[name].attrs[mark]).removeprefix("depends on ")
-            for mark in ("basis", "gauge")
-            if mark in dataset[name].attrs
+            str(dataset[name].attrs[dependence]).removeprefix("depends on ")
+            for dependence in ("basis", "gauge")
+            if dependence in dataset[name].attrs
         )
         for name in names
     }
-    return {kind: {name: text for name, text in of.items() if text} for kind, of in told.items()}
+    return {
+        attribute_name: {name: text for name, text in texts.items() if text}
+        for attribute_name, texts in attributes.items()
+    }
 
 
-def _index(dataset: "xarray.Dataset", dims: tuple[str, ...]) -> "pandas.Index":
+def _dims_index(dataset: "xarray.Dataset", dims: tuple[str, ...]) -> "pandas.Index":
     """A level for each dimension, in its own order (layer 10 after layer 9); places without a name are counted from 0."""
     import numpy as np
     import pandas as pd
 
     if not dims:
         return pd.RangeIndex(1)
-    places = [pd.Index(dataset[dim].values, name=dim) for dim in dims]
-    if len(places) == 1:
-        return places[0]
-    levels = [place.unique() for place in places]
-    codes = [level.get_indexer(place) for level, place in zip(levels, places, strict=True)]
+    indexes = [pd.Index(dataset[dim].values, name=dim) for dim in dims]
+    if len(indexes) == 1:
+        return indexes[0]
+    levels = [index.unique() for index in indexes]
+    codes = [level.get_indexer(index) for level, index in zip(levels, indexes, strict=True)]
     return pd.MultiIndex(levels, [grid.ravel() for grid in np.meshgrid(*codes, indexing="ij")], names=dims)

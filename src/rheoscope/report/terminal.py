@@ -3,173 +3,183 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from rheoscope.messages.numbers import plural
+from rheoscope.messages.numbers import pluralise
 from rheoscope.picture.blocks import Block, Cell, Lines, Questions, Table
 from rheoscope.picture.token_labels import printable
 from rheoscope.report import text_blocks
-from rheoscope.report.report_plans import Told
-from rheoscope.space.results import Answers
+from rheoscope.report.report_plans import Section
+from rheoscope.space.results import Results
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table as RichTable
     from rich.text import Text
 
-WIDE = 110
+WIDE_COLUMNS = 110
 """Columns of a terminal that has room for nulls; the page and --json have them always."""
-WORDS = 20
+MIN_TEXT_WIDTH = 20
 """What a column of words is given at least; longer ones are folded. Numbers are never cut."""
-BETWEEN = 2
-COLOURS = {"yes": "green", "no": "red", "cannot tell": "yellow"}
+COLUMN_GAP = 2
+ANSWER_COLOURS = {"yes": "green", "no": "red", "unclear": "yellow"}
 
 
 class Terminal:
     """Prints blocks in their order, each once; `hear` is told whenever something more is known."""
 
-    def __init__(self, console: "Console", tells: Sequence[Told], explain: bool = False) -> None:
-        self.console, self.explain, self.unexplained = console, explain, False
-        self.waiting = [one for one in tells if not one.aside]
+    def __init__(self, console: "Console", sections: Sequence[Section], explain: bool = False) -> None:
+        self.console, self.explain, self.has_unexplained = console, explain, False
+        self.pending_sections = [section for section in sections if not section.page_only]
 
-    def hear(self, answers: Answers) -> None:
+    def print_ready(self, results: Results) -> None:
         """Everything that can be told now, as long as nothing before it waits."""
-        while self.waiting and answers.asked(*self.waiting[0].needs):
-            for block in self.waiting.pop(0).blocks(answers):
-                self.show(block)
+        while self.pending_sections and results.has_run(*self.pending_sections[0].needs):
+            for block in self.pending_sections.pop(0).blocks(results):
+                self.print_block(block)
 
-    def begin(self, answers: Answers) -> None:
+    def print_header(self, results: Results) -> None:
         """The model and the text."""
-        self.line(text_blocks.model_line(answers), "dim")
-        if answers.trace is not None:
-            self.line(f"{plural(len(answers.trace), 'token')}: {' '.join(text_blocks.tokens(answers).words)}")
-            self.line(f"massive tokens left out: {text_blocks.massive(answers)}", "dim")
+        self.print_line(text_blocks.model_line(results), "dim")
+        if results.trace is not None:
+            self.print_line(
+                f"{pluralise(len(results.trace), 'token')}: {' '.join(text_blocks.token_block(results).token_texts)}"
+            )
+            self.print_line(f"massive tokens left out: {text_blocks.massive_tokens_text(results)}", "dim")
 
-    def end(self, answers: Answers) -> None:
+    def print_skipped(self, results: Results) -> None:
         """What had no answer."""
-        for block in text_blocks.left_out(answers):
-            self.show(block)
+        for block in text_blocks.skipped_blocks(results):
+            self.print_block(block)
 
-    def show(self, block: Block) -> None:
+    def print_block(self, block: Block) -> None:
         """One block; pictures, tokens and facts are for pages."""
         match block:
             case Questions():
-                self.questions(block)
+                self.print_questions(block)
             case Table():
-                self.heading(block.heading)
-                self.table(block)
+                self.print_heading(block.heading)
+                self.print_table(block)
             case Lines():
-                self.heading(block.heading)
+                self.print_heading(block.heading)
                 for line in block.lines:
-                    self.line(f"• {line}")
+                    self.print_line(f"• {line}")
             case _:
                 pass
 
-    def questions(self, block: Questions) -> None:
+    def print_questions(self, block: Questions) -> None:
         """The word that answers, the question, and below it why."""
         from rich.padding import Padding
         from rich.text import Text
 
         if block.heading:
-            self.heading(block.heading)
-        for one in block.answered:
-            colour = COLOURS.get(one.answer.split(" · ")[0], "")
-            self.console.print(Text.assemble((printable(one.answer), f"bold {colour}"), f"  {one.question}"))
-            self.console.print(Padding(Text.assemble(printable(one.line), (f"  → {one.deeper}", "dim")), (0, 0, 0, 2)))
+            self.print_heading(block.heading)
+        for item in block.questions:
+            colour = ANSWER_COLOURS.get(item.answer.split(" · ")[0], "")
+            self.console.print(Text.assemble((printable(item.answer), f"bold {colour}"), f"  {item.question}"))
+            self.console.print(
+                Padding(Text.assemble(printable(item.line), (f"  → {item.deeper}", "dim")), (0, 0, 0, 2))
+            )
         if block.note:
-            self.line(block.note, "dim")
+            self.print_line(block.note, "dim")
 
-    def table(self, block: Table) -> None:
+    def print_table(self, block: Table) -> None:
         """What fits beside each other, the rest below; then what is small, and what columns mean."""
-        width, wide = self.console.width, self.console.width >= WIDE
-        groups = fitting(block, width, wide)
-        if max(needed(block, columns, wide) for columns in groups) > width:
-            self.stacked(block)
+        width, is_wide = self.console.width, self.console.width >= WIDE_COLUMNS
+        groups = fit_columns(block, width, is_wide)
+        if max(required_width(block, columns, is_wide) for columns in groups) > width:
+            self.print_stacked(block)
         else:
             for columns in groups:
-                self.console.print(rich_table(block, columns, wide))
-        for line in (block.small if wide else "", block.note):
+                self.console.print(to_rich_table(block, columns, is_wide))
+        for line in (block.small_caption if is_wide else "", block.note):
             if line:
-                self.line(line, "dim")
+                self.print_line(line, "dim")
         if self.explain:
-            self.console.print(explained(block))
-        elif any(cell.title for cell in block.header):
-            self.unexplained = True
+            self.console.print(column_definitions(block))
+        elif any(cell.definition for cell in block.header):
+            self.has_unexplained = True
 
-    def stacked(self, block: Table) -> None:
+    def print_stacked(self, block: Table) -> None:
         """What is too broad for a table, row after row: its name, and below it every entry behind its heading."""
         for row in block.rows:
-            self.line(row[0].text, "bold")
-            for head, cell in zip(block.header[1:], row[1:], strict=True):
-                self.line(f"  {head.text}: {cell.text}")
+            self.print_line(row[0].text, "bold")
+            for header, cell in zip(block.header[1:], row[1:], strict=True):
+                self.print_line(f"  {header.text}: {cell.text}")
 
-    def heading(self, said: str) -> None:
+    def print_heading(self, heading: str) -> None:
         self.console.print()
-        self.line(said, "bold")
+        self.print_line(heading, "bold")
 
-    def files(self, said: Sequence[str]) -> None:
+    def print_files(self, lines: Sequence[str]) -> None:
         """How columns are explained where nobody asked, and what was written, each name on one line, so that it can be copied."""
-        if self.unexplained:
-            self.line("--explain defines every column", "dim")
-        for line in said:
+        if self.has_unexplained:
+            self.print_line("--explain defines every column", "dim")
+        for line in lines:
             self.console.print(printable(line), soft_wrap=True, markup=False, emoji=False)
 
-    def line(self, said: str, style: str = "") -> None:
+    def print_line(self, line: str, style: str = "") -> None:
         """A line as it is: a text can neither colour it nor move the cursor."""
-        self.console.print(printable(said), style=style, markup=False, emoji=False)
+        self.console.print(printable(line), style=style, markup=False, emoji=False)
 
 
-def fitting(block: Table, width: int, wide: bool = True) -> list[list[int]]:
+def fit_columns(block: Table, width: int, is_wide: bool = True) -> list[list[int]]:
     """The columns of a table, by number, in groups that fit on a line; the first column names the rows of each.
 
     >>> row = [Cell("L0"), Cell(".25"), Cell(".50")]
-    >>> fitting(Table("", [Cell("layer"), Cell("moved"), Cell("straight")], [row]), 16)
+    >>> fit_columns(Table("", [Cell("layer"), Cell("moved"), Cell("straight")], [row]), 16)
     [[0, 1], [0, 2]]
     """
     groups = [[0]]
-    for at in range(1, len(block.header)):
-        if len(groups[-1]) > 1 and needed(block, [*groups[-1], at], wide) > width:
+    for column in range(1, len(block.header)):
+        if len(groups[-1]) > 1 and required_width(block, [*groups[-1], column], is_wide) > width:
             groups.append([0])
-        groups[-1].append(at)
+        groups[-1].append(column)
     return groups
 
 
-def needed(block: Table, columns: Sequence[int], wide: bool) -> int:
+def required_width(block: Table, columns: Sequence[int], is_wide: bool) -> int:
     """What columns need beside each other."""
-    return sum(least_width(block, at, wide) for at in columns) + BETWEEN * (len(columns) - 1)
+    return sum(min_column_width(block, column, is_wide) for column in columns) + COLUMN_GAP * (len(columns) - 1)
 
 
-def least_width(block: Table, at: int, wide: bool) -> int:
+def min_column_width(block: Table, column: int, is_wide: bool) -> int:
     """What a column needs: its widest cell, as a terminal counts (a Chinese letter is two), or as little as words can be folded to."""
-    widest = max(_cell(row[at], wide).cell_len for row in [block.header, *block.rows])
-    return min(widest, WORDS) if at in block.words and at > 0 else widest
+    max_width = max(_rich_cell(row[column], is_wide).cell_len for row in [block.header, *block.rows])
+    return min(max_width, MIN_TEXT_WIDTH) if column in block.text_columns and column > 0 else max_width
 
 
-def rich_table(block: Table, columns: Sequence[int], wide: bool = True) -> "RichTable":
+def to_rich_table(block: Table, columns: Sequence[int], is_wide: bool = True) -> "RichTable":
     """Some columns of a table: words to the left, numbers to the right; what is small only where there is room."""
     from rich.table import Table as RichTable
 
-    table = RichTable(box=None, header_style="dim", pad_edge=False, padding=(0, BETWEEN, 0, 0))
-    for at in columns:
-        folds = at in block.words and at > 0
-        justify: Literal["left", "right"] = "left" if at in block.words else "right"
-        table.add_column(_cell(block.header[at], wide=False), justify=justify, no_wrap=not folds, overflow="fold",
-                         min_width=0 if folds else least_width(block, at, wide))  # fmt: skip
-    for at, row in enumerate(block.rows):
-        table.add_row(*(_cell(row[column], wide) for column in columns), end_section=at in block.ends)
+    table = RichTable(box=None, header_style="dim", pad_edge=False, padding=(0, COLUMN_GAP, 0, 0))
+    for column in columns:
+        wraps = column in block.text_columns and column > 0
+        justify: Literal["left", "right"] = "left" if column in block.text_columns else "right"
+        table.add_column(_rich_cell(block.header[column], is_wide=False), justify=justify, no_wrap=not wraps, overflow="fold",
+                         min_width=0 if wraps else min_column_width(block, column, is_wide))  # fmt: skip
+    for row_index, row in enumerate(block.rows):
+        table.add_row(
+            *(_rich_cell(row[column], is_wide) for column in columns), end_section=row_index in block.group_ends
+        )
     return table
 
 
-def _cell(cell: Cell, wide: bool) -> "Text":
+def _rich_cell(cell: Cell, is_wide: bool) -> "Text":
     from rich.text import Text
 
-    said, small = printable(cell.text), printable(cell.small)
-    return Text.assemble((said, cell.style), (f" {small:>4}", "dim")) if small and wide else Text(said, cell.style)
+    content, small = printable(cell.text), printable(cell.small_text)
+    return (
+        Text.assemble((content, cell.style), (f" {small:>4}", "dim"))
+        if small and is_wide
+        else Text(content, cell.style)
+    )
 
 
-def explained(block: Table) -> "RenderableType":
+def column_definitions(block: Table) -> "RenderableType":
     """What every column means."""
     from rich.text import Text
 
-    defined = [cell for cell in block.header if cell.title]
+    defined_cells = [cell for cell in block.header if cell.definition]
     return Text("\n").join(
-        Text.assemble((printable(cell.text), "bold"), f": {printable(cell.title)}") for cell in defined
+        Text.assemble((printable(cell.text), "bold"), f": {printable(cell.definition)}") for cell in defined_cells
     )

@@ -3,88 +3,88 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rheoscope.messages.numbers import plural
+from rheoscope.messages.numbers import pluralise
 from rheoscope.picture.blocks import Block, Facts, Lines, Tokens
-from rheoscope.picture.picture import number
-from rheoscope.picture.token_labels import printable, shown
-from rheoscope.space.results import Answers
+from rheoscope.picture.picture import format_value
+from rheoscope.picture.token_labels import display_token, printable
+from rheoscope.space.results import Results
 
 if TYPE_CHECKING:
     import xarray
 
-TITLE = 90
+MAX_TITLE_CHARS = 90
 """Letters of the text that a heading can carry; the tokens below it are the whole text."""
-SETTINGS = ("space", "grain", "draws", "seed", "angle", "nearest", "sampled_queries", "rows", "strides")
+REPORTED_SETTINGS = ("space", "grain", "draws", "seed", "angle", "nearest", "sampled_queries", "rows", "strides")
 
 
-def title(answers: Answers) -> str:
+def report_title(results: Results) -> str:
     """The text on one line, cut where a heading ends; the model's name where there is no text."""
-    if answers.trace is None:
-        return str(answers.view.facts["model"])
-    text = printable(" ".join((answers.trace.text or "".join(answers.trace.tokens)).split()))
-    return text if len(text) <= TITLE else text[: TITLE - 1].rstrip() + "…"
+    if results.trace is None:
+        return str(results.view.facts["model"])
+    text = printable(" ".join((results.trace.text or "".join(results.trace.tokens)).split()))
+    return text if len(text) <= MAX_TITLE_CHARS else text[: MAX_TITLE_CHARS - 1].rstrip() + "…"
 
 
-def model_line(answers: Answers) -> str:
+def model_line(results: Results) -> str:
     """The model, its size and its certificate, on one line."""
-    view = answers.view
-    size = f"{plural(view.layers, 'layer')}, {plural(view.heads, 'head')}, width {view.width}"
+    view = results.view
+    size = f"{pluralise(view.layers, 'layer')}, {pluralise(view.heads, 'head')}, width {view.width}"
     return f"{view.facts['model']} · {size} · {view.facts['certificate']}"
 
 
-def massive(answers: Answers) -> str:
+def massive_tokens_text(results: Results) -> str:
     """Which tokens are left out of the clouds."""
-    trace = answers.text
-    return ", ".join(f"{at} {shown(trace.tokens[at])}" for at in trace.massive()) or "none"
+    trace = results.required_trace
+    return ", ".join(f"{index} {display_token(trace.tokens[index])}" for index in trace.massive_tokens()) or "none"
 
 
-def lead(*texts: Answers) -> str:
+def lead_text(*all_results: Results) -> str:
     """What was run, and how large each text is, for the top of a page."""
     sizes = [
-        f"{plural(len(one.text), 'token')}; massive tokens left out of the clouds: {massive(one)}."
-        for one in texts
-        if one.trace
+        f"{pluralise(len(results.required_trace), 'token')}; massive tokens left out of the clouds: {massive_tokens_text(results)}."
+        for results in all_results
+        if results.trace
     ]
     definitions = "Definitions are under the dotted words, numbers under the pictures."
-    return " ".join([f"{model_line(texts[0])}.", *sizes, definitions])
+    return " ".join([f"{model_line(all_results[0])}.", *sizes, definitions])
 
 
-def tokens(answers: Answers, heading: str = "The text") -> Tokens:
+def token_block(results: Results, heading: str = "The text") -> Tokens:
     """Every token in its place; massive ones are marked, the others tell how they moved."""
-    trace, path = answers.text, answers.found.get("trajectory")
-    large = set(trace.massive())
-    moved = {} if path is None else {int(token): told for token, *told in _columns(path)}
+    trace, trajectory = results.required_trace, results.datasets.get("trajectory")
+    massive_tokens = set(trace.massive_tokens())
+    path_numbers = {} if trajectory is None else {int(token): numbers for token, *numbers in _path_columns(trajectory)}
     tips = []
-    for at in range(len(trace)):
-        tip = f"token {at}"
-        if at in large:
+    for index in range(len(trace)):
+        tip = f"token {index}"
+        if index in massive_tokens:
             tip += ": massive, longer than five times the median at some step; left out of the clouds"
-        elif path is not None:
-            length, straight, null = map(number, moved[at])
-            tip += f": path {length}, straightness {straight} (null {null})"
+        elif trajectory is not None:
+            length, straightness, null = map(format_value, path_numbers[index])
+            tip += f": path {length}, straightness {straightness} (null {null})"
         tips.append(tip)
-    return Tokens(heading, [shown(token) for token in trace.tokens], tips, frozenset(large))
+    return Tokens(heading, [display_token(token) for token in trace.tokens], tips, frozenset(massive_tokens))
 
 
-def _columns(path: "xarray.Dataset") -> Iterator[tuple[float, ...]]:
+def _path_columns(trajectory: "xarray.Dataset") -> Iterator[tuple[float, ...]]:
     """Every token with its path length, its straightness and the null of it."""
-    columns = path.token, path.path_length, path.straightness, path.straightness_null
+    columns = trajectory.token, trajectory.path_length, trajectory.straightness, trajectory.straightness_null
     return zip(*(column.values.tolist() for column in columns), strict=True)
 
 
-def left_out(answers: Answers, heading: str = "Left out") -> list[Block]:
+def skipped_blocks(results: Results, heading: str = "Left out") -> list[Block]:
     """What has no answer, and why."""
-    lines = [f"{name} is left out: {reason}" for name, reason in answers.left_out.items()]
+    lines = [f"{name} is left out: {reason}" for name, reason in results.skipped.items()]
     return [Lines(heading, lines)] if lines else []
 
 
-def provenance(answers: Answers, heading: str = "Where the numbers come from") -> Facts:
+def provenance_block(results: Results, heading: str = "Where the numbers come from") -> Facts:
     """What made the numbers: model and weights, settings."""
-    source = answers.view.facts if answers.trace is None else answers.trace.provenance
+    source = results.view.facts if results.trace is None else results.trace.provenance
     settings = {
         f"{key}: {name}": str(dataset.attrs[name])
-        for key, dataset in answers.found.items()
-        for name in SETTINGS
+        for key, dataset in results.datasets.items()
+        for name in REPORTED_SETTINGS
         if name in dataset.attrs
     }
     return Facts(heading, {name: str(value) for name, value in source.items() if name != "text"} | settings)

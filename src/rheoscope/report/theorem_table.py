@@ -6,11 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rheoscope.attention.theorems import THEOREMS as OF_ATTENTION
-from rheoscope.attention.theorems import Theorem, shuffled_difference
+from rheoscope.attention.theorem import Theorem
+from rheoscope.attention.theorems import THEOREMS as ATTENTION_THEOREMS
+from rheoscope.attention.theorems import permutation_error
 from rheoscope.files import check_outputs, write_file
-from rheoscope.models.theorems import THEOREMS as OF_MODELS
-from rheoscope.picture.blocks import Cell, Lines, Table, cells
+from rheoscope.models.theorems import THEOREMS as MODEL_THEOREMS
+from rheoscope.picture.blocks import Cell, Lines, Table, to_cells
 from rheoscope.report.console import console
 from rheoscope.report.json_file import write_json
 from rheoscope.report.terminal import Terminal
@@ -18,7 +19,7 @@ from rheoscope.report.theory_report import TOLERANCE
 from rheoscope.shapes import RheoscopeError
 from rheoscope.theory.experiments import dynamics
 
-MARKS = "<!-- laws -->", "<!-- /laws -->"
+TABLE_MARKERS = "<!-- laws -->", "<!-- /laws -->"
 """Between them stands the table on its page."""
 
 
@@ -27,56 +28,56 @@ def largest_gap(experiment: str) -> float:
     return float(dynamics(experiment).gap.max())
 
 
-def on_the_bench(item: str, statement: str, experiment: str) -> Theorem:
+def bench_theorem(item: str, statement: str, experiment: str) -> Theorem:
     return Theorem(item, statement, f"dynamics {experiment}", partial(largest_gap, experiment), TOLERANCE)
 
 
-OF_THE_BENCH = (
-    on_the_bench("4.4", "a thousand layers: softmax makes tokens alike, shaped attention does not", "shaped"),
-    on_the_bench(
+BENCH_THEOREMS = (
+    bench_theorem("4.4", "a thousand layers: softmax makes tokens alike, shaped attention does not", "shaped"),
+    bench_theorem(
         "5.1", "inner products of two maps approximate any relation, of one map only a similarity", "relations"
     ),
-    on_the_bench("4.4", "at finite width, covariances of tokens follow a stochastic equation", "shaped_width"),
-    on_the_bench("5.2", "metric attention of narrow bandwidth is a heat kernel: diffusion with drift", "heat"),
-    on_the_bench("5.3", "attention as a gradient flow: with Q = K = V = I an energy rises at every step", "energy"),
+    bench_theorem("4.4", "at finite width, covariances of tokens follow a stochastic equation", "shaped_width"),
+    bench_theorem("5.2", "metric attention of narrow bandwidth is a heat kernel: diffusion with drift", "heat"),
+    bench_theorem("5.3", "attention as a gradient flow: with Q = K = V = I an energy rises at every step", "energy"),
 )
 
 
-def theorems() -> list[Theorem]:
+def all_theorems() -> list[Theorem]:
     """All rows in the order of the document: definitions and theorems of section 2 first."""
-    rows = [*OF_ATTENTION, *OF_MODELS, *OF_THE_BENCH]
-    return sorted(rows, key=lambda row: float(found[0]) if (found := re.match(r"[\d.]+", row.item)) else 0.0)
+    rows = [*ATTENTION_THEOREMS, *MODEL_THEOREMS, *BENCH_THEOREMS]
+    return sorted(rows, key=lambda row: float(match[0]) if (match := re.match(r"[\d.]+", row.item)) else 0.0)
 
 
-def measured() -> list[tuple[Theorem, float]]:
+def measure_violations() -> list[tuple[Theorem, float]]:
     """Every row with its violation, here and now."""
-    return [(row, row.measure()) for row in theorems()]
+    return [(row, row.measure()) for row in all_theorems()]
 
 
-def kept(row: Theorem, violation: float) -> bool:
+def is_kept(row: Theorem, violation: float) -> bool:
     return violation <= row.tolerance  # NaN is not
 
 
-def terminal_table(found: list[tuple[Theorem, float]]) -> Table:
+def law_table(measurements: list[tuple[Theorem, float]]) -> Table:
     """A row a statement: where it stands, its law, by how much it is off here, and by how much it may be."""
     rows = []
-    for row, violation in found:
-        off = Cell(f"{violation:.1e}", style="green" if kept(row, violation) else "red")
-        rows.append([*cells([row.law, row.item, row.statement]), off, Cell(f"{row.tolerance:.0e}")])
-    header = cells(["law", "where", "statement", "off by", "at most"])
+    for row, violation in measurements:
+        violation_cell = Cell(f"{violation:.1e}", style="green" if is_kept(row, violation) else "red")
+        rows.append([*to_cells([row.law, row.item, row.statement]), violation_cell, Cell(f"{row.tolerance:.0e}")])
+    header = to_cells(["law", "where", "statement", "off by", "at most"])
     return Table("Laws of attention", header, rows, frozenset({0, 1, 2}))
 
 
-def example() -> str:
+def position_example() -> str:
     """Why positions are needed, in two numbers."""
-    without, placed = shuffled_difference(False), shuffled_difference(True)
+    without_positions, with_positions = permutation_error(False), permutation_error(True)
     return (
         "Hence positions: six tokens in the order 3 0 5 1 4 2 give the same six outputs, in that order "
-        f"(off by {without:.0e}); with a sine table added to them they give others (off by {placed:.2f})."
+        f"(off by {without_positions:.0e}); with a sine table added to them they give others (off by {with_positions:.2f})."
     )
 
 
-def as_json(found: list[tuple[Theorem, float]]) -> list[dict[str, Any]]:
+def laws_to_json(measurements: list[tuple[Theorem, float]]) -> list[dict[str, Any]]:
     return [
         {
             "where": row.item,
@@ -85,50 +86,54 @@ def as_json(found: list[tuple[Theorem, float]]) -> list[dict[str, Any]]:
             "violation": violation,
             "tolerance": row.tolerance,
         }
-        for row, violation in found
+        for row, violation in measurements
     ]
 
 
-def as_rows() -> str:
+def markdown_table() -> str:
     """The table of the page: all but what is measured.
 
-    >>> as_rows().splitlines()[2]
-    '| Theorem 1.1 | a row times Bᵀ is the row of its scalar products with the rows of B | `product_of_rows` | 1e-09 |'
+    >>> markdown_table().splitlines()[2]
+    '| Theorem 1.1 | a row times Bᵀ is the row of its dot products with the rows of B | `product_of_rows` | 1e-09 |'
     """
     rows = [
         f"| {row.item} | {row.statement.replace('|', chr(92) + '|')} | `{row.law}` | {row.tolerance:.0e} |"
-        for row in theorems()
+        for row in all_theorems()
     ]
     return "\n".join(["| where | statement | law | tolerance |", "|---|---|---|---|", *rows])
 
 
-def with_rows(text: str) -> str:
+def insert_table(text: str) -> str:
     """A page whose table between the marks is this one.
 
-    >>> with_rows("a <!-- laws --> old <!-- /laws --> b").count("| Theorem 1.1 |")
+    >>> insert_table("a <!-- laws --> old <!-- /laws --> b").count("| Theorem 1.1 |")
     1
     """
-    before, rest = text.split(MARKS[0], 1)
-    return f"{before}{MARKS[0]}\n{as_rows()}\n{MARKS[1]}{rest.split(MARKS[1], 1)[1]}"
+    before, remainder = text.split(TABLE_MARKERS[0], 1)
+    return (
+        f"{before}{TABLE_MARKERS[0]}\n{markdown_table()}\n{TABLE_MARKERS[1]}{remainder.split(TABLE_MARKERS[1], 1)[1]}"
+    )
 
 
-def show(json_file: Path | None) -> None:
+def show_laws(json_file: Path | None) -> None:
     """What `rheoscope attention --laws` does: every statement with its violation; fails where one is broken."""
     check_outputs([] if json_file is None else [json_file])
-    terminal, said = Terminal(console(), []), []
+    terminal, messages = Terminal(console(), []), []
     with console(stderr=True).status("measuring every law"):
-        found = measured()
+        measurements = measure_violations()
     if json_file is not None:
-        said.append(write_json({"laws": as_json(found)}, json_file))
-    terminal.show(terminal_table(found))
-    terminal.show(Lines("What follows", [example()]))
-    terminal.files(said)
-    broken = [row.law for row, violation in found if not kept(row, violation)]
-    if broken:
-        raise RheoscopeError(f"{', '.join(broken)} is broken by more than rounding; the table above says by how much")
+        messages.append(write_json({"laws": laws_to_json(measurements)}, json_file))
+    terminal.print_block(law_table(measurements))
+    terminal.print_block(Lines("What follows", [position_example()]))
+    terminal.print_files(messages)
+    broken_laws = [row.law for row, violation in measurements if not is_kept(row, violation)]
+    if broken_laws:
+        raise RheoscopeError(
+            f"{', '.join(broken_laws)} is broken by more than rounding; the table above says by how much"
+        )
 
 
 if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    told = with_rows(page.read_text(encoding="utf-8"))
-    print(write_file(page, lambda temporary: temporary.write_text(told, encoding="utf-8")))
+    page_path = Path(sys.argv[1])
+    page_text = insert_table(page_path.read_text(encoding="utf-8"))
+    print(write_file(page_path, lambda temporary: temporary.write_text(page_text, encoding="utf-8")))

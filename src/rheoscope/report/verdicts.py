@@ -1,4 +1,4 @@
-"""Seven questions to a text in a model, each answered yes, no or cannot tell, with its number, its null and the untrained control."""
+"""Seven questions about a text in a model: an answer, the number behind it, its null and the untrained control."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,49 +8,50 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.messages.numbers import plural, short
-from rheoscope.picture.token_labels import places, shown
-from rheoscope.report.findings import FAMILY
-from rheoscope.report.report_settings import asked
-from rheoscope.report.run_analyses import Beside, Subject, ask
-from rheoscope.space.model import Model, check_made_by
-from rheoscope.space.results import Answers
+from rheoscope.messages.message import Message, join
+from rheoscope.messages.numbers import format_number
+from rheoscope.picture.token_labels import display_token, step_names
+from rheoscope.report.analysis_runs import Controls, Subject, run_analyses
+from rheoscope.report.findings import FAMILY_SIZE
+from rheoscope.report.report_settings import report_request
+from rheoscope.space.model import Model, check_same_weights
+from rheoscope.space.results import Results
 from rheoscope.space.trace import Trace
-from rheoscope.statistics.statement import LEVEL, Statement, corrected, from_draws, from_moments
+from rheoscope.statistics.statement import SIGNIFICANCE_LEVEL, Statement, correct_for_family, from_draws, from_moments
 
 if TYPE_CHECKING:
     import xarray
 
-YES, NO, OPEN = "yes", "no", "cannot tell"
-VISIBLE = 2.5
+YES, NO, UNCLEAR = Message("yes"), Message("no"), Message("unclear")
+DETECTABLE_SDS = 2.5
 """Standard deviations of a null that an effect must reach to be seen in most texts: a smaller one cannot be denied."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that a question asks: what the statement says of it where it is sure (`holds`), and the least effect worth telling.
+    """A claim behind a question: whether it holds if the statement is significant, and the smallest effect of interest.
 
-    A statement that is not sure denies the claim only where an effect of this size would have been seen.
+    A statement that is not significant denies the claim only if an effect of that size would have been detected.
     """
 
     statement: Statement
     holds: bool
-    least: float
+    min_effect: float
 
     @property
     def answer(self) -> str:
-        one = self.statement
-        if one.sure:
+        statement = self.statement
+        if statement.is_significant:
             return YES if self.holds else NO
-        seen = math.isfinite(one.p) and VISIBLE * one.spread <= self.least
-        return NO if seen else OPEN
+        is_detectable = math.isfinite(statement.p) and DETECTABLE_SDS * statement.spread <= self.min_effect
+        return NO if is_detectable else UNCLEAR
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A question, its answer in a word and in a line, and the command that goes deeper.
+    """A question, its answer as a word and as a sentence, and the command that shows more.
 
-    `statements` are what it rests on, none where the answer is a measured number with its error.
+    `statements` are the tests behind it; there is none if the answer is a measured number with its error.
     """
 
     question: str
@@ -62,230 +63,317 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """One of the seven: the analyses it needs of the text and of the untrained control, and how an answer is made of them."""
+    """One of the seven questions: the analyses it needs and the function that judges their results."""
 
     name: str
     question: str
     needs: tuple[str, ...]
     deeper: str
-    weigh: Callable[[Answers, "Question"], Verdict]
-    fields: tuple[str, ...] = ()
-    """What an answer rests on and not every text or model has."""
+    judge: Callable[[Results, "Question"], Verdict]
+    required_fields: tuple[str, ...] = ()
+    """Fields that the answer needs and that not every text or model has."""
 
-    def verdict(self, answers: Answers) -> Verdict:
-        """Its answer; where an analysis has none, the reason."""
-        missing = [name for name in self.needs if not answers.knows(name)]
-        if missing:
-            return self.open(answers.left_out.get(missing[0], f"{missing[0]} was not asked"))
-        if not answers.nulls:
-            return self.open("nulls are left out (--fast)")
-        absent = [field for field in self.fields if not any(field in answers.found[name] for name in self.needs)]
+    def verdict(self, results: Results) -> Verdict:
+        """The answer, or the reason why there is none."""
+        missing_analyses = [name for name in self.needs if not results.has(name)]
+        if missing_analyses:
+            return self.unclear(
+                results.skipped.get(
+                    missing_analyses[0], Message("{analysis} did not run", analysis=missing_analyses[0])
+                )
+            )
+        if not results.has_nulls:
+            return self.unclear(Message("null distributions were not drawn (--fast)"))
+        missing_fields = [
+            field for field in self.required_fields if not any(field in results.datasets[name] for name in self.needs)
+        ]
         return (
-            self.open(f"this text in this model has no {absent[0].replace('_', ' ')}")
-            if absent
-            else self.weigh(answers, self)
+            self.unclear(Message("this text in this model has no field {field}", field=missing_fields[0]))
+            if missing_fields
+            else self.judge(results, self)
         )
 
-    def open(self, reason: str) -> Verdict:
-        return Verdict(self.question, OPEN, reason, self.deeper)
+    def unclear(self, reason: str) -> Verdict:
+        return Verdict(self.question, UNCLEAR, reason, self.deeper)
 
-    def of(self, claims: Sequence[Claim], line: str) -> Verdict:
-        """Claims answered one after the other, equal answers told once."""
-        said = [claim.answer for claim in claims]
-        answer = said[0] if len(set(said)) == 1 else " · ".join(said)
+    def from_claims(self, claims: Sequence[Claim], line: str) -> Verdict:
+        """The answers of all claims, joined; equal answers appear once."""
+        claim_answers = [claim.answer for claim in claims]
+        answer = claim_answers[0] if len(set(claim_answers)) == 1 else join(" · ", claim_answers)
         return Verdict(self.question, answer, line, self.deeper, [claim.statement for claim in claims])
 
 
-def claim(statement: Statement, holds: bool, least: float) -> Claim:
-    """A claim whose statement is corrected for everything that a run can say."""
-    return Claim(corrected([statement], FAMILY)[0], holds, least)
+def corrected_claim(statement: Statement, holds: bool, min_effect: float) -> Claim:
+    """A claim whose statement is corrected for every test of a run."""
+    return Claim(correct_for_family([statement], FAMILY_SIZE)[0], holds, min_effect)
 
 
-def beside(values: Sequence[float]) -> str:
-    """The control in words; nothing where there is none."""
-    return f", untrained {short(float(np.mean(values)))}" if values else ""
+def control_text(values: Sequence[float]) -> str:
+    """The untrained controls in words; empty if there is none."""
+    return Message("; untrained {value}", value=format_number(float(np.mean(values)))) if values else ""
 
 
-def chance(statement: Statement) -> str:
-    """What the null gives, in words."""
-    known = math.isfinite(statement.null) and math.isfinite(statement.spread)
-    return f"{short(statement.null)} ± {short(statement.spread)}" if known else "not known"
+def null_text(statement: Statement) -> str:
+    """The null distribution as mean ± standard deviation."""
+    if not (math.isfinite(statement.null) and math.isfinite(statement.spread)):
+        return Message("unknown")
+    return f"{format_number(statement.null)} ± {format_number(statement.spread)}"
 
 
 # The seven
 
 
-def similarity(answers: Answers, question: Question) -> Verdict:
-    heads = answers.found["agreement"]
-    one = from_draws("", "agreement", float(heads.mean_agreement), heads.mean_agreement_drawn.values)
-    sure = heads.q_value.values <= LEVEL
-    more, less = (int((sure & (sign * (heads.agreement - heads.null_mean).values > 0)).sum()) for sign in (1, -1))
-    line = (
-        f"Scores follow likeness by {short(one.value)} (mean rank correlation given distance and length; random heads "
-        f"{chance(one)}{beside(answers.untrained('agreement', lambda d: float(d.mean_agreement)))}); beyond chance "
-        f"likeness is read by {more} of {plural(sure.size, 'head')}, its opposite by {less}."
+def judge_similarity(results: Results, question: Question) -> Verdict:
+    agreement = results.datasets["agreement"]
+    statement = from_draws("", "agreement", float(agreement.mean_agreement), agreement.mean_agreement_drawn.values)
+    significant = agreement.q_value.values <= SIGNIFICANCE_LEVEL
+    n_similar, n_opposite = (
+        int((significant & (sign * (agreement.agreement - agreement.null_mean).values > 0)).sum()) for sign in (1, -1)
     )
-    return question.of([claim(one, one.value > one.null, 0.05)], line)
-
-
-def deformation(answers: Answers, question: Question) -> Verdict:
-    images = answers.found["distortion"]
-    one = from_draws("", "distortion", float(images.mean_rsa.mean()), images.mean_rsa_drawn.mean("image").values)
-    deformed = claim(one, one.value < one.null, 0.05)
-    way = "more" if one.value < one.null else "less"
-    how = f"{way} deformed than by chance" if deformed.statement.sure else "not told from what chance deforms"
-    each = ", ".join(f"{short(float(images.mean_rsa.sel(image=name)))} as {name}" for name in images.image.values)
-    line = (
-        f"Distances between tokens, seen through a head, correlate by {short(one.value)} with those it reads ({each}; the same heads "
-        f"turned at random {chance(one)}{beside(answers.untrained('distortion', lambda d: float(d.mean_rsa.mean())))}): "
-        f"{how}."
+    untrained = results.control_values("agreement", lambda dataset: float(dataset.mean_agreement))
+    line = Message(
+        "{n_similar} of {n_heads} heads attend to similar tokens more than a random head would, {n_opposite} less "
+        "(mean partial ρ = {rho}; random heads {null}{control}).",
+        n_similar=n_similar,
+        n_heads=significant.size,
+        n_opposite=n_opposite,
+        rho=format_number(statement.value),
+        null=null_text(statement),
+        control=control_text(untrained),
     )
-    return question.of([deformed], line)
+    return question.from_claims([corrected_claim(statement, statement.value > statement.null, 0.05)], line)
 
 
-def climbing(answers: Answers, question: Question) -> Verdict:
-    heads = answers.found["energy"]
-    cosine, spread = heads.cosine.values, heads.cosine_null_sd.values
-    there = np.isfinite(cosine) & (spread > 0)
-    error = float(np.sqrt((spread[there] ** 2).sum())) / max(int(there.sum()), 1)
-    one = from_moments("", "energy", float(cosine[there].mean()), 0.0, error)
-    line = (
-        f"What heads add points along the gradient of their own energy by {short(one.value)} (mean cosine; content turned at random "
-        f"{chance(one)}{beside(answers.untrained('energy', lambda d: float(d.cosine.mean())))}); "
-        f"climbing beyond chance: {int(heads.gradient_like.sum())} of {plural(heads.gradient_like.size, 'head')}."
+def judge_deformation(results: Results, question: Question) -> Verdict:
+    distortion = results.datasets["distortion"]
+    statement = from_draws(
+        "", "distortion", float(distortion.mean_rsa.mean()), distortion.mean_rsa_drawn.mean("image").values
     )
-    return question.of([claim(one, one.value > 0, 0.05)], line)
-
-
-STAY = 0.9
-"""The share of tokens left in place from which on tokens are said to stay themselves; below half they are said not to."""
-
-
-def identity(answers: Answers, question: Question) -> Verdict:
-    moved = answers.found["transport"]
-    share = float(moved.identity_share_strided.values[-1, -1])
-    null = float(moved.identity_share_null_strided.values[-1, -1])
-    stays = YES if share >= STAY else NO if share <= 0.5 else OPEN
-    drawn, orders = moved.next_type_share_drawn.values, len(answers.text) - len(answers.text.massive()) - 1
-    went = from_draws("", "transport", float(moved.next_type_share), drawn, permuted=orders)
-    goes = claim(went, went.value > went.null, 0.05)
-    line = (
-        f"From the embedding to the last layer the cheapest way leaves {short(share)} of the tokens in place (displacements permuted "
-        f"{short(null)}); {short(went.value)} go to where their own token comes next (chance {chance(went)}"
-        f"{beside(answers.untrained('transport', lambda d: float(d.next_type_share)))}); likeness to the own token "
-        f"{_ends(moved.toward_own)}, to the next {_ends(moved.toward_next)}."
+    deformation_claim = corrected_claim(statement, statement.value < statement.null, 0.05)
+    if not deformation_claim.statement.is_significant:
+        comparison = Message("Projections deform distances as much as random rotations do")
+    elif statement.value < statement.null:
+        comparison = Message("Projections deform distances more than random rotations do")
+    else:
+        comparison = Message("Projections deform distances less than random rotations do")
+    per_image = {
+        f"as_{name}": format_number(float(distortion.mean_rsa.sel(image=name))) for name in distortion.image.values
+    }
+    untrained = results.control_values("distortion", lambda dataset: float(dataset.mean_rsa.mean()))
+    line = Message(
+        "{comparison}: distances before and after correlate by {value} (query {as_query}, key {as_key}, content {as_content}; "
+        "randomly rotated heads {null}{control}).",
+        comparison=comparison,
+        value=format_number(statement.value),
+        null=null_text(statement),
+        control=control_text(untrained),
+        **per_image,
     )
-    answer = f"{stays} · {'to the next token' if goes.answer == YES else 'cannot tell where'}"
-    return Verdict(question.question, answer, line, question.deeper, [goes.statement])
+    return question.from_claims([deformation_claim], line)
 
 
-def _ends(values: "xarray.DataArray") -> str:
-    return f"{short(float(values[0]))} → {short(float(values[-1]))}"
+def judge_gradient(results: Results, question: Question) -> Verdict:
+    energy = results.datasets["energy"]
+    cosine, null_sd = energy.cosine.values, energy.cosine_null_sd.values
+    valid = np.isfinite(cosine) & (null_sd > 0)
+    standard_error = float(np.sqrt((null_sd[valid] ** 2).sum())) / max(int(valid.sum()), 1)
+    statement = from_moments("", "energy", float(cosine[valid].mean()), 0.0, standard_error)
+    direction = Message("along") if statement.value > 0 else Message("against")
+    line = Message(
+        "Head updates point {direction} the gradient of their own energy (mean cosine {value}; random content {null}{control}). "
+        "{n} of {n_heads} heads climb significantly.",
+        direction=direction,
+        value=format_number(statement.value),
+        null=null_text(statement),
+        control=control_text(results.control_values("energy", lambda dataset: float(dataset.cosine.mean()))),
+        n=int(energy.gradient_like.sum()),
+        n_heads=energy.gradient_like.size,
+    )
+    return question.from_claims([corrected_claim(statement, statement.value > 0, 0.05)], line)
 
 
-def shrunk(gathered: "xarray.Dataset") -> float:
-    """How much fewer directions the kinds of tokens use at the end than at the embedding, as a logarithm; below 0 they use more."""
-    rank = gathered.type_effective_rank.values
+MIN_IDENTITY_SHARE = 0.9
+"""The share of tokens left in place above which the answer is yes; below one half it is no."""
+
+
+def judge_identity(results: Results, question: Question) -> Verdict:
+    transport = results.datasets["transport"]
+    identity_share = float(transport.identity_share_strided.values[-1, -1])
+    null_share = float(transport.identity_share_null_strided.values[-1, -1])
+    stays_answer = YES if identity_share >= MIN_IDENTITY_SHARE else NO if identity_share <= 0.5 else UNCLEAR
+    null_draws, n_permuted = (
+        transport.next_type_share_drawn.values,
+        len(results.required_trace) - len(results.required_trace.massive_tokens()) - 1,
+    )
+    next_type_statement = from_draws(
+        "", "transport", float(transport.next_type_share), null_draws, n_permuted=n_permuted
+    )
+    next_type_claim = corrected_claim(next_type_statement, next_type_statement.value > next_type_statement.null, 0.05)
+    untrained = results.control_values("transport", lambda dataset: float(dataset.next_type_share))
+    line = Message(
+        "The optimal coupling from the embedding to the last layer keeps {kept} of the tokens in place "
+        "(permuted displacements {kept_null}). It moves {moved} to where their own token comes next (null {null}{control}). "
+        "Similarity to the own token {own}, to the next token {next}.",
+        kept=format_number(identity_share),
+        kept_null=format_number(null_share),
+        moved=format_number(next_type_statement.value),
+        null=null_text(next_type_statement),
+        control=control_text(untrained),
+        own=_first_to_last(transport.toward_own),
+        next=_first_to_last(transport.toward_next),
+    )
+    destination = Message("to the next token") if next_type_claim.answer == YES else Message("destination unclear")
+    answer = join(" · ", [stays_answer, destination])
+    return Verdict(question.question, answer, line, question.deeper, [next_type_claim.statement])
+
+
+def _first_to_last(values: "xarray.DataArray") -> str:
+    return f"{format_number(float(values[0]))} → {format_number(float(values[-1]))}"
+
+
+def log_rank_reduction(clusters: "xarray.Dataset") -> float:
+    """Log ratio of the effective rank of token types at the embedding and at the end; negative if the rank grows."""
+    rank = clusters.type_effective_rank.values
     return float(np.log(rank[0] / rank[-1]))
 
 
-def gathering(answers: Answers, question: Question) -> Verdict:
-    gathered = answers.found["clusters"]
-    one = from_draws("", "clusters", shrunk(gathered), answers.untrained("clusters", shrunk))
-    counts = gathered.type_cluster_count.values
-    how = "gather" if counts[-1] < counts[0] else "separate" if counts[-1] > counts[0] else "keep apart as they were"
-    control = beside(answers.untrained("clusters", lambda d: float(d.type_cluster_count[-1])))
-    line = (
-        f"{plural(int(gathered.type_count), 'kind')} of tokens {how}: {plural(int(counts[0]), 'cluster')} at the embedding, "
-        f"{int(counts[-1])} at the end"
-        f"{control}; directions in use {_ends(gathered.type_effective_rank)}; {{}}."
+def judge_gathering(results: Results, question: Question) -> Verdict:
+    clusters = results.datasets["clusters"]
+    rank_statement = from_draws(
+        "", "clusters", log_rank_reduction(clusters), results.control_values("clusters", log_rank_reduction)
     )
-    stems = answers.found["purity"].sel(by="stem")
-    if int(stems.pairs) < FEWEST:
-        first = question.of(
-            [claim(one, one.value > max(0.0, one.null), 0.1)],
-            line.format("too few kinds share a stem to ask for meaning"),
+    counts = clusters.type_cluster_count.values
+    control_note = control_text(
+        results.control_values("clusters", lambda dataset: float(dataset.type_cluster_count[-1]))
+    )
+    cluster_line = Message(
+        "{n} token types form {before} clusters at the embedding and {after} at the end{control}; effective rank {rank}.",
+        n=int(clusters.type_count),
+        before=int(counts[0]),
+        after=int(counts[-1]),
+        control=control_note,
+        rank=_first_to_last(clusters.type_effective_rank),
+    )
+    stems = results.datasets["purity"].sel(by="stem")
+    if int(stems.pairs) < MIN_STEM_PAIRS:
+        rank_verdict = question.from_claims(
+            [corrected_claim(rank_statement, rank_statement.value > max(0.0, rank_statement.null), 0.1)],
+            join(" ", [cluster_line, Message("Too few types share a stem to test for meaning.")]),
         )
-        return replace(first, answer=f"{first.answer} · {OPEN}")
-    value, null, spread, p = (float(stems[name][-1]) for name in ("purity", "purity_null", "purity_null_sd", "p_value"))
-    alike, before = Statement("", "purity", value, null, spread, p), float(stems.purity[0])
-    said = f"clusters hold one stem by {short(value)} (names permuted {short(null)}, at the embedding {short(before)})"
-    claims = [claim(one, one.value > max(0.0, one.null), 0.1), claim(alike, value > max(null, before), 0.05)]
-    return question.of(claims, line.format(said))
+        return replace(rank_verdict, answer=join(" · ", [rank_verdict.answer, UNCLEAR]))
+    value, null, null_sd, p = (
+        float(stems[name][-1]) for name in ("purity", "purity_null", "purity_null_sd", "p_value")
+    )
+    stem_statement, purity_before = Statement("", "purity", value, null, null_sd, p), float(stems.purity[0])
+    purity_line = Message(
+        "Clusters share a stem by {value} (permuted names {null}, at the embedding {before}).",
+        value=format_number(value),
+        null=format_number(null),
+        before=format_number(purity_before),
+    )
+    claims = [
+        corrected_claim(rank_statement, rank_statement.value > max(0.0, rank_statement.null), 0.1),
+        corrected_claim(stem_statement, value > max(null, purity_before), 0.05),
+    ]
+    return question.from_claims(claims, join(" ", [cluster_line, purity_line]))
 
 
-FEWEST = 3
-"""Pairs of kinds of tokens that share a stem, below which one lucky pair could decide."""
+MIN_STEM_PAIRS = 3
+"""Pairs of token types that share a stem; with fewer, a single pair could decide."""
 
 
-def settling(answers: Answers, question: Question) -> Verdict:
-    layers = answers.found["fixed_point"]
+def judge_settling(results: Results, question: Question) -> Verdict:
+    layers = results.datasets["fixed_point"]
     radius, error = layers.jacobian_radius.values, layers.jacobian_radius_error.values
-    inside, outside = radius + error < 1, radius - error > 1
-    answer = YES if inside.all() else NO if outside.any() else OPEN
-    control = beside(answers.untrained("fixed_point", lambda d: float(d.jacobian_radius.median())))
-    middle = int(np.argsort(radius)[len(radius) // 2])
-    line = (
-        f"Locally contracting here: {int(inside.sum())} of {plural(len(radius), 'layer')} asked. Where L{int(layers.layer[middle])} is "
-        f"applied again, a small change grows by up to {short(float(radius[middle]))} ± {short(float(error[middle]))} times{control}; "
-        f"one pass turns tokens by {short(float(layers.turn.median()))} rad (displacements permuted "
-        f"{short(float(layers.turn_null.median()))})."
+    is_contracting, is_expanding = radius + error < 1, radius - error > 1
+    answer = YES if is_contracting.all() else NO if is_expanding.any() else UNCLEAR
+    control_note = control_text(
+        results.control_values("fixed_point", lambda dataset: float(dataset.jacobian_radius.median()))
+    )
+    median_layer = int(np.argsort(radius)[len(radius) // 2])
+    line = Message(
+        "{n} of {n_layers} tested layers contract locally. Repeating L{layer} amplifies a small change up to {radius} ± {error} "
+        "times{control}. One pass rotates tokens by {turn} rad (permuted displacements {turn_null}).",
+        n=int(is_contracting.sum()),
+        n_layers=len(radius),
+        layer=int(layers.layer[median_layer]),
+        radius=format_number(float(radius[median_layer])),
+        error=format_number(float(error[median_layer])),
+        control=control_note,
+        turn=format_number(float(layers.turn.median())),
+        turn_null=format_number(float(layers.turn_null.median())),
     )
     return Verdict(question.question, answer, line, question.deeper)
 
 
-def prediction(answers: Answers, question: Question) -> Verdict:
-    lens = answers.found["readout"]
-    drawn, orders = lens.log_probability_next_drawn.values, len(answers.text) - 1
-    one = from_draws("", "readout", float(lens.log_probability_next.mean()), drawn, permuted=orders)
-    first = lens["rank"].values == 1
-    since = 0 if first.all() else len(first) - int(np.argmin(first[::-1]))
-    target = shown(answers.words([int(lens.attrs["target"])])[0])
-    written = lens.attribution.values
-    top = int(np.argmax(written))
-    line = (
-        f"The text is predicted at {short(one.value)} nats a token (next tokens permuted {chance(one)}). The answer {target} (p "
-        f"{short(float(lens.probability[-1]))}) is first from {places([lens.point.values[min(since, len(first) - 1)]])[0]} on; "
-        f"{lens.component.values[top]} writes most of it, {short(float(written[top]))} to its logit of {short(float(lens.logit))}."
+def judge_prediction(results: Results, question: Question) -> Verdict:
+    lens = results.datasets["readout"]
+    null_draws, n_permuted = lens.log_probability_next_drawn.values, len(results.required_trace) - 1
+    statement = from_draws("", "readout", float(lens.log_probability_next.mean()), null_draws, n_permuted=n_permuted)
+    is_top_rank = lens["rank"].values == 1
+    first_step = 0 if is_top_rank.all() else len(is_top_rank) - int(np.argmin(is_top_rank[::-1]))
+    target_text = display_token(results.token_strings([int(lens.attrs["target"])])[0])
+    contributions = lens.attribution.values
+    top_component = int(np.argmax(contributions))
+    logit, largest = float(lens.logit), float(contributions[top_component])
+    line = Message(
+        "{token} is the top prediction from {step} on (p = {probability}). {component} contributes most: {contribution} of {logit}. "
+        "Mean log-probability of the text {value} nats per token (permuted next tokens {null}).",
+        token=target_text,
+        step=step_names([lens.point.values[min(first_step, len(is_top_rank) - 1)]])[0],
+        probability=format_number(float(lens.probability[-1])),
+        component=lens.component.values[top_component],
+        contribution=format_number(largest),
+        logit=format_number(logit),
+        value=format_number(statement.value),
+        null=null_text(statement),
     )
-    return question.of([claim(one, one.value > one.null, 0.5)], line)
+    return question.from_claims([corrected_claim(statement, statement.value > statement.null, 0.5)], line)
 
 
 QUESTIONS: tuple[Question, ...] = (
-    Question("similarity", "Does attention read similarity?", ("agreement",), "rheoscope covers", similarity),
+    Question(
+        "similarity", Message("Does attention follow similarity?"), ("agreement",), "rheoscope covers", judge_similarity
+    ),
     Question(
         "deformation",
-        "What did the projections do to the geometry: deform it?",
+        Message("Do the projections deform the geometry?"),
         ("distortion",),
         "rheoscope analyse distortion",
-        deformation,
+        judge_deformation,
     ),
-    Question("gradient", "Do tokens move along a gradient?", ("energy",), "rheoscope analyse energy", climbing),
+    Question(
+        "gradient", Message("Do tokens move along a gradient?"), ("energy",), "rheoscope analyse energy", judge_gradient
+    ),
     Question(
         "identity",
-        "Must tokens stay themselves, and where do they go?",
+        Message("Do tokens keep their identity, and where do they go?"),
         ("transport",),
         "rheoscope analyse transport",
-        identity,
+        judge_identity,
         ("next_type_share_drawn",),
     ),
     Question(
-        "meaning", "Do they gather, and by meaning?", ("clusters", "purity"), "rheoscope analyse senses", gathering
+        "meaning",
+        Message("Do tokens form clusters, and by meaning?"),
+        ("clusters", "purity"),
+        "rheoscope analyse senses",
+        judge_gathering,
     ),
     Question(
         "settling",
-        "Would the layers settle?",
+        Message("Would the layers converge if repeated?"),
         ("fixed_point",),
         "rheoscope analyse fixed_point",
-        settling,
+        judge_settling,
         ("turn_null",),
     ),
     Question(
         "prediction",
-        "Where does the prediction form, and who writes it?",
+        Message("Where does the prediction form, and which component writes it?"),
         ("readout",),
         "rheoscope reverse",
-        prediction,
+        judge_prediction,
         ("log_probability_next_drawn",),
     ),
 )
@@ -314,26 +402,42 @@ def verdicts(model: Model, trace: Trace, controls: Sequence[Model] = ()) -> "xar
     >>> rs.verdicts(model, model.trace("The keys to the cabinet are on the table")).sizes["question"]
     7
     """
-    check_made_by(model, trace)
+    check_same_weights(model, trace)
     text = trace.text or trace.ids
-    needed = dict.fromkeys(name for one in QUESTIONS for name in one.needs)
-    beside: Beside = [partial(lambda one: Subject(one, text, one.trace(trace.ids)), one) for one in controls]
-    return dataset_of(ask(Subject(model, text, trace), [asked(name) for name in needed], controls=beside))
+    needed_names = dict.fromkeys(name for question in QUESTIONS for name in question.needs)
+    control_subjects: Controls = [
+        partial(lambda control: Subject(control, text, control.trace(trace.ids)), control) for control in controls
+    ]
+    return verdicts_dataset(
+        run_analyses(
+            Subject(model, text, trace), [report_request(name) for name in needed_names], controls=control_subjects
+        )
+    )
 
 
-def dataset_of(answers: Answers) -> "xarray.Dataset":
+def verdicts_dataset(results: Results) -> "xarray.Dataset":
     """The answers of a run as a Dataset (question), and the statements they rest on."""
     import xarray as xr
 
-    told = [one.verdict(answers) for one in QUESTIONS]
-    rests = [
-        (one.name, statement) for one, verdict in zip(QUESTIONS, told, strict=True) for statement in verdict.statements
+    all_verdicts = [question.verdict(results) for question in QUESTIONS]
+    statements = [
+        (question.name, statement)
+        for question, verdict in zip(QUESTIONS, all_verdicts, strict=True)
+        for statement in verdict.statements
     ]
-    data = {name: ("question", [getattr(one, name) for one in told]) for name in ("answer", "line", "deeper")}
+    data = {
+        name: ("question", [getattr(verdict, name) for verdict in all_verdicts])
+        for name in ("answer", "line", "deeper")
+    }
     data |= {
-        name: ("statement", [getattr(one, name) for _, one in rests])
+        name: ("statement", [getattr(statement, name) for _, statement in statements])
         for name in ("analysis", "value", "null", "spread", "p", "q")
     }
-    coords = {"question": [one.question for one in told], "statement": [name for name, _ in rests]}
-    attributes = {"analysis": "verdicts", "controls": len(answers.controls), "level": LEVEL, "family": FAMILY}
+    coords = {"question": [verdict.question for verdict in all_verdicts], "statement": [name for name, _ in statements]}
+    attributes = {
+        "analysis": "verdicts",
+        "controls": len(results.controls),
+        "level": SIGNIFICANCE_LEVEL,
+        "family": FAMILY_SIZE,
+    }
     return xr.Dataset(data, coords, attributes)

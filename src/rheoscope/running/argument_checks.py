@@ -1,7 +1,7 @@
-"""What a public function was given, looked at once: a model where a view is wanted is told in one line, with what to type.
+"""Argument checks of public functions: an argument of the wrong kind raises an error with the correct call.
 
-The names of parameters say what they take: `view`, `trace`, `model`, `text`, `texts`, `dataset`, and settings that are a Trace or a
-Dataset besides. Values are called by their kind and never printed, since the smallest of them fills pages.
+A parameter's name decides what it accepts: `view`, `trace`, `model`, `text`, `texts`, `dataset`. Settings annotated as a Trace
+or a Dataset are checked too. Errors name the kind of a value and never print it, since values can fill pages.
 """
 
 import inspect
@@ -13,36 +13,39 @@ from typing import Any, Union, get_args, get_origin
 
 from torch import Tensor, nn
 
-from rheoscope.running.encoder_decoder import Linked
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
+from rheoscope.running.encoder_decoder import LinkedTraces
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model
+from rheoscope.space.settings import check_setting
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
 
-CALLED = {
-    "model": "a Model",
-    "view": "a View",
-    "trace": "a Trace",
-    "traces": "several Traces",
-    "linked": "a linked pair of Traces",
-    "dataset": "a Dataset",
-    "text": "a text",
-    "ids": "a tensor",
-    "network": "a torch module",
-    "path": "a path",
+KIND_PHRASES = {
+    "model": Message("a Model"),
+    "view": Message("a View"),
+    "trace": Message("a Trace"),
+    "traces": Message("several Traces"),
+    "linked": Message("a linked pair of Traces"),
+    "dataset": Message("a Dataset"),
+    "text": Message("a text"),
+    "ids": Message("a tensor"),
+    "network": Message("a torch module"),
+    "path": Message("a path"),
     "nothing": "None",
 }
-"""Kind of a value → what a sentence calls it."""
-FROM_TEXT = "model.trace(text)"
-TYPED: dict[str, dict[str, str]] = {
+"""Kind of a value → its name in an error."""
+TRACE_FROM_TEXT = "model.trace(text)"
+SUGGESTED_CODE: dict[str, dict[str, str]] = {
     "trace": {
-        "model": FROM_TEXT,
+        "model": TRACE_FROM_TEXT,
         "traces": "traces[0]",
         "linked": "linked.target",
         "network": "rs.load(network, tokenizer=tokenizer).trace(text)",
         "path": "Trace.open(path, model.view)",
-        "": FROM_TEXT,
+        "": TRACE_FROM_TEXT,
     },
     "view": {
         "model": "model.view",
@@ -63,83 +66,122 @@ TYPED: dict[str, dict[str, str]] = {
     "text": {"trace": "trace.text", "": "'a text'"},
     "dataset": {"": "rs.trajectory(trace)"},
 }
-"""What is wanted → what came → what to type instead; the last row for everything else."""
-KINDS: tuple[tuple[type, str], ...] = (
-    (View, "view"), (Trace, "trace"), (Traces, "traces"), (Linked, "linked"), (nn.Module, "network"), (str, "text"),
+"""Expected kind → received kind → code to type instead; the empty key is the default."""
+TYPE_KINDS: tuple[tuple[type, str], ...] = (
+    (View, "view"), (Trace, "trace"), (Traces, "traces"), (LinkedTraces, "linked"), (nn.Module, "network"), (str, "text"),
     (Path, "path"), (Tensor, "ids"), (type(None), "nothing"), (Model, "model"),
 )  # fmt: skip
-NAMED = {"view": "view", "trace": "trace", "model": "model", "text": "text", "texts": "text", "dataset": "dataset"}
-"""Name of a parameter → what it takes."""
-NO_TEXT = {"model", "view", "trace", "traces", "linked", "dataset", "network", "path", "nothing"}
-"""What is surely no text; the model itself looks at everything else."""
+KIND_OF_PARAMETER = {
+    "view": "view",
+    "trace": "trace",
+    "model": "model",
+    "text": "text",
+    "texts": "text",
+    "dataset": "dataset",
+}
+"""Parameter name → the kind that it accepts."""
+NON_TEXT_KINDS = {"model", "view", "trace", "traces", "linked", "dataset", "network", "path", "nothing"}
+"""Kinds that are certainly not a text; the model checks everything else."""
 
 
-def looking_first(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function under its public name, which refuses a first argument of the wrong kind before anything is computed."""
+def with_argument_checks(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function under its public name, which checks its arguments before it computes anything."""
     signature = inspect.signature(function)
-    wanted = {at: kind for at, one in signature.parameters.items() if (kind := _wanted(one)) is not None}
-    if not wanted:
+    expected_kinds = {
+        parameter_name: expected_kind
+        for parameter_name, parameter in signature.parameters.items()
+        if (expected_kind := _expected_kind(parameter)) is not None
+    }
+    if not expected_kinds:
         return function
 
     @wraps(function)
-    def look(*args: Any, **settings: Any) -> Any:
+    def checked_function(*args: Any, **settings: Any) -> Any:
         try:
-            given = signature.bind(*args, **settings).arguments
+            arguments = signature.bind(*args, **settings).arguments
         except TypeError:
-            given = {}  # the function itself says what is missing
-        for at, value in given.items():
-            if at in wanted and value is not signature.parameters[at].default:
-                _check(name, signature, at, wanted[at], value)
+            arguments = {}  # the function itself reports what is missing
+        for parameter_name, value in arguments.items():
+            check_setting(parameter_name, signature.parameters[parameter_name].annotation, value)
+            if parameter_name in expected_kinds and value is not signature.parameters[parameter_name].default:
+                _check(name, signature, parameter_name, expected_kinds[parameter_name], value)
         return function(*args, **settings)
 
-    look.__module__, look.__qualname__ = "rheoscope", name  # where it is found again when it is unpickled
-    return look
+    # the public name, so that it can be pickled
+    checked_function.__module__, checked_function.__qualname__ = "rheoscope", name
+    return checked_function
 
 
-def _wanted(parameter: inspect.Parameter) -> str | None:
-    """What a parameter takes, by its name or else by its type."""
-    if parameter.name in NAMED:
-        return NAMED[parameter.name]
+def _expected_kind(parameter: inspect.Parameter) -> str | None:
+    """The kind that a parameter accepts, by its name or else by its annotation."""
+    if parameter.name in KIND_OF_PARAMETER:
+        return KIND_OF_PARAMETER[parameter.name]
     if isinstance(parameter.annotation, str):
         return "dataset" if parameter.annotation in ("xarray.Dataset", "xarray.Dataset | None") else None
-    _, plain = without_none(parameter.annotation)
-    return {Trace: "trace", View: "view", Model: "model"}.get(plain)
+    _, inner_type = strip_none(parameter.annotation)
+    return {Trace: "trace", View: "view", Model: "model"}.get(inner_type)
 
 
-def _check(name: str, signature: inspect.Signature, parameter: str, wanted: str, value: Any) -> None:
-    came = kind(value)
-    if came == wanted or (wanted == "text" and came not in NO_TEXT):
+def _check(function_name: str, signature: inspect.Signature, parameter_name: str, expected: str, value: Any) -> None:
+    received = kind_of(value)
+    if received == expected or (expected == "text" and received not in NON_TEXT_KINDS):
         return
-    instead, needed = TYPED[wanted].get(came, TYPED[wanted][""]), _needed(signature)
-    more = ", …" if len(needed) > 1 else ""
-    call = f"rs.{name}({instead}{more})" if parameter in needed[:1] else f"{parameter}={instead}"
-    which = "" if parameter in (wanted, *needed[:1]) else f" as {parameter}"
-    raise RheoscopeError(f"rs.{name} takes {CALLED[wanted]}{which}, got {CALLED.get(came, came)}; type {call}")
+    suggestion, required = (
+        SUGGESTED_CODE[expected].get(received, SUGGESTED_CODE[expected][""]),
+        _required_parameters(signature),
+    )
+    ellipsis = ", …" if len(required) > 1 else ""
+    call = (
+        f"rs.{function_name}({suggestion}{ellipsis})"
+        if parameter_name in required[:1]
+        else f"{parameter_name}={suggestion}"
+    )
+    expected_phrase, received_phrase = KIND_PHRASES[expected], KIND_PHRASES.get(received, received)
+    if parameter_name in (expected, *required[:1]):
+        problem = Message(
+            "rs.{function} expects {expected}, got {received}",
+            function=function_name,
+            expected=expected_phrase,
+            received=received_phrase,
+        )
+    else:
+        problem = Message(
+            "rs.{function} expects {expected} as {parameter}, got {received}",
+            function=function_name,
+            expected=expected_phrase,
+            parameter=parameter_name,
+            received=received_phrase,
+        )
+    raise RheoscopeError(problem, Advice(call))
 
 
-def _needed(signature: inspect.Signature) -> list[str]:
+def _required_parameters(signature: inspect.Signature) -> list[str]:
     """The parameters that have no default, in order."""
     return [
-        at for at, one in signature.parameters.items() if one.default is one.empty and one.kind is not one.VAR_KEYWORD
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
     ]
 
 
-def without_none(hint: Any) -> tuple[bool, Any]:
-    """Whether a type may be None, and what it is else."""
+def strip_none(hint: Any) -> tuple[bool, Any]:
+    """Whether a type admits None, and the type without None."""
     if get_origin(hint) not in (Union, UnionType):
         return False, hint
-    parts = [part for part in get_args(hint) if part is not type(None)]
-    return len(parts) < len(get_args(hint)), Union[tuple(parts)] if len(parts) > 1 else parts[0]  # noqa: UP007
+    members = [member for member in get_args(hint) if member is not type(None)]
+    return len(members) < len(get_args(hint)), Union[tuple(members)] if len(members) > 1 else members[0]  # noqa: UP007
 
 
-def kind(value: Any) -> str:
-    """What a value is, in a word; its class where it is nothing that Rheoscope knows.
+def kind_of(value: Any) -> str:
+    """The kind of a value in one word; its class name if Rheoscope does not know it.
 
-    >>> kind("The keys"), kind([3, 4]), kind(0.5)
+    >>> kind_of("The keys"), kind_of([3, 4]), kind_of(0.5)
     ('text', 'list', 'float')
     """
     if type(value).__module__.partition(".")[0] == "xarray" and type(value).__name__ == "Dataset":
         return "dataset"
-    if isinstance(value, list | tuple) and value and all(isinstance(one, Trace) for one in value):
+    if isinstance(value, list | tuple) and value and all(isinstance(item, Trace) for item in value):
         return "traces"
-    return next((word for one, word in KINDS if isinstance(value, one)), type(value).__name__)
+    return next(
+        (kind_name for value_type, kind_name in TYPE_KINDS if isinstance(value, value_type)), type(value).__name__
+    )

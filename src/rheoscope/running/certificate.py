@@ -1,4 +1,4 @@
-"""The View is proved, not assumed: on eight tokens, what it recomputes must equal what the model computes."""
+"""The certificate of a View: on eight tokens it must reproduce what the model computes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -8,186 +8,256 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rheoscope.messages.message import Message
 from rheoscope.running.loading_stages import Progress
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.head import Heads, through
+from rheoscope.space.head import Heads, project_normalised
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
-TOKENS = 8
-ROUNDINGS = 4
-"""A right description is off by less than half an eps of the dtype (measured on trained models in float16 and bfloat16); eight
-times that is refused."""
+PROBE_TOKENS = 8
+ALLOWED_ROUNDINGS = 4
+"""A correct description is off by less than half an eps of the dtype (measured on trained models in float16 and bfloat16).
+Eight times that error is rejected."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """How far recomputation is from the model: weights (largest difference), closure (share of the displacement),
-    operators (x̂ through the matrices of M and F against the model's own q, k, v, as a share of them).
+    """How far the recomputed numbers are from the model's.
 
-    Points are those that the model itself computed, layer by layer, so rounding does not add up with depth: each error is held
-    against what one layer rounds by in `dtype` (`slack`). `scores` is the largest one of the layers in which half precision rounds
-    scores by so much that its weights move; 0 where none is.
-    `ignored` names weights that the checkpoint has or lacks and that are no part of the stream (a pooler, a classifier)."""
+    `weights_error` is the largest difference of a weight. `closure_error` is relative to the displacement. `operators_error`
+    compares x̂ through the matrices of M and F with the model's own q, k, v, relative to them.
 
-    weights: float
-    closure: float
-    operators: float
-    tokens: int
+    The points are those that the model computed, layer by layer, so rounding does not accumulate with depth. Each error is
+    compared with the rounding of one layer in `dtype` (`tolerance`). `largest_rounded_score` is the largest score of the layers
+    in which half precision rounds scores enough to move weights; 0 if there is none.
+    `ignored_weights` names weights that the checkpoint has or lacks and that are outside the stream (a pooler, a classifier)."""
+
+    weights_error: float
+    closure_error: float
+    operators_error: float
+    n_tokens: int
     dtype: str
-    ignored: tuple[str, ...] = ()
-    scores: float = 0.0
+    ignored_weights: tuple[str, ...] = ()
+    largest_rounded_score: float = 0.0
     device: str = "cpu"
 
     def __str__(self) -> str:
-        return f"{self._sense}: {self.errors}{self._without}"
+        return self.summary
 
     @property
-    def _sense(self) -> str:
+    def summary(self) -> Message:
+        """The certificate in one line."""
+        if not self.ignored_weights:
+            return Message("{precision}: {errors}", precision=self._precision_text, errors=self.error_summary)
+        n_more, names = len(self.ignored_weights) - 3, ", ".join(self.ignored_weights[:3])
+        if n_more > 0:
+            return Message(
+                "{precision}: {errors}; ignored weights outside the stream: {names} and {n} more",
+                precision=self._precision_text,
+                errors=self.error_summary,
+                names=names,
+                n=n_more,
+            )
+        return Message(
+            "{precision}: {errors}; ignored weights outside the stream: {names}",
+            precision=self._precision_text,
+            errors=self.error_summary,
+            names=names,
+        )
+
+    @property
+    def _precision_text(self) -> Message:
         dtype = getattr(torch, self.dtype)
         if dtype.itemsize >= 4:
-            return f"exact on {self.tokens} tokens in {self.dtype}{self._place}"
-        rounding = f"{self.dtype} ({torch.finfo(dtype).eps:.1e})"
-        return f"exact to the rounding of {rounding} on {self.tokens} tokens{self._place}"
+            precision = Message("exact on {n} tokens in {dtype}", n=self.n_tokens, dtype=self.dtype)
+        else:
+            precision = Message(
+                "exact up to the rounding of {dtype} ({eps:.1e}) on {n} tokens",
+                dtype=self.dtype,
+                eps=torch.finfo(dtype).eps,
+                n=self.n_tokens,
+            )
+        if self.device == "cpu":
+            return precision
+        return Message("{precision}, on {device}", precision=precision, device=self.device)
 
     @property
-    def _place(self) -> str:
-        return "" if self.device == "cpu" else f" on {self.device}"
+    def error_values(self) -> tuple[float, float, float, float]:
+        return self.weights_error, self.closure_error, self.operators_error, self.largest_rounded_score
 
     @property
-    def _without(self) -> str:
-        more = f" and {len(self.ignored) - 3} more" if len(self.ignored) > 3 else ""
-        return f"; ignored, no part of the stream: {', '.join(self.ignored[:3])}{more}" if self.ignored else ""
+    def error_summary(self) -> Message:
+        if self.largest_rounded_score:
+            return Message(
+                "weights off by {weights:.1e} (scores of up to {score:.0f} are rounded too), closure by {closure:.1e}, "
+                "operators by {operators:.1e}",
+                weights=self.weights_error,
+                score=self.largest_rounded_score,
+                closure=self.closure_error,
+                operators=self.operators_error,
+            )
+        return Message(
+            "weights off by {weights:.1e}, closure by {closure:.1e}, operators by {operators:.1e}",
+            weights=self.weights_error,
+            closure=self.closure_error,
+            operators=self.operators_error,
+        )
 
-    @property
-    def parts(self) -> tuple[float, float, float, float]:
-        return self.weights, self.closure, self.operators, self.scores
 
-    @property
-    def errors(self) -> str:
-        rounded = f" (scores of up to {self.scores:.0f} are rounded too)" if self.scores else ""
-        return f"weights off by {self.weights:.1e}{rounded}, closure by {self.closure:.1e}, operators by {self.operators:.1e}"
-
-
-def probe(view: View) -> Int[Tensor, " n"]:
-    """The eight tokens that every model is asked about, or as many as it reads."""
-    vocabulary, context = len(view.embed), view.context or TOKENS
-    return torch.linspace(vocabulary // 3, vocabulary - 1, min(TOKENS, context)).long()
+def probe_ids(view: View) -> Int[Tensor, " n"]:
+    """The eight tokens on which every model is certified, or fewer for a shorter context."""
+    vocabulary_size, context = len(view.embed), view.context_length or PROBE_TOKENS
+    return torch.linspace(vocabulary_size // 3, vocabulary_size - 1, min(PROBE_TOKENS, context)).long()
 
 
 @torch.no_grad()
-def certify(trace: Trace, own: Sequence[Float[Tensor, "h n n"]], progress: Progress | None = None) -> Certificate:
-    """Weights, closure and operators of every layer; refuses a View that does not reproduce the model that was traced.
+def certify(
+    trace: Trace, model_weights: Sequence[Float[Tensor, "h n n"]], progress: Progress | None = None
+) -> Certificate:
+    """Check weights, closure and operators of every layer; raise if the View does not reproduce the model.
 
-    `own` are the weights that the running model itself computed, layer by layer.
+    `model_weights` are the attention weights of the running model, layer by layer.
     """
-    found = []
-    for layer, (block, of_layer) in enumerate(zip(trace.view.blocks, own, strict=True)):
-        x = trace.read_by(layer)
-        weights, closure = _weights_error(block.every_weights(x), of_layer), closure_error(trace, layer)
-        scores = _rounded_scores(trace, max(weights, closure), partial(trace.scores, layer))
-        found.append((weights, closure, operators_error(block, x), scores))
+    layer_errors = []
+    for layer, (heads, layer_weights) in enumerate(zip(trace.view.layer_heads, model_weights, strict=True)):
+        x = trace.layer_input(layer)
+        weights, closure = _weights_error(heads.all_weights(x), layer_weights), closure_error(trace, layer)
+        scores = _largest_rounded_score(trace, max(weights, closure), partial(trace.scores, layer))
+        layer_errors.append((weights, closure, operators_error(heads, x), scores))
         if progress is not None:
             progress(layer + 1, trace.view.layers)
-    return _refused_if_wrong(trace, found)
+    return _certificate_or_error(trace, layer_errors)
 
 
 @torch.no_grad()
-def certify_across(trace: Trace, own: Sequence[Float[Tensor, "h n s"]]) -> Certificate:
-    """The same for the cross attention of every layer."""
-    found = []
-    for layer, of_layer in enumerate(own):
-        weights, closure = _weights_error(_across(trace, layer), of_layer), cross_closure_error(trace, layer)
-        scores = _rounded_scores(trace, max(weights, closure), partial(trace.cross_scores, layer))
-        found.append((weights, closure, cross_operators_error(trace, layer), scores))
-    return _refused_if_wrong(trace, found)
-
-
-def together(found: Sequence[Certificate]) -> Certificate:
-    """One certificate for several parts of a model: the worst of each error."""
-    weights, closure, operators, scores = (_worst(part) for part in zip(*(one.parts for one in found), strict=True))
-    return replace(found[0], weights=weights, closure=closure, operators=operators, scores=scores)
-
-
-def _refused_if_wrong(trace: Trace, layers: Sequence[tuple[float, float, float, float]]) -> Certificate:
-    dtype = trace.view.dtype
-    weights, closure, operators, scores = (_worst(part) for part in zip(*layers, strict=True))
-    name, device = str(dtype).removeprefix("torch."), str(trace.points.device)
-    found = Certificate(weights, closure, operators, len(trace), name, scores=scores, device=device)
-    unexplained = (_worst((w / max(1.0, s), c / max(1.0, s), o)) for w, c, o, s in layers)
-    if not _worst(unexplained) <= slack(dtype):
-        raise RheoscopeError(
-            f"the description of {trace.view.facts.get('family')} does not reproduce this model ({found.errors}, where "
-            f"{found.dtype} explains {slack(dtype):.1e}); nothing computed from it would be true: please report the config"
+def certify_cross_attention(trace: Trace, model_weights: Sequence[Float[Tensor, "h n s"]]) -> Certificate:
+    """The same for the cross-attention of every layer."""
+    layer_errors = []
+    for layer, layer_weights in enumerate(model_weights):
+        weights, closure = (
+            _weights_error(_cross_weights(trace, layer), layer_weights),
+            cross_closure_error(trace, layer),
         )
-    return found
+        scores = _largest_rounded_score(trace, max(weights, closure), partial(trace.cross_scores, layer))
+        layer_errors.append((weights, closure, cross_operators_error(trace, layer), scores))
+    return _certificate_or_error(trace, layer_errors)
 
 
-def slack(dtype: torch.dtype) -> float:
-    """What rounding explains: more is a wrong description.
+def combine_certificates(certificates: Sequence[Certificate]) -> Certificate:
+    """One certificate for several parts of a model: the largest of each error."""
+    weights, closure, operators, scores = (
+        _worst(errors) for errors in zip(*(certificate.error_values for certificate in certificates), strict=True)
+    )
+    return replace(
+        certificates[0],
+        weights_error=weights,
+        closure_error=closure,
+        operators_error=operators,
+        largest_rounded_score=scores,
+    )
 
-    >>> slack(torch.float32), slack(torch.bfloat16)
+
+def _certificate_or_error(trace: Trace, layer_errors: Sequence[tuple[float, float, float, float]]) -> Certificate:
+    dtype = trace.view.dtype
+    weights, closure, operators, scores = (_worst(errors) for errors in zip(*layer_errors, strict=True))
+    dtype_name, device = str(dtype).removeprefix("torch."), str(trace.points.device)
+    certificate = Certificate(
+        weights, closure, operators, len(trace), dtype_name, largest_rounded_score=scores, device=device
+    )
+    unexplained = (_worst((w / max(1.0, s), c / max(1.0, s), o)) for w, c, o, s in layer_errors)
+    if not _worst(unexplained) <= tolerance(dtype):
+        raise RheoscopeError(
+            Message(
+                "the description of {family} does not reproduce this model: {errors}, but rounding in {dtype} explains at most "
+                "{tolerance:.1e}; please report the config",
+                family=str(trace.view.facts.get("family")),
+                errors=certificate.error_summary,
+                dtype=certificate.dtype,
+                tolerance=tolerance(dtype),
+            )
+        )
+    return certificate
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The largest error that rounding explains; a larger one means a wrong description.
+
+    >>> tolerance(torch.float32), tolerance(torch.bfloat16)
     (0.0001, 0.03125)
     """
-    return max(1e-4, ROUNDINGS * torch.finfo(dtype).eps)
+    return max(1e-4, ALLOWED_ROUNDINGS * torch.finfo(dtype).eps)
 
 
-def _rounded_scores(trace: Trace, error: float, scores: Callable[[int], Tensor]) -> float:
-    """The largest score of a layer, where an error needs it for its reason.
+def _largest_rounded_score(trace: Trace, error: float, head_scores: Callable[[int], Tensor]) -> float:
+    """The largest score of a layer, if its error needs an explanation.
 
-    A model in half precision may round a score s by up to |s| eps / 2, which moves weights, and what they carry, by as much:
-    where scores are large, its own weights are that far from what its own queries and keys give.
+    A model in half precision may round a score s by up to |s| eps / 2, which moves its weights and displacements by as much.
+    With large scores, the model's own weights differ that much from those of its own queries and keys.
     """
-    if error <= slack(trace.view.dtype) or trace.view.dtype.itemsize >= 4:
+    if error <= tolerance(trace.view.dtype) or trace.view.dtype.itemsize >= 4:
         return 0.0
-    return max(float(scores(head).abs().max()) for head in range(trace.view.heads))
+    return max(float(head_scores(head).abs().max()) for head in range(trace.view.heads))
 
 
-def _weights_error(ours: Float[Tensor, "h n s"], own: Float[Tensor, "h n s"]) -> float:
-    return float((ours - own.to(ours.dtype)).abs().max())
+def _weights_error(recomputed: Float[Tensor, "h n s"], model_weights: Float[Tensor, "h n s"]) -> float:
+    return float((recomputed - model_weights.to(recomputed.dtype)).abs().max())
 
 
-def _across(trace: Trace, layer: int) -> Float[Tensor, "h n s"]:
+def _cross_weights(trace: Trace, layer: int) -> Float[Tensor, "h n s"]:
     return torch.stack([trace.cross_weights(layer, head) for head in range(trace.view.heads)])
 
 
 def closure_error(trace: Trace, layer: int) -> float:
     """|x_mid - x - sum_h Delta_h - bias| / |x_mid - x|, over the whole cloud.
 
-    A displacement that drowns in the rounding of the points themselves is measured against that rounding.
+    If the displacement is smaller than the rounding of the points, it is measured relative to that rounding.
     """
-    before, after = trace.points[trace.where[layer]], trace.points[trace.middle[layer]]
-    return _open_by(trace.view.dtype, before, after, trace.displacements(layer), trace.bias(layer))
+    before, after = trace.points[trace.input_steps[layer]], trace.points[trace.mid_steps[layer]]
+    return _relative_residual(trace.view.dtype, before, after, trace.displacements(layer), trace.bias(layer))
 
 
 def cross_closure_error(trace: Trace, layer: int) -> float:
-    """The same for what cross attention adds to the target."""
-    at = trace.index(Step(layer, "resid_mid"))
-    moved, bias = trace.cross_displacements(layer), trace.cross_bias(layer)
-    return _open_by(trace.view.dtype, trace.points[at], trace.points[at + 1], moved, bias)
+    """The same for the displacement of cross-attention."""
+    mid_step = trace.index(Step(layer, "resid_mid"))
+    displacements, bias = trace.cross_displacements(layer), trace.cross_bias(layer)
+    return _relative_residual(trace.view.dtype, trace.points[mid_step], trace.points[mid_step + 1], displacements, bias)
 
 
-def _open_by(dtype: torch.dtype, before: Tensor, after: Tensor, moved: Float[Tensor, "h n d"], bias: Tensor) -> float:
-    rounding = 2 * torch.finfo(dtype).eps / slack(dtype) * after.norm()
+def _relative_residual(
+    dtype: torch.dtype, before: Tensor, after: Tensor, displacements: Float[Tensor, "h n d"], bias: Tensor
+) -> float:
+    rounding = 2 * torch.finfo(dtype).eps / tolerance(dtype) * after.norm()
     return float(
-        (after - before - moved.sum(0) - bias).norm() / (after - before).norm().maximum(rounding).clamp(min=1e-30)
+        (after - before - displacements.sum(0) - bias).norm()
+        / (after - before).norm().maximum(rounding).clamp(min=1e-30)
     )
 
 
 def operators_error(heads: Heads, x: Float[Tensor, "n d"]) -> float:
-    """|q̂ - q| / |q| with q̂ = x̂ through the folded matrices, the worst of q, k and v."""
-    parts = (heads.W_Q, heads.b_Q, heads.q_norm), (heads.W_K, heads.b_K, heads.k_norm), (heads.W_V, heads.b_V, None)
-    pairs = zip((through(heads.norm, heads.norm.hat(x), *part) for part in parts), heads.read(x), strict=True)
-    return _worst(float((mine - own[0]).norm() / own.norm().clamp(min=1e-30)) for mine, own in pairs)
+    """|q̂ - q| / |q| with q̂ = x̂ through the folded matrices; the largest for q, k and v."""
+    projections = (
+        (heads.W_Q, heads.b_Q, heads.q_norm),
+        (heads.W_K, heads.b_K, heads.k_norm),
+        (heads.W_V, heads.b_V, None),
+    )
+    pairs = zip(
+        (project_normalised(heads.norm, heads.norm.normalise(x), *projection) for projection in projections),
+        heads.qkv(x),
+        strict=True,
+    )
+    return _worst(
+        float((recomputed - original[0]).norm() / original.norm().clamp(min=1e-30)) for recomputed, original in pairs
+    )
 
 
 def cross_operators_error(trace: Trace, layer: int) -> float:
-    """The same for cross attention: behind the norm of the target, and behind that of the source."""
-    crossing, (x, memory) = trace.view.crossing[layer], trace.across(layer)
-    return _worst((operators_error(crossing.asking, x), operators_error(crossing.answering, memory)))
+    """The same for cross-attention, after the norms of the target and of the source."""
+    cross_heads, (x, memory) = trace.view.cross_heads[layer], trace.cross_inputs(layer)
+    return _worst((operators_error(cross_heads.target_heads, x), operators_error(cross_heads.source_heads, memory)))
 
 
 def _worst(errors: Iterable[float]) -> float:
-    """The largest; NaN where there is one (Python's own max may lose it)."""
+    """The maximum; NaN if any error is NaN (Python's max may lose it)."""
     return float(torch.tensor(list(errors)).max())

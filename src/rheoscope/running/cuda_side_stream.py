@@ -1,4 +1,4 @@
-"""Work that a GPU does beside a model while it runs: copies want its memory, products of matrices its cores."""
+"""Work on a second CUDA stream while a model runs: copies use memory bandwidth, matrix products use the cores."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,27 +7,27 @@ from functools import partial
 import torch
 from torch import Tensor
 
-See = Callable[[Tensor], None]
+TensorCallback = Callable[[Tensor], None]
 
 
 @contextmanager
-def beside(device: torch.device) -> Iterator[Callable[[See], See]]:
-    """Inside, gives a function that makes others: what they do with a tensor is done beside the model, in the order of their calls.
+def on_side_stream(device: torch.device) -> Iterator[Callable[[TensorCallback], TensorCallback]]:
+    """A function that wraps callbacks so that they run on a side stream, in the order of their calls.
 
-    Nothing may change such a tensor in place afterwards. All of it is done before anything that is asked of the device after this.
+    No such tensor may be changed in place afterwards. The device finishes all of it before any later work.
     """
     if device.type != "cuda":
-        yield lambda see: see
+        yield lambda callback: callback
         return
-    stream = torch.cuda.Stream(device)
+    side_stream = torch.cuda.Stream(device)
     try:
-        yield lambda see: partial(_see, stream, see)
+        yield lambda callback: partial(_run_on_stream, side_stream, callback)
     finally:
-        torch.cuda.current_stream(device).wait_stream(stream)
+        torch.cuda.current_stream(device).wait_stream(side_stream)
 
 
-def _see(stream: torch.cuda.Stream, see: See, x: Tensor) -> None:
+def _run_on_stream(stream: torch.cuda.Stream, callback: TensorCallback, x: Tensor) -> None:
     stream.wait_stream(torch.cuda.current_stream(x.device))
     with torch.cuda.stream(stream):
-        see(x)
-    x.record_stream(stream)  # its memory is not given away before
+        callback(x)
+    x.record_stream(stream)  # keeps its memory until the callback ends

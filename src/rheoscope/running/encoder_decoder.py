@@ -1,4 +1,4 @@
-"""Encoder-decoders: a source and a target as two Traces, linked by cross attention."""
+"""Encoder-decoders: a source and a target as two Traces, linked by cross-attention."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -11,27 +11,29 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.running.certificate import Certificate
-from rheoscope.running.runner import Running, padded, room, traced
-from rheoscope.running.stream import Description, changing, watching
+from rheoscope.running.runner import RunnableModel, allocate_points, make_traces, pad_batch
+from rheoscope.running.stream import ModelDescription, apply_hooks, record_points
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Edits, Hooks
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
 
-SOURCE = "source."
-"""Before a step of the encoder where a hook names it: `source.L0.resid_mid`."""
+SOURCE_PREFIX = "source."
+"""The prefix of encoder steps in hooks: `source.L0.resid_mid`."""
 
-Ids = tuple[Int[Tensor, " s"], Int[Tensor, " t"]]
+PairIds = tuple[Int[Tensor, " s"], Int[Tensor, " t"]]
 
 
 @dataclass(frozen=True, eq=False)
-class Linked:
-    """A pair of texts: `source`, the points of the encoder, and `target`, those of the decoder.
+class LinkedTraces:
+    """The Traces of a pair of texts: `source` holds the points of the encoder, `target` those of the decoder.
 
-    `target.cross_weights(layer, head)` (T, S) says which source token a target token reads, and
-    `target.cross_displacements(layer)` (h, T, d) what it takes from there.
+    `target.cross_weights(layer, head)` (T, S) are the weights of target tokens on source tokens.
+    `target.cross_displacements(layer)` (h, T, d) are the displacements that they cause.
 
     >>> import rheoscope as rs
     >>> from rheoscope.models.config import Config
@@ -51,100 +53,120 @@ class Linked:
         return f"<Linked source {self.source!r} and target {self.target!r}>"
 
     def save(self, directory: str | Path) -> Path:
-        """Both Traces, side by side; `Linked.open(directory, model)` reads them again."""
+        """Save both Traces in one directory; `LinkedTraces.open(directory, model)` reads them."""
         self.source.save(Path(directory) / "source")
         self.target.save(Path(directory) / "target")
         return Path(directory)
 
     @staticmethod
-    def open(directory: str | Path, model: "Pairing") -> "Linked":
-        """A saved pair, seen through the Views of the model that made it; another model is refused."""
-        return Linked(
+    def open(directory: str | Path, model: "EncoderDecoder") -> "LinkedTraces":
+        """A saved pair with the Views of the model that traced it; raises for another model."""
+        return LinkedTraces(
             Trace.open(Path(directory) / "source", model.encoder), Trace.open(Path(directory) / "target", model.view)
         )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Pairing(Running):
-    """An encoder-decoder that runs: `view` is the decoder, `encoder` the View of the encoder, a text is a pair.
+class EncoderDecoder(RunnableModel):
+    """A runnable encoder-decoder: `view` is the decoder, `encoder` the View of the encoder, and a text is a pair.
 
-    A maker says how to call the network on a source and a target, and how a string becomes ids on either side.
+    A subclass calls the network on a source and a target, and encodes strings for either side.
     """
 
-    source_description: Description
+    source_description: ModelDescription
     encoder: View
 
     @abstractmethod
     def encode_source(self, text: str) -> list[int]:
-        """Ids of a source; `encode` gives those of a target."""
+        """Token ids of a source; `encode` returns those of a target."""
 
     def trace(self, text: Any, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None) -> Any:
-        """The pair (source, target) as Linked Traces; a list of pairs gives a list of them from one batch.
+        """The pair (source, target) as LinkedTraces; a list of pairs returns a list of them, computed as one batch.
 
-        `logits=True` keeps the logits (T, vocabulary) of the target too, equal bit for bit to the untouched model's for
-        one pair. With `edit` and `hooks`, as `run` takes them, the points are those of the changed model.
+        `logits=True` also stores the logits (T, vocabulary) of the target, bit for bit the unhooked model's for one pair. With
+        `edit` and `hooks`, as in `run`, the points are those of the edited model.
         """
-        many = isinstance(text, list) and bool(text)
-        batch = text if many else [text]
-        with self.changed(edit, hooks):
-            linked = self._linked([self.both(pair) for pair in batch], batch, logits)
-        return linked if many else linked[0]
+        is_batch = isinstance(text, list) and bool(text)
+        batch = text if is_batch else [text]
+        with self.apply_edits(edit, hooks):
+            linked = self._trace_pairs([self.pair_ids(pair) for pair in batch], batch, logits)
+        return linked if is_batch else linked[0]
 
     @torch.no_grad()
-    def _linked(self, batch: list[tuple[Tensor, Tensor]], texts: list[Any], logits: bool) -> list[Linked]:
-        (sources, real), (targets, _) = (padded(side, self.device) for side in zip(*batch, strict=True))
-        far, near, found = room(self.source_description, sources), room(self.description, targets), None
-        with watching(self.source_description, far), watching(self.description, near):
+    def _trace_pairs(self, batch: list[tuple[Tensor, Tensor]], texts: list[Any], logits: bool) -> list[LinkedTraces]:
+        (sources, is_token), (targets, _) = (pad_batch(side, self.device) for side in zip(*batch, strict=True))
+        source_points, target_points, target_logits = (
+            allocate_points(self.source_description, sources),
+            allocate_points(self.description, targets),
+            None,
+        )
+        with record_points(self.source_description, source_points), record_points(self.description, target_points):
             if logits:
-                found = self.call((sources, targets), real)
+                target_logits = self.forward_logits((sources, targets), is_token)
             else:
-                self.pass_through((sources, targets), real)
-        source = self._side(self.encoder, self.source_description, far, batch, texts, 0)
-        target = self._side(self.view, self.description, near, batch, texts, 1, found)
-        return [Linked(one, replace(other, memory=one.points[-1])) for one, other in zip(source, target, strict=True)]
+                self.forward_points((sources, targets), is_token)
+        source_traces = self._side_traces(self.encoder, self.source_description, source_points, batch, texts, 0)
+        target_traces = self._side_traces(self.view, self.description, target_points, batch, texts, 1, target_logits)
+        return [
+            LinkedTraces(source_trace, replace(target_trace, memory=source_trace.points[-1]))
+            for source_trace, target_trace in zip(source_traces, target_traces, strict=True)
+        ]
 
-    def _side(
+    def _side_traces(
         self,
         view: View,
-        description: Description,
+        description: ModelDescription,
         points: Tensor,
         batch: list[tuple[Tensor, Tensor]],
         texts: list[Any],
         side: int,
         logits: Tensor | None = None,
     ) -> Traces:
-        """One text of every pair: the sources (0) or the targets (1)."""
+        """One side of every pair: the sources (0) or the targets (1)."""
         ids = [pair[side] for pair in batch]
-        told = [pair[side] if isinstance(pair[side], str) else "" for pair in texts]
-        return traced(view, description, points, ids, [self.words_in_text(one) for one in ids], told, logits)
+        side_texts = [pair[side] if isinstance(pair[side], str) else "" for pair in texts]
+        return make_traces(
+            view,
+            description,
+            points,
+            ids,
+            [self.token_strings_in_text(text_ids) for text_ids in ids],
+            side_texts,
+            logits,
+        )
 
     def run(self, text: Any, edit: Edits | None = None, hooks: Hooks | None = None) -> Tensor:
-        """Logits (T, vocabulary) of the pair (source, target), with heads edited and points changed; undone on exit.
+        """Logits (T, vocabulary) of the pair (source, target) with edited heads and points.
 
-        `edit={(layer, head): f}` edits self attention of the decoder; `hooks` change points of the decoder, and those of
-        the encoder under `source.`: `{"source.L0.resid_mid": g}`.
+        `edit={(layer, head): f}` edits self-attention of the decoder. `hooks` change points of the decoder, and points of the
+        encoder with the prefix `source.`: `{"source.L0.resid_mid": g}`. All edits are undone on exit.
         """
-        ids = tuple(one[None].to(self.device) for one in self.both(text))
-        with self.changed(edit, hooks):
-            return self.call(ids, None)[0]
+        ids = tuple(side_ids[None].to(self.device) for side_ids in self.pair_ids(text))
+        with self.apply_edits(edit, hooks):
+            return self.forward_logits(ids, None)[0]
 
     @contextmanager
-    def changed(self, edit: Edits | None, hooks: Hooks | None) -> Iterator[None]:
-        """Inside, heads of the decoder and points of both sides are changed; undone on exit."""
-        asked = {str(step): hook for step, hook in (hooks or {}).items()}
-        far = {label: hook for label, hook in asked.items() if label.startswith(SOURCE)}
-        near = {label: hook for label, hook in asked.items() if label not in far}
-        with changing(self.source_description, far, SOURCE), super().changed(edit, near):
+    def apply_edits(self, edit: Edits | None, hooks: Hooks | None) -> Iterator[None]:
+        """Edit heads of the decoder and points of both sides; undone on exit."""
+        hooks_by_label = {str(step): hook for step, hook in (hooks or {}).items()}
+        source_hooks = {label: hook for label, hook in hooks_by_label.items() if label.startswith(SOURCE_PREFIX)}
+        target_hooks = {label: hook for label, hook in hooks_by_label.items() if label not in source_hooks}
+        with apply_hooks(self.source_description, source_hooks, SOURCE_PREFIX), super().apply_edits(edit, target_hooks):
             yield
 
-    def both(self, pair: Any) -> Ids:
-        """The ids of a source and of a target, from strings or as they are given."""
+    def pair_ids(self, pair: Any) -> PairIds:
+        """The token ids of a source and of a target, from strings or ids."""
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise RheoscopeError(
-                f"an encoder-decoder reads pairs of texts, got {type(pair).__name__}; type model.trace((source, target))"
+                Message(
+                    "an encoder-decoder expects a pair (source, target), got {received}", received=type(pair).__name__
+                ),
+                Advice("model.trace((source, target))"),
             )
         return self.ids(pair[0], self.encode_source), self.ids(pair[1])
 
-    def proved(self, certificate: Certificate) -> "Pairing":
-        """The same model, with the certificate among the facts of both Views."""
-        return replace(self, view=self.view.proved(certificate), encoder=self.encoder.proved(certificate))
+    def with_certificate(self, certificate: Certificate) -> "EncoderDecoder":
+        """The same model with the certificate in the facts of both Views."""
+        return replace(
+            self, view=self.view.with_certificate(certificate), encoder=self.encoder.with_certificate(certificate)
+        )

@@ -1,4 +1,4 @@
-"""Edits of heads, or of whole layers, looked at once before a model runs with them."""
+"""Edits of heads and whole layers, checked before a model runs with them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,121 +8,145 @@ from typing import Any
 from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.running.half_precision import rounded_once
-from rheoscope.running.stream import Description, looking
-from rheoscope.running.thread_hooks import Ask
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
+from rheoscope.running.half_precision import edit_in_float32
+from rheoscope.running.stream import ModelDescription, describe_value, observe_tap
+from rheoscope.running.thread_hooks import ModuleHook
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.head import Heads, of_head
+from rheoscope.space.head import Heads, single_head_mechanism
 from rheoscope.space.model import Edit, Edits, Hook, Hooks, LayerEdit, Rewrite
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.safe_arithmetic import at_least_float32
 
 
 @dataclass(frozen=True, eq=False)
-class Changes:
-    """What changes in one run of a model: edits of heads and layers, hooks by label, and what looks at points for edits."""
+class RunEdits:
+    """The edits of one run: edits of heads and layers, hooks by step label, and observers of the points that edits need."""
 
     edits: Edits
     hooks: dict[str, Hook]
-    looks: list[Ask]
+    observers: list[ModuleHook]
 
 
-def for_one_run(description: Description, edit: Edits, hooks: Hooks) -> Changes:
-    """A Rewrite as an edit of a layer, a look at what the layer reads, and a hook where its attention has written.
+def prepare_run_edits(description: ModelDescription, edit: Edits, hooks: Hooks) -> RunEdits:
+    """Split every Rewrite into a layer edit, an observer of the layer's input and a hook after its attention.
 
-    They hand to each other, by the number of the layer, what belongs to this run and to no other.
+    These three share dictionaries by layer, which belong to this run only.
     """
     edits: dict[Any, Any] = dict(edit)
-    asked, looks = {str(step): hook for step, hook in hooks.items()}, []
-    read: dict[int, Tensor] = {}
-    added: dict[int, Tensor] = {}
-    for layer, change in edits.items():
-        if isinstance(change, Rewrite) and 0 <= layer < len(description.layers):
-            edits[layer] = partial(_rewritten, layer, change, read, added)
-            looks.append(looking(description.read_by(layer), partial(read.__setitem__, layer)))
-            label = str(description.written_by(layer).step)
-            asked[label] = partial(_adding, layer, added, asked.get(label))
-    return Changes(edits, asked, looks)
+    hooks_by_label, observers = {str(step): hook for step, hook in hooks.items()}, []
+    layer_inputs: dict[int, Tensor] = {}
+    extra_writes: dict[int, Tensor] = {}
+    for layer, layer_edit in edits.items():
+        if isinstance(layer_edit, Rewrite) and 0 <= layer < len(description.layer_taps):
+            edits[layer] = partial(_apply_rewrite, layer, layer_edit, layer_inputs, extra_writes)
+            observers.append(observe_tap(description.input_tap(layer), partial(layer_inputs.__setitem__, layer)))
+            label = str(description.output_tap(layer).step)
+            hooks_by_label[label] = partial(_add_extra_write, layer, extra_writes, hooks_by_label.get(label))
+    return RunEdits(edits, hooks_by_label, observers)
 
 
-def _rewritten(
+def _apply_rewrite(
     layer: int,
     rewrite: Rewrite,
-    read: dict[int, Tensor],
-    added: dict[int, Tensor],
+    layer_inputs: dict[int, Tensor],
+    extra_writes: dict[int, Tensor],
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mechanism: Mechanism,
     out: Tensor,
 ) -> Tensor:
-    x = exact(read.pop(layer)).reshape(len(q), q.shape[-2], -1)
-    new, beside = rewrite.change(x, q, k, v, mechanism, out)
-    if beside is not None:
-        added[layer] = beside
-    return new
+    x = at_least_float32(layer_inputs.pop(layer)).reshape(len(q), q.shape[-2], -1)
+    new_output, extra_write = rewrite.edit(x, q, k, v, mechanism, out)
+    if extra_write is not None:
+        extra_writes[layer] = extra_write
+    return new_output
 
 
-def _adding(layer: int, added: dict[int, Tensor], then: Hook | None, x: Tensor) -> Tensor:
-    """The points with what attention wrote beside its heads; a hook of the same step sees it."""
-    if layer in added:
-        x = x + added.pop(layer).to(x).reshape(x.shape)
-    return x if then is None else then(x)
+def _add_extra_write(layer: int, extra_writes: dict[int, Tensor], next_hook: Hook | None, x: Tensor) -> Tensor:
+    """Add what a Rewrite writes outside the heads; a hook at the same step sees the sum."""
+    if layer in extra_writes:
+        x = x + extra_writes.pop(layer).to(x).reshape(x.shape)
+    return x if next_hook is None else next_hook(x)
 
 
-def by_layer(blocks: Sequence[Heads], edit: Edits) -> dict[int, LayerEdit]:
-    """Layer → its edit, which gives outputs of heads or is refused; a head or a layer that is not there is refused.
+def edits_by_layer(blocks: Sequence[Heads], edit: Edits) -> dict[int, LayerEdit]:
+    """Layer → its edit, with checked outputs; raise for a head or a layer that does not exist.
 
-    Edits compute in float32 or better, whatever the model computes in.
+    Edits compute in float32 or better in every model.
     """
-    whole: dict[int, LayerEdit] = {}
-    single: dict[int, dict[int, Edit]] = {}
-    change: Any
-    for at, change in edit.items():
-        layer, head = (at, 0) if isinstance(at, int) else at
-        if not 0 <= layer < len(blocks) or not 0 <= head < blocks[layer].count:
+    layer_edits: dict[int, LayerEdit] = {}
+    head_edits: dict[int, dict[int, Edit]] = {}
+    edit_function: Any
+    for key, edit_function in edit.items():
+        layer, head = (key, 0) if isinstance(key, int) else key
+        if not 0 <= layer < len(blocks) or not 0 <= head < blocks[layer].n_heads:
             raise RheoscopeError(
-                f"there is no {'layer' if isinstance(at, int) else 'head'} {at}; this model has layers 0 to "
-                f"{len(blocks) - 1} with heads 0 to {blocks[0].count - 1}"
+                Message(
+                    "there is no layer {layer}; this model has layers 0 to {last}",
+                    layer=layer,
+                    last=len(blocks) - 1,
+                )
+                if isinstance(key, int)
+                else Message(
+                    "there is no head ({layer}, {head}); this model has layers 0 to {last_layer} with heads 0 to {last_head}",
+                    layer=layer,
+                    head=head,
+                    last_layer=len(blocks) - 1,
+                    last_head=blocks[0].n_heads - 1,
+                )
             )
-        if isinstance(at, int):
-            whole[layer] = partial(_asked_of_layer, layer, change)
+        if isinstance(key, int):
+            layer_edits[layer] = partial(_run_layer_edit, layer, edit_function)
         else:
-            single.setdefault(layer, {})[head] = partial(_asked, layer, head, change)
-    edits = whole | {layer: partial(_one_by_one, heads) for layer, heads in single.items()}
-    return {layer: rounded_once(change) for layer, change in edits.items()}
+            head_edits.setdefault(layer, {})[head] = partial(_run_head_edit, layer, head, edit_function)
+    merged = layer_edits | {layer: partial(_edit_heads, edits_in_layer) for layer, edits_in_layer in head_edits.items()}
+    return {layer: edit_in_float32(edit_function) for layer, edit_function in merged.items()}
 
 
-def _one_by_one(edits: dict[int, Edit], q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
-    """The outputs of a layer with some heads replaced, each given its own queries, keys, values and mechanism."""
-    out, size = out.clone(), q.shape[1] // k.shape[1]
-    for head, change in edits.items():
-        its, group = slice(head, head + 1), slice(head // size, head // size + 1)
-        out[:, its] = change(q[:, its], k[:, group], v[:, group], of_head(mechanism, head))
+def _edit_heads(edits: dict[int, Edit], q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
+    """The outputs of a layer with edited heads; each edit gets the queries, keys, values and mechanism of its head."""
+    out, group_size = out.clone(), q.shape[1] // k.shape[1]
+    for head, head_edit in edits.items():
+        head_slice, group_slice = slice(head, head + 1), slice(head // group_size, head // group_size + 1)
+        out[:, head_slice] = head_edit(
+            q[:, head_slice], k[:, group_slice], v[:, group_slice], single_head_mechanism(mechanism, head)
+        )
     return out
 
 
-def _asked(layer: int, head: int, change: Edit, q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> Tensor:
-    """What the edit says, which must be an output of the head."""
-    return _output(
-        change(q, k, v, mechanism),
+def _run_head_edit(
+    layer: int, head: int, head_edit: Edit, q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism
+) -> Tensor:
+    """Run an edit and check that it returns an output of the head."""
+    return _check_output(
+        head_edit(q, k, v, mechanism),
         (*q.shape[:-1], v.shape[-1]),
-        f"the edit of head ({layer}, {head}) must return its output",
-        "`return mechanism.attend(q, k, v)` changes nothing",
+        Message("head ({layer}, {head})", layer=layer, head=head),
+        Advice("return mechanism.attend(q, k, v)"),
     )
 
 
-def _asked_of_layer(
-    layer: int, change: LayerEdit, q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor
+def _run_layer_edit(
+    layer: int, layer_edit: LayerEdit, q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor
 ) -> Tensor:
-    """What the edit says, which must be outputs of all heads of the layer."""
-    new = change(q, k, v, mechanism, out)
-    return _output(
-        new, tuple(out.shape), f"the edit of layer {layer} must return its outputs", "`return out` changes nothing"
-    ).to(out.dtype)
+    """Run an edit and check that it returns outputs of all heads of the layer."""
+    new_output = layer_edit(q, k, v, mechanism, out)
+    return _check_output(new_output, tuple(out.shape), Message("layer {layer}", layer=layer), Advice("return out")).to(
+        out.dtype
+    )
 
 
-def _output(out: object, wanted: tuple[int, ...], what: str, same: str) -> Tensor:
-    if isinstance(out, Tensor) and out.shape == wanted:
+def _check_output(out: object, shape: tuple[int, ...], edited_part: str, advice: Advice) -> Tensor:
+    if isinstance(out, Tensor) and out.shape == shape:
         return out
-    came = f"a tensor {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-    raise RheoscopeError(f"{what} {wanted}, got {came}; {same}")
+    raise RheoscopeError(
+        Message(
+            "the edit of {part} must return a tensor of shape {shape}, got {received}",
+            part=edited_part,
+            shape=str(shape),
+            received=describe_value(out),
+        ),
+        advice,
+    )

@@ -1,18 +1,18 @@
-"""How far a long job is, told as one count: each stage knows its own, and the whole is told in percent."""
+"""Progress of a job with several stages, reported as one percentage."""
 
 from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
-"""Is told how many are done, and of how many."""
+"""A callback with the number of finished steps and their total."""
 
 
-def stage(progress: Progress | None, begin: int, end: int) -> Progress:
-    """What one stage tells, as percent `begin` to `end` of the whole job; without a listener nothing is told.
+def progress_stage(progress: Progress | None, start_percent: int, end_percent: int) -> Progress:
+    """A callback for one stage, which covers `start_percent` to `end_percent` of the job; without `progress` it does nothing.
 
-    >>> hashing = stage(lambda done, total: print(done, "of", total), 50, 80)
+    >>> hashing = progress_stage(lambda done, total: print(done, "of", total), 50, 80)
     >>> hashing(1, 2)
     65 of 100
     """
     if progress is None:
         return lambda done, total: None
-    return lambda done, total: progress(begin + (end - begin) * done // max(total, 1), 100)
+    return lambda done, total: progress(start_percent + (end_percent - start_percent) * done // max(total, 1), 100)

@@ -1,8 +1,8 @@
-"""A model on several devices: its heads as operators stand where its points stand.
+"""A model spread over several devices, with all its heads as operators on the device of the embedding.
 
-The network stays where it lies, layer by layer, and whoever spread it moves what passes from one device to the next. Analyses read the
-points, which stand with the embedding: so the matrices of the heads are copied there, and a module of the model that is called from
-outside is sent what it reads and gives its answer back.
+The network stays spread layer by layer, and accelerate moves activations between devices. Analyses use the points, which are
+on the device of the embedding. So the matrices of the heads are copied there. A module on another device gets its input sent
+and returns its output to the device of the input.
 """
 
 from collections.abc import Callable
@@ -12,84 +12,106 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rheoscope.attention.memory import check_room
-from rheoscope.attention.parameters import tensors, with_tensors
-from rheoscope.running.stream import Description
+from rheoscope.attention.memory import check_free_memory
+from rheoscope.attention.parameters import tensors_by_path, with_tensors
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
+from rheoscope.running.stream import ModelDescription
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.head import Heads, Norm, Projected
+from rheoscope.space.head import Heads
+from rheoscope.space.model_parts import Norm, Projected
 
-MATRICES = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
+MATRIX_FIELDS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
 
 
-def devices(description: Description) -> set[torch.device]:
-    """Where the layers and the embedding are."""
-    return {description.embed.weight.device, *(heads.W_O.device for heads in description.blocks)}
+def devices_of(description: ModelDescription) -> set[torch.device]:
+    """The devices of the layers and of the embedding."""
+    return {description.embedding.weight.device, *(heads.W_O.device for heads in description.layer_heads)}
 
 
 @torch.no_grad()
-def on_one_device(description: Description) -> Description:
-    """The same description with all operators where the embedding is; one that is there already is itself."""
-    if len(devices(description)) == 1:
+def on_one_device(description: ModelDescription) -> ModelDescription:
+    """The same description with all operators on the device of the embedding."""
+    if len(devices_of(description)) == 1:
         return description
-    if description.crossing:
-        raise RheoscopeError("an encoder-decoder is read on one device; type device='cuda' or device='cpu'")
-    place = description.embed.weight.device
-    moved = [x for heads in description.blocks if heads.W_O.device != place for x in _matrices(heads).values()]
-    check_room("what the heads compare and carry", sum(x.nbytes for x in moved), place, "a larger GPU, or device='cpu'")
+    if description.cross_heads:
+        raise RheoscopeError(
+            Message("an encoder-decoder must be on one device, got {n} devices", n=len(devices_of(description))),
+            use(device="cuda"),
+        )
+    device = description.embedding.weight.device
+    tensors_to_copy = [
+        x for heads in description.layer_heads if heads.W_O.device != device for x in _matrices(heads).values()
+    ]
+    check_free_memory(
+        Message("a copy of the heads on one device"),
+        sum(x.nbytes for x in tensors_to_copy),
+        device,
+        use(device="cpu"),
+    )
     return replace(
         description,
-        blocks=tuple(_heads(heads, place) for heads in description.blocks),
+        layer_heads=tuple(_heads_on_device(heads, device) for heads in description.layer_heads),
         mlps=tuple(
-            there(mlp, heads.W_O.device) for mlp, heads in zip(description.mlps, description.blocks, strict=True)
+            on_device(mlp, heads.W_O.device)
+            for mlp, heads in zip(description.mlps, description.layer_heads, strict=True)
         ),
-        final_norm=_norm(description.final_norm, place, place),
-        into=_to(description.into, place),
-        out_of=_to(description.out_of, place),
+        final_norm=_norm_on_device(description.final_norm, device, device),
+        embed_projection=_to_device_or_none(description.embed_projection, device),
+        unembed_projection=_to_device_or_none(description.unembed_projection, device),
     )
 
 
-def there(own: Callable[[Tensor], Tensor], where: torch.device) -> Callable[[Tensor], Tensor]:
-    """A module of another device as those here call it.
+def on_device(module: Callable[[Tensor], Tensor], module_device: torch.device) -> Callable[[Tensor], Tensor]:
+    """A module of another device, callable with tensors of any device.
 
-    >>> there(torch.nn.Linear(2, 3), torch.device("cpu"))(torch.ones(1, 2)).shape
+    >>> on_device(torch.nn.Linear(2, 3), torch.device("cpu"))(torch.ones(1, 2)).shape
     torch.Size([1, 3])
     """
-    return lambda x: own(x.to(where)).to(x.device)
+    return lambda x: module(x.to(module_device)).to(x.device)
 
 
 def _matrices(heads: Heads) -> dict[str, Tensor]:
-    return {name: x for name in MATRICES if (x := getattr(heads, name)) is not None}
+    return {name: x for name in MATRIX_FIELDS if (x := getattr(heads, name)) is not None}
 
 
-def _heads(heads: Heads, place: torch.device) -> Heads:
-    where = heads.W_O.device
-    if where == place:
+def _heads_on_device(heads: Heads, device: torch.device) -> Heads:
+    source_device = heads.W_O.device
+    if source_device == device:
         return heads
 
     def project(u: Tensor) -> Projected:
-        q, k, v = heads.project(u.to(where))
+        q, k, v = heads.project(u.to(source_device))
         return q.to(u.device), k.to(u.device), v.to(u.device)
 
-    own = {name: getattr(heads, name) for name in ("norm", "q_norm", "k_norm", "after")}
-    norms: dict[str, Any] = {name: None if norm is None else _norm(norm, where, place) for name, norm in own.items()}
-    matrices: dict[str, Any] = {name: x.to(place) for name, x in _matrices(heads).items()}
-    tables = {at: x.to(place) for at, x in tensors(heads.mechanism).items()}
+    original_norms = {name: getattr(heads, name) for name in ("norm", "q_norm", "k_norm", "output_norm")}
+    norms: dict[str, Any] = {
+        name: None if norm is None else _norm_on_device(norm, source_device, device)
+        for name, norm in original_norms.items()
+    }
+    matrices: dict[str, Any] = {name: x.to(device) for name, x in _matrices(heads).items()}
+    tables = {key: x.to(device) for key, x in tensors_by_path(heads.mechanism).items()}
     return replace(
         heads,
         mechanism=with_tensors(heads.mechanism, tables),
         project=project,
-        gate=None if heads.gate is None else there(heads.gate, where),
+        gate=None if heads.gate is None else on_device(heads.gate, source_device),
         **matrices,
         **norms,
     )
 
 
-def _norm(norm: Norm, where: torch.device, place: torch.device) -> Norm:
+def _norm_on_device(norm: Norm, source_device: torch.device, device: torch.device) -> Norm:
     if norm.eps is None:
         return norm
-    where = where if norm.gain is None else norm.gain.device
-    return replace(norm, own=there(norm.own, where), gain=_to(norm.gain, place), bias=_to(norm.bias, place))
+    source_device = source_device if norm.gain is None else norm.gain.device
+    return replace(
+        norm,
+        apply=on_device(norm.apply, source_device),
+        gain=_to_device_or_none(norm.gain, device),
+        bias=_to_device_or_none(norm.bias, device),
+    )
 
 
-def _to(x: Tensor | None, place: torch.device) -> Tensor | None:
-    return None if x is None else x.to(place)
+def _to_device_or_none(x: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if x is None else x.to(device)

@@ -1,4 +1,4 @@
-"""Any analysis of a text over several texts: means with bootstrap intervals, one null, and whether other texts would say the same."""
+"""rs.over_texts: any analysis over several texts, with means, bootstrap intervals and one null."""
 
 import inspect
 import math
@@ -9,22 +9,24 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message, plural
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.analysis import SUBJECTS, Analysis, declared
+from rheoscope.space.analysis import SUBJECTS, Analysis, analysis_of
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
-from rheoscope.statistics.nulls import q_values, student, two_sided, z_scores
+from rheoscope.statistics.nulls import normal_two_sided_p, q_values, student_two_sided_p, z_scores
 
 if TYPE_CHECKING:
     import xarray
 
-OF_HEAD = ("layer", "head")
-TESTED = ("z", "p_value", "q_value")
-"""How far one text lies from its null: no mean over texts is that of the mean, so they are computed anew."""
-DRAWN = "_drawn"
-"""Ends the names of what random heads gave, draw by draw: the same ones in every text, so that their mean is a draw of the mean."""
-OF_ONE_TEXT = ("text", "massive")
-"""What a Dataset of several texts does not carry, even where all say the same."""
+HEAD_DIMS = ("layer", "head")
+TEST_FIELDS = ("z", "p_value", "q_value")
+"""Tests of one text against its null. Their mean is not the test of the mean, so they are recomputed."""
+NULL_DRAWS_SUFFIX = "_drawn"
+"""The suffix of fields with null draws. All texts have the same random heads, so the mean of draws is a draw of the mean."""
+SINGLE_TEXT_ATTRIBUTES = ("text", "massive")
+"""Attributes that a result over several texts does not carry, even if all texts agree."""
 
 
 def over_texts(
@@ -35,257 +37,323 @@ def over_texts(
     seed: int = 0,
     **settings: Any,
 ) -> "xarray.Dataset":
-    """Any analysis of one text, asked of several: how sure it is of each number, and whether other texts would say the same.
+    """Run an analysis of one text on several texts: means, confidence intervals and one null.
 
-    **Answers** "is this head (this layer) like that, or was it this text?"
+    **Question** Does this hold for the head or the layer, or only for this text?
 
-    **Takes** a function of a Trace (`rs.agreement`, `rs.energy`, or your own that calls one with what belongs to each text, such
-    as its control) and the Traces of one model. `settings` are the analysis's; `seed` is that of all draws, the analysis's too.
-    Texts of one batch, `model.trace([…])`, are asked all at once where the analysis can; attributes that count something in one text
-    are then left out.
+    **Settings**
+    `analysis` is a function of a Trace: `rs.agreement`, `rs.energy`, or your own function that calls one with what belongs to
+    each text, such as its control.
+    `traces` are Traces of one model. Texts of one batch, `model.trace([…])`, are analysed at once if the analysis supports it;
+    attributes that count something in one text are then left out.
+    `settings` are those of the analysis; `seed` is also the analysis's seed.
 
-    **Formula** the mean over texts; its 95 % interval from `resamples` draws of as many texts with replacement (percentiles: with
-    few texts a little too narrow). The null is the mean of the texts' nulls; a standard deviation of a mean is at most the
-    mean of the standard deviations, which is the one that z uses; where it comes from draws, p is Student's. `split_half`: texts
-    in two halves at random, the correlation over heads of the two means, mean over `splits`.
+    **Formula** The mean over texts. Its 95 % interval comes from `resamples` bootstrap samples of the texts (percentiles; a
+    little too narrow for few texts). The null is the mean of the texts' nulls. The standard deviation of a mean is at most
+    the mean of the standard deviations, and z uses the latter. If it comes from draws, p is Student's. `split_half`: the
+    texts are split in two random halves, and the two means are correlated over heads; the mean over `splits`.
 
-    **Gives** every numeric field whose axes are the same in all texts: the mean under its own name, `…_low`, `…_high`; for one with
-    a null and its spread `…_z`, `…_q_value` (of all its entries together); for those of (layer, head) also (measure): `overall`,
-    `overall_low`, `overall_high`, `split_half`. What an analysis drew of all heads together (`…_drawn`) is joined draw by draw, for
-    `p_values`. `attrs["left_out"]` lists the rest: fields of tokens, words, z, p- and q-values of one text. NaN where a text has
-    none. A Dataset of the analysis itself: `rs.plot` draws it.
+    **Returns** every numeric field whose axes are the same in all texts: the mean under its own name, `…_low`, `…_high`. A
+    field with a null mean and sd also has `…_z` and `…_q_value` (over all its entries). Fields of (layer, head) also have, per
+    measure, `overall`, `overall_low`, `overall_high` and `split_half`. Null draws of all heads (`…_drawn`) are averaged draw by
+    draw, for `p_values`. `attrs["left_out"]` lists the other fields: fields of tokens, categories, and z, p- and q-values of
+    one text. NaN if a text has none. The result belongs to the same analysis, so `rs.plot` draws it.
 
-    **Laws** the order of the texts does not matter to means; a number that is the same on all texts has an interval of width
-    0; several times the same text split into halves of correlation 1.
+    **Laws** Means do not depend on the order of the texts. A number that is equal in all texts has an interval of width 0.
+    Copies of one text have split-half correlation 1.
 
-    **Siblings** `prefix_stability` is one text under several beginnings.
+    **See also** `prefix_stability` analyses one text after several prefixes.
 
     >>> import rheoscope as rs
     >>> model = rs.load()
     >>> texts = ["The keys to the cabinet are on the table in the hall.", "In winter the river is cold and the birds fly south."]
-    >>> found = rs.over_texts(rs.agreement, [model.trace(text) for text in texts], draws=0)
-    >>> bool((found.agreement_low <= found.agreement_high).all())
+    >>> result = rs.over_texts(rs.agreement, [model.trace(text) for text in texts], draws=0)
+    >>> bool((result.agreement_low <= result.agreement_high).all())
     True
     """
-    refuse(analysis, traces, resamples, splits, settings)
+    check_arguments(analysis, traces, resamples, splits, settings)
     settings = settings | ({"seed": seed} if "seed" in inspect.signature(analysis).parameters else {})
-    return together(each_of(analysis, traces, settings), resamples, splits, seed)
+    return summarise_texts(results_per_text(analysis, traces, settings), resamples, splits, seed)
 
 
-def each_of(
+def results_per_text(
     analysis: "Callable[..., xarray.Dataset]", traces: Sequence[Trace], settings: dict[str, Any]
 ) -> "list[xarray.Dataset]":
-    """One Dataset a text: of one batch all at once, where the analysis can and that gives all that is joined, else one by one."""
-    first, own = analysis(traces[0], **settings), declared(analysis)
-    if type(traces) is Traces and own is not None and own.batch is not None:  # an edited model has a View for each text
-        known = set(settings) <= set(inspect.signature(own.batch).parameters)
-        if known and all_joined(first, own.batch(traces[:1], **settings)):
-            return at_once(own, first, own.batch(traces, **settings), traces.view.facts)
+    """One result per text: all at once if the analysis has a batch kernel that returns every joined field, else one by one."""
+    first, declaration = analysis(traces[0], **settings), analysis_of(analysis)
+    # an edited model has a View for each text
+    if type(traces) is Traces and declaration is not None and declaration.batch is not None:
+        settings_supported = set(settings) <= set(inspect.signature(declaration.batch).parameters)
+        if settings_supported and batch_is_complete(first, declaration.batch(traces[:1], **settings)):
+            return split_batch(declaration, first, declaration.batch(traces, **settings), traces.view.facts)
     return [first, *(analysis(trace, **settings) for trace in traces[1:])]
 
 
-def all_joined(first: "xarray.Dataset", values: dict[str, Tensor]) -> bool:
-    """Whether a batch gives every field of a text that can be joined, and none of them is of the text's own tokens."""
-    numbers = [name for name in map(str, first.data_vars) if first[name].dtype.kind in "iuf" and not _tested(name)]
-    return all(name in values and values[name].shape[1:] == first[name].shape for name in numbers) and not any(
-        {"token", "word"} & {*first[name].dims, *first[name].coords} for name in numbers
-    )
+def batch_is_complete(first_result: "xarray.Dataset", values: dict[str, Tensor]) -> bool:
+    """Whether a batch kernel returns every field that can be joined, and none of them belongs to the tokens of a text."""
+    numeric_fields = [
+        name
+        for name in map(str, first_result.data_vars)
+        if first_result[name].dtype.kind in "iuf" and not _is_test_field(name)
+    ]
+    return all(
+        name in values and values[name].shape[1:] == first_result[name].shape for name in numeric_fields
+    ) and not any({"token", "word"} & {*first_result[name].dims, *first_result[name].coords} for name in numeric_fields)
 
 
-def at_once(
-    own: Analysis, first: "xarray.Dataset", values: dict[str, Tensor], facts: dict[str, Any]
+def split_batch(
+    declaration: Analysis, first: "xarray.Dataset", values: dict[str, Tensor], facts: dict[str, Any]
 ) -> "list[xarray.Dataset]":
-    """What a batch gave, text by text, labelled as the first text is; what was counted in that one (attributes) is its own."""
+    """The results of a batch, text by text, with the labels of the first text; only that one keeps its count attributes."""
     import xarray as xr
 
     names = [
         name for name in map(str, first.data_vars) if name in values and values[name].shape[1:] == first[name].shape
     ]
-    of_all = {"analysis", *own.settings, *facts}
-    attributes = {key: value for key, value in first.attrs.items() if key in of_all or isinstance(value, str)}
+    shared_keys = {"analysis", *declaration.settings, *facts}
+    attributes = {key: value for key, value in first.attrs.items() if key in shared_keys or isinstance(value, str)}
     tables = {name: values[name].cpu().numpy() for name in names}
-    texts = range(1, len(tables[names[0]]))
-    data = ({name: (first[name].dims, tables[name][at], first[name].attrs) for name in names} for at in texts)
+    text_indices = range(1, len(tables[names[0]]))
+    data = (
+        {name: (first[name].dims, tables[name][text_index], first[name].attrs) for name in names}
+        for text_index in text_indices
+    )
     return [first, *(xr.Dataset(fields, first.coords, attributes) for fields in data)]
 
 
-def together(
-    found: "Sequence[xarray.Dataset]", resamples: int = 2000, splits: int = 200, seed: int = 0
+def summarise_texts(
+    results: "Sequence[xarray.Dataset]", resamples: int = 2000, splits: int = 200, seed: int = 0
 ) -> "xarray.Dataset":
-    """What an analysis gave for each of several texts, as `over_texts` gives it."""
+    """The results of several texts joined as `over_texts` returns them."""
     generator = torch.Generator().manual_seed(seed)
-    weights = drawn(len(found), resamples, generator)
-    halves = [torch.randperm(len(found), generator=generator) for _ in range(splits)]
-    attributes = {"texts": len(found), "bootstrap": f"{resamples} draws of {len(found)} texts", "seed": seed}
-    return joined(found, weights, halves).assign_attrs(attributes)
+    bootstrap_counts = bootstrap_weights(len(results), resamples, generator)
+    halves = [torch.randperm(len(results), generator=generator) for _ in range(splits)]
+    bootstrap = Message("{resamples:,} resamples of {n} texts", resamples=resamples, n=len(results))
+    attributes = {"texts": len(results), "bootstrap": bootstrap, "seed": seed}
+    return join_results(results, bootstrap_counts, halves).assign_attrs(attributes)
 
 
-def joined(
-    found: "Sequence[xarray.Dataset]", weights: Float[Tensor, "r t"], halves: Sequence[Int[Tensor, " t"]]
+def join_results(
+    results: "Sequence[xarray.Dataset]", weights: Float[Tensor, "r t"], halves: Sequence[Int[Tensor, " t"]]
 ) -> "xarray.Dataset":
-    """What an analysis gave for each text as one Dataset, from nothing but the Datasets."""
+    """The results of all texts as one Dataset."""
     import xarray as xr
 
-    first = found[0]
-    names = [str(name) for name in first.data_vars if _joins(str(name), found)]
-    null_of = {name: [first[name].attrs.get(of, "") for of in ("null", "null_sd")] for name in names}
-    spreads, chance = {spread for _, spread in null_of.values()}, {one for pair in null_of.values() for one in pair}
-    tables = {name: torch.stack([torch.as_tensor(one[name].values) for one in found]).double() for name in names}
-    means = {name: _mean(first[name], table.mean(0), bound=name in spreads) for name, table in tables.items()}
-    own = {name: table for name, table in tables.items() if name not in chance and not name.endswith(DRAWN)}
-    of_heads = {name: table for name, table in own.items() if first[name].dims == OF_HEAD}
+    first = results[0]
+    names = [str(name) for name in first.data_vars if _is_joinable(str(name), results)]
+    null_of = {name: [first[name].attrs.get(null_kind, "") for null_kind in ("null", "null_sd")] for name in names}
+    null_sd_fields, null_fields = (
+        {null_sd_field for _, null_sd_field in null_of.values()},
+        {null_field for null_pair in null_of.values() for null_field in null_pair},
+    )
+    tables = {
+        name: torch.stack([torch.as_tensor(result[name].values) for result in results]).double() for name in names
+    }
+    means = {
+        name: _mean(first[name], table.mean(0), is_upper_bound=name in null_sd_fields) for name, table in tables.items()
+    }
+    measured = {
+        name: table
+        for name, table in tables.items()
+        if name not in null_fields and not name.endswith(NULL_DRAWS_SUFFIX)
+    }
+    head_tables = {name: table for name, table in measured.items() if first[name].dims == HEAD_DIMS}
     values: dict[str, Any] = dict(means)
-    for name, table in own.items():
-        values |= _ends(first[name], interval(weights, table))
-    for name, pair in null_of.items():
+    for name, table in measured.items():
+        values |= _interval_fields(first[name], weighted_interval(weights, table))
+    for name, null_pair in null_of.items():
         values |= (
-            _beside_null(name, means, (pair[0], pair[1]), first.attrs.get("draws", 0))
-            if set(pair) <= set(names)
+            _z_and_q_value(name, means, (null_pair[0], null_pair[1]), first.attrs.get("draws", 0))
+            if set(null_pair) <= set(names)
             else {}
         )
-    measures = {"measure": list(of_heads)} if of_heads else {}
-    values |= _overall(of_heads, weights, halves) if of_heads else {}
-    return xr.Dataset(values, dict(first[names].coords) | measures, _attributes(found, names))
+    measures = {"measure": list(head_tables)} if head_tables else {}
+    values |= _overall(head_tables, weights, halves) if head_tables else {}
+    return xr.Dataset(values, dict(first[names].coords) | measures, _attributes(results, names))
 
 
-def _attributes(found: "Sequence[xarray.Dataset]", names: list[str]) -> dict[str, Any]:
-    """Settings and provenance that all texts share, and which fields are not joined."""
-    first = found[0].attrs
-    shared = {key: value for key, value in first.items() if all(_same(one.attrs.get(key), value) for one in found)}
-    left_out = [str(name) for name in found[0].data_vars if name not in names]
-    return {key: value for key, value in shared.items() if key not in OF_ONE_TEXT} | {"left_out": left_out}
+def _attributes(results: "Sequence[xarray.Dataset]", names: list[str]) -> dict[str, Any]:
+    """Settings and provenance that all texts have in common, and the names of the fields that are not joined."""
+    first = results[0].attrs
+    shared = {
+        key: value for key, value in first.items() if all(_equal(result.attrs.get(key), value) for result in results)
+    }
+    skipped = [str(name) for name in results[0].data_vars if name not in names]
+    return {key: value for key, value in shared.items() if key not in SINGLE_TEXT_ATTRIBUTES} | {"left_out": skipped}
 
 
-def _joins(name: str, found: "Sequence[xarray.Dataset]") -> bool:
-    """Is this field a number on the same axes in all texts?"""
-    if _tested(name):
+def _is_joinable(name: str, results: "Sequence[xarray.Dataset]") -> bool:
+    """Whether a field is numeric and has the same axes in all texts."""
+    if _is_test_field(name):
         return False
-    first = found[0][name]
-    same = (
-        name in one
-        and one[name].dims == first.dims
-        and one[name].shape == first.shape
-        and one[name].coords.to_dataset().equals(first.coords.to_dataset())
-        for one in found
+    first = results[0][name]
+    same_axes = (
+        name in result
+        and result[name].dims == first.dims
+        and result[name].shape == first.shape
+        and result[name].coords.to_dataset().equals(first.coords.to_dataset())
+        for result in results
     )
-    return first.dtype.kind in "iuf" and all(same)
+    return first.dtype.kind in "iuf" and all(same_axes)
 
 
-def _tested(name: str) -> bool:
-    return name in TESTED or name.endswith(tuple(f"_{one}" for one in TESTED))
+def _is_test_field(name: str) -> bool:
+    return name in TEST_FIELDS or name.endswith(tuple(f"_{suffix}" for suffix in TEST_FIELDS))
 
 
-def _mean(field: "xarray.DataArray", x: Tensor, bound: bool) -> "xarray.Variable":
-    """The mean of a field, with all that the field carries."""
+def _mean(field: "xarray.DataArray", x: Tensor, is_upper_bound: bool) -> "xarray.Variable":
+    """The mean of a field, with the field's attributes."""
     import xarray as xr
 
-    what = "mean over texts, a bound from above on that of the mean" if bound else "mean over texts"
-    definition = f"{what}: {field.attrs.get('definition', field.name)}"
+    own_definition = field.attrs.get("definition", str(field.name))
+    definition = (
+        Message("mean over texts, an upper bound on that of the mean: {definition}", definition=own_definition)
+        if is_upper_bound
+        else Message("mean over texts: {definition}", definition=own_definition)
+    )
     return xr.Variable(field.dims, x.numpy(), field.attrs | {"definition": definition})
 
 
-def _ends(field: "xarray.DataArray", ends: Float[Tensor, "2 *m"]) -> dict[str, Any]:
+def _interval_fields(field: "xarray.DataArray", ends: Float[Tensor, "2 *m"]) -> dict[str, Any]:
     """Both ends of the interval of a field's mean."""
     unit = {"unit": field.attrs["unit"]} if "unit" in field.attrs else {}
-    texts = (f"{which} end of the 95 % bootstrap interval of {field.name} over texts" for which in ("lower", "upper"))
+    low = Message("lower end of the 95 % bootstrap interval of {field} over texts", field=str(field.name))
+    high = Message("upper end of the 95 % bootstrap interval of {field} over texts", field=str(field.name))
     return {
-        f"{field.name}_{end}": (field.dims, x.numpy(), {"definition": text} | unit)
-        for end, text, x in zip(("low", "high"), texts, ends, strict=True)
+        f"{field.name}_{end}": (field.dims, x.numpy(), {"definition": definition} | unit)
+        for end, definition, x in zip(("low", "high"), (low, high), ends, strict=True)
     }
 
 
-def _same(a: Any, b: Any) -> bool:
+def _equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-# What chance gives, and what heads have in common
+# Tests of the mean, and summaries over heads
 
 
-def _beside_null(name: str, means: "dict[str, xarray.Variable]", pair: tuple[str, str], draws: int) -> dict[str, Any]:
-    """z and q-value of the mean of a field; a spread that was seen in some draws gives a t, a known one (`draws` 0) a normal z."""
-    own, (null, spread) = means[name], pair
-    mean, sd = (means[one].set_dims(own.sizes).transpose(*own.dims) for one in pair)  # may have fewer axes
-    z = z_scores(*(torch.tensor(x.values) for x in (own, mean, sd)))
-    p = student(z / math.sqrt(1 + 1 / draws), draws - 1) if draws else two_sided(z)
-    law = f"Student's t of {draws} draws" if draws else "z normal"
-    distance = f"({name} − {null}) / {spread}, never larger than with the spread of the mean itself"
-    finds = f"share of false finds among all {name} at least as far from their null (Benjamini and Hochberg, two-sided, {law})"
+def _z_and_q_value(
+    name: str, means: "dict[str, xarray.Variable]", null_pair: tuple[str, str], draws: int
+) -> dict[str, Any]:
+    """z and q-value of a field's mean. It is Student's t if the sd comes from draws, and normal if the sd is exact (`draws` = 0)."""
+    observed, (null, null_sd) = means[name], null_pair
+    mean, sd = (
+        means[field_name].set_dims(observed.sizes).transpose(*observed.dims) for field_name in null_pair
+    )  # may have fewer axes
+    z = z_scores(*(torch.tensor(x.values) for x in (observed, mean, sd)))
+    p = student_two_sided_p(z / math.sqrt(1 + 1 / draws), draws - 1) if draws else normal_two_sided_p(z)
+    null_law = Message("Student's t of {draws:,} draws", draws=draws) if draws else Message("normal z")
+    z_definition = Message(
+        "({field} − {null}) / {null_sd}, a lower bound on |z| with the sd of the mean itself",
+        field=name,
+        null=null,
+        null_sd=null_sd,
+    )
+    q_definition = Message(
+        "false discovery rate among all {field} at least as far from their null (Benjamini and Hochberg, two-sided, {law})",
+        field=name,
+        law=null_law,
+    )
     return {
-        f"{name}_z": (own.dims, z.numpy(), {"definition": distance}),
-        f"{name}_q_value": (own.dims, q_values(p).numpy(), {"definition": finds}),
+        f"{name}_z": (observed.dims, z.numpy(), {"definition": z_definition}),
+        f"{name}_q_value": (observed.dims, q_values(p).numpy(), {"definition": q_definition}),
     }
 
 
 def _overall(
     tables: dict[str, Float[Tensor, "t layer h"]], weights: Float[Tensor, "r t"], halves: Sequence[Int[Tensor, " t"]]
 ) -> dict[str, Any]:
-    """Means over all heads with their intervals, and how alike two halves of the texts tell heads apart."""
-    of_texts = torch.stack([table.flatten(1).nanmean(-1) for table in tables.values()], -1)
-    low, high = interval(weights, of_texts)
-    alike = torch.stack([split_half(table, halves) for table in tables.values()])
+    """Means over all heads with their intervals, and the split-half correlation over heads."""
+    text_means = torch.stack([table.flatten(1).nanmean(-1) for table in tables.values()], -1)
+    low, high = weighted_interval(weights, text_means)
+    correlations = torch.stack([split_half(table, halves) for table in tables.values()])
     fields = {
-        "overall": (of_texts.mean(0), "mean over all heads and texts"),
-        "overall_low": (low, "lower end of its 95 % bootstrap interval over texts"),
-        "overall_high": (high, "upper end of its 95 % bootstrap interval over texts"),
+        "overall": (text_means.mean(0), Message("mean over all heads and texts")),
+        "overall_low": (low, Message("lower end of its 95 % bootstrap interval over texts")),
+        "overall_high": (high, Message("upper end of its 95 % bootstrap interval over texts")),
         "split_half": (
-            alike,
-            "correlation over heads of the mean over one half of the texts with that over the other, mean over splits",
+            correlations,
+            Message("correlation over heads between the means over two halves of the texts, mean over splits"),
         ),
     }
     return {name: (("measure",), x.numpy(), {"definition": definition}) for name, (x, definition) in fields.items()}
 
 
-def drawn(texts: int, resamples: int, generator: torch.Generator) -> Float[Tensor, "r t"]:
-    """How much each text counts in each draw of as many texts with replacement; rows sum to 1."""
-    chosen = torch.randint(texts, (resamples, texts), generator=generator)
-    return torch.nn.functional.one_hot(chosen, texts).double().mean(1)
+def bootstrap_weights(n_texts: int, resamples: int, generator: torch.Generator) -> Float[Tensor, "r t"]:
+    """The weight of each text in each bootstrap sample; rows sum to 1."""
+    sampled_texts = torch.randint(n_texts, (resamples, n_texts), generator=generator)
+    return torch.nn.functional.one_hot(sampled_texts, n_texts).double().mean(1)
 
 
-def interval(weights: Float[Tensor, "r t"], x: Float[Tensor, "t *m"]) -> Float[Tensor, "2 *m"]:
-    """Both ends of the 95 % interval of the mean over texts, some entries at a time: a quantile takes 2²⁴ numbers at most."""
+def weighted_interval(weights: Float[Tensor, "r t"], x: Float[Tensor, "t *m"]) -> Float[Tensor, "2 *m"]:
+    """Both ends of the 95 % interval of the mean over texts, in chunks, since a quantile takes at most 2²⁴ numbers."""
     ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    columns = [(weights @ part).quantile(ends, dim=0) for part in x.reshape(len(x), -1).split(1024, -1)]
+    columns = [(weights @ chunk).quantile(ends, dim=0) for chunk in x.reshape(len(x), -1).split(1024, -1)]
     return torch.cat(columns, -1).reshape(2, *x.shape[1:])
 
 
 def split_half(table: Float[Tensor, "t layer h"], halves: Sequence[Int[Tensor, " t"]]) -> Float[Tensor, ""]:
-    """Pearson correlation over heads of the means over two halves of the texts; NaN where heads do not differ."""
-    heads = table.flatten(1)
-    heads = heads[:, heads.isfinite().all(0)]
-    half = len(table) // 2
-    first = heads.new_zeros(len(halves), len(table)).scatter_(1, torch.stack(list(halves))[:, :half], 1)  # who is in it
-    means = first @ heads / half, (1 - first) @ heads / (len(table) - half)
-    one, other = (x - x.mean(-1, keepdim=True) for x in means)
-    return ((one * other).sum(-1) / (one.norm(dim=-1) * other.norm(dim=-1))).mean()
+    """Pearson correlation over heads between the means over two halves of the texts; NaN if the heads do not differ."""
+    head_values = table.flatten(1)
+    head_values = head_values[:, head_values.isfinite().all(0)]
+    half_size = len(table) // 2
+    in_first_half = head_values.new_zeros(len(halves), len(table)).scatter_(
+        1, torch.stack(list(halves))[:, :half_size], 1
+    )
+    means = in_first_half @ head_values / half_size, (1 - in_first_half) @ head_values / (len(table) - half_size)
+    first_centred, second_centred = (x - x.mean(-1, keepdim=True) for x in means)
+    return (
+        (first_centred * second_centred).sum(-1) / (first_centred.norm(dim=-1) * second_centred.norm(dim=-1))
+    ).mean()
 
 
-# What is refused
+# Checks
 
 
-def refuse(analysis: Any, traces: Any, resamples: int, splits: int, settings: dict[str, Any]) -> None:
-    """Raises unless the analysis is a function of a Trace with these settings, and the Traces are of one model."""
+def check_arguments(analysis: Any, traces: Any, resamples: int, splits: int, settings: dict[str, Any]) -> None:
+    """Raise unless the analysis is a function of a Trace with these settings, and the Traces belong to one model."""
     parameters = dict(inspect.signature(analysis).parameters) if callable(analysis) else {}
-    about = [name for name in parameters if name in SUBJECTS]
-    if about != ["trace"]:
-        name, came = getattr(analysis, "__name__", repr(analysis)), ", ".join(about) or "none"
+    subjects = [name for name in parameters if name in SUBJECTS]
+    if subjects != ["trace"]:
+        name, received = getattr(analysis, "__name__", repr(analysis)), ", ".join(subjects) or "none"
         raise RheoscopeError(
-            f"over_texts asks a function of one trace, and {name} is about: {came}; type rs.over_texts(rs.agreement, traces)"
+            Message(
+                "over_texts needs a function of one trace, but {name} takes {received}", name=name, received=received
+            ),
+            Advice("rs.over_texts(rs.agreement, traces)"),
         )
     unknown = [name for name in settings if name not in parameters]
     if unknown:
-        known = ", ".join(name for name in parameters if name != "trace")
-        raise RheoscopeError(f"{analysis.__name__} has no setting {unknown[0]!r}; type one of {known}")
-    many = isinstance(traces, Sequence) and all(isinstance(one, Trace) for one in traces)
-    if not many or len(traces) < 2 or resamples < 1 or splits < 1:
-        came = f"{len(traces)} texts" if many else type(traces).__name__
+        setting_names = ", ".join(name for name in parameters if name != "trace")
         raise RheoscopeError(
-            f"several texts are a list of 2 Traces or more, resamples and splits 1 or more, got {came}, resamples={resamples}, "
-            f"splits={splits}; type rs.over_texts(rs.agreement, [model.trace(text) for text in texts])"
+            Message(
+                "{name} has no setting {received!r}; expected one of {names}",
+                name=analysis.__name__,
+                received=unknown[0],
+                names=setting_names,
+            )
         )
-    weights = [one.view.facts.get("weights") for one in traces]
-    if len(set(weights)) > 1:
-        at = next(at for at, one in enumerate(weights) if one != weights[0])
+    are_traces = isinstance(traces, Sequence) and all(isinstance(trace, Trace) for trace in traces)
+    if not are_traces or len(traces) < 2:
+        received = plural("{n} text", "{n} texts", n=len(traces)) if are_traces else type(traces).__name__
         raise RheoscopeError(
-            f"texts are joined for one model: number {at} was made by weights {weights[at]}, number 0 by {weights[0]}; "
-            "type Traces of the same model"
+            Message("over_texts needs a list of at least 2 Traces, got {received}", received=received),
+            Advice("rs.over_texts(rs.agreement, [model.trace(text) for text in texts])"),
+        )
+    for setting_name, value in (("resamples", resamples), ("splits", splits)):
+        if value < 1:
+            raise RheoscopeError(
+                Message("{name} must be at least 1, got {received}", name=setting_name, received=value),
+                use(**{setting_name: 200}),
+            )
+    weights_hashes = [trace.view.facts.get("weights") for trace in traces]
+    if len(set(weights_hashes)) > 1:
+        index = next(index for index, weights_hash in enumerate(weights_hashes) if weights_hash != weights_hashes[0])
+        raise RheoscopeError(
+            Message(
+                "all Traces must come from one model, but number {index} has weights {received} and number 0 has {expected}",
+                index=index,
+                received=str(weights_hashes[index]),
+                expected=str(weights_hashes[0]),
+            )
         )

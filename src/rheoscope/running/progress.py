@@ -1,35 +1,35 @@
-"""How much of an analysis is done, for whoever waits: loops tick, and nobody has to hand a listener down to them."""
+"""Progress of an analysis: loops call `tick`, and `listen` receives the ticks of its thread."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-Hear = Callable[[int, int], object]
-_HEARING: ContextVar[Hear | None] = ContextVar("hearing", default=None)
+OnProgress = Callable[[int, int], object]
+_LISTENER: ContextVar[OnProgress | None] = ContextVar("progress listener", default=None)
 
 
 def tick(done: int, total: int) -> None:
-    """Tell whoever listens, in this thread, how much is done; nothing where nobody does.
+    """Report progress to the listener of this thread, if there is one.
 
     >>> tick(1, 2)
     """
-    hear = _HEARING.get()
-    if hear is not None:
-        hear(done, total)
+    on_progress = _LISTENER.get()
+    if on_progress is not None:
+        on_progress(done, total)
 
 
 @contextmanager
-def hearing(hear: Hear | None) -> Iterator[None]:
-    """While it is open every tick of this thread is heard.
+def listen(on_progress: OnProgress | None) -> Iterator[None]:
+    """Inside, `on_progress` receives every tick of this thread.
 
-    >>> heard = []
-    >>> with hearing(lambda done, total: heard.append((done, total))):
+    >>> ticks = []
+    >>> with listen(lambda done, total: ticks.append((done, total))):
     ...     tick(1, 2)
-    >>> heard
+    >>> ticks
     [(1, 2)]
     """
-    token = _HEARING.set(hear)
+    token = _LISTENER.set(on_progress)
     try:
         yield
     finally:
-        _HEARING.reset(token)
+        _LISTENER.reset(token)

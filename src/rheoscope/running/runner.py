@@ -1,4 +1,4 @@
-"""A model that runs: texts become points by plain hooks, whoever computes; only how to call it differs."""
+"""A runnable model: forward hooks turn texts into points, and a subclass only calls the network."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -13,87 +13,89 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rheoscope.attention.memory import fitting
-from rheoscope.notebook_html import card, counted
+from rheoscope.attention.memory import explain_out_of_memory
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
+from rheoscope.notebook_html import card, format_count
 from rheoscope.running.certificate import Certificate
-from rheoscope.running.head_edits import for_one_run
+from rheoscope.running.head_edits import prepare_run_edits
 from rheoscope.running.stream import (
-    Description,
-    changing,
-    check_given,
-    gathering,
-    hearing,
-    keeping,
-    resuming,
+    ModelDescription,
+    apply_hooks,
+    capture_points,
+    check_reused_blocks,
+    describe_value,
+    record_block_outputs,
+    record_head_outputs,
+    record_points,
+    reuse_block_outputs,
     taps,
-    watching,
 )
-from rheoscope.running.thread_hooks import asking
+from rheoscope.running.thread_hooks import apply_module_hooks
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.device_transfer import to_device
 from rheoscope.space.model import Edits, Hooks, Text, Texts
-from rheoscope.space.safe_arithmetic import exact
-from rheoscope.space.token_text import alone, as_bytes, in_a_text, whole_text
+from rheoscope.space.safe_arithmetic import at_least_float32
+from rheoscope.space.token_text import as_bytes, decode_token, decode_tokens, decode_utf8
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
 
 
 @dataclass(frozen=True, eq=False)
-class Running(ABC):
-    """A network, its tokenizer (or None), its description and its View. `rheoscope.load` makes one.
+class RunnableModel(ABC):
+    """A network with its tokenizer (or None), its description and its View; `rheoscope.load` returns one.
 
-    A maker says how to call the network, how its heads are edited, how a string becomes ids and how an id becomes a string.
-    Everything else is the same for all of them.
+    A subclass calls the network, edits its heads, encodes strings and decodes ids. Everything else is here.
     """
 
     network: Any
     tokenizer: Any
-    description: Description
+    description: ModelDescription
     view: View
 
     def __repr__(self) -> str:
-        return f"<Model {self.view.in_words}, {counted(self.parameter_count)} parameters>"
+        return f"<Model {self.view.summary}, {format_count(self.parameter_count)} parameters>"
 
     def _repr_html_(self) -> str:
-        told = self.view.in_numbers | {"parameters": counted(self.parameter_count)}
-        return card(self, self.view.name, told | {"certificate": self.view.facts.get("certificate", "none")})
+        facts = self.view.summary_fields | {"parameters": format_count(self.parameter_count)}
+        return card(self, self.view.name, facts | {"certificate": self.view.facts.get("certificate", "none")})
 
     @property
     def parameter_count(self) -> int:
-        """Of the network, tied ones once."""
+        """The number of parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.network.parameters())
 
     @abstractmethod
-    def call(self, ids: Any, real: Bool[Tensor, "b n"] | None) -> Tensor:
-        """Logits (b, n, vocabulary), by the network itself, of ids (b, n), or of those of a source and of a target.
+    def forward_logits(self, ids: Any, is_token: Bool[Tensor, "b n"] | None) -> Tensor:
+        """Logits (b, n, vocabulary) of the network for ids (b, n), or for the ids of a source and of a target.
 
-        `real` is False where a text (of a pair, the source) is padded, None where nothing is.
+        `is_token` is False at padding (for pairs, of the source); None without padding.
         """
 
     @abstractmethod
-    def pass_through(self, ids: Any, real: Bool[Tensor, "b n"] | None) -> None:
-        """Every point of the stream is computed, and no logits."""
+    def forward_points(self, ids: Any, is_token: Bool[Tensor, "b n"] | None) -> None:
+        """Run the network up to the last point, without logits."""
 
     @abstractmethod
-    def editing(self, edit: Edits) -> AbstractContextManager[None]:
-        """Inside, heads (layer, head) or whole layers are computed by their edits; undone on exit."""
+    def edit_heads(self, edit: Edits) -> AbstractContextManager[None]:
+        """Inside, edits compute their heads (layer, head) or whole layers; undone on exit."""
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Ids of a string, special tokens as the tokenizer adds them."""
+        """Token ids of a string, with the special tokens of the tokenizer."""
 
-    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several strings."""
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of several strings."""
         return [self.encode(text) for text in texts]
 
     @abstractmethod
-    def decode(self, token: int) -> str:
-        """One id as text, as the tokenizer gives it."""
+    def decode(self, token_id: int) -> str:
+        """One id as text, by the tokenizer."""
 
     @abstractmethod
-    def piece(self, token: int) -> str:
-        """The name of one id in the vocabulary."""
+    def vocabulary_entry(self, token_id: int) -> str:
+        """The vocabulary entry of one id."""
 
     @overload
     def trace(  # type: ignore[overload-overlap]  # a string is a sequence of strings; here it is one text
@@ -108,33 +110,41 @@ class Running(ABC):
     def trace(
         self, text: Text | Texts, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None
     ) -> Trace | Traces:
-        """The text as points of E after every half-layer; a list of texts gives Traces, computed as one batch.
+        """The text as points of E after every half-layer; a list of texts returns Traces, computed as one batch.
 
-        `logits=True` keeps the logits (N, vocabulary) too, equal bit for bit to the untouched model's for one text. With
-        `edit` and `hooks`, as `run` takes them, the points are those of the changed model; what a Trace recomputes (weights,
-        displacements) is by the View, which no edit changes.
+        `logits=True` also stores the logits (N, vocabulary), bit for bit the unhooked model's for one text. With `edit` and
+        `hooks`, as in `run`, the points are those of the edited model. Weights and displacements of the Trace are recomputed
+        by the View, which no edit changes.
         """
-        many = isinstance(text, list | tuple) and bool(text) and not isinstance(text[0], Integral)
-        batch: Any = text if many else [text]
-        ids, texts = [self.ids(one) for one in batch], [one if isinstance(one, str) else "" for one in batch]
+        is_batch = isinstance(text, list | tuple) and bool(text) and not isinstance(text[0], Integral)
+        batch: Any = text if is_batch else [text]
+        ids, texts = (
+            [self.ids(text_item) for text_item in batch],
+            [text_item if isinstance(text_item, str) else "" for text_item in batch],
+        )
         with (
-            self.changed(edit, hooks),
-            fitting("a text of this length", "a shorter text, fewer texts, or device='cpu'"),
+            self.apply_edits(edit, hooks),
+            explain_out_of_memory(Message("a text of this length"), use(device="cpu")),
         ):
-            traces = self._traces(ids, texts, logits, heard=self.view.reads_half and not edit)
-        return traces if many else traces[0]
+            traces = self._traces(ids, texts, logits, record_outputs=self.view.uses_half_precision and not edit)
+        return traces if is_batch else traces[0]
 
     @torch.no_grad()
-    def _traces(self, batch: list[Tensor], texts: list[str], logits: bool, heard: bool) -> Traces:
-        ids, real = padded(batch, self.device)
-        points, outputs, found = room(self.description, ids), dict[int, Tensor](), None
-        with watching(self.description, points), hearing(self.description, outputs) if heard else nullcontext():
+    def _traces(self, batch: list[Tensor], texts: list[str], logits: bool, record_outputs: bool) -> Traces:
+        ids, is_token = pad_batch(batch, self.device)
+        points, outputs, batch_logits = allocate_points(self.description, ids), dict[int, Tensor](), None
+        with (
+            record_points(self.description, points),
+            record_head_outputs(self.description, outputs) if record_outputs else nullcontext(),
+        ):
             if logits:
-                found = self.call(ids, real)
+                batch_logits = self.forward_logits(ids, is_token)
             else:
-                self.pass_through(ids, real)
-        words = [self.words_in_text(one) for one in batch]
-        return traced(self.view, self.description, points, batch, words, texts, found).with_outputs(outputs)
+                self.forward_points(ids, is_token)
+        token_texts = [self.token_strings_in_text(text_ids) for text_ids in batch]
+        return make_traces(self.view, self.description, points, batch, token_texts, texts, batch_logits).with_outputs(
+            outputs
+        )
 
     def run(
         self,
@@ -142,23 +152,27 @@ class Running(ABC):
         edit: Edits | None = None,
         hooks: Hooks | None = None,
     ) -> Tensor:
-        """Logits (n, vocabulary), with heads edited and points changed; undone on exit, gradients allowed.
+        """Logits (n, vocabulary) with edited heads and points; undone on exit, differentiable.
 
-        `edit={(layer, head): f}`: f(q, k, v, mechanism) of that head (b, 1, n, ·) gives its output (b, 1, n, e).
-        `edit={layer: f}`: f(q, k, v, mechanism, out) of all heads of that layer gives their outputs (b, h, n, e); a `Rewrite`
-        reads the points of the layer too, and may write beside the heads.
+        `edit={(layer, head): f}`: f(q, k, v, mechanism) of that head (b, 1, n, ·) returns its output (b, 1, n, e).
+        `edit={layer: f}`: f(q, k, v, mechanism, out) of all heads of that layer returns their outputs (b, h, n, e). A `Rewrite`
+        also reads the points of the layer, and may write to the stream outside the heads.
         `hooks={"L3.resid_mid": g}`: the points (b, n, d) at that step become g(points).
-        All of them are given float32 or better; what they give is rounded to the model's dtype once.
+        All functions get float32 or better. Their results are rounded to the model's dtype once.
         """
         ids = self.ids(text)[None].to(self.device)
-        with self.changed(edit, hooks):
-            return self.call(ids, None)[0]
+        with self.apply_edits(edit, hooks):
+            return self.forward_logits(ids, None)[0]
 
     @contextmanager
-    def changed(self, edit: Edits | None, hooks: Hooks | None) -> Iterator[None]:
-        """Inside, and in this thread alone, heads are edited and points changed."""
-        run = for_one_run(self.description, edit or {}, hooks or {})
-        with self.editing(run.edits), changing(self.description, run.hooks), asking(run.looks):
+    def apply_edits(self, edit: Edits | None, hooks: Hooks | None) -> Iterator[None]:
+        """Inside, and in this thread only, edit heads and points."""
+        run_edits = prepare_run_edits(self.description, edit or {}, hooks or {})
+        with (
+            self.edit_heads(run_edits.edits),
+            apply_hooks(self.description, run_edits.hooks),
+            apply_module_hooks(run_edits.observers),
+        ):
             yield
 
     def run_batch(
@@ -166,131 +180,158 @@ class Running(ABC):
         ids: Int[Tensor, "b n"],
         edit: Edits | None = None,
         hooks: Hooks | None = None,
-        given: Sequence[Any] = (),
+        block_outputs: Sequence[Any] = (),
     ) -> Float[Tensor, "b n vocabulary"]:
-        """Logits of texts of one length, side by side, with heads edited and points changed as in `run`.
+        """Logits of a batch of texts of equal length, with heads and points edited as in `run`.
 
-        `given=model.passed(ids)[:5]`: the first five blocks give what they gave there and are not computed again, which is exact
-        as long as nothing changes before the sixth.
+        `block_outputs=model.block_outputs(ids)[:5]` reuses the outputs of the first five blocks. This is exact if nothing is
+        edited before the sixth.
         """
         self._refuse_pairs()
-        layers = [at if isinstance(at, int) else at[0] for at in edit or {}]
-        check_given(self.description, given, layers, hooks or {})
-        with self.changed(edit, hooks), resuming(self.description, given):
-            return self.call(ids.to(self.device), None)
+        layers = [edit_key if isinstance(edit_key, int) else edit_key[0] for edit_key in edit or {}]
+        check_reused_blocks(self.description, block_outputs, layers, hooks or {})
+        with self.apply_edits(edit, hooks), reuse_block_outputs(self.description, block_outputs):
+            return self.forward_logits(ids.to(self.device), None)
 
     @torch.no_grad()
-    def passed(self, ids: Int[Tensor, "b n"]) -> list[Any]:
-        """What every block gives for texts of one length, as the network itself passes it on: see `run_batch`."""
+    def block_outputs(self, ids: Int[Tensor, "b n"]) -> list[Any]:
+        """The output of every block for a batch of texts of equal length: see `run_batch`."""
         self._refuse_pairs()
-        kept: list[Any] = []
-        with keeping(self.description, kept):
-            self.pass_through(ids.to(self.device), None)
-        return kept
+        outputs: list[Any] = []
+        with record_block_outputs(self.description, outputs):
+            self.forward_points(ids.to(self.device), None)
+        return outputs
 
     def _refuse_pairs(self) -> None:
-        if self.view.crossing:
-            raise RheoscopeError("this model reads pairs of texts, one at a time; type model.run((source, target))")
+        if self.view.cross_heads:
+            raise RheoscopeError(
+                Message("this model reads one pair (source, target) at a time, got a batch of texts"),
+                Advice("model.run((source, target))"),
+            )
 
-    def gradients(self, text: Text, of: Callable[[Tensor], Tensor]) -> tuple[Tensor, dict[str, Float[Tensor, "n d"]]]:
-        """A scalar `of` the logits (n, vocabulary), and its gradient at every step of the stream that the model reads.
+    def gradients(
+        self, text: Text, objective: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, dict[str, Float[Tensor, "n d"]]]:
+        """The value of `objective` on the logits (n, vocabulary), and its gradient at every step that the model reads.
 
-        One forward and one backward pass; weights take no part, so frozen ones will do.
+        One forward pass and one backward pass. Weights get no gradients, so they may be frozen.
         """
-        seen: dict[str, Tensor] = {}
-        with torch.enable_grad(), gathering(self.description, seen):
-            value = of(self.call(self.ids(text)[None].to(self.device), None)[0])
+        captured_points: dict[str, Tensor] = {}
+        with torch.enable_grad(), capture_points(self.description, captured_points):
+            value = objective(self.forward_logits(self.ids(text)[None].to(self.device), None)[0])
         if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
             raise RheoscopeError(
-                "a gradient is of one number that depends on the logits; type a function of logits to a scalar"
+                Message(
+                    "objective must return a scalar tensor that depends on the logits, got {received}",
+                    received=describe_value(value),
+                ),
+                Advice("lambda logits: logits[-1].max()"),
             )
-        points = {str(tap.step): seen[str(tap.step)] for tap in taps(self.description) if not tap.added}
-        found = torch.autograd.grad(value, list(points.values()), materialize_grads=True)
+        points = {
+            str(tap.step): captured_points[str(tap.step)] for tap in taps(self.description) if not tap.is_displacement
+        }
+        gradients = torch.autograd.grad(value, list(points.values()), materialize_grads=True)
         return value.detach(), {
-            label: exact(g).reshape(-1, g.shape[-1]) for label, g in zip(points, found, strict=True)
+            label: at_least_float32(g).reshape(-1, g.shape[-1]) for label, g in zip(points, gradients, strict=True)
         }
 
-    def proved(self, certificate: Certificate) -> "Running":
-        """The same model, with its certificate among its facts."""
-        return replace(self, view=self.view.proved(certificate))
+    def with_certificate(self, certificate: Certificate) -> "RunnableModel":
+        """The same model with a certificate among its facts."""
+        return replace(self, view=self.view.with_certificate(certificate))
 
     @property
     def device(self) -> torch.device:
-        return self.description.embed.weight.device
+        return self.description.embedding.weight.device
 
     def ids(self, text: Text, encode: Callable[[str], list[int]] | None = None) -> Int[Tensor, " n"]:
-        """Token ids as the tokenizer makes them (special tokens included), or the ids given; looked at once, here."""
+        """Token ids of a string (special tokens included), or the ids themselves, checked against the model."""
         if isinstance(text, str) and self.tokenizer is None:
             raise RheoscopeError(
-                "this model has no tokenizer, so it reads no text; put its tokenizer.json beside its weights (in Python, "
-                "model.trace([1, 2, 3]) reads token ids, and rs.load(model, tokenizer=…) takes one)"
+                Message("this model has no tokenizer, expected a tokenizer.json in the directory of its weights"),
+                Advice("model.trace([1, 2, 3])"),
             )
-        ids = torch.tensor((encode or self.encode)(text)).long() if isinstance(text, str) else whole_numbers(text)
-        longest, vocabulary = self.view.context, len(self.view.embed)
-        if not len(ids) or (isinstance(text, str) and not text):  # a tokenizer may put a start token before nothing
-            raise RheoscopeError("the text has no tokens; type at least one word")
-        if longest is not None and len(ids) > longest:
+        ids = torch.tensor((encode or self.encode)(text)).long() if isinstance(text, str) else as_token_ids(text)
+        context_length, vocabulary_size = self.view.context_length, len(self.view.embed)
+        if not len(ids) or (isinstance(text, str) and not text):  # a tokenizer may add a start token to an empty text
+            raise RheoscopeError(Message("the text has no tokens, expected at least one"))
+        if context_length is not None and len(ids) > context_length:
             raise RheoscopeError(
-                f"the text has {len(ids)} tokens, the model reads at most {longest}; type a shorter text"
+                Message(
+                    "the text has {received:,} tokens, but the model reads at most {maximum:,}; use a shorter text",
+                    received=len(ids),
+                    maximum=context_length,
+                )
             )
-        numbers = ids.tolist()  # so few that torch's threads would cost more than they do
-        least, most = min(numbers), max(numbers)
-        if least < 0 or most >= vocabulary:
+        id_list = ids.tolist()  # faster than torch for so few numbers
+        id_list = ids.tolist()  # so few that torch's threads would cost more than they do
+        smallest, largest = min(id_list), max(id_list)
+        if smallest < 0 or largest >= vocabulary_size:
             raise RheoscopeError(
-                f"token ids lie in 0 to {vocabulary - 1}, got {least} to {most}; type ids of this model"
+                Message(
+                    "token ids must lie between 0 and {maximum:,}, got {smallest:,} to {largest:,}",
+                    maximum=vocabulary_size - 1,
+                    smallest=smallest,
+                    largest=largest,
+                )
             )
         return ids
 
-    def words(self, ids: Int[Tensor, " n"] | Sequence[int]) -> list[str]:
-        """Each token as text, by itself; the number itself where there is no tokenizer.
+    def token_strings(self, ids: Int[Tensor, " n"] | Sequence[int]) -> list[str]:
+        """Each token as text by itself; its id if there is no tokenizer.
 
-        A space that a token begins with is part of it. Bytes that are no whole character are written as `⟨e4⟩`.
+        A leading space is part of the token. Bytes of an incomplete character are written as `⟨e4⟩`.
         """
         if self.tokenizer is None:
-            return [str(one) for one in _numbers(ids)]
-        return [alone(self.bytes_of(one)) for one in _numbers(ids)]
+            return [str(token_id) for token_id in _as_int_list(ids)]
+        return [decode_token(self.token_bytes(token_id)) for token_id in _as_int_list(ids)]
 
-    def words_in_text(self, ids: Int[Tensor, " n"] | Sequence[int]) -> list[str]:
-        """Each token as text, where they follow each other: a character of several tokens stands in the last of them."""
+    def token_strings_in_text(self, ids: Int[Tensor, " n"] | Sequence[int]) -> list[str]:
+        """Each token as text in context: a character that spans several tokens belongs to the last of them."""
         if self.tokenizer is None:
-            return self.words(ids)
-        numbers = _numbers(ids)
-        told = [one for one in map(self._whole.__getitem__, numbers) if one is not None]
-        return told if len(told) == len(numbers) else in_a_text([self.bytes_of(one) for one in numbers])
+            return self.token_strings(ids)
+        id_list = _as_int_list(ids)
+        whole_strings = [
+            token_string for token_string in map(self._string_cache.__getitem__, id_list) if token_string is not None
+        ]
+        return (
+            whole_strings
+            if len(whole_strings) == len(id_list)
+            else decode_tokens([self.token_bytes(token_id) for token_id in id_list])
+        )
 
-    def bytes_of(self, token: int) -> bytes:
-        """What one id stands for, in UTF-8; the tokenizer is asked once."""
-        if token not in self._bytes:
-            self._bytes[token] = as_bytes(self.piece(token), self.decode(token))
-        return self._bytes[token]
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes of one id, cached."""
+        if token_id not in self._bytes_cache:
+            self._bytes_cache[token_id] = as_bytes(self.vocabulary_entry(token_id), self.decode(token_id))
+        return self._bytes_cache[token_id]
 
     @cached_property
-    def _bytes(self) -> dict[int, bytes]:
+    def _bytes_cache(self) -> dict[int, bytes]:
         return {}
 
     @cached_property
-    def _whole(self) -> "_Whole":
-        return _Whole(self.bytes_of)
+    def _string_cache(self) -> "_TokenStringCache":
+        return _TokenStringCache(self.token_bytes)
 
 
-class _Whole(dict[int, str | None]):
-    """Tokens as text, None for those that are no whole characters or nothing; each is looked at once."""
+class _TokenStringCache(dict[int, str | None]):
+    """Tokens as text, cached; None for tokens that are empty or hold an incomplete character."""
 
-    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         super().__init__()
-        self.bytes_of = bytes_of
+        self.token_bytes = token_bytes
 
-    def __missing__(self, token: int) -> str | None:
-        self[token] = whole_text(self.bytes_of(token)) or None
-        return self[token]
-
-
-def _numbers(ids: Int[Tensor, " n"] | Sequence[int]) -> list[int]:
-    return ids.tolist() if isinstance(ids, Tensor) else [int(one) for one in ids]
+    def __missing__(self, token_id: int) -> str | None:
+        self[token_id] = decode_utf8(self.token_bytes(token_id)) or None
+        return self[token_id]
 
 
-def whole_numbers(text: Any) -> Int[Tensor, " n"]:
-    """Ids from a list, an array or a tensor of whole numbers; anything else is refused."""
+def _as_int_list(ids: Int[Tensor, " n"] | Sequence[int]) -> list[int]:
+    return ids.tolist() if isinstance(ids, Tensor) else [int(token_id) for token_id in ids]
+
+
+def as_token_ids(text: Any) -> Int[Tensor, " n"]:
+    """Token ids from a list, an array or a tensor of integers; raises for anything else."""
     try:
         ids = torch.as_tensor(text)
     except (TypeError, ValueError, RuntimeError):
@@ -298,53 +339,60 @@ def whole_numbers(text: Any) -> Int[Tensor, " n"]:
     if ids is not None and ids.ndim == 1 and not len(ids):
         return ids.long()
     if ids is None or ids.ndim != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
-        came = type(text).__name__ if ids is None else f"{ids.dtype} of shape {tuple(ids.shape)}"
-        raise RheoscopeError(f"one text is a string or a list of whole numbers, got {came}; type a string or [1, 2, 3]")
+        received = (
+            type(text).__name__
+            if ids is None
+            else Message("{dtype} of shape {shape}", dtype=str(ids.dtype), shape=str(tuple(ids.shape)))
+        )
+        raise RheoscopeError(
+            Message("a text must be a string or a list of token ids, got {received}", received=received),
+            Advice("model.trace([1, 2, 3])"),
+        )
     return ids.long().cpu()
 
 
-def room(description: Description, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b p n d"]:
-    """Where the points of a batch will stand, in float32 or better: the clouds of all texts after one step side by side, as
-    the model makes them and as kernels read them."""
-    width, dtype = description.blocks[0].W_O.shape[-1], description.blocks[0].W_O.dtype
+def allocate_points(description: ModelDescription, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b p n d"]:
+    """An empty tensor for the points of a batch, in float32 or better. The clouds of one step are contiguous, as the model
+    writes them and as kernels read them."""
+    width, dtype = description.layer_heads[0].W_O.shape[-1], description.layer_heads[0].W_O.dtype
     return torch.empty(len(taps(description)), *ids.shape, width, device=ids.device, dtype=dtype).transpose(0, 1)
 
 
-def traced(
+def make_traces(
     view: View,
-    description: Description,
+    description: ModelDescription,
     points: Float[Tensor, "b p n d"],
     batch: Sequence[Tensor],
     tokens: Sequence[list[str]],
     texts: Sequence[str],
     logits: Float[Tensor, "b n vocabulary"] | None = None,
 ) -> Traces:
-    """What one forward pass saw of a batch of texts."""
-    ids, _ = padded(batch)
-    # without waiting: else the whole forward pass would be waited for
-    lengths = to_device(torch.tensor([len(one) for one in batch]), points.device)
-    where = tuple(len(description.layers[0]) * layer for layer in range(view.layers))
+    """The Traces of a batch after one forward pass."""
+    ids, _ = pad_batch(batch)
+    # non-blocking: otherwise the host would wait for the whole forward pass
+    lengths = to_device(torch.tensor([len(text_ids) for text_ids in batch]), points.device)
+    input_steps = tuple(len(description.layer_taps[0]) * layer for layer in range(view.layers))
     return Traces(
         view=view,
         points=points,
         ids=ids,
-        real=torch.arange(ids.shape[1], device=points.device) < lengths[:, None],
+        is_token=torch.arange(ids.shape[1], device=points.device) < lengths[:, None],
         lengths=lengths,
         tokens=tuple(tokens),
         texts=tuple(texts),
         steps=tuple(tap.step for tap in taps(description)),
-        where=where,
-        middle=tuple(at + 1 for at in where),
+        input_steps=input_steps,
+        mid_steps=tuple(step_index + 1 for step_index in input_steps),
         logits=logits,
-        not_read=frozenset(tap.step for tap in taps(description) if tap.added),
+        unread_steps=frozenset(tap.step for tap in taps(description) if tap.is_displacement),
     )
 
 
-def padded(
+def pad_batch(
     batch: Sequence[Tensor], device: torch.device | None = None
 ) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"] | None]:
-    """Texts side by side, padded on the right; None where nothing is padded, so that the fused kernel stays plain."""
-    ids, lengths = pad_sequence(list(batch), batch_first=True), [len(one) for one in batch]
+    """The ids of a batch, padded on the right, and the mask of valid tokens; None without padding, for the plain fused kernel."""
+    ids, lengths = pad_sequence(list(batch), batch_first=True), [len(text_ids) for text_ids in batch]
     if min(lengths) == ids.shape[1]:
         return to_device(ids, device), None
     return to_device(ids, device), to_device(torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None], device)

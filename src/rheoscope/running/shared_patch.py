@@ -1,6 +1,6 @@
-"""A change of what threads share: made by the first thread that needs it, undone by the last.
+"""A patch that threads share: the first thread that needs it applies it, and the last one undoes it.
 
-What is changed must go on to mean the same to all other threads: it asks a ContextVar what its own thread wants.
+A patched object must behave as before in all other threads: it checks a ContextVar for what its own thread wants.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -11,35 +11,36 @@ from typing import Any
 from torch import nn
 
 Undo = Callable[[], object]
-_made: dict[Hashable, tuple[int, Undo]] = {}
-_changing = RLock()
+_active_patches: dict[Hashable, tuple[int, Undo]] = {}
+_patch_lock = RLock()
 
 
 @contextmanager
-def shared_change(key: Hashable, make: Callable[[], Undo]) -> Iterator[None]:
-    """Inside, what `make` makes is made, once for all threads that are inside with this key."""
-    with _changing:
-        inside, undo = _made.get(key) or (0, make())
-        _made[key] = inside + 1, undo
+def shared_patch(key: Hashable, apply_patch: Callable[[], Undo]) -> Iterator[None]:
+    """Inside, the patch of `apply_patch` is active, once for all threads that are inside with this key."""
+    with _patch_lock:
+        n_inside, undo = _active_patches.get(key) or (0, apply_patch())
+        _active_patches[key] = n_inside + 1, undo
     try:
         yield
     finally:
-        with _changing:
-            inside, undo = _made.pop(key)
-            if inside > 1:
-                _made[key] = inside - 1, undo
+        with _patch_lock:
+            n_inside, undo = _active_patches.pop(key)
+            if n_inside > 1:
+                _active_patches[key] = n_inside - 1, undo
             else:
                 undo()
 
 
-def set_method(module: nn.Module, name: str, method: Callable[..., Any]) -> Undo:
-    """The method of one module becomes another; returns what gives it its own again."""
-    held = vars(module).get(name)
+def replace_method(module: nn.Module, name: str, method: Callable[..., Any]) -> Undo:
+    """Replace a method of one module; returns a function that restores it."""
+
+    previous = vars(module).get(name)
     vars(module)[name] = method
 
     def undo() -> None:
         del vars(module)[name]
-        if held is not None:
-            vars(module)[name] = held
+        if previous is not None:
+            vars(module)[name] = previous
 
     return undo

@@ -1,4 +1,4 @@
-"""The stream of a model that runs: where it can be seen, watching it and changing it by plain hooks, taken away on exit."""
+"""The residual stream of a running model: hook points, recording, editing, and reuse of block outputs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,78 +12,89 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rheoscope.attention.lower.cudnn import HALF
-from rheoscope.attention.lower.kernels.triton_lowerings import TRITON
-from rheoscope.running.cuda_side_stream import beside
-from rheoscope.running.shared_patch import Undo, set_method, shared_change
-from rheoscope.running.thread_hooks import Ask, asking
+from rheoscope.attention.lower.cudnn import HALF_DTYPES
+from rheoscope.attention.lower.kernels.triton_lowerings import HAS_TRITON
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message, plural
+from rheoscope.running.cuda_side_stream import on_side_stream
+from rheoscope.running.shared_patch import Undo, replace_method, shared_patch
+from rheoscope.running.thread_hooks import ModuleHook, apply_module_hooks
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.cross_attention import Crossing
-from rheoscope.space.head import Heads, Norm
-from rheoscope.space.head_outputs import told_by_outputs
+from rheoscope.space.cross_attention import CrossHeads
+from rheoscope.space.head import Heads
+from rheoscope.space.head_outputs import can_subtract_value_bias
 from rheoscope.space.model import Hook, Hooks
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.model_parts import Norm
+from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.step import Step
 
 
 @dataclass(frozen=True)
 class Tap:
-    """Where a step of the stream can be seen: the first input or the output of a module.
+    """A hook point of the stream: the first input or the output of a module.
 
-    `added`: what is seen is a displacement, to be added to the step before (the attention of a parallel block).
-    `writer`: the point is a sum that no module holds alone, the step before plus `share` times the output of `writer`.
+    `is_displacement`: the tensor is a displacement from the step before (the attention of a parallel block).
+    `writer`: no module holds the point, which is the step before plus `writer_scale` times the output of `writer`.
     """
 
     step: Step
     module: nn.Module
     side: Literal["in", "out"]
-    added: bool = False
+    is_displacement: bool = False
     writer: nn.Module | None = None
-    share: float = 1.0
+    writer_scale: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
-class Description:
-    """All that Rheoscope has to know of one model: five hook points and where the weights are.
+class ModelDescription:
+    """The description of one model for Rheoscope: its hook points and its weights.
 
-    `layers[l]` are the taps of layer l in the order of the stream; `blocks`, `mlps` its operators; `attentions` the
-    modules that compute attention, `projections` those that read what its heads give, side by side; `crossing` and `crosses`
-    the same for cross attention, where there is any.
-    `into` and `out_of` map embeddings into E and E back to what the unembedding reads, where their widths differ.
+    `layer_taps[l]` are the taps of layer l in the order of the stream; `layer_heads` and `mlps` are its operators.
+    `attention_modules` compute attention, and `output_projections` read the concatenated outputs of the heads.
+    `cross_heads` and `cross_attention_modules` are the same for cross-attention, if there is any.
+    `embed_projection` and `unembed_projection` map embeddings into E and E to the input of the unembedding, if widths differ.
     """
 
-    start: Tap
-    layers: tuple[tuple[Tap, ...], ...]
-    blocks: tuple[Heads, ...]
-    attentions: tuple[nn.Module, ...]
-    projections: tuple[nn.Module, ...]
+    embed_tap: Tap
+    layer_taps: tuple[tuple[Tap, ...], ...]
+    layer_heads: tuple[Heads, ...]
+    attention_modules: tuple[nn.Module, ...]
+    output_projections: tuple[nn.Module, ...]
     mlps: tuple[Callable[[Tensor], Tensor], ...]
-    embed: nn.Embedding
+    embedding: nn.Embedding
     final_norm: Norm
-    encoder: bool = False
-    into: Float[Tensor, "w d"] | None = None
-    out_of: Float[Tensor, "d w"] | None = None
-    crossing: tuple[Crossing, ...] = ()
-    crosses: tuple[nn.Module, ...] = ()
+    is_encoder: bool = False
+    embed_projection: Float[Tensor, "w d"] | None = None
+    unembed_projection: Float[Tensor, "d w"] | None = None
+    cross_heads: tuple[CrossHeads, ...] = ()
+    cross_attention_modules: tuple[nn.Module, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<Description of {len(self.blocks)} layers, each {self.blocks[0]!r}>"
+        return f"<Description of {len(self.layer_heads)} layers, each {self.layer_heads[0]!r}>"
 
-    def read_by(self, layer: int) -> Tap:
-        """The points that the attention of a layer reads."""
-        return self.layers[layer - 1][-1] if layer else self.start
+    def input_tap(self, layer: int) -> Tap:
+        """The tap of the points that the attention of a layer reads."""
+        return self.layer_taps[layer - 1][-1] if layer else self.embed_tap
 
-    def written_by(self, layer: int) -> Tap:
-        """The first points that hold what the attention of a layer wrote: after attention, or after a parallel block."""
-        first, *_, last = self.layers[layer]
-        return last if first.added else first
+    def output_tap(self, layer: int) -> Tap:
+        """The tap of the first points that include the attention of a layer: after attention, or after a parallel block."""
+        first, *_, last = self.layer_taps[layer]
+        return last if first.is_displacement else first
 
 
-def pre_norm_taps(layers: Sequence[Any], middle: str, writer: str, share: float = 1.0) -> tuple[tuple[Tap, ...], ...]:
-    """Half-layers of pre-norm blocks: `middle` names the norm that reads the point after attention, `writer` what adds."""
+def pre_norm_taps(
+    layers: Sequence[Any], mid_norm_name: str, writer_name: str, writer_scale: float = 1.0
+) -> tuple[tuple[Tap, ...], ...]:
+    """The taps of pre-norm blocks: `mid_norm_name` reads the point after attention, `writer_name` adds to the stream."""
     return tuple(
         (
-            Tap(Step(i, "resid_mid"), getattr(layer, middle), "in", writer=getattr(layer, writer), share=share),
+            Tap(
+                Step(i, "resid_mid"),
+                getattr(layer, mid_norm_name),
+                "in",
+                writer=getattr(layer, writer_name),
+                writer_scale=writer_scale,
+            ),
             Tap(Step(i, "resid_post"), layer, "out"),
         )
         for i, layer in enumerate(layers)
@@ -91,7 +102,7 @@ def pre_norm_taps(layers: Sequence[Any], middle: str, writer: str, share: float 
 
 
 def post_norm_taps(layer: int, block: Any, attention_norm: Any, mlp_norm: Any) -> tuple[Tap, ...]:
-    """Half-layers of a post-norm block: each sum, and what its norm makes of it."""
+    """The taps of a post-norm block: each sum, and the output of its norm."""
     return (
         Tap(Step(layer, "attn_sum"), attention_norm, "in"),
         Tap(Step(layer, "resid_mid"), attention_norm, "out"),
@@ -100,202 +111,259 @@ def post_norm_taps(layer: int, block: Any, attention_norm: Any, mlp_norm: Any) -
     )
 
 
-def taps(description: Description) -> list[Tap]:
-    """Every step of the stream, from the embedding to the last point."""
-    return [description.start, *(tap for layer in description.layers for tap in layer)]
+def taps(description: ModelDescription) -> list[Tap]:
+    """The taps of every step, from the embedding to the last point."""
+    return [description.embed_tap, *(tap for layer in description.layer_taps for tap in layer)]
 
 
 @contextmanager
-def watching(description: Description, points: Float[Tensor, "b p n d"]) -> Iterator[None]:
-    """While the model runs, copy what passes each tap into `points`; a GPU does it beside the model, which does not wait."""
-    with beside(points.device) as aside:
-        keeps = [aside(partial(_keep, points, at, tap.added)) for at, tap in enumerate(taps(description))]
-        with asking([looking(tap, keep) for tap, keep in zip(taps(description), keeps, strict=True)]):
+def record_points(description: ModelDescription, points: Float[Tensor, "b p n d"]) -> Iterator[None]:
+    """While the model runs, copy the tensor at each tap into `points`; on a GPU this happens on a side stream."""
+    with on_side_stream(points.device) as on_stream:
+        callbacks = [
+            on_stream(partial(_store_points, points, step_index, tap.is_displacement))
+            for step_index, tap in enumerate(taps(description))
+        ]
+        with apply_module_hooks(
+            [observe_tap(tap, callback) for tap, callback in zip(taps(description), callbacks, strict=True)]
+        ):
             yield
 
 
-def _keep(points: Tensor, at: int, added: bool, x: Tensor) -> None:
-    there = points[:, at]
-    x = x.detach().reshape(there.shape)
-    in_one_piece = x.is_contiguous() and there.is_contiguous()
-    if TRITON and x.is_cuda and in_one_piece and x.dtype in HALF and there.dtype == torch.float32:
-        from rheoscope.attention.lower.kernels.widen_dtype import widen
+def _store_points(points: Tensor, step_index: int, is_displacement: bool, x: Tensor) -> None:
+    destination = points[:, step_index]
+    x = x.detach().reshape(destination.shape)
+    both_contiguous = x.is_contiguous() and destination.is_contiguous()
+    if HAS_TRITON and x.is_cuda and both_contiguous and x.dtype in HALF_DTYPES and destination.dtype == torch.float32:
+        from rheoscope.attention.lower.kernels.widen_dtype import copy_to_float32
 
-        widen(x, there)
+        copy_to_float32(x, destination)
     else:
-        points[:, at] = x
-    if added:
-        points[:, at] += points[:, at - 1]
+        points[:, step_index] = x
+    if is_displacement:
+        points[:, step_index] += points[:, step_index - 1]
 
 
 @contextmanager
-def hearing(description: Description, outputs: dict[int, Float[Tensor, "b n he"]]) -> Iterator[None]:
-    """While the model runs, keep what the heads of each layer give, side by side; the tensors themselves, nothing is copied on one device.
+def record_head_outputs(description: ModelDescription, outputs: dict[int, Float[Tensor, "b n he"]]) -> Iterator[None]:
+    """While the model runs, store the concatenated head outputs of each layer; on one device nothing is copied.
 
-    Layers whose heads cannot be told apart from their outputs alone are left out.
+    Layers whose heads cannot be separated from their outputs alone are left out.
     """
-    layers = [at for at, heads in enumerate(description.blocks) if told_by_outputs(heads)]
-    place = description.embed.weight.device
-    with asking([Ask(description.projections[at], "in", partial(_hear, outputs, at, place)) for at in layers]):
+    layers = [layer for layer, heads in enumerate(description.layer_heads) if can_subtract_value_bias(heads)]
+    device = description.embedding.weight.device
+    with apply_module_hooks(
+        [
+            ModuleHook(description.output_projections[layer], "in", partial(_store_outputs, outputs, layer, device))
+            for layer in layers
+        ]
+    ):
         yield
 
 
-def _hear(outputs: dict[int, Tensor], layer: int, place: torch.device, args: Any, kwargs: dict[str, Any]) -> None:
-    outputs[layer] = args[0].detach().to(place)
+def _store_outputs(
+    outputs: dict[int, Tensor], layer: int, device: torch.device, args: Any, kwargs: dict[str, Any]
+) -> None:
+    outputs[layer] = args[0].detach().to(device)
 
 
 @contextmanager
-def gathering(description: Description, seen: dict[str, Tensor]) -> Iterator[None]:
-    """While the model runs, keep the tensor itself that passes each tap, so that gradients can be asked of it.
+def capture_points(description: ModelDescription, captured: dict[str, Tensor]) -> Iterator[None]:
+    """While the model runs, store the tensor at each tap, so that gradients can be taken with respect to it.
 
-    The graph begins at the embedding: weights take no part in it, frozen or not.
+    The graph begins at the embedding, so weights are not part of it.
     """
-    first = Tap(description.start.step, description.start.module, description.start.side)
-    looks = [looking(tap, partial(seen.__setitem__, str(tap.step))) for tap in taps(description)]
-    with asking([*_changed(first, first, lambda x: x.detach().requires_grad_()), *looks]):
+    embed_tap = Tap(description.embed_tap.step, description.embed_tap.module, description.embed_tap.side)
+    observers = [observe_tap(tap, partial(captured.__setitem__, str(tap.step))) for tap in taps(description)]
+    with apply_module_hooks([*_point_hooks(embed_tap, embed_tap, lambda x: x.detach().requires_grad_()), *observers]):
         yield
 
 
 @contextmanager
-def changing(description: Description, hooks: Hooks, side: str = "") -> Iterator[None]:
-    """While the model runs, replace the points at steps by hook(points), earlier steps first.
+def apply_hooks(description: ModelDescription, hooks: Hooks, prefix: str = "") -> Iterator[None]:
+    """While the model runs, replace the points at each step by hook(points), earlier steps first.
 
-    `side` stands before the labels where hooks tell several streams apart.
+    `prefix` comes before the labels if hooks address several streams.
     """
-    labels, asked = (
-        [side + str(tap.step) for tap in taps(description)],
+    labels, hooks_by_label = (
+        [prefix + str(tap.step) for tap in taps(description)],
         {str(step): hook for step, hook in hooks.items()},
     )
-    for label in asked:
+    for label in hooks_by_label:
         if label not in labels:
-            raise RheoscopeError(f"there is no step {label!r}; type one of {', '.join(labels[:3])}, …, {labels[-1]}")
-    places = [
-        place
-        for place in zip([description.start, *taps(description)], taps(description), labels, strict=False)
-        if place[2] in asked
+            raise RheoscopeError(
+                Message(
+                    "there is no step {label!r}; expected one of {first}, …, {last}",
+                    label=label,
+                    first=", ".join(labels[:3]),
+                    last=labels[-1],
+                )
+            )
+    hooked_taps = [
+        hooked_tap
+        for hooked_tap in zip([description.embed_tap, *taps(description)], taps(description), labels, strict=False)
+        if hooked_tap[2] in hooks_by_label
     ]
-    changes = [_changed(before, tap, partial(_asked, label, asked[label])) for before, tap, label in places]
-    with asking([ask for change in changes for ask in change]):
+    hook_groups = [
+        _point_hooks(previous_tap, tap, partial(_run_hook, label, hooks_by_label[label]))
+        for previous_tap, tap, label in hooked_taps
+    ]
+    with apply_module_hooks([module_hook for hook_group in hook_groups for module_hook in hook_group]):
         yield
 
 
 @contextmanager
-def keeping(description: Description, kept: list[Any]) -> Iterator[None]:
-    """While the model runs, keep what every block gives, as it gives it."""
-    with asking([Ask(layer[-1].module, "out", kept.append) for layer in description.layers]):
+def record_block_outputs(description: ModelDescription, block_outputs: list[Any]) -> Iterator[None]:
+    """While the model runs, store the output of every block."""
+    with apply_module_hooks(
+        [ModuleHook(layer[-1].module, "out", block_outputs.append) for layer in description.layer_taps]
+    ):
         yield
 
 
-_given: ContextVar[Mapping[nn.Module, Any]] = ContextVar(
-    "what blocks give in this thread", default=MappingProxyType({})
+_reused_outputs: ContextVar[Mapping[nn.Module, Any]] = ContextVar(
+    "reused block outputs of this thread", default=MappingProxyType({})
 )
 
 
 @contextmanager
-def resuming(description: Description, given: Sequence[Any]) -> Iterator[None]:
-    """While the model runs, its first blocks give what they gave before and compute nothing, in this thread alone."""
-    blocks = {layer[-1].module: out for layer, out in zip(description.layers, given, strict=False)}
+def reuse_block_outputs(description: ModelDescription, block_outputs: Sequence[Any]) -> Iterator[None]:
+    """While the model runs, its first blocks return stored outputs and compute nothing, in this thread only."""
+    blocks = {layer[-1].module: out for layer, out in zip(description.layer_taps, block_outputs, strict=False)}
     with ExitStack() as stack:
         for block in blocks:
-            stack.enter_context(shared_change((block, "forward"), partial(_asking_first, block)))
-        stack.callback(_given.reset, _given.set({**_given.get(), **blocks}))
+            stack.enter_context(shared_patch((block, "forward"), partial(_patch_forward, block)))
+        stack.callback(_reused_outputs.reset, _reused_outputs.set({**_reused_outputs.get(), **blocks}))
         yield
 
 
-def _asking_first(block: nn.Module) -> Undo:
-    """A block whose `forward` computes as ever, but in threads that have its output already."""
-    own = block.forward
+def _patch_forward(block: nn.Module) -> Undo:
+    """Patch a block's `forward`: threads that have its output return it, all others compute as before."""
+    original_forward = block.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        given = _given.get()
-        return given[block] if block in given else own(*args, **kwargs)
+        reused = _reused_outputs.get()
+        return reused[block] if block in reused else original_forward(*args, **kwargs)
 
-    return set_method(block, "forward", forward)
+    return replace_method(block, "forward", forward)
 
 
-def check_given(
-    description: Description, given: Sequence[Any], edited: Iterable[int], hooks: Iterable[str | Step]
+def check_reused_blocks(
+    description: ModelDescription,
+    block_outputs: Sequence[Any],
+    edited_layers: Iterable[int],
+    hooks: Iterable[str | Step],
 ) -> None:
-    """Refuse changes of what is not computed again: layers whose blocks are given, and the steps inside of them."""
-    inside = {str(tap.step) for layer in description.layers[: len(given)] for tap in layer[:-1]}
-    if given:
-        inside.add(str(description.start.step))
-    lost = [f"layer {layer}" for layer in edited if layer < len(given)] + [
-        str(step) for step in hooks if str(step) in inside
+    """Raise for edits in layers that are not computed again: their blocks, and the steps inside them."""
+    reused_steps = {str(tap.step) for layer in description.layer_taps[: len(block_outputs)] for tap in layer[:-1]}
+    if block_outputs:
+        reused_steps.add(str(description.embed_tap.step))
+    ineffective: list[str] = [
+        Message("layer {layer}", layer=layer) for layer in edited_layers if layer < len(block_outputs)
     ]
-    if lost:
+    ineffective += [str(step) for step in hooks if str(step) in reused_steps]
+    if ineffective:
         raise RheoscopeError(
-            f"{lost[0]} cannot be changed: the first {len(given)} blocks are given and not computed again; type given=() or fewer"
+            plural(
+                "{part} cannot be edited: the output of the first block is reused",
+                "{part} cannot be edited: the outputs of the first {n} blocks are reused",
+                n=len(block_outputs),
+                part=ineffective[0],
+            ),
+            Advice("block_outputs=()"),
         )
 
 
-def _asked(label: str, hook: Hook, x: Tensor) -> Tensor:
-    """hook(x), which must be points again; it is given float32 or better, and what it gives is rounded once."""
-    seen = exact(x)
-    before = _writes(seen)
-    new = hook(seen)
-    if not isinstance(new, Tensor) or new.shape != x.shape:
-        came = f"a tensor {tuple(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
+def describe_value(value: object) -> str:
+    """A value in an error: the shape of a tensor, else the name of its class.
+
+    >>> describe_value(torch.ones(2, 3)), describe_value(None)
+    ('a tensor of shape (2, 3)', 'NoneType')
+    """
+    if isinstance(value, Tensor):
+        return Message("a tensor of shape {shape}", shape=str(tuple(value.shape)))
+    return type(value).__name__
+
+
+def _run_hook(label: str, hook: Hook, x: Tensor) -> Tensor:
+    """hook(x), checked to be points. The hook gets float32 or better, and its result is rounded once."""
+    points = at_least_float32(x)
+    version_before = _tensor_version(points)
+    new_points = hook(points)
+    if not isinstance(new_points, Tensor) or new_points.shape != x.shape:
         raise RheoscopeError(
-            f"the hook at {label} must return points {tuple(x.shape)}, got {came}; end it with `return x`"
+            Message(
+                "the hook at {label} must return a tensor of shape {shape}, got {received}",
+                label=label,
+                shape=str(tuple(x.shape)),
+                received=describe_value(new_points),
+            ),
+            Advice("return x"),
         )
-    untouched = new is seen and _as_it_was(seen, before, lambda: x)
-    return x if untouched else new.to(x.dtype)
+    untouched = new_points is points and _is_unchanged(points, version_before, lambda: x)
+    return x if untouched else new_points.to(x.dtype)
 
 
-def _writes(x: Tensor) -> int | None:
-    """How often a tensor has been written to; None of one that does not count (it was made in `torch.inference_mode`)."""
+def _tensor_version(x: Tensor) -> int | None:
+    """The number of in-place writes to a tensor; None for tensors of `torch.inference_mode`, which have no counter."""
     return None if x.is_inference() else x._version
 
 
-def _as_it_was(x: Tensor, before: int | None, like: Callable[[], Tensor]) -> bool:
-    """Whether a hook that gives back its input has left it alone. A count is there at once; without one `like` says what it was."""
-    return torch.equal(x, like()) if before is None else x._version == before
+def _is_unchanged(x: Tensor, version_before: int | None, original: Callable[[], Tensor]) -> bool:
+    """Whether a hook that returns its input left it unchanged: by the write counter, else by comparison with `original()`."""
+    return torch.equal(x, original()) if version_before is None else x._version == version_before
 
 
-def looking(tap: Tap, see: Callable[[Tensor], None]) -> Ask:
-    """What passes a tap is shown to `see`."""
+def observe_tap(tap: Tap, callback: Callable[[Tensor], None]) -> ModuleHook:
+    """A hook that passes the tensor at a tap to `callback`."""
     if tap.side == "out":
-        return Ask(tap.module, "out", lambda out: see(_first(out)))
-    return Ask(tap.module, "in", lambda args, kwargs: see(args[0] if args else kwargs["hidden_states"]))
+        return ModuleHook(tap.module, "out", lambda out: callback(_first_output(out)))
+    return ModuleHook(tap.module, "in", lambda args, kwargs: callback(args[0] if args else kwargs["hidden_states"]))
 
 
-def _changed(before: Tap, tap: Tap, hook: Hook) -> list[Ask]:
-    if tap.added:
+def _point_hooks(previous_tap: Tap, tap: Tap, hook: Hook) -> list[ModuleHook]:
+    if tap.is_displacement:
         raise RheoscopeError(
-            f"{tap.step} is no point that a parallel block reads; change L….resid_post or the step before"
+            Message(
+                "{step} of a parallel block cannot be edited, since no module reads it; edit {other} instead",
+                step=str(tap.step),
+                other=str(Step(tap.step.layer, "resid_post")),
+            )
         )
     if tap.writer is not None:
-        return _changed_sum(before, tap.writer, tap.share, hook)
+        return _sum_hooks(previous_tap, tap.writer, tap.writer_scale, hook)
     if tap.side == "out":
-        return [Ask(tap.module, "out", lambda out: _with_first(out, hook(_first(out))))]
-    return [Ask(tap.module, "in", partial(_change_before, hook))]
+        return [ModuleHook(tap.module, "out", lambda out: _with_first_output(out, hook(_first_output(out))))]
+    return [ModuleHook(tap.module, "in", partial(_hook_input, hook))]
 
 
-def _change_before(hook: Hook, args: Any, kwargs: dict[str, Any]) -> Any:
+def _hook_input(hook: Hook, args: Any, kwargs: dict[str, Any]) -> Any:
     if args:
         return (hook(args[0]), *args[1:]), kwargs
     return args, kwargs | {"hidden_states": hook(kwargs["hidden_states"])}
 
 
-def _changed_sum(before: Tap, writer: nn.Module, share: float, hook: Hook) -> list[Ask]:
-    """A sum that no module holds (the point after attention): change what is added, so that the sum is hook(sum)."""
-    read: list[Tensor] = []
-    return [looking(before, read.append), Ask(writer, "out", partial(_write_sum, read, share, hook))]
+def _sum_hooks(previous_tap: Tap, writer: nn.Module, writer_scale: float, hook: Hook) -> list[ModuleHook]:
+    """Hooks for a sum that no module holds (the point after attention): change the summand so that the sum is hook(sum)."""
+    inputs: list[Tensor] = []
+    return [
+        observe_tap(previous_tap, inputs.append),
+        ModuleHook(writer, "out", partial(_hook_sum, inputs, writer_scale, hook)),
+    ]
 
 
-def _write_sum(read: list[Tensor], share: float, hook: Hook, out: Any) -> Any:
-    x, added = read.pop(), share * _first(out)
-    middle = x + added
-    before = _writes(middle)
-    wanted = hook(middle)
-    untouched = wanted is middle and _as_it_was(middle, before, lambda: x + added)
-    return out if untouched else _with_first(out, (wanted - x) / share)
+def _hook_sum(inputs: list[Tensor], writer_scale: float, hook: Hook, out: Any) -> Any:
+    x, written = inputs.pop(), writer_scale * _first_output(out)
+    point_sum = x + written
+    version_before = _tensor_version(point_sum)
+    new_sum = hook(point_sum)
+    untouched = new_sum is point_sum and _is_unchanged(point_sum, version_before, lambda: x + written)
+    return out if untouched else _with_first_output(out, (new_sum - x) / writer_scale)
 
 
-def _first(out: Any) -> Tensor:
+def _first_output(out: Any) -> Tensor:
     return out if isinstance(out, Tensor) else out[0]
 
 
-def _with_first(out: Any, first: Tensor) -> Any:
-    return first if isinstance(out, torch.Tensor) else (first, *out[1:])
+def _with_first_output(out: Any, tensor: Tensor) -> Any:
+    return tensor if isinstance(out, torch.Tensor) else (tensor, *out[1:])

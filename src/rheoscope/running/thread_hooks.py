@@ -1,7 +1,7 @@
-"""Hooks that only the thread that asked for them sees, so that many threads can share one model.
+"""Module hooks that are visible to one thread only, so that many threads can share a model.
 
-A module that was once looked at keeps two plain hooks that do nothing, except in a thread (a context of `contextvars`) that has
-asked for something there. To register hooks for every run instead would change lists that other threads are going through.
+Each hooked module keeps two permanent hooks. They do nothing unless the current thread (a context of `contextvars`) has
+registered an action there. Registering hooks for each run would change lists that other threads iterate over.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,70 +14,70 @@ from typing import Any, Literal
 
 from torch import nn
 
-Act = Callable[..., Any]
-"""Of side `in`: from (args, kwargs) to others, or None; of side `out`: from the output to another, or None."""
+HookAction = Callable[..., Any]
+"""Side `in`: from (args, kwargs) to new ones or None; side `out`: from the output to a new one or None."""
 
 
 @dataclass(frozen=True, eq=False)
-class Ask:
-    """What shall happen where a module is called: before it computes, or after."""
+class ModuleHook:
+    """An action before (`in`) or after (`out`) the forward pass of a module."""
 
     module: nn.Module
     side: Literal["in", "out"]
-    act: Act
+    action: HookAction
 
 
-_asked: ContextVar[Mapping[tuple[nn.Module, str], tuple[Act, ...]]] = ContextVar(
-    "what this thread asked for", default=MappingProxyType({})
+_active_actions: ContextVar[Mapping[tuple[nn.Module, str], tuple[HookAction, ...]]] = ContextVar(
+    "module hooks of this thread", default=MappingProxyType({})
 )
-_registering = Lock()
+_registration_lock = Lock()
 
 
 @contextmanager
-def asking(asks: Sequence[Ask]) -> Iterator[None]:
-    """Inside, and in this thread alone, every act happens where its module is called; those of one place in their order."""
-    now = dict(_asked.get())
-    for ask in asks:
-        _listen(ask.module, ask.side)
-        now[ask.module, ask.side] = (*now.get((ask.module, ask.side), ()), ask.act)
-    token = _asked.set(now)
+def apply_module_hooks(hooks: Sequence[ModuleHook]) -> Iterator[None]:
+    """Inside, and in this thread only, run every action when its module is called, in the order of `hooks`."""
+    active = dict(_active_actions.get())
+    for hook in hooks:
+        _register(hook.module, hook.side)
+        active[hook.module, hook.side] = (*active.get((hook.module, hook.side), ()), hook.action)
+    token = _active_actions.set(active)
     try:
         yield
     finally:
-        _asked.reset(token)
+        _active_actions.reset(token)
 
 
 def on_call(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The hook that a module keeps before it computes: what this thread has asked for, mostly nothing."""
-    acts = _asked.get().get((module, "in"))
-    if acts is None:
+    """The permanent hook before the forward pass: runs the actions of this thread, usually none."""
+    actions = _active_actions.get().get((module, "in"))
+    if actions is None:
         return None
-    for act in acts:
-        args, kwargs = act(args, kwargs) or (args, kwargs)
+    for action in actions:
+        args, kwargs = action(args, kwargs) or (args, kwargs)
     return args, kwargs
 
 
 def on_return(module: nn.Module, args: Any, out: Any) -> Any:
-    """The hook that a module keeps after it has computed."""
-    acts = _asked.get().get((module, "out"))
-    if acts is None:
+    """The permanent hook after the forward pass."""
+    actions = _active_actions.get().get((module, "out"))
+    if actions is None:
         return None
-    for act in acts:
-        new = act(out)
-        out = out if new is None else new
+    for action in actions:
+        new_output = action(out)
+        out = out if new_output is None else new_output
     return out
 
 
-def _listen(module: nn.Module, side: str) -> None:
-    """The module has our hook, and has it last: hooks of its owner come first, whenever they were registered."""
-    mine, hooks = (on_call, module._forward_pre_hooks) if side == "in" else (on_return, module._forward_hooks)
-    if next(reversed(hooks.values()), None) is mine:
+def _register(module: nn.Module, side: str) -> None:
+    """Register the permanent hook of a module as its last one, after hooks of its owner."""
+    our_hook, hooks = (on_call, module._forward_pre_hooks) if side == "in" else (on_return, module._forward_hooks)
+    if next(reversed(hooks.values()), None) is our_hook:
         return
-    with _registering:
-        there = [key for key, hook in hooks.items() if hook is mine]
-        for key in there:
+    with _registration_lock:
+        our_keys = [key for key, hook in hooks.items() if hook is our_hook]
+        for key in our_keys:
             hooks[key] = hooks.pop(key)
-        if not there and side == "in":
+        if not our_keys and side == "in":
             module.register_forward_pre_hook(on_call, with_kwargs=True)
-        elif not there:
+        elif not our_keys:
             module.register_forward_hook(on_return)

@@ -1,1 +1,1 @@
-"""One space E, two operators a head: weights as operators (View) and texts as points (Trace)."""
+"""One space E with two operators per head: weights as operators (View) and texts as points (Trace)."""

@@ -1,37 +1,42 @@
-"""An analysis as a value: what it asks, what it needs, and every field that it answers with.
+"""The declaration of an analysis: its question, its inputs, its settings and every field of its result.
 
-As a mechanism is a row of `attention/zoo.py`, an analysis is a row of `catalogue.py`. It is declared at the end of its own
-file, beside the function that computes it, and all else follows from the declaration: the public name, the command, the
-report, the picture, the rows of a corpus, the battery of laws, the list in the documentation.
+Every analysis is a row of `catalogue.py`, as every mechanism is a row of `attention/zoo.py`. It is declared at the end of
+its own file, after the function that computes it. Everything else follows from the declaration: the public name, the
+command, the report, the plot, the corpus table, the tests of its laws, the list in the documentation.
 """
 
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from rheoscope.messages.message import Message
+from rheoscope.space.settings import check_setting, has_unbounded_number
+
 if TYPE_CHECKING:
     import xarray
 
+    from rheoscope.space.results import Results
+
 Needs = Literal["view", "trace", "model"]
-"""view: weights alone · trace: one text · model: the model runs again."""
+"""view: weights only · trace: one text · model: the model runs again."""
 SUBJECTS = ("view", "trace", "model", "text", "texts")
-"""What an analysis can be about: the names of its first parameters. Every other parameter is a setting with a default."""
+"""The names of the first parameters of an analysis. Every other parameter is a setting with a default."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """One array of an answer.
+    """One array of a result.
 
-    `dims` name its axes; `definition` is one sentence; `unit` is empty for a pure number; `null` names the field of the same
-    answer that holds what chance would give, `null_sd` the one that holds how far that spreads.
+    `dims` are its axes, `definition` is one sentence, `unit` is empty for a pure number. `null` names the field of the same
+    result with the mean of its null distribution, `null_sd` the one with its standard deviation.
 
-    `basis`: it depends on the coordinates that E is written in. `gauge`: it depends on the coordinates of a head, which the
-    model itself cannot see, and stands beside a field that does not. `names`: its whole numbers name things (ids, clusters), so that
-    a mean of them says nothing.
+    `basis_dependent`: it depends on the basis of E. `gauge_dependent`: it depends on the coordinates inside a head, which the
+    model itself cannot see; a field without this dependence accompanies it. `is_categorical`: its integers are labels (ids,
+    clusters), so their mean is meaningless.
     """
 
     dims: tuple[str, ...]
@@ -39,52 +44,61 @@ class Field:
     unit: str = ""
     null: str = ""
     null_sd: str = ""
-    basis: bool = False
-    gauge: bool = False
-    names: bool = False
+    basis_dependent: bool = False
+    gauge_dependent: bool = False
+    is_categorical: bool = False
 
     def attributes(self) -> dict[str, str]:
-        """What the array carries with it, as far as there is something to say."""
-        told = {"definition": self.definition, "unit": self.unit, "null": self.null, "null_sd": self.null_sd}
-        marks = {"basis": "depends on the basis of E"} if self.basis else {}
-        marks |= {"gauge": "depends on the coordinates of the head"} if self.gauge else {}
-        return {name: text for name, text in (told | marks).items() if text}
+        """The attributes of the array, without empty ones."""
+        texts = {"definition": self.definition, "unit": self.unit, "null": self.null, "null_sd": self.null_sd}
+        warnings = {"basis": "depends on the basis of E"} if self.basis_dependent else {}
+        warnings |= {"gauge": "depends on the coordinates of the head"} if self.gauge_dependent else {}
+        return {name: text for name, text in (texts | warnings).items() if text}
 
 
 def with_interval(name: str, field: Field) -> dict[str, Field]:
-    """A field, and both ends of its bootstrap interval beside it.
+    """A field and both ends of its bootstrap interval.
 
-    >>> list(with_interval("cost", Field(("change",), "what it costs", unit="nats")))
+    >>> list(with_interval("cost", Field(("change",), "loss after the edit minus before", unit="nats")))
     ['cost', 'cost_low', 'cost_high']
     """
-    said = {"low": "lower", "high": "upper"}
+    definitions = {
+        "low": Message("lower end of the 95 % bootstrap interval of {field}", field=name),
+        "high": Message("upper end of the 95 % bootstrap interval of {field}", field=name),
+    }
     ends = {
-        f"{name}_{end}": replace(
-            field, definition=f"{word} end of the 95 % bootstrap interval of {name}", null="", null_sd=""
-        )
-        for end, word in said.items()
+        f"{name}_{end}": replace(field, definition=definition, null="", null_sd="")
+        for end, definition in definitions.items()
     }
     return {name: field} | ends
 
 
+ReportSettings = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
+"""Settings by name, or a function that derives them from the `Results` so far."""
+
+
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """A question that can be asked of a model or of a text, and the shape of its answer.
+    """A question about a model or a text, the function that answers it, and the fields of its result.
 
-    `name` is its public name, `question` one line without maths, `ask` the function that answers with an `xarray.Dataset`,
-    `needs` what it must be given, `fields` every array it may answer with. A `dear` one costs many forward passes, so that the
-    report of a text leaves it to those who ask for it by name.
+    `name` is its public name, `question` one line without maths, `ask` the function that returns an `xarray.Dataset`, `needs`
+    its input, `fields` every array that it may return. An `expensive` analysis costs many forward passes, so the report of a
+    text runs it only if it is requested by name.
 
-    `batch` asks many texts at once, `batch(traces, **settings)`: some or all of the fields as tensors (text, *dims) on the device
-    of the traces. Along `token` they are as long as the longest text, NaN (−1 of whole numbers) where a text has no such token or
-    the analysis drops it.
+    **In a report** it waits for the analyses in `depends_on` and runs with the settings of `report`, on a long text also with
+    those of `long_text`. `controls` untrained models are run for comparison (none on a long text unless
+    `long_text_controls`). One with `start_early` takes long and starts first.
 
-    **Laws** `ask` can be called with its subject alone: every setting has a default. Each field of an answer is declared, and
-    has the declared axes. What `batch` gives for a text is what `ask` answers to it alone.
+    `batch(traces, **settings)` analyses many texts at once: some or all of the fields as tensors (text, *dims) on the device of
+    the traces. Along `token` they are as long as the longest text, with NaN (−1 for integers) at padding and at tokens that the
+    analysis leaves out.
+
+    **Laws** Every setting of `ask` has a default. Every field of a result is declared and has the declared axes. For each text,
+    `batch` equals `ask`.
 
     >>> import torch
     >>> length = Analysis("length", "How long is it?", lambda trace: None, "trace", {"n": Field((), "number of tokens")})
-    >>> length.answer({"n": torch.tensor(3)}, {}, {"seed": 0}).n.attrs["definition"]
+    >>> length.label({"n": torch.tensor(3)}, {}, {"seed": 0}).n.attrs["definition"]
     'number of tokens'
     """
 
@@ -93,61 +107,94 @@ class Analysis:
     ask: "Callable[..., xarray.Dataset]"
     needs: Needs
     fields: Mapping[str, Field]
-    dear: bool = False
+    expensive: bool = False
+    depends_on: tuple[str, ...] = ()
+    controls: int = 0
+    long_text_controls: bool = True
+    start_early: bool = False
+    report: ReportSettings = field(default_factory=dict)
+    long_text: ReportSettings = field(default_factory=dict)
     batch: "Callable[..., dict[str, Tensor]] | None" = None
 
-    def answer(
+    def __post_init__(self) -> None:
+        for name, parameter in self.settings.items():
+            if parameter.annotation is parameter.empty:
+                raise TypeError(
+                    f"setting {name!r} of analysis {self.name!r} has no type; write {name}: bool, for example"
+                )
+            if has_unbounded_number(parameter.annotation):
+                raise TypeError(
+                    f"setting {name!r} of analysis {self.name!r} has no bounds; write {name}: Annotated[int, Bounds(0, 100)]"
+                )
+
+    def label(
         self, values: Mapping[str, Any], coords: Mapping[str, Any], attributes: Mapping[str, Any]
     ) -> "xarray.Dataset":
-        """Named arrays as a Dataset: axes and definitions as declared, settings and provenance in its attributes."""
+        """Named arrays as a Dataset, with the declared axes and definitions, and settings and provenance as attributes."""
         import xarray as xr
 
         data = {
-            name: xr.Variable(self.fields[name].dims, _plain(x), self.fields[name].attributes())
-            for name, x in values.items()
+            name: xr.Variable(self.fields[name].dims, _to_numpy(value), self.fields[name].attributes())
+            for name, value in values.items()
         }
         return xr.Dataset(data, coords, {"analysis": self.name, "question": self.question} | dict(attributes))
 
     @property
     def subjects(self) -> tuple[str, ...]:
-        """What it must be given, in order: ("trace",), ("model", "trace"), …"""
+        """Its inputs in order: ("trace",), ("model", "trace"), …"""
         return tuple(name for name in inspect.signature(self.ask).parameters if name in SUBJECTS)
 
     @property
     def reads_text(self) -> bool:
-        """Whether it is about a text; others are about weights, or bring their own sentences."""
+        """Whether it analyses a text. Others analyse weights, or have their own sentences."""
         return bool({"trace", "text", "texts"} & set(self.subjects))
 
     @property
     def settings(self) -> dict[str, inspect.Parameter]:
-        """What can be set, by name."""
+        """Its settings by name."""
         parameters = inspect.signature(self.ask).parameters
-        return {name: one for name, one in parameters.items() if name not in SUBJECTS and name != "progress"}
+        return {
+            name: parameter for name, parameter in parameters.items() if name not in SUBJECTS and name != "progress"
+        }
+
+    def report_settings(self, results: "Results", is_long: bool) -> dict[str, Any]:
+        """The settings with which a report runs it on this text, where they differ from the defaults."""
+        declared = [self.report, self.long_text] if is_long else [self.report]
+        settings: dict[str, Any] = {}
+        for part in declared:
+            settings |= part(results) if callable(part) else part
+        return settings
+
+    def check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Raise where a setting lies outside the bounds of its declaration."""
+        for name, value in settings.items():
+            if name in self.settings:
+                check_setting(name, self.settings[name].annotation, value)
 
     @property
-    def tells_progress(self) -> bool:
-        """Whether it says how much is done."""
+    def reports_progress(self) -> bool:
+        """Whether it reports progress."""
         return "progress" in inspect.signature(self.ask).parameters
 
 
-def declared(ask: Callable[..., Any]) -> Analysis | None:
-    """The declaration that stands in the file of a public function; None for a function that is no analysis's.
+def analysis_of(function: Callable[..., Any]) -> Analysis | None:
+    """The declaration of a public function; None if the function is not an analysis.
 
     >>> import rheoscope as rs
-    >>> homeless = eval("lambda trace: None", {})
-    >>> declared(rs.energy).name, declared(len), declared(homeless)
+    >>> without_module = eval("lambda trace: None", {})
+    >>> analysis_of(rs.energy).name, analysis_of(len), analysis_of(without_module)
     ('energy', None, None)
     """
-    here: Any = ask
-    while here is not None:  # as the package gives it, it looks at its arguments first
-        home = sys.modules.get(here.__module__ or "") if inspect.isfunction(here) else None
-        beside = () if home is None else vars(home).values()
-        for one in beside:
-            if isinstance(one, Analysis) and one.ask is here:
-                return one
-        here = getattr(here, "__wrapped__", None)
+    candidate: Any = function
+    while candidate is not None:  # the public function wraps the original with argument checks
+        module = sys.modules.get(candidate.__module__ or "") if inspect.isfunction(candidate) else None
+        module_values = () if module is None else vars(module).values()
+        for value in module_values:
+            if isinstance(value, Analysis) and value.ask is candidate:
+                return value
+        candidate = getattr(candidate, "__wrapped__", None)
     return None
 
 
-def _plain(x: Any) -> Any:
+def _to_numpy(x: Any) -> Any:
     return x.detach().cpu().numpy() if isinstance(x, Tensor) else x

@@ -1,4 +1,4 @@
-"""The same question of many things, one thread a core: for what a core does alone, such as an assignment or a small SVD."""
+"""A parallel map with one thread per CPU core, for work that a single core does alone, such as a small SVD."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,24 +7,24 @@ from typing import TypeVar
 import torch
 
 Item = TypeVar("Item")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
-def on_cores(ask: Callable[[Item], Found], items: Sequence[Item]) -> Iterator[Found]:
-    """What `ask` gives for every item, in their order, as soon as it is there.
+def map_on_cores(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """The results of `function` for all items, in order, each as soon as it is ready.
 
-    As many threads as torch computes with, each with one core of its own, so that where the user allows one there is none besides.
+    It uses as many threads as torch, each with one core. If torch may use one thread only, there is no pool.
 
-    >>> list(on_cores(lambda x: x + 1, [1, 2, 3]))
+    >>> list(map_on_cores(lambda x: x + 1, [1, 2, 3]))
     [2, 3, 4]
     """
-    cores = min(torch.get_num_threads(), len(items))
-    if cores < 2:
-        yield from map(ask, items)
+    n_workers = min(torch.get_num_threads(), len(items))
+    if n_workers < 2:
+        yield from map(function, items)
         return
-    threads = torch.get_num_threads()
+    n_threads = torch.get_num_threads()
     try:
-        with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield from pool.map(ask, items)
+        with ThreadPoolExecutor(n_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield from pool.map(function, items)
     finally:
-        torch.set_num_threads(threads)  # the workers' call also set what later threads begin with
+        torch.set_num_threads(n_threads)  # set_num_threads in a worker also sets the default of later threads

@@ -1,4 +1,4 @@
-"""Numbers on their way to a device and back, for which nobody waits longer than they take."""
+"""Non-blocking copies between the CPU and a GPU."""
 
 from collections.abc import Callable
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def to_device(x: Tensor, device: torch.device | None) -> Tensor:
-    """The same tensor on the device; where that is a GPU it comes in its turn, and Python goes on at once.
+    """The same tensor on the device. For a GPU the copy is queued, and Python continues at once.
 
-    A plain `x.to(device)` waits until a GPU has done all that it was asked before, and what is asked next finds it with nothing to do.
-    Memory that a GPU reads by itself (pinned) makes that true of large tensors too; torch keeps it until it was read.
+    A plain `x.to(device)` waits for all work that is queued on the GPU, which is then idle. Pinned memory makes the copy
+    non-blocking for large tensors too; torch keeps it until it was read.
 
     >>> to_device(torch.arange(3), torch.device("cpu")).tolist()
     [0, 1, 2]
@@ -20,24 +20,23 @@ def to_device(x: Tensor, device: torch.device | None) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True)
 
 
-def to_cpu_later(x: Tensor) -> Callable[[], Tensor]:
-    """The same tensor on the CPU, asked for now and told when it is called for.
+def start_cpu_copy(x: Tensor) -> Callable[[], Tensor]:
+    """Start copying a tensor to the CPU; the returned function waits for the copy and returns it.
 
-    A plain `x.cpu()` waits until a GPU has done all that it was asked before. This waits for the tensor alone: what was asked after it
-    goes on meanwhile.
+    A plain `x.cpu()` waits for all work that is queued on the GPU. This waits for the tensor only.
 
-    >>> tell = to_cpu_later(torch.arange(3))
-    >>> tell().tolist()
+    >>> wait_for_copy = start_cpu_copy(torch.arange(3))
+    >>> wait_for_copy().tolist()
     [0, 1, 2]
     """
-    done, told = None, x if x.is_cuda else x.cpu()
+    copy_event, cpu_tensor = None, x if x.is_cuda else x.cpu()
     if x.is_cuda:
-        told = torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
-        done = torch.cuda.current_stream(x.device).record_event()
+        cpu_tensor = torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+        copy_event = torch.cuda.current_stream(x.device).record_event()
 
-    def tell() -> Tensor:
-        if done is not None:
-            done.synchronize()
-        return told
+    def wait_for_copy() -> Tensor:
+        if copy_event is not None:
+            copy_event.synchronize()
+        return cpu_tensor
 
-    return tell
+    return wait_for_copy

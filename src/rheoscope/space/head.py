@@ -1,10 +1,10 @@
-"""One layer of attention as operators on E: what each head finds relevant (M) and what it carries over (F).
+"""One layer of attention as operators on E: the QK circuit M and the OV circuit F of every head.
 
     M_h(delta) = C D_g W_Q R(delta) W_K^T D_g C scale        F_h = C D_g W_V W_O^h
     Delta_h(x_i) = sum_j alpha_ij (x̂_j F_h + b-terms)        x_i <- x_i + sum_h Delta_h(x_i) + b_O
 
-x̂ is the token after the norm and before its gain; D_g is the gain, C = I - 11^T/d the centring of LayerNorm (identity
-for RMSNorm), R(delta) the model's own rotation. Moving a gain into the weights therefore changes nothing.
+x̂ is the token after the norm and before its gain. D_g is the gain, C = I - 11^T/d the centring of LayerNorm (identity for
+RMSNorm), R(delta) the model's own rotation. Moving a gain into the weights therefore changes nothing.
 """
 
 from collections.abc import Callable
@@ -15,100 +15,36 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.attention.definition import for_every_head, positions, scores
+from rheoscope.attention.definition import masked_scores, query_key_positions, repeat_kv_heads
 from rheoscope.attention.feature_maps import Feature
-from rheoscope.attention.lower.statistics import statistics
+from rheoscope.attention.lower.statistics import unchecked_statistics
 from rheoscope.attention.mask import Mask
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.attention.position import Placing, rotation_of
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.notebook_html import card
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.autograd_pullback import transposed
 from rheoscope.space.decompositions import svdvals
-from rheoscope.space.float32_products import product
-from rheoscope.space.head_contributions import Carried, apart
+from rheoscope.space.float32_products import mixed_precision_matmul
+from rheoscope.space.head_contributions import FactoredDisplacements, split_constant_values
+from rheoscope.space.model_parts import Norm, Projected
 from rheoscope.space.operator import Factored
 
 Cloud = Float[Tensor, "n d"]
-Projected = tuple[Float[Tensor, "b h n k"], Float[Tensor, "b g n k"], Float[Tensor, "b g n e"]]
-
-
-@dataclass(frozen=True, eq=False)
-class Norm:
-    """A norm of the model: `own` is its module, the rest says what it does. No norm at all is `Norm()`.
-
-    own(x) = x̂ * gain + bias, with x̂ = x / rms(x), or centred x / std(x) where `centred`.
-    """
-
-    own: Callable[[Tensor], Tensor] = lambda x: x
-    gain: Float[Tensor, " d"] | None = None
-    bias: Float[Tensor, " d"] | None = None
-    eps: float | None = None
-    centred: bool = False
-
-    def __repr__(self) -> str:
-        return f"<{'no norm' if self.eps is None else 'LayerNorm' if self.centred else 'RMSNorm'}>"
-
-    def hat(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
-        """x̂, the token before gain and bias; x itself where there is no norm."""
-        if self.eps is None:
-            return x
-        if x.is_cuda and not x.requires_grad:  # in one pass
-            own = torch.nn.functional.layer_norm if self.centred else torch.nn.functional.rms_norm
-            return own(x, x.shape[-1:], eps=self.eps)
-        return self.centre(x) * self.scale(x)
-
-    def centre(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
-        """x C: without its mean under LayerNorm, x itself elsewhere."""
-        return x - x.mean(-1, keepdim=True) if self.centred else x
-
-    def scale(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n 1"]:
-        """What the norm multiplies a token by: x̂ = scale(x) x C."""
-        if self.eps is None:
-            return torch.ones_like(x[..., :1])
-        return (self.centre(x).square().mean(-1, keepdim=True) + self.eps).rsqrt()
-
-    def fold(self, W: Float[Tensor, "*h d k"]) -> Float[Tensor, "*h d k"]:
-        """C D_g W: what a matrix that reads this norm does to x̂."""
-        W = W if self.gain is None else self.gain.to(W.dtype)[:, None] * W
-        return W - W.mean(-2, keepdim=True) if self.centred else W
-
-
-@dataclass(frozen=True, eq=False)
-class Turned(Placing):
-    """The model's own rotary map: `turn(x, at)` rotates rows x at positions `at`."""
-
-    turn: Callable[[Tensor, Tensor], Tensor]
-
-    def place(self, x: Tensor, at: Tensor) -> Tensor:
-        return self.turn(x, at)
-
-    def rotation(self, offset: int, width: int, like: Tensor) -> Float[Tensor, "k k"]:
-        """R(delta) with q_i R(i) (k_j R(j))^T = q_i R(i - j) k_j^T, read off the model's own tables."""
-        return rotation_of(self.turn, offset, width, like)
-
-    def pull(self, at: Tensor, dy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Turning is linear, so its transpose is the gradient at any rows, those of zeros too."""
-        with torch.enable_grad():
-            x = torch.zeros_like(dy, requires_grad=True)
-            return transposed(self.turn(x, at), x, dy), {}
-
-    def of_heads(self, some: list[int]) -> "Turned":
-        return self
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Relevance(Factored):
-    """M of one head or of a layer: a Factored at offset 0 that answers for any offset under RoPE.
+    """M of one head or of a layer: a Factored at offset 0, callable for any offset under RoPE.
 
-    `M(3)` is M(delta = 3), the form between a query and the key three tokens before it. Without RoPE every offset is the
+    `M(3)` is M(delta = 3), the form between a query and the key three tokens before it. Without RoPE all offsets have the
     same operator.
     """
 
     rotation: Callable[[int], Tensor] | None = None
 
-    def __getitem__(self, at: int | slice) -> "Relevance":
-        return Relevance(self.left[at], self.right[at], self.rotation)
+    def __getitem__(self, index: int | slice) -> "Relevance":
+        return Relevance(self.left[index], self.right[index], self.rotation)
 
     def __call__(self, offset: int = 0) -> Factored:
         if self.rotation is None:
@@ -117,29 +53,31 @@ class Relevance(Factored):
 
     @cached_property
     def _singular_values(self) -> Float[Tensor, "*h r"]:
-        # The symmetric part of a form is asked for as well: one decomposition serves both (a ends in rows of zeros).
-        a, b = self._joint
+        # Most callers also need the symmetric part: one decomposition serves both (a ends in rows of zeros).
+        a, b = self._joint_factors
         return svdvals(a[..., : a.shape[-1], :] @ b.mT)
 
     def symmetry_at(self, offset: int) -> Float[Tensor, "*h"]:
         """s(delta) = tr(M(delta) M(-delta)) / (|M(delta)| |M(-delta)|): 1 for tied queries and keys at every offset."""
         if self.rotation is None:
             return self.symmetry()
-        forth = self.rotation(offset).double()
-        back = forth.mT  # R(-delta): what turns back
-        (left, right), cross = self.grams, self.cross
-        size = _turned_norm(left, right, forth) * _turned_norm(left, right, back)
-        again = ((forth @ cross) * (back @ cross).mT).sum((-2, -1))
-        return torch.where(size > 0, again / torch.where(size > 0, size, 1), 0).to(self.left.dtype)
+        rotation = self.rotation(offset).double()
+        inverse_rotation = rotation.mT  # R(-delta)
+        (left, right), right_left = self.grams, self.right_left
+        norm_product = _rotated_norm(left, right, rotation) * _rotated_norm(left, right, inverse_rotation)
+        trace_of_product = ((rotation @ right_left) * (inverse_rotation @ right_left).mT).sum((-2, -1))
+        return torch.where(norm_product > 0, trace_of_product / torch.where(norm_product > 0, norm_product, 1), 0).to(
+            self.left.dtype
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """All heads of one layer, described by the family, in the model's own tensors (views; float32 copies of those in half precision).
+    """All heads of one layer in the model's own tensors (views; float32 copies of half-precision tensors).
 
-    `project(u)` are the model's own projections (biases and QK-norm included, rotation not); the matrices beside it say
-    the same as operators, and loading proves that both agree. `gate(x)`, where there is one, are the numbers g_h(x_i) that
-    multiply what a head takes to a token: Δ_h(x_i) = g_h(x_i) Σ_j α_ij (x̂_j F_h + b-terms).
+    `project(u)` are the model's own projections (with biases and QK-norm, without rotation). The matrices describe the same
+    maps as operators, and the certificate proves at loading that both agree. `gate(x)`, if any, returns the factors g_h(x_i) of
+    gated attention: Δ_h(x_i) = g_h(x_i) Σ_j α_ij (x̂_j F_h + b-terms).
     """
 
     W_Q: Float[Tensor, "h d k"]
@@ -156,184 +94,219 @@ class Heads:
     norm: Norm = Norm()
     q_norm: Norm | None = None
     k_norm: Norm | None = None
-    after: Norm | None = None
+    output_norm: Norm | None = None
     gate: Callable[[Float[Tensor, "b n d"]], Float[Tensor, "b h n 1"]] | None = None
 
     def __repr__(self) -> str:
         h, d, k = self.W_Q.shape
-        return f"<Heads: {h} of width {k} in E of width {d}, {len(self.W_K)} of keys and values>"
+        return f"<Heads: {h} of width {k} in E of width {d}, {len(self.W_K)} key/value heads>"
 
     @property
-    def count(self) -> int:
+    def n_heads(self) -> int:
         return len(self.W_Q)
 
     @property
-    def plain(self) -> bool:
-        """Whether scores are scaled dot products of queries and keys, before a cap and a bias of position."""
-        return self.mechanism.score.uncapped.plain
+    def is_scaled_dot(self) -> bool:
+        """Whether scores are scaled dot products of queries and keys, before a cap and a position bias."""
+        return self.mechanism.score.without_cap.is_scaled_dot
 
-    def group(self, head: int) -> int:
-        """The key/value head that a query head reads."""
-        return head // (self.count // len(self.W_K))
+    def kv_head(self, head: int) -> int:
+        """The key/value head of a query head."""
+        return head // (self.n_heads // len(self.W_K))
 
     def M(self, raw: bool = False) -> Relevance:
-        """The QK circuit of every head (h, d, d); `raw` leaves the gains and centring of all norms out, as papers do.
+        """The QK circuit of every head (h, d, d); `raw` omits the gains and the centring of all norms, as in most papers.
 
-        f(q_i, k_j) = x̂_i M x̂_jᵀ + terms of i alone + terms of j alone: a metric has an M too, its −|k|² is a term of j
-        alone. A score that is no such form (cosine, additive, …) has no M and is refused.
+        f(q_i, k_j) = x̂_i M x̂_jᵀ + terms of i alone + terms of j alone. A metric score has an M too: its −|k|² is a term of j
+        alone. A score without such a form (cosine, additive, …) has no M and raises.
         """
-        queries, keys = self.sides(raw)
+        queries, keys = self.query_key_factors(raw)
         position = self.mechanism.position
-        if not position.moves:
+        if not position.changes_tokens:
             return Relevance(queries, keys.mT)
-        width, like = (
+        width, template = (
             self.W_Q.shape[-1],
             self.W_Q.new_empty(0, dtype=torch.promote_types(self.W_Q.dtype, torch.float32)),
         )
-        here = position.rotation(0, width, like).diagonal()  # 1, or YaRN's factor
+        base_scale = position.rotation_matrix(0, width, template).diagonal()  # 1, or YaRN's factor
         return Relevance(
-            queries if bool((here == 1).all()) else queries * here.to(queries.dtype),
+            queries if bool((base_scale == 1).all()) else queries * base_scale.to(queries.dtype),
             keys.mT,
-            lambda offset: position.rotation(offset, width, like) / here,
+            lambda offset: position.rotation_matrix(offset, width, template) / base_scale,
         )
 
-    def sides(self, raw: bool = False) -> tuple[Float[Tensor, "h d k"], Float[Tensor, "h d k"]]:
-        """What makes queries (with the scale) and keys of x̂, every rotation left out: M = queries R keysᵀ."""
-        phi, psi = bilinear(self.mechanism)
+    def query_key_factors(self, raw: bool = False) -> tuple[Float[Tensor, "h d k"], Float[Tensor, "h d k"]]:
+        """The maps from x̂ to queries (with the scale) and to keys, without rotation: M = queries R keysᵀ."""
+        phi, psi = bilinear_maps(self.mechanism)
         norm, q_norm, k_norm = (Norm(), None, None) if raw else (self.norm, self.q_norm, self.k_norm)
-        queries = norm.fold(phi.after(_gained(self.W_Q, q_norm))) * self.scale
-        return queries, norm.fold(psi.after(_shared(_gained(self.W_K, k_norm), self.count)))
+        queries = norm.fold(phi.composed_matrix(_with_gain(self.W_Q, q_norm))) * self.scale
+        return queries, norm.fold(psi.composed_matrix(_repeat_kv_heads(_with_gain(self.W_K, k_norm), self.n_heads)))
 
     def F(self, raw: bool = False) -> Factored:
         """The OV circuit of every head (h, d, d), with the gain of a norm after attention folded in."""
-        if not self.mechanism.value.identity:
+        if not self.mechanism.value.is_identity:
             raise RheoscopeError(
-                f"this head maps its values by {type(self.mechanism.value).__name__} before it adds them up, so it has no F; "
-                "type trace.displacement(layer, head) for what it does"
+                Message(
+                    "this head maps its values by {value_map} before it sums them, so it has no F",
+                    value_map=type(self.mechanism.value).__name__,
+                ),
+                Advice("trace.displacement(layer, head)"),
             )
         norm = Norm() if raw else self.norm
         W_O = (
             self.W_O
-            if self.after is None or self.after.gain is None or raw
-            else self.W_O * self.after.gain.to(self.W_O)
+            if self.output_norm is None or self.output_norm.gain is None or raw
+            else self.W_O * self.output_norm.gain.to(self.W_O)
         )
-        return Factored(_shared(norm.fold(self.W_V), self.count), W_O)
+        return Factored(_repeat_kv_heads(norm.fold(self.W_V), self.n_heads), W_O)
 
-    def read(self, x: Float[Tensor, "*b n d"]) -> Projected:
-        """q, k, v of a cloud or of several, by the model's own norm and projections; in half precision if x is."""
-        u = self.norm.own(x)
+    def qkv(self, x: Float[Tensor, "*b n d"]) -> Projected:
+        """q, k, v of one or several clouds, by the model's own norm and projections; in half precision if x is."""
+        u = self.norm.apply(x)
         return self.project(u if u.ndim == 3 else u[None])
 
-    def one(self, q: Tensor, k: Tensor, head: int) -> tuple[Tensor, Tensor]:
-        g = self.group(head)
-        return q[:, head : head + 1], k[:, g : g + 1]
+    def select_head(self, q: Tensor, k: Tensor, head: int) -> tuple[Tensor, Tensor]:
+        kv_index = self.kv_head(head)
+        return q[:, head : head + 1], k[:, kv_index : kv_index + 1]
 
     def scores(self, x: Cloud, head: int) -> Float[Tensor, "n n"]:
-        """Scores of one head before the mask, with cap and position as the model has them."""
-        q, k = (part.float() if part.dtype.itemsize < 4 else part for part in self.one(*self.read(x)[:2], head))
-        i, j = positions(len(x), len(x), x.device)
-        mechanism = of_head(self.mechanism, head)
-        bare = Mechanism(mechanism.score, position=mechanism.position)
-        return scores(bare, bare.position.place(q, i), bare.position.place(k, j), i, j)[0, 0]
+        """Scores of one head before the mask, with the model's cap and position encoding."""
+        q, k = (
+            projection.float() if projection.dtype.itemsize < 4 else projection
+            for projection in self.select_head(*self.qkv(x)[:2], head)
+        )
+        i, j = query_key_positions(len(x), len(x), x.device)
+        mechanism = single_head_mechanism(self.mechanism, head)
+        unmasked = Mechanism(mechanism.score, position=mechanism.position)
+        return masked_scores(unmasked, unmasked.position.encode(q, i), unmasked.position.encode(k, j), i, j)[0, 0]
 
     def weights(self, x: Cloud, head: int) -> Float[Tensor, "n n"]:
         """Attention weights of one head, in float32 or better."""
-        q, k, _ = self.read(x)
-        return of_head(self.mechanism, head).weights(*self.one(q, k, head))[0, 0]
+        q, k, _ = self.qkv(x)
+        return single_head_mechanism(self.mechanism, head).weights(*self.select_head(q, k, head))[0, 0]
 
-    def every_weights(self, x: Cloud) -> Float[Tensor, "h n n"]:
-        """The same of all heads, from one reading of the cloud."""
-        q, k, _ = self.read(x)
+    def all_weights(self, x: Cloud) -> Float[Tensor, "h n n"]:
+        """The weights of all heads, with one projection of the cloud."""
+        q, k, _ = self.qkv(x)
         return self.mechanism.weights(q, k)[0]
 
     def outputs(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Float[Tensor, "*b h n e"]:
-        """sum_j alpha_ij v_j of every head, before a gate, on the fastest exact lowering; `mask` forbids keys besides."""
-        found = self.mechanism.attend(*self.read(x), mask)
-        return found if x.ndim == 3 else found[0]
+        """sum_j alpha_ij v_j of every head, before a gate, by the fastest exact lowering; `mask` forbids further keys."""
+        outputs = self.mechanism.attend(*self.qkv(x), mask)
+        return outputs if x.ndim == 3 else outputs[0]
 
-    def gated(
-        self, out: Float[Tensor, "*b c n e"], x: Float[Tensor, "*texts n d"], some: list[int] | None = None
+    def apply_gate(
+        self,
+        head_outputs: Float[Tensor, "*b c n e"],
+        x: Float[Tensor, "*texts n d"],
+        head_indices: list[int] | None = None,
     ) -> Float[Tensor, "*b c n e"]:
-        """Outputs of heads (of some), or what stands in their place, as they are written: times the gate of every token, if any."""
+        """Head outputs (of all or some heads) times the gate of every token, if there is a gate."""
         if self.gate is None:
-            return out
-        gate = self.gate(x.reshape(-1, *x.shape[-2:])).to(out.dtype)
-        gate = gate if some is None else gate[:, some]
-        return out * (gate if out.ndim == 4 else gate[0])
+            return head_outputs
+        gate = self.gate(x.reshape(-1, *x.shape[-2:])).to(head_outputs.dtype)
+        gate = gate if head_indices is None else gate[:, head_indices]
+        return head_outputs * (gate if head_outputs.ndim == 4 else gate[0])
 
-    def added(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Float[Tensor, "*b n d"]:
-        """All that attention adds to a cloud, heads and constants, through the norm after attention where there is one."""
-        outputs = self.gated(self.outputs(x, mask), x).transpose(-3, -2).flatten(-2)
-        total = self._with_bias(outputs @ self.W_O.to(outputs.dtype).flatten(0, 1))
-        return total if self.after is None else self.after.own(total)
+    def attention_update(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Float[Tensor, "*b n d"]:
+        """The displacement of a cloud by attention: heads and constants, through the norm after attention if there is one."""
+        outputs = self.apply_gate(self.outputs(x, mask), x).transpose(-3, -2).flatten(-2)
+        total = self._add_output_bias(outputs @ self.W_O.to(outputs.dtype).flatten(0, 1))
+        return total if self.output_norm is None else self.output_norm.apply(total)
 
     def statistics(
         self, x: Float[Tensor, "*b n d"], lengths: Int[Tensor, " b"] | None = None
     ) -> dict[str, Float[Tensor, "*b h n"]]:
-        """What the weights of every head are like, row by row, in O(n) memory; 0 beyond the length of a text."""
-        q, k, _ = self.read(x)
-        found = statistics(self.mechanism, q, k, lengths=lengths)
-        return found if x.ndim == 3 else {name: part[0] for name, part in found.items()}
+        """Statistics of the weights of every head and row, in O(n) memory; 0 beyond the length of a text."""
+        q, k, _ = self.qkv(x)
+        by_name = unchecked_statistics(self.mechanism, q, k, lengths=lengths)
+        return by_name if x.ndim == 3 else {name: values[0] for name, values in by_name.items()}
 
     def displacements(self, x: Cloud) -> Float[Tensor, "h n d"]:
-        """Delta_h of every head: they add up, with `bias(x)`, to what attention did to the cloud."""
-        moved = self.gated(self.outputs(x), x) @ self.W_O
-        return moved if self.after is None else moved * self.after_scale(self._with_bias(moved.sum(0)))
+        """Delta_h of every head; with `bias(x)` they add up to the displacement by attention."""
+        displacements = self.apply_gate(self.outputs(x), x) @ self.W_O
+        return (
+            displacements
+            if self.output_norm is None
+            else displacements * self.output_norm_scale(self._add_output_bias(displacements.sum(0)))
+        )
 
     def bias(self, x: Cloud) -> Float[Tensor, "n d"]:
-        """What attention adds beside the heads: b_O, through the norm after attention where there is one."""
-        bias = self._with_bias(torch.zeros_like(x))
-        if self.after is None:
-            return bias
-        scale = self.after_scale(self._with_bias((self.gated(self.outputs(x), x) @ self.W_O).sum(0)))
-        return bias * scale + (0 if self.after.bias is None else self.after.bias)
+        """The displacement outside the heads: b_O, through the norm after attention if there is one."""
+        output_bias = self._add_output_bias(torch.zeros_like(x))
+        if self.output_norm is None:
+            return output_bias
+        scale = self.output_norm_scale(self._add_output_bias((self.apply_gate(self.outputs(x), x) @ self.W_O).sum(0)))
+        return output_bias * scale + (0 if self.output_norm.bias is None else self.output_norm.bias)
 
-    def carried(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Carried:
-        """What every head takes from the tokens, sum_j alpha_ij x̂_j F_h, and all constants of attention together.
+    def factored_displacements(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> FactoredDisplacements:
+        """sum_j alpha_ij x̂_j F_h of every head, and all constants of attention together.
 
-        A constant that is added to every value can as well be added to the output: only apart from it a head is told
-        from the other heads. `mask` forbids keys besides: padding, where texts stand side by side.
+        A constant in every value can equally be part of the output bias, so only without it is a head's part well defined.
+        `mask` forbids further keys, such as padding in a batch.
         """
-        tokens, constant = apart(self.mechanism.under(mask), *self.read(x), self.value_bias)
-        tokens = self.gated(tokens, x)
-        constant = constant if self.gate is None else self.gated(constant.expand(*tokens.shape[:3], -1), x)
-        return self.as_carried(tokens, constant) if x.ndim == 3 else self.as_carried(tokens[0], constant[0])
+        mixed_values, constant_output = split_constant_values(
+            self.mechanism.with_mask(mask), *self.qkv(x), self.value_bias
+        )
+        mixed_values = self.apply_gate(mixed_values, x)
+        constant_output = (
+            constant_output
+            if self.gate is None
+            else self.apply_gate(constant_output.expand(*mixed_values.shape[:3], -1), x)
+        )
+        return (
+            self.factor_displacements(mixed_values, constant_output)
+            if x.ndim == 3
+            else self.factor_displacements(mixed_values[0], constant_output[0])
+        )
 
-    def as_carried(self, tokens: Float[Tensor, "*b h n e"], constant: Float[Tensor, "*#b h m e"]) -> Carried:
-        """Both through W_O and, where there is one, the norm after attention; `constant` has one row where all are the same."""
-        rest = self._with_bias((constant @ self.W_O).sum(-3)).expand(*tokens.shape[:-3], tokens.shape[-2], -1)
-        made = Carried(tokens, self.W_O.detach(), rest)
-        if self.after is None:
-            return made
-        total = made.total()
-        write = made.write if self.after.gain is None else made.write * self.after.gain.detach()
-        rest = rest * self.after_scale(total) + (0 if self.after.bias is None else self.after.bias)
-        return Carried(tokens * self.after.scale(total)[..., None, :, :], write, rest)
+    def factor_displacements(
+        self, mixed_values: Float[Tensor, "*b h n e"], constant_output: Float[Tensor, "*#b h m e"]
+    ) -> FactoredDisplacements:
+        """Both parts through W_O and the norm after attention, if any; `constant_output` has one row if all rows are equal."""
+        constants = self._add_output_bias((constant_output @ self.W_O).sum(-3)).expand(
+            *mixed_values.shape[:-3], mixed_values.shape[-2], -1
+        )
+        factored = FactoredDisplacements(mixed_values, self.W_O.detach(), constants)
+        if self.output_norm is None:
+            return factored
+        total = factored.total()
+        output_map = (
+            factored.output_map
+            if self.output_norm.gain is None
+            else factored.output_map * self.output_norm.gain.detach()
+        )
+        constants = constants * self.output_norm_scale(total) + (
+            0 if self.output_norm.bias is None else self.output_norm.bias
+        )
+        return FactoredDisplacements(
+            mixed_values * self.output_norm.scale(total)[..., None, :, :], output_map, constants
+        )
 
     @property
     def value_bias(self) -> Float[Tensor, "h e"] | None:
-        """What a value is at x̂ = 0: the norm's bias through W_V, and the bias of values."""
+        """The value at x̂ = 0: the norm's bias through W_V, plus the bias of values."""
         if self.b_V is None and self.norm.bias is None:
             return None
         bias = torch.zeros_like(self.W_V[:, 0]) if self.norm.bias is None else self.norm.bias @ self.W_V
-        return _shared((bias if self.b_V is None else bias + self.b_V)[:, None], self.count)[:, 0]
+        return _repeat_kv_heads((bias if self.b_V is None else bias + self.b_V)[:, None], self.n_heads)[:, 0]
 
-    def after_scale(self, total: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
-        """c_i gain: the realised per-token scale of the norm after attention, times its gain; 1 where there is none."""
-        if self.after is None:
+    def output_norm_scale(self, total: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
+        """c_i gain: the scale of the norm after attention for each token, times its gain; 1 without such a norm."""
+        if self.output_norm is None:
             return torch.ones_like(total)
-        assert self.after.eps is not None
-        assert not self.after.centred
-        c = self.after.scale(total)
-        return c.expand_as(total) if self.after.gain is None else c * self.after.gain
+        assert self.output_norm.eps is not None
+        assert not self.output_norm.subtracts_mean
+        token_scale = self.output_norm.scale(total)
+        return token_scale.expand_as(total) if self.output_norm.gain is None else token_scale * self.output_norm.gain
 
-    def _with_bias(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
+    def _add_output_bias(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
         return x if self.b_O is None else x + self.b_O
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """One head: `M` (QK circuit), `F` (OV circuit), its mechanism, and where it stands.
+    """One head: `M` (QK circuit), `F` (OV circuit), its mechanism, its layer and its index.
 
     >>> import rheoscope as rs
     >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -350,12 +323,12 @@ class Head:
         return f"<Head L{self.layer}.H{self.head}: M {self.M!r}, F {self.F!r}>"
 
     def _repr_html_(self) -> str:
-        told = {"M (QK circuit)": self.M, "F (OV circuit)": self.F, "mechanism": self._parts}
-        return card(self, f"Head L{self.layer}.H{self.head}", told)
+        facts = {"M (QK circuit)": self.M, "F (OV circuit)": self.F, "mechanism": self._mechanism_summary}
+        return card(self, f"Head L{self.layer}.H{self.head}", facts)
 
     @property
-    def _parts(self) -> str:
-        """What its mechanism is made of, by the names of the parts."""
+    def _mechanism_summary(self) -> str:
+        """The names of the mechanism's parts."""
         return ", ".join(type(getattr(self.mechanism, part.name)).__name__ for part in fields(self.mechanism))
 
     @cached_property
@@ -379,64 +352,73 @@ class Head:
         return self.F
 
 
-def through(
+def project_normalised(
     norm: Norm,
-    hat: Float[Tensor, "*b n d"],
+    x_hat: Float[Tensor, "*b n d"],
     W: Float[Tensor, "g d k"],
     b: Float[Tensor, "g k"] | None,
-    then: Norm | None,
-    as_read: Callable[[Tensor], Tensor] = lambda x: x,
+    qk_norm: Norm | None,
+    round_input: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Float[Tensor, "*b g n k"]:
-    """Queries, keys or values from x̂: through the gain and the matrix, with the biases and the QK-norm where there are any.
+    """Queries, keys or values from x̂: through the gain and the matrix, with biases and QK-norm if there are any.
 
-    x̂ is centred where the norm centres, so C is left out; one product serves all heads, of what `as_read` rounds to (`View.as_read`).
+    x̂ is already centred if the norm centres, so C is omitted. One product of `round_input(u)` serves all heads
+    (`View.to_model_precision`).
     """
-    W = W.to(hat.dtype)
-    u = hat if norm.gain is None else hat * norm.gain.to(hat.dtype)
-    u = u if norm.bias is None else u + norm.bias.to(hat.dtype)
-    y = by_every_head(as_read(u), W)
+    W = W.to(x_hat.dtype)
+    u = x_hat if norm.gain is None else x_hat * norm.gain.to(x_hat.dtype)
+    u = u if norm.bias is None else u + norm.bias.to(x_hat.dtype)
+    y = matmul_per_head(round_input(u), W)
     y = y if b is None else y + b.to(W.dtype)[:, None]
-    return y if then is None else then.hat(y) * (1.0 if then.gain is None else then.gain.to(W.dtype))
+    return y if qk_norm is None else qk_norm.normalise(y) * (1.0 if qk_norm.gain is None else qk_norm.gain.to(W.dtype))
 
 
-def by_every_head(x: Float[Tensor, "*b n d"], A: Float[Tensor, "h d k"]) -> Float[Tensor, "*b h n k"]:
-    """x A of every head, as one product.
+def matmul_per_head(x: Float[Tensor, "*b n d"], A: Float[Tensor, "h d k"]) -> Float[Tensor, "*b h n k"]:
+    """x A for every head, as one product.
 
-    >>> by_every_head(torch.ones(2, 3), torch.ones(5, 3, 4)).shape
+    >>> matmul_per_head(torch.ones(2, 3), torch.ones(5, 3, 4)).shape
     torch.Size([5, 2, 4])
     """
-    return product(x, A.mT.flatten(0, 1).mT).unflatten(-1, (len(A), -1)).transpose(-3, -2)
+    return mixed_precision_matmul(x, A.mT.flatten(0, 1).mT).unflatten(-1, (len(A), -1)).transpose(-3, -2)
 
 
-def of_head(mechanism: Mechanism, head: int) -> Mechanism:
-    """The mechanism of one head alone."""
-    return mechanism.of_heads([head])
+def single_head_mechanism(mechanism: Mechanism, head: int) -> Mechanism:
+    """The mechanism of one head."""
+    return mechanism.select_heads([head])
 
 
-def bilinear(mechanism: Mechanism) -> tuple[Feature, Feature]:
-    """phi and psi with f(q, k) = scale phi(q) psi(k)ᵀ + terms of q alone + terms of k alone, both linear; refused where none are."""
-    score = mechanism.score.uncapped
-    form = score.bilinear
-    if form is not None:
-        # Under RoPE a rotation stands between W and phi: the form then depends on both places, not on their offset alone.
-        still = not mechanism.position.moves
-        if all(phi.identity or (still and phi.linear) for phi in form):
-            return form
-    what = type(score).__name__ + ("" if form is None else f" of {type(form[0]).__name__}")
-    raise RheoscopeError(
-        f"the score of this head ({what}) is no bilinear form of its tokens, so it has no M; "
-        "type trace.scores(layer, head) for its scores"
+def bilinear_maps(mechanism: Mechanism) -> tuple[Feature, Feature]:
+    """Linear phi, psi with f(q, k) = scale phi(q) psi(k)ᵀ + terms of q alone + terms of k alone; raises if there are none."""
+    score = mechanism.score.without_cap
+    maps = score.bilinear_maps
+    if maps is not None:
+        # Under RoPE a rotation lies between W and phi, so the form would depend on both positions, not only on their offset.
+        is_unrotated = not mechanism.position.changes_tokens
+        if all(phi.is_identity or (is_unrotated and phi.is_linear) for phi in maps):
+            return maps
+    score_name = type(score).__name__
+    problem = (
+        Message(
+            "the score of this head ({score}) is not a bilinear form of its tokens, so it has no M", score=score_name
+        )
+        if maps is None
+        else Message(
+            "the score of this head ({score} of {feature}) is not a bilinear form of its tokens, so it has no M",
+            score=score_name,
+            feature=type(maps[0]).__name__,
+        )
     )
+    raise RheoscopeError(problem, Advice("trace.scores(layer, head)"))
 
 
-def _turned_norm(left: Tensor, right: Tensor, turn: Tensor) -> Tensor:
+def _rotated_norm(left_gram: Tensor, right_gram: Tensor, rotation: Tensor) -> Tensor:
     """|L R(delta) R| from the r x r matrices L^T L and R R^T."""
-    return ((turn.mT @ left @ turn) * right).sum((-2, -1)).clamp(min=0).sqrt()
+    return ((rotation.mT @ left_gram @ rotation) * right_gram).sum((-2, -1)).clamp(min=0).sqrt()
 
 
-def _gained(W: Tensor, norm: Norm | None) -> Tensor:
+def _with_gain(W: Tensor, norm: Norm | None) -> Tensor:
     return W if norm is None or norm.gain is None else W * norm.gain.to(W.dtype)
 
 
-def _shared(W: Float[Tensor, "g d k"], heads: int) -> Float[Tensor, "h d k"]:
-    return for_every_head(W[None], heads)[0]
+def _repeat_kv_heads(W: Float[Tensor, "g d k"], n_heads: int) -> Float[Tensor, "h d k"]:
+    return repeat_kv_heads(W[None], n_heads)[0]

@@ -1,52 +1,52 @@
-"""Numbers of many texts side by side, of which some tokens do not count: sums, means and gaps.
+"""Masked sums and means over the tokens of many texts in one padded tensor.
 
-`there` (b, n), or (n) of one text, is True where a token counts, None where all do, so that nothing is done for texts without gaps.
-What stands where a token does not count is never read: it may be anything, NaN too.
+`valid` (b, n), or (n) for one text, is True for tokens that count; None means all, which costs nothing.
+Values at other tokens are never used: they may be anything, even NaN.
 """
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-There = Bool[Tensor, "*b n"] | None
+ValidTokens = Bool[Tensor, "*b n"] | None
 
 
-def along(there: Bool[Tensor, "*b n"], x: Shaped[Tensor, "..."]) -> Bool[Tensor, "..."]:
-    """`there`, with as many axes as a table whose last one is tokens."""
-    return there.reshape(*there.shape[:-1], *(1,) * (x.ndim - there.ndim), there.shape[-1])
+def broadcast_mask(valid: Bool[Tensor, "*b n"], x: Shaped[Tensor, "..."]) -> Bool[Tensor, "..."]:
+    """`valid` with as many axes as a table whose last axis is tokens."""
+    return valid.reshape(*valid.shape[:-1], *(1,) * (x.ndim - valid.ndim), valid.shape[-1])
 
 
-def kept(x: Float[Tensor, "*m n"], there: There, other: float = 0) -> Float[Tensor, "*m n"]:
-    """The table with `other` in the place of tokens that do not count.
+def fill_invalid(x: Float[Tensor, "*m n"], valid: ValidTokens, fill_value: float = 0) -> Float[Tensor, "*m n"]:
+    """The table with `fill_value` at invalid tokens.
 
-    >>> kept(torch.tensor([[1.0, 2.0]]), torch.tensor([[True, False]]), torch.nan).tolist()
+    >>> fill_invalid(torch.tensor([[1.0, 2.0]]), torch.tensor([[True, False]]), torch.nan).tolist()
     [[1.0, nan]]
     """
-    return x if there is None else torch.where(along(there, x), x, other)
+    return x if valid is None else torch.where(broadcast_mask(valid, x), x, fill_value)
 
 
-def kept_rows(x: Float[Tensor, "*m n d"], there: There) -> Float[Tensor, "*m n d"]:
-    """Clouds with 0 in the place of tokens that do not count."""
-    return x if there is None else torch.where(along(there, x[..., 0])[..., None], x, 0)
+def zero_invalid_rows(x: Float[Tensor, "*m n d"], valid: ValidTokens) -> Float[Tensor, "*m n d"]:
+    """Clouds with 0 at invalid tokens."""
+    return x if valid is None else torch.where(broadcast_mask(valid, x[..., 0])[..., None], x, 0)
 
 
-def counts(x: Float[Tensor, "*m n"], there: There) -> Tensor | int:
-    """How many tokens of each text count, to divide by."""
-    return x.shape[-1] if there is None else along(there, x).sum(-1)
+def valid_counts(x: Float[Tensor, "*m n"], valid: ValidTokens) -> Tensor | int:
+    """The number of valid tokens per text, as a denominator."""
+    return x.shape[-1] if valid is None else broadcast_mask(valid, x).sum(-1)
 
 
-def mean(x: Float[Tensor, "*m n"], there: There) -> Float[Tensor, "*m"]:
-    """The mean over the tokens that count.
+def masked_mean(x: Float[Tensor, "*m n"], valid: ValidTokens) -> Float[Tensor, "*m"]:
+    """The mean over valid tokens.
 
-    >>> mean(torch.tensor([[1.0, 3.0, torch.nan]]), torch.tensor([[True, True, False]])).tolist()
+    >>> masked_mean(torch.tensor([[1.0, 3.0, torch.nan]]), torch.tensor([[True, True, False]])).tolist()
     [2.0]
     """
-    return x.mean(-1) if there is None else kept(x, there).sum(-1) / counts(x, there)
+    return x.mean(-1) if valid is None else fill_invalid(x, valid).sum(-1) / valid_counts(x, valid)
 
 
-def centred(x: Float[Tensor, "b n d"], there: There) -> Float[Tensor, "b n d"]:
-    """Clouds seen from their means; 0 where a token does not count."""
-    if there is None:
+def centre_points(x: Float[Tensor, "b n d"], valid: ValidTokens) -> Float[Tensor, "b n d"]:
+    """Clouds minus their means; 0 at invalid tokens."""
+    if valid is None:
         return x - x.mean(-2, keepdim=True)
-    x = kept_rows(x, there)
-    return kept_rows(x - x.sum(-2, keepdim=True) / there.sum(-1)[..., None, None], there)
+    x = zero_invalid_rows(x, valid)
+    return zero_invalid_rows(x - x.sum(-2, keepdim=True) / valid.sum(-1)[..., None, None], valid)

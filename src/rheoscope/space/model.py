@@ -1,4 +1,4 @@
-"""What a Model is, whoever made it: a View, and a way to run it."""
+"""The Model protocol: a View and a way to run it, with the types of edits, hooks and texts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
@@ -18,35 +20,35 @@ from rheoscope.space.view import View
 Edit = Callable[[Tensor, Tensor, Tensor, Mechanism], Tensor]
 """An edit of one head: from its q, k, v (b, 1, n, ·) and its mechanism to its output (b, 1, n, e)."""
 LayerEdit = Callable[[Tensor, Tensor, Tensor, Mechanism, Tensor], Tensor]
-"""An edit of all heads of a layer: from q (b, h, n, ·), k, v (b, g, n, ·), the mechanism and the outputs (b, h, n, e) that the
-model itself computed to new outputs."""
+"""An edit of all heads of a layer: from q (b, h, n, ·), k, v (b, g, n, ·), the mechanism and the model's outputs (b, h, n, e) to
+new outputs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rewrite:
-    """An edit of a layer by its points: `change(x, q, k, v, mechanism, out)`, where x (b, n, d) are the points that the layer reads.
+    """An edit of a layer that reads its points: `edit(x, q, k, v, mechanism, out)` with the layer's input x (b, n, d).
 
-    It gives new outputs (b, h, n, e), and what attention writes to every token beside them (b, n, d), or None.
+    It returns new outputs (b, h, n, e), and what attention writes to every token outside the heads (b, n, d), or None.
     """
 
-    change: Callable[[Tensor, Tensor, Tensor, Tensor, Mechanism, Tensor], tuple[Tensor, Tensor | None]]
+    edit: Callable[[Tensor, Tensor, Tensor, Tensor, Mechanism, Tensor], tuple[Tensor, Tensor | None]]
 
 
 Edits = Mapping[tuple[int, int], Edit] | Mapping[int, LayerEdit | Rewrite]
 """{(layer, head): edit of a head}, or {layer: edit of a layer}."""
 Hook = Callable[[Tensor], Tensor]
-"""A change of the points (b, n, d) at a step."""
+"""An edit of the points (b, n, d) at a step."""
 Hooks = Mapping[str, Hook] | Mapping[Step, Hook]
-"""{step or its label: change of the points there}; steps of an encoder beside a decoder as `source.L0.resid_mid`."""
+"""{step or its label: edit of the points}; steps of an encoder are `source.L0.resid_mid`."""
 Text = str | Sequence[int] | Tensor
-"""One text: a string, or the ids of its tokens."""
+"""One text: a string, or its token ids."""
 Texts = Sequence[Text]
-"""Several texts; a string and a list of whole numbers are one."""
+"""Several texts. A string or a list of integers is one text."""
 
 
 @runtime_checkable
 class Model(Protocol):
-    """A View and a way to run it: forward, with gradients, with a changed head or changed points."""
+    """A View and a way to run it: forward, with gradients, with edited heads or points."""
 
     @property
     def view(self) -> View:
@@ -55,12 +57,12 @@ class Model(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         ...
 
     @property
     def tokenizer(self) -> Any:
-        """What makes ids of strings, or None where only ids are read."""
+        """The tokenizer, or None if the model reads token ids only."""
         ...
 
     @overload
@@ -76,53 +78,59 @@ class Model(Protocol):
     def trace(
         self, text: Text | Texts, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None
     ) -> Trace | Traces:
-        """The text as points of E (a list of texts gives Traces, computed as one batch)."""
+        """The text as points of E; a list of texts returns Traces, computed as one batch."""
         ...
 
     def run(self, text: Text, edit: Edits | None = None, hooks: Hooks | None = None) -> Tensor:
-        """Logits (n, vocabulary) with heads edited and points changed; everything is undone on exit."""
+        """Logits (n, vocabulary) with edited heads and points; undone on exit."""
         ...
 
     def run_batch(
-        self, ids: Tensor, edit: Edits | None = None, hooks: Hooks | None = None, given: Sequence[Any] = ()
+        self, ids: Tensor, edit: Edits | None = None, hooks: Hooks | None = None, block_outputs: Sequence[Any] = ()
     ) -> Tensor:
-        """Logits (b, n, vocabulary) of ids (b, n), as `run`; blocks whose outputs are `given` are not computed again."""
+        """Logits (b, n, vocabulary) of ids (b, n), as `run`; the blocks of `block_outputs` are not computed again."""
         ...
 
-    def passed(self, ids: Tensor) -> list[Any]:
-        """What every block gives for ids (b, n), for `given`."""
+    def block_outputs(self, ids: Tensor) -> list[Any]:
+        """The output of every block for ids (b, n), for `run_batch`."""
         ...
 
-    def gradients(self, text: Text, of: Callable[[Tensor], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """A scalar of the logits, and its gradient at every step of the stream, by the label of the step."""
+    def gradients(self, text: Text, objective: Callable[[Tensor], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """A scalar of the logits, and its gradient at every step of the stream, by step label."""
         ...
 
     def ids(self, text: Text) -> Tensor:
-        """Token ids (n) of a text that the model can read."""
+        """Token ids (n) of a text, checked against the model."""
         ...
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a string of any length."""
         ...
 
-    def words(self, ids: Tensor | Sequence[int]) -> list[str]:
+    def token_strings(self, ids: Tensor | Sequence[int]) -> list[str]:
         """Each token as text."""
         ...
 
 
-def check_made_by(model: Model, trace: object) -> None:
-    """Refuse what is no Trace of this model: what the weights of one do to the points of another means nothing."""
+def check_same_weights(model: Model, trace: object) -> None:
+    """Raise unless `trace` is a Trace of this model: weights of one model say nothing about points of another."""
     if not isinstance(trace, Trace):
-        raise RheoscopeError(f"one Trace is asked about, got {type(trace).__name__}; type model.trace(text)")
-    made_by, own = trace.view.facts.get("weights"), model.view.facts.get("weights")
-    if made_by != own:
         raise RheoscopeError(
-            f"this trace was made by other weights ({made_by}) than the model's ({own}); "
-            "type model.trace(text) with the same model"
+            Message("expected a Trace, got {received}", received=type(trace).__name__), Advice("model.trace(text)")
+        )
+    trace_weights, model_weights = trace.view.facts.get("weights"), model.view.facts.get("weights")
+    if trace_weights != model_weights:
+        raise RheoscopeError(
+            Message(
+                "this trace comes from weights {received}, but the model has weights {expected}",
+                received=str(trace_weights),
+                expected=str(model_weights),
+            ),
+            Advice("model.trace(text)"),
         )
 
 
-def as_list(texts: Any) -> list[Any]:
+def as_text_list(texts: Any) -> list[Any]:
     """One text or several as a list of texts; a list of token ids is one text."""
-    several = isinstance(texts, list | tuple) and bool(texts) and not isinstance(texts[0], Integral)
-    return list(texts) if several else [texts]
+    is_batch = isinstance(texts, list | tuple) and bool(texts) and not isinstance(texts[0], Integral)
+    return list(texts) if is_batch else [texts]

@@ -1,4 +1,4 @@
-"""Operators on E kept as two thin factors: A = L R with L (d, r), R (r, d), and never a (d, d) matrix.
+"""Operators on E as two thin factors: A = L R with L (d, r), R (r, d), never a (d, d) matrix.
 
 Rows are vectors, so A maps x to x A = (x L) R, and as a bilinear form it is x A y^T. Traces, norms, singular values and
 eigenvalues come from r x r matrices. Leading axes are batch axes: all heads of a layer are one Factored.
@@ -11,23 +11,34 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.decompositions import eigh, eigvals, eigvalsh, orthonormal, qr, svd, svdvals, triangle
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.decompositions import (
+    eigh,
+    eigvals,
+    eigvalsh,
+    orthonormal_factors,
+    qr,
+    svd,
+    svdvals,
+    triangular_factor,
+)
+from rheoscope.space.safe_arithmetic import at_least_float32
 
-NOTHING = 1e-6
-"""Of the largest singular value: below it lies what folding gains and means into float32 weights leaves behind."""
+RANK_TOLERANCE = 1e-6
+"""Relative to the largest singular value: the error of folding gains and means into float32 weights lies below it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Factored:
     """A low-rank operator A = left @ right on row vectors, batched over leading axes.
 
-    **Answers** the questions one asks of a matrix (norm, trace, singular values, eigenvalues, symmetric part, best
-    low-rank copy) at the cost of its rank.
+    **Returns** norm, trace, singular values, eigenvalues, symmetric part and best low-rank approximation, each at the cost of
+    its rank.
 
-    **Laws** every answer equals that of `dense()`; `(A @ B).dense() == A.dense() @ B.dense()`; gauge moves
-    (L G, G^-1 R) change nothing.
+    **Laws** Every result equals that of `dense()`. `(A @ B).dense() == A.dense() @ B.dense()`. A gauge (L G, G^-1 R) changes
+    nothing.
 
     >>> import torch
     >>> A = Factored(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0, 4.0]]))
@@ -45,19 +56,19 @@ class Factored:
     def shape(self) -> tuple[int, ...]:
         return (*self.left.shape[:-1], self.right.shape[-1])
 
-    def __getitem__(self, at: int | slice) -> "Factored":
-        """One operator (or some) of a batch."""
-        return Factored(self.left[at], self.right[at])
+    def __getitem__(self, index: int | slice) -> "Factored":
+        """One operator, or several, of a batch."""
+        return Factored(self.left[index], self.right[index])
 
     def __matmul__(self, other: "Factored") -> "Factored":
-        """First A, then B: x (A B). The smaller rank is kept."""
+        """A, then B: x (A B), with the smaller of both ranks."""
         middle = self.right @ other.left
         if self.left.shape[-1] <= other.right.shape[-2]:
             return Factored(self.left, middle @ other.right)
         return Factored(self.left @ middle, other.right)
 
     def __add__(self, other: "Factored") -> "Factored":
-        """A + B, ranks added."""
+        """A + B; ranks add."""
         return Factored(torch.cat([self.left, other.left], -1), torch.cat([self.right, other.right], -2))
 
     def __mul__(self, number: float | int) -> "Factored":
@@ -70,37 +81,37 @@ class Factored:
         return Factored(self.right.mT, self.left.mT)
 
     def dense(self) -> Float[Tensor, "*h d e"]:
-        """The matrix itself: d x d numbers, for small d and for tests."""
+        """The (d, e) matrix itself, for small d and for tests."""
         return self.left @ self.right
 
     def apply(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*hn e"]:
-        """x A for rows x; one cloud (n, d) through a batch of operators gives (h, n, e)."""
+        """x A for rows x; one cloud (n, d) through a batch of operators returns (h, n, e)."""
         return (x @ self.left) @ self.right
 
-    def form(self, x: Float[Tensor, "m d"], y: Float[Tensor, "n e"]) -> Float[Tensor, "*h m n"]:
+    def bilinear_form(self, x: Float[Tensor, "m d"], y: Float[Tensor, "n e"]) -> Float[Tensor, "*h m n"]:
         """x A y^T for clouds x and y."""
         return (x @ self.left) @ (self.right @ y.mT)
 
     @cached_property
-    def _doubles(self) -> tuple[Float[Tensor, "*h d r"], Float[Tensor, "*h r e"]]:
+    def _factors_float64(self) -> tuple[Float[Tensor, "*h d r"], Float[Tensor, "*h r e"]]:
         return self.left.double(), self.right.double()
 
     @cached_property
     def grams(self) -> tuple[Float[Tensor, "*h r r"], Float[Tensor, "*h r r"]]:
-        """L^T L and R R^T in float64: all that norms need to know of the factors."""
-        left, right = self._doubles
+        """L^T L and R R^T in float64, which determine norms."""
+        left, right = self._factors_float64
         return left.mT @ left, right @ right.mT
 
     @cached_property
-    def cross(self) -> Float[Tensor, "*h r r"]:
-        """R L in float64: all that traces and eigenvalues need to know of the factors."""
-        self._square("R L")
-        left, right = self._doubles
+    def right_left(self) -> Float[Tensor, "*h r r"]:
+        """R L in float64, which determines traces and eigenvalues."""
+        self._check_square("R L")
+        left, right = self._factors_float64
         return right @ left
 
     def tr(self) -> Float[Tensor, "*h"]:
         """tr A = tr (R L)."""
-        self._square("tr")
+        self._check_square("tr")
         return (self.right.mT * self.left).sum((-2, -1))
 
     def inner(self, other: "Factored") -> Float[Tensor, "*h"]:
@@ -112,79 +123,83 @@ class Factored:
         left, right = self.grams
         return (left * right).sum((-2, -1)).clamp(min=0).sqrt().to(self.left.dtype)
 
-    def exact(self) -> "Factored":
-        """In float32 or better, the dtype of every decomposition."""
-        return Factored(exact(self.left), exact(self.right))
+    def at_least_float32(self) -> "Factored":
+        """The same in float32 or better, the dtype of every decomposition."""
+        return Factored(at_least_float32(self.left), at_least_float32(self.right))
 
     def svd(self) -> tuple[Float[Tensor, "*h d r"], Float[Tensor, "*h r"], Float[Tensor, "*h r e"]]:
-        """U, s, Vh with A = U diag(s) Vh, s falling, r = the number of columns of the factors (at most d)."""
-        (q, a), (p, b) = orthonormal(self.left), orthonormal(self.right.mT)
+        """U, s, Vh with A = U diag(s) Vh, s in descending order, r = the number of columns of the factors (at most d)."""
+        (q, a), (p, b) = orthonormal_factors(self.left), orthonormal_factors(self.right.mT)
         u, s, vh = svd(a @ b.mT)
         return q @ u, s, vh @ p.mT
 
-    def spaces(self) -> tuple[Float[Tensor, "*h d r"], Float[Tensor, "*h r"], Float[Tensor, "*h r e"]]:
-        """The same without what is 0 but for rounding: U spans what A reads, Vh what it writes, zeros beyond its rank.
+    def truncated_svd(self) -> tuple[Float[Tensor, "*h d r"], Float[Tensor, "*h r"], Float[Tensor, "*h r e"]]:
+        """The SVD without rounding errors: U spans the input space of A, Vh its output space, with zeros beyond the rank.
 
-        Factors of r columns may make an operator of a lower rank; the columns that QR and SVD put there mean nothing.
+        Factors of r columns may have a product of lower rank; the columns of QR and SVD beyond it are arbitrary.
 
         >>> A = Factored(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.eye(2))
-        >>> A.spaces()[0].norm(dim=0).round(decimals=3).tolist()
+        >>> A.truncated_svd()[0].norm(dim=0).round(decimals=3).tolist()
         [1.0, 0.0]
         """
         u, s, vh = self.svd()
-        there = s > NOTHING * s[..., :1]
-        return u * there[..., None, :], s * there, vh * there[..., None]
+        is_nonzero = s > RANK_TOLERANCE * s[..., :1]
+        return u * is_nonzero[..., None, :], s * is_nonzero, vh * is_nonzero[..., None]
 
     def singular_values(self) -> Float[Tensor, "*h r"]:
-        """Singular values, falling."""
+        """Singular values in descending order."""
         return self._singular_values
 
     @cached_property
     def _singular_values(self) -> Tensor:
-        # the triangles alone: building the orthonormal columns would double the cost of QR
-        return svdvals(triangle(self.left) @ triangle(self.right.mT).mT)
+        # triangular factors only: computing orthonormal columns would double the cost of QR
+        return svdvals(triangular_factor(self.left) @ triangular_factor(self.right.mT).mT)
 
     def eigenvalues(self) -> Complex[Tensor, "*h r"]:
-        """The eigenvalues that need not be 0: those of R L."""
-        self._square("eigenvalues")
+        """The eigenvalues that may be nonzero: those of R L."""
+        self._check_square("eigenvalues")
         return eigvals(self.right @ self.left)
 
     def symmetry(self) -> Float[Tensor, "*h"]:
         """s = tr(A A) / tr(A A^T) in [-1, 1]: 1 symmetric, -1 skew, about 0 for a random operator; 0 for A = 0."""
-        self._square("symmetry")
+        self._check_square("symmetry")
         left, right = self.grams
-        square = (left * right).sum((-2, -1))
-        again = (self.cross * self.cross.mT).sum((-2, -1))
-        return torch.where(square > 0, again / torch.where(square > 0, square, 1), 0).to(self.left.dtype)
+        norm_squared = (left * right).sum((-2, -1))
+        trace_of_square = (self.right_left * self.right_left.mT).sum((-2, -1))
+        return torch.where(norm_squared > 0, trace_of_square / torch.where(norm_squared > 0, norm_squared, 1), 0).to(
+            self.left.dtype
+        )
 
-    def symmetric(self) -> "Factored":
+    def symmetric_part(self) -> "Factored":
         """(A + A^T)/2, of rank 2r."""
-        self._square("symmetric")
+        self._check_square("symmetric")
         return 0.5 * (self + self.T)
 
-    def skew(self) -> "Factored":
+    def skew_part(self) -> "Factored":
         """(A - A^T)/2, of rank 2r."""
-        self._square("skew")
+        self._check_square("skew")
         return 0.5 * (self + self.T * -1.0)
 
     def symmetric_eigenvalues(self) -> Float[Tensor, "*h rr"]:
-        """The eigenvalues of the symmetric part, rising, without the zeros outside its range."""
-        a, b = self._joint
+        """The eigenvalues of the symmetric part in ascending order, without the zeros outside its range."""
+        a, b = self._joint_factors
         return eigvalsh(_symmetrised(a @ b.mT).double()).to(a.dtype)  # float32 may not converge
 
-    def positive(self) -> "Factored":
+    def positive_part(self) -> "Factored":
         """The positive part of the symmetric part: the nearest positive semi-definite operator to A."""
-        self._square("the symmetric part")
-        basis, triangle = qr(torch.cat([self.left, self.right.mT], -1))
-        a, b = triangle.tensor_split((self.left.shape[-1],), -1)
+        self._check_square("the symmetric part")
+        basis, factor = qr(torch.cat([self.left, self.right.mT], -1))
+        a, b = factor.tensor_split((self.left.shape[-1],), -1)
         values, vectors = (x.to(a.dtype) for x in eigh(_symmetrised(a @ b.mT).double()))
         left = basis @ vectors * values.clamp(min=0)[..., None, :]
         return Factored(left, (basis @ vectors).mT)
 
-    def rank(self, r: int) -> "Factored":
-        """The best copy of rank r (Eckart-Young)."""
+    def truncate_rank(self, r: int) -> "Factored":
+        """The best approximation of rank r (Eckart-Young)."""
         if r < 1:
-            raise RheoscopeError(f"a rank is at least 1, got {r}; type .rank(1)")
+            raise RheoscopeError(
+                Message("a rank must be at least 1, got {received}", received=r), Advice("truncate_rank(1)")
+            )
         u, s, vh = self.svd()
         return Factored(u[..., :r] * s[..., None, :r], vh[..., :r, :])
 
@@ -204,15 +219,22 @@ class Factored:
         )
 
     @cached_property
-    def _joint(self) -> tuple[Float[Tensor, "*h k r"], Float[Tensor, "*h k r"]]:
-        """a, b with A = Q a b^T Q^T, Q orthonormal columns that span the rows and columns of A."""
-        self._square("the symmetric part")
-        a, b = triangle(torch.cat([self.left, self.right.mT], -1)).tensor_split((self.left.shape[-1],), -1)
+    def _joint_factors(self) -> tuple[Float[Tensor, "*h k r"], Float[Tensor, "*h k r"]]:
+        """a, b with A = Q a b^T Q^T, where the orthonormal columns of Q span the rows and columns of A."""
+        self._check_square("the symmetric part")
+        a, b = triangular_factor(torch.cat([self.left, self.right.mT], -1)).tensor_split((self.left.shape[-1],), -1)
         return a, b
 
-    def _square(self, what: str) -> None:
+    def _check_square(self, operation: str) -> None:
         if self.left.shape[-2] != self.right.shape[-1]:
-            raise RheoscopeError(f"{what} needs a square operator, got {self.left.shape[-2]} x {self.right.shape[-1]}")
+            raise RheoscopeError(
+                Message(
+                    "{operation} needs a square operator, got {rows} x {columns}",
+                    operation=operation,
+                    rows=self.left.shape[-2],
+                    columns=self.right.shape[-1],
+                )
+            )
 
 
 def _symmetrised(A: Float[Tensor, "*h k k"]) -> Float[Tensor, "*h k k"]:

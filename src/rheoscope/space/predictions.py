@@ -1,21 +1,27 @@
-"""What points predict: the final norm and the unembedding, as the model has them."""
+"""Next-token predictions from points by the model's final norm and unembedding."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.float32_products import product
+from rheoscope.space.float32_products import mixed_precision_matmul
 from rheoscope.space.view import View
 
 
-def predictions(view: View, points: Float[Tensor, "*p d"]) -> Float[Tensor, "*p vocabulary"]:
-    """Log probabilities of the next token, read off points by the model's final norm and unembedding."""
-    if view.unembed is None or view.unembed_as_read is None:
+def next_token_logprobs(view: View, points: Float[Tensor, "*p d"]) -> Float[Tensor, "*p vocabulary"]:
+    """Log probabilities of the next token, from points through the model's final norm and unembedding."""
+    if view.unembed is None or view.unembed_model_precision is None:
         raise RheoscopeError(
-            f"{view.facts.get('model')} has no unembedding, so nothing can be read out; type a language model"
+            Message(
+                "{model} has no unembedding, so it predicts no tokens; use a language model",
+                model=str(view.facts.get("model")),
+            )
         )
-    logits = product(view.final_norm.own(view.as_read(points)), view.unembed_as_read)[..., : view.unembed.shape[-1]]
+    logits = mixed_precision_matmul(
+        view.final_norm.apply(view.to_model_precision(points)), view.unembed_model_precision
+    )[..., : view.unembed.shape[-1]]
     logits = logits if view.unembed_bias is None else logits + view.unembed_bias
     cap = view.logit_cap
     return (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(-1)

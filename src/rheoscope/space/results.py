@@ -1,4 +1,4 @@
-"""What was asked of a text in a model, and what came of it: one frozen value that every renderer reads."""
+"""The results of all analyses of a text in a model, as one frozen value for every renderer."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
@@ -13,65 +14,72 @@ from rheoscope.space.view import View
 if TYPE_CHECKING:
     import xarray
 
-LONGEST = 200
-"""Letters of an error that a line can carry."""
-Words = Callable[[Sequence[int]], list[str]]
-Found = dict[str, "xarray.Dataset"]
+MAX_ERROR_CHARS = 200
+"""The longest error text that a line shows."""
+TokenLabels = Callable[[Sequence[int]], list[str]]
+Datasets = dict[str, "xarray.Dataset"]
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
-    """A model (its `view`, and `words` for token ids), the text (`trace`, None where weights alone were asked), and the answers.
+class Results:
+    """A model (its `view`, and `token_strings` for ids), a text (`trace`, None for analyses of weights), and the results.
 
-    `found` are Datasets under their keys: the name of the analysis, with a word behind it where it was asked more than once.
-    `left_out` says why an analysis has no answer, `failed` which of them have none by a fault of the program. `nulls` is False
-    where they were left out to be fast. `controls` are the same text in the same architecture at initial weights, as far as they
-    were asked.
+    `datasets` are the results by key: the name of the analysis, with a suffix if it ran more than once. `skipped` is the reason
+    why an analysis has no result, and `failed_keys` are those with an internal error. `has_nulls` is False if nulls were left
+    out for speed. `controls` are the results of the same text in untrained models of the same architecture, if they were
+    requested.
     """
 
     view: View
-    words: Words
+    token_strings: TokenLabels
     trace: Trace | None
-    found: Found = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    failed: tuple[str, ...] = ()
-    nulls: bool = True
-    controls: tuple["Answers", ...] = ()
+    datasets: Datasets = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    failed_keys: tuple[str, ...] = ()
+    has_nulls: bool = True
+    controls: tuple["Results", ...] = ()
 
-    def knows(self, *names: str) -> bool:
-        """Whether all these have an answer."""
-        return all(name in self.found for name in names)
+    def has(self, *names: str) -> bool:
+        """Whether all these analyses have a result."""
+        return all(name in self.datasets for name in names)
 
-    def asked(self, *names: str) -> bool:
-        """Whether all these were asked, with an answer or without."""
-        return all(name in self.found or name in self.left_out for name in names)
+    def has_run(self, *names: str) -> bool:
+        """Whether all these analyses have run, with a result or without."""
+        return all(name in self.datasets or name in self.skipped for name in names)
 
-    def with_answer(self, key: str, dataset: "xarray.Dataset") -> "Answers":
-        return replace(self, found=self.found | {key: dataset})
+    def with_result(self, key: str, dataset: "xarray.Dataset") -> "Results":
+        return replace(self, datasets=self.datasets | {key: dataset})
 
-    def joined(self, other: "Answers") -> "Answers":
-        """The same with what others found, or left out."""
-        failed = tuple(dict.fromkeys((*self.failed, *other.failed)))
-        return replace(self, found=self.found | other.found, left_out=self.left_out | other.left_out, failed=failed)
+    def merged_with(self, other: "Results") -> "Results":
+        """The same with the results and skipped analyses of others."""
+        failed_keys = tuple(dict.fromkeys((*self.failed_keys, *other.failed_keys)))
+        return replace(
+            self, datasets=self.datasets | other.datasets, skipped=self.skipped | other.skipped, failed_keys=failed_keys
+        )
 
-    def without(self, key: str, reason: str) -> "Answers":
-        return replace(self, left_out=self.left_out | {key: reason})
+    def with_skipped(self, key: str, reason: str) -> "Results":
+        return replace(self, skipped=self.skipped | {key: reason})
 
-    def after(self, key: str, error: Exception) -> "Answers":
-        """The same without an answer that ended in an error: refused with a reason, or failed by a fault of the program."""
+    def with_failure(self, key: str, error: Exception) -> "Results":
+        """The same with an analysis that raised: a user's mistake is the reason for skipping it, else it is an internal error."""
         if isinstance(error, RheoscopeError):
-            return self.without(key, str(error))
-        said = shorten(f"{type(error).__name__}: {error}", LONGEST, placeholder=" …")
-        failed = replace(self, failed=tuple(dict.fromkeys((*self.failed, key))))
-        return failed.without(key, f"a fault of the program ({said}); please report it")
+            return self.with_skipped(key, str(error))
+        message = shorten(f"{type(error).__name__}: {error}", MAX_ERROR_CHARS, placeholder=" …")
+        updated = replace(self, failed_keys=tuple(dict.fromkeys((*self.failed_keys, key))))
+        return updated.with_skipped(key, Message("internal error ({error}); please report it", error=message))
 
-    def untrained(self, name: str, value: Callable[["xarray.Dataset"], float]) -> list[float]:
-        """A number of every control that has it."""
-        found = [value(control.found[name]) for control in self.controls if control.knows(name)]
-        return [one for one in found if math.isfinite(one)]
+    def control_values(self, name: str, measure: Callable[["xarray.Dataset"], float]) -> list[float]:
+        """A number for every control that has it."""
+        values = [measure(control.datasets[name]) for control in self.controls if control.has(name)]
+        return [number for number in values if math.isfinite(number)]
 
     @property
-    def text(self) -> Trace:
-        """The Trace, where there must be one."""
+    def n_ordinary_tokens(self) -> int:
+        """The number of tokens that are not massive."""
+        return len(self.required_trace) - len(self.required_trace.massive_tokens())
+
+    @property
+    def required_trace(self) -> Trace:
+        """The Trace, which must exist."""
         assert self.trace is not None
         return self.trace

@@ -1,8 +1,8 @@
-"""Tokens as people read them: the space that a token begins with, and characters whose bytes are spread over several tokens.
+"""Tokens as readable text: leading spaces, and characters whose bytes span several tokens.
 
-A vocabulary writes its tokens in an alphabet of its own: GPT-2's writes every byte as a letter (`Ġ` is a space), SentencePiece
-writes a space as `▁` and a byte that no token has as `<0xE4>`. A decoder undoes that for a whole text; asked for one token, it
-drops the space, and gives � where the token holds a part of a character.
+A vocabulary writes its tokens in its own alphabet. GPT-2 writes every byte as a letter (`Ġ` is a space). SentencePiece writes a
+space as `▁` and a byte without a token as `<0xE4>`. A decoder reverses this for a whole text. For a single token it drops the
+space, and returns � if the token holds part of a character.
 """
 
 import re
@@ -10,105 +10,107 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import groupby
 
-MARKER = "▁"
-"""SentencePiece's space."""
+SPACE_MARKER = "▁"
+"""SentencePiece's mark for a space."""
 UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 
 
-def as_bytes(piece: str, decoded: str) -> bytes:
-    """What a token stands for, in UTF-8, from its name in the vocabulary and from what its decoder makes of it alone.
+def as_bytes(vocabulary_entry: str, decoded: str) -> bytes:
+    """The UTF-8 bytes of a token, from its vocabulary entry and from its decoded form.
 
     >>> as_bytes("▁named", "named"), as_bytes("<0xE4>", UNREADABLE), as_bytes("ä¸", UNREADABLE), as_bytes("the", "the")
     (b' named', b'\\xe4', b'\\xe4\\xb8', b'the')
     """
-    byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)
-    if byte and decoded != piece:
+    byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", vocabulary_entry)
+    if byte and decoded != vocabulary_entry:
         return bytes.fromhex(byte[1])
     letters = letter_bytes()
-    if UNREADABLE in decoded and all(letter in letters for letter in piece):
-        return bytes(letters[letter] for letter in piece)
-    if MARKER in piece and MARKER not in decoded:
-        return piece.replace(MARKER, " ").encode(errors="replace")
+    if UNREADABLE in decoded and all(letter in letters for letter in vocabulary_entry):
+        return bytes(letters[letter] for letter in vocabulary_entry)
+    if SPACE_MARKER in vocabulary_entry and SPACE_MARKER not in decoded:
+        return vocabulary_entry.replace(SPACE_MARKER, " ").encode(errors="replace")
     return decoded.encode(errors="replace")
 
 
-def alone(token: bytes) -> str:
-    """One token by itself: what is no whole character is written as its bytes.
+def decode_token(token_bytes: bytes) -> str:
+    """One token by itself; incomplete characters are written as bytes.
 
-    >>> alone(b" \\xe4\\xb8"), alone("中".encode())
+    >>> decode_token(b" \\xe4\\xb8"), decode_token("中".encode())
     (' ⟨e4⟩⟨b8⟩', '中')
     """
-    return in_a_text([token])[0]
+    return decode_tokens([token_bytes])[0]
 
 
-def in_a_text(tokens: Sequence[bytes]) -> list[str]:
-    """Tokens that follow each other: a character stands in the token that completes it, its bytes in those before.
+def decode_tokens(tokens: Sequence[bytes]) -> list[str]:
+    """Consecutive tokens as text: a character belongs to the token that completes it, earlier tokens show its bytes.
 
-    >>> in_a_text([b"\\xe4", b"\\xb8", b"\\xad", b"!", b"\\xff"])
+    >>> decode_tokens([b"\\xe4", b"\\xb8", b"\\xad", b"!", b"\\xff"])
     ['⟨e4⟩', '⟨b8⟩', '中', '!', '⟨ff⟩']
     """
-    told = [whole_text(token) or None for token in tokens]  # nearly all are, and no character reaches into such a one
-    for open_, run in groupby(range(len(tokens)), key=lambda at: told[at] is None) if None in told else ():
-        if open_:
-            places = list(run)
-            told[places[0] : places[-1] + 1] = _spread([tokens[at] for at in places])
-    return [one or "" for one in told]
+    texts = [decode_utf8(token) or None for token in tokens]  # almost all decode, and no character spans such a token
+    for is_incomplete, index_run in (
+        groupby(range(len(tokens)), key=lambda index: texts[index] is None) if None in texts else ()
+    ):
+        if is_incomplete:
+            indices = list(index_run)
+            texts[indices[0] : indices[-1] + 1] = _decode_bytewise([tokens[index] for index in indices])
+    return [text or "" for text in texts]
 
 
-def _spread(tokens: Sequence[bytes]) -> list[str]:
-    """The same, byte by byte."""
-    whole, owner = b"".join(tokens), [at for at, token in enumerate(tokens) for _ in token]
-    told = [""] * len(tokens)
-    for start, end, character in characters(whole):
-        last = owner[end - 1]
-        for at in range(start, end):
-            if owner[at] != last:
-                told[owner[at]] += angles(whole[at : at + 1])
-        told[last] += character
-    return told
+def _decode_bytewise(tokens: Sequence[bytes]) -> list[str]:
+    """The same for tokens with incomplete characters, byte by byte."""
+    data, token_of_byte = b"".join(tokens), [token_index for token_index, token in enumerate(tokens) for _ in token]
+    texts = [""] * len(tokens)
+    for start, end, character in characters(data):
+        last_token = token_of_byte[end - 1]
+        for byte_index in range(start, end):
+            if token_of_byte[byte_index] != last_token:
+                texts[token_of_byte[byte_index]] += bytes_in_angles(data[byte_index : byte_index + 1])
+        texts[last_token] += character
+    return texts
 
 
-def characters(whole: bytes) -> Iterator[tuple[int, int, str]]:
-    """Every character of UTF-8 with where it begins and ends; a byte that belongs to none as itself."""
+def characters(data: bytes) -> Iterator[tuple[int, int, str]]:
+    """Every UTF-8 character with its start and end; an invalid byte counts as one."""
     start = 0
-    while start < len(whole):
-        end = next((start + size for size in range(1, 5) if whole_text(whole[start : start + size]) is not None), None)
+    while start < len(data):
+        end = next((start + size for size in range(1, 5) if decode_utf8(data[start : start + size]) is not None), None)
         yield (
-            (start, start + 1, angles(whole[start : start + 1]))
+            (start, start + 1, bytes_in_angles(data[start : start + 1]))
             if end is None
-            else (start, end, whole[start:end].decode())
+            else (start, end, data[start:end].decode())
         )
         start = end or start + 1
 
 
-def whole_text(some: bytes) -> str | None:
-    """These bytes as text, None where they are not whole characters.
+def decode_utf8(data: bytes) -> str | None:
+    """The bytes as text; None if they hold an incomplete character.
 
-    >>> whole_text(" 中".encode()), whole_text(b"\\xe4")
+    >>> decode_utf8(" 中".encode()), decode_utf8(b"\\xe4")
     (' 中', None)
     """
     try:
-        return some.decode()
+        return data.decode()
     except UnicodeDecodeError:
         return None
 
 
-def angles(some: bytes) -> str:
-    """Bytes that are no character.
+def bytes_in_angles(data: bytes) -> str:
+    """Bytes in angle brackets, for invalid UTF-8.
 
-    >>> angles(b"\\xe4\\xb8")
+    >>> bytes_in_angles(b"\\xe4\\xb8")
     '⟨e4⟩⟨b8⟩'
     """
-    return "".join(f"⟨{byte:02x}⟩" for byte in some)
+    return "".join(f"⟨{byte:02x}⟩" for byte in data)
 
 
 @cache
 def letter_bytes() -> dict[str, int]:
-    """The letter by which byte-level vocabularies write each byte: itself where it can be seen, else the next letter from 256 on.
+    """The letter of each byte in byte-level vocabularies: the printable character itself, else the next code from 256 on.
 
     >>> letter_bytes()["Ġ"], letter_bytes()["a"]
     (32, 97)
     """
-    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return {chr(byte): byte for byte in seen} | {chr(256 + at): byte for at, byte in enumerate(hidden)}
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + offset): byte for offset, byte in enumerate(hidden)}

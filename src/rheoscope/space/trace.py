@@ -1,4 +1,4 @@
-"""A text as points of E: where every token is after every half-layer, and what each head did to it there."""
+"""A text as points of E: every token after every half-layer, and the displacements by each head."""
 
 import json
 from collections.abc import Mapping
@@ -12,26 +12,28 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.attention.call_checks import check_finite
-from rheoscope.files import check_free, signature, write_file
-from rheoscope.notebook_html import card, cut
+from rheoscope.files import check_writable, signature, write_file
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
+from rheoscope.notebook_html import card, quote_start
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.head_contributions import Carried
-from rheoscope.space.head_outputs import carried_of
+from rheoscope.space.head_contributions import FactoredDisplacements
+from rheoscope.space.head_outputs import displacements_from_outputs
 from rheoscope.space.step import Step
 from rheoscope.space.view import View
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """One text: `points` (P, N, d) after every step, `steps` what they are, `tokens`, `ids`, `text`, `logits` when asked.
+    """One text: `points` (P, N, d) after every step, `steps`, `tokens`, `ids`, `text`, and `logits` if requested.
 
-    Only points are kept, and what heads carried once an analysis has asked for it (half as large again). Scores, weights
-    and displacements are recomputed from the View when asked, so nothing of size L x H x N x N ever exists. Where a model in half
-    precision runs on a GPU, what its heads gave is kept as it gave it (a quarter of the points), and not computed again.
+    A Trace stores points, and displacements once an analysis has used them (half as much again). Scores, weights and
+    displacements are recomputed from the View, so no tensor of size L x H x N x N ever exists. For a half-precision model on a
+    GPU the head outputs are stored too (a quarter of the points) and not computed again.
 
-    `where[l]` is the step that layer l reads, `middle[l]` the step after its attention. A step in `not_read` is no point
-    that the model itself reads (the midpoint of a parallel block). `memory` (S, d) are the last points of the source that a
-    target reads by cross attention, before the encoder's last norm.
+    `input_steps[l]` is the step that layer l reads, `mid_steps[l]` the step after its attention. Steps in `unread_steps` are
+    points that the model itself does not read (the midpoint of a parallel block). `memory` (S, d) holds the last points of the
+    source for cross-attention, before the encoder's last norm.
     """
 
     view: View
@@ -39,225 +41,259 @@ class Trace:
     steps: tuple[Step, ...]
     tokens: list[str]
     ids: Int[Tensor, " n"]
-    where: tuple[int, ...]
-    middle: tuple[int, ...]
+    input_steps: tuple[int, ...]
+    mid_steps: tuple[int, ...]
     text: str = ""
     logits: Float[Tensor, "n vocabulary"] | None = None
-    not_read: frozenset[Step] = frozenset()
+    unread_steps: frozenset[Step] = frozenset()
     facts: dict[str, Any] = field(default_factory=dict)
     memory: Float[Tensor, "s d"] | None = None
-    _carried: dict[int, Carried] = field(default_factory=dict, init=False, repr=False)
+    _displacement_cache: dict[int, FactoredDisplacements] = field(default_factory=dict, init=False, repr=False)
     _outputs: dict[int, Float[Tensor, "n he"]] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __repr__(self) -> str:
-        said, (p, n, d) = f" {cut(self.text)}" if self.text else "", self.points.shape
-        return f"<Trace of {n} tokens{said} in {self.view.name}: {p} points × {n} tokens × width {d}>"
+        quoted_text, (p, n, d) = f" {quote_start(self.text)}" if self.text else "", self.points.shape
+        return f"<Trace of {n} tokens{quoted_text} in {self.view.name}: {p} points × {n} tokens × width {d}>"
 
     def _repr_html_(self) -> str:
         p, n, d = self.points.shape
-        sizes = {"points": f"{p} points × {n} tokens × width {d}", "logits": "no" if self.logits is None else "kept"}
+        sizes = {"points": f"{p} points × {n} tokens × width {d}", "logits": "no" if self.logits is None else "yes"}
         return card(self, f"Trace of {n} tokens", {"model": self.view.name} | sizes)
 
-    def at(self, step: str | Step) -> Float[Tensor, "n d"]:
+    def points_at(self, step: str | Step) -> Float[Tensor, "n d"]:
         """The cloud at a step or its label: `embed`, `L3.resid_mid`, `L3.resid_post`."""
         return self.points[self.index(step)]
 
     def index(self, step: str | Step) -> int:
-        """Which of the steps this is; one that is not there is refused."""
-        labels = [str(one) for one in self.steps]
+        """The index of a step; raises if there is no such step."""
+        labels = [str(candidate) for candidate in self.steps]
         if str(step) not in labels:
             raise RheoscopeError(
-                f"there is no step {str(step)!r}; type one of {', '.join(labels[:4])}, …, {labels[-1]}"
+                Message(
+                    "there is no step {label!r}; expected one of {first}, …, {last}",
+                    label=str(step),
+                    first=", ".join(labels[:4]),
+                    last=labels[-1],
+                )
             )
         return labels.index(str(step))
 
     @property
     def provenance(self) -> dict[str, str]:
-        """The text and what made the Trace, as results carry it."""
+        """The text and the facts of the model, for the attributes of results."""
         return {"text": self.text} | {name: str(value) for name, value in self.facts.items()}
 
-    def massive(self, times: float = 5.0) -> list[int]:
-        """Tokens (sinks) longer than `times` the median length at any step; statistics of clouds leave them out and say so."""
-        return (self.lengths > times * self.lengths.median(-1, keepdim=True).values).any(0).nonzero()[:, 0].tolist()
+    def massive_tokens(self, factor: float = 5.0) -> list[int]:
+        """Tokens (sinks) longer than `factor` times the median length at any step; cloud statistics leave them out."""
+        return (self.norms > factor * self.norms.median(-1, keepdim=True).values).any(0).nonzero()[:, 0].tolist()
 
     @cached_property
-    def lengths(self) -> Float[Tensor, "p n"]:
+    def norms(self) -> Float[Tensor, "p n"]:
         """‖x‖ of every token after every step, in float32 or better."""
         return self.points.to(torch.promote_types(self.points.dtype, torch.float32)).norm(dim=-1)
 
-    def ordinary(self, keep_massive: bool = False, least: int = 1) -> Bool[Tensor, " n"]:
-        """Which tokens statistics of clouds are about: those that are not massive, or all; fewer than `least` are refused."""
-        there = torch.ones(len(self), dtype=torch.bool, device=self.points.device)
-        there[[] if keep_massive else self.massive()] = False
-        if int(there.sum()) < least:
-            raise RheoscopeError(
-                f"this needs at least {least} tokens that are not massive, got {int(there.sum())}; type a longer text"
-            )
-        return there
+    def valid_mask(self, keep_massive: bool = False, min_tokens: int = 1) -> Bool[Tensor, " n"]:
+        """The tokens of cloud statistics: all, or those that are not massive; raises for fewer than `min_tokens`."""
+        mask = torch.ones(len(self), dtype=torch.bool, device=self.points.device)
+        mask[[] if keep_massive else self.massive_tokens()] = False
+        if int(mask.sum()) < min_tokens:
+            raise too_few_tokens(min_tokens, int(mask.sum()))
+        return mask
 
-    def read_by(self, layer: int) -> Float[Tensor, "n d"]:
+    def layer_input(self, layer: int) -> Float[Tensor, "n d"]:
         """The cloud that the attention of a layer reads."""
         self.view.heads_of(layer)
-        return self.points[self.where[layer]]
+        return self.points[self.input_steps[layer]]
 
     @torch.no_grad()
     def scores(self, layer: int, head: int) -> Float[Tensor, "n n"]:
         """Scores of one head before the mask, row = query; s_ij as the model computes it."""
-        return self.view.heads_of(layer, head).scores(self.read_by(layer), head)
+        return self.view.heads_of(layer, head).scores(self.layer_input(layer), head)
 
     @torch.no_grad()
     def weights(self, layer: int, head: int) -> Float[Tensor, "n n"]:
         """Attention weights of one head, row = query."""
-        return self.view.heads_of(layer, head).weights(self.read_by(layer), head)
+        return self.view.heads_of(layer, head).weights(self.layer_input(layer), head)
 
     @torch.no_grad()
     def displacement(self, layer: int, head: int) -> Float[Tensor, "n d"]:
-        """Delta_h: what one head adds to every token."""
+        """Delta_h: the displacement of every token by one head."""
         self.view.heads_of(layer, head)
         return self.displacements(layer)[head]
 
     @torch.no_grad()
     def displacements(self, layer: int) -> Float[Tensor, "h n d"]:
-        """Delta_h of all heads of a layer; with `bias(layer)` they close the stream."""
-        return self.view.heads_of(layer).displacements(self.read_by(layer))
+        """Delta_h of all heads of a layer; with `bias(layer)` they add up to the displacement by attention."""
+        return self.view.heads_of(layer).displacements(self.layer_input(layer))
 
     @torch.no_grad()
     def bias(self, layer: int) -> Float[Tensor, "n d"]:
-        """What the attention of a layer adds beside its heads."""
-        return self.view.heads_of(layer).bias(self.read_by(layer))
+        """The displacement by attention of a layer outside its heads."""
+        return self.view.heads_of(layer).bias(self.layer_input(layer))
 
     @torch.no_grad()
-    def carried(self, layer: int) -> Carried:
-        """What every head of a layer takes from the tokens, in factors; computed once, as several analyses need it."""
-        if layer not in self._carried:
-            heads, given = self.view.heads_of(layer), self.outputs(layer)
-            self._carried[layer] = (
-                heads.carried(self.view.as_read(self.read_by(layer))) if given is None else carried_of(heads, given)
+    def factored_displacements(self, layer: int) -> FactoredDisplacements:
+        """The displacements of every head of a layer in factored form, cached for several analyses."""
+        if layer not in self._displacement_cache:
+            heads, outputs = self.view.heads_of(layer), self.outputs(layer)
+            self._displacement_cache[layer] = (
+                heads.factored_displacements(self.view.to_model_precision(self.layer_input(layer)))
+                if outputs is None
+                else displacements_from_outputs(heads, outputs)
             )
-        return self._carried[layer]
+        return self._displacement_cache[layer]
 
     def with_outputs(self, outputs: Mapping[int, Float[Tensor, "n he"]]) -> "Trace":
-        """The same, which knows what the heads of some layers gave, side by side: they need not be computed again."""
+        """The same Trace with the concatenated head outputs of some layers, which are then not computed again."""
         self._outputs.update(outputs)
         return self
 
     def outputs(self, layer: int) -> Float[Tensor, "n he"] | None:
-        """What the heads of a layer gave, side by side, where the forward pass kept it."""
+        """The concatenated head outputs of a layer, if the forward pass recorded them."""
         return self._outputs.get(layer)
 
-    def parts(self, layer: int, rows: list[int] | None = None) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:
-        """What every head of a layer takes from the tokens, and all constants of its attention together.
+    def attention_parts(
+        self, layer: int, positions: list[int] | None = None
+    ) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:
+        """The displacements of every head of a layer, and all constants of its attention together.
 
-        As `displacements` and `bias`, but the bias of values stands among the constants: it is the same for all tokens,
-        and which head it belongs to is no property of the model.
+        As `displacements` and `bias`, but the bias of values belongs to the constants. It is the same for all tokens, and its
+        assignment to a head is not a property of the model.
         """
-        return _apart(self.carried(layer), rows)
+        return _displacements_and_constants(self.factored_displacements(layer), positions)
 
     @torch.no_grad()
     def statistics(self, layer: int) -> dict[str, Tensor]:
-        """Entropy, first-token mass, top weight, distance (h, n) and received mass of all heads, no map ever held."""
-        check_finite(points=self.read_by(layer))
-        return self.view.heads_of(layer).statistics(self.read_by(layer))
+        """Entropy, first-token mass, top weight, distance (h, n) and received mass of all heads, without storing a map."""
+        check_finite(points=self.layer_input(layer))
+        return self.view.heads_of(layer).statistics(self.layer_input(layer))
 
     @torch.no_grad()
     def cross_scores(self, layer: int, head: int) -> Float[Tensor, "n s"]:
-        """Scores of one head of cross attention, row = target token, column = source token."""
-        return self.view.crossing_of(layer, head).scores(*self.across(layer), head)
+        """Scores of one cross-attention head, row = target token, column = source token."""
+        return self.view.cross_heads_of(layer, head).scores(*self.cross_inputs(layer), head)
 
     @torch.no_grad()
     def cross_weights(self, layer: int, head: int) -> Float[Tensor, "n s"]:
-        """Weights of one head of cross attention, row = target token, column = source token."""
-        return self.view.crossing_of(layer, head).weights(*self.across(layer), head)
+        """Weights of one cross-attention head, row = target token, column = source token."""
+        return self.view.cross_heads_of(layer, head).weights(*self.cross_inputs(layer), head)
 
     @torch.no_grad()
     def cross_displacements(self, layer: int) -> Float[Tensor, "h n d"]:
-        """What every head of cross attention adds to every target token; with `cross_bias(layer)` they close the stream."""
-        return self.view.crossing_of(layer).displacements(*self.across(layer))
+        """The displacements by every cross-attention head; with `cross_bias(layer)` they add up to the whole displacement."""
+        return self.view.cross_heads_of(layer).displacements(*self.cross_inputs(layer))
 
     @torch.no_grad()
     def cross_bias(self, layer: int) -> Float[Tensor, "n d"]:
-        """What the cross attention of a layer adds beside its heads."""
-        return self.view.crossing_of(layer).bias(self.across(layer)[0])
+        """The displacement by cross-attention of a layer outside its heads."""
+        return self.view.cross_heads_of(layer).bias(self.cross_inputs(layer)[0])
 
     @torch.no_grad()
-    def cross_parts(
-        self, layer: int, rows: list[int] | None = None
+    def cross_attention_parts(
+        self, layer: int, positions: list[int] | None = None
     ) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:
-        """What every head of cross attention takes from the source, and all constants of cross attention together."""
-        return _apart(self.view.crossing_of(layer).carried(*self.across(layer)), rows)
+        """The displacements of every cross-attention head by the source, and all constants of cross-attention together."""
+        return _displacements_and_constants(
+            self.view.cross_heads_of(layer).factored_displacements(*self.cross_inputs(layer)), positions
+        )
 
-    def across(self, layer: int) -> tuple[Float[Tensor, "n d"], Float[Tensor, "s d"]]:
-        """The two clouds that the cross attention of a layer reads: the target's and the source's."""
-        self.view.crossing_of(layer)
+    def cross_inputs(self, layer: int) -> tuple[Float[Tensor, "n d"], Float[Tensor, "s d"]]:
+        """The two clouds that the cross-attention of a layer reads: the target's and the source's."""
+        self.view.cross_heads_of(layer)
         if self.memory is None:
-            raise RheoscopeError("this Trace has no source; type model.trace((source, target)).target")
-        return self.at(Step(layer, "resid_mid")), self.memory
+            raise RheoscopeError(
+                Message("this Trace has no source, expected the target of a pair"),
+                Advice("model.trace((source, target)).target"),
+            )
+        return self.points_at(Step(layer, "resid_mid")), self.memory
 
     def save(self, directory: str | Path) -> Path:
-        """Points, ids and labels to `directory` (safetensors + JSON); `Trace.open(directory, view)` reads them again."""
+        """Save points, ids and labels to `directory` (safetensors + JSON); `Trace.open(directory, view)` reads them."""
         from safetensors.torch import save_file
 
         directory = Path(directory)
-        points, labels = directory / "trace.safetensors", directory / "trace.json"
-        check_free(labels)
-        if points.exists() and not labels.exists():
-            raise RheoscopeError(f"{points} is there and was not written by Rheoscope; type another directory")
+        points_file, metadata_file = directory / "trace.safetensors", directory / "trace.json"
+        check_writable(metadata_file)
+        if points_file.exists() and not metadata_file.exists():
+            raise RheoscopeError(
+                Message(
+                    "{path} exists and was not written by Rheoscope; choose another directory", path=str(points_file)
+                )
+            )
         arrays = {"points": self.points, "ids": self.ids, "logits": self.logits, "memory": self.memory}
-        told = {
+        metadata = {
             "written_by": signature(),
             "steps": [str(step) for step in self.steps],
             "tokens": self.tokens,
             "text": self.text,
-            "where": self.where,
-            "middle": self.middle,
-            "not_read": sorted(map(str, self.not_read)),
+            "where": self.input_steps,
+            "middle": self.mid_steps,
+            "not_read": sorted(map(str, self.unread_steps)),
             "facts": self.facts,
         }
-        kept = {name: x.contiguous() for name, x in arrays.items() if x is not None}
-        write_file(points, lambda file: save_file(kept, file))
-        write_file(labels, lambda file: file.write_text(json.dumps(told, indent=1, default=str)))
+        saved_arrays = {name: x.contiguous() for name, x in arrays.items() if x is not None}
+        write_file(points_file, lambda file: save_file(saved_arrays, file))
+        write_file(metadata_file, lambda file: file.write_text(json.dumps(metadata, indent=1, default=str)))
         return directory
 
     @staticmethod
     def open(directory: str | Path, view: View) -> "Trace":
-        """A saved Trace, seen through the View of the model that made it; another model's View is refused."""
+        """A saved Trace with the View of the model that traced it; raises for another model."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         directory = Path(directory)
         try:
-            told = json.loads((directory / "trace.json").read_text())
+            metadata = json.loads((directory / "trace.json").read_text())
             arrays = load_file(directory / "trace.safetensors", device=str(view.embed.device))
             trace = Trace(
                 view,
                 arrays["points"],
-                tuple(map(Step.parse, told["steps"])),
-                told["tokens"],
+                tuple(map(Step.parse, metadata["steps"])),
+                metadata["tokens"],
                 arrays["ids"].cpu(),
-                tuple(told["where"]),
-                tuple(told["middle"]),
-                told["text"],
+                tuple(metadata["where"]),
+                tuple(metadata["middle"]),
+                metadata["text"],
                 arrays.get("logits"),
-                frozenset(map(Step.parse, told["not_read"])),
-                told["facts"],
+                frozenset(map(Step.parse, metadata["not_read"])),
+                metadata["facts"],
                 arrays.get("memory"),
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise RheoscopeError(
-                f"{directory} holds no saved Trace: {said}; type trace.save({str(directory)!r}) first"
+                Message("{directory} holds no saved Trace: {reason}", directory=str(directory), reason=reason),
+                Advice(f"trace.save({str(directory)!r})"),
             ) from error
-        made_by, given = trace.facts.get("weights"), view.facts.get("weights")
-        if made_by != given:
+        trace_weights, view_weights = trace.facts.get("weights"), view.facts.get("weights")
+        if trace_weights != view_weights:
             raise RheoscopeError(
-                f"this Trace was made by weights {made_by}, the View holds {given}; open the model that made it"
+                Message(
+                    "this Trace comes from weights {received}, but the View has weights {expected}",
+                    received=str(trace_weights),
+                    expected=str(view_weights),
+                )
             )
         return trace
 
 
-def _apart(made: Carried, rows: list[int] | None) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:
-    made = made if rows is None else made.at(rows)
-    return made.displacements(), made.rest
+def too_few_tokens(minimum: int, received: int) -> RheoscopeError:
+    """The error for a text with too few tokens that are not massive."""
+    return RheoscopeError(
+        Message(
+            "this analysis needs at least {minimum} tokens that are not massive, got {received}; use a longer text",
+            minimum=minimum,
+            received=received,
+        )
+    )
+
+
+def _displacements_and_constants(
+    factored: FactoredDisplacements, positions: list[int] | None
+) -> tuple[Float[Tensor, "h r d"], Float[Tensor, "r d"]]:
+    factored = factored if positions is None else factored.select_tokens(positions)
+    return factored.displacements(), factored.constants

@@ -1,4 +1,4 @@
-"""A model's weights as operators on one space E."""
+"""The weights of a model as operators on one space E."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -9,58 +9,61 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.notebook_html import card
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.cross_attention import Crossing
-from rheoscope.space.head import Head, Heads, Norm
+from rheoscope.space.cross_attention import CrossHeads
+from rheoscope.space.head import Head, Heads
+from rheoscope.space.model_parts import Norm
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Weights as operators: per layer all heads (`blocks`), embedding, unembedding, final norm, MLPs as maps of E.
+    """Weights as operators: all heads of every layer (`layer_heads`), embedding, unembedding, final norm and MLPs.
 
-    `embed` is the table of words, mapped into E where it is narrower; `embedded(ids)` are its rows as they enter the stream, times
-    `embed_scale`, before positions (BERT takes the norm of the sum of words, positions and segments).
-    `mlps[l](x)` is what the MLP of layer l adds to the points that it reads, by the model's own modules. `context` is the
-    longest text in tokens, where there is one; logits s are capped as c tanh(s / c) where there is a `logit_cap` c.
-    `crossing[l]` are the heads by which layer l of a decoder reads a source, where there is one. `facts` say where it all
-    comes from and decide no number: name, family, weight hash, dtype, device, and the certificate of exactness.
-    `dtype` is what the model computes in: its points and weights are rounded to it, and stand here in float32 or better.
+    `embed` is the token embedding, mapped into E if it is narrower. `token_embeddings(ids)` are its rows in the stream, times
+    `embed_scale`, before positions (BERT normalises the sum of tokens, positions and segments).
+    `mlps[l](x)` is the displacement by the MLP of layer l, computed by the model's own modules. `context_length` is the longest
+    text in tokens, if limited. Logits s become c tanh(s / c) if there is a `logit_cap` c.
+    `cross_heads[l]` are the cross-attention heads of layer l of a decoder. `facts` describe the origin and affect no number:
+    name, family, weight hash, dtype, device, certificate.
+    `dtype` is the model's own dtype: points and weights are rounded to it, and stored here in float32 or better.
     """
 
-    blocks: tuple[Heads, ...]
+    layer_heads: tuple[Heads, ...]
     embed: Float[Tensor, "vocabulary d"]
     embed_scale: float = 1.0
     unembed: Float[Tensor, "d vocabulary"] | None = None
     unembed_bias: Float[Tensor, " vocabulary"] | None = None
     final_norm: Norm = Norm()
     mlps: tuple[Callable[[Tensor], Tensor], ...] = ()
-    context: int | None = None
+    context_length: int | None = None
     logit_cap: float | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    crossing: tuple[Crossing, ...] = ()
+    cross_heads: tuple[CrossHeads, ...] = ()
     dtype: torch.dtype = torch.float32
 
     def __repr__(self) -> str:
-        return f"<View of {self.in_words}>"
+        return f"<View of {self.summary}>"
 
     def _repr_html_(self) -> str:
-        return card(self, f"View of {self.name}", self.in_numbers)
+        return card(self, f"View of {self.name}", self.summary_fields)
 
     @property
     def name(self) -> str:
-        """What the model is called, on one line."""
+        """The name of the model, on one line."""
         return " ".join(str(self.facts.get("model", "a model")).split())
 
     @property
-    def in_words(self) -> str:
-        """The model in a line: its name, its family, its sizes, where its weights are."""
-        told = self.in_numbers
-        return f"{self.name} ({told['family']}): {told['heads']}, width {told['width']}, {told['weights']}"
+    def summary(self) -> str:
+        """The model in one line: its name, its family, its sizes, the device of its weights."""
+        fields = self.summary_fields
+        return f"{self.name} ({fields['family']}): {fields['heads']}, width {fields['width']}, {fields['weights']}"
 
     @property
-    def in_numbers(self) -> dict[str, str]:
-        """The same by names, for a card."""
+    def summary_fields(self) -> dict[str, str]:
+        """The summary by fields, for a card."""
         kinds = dict.fromkeys(str(self.facts[key]) for key in ("type", "family") if key in self.facts)
         return {
             "family": " ".join(kinds) or "unknown",
@@ -72,73 +75,87 @@ class View:
 
     @property
     def layers(self) -> int:
-        return len(self.blocks)
+        return len(self.layer_heads)
 
     @property
     def heads(self) -> int:
-        return self.blocks[0].count
+        return self.layer_heads[0].n_heads
 
     @property
     def width(self) -> int:
         return self.embed.shape[-1]
 
-    def embedded(self, ids: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
-        """What words bring to the stream, before positions."""
+    def token_embeddings(self, ids: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+        """Token embeddings as they enter the stream, before positions."""
         rows = self.embed[ids.to(self.embed.device)]
         return rows if self.embed_scale == 1 else rows * self.embed_scale
 
-    def as_read(self, x: Tensor) -> Tensor:
-        """x as the model itself would read it: rounded to its dtype where that is half precision and a GPU is fast in it.
+    def to_model_precision(self, x: Tensor) -> Tensor:
+        """x in the precision in which the model reads it: rounded to its dtype for a half-precision model on a GPU.
 
-        Norms and projections then compute what the model computes, and products of such numbers are summed in float32.
+        Norms and projections then compute what the model computes, and their products are summed in float32.
         """
         return x.to(self.dtype) if x.is_cuda and self.dtype.itemsize < 4 else x
 
     @cached_property
-    def sees_next(self) -> bool:
-        """Whether a token may read the one after it, as in an encoder: what comes next is then no prediction."""
-        first, second = (torch.tensor([at], device=self.embed.device) for at in (0, 1))
-        return any(bool(heads.mechanism.mask(first, second).any()) for heads in self.blocks)
+    def is_bidirectional(self) -> bool:
+        """Whether a token may attend to the one after it, as in an encoder; the next token is then no prediction."""
+        first, second = (torch.tensor([position], device=self.embed.device) for position in (0, 1))
+        return any(bool(heads.mechanism.mask(first, second).any()) for heads in self.layer_heads)
 
     @property
-    def reads_half(self) -> bool:
-        """Whether `as_read` rounds."""
-        return self.as_read(self.embed[:0]).dtype.itemsize < 4
+    def uses_half_precision(self) -> bool:
+        """Whether `to_model_precision` rounds."""
+        return self.to_model_precision(self.embed[:0]).dtype.itemsize < 4
 
     @cached_property
-    def unembed_as_read(self) -> Float[Tensor, "d wider"] | None:
-        """The unembedding as products with what `as_read` gives take it: columns of 0 make their number a multiple of 64.
+    def unembed_model_precision(self) -> Float[Tensor, "d wider"] | None:
+        """The unembedding in model precision, padded with zero columns to a multiple of 64.
 
-        Rows of 50257 logits take a GPU four times as long.
+        Rows of 50257 logits take four times as long on a GPU.
         """
-        if self.unembed is None or (own := self.as_read(self.unembed)).dtype == self.unembed.dtype:
+        if self.unembed is None or (unembed := self.to_model_precision(self.unembed)).dtype == self.unembed.dtype:
             return self.unembed
-        return torch.nn.functional.pad(own.mT, (0, 0, 0, -own.shape[-1] % 64)).mT
+        return torch.nn.functional.pad(unembed.mT, (0, 0, 0, -unembed.shape[-1] % 64)).mT
 
-    def proved(self, certificate: Any) -> "View":
-        """The same View, with its certificate among its facts."""
+    def with_certificate(self, certificate: Any) -> "View":
+        """The same View with a certificate among its facts."""
         return replace(self, facts=self.facts | {"certificate": certificate})
 
     def heads_of(self, layer: int, head: int = 0) -> Heads:
-        """All heads of a layer, which must have the head that is asked for; layers and heads count from 0."""
+        """All heads of a layer; raises if the layer or the head does not exist. Layers and heads count from 0."""
         if not 0 <= layer < self.layers:
-            raise RheoscopeError(f"there is no layer {layer}; this model has layers 0 to {self.layers - 1}")
-        heads = self.blocks[layer]
-        if not 0 <= head < heads.count:
-            raise RheoscopeError(f"there is no head {head} in layer {layer}; it has heads 0 to {heads.count - 1}")
+            raise RheoscopeError(
+                Message(
+                    "there is no layer {layer}; this model has layers 0 to {last}", layer=layer, last=self.layers - 1
+                )
+            )
+        heads = self.layer_heads[layer]
+        if not 0 <= head < heads.n_heads:
+            raise RheoscopeError(
+                Message(
+                    "there is no head {head} in layer {layer}; it has heads 0 to {last}",
+                    head=head,
+                    layer=layer,
+                    last=heads.n_heads - 1,
+                )
+            )
         return heads
 
-    def heads_in(self, layer: int) -> list[tuple[int, int]]:
-        """Every head of a layer as (layer, head), as the setting `heads` of an analysis takes them."""
-        return [(layer, head) for head in range(self.heads_of(layer).count)]
+    def head_indices(self, layer: int) -> list[tuple[int, int]]:
+        """Every head of a layer as (layer, head), for the setting `heads` of an analysis."""
+        return [(layer, head) for head in range(self.heads_of(layer).n_heads)]
 
     def head(self, layer: int, head: int) -> Head:
         """One head; layers and heads count from 0."""
         return Head(layer, head, self.heads_of(layer, head))
 
-    def crossing_of(self, layer: int, head: int = 0) -> Crossing:
-        """All heads of a layer's cross attention; a model without any is refused."""
+    def cross_heads_of(self, layer: int, head: int = 0) -> CrossHeads:
+        """All cross-attention heads of a layer; raises for a model without cross-attention."""
         self.heads_of(layer, head)
-        if not self.crossing:
-            raise RheoscopeError("this View has no cross attention; type the target of an encoder-decoder's trace")
-        return self.crossing[layer]
+        if not self.cross_heads:
+            raise RheoscopeError(
+                Message("this View has no cross-attention, expected the decoder of an encoder-decoder"),
+                Advice("model.trace((source, target)).target"),
+            )
+        return self.cross_heads[layer]

@@ -1,7 +1,7 @@
-"""Sums of float32 numbers without rounding: whole numbers of the smallest float32, so that no order and no split changes a bit.
+"""Sums of float32 numbers without rounding, as exact integers: no order and no split changes a bit.
 
-A float32 is m · 2ᵉ with |m| < 2²⁴. Numbers of one exponent are summed as whole numbers, which float64 holds exactly below 2⁵³,
-and what comes of 254 exponents is one whole number of Python.
+A float32 is m · 2ᵉ with |m| < 2²⁴. Numbers with one exponent are summed as integers, which float64 represents exactly below
+2⁵³. The sums of all 254 exponents form one Python integer.
 """
 
 from fractions import Fraction
@@ -11,16 +11,16 @@ import numpy as np
 
 UNIT_BITS = 149
 UNIT = Fraction(1, 2**UNIT_BITS)
-"""The smallest float32: sums are counted in it, sums of squares in its square."""
-EXPONENTS = 256
-LIMB = 24
-MASK = 2**LIMB - 1
+"""The smallest float32: the unit of sums. Its square is the unit of sums of squares."""
+N_EXPONENTS = 256
+LIMB_BITS = 24
+LIMB_MASK = 2**LIMB_BITS - 1
 
 
-def exact_sums(x: np.ndarray, cell: np.ndarray, cells: int) -> tuple[list[int], list[int]]:
-    """Σx and Σx² of the numbers of every cell, in units of the smallest float32 and of its square.
+def exact_sums(x: np.ndarray, cell_index: np.ndarray, n_cells: int) -> tuple[list[int], list[int]]:
+    """Σx and Σx² per cell, in units of the smallest float32 and of its square.
 
-    `x` are finite float32 numbers, `cell` says which cell each belongs to; fewer than 2²⁹ at a time.
+    `x` holds finite float32 numbers, fewer than 2²⁹ per call; `cell_index` is the cell of each.
 
     >>> total, squares = exact_sums(np.float32([1e20, 1, -1e20]), np.zeros(3, int), 1)
     >>> float(total[0] * UNIT)
@@ -28,35 +28,40 @@ def exact_sums(x: np.ndarray, cell: np.ndarray, cells: int) -> tuple[list[int], 
     """
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     exponent = ((bits >> 23) & 255).astype(np.int64)
-    m = ((bits & 0x7FFFFF) | ((exponent > 0).astype(np.uint32) << 23)).astype(np.int64)
+    mantissa = ((bits & 0x7FFFFF) | ((exponent > 0).astype(np.uint32) << 23)).astype(np.int64)
     sign = np.where(bits >> 31, -1, 1)
-    key, shift = cell * EXPONENTS + exponent, np.maximum(np.arange(EXPONENTS) - 1, 0)
-    square = m * m
-    whole = _gathered([(sign * m, 0)], key, cells, shift)
-    squares = _gathered([(square >> LIMB, LIMB), (square & MASK, 0)], key, cells, 2 * shift)
-    return whole, squares
+    key, shift = cell_index * N_EXPONENTS + exponent, np.maximum(np.arange(N_EXPONENTS) - 1, 0)
+    square = mantissa * mantissa
+    totals = _sum_by_cell([(sign * mantissa, 0)], key, n_cells, shift)
+    squares = _sum_by_cell([(square >> LIMB_BITS, LIMB_BITS), (square & LIMB_MASK, 0)], key, n_cells, 2 * shift)
+    return totals, squares
 
 
-def _gathered(parts: list[tuple[np.ndarray, int]], key: np.ndarray, cells: int, shift: np.ndarray) -> list[int]:
-    """Σ number · 2^(shift + up) of every cell: summed by exponent, then in limbs of 24 bits, then as one whole number."""
-    limbs = np.zeros((int(shift[-1] + 24) // LIMB + 4, cells), np.int64)
-    for number, up in parts:
-        found = np.bincount(key, number, cells * EXPONENTS).reshape(cells, EXPONENTS)
-        for exponent in np.flatnonzero(found.any(0)).tolist():
-            at, within = divmod(int(shift[exponent]) + up, LIMB)
-            some = found[:, exponent].astype(np.int64)
-            for up_by, limb in enumerate((some & MASK, (some >> LIMB) & MASK, some >> 2 * LIMB)):
-                limbs[at + up_by] += limb << within
-    total = [0] * cells
-    for place in np.flatnonzero(limbs.any(1)).tolist():
-        total = [one + (limb << LIMB * place) for one, limb in zip(total, limbs[place].tolist(), strict=True)]
+def _sum_by_cell(parts: list[tuple[np.ndarray, int]], key: np.ndarray, n_cells: int, shift: np.ndarray) -> list[int]:
+    """Σ number · 2^(shift + extra_shift) per cell: summed by exponent, then in 24-bit limbs, then as one integer."""
+    limbs = np.zeros((int(shift[-1] + 24) // LIMB_BITS + 4, n_cells), np.int64)
+    for number, extra_shift in parts:
+        sums = np.bincount(key, number, n_cells * N_EXPONENTS).reshape(n_cells, N_EXPONENTS)
+        for exponent in np.flatnonzero(sums.any(0)).tolist():
+            limb_index, bit_shift = divmod(int(shift[exponent]) + extra_shift, LIMB_BITS)
+            exponent_sums = sums[:, exponent].astype(np.int64)
+            for limb_offset, limb in enumerate(
+                (exponent_sums & LIMB_MASK, (exponent_sums >> LIMB_BITS) & LIMB_MASK, exponent_sums >> 2 * LIMB_BITS)
+            ):
+                limbs[limb_index + limb_offset] += limb << bit_shift
+    total = [0] * n_cells
+    for limb_row in np.flatnonzero(limbs.any(1)).tolist():
+        total = [
+            partial + (limb << LIMB_BITS * limb_row)
+            for partial, limb in zip(total, limbs[limb_row].tolist(), strict=True)
+        ]
     return total
 
 
 def mean_and_sd(total: int, squares: int, count: int) -> tuple[float, float]:
-    """The mean and the standard deviation (a quotient of whole numbers is rounded once); NaN where there is none.
+    """The mean and the standard deviation, each a quotient of integers rounded once; NaN if undefined.
 
-    >>> mean_and_sd(*(one[0] for one in exact_sums(np.float32([1, 2, 3]), np.zeros(3, int), 1)), 3)
+    >>> mean_and_sd(*(sums[0] for sums in exact_sums(np.float32([1, 2, 3]), np.zeros(3, int), 1)), 3)
     (2.0, 1.0)
     """
     if not count:

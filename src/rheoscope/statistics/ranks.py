@@ -1,80 +1,82 @@
-"""Ranks along rows of which only some entries count, many rows at a time, and the correlation of ranks."""
+"""Ranks and rank correlations along rows with a mask of usable entries, many rows at a time."""
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-LONG, CLASSES = 1 << 17, 1 << 18
-"""A row that is longer than this is ranked in so many classes on a GPU."""
+MAX_SORTED_ROW, N_BINS = 1 << 17, 1 << 18
+"""On a GPU, rows longer than the first number are ranked in bins; the second is the number of bins."""
 
 
-def ranked(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t #m n"]) -> Float[Tensor, "*t m n"]:
-    """The rank of every usable entry among those of its row, less the mean rank; 0 elsewhere. Float64.
+def centred_ranks(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t #m n"]) -> Float[Tensor, "*t m n"]:
+    """The rank of every usable entry within its row, minus the mean rank; 0 elsewhere. Float64.
 
-    Entries that are equal but for rounding share their mean rank. Inner products of such rows are what Spearman's
-    correlation is made of.
+    Entries that are equal up to rounding get their mean rank. Inner products of such rows are the numerator of Spearman's
+    correlation.
 
-    >>> ranked(torch.tensor([[3.0, 1.0, 9.0, 1.0]]), torch.tensor([[True, True, False, True]])).tolist()
+    >>> centred_ranks(torch.tensor([[3.0, 1.0, 9.0, 1.0]]), torch.tensor([[True, True, False, True]])).tolist()
     [[1.0, -0.5, 0.0, -0.5]]
     """
     if x.device.type != "cpu":
-        return (ranked_in_classes if x.shape[-1] > LONG else ranked_by_search)(x, usable)
-    size = torch.where(usable, x, 0).abs().amax(-1, keepdim=True).double()
+        return (centred_ranks_in_bins if x.shape[-1] > MAX_SORTED_ROW else centred_ranks_by_search)(x, usable)
+    row_scale = torch.where(usable, x, 0).abs().amax(-1, keepdim=True).double()
     filled = torch.where(usable, x.double(), float("inf"))
-    order = ordered(filled)
+    order = stable_argsort(filled)
     filled = filled.gather(-1, order)
-    tied = filled.diff(dim=-1) <= 16 * torch.finfo(x.dtype).eps * size  # ∞ − ∞ is NaN and no tie
-    places = torch.arange(x.shape[-1], dtype=torch.float64)
-    some = tied.any(-1)
-    if bool(some.any()):
-        places = places.expand(x.shape).contiguous()
-        places[some] = _shared(tied[some])
+    is_tied = filled.diff(dim=-1) <= 16 * torch.finfo(x.dtype).eps * row_scale  # ∞ − ∞ is NaN and no tie
+    sorted_ranks = torch.arange(x.shape[-1], dtype=torch.float64)
+    has_ties = is_tied.any(-1)
+    if bool(has_ties.any()):
+        sorted_ranks = sorted_ranks.expand(x.shape).contiguous()
+        sorted_ranks[has_ties] = _tied_ranks(is_tied[has_ties])
     else:
-        places = places.expand(x.shape)
-    ranks = torch.empty_like(filled).scatter_(-1, order, places)
+        sorted_ranks = sorted_ranks.expand(x.shape)
+    ranks = torch.empty_like(filled).scatter_(-1, order, sorted_ranks)
     return torch.where(usable, ranks - (usable.sum(-1, keepdim=True) - 1) / 2, 0)
 
 
-def ranked_by_search(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t #m n"]) -> Float[Tensor, "*t m n"]:
-    """The same on a GPU, which sorts fast, and faster without places: how many are smaller, and how many are not larger.
+def centred_ranks_by_search(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t #m n"]) -> Float[Tensor, "*t m n"]:
+    """The same for a GPU, by two binary searches in the sorted row: the numbers below and the numbers not above an entry.
 
-    Numbers alone travel and nothing is asked of the device. What is equal but for rounding is what lies within 16 ulp of the
-    row's largest number, where on a CPU runs of neighbours may reach further.
+    No indices are sorted and nothing is copied to the host. Entries within 16 ulp of the row's largest number are ties. On a
+    CPU a run of neighbouring ties may extend further.
     """
     x, count = torch.where(usable, x, float("inf")).contiguous(), usable.sum(-1, keepdim=True, dtype=torch.int32)
-    line = x.sort(-1).values
-    last = line.gather(-1, (count - 1).clamp(min=0).long().expand(*x.shape[:-1], 1))
-    apart = 16 * torch.finfo(x.dtype).eps * torch.maximum(line[..., :1].abs(), last.abs())
-    apart = torch.where(count > 0, apart, 0)
-    twice = torch.searchsorted(line, x - apart, out_int32=True)
-    twice = twice.add_(torch.searchsorted(line, x.add_(apart), right=True, out_int32=True)).sub_(count)
-    return torch.where(usable, twice, 0).double().div_(2)
+    sorted_x = x.sort(-1).values
+    last = sorted_x.gather(-1, (count - 1).clamp(min=0).long().expand(*x.shape[:-1], 1))
+    tie_width = 16 * torch.finfo(x.dtype).eps * torch.maximum(sorted_x[..., :1].abs(), last.abs())
+    tie_width = torch.where(count > 0, tie_width, 0)
+    doubled_ranks = torch.searchsorted(sorted_x, x - tie_width, out_int32=True)
+    doubled_ranks = doubled_ranks.add_(
+        torch.searchsorted(sorted_x, x.add_(tie_width), right=True, out_int32=True)
+    ).sub_(count)
+    return torch.where(usable, doubled_ranks, 0).double().div_(2)
 
 
-def ranked_in_classes(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t #m n"]) -> Float[Tensor, "*t m n"]:
-    """The same of long rows, in float32: numbers of one class, of 2¹⁸ equally wide ones, share their mean rank.
+def centred_ranks_in_bins(x: Float[Tensor, "*t m n"], usable: Bool[Tensor, "*#t #m n"]) -> Float[Tensor, "*t m n"]:
+    """The same for long rows, in float32: entries in one of 2¹⁸ bins of equal width get their mean rank.
 
-    Of half a million distances a class holds a few: a correlation of such ranks is off by less than 1e-5.
+    A bin holds a few of half a million distances, so a correlation of such ranks is off by less than 1e-5.
     """
     low = torch.where(usable, x, torch.inf).amin(-1, keepdim=True).clamp(max=torch.finfo(x.dtype).max)
     x = torch.where(usable, x, low) - low
     high = x.amax(-1, keepdim=True)
-    at = (x * torch.where(high > 0, (CLASSES - 1) / high, 0)).long()
-    count = torch.zeros(*x.shape[:-1], CLASSES, dtype=torch.int32, device=x.device)
-    count.scatter_add_(-1, at, usable.int().expand_as(at))
-    mean = count.cumsum(-1, dtype=torch.int32).float() - (count.float() + 1) / 2
-    return torch.where(usable, mean.gather(-1, at) - (usable.sum(-1, keepdim=True) - 1) / 2, 0)
+    bin_index = (x * torch.where(high > 0, (N_BINS - 1) / high, 0)).long()
+    count = torch.zeros(*x.shape[:-1], N_BINS, dtype=torch.int32, device=x.device)
+    count.scatter_add_(-1, bin_index, usable.int().expand_as(bin_index))
+    mean_rank = count.cumsum(-1, dtype=torch.int32).float() - (count.float() + 1) / 2
+    return torch.where(usable, mean_rank.gather(-1, bin_index) - (usable.sum(-1, keepdim=True) - 1) / 2, 0)
 
 
 def unit_ranks(x: Float[Tensor, "*t n"], usable: Bool[Tensor, "*#m n"] | None = None) -> Float[Tensor, "*t n"]:
-    """Ranks along rows, centred and of length 1, so that an inner product of two is Spearman's correlation; 0 where all are equal.
+    """Ranks along rows, centred and of length 1: their inner product is Spearman's correlation. 0 if all entries are equal.
 
     >>> unit_ranks(torch.tensor([5.0, 8.0])).round(decimals=3).tolist()
     [-0.707, 0.707]
     """
     rows = x if x.ndim > 1 else x[None]
-    ranks = ranked(rows, rows.new_ones(rows.shape[-2:], dtype=torch.bool) if usable is None else usable)
+    ranks = centred_ranks(rows, rows.new_ones(rows.shape[-2:], dtype=torch.bool) if usable is None else usable)
     size = ranks.norm(dim=-1, keepdim=True)
     return torch.where(size > 0, ranks / torch.where(size > 0, size, 1), 0).reshape(x.shape)
 
@@ -82,7 +84,7 @@ def unit_ranks(x: Float[Tensor, "*t n"], usable: Bool[Tensor, "*#m n"] | None = 
 def spearman(
     a: Float[Tensor, "*#t n"], b: Float[Tensor, "*#t n"], usable: Bool[Tensor, "m n"] | None = None
 ) -> Float[Tensor, "*t"]:
-    """Spearman's rank correlation along rows, over the usable entries; 0 where one of the two does not vary.
+    """Spearman's rank correlation along rows over the usable entries; 0 if one of the two is constant.
 
     >>> round(float(spearman(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.1, 0.3, 0.2]))), 6)
     0.5
@@ -90,31 +92,33 @@ def spearman(
     return (unit_ranks(a, usable) * unit_ranks(b, usable)).sum(-1)
 
 
-def ordered(x: Float[Tensor, "*t n"]) -> Int[Tensor, "*t n"]:
-    """Places of the entries of every row from the smallest on, of equal ones the earlier first; NaN comes last.
+def stable_argsort(x: Float[Tensor, "*t n"]) -> Int[Tensor, "*t n"]:
+    """The indices that sort every row in ascending order; ties keep their order and NaN comes last.
 
-    On a CPU the places travel in the last bits of the numbers, so that numbers alone are sorted, twice as fast as places: float64 that
-    are equal but for those bits (2⁻⁴² of the number in a row of a thousand) are taken for equal; float32 all differ.
+    On a CPU the indices replace the last bits of the numbers, so only numbers are sorted, which is twice as fast. Float64
+    numbers that differ only in those bits (2⁻⁴² of the number in a row of a thousand) count as ties. Float32 numbers never do.
 
-    >>> ordered(torch.tensor([[3.0, -1.0, 9.0, -1.0]])).tolist()
+    >>> stable_argsort(torch.tensor([[3.0, -1.0, 9.0, -1.0]])).tolist()
     [[1, 3, 0, 2]]
     """
     if x.device.type != "cpu":
         return x.argsort(stable=True, dim=-1)
     bits = x.detach().double().contiguous().numpy().view(np.int64)
     mask = (1 << max(1, (x.shape[-1] - 1).bit_length())) - 1
-    packed = bits ^ ((bits >> 63) & np.int64(2**63 - 1))  # as numbers, negative ones turned round, in their order
-    packed &= ~np.int64(mask)
-    packed |= np.arange(x.shape[-1], dtype=np.int64)
-    packed.sort(-1)
-    packed &= np.int64(mask)
-    return torch.from_numpy(packed)
+    packed_bits = bits ^ (
+        (bits >> 63) & np.int64(2**63 - 1)
+    )  # integers in the order of the numbers, negative ones included
+    packed_bits &= ~np.int64(mask)
+    packed_bits |= np.arange(x.shape[-1], dtype=np.int64)
+    packed_bits.sort(-1)
+    packed_bits &= np.int64(mask)
+    return torch.from_numpy(packed_bits)
 
 
-def _shared(tied: Bool[Tensor, "r n1"]) -> Float[Tensor, "r n"]:
-    """Mean places of runs: tied[:, p] says that sorted entries p and p + 1 are equal."""
-    edge = torch.ones_like(tied[:, :1])
-    places = torch.arange(tied.shape[-1] + 1, device=tied.device)
-    first = torch.where(torch.cat([edge, ~tied], -1), places, 0).cummax(-1).values
-    last = torch.where(torch.cat([~tied, edge], -1), places, len(places)).flip(-1).cummin(-1).values.flip(-1)
+def _tied_ranks(is_tied: Bool[Tensor, "r n1"]) -> Float[Tensor, "r n"]:
+    """Mean ranks of runs of ties: `is_tied[:, p]` means that sorted entries p and p + 1 are equal."""
+    edge = torch.ones_like(is_tied[:, :1])
+    indices = torch.arange(is_tied.shape[-1] + 1, device=is_tied.device)
+    first = torch.where(torch.cat([edge, ~is_tied], -1), indices, 0).cummax(-1).values
+    last = torch.where(torch.cat([~is_tied, edge], -1), indices, len(indices)).flip(-1).cummin(-1).values.flip(-1)
     return (first + last).double() / 2

@@ -6,34 +6,34 @@ from collections.abc import Hashable
 from typing import Any
 
 
-class Kept:
+class ByteCache:
     """A dictionary that forgets what was used longest ago when it holds more than `most` bytes.
 
-    >>> kept = Kept(10)
+    >>> kept = ByteCache(10)
     >>> kept.put("a", "first", 6); kept.put("b", "second", 6)
-    >>> kept.get("a"), kept.get("b"), kept.bytes
+    >>> kept.get("a"), kept.get("b"), kept.total_bytes
     (None, 'second', 6)
     """
 
-    def __init__(self, most: int) -> None:
-        self.most, self.bytes = most, 0
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.total_bytes = max_bytes, 0
         self._lock = threading.Lock()
-        self._held: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
     def get(self, key: Hashable) -> Any:
         with self._lock:
-            if key not in self._held:
+            if key not in self._entries:
                 return None
-            self._held.move_to_end(key)
-            return self._held[key][0]
+            self._entries.move_to_end(key)
+            return self._entries[key][0]
 
-    def put(self, key: Hashable, value: Any, size: int) -> None:
+    def put(self, key: Hashable, value: Any, n_bytes: int) -> None:
         """Keep a value; the newest stays even where it is larger than all that may be kept."""
         with self._lock:
-            self.bytes += size - self._held.pop(key, (None, 0))[1]
-            self._held[key] = value, size
-            while self.bytes > self.most and len(self._held) > 1:
-                self.bytes -= self._held.popitem(last=False)[1][1]
+            self.total_bytes += n_bytes - self._entries.pop(key, (None, 0))[1]
+            self._entries[key] = value, n_bytes
+            while self.total_bytes > self.max_bytes and len(self._entries) > 1:
+                self.total_bytes -= self._entries.popitem(last=False)[1][1]
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._entries)

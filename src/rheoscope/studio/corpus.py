@@ -6,226 +6,264 @@ from typing import Any
 
 import numpy as np
 
-from rheoscope.catalogue import analysis as analysis_of
-from rheoscope.corpus.corpus_result import SHARES, Corpus, interval, open_corpus, places
+from rheoscope.catalogue import analysis_by_name as analysis_by_name
+from rheoscope.corpus.corpus_result import QUANTILES, CorpusRun, axis_labels, interval_half_width, open_corpus
 from rheoscope.corpus.documents import Documents
-from rheoscope.corpus.merged_summary import Kept, counts
-from rheoscope.corpus.shards import done, shards_of
-from rheoscope.corpus.summaries import BINS, Summary, edges, quantiles
+from rheoscope.corpus.merged_summary import FieldSummary, total_counts
+from rheoscope.corpus.shards import finished_shards, read_shards
+from rheoscope.corpus.summaries import BINS_PER_CELL, Summary, bin_edges, quantiles
 from rheoscope.picture.token_labels import printable
-from rheoscope.report.long_texts import around
-from rheoscope.running.runner import Running
+from rheoscope.report.long_texts import split_special_tokens
+from rheoscope.running.runner import RunnableModel
 from rheoscope.studio import wire
 from rheoscope.studio.jobs import MissingError
 
-HEADS = {"layer", "head"}
-BARS = 40
+HEAD_DIMS = {"layer", "head"}
+N_BARS = 40
 """Bars of a distribution."""
-INNER = (0.005, 0.995)
+INNER_QUANTILES = (0.005, 0.995)
 """The share of a distribution that is drawn where the rest lies far out."""
-BEFORE, AFTER = 90, 200
+CHARS_BEFORE, CHARS_AFTER = 90, 200
 """Letters of a text that are shown before and after the token that an example is about."""
 
 
-class Run:
+class LiveCorpusRun:
     """A corpus run that may still be going on: what is asked is of all shards that are done by then."""
 
-    def __init__(self, folder: Path, model: str) -> None:
-        self.folder, self.model = folder, model
-        self._lock, self._corpus, self._shards = threading.Lock(), open_corpus(folder), -1
+    def __init__(self, folder: Path, model_id: str) -> None:
+        self.folder, self.model_id = folder, model_id
+        self._lock, self._loaded_run, self._n_shards = threading.Lock(), open_corpus(folder), -1
 
     @property
     def name(self) -> str:
         return printable(self.folder.resolve().name)
 
     @property
-    def corpus(self) -> Corpus:
+    def current_run(self) -> CorpusRun:
         """The run as it is now: opened again where more of it is done."""
         with self._lock:
-            there = len(done(self.folder))
-            if there != self._shards:
-                self._corpus, self._shards = open_corpus(self.folder), there
-            return self._corpus
+            n_finished = len(finished_shards(self.folder))
+            if n_finished != self._n_shards:
+                self._loaded_run, self._n_shards = open_corpus(self.folder), n_finished
+            return self._loaded_run
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """What the run is of, how far it is, and the fields of heads that it holds."""
-        corpus = self.corpus
-        job, model = corpus.manifest.job, corpus.manifest.model
-        return counts(self.folder) | {
+        run = self.current_run
+        job, model_facts = run.manifest.job, run.manifest.model
+        return total_counts(self.folder) | {
             "name": self.name,
-            "model": self.model,
-            "weights": model["weights"],
-            "layers": model["layers"],
-            "heads": model["heads"],
-            "shards": len(done(self.folder)),
-            "of": len(shards_of(self.folder)),
+            "model": self.model_id,
+            "weights": model_facts["weights"],
+            "layers": model_facts["layers"],
+            "heads": model_facts["heads"],
+            "shards": len(finished_shards(self.folder)),
+            "of": len(read_shards(self.folder)),
             "length": job.length,
             "packed": job.pack,
-            "fields": [f"{name}.{field}" for (name, field), one in corpus.summaries.items() if set(one.dims) >= HEADS],
+            "fields": [
+                f"{analysis_name}.{field}"
+                for (analysis_name, field), summary in run.summaries.items()
+                if set(summary.dims) >= HEAD_DIMS
+            ],
         }
 
-    def field(self, name: str, field: str) -> bytes:
+    def pack_field(self, analysis_name: str, field: str) -> bytes:
         """A field of all heads: the mean over texts, its interval, how many texts have it, and what chance gives."""
-        corpus = self.corpus
-        one = self._kept(corpus, name, field)
-        mean, sd = one.summary.moments()
-        half = interval(one.summary)
-        values = {"mean": mean, "low": mean - half, "high": mean + half, "sd": sd, "texts": one.summary.texts}
-        null = _null(corpus, name, field, one)
-        if null is not None:
-            values["null"] = _spread(null, one)
-        coords = {
-            dim: {"dims": [dim], "values": places(name, dim, size, corpus.manifest.model)}
-            for dim, size in zip(one.dims, one.shape, strict=True)
+        run = self.current_run
+        summary = self._field_summary(run, analysis_name, field)
+        mean, sd = summary.summary.moments()
+        half_width = interval_half_width(summary.summary)
+        values = {
+            "mean": mean,
+            "low": mean - half_width,
+            "high": mean + half_width,
+            "sd": sd,
+            "texts": summary.summary.texts,
         }
-        arrays = {key: wire.as_array(x.reshape(one.shape), one.dims) for key, x in values.items()}
-        return wire.packed({"analysis": name, "field": field, "coords": coords}, arrays)
+        null_summary = _null_summary(run, analysis_name, field, summary)
+        if null_summary is not None:
+            values["null"] = _broadcast_null_mean(null_summary, summary)
+        coords = {
+            dim: {"dims": [dim], "values": axis_labels(analysis_name, dim, size, run.manifest.model)}
+            for dim, size in zip(summary.dims, summary.shape, strict=True)
+        }
+        arrays = {key: wire.to_wire_array(array.reshape(summary.shape), summary.dims) for key, array in values.items()}
+        return wire.pack_envelope({"analysis": analysis_name, "field": field, "coords": coords}, arrays)
 
-    def head(self, name: str, field: str, layer: int, head: int, piece: int, model: Running | None) -> dict[str, Any]:
+    def head_json(
+        self, analysis_name: str, field: str, layer: int, head: int, extra_index: int, model: RunnableModel | None
+    ) -> dict[str, Any]:
         """One head: how a field of it is distributed, and the texts in which it is largest and smallest."""
-        corpus = self.corpus
-        one = self._kept(corpus, name, field)
-        place = _place(one, layer, head, piece)
-        cell, null = _cell(one, place), _null(corpus, name, field, one)
-        alone = _only(one.summary, cell)
-        (mean,), (sd,) = alone.moments()
-        (half,) = interval(alone)
+        run = self.current_run
+        summary = self._field_summary(run, analysis_name, field)
+        indices = _axis_indices(summary, layer, head, extra_index)
+        cell, null_summary = _cell_index(summary, indices), _null_summary(run, analysis_name, field, summary)
+        cell_summary = _single_cell_summary(summary.summary, cell)
+        (mean,), (sd,) = cell_summary.moments()
+        (half_width,) = interval_half_width(cell_summary)
         with self._lock:  # DuckDB answers one at a time
             examples = {
-                side: corpus.examples_in(one, cell, least=side == "least").to_dict("records")
-                for side in ("most", "least")
+                extreme: run.cell_examples(summary, cell, smallest=extreme == "least").to_dict("records")
+                for extreme in ("most", "least")
             }
         return {
             "mean": mean,
-            "low": mean - half,
-            "high": mean + half,
+            "low": mean - half_width,
+            "high": mean + half_width,
             "sd": sd,
-            "texts": int(alone.texts[0]),
-            "documents": int(alone.documents.count[0]),
-            "items": int(alone.items[0]),
-            "quantiles": dict(zip(map(str, SHARES), quantiles(alone, SHARES)[0], strict=True)),
-            "distribution": distribution(alone, None if null is None else _only(null.summary, _cell(null, place))),
-        } | {side: [_example(row, model) for row in rows] for side, rows in examples.items()}
+            "texts": int(cell_summary.texts[0]),
+            "documents": int(cell_summary.documents.count[0]),
+            "items": int(cell_summary.items[0]),
+            "quantiles": dict(zip(map(str, QUANTILES), quantiles(cell_summary, QUANTILES)[0], strict=True)),
+            "distribution": distribution(
+                cell_summary,
+                None
+                if null_summary is None
+                else _single_cell_summary(null_summary.summary, _cell_index(null_summary, indices)),
+            ),
+        } | {extreme: [_example_json(row, model) for row in rows] for extreme, rows in examples.items()}
 
-    def _kept(self, corpus: Corpus, name: str, field: str) -> Kept:
-        one = corpus.summaries.get((name, field))
-        if one is None or not set(one.dims) >= HEADS:
-            raise MissingError(f"this corpus holds no field {field[:60]!r} of {name[:60]} for every head")
-        return one
+    def _field_summary(self, run: CorpusRun, analysis_name: str, field: str) -> FieldSummary:
+        summary = run.summaries.get((analysis_name, field))
+        if summary is None or not set(summary.dims) >= HEAD_DIMS:
+            raise MissingError(f"this corpus holds no field {field[:60]!r} of {analysis_name[:60]} for every head")
+        return summary
 
 
-def _null(corpus: Corpus, name: str, field: str, one: Kept) -> Kept | None:
+def _null_summary(run: CorpusRun, analysis_name: str, field: str, summary: FieldSummary) -> FieldSummary | None:
     """What chance gives of a field, where that was asked: of every head, or the same of several."""
-    null = corpus.summaries.get((name, analysis_of(name).fields[field].null))
-    return null if null is not None and set(null.dims) <= set(one.dims) else None
+    null_summary = run.summaries.get((analysis_name, analysis_by_name(analysis_name).fields[field].null))
+    return null_summary if null_summary is not None and set(null_summary.dims) <= set(summary.dims) else None
 
 
-def _spread(null: Kept, one: Kept) -> np.ndarray:
+def _broadcast_null_mean(null_summary: FieldSummary, summary: FieldSummary) -> np.ndarray:
     """The means of what chance gives, at every place of the field."""
-    sizes = dict(zip(null.dims, null.shape, strict=True))
-    mean = null.summary.moments()[0].reshape(null.shape)
-    mean = mean.transpose([null.dims.index(dim) for dim in one.dims if dim in sizes])
-    return np.broadcast_to(mean.reshape([sizes.get(dim, 1) for dim in one.dims]), one.shape)
+    sizes = dict(zip(null_summary.dims, null_summary.shape, strict=True))
+    mean = null_summary.summary.moments()[0].reshape(null_summary.shape)
+    mean = mean.transpose([null_summary.dims.index(dim) for dim in summary.dims if dim in sizes])
+    return np.broadcast_to(mean.reshape([sizes.get(dim, 1) for dim in summary.dims]), summary.shape)
 
 
-def _cell(one: Kept, place: dict[str, int]) -> int:
-    return int(np.ravel_multi_index([place[dim] for dim in one.dims], one.shape)) if one.dims else 0
+def _cell_index(summary: FieldSummary, indices: dict[str, int]) -> int:
+    return int(np.ravel_multi_index([indices[dim] for dim in summary.dims], summary.shape)) if summary.dims else 0
 
 
-def _place(one: Kept, layer: int, head: int, piece: int) -> dict[str, int]:
+def _axis_indices(summary: FieldSummary, layer: int, head: int, extra_index: int) -> dict[str, int]:
     """The places along all axes: layer and head, and of the others (the last the fastest) number `piece`."""
-    others = [(dim, size) for dim, size in zip(one.dims, one.shape, strict=True) if dim not in HEADS]
-    sizes = dict(zip(one.dims, one.shape, strict=True))
-    if layer >= sizes["layer"] or head >= sizes["head"] or piece >= np.prod([size for _, size in others], dtype=int):
+    extra_dims = [(dim, size) for dim, size in zip(summary.dims, summary.shape, strict=True) if dim not in HEAD_DIMS]
+    sizes = dict(zip(summary.dims, summary.shape, strict=True))
+    if (
+        layer >= sizes["layer"]
+        or head >= sizes["head"]
+        or extra_index >= np.prod([size for _, size in extra_dims], dtype=int)
+    ):
         raise MissingError(
             f"this corpus has no head {head} of layer {layer}; it has {sizes['layer']} layers of {sizes['head']} heads"
         )
-    at = np.unravel_index(piece, [size for _, size in others]) if others else ()
-    return {"layer": layer, "head": head} | {dim: int(k) for (dim, _), k in zip(others, at, strict=True)}
+    extra_indices = np.unravel_index(extra_index, [size for _, size in extra_dims]) if extra_dims else ()
+    return {"layer": layer, "head": head} | {
+        dim: int(index) for (dim, _), index in zip(extra_dims, extra_indices, strict=True)
+    }
 
 
 # Distributions
 
 
-def distribution(one: Summary, null: Summary | None) -> dict[str, Any]:
+def distribution(summary: Summary, null_summary: Summary | None) -> dict[str, Any]:
     """Bars of equal width: the share of all items of one cell in each; of what chance gives too, on the same bars."""
-    if not len(one.bins):
+    if not len(summary.bins):
         return {"edges": [], "shares": [], "null": None, "outside": 0.0}
-    ends = [_ends(held) for held in (one, null) if held is not None and len(held.bins)]
-    cuts = np.linspace(min(low for low, _ in ends), max(high for _, high in ends), BARS + 1)
-    shares = _shares(one, cuts)
+    limits = [
+        _bar_limits(candidate) for candidate in (summary, null_summary) if candidate is not None and len(candidate.bins)
+    ]
+    bar_edges = np.linspace(min(low for low, _ in limits), max(high for _, high in limits), N_BARS + 1)
+    fractions = _bar_fractions(summary, bar_edges)
     return {
-        "edges": cuts.tolist(),
-        "shares": shares.tolist(),
-        "null": None if null is None else _shares(null, cuts).tolist(),
-        "outside": max(0.0, 1 - float(shares.sum())),
+        "edges": bar_edges.tolist(),
+        "shares": fractions.tolist(),
+        "null": None if null_summary is None else _bar_fractions(null_summary, bar_edges).tolist(),
+        "outside": max(0.0, 1 - float(fractions.sum())),
     }
 
 
-def _ends(one: Summary) -> tuple[float, float]:
+def _bar_limits(summary: Summary) -> tuple[float, float]:
     """Between which numbers a distribution is drawn: all of it, or the inner part where the rest lies far out."""
-    low, high = edges(one.bins)
-    first, last = quantiles(one, INNER)[0].tolist()
-    far = float(high.max() - low.min()) > 3 * (last - first) > 0
-    return (first, last) if far else (float(low.min()), float(high.max()))
+    low, high = bin_edges(summary.bins)
+    inner_low, inner_high = quantiles(summary, INNER_QUANTILES)[0].tolist()
+    has_outliers = float(high.max() - low.min()) > 3 * (inner_high - inner_low) > 0
+    return (inner_low, inner_high) if has_outliers else (float(low.min()), float(high.max()))
 
 
-def _only(kept: Summary, cell: int) -> Summary:
+def _single_cell_summary(summary: Summary, cell: int) -> Summary:
     """The summary of one cell, without its examples."""
-    begin, end = np.searchsorted(kept.bins, [cell * BINS, (cell + 1) * BINS])
-    at, documents, none = slice(cell, cell + 1), kept.documents, kept.most[:0]
+    first_bin, last_bin = np.searchsorted(summary.bins, [cell * BINS_PER_CELL, (cell + 1) * BINS_PER_CELL])
+    cell_slice, documents, no_examples = slice(cell, cell + 1), summary.documents, summary.most[:0]
     return Summary(
-        texts=kept.texts[at],
-        missing=kept.missing[at],
-        items=kept.items[at],
-        total=kept.total[at],
-        squares=kept.squares[at],
-        documents=Documents(documents.count[at], documents.sizes[at], documents.squares[at], documents.products[at]),
-        bins=kept.bins[begin:end] - cell * BINS,
-        counts=kept.counts[begin:end],
-        most=none,
-        least=none,
+        texts=summary.texts[cell_slice],
+        missing=summary.missing[cell_slice],
+        items=summary.items[cell_slice],
+        total=summary.total[cell_slice],
+        squares=summary.squares[cell_slice],
+        documents=Documents(
+            documents.count[cell_slice],
+            documents.sizes[cell_slice],
+            documents.squares[cell_slice],
+            documents.products[cell_slice],
+        ),
+        bins=summary.bins[first_bin:last_bin] - cell * BINS_PER_CELL,
+        counts=summary.counts[first_bin:last_bin],
+        most=no_examples,
+        least=no_examples,
     )
 
 
-def _shares(one: Summary, cuts: np.ndarray) -> np.ndarray:
+def _bar_fractions(summary: Summary, bar_edges: np.ndarray) -> np.ndarray:
     """The share of the items between each two cuts; those of a bin lie evenly in it."""
-    if not len(one.bins):
-        return np.zeros(len(cuts) - 1)
-    low, high = edges(one.bins)
+    if not len(summary.bins):
+        return np.zeros(len(bar_edges) - 1)
+    low, high = bin_edges(summary.bins)
     order = np.argsort(low, kind="stable")
-    below = np.concatenate([[0], np.cumsum(one.counts[order])]) / one.counts.sum()
-    x, y = np.stack([low, high], 1)[order].ravel(), np.stack([below[:-1], below[1:]], 1).ravel()
-    return np.diff(np.interp(cuts, x, y))
+    cumulative = np.concatenate([[0], np.cumsum(summary.counts[order])]) / summary.counts.sum()
+    x, y = np.stack([low, high], 1)[order].ravel(), np.stack([cumulative[:-1], cumulative[1:]], 1).ravel()
+    return np.diff(np.interp(bar_edges, x, y))
 
 
 # Texts
 
 
-def _example(row: dict[str, Any], model: Running | None) -> dict[str, Any]:
+def _example_json(row: dict[str, Any], model: RunnableModel | None) -> dict[str, Any]:
     """A text that shows a head: where it comes from, its words, and what stands around the token that it is about."""
-    text, tokens, begin = _read(str(row["words"]), model)
-    at = int(row["token"]) if len(tokens) == int(row["tokens"]) else -1  # read anew it may have other tokens
-    sides = None if at < 0 else ("".join(tokens[begin:at])[-BEFORE:], tokens[at], "".join(tokens[at + 1 :])[:AFTER])
+    text, tokens, n_prefix = _decode_example(str(row["words"]), model)
+    token_index = int(row["token"]) if len(tokens) == int(row["tokens"]) else -1  # read anew it may have other tokens
+    context = (
+        None
+        if token_index < 0
+        else (
+            "".join(tokens[n_prefix:token_index])[-CHARS_BEFORE:],
+            tokens[token_index],
+            "".join(tokens[token_index + 1 :])[:CHARS_AFTER],
+        )
+    )
     return {
         "value": float(row["value"]),
         "text": text,
         "file": printable(Path(str(row["file"])).name),
         "line": int(row["line"]),
         "tokens": int(row["tokens"]),
-        "token": None if sides is None else at,
-        "around": sides,
+        "token": None if context is None else token_index,
+        "around": context,
     }
 
 
-def _read(words: str, model: Running | None) -> tuple[str, list[str], int]:
+def _decode_example(stored_text: str, model: RunnableModel | None) -> tuple[str, list[str], int]:
     """A text without what the tokenizer adds at its ends, its tokens with that, and how many of these stand before it.
 
     No tokens where the model is not open: then the text is as the run keeps it.
     """
     if model is None:
-        return words, [], 0
-    before, _, after = around(model, model.encode("a"))
-    first, last = ("".join(model.words_in_text(ids)) for ids in (before, after))
-    text = words.removeprefix(first).removesuffix(last)
-    return text, model.words_in_text(model.encode(text)), len(before)
+        return stored_text, [], 0
+    prefix_ids, _, suffix_ids = split_special_tokens(model, model.encode("a"))
+    prefix, suffix = ("".join(model.token_strings_in_text(ids)) for ids in (prefix_ids, suffix_ids))
+    text = stored_text.removeprefix(prefix).removesuffix(suffix)
+    return text, model.token_strings_in_text(model.encode(text)), len(prefix_ids)

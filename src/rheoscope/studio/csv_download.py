@@ -8,15 +8,18 @@ if TYPE_CHECKING:
     import xarray
 
 
-def csv_of(dataset: "xarray.Dataset") -> str:
+def dataset_to_csv(dataset: "xarray.Dataset") -> str:
     """All tables of an answer in one CSV: its provenance and every definition in lines that begin with #, then table after table."""
-    facts = [f"# {name}: {_one_line(value)}" for name, value in dataset.attrs.items()]
-    parts = ["\n".join(facts)]
+    attribute_lines = [f"# {name}: {_collapse_whitespace(value)}" for name, value in dataset.attrs.items()]
+    sections = ["\n".join(attribute_lines)]
     for name, frame in table(dataset).items():
-        meant = [f"# {field}: {_one_line(text)}" for field, text in frame.attrs.get("definitions", {}).items()]
-        parts.append("\n".join([f"# table {name}", *meant, csv_text(frame)]))
-    return "\n".join(parts)
+        definition_lines = [
+            f"# {field}: {_collapse_whitespace(definition)}"
+            for field, definition in frame.attrs.get("definitions", {}).items()
+        ]
+        sections.append("\n".join([f"# table {name}", *definition_lines, csv_text(frame)]))
+    return "\n".join(sections)
 
 
-def _one_line(value: object) -> str:
+def _collapse_whitespace(value: object) -> str:
     return " ".join(str(value).split())

@@ -7,143 +7,166 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rheoscope import __version__
-from rheoscope.catalogue import TABLE, analysis
-from rheoscope.picture.token_labels import Words, printable, shown
-from rheoscope.report.findings import findings, sentences
-from rheoscope.report.question_blocks import note
+from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
+from rheoscope.picture.token_labels import TokenLabels, display_token, printable
+from rheoscope.report.findings import finding_sentences, findings
+from rheoscope.report.question_blocks import control_note
 from rheoscope.report.verdicts import QUESTIONS, Question
-from rheoscope.running.runner import Running
-from rheoscope.space.predictions import predictions
-from rheoscope.space.results import Answers
+from rheoscope.running.runner import RunnableModel
+from rheoscope.space.predictions import next_token_logprobs
+from rheoscope.space.results import Results
 from rheoscope.space.trace import Trace
 from rheoscope.studio.edits import OPERATIONS, Edit
-from rheoscope.studio.query_settings import defaults_of
-from rheoscope.studio.wire import of_field
+from rheoscope.studio.query_settings import default_settings
+from rheoscope.studio.wire import field_json
 
 if TYPE_CHECKING:
     from rheoscope.studio.session import Session
 
-TOP = 10
+N_PREDICTIONS = 10
 """Predictions that are told."""
 
 
-def of_state(
-    session: "Session", models: list[dict[str, Any]], model: str, example: str | None, corpus: str | None = None
+def state_json(
+    session: "Session",
+    models: list[dict[str, Any]],
+    model_id: str,
+    example_id: str | None,
+    corpus_name: str | None = None,
 ) -> dict[str, Any]:
     """What a page asks first: which models there are, which text it opens on, which corpus it shows, how much it may ask for."""
     limits = session.limits
     return {
         "version": __version__,
         "models": models,
-        "model": model,
-        "example": example,
-        "corpus": corpus,
-        "limits": {"tokens": limits.tokens, "text_bytes": limits.text_bytes, "jobs": limits.jobs},
+        "model": model_id,
+        "example": example_id,
+        "corpus": corpus_name,
+        "limits": {"tokens": limits.max_tokens, "text_bytes": limits.max_text_bytes, "jobs": limits.max_jobs},
     }
 
 
-def of_model(name: str, title: str, model: Running | None) -> dict[str, Any]:
+def model_json(model_id: str, title: str, model: RunnableModel | None) -> dict[str, Any]:
     """A model; of one that is not open yet, its name."""
-    told: dict[str, Any] = {"id": name, "name": printable(title), "title": printable(title), "ready": model is not None}
-    numbers = ("layers", "heads", "width", "family", "parameters", "dtype", "device", "context", "certificate")
+    summary: dict[str, Any] = {
+        "id": model_id,
+        "name": printable(title),
+        "title": printable(title),
+        "ready": model is not None,
+    }
+    detail_keys = ("layers", "heads", "width", "family", "parameters", "dtype", "device", "context", "certificate")
     if model is None:
-        return told | dict.fromkeys(numbers)
-    view, facts = model.view, model.view.facts
-    return told | {
-        "name": printable(str(facts.get("model", title))),
+        return summary | dict.fromkeys(detail_keys)
+    view, view_facts = model.view, model.view.facts
+    return summary | {
+        "name": printable(str(view_facts.get("model", title))),
         "layers": view.layers,
         "heads": view.heads,
         "width": view.width,
-        "family": str(facts.get("family", "")),
-        "parameters": sum(weight.numel() for weight in model.network.parameters()),
-        "dtype": str(facts.get("dtype", "")),
-        "device": str(facts.get("device", "")),
-        "context": view.context,
-        "certificate": str(facts.get("certificate", "")),
+        "family": str(view_facts.get("family", "")),
+        "parameters": sum(parameter.numel() for parameter in model.network.parameters()),
+        "dtype": str(view_facts.get("dtype", "")),
+        "device": str(view_facts.get("device", "")),
+        "context": view.context_length,
+        "certificate": str(view_facts.get("certificate", "")),
     }
 
 
-def of_trace(
-    name: str, model_id: str, words: Words, trace: Trace, text: str, edits: tuple[Edit, ...]
+def trace_json(
+    trace_id: str, model_id: str, token_strings: TokenLabels, trace: Trace, text: str, edits: tuple[Edit, ...]
 ) -> dict[str, Any]:
     """A text as the page first shows it: its tokens, its steps, what comes next."""
-    massive = set(trace.massive())
-    likely = _predicted(words, trace)
+    massive_tokens = set(trace.massive_tokens())
+    top_predictions = _top_predictions(token_strings, trace)
     return {
-        "id": name,
+        "id": trace_id,
         "model": model_id,
         "text": text,
         "tokens": [
-            {"text": token, "shown": shown(token), "massive": at in massive} for at, token in enumerate(trace.tokens)
+            {"text": token_text, "shown": display_token(token_text), "massive": position in massive_tokens}
+            for position, token_text in enumerate(trace.tokens)
         ],
         "steps": [str(step) for step in trace.steps],
         "layers": trace.view.layers,
         "heads": trace.view.heads,
         "width": trace.view.width,
-        "edits": [one.told for one in edits],
-        "next": likely[0] if likely else None,
-        "top": likely,
+        "edits": [edit.json_dict for edit in edits],
+        "next": top_predictions[0] if top_predictions else None,
+        "top": top_predictions,
         "provenance": trace.provenance,
     }
 
 
 @torch.no_grad()
-def _predicted(words: Words, trace: Trace) -> list[dict[str, Any]]:
+def _top_predictions(token_strings: TokenLabels, trace: Trace) -> list[dict[str, Any]]:
     if trace.view.unembed is None:
         return []
-    best = predictions(trace.view, trace.points[-1, -1:])[0].exp().topk(min(TOP, len(trace.view.embed)))
+    top = (
+        next_token_logprobs(trace.view, trace.points[-1, -1:])[0].exp().topk(min(N_PREDICTIONS, len(trace.view.embed)))
+    )
     return [
-        {"token": word, "shown": shown(word), "probability": float(p), "id": int(one)}
-        for word, p, one in zip(words(best.indices.tolist()), best.values, best.indices, strict=True)
+        {
+            "token": token_text,
+            "shown": display_token(token_text),
+            "probability": float(probability),
+            "id": int(token_id),
+        }
+        for token_text, probability, token_id in zip(
+            token_strings(top.indices.tolist()), top.values, top.indices, strict=True
+        )
     ]
 
 
-def of_verdict(question: Question, answers: Answers) -> dict[str, Any]:
+def verdict_json(question: Question, results: Results) -> dict[str, Any]:
     """The answer to one of the questions, with the number and the null that it rests on."""
-    one = question.verdict(answers)
-    rests = one.statements[0] if one.statements else None
-    numbers = {} if rests is None else {name: getattr(rests, name) for name in ("value", "null", "spread", "q")}
+    verdict = question.verdict(results)
+    statement = verdict.statements[0] if verdict.statements else None
+    numbers = {} if statement is None else {name: getattr(statement, name) for name in ("value", "null", "spread", "q")}
     return {
         "name": question.name,
-        "question": one.question,
-        "answer": one.answer,
-        "line": one.line,
-        "deeper": one.deeper,
+        "question": verdict.question,
+        "answer": verdict.answer,
+        "line": verdict.line,
+        "deeper": verdict.deeper,
         "needs": list(question.needs),
     } | {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
-def of_verdicts(answers: Answers) -> dict[str, Any]:
+def verdicts_json(results: Results) -> dict[str, Any]:
     """All answers that can be given by now, and what else was found."""
-    told = [of_verdict(one, answers) for one in QUESTIONS if answers.asked(*one.needs)]
-    return {"verdicts": told} | of_findings(answers)
+    verdicts = [verdict_json(question, results) for question in QUESTIONS if results.has_run(*question.needs)]
+    return {"verdicts": verdicts} | findings_json(results)
 
 
-def of_findings(answers: Answers) -> dict[str, Any]:
+def findings_json(results: Results) -> dict[str, Any]:
     """What else beats its null, how much was held against chance, and what the answers stand beside."""
-    told, tested = findings(answers)
-    rows = [{"text": one.text, "analysis": one.analysis, "q": one.q} for one in told]
-    return {"findings": rows, "held": sentences(told, tested)[-1], "note": getattr(note(answers)[0], "note", "")}
+    significant, corrected_statements = findings(results)
+    rows = [{"text": statement.text, "analysis": statement.analysis, "q": statement.q} for statement in significant]
+    return {
+        "findings": rows,
+        "held": finding_sentences(significant, corrected_statements)[-1],
+        "note": getattr(control_note(results)[0], "note", ""),
+    }
 
 
-def of_catalogue(names: Iterable[str] = TABLE) -> dict[str, Any]:
+def catalogue_json(names: Iterable[str] = ANALYSIS_MODULES) -> dict[str, Any]:
     """Analyses (all, unless they are named) with their fields and settings, the questions, and what can be done to a head."""
     rows = []
     for name in names:
-        one = analysis(name)
+        analysis = analysis_by_name(name)
         rows.append(
             {
                 "name": name,
-                "question": one.question,
-                "needs": one.needs,
-                "dear": one.dear,
-                "room": TABLE[name].split(".")[1],
-                "fields": {field: of_field(one, field) for field in one.fields},
-                "settings": defaults_of(one),
+                "question": analysis.question,
+                "needs": analysis.needs,
+                "dear": analysis.expensive,
+                "room": ANALYSIS_MODULES[name].split(".")[1],
+                "fields": {field: field_json(analysis, field) for field in analysis.fields},
+                "settings": default_settings(analysis),
             }
         )
     questions = [
-        {"name": one.name, "question": one.question, "needs": list(one.needs), "deeper": one.deeper}
-        for one in QUESTIONS
+        {"name": question.name, "question": question.question, "needs": list(question.needs), "deeper": question.deeper}
+        for question in QUESTIONS
     ]
     return {"analyses": rows, "questions": questions, "operations": list(OPERATIONS)}

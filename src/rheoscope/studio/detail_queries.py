@@ -7,145 +7,159 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.covers.operators.analysis import copying, positive_share, vocabulary_gram
+from rheoscope.covers.operators.analysis import copying_score, positive_share, vocabulary_gram
 from rheoscope.covers.reversed_attention.analysis import reversed_map
 from rheoscope.covers.score_attribution.analysis import score_attribution
-from rheoscope.covers.scores.analysis import permitted
-from rheoscope.flow.readout.analysis import attribution, likeliest
-from rheoscope.picture.token_labels import shown
+from rheoscope.covers.scores.analysis import allowed_pairs
+from rheoscope.flow.readout.analysis import attribution, likeliest_tokens
+from rheoscope.picture.token_labels import display_token
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.components import checked
-from rheoscope.space.predictions import predictions
+from rheoscope.space.components import resolve_positions
+from rheoscope.space.predictions import next_token_logprobs
 from rheoscope.space.trace import Trace
 from rheoscope.studio import wire
-from rheoscope.studio.projected_points import Axes, projected
+from rheoscope.studio.projected_points import Axes, project_cloud
 
 if TYPE_CHECKING:
-    from rheoscope.studio.session import Entry, Session
+    from rheoscope.studio.session import Session, TextEntry
 
-KINDS = ("weights", "scores", "reversed")
-LARGEST_MAP = 1024
-PAIRS, WRITERS = 60, 12
+MAP_KINDS = ("weights", "scores", "reversed")
+MAX_MAP_TOKENS = 1024
+N_PAIRS, N_COMPONENTS = 60, 12
 """Pairs of components that a score is told as, and components that a logit is; the rest is one sum."""
 
 
-def cloud(session: "Session", entry: "Entry", axes: str, space: str) -> bytes:
+def pack_cloud(session: "Session", entry: "TextEntry", axes_name: str, space: str) -> bytes:
     """The text as points on three axes, the share of variance that they show, and the star of the prediction."""
-    return points_on(entry.trace, session.axes(entry, axes, space), axes, space)
+    return pack_points(entry.trace, session.cached_axes(entry, axes_name, space), axes_name, space)
 
 
-def points_on(trace: Trace, on: Axes, axes: str, space: str) -> bytes:
+def pack_points(trace: Trace, axes: Axes, axes_name: str, space: str) -> bytes:
     """A text as points on axes that are known, by their name."""
-    seen = projected(trace, on, space)
-    shares = [float(one) for one in seen.shares]
-    header = {"share": sum(shares), "shares": shares, "space": space, "axes": axes}
-    points = wire.as_array(seen.points.cpu().numpy(), ["step", "token", "axis"])
-    return wire.packed(header, {"points": points, "star": wire.as_array(seen.star.cpu().numpy(), ["axis"])})
+    projection = project_cloud(trace, axes, space)
+    fractions = [float(fraction) for fraction in projection.variance_fractions]
+    header = {"share": sum(fractions), "shares": fractions, "space": space, "axes": axes_name}
+    points = wire.to_wire_array(projection.points.cpu().numpy(), ["step", "token", "axis"])
+    return wire.pack_envelope(
+        header, {"points": points, "star": wire.to_wire_array(projection.predicted_point.cpu().numpy(), ["axis"])}
+    )
 
 
-def head_map(entry: "Entry", layer: int, head: int, kind: str, steps: int = wire.FINE) -> bytes:
+def pack_head_map(entry: "TextEntry", layer: int, head: int, kind: str, n_levels: int = wire.FINE_LEVELS) -> bytes:
     """Weights, scores or reversed attention of a head, a byte a pair; what a query may not see is missing."""
-    if kind not in KINDS:
-        raise RheoscopeError(f"unknown kind {kind[:40]!r}; type one of {', '.join(KINDS)}")
+    if kind not in MAP_KINDS:
+        raise RheoscopeError(f"unknown kind {kind[:40]!r}; type one of {', '.join(MAP_KINDS)}")
     heads = entry.trace.view.heads_of(layer, head)
-    if len(entry.trace) > LARGEST_MAP:
-        raise RheoscopeError(f"a map has at most {LARGEST_MAP} tokens, this text has {len(entry.trace)}")
+    if len(entry.trace) > MAX_MAP_TOKENS:
+        raise RheoscopeError(f"a map has at most {MAX_MAP_TOKENS} tokens, this text has {len(entry.trace)}")
     if kind == "reversed":
-        found = reversed_map(entry.edited, entry.trace, layer, head)
+        pair_values = reversed_map(entry.edited_model, entry.trace, layer, head)
     else:
-        found = (entry.trace.weights if kind == "weights" else entry.trace.scores)(layer, head)
-    seen = permitted(heads, len(entry.trace), found.device)
-    values = torch.where(seen, found.float(), torch.nan).cpu().numpy()
-    header = entry.about(layer, head) | {"kind": kind}
-    return wire.packed(header, {"map": wire.in_bytes(values, ["query", "key"], steps)})
+        pair_values = (entry.trace.weights if kind == "weights" else entry.trace.scores)(layer, head)
+    allowed = allowed_pairs(heads, len(entry.trace), pair_values.device)
+    values = torch.where(allowed, pair_values.float(), torch.nan).cpu().numpy()
+    header = entry.head_facts(layer, head) | {"kind": kind}
+    return wire.pack_envelope(header, {"map": wire.quantise(values, ["query", "key"], n_levels)})
 
 
 @torch.no_grad()
-def spectrum(entry: "Entry", layer: int, head: int) -> dict[str, Any]:
+def spectrum_json(entry: "TextEntry", layer: int, head: int) -> dict[str, Any]:
     """The singular values of M and of F of a head, under the edits, and what kind of operators they are."""
     view = entry.trace.view
-    one = view.head(layer, head)
-    M, F = one.M.exact(), one.F.exact()
-    through = None if view.unembed is None else vocabulary_gram(view)
+    head_operators = view.head(layer, head)
+    M, F = head_operators.M.at_least_float32(), head_operators.F.at_least_float32()
+    gram = None if view.unembed is None else vocabulary_gram(view)
     return {
-        "M": [rounded(one) for one in there(M.singular_values())],
-        "F": [rounded(one) for one in there(F.singular_values())],
+        "M": [round_significant(value) for value in nonzero_values(M.singular_values())],
+        "F": [round_significant(value) for value in nonzero_values(F.singular_values())],
         "symmetry": float(M.symmetry()),
         "positive_share": float(positive_share(M)),
-        "copying": float(copying(F, through)),
+        "copying": float(copying_score(F, gram)),
     }
 
 
-def there(values: Float[Tensor, " r"], least: float = 1e-6) -> list[float]:
+def nonzero_values(values: Float[Tensor, " r"], tolerance: float = 1e-6) -> list[float]:
     """Singular values that are not 0 but for rounding: those of an edited operator have more columns than it has rank.
 
-    >>> there(torch.tensor([2.0, 1.0, 1e-9]))
+    >>> nonzero_values(torch.tensor([2.0, 1.0, 1e-9]))
     [2.0, 1.0]
     """
-    return values[values > least * values.max()].tolist()
+    return values[values > tolerance * values.max()].tolist()
 
 
-def why(entry: "Entry", layer: int, head: int, query: int, key: int) -> dict[str, Any]:
+def score_components_json(entry: "TextEntry", layer: int, head: int, query: int, key: int) -> dict[str, Any]:
     """Which components, on the query's and on the key's side, make a score; the largest first."""
-    found = score_attribution(entry.trace, layer, head, query, key)
-    table = found.contribution.values
-    order = np.argsort(-np.abs(table), axis=None)
-    names = [str(name) for name in found["from"].values]
-    pairs = [divmod(int(at), table.shape[1]) for at in order[:PAIRS]]
-    told = [
-        {"name": f"{names[a]} → {names[b]}", "from": names[a], "to": names[b], "contribution": float(table[a, b])}
+    dataset = score_attribution(entry.trace, layer, head, query, key)
+    contributions = dataset.contribution.values
+    order = np.argsort(-np.abs(contributions), axis=None)
+    component_names = [str(name) for name in dataset["from"].values]
+    pairs = [divmod(int(flat_index), contributions.shape[1]) for flat_index in order[:N_PAIRS]]
+    largest = [
+        {
+            "name": f"{component_names[a]} → {component_names[b]}",
+            "from": component_names[a],
+            "to": component_names[b],
+            "contribution": float(contributions[a, b]),
+        }
         for a, b in pairs
     ]
-    rest = float(table.sum()) - sum(one["contribution"] for one in told)
-    score, bias, weight = (float(found[name]) for name in ("score", "position_bias", "weight"))
-    return {"components": told, "rest": rest, "position_bias": bias, "score": score, "weight": weight}
+    remainder = float(contributions.sum()) - sum(component["contribution"] for component in largest)
+    score, position_bias, weight = (float(dataset[name]) for name in ("score", "position_bias", "weight"))
+    return {"components": largest, "rest": remainder, "position_bias": position_bias, "score": score, "weight": weight}
 
 
 @torch.no_grad()
-def lens(entry: "Entry") -> bytes:
+def pack_lens(entry: "TextEntry") -> bytes:
     """What every token finds likeliest to come next after every step: its probability, and the token as it is shown."""
-    steps, tokens = range(len(entry.trace.steps)), range(len(entry.trace))
+    steps, positions = range(len(entry.trace.steps)), range(len(entry.trace))
     if entry.trace.view.unembed is None:
         raise RheoscopeError("this model has no unembedding, so nothing can be read out; choose a language model")
-    found = likeliest(entry.trace, list(steps), list(tokens))
-    ids = found["likeliest"].tolist()
-    known = sorted({one for row in ids for one in row})
-    words = dict(zip(known, map(shown, entry.model.words(known)), strict=True))
-    probability = wire.as_array(found["likeliest_probability"].cpu().numpy(), ["step", "token"])
-    return wire.packed({"shown": [[words[one] for one in row] for row in ids]}, {"probability": probability})
+    prediction = likeliest_tokens(entry.trace, list(steps), list(positions))
+    token_ids = prediction["likeliest"].tolist()
+    distinct_ids = sorted({token_id for row in token_ids for token_id in row})
+    token_labels = dict(zip(distinct_ids, map(display_token, entry.model.token_strings(distinct_ids)), strict=True))
+    probability = wire.to_wire_array(prediction["likeliest_probability"].cpu().numpy(), ["step", "token"])
+    return wire.pack_envelope(
+        {"shown": [[token_labels[token_id] for token_id in row] for row in token_ids]}, {"probability": probability}
+    )
 
 
 @torch.no_grad()
-def token(entry: "Entry", position: int) -> dict[str, Any]:
+def token_json(entry: "TextEntry", position: int) -> dict[str, Any]:
     """What one token predicts after every step, and who wrote the logit of what it predicts in the end."""
     trace = entry.trace
-    at = checked([position], len(trace))[0]
-    laws = predictions(trace.view, trace.points[:, at])
-    best = laws.max(-1)
-    words = entry.model.words(best.indices.tolist())
+    token_index = resolve_positions([position], len(trace))[0]
+    logprobs = next_token_logprobs(trace.view, trace.points[:, token_index])
+    top = logprobs.max(-1)
+    token_texts = entry.model.token_strings(top.indices.tolist())
     lens = [
-        {"step": str(step), "shown": shown(word), "probability": rounded(float(p))}
-        for step, word, p in zip(trace.steps, words, best.values.exp(), strict=True)
+        {"step": str(step), "shown": display_token(token_text), "probability": round_significant(float(probability))}
+        for step, token_text, probability in zip(trace.steps, token_texts, top.values.exp(), strict=True)
     ]
-    target = int(best.indices[-1])
-    parts = {name: float(part) for name, part in attribution(trace, at, target).items()}
-    largest = sorted(parts, key=lambda name: -abs(parts[name]))
-    written = [{"component": name, "logits": rounded(parts[name])} for name in largest[:WRITERS]]
-    rest = rounded(sum(parts[name] for name in largest[WRITERS:]))
+    target_id = int(top.indices[-1])
+    contributions = {
+        component: float(contribution) for component, contribution in attribution(trace, token_index, target_id).items()
+    }
+    by_size = sorted(contributions, key=lambda component: -abs(contributions[component]))
+    largest_components = [
+        {"component": component, "logits": round_significant(contributions[component])}
+        for component in by_size[:N_COMPONENTS]
+    ]
+    remainder = round_significant(sum(contributions[component] for component in by_size[N_COMPONENTS:]))
     return {
-        "position": at,
-        "shown": shown(trace.tokens[at]),
+        "position": token_index,
+        "shown": display_token(trace.tokens[token_index]),
         "lens": lens,
         "target": lens[-1]["shown"],
-        "written": written,
-        "rest": rest,
+        "written": largest_components,
+        "rest": remainder,
     }
 
 
-def rounded(value: float) -> float:
+def round_significant(value: float) -> float:
     """Five digits that count, as JSON that is read by people needs no more.
 
-    >>> rounded(0.123456789), rounded(-1234.5678)
+    >>> round_significant(0.123456789), round_significant(-1234.5678)
     (0.12346, -1234.6)
     """
     return float(f"{value:.5g}")

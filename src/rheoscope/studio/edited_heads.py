@@ -13,97 +13,121 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.feature_maps import added
-from rheoscope.attention.position import At, Biases, PairBias, Placed, Position, Pulled
-from rheoscope.covers.head_replacement import Operation
-from rheoscope.shapes import KeyAt, RheoscopeError, RowAt, Scores
+from rheoscope.attention.feature_maps import add_gradients
+from rheoscope.attention.position import BiasArray, PairBias, Position, Pullback, TokenPositions, TokenRows
+from rheoscope.covers.head_replacement import OperatorEdit
+from rheoscope.shapes import KeyPositions, QueryPositions, RheoscopeError, Scores
 from rheoscope.space.bilinear_form import Term
-from rheoscope.space.head import Heads, Norm, Projected, through
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.head import Heads, project_normalised
+from rheoscope.space.model_parts import Norm, Projected
+from rheoscope.space.safe_arithmetic import at_least_float32
 
-Weights = Float[Tensor, "h d k"]
-Biased = Float[Tensor, "h k"]
-LONGEST = 2048
+HeadWeights = Float[Tensor, "h d k"]
+HeadBiases = Float[Tensor, "h k"]
+MAX_TOKENS = 2048
 """Tokens of a text that is not known yet, at most."""
 
 
 @dataclass(frozen=True, eq=False)
-class OfText:
+class TextStatistics:
     """What an edited layer has to know of a text: x̄, what every head gives on average where one is silenced, its last token."""
 
-    mean: Float[Tensor, " d"]
-    outputs: Float[Tensor, "h e"] | None
-    last: int
+    x_mean: Float[Tensor, " d"]
+    mean_outputs: Float[Tensor, "h e"] | None
+    last_position: int
 
 
 @dataclass(frozen=True, eq=False)
-class Turns(Position):
+class GroupedRotation(Position):
     """Groups of columns side by side, each turned in its own way (see `Term`); biases of scores are the model's own.
 
     Turning back is turning forth from the `last` token on.
     """
 
-    own: Position
-    turns: tuple[tuple[str, int], ...]
-    last: int = LONGEST - 1
+    base_position: Position
+    groups: tuple[tuple[str, int], ...]
+    last_position: int = MAX_TOKENS - 1
 
-    moves = True
+    changes_tokens = True
 
-    def place(self, x: Placed, at: At) -> Placed:
-        return torch.cat([self.own.place(part, where) for part, where in self._groups(x, at)], -1)
+    def encode(self, x: TokenRows, positions: TokenPositions) -> TokenRows:
+        return torch.cat(
+            [
+                self.base_position.encode(columns, group_positions)
+                for columns, group_positions in self._split_groups(x, positions)
+            ],
+            -1,
+        )
 
-    def pull(self, at: At, dy: Placed) -> Pulled:
-        pulled = [self.own.pull(where, part) for part, where in self._groups(dy, at)]
-        return torch.cat([one for one, _ in pulled], -1), reduce(added, (tensors for _, tensors in pulled))
+    def pullback(self, positions: TokenPositions, dy: TokenRows) -> Pullback:
+        pullbacks = [
+            self.base_position.pullback(group_positions, columns)
+            for columns, group_positions in self._split_groups(dy, positions)
+        ]
+        return torch.cat([grad_x for grad_x, _ in pullbacks], -1), reduce(
+            add_gradients, (parameter_grads for _, parameter_grads in pullbacks)
+        )
 
-    def _groups(self, x: Placed, at: At) -> list[tuple[Tensor, Tensor]]:
-        where = {"forth": at, "back": (self.last - at).clamp(min=0), "still": torch.zeros_like(at)}
-        parts = x.split([width for _, width in self.turns], -1)
-        return [(part, where[turn]) for part, (turn, _) in zip(parts, self.turns, strict=True)]
+    def _split_groups(self, x: TokenRows, positions: TokenPositions) -> list[tuple[Tensor, Tensor]]:
+        positions_by_kind = {
+            "forth": positions,
+            "back": (self.last_position - positions).clamp(min=0),
+            "still": torch.zeros_like(positions),
+        }
+        column_groups = x.split([width for _, width in self.groups], -1)
+        return [
+            (columns, positions_by_kind[rotation_kind])
+            for columns, (rotation_kind, _) in zip(column_groups, self.groups, strict=True)
+        ]
 
-    def rotation(self, offset: int, width: int, like: Tensor) -> Float[Tensor, "k k"]:
-        by = {"forth": offset, "back": -offset, "still": 0}
-        return torch.block_diag(*(self.own.rotation(by[turn], wide, like) for turn, wide in self.turns))
+    def rotation_matrix(self, offset: int, width: int, template: Tensor) -> Float[Tensor, "k k"]:
+        offset_by_kind = {"forth": offset, "back": -offset, "still": 0}
+        return torch.block_diag(
+            *(
+                self.base_position.rotation_matrix(offset_by_kind[rotation_kind], group_width, template)
+                for rotation_kind, group_width in self.groups
+            )
+        )
 
-    def fit(self, b: int, h: int, m: int, n: int, d: int) -> None:
-        self.own.fit(b, h, m, n, self.turns[0][1])
+    def check_shapes(self, b: int, h: int, m: int, n: int, d: int) -> None:
+        self.base_position.check_shapes(b, h, m, n, self.groups[0][1])
 
-    def bias(self, i: RowAt, j: KeyAt) -> Biases | None:
-        return self.own.bias(i, j)
+    def bias(self, i: QueryPositions, j: KeyPositions) -> BiasArray | None:
+        return self.base_position.bias(i, j)
 
-    def pull_bias(self, i: RowAt, j: KeyAt, r: Scores) -> dict[str, Tensor]:
-        return self.own.pull_bias(i, j, r)
+    def pullback_bias(self, i: QueryPositions, j: KeyPositions, r: Scores) -> dict[str, Tensor]:
+        return self.base_position.pullback_bias(i, j, r)
 
     def pair_bias(self, m: int, n: int) -> PairBias | None:
-        return self.own.pair_bias(m, n)
+        return self.base_position.pair_bias(m, n)
 
-    def of_heads(self, some: list[int]) -> "Turns":
-        return replace(self, own=self.own.of_heads(some))
+    def select_heads(self, heads: list[int]) -> "GroupedRotation":
+        return replace(self, base_position=self.base_position.select_heads(heads))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Leading(Norm):
+class LeadingColumnsNorm(Norm):
     """A norm of queries or keys that looks at their first `width` columns: the others get the same scale."""
 
-    width: int = 0
+    n_leading: int = 0
 
-    def hat(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+    def normalise(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         return self.centre(x) * self.scale(x)
 
     def centre(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
-        return torch.cat([super().centre(x[..., : self.width]), x[..., self.width :]], -1)
+        return torch.cat([super().centre(x[..., : self.n_leading]), x[..., self.n_leading :]], -1)
 
     def scale(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n 1"]:
-        return super().scale(x[..., : self.width])
+        return super().scale(x[..., : self.n_leading])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Held(Norm):
+class FixedScaleNorm(Norm):
     """A norm after attention at the scale `c` that it has for the tokens of one text; that is known at the text's points alone."""
 
-    c: Float[Tensor, "n 1"] | None = None
+    fixed_scale: Float[Tensor, "n 1"] | None = None
 
-    def normed(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
+    def apply_fixed_scale(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
         """What the model's own norm is here."""
         if x.requires_grad:
             raise RheoscopeError(
@@ -113,179 +137,194 @@ class Held(Norm):
         return x * self.scale(x) if self.bias is None else x * self.scale(x) + self.bias
 
     def scale(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n 1"]:
-        assert self.c is not None
-        return self.c
+        assert self.fixed_scale is not None
+        return self.fixed_scale
 
 
 @dataclass(frozen=True, eq=False)
-class Change:
+class LayerEdits:
     """What becomes of a layer: operations on its heads, and the heads that are silenced."""
 
-    made: Sequence[Operation]
-    silent: list[int]
+    operator_edits: Sequence[OperatorEdit]
+    silenced_heads: list[int]
 
     @property
-    def forms(self) -> list[Operation]:
-        return [one for one in self.made if one.form]
+    def form_edits(self) -> list[OperatorEdit]:
+        return [edit for edit in self.operator_edits if edit.form]
 
     @property
-    def contents(self) -> list[Operation]:
-        return [one for one in self.made if one.content is not None]
+    def content_edits(self) -> list[OperatorEdit]:
+        return [edit for edit in self.operator_edits if edit.content is not None]
 
     @property
-    def attending_anew(self) -> set[int]:
+    def reweighted_heads(self) -> set[int]:
         """Heads whose weights are not the model's own."""
-        return {head for one in self.forms for head in one.chosen}
+        return {head for edit in self.form_edits for head in edit.head_indices}
 
 
 @torch.no_grad()
-def edited_heads(heads: Heads, change: Change) -> Heads:
+def write_edits_into_heads(heads: Heads, layer_edits: LayerEdits) -> Heads:
     """The heads of a layer with a change written into their weights; for a text they are still to be centred."""
-    found = _with_contents(_of_hats(heads), change)
-    return _with_forms(found, change) if change.forms else found
+    edited = _add_content_columns(_fold_norm_into_heads(heads), layer_edits)
+    return _add_form_columns(edited, layer_edits) if layer_edits.form_edits else edited
 
 
 @torch.no_grad()
-def centred(own: Heads, heads: Heads, change: Change, text: OfText) -> Heads:
+def centre_on_text(base_heads: Heads, heads: Heads, layer_edits: LayerEdits, statistics: TextStatistics) -> Heads:
     """Edited heads for one text, its x̄ and what it makes silenced heads give in their biases; `own` are those before the edit."""
-    k, e, position = own.W_Q.shape[-1], own.W_O.shape[-2], heads.mechanism.position
-    b_V = _less_mean(heads.W_V, heads.b_V, text.mean, e)
-    if text.outputs is not None:
-        b_V[change.silent, :e] = text.outputs[change.silent].to(b_V)
-    if isinstance(position, Turns):
-        position = replace(position, last=text.last)
-    found = replace(
+    k, e, position = base_heads.W_Q.shape[-1], base_heads.W_O.shape[-2], heads.mechanism.position
+    b_V = _centring_biases(heads.W_V, heads.b_V, statistics.x_mean, e)
+    if statistics.mean_outputs is not None:
+        b_V[layer_edits.silenced_heads, :e] = statistics.mean_outputs[layer_edits.silenced_heads].to(b_V)
+    if isinstance(position, GroupedRotation):
+        position = replace(position, last_position=statistics.last_position)
+    centred_heads = replace(
         heads,
-        b_Q=_less_mean(heads.W_Q, heads.b_Q, text.mean, k),
-        b_K=_less_mean(heads.W_K, heads.b_K, text.mean, k),
+        b_Q=_centring_biases(heads.W_Q, heads.b_Q, statistics.x_mean, k),
+        b_K=_centring_biases(heads.W_K, heads.b_K, statistics.x_mean, k),
         b_V=b_V,
         mechanism=replace(heads.mechanism, position=position),
     )
-    return replace(found, project=partial(_projected, found))
+    return replace(centred_heads, project=partial(_project_qkv, centred_heads))
 
 
 @torch.no_grad()
-def held(own: Heads, heads: Heads, outputs: Float[Tensor, "h n e"]) -> Heads:
+def fix_output_norm(base_heads: Heads, heads: Heads, outputs: Float[Tensor, "h n e"]) -> Heads:
     """Edited heads whose norm after attention, if there is one, keeps the scale that it has for the model's own columns."""
-    if own.after is None or heads.W_O.shape == own.W_O.shape:
+    if base_heads.output_norm is None or heads.W_O.shape == base_heads.W_O.shape:
         return heads
-    total = (outputs @ own.W_O).sum(0)
-    c = own.after.scale(total if own.b_O is None else total + own.b_O)
-    after = Held(bias=own.after.bias, eps=own.after.eps, c=c)
-    gain = torch.ones_like(total[0]) if own.after.gain is None else own.after.gain.to(total)
-    W_O = torch.cat([own.W_O * gain, heads.W_O[:, own.W_O.shape[-2] :]], -2)
+    total = (outputs @ base_heads.W_O).sum(0)
+    fixed_scale = base_heads.output_norm.scale(total if base_heads.b_O is None else total + base_heads.b_O)
+    fixed_norm = FixedScaleNorm(
+        bias=base_heads.output_norm.bias, eps=base_heads.output_norm.eps, fixed_scale=fixed_scale
+    )
+    gain = torch.ones_like(total[0]) if base_heads.output_norm.gain is None else base_heads.output_norm.gain.to(total)
+    W_O = torch.cat([base_heads.W_O * gain, heads.W_O[:, base_heads.W_O.shape[-2] :]], -2)
     return replace(
         heads,
         W_O=W_O,
-        b_O=None if own.b_O is None else own.b_O * gain,
-        after=replace(after, own=after.normed),
+        b_O=None if base_heads.b_O is None else base_heads.b_O * gain,
+        output_norm=replace(fixed_norm, apply=fixed_norm.apply_fixed_scale),
     )
 
 
-def _less_mean(W: Weights, b: Biased | None, mean: Float[Tensor, " d"], own: int) -> Biased:
+def _centring_biases(W: HeadWeights, b: HeadBiases | None, mean: Float[Tensor, " d"], n_base: int) -> HeadBiases:
     """The biases that take x̄ from what further columns, those after the first `own`, read."""
-    return torch.cat([_there(b)[:, :own], -(mean.to(W) @ W[..., own:])], -1)
+    return torch.cat([_required_bias(b)[:, :n_base], -(mean.to(W) @ W[..., n_base:])], -1)
 
 
-def _projected(heads: Heads, hat: Float[Tensor, "b n d"]) -> Projected:
-    q = through(heads.norm, hat, heads.W_Q, heads.b_Q, heads.q_norm)
-    k = through(heads.norm, hat, heads.W_K, heads.b_K, heads.k_norm)
-    return q, k, through(heads.norm, hat, heads.W_V, heads.b_V, None)
+def _project_qkv(heads: Heads, x_hat: Float[Tensor, "b n d"]) -> Projected:
+    q = project_normalised(heads.norm, x_hat, heads.W_Q, heads.b_Q, heads.q_norm)
+    k = project_normalised(heads.norm, x_hat, heads.W_K, heads.b_K, heads.k_norm)
+    return q, k, project_normalised(heads.norm, x_hat, heads.W_V, heads.b_V, None)
 
 
-def _of_hats(heads: Heads) -> Heads:
+def _fold_norm_into_heads(heads: Heads) -> Heads:
     """The same heads as maps of x̂ itself, the gain and the bias of the norm in their weights; every head with keys of its own."""
     norm = heads.norm
-    sides = (heads.W_Q, heads.b_Q), (heads.W_K, heads.b_K), (heads.W_V, heads.b_V)
-    (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = (_of_hat(norm, exact(W), b, heads.count) for W, b in sides)
-    bare = Norm(norm.hat, eps=norm.eps, centred=norm.centred)
-    return replace(heads, W_Q=W_Q, W_K=W_K, W_V=W_V, W_O=exact(heads.W_O), b_Q=b_Q, b_K=b_K, b_V=b_V, norm=bare)
+    projections = (heads.W_Q, heads.b_Q), (heads.W_K, heads.b_K), (heads.W_V, heads.b_V)
+    (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = (
+        _fold_norm_into_weights(norm, at_least_float32(W), b, heads.n_heads) for W, b in projections
+    )
+    plain_norm = Norm(norm.normalise, eps=norm.eps, subtracts_mean=norm.subtracts_mean)
+    return replace(
+        heads, W_Q=W_Q, W_K=W_K, W_V=W_V, W_O=at_least_float32(heads.W_O), b_Q=b_Q, b_K=b_K, b_V=b_V, norm=plain_norm
+    )
 
 
-def _of_hat(
-    norm: Norm, W: Float[Tensor, "g d k"], b: Float[Tensor, "g k"] | None, heads: int
-) -> tuple[Weights, Biased]:
+def _fold_norm_into_weights(
+    norm: Norm, W: Float[Tensor, "g d k"], b: Float[Tensor, "g k"] | None, n_heads: int
+) -> tuple[HeadWeights, HeadBiases]:
     bias = W.new_zeros(len(W), W.shape[-1]) if b is None else b.to(W)
     bias = bias if norm.bias is None else bias + norm.bias.to(W) @ W
     W = W if norm.gain is None else norm.gain.to(W)[:, None] * W
-    return tuple(x.repeat_interleave(heads // len(x), 0) for x in (W, bias))  # type: ignore[return-value]
+    return tuple(tensor.repeat_interleave(n_heads // len(tensor), 0) for tensor in (W, bias))  # type: ignore[return-value]
 
 
-def _with_contents(heads: Heads, change: Change) -> Heads:
+def _add_content_columns(heads: Heads, layer_edits: LayerEdits) -> Heads:
     """ΔF in further columns of values; a silenced head carries nothing from the tokens."""
-    W, b = heads.W_V.clone(), _there(heads.b_V).clone()
-    W[change.silent], b[change.silent] = 0, 0
-    contents = [(one.chosen, one.content) for one in change.contents if one.content is not None]
-    wide = max([F.left.shape[-1] for _, F in contents], default=0)
-    left, right = W.new_zeros(*W.shape[:2], wide), W.new_zeros(len(W), wide, heads.W_O.shape[-1])
-    for chosen, F in contents:
-        left[chosen, :, : F.left.shape[-1]], right[chosen, : F.left.shape[-1]] = F.left[chosen], F.right[chosen]
+    W, b = heads.W_V.clone(), _required_bias(heads.b_V).clone()
+    W[layer_edits.silenced_heads], b[layer_edits.silenced_heads] = 0, 0
+    contents = [(edit.head_indices, edit.content) for edit in layer_edits.content_edits if edit.content is not None]
+    n_extra = max([F.left.shape[-1] for _, F in contents], default=0)
+    left, right = W.new_zeros(*W.shape[:2], n_extra), W.new_zeros(len(W), n_extra, heads.W_O.shape[-1])
+    for head_indices, F in contents:
+        left[head_indices, :, : F.left.shape[-1]], right[head_indices, : F.left.shape[-1]] = (
+            F.left[head_indices],
+            F.right[head_indices],
+        )
     return replace(
         heads,
         W_V=torch.cat([W, left], -1),
-        b_V=torch.nn.functional.pad(b, (0, wide)),
+        b_V=torch.nn.functional.pad(b, (0, n_extra)),
         W_O=torch.cat([heads.W_O, right], -2),
     )
 
 
-def _with_forms(heads: Heads, change: Change) -> Heads:
+def _add_form_columns(heads: Heads, layer_edits: LayerEdits) -> Heads:
     """ΔM in further columns of queries and keys; scores that are no plain dot products have those added beside them."""
-    terms = _side_by_side(heads, change.forms)
-    plain, own = heads.plain, heads.W_Q.shape[-1]
-    left, right = (torch.cat(side, -1) for side in zip(*((one.left, one.right) for one in terms), strict=True))
-    score, position, more = heads.mechanism.score, heads.mechanism.position, left.shape[-1]
-    if position.moves:
-        position = Turns(position, (("forth", own), *((one.turn, one.left.shape[-1]) for one in terms)))
-    score = score.scaled(heads.scale) if plain else score.with_columns(more)
+    terms = _merge_terms(heads, layer_edits.form_edits)
+    is_scaled_dot, n_base = heads.is_scaled_dot, heads.W_Q.shape[-1]
+    left, right = (torch.cat(factors, -1) for factors in zip(*((term.left, term.right) for term in terms), strict=True))
+    score, position, n_extra = heads.mechanism.score, heads.mechanism.position, left.shape[-1]
+    if position.changes_tokens:
+        position = GroupedRotation(
+            position, (("forth", n_base), *((term.rotation_kind, term.left.shape[-1]) for term in terms))
+        )
+    score = score.with_model_scale(heads.scale) if is_scaled_dot else score.with_dot_columns(n_extra)
     return replace(
         heads,
-        W_Q=torch.cat([heads.W_Q, left / heads.scale if plain else left], -1),
+        W_Q=torch.cat([heads.W_Q, left / heads.scale if is_scaled_dot else left], -1),
         W_K=torch.cat([heads.W_K, right], -1),
-        b_Q=torch.nn.functional.pad(_there(heads.b_Q), (0, more)),
-        b_K=torch.nn.functional.pad(_there(heads.b_K), (0, more)),
-        q_norm=_leading(heads.q_norm, own, more),
-        k_norm=_leading(heads.k_norm, own, more),
+        b_Q=torch.nn.functional.pad(_required_bias(heads.b_Q), (0, n_extra)),
+        b_K=torch.nn.functional.pad(_required_bias(heads.b_K), (0, n_extra)),
+        q_norm=_widen_norm(heads.q_norm, n_base, n_extra),
+        k_norm=_widen_norm(heads.k_norm, n_base, n_extra),
         mechanism=replace(heads.mechanism, score=score, position=position),
     )
 
 
-def _there(bias: Tensor | None) -> Tensor:
+def _required_bias(bias: Tensor | None) -> Tensor:
     assert bias is not None
     return bias
 
 
-def _leading(norm: Norm | None, own: int, more: int) -> Norm | None:
+def _widen_norm(norm: Norm | None, n_base: int, n_extra: int) -> Norm | None:
     if norm is None:
         return None
-    gain = None if norm.gain is None else torch.cat([norm.gain, norm.gain.new_ones(more)])
-    return Leading(norm.own, gain, norm.bias, norm.eps, norm.centred, own)
+    gain = None if norm.gain is None else torch.cat([norm.gain, norm.gain.new_ones(n_extra)])
+    return LeadingColumnsNorm(norm.apply, gain, norm.bias, norm.eps, norm.subtracts_mean, n_base)
 
 
-def _side_by_side(heads: Heads, made: Sequence[Operation]) -> list[Term]:
+def _merge_terms(heads: Heads, operator_edits: Sequence[OperatorEdit]) -> list[Term]:
     """The terms of all operations, those of different heads that turn alike in the same columns."""
-    found: dict[tuple[str, int, int], Term] = {}
-    for one in made:
-        for at, term in enumerate(one.form):
-            wide = term.left.shape[-1]
-            nothing = term.left.new_zeros(heads.count, term.left.shape[-2], wide)
-            slot = found.setdefault((term.turn, at, wide), Term(nothing, nothing.clone(), term.turn))
-            slot.left[one.chosen] = term.left[one.chosen] * term.weight
-            slot.right[one.chosen] = term.right[one.chosen]
-    return list(found.values())
+    merged: dict[tuple[str, int, int], Term] = {}
+    for edit in operator_edits:
+        for term_index, term in enumerate(edit.form):
+            rank = term.left.shape[-1]
+            zeros = term.left.new_zeros(heads.n_heads, term.left.shape[-2], rank)
+            merged_term = merged.setdefault(
+                (term.rotation_kind, term_index, rank), Term(zeros, zeros.clone(), term.rotation_kind)
+            )
+            merged_term.left[edit.head_indices] = term.left[edit.head_indices] * term.weight
+            merged_term.right[edit.head_indices] = term.right[edit.head_indices]
+    return list(merged.values())
 
 
-def unread(heads: Heads, why: RheoscopeError) -> Heads:
+def without_projection(heads: Heads, error: RheoscopeError) -> Heads:
     """The same operators M and F, which read no cloud."""
 
     def refuse(u: Tensor) -> Projected:
-        raise RheoscopeError(*why.args)
+        raise RheoscopeError(*error.args)
 
     return replace(heads, project=refuse)
 
 
-def why_unread(heads: Heads, change: Change) -> RheoscopeError | None:
+def projection_error(heads: Heads, layer_edits: LayerEdits) -> RheoscopeError | None:
     """Why an edited layer is not told by its operators alone, where it is not."""
-    if change.silent and not (heads.mechanism.normaliser.sums_to_one and heads.mechanism.value.identity):
+    if layer_edits.silenced_heads and not (
+        heads.mechanism.normaliser.sums_to_one and heads.mechanism.value.is_identity
+    ):
         return RheoscopeError(
             "a head is silenced in this layer, and weights here do not add up to 1, so no operators give its mean; look at "
             "another layer"

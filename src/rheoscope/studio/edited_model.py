@@ -13,47 +13,57 @@ from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers.ablation import mean_outputs
-from rheoscope.covers.text_batches import kept_tokens
-from rheoscope.running.head_edits import by_layer
-from rheoscope.running.runner import Running
+from rheoscope.covers.text_batches import included_tokens
+from rheoscope.running.head_edits import edits_by_layer
+from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads
 from rheoscope.space.model import Edits, Hooks, Rewrite, Text, Texts
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
-from rheoscope.studio.edited_heads import Change, OfText, centred, edited_heads, held, unread, why_unread
-from rheoscope.studio.edits import Edit, changes, checked
+from rheoscope.studio.edited_heads import (
+    LayerEdits,
+    TextStatistics,
+    centre_on_text,
+    fix_output_norm,
+    projection_error,
+    without_projection,
+    write_edits_into_heads,
+)
+from rheoscope.studio.edits import Edit, check_edits, plan_layer_edits
 
-Further = Callable[[Tensor, Tensor, Tensor, Tensor, Mechanism, Tensor], tuple[Tensor, Tensor | None]]
+FurtherEdit = Callable[[Tensor, Tensor, Tensor, Tensor, Mechanism, Tensor], tuple[Tensor, Tensor | None]]
 """What changes an edited layer further, as a `Rewrite` does; it sees queries, keys, values and outputs with their further columns."""
-Layers = dict[int, Heads]
+EditedLayers = dict[int, Heads]
 """The edited layers."""
 
 
-def with_blocks(view: View, blocks: Layers) -> View:
+def with_layer_heads(view: View, layer_heads: EditedLayers) -> View:
     """A View with other heads in some layers."""
-    return replace(view, blocks=tuple(blocks.get(layer, heads) for layer, heads in enumerate(view.blocks)))
+    return replace(
+        view, layer_heads=tuple(layer_heads.get(layer, heads) for layer, heads in enumerate(view.layer_heads))
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EditedTraces(Traces):
     """Texts in an edited model: each has a View of its own, since edits are centred by its mean."""
 
-    views: tuple[View, ...] = ()
+    text_views: tuple[View, ...] = ()
 
-    def _one(self, at: int, n: int) -> Trace:
-        return replace(super()._one(at, n), view=self.views[at])
+    def _make_trace(self, index: int, n_tokens: int) -> Trace:
+        return replace(super()._make_trace(index, n_tokens), view=self.text_views[index])
 
-    def _some(self, at: slice) -> "EditedTraces":
-        some = super()._some(at)
-        assert isinstance(some, EditedTraces)
-        return replace(some, views=self.views[at])
+    def _slice(self, index: slice) -> "EditedTraces":
+        sliced = super()._slice(index)
+        assert isinstance(sliced, EditedTraces)
+        return replace(sliced, text_views=self.text_views[index])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Edited(Running):
+class EditedModel(RunnableModel):
     """A model (`own`) whose heads have other operators. Further edits and hooks act on it as on any model.
 
     An edit is centred by x̄, the mean of each text where the edited model reads it. So a text is first put through the model as it
@@ -62,149 +72,174 @@ class Edited(Running):
     of the model itself, which knows no text, has M and F alone.
     """
 
-    own: Running
-    change: dict[int, Change]
-    _texts: dict[tuple[int, ...], Layers] = field(default_factory=dict)
+    base_model: RunnableModel
+    edits_per_layer: dict[int, LayerEdits]
+    _layer_cache: dict[tuple[int, ...], EditedLayers] = field(default_factory=dict)
 
-    def of_text(self, ids: Tensor) -> Layers:
+    def layers_for_text(self, ids: Tensor) -> EditedLayers:
         """The edited layers for one text, remembered."""
-        row = tuple(ids.tolist())
-        if row not in self._texts:
-            self._texts[row] = self._looked_at(list(row))
-        return self._texts[row]
+        token_ids = tuple(ids.tolist())
+        if token_ids not in self._layer_cache:
+            self._layer_cache[token_ids] = self._compute_layers(list(token_ids))
+        return self._layer_cache[token_ids]
 
     @torch.no_grad()
-    def _looked_at(self, row: list[int]) -> Layers:
-        before, view, found = self.own.trace(row), self.own.view, Layers()
-        kept = kept_tokens(before)
-        outputs = mean_outputs(before, kept) if any(one.silent for one in self.change.values()) else None
-
-        def look(layer: int, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
-            own, change = view.blocks[layer], self.change[layer]
-            mean = own.norm.hat(exact(x))[0, kept].mean(0)
-            text = OfText(mean, None if outputs is None else outputs[layer], len(row) - 1)
-            heads = centred(own, self.view.blocks[layer], change, text)
-            new, beside = rewritten(own, [heads], change, None, x, *rest)
-            found[layer] = held(own, heads, new[0])
-            return new, beside
-
-        self.own.trace(row, edit={layer: Rewrite(partial(look, layer)) for layer in self.change})
-        return found
-
-    def seen(self, ids: Tensor) -> View:
-        """The View that a Trace of this text has."""
-        blocks = self.of_text(ids).items()
-        return with_blocks(
-            self.own.view, {at: _read(self.own.view.blocks[at], self.change[at], one) for at, one in blocks}
+    def _compute_layers(self, token_ids: list[int]) -> EditedLayers:
+        base_trace, view, edited_layers = self.base_model.trace(token_ids), self.base_model.view, EditedLayers()
+        included = included_tokens(base_trace)
+        mean_head_outputs = (
+            mean_outputs(base_trace, included)
+            if any(layer_edits.silenced_heads for layer_edits in self.edits_per_layer.values())
+            else None
         )
 
-    def under(self, batch: Sequence[Tensor], edit: Edits | None = None, given: int = 0) -> Edits:
+        def centre_layer(layer: int, x: Tensor, *attention_args: Any) -> tuple[Tensor, Tensor | None]:
+            base_heads, layer_edits = view.layer_heads[layer], self.edits_per_layer[layer]
+            x_mean = base_heads.norm.normalise(at_least_float32(x))[0, included].mean(0)
+            statistics = TextStatistics(
+                x_mean, None if mean_head_outputs is None else mean_head_outputs[layer], len(token_ids) - 1
+            )
+            heads = centre_on_text(base_heads, self.view.layer_heads[layer], layer_edits, statistics)
+            new_outputs, extra_write = run_edited_layer(base_heads, [heads], layer_edits, None, x, *attention_args)
+            edited_layers[layer] = fix_output_norm(base_heads, heads, new_outputs[0])
+            return new_outputs, extra_write
+
+        self.base_model.trace(
+            token_ids, edit={layer: Rewrite(partial(centre_layer, layer)) for layer in self.edits_per_layer}
+        )
+        return edited_layers
+
+    def view_for_text(self, ids: Tensor) -> View:
+        """The View that a Trace of this text has."""
+        edited_layers = self.layers_for_text(ids).items()
+        return with_layer_heads(
+            self.base_model.view,
+            {
+                layer: _readable_heads(self.base_model.view.layer_heads[layer], self.edits_per_layer[layer], heads)
+                for layer, heads in edited_layers
+            },
+        )
+
+    def merged_edits(self, batch: Sequence[Tensor], edit: Edits | None = None, n_computed: int = 0) -> Edits:
         """Edits of the model as it is that carry out these edits, and then `edit`, on texts side by side.
 
         The first `given` layers are not computed again, so what these edits do there is done already.
         """
-        texts, merged = [self.of_text(ids) for ids in batch], dict[Any, Any](edit or {})
-        for layer, change in self.change.items():
-            mine = {at: merged.pop(at) for at in list(merged) if (at if isinstance(at, int) else at[0]) == layer}
-            if layer >= given or mine:
-                then = further(self.own.view, layer, mine)
-                heads = [one[layer] for one in texts]
-                merged[layer] = Rewrite(partial(rewritten, self.own.view.blocks[layer], heads, change, then))
+        layers_of_texts, merged = [self.layers_for_text(ids) for ids in batch], dict[Any, Any](edit or {})
+        for layer, layer_edits in self.edits_per_layer.items():
+            further_edits = {
+                edit_key: merged.pop(edit_key)
+                for edit_key in list(merged)
+                if (edit_key if isinstance(edit_key, int) else edit_key[0]) == layer
+            }
+            if layer >= n_computed or further_edits:
+                further_edit = make_further_edit(self.base_model.view, layer, further_edits)
+                heads = [edited_layers[layer] for edited_layers in layers_of_texts]
+                merged[layer] = Rewrite(
+                    partial(run_edited_layer, self.base_model.view.layer_heads[layer], heads, layer_edits, further_edit)
+                )
         return merged
 
     def trace(
         self, text: Text | Texts, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None
     ) -> Any:
-        many = isinstance(text, list | tuple) and bool(text) and not isinstance(text[0], Integral)
-        batch: Any = text if many else [text]
-        ids = [self.ids(one) for one in batch]
-        found = self.own.trace(batch, logits, self.under(ids, edit), hooks)
-        parts = {one.name: getattr(found, one.name) for one in fields(found) if one.init}
-        views = tuple(map(self.seen, ids))
+        is_batch = isinstance(text, list | tuple) and bool(text) and not isinstance(text[0], Integral)
+        batch: Any = text if is_batch else [text]
+        ids = [self.ids(text_item) for text_item in batch]
+        base_traces = self.base_model.trace(batch, logits, self.merged_edits(ids, edit), hooks)
+        field_values = {item.name: getattr(base_traces, item.name) for item in fields(base_traces) if item.init}
+        views = tuple(map(self.view_for_text, ids))
         if edit is None and hooks is None:
-            self._put_midpoints(found, views)
-        traces = EditedTraces(**parts | {"view": self.view}, views=views)
-        return traces if many else traces[0]
+            self._fill_midpoints(base_traces, views)
+        traces = EditedTraces(**field_values | {"view": self.view}, text_views=views)
+        return traces if is_batch else traces[0]
 
     @torch.no_grad()
-    def _put_midpoints(self, traces: Traces, views: Sequence[View]) -> None:
+    def _fill_midpoints(self, traces: Traces, views: Sequence[View]) -> None:
         """The point after attention of a parallel block, which the model never reads, with what further values write there."""
-        for layer, change in self.change.items():
-            at = traces.middle[layer]
-            if change.contents and traces.steps[at] in traces.not_read:
+        for layer, layer_edits in self.edits_per_layer.items():
+            step_index = traces.mid_steps[layer]
+            if layer_edits.content_edits and traces.steps[step_index] in traces.unread_steps:
                 for trace, view in zip(traces, views, strict=True):
-                    trace.points[at] = trace.read_by(layer) + view.blocks[layer].added(exact(trace.read_by(layer)))
+                    trace.points[step_index] = trace.layer_input(layer) + view.layer_heads[layer].attention_update(
+                        at_least_float32(trace.layer_input(layer))
+                    )
 
     def run(self, text: Text, edit: Edits | None = None, hooks: Hooks | None = None) -> Tensor:
-        return self.own.run(text, self.under([self.ids(text)], edit), hooks)
+        return self.base_model.run(text, self.merged_edits([self.ids(text)], edit), hooks)
 
     def run_batch(
-        self, ids: Tensor, edit: Edits | None = None, hooks: Hooks | None = None, given: Sequence[Any] = ()
+        self, ids: Tensor, edit: Edits | None = None, hooks: Hooks | None = None, block_outputs: Sequence[Any] = ()
     ) -> Tensor:
-        return self.own.run_batch(ids, self.under(list(ids), edit, len(given)), hooks, given)
+        return self.base_model.run_batch(
+            ids, self.merged_edits(list(ids), edit, len(block_outputs)), hooks, block_outputs
+        )
 
-    def passed(self, ids: Tensor) -> list[Any]:
-        with self.own.changed(self.under(list(ids)), None):
-            return self.own.passed(ids)
+    def block_outputs(self, ids: Tensor) -> list[Any]:
+        with self.base_model.apply_edits(self.merged_edits(list(ids)), None):
+            return self.base_model.block_outputs(ids)
 
-    def gradients(self, text: Text, of: Callable[[Tensor], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        with self.own.changed(self.under([self.ids(text)]), None):
-            return self.own.gradients(text, of)
+    def gradients(self, text: Text, objective: Callable[[Tensor], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        with self.base_model.apply_edits(self.merged_edits([self.ids(text)]), None):
+            return self.base_model.gradients(text, objective)
 
-    def call(self, ids: Tensor, real: Tensor | None) -> Tensor:
-        return self.own.call(ids, real)
+    def forward_logits(self, ids: Tensor, is_token: Tensor | None) -> Tensor:
+        return self.base_model.forward_logits(ids, is_token)
 
-    def pass_through(self, ids: Tensor, real: Tensor | None) -> None:
-        self.own.pass_through(ids, real)
+    def forward_points(self, ids: Tensor, is_token: Tensor | None) -> None:
+        self.base_model.forward_points(ids, is_token)
 
-    def editing(self, edit: Edits) -> AbstractContextManager[None]:
-        return self.own.editing(edit)
+    def edit_heads(self, edit: Edits) -> AbstractContextManager[None]:
+        return self.base_model.edit_heads(edit)
 
     def encode(self, text: str) -> list[int]:
-        return self.own.encode(text)
+        return self.base_model.encode(text)
 
-    def decode(self, token: int) -> str:
-        return self.own.decode(token)
+    def decode(self, token_id: int) -> str:
+        return self.base_model.decode(token_id)
 
-    def piece(self, token: int) -> str:
-        return self.own.piece(token)
+    def vocabulary_entry(self, token_id: int) -> str:
+        return self.base_model.vocabulary_entry(token_id)
 
 
-def under(model: Running, edits: Sequence[Edit]) -> Running:
+def with_edits(model: RunnableModel, edits: Sequence[Edit]) -> RunnableModel:
     """The model with all edits carried out; without any, itself."""
-    checked(model.view, edits)
+    check_edits(model.view, edits)
     if not edits:
         return model
-    change = changes(model.view, edits)
-    why = RheoscopeError("an edited head is centred by the mean of a text; type model.trace(text).view")
-    blocks = {layer: unread(edited_heads(model.view.blocks[layer], one), why) for layer, one in change.items()}
-    view = with_blocks(model.view, blocks)
-    return Edited(model.network, model.tokenizer, model.description, view, model, change)
+    edits_per_layer = plan_layer_edits(model.view, edits)
+    error = RheoscopeError("an edited head is centred by the mean of a text; type model.trace(text).view")
+    edited_layers = {
+        layer: without_projection(write_edits_into_heads(model.view.layer_heads[layer], layer_edits), error)
+        for layer, layer_edits in edits_per_layer.items()
+    }
+    view = with_layer_heads(model.view, edited_layers)
+    return EditedModel(model.network, model.tokenizer, model.description, view, model, edits_per_layer)
 
 
-def _read(own: Heads, change: Change, heads: Heads) -> Heads:
-    why = why_unread(own, change)
-    return heads if why is None else unread(heads, why)
+def _readable_heads(base_heads: Heads, layer_edits: LayerEdits, heads: Heads) -> Heads:
+    error = projection_error(base_heads, layer_edits)
+    return heads if error is None else without_projection(heads, error)
 
 
 # An edited layer while the model runs
 
 
-def further(view: View, layer: int, edit: dict[Any, Any]) -> Further | None:
+def make_further_edit(view: View, layer: int, edit: dict[Any, Any]) -> FurtherEdit | None:
     """What else changes an edited layer: a Rewrite, or edits of the layer or of its heads."""
     if not edit:
         return None
     if isinstance(edit.get(layer), Rewrite):
-        return edit[layer].change
-    change = by_layer(view.blocks, edit)[layer]
-    return lambda x, q, k, v, mechanism, out: (change(q, k, v, mechanism, out), None)
+        return edit[layer].edit
+    layer_edit = edits_by_layer(view.layer_heads, edit)[layer]
+    return lambda x, q, k, v, mechanism, out: (layer_edit(q, k, v, mechanism, out), None)
 
 
-def rewritten(
-    own: Heads,
+def run_edited_layer(
+    base_heads: Heads,
     heads: Sequence[Heads],
-    change: Change,
-    then: Further | None,
+    layer_edits: LayerEdits,
+    further_edit: FurtherEdit | None,
     x: Float[Tensor, "b n d"],
     q: Tensor,
     k: Tensor,
@@ -213,34 +248,44 @@ def rewritten(
     out: Float[Tensor, "b h n e"],
 ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b n d"] | None]:
     """The edited heads of every text attend anew, every other stays as the model computed it; then what changes them further."""
-    read = [one.read(row[None]) for one, row in zip(heads, x, strict=True)]
-    q, k, v = (torch.cat(side) for side in zip(*read, strict=True))
-    at, e, first = torch.arange(x.shape[1], device=x.device), out.shape[-1], heads[0].mechanism
-    if first.position.moves:  # as the running model has them
+    projections = [text_heads.qkv(text_rows[None]) for text_heads, text_rows in zip(heads, x, strict=True)]
+    q, k, v = (torch.cat(projection) for projection in zip(*projections, strict=True))
+    positions, e, edited_mechanism = torch.arange(x.shape[1], device=x.device), out.shape[-1], heads[0].mechanism
+    if edited_mechanism.position.changes_tokens:  # as the running model has them
         q, k = (
-            torch.cat([one.mechanism.position.place(row[None], at) for one, row in zip(heads, side, strict=True)])
-            for side in (q, k)
+            torch.cat(
+                [
+                    text_heads.mechanism.position.encode(text_rows[None], positions)
+                    for text_heads, text_rows in zip(heads, projection, strict=True)
+                ]
+            )
+            for projection in (q, k)
         )
-    mechanism = replace(mechanism, score=first.score)
-    new, same = mechanism.attend(q, k, v).clone(), sorted(set(range(own.count)) - change.attending_anew)
-    new[:, same, :, :e] = out[:, same].to(new)
-    if change.silent:
-        told = torch.stack([one.b_V[change.silent, None, :e] for one in heads if one.b_V is not None])
-        new[:, change.silent, :, :e] = told.to(new)
-    new, beside = (new, None) if then is None else then(x, q, k, v, mechanism, new)
-    if new.shape[-1] > e:
-        more = written(own, heads[0], x, new)
-        beside = more if beside is None else beside + more
-    return new[..., :e], beside
+    mechanism = replace(mechanism, score=edited_mechanism.score)
+    outputs, unchanged_heads = (
+        mechanism.attend(q, k, v).clone(),
+        sorted(set(range(base_heads.n_heads)) - layer_edits.reweighted_heads),
+    )
+    outputs[:, unchanged_heads, :, :e] = out[:, unchanged_heads].to(outputs)
+    if layer_edits.silenced_heads:
+        silenced_outputs = torch.stack(
+            [text_heads.b_V[layer_edits.silenced_heads, None, :e] for text_heads in heads if text_heads.b_V is not None]
+        )
+        outputs[:, layer_edits.silenced_heads, :, :e] = silenced_outputs.to(outputs)
+    outputs, extra_write = (outputs, None) if further_edit is None else further_edit(x, q, k, v, mechanism, outputs)
+    if outputs.shape[-1] > e:
+        content_write = extra_content_write(base_heads, heads[0], x, outputs)
+        extra_write = content_write if extra_write is None else extra_write + content_write
+    return outputs[..., :e], extra_write
 
 
-def written(
-    own: Heads, heads: Heads, x: Float[Tensor, "b n d"], out: Float[Tensor, "b h n wide"]
+def extra_content_write(
+    base_heads: Heads, heads: Heads, x: Float[Tensor, "b n d"], out: Float[Tensor, "b h n wide"]
 ) -> Float[Tensor, "b n d"]:
     """What further columns of values add to every token; a norm after attention gives it the scale that it gives to the others."""
-    e, out = own.W_O.shape[-2], own.gated(out, x)
-    moved = (out[..., e:] @ heads.W_O[:, e:]).sum(1)
-    if own.after is None:
-        return moved
-    total = (out[..., :e] @ own.W_O).sum(1)
-    return moved * own.after.scale(total if own.b_O is None else total + own.b_O)
+    e, out = base_heads.W_O.shape[-2], base_heads.apply_gate(out, x)
+    displacement = (out[..., e:] @ heads.W_O[:, e:]).sum(1)
+    if base_heads.output_norm is None:
+        return displacement
+    total = (out[..., :e] @ base_heads.W_O).sum(1)
+    return displacement * base_heads.output_norm.scale(total if base_heads.b_O is None else total + base_heads.b_O)

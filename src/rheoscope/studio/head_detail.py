@@ -6,58 +6,60 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.covers.agreement.query_agreement import by_query, directions, drawn_queries, sides
-from rheoscope.covers.distorted_pairs.analysis import changed
-from rheoscope.covers.distortion.analysis import IMAGES, images_by
-from rheoscope.covers.layer_inputs import Read, read, read_many, tokens
-from rheoscope.space.masked_means import centred
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.covers.agreement.query_agreement import directions, query_correlations, query_key_vectors, sample_queries
+from rheoscope.covers.distorted_pairs.analysis import rank_changes
+from rheoscope.covers.distortion.analysis import IMAGES, images_of_operators
+from rheoscope.covers.layer_inputs import LayerInput, included_positions, read_batch_layer, read_layer
+from rheoscope.space.masked_means import centre_points
+from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.studio import wire
-from rheoscope.studio.projected_points import fitted
+from rheoscope.studio.projected_points import fit_axes
 
 if TYPE_CHECKING:
-    from rheoscope.studio.session import Entry, Session
+    from rheoscope.studio.session import Session, TextEntry
 
-PAIRS = 5
+N_PAIRS = 5
 """Torn and glued pairs that are told of an image."""
-LEAST_TOKENS = 3
+MIN_TOKENS = 3
 """Tokens that are not massive, without which an image has no pairs to speak of."""
-LEAST_KEYS = 8
+MIN_KEYS = 8
 """Keys without which no agreement is told of a query, as the analysis has it."""
-Flat = Float[Tensor, "n 2"]
+PlanePoints = Float[Tensor, "n 2"]
 
 
 @torch.no_grad()
-def moves(session: "Session", entry: "Entry", layer: int, head: int, axes: str, space: str) -> bytes:
+def pack_displacements(
+    session: "Session", entry: "TextEntry", layer: int, head: int, axes_name: str, space: str
+) -> bytes:
     """What the content that a head carries adds to every token, on the axes of the cloud, and how much of it they show.
 
     On the sphere it is the way to where the direction of x + Δ lies. The bias of values, which no head owns, is left out.
     """
     trace = entry.trace
     trace.view.heads_of(layer, head)
-    on = session.axes(entry, axes, space)
-    x, by = exact(trace.read_by(layer)), exact(trace.parts(layer)[0][head])
-    apart = unit_of(x + by) - unit_of(x) if space == "sphere" else by
-    flat = apart @ on.along
-    whole = apart.square().sum().clamp(min=torch.finfo(flat.dtype).tiny)
-    header = entry.about(layer, head) | {
+    axes = session.cached_axes(entry, axes_name, space)
+    x, head_update = at_least_float32(trace.layer_input(layer)), at_least_float32(trace.attention_parts(layer)[0][head])
+    displacement = unit_rows(x + head_update) - unit_rows(x) if space == "sphere" else head_update
+    projected = displacement @ axes.directions
+    total_square = displacement.square().sum().clamp(min=torch.finfo(projected.dtype).tiny)
+    header = entry.head_facts(layer, head) | {
         "space": space,
-        "axes": axes,
-        "step": str(trace.steps[trace.where[layer]]),
-        "share": float(flat.square().sum() / whole),
+        "axes": axes_name,
+        "step": str(trace.steps[trace.input_steps[layer]]),
+        "share": float(projected.square().sum() / total_square),
     }
-    return wire.packed(header, {"moves": wire.in_bytes(flat.cpu().numpy(), ["token", "axis"])})
+    return wire.pack_envelope(header, {"moves": wire.quantise(projected.cpu().numpy(), ["token", "axis"])})
 
 
-def unit_of(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+def unit_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """Directions, as the cloud on the sphere has them."""
     return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-30)
 
 
 @torch.no_grad()
-def images(entry: "Entry", layer: int, head: int) -> bytes:
+def pack_images(entry: "TextEntry", layer: int, head: int) -> bytes:
     """The cloud that a layer reads (E) beside its query, key and content image by one head, each on its own two widest directions.
 
     With them: how much of each these directions show, the pairs whose place among all pairs the head changes most, and the
@@ -65,64 +67,71 @@ def images(entry: "Entry", layer: int, head: int) -> bytes:
     """
     trace = entry.trace
     trace.view.heads_of(layer, head)
-    seen = read(trace, layer, tokens(trace, False, least=LEAST_TOKENS))
-    E, share = flattened(seen.hat.double())
-    flat, shares, pairs = {"E": E}, {"E": share}, {}
-    M, F = (A[head : head + 1] for A in (seen.heads.M(), seen.heads.F()))
-    for name, image in zip(IMAGES, images_by(M, F), strict=True):
-        cloud = image.of(seen.hat.double())[0]
-        own, shares[name] = flattened(cloud)
-        flat[name], pairs[name] = turned_to(E, own), distorted(seen, cloud)
-    arrays = {name: wire.in_bytes(_of_all(trace, seen, one), ["token", "axis"]) for name, one in flat.items()}
-    arrays["agreement"] = wire.in_bytes(_of_all(trace, seen, agreement_of(trace, seen, head)), ["token"])
-    return wire.packed(entry.about(layer, head) | {"shares": shares, "pairs": pairs}, arrays)
-
-
-def flattened(cloud: Float[Tensor, "n d"]) -> tuple[Flat, list[float]]:
-    """A cloud on the two directions in which it spreads most, and the share of its variance that each shows."""
-    on = fitted(cloud)
-    apart = cloud - on.centre
-    flat = apart @ on.along[:, :2]
-    whole = apart.square().sum().clamp(min=torch.finfo(flat.dtype).tiny)
-    return flat, (flat.square().sum(0) / whole).tolist()
-
-
-def turned_to(goal: Flat, own: Flat) -> Flat:
-    """Turned and mirrored to lie as near to another picture of the same tokens as it can (Procrustes): no distance changes."""
-    left, _, right = torch.linalg.svd(own.mT @ goal)
-    return own @ left @ right
-
-
-def agreement_of(trace: Trace, seen: Read, head: int) -> Float[Tensor, " n"]:
-    """Of every query the correlation whose mean is the agreement of a head; NaN where it has too few keys."""
-    traces = Traces.of(trace)
-    kept = torch.zeros_like(traces.real).index_fill(1, seen.at, True)
-    one = read_many(traces, seen.layer, kept)
-    start, drawn = (
-        directions(centred(exact(traces.points[:, 0]), kept)),
-        drawn_queries(kept.cpu(), None, 0, len(trace), kept.device),
+    layer_input = read_layer(trace, layer, included_positions(trace, False, min_tokens=MIN_TOKENS))
+    E, E_fractions = project_to_plane(layer_input.x_hat.double())
+    planes, fractions, pairs = {"E": E}, {"E": E_fractions}, {}
+    M, F = (A[head : head + 1] for A in (layer_input.heads.M(), layer_input.heads.F()))
+    for name, image in zip(IMAGES, images_of_operators(M, F), strict=True):
+        cloud = image.apply(layer_input.x_hat.double())[0]
+        plane, fractions[name] = project_to_plane(cloud)
+        planes[name], pairs[name] = align_to(E, plane), most_changed_pairs(layer_input, cloud)
+    arrays = {
+        name: wire.quantise(_scatter_to_tokens(trace, layer_input, plane_points), ["token", "axis"])
+        for name, plane_points in planes.items()
+    }
+    arrays["agreement"] = wire.quantise(
+        _scatter_to_tokens(trace, layer_input, query_agreement(trace, layer_input, head)), ["token"]
     )
-    q, k = (side[:, :, [head]] for side in sides(one, None))
-    ((enough, five),) = by_query(one, q, k, start, LEAST_KEYS, drawn.blocks)
-    return torch.where(enough[0], five[0, 0, 0, :, 0].double(), torch.nan)
+    return wire.pack_envelope(entry.head_facts(layer, head) | {"shares": fractions, "pairs": pairs}, arrays)
 
 
-def distorted(seen: Read, image: Float[Tensor, "n r"]) -> dict[str, list[dict[str, Any]]]:
+def project_to_plane(cloud: Float[Tensor, "n d"]) -> tuple[PlanePoints, list[float]]:
+    """A cloud on the two directions in which it spreads most, and the share of its variance that each shows."""
+    axes = fit_axes(cloud)
+    offsets = cloud - axes.centre
+    plane = offsets @ axes.directions[:, :2]
+    total_square = offsets.square().sum().clamp(min=torch.finfo(plane.dtype).tiny)
+    return plane, (plane.square().sum(0) / total_square).tolist()
+
+
+def align_to(target: PlanePoints, points: PlanePoints) -> PlanePoints:
+    """Turned and mirrored to lie as near to another picture of the same tokens as it can (Procrustes): no distance changes."""
+    left, _, right = torch.linalg.svd(points.mT @ target)
+    return points @ left @ right
+
+
+def query_agreement(trace: Trace, layer_input: LayerInput, head: int) -> Float[Tensor, " n"]:
+    """Of every query the correlation whose mean is the agreement of a head; NaN where it has too few keys."""
+    traces = Traces.from_trace(trace)
+    is_included = torch.zeros_like(traces.is_token).index_fill(1, layer_input.positions, True)
+    batch_input = read_batch_layer(traces, layer_input.layer, is_included)
+    start_directions, sampled = (
+        directions(centre_points(at_least_float32(traces.points[:, 0]), is_included)),
+        sample_queries(is_included.cpu(), None, 0, len(trace), is_included.device),
+    )
+    q, k = (vectors[:, :, [head]] for vectors in query_key_vectors(batch_input, None))
+    ((has_enough_keys, correlations),) = query_correlations(
+        batch_input, q, k, start_directions, MIN_KEYS, sampled.blocks
+    )
+    return torch.where(has_enough_keys[0], correlations[0, 0, 0, :, 0].double(), torch.nan)
+
+
+def most_changed_pairs(layer_input: LayerInput, image: Float[Tensor, "n r"]) -> dict[str, list[dict[str, Any]]]:
     """Torn and glued pairs of one image, the most changed first."""
-    found = changed(seen, image)
-    order: Int[Tensor, " pairs"] = (found["after"] - found["before"]).argsort(stable=True)
+    pair_ranks = rank_changes(layer_input, image)
+    order: Int[Tensor, " pairs"] = (pair_ranks["after"] - pair_ranks["before"]).argsort(stable=True)
     return {
         kind: [
-            {"first": int(found["first"][at]), "second": int(found["second"][at])}
-            | {side: round(float(found[side][at]), 4) for side in ("before", "after")}
-            for at in chosen[:PAIRS].tolist()
+            {"first": int(pair_ranks["first"][pair_index]), "second": int(pair_ranks["second"][pair_index])}
+            | {rank_name: round(float(pair_ranks[rank_name][pair_index]), 4) for rank_name in ("before", "after")}
+            for pair_index in pair_order[:N_PAIRS].tolist()
         ]
-        for kind, chosen in (("torn", order.flip(0)), ("glued", order))
+        for kind, pair_order in (("torn", order.flip(0)), ("glued", order))
     }
 
 
-def _of_all(trace: Trace, seen: Read, values: Tensor) -> Any:
+def _scatter_to_tokens(trace: Trace, layer_input: LayerInput, values: Tensor) -> Any:
     """Values of the tokens that count, among all tokens of the text."""
-    every = values.new_full((len(trace), *values.shape[1:]), torch.nan)
-    every[seen.at] = values
-    return every.cpu().numpy()
+    all_values = values.new_full((len(trace), *values.shape[1:]), torch.nan)
+    all_values[layer_input.positions] = values
+    return all_values.cpu().numpy()

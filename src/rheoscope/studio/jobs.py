@@ -12,15 +12,15 @@ from rheoscope.shapes import RheoscopeError
 
 Event = tuple[str, dict[str, Any]]
 """What happened, and what is said of it."""
-LANES = {"loading": 1, "quick": 2, "asked": 1, "told": 1}
+LANE_THREADS = {"loading": 1, "quick": 2, "asked": 1, "told": 1}
 """Threads of each kind of work: models opened one at a time, passes of a model, analyses that somebody waits for, the questions."""
-OFTEN = 0.2
+PROGRESS_INTERVAL = 0.2
 """Seconds between two words about how much is done."""
-LAST = ("done", "error", "cancelled")
+FINAL_EVENTS = ("done", "error", "cancelled")
 """After one of these nothing more is told."""
 
 
-class Stop(BaseException):
+class StopWork(BaseException):
     """Raised inside work that nobody waits for any more; nothing that catches faults of an analysis catches it."""
 
 
@@ -36,37 +36,37 @@ class MissingError(RheoscopeError):
     """What is asked for is not here (any more)."""
 
 
-class Log:
+class EventLog:
     """What a job told so far, replayed to whoever listens late. Told by any thread, heard in any event loop."""
 
     def __init__(self) -> None:
-        self.told: list[Event] = []
+        self.events: list[Event] = []
         self._lock = threading.Lock()
-        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
-    def tell(self, event: str, /, **data: Any) -> None:
+    def publish(self, event: str, /, **data: Any) -> None:
         with self._lock:
-            self.told.append((event, data))
-            for loop, bell in self._waiting:
-                loop.call_soon_threadsafe(bell.set)
+            self.events.append((event, data))
+            for loop, wake_up in self._listeners:
+                loop.call_soon_threadsafe(wake_up.set)
 
     async def listen(self) -> AsyncIterator[Event]:
         """Every event, from the first on; ends with the one that is the last."""
-        mine, at = (asyncio.get_running_loop(), asyncio.Event()), 0
+        listener, n_sent = (asyncio.get_running_loop(), asyncio.Event()), 0
         with self._lock:
-            self._waiting.add(mine)
+            self._listeners.add(listener)
         try:
             while True:
-                mine[1].clear()
-                for event in self.told[at:]:
-                    at += 1
+                listener[1].clear()
+                for event in self.events[n_sent:]:
+                    n_sent += 1
                     yield event
-                    if event[0] in LAST:
+                    if event[0] in FINAL_EVENTS:
                         return
-                await mine[1].wait()
+                await listener[1].wait()
         finally:
             with self._lock:
-                self._waiting.discard(mine)
+                self._listeners.discard(listener)
 
 
 class Job:
@@ -76,131 +76,139 @@ class Job:
     """
 
     def __init__(self, name: str) -> None:
-        self.name, self.log, self.result = name, Log(), Future[Any]()
+        self.name, self.log, self.result = name, EventLog(), Future[Any]()
         self.result.set_running_or_notify_cancel()  # who stops waiting for it does not take it from the others
         self.holders: set[str] = set()
-        self.doomed = False  # its last holder let go: whoever comes now begins anew
-        self._stop, self._began, self._lock = threading.Event(), False, threading.Lock()
+        self.is_abandoned = False  # its last holder let go: whoever comes now begins anew
+        self._stop_requested, self._has_begun, self._lock = threading.Event(), False, threading.Lock()
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self.result.done()
 
     def stop(self) -> None:
         """The work ends at its next step, or at once where it waits in line."""
-        self._stop.set()
+        self._stop_requested.set()
         with self._lock:
-            waiting, self._began = not self._began, True
-        if waiting:
-            self._cancelled()
+            was_waiting, self._has_begun = not self._has_begun, True
+        if was_waiting:
+            self._end_cancelled()
 
-    def check(self) -> None:
-        if self._stop.is_set():
-            raise Stop
+    def raise_if_stopped(self) -> None:
+        if self._stop_requested.is_set():
+            raise StopWork
 
-    def progress(self, name: str) -> Callable[[int, int], None]:
+    def progress_callback(self, name: str) -> Callable[[int, int], None]:
         """What hears how much of `name` is done, and ends the work where nobody waits for it."""
-        self.check()
-        self.log.tell("progress", name=name, done=0, total=1)
-        last = time.monotonic()
+        self.raise_if_stopped()
+        self.log.publish("progress", name=name, done=0, total=1)
+        last_published = time.monotonic()
 
-        def tell(done: int, total: int) -> None:
-            nonlocal last
-            self.check()
-            if done == total or time.monotonic() - last > OFTEN:
-                last = time.monotonic()
-                self.log.tell("progress", name=name, done=done, total=total)
+        def on_progress(done: int, total: int) -> None:
+            nonlocal last_published
+            self.raise_if_stopped()
+            if done == total or time.monotonic() - last_published > PROGRESS_INTERVAL:
+                last_published = time.monotonic()
+                self.log.publish("progress", name=name, done=done, total=total)
 
-        return tell
+        return on_progress
 
     def run(self, work: "Callable[[Job], Any]") -> None:
         """Do it; whatever happens ends in one last event and one result."""
         with self._lock:
-            cancelled, self._began = self._began, True
-        if cancelled:
+            already_begun, self._has_begun = self._has_begun, True
+        if already_begun:
             return
         try:
-            self.check()
-            found = work(self)
-        except Stop:
-            self._cancelled()
+            self.raise_if_stopped()
+            result = work(self)
+        except StopWork:
+            self._end_cancelled()
         except RheoscopeError as error:
             self._end("error", error, error=str(error))
         except Exception as error:  # a fault of ours: the page says so in one line, the log has the rest
             self._end("error", error, error=f"{self.name} failed inside the server ({type(error).__name__})")
         else:
-            self.result.set_result(found)
-            self.log.tell("done")
+            self.result.set_result(result)
+            self.log.publish("done")
 
-    def _cancelled(self) -> None:
+    def _end_cancelled(self) -> None:
         self._end("cancelled", CancelledError("this work was cancelled; ask again"))
 
-    def _end(self, event: str, fault: Exception, /, **data: Any) -> None:
-        self.result.set_exception(fault)
-        self.log.tell(event, **data)
+    def _end(self, event: str, exception: Exception, /, **data: Any) -> None:
+        self.result.set_exception(exception)
+        self.log.publish(event, **data)
 
 
-class Queue:
+class JobQueue:
     """Jobs in lanes: in each at most `limit` that are not over; one more is refused."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, max_jobs: int) -> None:
+        self.max_jobs = max_jobs
         self._lock = threading.Lock()
-        self._lanes = {name: ThreadPoolExecutor(many, f"studio-{name}") for name, many in LANES.items()}
-        self._held: dict[str, Job] = {}
-        self._open: dict[str, set[Job]] = {name: set() for name in LANES}
+        self._pools = {
+            name: ThreadPoolExecutor(n_threads, f"studio-{name}") for name, n_threads in LANE_THREADS.items()
+        }
+        self._jobs_by_holder: dict[str, Job] = {}
+        self._open_jobs: dict[str, set[Job]] = {name: set() for name in LANE_THREADS}
 
-    def begin(self, lane: str, name: str, work: Callable[[Job], Any]) -> Job:
+    def submit(self, lane: str, name: str, work: Callable[[Job], Any]) -> Job:
         """Put work into a lane."""
         job = Job(name)
         with self._lock:
-            if len(self._open[lane]) >= self.limit:
-                raise BusyError(f"{self.limit} jobs are waiting already, as many as this server takes; try again soon")
-            self._open[lane].add(job)
-        job.result.add_done_callback(lambda _: self._over(lane, job))
-        self._lanes[lane].submit(job.run, work)
+            if len(self._open_jobs[lane]) >= self.max_jobs:
+                raise BusyError(
+                    f"{self.max_jobs} jobs are waiting already, as many as this server takes; try again soon"
+                )
+            self._open_jobs[lane].add(job)
+        job.result.add_done_callback(lambda _: self._remove_open(lane, job))
+        self._pools[lane].submit(job.run, work)
         return job
 
-    def _over(self, lane: str, job: Job) -> None:
+    def _remove_open(self, lane: str, job: Job) -> None:
         with self._lock:
-            self._open[lane].discard(job)
+            self._open_jobs[lane].discard(job)
 
-    def hold(self, job: Job) -> str:
+    def add_holder(self, job: Job) -> str:
         """An id under which one client follows a job and lets go of it; the oldest that are over are forgotten."""
-        name = secrets.token_hex(8)
+        holder_id = secrets.token_hex(8)
         with self._lock:
-            job.holders.add(name)
-            self._held[name] = job
-            past = [one for one, held in self._held.items() if held.over and held is not job]
-            for one in past[: max(0, len(self._held) - 4 * self.limit)]:
-                del self._held[one]
-        return name
+            job.holders.add(holder_id)
+            self._jobs_by_holder[holder_id] = job
+            finished_ids = [
+                finished_id
+                for finished_id, held_job in self._jobs_by_holder.items()
+                if held_job.is_over and held_job is not job
+            ]
+            for finished_id in finished_ids[: max(0, len(self._jobs_by_holder) - 4 * self.max_jobs)]:
+                del self._jobs_by_holder[finished_id]
+        return holder_id
 
-    def job(self, name: str) -> Job:
+    def get_job(self, holder_id: str) -> Job:
         """A job by the id of one who holds it."""
-        found = self._held.get(name)
-        if found is None:
-            raise MissingError(f"no job {name[:40]!r} is here (any more)")
-        return found
+        job = self._jobs_by_holder.get(holder_id)
+        if job is None:
+            raise MissingError(f"no job {holder_id[:40]!r} is here (any more)")
+        return job
 
-    def release(self, name: str) -> bool:
+    def release(self, holder_id: str) -> bool:
         """Let go of a job; says whether it was still open. The last holder's release cancels it."""
         with self._lock:
-            job = self._held.get(name)
-            if job is None or name not in job.holders:
+            job = self._jobs_by_holder.get(holder_id)
+            if job is None or holder_id not in job.holders:
                 return False
-            job.holders.discard(name)
-            last, was_open = not job.holders, not job.over
-            job.doomed = job.doomed or last
-        if last:
+            job.holders.discard(holder_id)
+            is_last, was_open = not job.holders, not job.is_over
+            job.is_abandoned = job.is_abandoned or is_last
+        if is_last:
             job.stop()
         return was_open
 
     def close(self) -> None:
         """End all work at its next step and give the threads back."""
         with self._lock:
-            jobs = set().union(*self._open.values())
+            jobs = set().union(*self._open_jobs.values())
         for job in jobs:
             job.stop()
-        for pool in self._lanes.values():
+        for pool in self._pools.values():
             pool.shutdown()

@@ -10,34 +10,43 @@ from rheoscope.attention.mask import Causal
 from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
 from rheoscope.flow.clusters.analysis import mean_cosine
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.single_linkage import linked
+from rheoscope.space.single_linkage import single_linkage_labels
 from rheoscope.studio import wire
-from rheoscope.studio.projected_points import leading
-from rheoscope.theory.particles import Velocity, dot, drawn, evolve, on_sphere, unit, unnormalised, until
+from rheoscope.studio.projected_points import leading_directions
+from rheoscope.theory.particles import (
+    Velocity,
+    dot_product_attention,
+    evolve,
+    normalise,
+    sphere_velocity,
+    standard_normal,
+    time_grid,
+    unnormalised_velocity,
+)
 
-Mechanism = Literal["softmax", "causal", "sinkhorn", "unnormalised"]
-VELOCITIES: dict[str, Callable[[float], Velocity]] = {
-    "softmax": lambda beta: on_sphere(dot(beta)),
-    "causal": lambda beta: on_sphere(replace(dot(beta), mask=Causal())),
-    "sinkhorn": lambda beta: on_sphere(replace(dot(beta), normaliser=Sinkhorn())),
-    "unnormalised": unnormalised,
+MechanismName = Literal["softmax", "causal", "sinkhorn", "unnormalised"]
+VELOCITY_FACTORIES: dict[str, Callable[[float], Velocity]] = {
+    "softmax": lambda beta: sphere_velocity(dot_product_attention(beta)),
+    "causal": lambda beta: sphere_velocity(replace(dot_product_attention(beta), mask=Causal())),
+    "sinkhorn": lambda beta: sphere_velocity(replace(dot_product_attention(beta), normaliser=Sinkhorn())),
+    "unnormalised": unnormalised_velocity,
 }
-TIME, NEAR = 0.1, 0.1
+STEP_TIME, CLUSTER_RADIUS = 0.1, 0.1
 """Time of one step; radians below which two particles are of one cluster."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParticleSettings:
     """How many particles in how many dimensions, how sharp attention is, which one, for how long, from which draw."""
 
     n: int = 32
     d: int = 3
     beta: float = 4.0
-    mechanism: Mechanism = "softmax"
+    mechanism: MechanismName = "softmax"
     steps: int = 100
     seed: int = 0
 
-    def checked(self) -> None:
+    def check_bounds(self) -> None:
         bounds = {"n": (2, 256), "d": (2, 64), "beta": (0, 100), "steps": (1, 400), "seed": (0, 2**31 - 1)}
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
@@ -45,22 +54,24 @@ class Asked:
 
 
 @torch.no_grad()
-def dynamics(asked: Asked) -> bytes:
+def simulate_particles(settings: ParticleSettings) -> bytes:
     """The particles at all times on three axes, how alike they are at each, and how many clusters are left."""
-    asked.checked()
-    start = unit(drawn(asked.seed, asked.n, asked.d))
-    velocity = VELOCITIES[asked.mechanism](asked.beta)
-    path = evolve(velocity, start, until(TIME * asked.steps, asked.steps), unit)
+    settings.check_bounds()
+    start = normalise(standard_normal(settings.seed, settings.n, settings.d))
+    velocity = VELOCITY_FACTORIES[settings.mechanism](settings.beta)
+    path = evolve(velocity, start, time_grid(STEP_TIME * settings.steps, settings.steps), normalise)
     if not bool(path.isfinite().all()):
         raise RheoscopeError("the particles ran away; type a smaller beta")
-    points = torch.nn.functional.pad(path, (0, max(0, 3 - asked.d)))
-    if asked.d > 3:
-        points = path @ leading(path.flatten(0, 1))
-    clusters = [len(linked(x @ x.mT, NEAR).unique()) for x in path[:: max(1, len(path) // 50)]]
+    points = torch.nn.functional.pad(path, (0, max(0, 3 - settings.d)))
+    if settings.d > 3:
+        points = path @ leading_directions(path.flatten(0, 1))
+    cluster_counts = [
+        len(single_linkage_labels(x @ x.mT, CLUSTER_RADIUS).unique()) for x in path[:: max(1, len(path) // 50)]
+    ]
     header: dict[str, Any] = {
         "mean_cosine": [float(mean_cosine(x)) for x in path],
-        "clusters": clusters[-1],
-        "cluster_counts": clusters,
-        "time": TIME,
+        "clusters": cluster_counts[-1],
+        "cluster_counts": cluster_counts,
+        "time": STEP_TIME,
     }
-    return wire.packed(header, {"points": wire.as_array(points.numpy(), ["time", "particle", "axis"])})
+    return wire.pack_envelope(header, {"points": wire.to_wire_array(points.numpy(), ["time", "particle", "axis"])})

@@ -15,20 +15,20 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "worker-src 'self' blob:; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-HEADERS = {
-    "content-security-policy": POLICY,
+SECURITY_HEADERS = {
+    "content-security-policy": CONTENT_SECURITY_POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",  # names of the page's files do not change when they do
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
-COOKIE = "rheoscope"
-OPEN = ("127.0.0.1", "localhost", "::1")
+COOKIE_NAME = "rheoscope"
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 def is_loopback(host: str) -> bool:
@@ -44,43 +44,43 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Rules:
+class AccessRules:
     """`host` is where the server is bound; `token` is asked of everyone where there is one."""
 
     host: str = "127.0.0.1"
     token: str | None = None
-    body_bytes: int = 256_000
-    requests: int = 256
+    max_body_bytes: int = 256_000
+    max_requests: int = 256
     """Requests that are answered at the same time; streams of events count too."""
 
 
 @dataclass(eq=False)
-class Guard:
+class AccessGuard:
     """What stands before the app: each request is let through, or answered with one line that says why not."""
 
     app: App
-    rules: Rules
-    running: int = field(default=0, init=False)
+    rules: AccessRules
+    n_running: int = field(default=0, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        sending = _with_headers(send, self._cookie(scope))
-        refused = self._refused(scope, headers)
-        if refused is not None:
-            await _answer(sending, *refused)
+        send_with_headers = _add_headers(send, self._token_cookie(scope))
+        refusal = self._refusal(scope, headers)
+        if refusal is not None:
+            await _send_error(send_with_headers, *refusal)
             return
-        self.running += 1
+        self.n_running += 1
         try:
-            await self._bounded(scope, receive, sending)
+            await self._call_with_body_limit(scope, receive, send_with_headers)
         finally:
-            self.running -= 1
+            self.n_running -= 1
 
-    def _refused(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
+    def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
         host, origin = headers.get("host", ""), headers.get("origin")
-        if not self._known(host):
+        if not self._is_known_host(host):
             return 403, f"this server does not go by the name {host[:80]!r}; open it as http://127.0.0.1"
         if origin is not None and urlsplit(origin).netloc != host:
             return 403, f"a page of {origin[:80]!r} may not ask here; open the server's own page"
@@ -88,81 +88,85 @@ class Guard:
             return 403, "a page of another site may not ask here; open the server's own page"
         if self.rules.token is not None and not self._has_token(scope, headers):
             return 401, "this server asks for its token; open the address that it printed when it started"
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self.rules.body_bytes:
-            return 413, f"a request has at most {self.rules.body_bytes} bytes, got {length[:20]}; send less"
-        if self.running >= self.rules.requests:
-            return 429, f"{self.rules.requests} requests are open already; try again soon"
+        content_length = headers.get("content-length", "0")
+        if not content_length.isdecimal() or int(content_length) > self.rules.max_body_bytes:
+            return 413, f"a request has at most {self.rules.max_body_bytes} bytes, got {content_length[:20]}; send less"
+        if self.n_running >= self.rules.max_requests:
+            return 429, f"{self.rules.max_requests} requests are open already; try again soon"
         return None
 
-    def _known(self, host: str) -> bool:
+    def _is_known_host(self, host: str) -> bool:
         """Whether a Host header names this server: a name that a stranger's DNS points here does not."""
-        name = urlsplit(f"//{host}").hostname or ""
-        everywhere = self.rules.host in ("0.0.0.0", "::") and self.rules.token is not None
-        return name in OPEN or name == self.rules.host or everywhere
+        host_name = urlsplit(f"//{host}").hostname or ""
+        is_bound_everywhere = self.rules.host in ("0.0.0.0", "::") and self.rules.token is not None
+        return host_name in LOOPBACK_NAMES or host_name == self.rules.host or is_bound_everywhere
 
     def _has_token(self, scope: Scope, headers: dict[str, str]) -> bool:
-        given = [headers.get("authorization", "").removeprefix("Bearer "), self._in_query(scope)]
+        candidates = [headers.get("authorization", "").removeprefix("Bearer "), self._query_token(scope)]
         try:
-            kept = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-            given.append("" if kept is None else kept.value)
+            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE_NAME)
+            candidates.append("" if cookie is None else cookie.value)
         except CookieError:
             pass
-        wanted = (self.rules.token or "").encode()
-        return any(hmac.compare_digest(one.encode(), wanted) for one in given)
+        expected = (self.rules.token or "").encode()
+        return any(hmac.compare_digest(candidate.encode(), expected) for candidate in candidates)
 
-    def _in_query(self, scope: Scope) -> str:
+    def _query_token(self, scope: Scope) -> str:
         return parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
 
-    def _cookie(self, scope: Scope) -> str | None:
+    def _token_cookie(self, scope: Scope) -> str | None:
         """The token as a cookie, for whoever came with it in the address."""
         token = self.rules.token
-        if token is None or not hmac.compare_digest(self._in_query(scope).encode(), token.encode()):
+        if token is None or not hmac.compare_digest(self._query_token(scope).encode(), token.encode()):
             return None
-        return f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
+        return f"{COOKIE_NAME}={token}; HttpOnly; SameSite=Strict; Path=/"
 
-    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _call_with_body_limit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A body that comes in pieces is counted while it comes."""
-        seen, began = 0, False
+        n_bytes, has_started = 0, False
 
-        async def counted() -> Message:
-            nonlocal seen
+        async def receive_counted() -> Message:
+            nonlocal n_bytes
             message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self.rules.body_bytes:
+            n_bytes += len(message.get("body", b""))
+            if n_bytes > self.rules.max_body_bytes:
                 raise _TooLargeError
             return message
 
-        async def noting(message: Message) -> None:
-            nonlocal began
-            began = True
+        async def send_and_record(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
             await send(message)
 
         try:
-            await self.app(scope, counted, noting)
+            await self.app(scope, receive_counted, send_and_record)
         except _TooLargeError:
-            if not began:
-                await _answer(send, 413, f"a request has at most {self.rules.body_bytes} bytes; send less")
+            if not has_started:
+                await _send_error(send, 413, f"a request has at most {self.rules.max_body_bytes} bytes; send less")
 
 
 class _TooLargeError(Exception):
     pass
 
 
-def _with_headers(send: Send, cookie: str | None) -> Send:
-    async def sending(message: Message) -> None:
+def _add_headers(send: Send, cookie: str | None) -> Send:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            own = list(message.get("headers", []))
-            named = HEADERS | ({} if cookie is None else {"set-cookie": cookie})
-            more = [(name.encode(), value.encode()) for name, value in named.items()]
-            message = {**message, "headers": own + [one for one in more if one[0] not in dict(own)]}
+            response_headers = list(message.get("headers", []))
+            added_values = SECURITY_HEADERS | ({} if cookie is None else {"set-cookie": cookie})
+            added_headers = [(name.encode(), value.encode()) for name, value in added_values.items()]
+            message = {
+                **message,
+                "headers": response_headers
+                + [header for header in added_headers if header[0] not in dict(response_headers)],
+            }
         await send(message)
 
-    return sending
+    return send_with_headers
 
 
-async def _answer(send: Send, status: int, line: str) -> None:
-    body = json.dumps({"error": line}).encode()
+async def _send_error(send: Send, status: int, error_text: str) -> None:
+    body = json.dumps({"error": error_text}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -8,59 +8,30 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 from starlette.staticfiles import StaticFiles
 
 from rheoscope import __version__
-from rheoscope.report.json_file import as_json
-from rheoscope.report.verdicts import QUESTIONS
+from rheoscope.report.json_file import dataset_to_json
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import descriptions, detail_queries, head_detail, particle_simulation, wire
-from rheoscope.studio.corpus import Run
-from rheoscope.studio.csv_download import csv_of
+from rheoscope.studio.corpus import LiveCorpusRun
+from rheoscope.studio.csv_download import dataset_to_csv
 from rheoscope.studio.edits import Edit
-from rheoscope.studio.jobs import BusyError, CancelledError, Job, Log, MissingError
-from rheoscope.studio.safety import App, Guard, Rules
-from rheoscope.studio.session import UNTRAINED, Entry, NoAnswerError, Session
-from rheoscope.studio.stored_example import Stored
+from rheoscope.studio.jobs import BusyError, CancelledError, EventLog, Job, MissingError
+from rheoscope.studio.request_bodies import Index, NewTraceBody, OpenModelBody, QueryKeyBody
+from rheoscope.studio.safety import AccessGuard, AccessRules, App
+from rheoscope.studio.session import UNTRAINED_SUFFIX, NoResultError, Session, TextEntry
+from rheoscope.studio.stored_example import StoredExample
 
 if TYPE_CHECKING:
     import xarray
 
 T = TypeVar("T")
-BINARY, JSON = "application/octet-stream", "application/json"
-KEEP_ALIVE = 15.0
+BINARY_TYPE, JSON_TYPE = "application/octet-stream", "application/json"
+KEEP_ALIVE_SECONDS = 15.0
 """Seconds of silence after which a stream of events says that it is still there."""
-Number = Annotated[int, Field(ge=0, le=100_000)]
-
-
-class Asked(BaseModel):
-    """What a body may hold, and nothing besides."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class OpenModel(Asked):
-    source: str = Field(max_length=1000)
-    untrained: bool = False
-
-
-class NewTrace(Asked):
-    text: str
-    model: str | None = Field(default=None, max_length=1000)
-    edits: list[Edit] = Field(default=[], max_length=32)
-    untrained: bool = False
-    questions: list[str] | None = Field(default=None, max_length=len(QUESTIONS))
-    window: int | None = Field(default=None, ge=1, le=100_000)
-
-
-class Pair(Asked):
-    layer: Number
-    head: Number
-    query: Number
-    key: Number
 
 
 # What the routes stand on
@@ -71,359 +42,397 @@ class Studio:
     """The state of the server, the example that the page opens on, and a corpus run where one is shown."""
 
     session: Session
-    stored: Stored | None
-    run: Run | None
+    stored_example: StoredExample | None
+    corpus_run: LiveCorpusRun | None
 
-    def kept(self, trace: str, path: str, kind: str) -> bytes | None:
+    def stored_response(self, trace_id: str, path: str, extension: str) -> bytes | None:
         """A stored answer about the example; its id says what it is, so that computing it would give the same."""
-        return None if self.stored is None else self.stored.answer(trace + path, kind)
+        return None if self.stored_example is None else self.stored_example.read_response(trace_id + path, extension)
 
-    def is_example(self, trace: str) -> bool:
-        return self.stored is not None and trace == self.stored.id
+    def is_example(self, trace_id: str) -> bool:
+        return self.stored_example is not None and trace_id == self.stored_example.id
 
-    async def entry(self, name: str) -> Entry:
+    async def get_entry(self, trace_id: str) -> TextEntry:
         """The text of an id; the example is computed when more is asked of it than is stored."""
-        if self.stored is not None and self.is_example(name) and self.session.cache.get(name) is None:
-            await self.trace(self.stored.model["id"], self.stored.text, [])
-        return self.session.entry(name)
+        if self.stored_example is not None and self.is_example(trace_id) and self.session.cache.get(trace_id) is None:
+            await self.get_or_trace(self.stored_example.model_json["id"], self.stored_example.text, [])
+        return self.session.get_entry(trace_id)
 
-    async def trace(self, model: str, text: str, edits: list[Edit], window: int | None = None) -> tuple[Entry, bool]:
+    async def get_or_trace(
+        self, model_id: str, text: str, edits: list[Edit], window_number: int | None = None
+    ) -> tuple[TextEntry, bool]:
         """A text in a model; whoever asks before the model is open waits."""
-        opened = self.session.opened(model)
-        network = await asyncio.wrap_future(opened.job.result)
-        return await self.quickly(lambda: self.session.trace(opened, network, text, edits, window))
+        opened_model = self.session.get_model(model_id)
+        model = await asyncio.wrap_future(opened_model.job.result)
+        return await self.run_quick(lambda: self.session.get_or_trace(opened_model, model, text, edits, window_number))
 
-    async def quickly(self, work: Callable[[], T]) -> T:
+    async def run_quick(self, work: Callable[[], T]) -> T:
         """Work of a moment, in the lane for it."""
-        return await asyncio.wrap_future(self.session.queue.begin("quick", "a look", lambda job: work()).result)
+        return await asyncio.wrap_future(self.session.queue.submit("quick", "a look", lambda job: work()).result)
 
-    async def answer(self, trace: str, name: str, request: Request) -> tuple[Entry, "xarray.Dataset"]:
+    async def analysis_result(self, trace_id: str, name: str, request: Request) -> tuple[TextEntry, "xarray.Dataset"]:
         """The Dataset of an analysis, waited for; the work ends when the last who waits is gone."""
-        entry = await self.entry(trace)
-        job = await asyncio.to_thread(self.session.analysis, entry, name, dict(request.query_params))
-        if not isinstance(job, Job):
-            return entry, job
-        held, waiting = self.session.queue.hold(job), asyncio.wrap_future(job.result)
+        entry = await self.get_entry(trace_id)
+        outcome = await asyncio.to_thread(self.session.result_or_job, entry, name, dict(request.query_params))
+        if not isinstance(outcome, Job):
+            return entry, outcome
+        holder_id, future = self.session.queue.add_holder(outcome), asyncio.wrap_future(outcome.result)
         try:
-            while not (await asyncio.wait([waiting], timeout=0.5))[0]:
+            while not (await asyncio.wait([future], timeout=0.5))[0]:
                 if await request.is_disconnected():
                     raise CancelledError("nobody waits for this answer any more")
-            return entry, waiting.result()
+            return entry, future.result()
         finally:
-            waiting.cancel()  # what the work ends in is nobody's fault once nobody waits for it
-            self.session.queue.release(held)
+            future.cancel()  # what the work ends in is nobody's fault once nobody waits for it
+            self.session.queue.release(holder_id)
 
-    def models(self) -> list[dict[str, Any]]:
+    def model_list(self) -> list[dict[str, Any]]:
         """Models that were opened; of the example's, what is stored, until it is open."""
-        told = {name: one.told for name, one in list(self.session.models.items())}
-        if self.stored is not None and not told.get(self.stored.model["id"], {}).get("ready"):
-            told[self.stored.model["id"]] = self.stored.model
-        return list(told.values())
+        by_id = {model_id: opened_model.json_dict for model_id, opened_model in list(self.session.models.items())}
+        if self.stored_example is not None and not by_id.get(self.stored_example.model_json["id"], {}).get("ready"):
+            by_id[self.stored_example.model_json["id"]] = self.stored_example.model_json
+        return list(by_id.values())
 
 
-def _studio(request: Request) -> Studio:
+def _get_studio(request: Request) -> Studio:
     return request.app.state.studio
 
 
-Here = Annotated[Studio, Depends(_studio)]
+StudioState = Annotated[Studio, Depends(_get_studio)]
 router = APIRouter(prefix="/api")
 
 
-def create(
-    session: Session, rules: Rules, static: Path | None = None, stored: Stored | None = None, run: Run | None = None
+def create_app(
+    session: Session,
+    rules: AccessRules,
+    page_folder: Path | None = None,
+    stored_example: StoredExample | None = None,
+    corpus_run: LiveCorpusRun | None = None,
 ) -> App:
     """The app with everything that stands before it; `static` is the built page, `run` a corpus that is shown."""
     app = FastAPI(title="Rheoscope studio", version=__version__, docs_url=None, redoc_url=None)
-    app.state.studio = Studio(session, stored, run)
-    answer_errors(app)
+    app.state.studio = Studio(session, stored_example, corpus_run)
+    install_error_handlers(app)
     app.include_router(router)
-    if static is not None:
-        app.mount("/", StaticFiles(directory=static, html=True))
-    return Guard(app, rules)
+    if page_folder is not None:
+        app.mount("/", StaticFiles(directory=page_folder, html=True))
+    return AccessGuard(app, rules)
 
 
 # How answers go out
 
 
-def said(value: Any, status: int = 200) -> Response:
-    return Response(wire.written(value), status, media_type=JSON)
+def json_response(value: Any, status: int = 200) -> Response:
+    return Response(wire.encode_json(value), status, media_type=JSON_TYPE)
 
 
-def sent(data: bytes) -> Response:
-    return Response(data, media_type=BINARY)
+def binary_response(data: bytes) -> Response:
+    return Response(data, media_type=BINARY_TYPE)
 
 
-def answer_errors(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI) -> None:
     """Every error is one line; a fault of ours shows nothing of the inside."""
-    status = {MissingError: 404, BusyError: 429, CancelledError: 409}
+    status_codes = {MissingError: 404, BusyError: 429, CancelledError: 409}
 
     @app.exception_handler(RheoscopeError)
-    async def refused(request: Request, error: RheoscopeError) -> Response:
-        return said({"error": " ".join(str(error).split())}, status.get(type(error), 400))
+    async def handle_refusal(request: Request, error: RheoscopeError) -> Response:
+        return json_response({"error": " ".join(str(error).split())}, status_codes.get(type(error), 400))
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
-        return said({"error": f"{place or 'the request'}: {first['msg']}; see /openapi.json for what is expected"}, 422)
+    async def handle_invalid_request(request: Request, error: RequestValidationError) -> Response:
+        first_error = error.errors()[0]
+        location = ".".join(str(part) for part in first_error["loc"] if part not in ("body", "query", "path"))
+        return json_response(
+            {"error": f"{location or 'the request'}: {first_error['msg']}; see /openapi.json for what is expected"}, 422
+        )
 
     @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> Response:
-        return said({"error": f"{error.detail}: {request.method} {request.url.path[:200]}"}, error.status_code)
+    async def handle_http_error(request: Request, error: HTTPException) -> Response:
+        return json_response({"error": f"{error.detail}: {request.method} {request.url.path[:200]}"}, error.status_code)
 
     @app.exception_handler(Exception)
-    async def fault(request: Request, error: Exception) -> Response:
-        return said({"error": f"the server failed ({type(error).__name__}); see where it runs"}, 500)
+    async def handle_fault(request: Request, error: Exception) -> Response:
+        return json_response({"error": f"the server failed ({type(error).__name__}); see where it runs"}, 500)
 
 
-async def events(log: Log) -> AsyncIterator[bytes]:
+async def event_stream(log: EventLog) -> AsyncIterator[bytes]:
     """What a job tells, as server-sent events."""
-    heard = log.listen()
-    following: asyncio.Task[Any] | None = None
+    event_iterator = log.listen()
+    next_event: asyncio.Task[Any] | None = None
     try:
         while True:
-            following = following or asyncio.ensure_future(anext(heard, None))
-            done, _ = await asyncio.wait([following], timeout=KEEP_ALIVE)
+            next_event = next_event or asyncio.ensure_future(anext(event_iterator, None))
+            done, _ = await asyncio.wait([next_event], timeout=KEEP_ALIVE_SECONDS)
             if not done:
                 yield b": still here\n\n"
                 continue
-            event, following = following.result(), None
+            event, next_event = next_event.result(), None
             if event is None:
                 return
-            yield b"event: " + event[0].encode() + b"\ndata: " + wire.written(event[1]) + b"\n\n"
+            yield b"event: " + event[0].encode() + b"\ndata: " + wire.encode_json(event[1]) + b"\n\n"
     finally:
-        if following is not None:
-            following.cancel()
+        if next_event is not None:
+            next_event.cancel()
 
 
-def streamed(log: Log) -> Response:
-    return StreamingResponse(events(log), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+def event_response(log: EventLog) -> Response:
+    return StreamingResponse(event_stream(log), media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
 
 # Models
 
 
 @router.get("/state")
-def state(studio: Here) -> Response:
-    example = None if studio.stored is None else studio.stored.id
-    corpus = None if studio.run is None else studio.run.name
-    return said(descriptions.of_state(studio.session, studio.models(), studio.session.first, example, corpus))
+def get_state(studio: StudioState) -> Response:
+    example_id = None if studio.stored_example is None else studio.stored_example.id
+    corpus_name = None if studio.corpus_run is None else studio.corpus_run.name
+    return json_response(
+        descriptions.state_json(
+            studio.session, studio.model_list(), studio.session.first_model, example_id, corpus_name
+        )
+    )
 
 
 @router.get("/models")
-def models(studio: Here) -> Response:
+def get_models(studio: StudioState) -> Response:
     sources = studio.session.sources
-    return said({"models": studio.models(), "recent": sources.recent(), "sources": sources.listed()})
+    return json_response(
+        {"models": studio.model_list(), "recent": sources.recent_names(), "sources": sources.available_names()}
+    )
 
 
 @router.post("/models")
-def open_model(studio: Here, body: OpenModel) -> Response:
-    opened = studio.session.open(body.source, body.untrained)
-    return said({"job": studio.session.queue.hold(opened.job), "model": opened.told})
+def open_model(studio: StudioState, body: OpenModelBody) -> Response:
+    opened_model = studio.session.open_model(body.source, body.untrained)
+    return json_response({"job": studio.session.queue.add_holder(opened_model.job), "model": opened_model.json_dict})
 
 
 @router.get("/catalogue")
-def catalogue() -> Response:
-    return said(descriptions.of_catalogue())
+def get_catalogue() -> Response:
+    return json_response(descriptions.catalogue_json())
 
 
 # Texts
 
 
 @router.post("/traces")
-async def new_trace(studio: Here, body: NewTrace) -> Response:
-    asked = body.model or studio.session.first
-    name = asked.removesuffix(UNTRAINED) + UNTRAINED * (body.untrained or asked.endswith(UNTRAINED))
-    entry, cached = await studio.trace(name, body.text, body.edits, body.window)
+async def create_trace(studio: StudioState, body: NewTraceBody) -> Response:
+    requested_model = body.model or studio.session.first_model
+    model_id = requested_model.removesuffix(UNTRAINED_SUFFIX) + UNTRAINED_SUFFIX * (
+        body.untrained or requested_model.endswith(UNTRAINED_SUFFIX)
+    )
+    entry, cached = await studio.get_or_trace(model_id, body.text, body.edits, body.window)
     questions = [] if studio.is_example(entry.id) else body.questions  # those of the example are answered already
-    return said({"id": entry.id, "job": studio.session.tell(entry, questions)[1], "cached": cached})
+    return json_response({"id": entry.id, "job": studio.session.start_questions(entry, questions)[1], "cached": cached})
 
 
 @router.get("/traces/{trace}")
-async def head(studio: Here, trace: str) -> Response:
-    kept = studio.kept(trace, "", "json")
-    return said((await studio.entry(trace)).head) if kept is None else Response(kept, media_type=JSON)
+async def get_trace_header(studio: StudioState, trace: str) -> Response:
+    stored_body = studio.stored_response(trace, "", "json")
+    return (
+        json_response((await studio.get_entry(trace)).header)
+        if stored_body is None
+        else Response(stored_body, media_type=JSON_TYPE)
+    )
 
 
 @router.get("/traces/{trace}/events")
-async def trace_events(studio: Here, trace: str) -> Response:
-    if studio.stored is not None and studio.is_example(trace):
-        return streamed(studio.stored.told())
-    entry = await studio.entry(trace)
-    return streamed((entry.job or studio.session.tell(entry)[0]).log)
+async def stream_trace_events(studio: StudioState, trace: str) -> Response:
+    if studio.stored_example is not None and studio.is_example(trace):
+        return event_response(studio.stored_example.replay_log())
+    entry = await studio.get_entry(trace)
+    return event_response((entry.job or studio.session.start_questions(entry)[0]).log)
 
 
 @router.get("/traces/{trace}/verdicts")
-async def verdicts(studio: Here, trace: str) -> Response:
-    kept = studio.kept(trace, "/verdicts", "json")
-    if kept is not None:
-        return Response(kept, media_type=JSON)
-    return said(descriptions.of_verdicts((await studio.entry(trace)).so_far))
+async def get_verdicts(studio: StudioState, trace: str) -> Response:
+    stored_body = studio.stored_response(trace, "/verdicts", "json")
+    if stored_body is not None:
+        return Response(stored_body, media_type=JSON_TYPE)
+    return json_response(descriptions.verdicts_json((await studio.get_entry(trace)).results))
 
 
 @router.get("/traces/{trace}/points")
-async def points(studio: Here, trace: str, axes: str = "all", space: str = "sphere") -> Response:
-    kept = studio.kept(trace, "/points", "bin") if (axes, space) == ("all", "sphere") else None
-    if kept is not None:
-        return sent(kept)
-    entry = await studio.entry(trace)
-    return sent(await studio.quickly(lambda: detail_queries.cloud(studio.session, entry, axes, space)))
+async def get_points(studio: StudioState, trace: str, axes: str = "all", space: str = "sphere") -> Response:
+    stored_body = studio.stored_response(trace, "/points", "bin") if (axes, space) == ("all", "sphere") else None
+    if stored_body is not None:
+        return binary_response(stored_body)
+    entry = await studio.get_entry(trace)
+    return binary_response(
+        await studio.run_quick(lambda: detail_queries.pack_cloud(studio.session, entry, axes, space))
+    )
 
 
 # Analyses
 
 
 @router.get("/traces/{trace}/analyses/{name}.csv")
-async def as_csv(studio: Here, trace: str, name: str, request: Request) -> Response:
-    _, dataset = await studio.answer(trace, name, request)
-    return Response(csv_of(dataset), media_type="text/csv", headers=_saved_as(dataset, "csv"))
+async def download_csv(studio: StudioState, trace: str, name: str, request: Request) -> Response:
+    _, dataset = await studio.analysis_result(trace, name, request)
+    return Response(dataset_to_csv(dataset), media_type="text/csv", headers=_attachment_headers(dataset, "csv"))
 
 
 @router.get("/traces/{trace}/analyses/{name}.json")
-async def as_json_file(studio: Here, trace: str, name: str, request: Request) -> Response:
-    _, dataset = await studio.answer(trace, name, request)
-    return Response(wire.written(as_json(dataset)), media_type=JSON, headers=_saved_as(dataset, "json"))
+async def download_json(studio: StudioState, trace: str, name: str, request: Request) -> Response:
+    _, dataset = await studio.analysis_result(trace, name, request)
+    return Response(
+        wire.encode_json(dataset_to_json(dataset)), media_type=JSON_TYPE, headers=_attachment_headers(dataset, "json")
+    )
 
 
-def _saved_as(dataset: "xarray.Dataset", kind: str) -> dict[str, str]:
-    return {"content-disposition": f'attachment; filename="{dataset.attrs["analysis"]}.{kind}"'}
+def _attachment_headers(dataset: "xarray.Dataset", extension: str) -> dict[str, str]:
+    return {"content-disposition": f'attachment; filename="{dataset.attrs["analysis"]}.{extension}"'}
 
 
 @router.get("/traces/{trace}/analyses/{name}")
-async def analysis(studio: Here, trace: str, name: str, request: Request) -> Response:
+async def get_analysis(studio: StudioState, trace: str, name: str, request: Request) -> Response:
     """The answer; a text that has none, asked as usual, is no fault of who asks: a reason comes in its place."""
-    kept = None if request.query_params else studio.kept(trace, f"/analyses/{name}", "bin")
-    if kept is not None:
-        return sent(kept)
+    stored_body = None if request.query_params else studio.stored_response(trace, f"/analyses/{name}", "bin")
+    if stored_body is not None:
+        return binary_response(stored_body)
     try:
-        entry, dataset = await studio.answer(trace, name, request)
-    except NoAnswerError as error:
+        entry, dataset = await studio.analysis_result(trace, name, request)
+    except NoResultError as error:
         if request.query_params:
             raise
-        return sent(wire.packed({"name": name, "reason": " ".join(str(error).split())}, {}))
-    return sent(await studio.quickly(lambda: studio.session.packed(entry, dataset)))
+        return binary_response(wire.pack_envelope({"name": name, "reason": " ".join(str(error).split())}, {}))
+    return binary_response(await studio.run_quick(lambda: studio.session.pack_result(entry, dataset)))
 
 
 @router.post("/traces/{trace}/analyses/{name}")
-async def begin_analysis(studio: Here, trace: str, name: str, request: Request) -> Response:
-    entry = await studio.entry(trace)
-    job = await asyncio.to_thread(studio.session.analysis, entry, name, dict(request.query_params))
-    return said({"job": studio.session.queue.hold(job) if isinstance(job, Job) else None})
+async def start_analysis(studio: StudioState, trace: str, name: str, request: Request) -> Response:
+    entry = await studio.get_entry(trace)
+    outcome = await asyncio.to_thread(studio.session.result_or_job, entry, name, dict(request.query_params))
+    return json_response({"job": studio.session.queue.add_holder(outcome) if isinstance(outcome, Job) else None})
 
 
 # One head, one token
 
 
 @router.get("/traces/{trace}/weights/{layer}/{head}")
-async def weights(studio: Here, trace: str, layer: Number, head: Number, kind: str = "weights") -> Response:
-    kept = studio.kept(trace, f"/weights/{layer}/{head}", "bin") if kind == "weights" else None
-    if kept is not None:
-        return sent(kept)
-    entry = await studio.entry(trace)
-    return sent(await studio.quickly(lambda: detail_queries.head_map(entry, layer, head, kind)))
+async def get_head_map(studio: StudioState, trace: str, layer: Index, head: Index, kind: str = "weights") -> Response:
+    stored_body = studio.stored_response(trace, f"/weights/{layer}/{head}", "bin") if kind == "weights" else None
+    if stored_body is not None:
+        return binary_response(stored_body)
+    entry = await studio.get_entry(trace)
+    return binary_response(await studio.run_quick(lambda: detail_queries.pack_head_map(entry, layer, head, kind)))
 
 
 @router.get("/traces/{trace}/spectrum/{layer}/{head}")
-async def spectrum(studio: Here, trace: str, layer: Number, head: Number) -> Response:
-    kept = studio.kept(trace, f"/spectrum/{layer}/{head}", "json")
-    if kept is not None:
-        return Response(kept, media_type=JSON)
-    entry = await studio.entry(trace)
-    return said(await studio.quickly(lambda: detail_queries.spectrum(entry, layer, head)))
+async def get_spectrum(studio: StudioState, trace: str, layer: Index, head: Index) -> Response:
+    stored_body = studio.stored_response(trace, f"/spectrum/{layer}/{head}", "json")
+    if stored_body is not None:
+        return Response(stored_body, media_type=JSON_TYPE)
+    entry = await studio.get_entry(trace)
+    return json_response(await studio.run_quick(lambda: detail_queries.spectrum_json(entry, layer, head)))
 
 
 @router.get("/traces/{trace}/moves/{layer}/{head}")
-async def moves(
-    studio: Here, trace: str, layer: Number, head: Number, axes: str = "all", space: str = "sphere"
+async def get_displacements(
+    studio: StudioState, trace: str, layer: Index, head: Index, axes: str = "all", space: str = "sphere"
 ) -> Response:
-    kept = studio.kept(trace, f"/moves/{layer}/{head}", "bin") if (axes, space) == ("all", "sphere") else None
-    if kept is not None:
-        return sent(kept)
-    entry = await studio.entry(trace)
-    return sent(await studio.quickly(lambda: head_detail.moves(studio.session, entry, layer, head, axes, space)))
+    stored_body = (
+        studio.stored_response(trace, f"/moves/{layer}/{head}", "bin") if (axes, space) == ("all", "sphere") else None
+    )
+    if stored_body is not None:
+        return binary_response(stored_body)
+    entry = await studio.get_entry(trace)
+    return binary_response(
+        await studio.run_quick(lambda: head_detail.pack_displacements(studio.session, entry, layer, head, axes, space))
+    )
 
 
 @router.get("/traces/{trace}/images/{layer}/{head}")
-async def images(studio: Here, trace: str, layer: Number, head: Number) -> Response:
-    kept = studio.kept(trace, f"/images/{layer}/{head}", "bin")
-    if kept is not None:
-        return sent(kept)
-    entry = await studio.entry(trace)
-    return sent(await studio.quickly(lambda: head_detail.images(entry, layer, head)))
+async def get_images(studio: StudioState, trace: str, layer: Index, head: Index) -> Response:
+    stored_body = studio.stored_response(trace, f"/images/{layer}/{head}", "bin")
+    if stored_body is not None:
+        return binary_response(stored_body)
+    entry = await studio.get_entry(trace)
+    return binary_response(await studio.run_quick(lambda: head_detail.pack_images(entry, layer, head)))
 
 
 @router.post("/traces/{trace}/attribution")
-async def attribution(studio: Here, trace: str, body: Pair) -> Response:
-    entry = await studio.entry(trace)
-    return said(await studio.quickly(lambda: detail_queries.why(entry, body.layer, body.head, body.query, body.key)))
+async def get_attribution(studio: StudioState, trace: str, body: QueryKeyBody) -> Response:
+    entry = await studio.get_entry(trace)
+    return json_response(
+        await studio.run_quick(
+            lambda: detail_queries.score_components_json(entry, body.layer, body.head, body.query, body.key)
+        )
+    )
 
 
 @router.get("/traces/{trace}/lens")
-async def lens(studio: Here, trace: str) -> Response:
-    kept = studio.kept(trace, "/lens", "bin")
-    if kept is not None:
-        return sent(kept)
-    entry = await studio.entry(trace)
-    return sent(await studio.quickly(lambda: detail_queries.lens(entry)))
+async def get_lens(studio: StudioState, trace: str) -> Response:
+    stored_body = studio.stored_response(trace, "/lens", "bin")
+    if stored_body is not None:
+        return binary_response(stored_body)
+    entry = await studio.get_entry(trace)
+    return binary_response(await studio.run_quick(lambda: detail_queries.pack_lens(entry)))
 
 
 @router.get("/traces/{trace}/token/{position}")
-async def token(studio: Here, trace: str, position: Number) -> Response:
-    kept = studio.kept(trace, f"/token/{position}", "json")
-    if kept is not None:
-        return Response(kept, media_type=JSON)
-    entry = await studio.entry(trace)
-    return said(await studio.quickly(lambda: detail_queries.token(entry, position)))
+async def get_token(studio: StudioState, trace: str, position: Index) -> Response:
+    stored_body = studio.stored_response(trace, f"/token/{position}", "json")
+    if stored_body is not None:
+        return Response(stored_body, media_type=JSON_TYPE)
+    entry = await studio.get_entry(trace)
+    return json_response(await studio.run_quick(lambda: detail_queries.token_json(entry, position)))
 
 
 @router.post("/dynamics")
-async def dynamics(studio: Here, body: particle_simulation.Asked) -> Response:
-    return sent(await studio.quickly(lambda: particle_simulation.dynamics(body)))
+async def run_dynamics(studio: StudioState, body: particle_simulation.ParticleSettings) -> Response:
+    return binary_response(await studio.run_quick(lambda: particle_simulation.simulate_particles(body)))
 
 
 # A corpus
 
 
-def shown(studio: Studio) -> Run:
-    if studio.run is None:
+def require_corpus_run(studio: Studio) -> LiveCorpusRun:
+    if studio.corpus_run is None:
         raise MissingError("no corpus is open here; start it with rheoscope studio --corpus DIR")
-    return studio.run
+    return studio.corpus_run
 
 
 @router.get("/corpus")
-async def corpus(studio: Here) -> Response:
-    return said(await studio.quickly(shown(studio).told))
+async def get_corpus(studio: StudioState) -> Response:
+    return json_response(await studio.run_quick(require_corpus_run(studio).to_json))
 
 
 @router.get("/corpus/{analysis}/{field}")
-async def corpus_field(studio: Here, analysis: str, field: str) -> Response:
-    run = shown(studio)
-    return sent(await studio.quickly(lambda: run.field(analysis, field)))
+async def get_corpus_field(studio: StudioState, analysis: str, field: str) -> Response:
+    corpus_run = require_corpus_run(studio)
+    return binary_response(await studio.run_quick(lambda: corpus_run.pack_field(analysis, field)))
 
 
 @router.get("/corpus/{analysis}/{field}/{layer}/{head}")
-async def corpus_head(
-    studio: Here, analysis: str, field: str, layer: Number, head: Number, piece: Number = 0
+async def get_corpus_head(
+    studio: StudioState, analysis: str, field: str, layer: Index, head: Index, piece: Index = 0
 ) -> Response:
-    run = shown(studio)
-    reader = studio.session.opened(studio.session.first).model  # the run's own, or one that reads as it does
-    return said(await studio.quickly(lambda: run.head(analysis, field, layer, head, piece, reader)))
+    corpus_run = require_corpus_run(studio)
+    reader_model = studio.session.get_model(
+        studio.session.first_model
+    ).model  # the run's own, or one that reads as it does
+    return json_response(
+        await studio.run_quick(lambda: corpus_run.head_json(analysis, field, layer, head, piece, reader_model))
+    )
 
 
 # Jobs
 
 
 @router.get("/jobs/{job}")
-def follow(studio: Here, job: str) -> Response:
-    one = studio.session.queue.job(job)
-    return said({"name": one.name, "over": one.over, "told": dict(one.log.told)})
+def get_job(studio: StudioState, job: str) -> Response:
+    followed_job = studio.session.queue.get_job(job)
+    return json_response(
+        {"name": followed_job.name, "over": followed_job.is_over, "told": dict(followed_job.log.events)}
+    )
 
 
 @router.get("/jobs/{job}/events")
-async def job_events(studio: Here, job: str) -> Response:
-    return streamed(studio.session.queue.job(job).log)
+async def stream_job_events(studio: StudioState, job: str) -> Response:
+    return event_response(studio.session.queue.get_job(job).log)
 
 
 @router.delete("/jobs/{job}")
-def cancel(studio: Here, job: str) -> Response:
-    return said({"cancelled": studio.session.queue.release(job)})
+def cancel_job(studio: StudioState, job: str) -> Response:
+    return json_response({"cancelled": studio.session.queue.release(job)})

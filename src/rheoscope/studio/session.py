@@ -8,40 +8,49 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rheoscope.catalogue import analysis
+from rheoscope.catalogue import analysis_by_name
 from rheoscope.picture.token_labels import printable
+from rheoscope.report.analysis_runs import (
+    Controls,
+    Progress,
+    Request,
+    Settings,
+    Subject,
+    empty_results,
+    run_analyses,
+    run_analysis,
+)
 from rheoscope.report.draw_result import picture_of
-from rheoscope.report.progress_bars import untrained_controls
-from rheoscope.report.report_plans import JOBS
-from rheoscope.report.report_settings import asked
-from rheoscope.report.run_analyses import Ask, Beside, Progress, Settings, Subject, answer, ask, begun
+from rheoscope.report.progress_bars import control_factories
+from rheoscope.report.report_plans import REPORTS
+from rheoscope.report.report_settings import report_request
 from rheoscope.report.verdicts import QUESTIONS
-from rheoscope.running.runner import Running
+from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Text
-from rheoscope.space.model_cost import projections
-from rheoscope.space.results import Answers
+from rheoscope.space.model_cost import projection_parameters
+from rheoscope.space.results import Results
 from rheoscope.space.trace import Trace
 from rheoscope.studio import descriptions, wire
-from rheoscope.studio.byte_cache import Kept as Cache
-from rheoscope.studio.edited_model import under
+from rheoscope.studio.byte_cache import ByteCache as ByteCache
+from rheoscope.studio.edited_model import with_edits
 from rheoscope.studio.edits import Edit
-from rheoscope.studio.jobs import Job, MissingError, Queue
-from rheoscope.studio.model_sources import DEFAULT, Sources
-from rheoscope.studio.projected_points import Axes, axes_of
-from rheoscope.studio.query_settings import settings_of
-from rheoscope.studio.windows import Window, window_of
+from rheoscope.studio.jobs import Job, JobQueue, MissingError
+from rheoscope.studio.model_sources import DEFAULT_SOURCE, ModelSources
+from rheoscope.studio.projected_points import Axes, parse_axes
+from rheoscope.studio.query_settings import parse_settings
+from rheoscope.studio.windows import Window, select_window
 
 if TYPE_CHECKING:
     import xarray
 
-EVERYTHING = frozenset([*(one.name for one in QUESTIONS), "everything"])
+ALL_QUESTIONS = frozenset([*(question.name for question in QUESTIONS), "everything"])
 """All questions, and everything else that the report of a text asks."""
-UNTRAINED = ".untrained"
+UNTRAINED_SUFFIX = ".untrained"
 """At the end of the id of a model at initial weights."""
 
 
-class NoAnswerError(RheoscopeError):
+class NoResultError(RheoscopeError):
     """An analysis has no answer for this text: too few tokens, a model without what it reads, heads that are edited."""
 
 
@@ -49,16 +58,16 @@ class NoAnswerError(RheoscopeError):
 class Limits:
     """How much one server takes."""
 
-    tokens: int = 1024
-    text_bytes: int = 64_000
-    jobs: int = 64
-    kept_bytes: int = 512_000_000
-    controls: int | None = None
+    max_tokens: int = 1024
+    max_text_bytes: int = 64_000
+    max_jobs: int = 64
+    max_cache_bytes: int = 512_000_000
+    n_controls: int | None = None
     """Untrained models that the questions stand beside; None: as many as the command takes."""
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class OpenedModel:
     """A model by the name that the page has for it; `job.result` is the model once it is open."""
 
     id: str
@@ -67,58 +76,64 @@ class Opened:
     job: Job
 
     @property
-    def model(self) -> Running | None:
-        done = self.job.result.done() and not self.job.result.cancelled() and self.job.result.exception() is None
-        return self.job.result.result() if done else None
+    def model(self) -> RunnableModel | None:
+        is_loaded = self.job.result.done() and not self.job.result.cancelled() and self.job.result.exception() is None
+        return self.job.result.result() if is_loaded else None
 
     @property
-    def told(self) -> dict[str, Any]:
-        title = "the default model" if self.source == DEFAULT else self.source
-        return descriptions.of_model(self.id, title + ", untrained" * self.untrained, self.model)
+    def json_dict(self) -> dict[str, Any]:
+        title = "the default model" if self.source == DEFAULT_SOURCE else self.source
+        return descriptions.model_json(self.id, title + ", untrained" * self.untrained, self.model)
 
 
 @dataclass(eq=False)
-class Entry:
+class TextEntry:
     """A text in a model under edits (`edited`): its trace, what was found so far, the job that asks the questions."""
 
     id: str
-    opened: Opened
-    model: Running
-    edited: Running
+    opened_model: OpenedModel
+    model: RunnableModel
+    edited_model: RunnableModel
     text: str
     window: Window | None
     edits: tuple[Edit, ...]
     trace: Trace
-    so_far: Answers
+    results: Results
     job: Job | None = None
-    asked: frozenset[str] = frozenset()
+    requested_questions: frozenset[str] = frozenset()
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def head(self) -> dict[str, Any]:
-        told = descriptions.of_trace(self.id, self.opened.id, self.model.words, self.trace, self.text, self.edits)
-        return told | {"window": None if self.window is None else self.window.told}
+    def header(self) -> dict[str, Any]:
+        trace_header = descriptions.trace_json(
+            self.id, self.opened_model.id, self.model.token_strings, self.trace, self.text, self.edits
+        )
+        return trace_header | {"window": None if self.window is None else self.window.json_dict}
 
     @property
     def subject(self) -> Subject:
         """What analyses are asked about: whatever runs the model runs the edited one."""
-        return Subject(self.edited, self.said, self.trace)
+        return Subject(self.edited_model, self.model_input, self.trace)
 
     @property
-    def said(self) -> Text:
+    def model_input(self) -> Text:
         """What the model reads: the text, or a window of it."""
-        return self.text if self.window is None else self.window.said
+        return self.text if self.window is None else self.window.model_input
 
-    def about(self, layer: int, head: int) -> dict[str, Any]:
+    def head_facts(self, layer: int, head: int) -> dict[str, Any]:
         """Which head is told of, and whether it is an edited one."""
-        edited = any((one.layer, one.head) == (layer, head) for one in self.edits)
-        return {"layer": layer, "head": head, "edited": edited}
+        is_edited = any((edit.layer, edit.head) == (layer, head) for edit in self.edits)
+        return {"layer": layer, "head": head, "edited": is_edited}
 
     @property
-    def bytes(self) -> int:
+    def n_bytes(self) -> int:
         """Points, and half as much again for what heads carried; the weights that edits made wider."""
-        wide = sum(4 * projections(one) for one in self.edited.view.blocks if one not in self.model.view.blocks)
-        return int(1.5 * self.trace.points.nbytes) + len(self.text) + wide
+        edited_bytes = sum(
+            4 * projection_parameters(heads)
+            for heads in self.edited_model.view.layer_heads
+            if heads not in self.model.view.layer_heads
+        )
+        return int(1.5 * self.trace.points.nbytes) + len(self.text) + edited_bytes
 
 
 class Session:
@@ -126,265 +141,305 @@ class Session:
 
     def __init__(
         self,
-        load: Callable[..., Running],
-        sources: Sources,
+        load: Callable[..., RunnableModel],
+        sources: ModelSources,
         limits: Limits,
-        first: str = DEFAULT,
+        first_model: str = DEFAULT_SOURCE,
         device: str | None = None,
         dtype: str | None = None,
     ) -> None:
-        self.load, self.sources, self.limits, self.first = load, sources, limits, first
+        self.load, self.sources, self.limits, self.first_model = load, sources, limits, first_model
         self.device, self.dtype = device, dtype
-        self.queue = Queue(limits.jobs)
-        self.cache = Cache(limits.kept_bytes)
-        self.models: dict[str, Opened] = {}
-        self._asked: dict[Any, Job] = {}
-        self._lock, self._loading = threading.Lock(), threading.Lock()
+        self.queue = JobQueue(limits.max_jobs)
+        self.cache = ByteCache(limits.max_cache_bytes)
+        self.models: dict[str, OpenedModel] = {}
+        self._running_jobs: dict[Any, Job] = {}
+        self._lock, self._load_lock = threading.Lock(), threading.Lock()
 
     # Models
 
-    def open(self, source: str, untrained: bool = False) -> Opened:
+    def open_model(self, source: str, untrained: bool = False) -> OpenedModel:
         """The model of a name, opened behind the back of whoever asks; one that failed is tried again."""
-        name = model_id(source, untrained)
-        taken = self.sources.checked(source)
+        model_id = make_model_id(source, untrained)
+        load_source = self.sources.resolve(source)
         with self._lock:
-            known = self.models.get(name)
-            if known is None or (known.job.over and known.model is None):
-                work = partial(self._load, source, taken, untrained)
-                job = self.queue.begin("loading", f"loading {name}", work)
-                known = self.models[name] = Opened(name, source, untrained, job)
-            return known
+            opened_model = self.models.get(model_id)
+            if opened_model is None or (opened_model.job.is_over and opened_model.model is None):
+                work = partial(self._load, source, load_source, untrained)
+                job = self.queue.submit("loading", f"loading {model_id}", work)
+                opened_model = self.models[model_id] = OpenedModel(model_id, source, untrained, job)
+            return opened_model
 
-    def _load(self, source: str, taken: str | None, untrained: bool, job: Job) -> Running:
-        with self._loading:
-            tell = job.progress("loading")
-            model = self.load(taken, device=self.device, dtype=self.dtype, untrained=untrained, progress=tell)
+    def _load(self, source: str, load_source: str | None, untrained: bool, job: Job) -> RunnableModel:
+        with self._load_lock:
+            on_progress = job.progress_callback("loading")
+            model = self.load(
+                load_source, device=self.device, dtype=self.dtype, untrained=untrained, progress=on_progress
+            )
             self.sources.remember(source)
         return model
 
-    def opened(self, name: str) -> Opened:
+    def get_model(self, model_id: str) -> OpenedModel:
         """A model by its id; one that was never opened is opened where that is allowed."""
-        if name in self.models:
-            return self.models[name]
-        untrained = name.endswith(UNTRAINED)
-        return self.open(name.removesuffix(UNTRAINED), untrained)
+        if model_id in self.models:
+            return self.models[model_id]
+        untrained = model_id.endswith(UNTRAINED_SUFFIX)
+        return self.open_model(model_id.removesuffix(UNTRAINED_SUFFIX), untrained)
 
     # Texts
 
-    def entry(self, name: str) -> Entry:
-        found = self.cache.get(name)
-        if found is None:
-            raise MissingError(f"no text {name[:40]!r} is here (any more); post the text again")
-        return found
+    def get_entry(self, trace_id: str) -> TextEntry:
+        entry = self.cache.get(trace_id)
+        if entry is None:
+            raise MissingError(f"no text {trace_id[:40]!r} is here (any more); post the text again")
+        return entry
 
-    def lent(self, name: str) -> tuple[Running, Trace]:
+    def lending_text(self, trace_id: str) -> tuple[RunnableModel, Trace]:
         """A text that lends its axes, and its model."""
-        found = self.entry(name)
-        return found.model, found.trace
+        entry = self.get_entry(trace_id)
+        return entry.model, entry.trace
 
-    def axes(self, entry: Entry, axes: str, space: str) -> Axes:
+    def cached_axes(self, entry: TextEntry, axes_name: str, space: str) -> Axes:
         """Axes that a text is seen on, remembered: every head of it asks for the same."""
-        key = (entry.id, "axes", axes, space)
-        found = self.cache.get(key)
-        if found is None:
-            found = axes_of(entry.model, entry.trace, axes, space, self.lent)
-            self.cache.put(key, found, found.along.nbytes + found.centre.nbytes)
-        return found
+        key = (entry.id, "axes", axes_name, space)
+        axes = self.cache.get(key)
+        if axes is None:
+            axes = parse_axes(entry.model, entry.trace, axes_name, space, self.lending_text)
+            self.cache.put(key, axes, axes.directions.nbytes + axes.centre.nbytes)
+        return axes
 
-    def trace(
-        self, opened: Opened, model: Running, text: str, edits: Sequence[Edit], window: int | None = None
-    ) -> tuple[Entry, bool]:
+    def get_or_trace(
+        self,
+        opened_model: OpenedModel,
+        model: RunnableModel,
+        text: str,
+        edits: Sequence[Edit],
+        window_number: int | None = None,
+    ) -> tuple[TextEntry, bool]:
         """A text in an open model, by what it is; says whether it was here already. A long one is read a window at a time."""
-        self.check(text)
-        part = window_of(model, text, self.limits.tokens, window)
-        name = content_id(str(model.view.facts.get("weights")), text, edits, 0 if part is None else part.at)
-        found = self.cache.get(name)
-        if found is not None:
-            return found, True
-        edited = under(model, edits)
-        said = text if part is None else part.said
-        trace = edited.trace(said)
-        so_far = begun(Subject(edited, said, trace), nulls=True)
-        entry = Entry(name, opened, model, edited, text, part, tuple(edits), trace, so_far)
-        self.cache.put(name, entry, entry.bytes)
+        self.check_text(text)
+        window = select_window(model, text, self.limits.max_tokens, window_number)
+        trace_id = make_trace_id(str(model.view.facts.get("weights")), text, edits, 0 if window is None else window.at)
+        cached_entry = self.cache.get(trace_id)
+        if cached_entry is not None:
+            return cached_entry, True
+        edited_model = with_edits(model, edits)
+        model_input = text if window is None else window.model_input
+        trace = edited_model.trace(model_input)
+        results = empty_results(Subject(edited_model, model_input, trace), draw_nulls=True)
+        entry = TextEntry(trace_id, opened_model, model, edited_model, text, window, tuple(edits), trace, results)
+        self.cache.put(trace_id, entry, entry.n_bytes)
         return entry, False
 
-    def check(self, text: str) -> None:
+    def check_text(self, text: str) -> None:
         """Refuse a text that is too long, before anything is computed."""
-        size = len(text.encode("utf-8", "surrogatepass"))
-        if size > self.limits.text_bytes:
+        n_bytes = len(text.encode("utf-8", "surrogatepass"))
+        if n_bytes > self.limits.max_text_bytes:
             raise RheoscopeError(
-                f"a text has at most {self.limits.text_bytes} bytes here, got {size}; type a shorter one"
+                f"a text has at most {self.limits.max_text_bytes} bytes here, got {n_bytes}; type a shorter one"
             )
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise RheoscopeError("the text holds half a character (a lone surrogate); type it again")
 
     # The questions
 
-    def tell(self, entry: Entry, questions: Sequence[str] | None = None) -> tuple[Job, str]:
+    def start_questions(self, entry: TextEntry, question_names: Sequence[str] | None = None) -> tuple[Job, str]:
         """The job that asks questions of a text (all, unless they are named), and the id under which this client holds it."""
-        wanted = EVERYTHING if questions is None else frozenset(questions)
+        requested = ALL_QUESTIONS if question_names is None else frozenset(question_names)
         with entry.lock:
             job = entry.job
-            held = None if job is None or not wanted <= entry.asked else self.queue.hold(job)
-            if job is None or held is None or _lost(job):
-                entry.asked |= wanted
-                work = partial(self._tell, entry, None if entry.asked >= EVERYTHING else entry.asked)
-                job = entry.job = self.queue.begin("told", f"questions {entry.id}", work)
-                held = self.queue.hold(job)
-            return job, held
+            holder_id = (
+                None if job is None or not requested <= entry.requested_questions else self.queue.add_holder(job)
+            )
+            if job is None or holder_id is None or _is_lost(job):
+                entry.requested_questions |= requested
+                work = partial(
+                    self._run_questions,
+                    entry,
+                    None if entry.requested_questions >= ALL_QUESTIONS else entry.requested_questions,
+                )
+                job = entry.job = self.queue.submit("told", f"questions {entry.id}", work)
+                holder_id = self.queue.add_holder(job)
+            return job, holder_id
 
-    def _tell(self, entry: Entry, questions: Collection[str] | None, job: Job) -> None:
-        wanted = [one for one in QUESTIONS if questions is None or one.name in questions]
-        told: set[str] = set()
+    def _run_questions(self, entry: TextEntry, question_names: Collection[str] | None, job: Job) -> None:
+        questions = [question for question in QUESTIONS if question_names is None or question.name in question_names]
+        published: set[str] = set()
 
-        def hear(so_far: Answers) -> None:
-            job.check()
-            entry.so_far = so_far
-            for key in [*so_far.found, *so_far.left_out]:
-                if key not in told:
-                    told.add(key)
-                    _tell_of(job, key, so_far)
-            for one in wanted:
-                if one.name not in told and so_far.asked(*one.needs):
-                    told.add(one.name)
-                    job.log.tell("verdict", **descriptions.of_verdict(one, so_far))
+        def on_result(results: Results) -> None:
+            job.raise_if_stopped()
+            entry.results = results
+            for key in [*results.datasets, *results.skipped]:
+                if key not in published:
+                    published.add(key)
+                    _publish_outcome(job, key, results)
+            for question in questions:
+                if question.name not in published and results.has_run(*question.needs):
+                    published.add(question.name)
+                    job.log.publish("verdict", **descriptions.verdict_json(question, results))
 
-        job.log.tell("head", **entry.head)
-        asks, beside = self.asks(entry, questions), self._beside(entry, job)
-        so_far = ask(entry.subject, asks, True, beside, hear, job.progress, partial(self._known, entry))
-        for one in wanted:
-            if one.name not in told:
-                job.log.tell("verdict", **descriptions.of_verdict(one, so_far))
-        if questions is None:
-            job.log.tell("findings", **descriptions.of_findings(so_far))
-
-    def asks(self, entry: Entry, questions: Collection[str] | None) -> list[Ask]:
-        """What the questions need; where none is named, everything that the report of a text asks."""
-        every = JOBS["flow"].asks({})
-        if questions is not None:
-            needed = {name for one in QUESTIONS if one.name in questions for name in one.needs}
-            every = [one for one in every if one.name in needed]
-        return every
-
-    def _beside(self, entry: Entry, job: Job) -> Beside:
-        """The same text in untrained models; an edited text, or an untrained model, stands beside none."""
-        if entry.edits or entry.opened.untrained or self.limits.controls == 0:
-            return ()
-        source = self.sources.checked(entry.opened.source)
-        makers = untrained_controls(
-            entry.model, source, self.device, self.dtype, self.limits.controls, len(entry.trace)
+        job.log.publish("head", **entry.header)
+        requests, controls = self.requests(entry, question_names), self._control_factories(entry, job)
+        results = run_analyses(
+            entry.subject,
+            requests,
+            True,
+            controls,
+            on_result,
+            job.progress_callback,
+            partial(self._cached_result, entry),
         )
-        return [partial(self._control, entry, job, make) for make in makers]
+        for question in questions:
+            if question.name not in published:
+                job.log.publish("verdict", **descriptions.verdict_json(question, results))
+        if question_names is None:
+            job.log.publish("findings", **descriptions.findings_json(results))
 
-    def _control(self, entry: Entry, job: Job, make: Callable[[], Running]) -> Subject:
-        job.check()
-        with self._loading:
-            control = make()
-        return Subject(control, entry.said, control.trace(entry.said))
+    def requests(self, entry: TextEntry, question_names: Collection[str] | None) -> list[Request]:
+        """What the questions need; where none is named, everything that the report of a text asks."""
+        requests = REPORTS["flow"].requests({})
+        if question_names is not None:
+            needed_analyses = {
+                analysis_name
+                for question in QUESTIONS
+                if question.name in question_names
+                for analysis_name in question.needs
+            }
+            requests = [request for request in requests if request.name in needed_analyses]
+        return requests
+
+    def _control_factories(self, entry: TextEntry, job: Job) -> Controls:
+        """The same text in untrained models; an edited text, or an untrained model, stands beside none."""
+        if entry.edits or entry.opened_model.untrained or self.limits.n_controls == 0:
+            return ()
+        source = self.sources.resolve(entry.opened_model.source)
+        factories = control_factories(
+            entry.model, source, self.device, self.dtype, self.limits.n_controls, len(entry.trace)
+        )
+        return [partial(self._make_control, entry, job, build_control) for build_control in factories]
+
+    def _make_control(self, entry: TextEntry, job: Job, build_control: Callable[[], RunnableModel]) -> Subject:
+        job.raise_if_stopped()
+        with self._load_lock:
+            control_model = build_control()
+        return Subject(control_model, entry.model_input, control_model.trace(entry.model_input))
 
     # Analyses
 
-    def analysis(self, entry: Entry, name: str, typed: Mapping[str, str]) -> "Job | xarray.Dataset":
+    def result_or_job(self, entry: TextEntry, name: str, typed_settings: Mapping[str, str]) -> "Job | xarray.Dataset":
         """The answer of an analysis where it is known, else the job that asks it; whoever asks the same shares it."""
-        settings = self._settings(entry, name, typed)
-        key = answer_key(entry, name, settings)
-        found = self.cache.get(key)
-        if found is not None:
-            return found
+        settings = self._resolve_settings(entry, name, typed_settings)
+        key = result_key(entry, name, settings)
+        result = self.cache.get(key)
+        if result is not None:
+            return result
         with self._lock:
-            job = self._asked.get(key)
-            if job is None or job.over:
-                work = partial(self._answer, entry, name, settings)
-                job = self._asked[key] = self.queue.begin("asked", name, work)
-                job.result.add_done_callback(lambda _: self._asked.pop(key, None))
+            job = self._running_jobs.get(key)
+            if job is None or job.is_over:
+                work = partial(self._run_analysis, entry, name, settings)
+                job = self._running_jobs[key] = self.queue.submit("asked", name, work)
+                job.result.add_done_callback(lambda _: self._running_jobs.pop(key, None))
             return job
 
-    def _settings(self, entry: Entry, name: str, typed: Mapping[str, str]) -> Settings:
+    def _resolve_settings(self, entry: TextEntry, name: str, typed_settings: Mapping[str, str]) -> Settings:
         """As the report asks it, with what was typed; where that stands on answers that are not known, as it is asked alone."""
-        one = analysis(name)
-        given = settings_of(one, typed, entry.model)
+        analysis = analysis_by_name(name)
+        parsed = parse_settings(analysis, typed_settings, entry.model)
         try:
-            return asked(name, **given).settings(entry.so_far)[""]
+            return report_request(name, **parsed).settings_for(entry.results)[""]
         except RheoscopeError:
-            return given
+            return parsed
 
-    def _answer(self, entry: Entry, name: str, settings: Settings, job: Job) -> "xarray.Dataset":
+    def _run_analysis(self, entry: TextEntry, name: str, settings: Settings, job: Job) -> "xarray.Dataset":
         try:
-            found = self._known(entry, entry.subject, name, settings, True, job.progress(name))
+            result = self._cached_result(entry, entry.subject, name, settings, True, job.progress_callback(name))
         except RheoscopeError as error:
-            raise NoAnswerError(str(error)) from error
-        job.log.tell("known", name=name)
-        return found
+            raise NoResultError(str(error)) from error
+        job.log.publish("known", name=name)
+        return result
 
-    def _known(
-        self, entry: Entry, subject: Subject, name: str, settings: Settings, nulls: bool, progress: Progress | None
+    def _cached_result(
+        self,
+        entry: TextEntry,
+        subject: Subject,
+        name: str,
+        settings: Settings,
+        draw_nulls: bool,
+        progress: Progress | None,
     ) -> "xarray.Dataset":
         """The answer of an analysis, remembered."""
-        key = answer_key(entry, name, settings)
-        found = self.cache.get(key)
-        if found is None:
-            found = (_under_edits if entry.edits else answer)(subject, name, settings, nulls, progress)
-            found = found if entry.window is None else found.assign_attrs(window=entry.window.in_words)
-            self.cache.put(key, found, found.nbytes + 2000)
-        return found
+        key = result_key(entry, name, settings)
+        result = self.cache.get(key)
+        if result is None:
+            result = (_run_edited_analysis if entry.edits else run_analysis)(
+                subject, name, settings, draw_nulls, progress
+            )
+            result = result if entry.window is None else result.assign_attrs(window=entry.window.description)
+            self.cache.put(key, result, result.nbytes + 2000)
+        return result
 
-    def packed(self, entry: Entry, found: "xarray.Dataset") -> bytes:
+    def pack_result(self, entry: TextEntry, result: "xarray.Dataset") -> bytes:
         """An answer with its pictures, as it travels."""
-        pictures = [picture_of(found, entry.model.words)]
-        return wire.of_dataset(found, analysis(str(found.attrs["analysis"])), pictures)
+        pictures = [picture_of(result, entry.model.token_strings)]
+        return wire.pack_dataset(result, analysis_by_name(str(result.attrs["analysis"])), pictures)
 
     def close(self) -> None:
         self.queue.close()
 
 
-def model_id(source: str, untrained: bool = False) -> str:
+def make_model_id(source: str, untrained: bool = False) -> str:
     """The id under which the page knows a model.
 
-    >>> model_id("gpt2"), model_id("gpt2", untrained=True)
+    >>> make_model_id("gpt2"), make_model_id("gpt2", untrained=True)
     ('gpt2', 'gpt2.untrained')
     """
-    return printable(source)[:200] + UNTRAINED * untrained
+    return printable(source)[:200] + UNTRAINED_SUFFIX * untrained
 
 
-def content_id(weights: str, text: str, edits: Sequence[Edit], window: int = 0) -> str:
+def make_trace_id(weights: str, text: str, edits: Sequence[Edit], window_number: int = 0) -> str:
     """The id of a text (or of a window of it, counted from 1) in a model under edits, by what it is.
 
-    >>> content_id("a1", "The keys", ()) == content_id("a1", "The keys", []), len(content_id("a1", "The keys", ()))
+    >>> make_trace_id("a1", "The keys", ()) == make_trace_id("a1", "The keys", []), len(make_trace_id("a1", "The keys", ()))
     (True, 20)
     """
-    said = json.dumps([weights, text, [one.told for one in edits], *([window] if window else [])], sort_keys=True)
-    return hashlib.sha256(said.encode()).hexdigest()[:20]
+    content = json.dumps(
+        [weights, text, [edit.json_dict for edit in edits], *([window_number] if window_number else [])], sort_keys=True
+    )
+    return hashlib.sha256(content.encode()).hexdigest()[:20]
 
 
-def answer_key(entry: Entry, name: str, settings: Settings) -> tuple[str, str, str]:
+def result_key(entry: TextEntry, name: str, settings: Settings) -> tuple[str, str, str]:
     """An answer by what it is about (a text or weights alone, under edits), its name and the settings that are not its defaults."""
-    one = analysis(name)
-    about = entry.id if one.reads_text or entry.edits else str(entry.model.view.facts.get("weights"))
-    usual = {setting: _as_text(parameter.default) for setting, parameter in one.settings.items()}
-    other = {setting: said for setting, value in settings.items() if (said := _as_text(value)) != usual.get(setting)}
-    return about, name, json.dumps(other, sort_keys=True)
+    analysis = analysis_by_name(name)
+    subject_id = entry.id if analysis.reads_text or entry.edits else str(entry.model.view.facts.get("weights"))
+    defaults = {setting: _json_text(parameter.default) for setting, parameter in analysis.settings.items()}
+    changed = {
+        setting: value_text
+        for setting, value in settings.items()
+        if (value_text := _json_text(value)) != defaults.get(setting)
+    }
+    return subject_id, name, json.dumps(changed, sort_keys=True)
 
 
-def _as_text(value: Any) -> str:
-    return json.dumps(value, default=lambda one: type(one).__name__)
+def _json_text(value: Any) -> str:
+    return json.dumps(value, default=lambda unserialisable: type(unserialisable).__name__)
 
 
-def _under_edits(
-    subject: Subject, name: str, settings: Settings, nulls: bool, progress: Progress | None
+def _run_edited_analysis(
+    subject: Subject, name: str, settings: Settings, draw_nulls: bool, progress: Progress | None
 ) -> "xarray.Dataset":
     """An answer about an edited model says so."""
-    told = "points, runs and operators of the edited model; the mean of the text that edits are centred by is held"
-    return answer(subject, name, settings, nulls, progress).assign_attrs(edited=told)
+    note = "points, runs and operators of the edited model; the mean of the text that edits are centred by is held"
+    return run_analysis(subject, name, settings, draw_nulls, progress).assign_attrs(edited=note)
 
 
-def _lost(job: Job) -> bool:
+def _is_lost(job: Job) -> bool:
     """Whether nothing will come of it any more."""
-    return (job.doomed and not job.over) or (job.over and job.result.exception() is not None)
+    return (job.is_abandoned and not job.is_over) or (job.is_over and job.result.exception() is not None)
 
 
-def _tell_of(job: Job, key: str, so_far: Answers) -> None:
-    if key in so_far.found:
-        job.log.tell("known", name=key)
+def _publish_outcome(job: Job, key: str, results: Results) -> None:
+    if key in results.datasets:
+        job.log.publish("known", name=key)
     else:
-        job.log.tell("failed", name=key, reason=so_far.left_out[key])
+        job.log.publish("failed", name=key, reason=results.skipped[key])

@@ -6,54 +6,54 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rheoscope.studio.jobs import Log
+from rheoscope.studio.jobs import EventLog
 
-STATIC = Path(__file__).parent / "static"
+PAGE_FOLDER = Path(__file__).parent / "static"
 """The built page; `make studio` makes it."""
-EXAMPLE = "example"
+EXAMPLE_FOLDER = "example"
 """The folder of it with the stored example."""
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoredExample:
     """An export of one text: `folder` has its files, `model` what is told of the model, before it is open."""
 
     folder: Path
     id: str
     text: str
-    model: dict[str, Any]
+    model_json: dict[str, Any]
 
-    def answer(self, path: str, kind: str) -> bytes | None:
+    def read_response(self, path: str, extension: str) -> bytes | None:
         """An answer below api/traces as it would travel, or None where it was not stored."""
-        file = (self.folder / "api" / "traces" / f"{path}.{kind}").resolve()
+        file = (self.folder / "api" / "traces" / f"{path}.{extension}").resolve()
         if not path.startswith(self.id) or not file.is_relative_to(self.folder.resolve()) or not file.is_file():
             return None
-        return inflated(file.read_bytes())
+        return decompress(file.read_bytes())
 
-    def told(self) -> Log:
+    def replay_log(self) -> EventLog:
         """What was told while it was asked, as far as an export keeps it."""
-        log, own = Log(), self.folder / "api" / "traces" / self.id
-        log.tell("head", **json.loads(own.with_suffix(".json").read_text(encoding="utf-8")))
-        found = json.loads((own / "verdicts.json").read_text(encoding="utf-8"))
-        for one in found.pop("verdicts"):
-            log.tell("verdict", **one)
-        log.tell("findings", **found)
-        for file in sorted((own / "analyses").glob("*.bin")):
-            log.tell("known", name=file.stem)
-        log.tell("done")
+        log, trace_folder = EventLog(), self.folder / "api" / "traces" / self.id
+        log.publish("head", **json.loads(trace_folder.with_suffix(".json").read_text(encoding="utf-8")))
+        verdicts = json.loads((trace_folder / "verdicts.json").read_text(encoding="utf-8"))
+        for verdict in verdicts.pop("verdicts"):
+            log.publish("verdict", **verdict)
+        log.publish("findings", **verdicts)
+        for file in sorted((trace_folder / "analyses").glob("*.bin")):
+            log.publish("known", name=file.stem)
+        log.publish("done")
         return log
 
 
-def inflated(data: bytes) -> bytes:
+def decompress(data: bytes) -> bytes:
     """A file of an export as it would travel: most are compressed as a whole, and say so in their first two bytes."""
     return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
 
 
-def stored_in(folder: Path) -> Stored | None:
+def load_example(folder: Path) -> StoredExample | None:
     """The example in a folder, or None where there is none that can be read."""
     try:
         state = json.loads((folder / "api" / "state.json").read_text(encoding="utf-8"))
-        head = json.loads((folder / "api" / "traces" / f"{state['example']}.json").read_text(encoding="utf-8"))
+        header = json.loads((folder / "api" / "traces" / f"{state['example']}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError):
         return None
-    return Stored(folder, state["example"], head["text"], state["models"][0] | {"ready": False})
+    return StoredExample(folder, state["example"], header["text"], state["models"][0] | {"ready": False})

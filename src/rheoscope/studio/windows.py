@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from rheoscope.report.long_texts import around
-from rheoscope.running.runner import Running
+from rheoscope.report.long_texts import split_special_tokens
+from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Text
 
@@ -20,34 +20,43 @@ class Window:
     first: int
     last: int
     tokens: int
-    said: Text = field(repr=False, compare=False)
+    model_input: Text = field(repr=False, compare=False)
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         return f"tokens {self.first} to {self.last} of {self.tokens}"
 
     @property
-    def told(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "said"}
+    def json_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "model_input"}
 
 
-def window_of(model: Running, text: str, most: int, at: int | None) -> Window | None:
+def select_window(model: RunnableModel, text: str, max_tokens: int, window_number: int | None) -> Window | None:
     """Window `at` of a text (the first, unless another is asked for); None where all of it is read at once.
 
     What the tokenizer puts before and after a text stands before and after every window and counts as its tokens.
     """
-    room = min(most, model.view.context or most)
-    ids = model.ids(text).tolist() if model.tokenizer is None else model.encode(text)
-    if len(ids) <= room:
-        if at not in (None, 1):
-            raise RheoscopeError(f"the text is read whole, in one window, got window {at}; type window 1")
+    window_size = min(max_tokens, model.view.context_length or max_tokens)
+    token_ids = model.ids(text).tolist() if model.tokenizer is None else model.encode(text)
+    if len(token_ids) <= window_size:
+        if window_number not in (None, 1):
+            raise RheoscopeError(f"the text is read whole, in one window, got window {window_number}; type window 1")
         return None
-    before, inner, after = around(model, ids)
-    own = room - len(before) - len(after)
-    of = -(-len(inner) // own)
-    at = 1 if at is None else at
-    if not 1 <= at <= of:
-        raise RheoscopeError(f"the text has {of} windows of {room:,} tokens, got window {at}; type window 1 to {of}")
-    start = (at - 1) * own
-    part = inner[start : start + own]
-    return Window(at, of, start + 1, start + len(part), len(inner), torch.tensor([*before, *part, *after]))
+    prefix_ids, text_ids, suffix_ids = split_special_tokens(model, token_ids)
+    text_tokens = window_size - len(prefix_ids) - len(suffix_ids)
+    n_windows = -(-len(text_ids) // text_tokens)
+    window_number = 1 if window_number is None else window_number
+    if not 1 <= window_number <= n_windows:
+        raise RheoscopeError(
+            f"the text has {n_windows} windows of {window_size:,} tokens, got window {window_number}; type window 1 to {n_windows}"
+        )
+    start = (window_number - 1) * text_tokens
+    window_ids = text_ids[start : start + text_tokens]
+    return Window(
+        window_number,
+        n_windows,
+        start + 1,
+        start + len(window_ids),
+        len(text_ids),
+        torch.tensor([*prefix_ids, *window_ids, *suffix_ids]),
+    )

@@ -7,141 +7,175 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rheoscope.picture.picture import Cells, Line, Picture, Shape, Word
-from rheoscope.report.json_file import plain
+from rheoscope.messages.message import Message
+from rheoscope.picture.picture import Cells, Label, Line, Picture, Shape
+from rheoscope.report.json_file import to_plain_json
 from rheoscope.space.analysis import Analysis
 
 if TYPE_CHECKING:
     import xarray
 
 MAGIC = b"RHEO"
-EDGE = 8
+ALIGNMENT = 8
 """Arrays begin at multiples of so many bytes, as typed arrays of a browser want it."""
-MISSING, FINE, COARSE = 255, 254, 31
+MISSING_BYTE, FINE_LEVELS, COARSE_LEVELS = 255, 254, 31
 """The byte that stands for no value, and steps from the least to the largest value of a map; the coarse one compresses well."""
-LARGEST = 4_000_000
+MAX_FIELD_BYTES = 4_000_000
 """Bytes of one field beyond which it is named and not sent."""
-MARKS: dict[type, str] = {Line: "lines", Shape: "shapes", Cells: "cells", Word: "words"}
+MARK_TAGS: dict[type, str] = {Line: "lines", Shape: "shapes", Cells: "cells", Label: "words"}
 
 
 @dataclass(frozen=True, eq=False)
-class Array:
+class WireArray:
     """One array of an envelope; a byte v of a quantised one stands for zero + v · scale, 255 for nothing where `missing`."""
 
     values: np.ndarray
     dims: Sequence[str]
     scale: float = 1.0
     zero: float = 0.0
-    missing: bool = False
+    has_missing: bool = False
 
     @property
-    def real(self) -> np.ndarray:
+    def decoded_values(self) -> np.ndarray:
         """The numbers that are meant."""
         if self.values.dtype != np.uint8:
             return self.values
-        found = self.zero + self.values.astype(np.float32) * np.float32(self.scale)
-        return np.where(self.values == MISSING, np.nan, found) if self.missing else found
+        decoded = self.zero + self.values.astype(np.float32) * np.float32(self.scale)
+        return np.where(self.values == MISSING_BYTE, np.nan, decoded) if self.has_missing else decoded
 
 
-def as_array(values: Any, dims: Sequence[str]) -> Array:
+def to_wire_array(values: Any, dims: Sequence[str]) -> WireArray:
     """Numbers as they travel: float32 (float16 as it is), int32, and truth as bytes."""
     values = np.asarray(values)
     if values.dtype == bool or values.dtype == np.uint8:
-        return Array(values.astype(np.uint8), dims)
+        return WireArray(values.astype(np.uint8), dims)
     if np.issubdtype(values.dtype, np.integer):
-        return Array(values.astype(np.int32), dims)
-    return Array(values.astype(np.float16 if values.dtype == np.float16 else np.float32), dims)
+        return WireArray(values.astype(np.int32), dims)
+    return WireArray(values.astype(np.float16 if values.dtype == np.float16 else np.float32), dims)
 
 
-def in_bytes(values: np.ndarray, dims: Sequence[str], steps: int = FINE) -> Array:
+def quantise(values: np.ndarray, dims: Sequence[str], n_levels: int = FINE_LEVELS) -> WireArray:
     """Numbers in one byte each, evenly from the least (0 where none is below) to the largest; what is not finite is missing.
 
-    >>> one = in_bytes(np.array([0.0, 0.5, np.nan]), ["x"])
-    >>> one.values.tolist(), one.real.round(3).tolist()
+    >>> one = quantise(np.array([0.0, 0.5, np.nan]), ["x"])
+    >>> one.values.tolist(), one.decoded_values.round(3).tolist()
     ([0, 254, 255], [0.0, 0.5, nan])
     """
-    there = np.isfinite(values)
-    known = values[there] if there.any() else np.zeros(1)
-    low, high = min(0.0, float(known.min())), max(0.0, float(known.max()))
-    scale = (high - low) / steps or 1.0
-    each = np.rint((np.where(there, values, low) - low) / scale).astype(np.uint8)
-    return Array(np.where(there, each, np.uint8(MISSING)), dims, scale, low, missing=True)
+    is_finite = np.isfinite(values)
+    finite_values = values[is_finite] if is_finite.any() else np.zeros(1)
+    low, high = min(0.0, float(finite_values.min())), max(0.0, float(finite_values.max()))
+    scale = (high - low) / n_levels or 1.0
+    levels = np.rint((np.where(is_finite, values, low) - low) / scale).astype(np.uint8)
+    return WireArray(np.where(is_finite, levels, np.uint8(MISSING_BYTE)), dims, scale, low, has_missing=True)
 
 
-def packed(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
+def pack_envelope(header: Mapping[str, Any], arrays: Mapping[str, WireArray]) -> bytes:
     """The envelope: RHEO, the length of the header, the header (JSON), the arrays one after the other."""
-    entries, at = [], 0
-    for name, one in arrays.items():
-        entry = {"name": name, "dtype": str(one.values.dtype), "shape": list(one.values.shape), "dims": list(one.dims)}
-        entries.append(entry | {"offset": at, "scale": one.scale, "zero": one.zero, "missing": one.missing})
-        at += -(-one.values.nbytes // EDGE) * EDGE
-    text = written(dict(header) | {"arrays": entries})
-    text += b" " * (-(8 + len(text)) % EDGE)
-    parts = [MAGIC, len(text).to_bytes(4, "little"), text]
-    for one in arrays.values():
-        data = np.ascontiguousarray(one.values).astype(one.values.dtype.newbyteorder("<")).tobytes()
-        parts.append(data + bytes(-len(data) % EDGE))
+    entries, offset = [], 0
+    for name, array in arrays.items():
+        entry = {
+            "name": name,
+            "dtype": str(array.values.dtype),
+            "shape": list(array.values.shape),
+            "dims": list(array.dims),
+        }
+        entries.append(
+            entry | {"offset": offset, "scale": array.scale, "zero": array.zero, "missing": array.has_missing}
+        )
+        offset += -(-array.values.nbytes // ALIGNMENT) * ALIGNMENT
+    header_bytes = encode_json(dict(header) | {"arrays": entries})
+    header_bytes += b" " * (-(8 + len(header_bytes)) % ALIGNMENT)
+    parts = [MAGIC, len(header_bytes).to_bytes(4, "little"), header_bytes]
+    for array in arrays.values():
+        data = np.ascontiguousarray(array.values).astype(array.values.dtype.newbyteorder("<")).tobytes()
+        parts.append(data + bytes(-len(data) % ALIGNMENT))
     return b"".join(parts)
 
 
-def unpacked(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
+def unpack_envelope(data: bytes) -> tuple[dict[str, Any], dict[str, WireArray]]:
     """Header and arrays of an envelope, as the page reads them."""
     assert data[:4] == MAGIC
-    begin = 8 + int.from_bytes(data[4:8], "little")
-    header = json.loads(data[8:begin])
-    found = {}
-    for one in header["arrays"]:
-        many = int(np.prod(one["shape"]))
-        values = np.frombuffer(data, np.dtype(one["dtype"]).newbyteorder("<"), many, begin + one["offset"])
-        found[one["name"]] = Array(values.reshape(one["shape"]), one["dims"], one["scale"], one["zero"], one["missing"])
-    return header, found
+    arrays_start = 8 + int.from_bytes(data[4:8], "little")
+    header = json.loads(data[8:arrays_start])
+    arrays = {}
+    for entry in header["arrays"]:
+        n_values = int(np.prod(entry["shape"]))
+        values = np.frombuffer(
+            data, np.dtype(entry["dtype"]).newbyteorder("<"), n_values, arrays_start + entry["offset"]
+        )
+        arrays[entry["name"]] = WireArray(
+            values.reshape(entry["shape"]), entry["dims"], entry["scale"], entry["zero"], entry["missing"]
+        )
+    return header, arrays
 
 
-def written(value: Any) -> bytes:
-    """JSON in UTF-8; NaN and infinity are null."""
-    return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+def encode_json(value: Any) -> bytes:
+    """JSON in UTF-8. NaN and infinity are null; a Message keeps its template and parameters, so that the page can translate it."""
+    plain = to_plain_json(message_values(value))
+    return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
-def of_dataset(dataset: "xarray.Dataset", analysis: Analysis, pictures: Sequence[Picture]) -> bytes:
+def message_values(value: Any) -> Any:
+    """The same value with every Message as its template and its parameters.
+
+    >>> message_values([Message("{n} heads", n=3), "text"])
+    [{'template': '{n} heads', 'parameters': {'n': 3}}, 'text']
+    """
+    if isinstance(value, Message):
+        parameters = {name: message_values(part) for name, part in value.parameters.items()}
+        return {"template": value.template, "parameters": parameters} if parameters else str(value)
+    if isinstance(value, dict):
+        return {key: message_values(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [message_values(part) for part in value]
+    return value
+
+
+def pack_dataset(dataset: "xarray.Dataset", analysis: Analysis, pictures: Sequence[Picture]) -> bytes:
     """The answer of an analysis: every field, what it means, its pictures; a field too large to send is named."""
-    large = [str(name) for name, one in dataset.data_vars.items() if one.nbytes > LARGEST]
-    sent = {str(name): one for name, one in dataset.data_vars.items() if name not in large}
-    words = {name: one for name, one in sent.items() if one.dtype.kind in "OUS"}
+    omitted = [str(name) for name, variable in dataset.data_vars.items() if variable.nbytes > MAX_FIELD_BYTES]
+    sent_fields = {str(name): variable for name, variable in dataset.data_vars.items() if name not in omitted}
+    text_fields = {name: variable for name, variable in sent_fields.items() if variable.dtype.kind in "OUS"}
     header = {
         "name": analysis.name,
         "question": analysis.question,
         "attrs": dataset.attrs,
         "coords": {
-            str(name): {"dims": list(one.dims), "values": one.values.tolist()} for name, one in dataset.coords.items()
+            str(name): {"dims": list(coordinate.dims), "values": coordinate.values.tolist()}
+            for name, coordinate in dataset.coords.items()
         },
-        "fields": {name: of_field(analysis, name) for name in sent},
-        "texts": {name: one.values.tolist() for name, one in words.items()},
-        "pictures": [of_picture(one) for one in pictures],
-        "left_out": large,
+        "fields": {name: field_json(analysis, name) for name in sent_fields},
+        "texts": {name: variable.values.tolist() for name, variable in text_fields.items()},
+        "pictures": [picture_json(picture) for picture in pictures],
+        "left_out": omitted,
     }
-    numbers = {name: as_array(one.values, list(map(str, one.dims))) for name, one in sent.items() if name not in words}
-    return packed(header, numbers)
+    arrays = {
+        name: to_wire_array(one.values, list(map(str, one.dims)))
+        for name, one in sent_fields.items()
+        if name not in text_fields
+    }
+    return pack_envelope(header, arrays)
 
 
-def of_field(analysis: Analysis, name: str) -> dict[str, Any]:
+def field_json(analysis: Analysis, name: str) -> dict[str, Any]:
     """What a field of an answer means."""
-    one = analysis.fields[name]
-    return {item.name: getattr(one, item.name) for item in fields(one)} | {"dims": list(one.dims)}
+    field_spec = analysis.fields[name]
+    return {item.name: getattr(field_spec, item.name) for item in fields(field_spec)} | {"dims": list(field_spec.dims)}
 
 
-def of_picture(picture: Picture) -> dict[str, Any]:
+def picture_json(picture: Picture) -> dict[str, Any]:
     """A picture as JSON, key by key what its dataclasses hold; a mark says which kind it is."""
-    return {"kind": "picture"} | _of_value(picture)
+    return {"kind": "picture"} | _value_json(picture)
 
 
-def _of_value(value: Any) -> Any:
+def _value_json(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        kind = {"mark": MARKS[type(value)]} if type(value) in MARKS else {}
-        return kind | {item.name: _of_value(getattr(value, item.name)) for item in fields(value)}
+        tag = {"mark": MARK_TAGS[type(value)]} if type(value) in MARK_TAGS else {}
+        return tag | {item.name: _value_json(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, frozenset):
-        return sorted(_of_value(part) for part in value)
+        return sorted(_value_json(element) for element in value)
     if isinstance(value, list | tuple | range):
-        return [_of_value(part) for part in value]
+        return [_value_json(element) for element in value]
     return value

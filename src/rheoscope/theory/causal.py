@@ -9,13 +9,21 @@ from torch import Tensor
 from rheoscope.attention.mask import Causal
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.score import Gram
-from rheoscope.theory.particles import crossing, drawn, evolve, integral, on_sphere, unit, until
-from rheoscope.theory.predictions import Number, as_dataset
+from rheoscope.theory.particles import (
+    crossing_time,
+    evolve,
+    integrate,
+    normalise,
+    sphere_velocity,
+    standard_normal,
+    time_grid,
+)
+from rheoscope.theory.predictions import Comparison, as_dataset
 
 if TYPE_CHECKING:
     import xarray
 
-N, D, BETA, END, STEPS, LEVEL = 24, 8, 2.0, 20.0, 160, 0.99
+N, D, BETA, END_TIME, N_STEPS, TARGET_COSINE = 24, 8, 2.0, 20.0, 160, 0.99
 DEFINITIONS = {
     "cosine": "cosine of every token with the first one",
     "moved": "distance of the first token from its start",
@@ -33,30 +41,30 @@ def causal(seed: int = 0) -> "xarray.Dataset":
 
     **Source** Karagodin, Polyanskiy and Rigollet 2024 (arXiv:2411.04990).
     """
-    start, times = unit(drawn(seed, N, D)), until(END, STEPS)
-    path = evolve(on_sphere(Mechanism(Gram(scale=BETA), Causal())), start, times, unit)
+    start, times = normalise(standard_normal(seed, N, D)), time_grid(END_TIME, N_STEPS)
+    path = evolve(sphere_velocity(Mechanism(Gram(scale=BETA), Causal())), start, times, normalise)
     cosine = path @ start[0]
-    numbers = [
-        Number("way of the first token", float((path[:, 0] - start[0]).norm(dim=-1).max()), 0.0, "P_x x = 0"),
-        Number(
+    comparisons = [
+        Comparison("way of the first token", float((path[:, 0] - start[0]).norm(dim=-1).max()), 0.0, "P_x x = 0"),
+        Comparison(
             "time of the second to cosine .99",
-            crossing(times, cosine[:, 1], LEVEL),
-            arrival(float(cosine[0, 1])),
+            crossing_time(times, cosine[:, 1], TARGET_COSINE),
+            arrival_time(float(cosine[0, 1])),
             "∫ dγ/γ'",
         ),
-        Number("mean cosine with the first at the end", float(cosine[-1].mean()), 1.0, "all come to x₁"),
+        Comparison("mean cosine with the first at the end", float(cosine[-1].mean()), 1.0, "all come to x₁"),
     ]
     curves = {"cosine": (("time", "token"), cosine), "moved": (("time",), (path[:, 0] - start[0]).norm(dim=-1))}
     return as_dataset(
-        numbers, curves, DEFINITIONS, {"time": times.numpy()}, {"n": N, "d": D, "beta": BETA, "seed": seed}
+        comparisons, curves, DEFINITIONS, {"time": times.numpy()}, {"n": N, "d": D, "beta": BETA, "seed": seed}
     )
 
 
-def arrival(gamma: float) -> float:
+def arrival_time(gamma: float) -> float:
     """How long the second takes from a cosine to the level."""
-    return integral(lambda g: slowness(g), gamma, LEVEL)
+    return integrate(lambda g: inverse_rate(g), gamma, TARGET_COSINE)
 
 
-def slowness(gamma: Float[Tensor, " q"]) -> Float[Tensor, " q"]:
+def inverse_rate(gamma: Float[Tensor, " q"]) -> Float[Tensor, " q"]:
     """1/γ' of the second token."""
     return (1 + torch.exp(BETA * (1 - gamma))) / (1 - gamma.square())

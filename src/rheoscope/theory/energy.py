@@ -9,20 +9,20 @@ from torch import Tensor
 from rheoscope.theory.particles import (
     Particles,
     Velocity,
-    dot,
-    drawn,
+    dot_product_attention,
     evolve,
-    on_sphere,
-    unit,
-    unnormalised,
-    until,
+    normalise,
+    sphere_velocity,
+    standard_normal,
+    time_grid,
+    unnormalised_velocity,
 )
-from rheoscope.theory.predictions import Number, as_dataset
+from rheoscope.theory.predictions import Comparison, as_dataset
 
 if TYPE_CHECKING:
     import xarray
 
-N, D, BETA, END, STEPS = 32, 8, 2.0, 10.0, 100
+N, D, BETA, END_TIME, N_STEPS = 32, 8, 2.0, 10.0, 100
 DEFINITIONS = {
     "energy": "E over its largest value e^β/(2β), at every step",
     "slope": "dE/dt by the formula, over the same",
@@ -41,45 +41,55 @@ def energy(seed: int = 0) -> "xarray.Dataset":
 
     **Source** Geshkovski, Letrouit, Polyanskiy and Rigollet 2023 (arXiv:2312.10794).
     """
-    start, times = unit(drawn(seed, N, D)), until(END, STEPS)
-    rules = {"SA": on_sphere(dot(BETA)), "USA": unnormalised(BETA)}
-    largest, numbers, heights, slopes = float(potential(unit(torch.ones(1, D, dtype=torch.float64)))), [], [], []
-    for name, velocity in rules.items():
-        path = evolve(velocity, start, times, unit)
-        height = torch.stack([potential(x) for x in path]) / largest
-        slope = torch.stack([climb(x, velocity, name == "SA") for x in path]) / largest
-        gained = torch.trapezoid(slope, times) / (height[-1] - height[0])
-        numbers += [
-            Number(f"falls of E, {name}", float(falls(height)), 0.0, "dE/dt ≥ 0"),
-            Number(
-                f"∫ dE/dt over the gain, {name}", float(gained), 1.0, "gradient flow" if name == "USA" else "up to Z_i"
+    start, times = normalise(standard_normal(seed, N, D)), time_grid(END_TIME, N_STEPS)
+    velocities = {"SA": sphere_velocity(dot_product_attention(BETA)), "USA": unnormalised_velocity(BETA)}
+    max_energy, comparisons, energy_curves, rates = (
+        float(interaction_energy(normalise(torch.ones(1, D, dtype=torch.float64)))),
+        [],
+        [],
+        [],
+    )
+    for name, velocity in velocities.items():
+        path = evolve(velocity, start, times, normalise)
+        energy_curve = torch.stack([interaction_energy(x) for x in path]) / max_energy
+        rate = torch.stack([energy_rate(x, velocity, name == "SA") for x in path]) / max_energy
+        integral_over_gain = torch.trapezoid(rate, times) / (energy_curve[-1] - energy_curve[0])
+        comparisons += [
+            Comparison(f"falls of E, {name}", float(count_decreases(energy_curve)), 0.0, "dE/dt ≥ 0"),
+            Comparison(
+                f"∫ dE/dt over the gain, {name}",
+                float(integral_over_gain),
+                1.0,
+                "gradient flow" if name == "USA" else "up to Z_i",
             ),
-            Number(f"E at the end over e^β/2β, {name}", float(height[-1]), 1.0, "one cluster"),
+            Comparison(f"E at the end over e^β/2β, {name}", float(energy_curve[-1]), 1.0, "one cluster"),
         ]
-        heights.append(height)
-        slopes.append(slope)
-    away = on_sphere(dot(BETA), -torch.eye(D, dtype=torch.float64))
-    other = torch.stack([potential(x) for x in evolve(away, start, times, unit)]) / largest
+        energy_curves.append(energy_curve)
+        rates.append(rate)
+    repulsive = sphere_velocity(dot_product_attention(BETA), -torch.eye(D, dtype=torch.float64))
+    repulsive_curve = (
+        torch.stack([interaction_energy(x) for x in evolve(repulsive, start, times, normalise)]) / max_energy
+    )
     curves = {
-        "energy": (("system", "time"), torch.stack([*heights, other])),
-        "slope": (("rule_of_slope", "time"), torch.stack(slopes)),
+        "energy": (("system", "time"), torch.stack([*energy_curves, repulsive_curve])),
+        "slope": (("rule_of_slope", "time"), torch.stack(rates)),
     }
-    coords = {"system": [*rules, "SA, V = −I"], "rule_of_slope": list(rules), "time": times.numpy()}
-    contrast = {f"falls of E among {STEPS} steps, SA with V = −I": float(falls(other))}
-    return as_dataset(numbers, curves, DEFINITIONS, coords, {"n": N, "d": D, "beta": BETA, "seed": seed}, contrast)
+    coords = {"system": [*velocities, "SA, V = −I"], "rule_of_slope": list(velocities), "time": times.numpy()}
+    contrast = {f"falls of E among {N_STEPS} steps, SA with V = −I": float(count_decreases(repulsive_curve))}
+    return as_dataset(comparisons, curves, DEFINITIONS, coords, {"n": N, "d": D, "beta": BETA, "seed": seed}, contrast)
 
 
-def potential(x: Particles) -> Float[Tensor, ""]:
+def interaction_energy(x: Particles) -> Float[Tensor, ""]:
     """E = (1/(2βn²)) Σ_ij e^{β x_i·x_j}."""
     return torch.exp(BETA * x @ x.mT).mean() / (2 * BETA)
 
 
-def climb(x: Particles, velocity: Velocity, normalised: bool) -> Float[Tensor, ""]:
+def energy_rate(x: Particles, velocity: Velocity, normalised: bool) -> Float[Tensor, ""]:
     """dE/dt by the formula."""
     speed = velocity(0.0, x).square().sum(-1)
     return (torch.exp(BETA * x @ x.mT).mean(-1) * speed).mean() if normalised else speed.mean()
 
 
-def falls(height: Float[Tensor, " t"]) -> int:
+def count_decreases(energy_curve: Float[Tensor, " t"]) -> int:
     """Steps down, rounding aside."""
-    return int((height.diff() < -1e-12).sum())
+    return int((energy_curve.diff() < -1e-12).sum())

@@ -7,16 +7,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.theory.particles import crossing, dot, evolve, integral, on_sphere, unit, until
-from rheoscope.theory.predictions import Number, as_dataset
+from rheoscope.theory.particles import (
+    crossing_time,
+    dot_product_attention,
+    evolve,
+    integrate,
+    normalise,
+    sphere_velocity,
+    time_grid,
+)
+from rheoscope.theory.predictions import Comparison, as_dataset
 
 if TYPE_CHECKING:
     import xarray
 
-LEVEL = 0.9
+TARGET_COSINE = 0.9
 CASES = ((20, 1.0, 2.71, 4.0), (20, 5.0, 8.31, 10.0), (467, 1.0, 4.18, 4.4))
 """n, β, the published t(γ = .9), and how long to look."""
-STEPS = 16
+N_STEPS = 16
 Curve = Float[Tensor, " t"]
 DEFINITIONS = {
     "cosine": "cosine of every pair of particles, by the particle system",
@@ -35,37 +43,39 @@ def equiangular(seed: int = 0) -> "xarray.Dataset":
 
     **Source** Geshkovski, Letrouit, Polyanskiy and Rigollet 2023 (arXiv:2312.10794). Nothing is random: `seed` is not read.
     """
-    numbers, rows = [], []
+    comparisons, rows = [], []
     for n, beta, published, end in CASES:
-        times, cosine, ode = followed(n, beta, until(end, STEPS))
+        times, cosine, ode = cosine_curves(n, beta, time_grid(end, N_STEPS))
         rows.append((times, cosine, ode))
-        case, due = f"t(γ = .9), n = {n}, β = {beta:g}", reaching(n, beta)
-        numbers.append(Number(f"{case}: equation", due, published, "published"))
-        numbers.append(Number(f"{case}: particles", seen_to_reach(times, cosine), due, "∫ dγ/γ'"))
+        case_name, predicted_time = f"t(γ = .9), n = {n}, β = {beta:g}", predicted_crossing_time(n, beta)
+        comparisons.append(Comparison(f"{case_name}: equation", predicted_time, published, "published"))
+        comparisons.append(
+            Comparison(f"{case_name}: particles", particle_crossing_time(times, cosine), predicted_time, "∫ dγ/γ'")
+        )
     columns = [(("case", "at"), torch.stack(column)) for column in zip(*rows, strict=True)]
     curves = dict(zip(("time", "cosine", "cosine_ode"), columns, strict=True))
     coords = {"case": [f"n = {n}, β = {beta:g}" for n, beta, *_ in CASES]}
-    return as_dataset(numbers, curves, DEFINITIONS, coords, {"steps": STEPS, "level": LEVEL})
+    return as_dataset(comparisons, curves, DEFINITIONS, coords, {"steps": N_STEPS, "level": TARGET_COSINE})
 
 
-def followed(n: int, beta: float, times: Curve) -> tuple[Curve, Curve, Curve]:
+def cosine_curves(n: int, beta: float, times: Curve) -> tuple[Curve, Curve, Curve]:
     """The cosine of a pair at all times, by particles and by the equation."""
-    seen = evolve(on_sphere(dot(beta)), torch.eye(n, dtype=torch.float64), times, unit)
-    ode = evolve(lambda t, gamma: rate(gamma, n, beta), torch.zeros(1, 1, dtype=torch.float64), times)
-    return times, (seen[:, 0] * seen[:, 1]).sum(-1), ode[:, 0, 0]
+    path = evolve(sphere_velocity(dot_product_attention(beta)), torch.eye(n, dtype=torch.float64), times, normalise)
+    ode = evolve(lambda t, gamma: cosine_rate(gamma, n, beta), torch.zeros(1, 1, dtype=torch.float64), times)
+    return times, (path[:, 0] * path[:, 1]).sum(-1), ode[:, 0, 0]
 
 
-def seen_to_reach(times: Curve, cosine: Curve) -> float:
+def particle_crossing_time(times: Curve, cosine: Curve) -> float:
     """t(γ = .9) of the particles: 1 − γ falls as e^{−ct} in the end, and so the chord is that of its logarithm."""
-    return crossing(times, -(1 - cosine).log(), -math.log(1 - LEVEL))
+    return crossing_time(times, -(1 - cosine).log(), -math.log(1 - TARGET_COSINE))
 
 
-def reaching(n: int, beta: float) -> float:
+def predicted_crossing_time(n: int, beta: float) -> float:
     """t(γ = .9) from right angles, ∫ dγ/γ'."""
-    return integral(lambda gamma: 1 / rate(gamma, n, beta), 0.0, LEVEL)
+    return integrate(lambda gamma: 1 / cosine_rate(gamma, n, beta), 0.0, TARGET_COSINE)
 
 
-def rate(gamma: Float[Tensor, "*any"], n: int, beta: float) -> Float[Tensor, "*any"]:
+def cosine_rate(gamma: Float[Tensor, "*any"], n: int, beta: float) -> Float[Tensor, "*any"]:
     """γ' of n particles at equal angles."""
     alpha = 1 / (torch.exp(beta * (1 - gamma)) + n - 1)
     return 2 * alpha * (1 - gamma) * ((n - 1) * gamma + 1)

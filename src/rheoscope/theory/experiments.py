@@ -37,9 +37,9 @@ class Experiment:
 
 
 # fmt: off
-BENCH = {
-    row.name: row
-    for row in (
+EXPERIMENTS = {
+    experiment.name: experiment
+    for experiment in (
         Experiment("equiangular", "particles at equal angles gather along one curve", equiangular, "arXiv:2312.10794"),
         Experiment("energy", "with Q = K = V = I an energy rises at every step", energy, "arXiv:2312.10794"),
         Experiment("metastable", "sharp attention holds clusters apart for exponentially long", metastable, "arXiv:2410.06833"),
@@ -79,19 +79,19 @@ def dynamics(name: str, seed: int = 0) -> "xarray.Dataset":
     >>> round(float(found.number[0]), 1), float(found.expected[0])
     (3.0, 3.0)
     """
-    if not isinstance(name, str) or name not in BENCH:
-        near = get_close_matches(str(name), BENCH, n=3)
-        raise RheoscopeError(f"unknown experiment {name!r}; type one of {', '.join(near or BENCH)}")
-    row = BENCH[name]
-    told = row.run(seed)
-    told.attrs = {
+    if not isinstance(name, str) or name not in EXPERIMENTS:
+        suggestions = get_close_matches(str(name), EXPERIMENTS, n=3)
+        raise RheoscopeError(f"unknown experiment {name!r}; type one of {', '.join(suggestions or EXPERIMENTS)}")
+    experiment = EXPERIMENTS[name]
+    result = experiment.run(seed)
+    result.attrs = {
         "analysis": "dynamics",
         "experiment": name,
-        "shows": row.phrase,
-        "source": row.source,
+        "shows": experiment.phrase,
+        "source": experiment.source,
         "seed": seed,
-    } | told.attrs
-    return told
+    } | result.attrs
+    return result
 
 
 def experiments() -> dict[str, Experiment]:
@@ -103,4 +103,4 @@ def experiments() -> dict[str, Experiment]:
     >>> rs.experiments()["causal"].phrase
     'the first token never moves and all come to it'
     """
-    return dict(BENCH)
+    return dict(EXPERIMENTS)

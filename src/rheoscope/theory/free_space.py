@@ -6,14 +6,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.theory.particles import Particles, dot, drawn, evolve, rescaled, until
-from rheoscope.theory.predictions import Number, as_dataset
+from rheoscope.theory.particles import (
+    Particles,
+    dot_product_attention,
+    evolve,
+    rescaled_velocity,
+    standard_normal,
+    time_grid,
+)
+from rheoscope.theory.predictions import Comparison, as_dataset
 
 if TYPE_CHECKING:
     import xarray
 
-N, D, END, STEPS = 40, 2, 8.0, 160
-SADDLE = (1.0, -0.5)
+N, D, END_TIME, N_STEPS = 40, 2, 8.0, 160
+SADDLE_EIGENVALUES = (1.0, -0.5)
 """One eigenvalue of V that leads, and one that shrinks."""
 DEFINITIONS = {
     "corners": "z of every token, V = I",
@@ -36,22 +43,29 @@ def free_space(seed: int = 0) -> "xarray.Dataset":
 
     **Source** Geshkovski, Letrouit, Polyanskiy and Rigollet 2023 (arXiv:2305.05465).
     """
-    start, times = drawn(seed, N, D), until(END, STEPS)
-    corners = evolve(rescaled(dot(1.0), torch.eye(D, dtype=torch.float64)), start, times)
-    planes = evolve(rescaled(dot(1.0), torch.tensor(SADDLE, dtype=torch.float64).diag()), start, times)
-    away = (corners - settled(corners[-1])).norm(dim=-1).median(-1).values
-    late = (times >= END / 2) & (times <= 0.9 * END)
-    rate = float(
+    start, times = standard_normal(seed, N, D), time_grid(END_TIME, N_STEPS)
+    corners = evolve(rescaled_velocity(dot_product_attention(1.0), torch.eye(D, dtype=torch.float64)), start, times)
+    planes = evolve(
+        rescaled_velocity(dot_product_attention(1.0), torch.tensor(SADDLE_EIGENVALUES, dtype=torch.float64).diag()),
+        start,
+        times,
+    )
+    distance_to_limit = (corners - best_keys(corners[-1])).norm(dim=-1).median(-1).values
+    is_late = (times >= END_TIME / 2) & (times <= 0.9 * END_TIME)
+    decay_rate = float(
         -torch.linalg.lstsq(
-            torch.stack([times[late], torch.ones_like(times[late])], -1), away[late].log()[:, None]
+            torch.stack([times[is_late], torch.ones_like(times[is_late])], -1),
+            distance_to_limit[is_late].log()[:, None],
         ).solution[0]
     )
-    numbers = [
-        Number("‖z‖² / max⟨z, z_j⟩, mean over tokens, V = I", float(own_best(corners[-1]).mean()), 1.0, "limit set"),
-        Number("rate of the distance to the corner, V = I", rate, 1.0, "z' = c − z"),
-        Number(
+    comparisons = [
+        Comparison(
+            "‖z‖² / max⟨z, z_j⟩, mean over tokens, V = I", float(self_match_ratio(corners[-1]).mean()), 1.0, "limit set"
+        ),
+        Comparison("rate of the distance to the corner, V = I", decay_rate, 1.0, "z' = c − z"),
+        Comparison(
             "values of the first coordinate, V = diag(1, −½)",
-            float(distinct(planes[-1, :, 0])),
+            float(count_groups(planes[-1, :, 0])),
             2.0,
             "largest and least",
         ),
@@ -59,22 +73,24 @@ def free_space(seed: int = 0) -> "xarray.Dataset":
     curves = {
         "corners": (("time", "token", "coordinate"), corners),
         "planes": (("time", "token", "coordinate"), planes),
-        "to_limit": (("time",), away),
+        "to_limit": (("time",), distance_to_limit),
     }
-    return as_dataset(numbers, curves, DEFINITIONS, {"time": times.numpy()}, {"n": N, "d": D, "end": END, "seed": seed})
+    return as_dataset(
+        comparisons, curves, DEFINITIONS, {"time": times.numpy()}, {"n": N, "d": D, "end": END_TIME, "seed": seed}
+    )
 
 
-def own_best(z: Particles) -> Float[Tensor, " n"]:
+def self_match_ratio(z: Particles) -> Float[Tensor, " n"]:
     """1 where a token is its own best key."""
     return z.square().sum(-1) / (z @ z.mT).amax(-1)
 
 
-def settled(z: Particles) -> Particles:
+def best_keys(z: Particles) -> Particles:
     """Where each token goes: its best key among all."""
     return z[(z @ z.mT).argmax(-1)]
 
 
-def distinct(values: Float[Tensor, " n"], apart: float = 0.05) -> int:
+def count_groups(values: Float[Tensor, " n"], min_gap: float = 0.05) -> int:
     """Groups of numbers with gaps larger than a share of their range between them."""
-    ordered = values.sort().values
-    return 1 + int((ordered.diff() > apart * (ordered[-1] - ordered[0])).sum())
+    sorted_values = values.sort().values
+    return 1 + int((sorted_values.diff() > min_gap * (sorted_values[-1] - sorted_values[0])).sum())

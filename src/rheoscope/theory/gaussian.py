@@ -9,13 +9,13 @@ from torch import Tensor
 from rheoscope.attention.feature_maps import Linear
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.score import Relation
-from rheoscope.theory.particles import Particles, drawn, evolve, in_space, until
-from rheoscope.theory.predictions import Number, as_dataset
+from rheoscope.theory.particles import Particles, evolve, free_velocity, standard_normal, time_grid
+from rheoscope.theory.predictions import Comparison, as_dataset
 
 if TYPE_CHECKING:
     import xarray
 
-N, D, END, STEPS, SIZE = 512, 2, 2.0, 16, 0.75
+N, D, END_TIME, N_STEPS, SPECTRAL_NORM = 512, 2, 2.0, 16, 0.75
 DEFINITIONS = {
     "covariance": "of the particles under softmax attention",
     "covariance_linear": "of the particles under linear attention",
@@ -37,48 +37,56 @@ def gaussian(seed: int = 0) -> "xarray.Dataset":
 
     **Source** Castin, Ablin, Carrillo and Peyré 2025 (arXiv:2501.18322).
     """
-    Q, K, V, start = matrices(seed)
-    x, times = cloud(start, seed), until(END, STEPS)
+    Q, K, V, initial_covariance = random_matrices(seed)
+    x, times = gaussian_cloud(initial_covariance, seed), time_grid(END_TIME, N_STEPS)
     A = K.mT @ Q
-    seen = {
-        "covariance": evolve(in_space(Mechanism(Relation(Linear(A.mT), scale=1.0)), V.mT), x, times),
+    paths = {
+        "covariance": evolve(free_velocity(Mechanism(Relation(Linear(A.mT), scale=1.0)), V.mT), x, times),
         "covariance_linear": evolve(lambda t, y: y @ (V @ second_moment(y) @ A).mT, x, times),
     }
-    tables = {name: torch.stack([second_moment(y) for y in path]) for name, path in seen.items()}
-    tables["covariance_ode"] = evolve(lambda t, S: closure(S, V, A), start, times)
-    tables["covariance_extra"] = evolve(lambda t, S: closure(S, V, A) + V @ S + S @ V.mT, start, times)
-    sizes = {name: sizes_of(table[-1]) for name, table in tables.items()}
-    numbers = [
-        Number(f"{what} of Σ, {kind} attention", sizes[name][what], sizes["covariance_ode"][what], "closed equation")
+    covariances = {name: torch.stack([second_moment(y) for y in path]) for name, path in paths.items()}
+    covariances["covariance_ode"] = evolve(lambda t, S: covariance_rate(S, V, A), initial_covariance, times)
+    covariances["covariance_extra"] = evolve(
+        lambda t, S: covariance_rate(S, V, A) + V @ S + S @ V.mT, initial_covariance, times
+    )
+    summaries = {name: trace_and_top_eigenvalue(covariance[-1]) for name, covariance in covariances.items()}
+    comparisons = [
+        Comparison(
+            f"{measure} of Σ, {kind} attention",
+            summaries[name][measure],
+            summaries["covariance_ode"][measure],
+            "closed equation",
+        )
         for kind, name in (("softmax", "covariance"), ("linear", "covariance_linear"))
-        for what in ("trace", "largest eigenvalue")
+        for measure in ("trace", "largest eigenvalue")
     ]
-    curves = {name: (("time", "row", "column"), table) for name, table in tables.items()}
-    curves["particles"] = (("when", "particle", "row"), seen["covariance"][[0, -1]])
-    off = {
-        f"{what} of Σ with VΣ + ΣVᵀ added": sizes["covariance_extra"][what] for what in ("trace", "largest eigenvalue")
+    curves = {name: (("time", "row", "column"), covariance) for name, covariance in covariances.items()}
+    curves["particles"] = (("when", "particle", "row"), paths["covariance"][[0, -1]])
+    contrasts = {
+        f"{measure} of Σ with VΣ + ΣVᵀ added": summaries["covariance_extra"][measure]
+        for measure in ("trace", "largest eigenvalue")
     }
     return as_dataset(
-        numbers,
+        comparisons,
         curves,
         DEFINITIONS,
         {"time": times.numpy(), "when": ["start", "end"]},
-        {"n": N, "d": D, "end": END},
-        off,
+        {"n": N, "d": D, "end": END_TIME},
+        contrasts,
     )
 
 
-def matrices(seed: int) -> tuple[Matrix, Matrix, Matrix, Matrix]:
+def random_matrices(seed: int) -> tuple[Matrix, Matrix, Matrix, Matrix]:
     """Q, K, V without symmetry, and a covariance."""
-    Q, K, V = (SIZE * x / torch.linalg.matrix_norm(x, 2) for x in drawn(seed, 3, D, D))
-    root = torch.eye(D, dtype=torch.float64) + 0.3 * drawn(seed + 1, D, D)
+    Q, K, V = (SPECTRAL_NORM * x / torch.linalg.matrix_norm(x, 2) for x in standard_normal(seed, 3, D, D))
+    root = torch.eye(D, dtype=torch.float64) + 0.3 * standard_normal(seed + 1, D, D)
     return Q, K, V, root @ root.mT / (root @ root.mT).trace() * D / 2
 
 
-def cloud(covariance: Matrix, seed: int) -> Particles:
+def gaussian_cloud(covariance: Matrix, seed: int) -> Particles:
     """Points that fill the Gaussian evenly (Sobol), their second moment made exact."""
-    even = torch.quasirandom.SobolEngine(D, scramble=True, seed=seed).draw(N, dtype=torch.float64)
-    x = torch.special.ndtri(even.clamp(1e-6, 1 - 1e-6))
+    uniform = torch.quasirandom.SobolEngine(D, scramble=True, seed=seed).draw(N, dtype=torch.float64)
+    x = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
     x = x - x.mean(0)
     return (
         torch.linalg.solve_triangular(torch.linalg.cholesky(second_moment(x)), x.mT, upper=False).mT
@@ -90,11 +98,11 @@ def second_moment(x: Particles) -> Matrix:
     return x.mT @ x / len(x)
 
 
-def closure(S: Matrix, V: Matrix, A: Matrix) -> Matrix:
+def covariance_rate(S: Matrix, V: Matrix, A: Matrix) -> Matrix:
     """Σ' = VΣAΣ + (VΣAΣ)ᵀ."""
-    pushed = V @ S @ A @ S
-    return pushed + pushed.mT
+    half_rate = V @ S @ A @ S
+    return half_rate + half_rate.mT
 
 
-def sizes_of(S: Matrix) -> dict[str, float]:
+def trace_and_top_eigenvalue(S: Matrix) -> dict[str, float]:
     return {"trace": float(S.trace()), "largest eigenvalue": float(torch.linalg.eigvalsh(S)[-1])}

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.definition import reference
+from rheoscope.attention.definition import reference_attention
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.score import Distance
-from rheoscope.theory.predictions import Number, as_dataset
+from rheoscope.theory.predictions import Comparison, as_dataset
 
 if TYPE_CHECKING:
     import xarray
@@ -21,7 +21,7 @@ DEFINITIONS = {
     "limit": "½(f'' + 2 (log p)' f')",
     "density": "p, a mixture of two Gaussians, from which the tokens are",
 }
-Line = Float[Tensor, " x"]
+GridValues = Float[Tensor, " x"]
 
 
 def heat(seed: int = 0) -> "xarray.Dataset":
@@ -38,43 +38,43 @@ def heat(seed: int = 0) -> "xarray.Dataset":
     """
     x = torch.linspace(-2.2, 2.0, 85, dtype=torch.float64)
     tokens = quantiles(N)
-    seen = torch.stack([smoothed(x, tokens, epsilon) for epsilon in BANDWIDTHS])
-    terms = torch.stack([-x.sin(), slope(x) * x.cos()])
+    changes = torch.stack([scaled_change(x, tokens, epsilon) for epsilon in BANDWIDTHS])
+    terms = torch.stack([-x.sin(), log_density_slope(x) * x.cos()])
     limit = 0.5 * terms[0] + terms[1]
-    second, drift = torch.linalg.lstsq(terms.mT, seen[-1][:, None]).solution[:, 0].tolist()
-    error = (seen - limit).norm(dim=-1) / limit.norm()
-    power = float((error[-2] / error[-1]).log()) / float(torch.tensor(BANDWIDTHS[-2] / BANDWIDTHS[-1]).log())
-    numbers = [
-        Number("coefficient of f''", second, 0.5, "derived"),
-        Number("coefficient of (log p)' f'", drift, 1.0, "derived"),
-        Number("power of ε in the error", power, 1.0, "next order of the expansion"),
-        Number(f"relative error at ε = {BANDWIDTHS[-1]:g}", float(error[-1]), 0.0, "limit ε → 0"),
+    second_order, drift = torch.linalg.lstsq(terms.mT, changes[-1][:, None]).solution[:, 0].tolist()
+    error = (changes - limit).norm(dim=-1) / limit.norm()
+    error_order = float((error[-2] / error[-1]).log()) / float(torch.tensor(BANDWIDTHS[-2] / BANDWIDTHS[-1]).log())
+    comparisons = [
+        Comparison("coefficient of f''", second_order, 0.5, "derived"),
+        Comparison("coefficient of (log p)' f'", drift, 1.0, "derived"),
+        Comparison("power of ε in the error", error_order, 1.0, "next order of the expansion"),
+        Comparison(f"relative error at ε = {BANDWIDTHS[-1]:g}", float(error[-1]), 0.0, "limit ε → 0"),
     ]
-    curves = {"moved": (("epsilon", "x"), seen), "limit": (("x",), limit), "density": (("x",), density(x))}
-    return as_dataset(numbers, curves, DEFINITIONS, {"x": x.numpy(), "epsilon": list(BANDWIDTHS)}, {"n": N})
+    curves = {"moved": (("epsilon", "x"), changes), "limit": (("x",), limit), "density": (("x",), density(x))}
+    return as_dataset(comparisons, curves, DEFINITIONS, {"x": x.numpy(), "epsilon": list(BANDWIDTHS)}, {"n": N})
 
 
-def smoothed(x: Line, tokens: Float[Tensor, " n"], epsilon: float) -> Line:
+def scaled_change(x: GridValues, tokens: Float[Tensor, " n"], epsilon: float) -> GridValues:
     """(Sf − f)/ε at x."""
     metric = Mechanism(Distance(scale=0.5 / epsilon))
-    at, keys = x[None, None, :, None], tokens[None, None, :, None]
-    return (reference(metric, at, keys, keys.sin())[0][0, 0, :, 0] - x.sin()) / epsilon
+    queries, keys = x[None, None, :, None], tokens[None, None, :, None]
+    return (reference_attention(metric, queries, keys, keys.sin())[0][0, 0, :, 0] - x.sin()) / epsilon
 
 
-def parts(x: Line) -> Float[Tensor, "2 x"]:
+def mixture_components(x: GridValues) -> Float[Tensor, "2 x"]:
     """The two Gaussians of p, of equal mass."""
-    away = (x - torch.tensor(CENTRES, dtype=x.dtype)[:, None]) / WIDTH
-    return torch.exp(-away.square() / 2) / (len(CENTRES) * WIDTH * (2 * torch.pi) ** 0.5)
+    standardised = (x - torch.tensor(CENTRES, dtype=x.dtype)[:, None]) / WIDTH
+    return torch.exp(-standardised.square() / 2) / (len(CENTRES) * WIDTH * (2 * torch.pi) ** 0.5)
 
 
-def density(x: Line) -> Line:
-    return parts(x).sum(0)
+def density(x: GridValues) -> GridValues:
+    return mixture_components(x).sum(0)
 
 
-def slope(x: Line) -> Line:
+def log_density_slope(x: GridValues) -> GridValues:
     """(log p)'."""
-    towards = (torch.tensor(CENTRES, dtype=x.dtype)[:, None] - x) / WIDTH**2
-    return (parts(x) * towards).sum(0) / density(x)
+    component_slopes = (torch.tensor(CENTRES, dtype=x.dtype)[:, None] - x) / WIDTH**2
+    return (mixture_components(x) * component_slopes).sum(0) / density(x)
 
 
 def quantiles(n: int) -> Float[Tensor, " {n}"]:

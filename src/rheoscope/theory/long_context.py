@@ -7,20 +7,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.theory.particles import dot, unit, weights
-from rheoscope.theory.predictions import Number, as_dataset
+from rheoscope.theory.particles import attention_weights, dot_product_attention, normalise
+from rheoscope.theory.predictions import Comparison, as_dataset
 
 if TYPE_CHECKING:
     import xarray
 
 RHO = 0.3
-POWERS = (2, 4, 8, 16)
+POWERS_OF_TEN = (2, 4, 8, 16)
 """n = 10 to these."""
-PARTICLES = 400
+N_PARTICLES = 400
 DEFINITIONS = {
     "cosine": "cosine of every pair of tokens after one step, by the formula for n tokens",
-    "cosine_particles": f"the same of {PARTICLES} tokens under attention",
-    "cosine_formula": f"the formula for {PARTICLES} tokens at the same c",
+    "cosine_particles": f"the same of {N_PARTICLES} tokens under attention",
+    "cosine_formula": f"the formula for {N_PARTICLES} tokens at the same c",
 }
 
 
@@ -37,53 +37,58 @@ def long_context(seed: int = 0) -> "xarray.Dataset":
     **Source** the transition of arXiv:2510.05554. Nothing is random: `seed` is not read.
     """
     critical = 1 / (1 - RHO)
-    grid = torch.linspace(0.2, 1.8, 81, dtype=torch.float64) * critical
-    few = torch.linspace(0.2, 1.8, 9, dtype=torch.float64) * critical
-    seen = torch.stack([of_tokens(PARTICLES, float(c)) for c in few])
-    formula = after(math.log(PARTICLES), few)
+    c_grid = torch.linspace(0.2, 1.8, 81, dtype=torch.float64) * critical
+    particle_grid = torch.linspace(0.2, 1.8, 9, dtype=torch.float64) * critical
+    measured = torch.stack([simulated_cosine(N_PARTICLES, float(c)) for c in particle_grid])
+    predicted = cosine_after_step(math.log(N_PARTICLES), particle_grid)
     limits = {0.8: 1.0, 1.0: 4 * RHO / (1 + 3 * RHO), 1.2: RHO}
-    numbers = [
-        Number(
-            f"cosine at n = 10¹⁶, c = {share:g}/(1−ρ)",
-            float(after(16 * math.log(10), torch.tensor([share * critical], dtype=torch.float64))),
+    comparisons = [
+        Comparison(
+            f"cosine at n = 10¹⁶, c = {fraction:g}/(1−ρ)",
+            float(cosine_after_step(16 * math.log(10), torch.tensor([fraction * critical], dtype=torch.float64))),
             limit,
             "limit n → ∞",
         )
-        for share, limit in limits.items()
+        for fraction, limit in limits.items()
     ]
-    numbers += [
-        Number(
-            f"cosine of {PARTICLES} tokens, c = {float(few[at]) / critical:g}/(1−ρ)",
-            float(seen[at]),
-            float(formula[at]),
+    comparisons += [
+        Comparison(
+            f"cosine of {N_PARTICLES} tokens, c = {float(particle_grid[index]) / critical:g}/(1−ρ)",
+            float(measured[index]),
+            float(predicted[index]),
             "formula for n",
         )
-        for at in (0, 4, 8)
+        for index in (0, 4, 8)
     ]
     curves = {
-        "cosine": (("n", "c"), torch.stack([after(power * math.log(10), grid) for power in POWERS])),
-        "cosine_particles": (("c_particles",), seen),
-        "cosine_formula": (("c_particles",), formula),
+        "cosine": (
+            ("n", "c"),
+            torch.stack([cosine_after_step(power * math.log(10), c_grid) for power in POWERS_OF_TEN]),
+        ),
+        "cosine_particles": (("c_particles",), measured),
+        "cosine_formula": (("c_particles",), predicted),
     }
-    coords = {"n": [10.0**power for power in POWERS], "c": grid.numpy(), "c_particles": few.numpy()}
-    return as_dataset(numbers, curves, DEFINITIONS, coords, {"rho": RHO, "critical": critical, "particles": PARTICLES})
+    coords = {"n": [10.0**power for power in POWERS_OF_TEN], "c": c_grid.numpy(), "c_particles": particle_grid.numpy()}
+    return as_dataset(
+        comparisons, curves, DEFINITIONS, coords, {"rho": RHO, "critical": critical, "particles": N_PARTICLES}
+    )
 
 
-def after(log_n: float, c: Float[Tensor, " c"]) -> Float[Tensor, " c"]:
+def cosine_after_step(log_n: float, c: Float[Tensor, " c"]) -> Float[Tensor, " c"]:
     """The cosine of a pair after one step, n given by its logarithm; exact for every n."""
-    others = log_n + math.log1p(-math.exp(-log_n))  # log(n − 1)
-    a = torch.sigmoid(c * (1 - RHO) * log_n - others)
-    b, one = 1 - a, math.exp(-others)  # one of the n − 1 others
-    mean = RHO + one * (1 - RHO)  # ‖m_i‖²
+    log_others = log_n + math.log1p(-math.exp(-log_n))  # log(n − 1)
+    a = torch.sigmoid(c * (1 - RHO) * log_n - log_others)
+    b, other_weight = 1 - a, math.exp(-log_others)  # one of the n − 1 others
+    mean_square = RHO + other_weight * (1 - RHO)  # ‖m_i‖²
     # ⟨m_i, m_j⟩: each of the two means lacks another token and holds n − 2 in common.
-    means = RHO + one * (1 - one) * (1 - RHO)
-    across = a * a * RHO + 2 * a * b * mean + b * b * means
-    return across / (a * a + 2 * a * b * RHO + b * b * mean)
+    mean_product = RHO + other_weight * (1 - other_weight) * (1 - RHO)
+    pair_product = a * a * RHO + 2 * a * b * mean_square + b * b * mean_product
+    return pair_product / (a * a + 2 * a * b * RHO + b * b * mean_square)
 
 
-def of_tokens(n: int, c: float) -> Float[Tensor, ""]:
+def simulated_cosine(n: int, c: float) -> Float[Tensor, ""]:
     """The same by attention on n tokens: a common direction, and one of its own for each."""
     x = torch.cat([torch.full((n, 1), RHO**0.5), (1 - RHO) ** 0.5 * torch.eye(n)], -1).double()
-    x = unit(x)  # rounding of ρ aside they are unit already
-    y = unit(weights(dot(c * math.log(n)), x) @ x)
+    x = normalise(x)  # rounding of ρ aside they are unit already
+    y = normalise(attention_weights(dot_product_attention(c * math.log(n)), x) @ x)
     return y[0] @ y[1]

@@ -7,15 +7,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.space.single_linkage import linked
-from rheoscope.theory.particles import Particles, crossing, dot, evolve, integral, on_sphere, unit
-from rheoscope.theory.predictions import Number, as_dataset
+from rheoscope.space.single_linkage import single_linkage_labels
+from rheoscope.theory.particles import (
+    Particles,
+    crossing_time,
+    dot_product_attention,
+    evolve,
+    integrate,
+    normalise,
+    sphere_velocity,
+)
+from rheoscope.theory.predictions import Comparison, as_dataset
 
 if TYPE_CHECKING:
     import xarray
 
-BETAS, MASSES, APART, SPREAD = (6.0, 8.0, 10.0), (10, 14), 1.3, 0.2
-LINK, LEVEL = 0.1, 0.99
+BETAS, GROUP_SIZES, CENTRE_ANGLE, GROUP_RADIUS = (6.0, 8.0, 10.0), (10, 14), 1.3, 0.2
+LINK_ANGLE, MERGED_COSINE = 0.1, 0.99
 """Radians at which particles are one cluster; the cosine at which the two centres are one."""
 DEFINITIONS = {
     "angle": "angle of every particle on the circle, β = 10",
@@ -39,38 +47,40 @@ def metastable(seed: int = 0) -> "xarray.Dataset":
     **Source** Geshkovski, Koubbi, Polyanskiy and Rigollet 2024, dynamic metastability (arXiv:2410.06833); the integral is
     derived above.
     """
-    found = []
+    rows = []
     for beta in BETAS:
-        times = grid(1.3 * merging_time(math.cos(APART), beta) + 10)
-        path = evolve(on_sphere(dot(beta)), groups(seed), times, unit)
-        found.append(milestones(path, times, beta))
-    count = torch.tensor([clusters_of(x) for x in path])
-    formed, merging, derived = torch.tensor(found, dtype=torch.float64).unbind(-1)
-    halfway = int((times >= (formed[-1] + merging[-1]) / 2).int().argmax())
-    numbers = [
-        Number("clusters on the plateau, β = 10", float(count[halfway]), 2.0, "two groups"),
-        Number("clusters at the end, β = 10", float(count[-1]), 1.0, "all merge"),
+        times = growing_times(1.3 * merging_time(math.cos(CENTRE_ANGLE), beta) + 10)
+        path = evolve(sphere_velocity(dot_product_attention(beta)), two_groups(seed), times, normalise)
+        rows.append(milestones(path, times, beta))
+    cluster_counts = torch.tensor([count_clusters(x) for x in path])
+    formation_times, merge_times, predicted_times = torch.tensor(rows, dtype=torch.float64).unbind(-1)
+    halfway_index = int((times >= (formation_times[-1] + merge_times[-1]) / 2).int().argmax())
+    comparisons = [
+        Comparison("clusters on the plateau, β = 10", float(cluster_counts[halfway_index]), 2.0, "two groups"),
+        Comparison("clusters at the end, β = 10", float(cluster_counts[-1]), 1.0, "all merge"),
     ]
-    numbers += [
-        Number(f"time to merge, β = {beta:g}", float(seen), float(due), "∫ dγ/γ'")
-        for beta, seen, due in zip(BETAS, merging, derived, strict=True)
+    comparisons += [
+        Comparison(f"time to merge, β = {beta:g}", float(measured), float(expected), "∫ dγ/γ'")
+        for beta, measured, expected in zip(BETAS, merge_times, predicted_times, strict=True)
     ]
     curves = {
         "angle": (("time", "particle"), torch.atan2(path[..., 1], path[..., 0])),
-        "count": (("time",), count),
-        "merging": (("beta",), merging),
-        "merging_derived": (("beta",), derived),
-        "formed": (("beta",), formed),
+        "count": (("time",), cluster_counts),
+        "merging": (("beta",), merge_times),
+        "merging_derived": (("beta",), predicted_times),
+        "formed": (("beta",), formation_times),
     }
     contrast = {
         f"time to merge over time to form, β = {beta:g}": float(m / f)
-        for beta, m, f in zip(BETAS, merging, formed, strict=True)
+        for beta, m, f in zip(BETAS, merge_times, formation_times, strict=True)
     }
     coords = {"time": times.numpy(), "beta": list(BETAS)}
-    return as_dataset(numbers, curves, DEFINITIONS, coords, {"n": sum(MASSES), "apart": APART, "seed": seed}, contrast)
+    return as_dataset(
+        comparisons, curves, DEFINITIONS, coords, {"n": sum(GROUP_SIZES), "apart": CENTRE_ANGLE, "seed": seed}, contrast
+    )
 
 
-def grid(end: float) -> Float[Tensor, " t"]:
+def growing_times(end: float) -> Float[Tensor, " t"]:
     """Times in steps that grow from .02 to .5, which the stepper stands where clusters contract at a rate of 1."""
     times, step = [0.0], 0.02
     while times[-1] < end:
@@ -79,38 +89,44 @@ def grid(end: float) -> Float[Tensor, " t"]:
     return torch.tensor(times, dtype=torch.float64)
 
 
-def groups(seed: int) -> Particles:
+def two_groups(seed: int) -> Particles:
     """Two bunches on the circle, drawn within SPREAD of centres at ± half of APART, which are their means."""
-    source, angles = torch.Generator().manual_seed(seed), []
-    for mass, side in zip(MASSES, (-APART / 2, APART / 2), strict=True):
-        away = torch.rand(mass, generator=source, dtype=torch.float64)
-        angles.append(side + SPREAD * (away - away.mean()) / (away - away.mean()).abs().max())
+    generator, angles = torch.Generator().manual_seed(seed), []
+    for mass, centre in zip(GROUP_SIZES, (-CENTRE_ANGLE / 2, CENTRE_ANGLE / 2), strict=True):
+        offsets = torch.rand(mass, generator=generator, dtype=torch.float64)
+        angles.append(centre + GROUP_RADIUS * (offsets - offsets.mean()) / (offsets - offsets.mean()).abs().max())
     angle = torch.cat(angles)
     return torch.stack([angle.cos(), angle.sin()], -1)
 
 
-def clusters_of(x: Particles) -> int:
-    return len(linked((x @ x.mT).clamp(-1, 1), LINK).unique())
+def count_clusters(x: Particles) -> int:
+    return len(single_linkage_labels((x @ x.mT).clamp(-1, 1), LINK_ANGLE).unique())
 
 
 def milestones(path: Float[Tensor, "t n 2"], times: Float[Tensor, " t"], beta: float) -> tuple[float, float, float]:
     """When the clusters have formed, when they merge, and when they should."""
-    one, two = path.split(list(MASSES), dim=1)
-    centres = [unit(part.mean(1)) for part in (one, two)]
+    first_group, second_group = path.split(list(GROUP_SIZES), dim=1)
+    centres = [normalise(group.mean(1)) for group in (first_group, second_group)]
     cosine = (centres[0] * centres[1]).sum(-1)
-    width = torch.stack([(part - part.mean(1, keepdim=True)).norm(dim=-1).amax(-1) for part in (one, two)]).amax(0)
-    at = int((width < 0.01).int().argmax())
-    formed = float(times[at])
-    return formed, crossing(times, cosine, LEVEL), formed + merging_time(float(cosine[at]), beta)
+    width = torch.stack(
+        [(group - group.mean(1, keepdim=True)).norm(dim=-1).amax(-1) for group in (first_group, second_group)]
+    ).amax(0)
+    formed_index = int((width < 0.01).int().argmax())
+    formation_time = float(times[formed_index])
+    return (
+        formation_time,
+        crossing_time(times, cosine, MERGED_COSINE),
+        formation_time + merging_time(float(cosine[formed_index]), beta),
+    )
 
 
 def merging_time(gamma: float, beta: float) -> float:
     """∫ dγ/γ' from a cosine to the level."""
-    return integral(lambda g: 1 / approach(g, beta), gamma, LEVEL)
+    return integrate(lambda g: 1 / approach_rate(g, beta), gamma, MERGED_COSINE)
 
 
-def approach(gamma: Float[Tensor, " q"], beta: float) -> Float[Tensor, " q"]:
+def approach_rate(gamma: Float[Tensor, " q"], beta: float) -> Float[Tensor, " q"]:
     """γ' of two heavy particles."""
-    odds = math.log(MASSES[1] / MASSES[0])
-    pulls = torch.sigmoid(beta * (gamma - 1) + odds) + torch.sigmoid(beta * (gamma - 1) - odds)
-    return (1 - gamma.square()) * pulls
+    log_odds = math.log(GROUP_SIZES[1] / GROUP_SIZES[0])
+    weights = torch.sigmoid(beta * (gamma - 1) + log_odds) + torch.sigmoid(beta * (gamma - 1) - log_odds)
+    return (1 - gamma.square()) * weights

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.definition import reference
+from rheoscope.attention.definition import reference_attention
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.score import Gram
 
@@ -24,60 +24,60 @@ Velocity = Callable[[float, Particles], Particles]
 """x' at time t."""
 
 
-def dot(beta: float) -> Mechanism:
+def dot_product_attention(beta: float) -> Mechanism:
     """Softmax of β⟨x_i, x_j⟩."""
     return Mechanism(Gram(scale=beta))
 
 
-def weights(mechanism: Mechanism, x: Particles) -> Float[Tensor, "n n"]:
+def attention_weights(mechanism: Mechanism, x: Particles) -> Float[Tensor, "n n"]:
     """α_ij: row i belongs to the particle that is moved."""
-    every = x[None, None]
-    return reference(mechanism, every, every, every[..., :0])[1][0, 0]  # no value is averaged
+    batched = x[None, None]
+    return reference_attention(mechanism, batched, batched, batched[..., :0])[1][0, 0]  # no value is averaged
 
 
-def tangent(x: Particles, y: Particles) -> Particles:
+def project_to_tangent(x: Particles, y: Particles) -> Particles:
     """P_x y: what of y moves x along the sphere."""
     return y - (x * y).sum(-1, keepdim=True) * x
 
 
-def unit(x: Particles) -> Particles:
+def normalise(x: Particles) -> Particles:
     return x / x.norm(dim=-1, keepdim=True)
 
 
-def where_it_is(x: Particles) -> Particles:
+def identity(x: Particles) -> Particles:
     return x
 
 
-def on_sphere(mechanism: Mechanism, V: Float[Tensor, "d d"] | None = None) -> Velocity:
+def sphere_velocity(mechanism: Mechanism, V: Float[Tensor, "d d"] | None = None) -> Velocity:
     """SA, with the weights of any mechanism; V = I where none is given."""
-    return lambda t, x: tangent(x, weights(mechanism, x) @ _mapped(x, V))
+    return lambda t, x: project_to_tangent(x, attention_weights(mechanism, x) @ _apply_values(x, V))
 
 
-def unnormalised(beta: float, V: Float[Tensor, "d d"] | None = None) -> Velocity:
+def unnormalised_velocity(beta: float, V: Float[Tensor, "d d"] | None = None) -> Velocity:
     """USA: the gradient flow of the energy where V = I."""
-    return lambda t, x: tangent(x, torch.exp(beta * x @ x.mT) @ _mapped(x, V) / len(x))
+    return lambda t, x: project_to_tangent(x, torch.exp(beta * x @ x.mT) @ _apply_values(x, V) / len(x))
 
 
-def in_space(mechanism: Mechanism, V: Float[Tensor, "d d"] | None = None) -> Velocity:
+def free_velocity(mechanism: Mechanism, V: Float[Tensor, "d d"] | None = None) -> Velocity:
     """Attention in free space, no norm."""
-    return lambda t, x: weights(mechanism, x) @ _mapped(x, V)
+    return lambda t, x: attention_weights(mechanism, x) @ _apply_values(x, V)
 
 
-def rescaled(mechanism: Mechanism, V: Float[Tensor, "d d"]) -> Velocity:
+def rescaled_velocity(mechanism: Mechanism, V: Float[Tensor, "d d"]) -> Velocity:
     """The same seen in z = x e^{−tV}: what grows with V is taken away, what clusters stays."""
 
     def velocity(t: float, z: Particles) -> Particles:
-        alpha = weights(mechanism, z @ torch.matrix_exp(t * V))
+        alpha = attention_weights(mechanism, z @ torch.matrix_exp(t * V))
         return (alpha @ z - z) @ V
 
     return velocity
 
 
-def _mapped(x: Particles, V: Float[Tensor, "d d"] | None) -> Particles:
+def _apply_values(x: Particles, V: Float[Tensor, "d d"] | None) -> Particles:
     return x if V is None else x @ V
 
 
-def step(velocity: Velocity, t: float, x: Particles, h: float) -> Particles:
+def runge_kutta_step(velocity: Velocity, t: float, x: Particles, h: float) -> Particles:
     """One Runge–Kutta step of fourth order."""
     a = velocity(t, x)
     b = velocity(t + h / 2, x + h / 2 * a)
@@ -90,42 +90,42 @@ def evolve(
     velocity: Velocity,
     x: Particles,
     times: Float[Tensor, " t"],
-    place: Callable[[Particles], Particles] = where_it_is,
+    retract: Callable[[Particles], Particles] = identity,
 ) -> Float[Tensor, "t n d"]:
     """The particles at all times, one step from each to the next; `place` brings every step back to where they live."""
     path = [x]
-    for now, then in zip(times[:-1].tolist(), times[1:].tolist(), strict=True):
-        path.append(place(step(velocity, now, path[-1], then - now)))
+    for start, end in zip(times[:-1].tolist(), times[1:].tolist(), strict=True):
+        path.append(retract(runge_kutta_step(velocity, start, path[-1], end - start)))
     return torch.stack(path)
 
 
-def until(end: float, steps: int) -> Float[Tensor, " t"]:
+def time_grid(end: float, steps: int) -> Float[Tensor, " t"]:
     """Equal steps from 0."""
     return torch.linspace(0, end, steps + 1, dtype=torch.float64)
 
 
-def drawn(seed: int, *shape: int) -> Tensor:
+def standard_normal(seed: int, *shape: int) -> Tensor:
     """Independent normal numbers in float64."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def crossing(times: Float[Tensor, " t"], values: Float[Tensor, " t"], level: float) -> float:
+def crossing_time(times: Float[Tensor, " t"], values: Float[Tensor, " t"], level: float) -> float:
     """When a curve first reaches a level, between two times along the chord; NaN where it never does."""
-    there = values >= level
-    if not bool(there.any()):
+    is_reached = values >= level
+    if not bool(is_reached.any()):
         return float("nan")
-    at = int(there.int().argmax())
-    if at == 0:
+    index = int(is_reached.int().argmax())
+    if index == 0:
         return float(times[0])
-    share = (level - values[at - 1]) / (values[at] - values[at - 1])
-    return float(times[at - 1] + share * (times[at] - times[at - 1]))
+    fraction = (level - values[index - 1]) / (values[index] - values[index - 1])
+    return float(times[index - 1] + fraction * (times[index] - times[index - 1]))
 
 
-def integral(
-    f: Callable[[Float[Tensor, " q"]], Float[Tensor, " q"]], low: float, high: float, nodes: int = 200
+def integrate(
+    f: Callable[[Float[Tensor, " q"]], Float[Tensor, " q"]], low: float, high: float, n_nodes: int = 200
 ) -> float:
     """∫ f by Gauss–Legendre quadrature."""
     import numpy as np
 
-    at, weight = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(nodes))
-    return float((high - low) / 2 * (weight * f((high - low) / 2 * at + (high + low) / 2)).sum())
+    points, weight = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(n_nodes))
+    return float((high - low) / 2 * (weight * f((high - low) / 2 * points + (high + low) / 2)).sum())

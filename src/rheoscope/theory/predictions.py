@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Number:
+class Comparison:
     """What was measured, what theory gives, and why that is the value.
 
-    >>> Number("t(γ = .9)", 2.72, 2.71, "published").gap < 0.004
+    >>> Comparison("t(γ = .9)", 2.72, 2.71, "published").gap < 0.004
     True
     """
 
     quantity: str
     value: float
     expected: float
-    why: str
+    reason: str
 
     @property
     def gap(self) -> float:
@@ -39,7 +39,7 @@ DEFINITIONS = {
 
 
 def as_dataset(
-    numbers: Sequence[Number],
+    comparisons: Sequence[Comparison],
     curves: Mapping[str, tuple[tuple[str, ...], Tensor]],
     definitions: Mapping[str, str],
     coords: Mapping[str, Any],
@@ -51,18 +51,18 @@ def as_dataset(
 
     values = dict(curves)
     for name in ("value", "expected", "gap"):
-        column = torch.tensor([getattr(one, name) for one in numbers], dtype=torch.float64)
+        column = torch.tensor([getattr(comparison, name) for comparison in comparisons], dtype=torch.float64)
         values["number" if name == "value" else name] = (("quantity",), column)
-    along = dict(coords) | {
-        "quantity": [one.quantity for one in numbers],
-        "why": ("quantity", [one.why for one in numbers]),
+    all_coords = dict(coords) | {
+        "quantity": [comparison.quantity for comparison in comparisons],
+        "why": ("quantity", [comparison.reason for comparison in comparisons]),
     }
     if contrasts:
         values["contrast"] = (("rule",), torch.tensor(list(contrasts.values()), dtype=torch.float64))
-        along["rule"] = list(contrasts)
-    defined = {**DEFINITIONS, **definitions}
+        all_coords["rule"] = list(contrasts)
+    all_definitions = {**DEFINITIONS, **definitions}
     data = {
-        name: xr.Variable(dims, x.detach().cpu().numpy(), {"definition": defined[name]})
+        name: xr.Variable(dims, x.detach().cpu().numpy(), {"definition": all_definitions[name]})
         for name, (dims, x) in values.items()
     }
-    return xr.Dataset(data, along, dict(settings))
+    return xr.Dataset(data, all_coords, dict(settings))

@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.theory.particles import Particles, dot, drawn, unit, weights
-from rheoscope.theory.predictions import Number, as_dataset
+from rheoscope.theory.particles import Particles, attention_weights, dot_product_attention, normalise, standard_normal
+from rheoscope.theory.predictions import Comparison, as_dataset
 
 if TYPE_CHECKING:
     import xarray
 
-N, D, BETA, DEPTH, SPREAD = 16, 8, 4.0, 4, 0.6
+N, D, BETA, DEPTH, INITIAL_SCALE = 16, 8, 4.0, 4, 0.6
 DEFINITIONS = {
     "residual": "‖X − 1x̄‖ after every layer of attention alone",
     "residual_skip": "the same where every layer adds its output to what it read",
@@ -33,36 +33,45 @@ def rank_collapse(seed: int = 0) -> "xarray.Dataset":
     **Source** Dong, Cordonnier and Loukas 2021 (arXiv:2103.03404), who bound the residual by a cube and name the skip as what
     prevents the collapse.
     """
-    start = drawn(seed, N, D)
+    start = standard_normal(seed, N, D)
     start = start - start.mean(0)
-    start = SPREAD * (N / BETA) ** 0.5 * start / torch.linalg.svdvals(start)[0]  # √(β/n) σ = SPREAD: at 1 nothing falls
-    mean = unit(drawn(seed + 1, 1, D))
-    alone = norms(start, mean, skip=False)
-    skip = norms(start, mean, skip=True)
-    steps = -alone.log().diff()
-    ratio = steps[1:] / steps[:-1]
-    cubed = BETA / N * alone[-2] ** 3
-    numbers = [
-        Number(f"last ratio of log decrements, layer {DEPTH}", float(ratio[-1]), 3.0, "σ → βσ³/n"),
-        Number(
-            f"residual after layer {DEPTH} over βr³/n of the one before", float(alone[-1] / cubed), 1.0, "σ → βσ³/n"
+    start = (
+        INITIAL_SCALE * (N / BETA) ** 0.5 * start / torch.linalg.svdvals(start)[0]
+    )  # √(β/n) σ = SPREAD: at 1 nothing falls
+    mean = normalise(standard_normal(seed + 1, 1, D))
+    residual_no_skip = residual_norms(start, mean, skip=False)
+    residual_skip = residual_norms(start, mean, skip=True)
+    log_decrements = -residual_no_skip.log().diff()
+    ratio = log_decrements[1:] / log_decrements[:-1]
+    predicted = BETA / N * residual_no_skip[-2] ** 3
+    comparisons = [
+        Comparison(f"last ratio of log decrements, layer {DEPTH}", float(ratio[-1]), 3.0, "σ → βσ³/n"),
+        Comparison(
+            f"residual after layer {DEPTH} over βr³/n of the one before",
+            float(residual_no_skip[-1] / predicted),
+            1.0,
+            "σ → βσ³/n",
         ),
     ]
-    curves = {"residual": (("layer",), alone), "residual_skip": (("layer",), skip), "ratio": (("pair",), ratio)}
-    contrasts = {
-        f"residual kept after {DEPTH} layers, no skip": float(alone[-1] / alone[0]),
-        f"residual kept after {DEPTH} layers, with skip": float(skip[-1] / skip[0]),
+    curves = {
+        "residual": (("layer",), residual_no_skip),
+        "residual_skip": (("layer",), residual_skip),
+        "ratio": (("pair",), ratio),
     }
-    return as_dataset(numbers, curves, DEFINITIONS, {}, {"n": N, "d": D, "beta": BETA, "seed": seed}, contrasts)
+    contrasts = {
+        f"residual kept after {DEPTH} layers, no skip": float(residual_no_skip[-1] / residual_no_skip[0]),
+        f"residual kept after {DEPTH} layers, with skip": float(residual_skip[-1] / residual_skip[0]),
+    }
+    return as_dataset(comparisons, curves, DEFINITIONS, {}, {"n": N, "d": D, "beta": BETA, "seed": seed}, contrasts)
 
 
-def norms(r: Particles, mean: Float[Tensor, "1 d"], skip: bool) -> Float[Tensor, " layer"]:
+def residual_norms(r: Particles, mean: Float[Tensor, "1 d"], skip: bool) -> Float[Tensor, " layer"]:
     """‖r‖ after 0, 1, …, DEPTH layers."""
-    seen = [r.norm()]
+    norms = [r.norm()]
     for _ in range(DEPTH):
-        moved = weights(dot(BETA), mean + r) @ r
+        output = attention_weights(dot_product_attention(BETA), mean + r) @ r
         if skip:
-            moved, mean = r + moved, 2 * mean
-        mean, r = mean + moved.mean(0), moved - moved.mean(0)
-        seen.append(r.norm())
-    return torch.stack(seen)
+            output, mean = r + output, 2 * mean
+        mean, r = mean + output.mean(0), output - output.mean(0)
+        norms.append(r.norm())
+    return torch.stack(norms)

@@ -9,13 +9,13 @@ from torch import Generator, Tensor
 
 from rheoscope.attention.feature_maps import Linear
 from rheoscope.attention.score import Gram, Relation
-from rheoscope.theory.predictions import Number, as_dataset
+from rheoscope.theory.predictions import Comparison, as_dataset
 
 if TYPE_CHECKING:
     import xarray
 
-N, RANKS, SHOWN = 32, (1, 2, 4, 8, 16, 32), 8
-STEPS = 60
+N, RANKS, SHOWN_RANK = 32, (1, 2, 4, 8, 16, 32), 8
+MAX_ITERATIONS = 60
 DEFINITIONS = {
     "error": "share of the relation's square that the fitted scores miss, ‖R − S‖²/‖R‖²",
     "error_best": "the same of the best scores there are, in closed form",
@@ -42,76 +42,91 @@ def relations(seed: int = 0) -> "xarray.Dataset":
 
     **Source** Altabaa and Lafferty 2024 (arXiv:2402.08856); Eckart and Young 1936.
     """
-    named = drawn(seed)
-    R = torch.stack(list(named.values()))
-    scores = torch.stack([torch.stack([fit(R, k, seed) for k in RANKS]) for fit in FITS.values()])
-    seen = missed(R, scores).permute(2, 0, 1)
-    due = torch.stack([torch.stack([best(R, k) for k in RANKS], -1) for best in BEST.values()], 1)
-    at, last = RANKS.index(SHOWN), len(RANKS) - 1
-    numbers = [
-        Number(f"{name}, {maps}, {SHOWN} features", float(seen[r, m, at]), float(due[r, m, at]), WHY[maps])
-        for r, name in enumerate(named)
-        for m, maps in enumerate(FITS)
+    relation_by_name = sample_relations(seed)
+    R = torch.stack(list(relation_by_name.values()))
+    scores = torch.stack([torch.stack([fit(R, k, seed) for k in RANKS]) for fit in FIT_FUNCTIONS.values()])
+    errors = missed_fraction(R, scores).permute(2, 0, 1)
+    best_errors = torch.stack(
+        [torch.stack([best_error(R, k) for k in RANKS], -1) for best_error in BEST_ERRORS.values()], 1
+    )
+    shown, last = RANKS.index(SHOWN_RANK), len(RANKS) - 1
+    comparisons = [
+        Comparison(
+            f"{name}, {maps}, {SHOWN_RANK} features",
+            float(errors[r, m, shown]),
+            float(best_errors[r, m, shown]),
+            REASONS[maps],
+        )
+        for r, name in enumerate(relation_by_name)
+        for m, maps in enumerate(FIT_FUNCTIONS)
     ]
-    two = 1 - 2 / float(torch.tan(torch.tensor(torch.pi / (2 * N), dtype=torch.float64))) ** 2 / (N * (N - 1))
-    numbers.append(Number("order, untied, 2 features", float(seen[1, 0, 1]), two, "singular values of an order"))
-    numbers += [
-        Number(f"{name}, tied, {N} features", float(seen[r, 1, last]), float(due[r, 1, last]), WHY["tied"])
-        for r, name in enumerate(named)
+    expected_two = 1 - 2 / float(torch.tan(torch.tensor(torch.pi / (2 * N), dtype=torch.float64))) ** 2 / (N * (N - 1))
+    comparisons.append(
+        Comparison("order, untied, 2 features", float(errors[1, 0, 1]), expected_two, "singular values of an order")
+    )
+    comparisons += [
+        Comparison(
+            f"{name}, tied, {N} features", float(errors[r, 1, last]), float(best_errors[r, 1, last]), REASONS["tied"]
+        )
+        for r, name in enumerate(relation_by_name)
     ]
     curves = {
-        "error": (("name", "maps", "rank"), seen),
-        "error_best": (("name", "maps", "rank"), due),
+        "error": (("name", "maps", "rank"), errors),
+        "error_best": (("name", "maps", "rank"), best_errors),
         "relation": (("name", "i", "j"), R),
-        "fitted": (("maps", "name", "i", "j"), scores[:, at]),
+        "fitted": (("maps", "name", "i", "j"), scores[:, shown]),
     }
-    contrasts = {f"{name}, untied, {N} features": max(0.0, float(seen[r, 0, last])) for r, name in enumerate(named)}
-    coords = {"name": list(named), "maps": list(FITS), "rank": list(RANKS)}
-    return as_dataset(numbers, curves, DEFINITIONS, coords, {"n": N, "shown": SHOWN}, contrasts)
+    contrasts = {
+        f"{name}, untied, {N} features": max(0.0, float(errors[r, 0, last])) for r, name in enumerate(relation_by_name)
+    }
+    coords = {"name": list(relation_by_name), "maps": list(FIT_FUNCTIONS), "rank": list(RANKS)}
+    return as_dataset(comparisons, curves, DEFINITIONS, coords, {"n": N, "shown": SHOWN_RANK}, contrasts)
 
 
-def drawn(seed: int) -> dict[str, Float[Tensor, "n n"]]:
+def sample_relations(seed: int) -> dict[str, Float[Tensor, "n n"]]:
     """A symmetric relation, an antisymmetric one (who comes before whom) and one of no kind."""
     G = torch.randn(2, N, N, generator=Generator().manual_seed(seed), dtype=torch.float64)
-    place = torch.arange(N, dtype=torch.float64)
-    return {"symmetric": (G[0] + G[0].mT) / 2**0.5, "order": (place[:, None] - place).sign(), "random": G[1]}
+    position = torch.arange(N, dtype=torch.float64)
+    return {"symmetric": (G[0] + G[0].mT) / 2**0.5, "order": (position[:, None] - position).sign(), "random": G[1]}
 
 
-def missed(R: Relations, S: Float[Tensor, "*ks r n n"]) -> Float[Tensor, "*ks r"]:
+def missed_fraction(R: Relations, S: Float[Tensor, "*ks r n n"]) -> Float[Tensor, "*ks r"]:
     return (R - S).square().sum((-2, -1)) / R.square().sum((-2, -1))
 
 
-def untied(R: Relations, k: int, seed: int) -> Relations:
+def fit_untied(R: Relations, k: int, seed: int) -> Relations:
     """Scores of attention with maps φ and ψ of k features, fitted by descent."""
-    return descended(lambda phi, psi: Relation(Linear(phi), Linear(psi), scale=1.0)(*points(R)), R, k, 2, seed)
+    return fit_by_descent(
+        lambda phi, psi: Relation(Linear(phi), Linear(psi), scale=1.0)(*one_hot_points(R)), R, k, 2, seed
+    )
 
 
-def tied(R: Relations, k: int, seed: int) -> Relations:
+def fit_tied(R: Relations, k: int, seed: int) -> Relations:
     """The same with one map φ for both sides."""
-    return descended(lambda phi: Gram(Linear(phi), scale=1.0)(*points(R)), R, k, 1, seed)
+    return fit_by_descent(lambda phi: Gram(Linear(phi), scale=1.0)(*one_hot_points(R)), R, k, 1, seed)
 
 
-def points(R: Relations) -> tuple[Tensor, Tensor]:
+def one_hot_points(R: Relations) -> tuple[Tensor, Tensor]:
     """Every point as a coordinate of its own, one head for each relation: x Φ is row x of the table Φ."""
     x = torch.eye(N, dtype=R.dtype).expand(1, len(R), N, N)
     return x, x
 
 
-def descended(scores: Callable[..., Tensor], R: Relations, k: int, maps: int, seed: int) -> Relations:
+def fit_by_descent(scores: Callable[..., Tensor], R: Relations, k: int, n_maps: int, seed: int) -> Relations:
     """The scores of tables (r, n, k) that L-BFGS finds from small random ones."""
-    start = Generator().manual_seed(seed + k)
-    tables = [0.3 * torch.randn(len(R), N, k, generator=start, dtype=R.dtype) for _ in range(maps)]
+    generator = Generator().manual_seed(seed + k)
+    tables = [0.3 * torch.randn(len(R), N, k, generator=generator, dtype=R.dtype) for _ in range(n_maps)]
     tables = [table.requires_grad_() for table in tables]
-    descent = torch.optim.LBFGS(tables, max_iter=STEPS, history_size=10, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS(tables, max_iter=MAX_ITERATIONS, history_size=10, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
-        descent.zero_grad()
-        found = missed(R, scores(*tables)[0]).sum()
-        found.backward()
-        return found
+        optimiser.zero_grad()
+        total_error = missed_fraction(R, scores(*tables)[0]).sum()
+        total_error.backward()
+        return total_error
 
     with torch.enable_grad():
-        descent.step(loss)
+        optimiser.step(loss)
     return scores(*(table.detach() for table in tables))[0]
 
 
@@ -122,10 +137,10 @@ def best_untied(R: Relations, k: int) -> Float[Tensor, " r"]:
 
 def best_tied(R: Relations, k: int) -> Float[Tensor, " r"]:
     """eigvalsh gives the least first."""
-    had = torch.linalg.eigvalsh((R + R.mT) / 2).clamp(min=0).square()[:, -k:].sum(-1)
-    return 1 - had / R.square().sum((-2, -1))
+    captured = torch.linalg.eigvalsh((R + R.mT) / 2).clamp(min=0).square()[:, -k:].sum(-1)
+    return 1 - captured / R.square().sum((-2, -1))
 
 
-FITS = {"untied": untied, "tied": tied}
-BEST = {"untied": best_untied, "tied": best_tied}
-WHY = {"untied": "truncated singular values", "tied": "positive part of ½(R + Rᵀ), truncated"}
+FIT_FUNCTIONS = {"untied": fit_untied, "tied": fit_tied}
+BEST_ERRORS = {"untied": best_untied, "tied": best_tied}
+REASONS = {"untied": "truncated singular values", "tied": "positive part of ½(R + Rᵀ), truncated"}

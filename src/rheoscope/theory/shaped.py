@@ -9,20 +9,20 @@ from torch import Tensor
 from rheoscope.attention.normaliser.domain import Normaliser
 from rheoscope.attention.normaliser.shaped import Shaped
 from rheoscope.attention.normaliser.softmax import Softmax
-from rheoscope.theory.particles import drawn
-from rheoscope.theory.predictions import Number, as_dataset
+from rheoscope.theory.particles import standard_normal
+from rheoscope.theory.predictions import Comparison, as_dataset
 
 if TYPE_CHECKING:
     import xarray
 
-TOKENS, RHO, DEPTH, HEADS, TAU, BRANCH = 16, 0.2, 1000, 8, 10.0, 0.2
+N_TOKENS, RHO, DEPTH, N_HEADS, TAU, BRANCH_FRACTION = 16, 0.2, 1000, 8, 10.0, 0.2
 """BRANCH is the share γ² of the attention branch beside the skip's λ² = 1 − γ²; TAU the temperature of the scores."""
-SHOWN = (10, 100, 1000)
+SHOWN_DEPTHS = (10, 100, 1000)
 DEFINITIONS = {
     "correlation": "mean correlation of two tokens after every layer",
     "correlation_uniform": "the same under attention that looks everywhere equally, in closed form",
 }
-Table = Float[Tensor, "n n"]
+Covariance = Float[Tensor, "n n"]
 
 
 def shaped(seed: int = 0) -> "xarray.Dataset":
@@ -38,57 +38,65 @@ def shaped(seed: int = 0) -> "xarray.Dataset":
 
     **Source** Noci et al. 2022 (arXiv:2206.03126) for the collapse; Noci et al. 2023 (arXiv:2306.17759) for shaped attention.
     """
-    rules = {"softmax": Softmax(), "shaped": Shaped()}
-    noise = drawn(seed, DEPTH, HEADS, TOKENS, TOKENS)
-    seen = torch.stack([correlations(rule, noise) for rule in rules.values()])
-    uniform = uniform_correlations()
-    due = {"softmax": uniform, "shaped": torch.full_like(uniform, RHO)}
-    numbers = [
-        Number(f"correlation after {depth} layers, {name}", float(seen[at, depth]), float(due[name][depth]), why)
-        for at, (name, why) in enumerate({"softmax": "recursion", "shaped": "stays ρ"}.items())
-        for depth in SHOWN
+    normalisers = {"softmax": Softmax(), "shaped": Shaped()}
+    noise = standard_normal(seed, DEPTH, N_HEADS, N_TOKENS, N_TOKENS)
+    measured = torch.stack([simulated_correlations(normaliser, noise) for normaliser in normalisers.values()])
+    uniform_correlation = uniform_correlations()
+    expected = {"softmax": uniform_correlation, "shaped": torch.full_like(uniform_correlation, RHO)}
+    comparisons = [
+        Comparison(
+            f"correlation after {depth} layers, {name}",
+            float(measured[index, depth]),
+            float(expected[name][depth]),
+            reason,
+        )
+        for index, (name, reason) in enumerate({"softmax": "recursion", "shaped": "stays ρ"}.items())
+        for depth in SHOWN_DEPTHS
     ]
-    curves = {"correlation": (("normaliser", "layer"), seen), "correlation_uniform": (("layer",), uniform)}
+    curves = {
+        "correlation": (("normaliser", "layer"), measured),
+        "correlation_uniform": (("layer",), uniform_correlation),
+    }
     settings = {
-        "tokens": TOKENS,
+        "tokens": N_TOKENS,
         "rho": RHO,
         "depth": DEPTH,
-        "heads": HEADS,
+        "heads": N_HEADS,
         "tau": TAU,
-        "branch": BRANCH,
+        "branch": BRANCH_FRACTION,
         "seed": seed,
     }
-    return as_dataset(numbers, curves, DEFINITIONS, {"normaliser": list(rules)}, settings)
+    return as_dataset(comparisons, curves, DEFINITIONS, {"normaliser": list(normalisers)}, settings)
 
 
-def correlations(rule: Normaliser, noise: Float[Tensor, "layer h n n"]) -> Float[Tensor, " layers"]:
+def simulated_correlations(normaliser: Normaliser, noise: Float[Tensor, "layer h n n"]) -> Float[Tensor, " layers"]:
     """Mean correlation of two tokens after 0, 1, …, DEPTH layers."""
-    seen = [torch.full((TOKENS, TOKENS), RHO, dtype=torch.float64).fill_diagonal_(1)]
-    for heads in noise:
-        seen.append(layer(seen[-1], rule, heads))
-    return mean_correlation(torch.stack(seen))
+    covariances = [torch.full((N_TOKENS, N_TOKENS), RHO, dtype=torch.float64).fill_diagonal_(1)]
+    for head_noise in noise:
+        covariances.append(next_covariance(covariances[-1], normaliser, head_noise))
+    return mean_correlation(torch.stack(covariances))
 
 
-def layer(S: Table, rule: Normaliser, noise: Float[Tensor, "h n n"]) -> Table:
+def next_covariance(S: Covariance, normaliser: Normaliser, noise: Float[Tensor, "h n n"]) -> Covariance:
     """Σ ← λ²Σ + γ² mean_h AΣAᵀ, the scores Y = L Z Lᵀ/τ with LLᵀ = Σ."""
-    values, vectors = torch.linalg.eigh(S)
-    root = vectors * values.clamp(min=0).sqrt()
+    eigenvalues, eigenvectors = torch.linalg.eigh(S)
+    root = eigenvectors * eigenvalues.clamp(min=0).sqrt()
     Y = root @ noise @ root.mT / TAU
-    A = rule(torch.cat([Y, -Y])[None])[0]
-    return (1 - BRANCH) * S + BRANCH * (A @ S @ A.mT).mean(0)
+    A = normaliser(torch.cat([Y, -Y])[None])[0]
+    return (1 - BRANCH_FRACTION) * S + BRANCH_FRACTION * (A @ S @ A.mT).mean(0)
 
 
 def mean_correlation(S: Float[Tensor, "*any n n"]) -> Float[Tensor, "*any"]:
     scale = S.diagonal(dim1=-2, dim2=-1).sqrt()
-    table = S / (scale[..., None] * scale[..., None, :])
+    correlation = S / (scale[..., None] * scale[..., None, :])
     n = S.shape[-1]
-    return (table.sum((-2, -1)) - n) / (n * (n - 1))
+    return (correlation.sum((-2, -1)) - n) / (n * (n - 1))
 
 
 def uniform_correlations() -> Float[Tensor, " layer"]:
     """ρ ← (λ²ρ + γ²s)/(λ² + γ²s), from ρ."""
-    seen = [RHO]
+    values = [RHO]
     for _ in range(DEPTH):
-        read = BRANCH * (1 + (TOKENS - 1) * seen[-1]) / TOKENS
-        seen.append(((1 - BRANCH) * seen[-1] + read) / (1 - BRANCH + read))
-    return torch.tensor(seen, dtype=torch.float64)
+        attended = BRANCH_FRACTION * (1 + (N_TOKENS - 1) * values[-1]) / N_TOKENS
+        values.append(((1 - BRANCH_FRACTION) * values[-1] + attended) / (1 - BRANCH_FRACTION + attended))
+    return torch.tensor(values, dtype=torch.float64)

@@ -8,24 +8,24 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.normaliser.shaped import Shaped
-from rheoscope.theory.predictions import Number, as_dataset
+from rheoscope.theory.predictions import Comparison, as_dataset
 
 if TYPE_CHECKING:
     import xarray
 
-WIDTH, RUNS, TIME, BRANCH, TAU0 = 64, 20_000, 0.375, 0.2, 0.6
+WIDTH, N_RUNS, END_TIME, BRANCH_FRACTION, TAU0 = 64, 20_000, 0.375, 0.2, 0.6
 """BRANCH is the share γ² of the attention branch beside the skip's λ² = 1 − γ²; TIME the depth over the width."""
-BOUND = 4.0
+MAX_VARIANCE = 4.0
 """A run stops where a variance passes it: the drift grows as V³, and the theorem holds up to such a time."""
-START = ((1.0, 0.5, -0.2), (0.5, 1.0, 0.2), (-0.2, 0.2, 1.0))
-SEEN = ("correlation of tokens 1 and 2", "length of token 1", "length of token 3")
+INITIAL_COVARIANCE = ((1.0, 0.5, -0.2), (0.5, 1.0, 0.2), (-0.2, 0.2, 1.0))
+OBSERVABLES = ("correlation of tokens 1 and 2", "length of token 1", "length of token 3")
 DEFINITIONS = {
     "mean": "mean of a correlation or of a length (root mean square) over drawn networks of finite width, after every layer",
     "mean_sde": "the same by the stochastic equation",
     "sd": "its spread over drawn networks",
     "sd_sde": "the same by the stochastic equation",
 }
-Tables = Float[Tensor, "runs m m"]
+Covariances = Float[Tensor, "runs m m"]
 
 
 def shaped_width(seed: int = 0) -> "xarray.Dataset":
@@ -50,103 +50,113 @@ def shaped_width(seed: int = 0) -> "xarray.Dataset":
 
     **Source** Noci et al. 2023 (arXiv:2306.17759) for the temperature, the limit and its local nature.
     """
-    steps = round(TIME * WIDTH)
-    drawn, solved = networks(steps, seed), equation(steps, seed + 1)
-    numbers = []
-    for what, x, y in zip(SEEN, drawn[-1], solved[-1], strict=True):
-        error = float((x.var() + y.var()).div(RUNS).sqrt())
-        numbers.append(Number(f"mean {what}", float(x.mean()), float(y.mean()), f"equation, ± {error:.1g}"))
-    x, y = drawn[-1, 0], solved[-1, 0]
-    numbers.append(
-        Number(
-            f"spread of the {SEEN[0]}", float(x.std()), float(y.std()), f"equation, ± {float(x.std()) / RUNS**0.5:.1g}"
+    steps = round(END_TIME * WIDTH)
+    simulated, predicted = simulate_networks(steps, seed), simulate_equation(steps, seed + 1)
+    comparisons = []
+    for observable, x, y in zip(OBSERVABLES, simulated[-1], predicted[-1], strict=True):
+        error = float((x.var() + y.var()).div(N_RUNS).sqrt())
+        comparisons.append(
+            Comparison(f"mean {observable}", float(x.mean()), float(y.mean()), f"equation, ± {error:.1g}")
+        )
+    x, y = simulated[-1, 0], predicted[-1, 0]
+    comparisons.append(
+        Comparison(
+            f"spread of the {OBSERVABLES[0]}",
+            float(x.std()),
+            float(y.std()),
+            f"equation, ± {float(x.std()) / N_RUNS**0.5:.1g}",
         )
     )
     dims = ("layer", "seen")
-    curves = {"mean": (dims, drawn.mean(-1)), "sd": (dims, drawn.std(-1))}
-    curves |= {"mean_sde": (dims, solved.mean(-1)), "sd_sde": (dims, solved.std(-1))}
-    along = {"time": ("layer", np.arange(steps + 1) / WIDTH), "seen": list(SEEN)}
-    settings = {"width": WIDTH, "runs": RUNS, "tau0": TAU0, "branch": BRANCH, "seed": seed}
-    return as_dataset(numbers, curves, DEFINITIONS, along, settings)
+    curves = {"mean": (dims, simulated.mean(-1)), "sd": (dims, simulated.std(-1))}
+    curves |= {"mean_sde": (dims, predicted.mean(-1)), "sd_sde": (dims, predicted.std(-1))}
+    coords = {"time": ("layer", np.arange(steps + 1) / WIDTH), "seen": list(OBSERVABLES)}
+    settings = {"width": WIDTH, "runs": N_RUNS, "tau0": TAU0, "branch": BRANCH_FRACTION, "seed": seed}
+    return as_dataset(comparisons, curves, DEFINITIONS, coords, settings)
 
 
-def networks(steps: int, seed: int) -> Float[Tensor, "layer seen runs"]:
+def simulate_networks(steps: int, seed: int) -> Float[Tensor, "layer seen runs"]:
     """What is looked at after every layer of networks whose weights are drawn anew."""
-    draw, V = np.random.default_rng(seed), start()
-    seen = [looked_at(V)]
+    rng, V = np.random.default_rng(seed), initial_covariances()
+    observed = [observables(V)]
     for _ in range(steps):
-        V = stopped(V, layer(V, WIDTH, draw))
-        seen.append(looked_at(V))
-    return torch.stack(seen)
+        V = freeze_diverged(V, network_layer(V, WIDTH, rng))
+        observed.append(observables(V))
+    return torch.stack(observed)
 
 
-def equation(steps: int, seed: int) -> Float[Tensor, "layer seen runs"]:
+def simulate_equation(steps: int, seed: int) -> Float[Tensor, "layer seen runs"]:
     """The same along the stochastic equation, a step of 1/width."""
-    draw, V = np.random.default_rng(seed), start()
-    seen = [looked_at(V)]
+    rng, V = np.random.default_rng(seed), initial_covariances()
+    observed = [observables(V)]
     for _ in range(steps):
-        V = stopped(V, step(V, 1 / WIDTH, draw))
-        seen.append(looked_at(V))
-    return torch.stack(seen)
+        V = freeze_diverged(V, equation_step(V, 1 / WIDTH, rng))
+        observed.append(observables(V))
+    return torch.stack(observed)
 
 
-def start() -> Tables:
-    return torch.tensor(START, dtype=torch.float64).repeat(RUNS, 1, 1)
+def initial_covariances() -> Covariances:
+    return torch.tensor(INITIAL_COVARIANCE, dtype=torch.float64).repeat(N_RUNS, 1, 1)
 
 
-def stopped(before: Tables, after: Tables) -> Tables:
+def freeze_diverged(before: Covariances, after: Covariances) -> Covariances:
     """What comes after, but for runs that passed the bound before."""
-    return torch.where((before.diagonal(dim1=-2, dim2=-1).amax(-1) > BOUND)[:, None, None], before, after)
+    return torch.where((before.diagonal(dim1=-2, dim2=-1).amax(-1) > MAX_VARIANCE)[:, None, None], before, after)
 
 
-def looked_at(V: Tables) -> Float[Tensor, "seen runs"]:
+def observables(V: Covariances) -> Float[Tensor, "seen runs"]:
     """What is compared, of every run."""
     first, second, third = V.diagonal(dim1=-2, dim2=-1).sqrt().unbind(-1)
     return torch.stack([V[:, 0, 1] / (first * second), first, third])
 
 
-def layer(V: Tables, width: int, draw: np.random.Generator) -> Tables:
+def network_layer(V: Covariances, width: int, rng: np.random.Generator) -> Covariances:
     """V after one layer of n = n_k = width: XW = L(ZU + …) with U the directions of X, so that only Z and a Wishart table count."""
     runs, m = V.shape[:2]
-    L, Z, rest = root(V), normal(draw, runs, m), wishart_root(draw, runs, m, width - m)
-    asked = wishart_root(draw, runs, m, width) @ normal(draw, runs, m) / width**0.5
-    A = Shaped()((L @ asked @ L.mT / (TAU0 * width**0.5))[None])[0]
-    read = A @ L
-    cross = (BRANCH * (1 - BRANCH) / width) ** 0.5 * read @ Z @ L.mT
-    return (1 - BRANCH) * V + cross + cross.mT + BRANCH / width * read @ (Z @ Z.mT + rest @ rest.mT) @ read.mT
+    L, Z, orthogonal_root = cholesky_root(V), standard_normal(rng, runs, m), wishart_root(rng, runs, m, width - m)
+    raw_scores = wishart_root(rng, runs, m, width) @ standard_normal(rng, runs, m) / width**0.5
+    A = Shaped()((L @ raw_scores @ L.mT / (TAU0 * width**0.5))[None])[0]
+    attended = A @ L
+    cross = (BRANCH_FRACTION * (1 - BRANCH_FRACTION) / width) ** 0.5 * attended @ Z @ L.mT
+    return (
+        (1 - BRANCH_FRACTION) * V
+        + cross
+        + cross.mT
+        + BRANCH_FRACTION / width * attended @ (Z @ Z.mT + orthogonal_root @ orthogonal_root.mT) @ attended.mT
+    )
 
 
-def step(V: Tables, dt: float, draw: np.random.Generator) -> Tables:
+def equation_step(V: Covariances, dt: float, rng: np.random.Generator) -> Covariances:
     """V after the time dt by the equation, as KL(I + …)²LᵀKᵀ, which stays positive; means of the squares are taken off again."""
     runs, m = V.shape[:2]
-    L, N, PVP = root(V), normal(draw, runs, m), centred(centred(V).mT)
+    L, N, PVP = cholesky_root(V), standard_normal(rng, runs, m), centre_rows(centre_rows(V).mT)
     c, variance = PVP.diagonal(dim1=-2, dim2=-1), V.diagonal(dim1=-2, dim2=-1)
-    B = variance[..., None] * centred(c[..., None, :]) / (2 * m)
-    D = centred(L @ normal(draw, runs, m) @ L.mT) / (m * TAU0)
+    B = variance[..., None] * centre_rows(c[..., None, :]) / (2 * m)
+    D = centre_rows(L @ standard_normal(rng, runs, m) @ L.mT) / (m * TAU0)
     eye = torch.eye(m, dtype=V.dtype)
-    K = eye + BRANCH * (D * dt**0.5 + B * dt / TAU0**2)
-    size = BRANCH * (2 - BRANCH) * dt / 4
-    half = eye + (size / 2) ** 0.5 * (N + N.mT)
-    gained = BRANCH * (1 - BRANCH) * dt / TAU0**2 * (PVP * V).sum((-1, -2))[..., None, None] / m**2
-    moved = K @ L
-    return moved @ (half @ half - size * (m + 1) * eye) @ moved.mT + gained * V
+    K = eye + BRANCH_FRACTION * (D * dt**0.5 + B * dt / TAU0**2)
+    noise_variance = BRANCH_FRACTION * (2 - BRANCH_FRACTION) * dt / 4
+    noise_root = eye + (noise_variance / 2) ** 0.5 * (N + N.mT)
+    growth = BRANCH_FRACTION * (1 - BRANCH_FRACTION) * dt / TAU0**2 * (PVP * V).sum((-1, -2))[..., None, None] / m**2
+    drifted_root = K @ L
+    return drifted_root @ (noise_root @ noise_root - noise_variance * (m + 1) * eye) @ drifted_root.mT + growth * V
 
 
-def root(V: Tables) -> Tables:
+def cholesky_root(V: Covariances) -> Covariances:
     """L with LLᵀ = V, with a billionth more of variance: tokens may come to lie on one line, to rounding."""
     return torch.linalg.cholesky(V + 1e-9 * torch.diag_embed(V.diagonal(dim1=-2, dim2=-1)))
 
 
-def centred(x: Float[Tensor, "runs a m"]) -> Float[Tensor, "runs a m"]:
+def centre_rows(x: Float[Tensor, "runs a m"]) -> Float[Tensor, "runs a m"]:
     """xP: rows less their mean."""
     return x - x.mean(-1, keepdim=True)
 
 
-def normal(draw: np.random.Generator, runs: int, m: int) -> Tables:
-    return torch.from_numpy(draw.standard_normal((runs, m, m)))
+def standard_normal(rng: np.random.Generator, runs: int, m: int) -> Covariances:
+    return torch.from_numpy(rng.standard_normal((runs, m, m)))
 
 
-def wishart_root(draw: np.random.Generator, runs: int, m: int, width: int) -> Tables:
+def wishart_root(rng: np.random.Generator, runs: int, m: int, width: int) -> Covariances:
     """A triangular R with RRᵀ of the law of NNᵀ, N of m × width independent normal entries (Bartlett 1933)."""
-    lengths = np.sqrt(draw.chisquare(width - np.arange(m), (runs, m)))
-    return normal(draw, runs, m).tril(-1) + torch.diag_embed(torch.from_numpy(lengths))
+    lengths = np.sqrt(rng.chisquare(width - np.arange(m), (runs, m)))
+    return standard_normal(rng, runs, m).tril(-1) + torch.diag_embed(torch.from_numpy(lengths))

@@ -9,13 +9,13 @@ from torch import Tensor
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
 from rheoscope.attention.score import Distance
-from rheoscope.theory.particles import Particles, Velocity, evolve, until, weights
-from rheoscope.theory.predictions import Number, as_dataset
+from rheoscope.theory.particles import Particles, Velocity, attention_weights, evolve, time_grid
+from rheoscope.theory.predictions import Comparison, as_dataset
 
 if TYPE_CHECKING:
     import xarray
 
-N, EPSILON, END, STEPS, ROUNDS = 240, 0.2, 0.5, 3, 60
+N, EPSILON, END_TIME, N_STEPS, ROUNDS = 240, 0.2, 0.5, 3, 60
 DEFINITIONS = {
     "columns": "column sums of the weights at the start: how much each token is read",
     "place": "where the tokens stand at the start",
@@ -41,45 +41,58 @@ def sinkformer(seed: int = 0) -> "xarray.Dataset":
     level = (torch.arange(N, dtype=torch.float64) + 0.5) / N
     x = torch.special.ndtri(level)[:, None]
     x = x / x.square().mean().sqrt()
-    times, metric = until(END, STEPS), Distance(scale=0.5 / EPSILON)
-    rules = {"Sinkhorn": Mechanism(metric, normaliser=Sinkhorn(ROUNDS)), "softmax": Mechanism(metric)}
-    columns = torch.stack([weights(rule, x).sum(0) for rule in rules.values()])
-    seen = torch.stack([evolve(spreading(rule), x, times).square().mean((1, 2)) for rule in rules.values()])
-    due = torch.stack([evolve(growth(name), torch.ones(1, 1, dtype=torch.float64), times)[:, 0, 0] for name in rules])
-    numbers = [
-        Number("largest |column sum − 1|, Sinkhorn", float((columns[0] - 1).abs().max()), 0.0, "doubly stochastic")
+    times, metric = time_grid(END_TIME, N_STEPS), Distance(scale=0.5 / EPSILON)
+    mechanisms = {"Sinkhorn": Mechanism(metric, normaliser=Sinkhorn(ROUNDS)), "softmax": Mechanism(metric)}
+    column_sums = torch.stack([attention_weights(mechanism, x).sum(0) for mechanism in mechanisms.values()])
+    variances = torch.stack(
+        [evolve(spreading_velocity(mechanism), x, times).square().mean((1, 2)) for mechanism in mechanisms.values()]
+    )
+    expected = torch.stack(
+        [evolve(variance_rate(name), torch.ones(1, 1, dtype=torch.float64), times)[:, 0, 0] for name in mechanisms]
+    )
+    comparisons = [
+        Comparison(
+            "largest |column sum − 1|, Sinkhorn", float((column_sums[0] - 1).abs().max()), 0.0, "doubly stochastic"
+        )
     ]
-    numbers += [
-        Number(f"variance at t = {END:g}, {name}", float(seen[at, -1]), float(due[at, -1]), "(σ²)' above")
-        for at, name in enumerate(rules)
+    comparisons += [
+        Comparison(
+            f"variance at t = {END_TIME:g}, {name}",
+            float(variances[index, -1]),
+            float(expected[index, -1]),
+            "(σ²)' above",
+        )
+        for index, name in enumerate(mechanisms)
     ]
     curves = {
-        "columns": (("normaliser", "token"), columns),
+        "columns": (("normaliser", "token"), column_sums),
         "place": (("token",), x[:, 0]),
-        "variance": (("normaliser", "time"), seen),
-        "variance_derived": (("normaliser", "time"), due),
+        "variance": (("normaliser", "time"), variances),
+        "variance_derived": (("normaliser", "time"), expected),
     }
-    contrast = {"largest |column sum − 1|, softmax": float((columns[1] - 1).abs().max())}
-    coords = {"normaliser": list(rules), "time": times.numpy()}
-    return as_dataset(numbers, curves, DEFINITIONS, coords, {"n": N, "epsilon": EPSILON, "rounds": ROUNDS}, contrast)
+    contrast = {"largest |column sum − 1|, softmax": float((column_sums[1] - 1).abs().max())}
+    coords = {"normaliser": list(mechanisms), "time": times.numpy()}
+    return as_dataset(
+        comparisons, curves, DEFINITIONS, coords, {"n": N, "epsilon": EPSILON, "rounds": ROUNDS}, contrast
+    )
 
 
-def spreading(rule: Mechanism) -> Velocity:
+def spreading_velocity(mechanism: Mechanism) -> Velocity:
     """x' = (2/ε)(x − Σ_j α_ij x_j)."""
 
     def velocity(t: float, x: Particles) -> Particles:
-        return 2 / EPSILON * (x - weights(rule, x) @ x)
+        return 2 / EPSILON * (x - attention_weights(mechanism, x) @ x)
 
     return velocity
 
 
-def growth(name: str) -> Velocity:
+def variance_rate(name: str) -> Velocity:
     """(σ²)' of a Gaussian cloud."""
 
-    def sinkhorn(t: float, variance: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    def sinkhorn_rate(t: float, variance: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         return 4 / EPSILON * (variance + EPSILON / 2 - (variance.square() + EPSILON**2 / 4).sqrt())
 
-    def softmax(t: float, variance: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    def softmax_rate(t: float, variance: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         return 4 * variance / (variance + EPSILON)
 
-    return {"Sinkhorn": sinkhorn, "softmax": softmax}[name]
+    return {"Sinkhorn": sinkhorn_rate, "softmax": softmax_rate}[name]

@@ -5,23 +5,23 @@ import torch
 
 import rheoscope as rs
 from rheoscope.attention.lower import block_size, plan
-from rheoscope.attention.lower.choice import LOWERINGS, Choice, choose
+from rheoscope.attention.lower.choice import LOWERINGS, Choice, choose_lowering
 from rheoscope.attention.zoo import ZOO
 from rheoscope.shapes import RheoscopeError
-from tests.attention.cases import inputs, made
+from tests.attention.cases import inputs, zoo_mechanism
 
 FOLDS = ["scaled_dot", "bilinear", "cosine", "metric", "mahalanobis", "kernel_rbf", "relation", "symmetric_relation"]
 
 
 def taken(name: str, **options: str) -> Choice:
-    return made(name).explain(*(x.float() for x in inputs(5, 5)), **options)
+    return zoo_mechanism(name).explain(*(x.float() for x in inputs(5, 5)), **options)
 
 
 @pytest.mark.parametrize("name", [*FOLDS, "metric_map", "softmax_sink"])
 def test_dot_products_in_disguise_take_the_fused_kernel(name: str) -> None:
     choice = taken(name, mask="causal")
     assert choice.name == "sdpa"
-    assert "dot product" in choice.why
+    assert "dot product" in choice.reason
 
 
 @pytest.mark.parametrize(("name", "lowering"), [("linear", "prefix"), ("shaped", "shaped"), ("sigmoid", "reference")])
@@ -32,9 +32,9 @@ def test_the_others_take_what_fits(name: str, lowering: str) -> None:
 @pytest.mark.parametrize("name", sorted({*ZOO} - {*FOLDS, "metric_map", "softmax_sink", "linear", "shaped"}))
 def test_long_texts_take_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken(name).name == "reference"
-    assert "quicker in one piece" in taken(name).passed_over["blocks"]
-    monkeypatch.setattr(block_size, "NEAR", 10)
-    monkeypatch.setattr(plan, "CHOICES", {})
+    assert "quicker in one piece" in taken(name).rejections["blocks"]
+    monkeypatch.setattr(block_size, "CPU_BLOCK", 10)
+    monkeypatch.setattr(plan, "CHOICE_CACHE", {})
     assert taken(name).name == "blocks"
 
 
@@ -51,8 +51,8 @@ def test_a_choice_prints_itself_and_what_it_passed_over() -> None:
 def test_every_reason_is_one_sentence(name: str) -> None:
     q, k, v = (x.float() for x in inputs(5, 5))
     for lowering, offer in LOWERINGS.items():
-        answer = offer(made(name), q, k, v)
-        why = answer if isinstance(answer, str) else answer.why
+        answer = offer(zoo_mechanism(name), q, k, v)
+        why = answer if isinstance(answer, str) else answer.reason
         assert len(why) > 20, lowering
         assert "\n" not in why
 
@@ -60,17 +60,17 @@ def test_every_reason_is_one_sentence(name: str) -> None:
 def test_the_one_named_is_taken_or_refused() -> None:
     q, k, v = (x.float() for x in inputs(5, 5))
     for lowering in ("sdpa", "blocks", "reference"):
-        assert choose(made("scaled_dot"), q, k, v, only=lowering).name == lowering
+        assert choose_lowering(zoo_mechanism("scaled_dot"), q, k, v, lowering=lowering).name == lowering
     with pytest.raises(RheoscopeError, match="Entmax, not softmax"):
-        choose(made("entmax15"), q, k, v, only="sdpa")
+        choose_lowering(zoo_mechanism("entmax15"), q, k, v, lowering="sdpa")
     with pytest.raises(RheoscopeError, match="unknown lowering 'flash'; type one of kernels"):
-        choose(made("entmax15"), q, k, v, only="flash")
+        choose_lowering(zoo_mechanism("entmax15"), q, k, v, lowering="flash")
 
 
 def test_reference_always_offers() -> None:
     assert list(LOWERINGS)[-1] == "reference"
     for name in ZOO:
-        assert taken(name, lowering="reference").passed_over == {}
+        assert taken(name, lowering="reference").rejections == {}
 
 
 def test_explaining_runs_nothing() -> None:

@@ -9,26 +9,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from rheoscope.attention.definition import reference
+from rheoscope.attention.definition import reference_attention
 from rheoscope.attention.feature_maps import Linear
 from rheoscope.attention.lower import cudnn
 from rheoscope.attention.mask import Causal, Window
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.sink import Sink
-from rheoscope.attention.position import ALiBi, Rotary, alibi_slopes
+from rheoscope.attention.position import Rotary
+from rheoscope.attention.position_bias import ALiBi, alibi_slopes
 from rheoscope.attention.score import Distance, Gram, Relation
-from tests.attention.cases import HEADS, by_reference, gap, gradients, in_dtype, made, random
+from tests.attention.cases import HEADS, gap, gradients, random, reference_output, to_dtype, zoo_mechanism
 
 FOLDED = {
-    "scaled_dot": lambda: made("scaled_dot"),
-    "bilinear": lambda: made("bilinear"),
-    "cosine": lambda: made("cosine"),
+    "scaled_dot": lambda: zoo_mechanism("scaled_dot"),
+    "bilinear": lambda: zoo_mechanism("bilinear"),
+    "cosine": lambda: zoo_mechanism("cosine"),
     "metric": lambda: Mechanism(Distance(scale=0.1)),
-    "relation": lambda: made("relation"),
+    "relation": lambda: zoo_mechanism("relation"),
     "sink": lambda: Mechanism(normaliser=Sink(random(3, HEADS))),
     "alibi": lambda: Mechanism(position=ALiBi(alibi_slopes(HEADS).double())),
     "alibi metric": lambda: Mechanism(Distance(scale=0.1), position=ALiBi(alibi_slopes(HEADS).double())),
-    "rotary cosine": lambda: Mechanism(made("cosine").score, position=Rotary()),
+    "rotary cosine": lambda: Mechanism(zoo_mechanism("cosine").score, position=Rotary()),
     "value map": lambda: Mechanism(value=Linear(random(4, 6, 5))),
 }
 
@@ -38,7 +39,9 @@ def scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
     return s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -torch.inf) if causal else s
 
 
-def played(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, dropped: float = 0.0, lse: bool = False) -> Any:
+def played(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, dropout: float = 0.0, with_lse: bool = False
+) -> Any:
     s = scores(q.double(), k.double(), causal, scale)
     return (s.softmax(-1) @ v.double()).to(v.dtype), s.logsumexp(-1, keepdim=True).to(torch.float64)
 
@@ -54,8 +57,8 @@ def played_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, found: Any, caus
 
 @pytest.fixture(autouse=True)
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudnn, "kernel", played)
-    monkeypatch.setattr(cudnn, "backward", played_backward)
+    monkeypatch.setattr(cudnn, "cudnn_attention", played)
+    monkeypatch.setattr(cudnn, "cudnn_attention_backward", played_backward)
 
 
 def tokens(dtype: torch.dtype = torch.bfloat16, m: int = 9) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,39 +67,41 @@ def tokens(dtype: torch.dtype = torch.bfloat16, m: int = 9) -> tuple[Tensor, Ten
 
 @pytest.mark.parametrize("name", FOLDED)
 def test_every_fold_is_the_reference_to_half_precision(name: str) -> None:
-    mechanism = in_dtype(FOLDED[name]().under("causal"), torch.float32)
+    mechanism = to_dtype(FOLDED[name]().with_mask("causal"), torch.float32)
     q, k, v = tokens()
-    assert cudnn.refuse(mechanism, q, k, v) == ""
-    exact = reference(in_dtype(mechanism, torch.float64), q.double(), k.double(), v.double())[0]
+    assert cudnn.mechanism_refusal(mechanism, q, k, v) == ""
+    exact = reference_attention(to_dtype(mechanism, torch.float64), q.double(), k.double(), v.double())[0]
     assert gap(cudnn.run(mechanism, q, k, v), exact) < 1.5e-2
 
 
 @pytest.mark.parametrize("sink", [0.0, random(3, HEADS), random(3, 1)], ids=["number", "a head", "shared"])
 def test_a_sink_after_the_kernel_has_the_gradient_of_a_sink_inside_it(sink: Any) -> None:
     q, k, v = tokens(torch.float64)
-    mechanism = Mechanism(normaliser=Sink(sink)).under("causal")
+    mechanism = Mechanism(normaliser=Sink(sink)).with_mask("causal")
     g = random(5, *q.shape)
-    found, right = (gradients(run, mechanism, (q, k, v), g) for run in (cudnn.run, by_reference))
+    found, right = (gradients(run, mechanism, (q, k, v), g) for run in (cudnn.run, reference_output))
     assert max(gap(found[at], right[at]) for at in right) < 1e-6  # the sink itself is in float32
-    assert gap(cudnn.run(mechanism, q, k, v), by_reference(mechanism, q, k, v)) < 1e-6
+    assert gap(cudnn.run(mechanism, q, k, v), reference_output(mechanism, q, k, v)) < 1e-6
 
 
 def test_what_does_not_fold_is_refused() -> None:
     q, k, v = tokens()
-    assert "half precision on a GPU, these are bfloat16 on cpu" in str(cudnn.offer(made("scaled_dot"), q, k, v))
+    assert "half precision on a GPU, these are bfloat16 on cpu" in str(
+        cudnn.try_lower(zoo_mechanism("scaled_dot"), q, k, v)
+    )
     for mechanism, words in {
-        made("sigmoid"): "Sigmoid, not softmax",
+        zoo_mechanism("sigmoid"): "Sigmoid, not softmax",
         Mechanism(mask=Causal() & Window(2)): "no mask but the causal one",
         Mechanism(Gram(scale=-1.0)): "positive scale",
-        made("metric_map"): "move large distances",
-        made("kernel_laplace"): "Laplace is no dot product",
+        zoo_mechanism("metric_map"): "move large distances",
+        zoo_mechanism("kernel_laplace"): "Laplace cannot be written as a dot product",
         Mechanism(Relation(Linear(random(1, 6, 200)), Linear(random(2, 6, 200)))): "wider than 128",
     }.items():
-        assert words in cudnn.refuse(mechanism, q, k, v)
+        assert words in cudnn.mechanism_refusal(mechanism, q, k, v)
 
 
 def test_reasons_say_how() -> None:
     q, k, _ = tokens()
-    assert "in bfloat16, the bias per key in three columns" in cudnn.explain(made("metric"), q, k)
-    assert "the sink from its log-sum-exp" in cudnn.explain(made("softmax_sink"), q, k)
-    assert "of mapped tokens" in cudnn.explain(made("cosine"), q, k)
+    assert "in bfloat16, the bias per key in three columns" in cudnn.explain_lowering(zoo_mechanism("metric"), q, k)
+    assert "the sink from its log-sum-exp" in cudnn.explain_lowering(zoo_mechanism("softmax_sink"), q, k)
+    assert "of mapped tokens" in cudnn.explain_lowering(zoo_mechanism("cosine"), q, k)

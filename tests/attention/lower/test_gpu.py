@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from rheoscope.attention.definition import reference
-from rheoscope.attention.mask import Causal, Mask, Padding, Table, Window
+from rheoscope.attention.definition import reference_attention
+from rheoscope.attention.mask import BooleanMask, Causal, Mask, Padding, Window
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.attention.parameters import tensors, with_tensors
-from rheoscope.attention.position import ALiBi, Buckets, Rotary, alibi_slopes
+from rheoscope.attention.parameters import tensors_by_path, with_tensors
+from rheoscope.attention.position import Rotary
+from rheoscope.attention.position_bias import ALiBi, Buckets, alibi_slopes
 from rheoscope.attention.score import Gram, SoftCap
 from rheoscope.attention.zoo import ZOO
-from tests.attention.cases import coins, gradients, random
+from tests.attention.cases import gradients, random, random_booleans
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,7 +44,7 @@ MILD = {"metric": {"sigma": 4.0}, "kernel_rbf": {"gamma": 0.03}, "sinkhorn": {"r
 def mechanism(name: str, dtype: torch.dtype) -> Mechanism:
     row = ZOO.get(name)
     made = MORE[name]() if row is None else row(**MILD.get(name, {}), **({"dim": WIDTH} if row.needs_dim else {}))
-    held = {at: x.to("cuda", dtype) for at, x in tensors(made).items()}
+    held = {at: x.to("cuda", dtype) for at, x in tensors_by_path(made).items()}
     return with_tensors(made, held)
 
 
@@ -62,15 +63,15 @@ def agree(made: Mechanism, inputs: tuple[Tensor, ...], lowering: str | None = No
     """Outputs and gradients against the reference in float64; those of its own tensors too, to which the errors of all pairs add."""
     dtype = inputs[0].dtype
     g = random(9, *inputs[0].shape[:3], WIDTH).to("cuda", dtype)
-    exact = with_tensors(made, {at: x.double() for at, x in tensors(made).items() if x.is_floating_point()})
+    exact = with_tensors(made, {at: x.double() for at, x in tensors_by_path(made).items() if x.is_floating_point()})
     doubles = tuple(x.double() for x in inputs)
-    want = reference(exact, *doubles)[0]
+    want = reference_attention(exact, *doubles)[0]
     with torch.no_grad():
         assert off(made.attend(*inputs, lowering=lowering), want) < ROUNDING[dtype]
-    if not made.domain.differentiable:
+    if not made.domain.is_differentiable:
         return
     found = gradients(lambda f, *qkv: f.attend(*qkv, lowering=lowering), made, inputs, g)
-    right = gradients(lambda f, *qkv: reference(f, *qkv)[0], exact, doubles, g.double())
+    right = gradients(lambda f, *qkv: reference_attention(f, *qkv)[0], exact, doubles, g.double())
     for at in found:
         assert off(found[at], right[at]) < (3 if at in "qkv" else 20) * ROUNDING[dtype], at
 
@@ -80,21 +81,21 @@ def agree(made: Mechanism, inputs: tuple[Tensor, ...], lowering: str | None = No
 def test_every_mechanism(name: str, dtype: torch.dtype) -> None:
     """At a length that is 64 more than a multiple of 128, or at one that is a multiple of nothing."""
     made, n = mechanism(name, dtype), 321 if dtype is torch.float16 else 192
-    agree(made.under("causal" if made.domain.masked else None), tokens(n, n, dtype))
+    agree(made.with_mask("causal" if made.domain.allows_masks else None), tokens(n, n, dtype))
 
 
 MASKS: dict[str, Mask] = {
     "window": Causal() & Window(50),
-    "padding": Causal() & Padding(coins(1, 2, 192)),
-    "no key at all": Table(coins(2, 2, HEADS, 192, 192) & (torch.arange(192) % 64 > 0)[:, None]),
+    "padding": Causal() & Padding(random_booleans(1, 2, 192)),
+    "no key at all": BooleanMask(random_booleans(2, 2, HEADS, 192, 192) & (torch.arange(192) % 64 > 0)[:, None]),
 }
 
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("name", ["scaled_dot", "cosine", "metric", "softmax_sink", "soft-cap", "entmax15"])
 def test_masks_that_are_tables(name: str, mask: str) -> None:
-    made = with_tensors(m := MASKS[mask], {at: x.cuda() for at, x in tensors(m).items()})
-    agree(mechanism(name, torch.bfloat16).under(made), tokens(192, 192, torch.bfloat16))
+    made = with_tensors(m := MASKS[mask], {at: x.cuda() for at, x in tensors_by_path(m).items()})
+    agree(mechanism(name, torch.bfloat16).with_mask(made), tokens(192, 192, torch.bfloat16))
 
 
 PAIRS = {
@@ -113,16 +114,16 @@ def test_functions_of_a_pair(case: str) -> None:
     made = mechanism(name, torch.bfloat16)
     if mask in MASKS:
         own = MASKS[mask]
-        made = made.under(with_tensors(own, {at: x.cuda() for at, x in tensors(own).items()}))
+        made = made.with_mask(with_tensors(own, {at: x.cuda() for at, x in tensors_by_path(own).items()}))
     else:
-        made = made.under(mask)
+        made = made.with_mask(mask)
     agree(made, tokens(192, 192, torch.bfloat16), lowering="flex")
 
 
 @pytest.mark.parametrize("name", ["scaled_dot", "cosine", "metric", "softmax_sink", "bilinear", "soft-cap"])
 @pytest.mark.parametrize(("m", "n"), [(192, 192), (70, 321), (1, 321)])
 def test_grouped_heads_and_a_cache(name: str, m: int, n: int) -> None:
-    agree(mechanism(name, torch.bfloat16).under("causal"), tokens(m, n, torch.bfloat16, heads=2))
+    agree(mechanism(name, torch.bfloat16).with_mask("causal"), tokens(m, n, torch.bfloat16, heads=2))
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
@@ -132,7 +133,7 @@ def test_rows_that_begin_anywhere(name: str, n: int, dtype: torch.dtype) -> None
     """As those read together with the gates of three heads; torch's own kernels read them wrongly, or not at all."""
     gated = [random(at, 2, n, HEADS * WIDTH + 3).to("cuda", dtype)[..., :-3] for at in range(3)]
     q, k, v = (x.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for x in gated)
-    agree(mechanism(name, dtype).under("causal"), (q, k, v))
+    agree(mechanism(name, dtype).with_mask("causal"), (q, k, v))
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's compiler has its own
@@ -141,7 +142,7 @@ def test_rows_that_begin_anywhere(name: str, n: int, dtype: torch.dtype) -> None
 def test_such_rows_are_one_graph(n: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # shapes checked as in these tests break it
     made, gated = (
-        mechanism("scaled_dot", dtype).under("causal"),
+        mechanism("scaled_dot", dtype).with_mask("causal"),
         random(1, 2, n, 3 * HEADS * WIDTH + 3).to("cuda", dtype),
     )
 
@@ -149,7 +150,9 @@ def test_such_rows_are_one_graph(n: int, dtype: torch.dtype, monkeypatch: pytest
         parts = gated[..., :-3].unflatten(-1, (3, HEADS, WIDTH)).permute(2, 0, 3, 1, 4)
         return made.attend(*parts)
 
-    exact = reference(made, *gated.double()[..., :-3].unflatten(-1, (3, HEADS, WIDTH)).permute(2, 0, 3, 1, 4))[0]
+    exact = reference_attention(
+        made, *gated.double()[..., :-3].unflatten(-1, (3, HEADS, WIDTH)).permute(2, 0, 3, 1, 4)
+    )[0]
     assert off(torch.compile(attend, fullgraph=True)(gated), exact) < ROUNDING[dtype]
 
 
@@ -158,11 +161,13 @@ def test_folds_are_as_exact_as_the_kernel_is(name: str) -> None:
     """Half precision costs a fold at most 1.5 times (a cosine, whose rows are both rounded, twice) what it costs SDPA."""
     q, k, v = tokens(512, 512, torch.bfloat16)
     folded, plain = (
-        mechanism(name, torch.bfloat16).under("causal"),
-        mechanism("scaled_dot", torch.bfloat16).under("causal"),
+        mechanism(name, torch.bfloat16).with_mask("causal"),
+        mechanism("scaled_dot", torch.bfloat16).with_mask("causal"),
     )
     assert folded.explain(q, k, v).name == "cudnn"
     doubles = tuple(x.double() for x in (q, k, v))
-    exact = [with_tensors(f, {at: x.double() for at, x in tensors(f).items()}) for f in (folded, plain)]
-    own, sdpa = (off(f.attend(q, k, v), reference(e, *doubles)[0]) for f, e in zip((folded, plain), exact, strict=True))
+    exact = [with_tensors(f, {at: x.double() for at, x in tensors_by_path(f).items()}) for f in (folded, plain)]
+    own, sdpa = (
+        off(f.attend(q, k, v), reference_attention(e, *doubles)[0]) for f, e in zip((folded, plain), exact, strict=True)
+    )
     assert own < (2.0 if name == "cosine" else 1.5) * sdpa

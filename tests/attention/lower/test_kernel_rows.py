@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rheoscope.attention.lower.kernel_rows import GAIN, PARTS, Made, by_torch, rows, split
+from rheoscope.attention.lower.kernel_rows import GAIN, PARTS, RowLayout, pack_rows, pack_rows_torch, split_in_parts
 from tests.attention.cases import gap, random
 
 HALF = [torch.bfloat16, torch.float16]
@@ -15,11 +15,11 @@ HALF = [torch.bfloat16, torch.float16]
 @given(z=st.floats(-1e4, 1e4, width=32))
 def test_two_parts_are_a_bias_to_16_bits_and_three_are_float32(z: float) -> None:
     exact = torch.tensor(z)
-    parts = split(exact, torch.bfloat16).double()
+    parts = split_in_parts(exact, torch.bfloat16).double()
     tiny = 1e-37  # numbers below this have no bits left to lose
     assert abs(float(parts[:2].sum()) - z) <= 2**-16 * abs(z) + tiny
     assert abs(float(parts.sum()) - z) <= 2**-24 * abs(z) + tiny
-    assert float(split(exact, torch.float16).double().sum()) == pytest.approx(z, rel=2**-24, abs=2**-24)
+    assert float(split_in_parts(exact, torch.float16).double().sum()) == pytest.approx(z, rel=2**-24, abs=2**-24)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -27,8 +27,8 @@ def test_two_parts_are_a_bias_to_16_bits_and_three_are_float32(z: float) -> None
 @pytest.mark.parametrize("d", [5, 13, 16])
 def test_the_dot_product_of_rows_is_the_score(dtype: torch.dtype, columns: int, d: int) -> None:
     q, k, bias = random(1, 2, 3, 4, d).to(dtype), 3 * random(2, 2, 3, 5, d).to(dtype), 100 * random(3, 3, 5).float()
-    a = rows(q, None, Made(False, columns, False, 0.5, 0.7), dtype).double()
-    b = rows(k, bias, Made(False, columns, True, 0.5, 0.7), dtype).double()
+    a = pack_rows(q, None, RowLayout(False, columns, False, 0.5, 0.7), dtype).double()
+    b = pack_rows(k, bias, RowLayout(False, columns, True, 0.5, 0.7), dtype).double()
     assert a.shape[-1] == b.shape[-1]
     assert a.shape[-1] % 16 == 0
     q, k = q.double(), k.double()
@@ -40,7 +40,7 @@ def test_the_dot_product_of_rows_is_the_score(dtype: torch.dtype, columns: int, 
 def test_one_column_alone_would_lose_the_bias() -> None:
     """Why there are three: what bfloat16 makes of the bias of a common key is off by a tenth."""
     k = 3 * random(2, 1, 1, 50, 64).bfloat16()
-    made = by_torch(k, None, Made(False, 1, True, 0.5, 1.0), torch.bfloat16).double()
+    made = pack_rows_torch(k, None, RowLayout(False, 1, True, 0.5, 1.0), torch.bfloat16).double()
     bias = -0.5 * k.double().square().sum(-1)
     off = [float((GAIN * made[..., 64 : 64 + n].sum(-1) - bias).abs().max()) for n in range(1, PARTS + 1)]
     assert off[0] > 0.1
@@ -52,7 +52,7 @@ def test_one_column_alone_would_lose_the_bias() -> None:
 def test_units_are_rounded_once(dtype: torch.dtype) -> None:
     x = random(1, 2, 3, 4, 8).to(dtype)
     x[0, 0, 0] = 0.0
-    unit = rows(x, None, Made(unit=True), dtype)
+    unit = pack_rows(x, None, RowLayout(unit_length=True), dtype)
     exact = torch.nn.functional.normalize(x.double(), dim=-1)
     assert gap(unit, exact.to(dtype)) == 0
     assert not unit[0, 0, 0].any()
@@ -60,16 +60,16 @@ def test_units_are_rounded_once(dtype: torch.dtype) -> None:
 
 def test_rows_that_are_ready_are_left_alone() -> None:
     x = random(1, 1, 1, 4, 16).bfloat16()
-    assert rows(x, None, Made(), torch.bfloat16) is x
-    assert rows(x.float(), None, Made(), torch.bfloat16).dtype is torch.bfloat16
-    assert rows(x[..., :3], None, Made(), torch.bfloat16).shape[-1] == 8
+    assert pack_rows(x, None, RowLayout(), torch.bfloat16) is x
+    assert pack_rows(x.float(), None, RowLayout(), torch.bfloat16).dtype is torch.bfloat16
+    assert pack_rows(x[..., :3], None, RowLayout(), torch.bfloat16).shape[-1] == 8
 
 
 def test_gradients_pass_the_rounding() -> None:
     """Those of the bias come through its first column; the others stand for what it has left."""
-    made = Made(True, 1, True, 0.5, 0.7)
+    made = RowLayout(True, 1, True, 0.5, 0.7)
     x, bias = random(1, 1, 2, 3, 4).float().requires_grad_(), random(2, 2, 3).float().requires_grad_()
-    y = by_torch(x, bias, made, torch.float16)
+    y = pack_rows_torch(x, bias, made, torch.float16)
     g = torch.zeros_like(y)
     g[..., :5] = random(3, *g[..., :5].shape)
     found = torch.autograd.grad(y, (x, bias), g)

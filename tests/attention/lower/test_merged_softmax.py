@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rheoscope.attention.lower.merged_softmax import joined
+from rheoscope.attention.lower.merged_softmax import join_near_and_far
 from tests.attention.cases import gap, random
 
 N, REACH, SCALE = 12, 3, 0.4
@@ -24,7 +24,7 @@ def test_the_whole_is_the_softmax_of_all_keys() -> None:
     due, total = s.softmax(-1) @ v, s.logsumexp(-1)
     i, j = torch.arange(N)[:, None], torch.arange(N)
     near = s.masked_fill(i - j >= REACH, -torch.inf)
-    out, found = joined(near.softmax(-1) @ v, near.logsumexp(-1), q, k, v, shift, SCALE, REACH)
+    out, found = join_near_and_far(near.softmax(-1) @ v, near.logsumexp(-1), q, k, v, shift, SCALE, REACH)
     assert max(gap(out, due), gap(found, total)) < 1e-6  # the log-sum-exp of far keys is float32
     own, right = (torch.autograd.grad(x, leaves, g, retain_graph=True) for x in (out, due))
     for a, b in zip(own, right, strict=True):

@@ -12,37 +12,47 @@ import torch
 import rheoscope as rs
 from rheoscope.attention import mechanism as home
 from rheoscope.attention.lower import plan as module
-from rheoscope.attention.lower.choice import choose
+from rheoscope.attention.lower.choice import choose_lowering
 from rheoscope.attention.mask import Padding, Window
 from rheoscope.attention.parameters import structure
-from rheoscope.attention.position import ALiBi, alibi_slopes
+from rheoscope.attention.position_bias import ALiBi, alibi_slopes
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.head import Turned
-from tests.attention.cases import EVERY, any_mechanism, by_reference, coins, gap, gradients, inputs, made, random
+from rheoscope.space.model_parts import ModelRotary
+from tests.attention.cases import (
+    MECHANISM_NAMES,
+    any_mechanism,
+    gap,
+    gradients,
+    inputs,
+    random,
+    random_booleans,
+    reference_output,
+    zoo_mechanism,
+)
 
 
 @pytest.fixture(autouse=True)
 def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHOICES", {})
+    monkeypatch.setattr(module, "CHOICE_CACHE", {})
 
 
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every call for which something had to be decided."""
     seen: list[Any] = []
-    monkeypatch.setattr(module, "choose", lambda *given: seen.append(given) or choose(*given))
+    monkeypatch.setattr(module, "choose_lowering", lambda *given: seen.append(given) or choose_lowering(*given))
     return seen
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", MECHANISM_NAMES)
 def test_planned_is_the_reference_forward_and_backward(name: str) -> None:
     mechanism, qkv = any_mechanism(name), inputs(5, 5)
-    mechanism = mechanism.under("causal") if mechanism.domain.masked else mechanism
-    out, expected = mechanism.plan(*qkv)(*qkv), by_reference(mechanism, *qkv)
+    mechanism = mechanism.with_mask("causal") if mechanism.domain.allows_masks else mechanism
+    out, expected = mechanism.plan(*qkv)(*qkv), reference_output(mechanism, *qkv)
     assert gap(out, expected) < 1e-10
-    if mechanism.domain.differentiable:
+    if mechanism.domain.is_differentiable:
         g = random(3, *out.shape)
-        wanted = gradients(by_reference, mechanism, qkv, g)
+        wanted = gradients(reference_output, mechanism, qkv, g)
         found = gradients(lambda of, *given: of.plan(*given)(*given), mechanism, qkv, g)
         assert max(gap(found[at], wanted[at]) for at in wanted) < 1e-9
 
@@ -73,12 +83,12 @@ def test_layers_alike_share_one_choice(chosen: list[Any]) -> None:
     """Copies with other tensors, masks of the same kind, the steps of training: nothing is decided again."""
     q, k, v = inputs(5, 5)
     for seed in range(3):
-        mechanism = replace(made("bilinear"), position=ALiBi(alibi_slopes(4).double() * seed))
-        mechanism.attend(q, k, v, Padding(coins(seed, 2, 5)))
+        mechanism = replace(zoo_mechanism("bilinear"), position=ALiBi(alibi_slopes(4).double() * seed))
+        mechanism.attend(q, k, v, Padding(random_booleans(seed, 2, 5)))
     assert len(chosen) == 1
-    made("bilinear").attend(q, k, v, Padding(coins(1, 2, 5)))
-    replace(made("bilinear"), position=Turned(lambda x, at: x)).attend(q, k, v)
-    replace(made("bilinear"), position=Turned(lambda x, at: -x)).attend(q, k, v)
+    zoo_mechanism("bilinear").attend(q, k, v, Padding(random_booleans(1, 2, 5)))
+    replace(zoo_mechanism("bilinear"), position=ModelRotary(lambda x, at: x)).attend(q, k, v)
+    replace(zoo_mechanism("bilinear"), position=ModelRotary(lambda x, at: -x)).attend(q, k, v)
     assert len(chosen) == 4
 
 
@@ -90,13 +100,13 @@ def test_a_layer_that_learns_is_planned_once(chosen: list[Any]) -> None:
             for x in layer.parameters():
                 x -= 0.1 * x.grad
     assert len(chosen) == 1
-    assert layer.attention.current() is layer.attention.mechanism
+    assert layer.attention.current_mechanism() is layer.attention.mechanism
 
 
 def test_parameters_put_in_others_places_are_the_ones_that_count() -> None:
     layer, (q, k, v) = rs.nn.Attention("bilinear", dim=6).double(), inputs(5, 5)
     other = {"learned.score_phi_W": random(1, 6, 6)}
-    expected = by_reference(rs.mechanism("bilinear", B=random(1, 6, 6)), q, k, v)
+    expected = reference_output(rs.mechanism("bilinear", B=random(1, 6, 6)), q, k, v)
     assert gap(torch.func.functional_call(layer, other, (q, k, v)), expected) < 1e-12
     layer.load_state_dict(other, assign=True)
     assert gap(layer(q, k, v), expected) < 1e-12
@@ -111,23 +121,23 @@ def test_a_plan_refuses_a_call_that_is_not_its_own() -> None:
     with pytest.raises(RheoscopeError, match=r"float64.*float32"):
         plan(q.float(), k.float(), v.float())
     with torch.no_grad():
-        assert gap(plan(q, k, v), by_reference(rs.mechanism("scaled_dot"), q, k, v)) < 1e-12
+        assert gap(plan(q, k, v), reference_output(rs.mechanism("scaled_dot"), q, k, v)) < 1e-12
 
 
 def test_a_refusal_is_not_remembered_as_a_plan() -> None:
     q, k, v = inputs(5, 5)
     for _ in range(2):
-        with pytest.raises(RheoscopeError, match="must share their width"):
+        with pytest.raises(RheoscopeError, match="needs q and k of the same width"):
             rs.mechanism("scaled_dot").plan(q, k[..., 1:], v)
 
 
 def test_what_is_remembered_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 3)
-    monkeypatch.setattr(home, "REMEMBERED", 2)
+    monkeypatch.setattr(module, "MAX_CHOICES", 3)
+    monkeypatch.setattr(home, "MAX_PLANS", 2)
     dot, (q, k, v) = rs.mechanism("scaled_dot"), inputs(9, 9)
     for n in range(1, 9):
         dot.attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], mask="causal")
-        assert len(module.CHOICES) <= 3
+        assert len(module.CHOICE_CACHE) <= 3
         assert len(dot._plans) <= 2
 
 
@@ -147,11 +157,11 @@ def test_copies_and_pickles_hold_nothing_that_was_remembered() -> None:
 
 
 def test_a_structure_is_all_but_the_numbers_in_tensors() -> None:
-    mechanism = made("relation")
-    assert structure(mechanism) == structure(made("relation"))
-    assert structure(mechanism) != structure(made("relation", dim=5))
-    assert structure(mechanism) != structure(mechanism.under("causal"))
+    mechanism = zoo_mechanism("relation")
+    assert structure(mechanism) == structure(zoo_mechanism("relation"))
+    assert structure(mechanism) != structure(zoo_mechanism("relation", dim=5))
+    assert structure(mechanism) != structure(mechanism.with_mask("causal"))
     assert structure(Window(2)) != structure(Window(3))
-    assert structure(Padding(coins(1, 2, 5))) == structure(Padding(coins(2, 2, 5)))
-    turned = Turned(lambda x, at: x)
+    assert structure(Padding(random_booleans(1, 2, 5))) == structure(Padding(random_booleans(2, 2, 5)))
+    turned = ModelRotary(lambda x, at: x)
     assert structure(turned) != structure(turned)  # a function is like nothing: asked once, it is kept by the mechanism

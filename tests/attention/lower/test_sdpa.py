@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from rheoscope.attention.definition import reference
+from rheoscope.attention.definition import reference_attention
 from rheoscope.attention.lower import sdpa
 from rheoscope.attention.mask import Causal, Padding, Window
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.sink import Sink
-from rheoscope.attention.position import ALiBi, Bias, Buckets, Rotary, alibi_slopes
+from rheoscope.attention.position import Rotary
+from rheoscope.attention.position_bias import ALiBi, Bias, Buckets, alibi_slopes
 from rheoscope.attention.score import Distance, Gram, SoftCap
-from tests.attention.cases import by_reference, coins, gap, gradients, inputs, made, random
+from tests.attention.cases import gap, gradients, inputs, random, random_booleans, reference_output, zoo_mechanism
 from tests.elsewhere import elsewhere
 
 
@@ -23,7 +24,7 @@ def floats(m: int = 5, n: int = 5, **sizes: int) -> tuple[torch.Tensor, ...]:
 
 def refusal(mechanism: Mechanism, m: int = 5, n: int = 5) -> str:
     q, k, _ = floats(m, n)
-    return sdpa.refuse(mechanism, q, k)
+    return sdpa.mechanism_refusal(mechanism, q, k)
 
 
 def test_torch_scales_the_minus_infinity_of_its_causal_mask() -> None:
@@ -33,7 +34,7 @@ def test_torch_scales_the_minus_infinity_of_its_causal_mask() -> None:
     q, k, v = floats(h=2, g=2, e=6)  # of one width, as the fused kernel takes them
     nothing = scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.0)
     backwards = scaled_dot_product_attention(q, k, v, is_causal=True, scale=-1.0)
-    expected, _ = reference(Mechanism(Gram(scale=-1.0), mask=Causal()), q, k, v)
+    expected, _ = reference_attention(Mechanism(Gram(scale=-1.0), mask=Causal()), q, k, v)
     assert bool(nothing.isnan().any())
     assert not gap(backwards, expected) < 1e-3
 
@@ -42,18 +43,22 @@ def test_torch_scales_the_minus_infinity_of_its_causal_mask() -> None:
 def test_any_scale_is_right(scale: float) -> None:
     q, k, v = floats()
     for mask in (None, "causal", Window(2)):
-        mechanism = Mechanism(Gram(scale=scale)).under(mask)
-        assert gap(sdpa.run(mechanism, q, k, v), reference(mechanism, q, k, v)[0]) < 1e-6
+        mechanism = Mechanism(Gram(scale=scale)).with_mask(mask)
+        assert gap(sdpa.run(mechanism, q, k, v), reference_attention(mechanism, q, k, v)[0]) < 1e-6
 
 
 @pytest.mark.parametrize("d", [1, 15, 16, 17])
 @pytest.mark.parametrize("e", [1, 16, 20])
 def test_padded_columns_change_nothing(d: int, e: int) -> None:
     q, k, v = floats(d=d, e=e)
-    for mechanism in (made("metric").under("causal"), made("metric"), made("scaled_dot").under("causal")):
+    for mechanism in (
+        zoo_mechanism("metric").with_mask("causal"),
+        zoo_mechanism("metric"),
+        zoo_mechanism("scaled_dot").with_mask("causal"),
+    ):
         out = sdpa.run(mechanism, q, k, v)
         assert out.shape == (2, 4, 5, e)
-        assert gap(out, reference(mechanism, q, k, v)[0]) < 1e-5
+        assert gap(out, reference_attention(mechanism, q, k, v)[0]) < 1e-5
 
 
 def test_the_key_bias_travels_with_its_gradient() -> None:
@@ -61,8 +66,8 @@ def test_the_key_bias_travels_with_its_gradient() -> None:
     q, k, v = floats()
     exact = k.double().requires_grad_()
     k.requires_grad_()
-    sdpa.run(made("metric"), q, k, v).sum().backward()
-    reference(made("metric"), q.double(), exact, v.double())[0].sum().backward()
+    sdpa.run(zoo_mechanism("metric"), q, k, v).sum().backward()
+    reference_attention(zoo_mechanism("metric"), q.double(), exact, v.double())[0].sum().backward()
     assert k.grad is not None
     assert exact.grad is not None
     assert gap(k.grad, exact.grad) < 1e-5
@@ -74,15 +79,15 @@ def test_a_row_beside_the_causal_mask_is_the_reference(n: int) -> None:
     q, k, v = floats(n, n, h=2, g=1, d=8, e=4)
     mechanism = Mechanism(Distance(), mask=Causal())
     with torch.no_grad():
-        assert gap(sdpa.run(mechanism, q, k, v), reference(mechanism, q, k, v)[0]) < 1e-5
+        assert gap(sdpa.run(mechanism, q, k, v), reference_attention(mechanism, q, k, v)[0]) < 1e-5
         turned = q.mT.contiguous().mT  # no row in one piece: as a column
-        assert gap(sdpa.run(mechanism, turned, k, v), reference(mechanism, q, k, v)[0]) < 1e-5
+        assert gap(sdpa.run(mechanism, turned, k, v), reference_attention(mechanism, q, k, v)[0]) < 1e-5
     for mechanism in (
         Mechanism(position=ALiBi(alibi_slopes(2)), mask=Causal()),
         Mechanism(normaliser=Sink(0.3), mask=Causal()),
     ):
         g = random(5, 2, 2, n, 4).float()
-        found, expected = (gradients(run, mechanism, (q, k, v), g) for run in (sdpa.run, by_reference))
+        found, expected = (gradients(run, mechanism, (q, k, v), g) for run in (sdpa.run, reference_output))
         assert max(gap(found[at], expected[at]) for at in "qkv") < 1e-5
 
 
@@ -90,16 +95,16 @@ def test_alibi_of_the_past_is_a_bias_per_key() -> None:
     alibi = ALiBi(alibi_slopes(4))
     q, k, v = floats(3, 6)
     mechanism = Mechanism(position=alibi, mask=Causal())
-    assert sdpa.refuse(mechanism, q, k) == ""
-    assert gap(sdpa.run(mechanism, q, k, v), reference(mechanism, q, k, v)[0]) < 1e-5
+    assert sdpa.mechanism_refusal(mechanism, q, k) == ""
+    assert gap(sdpa.run(mechanism, q, k, v), reference_attention(mechanism, q, k, v)[0]) < 1e-5
     assert "bias of its own" in refusal(Mechanism(position=alibi))
-    assert "bias of its own" in refusal(Mechanism(position=alibi, mask=Causal() & Padding(coins(1, 2, 5))))
+    assert "bias of its own" in refusal(Mechanism(position=alibi, mask=Causal() & Padding(random_booleans(1, 2, 5))))
 
 
 def test_what_is_no_dot_product_is_refused() -> None:
-    assert "Sigmoid, not softmax" in refusal(made("sigmoid"))
-    assert "SoftCap is no dot product" in refusal(Mechanism(SoftCap(Gram(), 1.0)))
-    assert "Laplace is no dot product" in refusal(made("kernel_laplace"))
+    assert "Sigmoid, not softmax" in refusal(zoo_mechanism("sigmoid"))
+    assert "SoftCap cannot be written as a dot product" in refusal(Mechanism(SoftCap(Gram(), 1.0)))
+    assert "Laplace cannot be written as a dot product" in refusal(zoo_mechanism("kernel_laplace"))
     assert "a sink feels the score's row constant" in refusal(Mechanism(Distance(), normaliser=Sink()))
     assert "bias of its own" in refusal(Mechanism(position=Buckets(torch.zeros(8, 4))))
     assert "bias of its own" in refusal(Mechanism(position=Bias(torch.zeros(4, 1, 5))), m=1)
@@ -108,7 +113,7 @@ def test_what_is_no_dot_product_is_refused() -> None:
 
 
 def test_a_table_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdpa, "LARGEST_TABLE", 10)
+    monkeypatch.setattr(sdpa, "MAX_MASK_ENTRIES", 10)
     assert "table of 5 x 5" in refusal(Mechanism(mask=Window(2)))
     assert refusal(Mechanism(mask=Causal())) == ""
     assert refusal(Mechanism(mask=Causal()), m=1) == ""
@@ -134,16 +139,16 @@ def test_a_gpu_is_given_rows_that_begin_where_it_reads(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("sink", [0.0, 1.5, random(1, 4).float()], ids=["zero", "number", "a head"])
-@pytest.mark.parametrize("mask", [None, "causal", Causal() & Window(2), Padding(coins(2, 2, 5))])
+@pytest.mark.parametrize("mask", [None, "causal", Causal() & Window(2), Padding(random_booleans(2, 2, 5))])
 def test_the_sink_is_a_key_in_front(sink: float | torch.Tensor, mask: object) -> None:
     q, k, v = floats()
-    mechanism = replace(made("softmax_sink"), normaliser=Sink(sink)).under(mask)  # type: ignore[arg-type]
-    assert gap(sdpa.run(mechanism, q, k, v), reference(mechanism, q, k, v)[0]) < 1e-6
+    mechanism = replace(zoo_mechanism("softmax_sink"), normaliser=Sink(sink)).with_mask(mask)  # type: ignore[arg-type]
+    assert gap(sdpa.run(mechanism, q, k, v), reference_attention(mechanism, q, k, v)[0]) < 1e-6
 
 
 def test_reasons_name_the_score() -> None:
     q, k, _ = inputs()
-    assert "Gram is a dot product, so" in sdpa.explain(made("scaled_dot"), q, k)
-    assert "a dot product with a bias per key" in sdpa.explain(made("metric"), q, k)
-    assert "of mapped tokens" in sdpa.explain(made("bilinear"), q, k)
-    assert "sink as a zero key" in sdpa.explain(made("softmax_sink"), q, k)
+    assert "Gram is a dot product, so" in sdpa.explain_lowering(zoo_mechanism("scaled_dot"), q, k)
+    assert "a dot product with a bias per key" in sdpa.explain_lowering(zoo_mechanism("metric"), q, k)
+    assert "of mapped tokens" in sdpa.explain_lowering(zoo_mechanism("bilinear"), q, k)
+    assert "sink as a zero key" in sdpa.explain_lowering(zoo_mechanism("softmax_sink"), q, k)

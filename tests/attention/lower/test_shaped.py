@@ -5,30 +5,32 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rheoscope.attention.definition import reference
+from rheoscope.attention.definition import reference_attention
 from rheoscope.attention.feature_maps import Linear
 from rheoscope.attention.lower import shaped
-from rheoscope.attention.lower.lowering import Offer
-from rheoscope.attention.mask import Table
+from rheoscope.attention.lower.lowering import LoweredCall
+from rheoscope.attention.mask import BooleanMask
 from rheoscope.attention.normaliser.shaped import Shaped
-from tests.attention.cases import MASKS, gap, inputs, made, random
+from tests.attention.cases import MASKS, gap, inputs, random, zoo_mechanism
 
-SELF = [name for name in MASKS if MASKS[name](5, 5).sees_itself]
+SELF = [name for name in MASKS if MASKS[name](5, 5).allows_self]
 
 
 @pytest.mark.parametrize("mask", SELF)
 def test_the_sum_of_three(mask: str) -> None:
     q, k, v = inputs(5, 5)
-    part = replace(made("shaped"), normaliser=Shaped(0.3, 2.0, 0.7), value=Linear(random(1, 3, 2))).under(
+    part = replace(zoo_mechanism("shaped"), normaliser=Shaped(0.3, 2.0, 0.7), value=Linear(random(1, 3, 2))).with_mask(
         MASKS[mask](5, 5)
     )
-    answer = shaped.offer(part, q, k, v)
-    assert isinstance(answer, Offer)
-    assert gap(answer.run(part, q, k, v), reference(part, q, k, v)[0]) < 1e-12
+    answer = shaped.try_lower(part, q, k, v)
+    assert isinstance(answer, LoweredCall)
+    assert gap(answer.run(part, q, k, v), reference_attention(part, q, k, v)[0]) < 1e-12
 
 
 def test_a_mask_that_may_forbid_a_token_to_itself_is_refused() -> None:
-    answer = shaped.offer(made("shaped").under(Table(torch.ones(5, 5, dtype=torch.bool))), *inputs(5, 5))
+    answer = shaped.try_lower(
+        zoo_mechanism("shaped").with_mask(BooleanMask(torch.ones(5, 5, dtype=torch.bool))), *inputs(5, 5)
+    )
     assert isinstance(answer, str)
     assert "forbid a token to itself" in answer
-    assert "not alpha I" in str(shaped.offer(made("sigmoid"), *inputs(5, 5)))
+    assert "not alpha I" in str(shaped.try_lower(zoo_mechanism("sigmoid"), *inputs(5, 5)))

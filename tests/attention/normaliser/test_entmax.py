@@ -1,4 +1,4 @@
-"""entmax by known values and by what defines it; the package `entmax` is compared in test_outside.py."""
+"""Entmax has known values and satisfies its optimality conditions; test_outside.py compares the package `entmax`."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rheoscope.attention.normaliser.domain import softmax
-from rheoscope.attention.normaliser.entmax import Entmax, bisect, entmax, newton
+from rheoscope.attention.normaliser.entmax import Entmax, bisection_threshold, entmax, newton_threshold
 from tests.attention.cases import gap, random
 
 
@@ -23,7 +23,7 @@ def test_known_values() -> None:
     assert entmax(row(1.0, 0.0), 1.5).flatten().tolist() == pytest.approx([(0.5 - t) ** 2, t**2], abs=1e-15)
 
 
-def test_it_tends_to_softmax() -> None:
+def test_entmax_tends_to_softmax() -> None:
     s = random(1, 2, 2, 3, 5)
     gaps = [gap(entmax(s, alpha), softmax(s)) for alpha in (1.5, 1.1, 1.01)]
     assert gaps == sorted(gaps, reverse=True)
@@ -31,36 +31,36 @@ def test_it_tends_to_softmax() -> None:
 
 
 @given(alpha=st.floats(1.05, 4.0), seed=st.integers(0, 2**20), scale=st.sampled_from([0.0, 0.1, 1.0, 30.0, 1e4]))
-def test_the_best_of_all_distributions(alpha: float, seed: int, scale: float) -> None:
-    """The conditions of the optimum: on the support a^{alpha-1} = (alpha-1) s - tau, elsewhere (alpha-1) s <= tau."""
+def test_entmax_satisfies_the_optimality_conditions(alpha: float, seed: int, scale: float) -> None:
+    """Optimality: on the support a^{alpha-1} = (alpha-1) s - tau, elsewhere (alpha-1) s <= tau."""
     s = scale * random(seed, 1, 1, 2, 6)
     a = entmax(s, alpha)
     assert float((a.sum(-1) - 1).abs().max()) < 1e-8
     tau = (alpha - 1) * s - a ** (alpha - 1)
-    inside = torch.where(a > 0, tau, torch.nan)
-    threshold = inside.nanmean(-1, keepdim=True)
-    assert float((inside - threshold).nan_to_num().abs().max()) < 1e-8 * max(1.0, scale)
+    support_tau = torch.where(a > 0, tau, torch.nan)
+    threshold = support_tau.nanmean(-1, keepdim=True)
+    assert float((support_tau - threshold).nan_to_num().abs().max()) < 1e-8 * max(1.0, scale)
     assert bool(((alpha - 1) * s <= threshold + 1e-8 * max(1.0, scale))[a == 0].all())
 
 
 @pytest.mark.parametrize("alpha", [1.001, 1.05, 1.25, 1.5, 1.75, 1.999, 2.0])
-def test_sorting_and_newton_find_what_bisection_finds(alpha: float) -> None:
+def test_sorting_and_newton_match_bisection(alpha: float) -> None:
     for s in (random(2, 2, 2, 3, 9), 1e4 * random(3, 2, 2, 3, 9), torch.zeros(1, 1, 2, 9, dtype=torch.float64)):
         x = (s - s.amax(-1, keepdim=True)) * (alpha - 1)
-        assert gap(entmax(s, alpha), (x - bisect(x, alpha)).clamp(min=0) ** (1 / (alpha - 1))) < 1e-7
+        assert gap(entmax(s, alpha), (x - bisection_threshold(x, alpha)).clamp(min=0) ** (1 / (alpha - 1))) < 1e-7
 
 
 @pytest.mark.parametrize("alpha", [1.05, 1.25, 1.75, 1.99])
 @pytest.mark.parametrize("scale", [0.1, 1.0])
-def test_of_many_keys_newton_needs_no_more_steps_than_it_takes(alpha: float, scale: float) -> None:
+def test_newton_converges_for_many_keys(alpha: float, scale: float) -> None:
     x = (alpha - 1) * scale * random(8, 1, 1, 1, 2_000)
     x = x - x.amax(-1, keepdim=True)
-    assert gap(newton(x, alpha), bisect(x, alpha)) < 1e-14
-    assert gap(newton(x, alpha, steps=16), newton(x, alpha)) < 1e-14
+    assert gap(newton_threshold(x, alpha), bisection_threshold(x, alpha)) < 1e-14
+    assert gap(newton_threshold(x, alpha, steps=16), newton_threshold(x, alpha)) < 1e-14
 
 
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
-def test_forbidden_keys_and_empty_rows(alpha: float) -> None:
+def test_masked_keys_and_empty_rows_have_zero_weight(alpha: float) -> None:
     s = random(4, 1, 1, 3, 4)
     s[..., 0, :], s[..., 1, 2] = -torch.inf, -torch.inf
     a = entmax(s, alpha)
@@ -70,15 +70,15 @@ def test_forbidden_keys_and_empty_rows(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
-def test_gradcheck(alpha: float) -> None:
+def test_gradient_matches_finite_differences(alpha: float) -> None:
     assert torch.autograd.gradcheck(Entmax(alpha), random(5, 1, 2, 2, 4).requires_grad_())
 
 
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
-def test_the_derivative_can_be_differentiated_again(alpha: float) -> None:
-    """As Jacobians of layers are applied to vectors: through the backward pass of the backward pass."""
+def test_backward_pass_is_differentiable(alpha: float) -> None:
+    """Jacobian-vector products of layers differentiate the backward pass."""
     s, d, v = random(5, 1, 2, 2, 4).requires_grad_(), random(6, 1, 2, 2, 4).requires_grad_(), random(7, 1, 2, 2, 4)
-    pulled = torch.autograd.grad(Entmax(alpha)(s), s, d, create_graph=True)[0]
+    score_gradient = torch.autograd.grad(Entmax(alpha)(s), s, d, create_graph=True)[0]
     step = 1e-6
-    slow = (entmax(s.detach() + step * v, alpha) - entmax(s.detach() - step * v, alpha)) / (2 * step)
-    assert gap(torch.autograd.grad(pulled, d, v)[0], slow) < 1e-7
+    finite_difference = (entmax(s.detach() + step * v, alpha) - entmax(s.detach() - step * v, alpha)) / (2 * step)
+    assert gap(torch.autograd.grad(score_gradient, d, v)[0], finite_difference) < 1e-7

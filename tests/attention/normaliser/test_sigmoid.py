@@ -3,7 +3,7 @@ import torch
 from rheoscope.attention.normaliser.sigmoid import Sigmoid
 
 
-def test_every_key_by_itself() -> None:
+def test_weights_are_independent_sigmoids() -> None:
     s = torch.tensor([[[[0.0, 2.0, -torch.inf, 1e4, -1e4]]]], dtype=torch.float64)
     a = Sigmoid(bias=-2.0)(s).flatten()
     assert a[1].item() == 0.5

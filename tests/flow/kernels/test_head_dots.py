@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from rheoscope.flow import head_motion
 from rheoscope.flow.geometry_kept import analysis as geometry_kept
 from rheoscope.flow.kernels.head_dots import head_dots
-from rheoscope.flow.trajectory.analysis import displacements
+from rheoscope.flow.trajectory.analysis import half_precision_displacements
 from rheoscope.space.view import View
 from tests.cases import double, random, text
 from tests.interpreter import mend_interpreter
@@ -45,14 +45,16 @@ def test_lengths_and_products_are_those_of_displacements(e: int, biased: bool) -
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_heads_move_tokens_as_without_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float16, as on a GPU; texts of two lengths, and the padding of the shorter one is not seen."""
-    monkeypatch.setattr(View, "as_read", lambda self, x: x.half())
-    monkeypatch.setattr(View, "reads_half", property(lambda self: True))
+    monkeypatch.setattr(View, "to_model_precision", lambda self, x: x.half())
+    monkeypatch.setattr(View, "uses_half_precision", property(lambda self: True))
     traces = double(name).trace([text(at, n) for at, n in enumerate((13, 9))])
     traces.with_outputs({layer: traces.outputs(layer).half() for layer in range(traces.view.layers)})
-    moved = displacements(traces.points, traces.view)
-    ask = (traces, traces.points, moved, traces.real)
-    right = head_motion.of_heads(*ask), geometry_kept.erasures(traces, traces.real)["erasure"]
+    moved = half_precision_displacements(traces.points, traces.view)
+    ask = (traces, traces.points, moved, traces.is_token)
+    right = head_motion.head_speeds_and_cosines(*ask), geometry_kept.erasures(traces, traces.is_token)["erasure"]
     for module in (head_motion, geometry_kept):
-        monkeypatch.setattr(module, "kept_outputs", lambda t, rows=None: [t.outputs(at) for at in range(t.view.layers)])
-    found = head_motion.of_heads(*ask), geometry_kept.erasures(traces, traces.real)["erasure"]
+        monkeypatch.setattr(
+            module, "recorded_head_outputs", lambda t, rows=None: [t.outputs(at) for at in range(t.view.layers)]
+        )
+    found = head_motion.head_speeds_and_cosines(*ask), geometry_kept.erasures(traces, traces.is_token)["erasure"]
     torch.testing.assert_close(found, right, rtol=2e-3, atol=2e-3, check_dtype=False)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from rheoscope.picture.picture import PALETTE, Axis, Cells, Line, Panel
-from rheoscope.report.draw.inline import svg
+from rheoscope.report.draw.inline import panel_svg
 from tests.report.parts import Parts
 
 
@@ -13,18 +13,18 @@ def test_a_panel_has_a_mark_for_every_value_and_gaps_where_there_is_none() -> No
     panel = Panel(
         "t", "about", (Line("a", range(5), [1, 2, math.nan, 4, 5]), Line("b", range(5), range(5), style="dots"))
     )
-    parts = Parts(svg(panel))
+    parts = Parts(panel_svg(panel))
     assert parts.count("polyline") == 2
     assert parts.count("circle") == 5
     assert parts.count("rect", "hit") == 5
     assert "a: none" in parts.texts["title"][2]
-    assert "nan" not in svg(panel)
+    assert "nan" not in panel_svg(panel)
 
 
 def test_up_is_more_and_right_is_later() -> None:
     points = next(
         attrs["points"]
-        for tag, attrs in Parts(svg(Panel("", "", (Line("a", [0, 1], [1, 2]),)))).elements
+        for tag, attrs in Parts(panel_svg(Panel("", "", (Line("a", [0, 1], [1, 2]),)))).elements
         if tag == "polyline"
     )
     (x0, y0), (x1, y1) = (tuple(map(float, pair.split(","))) for pair in str(points).split())
@@ -33,7 +33,7 @@ def test_up_is_more_and_right_is_later() -> None:
 
 
 def test_a_logarithmic_axis_leaves_out_what_has_no_logarithm() -> None:
-    parts = Parts(svg(Panel("", "", (Line("a", range(3), [0.0, 10.0, 100.0]),), y=Axis(log=True))))
+    parts = Parts(panel_svg(Panel("", "", (Line("a", range(3), [0.0, 10.0, 100.0]),), y=Axis(log=True))))
     points = next(attrs["points"] for tag, attrs in parts.elements if tag == "polyline")
     assert len(str(points).split()) == 2
     assert {"10", "100"} <= set(parts.texts["text"])
@@ -43,7 +43,7 @@ def test_cells_shade_by_value_and_mark_the_answer() -> None:
     cells = Cells(
         np.array([[0.0, 0.5], [-1.0, math.nan]]), [["a", "b"], ["<c>", "d"]], marked=frozenset({(0, 1)}), low=-1.0
     )
-    parts = Parts(svg(Panel("", "", (cells,), Axis(names=("1", "2")), Axis(names=("x", "y")))))
+    parts = Parts(panel_svg(Panel("", "", (cells,), Axis(names=("1", "2")), Axis(names=("x", "y")))))
     shades = [(attrs["fill"], attrs["fill-opacity"]) for tag, attrs in parts.elements if tag == "rect"]
     blue, orange = PALETTE["first"], PALETTE["second"]
     assert shades == [(blue, "0.00"), (blue, "0.50"), (orange, "1.00"), (PALETTE["null"], "0.25")]  # none is not 0
@@ -53,7 +53,7 @@ def test_cells_shade_by_value_and_mark_the_answer() -> None:
 
 def test_a_long_name_at_the_edge_stays_on_the_sheet() -> None:
     names = ("a very long name", "b", "c", "another very long name")
-    drawn = svg(Panel("", "", (Line("", range(4), range(4)),), Axis("", names)))
+    drawn = panel_svg(Panel("", "", (Line("", range(4), range(4)),), Axis("", names)))
     for element, attrs in Parts(drawn).elements:
         if element == "text":
             assert 0 < float(str(attrs["x"])) < 360

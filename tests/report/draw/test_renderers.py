@@ -6,22 +6,22 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from rheoscope.picture.picture import Axis, Cells, Line, Panel, Picture, Shape, Word
-from rheoscope.report.draw.inline import figures, svg
-from rheoscope.report.draw.paper import on_paper
+from rheoscope.picture.picture import Axis, Cells, Label, Line, Panel, Picture, Shape
+from rheoscope.report.draw.inline import panel_svg, picture_html
+from rheoscope.report.draw.paper import to_figure
 from tests.report.parts import Parts
 
 
 def test_words_of_others_are_escaped_everywhere() -> None:
     evil = '<script>"&'
-    marks = Line(evil, [0, 1], [0, 1], tip=evil), Shape(evil, [0, 1, 1], [0, 0, 1], tip=evil), Word(0, 0, evil)
+    marks = Line(evil, [0, 1], [0, 1], tip=evil), Shape(evil, [0, 1, 1], [0, 0, 1], tip=evil), Label(0, 0, evil)
     drawn = Picture(evil, evil, (Panel(evil, evil, marks, Axis(evil, (evil, evil)), Axis(evil)),))
     plain = Panel(evil, evil, (Line(evil, [0, 1], [0, 1]), Line("b", [0, 1], [0, 1])), Axis(evil, (evil, evil)))
-    assert "<script>" not in figures(Picture(evil, evil, (plain,)))
-    assert "<script>" not in figures(drawn)
-    assert Parts(figures(drawn)).count("script") == 0
-    dollars = Panel("", "", (Word(0, 0, "$x_$"),), Axis(names=("$a^$",)))
-    on_paper(Picture("", "", (dollars,))).draw_without_rendering()
+    assert "<script>" not in picture_html(Picture(evil, evil, (plain,)))
+    assert "<script>" not in picture_html(drawn)
+    assert Parts(picture_html(drawn)).count("script") == 0
+    dollars = Panel("", "", (Label(0, 0, "$x_$"),), Axis(names=("$a^$",)))
+    to_figure(Picture("", "", (dollars,))).draw_without_rendering()
 
 
 def test_a_unit_is_as_long_on_both_axes_where_a_panel_says_so() -> None:
@@ -29,12 +29,12 @@ def test_a_unit_is_as_long_on_both_axes_where_a_panel_says_so() -> None:
     flat = Panel("b", "", (Line("", [0.0, 2.0], [0.0, 1.0], style="dots", tips=["a", "b"]),), columns=2, equal=True)
     (x0, y0), (x1, y1) = (
         (float(str(attrs["cx"])), float(str(attrs["cy"])))
-        for tag, attrs in Parts(svg(flat)).elements
+        for tag, attrs in Parts(panel_svg(flat)).elements
         if tag == "circle"
     )
     assert abs((x1 - x0) - 2 * (y0 - y1)) < 0.5
     picture = Picture("", "", (Panel("a", "", ()), flat))
-    assert on_paper(picture).axes[1].get_aspect() == 1
+    assert to_figure(picture).axes[1].get_aspect() == 1
 
 
 def test_rings_stars_and_hairs_are_drawn_and_each_dot_has_its_own_words() -> None:
@@ -43,16 +43,16 @@ def test_rings_stars_and_hairs_are_drawn_and_each_dot_has_its_own_words() -> Non
         Line("", [0, 1], [0, 1], style="dots", tips=["one", "two"]),
         Line("", [0], [0], style="rings"),
         Line("", [1], [1], style="stars", tips=["next"]),
-        Word(1, 1, "up", "above", strong=True),
-        Word(0, 0, "down", "below"),
+        Label(1, 1, "up", "above", strong=True),
+        Label(0, 0, "down", "below"),
     )
     panel = Panel("a", "", marks)
-    parts = Parts(svg(panel))
+    parts = Parts(panel_svg(panel))
     assert parts.texts["title"] == ["one", "two", "next"]
     assert (parts.count("circle", "ring"), parts.count("polygon", "star"), parts.count("polyline", "hair")) == (1, 1, 2)
     assert parts.count("text", "strong") == 1
     assert parts.count("rect", "hit") == 0
-    paper = on_paper(Picture("", "", (panel,)))
+    paper = to_figure(Picture("", "", (panel,)))
     paper.draw_without_rendering()
     assert [text.get_text() for text in paper.axes[0].texts] == ["up", "down"]
 
@@ -68,9 +68,9 @@ def test_rings_stars_and_hairs_are_drawn_and_each_dot_has_its_own_words() -> Non
 )
 def test_every_hand_says_which_colour_is_how_much(cells: Cells, said: list[str], span: tuple[float, float]) -> None:
     picture = Picture("", "", (Panel("a", "", (cells,), Axis(names=("0", "1")), Axis(names=("L0",))),))
-    page = Parts(figures(picture))
+    page = Parts(picture_html(picture))
     assert (page.texts["b"], page.texts["span"][-1]) == (said, cells.name)
-    bar = on_paper(picture).axes[1]
+    bar = to_figure(picture).axes[1]
     assert [label.get_text() for label in bar.get_yticklabels()] == said
     assert (bar.get_ylabel(), bar.get_ylim()) == (cells.name, pytest.approx(span))
 
@@ -78,18 +78,20 @@ def test_every_hand_says_which_colour_is_how_much(cells: Cells, said: list[str],
 def test_the_scale_has_the_colours_of_the_cells() -> None:
     """At both ends and where the paper is seen: as faint on the bar as in the map."""
     cells = Cells(np.array([[0.0, 1.0]]), centre=0.25, name="share")
-    assert [(round(shade, 3), side, round(at, 3)) for shade, side, at in cells.colours] == [
+    assert [(round(shade, 3), side, round(at, 3)) for shade, side, at in cells.colour_stops] == [
         (-0.333, "second", 0.0), (0.0, "second", 0.25), (0.0, "first", 0.25), (1.0, "first", 1.0)
     ]  # fmt: skip
     picture = Picture("", "", (Panel("a", "", (cells,)),))
-    assert "linear-gradient(to right, #d9622b55 0%, #d9622b00 25%, #2f6fbf00 25%, #2f6fbfff 100%)" in figures(picture)
+    assert "linear-gradient(to right, #d9622b55 0%, #d9622b00 25%, #2f6fbf00 25%, #2f6fbfff 100%)" in picture_html(
+        picture
+    )
 
 
 def test_names_below_a_panel_do_not_touch_and_counts_have_whole_ticks() -> None:
     names = tuple(f"{at} <|endoftext|>" for at in range(30))
     named = Panel("a", "", (Line("", range(30), range(30)),), Axis("", names), columns=3)
     heads = Panel("b", "", (Line("", [1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4]),), Axis("heads used"))
-    figure = on_paper(Picture("", "", (named, heads)))
+    figure = to_figure(Picture("", "", (named, heads)))
     figure.draw_without_rendering()
     boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
     assert len(boxes) > 3

@@ -15,22 +15,22 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from rheoscope.attention.definition import Definition, for_every_head, positions
-from rheoscope.attention.lower.block_size import numbers_at_once, numbers_in_one_piece
-from rheoscope.attention.lower.lowering import Offer
-from rheoscope.attention.parameters import tensors, with_tensors
-from rheoscope.shapes import KeyAt, RowAt, Scores, Weights
+from rheoscope.attention.definition import Definition, query_key_positions, repeat_kv_heads
+from rheoscope.attention.lower.block_size import block_numel, unblocked_numel
+from rheoscope.attention.lower.lowering import LoweredCall
+from rheoscope.attention.parameters import tensors_by_path, with_tensors
+from rheoscope.shapes import KeyPositions, QueryPositions, Scores, Weights
 
 
-def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str:
-    if not mechanism.normaliser.rowwise and not mechanism.normaliser.axes:
+def try_lower(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> LoweredCall | str:
+    if not mechanism.normaliser.is_rowwise and not mechanism.normaliser.normalisation_axes:
         return f"a row of {type(mechanism.normaliser).__name__} depends on more than its scores"
-    held = q.shape[0] * q.shape[1] * q.shape[-2] * k.shape[-2] * mechanism.score.held
-    small = held <= numbers_in_one_piece(q.device)
-    return Offer(
+    n_values = q.shape[0] * q.shape[1] * q.shape[-2] * k.shape[-2] * mechanism.score.numbers_per_pair
+    is_small = n_values <= unblocked_numel(q.device)
+    return LoweredCall(
         "the definition over blocks of queries, recomputed in the backward pass: O(N) memory",
         run,
-        reluctant=f"all scores together are {held * 4 / 2**20:.3g} MiB, quicker in one piece" if small else "",
+        drawback=f"all scores together are {n_values * 4 / 2**20:.3g} MiB, quicker in one piece" if is_small else "",
     )
 
 
@@ -40,127 +40,133 @@ class Block:
 
     rows: slice
     keys: slice
-    i: RowAt
-    j: KeyAt
+    i: QueryPositions
+    j: KeyPositions
     weights: Weights
 
 
 @dataclass(frozen=True, eq=False)
-class Laid:
+class BlockScorer:
     """A call laid out for blocks: placed tokens for every head, folded once where the score allows it."""
 
     mechanism: Definition
     q: Tensor
     k: Tensor
-    i: RowAt
-    j: KeyAt
-    score: Callable[[slice, slice], Scores]
+    i: QueryPositions
+    j: KeyPositions
+    raw_score: Callable[[slice, slice], Scores]
 
     def scores(self, rows: slice, keys: slice) -> Scores:
-        return with_bias_and_mask(self.mechanism, self.score(rows, keys), self.i[rows], self.j[keys])
+        return add_bias_and_mask(self.mechanism, self.raw_score(rows, keys), self.i[rows], self.j[keys])
 
     @property
-    def rows(self) -> int:
+    def rows_per_block(self) -> int:
         return block_rows(self.mechanism, self.q, self.k)
 
 
-def lay(mechanism: Definition, q: Tensor, k: Tensor) -> Laid:
-    exact = torch.promote_types(q.dtype, torch.float32)
-    i, j = positions(q.shape[-2], k.shape[-2], q.device)
-    q = mechanism.position.place(q.to(exact), i)
-    k = mechanism.position.place(for_every_head(k.to(exact), q.shape[1]), j)
-    form = mechanism.score.dot(q, k)
-    row_bias = form.query_bias() if form is not None and form.query_bias is not None else None
+def make_block_scorer(mechanism: Definition, q: Tensor, k: Tensor) -> BlockScorer:
+    compute_dtype = torch.promote_types(q.dtype, torch.float32)
+    i, j = query_key_positions(q.shape[-2], k.shape[-2], q.device)
+    q = mechanism.position.encode(q.to(compute_dtype), i)
+    k = mechanism.position.encode(repeat_kv_heads(k.to(compute_dtype), q.shape[1]), j)
+    dot_form = mechanism.score.dot_form(q, k)
+    row_bias = dot_form.query_bias() if dot_form is not None and dot_form.query_bias is not None else None
 
-    def folded(rows: slice, keys: slice) -> Scores:
-        assert form is not None
-        return form._replace(
-            q=form.q[..., rows, :],
-            k=form.k[..., keys, :],
+    def score_folded(rows: slice, keys: slice) -> Scores:
+        assert dot_form is not None
+        return dot_form._replace(
+            q=dot_form.q[..., rows, :],
+            k=dot_form.k[..., keys, :],
             query_bias=None if row_bias is None else lambda: row_bias[..., rows],
-            key_bias=None if form.key_bias is None else form.key_bias[..., keys],
+            key_bias=None if dot_form.key_bias is None else dot_form.key_bias[..., keys],
         ).scores()
 
-    def direct(rows: slice, keys: slice) -> Scores:
+    def score_direct(rows: slice, keys: slice) -> Scores:
         return mechanism.score(q[..., rows, :], k[..., keys, :])
 
-    return Laid(mechanism, q, k, i, j, direct if form is None else folded)
+    return BlockScorer(mechanism, q, k, i, j, score_direct if dot_form is None else score_folded)
 
 
 def block_rows(mechanism: Definition, q: Tensor, k: Tensor) -> int:
     """Queries in one block, so that what is held for it is what the device likes."""
-    return max(1, numbers_at_once(q.device) // (q.shape[0] * q.shape[1] * k.shape[-2] * mechanism.score.held))
+    return max(1, block_numel(q.device) // (q.shape[0] * q.shape[1] * k.shape[-2] * mechanism.score.numbers_per_pair))
 
 
-def spans(mechanism: Definition, q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
+def block_spans(mechanism: Definition, q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
     """Blocks of rows with the keys that their mask may permit."""
-    m, n, rows = q.shape[-2], k.shape[-2], block_rows(mechanism, q, k)
-    for low in range(0, m, rows):
-        high = min(low + rows, m)
-        first, last = mechanism.mask.span(low + n - m, high + n - m, n)
-        yield slice(low, high), slice(first, last)
+    m, n, n_rows = q.shape[-2], k.shape[-2], block_rows(mechanism, q, k)
+    for row_start in range(0, m, n_rows):
+        row_end = min(row_start + n_rows, m)
+        key_start, key_end = mechanism.mask.key_range(row_start + n - m, row_end + n - m, n)
+        yield slice(row_start, row_end), slice(key_start, key_end)
 
 
-def walk(mechanism: Definition, q: Tensor, k: Tensor) -> Iterator[Block]:
+def iterate_blocks(mechanism: Definition, q: Tensor, k: Tensor) -> Iterator[Block]:
     """Every block of weights in turn, none kept: what streaming statistics are made of."""
-    laid = lay(mechanism, q, k)
-    weigh = weighing(laid)
-    for rows, keys in spans(mechanism, laid.q, laid.k):
-        yield Block(rows, keys, laid.i[rows], laid.j[keys], weigh(rows, keys))
+    scorer = make_block_scorer(mechanism, q, k)
+    block_weights = block_weights_function(scorer)
+    for rows, keys in block_spans(mechanism, scorer.q, scorer.k):
+        yield Block(rows, keys, scorer.i[rows], scorer.j[keys], block_weights(rows, keys))
 
 
 def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    if not mechanism.normaliser.axes and not mechanism.score.opaque:
-        return rowwise(mechanism, q, k, v)
-    laid = lay(mechanism, q, k)
-    values = mechanism.value(for_every_head(v.to(laid.q.dtype), q.shape[1]))
-    weigh = weighing(laid)
+    if not mechanism.normaliser.normalisation_axes and not mechanism.score.is_opaque:
+        return rowwise_attention(mechanism, q, k, v)
+    scorer = make_block_scorer(mechanism, q, k)
+    values = mechanism.value(repeat_kv_heads(v.to(scorer.q.dtype), q.shape[1]))
+    block_weights = block_weights_function(scorer)
 
-    def block(rows: slice, keys: slice) -> Tensor:
-        return weigh(rows, keys) @ values[..., keys, :]
+    def attend_block(rows: slice, keys: slice) -> Tensor:
+        return block_weights(rows, keys) @ values[..., keys, :]
 
-    return torch.cat([recomputed(block, rows, keys) for rows, keys in spans(mechanism, laid.q, laid.k)], -2).to(v.dtype)
+    return torch.cat(
+        [with_recompute(attend_block, rows, keys) for rows, keys in block_spans(mechanism, scorer.q, scorer.k)], -2
+    ).to(v.dtype)
 
 
-def rowwise(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def rowwise_attention(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Every block on its own, forward and backward; outputs and gradients are filled in place."""
-    exact = torch.promote_types(q.dtype, torch.float32)
-    i, j = positions(q.shape[-2], k.shape[-2], q.device)
-    keys, values = for_every_head(k.to(exact), q.shape[1]), for_every_head(v.to(exact), q.shape[1])
-    at_q, at_k = mechanism.position.place(q.to(exact), i), mechanism.position.place(keys, j)
-    held = {path: x for path, x in tensors(mechanism).items() if x.is_floating_point()}
-    out: Tensor = _Rowwise.apply(mechanism, list(held), at_q, at_k, mechanism.value(values), *held.values())
+    compute_dtype = torch.promote_types(q.dtype, torch.float32)
+    i, j = query_key_positions(q.shape[-2], k.shape[-2], q.device)
+    keys, values = repeat_kv_heads(k.to(compute_dtype), q.shape[1]), repeat_kv_heads(v.to(compute_dtype), q.shape[1])
+    positioned_q, positioned_k = mechanism.position.encode(q.to(compute_dtype), i), mechanism.position.encode(keys, j)
+    float_tensors = {path: tensor for path, tensor in tensors_by_path(mechanism).items() if tensor.is_floating_point()}
+    out: Tensor = _RowwiseAttention.apply(
+        mechanism, list(float_tensors), positioned_q, positioned_k, mechanism.value(values), *float_tensors.values()
+    )
     return out.to(v.dtype)
 
 
-def one_block(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, i: RowAt, j: KeyAt) -> Tensor:
+def block_attention(
+    mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, i: QueryPositions, j: KeyPositions
+) -> Tensor:
     """The definition on placed tokens: score, mask, normalise, average; 0 where no key is in reach."""
     if not len(j):
         return q.new_zeros(*q.shape[:-1], v.shape[-1])
-    form = mechanism.score.dot(q, k)
-    s = mechanism.score(q, k) if form is None else form.scores()
-    return mechanism.normaliser(with_bias_and_mask(mechanism, s, i, j)) @ v
+    dot_form = mechanism.score.dot_form(q, k)
+    s = mechanism.score(q, k) if dot_form is None else dot_form.scores()
+    return mechanism.normaliser(add_bias_and_mask(mechanism, s, i, j)) @ v
 
 
-def with_bias_and_mask(mechanism: Definition, s: Scores, i: RowAt, j: KeyAt) -> Scores:
+def add_bias_and_mask(mechanism: Definition, s: Scores, i: QueryPositions, j: KeyPositions) -> Scores:
     bias, mask = mechanism.position.bias(i, j), mechanism.mask
     s = s if bias is None else s + bias.to(s.dtype)
-    return s if mask.forbids_nothing else s.masked_fill(~mask(i, j), -torch.inf)
+    return s if mask.allows_all else s.masked_fill(~mask(i, j), -torch.inf)
 
 
-class _Rowwise(torch.autograd.Function):
+class _RowwiseAttention(torch.autograd.Function):
     """A loop over blocks that keeps its inputs alone; the backward pass computes each block again."""
 
     @staticmethod
     def forward(
-        ctx: Any, mechanism: Definition, paths: list[str], q: Tensor, k: Tensor, v: Tensor, *held: Tensor
+        ctx: Any, mechanism: Definition, paths: list[str], q: Tensor, k: Tensor, v: Tensor, *float_tensors: Tensor
     ) -> Tensor:
-        ctx.mechanism, ctx.paths = mechanism, paths
-        ctx.save_for_backward(q, k, v, *held)
-        i, j = positions(q.shape[-2], k.shape[-2], q.device)
+        ctx.mechanism, ctx.parameter_paths = mechanism, paths
+        ctx.save_for_backward(q, k, v, *float_tensors)
+        i, j = query_key_positions(q.shape[-2], k.shape[-2], q.device)
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
-        for rows, keys in spans(mechanism, q, k):
-            out[..., rows, :] = one_block(
+        for rows, keys in block_spans(mechanism, q, k):
+            out[..., rows, :] = block_attention(
                 mechanism, q[..., rows, :], k[..., keys, :], v[..., keys, :], i[rows], j[keys]
             )
         return out
@@ -168,59 +174,66 @@ class _Rowwise(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, *held = ctx.saved_tensors
-        i, j = positions(q.shape[-2], k.shape[-2], q.device)
-        total = [torch.zeros_like(x) for x in (q, k, v, *held)]
-        for rows, keys in spans(ctx.mechanism, q, k):
-            places = [(..., rows, slice(None)), (..., keys, slice(None)), (..., keys, slice(None))] + [...] * len(held)
-            leaves = [x[at].detach().requires_grad_() for x, at in zip((q, k, v, *held), places, strict=True)]
+        q, k, v, *float_tensors = ctx.saved_tensors
+        i, j = query_key_positions(q.shape[-2], k.shape[-2], q.device)
+        gradients = [torch.zeros_like(x) for x in (q, k, v, *float_tensors)]
+        for rows, keys in block_spans(ctx.mechanism, q, k):
+            indices = [(..., rows, slice(None)), (..., keys, slice(None)), (..., keys, slice(None))] + [...] * len(
+                float_tensors
+            )
+            leaves = [
+                x[index].detach().requires_grad_() for x, index in zip((q, k, v, *float_tensors), indices, strict=True)
+            ]
             with torch.enable_grad():
-                mechanism = with_tensors(ctx.mechanism, dict(zip(ctx.paths, leaves[3:], strict=True)))
-                part = one_block(mechanism, leaves[0], leaves[1], leaves[2], i[rows], j[keys])
-            if part.requires_grad:
-                found = torch.autograd.grad(part, leaves, g[..., rows, :], allow_unused=True)
-                for sum_of, at, one in zip(total, places, found, strict=True):
-                    if one is not None:
-                        sum_of[at] += one
-        return None, None, *total
+                mechanism = with_tensors(ctx.mechanism, dict(zip(ctx.parameter_paths, leaves[3:], strict=True)))
+                block_out = block_attention(mechanism, leaves[0], leaves[1], leaves[2], i[rows], j[keys])
+            if block_out.requires_grad:
+                block_gradients = torch.autograd.grad(block_out, leaves, g[..., rows, :], allow_unused=True)
+                for accumulated, index, gradient in zip(gradients, indices, block_gradients, strict=True):
+                    if gradient is not None:
+                        accumulated[index] += gradient
+        return None, None, *gradients
 
 
-def weighing(laid: Laid) -> Callable[[slice, slice], Weights]:
+def block_weights_function(scorer: BlockScorer) -> Callable[[slice, slice], Weights]:
     """The function from a block's place to its weights; along two axes the potentials are found first."""
-    normaliser = laid.mechanism.normaliser
-    if normaliser.axes:
-        f, g = potentials(laid, normaliser.axes)
-        return lambda rows, keys: (laid.scores(rows, keys) + f[..., rows, None] + g[..., None, keys]).exp()
+    normaliser = scorer.mechanism.normaliser
+    if normaliser.normalisation_axes:
+        f, g = potentials(scorer, normaliser.normalisation_axes)
+        return lambda rows, keys: (scorer.scores(rows, keys) + f[..., rows, None] + g[..., None, keys]).exp()
 
-    def weigh(rows: slice, keys: slice) -> Weights:
-        s = laid.scores(rows, keys)
+    def block_weights(rows: slice, keys: slice) -> Weights:
+        s = scorer.scores(rows, keys)
         return normaliser(s) if s.shape[-1] else s
 
-    return weigh
+    return block_weights
 
 
-def potentials(laid: Laid, axes: tuple[int, ...]) -> tuple[Float[Tensor, "b h m"], Float[Tensor, "b h n"]]:
+def potentials(scorer: BlockScorer, axes: tuple[int, ...]) -> tuple[Float[Tensor, "b h m"], Float[Tensor, "b h n"]]:
     """f, g with weights exp(s_ij + f_i + g_j): each half-round is one pass over blocks, O(N) kept."""
-    everything = slice(0, len(laid.i))
-    f = g = laid.q.new_zeros(laid.q.shape[:3])
+    all_tokens = slice(0, len(scorer.i))
+    f = g = scorer.q.new_zeros(scorer.q.shape[:3])
 
-    def row_pass(part: slice, g: Tensor) -> Tensor:
-        return -(laid.scores(part, everything) + g[..., None, :]).logsumexp(-1)
+    def row_pass(span: slice, g: Tensor) -> Tensor:
+        return -(scorer.scores(span, all_tokens) + g[..., None, :]).logsumexp(-1)
 
-    def column_pass(part: slice, f: Tensor) -> Tensor:
-        return -(laid.scores(everything, part) + f[..., :, None]).logsumexp(-2)
+    def column_pass(span: slice, f: Tensor) -> Tensor:
+        return -(scorer.scores(all_tokens, span) + f[..., :, None]).logsumexp(-2)
 
-    parts = [slice(low, min(low + laid.rows, len(laid.i))) for low in range(0, len(laid.i), laid.rows)]
+    row_spans = [
+        slice(start, min(start + scorer.rows_per_block, len(scorer.i)))
+        for start in range(0, len(scorer.i), scorer.rows_per_block)
+    ]
     for axis in axes:
         if axis == -1:
-            f = torch.cat([recomputed(row_pass, part, g) for part in parts], -1)
+            f = torch.cat([with_recompute(row_pass, span, g) for span in row_spans], -1)
         else:
-            g = torch.cat([recomputed(column_pass, part, f) for part in parts], -1)
+            g = torch.cat([with_recompute(column_pass, span, f) for span in row_spans], -1)
     return f, g
 
 
-def recomputed(step: Callable[..., Tensor], *args: object) -> Tensor:
+def with_recompute(function: Callable[..., Tensor], *args: object) -> Tensor:
     """step(*args), of which the backward pass keeps nothing and computes it again."""
     if not torch.is_grad_enabled():
-        return step(*args)
-    return checkpoint(step, *args, use_reentrant=False, preserve_rng_state=False)
+        return function(*args)
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)

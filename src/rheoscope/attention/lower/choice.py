@@ -12,18 +12,18 @@ from torch import Tensor
 from rheoscope.attention.definition import Definition
 from rheoscope.attention.lower import blocks, cudnn, flex, linear_prefix, reference_lowering, sdpa, shaped
 from rheoscope.attention.lower.kernels import triton_lowerings as kernels
-from rheoscope.attention.lower.lowering import Lowerings, Offer, Run, first
+from rheoscope.attention.lower.lowering import AttentionFunction, LoweredCall, Lowerings, first_accepted
 from rheoscope.shapes import RheoscopeError
 
 LOWERINGS: Lowerings = {
-    "kernels": kernels.offer,
-    "prefix": linear_prefix.offer,
-    "shaped": shaped.offer,
-    "cudnn": cudnn.offer,
-    "flex": flex.offer,
-    "sdpa": sdpa.offer,
-    "blocks": blocks.offer,
-    "reference": reference_lowering.offer,
+    "kernels": kernels.try_lower,
+    "prefix": linear_prefix.try_lower,
+    "shaped": shaped.try_lower,
+    "cudnn": cudnn.try_lower,
+    "flex": flex.try_lower,
+    "sdpa": sdpa.try_lower,
+    "blocks": blocks.try_lower,
+    "reference": reference_lowering.try_lower,
 }
 
 
@@ -32,22 +32,24 @@ class Choice:
     """The lowering taken (`name`), the reason (`why`), how it runs (`run`), and why each earlier one was not taken."""
 
     name: str
-    why: str
-    run: Run
-    passed_over: dict[str, str]
+    reason: str
+    run: AttentionFunction
+    rejections: dict[str, str]
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.name}: {self.why}", *(f"  not {n}: {why}" for n, why in self.passed_over.items())])
+        return "\n".join(
+            [f"{self.name}: {self.reason}", *(f"  not {name}: {reason}" for name, reason in self.rejections.items())]
+        )
 
 
-def choose(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, only: str | None = None) -> Choice:
+def choose_lowering(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, lowering: str | None = None) -> Choice:
     """The first lowering that offers to run these inputs; with `only`, that one or a refusal."""
-    if only is None:
-        name, taken, passed_over = first(LOWERINGS, mechanism, q, k, v)
-        return Choice(name, taken.why, taken.run, passed_over)
-    if only not in LOWERINGS:
-        raise RheoscopeError(f"unknown lowering {only!r}; type one of {', '.join(LOWERINGS)}")
-    answer = LOWERINGS[only](mechanism, q, k, v)
-    if isinstance(answer, Offer):
-        return Choice(only, answer.why, answer.run, {})
-    raise RheoscopeError(f"the lowering {only!r} cannot run this: {answer}; leave lowering= out to take another")
+    if lowering is None:
+        name, lowered, rejections = first_accepted(LOWERINGS, mechanism, q, k, v)
+        return Choice(name, lowered.reason, lowered.run, rejections)
+    if lowering not in LOWERINGS:
+        raise RheoscopeError(f"unknown lowering {lowering!r}; type one of {', '.join(LOWERINGS)}")
+    outcome = LOWERINGS[lowering](mechanism, q, k, v)
+    if isinstance(outcome, LoweredCall):
+        return Choice(lowering, outcome.reason, outcome.run, {})
+    raise RheoscopeError(f"the lowering {lowering!r} cannot run this: {outcome}; leave lowering= out to take another")

@@ -18,175 +18,193 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.definition import Definition, for_every_head, positions
-from rheoscope.attention.dot_form import Fold
+from rheoscope.attention.definition import Definition, query_key_positions, repeat_kv_heads
+from rheoscope.attention.dot_form import DotMaps
 from rheoscope.attention.feature_maps import Feature
 from rheoscope.attention.lower import sdpa
-from rheoscope.attention.lower.kernel_rows import Made, rows, widened
-from rheoscope.attention.lower.lowering import Offer
+from rheoscope.attention.lower.kernel_rows import RowLayout, pack_rows, pad_columns
+from rheoscope.attention.lower.lowering import LoweredCall
 from rheoscope.attention.position import Position
 
-HALF = (torch.bfloat16, torch.float16)
-WIDEST = 128
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+MAX_WIDTH = 128
 """Columns of queries, keys and values beyond which other kernels are as fast."""
-FEWEST = 64
+MIN_TOKENS = 64
 """Queries and keys below which a tile of the kernel is mostly empty."""
 
 
-def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer | str:
-    return refuse_inputs(q, k) or refuse(mechanism, q, k, v) or Offer(explain(mechanism, q, k), run)
+def try_lower(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> LoweredCall | str:
+    return (
+        input_refusal(q, k)
+        or mechanism_refusal(mechanism, q, k, v)
+        or LoweredCall(explain_lowering(mechanism, q, k), run)
+    )
 
 
-def refuse_inputs(q: Tensor, k: Tensor) -> str:
-    if q.device.type != "cuda" or q.dtype not in HALF:
+def input_refusal(q: Tensor, k: Tensor) -> str:
+    if q.device.type != "cuda" or q.dtype not in HALF_DTYPES:
         return f"cuDNN's kernel takes half precision on a GPU, these are {str(q.dtype).removeprefix('torch.')} on {q.device.type}"
     # torch.backends.cuda.cudnn_sdp_enabled is this by another name, at which a compiled graph breaks
     if torch.cuda.get_device_capability(q.device) < (9, 0) or not torch._C._get_cudnn_sdp_enabled():
         return "cuDNN's kernel is not there or slower on this GPU (Hopper or later is wanted)"
-    if min(q.shape[-2], k.shape[-2]) < FEWEST:
+    if min(q.shape[-2], k.shape[-2]) < MIN_TOKENS:
         return f"{q.shape[-2]} queries and {k.shape[-2]} keys are too few for cuDNN's tiles"
     return ""
 
 
-def refuse(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> str:
+def mechanism_refusal(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> str:
     """Why the mechanism does not fold, wherever the tensors are."""
-    if not sdpa.flag(mechanism, q, k):
+    if not sdpa.mask_flag(mechanism, q, k):
         return "cuDNN's kernel is given no mask but the causal one: with a table its backward is not to be trusted"
-    refusal = sdpa.refuse(mechanism, q, k)
-    fold = mechanism.score.fold(k.shape[-1])
+    refusal = sdpa.mechanism_refusal(mechanism, q, k)
+    fold = mechanism.score.dot_maps(k.shape[-1])
     if refusal or fold is None or fold.scale <= 0:
         return refusal or "the score is no product of mapped tokens with a positive scale"
-    if fold.square and not (fold.phi.linear and fold.psi.linear):
+    if fold.norm_coefficient and not (fold.phi.is_linear and fold.psi.is_linear):
         return "tokens that are mapped and rounded would move large distances by more than the kernel's own error"
-    key, value = made(fold, biased(mechanism, k), keys=True), mechanism.value.width(v.shape[-1])
-    if max(key.width(fold.psi.width(k.shape[-1])), value) > WIDEST:
-        return f"queries, keys or values are wider than {WIDEST}"
+    key_layout, value_width = (
+        row_layout(fold, has_key_bias(mechanism, k), is_key=True),
+        mechanism.value.output_width(v.shape[-1]),
+    )
+    if max(key_layout.width(fold.psi.output_width(k.shape[-1])), value_width) > MAX_WIDTH:
+        return f"queries, keys or values are wider than {MAX_WIDTH}"
     return ""
 
 
-def explain(mechanism: Definition, q: Tensor, k: Tensor) -> str:
-    fold, fused = mechanism.score.fold(k.shape[-1]), mechanism.normaliser.fused
+def explain_lowering(mechanism: Definition, q: Tensor, k: Tensor) -> str:
+    fold, fused = mechanism.score.dot_maps(k.shape[-1]), mechanism.normaliser.fused_softmax
     assert fold is not None, "refuse() has seen a fold"
-    per_key = bool(made(fold, biased(mechanism, k), keys=True).columns)
-    mapped = "" if fold.phi.identity and fold.psi.identity else " of mapped tokens"
-    kind = str(q.dtype).removeprefix("torch.")
-    why = f"the score {type(mechanism.score).__name__} is a dot product{mapped}, so cuDNN's fused kernel computes it in {kind}"
-    why += ", the bias per key in three columns" * per_key
-    return why + ", the sink from its log-sum-exp" * (fused is not None and fused.sink is not None)
+    with_key_bias = bool(row_layout(fold, has_key_bias(mechanism, k), is_key=True).bias_groups)
+    of_mapped = "" if fold.phi.is_identity and fold.psi.is_identity else " of mapped tokens"
+    dtype_name = str(q.dtype).removeprefix("torch.")
+    reason = f"the score {type(mechanism.score).__name__} is a dot product{of_mapped}, so cuDNN's fused kernel computes it in {dtype_name}"
+    reason += ", the bias per key in three columns" * with_key_bias
+    return reason + ", the sink from its log-sum-exp" * (fused is not None and fused.sink is not None)
 
 
-def made(fold: Fold, biased: bool, keys: bool) -> Made:
-    return Made((fold.psi if keys else fold.phi).unit, int(biased or bool(fold.square)), keys, fold.square, fold.scale)
+def row_layout(fold: DotMaps, has_bias: bool, is_key: bool) -> RowLayout:
+    return RowLayout(
+        (fold.psi if is_key else fold.phi).is_unit_norm,
+        int(has_bias or bool(fold.norm_coefficient)),
+        is_key,
+        fold.norm_coefficient,
+        fold.scale,
+    )
 
 
-def biased(mechanism: Definition, k: Tensor) -> bool:
+def has_key_bias(mechanism: Definition, k: Tensor) -> bool:
     """Whether the position has a number for each key, as the last one shows."""
-    return mechanism.position.key_bias(positions(1, k.shape[-2], k.device)[0]) is not None
+    return mechanism.position.key_bias(query_key_positions(1, k.shape[-2], k.device)[0]) is not None
 
 
 def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Fold, round, call the kernel."""
-    fold, fused = mechanism.score.fold(k.shape[-1]), mechanism.normaliser.fused
+    fold, fused = mechanism.score.dot_maps(k.shape[-1]), mechanism.normaliser.fused_softmax
     assert fold is not None, "offer() has seen a fold"
     assert fused is not None, "offer() has seen a softmax"
-    causal = sdpa.flag(mechanism, q, k) == "causal"
-    k, v = for_every_head(k, q.shape[1]), for_every_head(v, q.shape[1])
-    queries, keys = folded(mechanism, fold, q, k)
-    values = mechanism.value.rounded(v)
-    width, values = values.shape[-1], widened(values, 8)
+    causal = sdpa.mask_flag(mechanism, q, k) == "causal"
+    k, v = repeat_kv_heads(k, q.shape[1]), repeat_kv_heads(v, q.shape[1])
+    queries, keys = folded_rows(mechanism, fold, q, k)
+    values = mechanism.value.map_in_float32(v)
+    width, values = values.shape[-1], pad_columns(values, 8)
     if fused.sink is None:
-        out = kernel(queries, keys, values, causal, fold.scale, fused.dropped)[0]
+        out = cudnn_attention(queries, keys, values, causal, fold.scale, fused.dropout)[0]
     else:
-        out = _Sunk.apply(queries, keys, values, height(fused.sink, q.device), causal, fold.scale)
+        out = _SinkAttention.apply(queries, keys, values, sink_score(fused.sink, q.device), causal, fold.scale)
     return out if out.shape[-1] == width else out[..., :width]
 
 
-def height(sink: Tensor | float, device: torch.device) -> Tensor:
+def sink_score(sink: Tensor | float, device: torch.device) -> Tensor:
     """The score of the sink in float32 on the device; a number is filled in there, for nothing waits for a fill."""
     return sink.to(device, torch.float32) if isinstance(sink, Tensor) else torch.full((1,), sink, device=device)
 
 
-def folded(mechanism: Definition, fold: Fold, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def folded_rows(mechanism: Definition, fold: DotMaps, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """The rows of queries and keys whose dot product, times the scale, is the score up to a constant of the row."""
     position = mechanism.position
-    if position.nowhere:
-        bias, a, b = None, _mapped(fold.phi, q), _mapped(fold.psi, k)
+    if position.is_trivial:
+        bias, query_rows, key_rows = None, _apply_map(fold.phi, q), _apply_map(fold.psi, k)
     else:
-        i, j = positions(q.shape[-2], k.shape[-2], q.device)
-        bias, a, b = (
+        i, j = query_key_positions(q.shape[-2], k.shape[-2], q.device)
+        bias, query_rows, key_rows = (
             position.key_bias(j),
-            *(placed(position, f, x, at) for f, x, at in ((fold.phi, q, i), (fold.psi, k, j))),
+            *(
+                position_and_map(position, phi, x, token_positions)
+                for phi, x, token_positions in ((fold.phi, q, i), (fold.psi, k, j))
+            ),
         )
-    of_queries, of_keys = (made(fold, bias is not None, keys) for keys in (False, True))
-    return rows(a, None, of_queries, q.dtype), rows(b, bias, of_keys, k.dtype)
+    query_layout, key_layout = (row_layout(fold, bias is not None, is_key) for is_key in (False, True))
+    return pack_rows(query_rows, None, query_layout, q.dtype), pack_rows(key_rows, bias, key_layout, k.dtype)
 
 
-def kernel(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, dropped: float = 0.0, lse: bool = False
+def cudnn_attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, dropout: float = 0.0, with_lse: bool = False
 ) -> tuple[Tensor, ...]:
     """Outputs, log-sum-exp (b, h, m, 1) where it is wanted or a gradient will want it, and what `backward` asks for."""
-    lse = lse or (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
-    q, k, v = (sdpa.aligned(x) for x in (q, k, v))
-    found: tuple[Tensor, ...] = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        q, k, v, None, lse, dropped, causal, scale=scale
+    with_lse = with_lse or (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
+    q, k, v = (sdpa.align_rows(x) for x in (q, k, v))
+    outputs: tuple[Tensor, ...] = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, with_lse, dropout, causal, scale=scale
     )
-    return found[:8]
+    return outputs[:8]
 
 
-def backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, found: tuple[Tensor, ...], causal: bool, scale: float
+def cudnn_attention_backward(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, saved: tuple[Tensor, ...], causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v for weights exp(scale q.k - lse), from what `kernel` gave; it trusts `out` and `lse`."""
-    out, lse, cum_q, cum_k, max_q, max_k, seed, offset = found
-    g, q, k, v = (sdpa.aligned(x) for x in (g, q, k, v))
+    out, lse, cum_q, cum_k, max_q, max_k, seed, offset = saved
+    g, q, k, v = (sdpa.align_rows(x) for x in (g, q, k, v))
     gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
         g, q, k, v, out, lse, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, causal, scale=scale
     )
     return gradients
 
 
-def _mapped(phi: Feature, x: Tensor) -> Tensor:
+def _apply_map(phi: Feature, x: Tensor) -> Tensor:
     """Mapped; taking lengths away and rounding is left to `rows`."""
-    return x if phi.unit else phi.rounded(x)
+    return x if phi.is_unit_norm else phi.map_in_float32(x)
 
 
-def placed(position: Position, phi: Feature, x: Tensor, at: Tensor) -> Tensor:
+def position_and_map(position: Position, phi: Feature, x: Tensor, token_positions: Tensor) -> Tensor:
     """Placed in float32, then mapped."""
-    if not position.moves:
-        return _mapped(phi, x)
-    placed = position.place(x.float(), at)
-    return placed if phi.unit else phi(placed)
+    if not position.changes_tokens:
+        return _apply_map(phi, x)
+    positioned_x = position.encode(x.float(), token_positions)
+    return positioned_x if phi.is_unit_norm else phi(positioned_x)
 
 
-def sunk(out: Tensor, lse: Float[Tensor, "b h m 1"], sink: Tensor) -> Float[Tensor, "b h m 1"]:
+def apply_sink(out: Tensor, lse: Float[Tensor, "b h m 1"], sink: Tensor) -> Float[Tensor, "b h m 1"]:
     """The log-sum-exp with the sink in it; outputs are scaled in place to what they are with it."""
     if out.is_cuda:
-        from rheoscope.attention.lower.kernels.sink import scale
+        from rheoscope.attention.lower.kernels.sink import add_sink
 
-        return scale(out, lse, sink)
-    total = torch.logaddexp(lse, sink.reshape(-1, 1, 1))
-    out.mul_((lse - total).exp())
-    return total
+        return add_sink(out, lse, sink)
+    lse_with_sink = torch.logaddexp(lse, sink.reshape(-1, 1, 1))
+    out.mul_((lse - lse_with_sink).exp())
+    return lse_with_sink
 
 
-class _Sunk(torch.autograd.Function):
+class _SinkAttention(torch.autograd.Function):
     """Attention with one further key of score `sink` and value 0."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor, causal: bool, scale: float) -> Tensor:
-        out, lse, *ctx.rest = kernel(q, k, v, causal, scale, lse=True)
-        total = sunk(out, lse, sink)
+        out, lse, *ctx.extra_outputs = cudnn_attention(q, k, v, causal, scale, with_lse=True)
+        lse_with_sink = apply_sink(out, lse, sink)
         ctx.causal, ctx.scale = causal, scale
-        ctx.save_for_backward(q, k, v, out, total, sink)
+        ctx.save_for_backward(q, k, v, out, lse_with_sink, sink)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, total, sink = ctx.saved_tensors
-        found = backward(g, q, k, v, (out, total, *ctx.rest), ctx.causal, ctx.scale)
+        q, k, v, out, lse_with_sink, sink = ctx.saved_tensors
+        gradients = cudnn_attention_backward(
+            g, q, k, v, (out, lse_with_sink, *ctx.extra_outputs), ctx.causal, ctx.scale
+        )
         if not ctx.needs_input_grad[3]:
-            return *found, None, None, None
-        mean = (g.float() * out).sum(-1, keepdim=True)
-        to_sink = -((sink.reshape(-1, 1, 1) - total).exp() * mean).sum((0, 2, 3))
-        return *found, to_sink.sum_to_size(sink.shape), None, None
+            return *gradients, None, None, None
+        delta = (g.float() * out).sum(-1, keepdim=True)
+        grad_sink = -((sink.reshape(-1, 1, 1) - lse_with_sink).exp() * delta).sum((0, 2, 3))
+        return *gradients, grad_sink.sum_to_size(sink.shape), None, None

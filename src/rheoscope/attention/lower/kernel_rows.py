@@ -18,71 +18,77 @@ from torch.nn.functional import pad
 
 GAIN = 16.0
 """What queries multiply the bias by: in float16 a bias of a million still has a column."""
-PARTS, STEP = 3, 16
+PARTS, COLUMN_STEP = 3, 16
 
 
-class Made(NamedTuple):
+class RowLayout(NamedTuple):
     """How rows are made: lengths taken away or not, `columns` for a bias of no side (0), of keys (1) or of both (2)."""
 
-    unit: bool = False
-    columns: int = 0
-    keys: bool = False
+    unit_length: bool = False
+    bias_groups: int = 0
+    is_key: bool = False
     square: float = 0.0
     scale: float = 1.0
 
     def width(self, d: int) -> int:
-        d += PARTS * self.columns
-        return d + -d % (STEP if self.columns else 8)
+        d += PARTS * self.bias_groups
+        return d + -d % (COLUMN_STEP if self.bias_groups else 8)
 
     @property
-    def own(self) -> bool:
+    def has_bias(self) -> bool:
         """Whether this side has a bias, in columns of its own."""
-        return self.columns > (0 if self.keys else 1)
+        return self.bias_groups > (0 if self.is_key else 1)
 
-    def leaves(self, x: Tensor, dtype: torch.dtype) -> bool:
+    def is_identity(self, x: Tensor, dtype: torch.dtype) -> bool:
         """Whether rows are ready as they are."""
-        return not self.unit and x.dtype == dtype and self.width(x.shape[-1]) == x.shape[-1]
+        return not self.unit_length and x.dtype == dtype and self.width(x.shape[-1]) == x.shape[-1]
 
 
-def rows(x: Float[Tensor, "b h n d"], bias: Float[Tensor, "h n"] | None, made: Made, dtype: torch.dtype) -> Tensor:
+def pack_rows(
+    x: Float[Tensor, "b h n d"], bias: Float[Tensor, "h n"] | None, layout: RowLayout, dtype: torch.dtype
+) -> Tensor:
     """The rows of one side in `dtype`, (b, h, n, width)."""
-    if made.leaves(x, dtype):
+    if layout.is_identity(x, dtype):
         return x
     if x.device.type != "cuda" or torch.compiler.is_compiling():  # a compiler fuses what torch says
-        return by_torch(x, bias, made, dtype)
-    return _Rows.apply(x, bias, made, dtype) if torch.is_grad_enabled() else by_kernel(x, bias, made, dtype)
+        return pack_rows_torch(x, bias, layout, dtype)
+    return (
+        _PackRows.apply(x, bias, layout, dtype) if torch.is_grad_enabled() else pack_rows_triton(x, bias, layout, dtype)
+    )
 
 
-def widened(x: Float[Tensor, "*n d"], step: int) -> Float[Tensor, "*n width"]:
+def pad_columns(x: Float[Tensor, "*n d"], step: int) -> Float[Tensor, "*n width"]:
     """Columns of 0 up to a multiple of `step`; what has that width is left alone, where torch would copy it."""
     missing = -x.shape[-1] % step
     return pad(x, (0, missing)) if missing else x
 
 
-def by_torch(x: Float[Tensor, "b h n d"], bias: Float[Tensor, "h n"] | None, made: Made, dtype: torch.dtype) -> Tensor:
+def pack_rows_torch(
+    x: Float[Tensor, "b h n d"], bias: Float[Tensor, "h n"] | None, layout: RowLayout, dtype: torch.dtype
+) -> Tensor:
     """The same in plain torch, what the kernel is compared with."""
     y = x.float()
-    if made.unit:
+    if layout.unit_length:
         length = y.norm(dim=-1, keepdim=True)
         y = y / length.masked_fill(length == 0, torch.inf)
     y = y.to(dtype)
-    width = made.width(x.shape[-1])
-    if not made.columns:
+    width = layout.width(x.shape[-1])
+    if not layout.bias_groups:
         return pad(y, (0, width - y.shape[-1]))
     constant = y.new_full((PARTS,), GAIN).expand(*y.shape[:-1], PARTS)
-    own = []
-    if made.own:
-        z = -made.square * y.float().square().sum(-1)
-        own = [split((z if bias is None else z + bias) / (GAIN * made.scale), dtype)]
-    more = own + [constant] * (made.columns - len(own))
-    y = torch.cat([y, *(more if made.keys else more[::-1])], -1)
+    bias_columns = []
+    if layout.has_bias:
+        z = -layout.square * y.float().square().sum(-1)
+        bias_columns = [split_in_parts((z if bias is None else z + bias) / (GAIN * layout.scale), dtype)]
+    extra_columns = bias_columns + [constant] * (layout.bias_groups - len(bias_columns))
+    y = torch.cat([y, *(extra_columns if layout.is_key else extra_columns[::-1])], -1)
     return pad(y, (0, width - y.shape[-1]))
 
 
-def split(z: Float[Tensor, "*n"], dtype: torch.dtype) -> Float[Tensor, "*n parts"]:
+def split_in_parts(z: Float[Tensor, "*n"], dtype: torch.dtype) -> Float[Tensor, "*n parts"]:
     """z as a sum of three numbers of half precision: each takes what the ones before it leave.
 
-    >>> float(split(torch.tensor(1 / 3), torch.bfloat16).double().sum() - torch.tensor(1 / 3).double())
+    >>> float(split_in_parts(torch.tensor(1 / 3), torch.bfloat16).double().sum() - torch.tensor(1 / 3).double())
     0.0
     """
     parts = []
@@ -92,28 +98,28 @@ def split(z: Float[Tensor, "*n"], dtype: torch.dtype) -> Float[Tensor, "*n parts
     return torch.stack(parts, -1)
 
 
-class _Rows(torch.autograd.Function):
+class _PackRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, made: Made, dtype: torch.dtype) -> Tensor:
-        ctx.made = made
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, layout: RowLayout, dtype: torch.dtype) -> Tensor:
+        ctx.layout = layout
         ctx.save_for_backward(x)
-        return by_kernel(x, bias, made, dtype)
+        return pack_rows_triton(x, bias, layout, dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        from rheoscope.attention.lower.kernels.rows import backward
+        from rheoscope.attention.lower.kernels.rows import pack_backward
 
         (x,) = ctx.saved_tensors
-        dx, dz = backward(_dense(x), _dense(dy), ctx.made, ctx.needs_input_grad[1])
+        dx, dz = pack_backward(_with_unit_stride(x), _with_unit_stride(dy), ctx.layout, ctx.needs_input_grad[1])
         return dx, None if dz is None else dz.sum(0), None, None
 
 
-def by_kernel(x: Tensor, bias: Tensor | None, made: Made, dtype: torch.dtype) -> Tensor:
-    from rheoscope.attention.lower.kernels.rows import forward
+def pack_rows_triton(x: Tensor, bias: Tensor | None, layout: RowLayout, dtype: torch.dtype) -> Tensor:
+    from rheoscope.attention.lower.kernels.rows import pack
 
-    return forward(_dense(x), None if bias is None else bias.float().contiguous(), made, dtype)
+    return pack(_with_unit_stride(x), None if bias is None else bias.float().contiguous(), layout, dtype)
 
 
-def _dense(x: Tensor) -> Tensor:
+def _with_unit_stride(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()

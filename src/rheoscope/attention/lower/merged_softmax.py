@@ -17,13 +17,13 @@ from torch.nn.functional import pad
 from rheoscope.attention.lower import cudnn
 
 
-def joined(
-    near: Float[Tensor, "b h n e"],
-    within: Float[Tensor, "b h n"],
+def join_near_and_far(
+    near_out: Float[Tensor, "b h n e"],
+    near_lse: Float[Tensor, "b h n"],
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h n d"],
     v: Float[Tensor, "b h n e"],
-    shift: Float[Tensor, "h"],
+    far_bias: Float[Tensor, "h"],
     scale: float,
     reach: int,
 ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h n"]]:
@@ -31,89 +31,98 @@ def joined(
 
     To every far score `shift` of its head is added.
     """
-    out, total = _Joined.apply(near, within, q, k, v, shift, scale, reach)
-    return out, total
+    out, lse = _JoinNearAndFar.apply(near_out, near_lse, q, k, v, far_bias, scale, reach)
+    return out, lse
 
 
-class _Joined(torch.autograd.Function):
+class _JoinNearAndFar(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        near: Tensor,
-        within: Tensor,
+        near_out: Tensor,
+        near_lse: Tensor,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        shift: Tensor,
+        far_bias: Tensor,
         scale: float,
         reach: int,
     ) -> tuple[Tensor, Tensor]:
-        far = q[:, :, reach:], k[:, :, :-reach], v[:, :, :-reach]
-        found, lse, *ctx.rest = attend(*far, scale)
-        near = near if near.stride(-1) == 1 else near.contiguous()
-        out, total, share = mix(near, within, found, lse[..., 0], shift, reach)
+        far_inputs = q[:, :, reach:], k[:, :, :-reach], v[:, :, :-reach]
+        far_out, far_lse, *ctx.extra_outputs = causal_attention(*far_inputs, scale)
+        near_out = near_out if near_out.stride(-1) == 1 else near_out.contiguous()
+        out, lse, far_fraction = mix_near_and_far(near_out, near_lse, far_out, far_lse[..., 0], far_bias, reach)
         ctx.scale, ctx.reach = scale, reach
-        ctx.save_for_backward(*far, near, out, total, share, shift)
-        ctx.mark_non_differentiable(total)
-        return out, total
+        ctx.save_for_backward(*far_inputs, near_out, out, lse, far_fraction, far_bias)
+        ctx.mark_non_differentiable(lse)
+        return out, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, near, out, total, share, shift = ctx.saved_tensors
+        q, k, v, near_out, out, lse, far_fraction, far_bias = ctx.saved_tensors
         reach, g = ctx.reach, g if g.stride(-1) == 1 else g.contiguous()
-        to_near, there = give_back(g, near, out, share)
-        whole = out[:, :, reach:].contiguous(), (total[:, :, reach:] - shift[:, None])[..., None].contiguous()
-        dq, dk, dv = pull(g[:, :, reach:].contiguous(), q, k, v, (*whole, *ctx.rest), ctx.scale)
-        rows = pad(dq, (0, 0, reach, 0)), pad(dk, (0, 0, 0, reach)), pad(dv, (0, 0, 0, reach))
-        return to_near, -there, *rows, there.sum((0, 2)) if ctx.needs_input_grad[5] else None, None, None
+        grad_near, grad_far_lse = mix_backward(g, near_out, out, far_fraction)
+        joint_result = out[:, :, reach:].contiguous(), (lse[:, :, reach:] - far_bias[:, None])[..., None].contiguous()
+        dq, dk, dv = causal_attention_backward(
+            g[:, :, reach:].contiguous(), q, k, v, (*joint_result, *ctx.extra_outputs), ctx.scale
+        )
+        grad_inputs = pad(dq, (0, 0, reach, 0)), pad(dk, (0, 0, 0, reach)), pad(dv, (0, 0, 0, reach))
+        return (
+            grad_near,
+            -grad_far_lse,
+            *grad_inputs,
+            grad_far_lse.sum((0, 2)) if ctx.needs_input_grad[5] else None,
+            None,
+            None,
+        )
 
 
-def mix(
-    near: Tensor, within: Tensor, far: Tensor, lse: Tensor, shift: Tensor, reach: int
+def mix_near_and_far(
+    near_out: Tensor, near_lse: Tensor, far_out: Tensor, far_lse: Tensor, far_bias: Tensor, reach: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, log-sum-exp and the share of far keys, of every row; the first rows have none."""
-    if near.is_cuda:
+    if near_out.is_cuda:
         from rheoscope.attention.lower.kernels import merge
 
-        return merge.mix(near, within, far, lse, shift, reach)
-    beyond = pad(lse + shift[:, None], (reach, 0), value=-torch.inf)
-    share = torch.sigmoid(beyond - within)
-    out = near + (pad(far, (0, 0, reach, 0)) - near) * share[..., None]
-    return out.to(near.dtype), torch.logaddexp(beyond, within), share
+        return merge.mix_near_and_far(near_out, near_lse, far_out, far_lse, far_bias, reach)
+    shifted_far_lse = pad(far_lse + far_bias[:, None], (reach, 0), value=-torch.inf)
+    far_fraction = torch.sigmoid(shifted_far_lse - near_lse)
+    out = near_out + (pad(far_out, (0, 0, reach, 0)) - near_out) * far_fraction[..., None]
+    return out.to(near_out.dtype), torch.logaddexp(shifted_far_lse, near_lse), far_fraction
 
 
-def give_back(g: Tensor, near: Tensor, out: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+def mix_backward(g: Tensor, near_out: Tensor, out: Tensor, far_fraction: Tensor) -> tuple[Tensor, Tensor]:
     """What the outputs of near keys are given, and what the logarithm of the far sum is."""
-    if near.is_cuda:
+    if near_out.is_cuda:
         from rheoscope.attention.lower.kernels import merge
 
-        return merge.give_back(g, near, out, share)
-    return (g * (1 - share[..., None])).to(g.dtype), (g * (out - near)).sum(-1) * (1 - share)
+        return merge.mix_backward(g, near_out, out, far_fraction)
+    return (g * (1 - far_fraction[..., None])).to(g.dtype), (g * (out - near_out)).sum(-1) * (1 - far_fraction)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, ...]:
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, ...]:
     """Causal outputs and log-sum-exp (b, h, n, 1); cuDNN's kernel, or what it computes."""
     if q.is_cuda:
-        return cudnn.kernel(q, k, v, True, scale, lse=True)
-    s = _scores(q, k, scale)
+        return cudnn.cudnn_attention(q, k, v, True, scale, with_lse=True)
+    s = _causal_scores(q, k, scale)
     return (s.softmax(-1) @ v.double()).to(v.dtype), s.logsumexp(-1, keepdim=True).float()
 
 
-def pull(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, found: tuple[Tensor, ...], scale: float
+def causal_attention_backward(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, saved: tuple[Tensor, ...], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v for weights exp(score - lse), from the outputs and the log-sum-exp that are given."""
     if q.is_cuda:
-        return cudnn.backward(g, q, k, v, found, True, scale)
-    out, lse = found
-    p, w = (_scores(q, k, scale) - lse.double()).exp(), g.double()
-    s = scale * p * (w @ v.double().mT - (w * out.double()).sum(-1, keepdim=True))
-    dq, dk, dv = s @ k.double(), s.mT @ q.double(), p.mT @ w
+        return cudnn.cudnn_attention_backward(g, q, k, v, saved, True, scale)
+    out, lse = saved
+    weights, grad_out = (_causal_scores(q, k, scale) - lse.double()).exp(), g.double()
+    grad_scores = scale * weights * (grad_out @ v.double().mT - (grad_out * out.double()).sum(-1, keepdim=True))
+    dq, dk, dv = grad_scores @ k.double(), grad_scores.mT @ q.double(), weights.mT @ grad_out
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
-def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+def _causal_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
     n = q.shape[-2]
-    after = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
-    return (scale * q.double() @ k.double().mT).masked_fill(after, -torch.inf)
+    is_future = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
+    return (scale * q.double() @ k.double().mT).masked_fill(is_future, -torch.inf)

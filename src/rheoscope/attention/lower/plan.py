@@ -13,28 +13,28 @@ from torch import Tensor
 
 from rheoscope.attention.call_checks import check_call, check_tensors
 from rheoscope.attention.definition import Definition
-from rheoscope.attention.lower.choice import Choice, choose
+from rheoscope.attention.lower.choice import Choice, choose_lowering
 from rheoscope.attention.parameters import Structure
 from rheoscope.shapes import RheoscopeError
 
-MOST = 1024
+MAX_CHOICES = 1024
 """Choices that are kept; when there are more, all are forgotten, and made again when needed."""
-CHOICES: dict[tuple[Structure, "Call", str | None], Choice] = {}
+CHOICE_CACHE: dict[tuple[Structure, "CallSignature", str | None], Choice] = {}
 
 
-class Call(NamedTuple):
+class CallSignature(NamedTuple):
     """What a plan may depend on beside the mechanism: everything about q, k and v but their numbers."""
 
     shapes: tuple[torch.Size, ...]
     dtypes: tuple[torch.dtype, ...]
     devices: tuple[torch.device, ...]
-    graded: bool
+    grad_enabled: bool
 
 
-def call_of(q: Tensor, k: Tensor, v: Tensor) -> Call:
+def call_signature(q: Tensor, k: Tensor, v: Tensor) -> CallSignature:
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         check_tensors(q, k, v)
-    return Call(
+    return CallSignature(
         (q.shape, k.shape, v.shape),
         (q.dtype, k.dtype, v.dtype),
         (q.device, k.device, v.device),
@@ -53,15 +53,15 @@ class Plan:
     """
 
     mechanism: Definition
-    call: Call
+    signature: CallSignature
     choice: Choice
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The outputs; a call of other shapes, dtype or device is refused."""
-        came = call_of(q, k, v)
-        if came._replace(graded=self.call.graded) != self.call:
+        signature = call_signature(q, k, v)
+        if signature._replace(grad_enabled=self.signature.grad_enabled) != self.signature:
             raise RheoscopeError(
-                f"this plan is for {_told(self.call)}, got {_told(came)}; type mechanism.plan(q, k, v)"
+                f"this plan is for {_describe_call(self.signature)}, got {_describe_call(signature)}; type mechanism.plan(q, k, v)"
             )
         return self.run(q, k, v)
 
@@ -70,19 +70,19 @@ class Plan:
         return self.choice.run(self.mechanism, q, k, v)
 
 
-def planned(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, only: str | None = None) -> Plan:
+def plan_call(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, lowering: str | None = None) -> Plan:
     """The plan of a call; the first of its kind is checked and decided, every later one is looked up."""
-    call = call_of(q, k, v)
-    key = mechanism.structure, call, only
-    choice = CHOICES.get(key)
+    signature = call_signature(q, k, v)
+    key = mechanism.structure, signature, lowering
+    choice = CHOICE_CACHE.get(key)
     if choice is None:
         check_call(mechanism, q, k, v)
-        if len(CHOICES) >= MOST:
-            CHOICES.clear()
-        choice = CHOICES.setdefault(key, choose(mechanism, q, k, v, only))
-    return Plan(mechanism, call, choice)
+        if len(CHOICE_CACHE) >= MAX_CHOICES:
+            CHOICE_CACHE.clear()
+        choice = CHOICE_CACHE.setdefault(key, choose_lowering(mechanism, q, k, v, lowering))
+    return Plan(mechanism, signature, choice)
 
 
-def _told(call: Call) -> str:
-    each = zip("qkv", call.shapes, call.dtypes, call.devices, strict=True)
-    return ", ".join(f"{name} {tuple(shape)} {dtype} on {device}" for name, shape, dtype, device in each)
+def _describe_call(signature: CallSignature) -> str:
+    tensors = zip("qkv", signature.shapes, signature.dtypes, signature.devices, strict=True)
+    return ", ".join(f"{name} {tuple(shape)} {dtype} on {device}" for name, shape, dtype, device in tensors)

@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from rheoscope.attention.definition import Definition, reference
-from rheoscope.attention.lower.lowering import Offer
+from rheoscope.attention.definition import Definition, reference_attention
+from rheoscope.attention.lower.lowering import LoweredCall
 
 
-def offer(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Offer:
-    return Offer("the definition itself, all scores at once", run)
+def try_lower(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> LoweredCall:
+    return LoweredCall("the definition itself, all scores at once", run)
 
 
 def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return reference(mechanism, q, k, v)[0].to(v.dtype)
+    return reference_attention(mechanism, q, k, v)[0].to(v.dtype)

@@ -10,31 +10,35 @@ import torch
 from torch import Tensor
 
 
-def less_past_mean(x: Tensor, y: Tensor, alpha: float, gamma: float) -> Tensor:
+def subtract_past_mean(x: Tensor, y: Tensor, alpha: float, gamma: float) -> Tensor:
     """(b, h, n, d), in x's dtype with sums in float32, or in float64 for a float64 x: the kernels add in float32."""
     if x.device.type != "cuda" or x.dtype is torch.float64 or torch.compiler.is_compiling():
-        return by_torch(x, y, alpha, gamma)
-    return _LessPastMean.apply(x, y, alpha, gamma)
+        return subtract_past_mean_torch(x, y, alpha, gamma)
+    return _SubtractPastMean.apply(x, y, alpha, gamma)
 
 
-def by_torch(x: Tensor, y: Tensor, alpha: float, gamma: float) -> Tensor:
-    exact = torch.promote_types(x.dtype, torch.float32)
-    count = torch.arange(1, x.shape[-2] + 1, device=x.device)[:, None]
-    return alpha * x + y - gamma * (x.cumsum(-2, dtype=exact) / count).to(x.dtype)
+def subtract_past_mean_torch(x: Tensor, y: Tensor, alpha: float, gamma: float) -> Tensor:
+    compute_dtype = torch.promote_types(x.dtype, torch.float32)
+    n_past = torch.arange(1, x.shape[-2] + 1, device=x.device)[:, None]
+    return alpha * x + y - gamma * (x.cumsum(-2, dtype=compute_dtype) / n_past).to(x.dtype)
 
 
-class _LessPastMean(torch.autograd.Function):
+class _SubtractPastMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, alpha: float, gamma: float) -> Tensor:
-        from rheoscope.attention.lower.kernels.running_mean import mixed
+        from rheoscope.attention.lower.kernels.running_mean import subtract_running_mean
 
         ctx.alpha, ctx.gamma = alpha, gamma
-        return mixed(x.contiguous(), y.contiguous(), alpha, gamma, ahead=False)
+        return subtract_running_mean(x.contiguous(), y.contiguous(), alpha, gamma, reverse=False)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        from rheoscope.attention.lower.kernels.running_mean import mixed
+        from rheoscope.attention.lower.kernels.running_mean import subtract_running_mean
 
-        dx = mixed(g.contiguous(), None, ctx.alpha, ctx.gamma, ahead=True) if ctx.needs_input_grad[0] else None
+        dx = (
+            subtract_running_mean(g.contiguous(), None, ctx.alpha, ctx.gamma, reverse=True)
+            if ctx.needs_input_grad[0]
+            else None
+        )
         return dx, g if ctx.needs_input_grad[1] else None, None, None

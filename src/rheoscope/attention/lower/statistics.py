@@ -8,16 +8,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.attention.call_checks import check_call, check_finite
-from rheoscope.attention.definition import Definition, Masked
+from rheoscope.attention.definition import Definition, MaskLike
 from rheoscope.attention.feature_maps import Identity
-from rheoscope.attention.lower.blocks import Block, walk
+from rheoscope.attention.lower.blocks import Block, iterate_blocks
 from rheoscope.attention.lower.kernels import triton_lowerings as kernels
-from rheoscope.attention.lower.plan import MOST, Call, call_of
+from rheoscope.attention.lower.plan import MAX_CHOICES, CallSignature, call_signature
 from rheoscope.attention.mask import Padding
 from rheoscope.attention.parameters import Structure
 from rheoscope.shapes import RheoscopeError
 
-REFUSALS: dict[tuple[Structure, Call], str] = {}
+REFUSAL_CACHE: dict[tuple[Structure, CallSignature], str] = {}
 PerRow = Float[Tensor, "b h m"]
 
 
@@ -27,23 +27,23 @@ def entropy(block: Block) -> PerRow:
     return torch.special.entr(p).sum(-1)
 
 
-def first(block: Block) -> PerRow:
+def first_token_weight(block: Block) -> PerRow:
     """Weight on the first token, the usual sink."""
     return block.weights[..., 0] if block.keys.start == 0 and len(block.j) else block.weights.sum(-1) * 0
 
 
-def top(block: Block) -> PerRow:
+def largest_weight(block: Block) -> PerRow:
     """The largest weight of the row."""
     return block.weights.amax(-1) if len(block.j) else block.weights.sum(-1)
 
 
-def distance(block: Block) -> PerRow:
+def mean_distance(block: Block) -> PerRow:
     """sum_j alpha_ij |i - j| / sum_j alpha_ij, in tokens."""
-    far = (block.i[:, None] - block.j).abs().to(block.weights.dtype)
-    return (block.weights * far).sum(-1) / block.weights.sum(-1).clamp(min=torch.finfo(far.dtype).tiny)
+    distances = (block.i[:, None] - block.j).abs().to(block.weights.dtype)
+    return (block.weights * distances).sum(-1) / block.weights.sum(-1).clamp(min=torch.finfo(distances.dtype).tiny)
 
 
-PER_ROW = {"entropy": entropy, "first": first, "top": top, "distance": distance}
+ROW_STATISTICS = {"entropy": entropy, "first": first_token_weight, "top": largest_weight, "distance": mean_distance}
 
 
 @torch.no_grad()
@@ -51,7 +51,7 @@ def weight_statistics(
     mechanism: Definition,
     q: Tensor,
     k: Tensor,
-    mask: Masked = None,
+    mask: MaskLike = None,
     of: dict[str, Callable[[Block], Tensor]] | None = None,
     lengths: Int[Tensor, " b"] | None = None,
 ) -> dict[str, Tensor]:
@@ -76,61 +76,61 @@ def weight_statistics(
     tensor([[[1.0000, 0.5000, 0.3333, 0.2500]]])
     """
     check_finite(q=q, k=k)
-    return statistics(mechanism.under(mask), q, k, of, lengths)
+    return unchecked_statistics(mechanism.with_mask(mask), q, k, of, lengths)
 
 
 @torch.no_grad()
-def statistics(
+def unchecked_statistics(
     mechanism: Definition,
     q: Tensor,
     k: Tensor,
-    of: dict[str, Callable[[Block], Tensor]] | None = None,
+    extra_statistics: dict[str, Callable[[Block], Tensor]] | None = None,
     lengths: Int[Tensor, " b"] | None = None,
 ) -> dict[str, Tensor]:
     """As `weight_statistics`, without looking at every number first: for layers inside a model."""
-    mechanism = mechanism if mechanism.value.identity else replace(mechanism, value=Identity())
-    if refusal_of(mechanism, q, k) or of:
-        return walked(mechanism, q, k, PER_ROW | (of or {}), lengths)
-    return kernels.statistics(mechanism, q, k, lengths)
+    mechanism = mechanism if mechanism.value.is_identity else replace(mechanism, value=Identity())
+    if kernel_refusal(mechanism, q, k) or extra_statistics:
+        return blockwise_statistics(mechanism, q, k, ROW_STATISTICS | (extra_statistics or {}), lengths)
+    return kernels.kernel_statistics(mechanism, q, k, lengths)
 
 
-def refusal_of(mechanism: Definition, q: Tensor, k: Tensor) -> str:
+def kernel_refusal(mechanism: Definition, q: Tensor, k: Tensor) -> str:
     """Why a call goes block by block, nothing where the kernel takes it; checked and decided once for all calls of its kind."""
-    key = mechanism.structure, call_of(q, k, k)
-    if key not in REFUSALS:
+    key = mechanism.structure, call_signature(q, k, k)
+    if key not in REFUSAL_CACHE:
         check_call(mechanism, q, k, k)
-        if mechanism.domain.signed:
+        if mechanism.domain.has_negative_weights:
             raise RheoscopeError(
                 f"{type(mechanism.normaliser).__name__} weights can be negative, so they have no entropy; "
                 "ask for its softmax part: mechanism('scaled_dot')"
             )
-        if len(REFUSALS) >= MOST:
-            REFUSALS.clear()
-        return REFUSALS.setdefault(key, kernels.refuse_statistics(mechanism, q, k))
-    return REFUSALS[key]
+        if len(REFUSAL_CACHE) >= MAX_CHOICES:
+            REFUSAL_CACHE.clear()
+        return REFUSAL_CACHE.setdefault(key, kernels.statistics_refusal(mechanism, q, k))
+    return REFUSAL_CACHE[key]
 
 
-def walked(
+def blockwise_statistics(
     mechanism: Definition,
     q: Tensor,
     k: Tensor,
-    questions: dict[str, Callable[[Block], Tensor]],
+    row_functions: dict[str, Callable[[Block], Tensor]],
     lengths: Int[Tensor, " b"] | None,
 ) -> dict[str, Tensor]:
     """The answers for any normaliser, block by block."""
-    m, n, answers = q.shape[-2], k.shape[-2], dict[str, Tensor]()
+    m, n, results = q.shape[-2], k.shape[-2], dict[str, Tensor]()
     if lengths is not None:
-        real = torch.arange(n, device=q.device) < lengths[:, None]
-        mechanism = mechanism.under(Padding(real))
-    exact = torch.promote_types(q.dtype, torch.float32)
-    received = torch.zeros(*q.shape[:2], n, dtype=exact, device=q.device)
-    for block in walk(mechanism, q, k):
+        is_token = torch.arange(n, device=q.device) < lengths[:, None]
+        mechanism = mechanism.with_mask(Padding(is_token))
+    compute_dtype = torch.promote_types(q.dtype, torch.float32)
+    received = torch.zeros(*q.shape[:2], n, dtype=compute_dtype, device=q.device)
+    for block in iterate_blocks(mechanism, q, k):
         if lengths is not None:
             block = replace(block, weights=block.weights * (block.i < lengths[:, None])[:, None, :, None])
-        for name, ask in questions.items():
-            part = ask(block)
-            if name not in answers:
-                answers[name] = part.new_empty(*part.shape[:2], m, *part.shape[3:])
-            answers[name][:, :, block.rows] = part
+        for name, row_function in row_functions.items():
+            block_result = row_function(block)
+            if name not in results:
+                results[name] = block_result.new_empty(*block_result.shape[:2], m, *block_result.shape[3:])
+            results[name][:, :, block.rows] = block_result
         received[..., block.keys] += block.weights.sum(-2)
-    return answers | {"received": received}
+    return results | {"received": received}

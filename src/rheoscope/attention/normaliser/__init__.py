@@ -1,1 +1,1 @@
-"""How a row of scores becomes a row of weights: one algorithm a file, its derivative beside it."""
+"""Normalisers from a row of scores to a row of weights, one algorithm per file, each with its derivative."""

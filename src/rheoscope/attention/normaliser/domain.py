@@ -1,4 +1,4 @@
-"""What a normaliser is, and where it is defined."""
+"""The base class of normalisers, their domain, and softmax with its derivative."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -8,122 +8,129 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.part import Part
+from rheoscope.attention.part import MechanismPart
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError, Scores, Weights
 
-Pulled = tuple[Tensor, dict[str, Tensor]]
+Pullback = tuple[Tensor, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class Domain:
-    """Where a mechanism is defined; outside it refuses.
+    """Where a mechanism is defined; outside its domain a call raises.
 
-    `square`: as many queries as keys, the same tokens. `masked`: masks are allowed. `differentiable`: has a gradient.
-    `signed`: weights may be negative, so they are no distribution.
+    `requires_square`: queries and keys are the same tokens. `allows_masks`: masks may be used. `is_differentiable`: it has
+    a gradient. `has_negative_weights`: weights may be negative, so a row is not a distribution.
     """
 
-    square: bool = False
-    masked: bool = True
-    differentiable: bool = True
-    signed: bool = False
+    requires_square: bool = False
+    allows_masks: bool = True
+    is_differentiable: bool = True
+    has_negative_weights: bool = False
 
 
-class Fused(NamedTuple):
-    """A normaliser as a fused softmax kernel knows it: one further key of score `sink`, a share of weights `dropped`."""
+class FusedSoftmax(NamedTuple):
+    """A normaliser as a fused softmax kernel: an extra key with score `sink`, and a dropout probability."""
 
     sink: Float[Tensor, " h"] | float | None = None
-    dropped: float = 0.0
+    dropout: float = 0.0
 
     @property
-    def bare(self) -> bool:
-        """Softmax and nothing else."""
-        return self.sink is None and not self.dropped
+    def is_plain(self) -> bool:
+        """Whether it is softmax without a sink or dropout."""
+        return self.sink is None and not self.dropout
 
 
-class Tiled(NamedTuple):
-    """A normaliser as our own kernels for a GPU know it: the name of a kernel, and the number that it takes."""
+class GpuKernel(NamedTuple):
+    """A normaliser in Rheoscope's GPU kernels: the kernel name and its numeric parameter."""
 
     kernel: str
-    number: float = 0.0
+    parameter: float = 0.0
 
 
-class Normaliser(Part, ABC):
-    """weights = nu(scores), row by row; a score of -inf marks a forbidden key and gets weight exactly 0.
+class Normaliser(MechanismPart, ABC):
+    """weights = nu(scores), row by row; a score of -inf marks a masked key, whose weight is exactly 0.
 
-    `pull(s, a, d)` is the closed-form derivative: from the scores s, the weights a = nu(s) and the gradient d of the
-    weights to the gradient R of the scores (the reversed attention map), with the gradients of the normaliser's own
-    tensors. `shift_invariant`: a constant added to a row of scores changes nothing. `rowwise`: a row of weights depends on
-    its row of scores alone, so rows can be computed in any order. `sums_to_one`: so does every row that is permitted a key.
-    `divides_by_sum`: weights are scores over their sum and nothing else, so scores must not be negative.
+    `pullback(s, a, d)` is the closed-form derivative. From the scores s, the weights a = nu(s) and the gradient d of the
+    weights it returns the gradient R of the scores (the reversed attention map) and the gradients of its own tensors.
+
+    `is_shift_invariant`: adding a constant to a row of scores does not change the weights. `is_rowwise`: a row of weights
+    depends only on its row of scores, so rows can be computed in any order. `sums_to_one`: every row with an allowed key
+    sums to 1. `divides_by_sum`: weights are scores divided by their sum, so scores must not be negative.
     """
 
     domain: ClassVar[Domain] = Domain()
-    shift_invariant: ClassVar[bool] = False
-    rowwise: ClassVar[bool] = True
+    is_shift_invariant: ClassVar[bool] = False
+    is_rowwise: ClassVar[bool] = True
     sums_to_one: ClassVar[bool] = False
     divides_by_sum: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, s: Scores) -> Weights: ...
 
-    def pull(self, s: Scores, a: Weights, d: Weights) -> Pulled:
-        raise self.untold("pull", "what its gradient is")
+    def pullback(self, s: Scores, a: Weights, d: Weights) -> Pullback:
+        raise self.missing_method_error("pullback", Message("its gradient"))
 
     @property
-    def fused(self) -> Fused | None:
-        """How a fused softmax kernel computes it; None where none does."""
+    def fused_softmax(self) -> FusedSoftmax | None:
+        """Its form in a fused softmax kernel; None if no such kernel computes it."""
         return None
 
     @property
-    def tiled(self) -> Tiled | None:
-        """Which of our own kernels for a GPU computes it; None where none does."""
+    def gpu_kernel(self) -> GpuKernel | None:
+        """The GPU kernel that computes it; None if there is none."""
         return None
 
     @property
-    def axes(self) -> tuple[int, ...]:
-        """The axes along which scores are normalised in turn, in the log domain; none where weights are not made so."""
+    def normalisation_axes(self) -> tuple[int, ...]:
+        """The axes along which scores are normalised alternately in the log domain; empty for other normalisers."""
         return ()
 
     @property
-    def mixture(self) -> tuple[float, float, float] | None:
-        """alpha, beta, gamma where weights are alpha I + beta softmax(s) - gamma (the mean of permitted keys)."""
+    def mixture_coefficients(self) -> tuple[float, float, float] | None:
+        """(alpha, beta, gamma) if weights are alpha I + beta softmax(s) - gamma (the mean over allowed keys); else None."""
         return None
 
-    def log_total(self, total: Float[Tensor, "b h m 1"]) -> Float[Tensor, "b h m 1"]:
-        """log of what softmax divides by, from log sum_j e^{s_j}."""
+    def log_denominator(self, log_sum: Float[Tensor, "b h m 1"]) -> Float[Tensor, "b h m 1"]:
+        """The log of the softmax denominator, from log sum_j e^{s_j}."""
         raise RheoscopeError(
-            f"{type(self).__name__} is no softmax of scores, so it has no such sum; type Softmax() or Sink()"
+            Message("{normaliser} is not a softmax, so it has no log denominator", normaliser=type(self).__name__),
+            Advice("replace(mechanism, normaliser=Softmax())"),
         )
 
     def with_sink(self, sink: Float[Tensor, " h"]) -> "Normaliser":
-        """The same with one further key of score `sink` and value 0 in every row."""
-        name = type(self).__name__
+        """The same normaliser with an extra key of score `sink` and value 0 in every row."""
         raise RheoscopeError(
-            f"attention sinks belong to softmax, {name} has no place for them; type mechanism('scaled_dot')"
+            Message("attention sinks need a softmax, got {normaliser}", normaliser=type(self).__name__),
+            Advice("rs.mechanism('scaled_dot')"),
         )
 
-    def dropping(self, share: float) -> "Normaliser":
-        """The same with a random share of its weights dropped."""
-        raise RheoscopeError(f"weights of a softmax are dropped, got {type(self).__name__}; type attention_dropout=0")
+    def with_dropout(self, probability: float) -> "Normaliser":
+        """The same normaliser with dropout on its weights."""
+        raise RheoscopeError(
+            Message("attention dropout needs a softmax, got {normaliser}", normaliser=type(self).__name__),
+            Advice("attention_dropout=0"),
+        )
 
 
-def permitted(s: Scores) -> Float[Tensor, "b h m n"]:
-    """1 where a key is permitted, 0 where its score is -inf, in the scores' dtype."""
+def allowed_indicator(s: Scores) -> Float[Tensor, "b h m n"]:
+    """1 for an allowed key, 0 for a key with score -inf, in the dtype of the scores."""
     return (s > -torch.inf).to(s.dtype)
 
 
-def softmax_pull(a: Weights, d: Weights) -> Scores:
-    """R = a (d - sum_j a_j d_j): the derivative of softmax; rows of R sum to (1 - sum a) times that mean."""
+def softmax_pullback(a: Weights, d: Weights) -> Scores:
+    """R = a (d - sum_j a_j d_j), the derivative of softmax; a row of R sums to (1 - sum a) times that mean."""
     if a.is_cuda and not (torch.is_grad_enabled() and (a.requires_grad or d.requires_grad)):
-        return torch._softmax_backward_data(d, a, -1, a.dtype)  # the same, in one pass
+        return torch._softmax_backward_data(d, a, -1, a.dtype)  # the same formula in one pass
     return a * (d - (a * d).sum(-1, keepdim=True))
 
 
 def softmax(s: Scores) -> Weights:
-    """Softmax along the last axis; a row of -inf gives zeros, and zero gradients, instead of NaN."""
+    """Softmax along the last axis; a row of -inf returns zeros with zero gradients instead of NaN."""
     if not s.shape[-1]:
         return s.softmax(-1)
-    empty = s.detach().amax(-1, keepdim=True) == -torch.inf
-    if not (torch.is_grad_enabled() and s.requires_grad):  # in fewer passes
-        return torch.where(empty, 0, s.softmax(-1))
-    return torch.where(empty, 0, s).softmax(-1) * ~empty
+    is_empty_row = s.detach().amax(-1, keepdim=True) == -torch.inf
+    if not (torch.is_grad_enabled() and s.requires_grad):  # fewer passes over memory
+        return torch.where(is_empty_row, 0, s.softmax(-1))
+    return torch.where(is_empty_row, 0, s).softmax(-1) * ~is_empty_row

@@ -1,41 +1,47 @@
-"""softmax(s) with a random share of the weights dropped and the rest scaled up: dropout inside attention, for training."""
+"""Softmax with dropout on the weights, for training."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch.nn.functional import dropout
 
-from rheoscope.attention.normaliser.domain import Fused, Normaliser, Pulled, softmax
+from rheoscope.attention.normaliser.domain import FusedSoftmax, Normaliser, Pullback, softmax
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError, Scores, Weights
 
 
 @dataclass(frozen=True, eq=False)
-class Dropped(Normaliser):
-    """Each weight is 0 with probability `share`, else divided by 1 − share: softmax on average.
+class SoftmaxDropout(Normaliser):
+    """Each weight is 0 with probability p, else divided by 1 − p, so the expectation is softmax.
 
-    Not `rowwise`: a lowering that computes rows twice would draw twice.
+    Not row-wise: a lowering that computes rows twice would sample two different masks.
     """
 
-    share: float = 0.1
+    probability: float = 0.1
 
-    shift_invariant: ClassVar[bool] = True
-    rowwise: ClassVar[bool] = False
+    is_shift_invariant: ClassVar[bool] = True
+    is_rowwise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share < 1:
-            raise RheoscopeError(f"the share of dropped weights lies in [0, 1), got {self.share!r}; type Dropped(0.1)")
+        if not 0 <= self.probability < 1:
+            raise RheoscopeError(
+                Message("the dropout probability must lie in [0, 1), got {received!r}", received=self.probability),
+                Advice("SoftmaxDropout(0.1)"),
+            )
 
     def __call__(self, s: Scores) -> Weights:
-        return dropout(softmax(s), self.share)
+        return dropout(softmax(s), self.probability)
 
-    def pull(self, s: Scores, a: Weights, d: Weights) -> Pulled:
+    def pullback(self, s: Scores, a: Weights, d: Weights) -> Pullback:
         raise RheoscopeError(
-            "weights that are dropped anew at every call have no gradient in closed form; take Softmax()"
+            Message("softmax with dropout is random, so it has no closed-form gradient"),
+            Advice("replace(mechanism, normaliser=Softmax())"),
         )
 
     @property
-    def fused(self) -> Fused:
-        return Fused(dropped=self.share)
+    def fused_softmax(self) -> FusedSoftmax:
+        return FusedSoftmax(dropout=self.probability)
 
-    def of_heads(self, some: list[int]) -> "Dropped":
+    def select_heads(self, heads: list[int]) -> "SoftmaxDropout":
         return self

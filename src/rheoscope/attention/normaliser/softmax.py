@@ -1,4 +1,4 @@
-"""softmax(s)_j = e^{s_j} / sum_l e^{s_l}."""
+"""Softmax, softmax(s)_j = e^{s_j} / sum_l e^{s_l}."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,34 +6,34 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.normaliser.domain import Fused, Normaliser, Pulled, softmax, softmax_pull
-from rheoscope.attention.normaliser.dropped import Dropped
+from rheoscope.attention.normaliser.domain import FusedSoftmax, Normaliser, Pullback, softmax, softmax_pullback
+from rheoscope.attention.normaliser.dropped import SoftmaxDropout
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.shapes import Scores, Weights
 
 
 @dataclass(frozen=True, eq=False)
 class Softmax(Normaliser):
-    """The weights of the entropy-regularised best key: positive, summing to 1, blind to shifts of a row."""
+    """The entropy-regularised argmax: positive weights that sum to 1 and are invariant to shifts of a row."""
 
-    shift_invariant: ClassVar[bool] = True
+    is_shift_invariant: ClassVar[bool] = True
     sums_to_one: ClassVar[bool] = True
-    fused = Fused()
+    fused_softmax = FusedSoftmax()
 
     def __call__(self, s: Scores) -> Weights:
         return softmax(s)
 
-    def pull(self, s: Scores, a: Weights, d: Weights) -> Pulled:
-        return softmax_pull(a, d), {}
+    def pullback(self, s: Scores, a: Weights, d: Weights) -> Pullback:
+        return softmax_pullback(a, d), {}
 
-    def log_total(self, total: Float[Tensor, "b h m 1"]) -> Float[Tensor, "b h m 1"]:
-        return total
+    def log_denominator(self, log_sum: Float[Tensor, "b h m 1"]) -> Float[Tensor, "b h m 1"]:
+        return log_sum
 
     def with_sink(self, sink: Float[Tensor, " h"]) -> Sink:
         return Sink(sink)
 
-    def dropping(self, share: float) -> Dropped:
-        return Dropped(share)
+    def with_dropout(self, probability: float) -> SoftmaxDropout:
+        return SoftmaxDropout(probability)
 
-    def of_heads(self, some: list[int]) -> "Softmax":
+    def select_heads(self, heads: list[int]) -> "Softmax":
         return self

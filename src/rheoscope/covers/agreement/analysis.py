@@ -3,50 +3,51 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.lower.block_size import numbers_in_cache
+from rheoscope.attention.lower.block_size import cache_block_numel
 from rheoscope.covers.agreement.query_agreement import (
-    Block,
-    DrawnQueries,
-    Turned,
-    by_query,
+    QueryBlock,
+    RotationPair,
+    SampledQueries,
     directions,
-    drawn_queries,
-    sides,
+    query_correlations,
+    query_key_vectors,
+    sample_queries,
 )
-from rheoscope.covers.layer_inputs import ReadMany, check_control, layers_of_many, named, provenance
+from rheoscope.covers.layer_inputs import BatchLayerInput, check_control, describe_model, provenance, read_batch_layers
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.device_transfer import to_device
-from rheoscope.space.masked_means import centred
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.masked_means import centre_points
+from rheoscope.space.safe_arithmetic import at_least_float32
+from rheoscope.space.settings import Bounds, Count, Draws, Seed
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
-from rheoscope.statistics.nulls import pooled_p, q_values, rotations, z_scores
+from rheoscope.statistics.nulls import pooled_p_values, q_values, random_rotations, z_scores
 
 if TYPE_CHECKING:
     import xarray
 
-MEANS = ("agreement", "agreement_raw", "agreement_uncentred", "agreement_embedding", "position_baseline")
-CONTROLLED = ("agreement", "agreement_raw")
+MEAN_FIELDS = ("agreement", "agreement_raw", "agreement_uncentred", "agreement_embedding", "position_baseline")
+CONTROL_FIELDS = ("agreement", "agreement_raw")
 """Those of them that stand beside the untrained control."""
-DRAWS_AT_ONCE = 4
+MAX_DRAWS_AT_ONCE = 4
 
 
 @torch.no_grad()
 def agreement(
     trace: Trace,
-    draws: int = 200,
-    seed: int = 0,
-    least: int = 8,
+    draws: Draws = 200,
+    seed: Seed = 0,
+    least: Annotated[int, Bounds(1, 10_000)] = 8,
     keep_massive: bool = False,
     control: Trace | None = None,
-    queries: int | None = None,
+    queries: Count | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
     """Does each head attend to what is similar in E? The headline of the covers.
@@ -88,25 +89,27 @@ def agreement(
     >>> bool((abs(found.agreement) <= 1).all())
     True
     """
-    asked: dict[str, Any] = {"seed": seed, "least": least, "keep_massive": keep_massive, "queries": queries}
-    beside = {} if control is None else _controlled(trace, control, asked)
-    values = {name: x[0] for name, x in many(Traces.of(trace), draws, progress=progress, **asked).items()} | beside
+    settings: dict[str, Any] = {"seed": seed, "least": least, "keep_massive": keep_massive, "queries": queries}
+    control_values = {} if control is None else _control_values(trace, control, settings)
+    values = {
+        name: x[0] for name, x in batch(Traces.from_trace(trace), draws, progress=progress, **settings).items()
+    } | control_values
     attributes = provenance(trace, keep_massive, draws=draws, seed=seed, least=least)
-    attributes |= {} if control is None else {"control": named(control)}
+    attributes |= {} if control is None else {"control": describe_model(control)}
     attributes |= {} if queries is None else {"sampled_queries": queries}
     coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
-    return AGREEMENT.answer(values, coords, attributes)
+    return AGREEMENT.label(values, coords, attributes)
 
 
-def _controlled(trace: Trace, control: Trace, asked: dict[str, Any]) -> dict[str, Float[Tensor, "layer h"]]:
+def _control_values(trace: Trace, control: Trace, settings: dict[str, Any]) -> dict[str, Float[Tensor, "layer h"]]:
     """What stands beside the heads: those of the control, which must have read the same tokens in as many layers and heads."""
     check_control(trace, control)
-    found = many(Traces.of(control), draws=0, **asked)
-    return {f"{name}_untrained": found[name][0] for name in CONTROLLED}
+    control_result = batch(Traces.from_trace(control), draws=0, **settings)
+    return {f"{name}_untrained": control_result[name][0] for name in CONTROL_FIELDS}
 
 
 @torch.no_grad()
-def many(
+def batch(
     traces: Traces,
     draws: int = 200,
     seed: int = 0,
@@ -121,138 +124,171 @@ def many(
             "a null needs 2 draws or more, a partial correlation 4 keys or more, an error 2 queries or more, got "
             f"draws={draws}, least={least}, queries={queries}; type draws=200, least=8, queries=128"
         )
-    steps = 1 + math.ceil(draws / DRAWS_AT_ONCE)
+    n_steps = 1 + math.ceil(draws / MAX_DRAWS_AT_ONCE)
     tables = []
-    for done, turned in enumerate((None, *turns(traces.view.width, draws, seed, traces.points.device)), 1):
-        tables.append(_table(traces, turned, least, keep_massive, queries, seed))
+    for done, rotation_pair in enumerate(
+        (None, *random_rotation_pairs(traces.view.width, draws, seed, traces.points.device)), 1
+    ):
+        tables.append(_agreement_table(traces, rotation_pair, least, keep_massive, queries, seed))
         if progress is not None:
-            progress(done, steps)
-    return _values(tables[0], [one.means[..., 0] for one in tables[1:]])
+            progress(done, n_steps)
+    return _values(tables[0], [table.means[..., 0] for table in tables[1:]])
 
 
-def turns(width: int, draws: int, seed: int, device: torch.device) -> Iterator[Turned]:
+def random_rotation_pairs(width: int, draws: int, seed: int, device: torch.device) -> Iterator[RotationPair]:
     """Random rotations of E for queries and for keys, a few draws at a time; the same ones serve every layer."""
     generator = torch.Generator().manual_seed(seed)
-    for start in range(0, draws, DRAWS_AT_ONCE):
-        Q = to_device(rotations(2 * min(DRAWS_AT_ONCE, draws - start), width, generator), device)
+    for start in range(0, draws, MAX_DRAWS_AT_ONCE):
+        Q = to_device(random_rotations(2 * min(MAX_DRAWS_AT_ONCE, draws - start), width, generator), device)
         yield Q[0::2], Q[1::2]
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class AgreementTable:
     """All means of all heads (of `c` turns of the clouds), the error of the first where queries are left out, and how many there are."""
 
     means: Float[Tensor, "c b layer h 5"]
-    error: Float[Tensor, "c b layer h"] | None
-    queries: Float[Tensor, "b layer"]
+    standard_error: Float[Tensor, "c b layer h"] | None
+    n_queries: Float[Tensor, "b layer"]
 
 
-def _table(
-    traces: Traces, turned: Turned | None, least: int, keep_massive: bool, queries: int | None, seed: int
-) -> Table:
-    kept = traces.ordinary(keep_massive, least=2)
-    start = directions(centred(exact(traces.points[:, 0]), kept))
-    at_once = numbers_in_cache(kept.device) // (
-        kept.numel() * traces.view.heads * (1 if turned is None else len(turned[0]))
+def _agreement_table(
+    traces: Traces,
+    rotation_pair: RotationPair | None,
+    min_keys: int,
+    keep_massive: bool,
+    max_queries: int | None,
+    seed: int,
+) -> AgreementTable:
+    is_included = traces.valid_mask(keep_massive, min_tokens=2)
+    embedding_directions = directions(centre_points(at_least_float32(traces.points[:, 0]), is_included))
+    queries_at_once = cache_block_numel(is_included.device) // (
+        is_included.numel() * traces.view.heads * (1 if rotation_pair is None else len(rotation_pair[0]))
     )
-    drawn = drawn_queries(traces.ordinary_on_cpu(keep_massive), queries, seed, max(1, at_once), kept.device)
-    found = [kernel(read, turned, start, least, drawn.blocks, drawn.left_out) for read in layers_of_many(traces, kept)]
-    means, errors, counts = (
-        torch.stack(each, at) for each, at in zip(zip(*found, strict=True), (2, 2, 1), strict=True)
+    sampled_queries = sample_queries(
+        traces.valid_mask_on_cpu(keep_massive), max_queries, seed, max(1, queries_at_once), is_included.device
     )
-    if not (surely_enough(traces, drawn, least) or bool(counts.any(-1).all())):
-        raise RheoscopeError(
-            f"agreement needs a query with at least {least} other keys that are not massive, and none of the "
-            f"{int(kept.sum(-1).min())} tokens has; type a longer text"
+    layer_results = [
+        kernel(
+            layer_input,
+            rotation_pair,
+            embedding_directions,
+            min_keys,
+            sampled_queries.blocks,
+            sampled_queries.omitted_fraction,
         )
-    return Table(means, errors if drawn.sampled else None, counts)
+        for layer_input in read_batch_layers(traces, is_included)
+    ]
+    means, errors, counts = (
+        torch.stack(layer_values, layer_axis)
+        for layer_values, layer_axis in zip(zip(*layer_results, strict=True), (2, 2, 1), strict=True)
+    )
+    if not (enough_keys_guaranteed(traces, sampled_queries, min_keys) or bool(counts.any(-1).all())):
+        raise RheoscopeError(
+            f"agreement needs a query with at least {min_keys} other keys that are not massive, and none of the "
+            f"{int(is_included.sum(-1).min())} tokens has; type a longer text"
+        )
+    return AgreementTable(means, errors if sampled_queries.is_sampled else None, counts)
 
 
-def surely_enough(traces: Traces, drawn: DrawnQueries, least: int) -> bool:
+def enough_keys_guaranteed(traces: Traces, sampled_queries: SampledQueries, min_keys: int) -> bool:
     """Whether a query of every text is known to have enough keys before a device is asked, which would have to be waited for."""
     masks = (traces.view.heads_of(layer).mechanism.mask for layer in range(traces.view.layers))
-    return drawn.before >= least and any(mask.is_causal or mask.forbids_nothing for mask in masks)
+    return sampled_queries.min_earlier_tokens >= min_keys and any(mask.is_causal or mask.allows_all for mask in masks)
 
 
 def kernel(
-    read: ReadMany,
-    turned: Turned | None,
-    start: Float[Tensor, "b n d"],
-    least: int,
-    blocks: list[Block],
-    left_out: Float[Tensor, " b"],
+    layer_input: BatchLayerInput,
+    rotation_pair: RotationPair | None,
+    embedding_directions: Float[Tensor, "b n d"],
+    min_keys: int,
+    blocks: list[QueryBlock],
+    omitted_fraction: Float[Tensor, " b"],
 ) -> tuple[Float[Tensor, "c b h 5"], Float[Tensor, "c b h"], Float[Tensor, " b"]]:
     """The five means of all heads of one layer (of `c` turns of its clouds), the error of the first, and how many queries they are over.
 
     `start` are the directions of the tokens' embeddings, `blocks` the queries that are looked at; NaN where no query has enough
     keys.
     """
-    q, k = sides(read, turned)
+    q, k = query_key_vectors(layer_input, rotation_pair)
     total = torch.zeros(*q.shape[:3], 5, dtype=torch.float64, device=q.device)
-    squares, count = torch.zeros_like(total[..., 0]), torch.zeros_like(total[0, :, 0, 0])
-    for enough, found in by_query(read, q, k, start, least, blocks):
-        found = torch.where(enough[:, None, :, None], found, 0)
-        total, squares = total + found.sum(-2), squares + found[..., 0].square().sum(-1)
-        count = count + enough.sum(-1).double()
-    mean = total / count[:, None, None]
-    variance = (squares / count[:, None] - mean[..., 0].square()).clamp(min=0) / (count[:, None] - 1).clamp(min=1)
-    return mean, (variance * left_out.double()[:, None]).sqrt(), count
+    squares, n_queries = torch.zeros_like(total[..., 0]), torch.zeros_like(total[0, :, 0, 0])
+    for has_enough_keys, correlations in query_correlations(layer_input, q, k, embedding_directions, min_keys, blocks):
+        correlations = torch.where(has_enough_keys[:, None, :, None], correlations, 0)
+        total, squares = total + correlations.sum(-2), squares + correlations[..., 0].square().sum(-1)
+        n_queries = n_queries + has_enough_keys.sum(-1).double()
+    mean = total / n_queries[:, None, None]
+    variance = (squares / n_queries[:, None] - mean[..., 0].square()).clamp(min=0) / (n_queries[:, None] - 1).clamp(
+        min=1
+    )
+    return mean, (variance * omitted_fraction.double()[:, None]).sqrt(), n_queries
 
 
-def _values(own: Table, null: list[Float[Tensor, "_ b layer h"]]) -> dict[str, Tensor]:
-    table = own.means[0]
-    values = dict(zip(MEANS, table.unbind(-1), strict=True)) | {"queries": own.queries}
-    values |= {} if own.error is None else {"agreement_error": own.error[0]}
+def _values(agreement_table: AgreementTable, null_chunks: list[Float[Tensor, "_ b layer h"]]) -> dict[str, Tensor]:
+    table = agreement_table.means[0]
+    values = dict(zip(MEAN_FIELDS, table.unbind(-1), strict=True)) | {"queries": agreement_table.n_queries}
+    values |= {} if agreement_table.standard_error is None else {"agreement_error": agreement_table.standard_error[0]}
     values["mean_agreement"] = table[..., 0].flatten(1).nanmean(-1)
-    if null:
-        drawn = torch.cat(null)
-        mean, sd = drawn.mean(0), drawn.std(0)
-        p = torch.stack([pooled_p(*both) for both in zip(table[..., 0], drawn.unbind(1), strict=True)])
+    if null_chunks:
+        null_samples = torch.cat(null_chunks)
+        mean, sd = null_samples.mean(0), null_samples.std(0)
+        p = torch.stack(
+            [
+                pooled_p_values(*value_and_null)
+                for value_and_null in zip(table[..., 0], null_samples.unbind(1), strict=True)
+            ]
+        )
         values |= {"null_mean": mean, "null_sd": sd, "z": z_scores(table[..., 0], mean, sd), "p_value": p}
-        values["q_value"] = torch.stack([q_values(one) for one in p])
-        values["mean_agreement_drawn"] = drawn.flatten(2).nanmean(-1).mT
+        values["q_value"] = torch.stack([q_values(text_p) for text_p in p])
+        values["mean_agreement_drawn"] = null_samples.flatten(2).nanmean(-1).mT
     return values
 
 
-OF_HEAD = ("layer", "head")
+HEAD_DIMS = ("layer", "head")
 AGREEMENT = Analysis(
     name="agreement",
     question="Does each head attend to what is similar in the space it reads?",
     ask=agreement,
     needs="trace",
-    batch=many,
+    controls=1,
+    start_early=True,
+    report={"draws": 12},
+    long_text={"draws": 5, "queries": 32},
+    batch=batch,
     fields={
         "agreement": Field(
-            OF_HEAD,
+            HEAD_DIMS,
             "mean over queries of Spearman's correlation, over keys, of score and cosine of centred x̂, given distance and key length",
             null="null_mean",
             null_sd="null_sd",
         ),
-        "agreement_error": Field(OF_HEAD, "standard error of agreement, where only some queries were looked at"),
-        "agreement_raw": Field(OF_HEAD, "the same, nothing partialled out: nearness and length count as similarity"),
+        "agreement_error": Field(HEAD_DIMS, "standard error of agreement, where only some queries were looked at"),
+        "agreement_raw": Field(HEAD_DIMS, "the same, nothing partialled out: nearness and length count as similarity"),
         "agreement_uncentred": Field(
-            OF_HEAD, "as agreement, the cosine of x̂ as it is, the mean of the cloud not taken away"
+            HEAD_DIMS, "as agreement, the cosine of x̂ as it is, the mean of the cloud not taken away"
         ),
-        "agreement_embedding": Field(OF_HEAD, "as agreement, the cosine of the centred embeddings of the tokens (x⁰)"),
+        "agreement_embedding": Field(
+            HEAD_DIMS, "as agreement, the cosine of the centred embeddings of the tokens (x⁰)"
+        ),
         "position_baseline": Field(
-            OF_HEAD, "Spearman correlation of score and nearness −|i − j|: what position alone explains"
+            HEAD_DIMS, "Spearman correlation of score and nearness −|i − j|: what position alone explains"
         ),
         "agreement_untrained": Field(
-            OF_HEAD, "agreement of the control, the same architecture at initial weights, on the same text"
+            HEAD_DIMS, "agreement of the control, the same architecture at initial weights, on the same text"
         ),
-        "agreement_raw_untrained": Field(OF_HEAD, "agreement_raw of the control"),
+        "agreement_raw_untrained": Field(HEAD_DIMS, "agreement_raw of the control"),
         "queries": Field(("layer",), "queries with enough usable keys, over which means are taken"),
         "null_mean": Field(
-            OF_HEAD,
+            HEAD_DIMS,
             "mean agreement of random M of the same singular values: x̂ turned at random, queries and keys apart",
         ),
-        "null_sd": Field(OF_HEAD, "standard deviation of agreement among random M of the same singular values"),
-        "z": Field(OF_HEAD, "(agreement − null_mean) / null_sd"),
+        "null_sd": Field(HEAD_DIMS, "standard deviation of agreement among random M of the same singular values"),
+        "z": Field(HEAD_DIMS, "(agreement − null_mean) / null_sd"),
         "p_value": Field(
-            OF_HEAD, "how often random M lie as far from their null, two-sided, from the draws of all heads together"
+            HEAD_DIMS, "how often random M lie as far from their null, two-sided, from the draws of all heads together"
         ),
         "q_value": Field(
-            OF_HEAD,
+            HEAD_DIMS,
             "share of false finds among all heads at least as far from their null (Benjamini and Hochberg)",
         ),
         "mean_agreement": Field((), "mean of agreement over all heads"),

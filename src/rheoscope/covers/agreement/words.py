@@ -5,15 +5,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.messages.numbers import plural, short
+from rheoscope.messages.message import Message
+from rheoscope.messages.numbers import format_number, pluralise
 from rheoscope.picture.blocks import Block, Cell, Lines, Table
-from rheoscope.picture.token_labels import shown
-from rheoscope.space.results import Answers
+from rheoscope.picture.token_labels import display_token
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.results import Results
 
 if TYPE_CHECKING:
     import xarray
 
-LEVEL = 0.05
+FDR_LEVEL = 0.05
 COLUMNS = {
     "agreement": "agreement",
     "null_sd": "null sd",
@@ -21,160 +23,195 @@ COLUMNS = {
     "agreement_raw": "raw",
     "position_baseline": "position",
 }
-LISTS = {
+HEAD_LISTS = {
     "similar": "reads similarity",
     "opposite": "reads its opposite",
     "random": "ignores it, as far as can be told from random heads",
 }
 """What a head of each list does."""
-LISTED = 8
+MAX_LISTED_HEADS = 8
 """Heads of a list that are named."""
-Heads = list[tuple[int, int]]
+HeadList = list[tuple[int, int]]
 
 
-def blocks(answers: Answers) -> list[Block]:
+def blocks(results: Results) -> list[Block]:
     """The table, and what it settles."""
-    if "agreement" not in answers.found:
+    if "agreement" not in results.datasets:
         return []
-    return [layer_table(answers), Lines("What it settles", [*verdict(answers), *list_lines(answers)])]
+    return [layer_table(results), Lines("What it settles", [*summary_lines(results), *head_list_lines(results)])]
 
 
-def layer_table(answers: Answers) -> Table:
+def layer_table(results: Results) -> Table:
     """A row a layer: medians over heads, how many heads read similarity or its opposite beyond chance, and their types."""
-    found, kinds = answers.found["agreement"], answers.found.get("head_types")
-    columns = {name: title for name, title in COLUMNS.items() if name in found}
-    header = [Cell("layer"), *(Cell(title, str(found[name].attrs["definition"])) for name, title in columns.items())]
+    agreement, head_types = results.datasets["agreement"], results.datasets.get("head_types")
+    columns = {name: title for name, title in COLUMNS.items() if name in agreement}
+    header = [
+        Cell("layer"),
+        *(Cell(title, str(agreement[name].attrs["definition"])) for name, title in columns.items()),
+    ]
     header += [
         Cell("similar", "heads that read similarity beyond chance"),
         Cell("opposite", "heads that read its opposite"),
     ]
     rows = []
-    for layer in range(found.sizes["layer"]):
-        medians = [short(float(found[name][layer].median())) for name in columns]
-        counted = Counter([] if kinds is None else sorted(map(str, kinds.type.values[layer])))
-        types = ", ".join(f"{count} {name.replace('_', '-')}" for name, count in counted.items())
-        rows.append([*map(Cell, (f"L{layer}", *medians, *_counts(found, layer), types))])
-    words = frozenset({0, len(header)})
+    for layer in range(agreement.sizes["layer"]):
+        medians = [format_number(float(agreement[name][layer].median())) for name in columns]
+        type_counts = Counter([] if head_types is None else sorted(map(str, head_types.type.values[layer])))
+        types_text = ", ".join(f"{count} {name.replace('_', '-')}" for name, count in type_counts.items())
+        rows.append([*map(Cell, (f"L{layer}", *medians, *_significant_counts(agreement, layer), types_text))])
+    text_columns = frozenset({0, len(header)})
     heading = "Does attention read similarity in E? Medians over the heads of a layer"
-    return Table(heading, [*header, Cell("types", "what kinds of heads they are")], rows, words)
+    return Table(heading, [*header, Cell("types", "what kinds of heads they are")], rows, text_columns)
 
 
-def _counts(found: "xarray.Dataset", layer: int) -> tuple[str, str]:
-    if "z" not in found:
+def _significant_counts(agreement: "xarray.Dataset", layer: int) -> tuple[str, str]:
+    if "z" not in agreement:
         return "none", "none"
-    signs = np.sign(found.z.values[layer]) * (found.q_value.values[layer] <= LEVEL)
+    signs = np.sign(agreement.z.values[layer]) * (agreement.q_value.values[layer] <= FDR_LEVEL)
     return str(int((signs > 0).sum())), str(int((signs < 0).sum()))
 
 
-def lists(found: "xarray.Dataset") -> dict[str, Heads]:
+def head_lists(agreement: "xarray.Dataset") -> dict[str, HeadList]:
     """Heads that read similarity, those that read its opposite, and the rest; the clearest of each first."""
-    if "z" not in found:
-        return {name: [] for name in LISTS}
-    sure, z, own = (x.ravel() for x in (found.q_value.values <= LEVEL, found.z.values, found.agreement.values))
-    ranked = {
-        "similar": (sure & (z > 0), -own),
-        "opposite": (sure & (z < 0), own),
-        "random": (np.isfinite(z) & ~sure, np.abs(z)),
+    if "z" not in agreement:
+        return {name: [] for name in HEAD_LISTS}
+    significant, z, values = (
+        x.ravel() for x in (agreement.q_value.values <= FDR_LEVEL, agreement.z.values, agreement.agreement.values)
+    )
+    criteria = {
+        "similar": (significant & (z > 0), -values),
+        "opposite": (significant & (z < 0), values),
+        "random": (np.isfinite(z) & ~significant, np.abs(z)),
     }
-    heads = found.sizes["head"]
+    n_heads = agreement.sizes["head"]
     return {
-        name: [(int(at) // heads, int(at) % heads) for at in np.argsort(order, kind="stable") if chosen[at]]
-        for name, (chosen, order) in ranked.items()
+        name: [
+            (int(index) // n_heads, int(index) % n_heads)
+            for index in np.argsort(sort_key, kind="stable")
+            if selected[index]
+        ]
+        for name, (selected, sort_key) in criteria.items()
     }
 
 
-def listed(found: "xarray.Dataset", most: int) -> Heads:
+def clearest_heads(agreement: "xarray.Dataset", max_per_list: int) -> HeadList:
     """The clearest heads of every list."""
-    return [head for heads in lists(found).values() for head in heads[:most]]
+    return [head for heads in head_lists(agreement).values() for head in heads[:max_per_list]]
 
 
-def furthest(found: "xarray.Dataset") -> tuple[int, int]:
+def required_agreement(results: Results) -> "xarray.Dataset":
+    """The result of `agreement`, which picks the heads that are shown."""
+    if not results.has("agreement"):
+        raise RheoscopeError(Message("agreement has no result, so no head can be picked"))
+    return results.datasets["agreement"]
+
+
+def least_similar_head(agreement: "xarray.Dataset") -> tuple[int, int]:
     """The head that reads similarity least."""
-    layer, head = np.unravel_index(int(np.nanargmin(found.agreement.values)), found.agreement.shape)
+    layer, head = np.unravel_index(int(np.nanargmin(agreement.agreement.values)), agreement.agreement.shape)
     return int(layer), int(head)
 
 
-def surest(found: "xarray.Dataset") -> tuple[int, int]:
+def most_similar_head(agreement: "xarray.Dataset") -> tuple[int, int]:
     """The head that reads similarity most surely, or most where nothing is told from a null."""
-    told = "z" in found and bool(found.z.notnull().any())
-    values = found["z" if told else "agreement"].values
+    has_z = "z" in agreement and bool(agreement.z.notnull().any())
+    values = agreement["z" if has_z else "agreement"].values
     layer, head = np.unravel_index(int(np.nanargmax(values)), values.shape)
     return int(layer), int(head)
 
 
-def verdict(answers: Answers) -> list[str]:
+def summary_lines(results: Results) -> list[str]:
     """What was settled for this text: how many heads read similarity, and how strongly."""
-    found = answers.found["agreement"]
-    read, heads = lists(found), found.agreement.size
+    agreement = results.datasets["agreement"]
+    heads_by_list, n_heads = head_lists(agreement), agreement.agreement.size
     mean, raw, position, embedding = (
-        short(float(found[name].mean()))
+        format_number(float(agreement[name].mean()))
         for name in ("agreement", "agreement_raw", "position_baseline", "agreement_embedding")
     )
-    beyond = (
-        f"Similarity in E is read beyond random heads of the same spectrum by {len(read['similar'])} of {plural(heads, 'head')}, "
-        f"its opposite by {len(read['opposite'])}; not to be told from random: {len(read['random'])} "
-        f"({plural(int(found.attrs['draws']), 'draw')} a head, false discovery rate 5 %)."
+    count_line = (
+        f"Similarity in E is read beyond random heads of the same spectrum by {len(heads_by_list['similar'])} "
+        f"of {pluralise(n_heads, 'head')}, "
+        f"its opposite by {len(heads_by_list['opposite'])}; not to be told from random: {len(heads_by_list['random'])} "
+        f"({pluralise(int(agreement.attrs['draws']), 'draw')} a head, false discovery rate 5 %)."
     )
-    much = (
+    strength_line = (
         f"How much they read of it: the mean rank correlation of score and similarity is {mean} once distance and length are taken "
         f"out ({raw} with them; nearness alone explains {position}; with the embedding {embedding}); 1 would be attention as similarity."
     )
-    lines = [beyond, much] if "z" in found else [much]
-    return [*lines, untrained(found)] if "agreement_untrained" in found else lines
+    lines = [count_line, strength_line] if "z" in agreement else [strength_line]
+    return [*lines, control_line(agreement)] if "agreement_untrained" in agreement else lines
 
 
-def untrained(found: "xarray.Dataset") -> str:
+def control_line(agreement: "xarray.Dataset") -> str:
     """What the same architecture reads before it has learned anything."""
-    controlled, raw = (float(found[f"{name}_untrained"].mean()) for name in ("agreement", "agreement_raw"))
-    return f"The same architecture at initial weights: {short(controlled)} with distance and length taken out, {short(raw)} with them."
+    controlled_mean, raw_mean = (
+        float(agreement[f"{name}_untrained"].mean()) for name in ("agreement", "agreement_raw")
+    )
+    return (
+        f"The same architecture at initial weights: {format_number(controlled_mean)} with distance and "
+        f"length taken out, {format_number(raw_mean)} with them."
+    )
 
 
-def pairs(answers: Answers, layer: int, head: int, top: int) -> dict[str, str]:
+def pair_texts(results: Results, layer: int, head: int, n_pairs: int) -> dict[str, str]:
     """The tokens that a head tears apart and those that it glues together, among its queries, by name and place."""
-    found = answers.found.get(f"distorted_pairs L{layer}.H{head}")
-    if found is None:
+    dataset = results.datasets.get(f"distorted_pairs L{layer}.H{head}")
+    if dataset is None:
         return {"torn": "not asked", "glued": "not asked"}
     names = ("first_token", "first", "second_token", "second")
     return {
         kind: "; ".join(
-            f"{shown(str(a))} ({int(i)}) and {shown(str(b))} ({int(j)})"
-            for a, i, b, j in zip(*(found.sel(kind=kind)[name].values[:top] for name in names), strict=True)
+            f"{display_token(str(a))} ({int(i)}) and {display_token(str(b))} ({int(j)})"
+            for a, i, b, j in zip(*(dataset.sel(kind=kind)[name].values[:n_pairs] for name in names), strict=True)
         )
         for kind in ("torn", "glued")
     }
 
 
-def list_lines(answers: Answers) -> list[str]:
+def head_list_lines(results: Results) -> list[str]:
     """A line a list: its clearest heads, and what the first of them does to pairs of tokens."""
-    found, lines = answers.found["agreement"], []
-    for name, heads in lists(found).items():
+    agreement, lines = results.datasets["agreement"], []
+    for name, heads in head_lists(agreement).items():
         if not heads:
             continue
-        named = ", ".join(
-            f"L{layer}.H{head} {short(float(found.agreement[layer, head]))}" for layer, head in heads[:LISTED]
+        head_names = ", ".join(
+            f"L{layer}.H{head} {format_number(float(agreement.agreement[layer, head]))}"
+            for layer, head in heads[:MAX_LISTED_HEADS]
         )
-        more = f" and {len(heads) - LISTED} more" if len(heads) > LISTED else ""
-        torn = pairs(answers, *heads[0], top=2)
+        more_note = f" and {len(heads) - MAX_LISTED_HEADS} more" if len(heads) > MAX_LISTED_HEADS else ""
+        pairs_of_head = pair_texts(results, *heads[0], n_pairs=2)
         lines.append(
-            f"{LISTS[name].capitalize()} ({plural(len(heads), 'head')}): {named}{more}. L{heads[0][0]}.H{heads[0][1]} has torn apart "
-            f"(near in E, far in its image): {torn['torn']}; glued together (far in E, near in its image): {torn['glued']}."
+            f"{HEAD_LISTS[name].capitalize()} ({pluralise(len(heads), 'head')}): {head_names}{more_note}. "
+            f"L{heads[0][0]}.H{heads[0][1]} has torn apart "
+            f"(near in E, far in its image): {pairs_of_head['torn']}; glued together (far in E, near in its "
+            f"image): {pairs_of_head['glued']}."
         )
     return lines
 
 
-def head_table(answers: Answers) -> list[Block]:
+def head_table(results: Results) -> list[Block]:
     """The clearest heads of every list with their numbers, and the pair of tokens that each changes most."""
-    if "agreement" not in answers.found:
+    if "agreement" not in results.datasets:
         return []
-    found = answers.found["agreement"]
-    numbers = {"agreement_raw": "raw", "agreement": "agreement", "agreement_untrained": "untrained", "z": "z"}
-    numbers = {name: title for name, title in numbers.items() if name in found}
-    header = [Cell("head"), *(Cell(title, str(found[name].attrs["definition"])) for name, title in numbers.items())]
+    agreement = results.datasets["agreement"]
+    columns = {"agreement_raw": "raw", "agreement": "agreement", "agreement_untrained": "untrained", "z": "z"}
+    columns = {name: title for name, title in columns.items() if name in agreement}
+    header = [Cell("head"), *(Cell(title, str(agreement[name].attrs["definition"])) for name, title in columns.items())]
     rows = []
-    for name, heads in lists(found).items():
-        for layer, head in heads[:LISTED]:
-            torn, values = pairs(answers, layer, head, 1), [short(float(found[one][layer, head])) for one in numbers]
-            rows.append([*map(Cell, (f"L{layer}.H{head}", *values, LISTS[name], torn["torn"], torn["glued"]))])
-    words = frozenset({0, *range(len(header), len(header) + 3)})
+    for name, heads in head_lists(agreement).items():
+        for layer, head in heads[:MAX_LISTED_HEADS]:
+            pairs_of_head, values = (
+                pair_texts(results, layer, head, 1),
+                [format_number(float(agreement[column][layer, head])) for column in columns],
+            )
+            rows.append(
+                [
+                    *map(
+                        Cell,
+                        (f"L{layer}.H{head}", *values, HEAD_LISTS[name], pairs_of_head["torn"], pairs_of_head["glued"]),
+                    )
+                ]
+            )
+    text_columns = frozenset({0, *range(len(header), len(header) + 3)})
     header += [Cell("does"), Cell("tears apart"), Cell("glues together")]
-    return [Table("Heads and the tokens that they see otherwise", header, rows, words)] if rows else []
+    return [Table("Heads and the tokens that they see otherwise", header, rows, text_columns)] if rows else []

@@ -1,35 +1,36 @@
 """Attention patching: what the loss does when every head's weights move along the gradient of its scores."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.definition import for_every_head
+from rheoscope.attention.definition import repeat_kv_heads
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.covers.head_selection import Asked, Chosen, chosen_heads, names_of
-from rheoscope.covers.reversed_attention.analysis import at_outputs, backward, one_map
+from rheoscope.covers.head_selection import HeadsByLayer, HeadSelection, format_heads, select_heads
+from rheoscope.covers.reversed_attention.analysis import head_output_gradients, loss_gradients, reversed_map_of_head
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.head import Heads
 from rheoscope.space.model import LayerEdit, Model
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.safe_arithmetic import at_least_float32
+from rheoscope.space.settings import Bounds, TokenId, TokenIndex
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
     import xarray
 
-ETAS = (-1.0, -0.3, -0.1, -0.03, 0.0, 0.03, 0.1, 0.3, 1.0)
+DEFAULT_ETAS = (-1.0, -0.3, -0.1, -0.03, 0.0, 0.03, 0.1, 0.3, 1.0)
 
 
 def attention_patching(
     model: Model,
     trace: Trace,
-    target: str | int | None = None,
-    etas: Sequence[float | int] = ETAS,
-    heads: Asked = None,
-    token: int = -1,
+    target: str | TokenId | None = None,
+    etas: Sequence[Annotated[float | int, Bounds(-1e6, 1e6)]] = DEFAULT_ETAS,
+    heads: HeadSelection = None,
+    token: TokenIndex = -1,
 ) -> "xarray.Dataset":
     """The loss when R is added to the weights: A' = A + ηR, after the softmax, not renormalised.
 
@@ -54,53 +55,79 @@ def attention_patching(
     >>> bool(found.loss[0] < found.loss[1])
     True
     """
-    chosen = chosen_heads(trace.view, heads)
-    loss, pulled, wanted, at = backward(model, trace, target, token)
-    slope = exact(loss.new_zeros(trace.view.layers, trace.view.heads))
-    for layer, some in chosen.items():
-        slope[layer, some] = kernel(trace.view.blocks[layer], trace.read_by(layer), some, pulled[layer]).to(slope)
+    heads_by_layer = select_heads(trace.view, heads)
+    loss, attention_grads, target_token_id, position = loss_gradients(model, trace, target, token)
+    slope = at_least_float32(loss.new_zeros(trace.view.layers, trace.view.heads))
+    for layer, head_indices in heads_by_layer.items():
+        slope[layer, head_indices] = kernel(
+            trace.view.layer_heads[layer], trace.layer_input(layer), head_indices, attention_grads[layer]
+        ).to(slope)
     values = {
-        "loss": [_patched(model, trace, chosen, pulled, float(eta), wanted, at) for eta in etas],
+        "loss": [
+            _patched_loss(model, trace, heads_by_layer, attention_grads, float(eta), target_token_id, position)
+            for eta in etas
+        ],
         "predicted": [float(loss) + float(eta) * float(slope.double().sum()) for eta in etas],
         "slope": slope,
     }
     coords = {"eta": list(map(float, etas)), "layer": range(trace.view.layers), "head": range(trace.view.heads)}
-    settings = {"target": wanted, "token": at, "heads": "all" if heads is None else names_of(chosen)}
-    return ATTENTION_PATCHING.answer(values, coords, settings | trace.provenance)
-
-
-@torch.no_grad()
-def kernel(heads: Heads, x: Float[Tensor, "n d"], some: list[int], pulled: Float[Tensor, "n d"]) -> Float[Tensor, " c"]:
-    """⟨∂L/∂A, R⟩ of some heads of a layer; ∂L/∂A = G g(V)ᵀ."""
-    g = at_outputs(heads, x, pulled)
-    v = heads.mechanism.value(for_every_head(heads.read(x)[2], heads.count))[0]
-    return torch.stack([(g[head] @ v[head].mT * one_map(heads, x, head, pulled)).sum() for head in some])
-
-
-@torch.no_grad()
-def _patched(
-    model: Model, trace: Trace, chosen: Chosen, pulled: list[Tensor], eta: float, target: int, at: int
-) -> float:
-    layers = {} if eta == 0 else chosen
-    edits = {
-        layer: _adding(trace.view.blocks[layer], trace.read_by(layer), some, pulled[layer], eta)
-        for layer, some in layers.items()
+    settings = {
+        "target": target_token_id,
+        "token": position,
+        "heads": "all" if heads is None else format_heads(heads_by_layer),
     }
-    return float(-exact(model.run(trace.ids, edit=edits)[at]).log_softmax(-1)[target])
+    return ATTENTION_PATCHING.label(values, coords, settings | trace.provenance)
 
 
-def _adding(
-    heads: Heads, x: Float[Tensor, "n d"], some: list[int], pulled: Float[Tensor, "n d"], eta: float
+@torch.no_grad()
+def kernel(
+    heads: Heads, x: Float[Tensor, "n d"], head_indices: list[int], attention_grad: Float[Tensor, "n d"]
+) -> Float[Tensor, " c"]:
+    """⟨∂L/∂A, R⟩ of some heads of a layer; ∂L/∂A = G g(V)ᵀ."""
+    output_grads = head_output_gradients(heads, x, attention_grad)
+    v = heads.mechanism.value(repeat_kv_heads(heads.qkv(x)[2], heads.n_heads))[0]
+    return torch.stack(
+        [
+            (output_grads[head] @ v[head].mT * reversed_map_of_head(heads, x, head, attention_grad)).sum()
+            for head in head_indices
+        ]
+    )
+
+
+@torch.no_grad()
+def _patched_loss(
+    model: Model,
+    trace: Trace,
+    heads_by_layer: HeadsByLayer,
+    attention_grads: list[Tensor],
+    eta: float,
+    target_token_id: int,
+    position: int,
+) -> float:
+    patched_heads = {} if eta == 0 else heads_by_layer
+    edits = {
+        layer: _add_reversed_map(
+            trace.view.layer_heads[layer], trace.layer_input(layer), head_indices, attention_grads[layer], eta
+        )
+        for layer, head_indices in patched_heads.items()
+    }
+    return float(-at_least_float32(model.run(trace.ids, edit=edits)[position]).log_softmax(-1)[target_token_id])
+
+
+def _add_reversed_map(
+    heads: Heads, x: Float[Tensor, "n d"], head_indices: list[int], attention_grad: Float[Tensor, "n d"], eta: float
 ) -> LayerEdit:
     """R is made again for each run, one head at a time: no map of all heads is ever kept."""
 
-    def change(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
-        values, new = mechanism.value(for_every_head(v, q.shape[1])), out.clone()
-        for head in some:
-            new[:, head] += eta * (one_map(heads, x, head, pulled).to(values) @ values[:, head])
-        return new
+    def edit(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
+        values, patched_out = mechanism.value(repeat_kv_heads(v, q.shape[1])), out.clone()
+        for head in head_indices:
+            patched_out[:, head] += eta * (
+                reversed_map_of_head(heads, x, head, attention_grad).to(values) @ values[:, head]
+            )
+        return patched_out
 
-    return change
+    return edit
 
 
 ATTENTION_PATCHING = Analysis(

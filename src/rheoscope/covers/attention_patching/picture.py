@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rheoscope.picture.head_map import TYPED, head_map
+from rheoscope.picture.head_map import TYPES_CAPTION, head_map
 from rheoscope.picture.picture import Axis, Line, Panel, Picture
 
 if TYPE_CHECKING:
@@ -16,26 +16,26 @@ CAPTION = (
 
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """The loss over η, and the slope of every head."""
-    caption = CAPTION + TYPED * (types is not None)
+    caption = CAPTION + TYPES_CAPTION * (types is not None)
     return Picture(
-        "Attention moved along the gradient of its scores", caption, (curve(dataset), slopes(dataset, types))
+        "Attention moved along the gradient of its scores", caption, (loss_panel(dataset), slope_map(dataset, types))
     )
 
 
-def curve(dataset: "xarray.Dataset") -> Panel:
-    ordered = dataset.sortby("eta")
-    eta = ordered.eta.values
+def loss_panel(dataset: "xarray.Dataset") -> Panel:
+    by_eta = dataset.sortby("eta")
+    eta = by_eta.eta.values
     marks = (
-        Line("loss", eta, ordered.loss.values, "first"),
-        Line("first order", eta, ordered.predicted.values, "null", "dashed"),
+        Line("loss", eta, by_eta.loss.values, "first"),
+        Line("first order", eta, by_eta.predicted.values, "null", "dashed"),
     )
     return Panel("Loss of the target, nats", dataset.loss.attrs["definition"], marks, Axis("η"), columns=2)
 
 
-def slopes(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
+def slope_map(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
     """One square a head."""
     values = dataset.slope.values
-    reach = max(float(abs(values).max()), 1e-30)
+    limit = max(float(abs(values).max()), 1e-30)
     return head_map(
-        "Slope of every head", dataset.slope.attrs["definition"], values, (-reach, reach), types=types, name="slope"
+        "Slope of every head", dataset.slope.attrs["definition"], values, (-limit, limit), types=types, name="slope"
     )

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rheoscope.picture.picture import CLUSTERS, Axis, Line, Panel, Picture
+from rheoscope.picture.picture import SERIES_COLOURS, Axis, Line, Panel, Picture
 
 if TYPE_CHECKING:
     import xarray
@@ -12,7 +12,7 @@ CAPTION = (
     "and again (second), beside the angle between two different tokens (dashed): as large as that, the beginning decides as much as "
     "which token it is. The last two panels are the layer itself under each beginning."
 )
-PANELS = {
+PANEL_TITLES = {
     "change": "Read elsewhere, radians",
     "settled": "Settled elsewhere, radians",
     "residual": "How far from a fixed point",
@@ -22,17 +22,24 @@ PANELS = {
 
 def picture(dataset: "xarray.Dataset") -> Picture:
     """A line a text, a panel a number."""
-    return Picture("Do the first tokens decide?", CAPTION, tuple(_panel(dataset, *one) for one in PANELS.items()))
+    return Picture(
+        "Do the first tokens decide?", CAPTION, tuple(_field_panel(dataset, *entry) for entry in PANEL_TITLES.items())
+    )
 
 
-def _panel(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
+def _field_panel(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
     layers = tuple(f"L{layer}" for layer in dataset.layer.values)
-    at = range(len(layers))
+    x = range(len(layers))
     lines = [
-        Line(str(dataset.boundary.values[text]), at, dataset[name].values[text], CLUSTERS[text % len(CLUSTERS)])
-        for text in range(dataset.sizes["text"])
-        if dataset[name].values[text].any()  # the first text is what the others are compared with
+        Line(
+            str(dataset.boundary.values[text_index]),
+            x,
+            dataset[name].values[text_index],
+            SERIES_COLOURS[text_index % len(SERIES_COLOURS)],
+        )
+        for text_index in range(dataset.sizes["text"])
+        if dataset[name].values[text_index].any()  # the first text is what the others are compared with
     ]
     if f"{name}_null" in dataset:
-        lines.append(Line("two different tokens", at, dataset[f"{name}_null"].values, "null", "dashed"))
+        lines.append(Line("two different tokens", x, dataset[f"{name}_null"].values, "null", "dashed"))
     return Panel(title, dataset[name].attrs["definition"], tuple(lines), Axis("", layers), Axis(low=0.0))

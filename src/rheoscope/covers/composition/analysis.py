@@ -10,9 +10,10 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.decompositions import triangle
+from rheoscope.space.decompositions import triangular_factor
 from rheoscope.space.head import Heads
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.safe_arithmetic import at_least_float32
+from rheoscope.space.settings import Top
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -23,7 +24,7 @@ KINDS = ("q", "k", "v")
 
 
 @torch.no_grad()
-def composition(view: View, top: int = 10, progress: Callable[[int, int], None] | None = None) -> "xarray.Dataset":
+def composition(view: View, top: Top = 10, progress: Callable[[int, int], None] | None = None) -> "xarray.Dataset":
     """How strongly every head writes into what every later head reads, from the weights alone.
 
     **Answers** "which heads work together?" An induction head, for one, looks for (K) what a previous-token head wrote.
@@ -52,66 +53,78 @@ def composition(view: View, top: int = 10, progress: Callable[[int, int], None] 
         )
     if top < 1:
         raise RheoscopeError(f"the strongest pairs are 1 or more, got top={top}; type top=10")
-    names = [f"L{layer}.H{head}" for layer, heads in enumerate(view.blocks) for head in range(heads.count)]
-    tables = kernel(view.blocks, view.width, progress)
-    coords = {"head_from": names, "head_to": names, "kind": list(KINDS)}
+    head_names = [f"L{layer}.H{head}" for layer, heads in enumerate(view.layer_heads) for head in range(heads.n_heads)]
+    tables = kernel(view.layer_heads, view.width, progress)
+    coords = {"head_from": head_names, "head_to": head_names, "kind": list(KINDS)}
     attributes = {"space": "weights, gains folded", "top": top, "baseline": view.width**-0.5}
     facts = {name: str(value) for name, value in view.facts.items()}
-    values = dict(zip(KINDS, tables, strict=True)) | strongest(tables, top)
-    return COMPOSITION.answer(values, coords, attributes | facts)
+    values = dict(zip(KINDS, tables, strict=True)) | strongest_pairs(tables, top)
+    return COMPOSITION.label(values, coords, attributes | facts)
 
 
 def kernel(
     blocks: Sequence[Heads], width: int, progress: Callable[[int, int], None] | None = None
 ) -> Float[Tensor, "kind all_heads all_heads"]:
     """q, k and v of every two heads, row = the earlier one; NaN where the first is not in an earlier layer."""
-    first = [0, *accumulate(heads.count for heads in blocks)]
-    shape, device = (len(KINDS), first[-1], first[-1]), blocks[0].W_Q.device
+    head_offsets = [0, *accumulate(heads.n_heads for heads in blocks)]
+    shape, device = (len(KINDS), head_offsets[-1], head_offsets[-1]), blocks[0].W_Q.device
     tables = torch.full(shape, float("nan"), dtype=torch.float64, device=device)
-    written: list[Tensor] = []
-    for later, heads in enumerate(blocks):
-        to, reads = slice(first[later], first[later + 1]), read_by(heads)
-        for earlier, rows in enumerate(written):
-            at = slice(first[earlier], first[earlier + 1])
-            tables[:, at, to] = torch.stack([pairs(rows, side) for side in reads]) - width**-0.5
-        written.append(written_by(heads))
+    earlier_writes: list[Tensor] = []
+    for later_layer, heads in enumerate(blocks):
+        later_heads, read_matrices = (
+            slice(head_offsets[later_layer], head_offsets[later_layer + 1]),
+            read_factors(heads),
+        )
+        for earlier_layer, writes in enumerate(earlier_writes):
+            earlier_heads = slice(head_offsets[earlier_layer], head_offsets[earlier_layer + 1])
+            tables[:, earlier_heads, later_heads] = (
+                torch.stack([product_norms(writes, read_matrix) for read_matrix in read_matrices]) - width**-0.5
+            )
+        earlier_writes.append(write_factors(heads))
         if progress is not None:
-            progress(later + 1, len(blocks))
+            progress(later_layer + 1, len(blocks))
     return tables
 
 
-def written_by(heads: Heads) -> Float[Tensor, "h e d"]:
+def write_factors(heads: Heads) -> Float[Tensor, "h e d"]:
     """F of every head up to a turn of what it reads, of norm 1: T W_O, T the triangle of what it takes."""
     F = heads.F()
-    return _unit(triangle(exact(F.left)) @ exact(F.right))
+    return _normalise(triangular_factor(at_least_float32(F.left)) @ at_least_float32(F.right))
 
 
-def read_by(heads: Heads) -> list[Float[Tensor, "h d r"]]:
+def read_factors(heads: Heads) -> list[Float[Tensor, "h d r"]]:
     """M, Mᵀ and F of every head up to a turn of where they go, of norm 1."""
     M, F = heads.M(), heads.F()
-    asking, answering = exact(M.left), exact(M.right).mT
-    carried = exact(F.left) @ triangle(exact(F.right).mT).mT
-    return [_unit(x) for x in (asking @ triangle(answering).mT, answering @ triangle(asking).mT, carried)]
+    query_factor, key_factor = at_least_float32(M.left), at_least_float32(M.right).mT
+    value_factor = at_least_float32(F.left) @ triangular_factor(at_least_float32(F.right).mT).mT
+    return [
+        _normalise(x)
+        for x in (
+            query_factor @ triangular_factor(key_factor).mT,
+            key_factor @ triangular_factor(query_factor).mT,
+            value_factor,
+        )
+    ]
 
 
-def pairs(written: Float[Tensor, "a e d"], read: Float[Tensor, "b d r"]) -> Float[Tensor, "a b"]:
+def product_norms(writes: Float[Tensor, "a e d"], reads: Float[Tensor, "b d r"]) -> Float[Tensor, "a b"]:
     """‖written_a read_b‖ of every two heads, as one product."""
-    rows, columns = written.flatten(0, 1), read.transpose(0, 1).flatten(1)
-    table = (rows @ columns).unflatten(0, written.shape[:2]).unflatten(-1, (len(read), -1))
+    rows, columns = writes.flatten(0, 1), reads.transpose(0, 1).flatten(1)
+    table = (rows @ columns).unflatten(0, writes.shape[:2]).unflatten(-1, (len(reads), -1))
     return table.square().sum((1, 3)).double().sqrt()
 
 
-def _unit(A: Float[Tensor, "h m n"]) -> Float[Tensor, "h m n"]:
+def _normalise(A: Float[Tensor, "h m n"]) -> Float[Tensor, "h m n"]:
     """Of norm 1; 0 stays 0."""
-    size = A.norm(dim=(-2, -1), keepdim=True)
-    return A / torch.where(size > 0, size, 1)
+    norm = A.norm(dim=(-2, -1), keepdim=True)
+    return A / torch.where(norm > 0, norm, 1)
 
 
-def strongest(tables: Float[Tensor, "3 a b"], top: int) -> dict[str, Tensor]:
+def strongest_pairs(tables: Float[Tensor, "3 a b"], top: int) -> dict[str, Tensor]:
     """The largest entries of every table, and where they stand."""
-    there = int((~tables[0].isnan()).sum())
-    score, at = tables.nan_to_num(-torch.inf).flatten(1).topk(min(top, there))
-    return {"top_score": score, "top_from": at // tables.shape[-1], "top_to": at % tables.shape[-1]}
+    n_pairs = int((~tables[0].isnan()).sum())
+    scores, flat_index = tables.nan_to_num(-torch.inf).flatten(1).topk(min(top, n_pairs))
+    return {"top_score": scores, "top_from": flat_index // tables.shape[-1], "top_to": flat_index % tables.shape[-1]}
 
 
 @torch.no_grad()
@@ -132,15 +145,15 @@ def path_weights(trace: Trace, path: Sequence[tuple[int, int]]) -> Float[Tensor,
     >>> rs.path_weights(trace, [(0, 1), (2, 3)]).sum(-1).round(decimals=4).unique().tolist()
     [1.0]
     """
-    steps = [layer for layer, _ in path]
-    if not steps or steps != sorted(set(steps)):
+    layers = [layer for layer, _ in path]
+    if not layers or layers != sorted(set(layers)):
         raise RheoscopeError(
             f"a path goes through heads of later and later layers, got {list(path)}; type [(0, 1), (2, 3)]"
         )
-    found = trace.weights(*path[0])
+    weights = trace.weights(*path[0])
     for layer, head in path[1:]:
-        found = trace.weights(layer, head) @ found
-    return found
+        weights = trace.weights(layer, head) @ weights
+    return weights
 
 
 COMPOSITION = Analysis(
@@ -148,7 +161,7 @@ COMPOSITION = Analysis(
     question="Which heads work together: what does each head write that later heads read?",
     ask=composition,
     needs="view",
-    dear=True,
+    expensive=True,
     fields={
         "q": Field(
             ("head_from", "head_to"),

@@ -9,36 +9,37 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from rheoscope.covers import head_replacement
-from rheoscope.covers.head_replacement import Operation, live, plans
-from rheoscope.covers.head_selection import Asked, Chosen
-from rheoscope.covers.reversed_attention.analysis import written_at
-from rheoscope.covers.surgery.analysis import changed_attributes, default_form, predicting_heads
-from rheoscope.covers.text_batches import Batch, Progress, losses, measured, pieces
+from rheoscope.covers.head_replacement import OperatorEdit, model_edits, plan_edits
+from rheoscope.covers.head_selection import HeadsByLayer, HeadSelection
+from rheoscope.covers.reversed_attention.analysis import attention_output_step
+from rheoscope.covers.surgery.analysis import default_form, edit_attributes, select_predicting_heads
+from rheoscope.covers.text_batches import Batch, OnProgress, measure_windows, next_token_losses, split_into_windows
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field, with_interval
 from rheoscope.space.model import Edits, Hook, Model
+from rheoscope.space.settings import Draws, Seed
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
-from rheoscope.statistics.nulls import RESAMPLES, bootstrap, bootstrap_means, percentiles
+from rheoscope.statistics.nulls import RESAMPLES, bootstrap_interval, bootstrap_means, percentile_interval
 
 if TYPE_CHECKING:
     import xarray
 
 ROUNDING = 1e-5
 Cloud = Float[Tensor, "b n d"]
-Followed = tuple[list[str], Float[Tensor, "change field"]]
+WindowDeviations = tuple[list[str], Float[Tensor, "change field"]]
 """Of one piece: the steps that were looked at, and its sums over tokens under every change."""
 
 
 def decay(
     model: Model,
     text: Any,
-    heads: Asked = None,
+    heads: HeadSelection = None,
     M: str | None = None,
     F: str | None = None,
-    draws: int = 1,
-    seed: int = 0,
-    progress: Progress | None = None,
+    draws: Draws = 1,
+    seed: Seed = 0,
+    progress: OnProgress | None = None,
 ) -> "xarray.Dataset":
     """What later layers make of a change in one layer: does the deviation die out, faster or slower than noise of its size?
 
@@ -48,7 +49,7 @@ def decay(
     first. Noise is added to the stream where attention of that layer has written, with the length that the edit has there, token by
     token: `isotropic` in random directions of E, `exchanged` in those in which the edit moves another token of the text.
 
-    **Shapes** as in `surgery`; all heads in one layer: [(5, 1), (5, 2)], `model.view.heads_in(5)`, or None for all of the first layer.
+    **Shapes** as in `surgery`; all heads in one layer: [(5, 1), (5, 2)], `model.view.head_indices(5)`, or None for all of the first layer.
     With neither M nor F, M is made symmetric. `draws=0` leaves the noise out.
 
     **Gives** (change, step): `deviation`, `remaining`, `direction`, `healed_less`; (change): `cost`; bootstrap intervals over texts of
@@ -66,62 +67,77 @@ def decay(
     """
     if draws < 0:
         raise RheoscopeError(f"noise is drawn 0 times or more, got draws={draws}; type draws=1")
-    M, chosen, cut = default_form(M, F), _of_one_layer(model.view, heads), pieces(model, text)
-    (edit,) = (head_replacement.edit(plan, Generator()) for plan in plans(model.view, chosen, M, F))
-    noises = list(NOISE) if draws else []
-    follow = partial(_followed, model, edit=edit, noises=noises, draws=draws, generator=Generator().manual_seed(seed))
-    rows = measured(model, cut, follow, progress)
-    values = kernel(torch.stack([row for _, row in rows], -1), [len(one) - 1 for one in cut], seed)
+    M, heads_by_layer, windows = (
+        default_form(M, F),
+        _heads_of_one_layer(model.view, heads),
+        split_into_windows(model, text),
+    )
+    (edit,) = (
+        head_replacement.replacement_edit(plan, Generator()) for plan in plan_edits(model.view, heads_by_layer, M, F)
+    )
+    noises = list(NOISE_KINDS) if draws else []
+    measure = partial(
+        _measure_deviations, model, edit=edit, noises=noises, draws=draws, generator=Generator().manual_seed(seed)
+    )
+    rows = measure_windows(model, windows, measure, progress)
+    values = kernel(torch.stack([row for _, row in rows], -1), [len(ids) - 1 for ids in windows], seed)
     coords = {"change": ["edit", *noises], "step": rows[0][0]}
     settings = {"draws": draws, "seed": seed, "bootstrap": f"{RESAMPLES} draws of texts"}
-    return DECAY.answer(values, coords, changed_attributes(model.view, heads, chosen, M, F) | settings)
+    return DECAY.label(values, coords, edit_attributes(model.view, heads, heads_by_layer, M, F) | settings)
 
 
-def _of_one_layer(view: View, heads: Asked) -> Chosen:
+def _heads_of_one_layer(view: View, heads: HeadSelection) -> HeadsByLayer:
     """The heads asked for, all of one layer; unless said those of the first."""
-    chosen = predicting_heads(view, view.heads_in(0) if heads is None else heads)
-    if len(chosen) > 1:
+    heads_by_layer = select_predicting_heads(view, view.head_indices(0) if heads is None else heads)
+    if len(heads_by_layer) > 1:
         raise RheoscopeError(
-            f"decay follows a change of one layer, got heads of {len(chosen)} layers; type heads=[(5, 1)], or "
-            "heads=model.view.heads_in(5)"
+            f"decay follows a change of one layer, got heads of {len(heads_by_layer)} layers; type heads=[(5, 1)], or "
+            "heads=model.view.head_indices(5)"
         )
-    return chosen
+    return heads_by_layer
 
 
-def after(trace: Trace, layer: int) -> list[str]:
+def steps_after_attention(trace: Trace, layer: int) -> list[str]:
     """The steps from where the attention of a layer has written on."""
-    first = trace.steps.index(written_at(trace, layer))
-    return [str(step) for step in trace.steps[first:] if step not in trace.not_read]
+    first_index = trace.steps.index(attention_output_step(trace, layer))
+    return [str(step) for step in trace.steps[first_index:] if step not in trace.unread_steps]
 
 
 # Noise
 
 
-def isotropic(moved: Cloud, generator: Generator) -> Cloud:
+def isotropic_noise(displacement: Cloud, generator: Generator) -> Cloud:
     """Random directions of E."""
-    return _as_long(torch.randn(moved.shape, generator=generator).to(moved), moved)
+    return _scale_to_lengths(torch.randn(displacement.shape, generator=generator).to(displacement), displacement)
 
 
-def exchanged(moved: Cloud, generator: Generator) -> Cloud:
+def exchanged_noise(displacement: Cloud, generator: Generator) -> Cloud:
     """The directions in which other tokens of the same text move."""
-    found = torch.zeros_like(moved)
-    for one, text in zip(found, moved, strict=True):
-        at = _moved(text).nonzero()[:, 0]
-        one[at] = text[at[torch.randperm(len(at), generator=generator).to(at.device)]]
-    return _as_long(found, moved)
+    directions = torch.zeros_like(displacement)
+    for text_directions, text_displacement in zip(directions, displacement, strict=True):
+        moved_positions = _has_moved(text_displacement).nonzero()[:, 0]
+        text_directions[moved_positions] = text_displacement[
+            moved_positions[torch.randperm(len(moved_positions), generator=generator).to(moved_positions.device)]
+        ]
+    return _scale_to_lengths(directions, displacement)
 
 
-def _moved(cloud: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
+def _has_moved(cloud: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
     """Which tokens moved by more than rounding: the first of a causal text, which sees itself alone, does not."""
-    by = cloud.norm(dim=-1)
-    return by > ROUNDING * by.amax(-1, keepdim=True)
+    distance = cloud.norm(dim=-1)
+    return distance > ROUNDING * distance.amax(-1, keepdim=True)
 
 
-def _as_long(directions: Cloud, moved: Cloud) -> Cloud:
-    return directions * (moved.norm(dim=-1, keepdim=True) / directions.norm(dim=-1, keepdim=True).clamp(min=1e-30))
+def _scale_to_lengths(directions: Cloud, displacement: Cloud) -> Cloud:
+    return directions * (
+        displacement.norm(dim=-1, keepdim=True) / directions.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+    )
 
 
-NOISE: dict[str, Callable[[Cloud, Generator], Cloud]] = {"isotropic": isotropic, "exchanged": exchanged}
+NOISE_KINDS: dict[str, Callable[[Cloud, Generator], Cloud]] = {
+    "isotropic": isotropic_noise,
+    "exchanged": exchanged_noise,
+}
 """Displacements of the same length, token by token, in directions that say nothing of the edit, or of where it was."""
 
 
@@ -129,84 +145,98 @@ NOISE: dict[str, Callable[[Cloud, Generator], Cloud]] = {"isotropic": isotropic,
 
 
 @torch.no_grad()
-def _followed(
-    model: Model, batch: Batch, edit: Operation, noises: list[str], draws: int, generator: Generator
-) -> dict[int, Followed]:
+def _measure_deviations(
+    model: Model, batch: Batch, edit: OperatorEdit, noises: list[str], draws: int, generator: Generator
+) -> dict[int, WindowDeviations]:
     """Number of a piece → its steps, and its deviations and cost, summed over tokens, under the edit and under the mean of every noise."""
-    steps = after(batch.traces[0], edit.layer)
-    plain = {step: torch.stack([trace.at(step) for trace in batch.traces]) for step in steps}
-    given = model.passed(batch.ids)[: edit.layer]
+    steps = steps_after_attention(batch.traces[0], edit.layer)
+    clean_points = {step: torch.stack([trace.points_at(step) for trace in batch.traces]) for step in steps}
+    block_outputs = model.block_outputs(batch.ids)[: edit.layer]
 
-    def run(edits: Edits, hooks: dict[str, Hook]) -> tuple[dict[str, Cloud], Float[Tensor, "b field"]]:
-        moved: dict[str, Cloud] = {}
-        looking = {step: _then(hooks.get(step), _leaving(moved, step, plain[step])) for step in steps}
-        logits = model.run_batch(batch.ids, edits, hooks | looking, given)
-        cost = (losses(logits, batch.ids) - batch.before).sum(-1, keepdim=True)
-        return moved, torch.cat([*_deviations(plain, moved, batch.kept), cost], -1)
+    def run_with(edits: Edits, hooks: dict[str, Hook]) -> tuple[dict[str, Cloud], Float[Tensor, "b field"]]:
+        displacements: dict[str, Cloud] = {}
+        recorders = {
+            step: _compose_hooks(hooks.get(step), _record_displacement(displacements, step, clean_points[step]))
+            for step in steps
+        }
+        logits = model.run_batch(batch.ids, edits, hooks | recorders, block_outputs)
+        cost = (next_token_losses(logits, batch.ids) - batch.losses_before).sum(-1, keepdim=True)
+        return displacements, torch.cat([*_deviation_sums(clean_points, displacements, batch.is_included), cost], -1)
 
-    moved, told = run(live(batch.kept, [edit]), {})
-    found = [told]
+    displacements, edit_row = run_with(model_edits(batch.is_included, [edit]), {})
+    change_rows = [edit_row]
     for name in noises:
-        these = [NOISE[name](moved[steps[0]], generator) for _ in range(draws)]
-        found.append(torch.stack([run({}, {steps[0]: _adding(one)})[1] for one in these]).mean(0))
-    rows = torch.stack(found, 1).cpu().double()
-    return {piece: (steps, rows[at]) for at, piece in enumerate(batch.which)}
+        noise_draws = [NOISE_KINDS[name](displacements[steps[0]], generator) for _ in range(draws)]
+        change_rows.append(
+            torch.stack([run_with({}, {steps[0]: _add_noise(noise)})[1] for noise in noise_draws]).mean(0)
+        )
+    rows = torch.stack(change_rows, 1).cpu().double()
+    return {window_index: (steps, rows[batch_index]) for batch_index, window_index in enumerate(batch.window_indices)}
 
 
-def _leaving(moved: dict[str, Cloud], step: str, plain: Cloud) -> Hook:
-    def look(x: Tensor) -> Tensor:
-        moved[step] = x.reshape(plain.shape) - plain
+def _record_displacement(displacements: dict[str, Cloud], step: str, clean_points: Cloud) -> Hook:
+    def record(x: Tensor) -> Tensor:
+        displacements[step] = x.reshape(clean_points.shape) - clean_points
         return x
 
-    return look
+    return record
 
 
-def _adding(noise: Cloud) -> Hook:
+def _add_noise(noise: Cloud) -> Hook:
     return lambda x: x + noise.to(x).reshape(x.shape)
 
 
-def _then(first: Hook | None, second: Hook) -> Hook:
-    return second if first is None else lambda x: second(first(x))
+def _compose_hooks(first_hook: Hook | None, second_hook: Hook) -> Hook:
+    return second_hook if first_hook is None else lambda x: second_hook(first_hook(x))
 
 
-def _deviations(plain: dict[str, Cloud], moved: dict[str, Cloud], kept: Bool[Tensor, "b n"]) -> list[Tensor]:
+def _deviation_sums(
+    clean_points: dict[str, Cloud], displacements: dict[str, Cloud], is_included: Bool[Tensor, "b n"]
+) -> list[Tensor]:
     """Of every text, summed over tokens: deviations (b, step), directions (b, step); and how many tokens, of each of the two (b, 1)."""
-    start = next(iter(moved.values()))
-    there = kept & _moved(start)
-    deviations = [(d.norm(dim=-1) / plain[step].norm(dim=-1) * kept).sum(-1) for step, d in moved.items()]
-    directions = [(torch.cosine_similarity(d, start, dim=-1) * there).sum(-1) for d in moved.values()]
-    counts = [over.sum(-1, keepdim=True).to(start) for over in (kept, there)]
+    first_displacement = next(iter(displacements.values()))
+    has_direction = is_included & _has_moved(first_displacement)
+    deviations = [
+        (d.norm(dim=-1) / clean_points[step].norm(dim=-1) * is_included).sum(-1) for step, d in displacements.items()
+    ]
+    directions = [
+        (torch.cosine_similarity(d, first_displacement, dim=-1) * has_direction).sum(-1) for d in displacements.values()
+    ]
+    counts = [mask.sum(-1, keepdim=True).to(first_displacement) for mask in (is_included, has_direction)]
     return [torch.stack(deviations, -1), torch.stack(directions, -1), *counts]
 
 
 def kernel(rows: Float[Tensor, "change field text"], lengths: list[int], seed: int) -> dict[str, Tensor]:
     """Means over texts with their intervals, from what `_followed` gives of every text and the texts' predicted tokens."""
-    steps = (rows.shape[1] - 3) // 2
-    deviation, direction, tokens, moving, cost = rows.split([steps, steps, 1, 1, 1], 1)
-    sizes = tokens[0, 0].long().tolist()
-    again, mean = bootstrap_means(deviation, sizes, Generator().manual_seed(seed)), deviation.sum(-1) / sum(sizes)
-    remaining, remaining_again = mean / mean[:, :1], again / again[:, :1]
+    n_steps = (rows.shape[1] - 3) // 2
+    deviation, direction, n_tokens, n_moved, cost = rows.split([n_steps, n_steps, 1, 1, 1], 1)
+    token_counts = n_tokens[0, 0].long().tolist()
+    resampled_means, mean_deviation = (
+        bootstrap_means(deviation, token_counts, Generator().manual_seed(seed)),
+        deviation.sum(-1) / sum(token_counts),
+    )
+    remaining, resampled_remaining = mean_deviation / mean_deviation[:, :1], resampled_means / resampled_means[:, :1]
     values = {
-        "deviation": mean,
-        "direction": direction.sum(-1) / moving.sum(-1),
+        "deviation": mean_deviation,
+        "direction": direction.sum(-1) / n_moved.sum(-1),
         "remaining": remaining,
         "healed_less": remaining[:1] - remaining,
         "cost": cost[:, 0].sum(-1) / sum(lengths),
     }
     intervals = {
-        "remaining": percentiles(remaining_again),
-        "healed_less": percentiles(remaining_again[:1] - remaining_again),
-        "cost": bootstrap(cost[:, 0], lengths, Generator().manual_seed(seed)),
+        "remaining": percentile_interval(resampled_remaining),
+        "healed_less": percentile_interval(resampled_remaining[:1] - resampled_remaining),
+        "cost": bootstrap_interval(cost[:, 0], lengths, Generator().manual_seed(seed)),
     }
     for name, (low, high) in intervals.items():
         values |= {f"{name}_low": low, f"{name}_high": high}
     return values
 
 
-STEPS = ("change", "step")
-REMAINING = Field(STEPS, "deviation over that at the first step, where attention of the changed layer has written")
+STEP_DIMS = ("change", "step")
+REMAINING = Field(STEP_DIMS, "deviation over that at the first step, where attention of the changed layer has written")
 HEALED_LESS = Field(
-    STEPS,
+    STEP_DIMS,
     "remaining of the edit less that of each change, over the same texts: above 0 later layers undo the noise more",
 )
 COST = Field(("change",), "loss under the change less that of the model as it is, per token", "nats")
@@ -217,11 +247,11 @@ DECAY = Analysis(
     needs="model",
     fields={
         "deviation": Field(
-            STEPS,
+            STEP_DIMS,
             "‖x'_i − x_i‖ / ‖x_i‖ at a step, mean over tokens that are not massive: x' under the change, x of the model as it is",
         ),
         "direction": Field(
-            STEPS,
+            STEP_DIMS,
             "cosine of x'_i − x_i with the same at the first step, mean over tokens that are not massive and that moved there",
         ),
     }

@@ -14,27 +14,27 @@ CAPTION = (
     "bootstrap interval of the edit."
 )
 TITLES = {"remaining": "Deviation that remains", "deviation": "Deviation over length", "direction": "Same direction"}
-COLOURS = {"edit": "first", "isotropic": "null", "exchanged": "second"}
+CHANGE_COLOURS = {"edit": "first", "isotropic": "null", "exchanged": "second"}
 
 
 def picture(dataset: "xarray.Dataset") -> Picture:
     """A line a change, for what remains, how large it is and where it points."""
-    panels = tuple(_panel(dataset, name, title) for name, title in TITLES.items())
+    panels = tuple(_field_panel(dataset, name, title) for name, title in TITLES.items())
     return Picture("What later layers make of the change", CAPTION, panels)
 
 
-def _panel(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
-    steps = tuple(_short(Step.parse(str(step))) for step in dataset.step.values)
-    at = range(len(steps))
+def _field_panel(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
+    steps = tuple(_step_label(Step.parse(str(step))) for step in dataset.step.values)
+    x = range(len(steps))
     lines = [
-        Line(str(change), at, dataset[name].sel(change=change).values, COLOURS[str(change)])
+        Line(str(change), x, dataset[name].sel(change=change).values, CHANGE_COLOURS[str(change)])
         for change in dataset.change.values
     ]
     if name == "remaining":
         ends = ("low", "high")
-        lines += [Line(f"edit, {end}", at, dataset[f"remaining_{end}"][0].values, "first", "dashed") for end in ends]
+        lines += [Line(f"edit, {end}", x, dataset[f"remaining_{end}"][0].values, "first", "dashed") for end in ends]
     return Panel(title, dataset[name].attrs["definition"], tuple(lines), Axis("", steps), Axis(low=0.0))
 
 
-def _short(step: Step) -> str:
+def _step_label(step: Step) -> str:
     return f"L{step.layer}" if step.is_end_of_layer else f"L{step.layer} mid"

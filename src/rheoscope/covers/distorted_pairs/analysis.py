@@ -1,18 +1,21 @@
 """Which tokens does a head tear apart, and which does it glue together? The pairs behind the distortion of an image."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.covers.distortion.analysis import IMAGES, images
-from rheoscope.covers.layer_inputs import Read, layer_from_end, layers, provenance
+from rheoscope.covers.agreement.words import least_similar_head, required_agreement
+from rheoscope.covers.distortion.analysis import IMAGES, images_of_heads
+from rheoscope.covers.layer_inputs import LayerInput, provenance, read_layers, resolve_layer
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.pair_distances import distances, inner_products, upper
+from rheoscope.space.pair_distances import centred_inner_products, distances, upper_triangle
+from rheoscope.space.results import Results
+from rheoscope.space.settings import HeadIndex, ImageName, LayerIndex, Top
 from rheoscope.space.trace import Trace
-from rheoscope.statistics.ranks import ranked
+from rheoscope.statistics.ranks import centred_ranks
 
 if TYPE_CHECKING:
     import xarray
@@ -22,7 +25,12 @@ KINDS = ("torn", "glued")
 
 @torch.no_grad()
 def distorted_pairs(
-    trace: Trace, layer: int = -1, head: int = 0, image: str = "query", top: int = 5, keep_massive: bool = False
+    trace: Trace,
+    layer: LayerIndex = -1,
+    head: HeadIndex = 0,
+    image: ImageName = "query",
+    top: Top = 5,
+    keep_massive: bool = False,
 ) -> "xarray.Dataset":
     """The pairs of tokens whose place among all pairs a head changes most.
 
@@ -46,48 +54,67 @@ def distorted_pairs(
     >>> bool((found.after.sel(kind="torn") >= found.before.sel(kind="torn")).all())
     True
     """
-    layer = layer_from_end(trace.view, layer, head)
+    layer = resolve_layer(trace.view, layer, head)
     if image not in IMAGES:
         raise RheoscopeError(f"unknown image {image!r}; type one of {', '.join(IMAGES)}")
-    found = kernel(list(layers(trace, keep_massive, least=3))[layer], head, image)
-    if not 1 <= top <= len(found["before"]):
-        pairs = len(found["before"])
+    pair_values = kernel(list(read_layers(trace, keep_massive, min_tokens=3))[layer], head, image)
+    if not 1 <= top <= len(pair_values["before"]):
+        pairs = len(pair_values["before"])
         raise RheoscopeError(
             f"top lies between 1 and the {pairs} pairs of this text, got {top}; type top={min(5, pairs)}"
         )
-    order = (found["after"] - found["before"]).argsort(stable=True)
-    chosen = torch.stack([order.flip(0)[:top], order[:top]])
-    values = {name: x[chosen] for name, x in found.items()}
-    words = {
-        f"{which}_token": (("kind", "pair"), [[trace.tokens[at] for at in row] for row in values[which].tolist()])
-        for which in ("first", "second")
+    order = (pair_values["after"] - pair_values["before"]).argsort(stable=True)
+    selected_pairs = torch.stack([order.flip(0)[:top], order[:top]])
+    values = {name: x[selected_pairs] for name, x in pair_values.items()}
+    token_labels = {
+        f"{member}_token": (
+            ("kind", "pair"),
+            [[trace.tokens[position] for position in row] for row in values[member].tolist()],
+        )
+        for member in ("first", "second")
     }
     attributes = provenance(trace, keep_massive, layer=layer, head=head, image=image, top=top)
-    return DISTORTED_PAIRS.answer(values, {"kind": list(KINDS)} | words, attributes)
+    return DISTORTED_PAIRS.label(values, {"kind": list(KINDS)} | token_labels, attributes)
 
 
-def kernel(read: Read, head: int, image: str) -> dict[str, Tensor]:
+def kernel(layer_input: LayerInput, head: int, image: str) -> dict[str, Tensor]:
     """Both places of every pair of tokens that are apart in E, and its rank among all before and after one head."""
-    return changed(read, images(read.heads)[IMAGES.index(image)].of(read.hat.double())[head])
+    return rank_changes(
+        layer_input, images_of_heads(layer_input.heads)[IMAGES.index(image)].apply(layer_input.x_hat.double())[head]
+    )
 
 
-def changed(read: Read, seen: Float[Tensor, "n r"]) -> dict[str, Tensor]:
+def rank_changes(layer_input: LayerInput, image_points: Float[Tensor, "n r"]) -> dict[str, Tensor]:
     """The same for any image of the tokens."""
-    first, second = torch.triu_indices(len(seen), len(seen), 1, device=seen.device)
-    far = _distances(read.hat)
-    apart = far > 1e-12 * far.max()
-    before, after = (_shares(pairs[apart]) for pairs in (far, _distances(seen)))
-    return {"first": read.at[first[apart]], "second": read.at[second[apart]], "before": before, "after": after}
+    first, second = torch.triu_indices(len(image_points), len(image_points), 1, device=image_points.device)
+    point_distances = _pair_distances(layer_input.x_hat)
+    is_distinct = point_distances > 1e-12 * point_distances.max()
+    rank_before, rank_after = (
+        _rank_fractions(pair_distances[is_distinct])
+        for pair_distances in (point_distances, _pair_distances(image_points))
+    )
+    return {
+        "first": layer_input.positions[first[is_distinct]],
+        "second": layer_input.positions[second[is_distinct]],
+        "before": rank_before,
+        "after": rank_after,
+    }
 
 
-def _distances(x: Float[Tensor, "n d"]) -> Float[Tensor, " pairs"]:
-    return upper(distances(inner_products(x.double())))
+def _pair_distances(x: Float[Tensor, "n d"]) -> Float[Tensor, " pairs"]:
+    return upper_triangle(distances(centred_inner_products(x.double())))
 
 
-def _shares(distances: Tensor) -> Tensor:
+def _rank_fractions(distances: Tensor) -> Tensor:
     """Ranks among all, from 0 to 1."""
-    ranks = ranked(distances[None], torch.ones_like(distances[None], dtype=torch.bool))[0]
+    ranks = centred_ranks(distances[None], torch.ones_like(distances[None], dtype=torch.bool))[0]
     return ranks / max(1, len(distances) - 1) + 0.5
+
+
+def _report_settings(results: Results) -> dict[str, Any]:
+    """The head whose scores follow similarity least."""
+    layer, head = least_similar_head(required_agreement(results))
+    return {"layer": layer, "head": head}
 
 
 DISTORTED_PAIRS = Analysis(
@@ -95,6 +122,8 @@ DISTORTED_PAIRS = Analysis(
     question="Which alike tokens does one head hold apart, and which unlike ones does it confuse?",
     ask=distorted_pairs,
     needs="trace",
+    depends_on=("agreement",),
+    report=_report_settings,
     fields={
         "first": Field(("kind", "pair"), "place of the pair's earlier token in the text"),
         "second": Field(("kind", "pair"), "place of the pair's later token"),

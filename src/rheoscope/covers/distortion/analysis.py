@@ -2,29 +2,38 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rheoscope.covers.cloud_comparison import AT_ONCE, COMPARED, Geometry, geometry, kept, kept_with_error
-from rheoscope.covers.image_geometry import kept_by_images
-from rheoscope.covers.layer_inputs import Read, layers, layers_of_many, provenance, tokens
-from rheoscope.covers.rotated_heads import mismatch_null, turned
+from rheoscope.covers.cloud_comparison import (
+    MAX_PAIRS_AT_ONCE,
+    PRESERVATION_FIELDS,
+    Geometry,
+    geometry,
+    preservation,
+    preservation_with_error,
+)
+from rheoscope.covers.image_geometry import batch_preservation
+from rheoscope.covers.layer_inputs import LayerInput, included_positions, provenance, read_batch_layers, read_layers
+from rheoscope.covers.rotated_heads import mismatch_null, random_head_rotations
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.cpu_cores import on_cores
+from rheoscope.space.cpu_cores import map_on_cores
 from rheoscope.space.decompositions import svdvals
-from rheoscope.space.head import Heads, by_every_head
-from rheoscope.space.layer_stack import layer_by_layer
-from rheoscope.space.masked_means import centred
+from rheoscope.space.head import Heads, matmul_per_head
+from rheoscope.space.layer_stack import stack_padded
+from rheoscope.space.masked_means import centre_points
 from rheoscope.space.operator import Factored
-from rheoscope.space.safe_arithmetic import exact, share
+from rheoscope.space.results import Results
+from rheoscope.space.safe_arithmetic import at_least_float32, safe_divide
+from rheoscope.space.settings import Count, Draws, Neighbours, Seed
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
-from rheoscope.statistics.nulls import drawn_rows
+from rheoscope.statistics.nulls import sample_rows
 
 if TYPE_CHECKING:
     import xarray
@@ -36,11 +45,11 @@ RAW_IMAGES = ("q", "k", "v")
 @torch.no_grad()
 def distortion(
     trace: Trace,
-    nearest: int = 5,
-    draws: int = 20,
-    seed: int = 0,
+    nearest: Neighbours = 5,
+    draws: Draws = 20,
+    seed: Seed = 0,
     keep_massive: bool = False,
-    rows: int | None = None,
+    rows: Count | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
     """What each head's projections keep of the geometry of the tokens, and what they lose.
@@ -77,20 +86,23 @@ def distortion(
     >>> bool((found.rsa_null.mean("head") < found.rsa_projection).all())
     True
     """
-    n = len(tokens(trace, keep_massive, least=4))
-    if not 1 <= nearest < n / 2 or draws < 0 or draws == 1:
+    n_tokens = len(included_positions(trace, keep_massive, min_tokens=4))
+    if not 1 <= nearest < n_tokens / 2 or draws < 0 or draws == 1:
         raise RheoscopeError(
-            f"of {n} tokens that are not massive, the nearest are fewer than half, 1 or more, and draws 0, 2 or more, got "
-            f"nearest={nearest}, draws={draws}; type nearest={max(1, min(5, (n - 1) // 2))}, draws=20, or a longer text"
+            f"of {n_tokens} tokens that are not massive, the nearest are fewer than half, 1 or more, and draws 0, 2 or more, got "
+            f"nearest={nearest}, draws={draws}; type nearest={max(1, min(5, (n_tokens - 1) // 2))}, draws=20, or a longer text"
         )
-    some = drawn_rows(n, _enough(rows), seed, trace.points.device)
-    found, turns = [], turned(trace.view.width, draws, seed, trace.points.device)
-    for read in layers(trace, keep_massive, least=4):
-        found.append(kernel(read, nearest, turns, seed, some))
+    row_indices = sample_rows(n_tokens, _check_rows(rows), seed, trace.points.device)
+    layer_rows, rotations = [], random_head_rotations(trace.view.width, draws, seed, trace.points.device)
+    for layer_input in read_layers(trace, keep_massive, min_tokens=4):
+        layer_rows.append(kernel(layer_input, nearest, rotations, seed, row_indices))
         if progress is not None:
-            progress(len(found), trace.view.layers)
-    values = {name: layer_by_layer([one[name] for one in found], beyond=torch.nan) for name in found[0]}
-    values |= together(values)
+            progress(len(layer_rows), trace.view.layers)
+    values = {
+        name: stack_padded([layer_row[name] for layer_row in layer_rows], fill_value=torch.nan)
+        for name in layer_rows[0]
+    }
+    values |= means_over_heads(values)
     values.pop("rsa_drawn", None)
     coords = {
         "layer": range(trace.view.layers),
@@ -99,104 +111,149 @@ def distortion(
         "raw_image": list(RAW_IMAGES),
     }
     settings = {"nearest": nearest, "draws": draws, "seed": seed} | ({} if rows is None else {"rows": rows})
-    return DISTORTION.answer(values, coords, provenance(trace, keep_massive, **settings))
+    return DISTORTION.label(values, coords, provenance(trace, keep_massive, **settings))
 
 
-def _enough(rows: int | None) -> int | None:
+def _check_rows(rows: int | None) -> int | None:
     if rows is not None and rows < 2:
         raise RheoscopeError(f"rows are 2 or more, got rows={rows}; type rows=128, or rows=None for all")
     return rows
 
 
 def kernel(
-    read: Read, nearest: int, turns: Float[Tensor, "draw d d"], seed: int, some: Int[Tensor, " m"]
+    layer_input: LayerInput,
+    nearest: int,
+    rotations: Float[Tensor, "draw d d"],
+    seed: int,
+    row_indices: Int[Tensor, " m"],
 ) -> dict[str, Tensor]:
     """All numbers of one layer, and of the draws (draw, head, image) those that are told of all heads together."""
-    cloud, of, seen = read.hat.double(), geometry(read.hat, some), images(read.heads)
-    even = [image.evenly(cloud) for image in seen]
-    own = kept_with_error(of, in_one([x * image.sizes[:, None] for x, image in zip(even, seen, strict=True)]), nearest)
-    raw = kept(of, in_one([by_every_head(cloud, image.left) for image in seen]), nearest)
-    found = dict(zip((*COMPARED, "rsa_error"), own.unbind(-1), strict=True))
-    if len(some) == len(cloud):
-        del found["rsa_error"]
-    found |= {f"{name}_raw": raw[..., at] for at, name in enumerate(COMPARED)}
-    found |= by_chance(cloud, of, seen, nearest, turns, seed) if len(turns) else {}
-    around = [x - x.mean(-2, keepdim=True) for x in (cloud, *even)]
-    found["collapse"] = torch.stack([collapse(around[0], x) for x in around[1:]], 1)
-    return found | of_weights(read.heads, seen)
+    cloud, reference, head_images = (
+        layer_input.x_hat.double(),
+        geometry(layer_input.x_hat, row_indices),
+        images_of_heads(layer_input.heads),
+    )
+    projections = [image.project(cloud) for image in head_images]
+    scores = preservation_with_error(
+        reference,
+        stack_images([x * image.singular_values[:, None] for x, image in zip(projections, head_images, strict=True)]),
+        nearest,
+    )
+    raw_scores = preservation(
+        reference, stack_images([matmul_per_head(cloud, image.left) for image in head_images]), nearest
+    )
+    values = dict(zip((*PRESERVATION_FIELDS, "rsa_error"), scores.unbind(-1), strict=True))
+    if len(row_indices) == len(cloud):
+        del values["rsa_error"]
+    values |= {f"{name}_raw": raw_scores[..., index] for index, name in enumerate(PRESERVATION_FIELDS)}
+    values |= null_values(cloud, reference, head_images, nearest, rotations, seed) if len(rotations) else {}
+    centred_clouds = [x - x.mean(-2, keepdim=True) for x in (cloud, *projections)]
+    values["collapse"] = torch.stack([collapse(centred_clouds[0], x) for x in centred_clouds[1:]], 1)
+    return values | weight_values(layer_input.heads, head_images)
 
 
 @torch.no_grad()
-def known_of(heads: Heads) -> "tuple[list[Image], dict[str, Tensor]]":
+def images_and_constants(heads: Heads) -> "tuple[list[OperatorImage], dict[str, Tensor]]":
     """The images of a layer, and what no text decides."""
-    seen = images(heads)
-    return seen, of_weights(heads, seen)
+    head_images = images_of_heads(heads)
+    return head_images, weight_values(heads, head_images)
 
 
-def of_weights(heads: Heads, seen: "list[Image]") -> dict[str, Tensor]:
+def weight_values(heads: Heads, head_images: "list[OperatorImage]") -> dict[str, Tensor]:
     """Numbers that no text decides."""
-    width = heads.W_Q.shape[-2] - int(heads.norm.centred)
-    rank = torch.stack([image.rank for image in seen], -1)
-    return {"rank": rank, "collapse_null": (1 - rank / width).clamp(min=0)} | mismatch(seen[0], seen[1], width)
+    width = heads.W_Q.shape[-2] - int(heads.norm.subtracts_mean)
+    rank = torch.stack([image.rank for image in head_images], -1)
+    return {"rank": rank, "collapse_null": (1 - rank / width).clamp(min=0)} | mismatch_values(
+        head_images[0], head_images[1], width
+    )
 
 
 @torch.no_grad()
-def many(traces: Traces, nearest: int = 5, keep_massive: bool = False) -> dict[str, Tensor]:
+def batch(traces: Traces, nearest: int = 5, keep_massive: bool = False) -> dict[str, Tensor]:
     """The same of many texts at once, every token of each: all fields but those of random heads, (text, *dims)."""
-    there = traces.ordinary(keep_massive, least=2 * nearest + 1)
-    found, weights = [], on_cores(known_of, traces.view.blocks)
-    for read, (seen, known) in zip(layers_of_many(traces, there), weights, strict=True):
-        cloud = read.hat.double()
-        even = [image.evenly(cloud) for image in seen]
-        row = of_images(cloud, there, seen, even, nearest)
-        around, each = centred(cloud, there), there.repeat_interleave(traces.view.heads, 0)
-        alike = (centred(x.flatten(0, 1), each).unflatten(0, x.shape[:2]) for x in even)
-        row["collapse"] = torch.stack([collapse(around, x) for x in alike], -1)
-        found.append(row | {name: x.expand(len(traces), *x.shape) for name, x in known.items()})
-    values = {name: torch.stack([one[name] for one in found], 1) for name in found[0]}
+    is_included = traces.valid_mask(keep_massive, min_tokens=2 * nearest + 1)
+    layer_rows, layer_constants = [], map_on_cores(images_and_constants, traces.view.layer_heads)
+    for layer_input, (head_images, constants) in zip(
+        read_batch_layers(traces, is_included), layer_constants, strict=True
+    ):
+        cloud = layer_input.x_hat.double()
+        projections = [image.project(cloud) for image in head_images]
+        row = image_scores(cloud, is_included, head_images, projections, nearest)
+        centred_cloud, is_included_per_head = (
+            centre_points(cloud, is_included),
+            is_included.repeat_interleave(traces.view.heads, 0),
+        )
+        centred_projections = (
+            centre_points(x.flatten(0, 1), is_included_per_head).unflatten(0, x.shape[:2]) for x in projections
+        )
+        row["collapse"] = torch.stack([collapse(centred_cloud, x) for x in centred_projections], -1)
+        layer_rows.append(row | {name: x.expand(len(traces), *x.shape) for name, x in constants.items()})
+    values = {name: torch.stack([layer_row[name] for layer_row in layer_rows], 1) for name in layer_rows[0]}
     return values | {"mean_rsa": values["rsa"].mean((1, 2))}
 
 
-def of_images(
-    cloud: Float[Tensor, "b n d"], there: Bool[Tensor, "b n"], seen: "list[Image]", even: list[Tensor], nearest: int
+def image_scores(
+    cloud: Float[Tensor, "b n d"],
+    is_included: Bool[Tensor, "b n"],
+    head_images: "list[OperatorImage]",
+    projections: list[Tensor],
+    nearest: int,
 ) -> dict[str, Float[Tensor, "b h image"]]:
     """What images of every head keep of their cloud, and what q, k and v themselves do (`_raw`): the cloud is looked at once.
 
     `even` (b, h, n, r) is what each image sees of the cloud, every direction as long as it is there.
     """
-    own = [x * image.sizes[:, None] for x, image in zip(even, seen, strict=True)]
-    both = in_one([*own, *(by_every_head(cloud, image.left) for image in seen)])
-    found = kept_by_images(cloud, there, both.flatten(1, 2), nearest).unflatten(1, both.shape[1:3])
-    parts = zip(("", "_raw"), found.split(len(seen), 2), strict=True)
-    return {f"{name}{called}": x for called, part in parts for name, x in zip(COMPARED, part.unbind(-1), strict=True)}
+    scaled_images = [x * image.singular_values[:, None] for x, image in zip(projections, head_images, strict=True)]
+    all_images = stack_images([*scaled_images, *(matmul_per_head(cloud, image.left) for image in head_images)])
+    scores = batch_preservation(cloud, is_included, all_images.flatten(1, 2), nearest).unflatten(
+        1, all_images.shape[1:3]
+    )
+    parts = zip(("", "_raw"), scores.split(len(head_images), 2), strict=True)
+    return {
+        f"{name}{suffix}": x
+        for suffix, part in parts
+        for name, x in zip(PRESERVATION_FIELDS, part.unbind(-1), strict=True)
+    }
 
 
-def by_chance(
-    cloud: Float[Tensor, "n d"], of: Geometry, seen: "list[Image]", nearest: int, turns: Tensor, seed: int
+def null_values(
+    cloud: Float[Tensor, "n d"],
+    reference: Geometry,
+    head_images: "list[OperatorImage]",
+    nearest: int,
+    rotations: Tensor,
+    seed: int,
 ) -> dict[str, Tensor]:
     """What the same heads keep of the cloud turned at random, and what random projections to as many dimensions keep."""
-    at_once = max(1, AT_ONCE // (len(seen[0].left) * of.order.numel()))
-    single = [
-        Image(image.left.float(), image.basis.float(), image.sizes.float()) for image in seen
+    rotations_at_once = max(1, MAX_PAIRS_AT_ONCE // (len(head_images[0].left) * reference.neighbour_ranks.numel()))
+    float32_images = [
+        OperatorImage(image.left.float(), image.basis.float(), image.singular_values.float()) for image in head_images
     ]  # chance is coarser
-    clouds = (cloud.float() @ Q for Q in turns.split(at_once))
-    drawn = torch.cat([kept(of, in_one([image.of(x) for image in single]), nearest) for x in clouds])
-    found = {f"{name}_null": drawn[..., at].mean(0) for at, name in enumerate(COMPARED)}
-    found |= {f"{name}_null_sd": drawn[..., at].std(0) for at, name in enumerate(COMPARED)}
-    ranks = [int(image.rank.median()) for image in seen]
-    null = {rank: random_projections(cloud, of, rank, nearest, len(turns), seed) for rank in set(ranks)}
-    found |= {f"{name}_projection": torch.stack([null[r][at] for r in ranks]) for at, name in enumerate(COMPARED)}
-    return found | {"rsa_drawn": drawn[..., COMPARED.index("rsa")]}
+    clouds = (cloud.float() @ Q for Q in rotations.split(rotations_at_once))
+    null_samples = torch.cat(
+        [preservation(reference, stack_images([image.apply(x) for image in float32_images]), nearest) for x in clouds]
+    )
+    values = {f"{name}_null": null_samples[..., index].mean(0) for index, name in enumerate(PRESERVATION_FIELDS)}
+    values |= {f"{name}_null_sd": null_samples[..., index].std(0) for index, name in enumerate(PRESERVATION_FIELDS)}
+    ranks = [int(image.rank.median()) for image in head_images]
+    projection_scores = {
+        rank: random_projection_scores(cloud, reference, rank, nearest, len(rotations), seed) for rank in set(ranks)
+    }
+    values |= {
+        f"{name}_projection": torch.stack([projection_scores[r][index] for r in ranks])
+        for index, name in enumerate(PRESERVATION_FIELDS)
+    }
+    return values | {"rsa_drawn": null_samples[..., PRESERVATION_FIELDS.index("rsa")]}
 
 
-def in_one(clouds: list[Tensor]) -> Float[Tensor, "*t image n e"]:
+def stack_images(clouds: list[Tensor]) -> Float[Tensor, "*t image n e"]:
     """Clouds as one tensor; those of fewer dimensions get zeros, which move no distance."""
     widest = max(cloud.shape[-1] for cloud in clouds)
     return torch.stack([pad(cloud, (0, widest - cloud.shape[-1])) for cloud in clouds], -3)
 
 
 @dataclass(frozen=True, eq=False)
-class Image:
+class OperatorImage:
     """The images x̂A of a cloud by one operator of every head, A = U S Vᵀ = left · right.
 
     x̂ · left is q (times the scale), k or v itself. `basis` (U) are orthonormal columns that span what A reads, `sizes` (S) how
@@ -205,82 +262,82 @@ class Image:
 
     left: Float[Tensor, "h d k"]
     basis: Float[Tensor, "h d r"]
-    sizes: Float[Tensor, "h r"]
+    singular_values: Float[Tensor, "h r"]
 
-    def of(self, cloud: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t h n r"]:
+    def apply(self, cloud: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t h n r"]:
         """x̂ U S, which has all distances of x̂A."""
-        return self.evenly(cloud) * self.sizes[:, None]
+        return self.project(cloud) * self.singular_values[:, None]
 
-    def evenly(self, cloud: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t h n r"]:
+    def project(self, cloud: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t h n r"]:
         """x̂ U: every direction that is read as long as it is in the cloud."""
-        return by_every_head(cloud, self.basis)
+        return matmul_per_head(cloud, self.basis)
 
     @property
     def rank(self) -> Float[Tensor, " h"]:
-        return (self.sizes > 0).sum(-1).double()
+        return (self.singular_values > 0).sum(-1).double()
 
 
-def collapse(X: Float[Tensor, "*b n d"], seen: Float[Tensor, "*b h n r"]) -> Float[Tensor, "*b h"]:
+def collapse(X: Float[Tensor, "*b n d"], projection: Float[Tensor, "*b h n r"]) -> Float[Tensor, "*b h"]:
     """1 − ‖X U‖²/‖X‖² of a cloud X around its mean and of X U, what is seen of it; 0 for a cloud without variance."""
-    size = X.square().sum((-2, -1))[..., None]
-    return share(size - seen.square().sum((-2, -1)), size)
+    total = X.square().sum((-2, -1))[..., None]
+    return safe_divide(total - projection.square().sum((-2, -1)), total)
 
 
-def images(heads: Heads) -> list[Image]:
+def images_of_heads(heads: Heads) -> list[OperatorImage]:
     """Query, key and content of every head of a layer: x̂M, x̂Mᵀ, x̂F."""
-    return images_by(heads.M(), heads.F())
+    return images_of_operators(heads.M(), heads.F())
 
 
-def images_by(M: Factored, F: Factored) -> list[Image]:
+def images_of_operators(M: Factored, F: Factored) -> list[OperatorImage]:
     """Query, key and content by the operators of some heads."""
-    M, F = (Factored(exact(A.left).double(), exact(A.right).double()) for A in (M, F))
-    (U, s, Vh), (taken, size, _) = M.spaces(), F.spaces()
-    return [Image(M.left, U, s), Image(M.right.mT, Vh.mT, s), Image(F.left, taken, size)]
+    M, F = (Factored(at_least_float32(A.left).double(), at_least_float32(A.right).double()) for A in (M, F))
+    (U, s, Vh), (U_F, s_F, _) = M.truncated_svd(), F.truncated_svd()
+    return [OperatorImage(M.left, U, s), OperatorImage(M.right.mT, Vh.mT, s), OperatorImage(F.left, U_F, s_F)]
 
 
-def random_projections(
-    cloud: Float[Tensor, "n d"], of: Geometry, rank: int, nearest: int, draws: int, seed: int
+def random_projection_scores(
+    cloud: Float[Tensor, "n d"], reference: Geometry, rank: int, nearest: int, draws: int, seed: int
 ) -> Float[Tensor, " 6"]:
     """What random projections to `rank` dimensions keep, in the mean."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(draws, cloud.shape[-1], rank, generator=generator).to(cloud)
-    return kept(of, cloud @ drawn, nearest).mean(0)
+    projections = torch.randn(draws, cloud.shape[-1], rank, generator=generator).to(cloud)
+    return preservation(reference, cloud @ projections, nearest).mean(0)
 
 
-def mismatch(query: Image, key: Image, width: int) -> dict[str, Tensor]:
+def mismatch_values(query: OperatorImage, key: OperatorImage, width: int) -> dict[str, Tensor]:
     """How the space that queries read lies to the space that keys read; a head of a lower rank has fewer angles."""
     cosines, rank = svdvals(query.basis.mT @ key.basis).clamp(max=1), query.rank
-    there = torch.arange(cosines.shape[-1], device=cosines.device) < rank[:, None]
+    has_angle = torch.arange(cosines.shape[-1], device=cosines.device) < rank[:, None]
     diagonal = (query.left * key.left).sum((-2, -1))  # tr(L R) = ⟨L, Rᵀ⟩
-    null, spread = mismatch_null(rank, width)
+    null_mean, null_sd = mismatch_null(rank, width)
     return {
-        "principal_angles": torch.where(there, cosines.acos(), torch.nan),
+        "principal_angles": torch.where(has_angle, cosines.acos(), torch.nan),
         "mismatch": torch.where(rank > 0, 1 - cosines.square().sum(-1) / rank, torch.nan),
-        "mismatch_null": null,
-        "mismatch_null_sd": spread,
-        "trace_share": share(diagonal, query.sizes.sum(-1)),
+        "mismatch_null": null_mean,
+        "mismatch_null_sd": null_sd,
+        "trace_share": safe_divide(diagonal, query.singular_values.sum(-1)),
     }
 
 
-def together(values: dict[str, Tensor]) -> dict[str, Tensor]:
+def means_over_heads(values: dict[str, Tensor]) -> dict[str, Tensor]:
     """Means over all heads, and the same of random heads.
 
     Of heads that share a key only queries are random beside each other, and a random space lies to any other as to a random one:
     their mismatches are independent, and the spread of their mean is known.
     """
-    there = ~values["mismatch"].isnan()
-    of_heads = {name: values[name][there] for name in ("mismatch", "mismatch_null", "mismatch_null_sd")}
-    found = {
+    has_mismatch = ~values["mismatch"].isnan()
+    mismatches = {name: values[name][has_mismatch] for name in ("mismatch", "mismatch_null", "mismatch_null_sd")}
+    means = {
         "mean_rsa": values["rsa"].mean((0, 1)),
-        "mean_mismatch": of_heads["mismatch"].mean(),
-        "mean_mismatch_null": of_heads["mismatch_null"].mean(),
-        "mean_mismatch_null_sd": of_heads["mismatch_null_sd"].norm() / max(1, int(there.sum())),
+        "mean_mismatch": mismatches["mismatch"].mean(),
+        "mean_mismatch_null": mismatches["mismatch_null"].mean(),
+        "mean_mismatch_null_sd": mismatches["mismatch_null_sd"].norm() / max(1, int(has_mismatch.sum())),
     }
-    return found | ({"mean_rsa_drawn": values["rsa_drawn"].mean((0, 2))} if "rsa_drawn" in values else {})
+    return means | ({"mean_rsa_drawn": values["rsa_drawn"].mean((0, 2))} if "rsa_drawn" in values else {})
 
 
-OF_IMAGE = ("layer", "head", "image")
-KEPT = {
+IMAGE_DIMS = ("layer", "head", "image")
+DEFINITIONS = {
     "spread": "r₉₅/r₀₅ of the stretch ‖y_i − y_j‖/‖x̂_i − x̂_j‖ over pairs: 1 where the image is the cloud up to scale",
     "neighbours": "share of a token's nearest tokens that are still among its nearest in the image",
     "trustworthiness": "1 less how far, in E, those are that became neighbours in the image (Venna and Kaski): glued tokens",
@@ -289,50 +346,65 @@ KEPT = {
     "cka": "cosine of the centred inner products of the image and of the cloud (linear CKA)",
 }
 """What an image keeps of the cloud; each has a null and a raw twin."""
+
+
+def _report_settings(results: Results) -> dict[str, Any]:
+    """As many neighbours as a short text has, and few random rotations."""
+    return {"nearest": max(1, min(5, (results.n_ordinary_tokens - 1) // 2)), "draws": 5}
+
+
 DISTORTION = Analysis(
     name="distortion",
     question="Are tokens that are near each other still near as each head sees them?",
     ask=distortion,
     needs="trace",
-    dear=True,
-    batch=many,
+    controls=1,
+    long_text_controls=False,
+    report=_report_settings,
+    long_text={"draws": 5, "rows": 8},
+    expensive=True,
+    batch=batch,
     fields={
-        name: Field(OF_IMAGE, definition, null=f"{name}_null", null_sd=f"{name}_null_sd")
-        for name, definition in KEPT.items()
+        name: Field(IMAGE_DIMS, definition, null=f"{name}_null", null_sd=f"{name}_null_sd")
+        for name, definition in DEFINITIONS.items()
     }
     | {
-        f"{name}_null": Field(OF_IMAGE, f"mean of {name} for random heads of the same singular values", basis=True)
-        for name in KEPT
+        f"{name}_null": Field(
+            IMAGE_DIMS, f"mean of {name} for random heads of the same singular values", basis_dependent=True
+        )
+        for name in DEFINITIONS
     }
     | {
         f"{name}_null_sd": Field(
-            OF_IMAGE, f"standard deviation of {name} among random heads of the same singular values", basis=True
+            IMAGE_DIMS,
+            f"standard deviation of {name} among random heads of the same singular values",
+            basis_dependent=True,
         )
-        for name in KEPT
+        for name in DEFINITIONS
     }
     | {
         f"{name}_projection": Field(
-            ("layer", "image"), f"mean of {name} for random projections to as many dimensions", basis=True
+            ("layer", "image"), f"mean of {name} for random projections to as many dimensions", basis_dependent=True
         )
-        for name in KEPT
+        for name in DEFINITIONS
     }
     | {
         f"{name}_raw": Field(
             ("layer", "head", "raw_image"),
             f"{name} of q, k, v themselves (x̂ D_g W_Q, …); its null is that of query, key and content",
-            gauge=True,
+            gauge_dependent=True,
         )
-        for name in KEPT
+        for name in DEFINITIONS
     }
     | {
-        "rsa_error": Field(OF_IMAGE, "standard error of rsa, where only some rows were looked at"),
+        "rsa_error": Field(IMAGE_DIMS, "standard error of rsa, where only some rows were looked at"),
         "collapse": Field(
-            OF_IMAGE,
+            IMAGE_DIMS,
             "share of the variance of the cloud that the image cannot see: what lies outside the row space it reads",
             null="collapse_null",
         ),
-        "collapse_null": Field(OF_IMAGE, "the same for a random head of that rank: 1 − r/d"),
-        "rank": Field(OF_IMAGE, "number of directions that the image reads"),
+        "collapse_null": Field(IMAGE_DIMS, "the same for a random head of that rank: 1 − r/d"),
+        "rank": Field(IMAGE_DIMS, "number of directions that the image reads"),
         "principal_angles": Field(
             ("layer", "head", "angle"),
             "angles between the space that queries read and the space that keys read (rows of Mᵀ and of M)",
@@ -352,7 +424,9 @@ DISTORTION = Analysis(
         ),
         "mean_rsa": Field(("image",), "mean of rsa over all heads"),
         "mean_rsa_drawn": Field(
-            ("draw", "image"), "mean of rsa over all heads, turned at random together, draw by draw", basis=True
+            ("draw", "image"),
+            "mean of rsa over all heads, turned at random together, draw by draw",
+            basis_dependent=True,
         ),
         "mean_mismatch": Field(
             (), "mean of mismatch over all heads", null="mean_mismatch_null", null_sd="mean_mismatch_null_sd"

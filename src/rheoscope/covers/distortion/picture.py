@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.picture.head_map import TYPED, head_map
+from rheoscope.picture.head_map import TYPES_CAPTION, head_map
 from rheoscope.picture.picture import Axis, Line, Panel, Picture
 
 if TYPE_CHECKING:
@@ -15,13 +15,13 @@ CAPTION = (
     "keeps all distances, or all neighbours; dashed: the same heads turned at random, of the same singular values, and, grey, random "
     "projections to as many dimensions, which stretch all directions alike. Curves are medians over the heads of a layer."
 )
-IMAGES = {"query": "first", "key": "second", "content": "third"}
-MAPS = {
+IMAGE_COLOURS = {"query": "first", "key": "second", "content": "third"}
+MAP_TITLES = {
     "query": "Distances kept as queries (RSA)",
     "key": "Distances kept as keys (RSA)",
     "content": "Distances kept as content (RSA)",
 }
-CURVES = {
+CURVE_TITLES = {
     "rsa": "Distances kept (RSA)",
     "neighbours": "Neighbours kept",
     "collapse": "Share of the variance out of sight",
@@ -34,44 +34,48 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
     """Maps of the distances kept, curves over depth beside their nulls, and how queries lie to keys."""
     maps = [
         head_map(title, dataset.rsa.attrs["definition"], dataset.rsa.sel(image=image).values, types=types, name="RSA")
-        for image, title in MAPS.items()
+        for image, title in MAP_TITLES.items()
     ]
-    curves = (over_depth(dataset, name, title) for name, title in CURVES.items())
-    caption = CAPTION + TYPED * (types is not None)
-    return Picture("What projections do to the geometry", caption, (*maps, *curves, apart(dataset)))
+    curves = (depth_panel(dataset, name, title) for name, title in CURVE_TITLES.items())
+    caption = CAPTION + TYPES_CAPTION * (types is not None)
+    return Picture("What projections do to the geometry", caption, (*maps, *curves, mismatch_panel(dataset)))
 
 
-def over_depth(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
+def depth_panel(dataset: "xarray.Dataset", name: str, title: str) -> Panel:
     """The median head of each layer, a line an image, the nulls dashed where they were drawn."""
     layers = tuple(f"L{layer}" for layer in dataset.layer.values)
-    at, null = range(len(layers)), dataset.get(f"{name}_null")
+    x, null = range(len(layers)), dataset.get(f"{name}_null")
     lines = [
-        Line(image, at, dataset[name].sel(image=image).median("head").values, colour)
-        for image, colour in IMAGES.items()
+        Line(image, x, dataset[name].sel(image=image).median("head").values, colour)
+        for image, colour in IMAGE_COLOURS.items()
     ]
-    chance = [] if null is None else nulls(null.median("head"), at, "heads")
-    blank = dataset.get(f"{name}_projection")
-    chance += [] if blank is None else nulls(blank, at, "projections")
-    about = f"{dataset[name].attrs['definition']}." + ("" if null is None else f" Dashed: {null.attrs['definition']}.")
-    return Panel(title, about, (*chance, *lines), Axis("", layers), Axis(high=1.03 if name != "collapse" else 1.0))
+    dashed_lines = [] if null is None else null_lines(null.median("head"), x, "heads")
+    projection_null = dataset.get(f"{name}_projection")
+    dashed_lines += [] if projection_null is None else null_lines(projection_null, x, "projections")
+    description = f"{dataset[name].attrs['definition']}." + (
+        "" if null is None else f" Dashed: {null.attrs['definition']}."
+    )
+    return Panel(
+        title, description, (*dashed_lines, *lines), Axis("", layers), Axis(high=1.03 if name != "collapse" else 1.0)
+    )
 
 
-def nulls(null: "xarray.DataArray", at: range, what: str) -> list[Line]:
+def null_lines(null: "xarray.DataArray", x: range, source: str) -> list[Line]:
     """One line for all images where they have one null, or one for each."""
-    rows = {image: null.sel(image=image).values for image in IMAGES}
+    rows = {image: null.sel(image=image).values for image in IMAGE_COLOURS}
     if all(np.allclose(row, rows["query"]) for row in rows.values()):
-        return [Line(f"random {what}", at, rows["query"], "null", "dashed")]
-    return [Line(f"{image}, random {what}", at, row, IMAGES[image], "dashed") for image, row in rows.items()]
+        return [Line(f"random {source}", x, rows["query"], "null", "dashed")]
+    return [Line(f"{image}, random {source}", x, row, IMAGE_COLOURS[image], "dashed") for image, row in rows.items()]
 
 
-def apart(dataset: "xarray.Dataset") -> Panel:
+def mismatch_panel(dataset: "xarray.Dataset") -> Panel:
     """Do queries and keys read one space?"""
     layers = tuple(f"L{layer}" for layer in dataset.layer.values)
-    at = range(len(layers))
+    x = range(len(layers))
     lines = (
-        Line("random spaces", at, dataset.mismatch_null.median("head").values, "null", "dashed"),
-        Line("mismatch", at, dataset.mismatch.median("head").values, "fourth"),
-        Line("tr M / ‖M‖_*", at, dataset.trace_share.median("head").values, "fifth"),
+        Line("random spaces", x, dataset.mismatch_null.median("head").values, "null", "dashed"),
+        Line("mismatch", x, dataset.mismatch.median("head").values, "fourth"),
+        Line("tr M / ‖M‖_*", x, dataset.trace_share.median("head").values, "fifth"),
     )
-    about = f"Mismatch: {dataset.mismatch.attrs['definition']}. {dataset.trace_share.attrs['definition']}."
-    return Panel("Do queries and keys read one space?", about, lines, Axis("", layers))
+    description = f"Mismatch: {dataset.mismatch.attrs['definition']}. {dataset.trace_share.attrs['definition']}."
+    return Panel("Do queries and keys read one space?", description, lines, Axis("", layers))

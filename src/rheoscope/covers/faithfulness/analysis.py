@@ -2,21 +2,27 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
-from rheoscope.covers.ablation import Means, mean_ablation_by_row, mean_outputs
-from rheoscope.covers.reversed_attention.analysis import at_outputs, backward, maps, target_id
-from rheoscope.covers.text_batches import kept_tokens, most_texts
+from rheoscope.covers.ablation import MeanOutputs, mean_ablation_by_row, mean_outputs
+from rheoscope.covers.reversed_attention.analysis import (
+    head_output_gradients,
+    loss_gradients,
+    reversed_maps_of_layer,
+    target_id,
+)
+from rheoscope.covers.text_batches import included_tokens, max_texts
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field, with_interval
-from rheoscope.space.model import Model, as_list
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.model import Model, as_text_list
+from rheoscope.space.safe_arithmetic import at_least_float32
+from rheoscope.space.settings import Bounds, Draws, Seed, TokenId
 from rheoscope.space.trace import Trace
-from rheoscope.statistics.nulls import RESAMPLES, bootstrap
+from rheoscope.statistics.nulls import RESAMPLES, bootstrap_interval
 from rheoscope.statistics.ranks import spearman
 
 if TYPE_CHECKING:
@@ -29,11 +35,11 @@ RANKINGS = {
     "mediation": "change of the loss when the head alone gives its mean",
     "random": "any order",
 }
-SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
-Grid = Float[Tensor, "layer head"]
+DEFAULT_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+HeadGrid = Float[Tensor, "layer head"]
 Outcome = tuple[float, float]
 """−log p of the target, and its logit less the foil's."""
-Tokens = Sequence[str | int] | str | int | None
+TokenPerText = Sequence[str | int] | str | int | None
 """A token a text, as text or as an id."""
 
 
@@ -44,22 +50,22 @@ class Prompt:
     trace: Trace
     target: int
     foil: int | None
-    pulled: list[Float[Tensor, "n d"]]
-    means: Means
+    attention_grads: list[Float[Tensor, "n d"]]
+    mean_outputs: MeanOutputs
 
 
-Row = tuple[Prompt, dict[str, Grid], dict[str, list[Outcome]]]
+PromptResult = tuple[Prompt, dict[str, HeadGrid], dict[str, list[Outcome]]]
 """Of one text: what it is, the scores of every ranking, and what is left under every ranking."""
 
 
 def faithfulness(
     model: Model,
     texts: Any,
-    targets: Tokens = None,
-    foils: Tokens = None,
-    shares: Sequence[float | int] = SHARES,
-    draws: int = 3,
-    seed: int = 0,
+    targets: Sequence[str | TokenId] | str | TokenId | None = None,
+    foils: Sequence[str | TokenId] | str | TokenId | None = None,
+    shares: Sequence[Annotated[float | int, Bounds(0.0, 1.0)]] = DEFAULT_SHARES,
+    draws: Draws = 3,
+    seed: Seed = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
     """Rankings of heads by what they are said to matter, and what is left of the answer when only the first are kept.
@@ -90,168 +96,210 @@ def faithfulness(
     >>> bool((found.loss.sel(share=1.0) == found.loss_before).all())
     True
     """
-    asked, parts = as_list(texts), list(map(float, shares))
-    wanted, instead = (_one_each(name, given, asked) for name, given in (("targets", targets), ("foils", foils)))
-    _check(parts, draws)
-    generator, rows = Generator().manual_seed(seed), list[Row]()
-    for at, text in enumerate(asked):
-        one = _opened(model, text, wanted[at], instead[at])
+    text_list, kept_fractions = as_text_list(texts), list(map(float, shares))
+    target_tokens, foil_tokens = (
+        _token_per_text(name, tokens, text_list) for name, tokens in (("targets", targets), ("foils", foils))
+    )
+    _check_settings(kept_fractions, draws)
+    generator, rows = Generator().manual_seed(seed), list[PromptResult]()
+    for text_index, text in enumerate(text_list):
+        prompt = _open_prompt(model, text, target_tokens[text_index], foil_tokens[text_index])
         scores = {
-            "reversed": reversed_norms(one),
-            "forward": forward_norms(one.trace),
-            "attribution": attributions(one),
-            "mediation": mediations(model, one),
+            "reversed": reversed_norms(prompt),
+            "forward": forward_norms(prompt.trace),
+            "attribution": attributions(prompt),
+            "mediation": mediations(model, prompt),
         }
-        rows.append((one, scores, _curves(model, one, scores, parts, draws, generator)))
+        rows.append((prompt, scores, _ranking_curves(model, prompt, scores, kept_fractions, draws, generator)))
         if progress is not None:
-            progress(at + 1, len(asked))
-    names = [name for name in RANKINGS if name in rows[0][2]]
-    ranked = list(rows[0][1])
-    coords: dict[str, Any] = {"ranking": names, "rival": names, "ranked": ranked, "other": ranked}
-    coords |= {"text": range(len(rows)), "share": parts}
+            progress(text_index + 1, len(text_list))
+    ranking_names = [name for name in RANKINGS if name in rows[0][2]]
+    ranked_names = list(rows[0][1])
+    coords: dict[str, Any] = {
+        "ranking": ranking_names,
+        "rival": ranking_names,
+        "ranked": ranked_names,
+        "other": ranked_names,
+    }
+    coords |= {"text": range(len(rows)), "share": kept_fractions}
     coords |= {"layer": range(model.view.layers), "head": range(model.view.heads)}
-    return FAITHFULNESS.answer(_values(rows, names, seed), coords, _attributes(model, rows, draws, seed))
+    return FAITHFULNESS.label(_values(rows, ranking_names, seed), coords, _attributes(model, rows, draws, seed))
 
 
-def _opened(model: Model, text: Any, target: str | int | None, foil: str | int | None) -> Prompt:
+def _open_prompt(model: Model, text: Any, target: str | int | None, foil: str | int | None) -> Prompt:
     trace = model.trace(text, logits=True)
-    _, pulled, wanted, _ = backward(model, trace, target, -1)
-    means = mean_outputs(trace, kept_tokens(trace))
-    return Prompt(trace, wanted, None if foil is None else target_id(model, foil), pulled, means)
+    _, attention_grads, target_token_id, _ = loss_gradients(model, trace, target, -1)
+    head_means = mean_outputs(trace, included_tokens(trace))
+    return Prompt(trace, target_token_id, None if foil is None else target_id(model, foil), attention_grads, head_means)
 
 
 # The rankings
 
 
 @torch.no_grad()
-def reversed_norms(one: Prompt) -> Grid:
-    layers = enumerate(one.trace.view.blocks)
-    found = [[R.norm() for R in maps(heads, one.trace.read_by(at), one.pulled[at])] for at, heads in layers]
-    return torch.stack([torch.stack(norms) for norms in found])
+def reversed_norms(prompt: Prompt) -> HeadGrid:
+    layers = enumerate(prompt.trace.view.layer_heads)
+    layer_norms = [
+        [
+            R.norm()
+            for R in reversed_maps_of_layer(heads, prompt.trace.layer_input(layer), prompt.attention_grads[layer])
+        ]
+        for layer, heads in layers
+    ]
+    return torch.stack([torch.stack(norms) for norms in layer_norms])
 
 
-def forward_norms(trace: Trace) -> Grid:
-    return torch.stack([trace.parts(layer)[0].flatten(1).norm(dim=-1) for layer in range(trace.view.layers)])
+def forward_norms(trace: Trace) -> HeadGrid:
+    return torch.stack([trace.attention_parts(layer)[0].flatten(1).norm(dim=-1) for layer in range(trace.view.layers)])
 
 
-def attributions(one: Prompt) -> Grid:
+def attributions(prompt: Prompt) -> HeadGrid:
     """How the loss changes, to first order, as every head in turn goes to its mean."""
-    found = []
-    for layer, (heads, mean) in enumerate(zip(one.trace.view.blocks, one.means, strict=True)):
-        x = one.trace.read_by(layer)
-        g = at_outputs(heads, x, one.pulled[layer])
+    layer_attributions = []
+    for layer, (heads, mean) in enumerate(zip(prompt.trace.view.layer_heads, prompt.mean_outputs, strict=True)):
+        x = prompt.trace.layer_input(layer)
+        output_grads = head_output_gradients(heads, x, prompt.attention_grads[layer])
         with torch.no_grad():
-            found.append((g * (mean[:, None] - heads.outputs(x))).sum((-2, -1)))
-    return torch.stack(found)
+            layer_attributions.append((output_grads * (mean[:, None] - heads.outputs(x))).sum((-2, -1)))
+    return torch.stack(layer_attributions)
 
 
-def mediations(model: Model, one: Prompt) -> Grid:
+def mediations(model: Model, prompt: Prompt) -> HeadGrid:
     """How the loss changes as every head in turn is set to its mean."""
-    layers, heads = one.trace.view.layers, one.trace.view.heads
-    alone = torch.eye(layers * heads, dtype=torch.bool).unflatten(-1, (layers, heads))
-    losses = [loss for loss, _ in outcomes_without(model, one, alone)]
-    return torch.tensor(losses, dtype=torch.float64).unflatten(0, (layers, heads)) - as_it_is(one)[0]
+    n_layers, n_heads = prompt.trace.view.layers, prompt.trace.view.heads
+    is_silent = torch.eye(n_layers * n_heads, dtype=torch.bool).unflatten(-1, (n_layers, n_heads))
+    losses = [loss for loss, _ in outcomes_without(model, prompt, is_silent)]
+    return torch.tensor(losses, dtype=torch.float64).unflatten(0, (n_layers, n_heads)) - clean_outcome(prompt)[0]
 
 
 # The curves
 
 
-def _curves(
-    model: Model, one: Prompt, scores: dict[str, Grid], shares: list[float], draws: int, generator: Generator
+def _ranking_curves(
+    model: Model,
+    prompt: Prompt,
+    scores: dict[str, HeadGrid],
+    kept_fractions: list[float],
+    draws: int,
+    generator: Generator,
 ) -> dict[str, list[Outcome]]:
     """Ranking → (loss, logit difference) at every share kept; the random one, if drawn, is a mean over draws."""
     orders = {name: [grid.flatten().argsort(descending=True, stable=True).cpu()] for name, grid in scores.items()}
-    layers, heads = one.trace.view.layers, one.trace.view.heads
+    n_layers, n_heads = prompt.trace.view.layers, prompt.trace.view.heads
     if draws:
-        orders["random"] = [torch.randperm(layers * heads, generator=generator) for _ in range(draws)]
-    asked = [(name, share, order) for name, some in orders.items() for share in shares for order in some]
-    silent = torch.ones(len(asked), layers * heads, dtype=torch.bool)
-    for row, (_, share, order) in zip(silent, asked, strict=True):
-        row[order[: round(share * len(order))]] = False
-    found = iter(outcomes_without(model, one, silent.unflatten(-1, (layers, heads))))
-    return {name: [_mean([next(found) for _ in some]) for _ in shares] for name, some in orders.items()}
+        orders["random"] = [torch.randperm(n_layers * n_heads, generator=generator) for _ in range(draws)]
+    runs = [
+        (name, fraction, order)
+        for name, order_draws in orders.items()
+        for fraction in kept_fractions
+        for order in order_draws
+    ]
+    is_silent = torch.ones(len(runs), n_layers * n_heads, dtype=torch.bool)
+    for row, (_, fraction, order) in zip(is_silent, runs, strict=True):
+        row[order[: round(fraction * len(order))]] = False
+    outcomes = iter(outcomes_without(model, prompt, is_silent.unflatten(-1, (n_layers, n_heads))))
+    return {
+        name: [_mean_outcome([next(outcomes) for _ in order_draws]) for _ in kept_fractions]
+        for name, order_draws in orders.items()
+    }
 
 
-def _mean(pairs: list[Outcome]) -> Outcome:
-    return sum(a for a, _ in pairs) / len(pairs), sum(b for _, b in pairs) / len(pairs)
+def _mean_outcome(outcomes: list[Outcome]) -> Outcome:
+    return sum(a for a, _ in outcomes) / len(outcomes), sum(b for _, b in outcomes) / len(outcomes)
 
 
 @torch.no_grad()
-def outcomes_without(model: Model, one: Prompt, silent: Bool[Tensor, "rows layer head"]) -> list[Outcome]:
+def outcomes_without(model: Model, prompt: Prompt, is_silent: Bool[Tensor, "rows layer head"]) -> list[Outcome]:
     """Loss and logit difference with the silent heads of each row at their mean: copies of the text, side by side.
 
     Where no head is silent the model is as it is, and is not run again.
     """
-    found = [as_it_is(one)] * len(silent)
-    changed, most = silent.flatten(1).any(-1).nonzero()[:, 0], most_texts(model, len(one.trace))
-    for first in range(0, len(changed), most):
-        rows = changed[first : first + most]
-        ids = one.trace.ids.expand(len(rows), -1)
-        logits = model.run_batch(ids, mean_ablation_by_row(one.means, silent[rows]))
-        for row, outcome in zip(rows.tolist(), _outcomes(one, logits[:, -1]), strict=True):
-            found[row] = outcome
-    return found
+    outcomes = [clean_outcome(prompt)] * len(is_silent)
+    edited_rows, batch_size = is_silent.flatten(1).any(-1).nonzero()[:, 0], max_texts(model, len(prompt.trace))
+    for start in range(0, len(edited_rows), batch_size):
+        rows = edited_rows[start : start + batch_size]
+        ids = prompt.trace.ids.expand(len(rows), -1)
+        logits = model.run_batch(ids, mean_ablation_by_row(prompt.mean_outputs, is_silent[rows]))
+        for row, outcome in zip(rows.tolist(), _outcomes(prompt, logits[:, -1]), strict=True):
+            outcomes[row] = outcome
+    return outcomes
 
 
-def as_it_is(one: Prompt) -> Outcome:
+def clean_outcome(prompt: Prompt) -> Outcome:
     """What the model itself says."""
-    assert one.trace.logits is not None
-    return _outcomes(one, one.trace.logits[-1:])[0]
+    assert prompt.trace.logits is not None
+    return _outcomes(prompt, prompt.trace.logits[-1:])[0]
 
 
-def _outcomes(one: Prompt, last: Float[Tensor, "rows vocabulary"]) -> list[Outcome]:
+def _outcomes(prompt: Prompt, logits: Float[Tensor, "rows vocabulary"]) -> list[Outcome]:
     """Loss of the target at the end, and its logit less the foil's; without a foil the difference is NaN."""
-    last = exact(last)
-    losses = (-last.log_softmax(-1)[:, one.target]).tolist()
-    difference = [float("nan")] * len(last) if one.foil is None else (last[:, one.target] - last[:, one.foil]).tolist()
-    return list(zip(losses, difference, strict=True))
+    logits = at_least_float32(logits)
+    losses = (-logits.log_softmax(-1)[:, prompt.target]).tolist()
+    differences = (
+        [float("nan")] * len(logits)
+        if prompt.foil is None
+        else (logits[:, prompt.target] - logits[:, prompt.foil]).tolist()
+    )
+    return list(zip(losses, differences, strict=True))
 
 
-def _values(rows: list[Row], names: list[str], seed: int) -> dict[str, Tensor]:
-    scored = torch.stack([torch.stack([grid.cpu().double() for grid in scores.values()]) for _, scores, _ in rows], 1)
-    curves = torch.tensor([[row[2][name] for row in rows] for name in names], dtype=torch.float64)
-    before = torch.tensor([as_it_is(one)[0] for one, *_ in rows], dtype=torch.float64)
-    unordered = torch.full_like(scored[: len(names) - len(scored)], torch.nan)
-    found = kernel(scored, curves[..., 0], before, seed)
-    found |= {"importance": torch.cat([scored, unordered]), "loss": curves[..., 0], "loss_before": before}
-    return found | ({} if bool(curves[..., 1].isnan().any()) else {"logit_difference": curves[..., 1]})
+def _values(rows: list[PromptResult], ranking_names: list[str], seed: int) -> dict[str, Tensor]:
+    importance = torch.stack(
+        [torch.stack([grid.cpu().double() for grid in scores.values()]) for _, scores, _ in rows], 1
+    )
+    curves = torch.tensor([[row[2][name] for row in rows] for name in ranking_names], dtype=torch.float64)
+    loss_before = torch.tensor([clean_outcome(prompt)[0] for prompt, *_ in rows], dtype=torch.float64)
+    nan_importance = torch.full_like(importance[: len(ranking_names) - len(importance)], torch.nan)
+    values = kernel(importance, curves[..., 0], loss_before, seed)
+    values |= {
+        "importance": torch.cat([importance, nan_importance]),
+        "loss": curves[..., 0],
+        "loss_before": loss_before,
+    }
+    return values | ({} if bool(curves[..., 1].isnan().any()) else {"logit_difference": curves[..., 1]})
 
 
 def kernel(
-    scored: Float[Tensor, "ranked text layer head"],
+    importance: Float[Tensor, "ranked text layer head"],
     loss: Float[Tensor, "ranking text share"],
-    before: Float[Tensor, " text"],
+    loss_before: Float[Tensor, " text"],
     seed: int,
 ) -> dict[str, Tensor]:
     """Means over texts, with their intervals, of the curves, of what is lost, and of how alike the rankings are."""
-    flat, lost = scored.flatten(2), (loss - before[:, None]).mean(-1)
-    over_texts = {
+    flat_importance, loss_increase = importance.flatten(2), (loss - loss_before[:, None]).mean(-1)
+    text_values = {
         "curve": loss.mT,
-        "spearman": spearman(flat[:, None], flat[None]),
-        "lost": lost,
-        "lost_more": lost[:, None] - lost,
+        "spearman": spearman(flat_importance[:, None], flat_importance[None]),
+        "lost": loss_increase,
+        "lost_more": loss_increase[:, None] - loss_increase,
     }
     values: dict[str, Tensor] = {}
-    for name, x in over_texts.items():
-        low, high = bootstrap(x, [1] * len(before), Generator().manual_seed(seed))
+    for name, x in text_values.items():
+        low, high = bootstrap_interval(x, [1] * len(loss_before), Generator().manual_seed(seed))
         values |= {name: x.mean(-1), f"{name}_low": low, f"{name}_high": high}
     return values
 
 
-def _attributes(model: Model, rows: list[Row], draws: int, seed: int) -> dict[str, Any]:
+def _attributes(model: Model, rows: list[PromptResult], draws: int, seed: int) -> dict[str, Any]:
     return {
-        "rankings": "; ".join(f"{name}: {orders_by}" for name, orders_by in RANKINGS.items()),
-        "targets": [one.target for one, *_ in rows],
-        "texts": [one.trace.text for one, *_ in rows],
+        "rankings": "; ".join(f"{name}: {definition}" for name, definition in RANKINGS.items()),
+        "targets": [prompt.target for prompt, *_ in rows],
+        "texts": [prompt.trace.text for prompt, *_ in rows],
         "draws": draws,
         "seed": seed,
         "bootstrap": f"{RESAMPLES} draws of texts",
     } | {name: str(value) for name, value in model.view.facts.items()}
 
 
-def _one_each(name: str, given: Tokens, texts: list[Any]) -> Sequence[str | int | None]:
+def _token_per_text(name: str, token_setting: TokenPerText, texts: list[Any]) -> Sequence[str | int | None]:
     """A token for every text; one text may have it without a list."""
-    tokens = [given] if isinstance(given, str | int) else [None] * len(texts) if given is None else given
+    tokens = (
+        [token_setting]
+        if isinstance(token_setting, str | int)
+        else [None] * len(texts)
+        if token_setting is None
+        else token_setting
+    )
     if len(tokens) != len(texts):
         raise RheoscopeError(
             f"every text has one of the {name}, got {len(tokens)} for {len(texts)}; type {name}=[…] of that length"
@@ -259,15 +307,15 @@ def _one_each(name: str, given: Tokens, texts: list[Any]) -> Sequence[str | int 
     return tokens
 
 
-def _check(shares: list[float], draws: int) -> None:
-    if draws < 0 or not shares or not all(0 <= share <= 1 for share in shares):
+def _check_settings(kept_fractions: list[float], draws: int) -> None:
+    if draws < 0 or not kept_fractions or not all(0 <= fraction <= 1 for fraction in kept_fractions):
         raise RheoscopeError(
-            f"shares of heads lie in 0 to 1 and random orders are drawn 0 times or more, got shares={shares}, draws={draws}; "
+            f"shares of heads lie in 0 to 1 and random orders are drawn 0 times or more, got shares={kept_fractions}, draws={draws}; "
             "type shares=(0, 0.5, 1), draws=3"
         )
 
 
-OF_TEXT = ("ranking", "text", "share")
+TEXT_DIMS = ("ranking", "text", "share")
 CURVE = Field(("ranking", "share"), "the loss when the given share of heads is kept, mean over texts", "nats")
 SPEARMAN = Field(("ranked", "other"), "rank correlation of two rankings over all heads, mean over texts")
 LOST = Field(
@@ -291,9 +339,11 @@ FAITHFULNESS = Analysis(
             "what the ranking orders heads by, largest first; NaN for the random one",
         ),
         "loss": Field(
-            OF_TEXT, "−log p of the target when the given share of heads is kept and every other gives its mean", "nats"
+            TEXT_DIMS,
+            "−log p of the target when the given share of heads is kept and every other gives its mean",
+            "nats",
         ),
-        "logit_difference": Field(OF_TEXT, "logit of the target less that of the foil under the same"),
+        "logit_difference": Field(TEXT_DIMS, "logit of the target less that of the foil under the same"),
         "loss_before": Field(("text",), "−log p of the target in the model as it is", "nats"),
     }
     | with_interval("curve", CURVE)

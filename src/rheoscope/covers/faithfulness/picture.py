@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rheoscope.picture.picture import CLUSTERS, Axis, Cells, Line, Panel, Picture
+from rheoscope.picture.picture import SERIES_COLOURS, Axis, Cells, Line, Panel, Picture
 
 if TYPE_CHECKING:
     import xarray
@@ -16,26 +16,26 @@ TITLES = {"loss": "Loss of the target, nats", "logit_difference": "Logit of targ
 
 def picture(dataset: "xarray.Dataset") -> Picture:
     """A curve a ranking, for every quantity there is, and how alike the rankings are."""
-    panels = [curves(dataset, name) for name in TITLES if name in dataset]
-    return Picture("Which heads matter", CAPTION, (*panels, alike(dataset)))
+    panels = [ranking_panel(dataset, name) for name in TITLES if name in dataset]
+    return Picture("Which heads matter", CAPTION, (*panels, ranking_correlations(dataset)))
 
 
-def curves(dataset: "xarray.Dataset", name: str) -> Panel:
-    ordered = dataset.sortby("share")
-    share = 100 * ordered.share.values
+def ranking_panel(dataset: "xarray.Dataset", name: str) -> Panel:
+    by_share = dataset.sortby("share")
+    percent_kept = 100 * by_share.share.values
     lines = [
-        Line(str(ranking), share, ordered[name].sel(ranking=ranking).mean("text").values, colour)
+        Line(str(ranking), percent_kept, by_share[name].sel(ranking=ranking).mean("text").values, colour)
         for colour, ranking in zip(
-            (*CLUSTERS[:4], "null"), dataset.ranking.values, strict=False
+            (*SERIES_COLOURS[:4], "null"), dataset.ranking.values, strict=False
         )  # no random order, no null
     ]
     if name == "loss":
-        before = float(dataset.loss_before.mean())
-        lines.append(Line("the model", share, [before] * len(share), "sixth", "dashed"))
+        loss_before = float(dataset.loss_before.mean())
+        lines.append(Line("the model", percent_kept, [loss_before] * len(percent_kept), "sixth", "dashed"))
     return Panel(TITLES[name], dataset[name].attrs["definition"], tuple(lines), Axis("heads kept, %"))
 
 
-def alike(dataset: "xarray.Dataset") -> Panel:
+def ranking_correlations(dataset: "xarray.Dataset") -> Panel:
     """Rank correlations, a row and a column a ranking."""
     values, names = dataset.spearman.values, tuple(map(str, dataset.ranked.values))
     texts = [[f"{value:.2f}" for value in row] for row in values]

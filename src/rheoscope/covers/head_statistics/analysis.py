@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.masked_means import mean
+from rheoscope.space.masked_means import masked_mean
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 
@@ -36,13 +36,13 @@ def head_statistics(trace: Trace, progress: Callable[[int, int], None] | None = 
     >>> bool(((0 <= found.first) & (found.first <= found.top)).all())
     True
     """
-    values = {name: x[0] for name, x in many(Traces.of(trace), progress).items()}
+    values = {name: x[0] for name, x in batch(Traces.from_trace(trace), progress).items()}
     coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
-    return HEAD_STATISTICS.answer(values, coords, {"n": len(trace)} | trace.provenance)
+    return HEAD_STATISTICS.label(values, coords, {"n": len(trace)} | trace.provenance)
 
 
 @torch.no_grad()
-def many(traces: Traces, progress: Callable[[int, int], None] | None = None) -> dict[str, Float[Tensor, "b layer h"]]:
+def batch(traces: Traces, progress: Callable[[int, int], None] | None = None) -> dict[str, Float[Tensor, "b layer h"]]:
     """The same of many texts at once."""
     rows = []
     for layer in range(traces.view.layers):
@@ -54,9 +54,11 @@ def many(traces: Traces, progress: Callable[[int, int], None] | None = None) -> 
 
 def kernel(traces: Traces, layer: int) -> dict[str, Float[Tensor, "b h"]]:
     """All heads of one layer."""
-    found, there = traces.statistics(layer), None if traces.unpadded else traces.real
-    received = found["received"].amax(-1) / traces.lengths[:, None]
-    return {name: mean(found[name], there) for name in ("entropy", "first", "top", "distance")} | {"received": received}
+    statistics, valid = traces.statistics(layer), None if traces.is_unpadded else traces.is_token
+    received = statistics["received"].amax(-1) / traces.lengths[:, None]
+    return {name: masked_mean(statistics[name], valid) for name in ("entropy", "first", "top", "distance")} | {
+        "received": received
+    }
 
 
 HEAD_STATISTICS = Analysis(
@@ -64,7 +66,7 @@ HEAD_STATISTICS = Analysis(
     question="Where does each head look, how sharply and how far?",
     ask=head_statistics,
     needs="trace",
-    batch=many,
+    batch=batch,
     fields={
         "entropy": Field(
             ("layer", "head"),

@@ -1,38 +1,39 @@
 """What kind of head is it? Previous-token, induction, duplicate-token, sink, local, uniform, by the usual scores."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.attention.lower.block_size import numbers_at_once
-from rheoscope.attention.lower.blocks import walk
+from rheoscope.attention.lower.block_size import block_numel
+from rheoscope.attention.lower.blocks import iterate_blocks
 from rheoscope.attention.mask import Mask
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.device_transfer import to_device
 from rheoscope.space.head import Heads
-from rheoscope.space.model import Model, check_made_by
+from rheoscope.space.model import Model, check_same_weights
+from rheoscope.space.settings import Bounds, Fraction, Seed
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
 
-SHARP = ("previous_token", "induction", "duplicate_token", "sink")
+SHARP_TYPES = ("previous_token", "induction", "duplicate_token", "sink")
 
 
 @torch.no_grad()
 def head_types(
     model: Model,
     trace: Trace | None = None,
-    threshold: float = 0.4,
-    reach: int = 5,
-    tokens: int | None = None,
-    seed: int = 0,
+    threshold: Fraction = 0.4,
+    reach: Annotated[int, Bounds(1, 10_000)] = 5,
+    tokens: Annotated[int, Bounds(2, 100_000)] | None = None,
+    seed: Seed = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
     """The usual names of heads, with the scores behind them.
@@ -62,38 +63,55 @@ def head_types(
             "type threshold=0.4, reach=5"
         )
     if trace is None:
-        vocabulary, context = len(model.view.embed), model.view.context or 128
+        vocabulary, context = len(model.view.embed), model.view.context_length or 128
         tokens = min(64, vocabulary, context // 2) if tokens is None else tokens
-        trace, probe = model.trace(repeated(vocabulary, tokens, seed)), f"{tokens} random tokens, twice"
+        trace, probe = model.trace(repeated_random_tokens(vocabulary, tokens, seed)), f"{tokens} random tokens, twice"
     else:
-        check_made_by(model, trace)
+        check_same_weights(model, trace)
         probe = "the text"
-    values: dict[str, Any] = {name: x[0] for name, x in many(Traces.of(trace), reach, progress).items()}
-    values["type"] = named({name: x.cpu() for name, x in values.items()}, threshold)
+    values: dict[str, Any] = {name: x[0] for name, x in batch(Traces.from_trace(trace), reach, progress).items()}
+    values["type"] = head_type_names({name: x.cpu() for name, x in values.items()}, threshold)
     coords = {"layer": range(model.view.layers), "head": range(model.view.heads)}
     attributes = {"probe": probe, "threshold": threshold, "reach": reach, "seed": seed}
-    return HEAD_TYPES.answer(values, coords, attributes | trace.provenance)
+    return HEAD_TYPES.label(values, coords, attributes | trace.provenance)
 
 
-def repeated(vocabulary: int, tokens: int, seed: int) -> Int[Tensor, " n"]:
+def repeated_random_tokens(vocabulary_size: int, n_tokens: int, seed: int) -> Int[Tensor, " n"]:
     """Different random tokens, then the same again."""
-    if not 2 <= tokens <= vocabulary:
+    if not 2 <= n_tokens <= vocabulary_size:
         raise RheoscopeError(
-            f"the probe has 2 to {vocabulary} different tokens (the vocabulary), got {tokens}; type tokens={min(64, vocabulary)}"
+            f"the probe has 2 to {vocabulary_size} different tokens (the vocabulary), got {n_tokens}; type "
+            f"tokens={min(64, vocabulary_size)}"
         )
-    return torch.randperm(vocabulary, generator=torch.Generator().manual_seed(seed))[:tokens].repeat(2)
+    return torch.randperm(vocabulary_size, generator=torch.Generator().manual_seed(seed))[:n_tokens].repeat(2)
 
 
 @torch.no_grad()
-def many(
+def batch(
     traces: Traces, reach: int = 5, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Float[Tensor, "b layer *h"]]:
     """The scores of all heads on many texts at once, and those of equal weights; names are given to heads one text at a time."""
     rows: list[dict[str, Tensor]] = []
-    for layer, heads in enumerate(traces.view.blocks):
-        row = kernel(heads, traces.read_by(layer), traces.ids, traces.real, traces.unseen(layer), reach)
-        before = next((at for at in range(layer) if _alike(heads, traces.view.blocks[at])), None)
-        rows.append(row | (of_equal(heads, traces, layer, reach) if before is None else _nulls(rows[before])))
+    for layer, heads in enumerate(traces.view.layer_heads):
+        row = kernel(
+            heads, traces.layer_input(layer), traces.ids, traces.is_token, traces.padding_for_layer(layer), reach
+        )
+        same_mask_layer = next(
+            (
+                earlier_layer
+                for earlier_layer in range(layer)
+                if _same_mask(heads, traces.view.layer_heads[earlier_layer])
+            ),
+            None,
+        )
+        rows.append(
+            row
+            | (
+                uniform_baseline(heads, traces, layer, reach)
+                if same_mask_layer is None
+                else _null_fields(rows[same_mask_layer])
+            )
+        )
         if progress is not None:
             progress(layer + 1, traces.view.layers)
     return {name: torch.stack([row[name] for row in rows], 1) for name in rows[0]}
@@ -103,118 +121,123 @@ def kernel(
     heads: Heads,
     x: Float[Tensor, "b n d"],
     ids: Int[Tensor, "b n"],
-    real: Bool[Tensor, "b n"],
+    is_token: Bool[Tensor, "b n"],
     unseen: Mask | None,
     reach: int,
 ) -> dict[str, Tensor]:
     """The scores of all heads of a layer, some rows of their weights at a time."""
-    q, k, _ = heads.read(x)
-    mechanism, ids, found = heads.mechanism.under(unseen), to_device(ids, x.device), Means()
-    for block in walk(mechanism, q, k):
-        allowed = _allowed(mechanism.mask(block.i, block.j), real, block.rows, block.keys)
-        found.add(of_rows(block.weights, allowed, where(ids, block.i, block.j, allowed, reach), reach))
-    return found.means()
+    q, k, _ = heads.qkv(x)
+    mechanism, ids, running_means = heads.mechanism.with_mask(unseen), to_device(ids, x.device), RunningMeans()
+    for block in iterate_blocks(mechanism, q, k):
+        allowed = _allowed(mechanism.mask(block.i, block.j), is_token, block.rows, block.keys)
+        running_means.add(row_scores(block.weights, allowed, key_masks(ids, block.i, block.j, allowed, reach), reach))
+    return running_means.means()
 
 
-def of_equal(heads: Heads, traces: Traces, layer: int, reach: int) -> dict[str, Float[Tensor, " b"]]:
+def uniform_baseline(heads: Heads, traces: Traces, layer: int, reach: int) -> dict[str, Float[Tensor, " b"]]:
     """The scores of equal weights, which depend on the mask alone: of all layers that have the same they are found once."""
-    n, device, found = traces.ids.shape[1], traces.points.device, Means()
+    n, device, running_means = traces.ids.shape[1], traces.points.device, RunningMeans()
     mask, ids, keys = (
-        heads.mechanism.under(traces.unseen(layer)).mask,
+        heads.mechanism.with_mask(traces.padding_for_layer(layer)).mask,
         to_device(traces.ids, device),
         torch.arange(n, device=device),
     )
-    some = max(1, numbers_at_once(device) // (traces.ids.numel() * len(OF_KIND)))
-    for rows in (slice(low, low + some) for low in range(0, n, some)):
-        allowed = _allowed(mask(keys[rows], keys), traces.real, rows, slice(None))
-        equal = (allowed / allowed.sum(-1, keepdim=True).clamp(min=1))[:, None]
-        found.add(of_rows(equal, allowed, where(ids, keys[rows], keys, allowed, reach), reach))
-    return {f"{name}_null": value[:, 0] for name, value in found.means().items() if name != "uniform"}
+    rows_at_once = max(1, block_numel(device) // (traces.ids.numel() * len(SCORE_DEFINITIONS)))
+    for rows in (slice(low, low + rows_at_once) for low in range(0, n, rows_at_once)):
+        allowed = _allowed(mask(keys[rows], keys), traces.is_token, rows, slice(None))
+        uniform_weights = (allowed / allowed.sum(-1, keepdim=True).clamp(min=1))[:, None]
+        running_means.add(row_scores(uniform_weights, allowed, key_masks(ids, keys[rows], keys, allowed, reach), reach))
+    return {f"{name}_null": value[:, 0] for name, value in running_means.means().items() if name != "uniform"}
 
 
 def _allowed(
-    mask: Bool[Tensor, "*bh m k"], real: Bool[Tensor, "b n"], rows: slice, keys: slice
+    mask: Bool[Tensor, "*bh m k"], is_token: Bool[Tensor, "b n"], rows: slice, keys: slice
 ) -> Bool[Tensor, "b m k"]:
-    return (mask if mask.ndim == 2 else mask[:, 0]) & real[:, rows, None] & real[:, None, keys]
+    return (mask if mask.ndim == 2 else mask[:, 0]) & is_token[:, rows, None] & is_token[:, None, keys]
 
 
-def _alike(one: Heads, other: Heads) -> bool:
+def _same_mask(heads: Heads, other_heads: Heads) -> bool:
     """Whether both forbid the same, as far as can be told without looking at every pair."""
-    a, b = one.mechanism.mask, other.mechanism.mask
-    return a is b or (a.is_causal and b.is_causal) or (a.forbids_nothing and b.forbids_nothing)
+    mask, other_mask = heads.mechanism.mask, other_heads.mechanism.mask
+    return (
+        mask is other_mask or (mask.is_causal and other_mask.is_causal) or (mask.allows_all and other_mask.allows_all)
+    )
 
 
-def _nulls(row: dict[str, Tensor]) -> dict[str, Tensor]:
+def _null_fields(row: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: x for name, x in row.items() if name.endswith("_null")}
 
 
-class Means:
+class RunningMeans:
     """Means over rows that come block after block."""
 
     def __init__(self) -> None:
         self.total: dict[str, Tensor] = {}
         self.count: dict[str, Tensor] = {}
 
-    def add(self, block: "dict[str, tuple[Tensor, Tensor]]") -> None:
-        for name, (value, counted) in block.items():
-            total = torch.where(counted[:, None], value, 0).sum(-1)
+    def add(self, block_scores: "dict[str, tuple[Tensor, Tensor]]") -> None:
+        for name, (value, is_counted) in block_scores.items():
+            total = torch.where(is_counted[:, None], value, 0).sum(-1)
             self.total[name] = self.total.get(name, 0) + total
-            self.count[name] = self.count.get(name, 0) + counted.sum(-1)
+            self.count[name] = self.count.get(name, 0) + is_counted.sum(-1)
 
     def means(self) -> dict[str, Float[Tensor, "b h"]]:
         """NaN where no row counts."""
         return {name: total / self.count[name][:, None] for name, total in self.total.items()}
 
 
-def where(
+def key_masks(
     ids: Int[Tensor, "b n"], i: Int[Tensor, " m"], j: Int[Tensor, " k"], allowed: Bool[Tensor, "b m k"], reach: int
 ) -> dict[str, Bool[Tensor, "b m k"]]:
     """Which keys j each score counts, for queries i."""
-    back, own = i[:, None] - j, ids[:, i, None]
-    found = {
-        "previous_token": back == 1,
-        "induction": (own == ids[:, None, (j - 1).clamp(min=0)]) & (back > 0) & (j > 0),
-        "duplicate_token": (own == ids[:, None, j]) & (back > 0),
-        "sink": (j == 0) & (back != 0),
-        "local": back.abs() < reach,
-        "itself": (back == 0) & (i[:, None] > 0),
+    offset, query_ids = i[:, None] - j, ids[:, i, None]
+    masks = {
+        "previous_token": offset == 1,
+        "induction": (query_ids == ids[:, None, (j - 1).clamp(min=0)]) & (offset > 0) & (j > 0),
+        "duplicate_token": (query_ids == ids[:, None, j]) & (offset > 0),
+        "sink": (j == 0) & (offset != 0),
+        "local": offset.abs() < reach,
+        "itself": (offset == 0) & (i[:, None] > 0),
     }
-    return {name: keys & allowed for name, keys in found.items()}
+    return {name: mask & allowed for name, mask in masks.items()}
 
 
-def of_rows(
+def row_scores(
     weights: Float[Tensor, "b h m k"],
     allowed: Bool[Tensor, "b m k"],
-    kinds: dict[str, Bool[Tensor, "b m k"]],
+    masks: dict[str, Bool[Tensor, "b m k"]],
     reach: int,
 ) -> dict[str, tuple[Float[Tensor, "b h m"], Bool[Tensor, "b m"]]]:
     """The scores of every row, and which rows count: those that have a key of that kind."""
-    count = allowed.sum(-1)
-    wide = count >= 2 * reach
-    keys = torch.stack(list(kinds.values()), -1)
-    masses = torch.einsum("bhmk,bmkt->tbhm", weights, keys.to(weights.dtype)).double()  # the weights are read once
-    counted = {
-        name: some & wide if name == "local" else some for name, some in zip(kinds, keys.any(2).unbind(-1), strict=True)
+    n_allowed = allowed.sum(-1)
+    has_enough_keys = n_allowed >= 2 * reach
+    stacked_masks = torch.stack(list(masks.values()), -1)
+    masses = torch.einsum(
+        "bhmk,bmkt->tbhm", weights, stacked_masks.to(weights.dtype)
+    ).double()  # the weights are read once
+    is_counted = {
+        name: has_key & has_enough_keys if name == "local" else has_key
+        for name, has_key in zip(masks, stacked_masks.any(2).unbind(-1), strict=True)
     }
-    found = {name: (mass, counted[name]) for name, mass in zip(kinds, masses, strict=True)}
-    entropy = torch.special.entr(weights).sum(-1, dtype=torch.float64) / count.clamp(min=2).double().log()[:, None]
-    return found | {"uniform": (entropy, wide & (count > 1))}
+    scores = {name: (mass, is_counted[name]) for name, mass in zip(masks, masses, strict=True)}
+    entropy = torch.special.entr(weights).sum(-1, dtype=torch.float64) / n_allowed.clamp(min=2).double().log()[:, None]
+    return scores | {"uniform": (entropy, has_enough_keys & (n_allowed > 1))}
 
 
-def named(scores: dict[str, Tensor], threshold: float) -> np.ndarray:
+def head_type_names(scores: dict[str, Tensor], threshold: float) -> np.ndarray:
     """The type of every head."""
 
-    def reached(name: str) -> Tensor:
+    def reaches_threshold(name: str) -> Tensor:
         return (scores[name] >= threshold) & (scores[name] >= 2 * scores[f"{name}_null"][:, None])
 
-    sharp = torch.stack([torch.where(reached(name), scores[name], 0) for name in SHARP])
-    best = sharp.argmax(0)
-    names = np.array([*SHARP, "local", "uniform", "mixed"])
-    rest = torch.where(reached("local"), 4, torch.where(scores["uniform"] >= 0.9, 5, 6))
-    return names[torch.where(sharp.amax(0) > 0, best, rest).numpy()]
+    sharp_scores = torch.stack([torch.where(reaches_threshold(name), scores[name], 0) for name in SHARP_TYPES])
+    best_sharp = sharp_scores.argmax(0)
+    type_names = np.array([*SHARP_TYPES, "local", "uniform", "mixed"])
+    fallback = torch.where(reaches_threshold("local"), 4, torch.where(scores["uniform"] >= 0.9, 5, 6))
+    return type_names[torch.where(sharp_scores.amax(0) > 0, best_sharp, fallback).numpy()]
 
 
-OF_KIND = {
+SCORE_DEFINITIONS = {
     "previous_token": "mean weight on the token just before",
     "induction": "mean weight on the tokens that followed earlier occurrences of the same token; NaN where nothing repeats",
     "duplicate_token": "mean weight on earlier occurrences of the same token; NaN where nothing repeats",
@@ -227,19 +250,26 @@ HEAD_TYPES = Analysis(
     question="What kind of head is it: previous-token, induction, duplicate-token, sink, local, uniform?",
     ask=head_types,
     needs="model",
-    batch=many,
+    report={"trace": None},
+    batch=batch,
     fields={
         "type": Field(
             ("layer", "head"),
             "previous_token, induction, duplicate_token or sink, the largest that reaches the threshold; else local, uniform or mixed",
         )
     }
-    | {name: Field(("layer", "head"), definition, null=f"{name}_null") for name, definition in OF_KIND.items()}
+    | {
+        name: Field(("layer", "head"), definition, null=f"{name}_null")
+        for name, definition in SCORE_DEFINITIONS.items()
+    }
     | {
         "uniform": Field(
             ("layer", "head"),
             "mean of the entropy over the log of the number of permitted keys: 1 where all weights are equal",
         )
     }
-    | {f"{name}_null": Field(("layer",), f"{name} of equal weights on all permitted keys") for name in OF_KIND},
+    | {
+        f"{name}_null": Field(("layer",), f"{name} of equal weights on all permitted keys")
+        for name in SCORE_DEFINITIONS
+    },
 )

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.picture.head_map import TYPED, head_map
+from rheoscope.picture.head_map import TYPES_CAPTION, head_map
 from rheoscope.picture.picture import Axis, Line, Panel, Picture
 
 if TYPE_CHECKING:
@@ -23,43 +23,52 @@ TITLES = {
 
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """A curve for each number beside its null, then the first distance and the gap of every head."""
-    curves = tuple(over_time(dataset, name) for name in TITLES)
-    maps = (first(dataset, types), gaps(dataset, types))
-    return Picture("Is attention a diffusion?", CAPTION + TYPED * (types is not None), (*curves, *maps))
+    curves = tuple(time_panel(dataset, name) for name in TITLES)
+    maps = (first_distance_map(dataset, types), gap_map(dataset, types))
+    return Picture("Is attention a diffusion?", CAPTION + TYPES_CAPTION * (types is not None), (*curves, *maps))
 
 
-def over_time(dataset: "xarray.Dataset", name: str) -> Panel:
+def time_panel(dataset: "xarray.Dataset", name: str) -> Panel:
     """The median over heads at every time, and the null's."""
-    shown = {name: ("heads", "first", "solid"), f"{name}_null": ("dealt anew", "null", "dashed")}
+    series = {name: ("heads", "first", "solid"), f"{name}_null": ("dealt anew", "null", "dashed")}
     lines = [
-        Line(said, dataset.time.values, dataset[field].median(("layer", "head")).values, colour, style)
-        for field, (said, colour, style) in shown.items()
+        Line(label, dataset.time.values, dataset[field].median(("layer", "head")).values, colour, style)
+        for field, (label, colour, style) in series.items()
         if field in dataset
     ]
     return Panel(TITLES[name], f"{dataset[name].attrs['definition']}.", tuple(lines), Axis("time"), Axis(low=0.0))
 
 
-def first(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
+def first_distance_map(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
     """The distance to heat of every head at the first time."""
-    at = dataset.isel(time=0)
-    marked, beside = frozenset[tuple[int, int]](), {}
-    if "q_value" in at:
-        marked = frozenset((int(a), int(b)) for a, b in np.argwhere(at.q_value.values < 0.05))
-        beside = {"dealt anew": at.heat_distance_null.values, "q": at.q_value.values}
-    about = f"{at.heat_distance.attrs['definition']}."
-    title = f"Distance from heat at time {int(at.time)}"
-    return head_map(title, about, at.heat_distance.values, (0.0, 1.0), marked, beside, types, name="total variation")
+    first_time = dataset.isel(time=0)
+    framed_heads, tip_values = frozenset[tuple[int, int]](), {}
+    if "q_value" in first_time:
+        framed_heads = frozenset((int(a), int(b)) for a, b in np.argwhere(first_time.q_value.values < 0.05))
+        tip_values = {"dealt anew": first_time.heat_distance_null.values, "q": first_time.q_value.values}
+    description = f"{first_time.heat_distance.attrs['definition']}."
+    title = f"Distance from heat at time {int(first_time.time)}"
+    return head_map(
+        title,
+        description,
+        first_time.heat_distance.values,
+        (0.0, 1.0),
+        framed_heads,
+        tip_values,
+        types,
+        name="total variation",
+    )
 
 
-def gaps(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
+def gap_map(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
     """How fast heat settles."""
     values = dataset.gap.values
-    top = float(np.nanmax(values)) if np.isfinite(values).any() else 1.0
+    max_gap = float(np.nanmax(values)) if np.isfinite(values).any() else 1.0
     return head_map(
         "How fast heat settles",
         f"{dataset.gap.attrs['definition']}.",
         values,
-        (0.0, max(top, 1.0)),
+        (0.0, max(max_gap, 1.0)),
         types=types,
         name="gap",
     )

@@ -7,22 +7,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.covers.rotated_heads import mean_draws, symmetry_null
+from rheoscope.covers.rotated_heads import mean_null_draws, symmetry_null
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.cpu_cores import on_cores
+from rheoscope.space.cpu_cores import map_on_cores
 from rheoscope.space.decompositions import eigvals
 from rheoscope.space.head import Heads, Relevance
-from rheoscope.space.layer_stack import layer_by_layer
+from rheoscope.space.layer_stack import stack_padded
 from rheoscope.space.operator import Factored
-from rheoscope.space.safe_arithmetic import exact, share
+from rheoscope.space.safe_arithmetic import at_least_float32, safe_divide
+from rheoscope.space.settings import Draws, Seed
 from rheoscope.space.view import View
 
 if TYPE_CHECKING:
     import xarray
 
 OFFSETS = (0, 1, 2, 4, 8, 16)
-TESTED = ("symmetry", "copying", "alignment", "positive_share")
+MEAN_FIELDS = ("symmetry", "copying", "alignment", "positive_share")
 """Numbers whose mean over heads stands beside that of random heads."""
 
 
@@ -30,8 +31,8 @@ TESTED = ("symmetry", "copying", "alignment", "positive_share")
 def operators(
     view: View,
     raw: bool = False,
-    draws: int = 199,
-    seed: int = 0,
+    draws: Draws = 199,
+    seed: Seed = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
     """Every head of a model as an operator: symmetry, direction, rank, copying.
@@ -66,20 +67,20 @@ def operators(
     """
     if draws < 0:
         raise RheoscopeError(f"random heads are drawn 0 times or more, got draws={draws}; type draws=199")
-    through = None if view.unembed is None else vocabulary_gram(view, raw)
+    vocabulary_product = None if view.unembed is None else vocabulary_gram(view, raw)
     rows = []
-    for row in on_cores(lambda heads: kernel(heads, through, raw), view.blocks):
+    for row in map_on_cores(lambda heads: kernel(heads, vocabulary_product, raw), view.layer_heads):
         rows.append(row)
         if progress is not None:
             progress(len(rows), view.layers)
-    values = {name: layer_by_layer([row[name] for row in rows], beyond=0.0) for name in rows[0]}
-    values |= {f"mean_{name}": values[name].double().mean() for name in TESTED}
-    values |= mean_draws(values, width(view.blocks[0], raw), draws, seed) if draws else {}
+    values = {name: stack_padded([row[name] for row in rows], fill_value=0.0) for name in rows[0]}
+    values |= {f"mean_{name}": values[name].double().mean() for name in MEAN_FIELDS}
+    values |= mean_null_draws(values, effective_width(view.layer_heads[0], raw), draws, seed) if draws else {}
     coords = {"layer": range(view.layers), "head": range(view.heads), "offset": list(OFFSETS)}
-    return OPERATORS.answer(values, coords, attributes(view, raw) | {"draws": draws, "seed": seed})
+    return OPERATORS.label(values, coords, result_attributes(view, raw) | {"draws": draws, "seed": seed})
 
 
-def attributes(view: View, raw: bool) -> dict[str, Any]:
+def result_attributes(view: View, raw: bool) -> dict[str, Any]:
     """The settings that made it, its formula and its source."""
     return {
         "space": "weights without gain" if raw else "x̂ (before the gain, gain folded into M and F)",
@@ -90,45 +91,51 @@ def attributes(view: View, raw: bool) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def kernel(heads: Heads, through: Float[Tensor, "d d"] | None, raw: bool) -> dict[str, Tensor]:
+def kernel(heads: Heads, vocabulary_product: Float[Tensor, "d d"] | None, raw: bool) -> dict[str, Tensor]:
     """All numbers of one layer, every head at once, in float32 or better."""
-    turning = heads.M(raw)
-    M, F = Relevance(exact(turning.left), exact(turning.right), turning.rotation), in_float(heads.F(raw))
-    whole = torch.cat(list(M.left), -1) @ torch.cat(list(M.right), -2)  # of rank d: no factors are smaller than itself
-    null, spread = symmetry_null(M.singular_values(), width(heads, raw))
-    there = M.norm() * F.norm() > 0
+    rotary_M = heads.M(raw)
+    M, F = (
+        Relevance(at_least_float32(rotary_M.left), at_least_float32(rotary_M.right), rotary_M.rotation),
+        in_at_least_float32(heads.F(raw)),
+    )
+    layer_M = torch.cat(list(M.left), -1) @ torch.cat(
+        list(M.right), -2
+    )  # of rank d: no factors are smaller than itself
+    null_mean, null_sd = symmetry_null(M.singular_values(), effective_width(heads, raw))
+    is_nonzero = M.norm() * F.norm() > 0
     return {
         "symmetry": M.symmetry(),
-        "symmetry_null": null,
-        "symmetry_null_sd": spread,
+        "symmetry_null": null_mean,
+        "symmetry_null_sd": null_sd,
         "directionality": directionality(M.row_norms(), M.column_norms()),
         "positive_share": positive_share(M),
         "positive_share_null": torch.full_like(M.left[:, 0, 0], 0.5),
         "stable_rank_M": M.stable_rank(),
         "stable_rank_F": F.stable_rank(),
         "positivity_F": positivity(F.eigenvalues()),
-        "copying": copying(F, through),
-        "copying_null": torch.zeros_like(null),
+        "copying": copying_score(F, vocabulary_product),
+        "copying_null": torch.zeros_like(null_mean),
         "alignment": alignment(M, F),
-        "alignment_null": torch.zeros_like(null),
-        "alignment_null_sd": there / heads.W_Q.shape[-2],
+        "alignment_null": torch.zeros_like(null_mean),
+        "alignment_null_sd": is_nonzero / heads.W_Q.shape[-2],
         "symmetry_at": torch.stack([M.symmetry_at(offset) for offset in OFFSETS], -1),
         "singular_values_M": M.singular_values(),
         "singular_values_F": F.singular_values(),
-        "layer_symmetry": (whole * whole.mT).sum() / whole.square().sum().clamp(min=torch.finfo(whole.dtype).tiny),
-        "layer_directionality": directionality(whole.norm(dim=-1), whole.norm(dim=-2)),
+        "layer_symmetry": (layer_M * layer_M.mT).sum()
+        / layer_M.square().sum().clamp(min=torch.finfo(layer_M.dtype).tiny),
+        "layer_directionality": directionality(layer_M.norm(dim=-1), layer_M.norm(dim=-2)),
     }
 
 
-def width(heads: Heads, raw: bool) -> int:
+def effective_width(heads: Heads, raw: bool) -> int:
     """In how many dimensions x̂ lies, and a random head with it: one less where the norm centres."""
-    return heads.W_Q.shape[-2] - int(heads.norm.centred and not raw)
+    return heads.W_Q.shape[-2] - int(heads.norm.subtracts_mean and not raw)
 
 
 def directionality(row_norms: Float[Tensor, "*h d"], column_norms: Float[Tensor, "*h d"]) -> Float[Tensor, "*h"]:
     """(c − r)/(c + r): does M pick out single coordinates on the key side (> 0) or on the query side (< 0)?"""
     c, r = _excess(column_norms), _excess(row_norms)
-    return share(c - r, c + r)
+    return safe_divide(c - r, c + r)
 
 
 def _excess(norms: Float[Tensor, "*h d"]) -> Float[Tensor, "*h"]:
@@ -138,20 +145,20 @@ def _excess(norms: Float[Tensor, "*h d"]) -> Float[Tensor, "*h"]:
 
 def positive_share(M: Factored) -> Float[Tensor, "*h"]:
     """Σλ⁺/Σ|λ| over the eigenvalues λ of the symmetric part; one half for M = 0."""
-    values = M.symmetric_eigenvalues()
-    total = values.abs().sum(-1)
-    return torch.where(total > 0, values.clamp(min=0).sum(-1) / torch.where(total > 0, total, 1), 0.5)
+    eigenvalues = M.symmetric_eigenvalues()
+    total = eigenvalues.abs().sum(-1)
+    return torch.where(total > 0, eigenvalues.clamp(min=0).sum(-1) / torch.where(total > 0, total, 1), 0.5)
 
 
-def positivity(values: Tensor) -> Float[Tensor, "*h"]:
+def positivity(eigenvalues: Tensor) -> Float[Tensor, "*h"]:
     """Re Σλ/Σ|λ| in [−1, 1]; 0 where all λ are 0."""
-    return share(values.real.sum(-1), values.abs().sum(-1))
+    return safe_divide(eigenvalues.real.sum(-1), eigenvalues.abs().sum(-1))
 
 
-def copying(F: Factored, through: Float[Tensor, "d d"] | None) -> Float[Tensor, "*h"]:
+def copying_score(F: Factored, vocabulary_product: Float[Tensor, "d d"] | None) -> Float[Tensor, "*h"]:
     """Positivity of W_E F W_U, whose eigenvalues are those of R (W_U W_E) L."""
-    middle = F.left if through is None else through.to(F.left.dtype) @ F.left
-    return positivity(eigvals(F.right @ middle))
+    mapped_left = F.left if vocabulary_product is None else vocabulary_product.to(F.left.dtype) @ F.left
+    return positivity(eigvals(F.right @ mapped_left))
 
 
 def vocabulary_gram(view: View, raw: bool = False) -> Float[Tensor, "d d"]:
@@ -160,9 +167,9 @@ def vocabulary_gram(view: View, raw: bool = False) -> Float[Tensor, "d d"]:
     C takes the mean over the words away: a vector added to every column of W_U changes no probability. `raw`: W_U W_E.
     """
     assert view.unembed is not None
-    unembed, embed = exact(view.unembed), exact(view.embed)
-    tied = unembed.data_ptr() == embed.data_ptr() and unembed.stride() == embed.T.stride()
-    product = gram(embed) if tied else unembed @ embed
+    unembed, embed = at_least_float32(view.unembed), at_least_float32(view.embed)
+    is_tied = unembed.data_ptr() == embed.data_ptr() and unembed.stride() == embed.T.stride()
+    product = gram(embed) if is_tied else unembed @ embed
     return product if raw else view.final_norm.fold(product - unembed.mean(-1, keepdim=True) * embed.sum(0))
 
 
@@ -176,26 +183,28 @@ def gram(E: Float[Tensor, "n d"], blocks: int = 4) -> Float[Tensor, "d d"]:
 
 def alignment(M: Factored, F: Factored) -> Float[Tensor, "*h"]:
     """cos⟨F, Mᵀ⟩ in [−1, 1]; 0 where one of them is 0."""
-    size = M.singular_values().norm(dim=-1) * F.singular_values().norm(dim=-1)  # at hand, where `norm` would begin anew
-    return share(F.inner(M.T), size)
+    norms = M.singular_values().norm(dim=-1) * F.singular_values().norm(
+        dim=-1
+    )  # at hand, where `norm` would begin anew
+    return safe_divide(F.inner(M.T), norms)
 
 
-def in_float(A: Factored) -> Factored:
+def in_at_least_float32(A: Factored) -> Factored:
     """In float32 or better."""
-    return Factored(exact(A.left), exact(A.right))
+    return Factored(at_least_float32(A.left), at_least_float32(A.right))
 
 
 def _mean_fields() -> dict[str, Field]:
     """The mean over heads of every number that has a null, and the same of random heads."""
-    own = {f"mean_{name}": Field((), f"mean of {name} over all heads") for name in TESTED}
-    drawn = {
+    mean_fields = {f"mean_{name}": Field((), f"mean of {name} over all heads") for name in MEAN_FIELDS}
+    null_fields = {
         f"mean_{name}_drawn": Field(("draw",), f"mean of {name} over all heads, each turned at random, draw by draw")
-        for name in TESTED
+        for name in MEAN_FIELDS
     }
-    return own | drawn
+    return mean_fields | null_fields
 
 
-OF_HEAD = ("layer", "head")
+HEAD_DIMS = ("layer", "head")
 OPERATORS = Analysis(
     name="operators",
     question="What kind of operator is each head: does it compare both ways alike, copy, and how many directions does it use?",
@@ -203,47 +212,49 @@ OPERATORS = Analysis(
     needs="view",
     fields={
         "symmetry": Field(
-            OF_HEAD,
+            HEAD_DIMS,
             "tr(MM)/tr(MMᵀ) of the QK circuit (M): 1 symmetric, −1 skew, about 0 at random",
             null="symmetry_null",
             null_sd="symmetry_null_sd",
         ),
-        "symmetry_null": Field(OF_HEAD, "mean symmetry of random M of the same singular values: 1/d"),
+        "symmetry_null": Field(HEAD_DIMS, "mean symmetry of random M of the same singular values: 1/d"),
         "symmetry_null_sd": Field(
-            OF_HEAD, "standard deviation of symmetry among random M of the same singular values: about √2/d"
+            HEAD_DIMS, "standard deviation of symmetry among random M of the same singular values: about √2/d"
         ),
         "directionality": Field(
-            OF_HEAD,
+            HEAD_DIMS,
             "(c − r)/(c + r), c and r the excess of column (key) and row norms of M over mean + 2 std",
-            basis=True,
+            basis_dependent=True,
         ),
         "positive_share": Field(
-            OF_HEAD,
+            HEAD_DIMS,
             "Σλ⁺/Σ|λ| of the symmetric part of M: 1 where relevance grows with likeness along every direction",
             null="positive_share_null",
         ),
         "positive_share_null": Field(
-            OF_HEAD,
+            HEAD_DIMS,
             "the same for a random M: one half, since a form of rank r has as many rising as falling directions",
         ),
-        "stable_rank_M": Field(OF_HEAD, "‖M‖²_F/‖M‖²₂: directions that the QK circuit really uses"),
-        "stable_rank_F": Field(OF_HEAD, "‖F‖²_F/‖F‖²₂: directions that the OV circuit really uses"),
-        "positivity_F": Field(OF_HEAD, "Re Σλ/Σ|λ| of the OV circuit (F): 1 copies, −1 inverts"),
+        "stable_rank_M": Field(HEAD_DIMS, "‖M‖²_F/‖M‖²₂: directions that the QK circuit really uses"),
+        "stable_rank_F": Field(HEAD_DIMS, "‖F‖²_F/‖F‖²₂: directions that the OV circuit really uses"),
+        "positivity_F": Field(HEAD_DIMS, "Re Σλ/Σ|λ| of the OV circuit (F): 1 copies, −1 inverts"),
         "copying": Field(
-            OF_HEAD,
+            HEAD_DIMS,
             "Re Σλ/Σ|λ| of W_E F W_U, the copying score of the circuits literature; F alone where there is no unembedding",
             null="copying_null",
         ),
-        "copying_null": Field(OF_HEAD, "mean copying of random F of the same singular values: 0, since −F is one too"),
+        "copying_null": Field(
+            HEAD_DIMS, "mean copying of random F of the same singular values: 0, since −F is one too"
+        ),
         "alignment": Field(
-            OF_HEAD,
+            HEAD_DIMS,
             "cos⟨F, Mᵀ⟩: 1 where the head moves tokens up its own relevance",
             null="alignment_null",
             null_sd="alignment_null_sd",
         ),
-        "alignment_null": Field(OF_HEAD, "mean alignment of random M of the same singular values: 0"),
+        "alignment_null": Field(HEAD_DIMS, "mean alignment of random M of the same singular values: 0"),
         "alignment_null_sd": Field(
-            OF_HEAD, "standard deviation of alignment among random M of the same singular values: 1/d"
+            HEAD_DIMS, "standard deviation of alignment among random M of the same singular values: 1/d"
         ),
         "symmetry_at": Field(
             ("layer", "head", "offset"),
@@ -253,7 +264,7 @@ OPERATORS = Analysis(
         "singular_values_F": Field(("layer", "head", "rank_F"), "singular values of F, falling"),
         "layer_symmetry": Field(("layer",), "symmetry of the sum of M over the heads of a layer"),
         "layer_directionality": Field(
-            ("layer",), "directionality of the sum of M over the heads of a layer", basis=True
+            ("layer",), "directionality of the sum of M over the heads of a layer", basis_dependent=True
         ),
     }
     | _mean_fields(),

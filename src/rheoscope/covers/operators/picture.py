@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.picture.head_map import TYPED, head_map
+from rheoscope.picture.head_map import TYPES_CAPTION, head_map
 from rheoscope.picture.picture import Axis, Line, Panel, Picture, Shape
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ TITLES = {
     "stable_rank_M": "Stable rank of M",
     "stable_rank_F": "Stable rank of F",
 }
-SCALES = {
+SCALE_NAMES = {
     "symmetry": "symmetry",
     "positive_share": "share",
     "directionality": "directionality",
@@ -38,33 +38,42 @@ SCALES = {
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """Maps of all heads, and the singular values of M and F."""
     title = f"{dataset.attrs.get('model', '')}: {dataset.sizes['layer']} layers x {dataset.sizes['head']} heads as operators"
-    maps = (heads(dataset, name, types) for name in TITLES)
-    return Picture(title, CAPTION + TYPED * (types is not None), (*maps, spectrum(dataset)))
+    maps = (head_panel(dataset, name, types) for name in TITLES)
+    return Picture(title, CAPTION + TYPES_CAPTION * (types is not None), (*maps, spectrum_panel(dataset)))
 
 
-def heads(dataset: "xarray.Dataset", name: str, types: "xarray.Dataset | None") -> Panel:
+def head_panel(dataset: "xarray.Dataset", name: str, types: "xarray.Dataset | None") -> Panel:
     """One square a head."""
     values, centre = dataset[name].values, 0.5 if name == "positive_share" else 0.0
-    reach = (0.0, float(values.max())) if "rank" in name else (-1.0, 1.0) if not centre else (0.0, 1.0)
+    value_range = (0.0, float(values.max())) if "rank" in name else (-1.0, 1.0) if not centre else (0.0, 1.0)
     return head_map(
-        TITLES[name], dataset[name].attrs["definition"], values, reach, types=types, centre=centre, name=SCALES[name]
+        TITLES[name],
+        dataset[name].attrs["definition"],
+        values,
+        value_range,
+        types=types,
+        centre=centre,
+        name=SCALE_NAMES[name],
     )
 
 
-def spectrum(dataset: "xarray.Dataset") -> Panel:
+def spectrum_panel(dataset: "xarray.Dataset") -> Panel:
     """Median over heads of the singular values, each head's largest set to 1."""
     marks: list[Shape | Line] = []
     for operator, colour in (("M", "first"), ("F", "second")):
         values = dataset[f"singular_values_{operator}"].values
         values = values.reshape(-1, values.shape[-1])
-        low, middle, high = np.quantile(values / np.maximum(values[:, :1], 1e-30), (0.1, 0.5, 0.9), axis=0)
-        rank, there = np.arange(1, len(middle) + 1), low > 0
-        band = np.concatenate([rank[there], rank[there][::-1]]), np.concatenate([low[there], high[there][::-1]])
+        low, median, high = np.quantile(values / np.maximum(values[:, :1], 1e-30), (0.1, 0.5, 0.9), axis=0)
+        rank, positive = np.arange(1, len(median) + 1), low > 0
+        outline = (
+            np.concatenate([rank[positive], rank[positive][::-1]]),
+            np.concatenate([low[positive], high[positive][::-1]]),
+        )
         marks += [
-            Shape("", *band, colour, 0.15, f"{operator}: 10 to 90 % of the heads"),
-            Line(operator, rank, middle, colour),
+            Shape("", *outline, colour, 0.15, f"{operator}: 10 to 90 % of the heads"),
+            Line(operator, rank, median, colour),
         ]
-    about = (
+    description = (
         "Singular values in falling order, each head's largest set to 1: median over all heads, and 10 to 90 % of them."
     )
-    return Panel("Singular values", about, tuple(marks), Axis("rank"), Axis(log=True), columns=2)
+    return Panel("Singular values", description, tuple(marks), Axis("rank"), Axis(log=True), columns=2)

@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.messages.numbers import short
+from rheoscope.messages.numbers import format_number
 from rheoscope.picture.blocks import Block, Cell, Lines, Table
-from rheoscope.space.results import Answers
+from rheoscope.space.results import Results
 
 if TYPE_CHECKING:
     import xarray
 
-COLUMNS = {
+OPERATOR_COLUMNS = {
     "symmetry": "symmetry",
     "positive_share": "positive",
     "directionality": "direction",
@@ -20,8 +20,8 @@ COLUMNS = {
     "copying": "copying",
     "alignment": "alignment",
 }
-SIGNED = ("symmetry", "positive_share", "directionality", "copying", "alignment")
-SCORES = {
+SIGNED_FIELDS = ("symmetry", "positive_share", "directionality", "copying", "alignment")
+SCORE_COLUMNS = {
     "centred": "form",
     "mean_query": "mean q",
     "mean_key": "mean k",
@@ -30,56 +30,58 @@ SCORES = {
     "spread": "nats",
     "positive_share_cloud": "positive",
 }
-CLIMB = Cell(
+CLIMB_HEADER = Cell(
     "climb",
     "what the layer's heads climb of their own energy Λ by what they add, summed over the heads, in nats; heads turned at random "
     "climb nothing to first order",
 )
 
 
-def by_layer(dataset: "xarray.Dataset", columns: dict[str, str], heading: str, note: str = "") -> Table:
+def layer_table(dataset: "xarray.Dataset", columns: dict[str, str], heading: str, note: str = "") -> Table:
     """A row a layer: the median over its heads of every number."""
     header = [Cell("layer"), *(Cell(title, str(dataset[name].attrs["definition"])) for name, title in columns.items())]
     medians = dataset[list(columns)].median("head")
     rows = [
-        [Cell(f"L{layer}"), *(Cell(short(float(medians[name][layer]))) for name in columns)]
+        [Cell(f"L{layer}"), *(Cell(format_number(float(medians[name][layer]))) for name in columns)]
         for layer in range(dataset.sizes["layer"])
     ]
     return Table(heading, header, rows, note=note)
 
 
-def blocks(answers: Answers) -> list[Block]:
+def blocks(results: Results) -> list[Block]:
     """The table of a model's heads, with what they climb on a text where there is one."""
-    if "operators" not in answers.found:
+    if "operators" not in results.datasets:
         return []
-    table = by_layer(answers.found["operators"], COLUMNS, "Heads as operators: median over the heads of a layer")
-    if "energy" not in answers.found:
+    table = layer_table(
+        results.datasets["operators"], OPERATOR_COLUMNS, "Heads as operators: median over the heads of a layer"
+    )
+    if "energy" not in results.datasets:
         return [table]
-    heads = answers.found["energy"]
-    climbed = (heads.energy_after - heads.energy).sum("head").values
-    rows = [[*row, Cell(short(float(climb)))] for row, climb in zip(table.rows, climbed, strict=True)]
-    return [Table(table.heading, [*table.header, CLIMB], rows)]
+    energy = results.datasets["energy"]
+    energy_gains = (energy.energy_after - energy.energy).sum("head").values
+    rows = [[*row, Cell(format_number(float(gain)))] for row, gain in zip(table.rows, energy_gains, strict=True)]
+    return [Table(table.heading, [*table.header, CLIMB_HEADER], rows)]
 
 
-def extremes(answers: Answers) -> list[Block]:
+def extreme_heads(results: Results) -> list[Block]:
     """The heads at both ends of every number that has a sign; of one head there are none."""
-    if "operators" not in answers.found or answers.found["operators"].symmetry.size < 2:
+    if "operators" not in results.datasets or results.datasets["operators"].symmetry.size < 2:
         return []
     lines = []
-    for name in SIGNED:
-        values = answers.found["operators"][name].values
+    for name in SIGNED_FIELDS:
+        values = results.datasets["operators"][name].values
         if not np.isfinite(values).any():
             continue
-        ends = [divmod(int(at), values.shape[1]) for at in (np.nanargmin(values), np.nanargmax(values))]
-        low, high = (f"L{layer}.H{head} {short(float(values[layer, head]))}" for layer, head in ends)
-        lines.append(f"{COLUMNS[name]}: from {low} to {high}")
+        ends = [divmod(int(index), values.shape[1]) for index in (np.nanargmin(values), np.nanargmax(values))]
+        low, high = (f"L{layer}.H{head} {format_number(float(values[layer, head]))}" for layer, head in ends)
+        lines.append(f"{OPERATOR_COLUMNS[name]}: from {low} to {high}")
     return [Lines("From head to head", lines)]
 
 
-def scores(answers: Answers) -> list[Block]:
+def score_blocks(results: Results) -> list[Block]:
     """What scores are made of on a text, where there is one."""
-    if "scores" not in answers.found:
+    if "scores" not in results.datasets:
         return []
-    left_out = ", ".join(map(str, answers.found["scores"].attrs["massive"])) or "none"
+    massive = ", ".join(map(str, results.datasets["scores"].attrs["massive"])) or "none"
     heading = "What scores are made of on this text (shares of what softmax sees)"
-    return [by_layer(answers.found["scores"], SCORES, heading, f"massive tokens left out: {left_out}")]
+    return [layer_table(results.datasets["scores"], SCORE_COLUMNS, heading, f"massive tokens left out: {massive}")]

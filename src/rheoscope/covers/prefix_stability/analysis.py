@@ -1,27 +1,28 @@
 """Do scores outlast another beginning? The scores of the same pairs of tokens under several prefixes, head by head."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.attention.definition import for_every_head, scores
-from rheoscope.attention.lower.block_size import numbers_in_cache
+from rheoscope.attention.definition import masked_scores, repeat_kv_heads
+from rheoscope.attention.lower.block_size import cache_block_numel
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.covers.layer_inputs import Read, provenance, read
+from rheoscope.covers.layer_inputs import LayerInput, provenance, read_layer
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.model import Model, Text
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.safe_arithmetic import at_least_float32
+from rheoscope.space.settings import Bounds, Seed
 from rheoscope.space.trace import Trace
 from rheoscope.statistics.ranks import spearman
 
 if TYPE_CHECKING:
     import xarray
 
-BEGINNINGS, LENGTH = 2, 8
+N_PREFIXES, PREFIX_LENGTH = 2, 8
 """How many beginnings are drawn where none are given, and how many tokens each has."""
 
 
@@ -30,8 +31,8 @@ def prefix_stability(
     model: Model,
     text: Text,
     prefixes: Sequence[Text] | None = None,
-    least: int = 8,
-    seed: int = 0,
+    least: Annotated[int, Bounds(1, 10_000)] = 8,
+    seed: Seed = 0,
     keep_massive: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
@@ -65,138 +66,182 @@ def prefix_stability(
     """
     if prefixes is None:
         text = model.ids(text)
-        prefixes = beginnings(text, seed)
-    alone, after = readings(model, text, prefixes)
-    shared = min(common_end(alone.ids, one.ids) for one in after)
-    there = usable_tokens([alone, *after], shared, keep_massive)
-    if int(there.sum()) <= least or least < 3:
+        prefixes = random_prefixes(text, seed)
+    plain_trace, prefixed_traces = trace_with_prefixes(model, text, prefixes)
+    n_shared = min(common_suffix_length(plain_trace.ids, trace.ids) for trace in prefixed_traces)
+    is_usable_token = usable_token_mask([plain_trace, *prefixed_traces], n_shared, keep_massive)
+    if int(is_usable_token.sum()) <= least or least < 3:
         raise RheoscopeError(
-            f"a query needs at least {least} other keys (3 or more), and {int(there.sum())} tokens that are not massive "
+            f"a query needs at least {least} other keys (3 or more), and {int(is_usable_token.sum())} tokens that are not massive "
             "are the same without and with every prefix; type a longer text, or prefixes that end where a word ends"
         )
     tables = []
-    for one in after:
-        tables.append(_compared(alone, one, there, least))
+    for trace in prefixed_traces:
+        tables.append(_compare_layers(plain_trace, trace, is_usable_token, least))
         if progress is not None:
-            progress(len(tables), len(after))
+            progress(len(tables), len(prefixed_traces))
     values = {name: torch.stack([table[name] for table in tables]) for name in ("stability", "stability_null")}
     values["queries"] = tables[0]["queries"]
     view = model.view
-    coords = {"prefix": [_named(one) for one in prefixes], "layer": range(view.layers), "head": range(view.heads)}
-    attributes = provenance(alone, keep_massive, least=least, seed=seed, shared_tokens=shared)
-    return PREFIX_STABILITY.answer(values, coords, attributes)
+    coords = {
+        "prefix": [_prefix_label(prefix) for prefix in prefixes],
+        "layer": range(view.layers),
+        "head": range(view.heads),
+    }
+    attributes = provenance(plain_trace, keep_massive, least=least, seed=seed, shared_tokens=n_shared)
+    return PREFIX_STABILITY.label(values, coords, attributes)
 
 
-def beginnings(ids: Int[Tensor, " n"], seed: int) -> list[Int[Tensor, " m"]]:
+def random_prefixes(ids: Int[Tensor, " n"], seed: int) -> list[Int[Tensor, " m"]]:
     """Two beginnings of 8 tokens drawn from a text's own.
 
-    >>> [len(one) for one in beginnings(torch.tensor([5, 6, 7]), seed=0)]
+    >>> [len(one) for one in random_prefixes(torch.tensor([5, 6, 7]), seed=0)]
     [8, 8]
     """
-    drawn = torch.randint(len(ids), (BEGINNINGS, LENGTH), generator=torch.Generator().manual_seed(seed))
-    return list(ids[drawn.to(ids.device)])
+    sampled_indices = torch.randint(
+        len(ids), (N_PREFIXES, PREFIX_LENGTH), generator=torch.Generator().manual_seed(seed)
+    )
+    return list(ids[sampled_indices.to(ids.device)])
 
 
-def readings(model: Model, text: Text, prefixes: Sequence[Text]) -> tuple[Trace, list[Trace]]:
+def trace_with_prefixes(model: Model, text: Text, prefixes: Sequence[Text]) -> tuple[Trace, list[Trace]]:
     """The text alone and after each prefix; a string after a string, or ids after ids."""
-    alike = all(isinstance(one, str) == isinstance(text, str) and len(one) for one in prefixes)
-    if isinstance(prefixes, str) or not len(prefixes) or not alike:
+    same_type = all(isinstance(prefix, str) == isinstance(text, str) and len(prefix) for prefix in prefixes)
+    if isinstance(prefixes, str) or not len(prefixes) or not same_type:
         raise RheoscopeError(
             "prefixes are a list of strings before a string, or of token ids before token ids, none of them empty; "
             'type prefixes=["Once upon a time"]'
         )
-    joined = [one + text if isinstance(one, str) else torch.cat([model.ids(one), model.ids(text)]) for one in prefixes]  # type: ignore[operator]
-    return model.trace(text), [model.trace(one) for one in joined]
+    joined_texts = [
+        prefix + text if isinstance(prefix, str) else torch.cat([model.ids(prefix), model.ids(text)])  # type: ignore[operator]
+        for prefix in prefixes
+    ]
+    return model.trace(text), [model.trace(joined_text) for joined_text in joined_texts]
 
 
-def common_end(a: Int[Tensor, " m"], b: Int[Tensor, " n"]) -> int:
+def common_suffix_length(a: Int[Tensor, " m"], b: Int[Tensor, " n"]) -> int:
     """How many tokens at the end of two texts are the same.
 
-    >>> common_end(torch.tensor([1, 2, 3, 4]), torch.tensor([9, 9, 2, 8, 3, 4]))
+    >>> common_suffix_length(torch.tensor([1, 2, 3, 4]), torch.tensor([9, 9, 2, 8, 3, 4]))
     2
     """
-    some = min(len(a), len(b))
-    other = (a[len(a) - some :] != b[len(b) - some :]).nonzero()
-    return some if not len(other) else some - 1 - int(other[-1])
+    n_compared = min(len(a), len(b))
+    differences = (a[len(a) - n_compared :] != b[len(b) - n_compared :]).nonzero()
+    return n_compared if not len(differences) else n_compared - 1 - int(differences[-1])
 
 
-def usable_tokens(traces: Sequence[Trace], shared: int, keep_massive: bool) -> Bool[Tensor, " n"]:
+def usable_token_mask(traces: Sequence[Trace], n_shared: int, keep_massive: bool) -> Bool[Tensor, " n"]:
     """Which of the last `shared` tokens are massive in no reading."""
-    there = torch.ones(shared, dtype=torch.bool, device=traces[0].points.device)
+    is_usable_token = torch.ones(n_shared, dtype=torch.bool, device=traces[0].points.device)
     for trace in traces:
-        last = [at - len(trace) + shared for at in trace.massive()]
-        there[[at for at in last if at >= 0 and not keep_massive]] = False
-    return there
+        massive_positions = [position - len(trace) + n_shared for position in trace.massive_tokens()]
+        is_usable_token[[position for position in massive_positions if position >= 0 and not keep_massive]] = False
+    return is_usable_token
 
 
-def _compared(alone: Trace, after: Trace, there: Bool[Tensor, " n"], least: int) -> dict[str, Tensor]:
+def _compare_layers(
+    plain_trace: Trace, prefixed_trace: Trace, is_usable_token: Bool[Tensor, " n"], min_keys: int
+) -> dict[str, Tensor]:
     """Stability, its null and the number of queries, layer by layer."""
     rows = []
-    for layer in range(alone.view.layers):
-        one, other = (read(trace, layer, _last(trace, len(there))) for trace in (alone, after))
-        rows.append(kernel(one, other, there, least))
+    for layer in range(plain_trace.view.layers):
+        plain_input, prefixed_input = (
+            read_layer(trace, layer, _last_positions(trace, len(is_usable_token)))
+            for trace in (plain_trace, prefixed_trace)
+        )
+        rows.append(kernel(plain_input, prefixed_input, is_usable_token, min_keys))
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def _last(trace: Trace, n: int) -> Int[Tensor, " n"]:
+def _last_positions(trace: Trace, n: int) -> Int[Tensor, " n"]:
     """Places of the last n tokens."""
     return torch.arange(len(trace) - n, len(trace), device=trace.points.device)
 
 
-def kernel(one: Read, other: Read, there: Bool[Tensor, " n"], least: int) -> dict[str, Tensor]:
+def kernel(
+    plain_input: LayerInput, prefixed_input: LayerInput, is_usable_token: Bool[Tensor, " n"], min_keys: int
+) -> dict[str, Tensor]:
     """Stability of the heads of one layer in two readings of the same tokens, its null and the number of queries."""
-    own, count = alike(one, other, there, least, shift=0)
-    null, _ = alike(one, other, there, least, shift=further(there, least))
-    return {"stability": own, "stability_null": null, "queries": own.new_tensor(count)}
+    stability, n_queries = mean_score_correlation(plain_input, prefixed_input, is_usable_token, min_keys, shift=0)
+    null, _ = mean_score_correlation(
+        plain_input, prefixed_input, is_usable_token, min_keys, shift=null_shift(is_usable_token, min_keys)
+    )
+    return {"stability": stability, "stability_null": null, "queries": stability.new_tensor(n_queries)}
 
 
-def further(there: Bool[Tensor, " n"], least: int) -> int:
+def null_shift(is_usable_token: Bool[Tensor, " n"], min_keys: int) -> int:
     """How far on the other tokens of the null are: half the text, or as far as leaves two queries with enough keys.
 
-    >>> further(torch.ones(40, dtype=torch.bool), 8), further(torch.ones(16, dtype=torch.bool), 8)
+    >>> null_shift(torch.ones(40, dtype=torch.bool), 8), null_shift(torch.ones(16, dtype=torch.bool), 8)
     (20, 6)
     """
-    n = len(there)
+    n = len(is_usable_token)
     shifts = range(n // 2, 0, -1)
-    return next((by for by in shifts if int((there[: n - by] & there[by:]).sum()) >= least + 2), 1)
-
-
-def alike(one: Read, other: Read, there: Bool[Tensor, " n"], least: int, shift: int) -> tuple[Float[Tensor, " h"], int]:
-    """Mean correlation, over queries i, of s_ij in one reading and s_{i+shift, j+shift} in the other, and their number."""
-    a, b = (_sides(read) for read in (one, other))
-    n, mask = len(there) - shift, one.heads.mechanism.mask
-    first, moved = torch.arange(n, device=there.device), torch.arange(shift, shift + n, device=there.device)
-    total, count = torch.zeros(a[0].shape[1], dtype=torch.float64, device=there.device), 0
-    for rows in first.split(max(1, numbers_in_cache(a[0].device) // (a[0].shape[1] * n))):
-        permitted = mask(one.at[rows], one.at[:n]) & mask(other.at[moved[rows]], other.at[shift:])
-        tokens = there & there.roll(-shift)
-        usable = permitted & tokens[:n] & tokens[rows, None] & (rows[:, None] != first)
-        rows, usable = rows[usable.sum(-1) >= least], usable[usable.sum(-1) >= least]
-        if len(rows):
-            x, y = _scores(one, a, rows, first), _scores(other, b, moved[rows], moved)
-            total += spearman(x, y, usable).sum((0, 2))
-            count += len(rows)
-    return total / count if count else torch.full_like(total, float("nan")), count
-
-
-def _sides(read: Read) -> tuple[Float[Tensor, "1 h n k"], Float[Tensor, "1 h n k"]]:
-    """Queries and keys of the tokens that count, in their places."""
-    (q, k, _), place = read.heads.read(read.x), read.heads.mechanism.position.place
-    return place(exact(q[:, :, read.at]), read.at), place(
-        for_every_head(exact(k[:, :, read.at]), read.heads.count), read.at
+    return next(
+        (
+            shift
+            for shift in shifts
+            if int((is_usable_token[: n - shift] & is_usable_token[shift:]).sum()) >= min_keys + 2
+        ),
+        1,
     )
 
 
-def _scores(
-    read: Read, sides: tuple[Tensor, Tensor], rows: Int[Tensor, " r"], columns: Int[Tensor, " c"]
+def mean_score_correlation(
+    plain_input: LayerInput, prefixed_input: LayerInput, is_usable_token: Bool[Tensor, " n"], min_keys: int, shift: int
+) -> tuple[Float[Tensor, " h"], int]:
+    """Mean correlation, over queries i, of s_ij in one reading and s_{i+shift, j+shift} in the other, and their number."""
+    plain_sides, prefixed_sides = (_queries_and_keys(layer_input) for layer_input in (plain_input, prefixed_input))
+    n, mask = len(is_usable_token) - shift, plain_input.heads.mechanism.mask
+    indices, shifted_indices = (
+        torch.arange(n, device=is_usable_token.device),
+        torch.arange(shift, shift + n, device=is_usable_token.device),
+    )
+    total, n_queries = torch.zeros(plain_sides[0].shape[1], dtype=torch.float64, device=is_usable_token.device), 0
+    for rows in indices.split(max(1, cache_block_numel(plain_sides[0].device) // (plain_sides[0].shape[1] * n))):
+        is_allowed = mask(plain_input.positions[rows], plain_input.positions[:n]) & mask(
+            prefixed_input.positions[shifted_indices[rows]], prefixed_input.positions[shift:]
+        )
+        is_usable_both = is_usable_token & is_usable_token.roll(-shift)
+        is_usable_pair = is_allowed & is_usable_both[:n] & is_usable_both[rows, None] & (rows[:, None] != indices)
+        rows, is_usable_pair = (
+            rows[is_usable_pair.sum(-1) >= min_keys],
+            is_usable_pair[is_usable_pair.sum(-1) >= min_keys],
+        )
+        if len(rows):
+            x, y = (
+                _pair_scores(plain_input, plain_sides, rows, indices),
+                _pair_scores(prefixed_input, prefixed_sides, shifted_indices[rows], shifted_indices),
+            )
+            total += spearman(x, y, is_usable_pair).sum((0, 2))
+            n_queries += len(rows)
+    return total / n_queries if n_queries else torch.full_like(total, float("nan")), n_queries
+
+
+def _queries_and_keys(layer_input: LayerInput) -> tuple[Float[Tensor, "1 h n k"], Float[Tensor, "1 h n k"]]:
+    """Queries and keys of the tokens that count, in their places."""
+    (q, k, _), encode_position = layer_input.heads.qkv(layer_input.x), layer_input.heads.mechanism.position.encode
+    return encode_position(at_least_float32(q[:, :, layer_input.positions]), layer_input.positions), encode_position(
+        repeat_kv_heads(at_least_float32(k[:, :, layer_input.positions]), layer_input.heads.n_heads),
+        layer_input.positions,
+    )
+
+
+def _pair_scores(
+    layer_input: LayerInput,
+    queries_and_keys: tuple[Tensor, Tensor],
+    rows: Int[Tensor, " r"],
+    columns: Int[Tensor, " c"],
 ) -> Float[Tensor, "1 h r c"]:
-    bare = Mechanism(read.heads.mechanism.score, position=read.heads.mechanism.position)
-    q, k = sides
-    return scores(bare, q[:, :, rows], k[:, :, columns], read.at[rows], read.at[columns])
+    bare_mechanism = Mechanism(layer_input.heads.mechanism.score, position=layer_input.heads.mechanism.position)
+    q, k = queries_and_keys
+    return masked_scores(
+        bare_mechanism, q[:, :, rows], k[:, :, columns], layer_input.positions[rows], layer_input.positions[columns]
+    )
 
 
-def _named(prefix: Any) -> str:
-    return prefix if isinstance(prefix, str) else " ".join(str(int(one)) for one in prefix)
+def _prefix_label(prefix: Any) -> str:
+    return prefix if isinstance(prefix, str) else " ".join(str(int(token_id)) for token_id in prefix)
 
 
 PREFIX_STABILITY = Analysis(

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rheoscope.picture.head_map import TYPED, head_map
+from rheoscope.picture.head_map import TYPES_CAPTION, head_map
 from rheoscope.picture.picture import Axis, Line, Panel, Picture
 
 if TYPE_CHECKING:
@@ -16,25 +16,29 @@ CAPTION = (
 
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """Maps of all heads, and medians over depth, a line a prefix."""
-    own, null = dataset.stability, dataset.stability_null
+    stability, null = dataset.stability, dataset.stability_null
     layers = tuple(f"L{layer}" for layer in dataset.layer.values)
-    at = range(len(layers))
+    x = range(len(layers))
     lines = (
-        Line("place alone", at, null.mean("prefix").median("head").values, "null", "dashed"),
-        Line("the same tokens", at, own.mean("prefix").median("head").values, "first"),
-        Line("the prefix that changes most", at, own.median("head").min("prefix").values, "second"),
+        Line("place alone", x, null.mean("prefix").median("head").values, "null", "dashed"),
+        Line("the same tokens", x, stability.mean("prefix").median("head").values, "first"),
+        Line("the prefix that changes most", x, stability.median("head").min("prefix").values, "second"),
     )
-    about = "Median over the heads of a layer. " + own.attrs["definition"]
+    description = "Median over the heads of a layer. " + stability.attrs["definition"]
     return Picture(
         "Do scores outlast another beginning?",
-        CAPTION + TYPED * (types is not None),
+        CAPTION + TYPES_CAPTION * (types is not None),
         (
             head_map(
-                "The same tokens", own.attrs["definition"], own.mean("prefix").values, types=types, name="Spearman’s ρ"
+                "The same tokens",
+                stability.attrs["definition"],
+                stability.mean("prefix").values,
+                types=types,
+                name="Spearman’s ρ",
             ),
             head_map(
                 "Place alone", null.attrs["definition"], null.mean("prefix").values, types=types, name="Spearman’s ρ"
             ),
-            Panel("Over depth", about, lines, Axis("", layers)),
+            Panel("Over depth", description, lines, Axis("", layers)),
         ),
     )

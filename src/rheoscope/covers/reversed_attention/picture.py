@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.picture.head_map import TYPED, head_map
+from rheoscope.picture.head_map import TYPES_CAPTION, head_map
 from rheoscope.picture.picture import Axis, Cells, Panel, Picture
 
 if TYPE_CHECKING:
     import xarray
 
-FRAMED = 5
+N_FRAMED = 5
 """Heads that are framed: the strongest."""
 CAPTION = (
     "R is the gradient of the scores (reversed attention). In strong colours those whose scores the loss would change most; the five "
@@ -20,26 +20,35 @@ CAPTION = (
 
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """A map of heads and a map of tokens."""
-    caption = CAPTION + TYPED * (types is not None)
-    return Picture("How the loss wants scores to change", caption, (heads(dataset, types), tokens(dataset)))
+    caption = CAPTION + TYPES_CAPTION * (types is not None)
+    return Picture("How the loss wants scores to change", caption, (head_panel(dataset, types), token_map(dataset)))
 
 
-def heads(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
+def head_panel(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
     """‖R‖, one square a head."""
     values, rank = dataset.norm.values, dataset["rank"].values
-    marked = frozenset((int(a), int(b)) for a, b in np.argwhere(rank <= FRAMED))
-    reach = (0.0, max(float(values.max()), 1e-30))
+    framed_heads = frozenset((int(a), int(b)) for a, b in np.argwhere(rank <= N_FRAMED))
+    value_range = (0.0, max(float(values.max()), 1e-30))
     return head_map(
-        "‖R‖ of every head", dataset.norm.attrs["definition"], values, reach, marked, {"rank": rank}, types, name="‖R‖"
+        "‖R‖ of every head",
+        dataset.norm.attrs["definition"],
+        values,
+        value_range,
+        framed_heads,
+        {"rank": rank},
+        types,
+        name="‖R‖",
     )
 
 
-def tokens(dataset: "xarray.Dataset") -> Panel:
+def token_map(dataset: "xarray.Dataset") -> Panel:
     """What every layer's heads together are pulled at."""
     values = dataset.received.sum("head").values
-    layers, count = values.shape
-    tips = [[f"L{a}, token {b}: {values[a, b]:.4g}" for b in range(count)] for a in range(layers)]
+    n_layers, n_tokens = values.shape
+    tips = [[f"L{a}, token {b}: {values[a, b]:.4g}" for b in range(n_tokens)] for a in range(n_layers)]
     marks = (Cells(values, tips=tips, high=max(float(values.max()), 1e-30), name="pull"),)
-    about = dataset.received.attrs["definition"]
-    sides = Axis("token", tuple(map(str, range(count)))), Axis("", tuple(f"L{layer}" for layer in range(layers)))
-    return Panel("Pull at every token", about, marks, *sides, columns=2, height=max(0.8, (layers * 9 + 46) / 236))
+    description = dataset.received.attrs["definition"]
+    axes = Axis("token", tuple(map(str, range(n_tokens)))), Axis("", tuple(f"L{layer}" for layer in range(n_layers)))
+    return Panel(
+        "Pull at every token", description, marks, *axes, columns=2, height=max(0.8, (n_layers * 9 + 46) / 236)
+    )

@@ -1,20 +1,21 @@
 """Does attention, followed through all layers, say where a token's last place comes from? Rollout against the Jacobian."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rheoscope.covers.fixed_point.analysis import Cloud, Map, jacobian, layer_map
+from rheoscope.covers.fixed_point.analysis import Cloud, Map, jacobian_products, layer_map
 from rheoscope.covers.layer_inputs import provenance
-from rheoscope.covers.scores.analysis import permitted
+from rheoscope.covers.scores.analysis import allowed_pairs
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.components import checked
-from rheoscope.space.head import Heads, of_head
-from rheoscope.space.model import Model, check_made_by
+from rheoscope.space.components import resolve_positions
+from rheoscope.space.head import Heads, single_head_mechanism
+from rheoscope.space.model import Model, check_same_weights
+from rheoscope.space.settings import Bounds, Seed, TokenIndex
 from rheoscope.space.trace import Trace
 from rheoscope.statistics.ranks import unit_ranks
 
@@ -23,7 +24,13 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def rollout(model: Model, trace: Trace, token: int = -1, probes: int = 16, seed: int = 0) -> "xarray.Dataset":
+def rollout(
+    model: Model,
+    trace: Trace,
+    token: TokenIndex = -1,
+    probes: Annotated[int, Bounds(1, 100_000, advised=16)] = 16,
+    seed: Seed = 0,
+) -> "xarray.Dataset":
     """Where the last place of a token comes from: by attention rollout, and by the true derivative.
 
     **Answers** "may I read attention, multiplied through the layers, as a flow from tokens to tokens?"
@@ -45,65 +52,68 @@ def rollout(model: Model, trace: Trace, token: int = -1, probes: int = 16, seed:
     >>> round(float(found.rollout.sum()), 4), round(float(found.jacobian.sum()), 4)
     (1.0, 1.0)
     """
-    check_made_by(model, trace)
-    (at,) = checked([token], len(trace))
+    check_same_weights(model, trace)
+    (position,) = resolve_positions([token], len(trace))
     if probes < 1:
         raise RheoscopeError(f"the derivative needs 1 random probe or more, got probes={probes}; type probes=16")
     maps = [layer_map(trace, layer) for layer in range(trace.view.layers)]
-    points = [trace.read_by(layer) for layer in range(trace.view.layers)]
-    values = kernel(trace.view.blocks, points, maps, at, probes, seed)
-    settings = provenance(trace, True, token=at, probes=probes, seed=seed) | {"space": "raw"}
-    return ROLLOUT.answer(values, {"token": range(len(trace)), "word": ("token", trace.tokens)}, settings)
+    points = [trace.layer_input(layer) for layer in range(trace.view.layers)]
+    values = kernel(trace.view.layer_heads, points, maps, position, probes, seed)
+    settings = provenance(trace, True, token=position, probes=probes, seed=seed) | {"space": "raw"}
+    return ROLLOUT.label(values, {"token": range(len(trace)), "word": ("token", trace.tokens)}, settings)
 
 
 def kernel(
-    blocks: Sequence[Heads], points: Sequence[Cloud], maps: Sequence[Map], at: int, probes: int, seed: int
+    blocks: Sequence[Heads], points: Sequence[Cloud], maps: Sequence[Map], position: int, probes: int, seed: int
 ) -> dict[str, Tensor]:
     """Both shares of one token, from the heads of every layer, the points that they read and the layers' maps."""
     n, device = len(points[0]), points[0].device
-    rolled = {name: torch.eye(n, dtype=torch.float64, device=device) for name in ("rollout", "equal")}
+    rollouts = {name: torch.eye(n, dtype=torch.float64, device=device) for name in ("rollout", "equal")}
     for heads, x in zip(blocks, points, strict=True):
-        allowed = permitted(heads, n, device)
-        equal = allowed.double() / allowed.sum(-1, keepdim=True).clamp(min=1)
-        for name, weights in (("rollout", mean_weights(heads, x)), ("equal", equal)):
-            rolled[name] = (weights @ rolled[name] + rolled[name]) / 2
-    own, even = rolled["rollout"][at], rolled["equal"][at]
-    flow = jacobian_shares(maps, points[0], at, probes, seed)
-    seen = (even > 0) & (torch.arange(n, device=device) != at)
-    alike = {"correlation": _alike(own, flow, seen), "correlation_null": _alike(even, flow, seen)}
-    return {"rollout": own, "jacobian": flow} | alike
+        allowed = allowed_pairs(heads, n, device)
+        uniform_weights = allowed.double() / allowed.sum(-1, keepdim=True).clamp(min=1)
+        for name, weights in (("rollout", mean_weights(heads, x)), ("equal", uniform_weights)):
+            rollouts[name] = (weights @ rollouts[name] + rollouts[name]) / 2
+    attention_rollout, uniform_rollout = rollouts["rollout"][position], rollouts["equal"][position]
+    token_fractions = jacobian_fractions(maps, points[0], position, probes, seed)
+    is_visible = (uniform_rollout > 0) & (torch.arange(n, device=device) != position)
+    correlations = {
+        "correlation": _spearman(attention_rollout, token_fractions, is_visible),
+        "correlation_null": _spearman(uniform_rollout, token_fractions, is_visible),
+    }
+    return {"rollout": attention_rollout, "jacobian": token_fractions} | correlations
 
 
-def _alike(a: Float[Tensor, " n"], b: Float[Tensor, " n"], usable: Bool[Tensor, " n"]) -> Float[Tensor, ""]:
+def _spearman(a: Float[Tensor, " n"], b: Float[Tensor, " n"], is_usable: Bool[Tensor, " n"]) -> Float[Tensor, ""]:
     """Spearman's correlation over the usable entries; NaN with fewer than 2, or where one of the two does not vary."""
-    ranks = unit_ranks(torch.stack([a, b]), usable.expand(2, -1))
+    ranks = unit_ranks(torch.stack([a, b]), is_usable.expand(2, -1))
     return torch.where(ranks.any(-1).all(), ranks.prod(0).sum(), torch.nan)
 
 
 def mean_weights(heads: Heads, x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
     """The weights of all heads of a layer, in the mean, one map at a time."""
-    q, k, _ = heads.read(x)
+    q, k, _ = heads.qkv(x)
     total = torch.zeros(len(x), len(x), dtype=torch.float64, device=x.device)
-    for head in range(heads.count):
-        total += of_head(heads.mechanism, head).weights(*heads.one(q, k, head))[0, 0].double()
-    return total / heads.count
+    for head in range(heads.n_heads):
+        total += single_head_mechanism(heads.mechanism, head).weights(*heads.select_head(q, k, head))[0, 0].double()
+    return total / heads.n_heads
 
 
-def jacobian_shares(maps: Sequence[Map], x: Cloud, at: int, probes: int, seed: int) -> Float[Tensor, " n"]:
+def jacobian_fractions(maps: Sequence[Map], x: Cloud, position: int, probes: int, seed: int) -> Float[Tensor, " n"]:
     """‖∂x^L_i/∂x^0_j‖ of every token j, of sum 1, from the gradients of random probes; i is `at`."""
 
-    def through(x: Tensor) -> Tensor:
+    def all_layers(x: Tensor) -> Tensor:
         for T in maps:
             x = T(x)
         return x
 
     generator = torch.Generator().manual_seed(seed)
-    back, square = jacobian(through, x)[1], torch.zeros(len(x), dtype=torch.float64, device=x.device)
+    vjp, squared_norms = jacobian_products(all_layers, x)[1], torch.zeros(len(x), dtype=torch.float64, device=x.device)
     for _ in range(probes):
         probe = torch.zeros_like(x)
-        probe[at] = torch.randn(x.shape[-1], generator=generator).to(x)
-        square += back(probe).double().square().sum(-1)
-    return square.sqrt() / square.sqrt().sum()
+        probe[position] = torch.randn(x.shape[-1], generator=generator).to(x)
+        squared_norms += vjp(probe).double().square().sum(-1)
+    return squared_norms.sqrt() / squared_norms.sqrt().sum()
 
 
 ROLLOUT = Analysis(
@@ -111,6 +121,7 @@ ROLLOUT = Analysis(
     question="May attention, multiplied through the layers, be read as a flow from tokens to tokens?",
     ask=rollout,
     needs="model",
+    report={"probes": 8},
     fields={
         "rollout": Field(
             ("token",),
@@ -120,18 +131,18 @@ ROLLOUT = Analysis(
             ("token",),
             "share of each token j in ‖∂x_i/∂x_j‖, from the embeddings to the last points: what really flows, to first order, by random "
             "probes",
-            basis=True,
+            basis_dependent=True,
         ),
         "correlation": Field(
             (),
             "Spearman correlation of rollout and jacobian over the tokens that the token can see, itself left out",
             null="correlation_null",
-            basis=True,
+            basis_dependent=True,
         ),
         "correlation_null": Field(
             (),
             "the same for a rollout of equal weights on all permitted keys: what the mask alone explains",
-            basis=True,
+            basis_dependent=True,
         ),
     },
 )

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.picture.picture import Axis, Line, Panel, Picture, along, number
-from rheoscope.picture.token_labels import shown
+from rheoscope.picture.picture import Axis, Line, Panel, Picture, depth_colour, format_value
+from rheoscope.picture.token_labels import display_token
 
 if TYPE_CHECKING:
     import xarray
@@ -18,47 +18,55 @@ CAPTION = (
 
 def picture(dataset: "xarray.Dataset") -> Picture:
     """Shares of every token, and one share against the other."""
-    said = (
-        f"Over the tokens before it their Spearman correlation is {number(float(dataset.correlation))}; with equal weights everywhere, "
-        f"which is what the mask alone explains, {number(float(dataset.correlation_null))}."
+    correlation_text = (
+        f"Over the tokens before it their Spearman correlation is {format_value(float(dataset.correlation))}; "
+        "with equal weights everywhere, "
+        f"which is what the mask alone explains, {format_value(float(dataset.correlation_null))}."
     )
-    token = words(dataset)[int(dataset.attrs["token"])]
-    return Picture(f"Is attention a flow? Token {token}", CAPTION + said, (shares(dataset), against(dataset)))
+    token_label = token_labels(dataset)[int(dataset.attrs["token"])]
+    return Picture(
+        f"Is attention a flow? Token {token_label}",
+        CAPTION + correlation_text,
+        (share_panel(dataset), scatter_panel(dataset)),
+    )
 
 
-def shares(dataset: "xarray.Dataset") -> Panel:
+def share_panel(dataset: "xarray.Dataset") -> Panel:
     """A pair of dots a token."""
-    names = words(dataset)
-    at = range(len(names))
+    names = token_labels(dataset)
+    x = range(len(names))
     lines = (
-        Line("rollout", at, dataset.rollout.values, "second", "dots"),
-        Line("derivative", at, dataset.jacobian.values, "first", "dots"),
+        Line("rollout", x, dataset.rollout.values, "second", "dots"),
+        Line("derivative", x, dataset.jacobian.values, "first", "dots"),
     )
-    about = f"Rollout: {dataset.rollout.attrs['definition']}. Derivative: {dataset.jacobian.attrs['definition']}."
-    return Panel("Share of every token", about, lines, Axis("token", names), Axis(log=True), columns=2)
+    description = f"Rollout: {dataset.rollout.attrs['definition']}. Derivative: {dataset.jacobian.attrs['definition']}."
+    return Panel("Share of every token", description, lines, Axis("token", names), Axis(log=True), columns=2)
 
 
-def against(dataset: "xarray.Dataset") -> Panel:
+def scatter_panel(dataset: "xarray.Dataset") -> Panel:
     """A dot a token, blue the first."""
-    names, own = words(dataset), int(dataset.attrs["token"])
+    names, own_index = token_labels(dataset), int(dataset.attrs["token"])
     x, y = dataset.rollout.values, dataset.jacobian.values
     dots = tuple(
         Line(
-            names[at],
-            x[at : at + 1],
-            y[at : at + 1],
-            along(at, len(names)),
+            names[index],
+            x[index : index + 1],
+            y[index : index + 1],
+            depth_colour(index, len(names)),
             "dots",
-            f"{names[at]}: rollout {number(float(x[at]))}, derivative {number(float(y[at]))}",
+            f"{names[index]}: rollout {format_value(float(x[index]))}, derivative {format_value(float(y[index]))}",
         )
-        for at in np.flatnonzero((x > 0) & (y > 0)).tolist()
-        if at != own
+        for index in np.flatnonzero((x > 0) & (y > 0)).tolist()
+        if index != own_index
     )
-    about = "One dot a token before it, blue the first in the text, red the last; on a rising line both would agree."
-    return Panel("One against the other", about, dots, Axis("rollout", log=True), Axis("derivative", log=True))
+    description = (
+        "One dot a token before it, blue the first in the text, red the last; on a rising line both would agree."
+    )
+    return Panel("One against the other", description, dots, Axis("rollout", log=True), Axis("derivative", log=True))
 
 
-def words(dataset: "xarray.Dataset") -> tuple[str, ...]:
+def token_labels(dataset: "xarray.Dataset") -> tuple[str, ...]:
     return tuple(
-        f"{token} {shown(str(word))}" for token, word in zip(dataset.token.values, dataset.word.values, strict=True)
+        f"{token} {display_token(str(token_text))}"
+        for token, token_text in zip(dataset.token.values, dataset.word.values, strict=True)
     )

@@ -1,19 +1,22 @@
 """Why does a head look there? One score, or a head's whole pattern, as a sum over pairs of what wrote the two tokens."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.attention.definition import positions
-from rheoscope.covers.layer_inputs import layer_from_end
-from rheoscope.covers.scores.analysis import permitted, side
+from rheoscope.attention.definition import query_key_positions
+from rheoscope.covers.agreement.words import most_similar_head, required_agreement
+from rheoscope.covers.layer_inputs import resolve_layer
+from rheoscope.covers.scores.analysis import allowed_pairs, head_vector_parts
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.components import checked, components
-from rheoscope.space.head import Heads, of_head
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.components import components, resolve_positions
+from rheoscope.space.head import Heads, single_head_mechanism
+from rheoscope.space.results import Results
+from rheoscope.space.safe_arithmetic import at_least_float32
+from rheoscope.space.settings import HeadIndex, LayerIndex, TokenIndex
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -22,7 +25,11 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def score_attribution(
-    trace: Trace, layer: int = -1, head: int = 0, query: int | None = None, key: int | None = None
+    trace: Trace,
+    layer: LayerIndex = -1,
+    head: HeadIndex = 0,
+    query: TokenIndex | None = None,
+    key: TokenIndex | None = None,
 ) -> "xarray.Dataset":
     """Which upstream components make this score, exactly.
 
@@ -48,9 +55,9 @@ def score_attribution(
     >>> bool(abs(found.contribution.sum() + found.position_bias - found.score) < 1e-3)
     True
     """
-    layer = layer_from_end(trace.view, layer, head)
+    layer = resolve_layer(trace.view, layer, head)
     heads = trace.view.heads_of(layer)
-    if not heads.plain:
+    if not heads.is_scaled_dot:
         raise RheoscopeError(
             "the scores of this model are no scaled dot products, so they have no such parts; "
             "type trace.scores(layer, head) for the scores themselves"
@@ -58,86 +65,98 @@ def score_attribution(
     if (query is None) != (key is None):
         raise RheoscopeError("a score has a query and a key; type both, or neither for the head's whole pattern")
     if query is None or key is None:
-        asked, answered, mixed = None, None, pattern(heads, trace, layer, head)
+        query_position, key_position, pair_weights = None, None, pattern_weights(heads, trace, layer, head)
     else:
-        asked, answered = checked([query, key], len(trace))
-        mixed = exact(trace.points).new_ones(1, 1)
-        _see(heads, len(trace), asked, answered)
-    (q, names), (k, _) = (hats_of(trace, layer, at) for at in (asked, answered))
-    table = kernel(heads, head, q, _places(trace, asked), k, _places(trace, answered), mixed).cpu()
-    bias, weight = _beside(trace, layer, head, asked, answered, mixed)
+        query_position, key_position = resolve_positions([query, key], len(trace))
+        pair_weights = at_least_float32(trace.points).new_ones(1, 1)
+        _check_visible(heads, len(trace), query_position, key_position)
+    (q, component_names), (k, _) = (
+        x_hat_components(trace, layer, position) for position in (query_position, key_position)
+    )
+    table = kernel(
+        heads, head, q, _token_positions(trace, query_position), k, _token_positions(trace, key_position), pair_weights
+    ).cpu()
+    bias, weight = _bias_and_weight(trace, layer, head, query_position, key_position, pair_weights)
     score = float(table.double().sum()) + bias
     values = {"contribution": table, "position_bias": bias, "score": score, "weight": weight}
-    attributes = {"layer": layer, "head": head, "pairs": _described(trace, asked, answered)}
-    return SCORE_ATTRIBUTION.answer(values, {"from": names, "to": names}, attributes | trace.provenance)
+    attributes = {"layer": layer, "head": head, "pairs": _describe_pairs(trace, query_position, key_position)}
+    return SCORE_ATTRIBUTION.label(
+        values, {"from": component_names, "to": component_names}, attributes | trace.provenance
+    )
 
 
-def hats_of(trace: Trace, layer: int, token: int | None) -> tuple[Float[Tensor, "c n d"], list[str]]:
+def x_hat_components(trace: Trace, layer: int, token: int | None) -> tuple[Float[Tensor, "c n d"], list[str]]:
     """x̂ of one token (or of all) as a sum over components, the norm's scale as it is; and their names, `bias` the last."""
-    norm, at = trace.view.blocks[layer].norm, trace.where[layer]
-    made = components(trace, trace.steps[at], None if token is None else [token])
-    x = trace.points[at, slice(None) if token is None else [token]].to(made.parts)
-    return norm.centre(made.parts) * norm.scale(x), [*made.names, "bias"]
+    norm, step_index = trace.view.layer_heads[layer].norm, trace.input_steps[layer]
+    decomposition = components(trace, trace.steps[step_index], None if token is None else [token])
+    x = trace.points[step_index, slice(None) if token is None else [token]].to(decomposition.parts)
+    return norm.centre(decomposition.parts) * norm.scale(x), [*decomposition.names, "bias"]
 
 
 def kernel(
     heads: Heads,
     head: int,
-    asking: Float[Tensor, "c n d"],
-    queries: Int[Tensor, " n"],
-    answering: Float[Tensor, "c m d"],
-    keys: Int[Tensor, " m"],
-    mixed: Float[Tensor, "n m"],
+    query_parts: Float[Tensor, "c n d"],
+    query_positions: Int[Tensor, " n"],
+    key_parts: Float[Tensor, "c m d"],
+    key_positions: Int[Tensor, " m"],
+    pair_weights: Float[Tensor, "n m"],
 ) -> Float[Tensor, "from to"]:
     """What every two components make together of one head's scores, mixed over pairs of tokens; all constants are the last one.
 
     `asking` and `answering` are parts of x̂ of the tokens that stand at the places `queries` and `keys`.
     """
-    group, place = heads.group(head), heads.mechanism.position.place
+    group, encode_position = heads.kv_head(head), heads.mechanism.position.encode
     b_Q = None if heads.b_Q is None else heads.b_Q[head : head + 1]
     b_K = None if heads.b_K is None else heads.b_K[group : group + 1]
-    q = side(heads.norm, asking, heads.W_Q[head : head + 1], b_Q, heads.q_norm)
-    k = side(heads.norm, answering, heads.W_K[group : group + 1], b_K, heads.k_norm)
-    q, k = place(q, queries)[:, 0] * heads.scale, place(k, keys)[:, 0]
-    return q.flatten(1) @ (mixed.to(k) @ k).flatten(1).mT
+    q = head_vector_parts(heads.norm, query_parts, heads.W_Q[head : head + 1], b_Q, heads.q_norm)
+    k = head_vector_parts(heads.norm, key_parts, heads.W_K[group : group + 1], b_K, heads.k_norm)
+    q, k = encode_position(q, query_positions)[:, 0] * heads.scale, encode_position(k, key_positions)[:, 0]
+    return q.flatten(1) @ (pair_weights.to(k) @ k).flatten(1).mT
 
 
-def pattern(heads: Heads, trace: Trace, layer: int, head: int) -> Float[Tensor, "n n"]:
+def pattern_weights(heads: Heads, trace: Trace, layer: int, head: int) -> Float[Tensor, "n n"]:
     """(α − uniform)/N, α summing to 1: how a head mixes scores into its pattern. A row without any weight has none."""
     weights = trace.weights(layer, head)
-    allowed = permitted(heads, len(trace), weights.device).to(weights)
-    whole = weights.sum(-1, keepdim=True)
-    above = weights / whole.clamp(min=1e-30) - allowed / allowed.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(whole > 0, above, 0) / len(trace)
+    allowed = allowed_pairs(heads, len(trace), weights.device).to(weights)
+    row_sums = weights.sum(-1, keepdim=True)
+    excess = weights / row_sums.clamp(min=1e-30) - allowed / allowed.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(row_sums > 0, excess, 0) / len(trace)
 
 
-def _beside(
-    trace: Trace, layer: int, head: int, query: int | None, key: int | None, mixed: Float[Tensor, "n m"]
+def _bias_and_weight(
+    trace: Trace, layer: int, head: int, query: int | None, key: int | None, pair_weights: Float[Tensor, "n m"]
 ) -> tuple[float, float]:
-    i, j = positions(len(trace), len(trace), trace.points.device)
-    bias = of_head(trace.view.heads_of(layer).mechanism, head).position.bias(i, j)
+    i, j = query_key_positions(len(trace), len(trace), trace.points.device)
+    bias = single_head_mechanism(trace.view.heads_of(layer).mechanism, head).position.bias(i, j)
     bias = torch.zeros(1, 1).expand(len(trace), len(trace)) if bias is None else bias.reshape(len(trace), len(trace))
     if query is None or key is None:
-        return float((mixed.double() * bias.to(mixed.device).double()).sum()), float("nan")
+        return float((pair_weights.double() * bias.to(pair_weights.device).double()).sum()), float("nan")
     return float(bias[query, key]), float(trace.weights(layer, head)[query, key])
 
 
-def _see(heads: Heads, n: int, query: int, key: int) -> None:
-    if not bool(permitted(heads, n, heads.W_Q.device)[query, key]):
+def _check_visible(heads: Heads, n: int, query: int, key: int) -> None:
+    if not bool(allowed_pairs(heads, n, heads.W_Q.device)[query, key]):
         raise RheoscopeError(
             f"token {query} may not look at token {key}; type a key that comes no later than the query"
         )
 
 
-def _places(trace: Trace, token: int | None) -> Int[Tensor, " n"]:
+def _token_positions(trace: Trace, token: int | None) -> Int[Tensor, " n"]:
     device = trace.points.device
     return torch.arange(len(trace), device=device) if token is None else torch.tensor([token], device=device)
 
 
-def _described(trace: Trace, query: int | None, key: int | None) -> str:
+def _describe_pairs(trace: Trace, query: int | None, key: int | None) -> str:
     if query is None or key is None:
         return "all"
     return f"{query} {trace.tokens[query]!r} looks at {key} {trace.tokens[key]!r}"
+
+
+def _report_settings(results: Results) -> dict[str, Any]:
+    """The head whose scores follow similarity most clearly."""
+    layer, head = most_similar_head(required_agreement(results))
+    return {"layer": layer, "head": head}
 
 
 SCORE_ATTRIBUTION = Analysis(
@@ -145,6 +164,8 @@ SCORE_ATTRIBUTION = Analysis(
     question="Why does a head look there: which earlier components make its scores?",
     ask=score_attribution,
     needs="trace",
+    depends_on=("agreement",),
+    report=_report_settings,
     fields={
         "contribution": Field(
             ("from", "to"),

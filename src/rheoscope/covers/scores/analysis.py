@@ -7,24 +7,25 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rheoscope.attention.definition import for_every_head, positions
-from rheoscope.attention.lower.block_size import numbers_in_one_piece
+from rheoscope.attention.definition import query_key_positions, repeat_kv_heads
+from rheoscope.attention.lower.block_size import unblocked_numel
 from rheoscope.covers.layer_inputs import provenance
 from rheoscope.covers.operators.analysis import positive_share
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.head import Heads, Norm, by_every_head
+from rheoscope.space.head import Heads, matmul_per_head
+from rheoscope.space.model_parts import Norm
 from rheoscope.space.operator import Factored
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
 
-Parts = Float[Tensor, "part *b h n k"]
+VectorParts = Float[Tensor, "part *b h n k"]
 
-SHARES = ("centred", "mean_query", "mean_key", "query_bias", "key_bias")
+SHARE_FIELDS = ("centred", "mean_query", "mean_key", "query_bias", "key_bias")
 
 
 @torch.no_grad()
@@ -52,103 +53,110 @@ def scores(
     >>> rs.scores(model.trace([1, 2, 3, 4])).centred.dims
     ('layer', 'head')
     """
-    values = {name: x[0] for name, x in many(Traces.of(trace), keep_massive, progress).items()}
+    values = {name: x[0] for name, x in batch(Traces.from_trace(trace), keep_massive, progress).items()}
     coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
     formula = "Σ cov(part, score) / Σ var(score) along rows"
-    return SCORES.answer(values, coords, provenance(trace, keep_massive, formula=formula))
+    return SCORES.label(values, coords, provenance(trace, keep_massive, formula=formula))
 
 
 @torch.no_grad()
-def many(
+def batch(
     traces: Traces, keep_massive: bool = False, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Float[Tensor, "b layer h"]]:
     """The same of many texts at once."""
-    if not all(heads.plain for heads in traces.view.blocks):
+    if not all(heads.is_scaled_dot for heads in traces.view.layer_heads):
         raise RheoscopeError(
             "the scores of this model are no scaled dot products, so they have no such parts; "
             "type trace.scores(layer, head) for the scores themselves"
         )
-    kept, rows = traces.ordinary(keep_massive, least=2), []
-    for layer, heads in enumerate(traces.view.blocks):
-        rows.append(kernel(heads, traces.read_by(layer), kept))
+    is_included, rows = traces.valid_mask(keep_massive, min_tokens=2), []
+    for layer, heads in enumerate(traces.view.layer_heads):
+        rows.append(kernel(heads, traces.layer_input(layer), is_included))
         if progress is not None:
             progress(layer + 1, traces.view.layers)
     return {name: torch.stack([row[name] for row in rows], 1) for name in rows[0]}
 
 
-def kernel(heads: Heads, x: Float[Tensor, "b n d"], kept: Bool[Tensor, "b n"]) -> dict[str, Float[Tensor, "b h"]]:
+def kernel(
+    heads: Heads, x: Float[Tensor, "b n d"], is_included: Bool[Tensor, "b n"]
+) -> dict[str, Float[Tensor, "b h"]]:
     """All numbers of one layer."""
-    allowed = permitted(heads, x.shape[-2], x.device) & kept[:, None] & kept[..., None]
-    queries, keys = sides(heads, x, kept)
-    shares, spread = shares_of(*placed(heads, queries, keys), allowed)
-    return dict(zip(SHARES, shares.unbind(-1), strict=True)) | {
-        "spread": spread,
-        "positive_share_cloud": positive_share(Factored(queries[0], keys[0].mT)),
+    allowed = allowed_pairs(heads, x.shape[-2], x.device) & is_included[:, None] & is_included[..., None]
+    query_parts, key_parts = query_key_parts(heads, x, is_included)
+    shares, row_sd = variance_shares(*apply_positions(heads, query_parts, key_parts), allowed)
+    return dict(zip(SHARE_FIELDS, shares.unbind(-1), strict=True)) | {
+        "spread": row_sd,
+        "positive_share_cloud": positive_share(Factored(query_parts[0], key_parts[0].mT)),
     }
 
 
-def sides(heads: Heads, x: Float[Tensor, "b n d"], kept: Bool[Tensor, "b n"]) -> tuple[Parts, Parts]:
+def query_key_parts(
+    heads: Heads, x: Float[Tensor, "b n d"], is_included: Bool[Tensor, "b n"]
+) -> tuple[VectorParts, VectorParts]:
     """Every query and key as a sum of three: the centred token, the mean of the cloud, the bias (scale in the queries).
 
     Under QK-norm all three carry the realised scale of the norm and its gain. 0 for tokens that do not count.
     """
-    there = kept[..., None]
-    hat = torch.where(there, heads.norm.hat(exact(x)), 0)
-    mean = hat.sum(-2, keepdim=True) / there.sum(-2, keepdim=True)
-    cloud = torch.stack([hat - mean, mean.expand_as(hat)])
-    q = side(heads.norm, cloud, heads.W_Q, heads.b_Q, heads.q_norm) * heads.scale
-    k = side(heads.norm, cloud, heads.W_K, heads.b_K, heads.k_norm)
-    k = for_every_head(k.flatten(0, 1), heads.count).unflatten(0, k.shape[:2])
-    q, k = (torch.where(there[:, None], part, 0) for part in (q, k))
+    token_mask = is_included[..., None]
+    x_hat = torch.where(token_mask, heads.norm.normalise(at_least_float32(x)), 0)
+    mean = x_hat.sum(-2, keepdim=True) / token_mask.sum(-2, keepdim=True)
+    cloud = torch.stack([x_hat - mean, mean.expand_as(x_hat)])
+    q = head_vector_parts(heads.norm, cloud, heads.W_Q, heads.b_Q, heads.q_norm) * heads.scale
+    k = head_vector_parts(heads.norm, cloud, heads.W_K, heads.b_K, heads.k_norm)
+    k = repeat_kv_heads(k.flatten(0, 1), heads.n_heads).unflatten(0, k.shape[:2])
+    q, k = (torch.where(token_mask[:, None], part, 0) for part in (q, k))
     return q, k
 
 
-def side(norm: Norm, cloud: Float[Tensor, "c *b n d"], W: Tensor, b: Tensor | None, then: Norm | None) -> Parts:
+def head_vector_parts(
+    norm: Norm, cloud: Float[Tensor, "c *b n d"], W: Tensor, b: Tensor | None, qk_norm: Norm | None
+) -> VectorParts:
     """Parts of x̂ as parts of a query or a key of every head, and the bias as one more; QK-norm at its realised scale."""
     W = W.to(cloud.dtype)
-    tokens = by_every_head(cloud, norm.fold(W))
-    bias = torch.zeros_like(tokens[0])
+    token_parts = matmul_per_head(cloud, norm.fold(W))
+    bias = torch.zeros_like(token_parts[0])
     bias = bias if norm.bias is None else bias + (norm.bias.to(W) @ W)[:, None]
     bias = bias if b is None else bias + b.to(W)[:, None]
-    parts = torch.cat([tokens, bias[None]])
-    if then is None:
+    parts = torch.cat([token_parts, bias[None]])
+    if qk_norm is None:
         return parts
-    return parts * then.scale(parts.sum(0)) * (1.0 if then.gain is None else then.gain.to(W))
+    return parts * qk_norm.scale(parts.sum(0)) * (1.0 if qk_norm.gain is None else qk_norm.gain.to(W))
 
 
-def placed(heads: Heads, q: Parts, k: Parts) -> tuple[Parts, Parts]:
+def apply_positions(heads: Heads, q: VectorParts, k: VectorParts) -> tuple[VectorParts, VectorParts]:
     """Queries and keys at their positions."""
-    at = positions(q.shape[-2], k.shape[-2], q.device)
-    place = heads.mechanism.position.place
+    position_pair = query_key_positions(q.shape[-2], k.shape[-2], q.device)
+    encode_position = heads.mechanism.position.encode
     q, k = (
-        place(side.flatten(0, -4), there).unflatten(0, side.shape[:-3]) for side, there in zip((q, k), at, strict=True)
+        encode_position(parts.flatten(0, -4), indices).unflatten(0, parts.shape[:-3])
+        for parts, indices in zip((q, k), position_pair, strict=True)
     )
     return q, k
 
 
-def pairs_of(q: Float[Tensor, "part *h n k"], k: Float[Tensor, "part *h m k"]) -> list[tuple[Tensor, Tensor]]:
+def score_factors(q: Float[Tensor, "part *h n k"], k: Float[Tensor, "part *h m k"]) -> list[tuple[Tensor, Tensor]]:
     """The five parts a bᵀ of the scores; together they are the scores before cap and position bias."""
     token = q[:2].sum(0)
     return [(q[0], k[0]), (q[1], k[0]), (token, k[1]), (q[2], k[:2].sum(0)), (token + q[2], k[2])]
 
 
-def shares_of(
-    q: Parts, k: Parts, allowed: Bool[Tensor, "*b n n"]
+def variance_shares(
+    q: VectorParts, k: VectorParts, allowed: Bool[Tensor, "*b n n"]
 ) -> tuple[Float[Tensor, "*b h 5"], Float[Tensor, "*b h"]]:
     """Shares of the variance along rows, and its root: cov(part, whole) / var(whole), over the permitted keys.
 
     With W the whole scores less their mean along each row, Σ cov(abᵀ, W) = Σ_i ⟨a_i, (Wb)_i⟩: the table of a part is never made.
     """
     k = k - k.mean(-2, keepdim=True)  # adds a constant to every row, which softmax cannot see
-    size = max(1, numbers_in_one_piece(q.device) // q[0, ..., 0].numel())
-    blocks = [slice(low, low + size) for low in range(0, q.shape[-2], size)]
-    found = [covariances(q[..., rows, :], k, allowed[..., rows, :]) for rows in blocks]
-    along, variance = (torch.stack(each).sum(0) for each in zip(*found, strict=True))
+    rows_at_once = max(1, unblocked_numel(q.device) // q[0, ..., 0].numel())
+    blocks = [slice(low, low + rows_at_once) for low in range(0, q.shape[-2], rows_at_once)]
+    block_sums = [covariances(q[..., rows, :], k, allowed[..., rows, :]) for rows in blocks]
+    covariance, variance = (torch.stack(block_values).sum(0) for block_values in zip(*block_sums, strict=True))
     largest = (q.norm(dim=-1).amax(-1) * k.norm(dim=-1).amax(-1)).amax(0)
-    pairs = allowed.sum((-2, -1))[..., None]
-    rounding = pairs * (10 * torch.finfo(q.dtype).eps * largest).square()
-    shares = torch.where((variance > rounding)[..., None], along / variance.clamp(min=1e-30)[..., None], 0)
-    return shares, (variance / pairs.clamp(min=1)).sqrt()
+    n_pairs = allowed.sum((-2, -1))[..., None]
+    rounding = n_pairs * (10 * torch.finfo(q.dtype).eps * largest).square()
+    shares = torch.where((variance > rounding)[..., None], covariance / variance.clamp(min=1e-30)[..., None], 0)
+    return shares, (variance / n_pairs.clamp(min=1)).sqrt()
 
 
 def covariances(
@@ -156,18 +164,20 @@ def covariances(
 ) -> tuple[Float[Tensor, "*b h 5"], Float[Tensor, "*b h"]]:
     """Σ cov(part, whole) of the five parts of every head over some rows, and Σ var(whole)."""
     allowed = allowed[..., None, :, :]
-    whole = torch.where(allowed, q.sum(0) @ k.sum(0).mT, 0)
-    mean = whole.sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True).clamp(min=1)
-    W = torch.where(allowed, whole - mean, 0)
-    seen = (
+    total_scores = torch.where(allowed, q.sum(0) @ k.sum(0).mT, 0)
+    mean = total_scores.sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True).clamp(min=1)
+    W = torch.where(allowed, total_scores - mean, 0)
+    weighted_keys = (
         (W @ torch.cat([*k], -1)).unflatten(-1, (len(k), -1)).movedim(-2, 0)
     )  # of the three parts of the keys at once
-    return torch.stack([(a * b).sum((-2, -1)) for a, b in pairs_of(q, seen)], -1), W.square().sum((-2, -1))
+    return torch.stack([(a * b).sum((-2, -1)) for a, b in score_factors(q, weighted_keys)], -1), W.square().sum(
+        (-2, -1)
+    )
 
 
-def permitted(heads: Heads, n: int, device: torch.device) -> Bool[Tensor, "n n"]:
+def allowed_pairs(heads: Heads, n: int, device: torch.device) -> Bool[Tensor, "n n"]:
     """Which keys each query may see, by the head's own mask."""
-    i, j = positions(n, n, device)
+    i, j = query_key_positions(n, n, device)
     return heads.mechanism.mask(i, j)
 
 
@@ -176,7 +186,7 @@ SCORES = Analysis(
     question="What are the scores of each head made of: comparing tokens, the mean of the cloud, or biases?",
     ask=scores,
     needs="trace",
-    batch=many,
+    batch=batch,
     fields={
         "centred": Field(
             ("layer", "head"),

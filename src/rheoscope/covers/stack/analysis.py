@@ -7,31 +7,32 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.covers.cloud_comparison import AT_ONCE
-from rheoscope.covers.distortion.analysis import IMAGES, Image, images
-from rheoscope.covers.layer_inputs import layers, provenance, tokens
-from rheoscope.covers.rotated_heads import turned
+from rheoscope.covers.cloud_comparison import MAX_PAIRS_AT_ONCE
+from rheoscope.covers.distortion.analysis import IMAGES, OperatorImage, images_of_heads
+from rheoscope.covers.layer_inputs import included_positions, provenance, read_layers
+from rheoscope.covers.rotated_heads import random_head_rotations
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.operator import NOTHING
-from rheoscope.space.pair_distances import distances, inner_products, upper
-from rheoscope.space.safe_arithmetic import exact, share
+from rheoscope.space.operator import RANK_TOLERANCE
+from rheoscope.space.pair_distances import centred_inner_products, distances, upper_triangle
+from rheoscope.space.safe_arithmetic import at_least_float32, safe_divide
+from rheoscope.space.settings import Draws, ImageName, Seed
 from rheoscope.space.trace import Trace
 from rheoscope.statistics.ranks import unit_ranks
 
 if TYPE_CHECKING:
     import xarray
 
-Inner = Float[Tensor, "*t n n"]
-Alike = Callable[[Tensor], Tensor]
+InnerProducts = Float[Tensor, "*t n n"]
+Similarity = Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
 def stack(
     trace: Trace,
-    image: str = "query",
-    draws: int = 20,
-    seed: int = 0,
+    image: ImageName = "query",
+    draws: Draws = 20,
+    seed: Seed = 0,
     keep_massive: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
@@ -69,159 +70,201 @@ def stack(
             f"image is one of {', '.join(IMAGES)} and draws 0 or more, got image={image!r}, draws={draws}; "
             "type image='query', draws=20"
         )
-    kept = tokens(trace, keep_massive, least=4)
-    start, rows = inner_products(exact(trace.points[0])[kept].double()), []
-    seen_below, below, alike = torch.zeros_like(start), torch.zeros_like(start), rsa(start)
-    turns = turned(trace.view.width, draws, seed, trace.points.device)
-    for read in layers(trace, keep_massive, least=4):
-        hat, seen = read.hat.double(), images(read.heads)[IMAGES.index(image)]
-        seen_below, below = seen_below + inner_products(seen.of(hat)).sum(0), below + inner_products(hat)
-        rows.append(kernel(hat, seen, hat.shape[-1] - int(read.heads.norm.centred), turns, seed))
-        rows[-1] |= {"recovered_layers": alike(seen_below), "recovered_layers_null": alike(below)}
+    positions = included_positions(trace, keep_massive, min_tokens=4)
+    embedding_products, rows = centred_inner_products(at_least_float32(trace.points[0])[positions].double()), []
+    image_products, cloud_products, embedding_rsa = (
+        torch.zeros_like(embedding_products),
+        torch.zeros_like(embedding_products),
+        rsa_with(embedding_products),
+    )
+    rotations = random_head_rotations(trace.view.width, draws, seed, trace.points.device)
+    for layer_input in read_layers(trace, keep_massive, min_tokens=4):
+        x_hat, head_image = layer_input.x_hat.double(), images_of_heads(layer_input.heads)[IMAGES.index(image)]
+        image_products, cloud_products = (
+            image_products + centred_inner_products(head_image.apply(x_hat)).sum(0),
+            cloud_products + centred_inner_products(x_hat),
+        )
+        rows.append(
+            kernel(x_hat, head_image, x_hat.shape[-1] - int(layer_input.heads.norm.subtracts_mean), rotations, seed)
+        )
+        rows[-1] |= {
+            "recovered_layers": embedding_rsa(image_products),
+            "recovered_layers_null": embedding_rsa(cloud_products),
+        }
         if progress is not None:
             progress(len(rows), trace.view.layers)
-    values = together({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
+    values = with_layer_means({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
     heads = range(trace.view.heads)
     coords = {"layer": range(trace.view.layers), "head": heads, "other": heads}
     coords["heads_used"] = range(1, trace.view.heads + 1)
-    return STACK.answer(values, coords, provenance(trace, keep_massive, image=image, draws=draws, seed=seed))
+    return STACK.label(values, coords, provenance(trace, keep_massive, image=image, draws=draws, seed=seed))
 
 
 def kernel(
-    hat: Float[Tensor, "n d"], seen: Image, width: int, turns: Float[Tensor, "draw d d"], seed: int
+    x_hat: Float[Tensor, "n d"], head_image: OperatorImage, width: int, rotations: Float[Tensor, "draw d d"], seed: int
 ) -> dict[str, Tensor]:
     """All numbers of one layer, from the inner products of the images that its heads have of the cloud."""
-    of = inner_products(hat)
-    found = {name: x[0] for name, x in best_first(of, hat[None], seen).items()}
-    ranks = seen.rank
-    found |= {
-        "span": union_ranks(seen.basis[found["order"]]) / width,
-        "overlap": overlaps(seen),
+    cloud_products = centred_inner_products(x_hat)
+    values = {name: x[0] for name, x in greedy_recovery(cloud_products, x_hat[None], head_image).items()}
+    ranks = head_image.rank
+    values |= {
+        "span": union_ranks(head_image.basis[values["order"]]) / width,
+        "overlap": subspace_overlaps(head_image),
         "overlap_null": (ranks.mean() / width).clamp(max=1),
-        "rank_ratio": ranks.sum() / union_ranks(seen.basis)[-1],
+        "rank_ratio": ranks.sum() / union_ranks(head_image.basis)[-1],
     }
-    return found | (by_chance(of, hat, seen, turns, seed) if len(turns) else {})
+    return values | (null_values(cloud_products, x_hat, head_image, rotations, seed) if len(rotations) else {})
 
 
-def best_first(of: Inner, clouds: Float[Tensor, "t n d"], seen: Image) -> dict[str, Float[Tensor, "t h"]]:
+def greedy_recovery(
+    cloud_products: InnerProducts, clouds: Float[Tensor, "t n d"], head_image: OperatorImage
+) -> dict[str, Float[Tensor, "t h"]]:
     """What the first 1, 2, … heads recover of the cloud `of` by what they see of others, the head that adds most first."""
-    distant, linear = rsa(of), cka(of)
-    inner, even = inner_products(seen.of(clouds)), inner_products(seen.evenly(clouds))
-    order = greedy(inner, distant)
-    inner, even = (x.take_along_dim(order[..., None, None], 1).cumsum(1) for x in (inner, even))
+    cloud_rsa, cloud_cka = rsa_with(cloud_products), cka_with(cloud_products)
+    image_products, projected_products = (
+        centred_inner_products(head_image.apply(clouds)),
+        centred_inner_products(head_image.project(clouds)),
+    )
+    order = greedy_order(image_products, cloud_rsa)
+    image_products, projected_products = (
+        x.take_along_dim(order[..., None, None], 1).cumsum(1) for x in (image_products, projected_products)
+    )
     return {
-        "recovered": distant(inner),
-        "recovered_orthonormal": distant(even),
-        "recovered_cka": linear(inner),
+        "recovered": cloud_rsa(image_products),
+        "recovered_orthonormal": cloud_rsa(projected_products),
+        "recovered_cka": cloud_cka(image_products),
         "order": order,
     }
 
 
-def by_chance(of: Inner, hat: Float[Tensor, "n d"], seen: Image, turns: Tensor, seed: int) -> dict[str, Tensor]:
+def null_values(
+    cloud_products: InnerProducts, x_hat: Float[Tensor, "n d"], head_image: OperatorImage, rotations: Tensor, seed: int
+) -> dict[str, Tensor]:
     """What heads in random order recover, and what heads turned at random and random projections do."""
-    generator, inner, distant = torch.Generator().manual_seed(seed), inner_products(seen.of(hat)), rsa(of)
-    parts = turns.split(max(1, AT_ONCE // inner.numel()))
-    orders = torch.stack([torch.randperm(len(inner), generator=generator) for _ in turns])
-    blank = [torch.randn(seen.left.shape, generator=generator).to(hat) for _ in turns]
-    drawn = [best_first(of, hat @ Q.double(), seen) for Q in parts]
-    heads = {name: torch.cat([one[name] for one in drawn]) for name in drawn[0] if name != "order"}
+    generator, image_products, cloud_rsa = (
+        torch.Generator().manual_seed(seed),
+        centred_inner_products(head_image.apply(x_hat)),
+        rsa_with(cloud_products),
+    )
+    rotation_chunks = rotations.split(max(1, MAX_PAIRS_AT_ONCE // image_products.numel()))
+    orders = torch.stack([torch.randperm(len(image_products), generator=generator) for _ in rotations])
+    random_maps = [torch.randn(head_image.left.shape, generator=generator).to(x_hat) for _ in rotations]
+    null_chunks = [greedy_recovery(cloud_products, x_hat @ Q.double(), head_image) for Q in rotation_chunks]
+    null_samples = {
+        name: torch.cat([chunk[name] for chunk in null_chunks]) for name in null_chunks[0] if name != "order"
+    }
     return {
-        **{f"{name}_null": x.mean(0) for name, x in heads.items()},
-        **{f"{name}_drawn": heads[name][:, -1] for name in OMNIBUS},
-        "recovered_random": torch.stack([distant(inner[one].cumsum(0)) for one in orders]).mean(0),
-        "recovered_projection": torch.stack([distant(inner_products(hat @ W).cumsum(0)) for W in blank]).mean(0),
+        **{f"{name}_null": x.mean(0) for name, x in null_samples.items()},
+        **{f"{name}_drawn": null_samples[name][:, -1] for name in MEAN_FIELDS},
+        "recovered_random": torch.stack([cloud_rsa(image_products[order].cumsum(0)) for order in orders]).mean(0),
+        "recovered_projection": torch.stack(
+            [cloud_rsa(centred_inner_products(x_hat @ W).cumsum(0)) for W in random_maps]
+        ).mean(0),
     }
 
 
-def together(values: dict[str, Tensor]) -> dict[str, Tensor]:
+def with_layer_means(values: dict[str, Tensor]) -> dict[str, Tensor]:
     """With means over layers of what all heads recover, and the same of random heads, draw by draw."""
-    means = {f"mean_{name}": values[name][:, -1].mean() for name in OMNIBUS}
-    drawn = {f"mean_{name}_drawn": values.pop(f"{name}_drawn").mean(0) for name in OMNIBUS if f"{name}_drawn" in values}
-    return values | means | drawn
+    means = {f"mean_{name}": values[name][:, -1].mean() for name in MEAN_FIELDS}
+    null_means = {
+        f"mean_{name}_drawn": values.pop(f"{name}_drawn").mean(0) for name in MEAN_FIELDS if f"{name}_drawn" in values
+    }
+    return values | means | null_means
 
 
-def rsa(of: Inner) -> Alike:
+def rsa_with(reference: InnerProducts) -> Similarity:
     """Spearman correlation of the pairwise distances of clouds with those of this one; 0 where one of them has none."""
-    wanted = unit_ranks(upper(distances(of)))
-    return lambda inner: unit_ranks(upper(distances(inner))) @ wanted
+    reference_ranks = unit_ranks(upper_triangle(distances(reference)))
+    return lambda inner: unit_ranks(upper_triangle(distances(inner))) @ reference_ranks
 
 
-def cka(of: Inner) -> Alike:
+def cka_with(reference: InnerProducts) -> Similarity:
     """Cosine of the inner products of clouds with those of this one; 0 where one of them has none."""
-    return lambda inner: share((inner * of).sum((-2, -1)), inner.norm(dim=(-2, -1)) * of.norm())
+    return lambda inner: safe_divide((inner * reference).sum((-2, -1)), inner.norm(dim=(-2, -1)) * reference.norm())
 
 
-def greedy(inner: Float[Tensor, "t h n n"], alike: Alike) -> Int[Tensor, "t h"]:
+def greedy_order(image_products: Float[Tensor, "t h n n"], similarity: Similarity) -> Int[Tensor, "t h"]:
     """Heads in the order in which each raises the correlation of distances most, for many clouds at once."""
-    heads = inner.shape[1]
-    left, order = torch.arange(heads, device=inner.device).expand(len(inner), -1), []
-    so_far = torch.zeros_like(inner[:, :1])
-    for _ in range(heads):
-        together = so_far + inner.take_along_dim(left[..., None, None], 1)
-        best = alike(together).argmax(1, keepdim=True)
-        order.append(left.gather(1, best))
-        so_far = together.take_along_dim(best[..., None, None], 1)
-        left = left[left != order[-1]].unflatten(0, (len(inner), -1))
+    n_heads = image_products.shape[1]
+    remaining_heads, order = torch.arange(n_heads, device=image_products.device).expand(len(image_products), -1), []
+    current_products = torch.zeros_like(image_products[:, :1])
+    for _ in range(n_heads):
+        candidates = current_products + image_products.take_along_dim(remaining_heads[..., None, None], 1)
+        best = similarity(candidates).argmax(1, keepdim=True)
+        order.append(remaining_heads.gather(1, best))
+        current_products = candidates.take_along_dim(best[..., None, None], 1)
+        remaining_heads = remaining_heads[remaining_heads != order[-1]].unflatten(0, (len(image_products), -1))
     return torch.cat(order, 1)
 
 
 def union_ranks(basis: Float[Tensor, "h d r"]) -> Float[Tensor, " h"]:
     """The rank of all that the first 1, 2, …, h heads read: each adds what of its space is not seen yet."""
-    seen, ranks = basis[0, :, :0], []
-    for own in basis:
-        rest = own - seen @ (seen.mT @ own)
-        new, sizes, _ = torch.linalg.svd(rest - seen @ (seen.mT @ rest), full_matrices=False)
-        seen = torch.cat([seen, new[:, sizes > NOTHING]], -1)
-        ranks.append(seen.shape[-1])
+    union_basis, ranks = basis[0, :, :0], []
+    for head_basis in basis:
+        residual = head_basis - union_basis @ (union_basis.mT @ head_basis)
+        new_directions, singular_values, _ = torch.linalg.svd(
+            residual - union_basis @ (union_basis.mT @ residual), full_matrices=False
+        )
+        union_basis = torch.cat([union_basis, new_directions[:, singular_values > RANK_TOLERANCE]], -1)
+        ranks.append(union_basis.shape[-1])
     return torch.tensor(ranks, dtype=torch.float64, device=basis.device)
 
 
-def overlaps(seen: Image) -> Float[Tensor, "h h"]:
+def subspace_overlaps(head_image: OperatorImage) -> Float[Tensor, "h h"]:
     """The mean cos² of the principal angles of every two spaces, over as many as the smaller of the two has."""
-    both = torch.einsum("adr,bds->abrs", seen.basis, seen.basis).square().sum((-2, -1))
-    return share(both, torch.minimum(seen.rank[:, None], seen.rank))
+    squared_cosines = torch.einsum("adr,bds->abrs", head_image.basis, head_image.basis).square().sum((-2, -1))
+    return safe_divide(squared_cosines, torch.minimum(head_image.rank[:, None], head_image.rank))
 
 
-OMNIBUS = ("recovered", "recovered_orthonormal")
+MEAN_FIELDS = ("recovered", "recovered_orthonormal")
 """What all heads of a layer recover, told over all layers."""
-BY_HEADS = ("layer", "heads_used")
+HEADS_USED_DIMS = ("layer", "heads_used")
 STACK = Analysis(
     name="stack",
     question="Do the heads of a layer together see where all tokens lie, or do they all look at the same part?",
     ask=stack,
     needs="trace",
-    dear=True,
+    expensive=True,
     fields={
         "recovered": Field(
-            BY_HEADS,
+            HEADS_USED_DIMS,
             "Spearman correlation of all pairwise distances in the concatenated images of the heads used and in E; best first",
             null="recovered_null",
         ),
-        "order": Field(BY_HEADS, "which head is added at each step, the one with which the distances agree best"),
-        "recovered_random": Field(BY_HEADS, "mean of recovered for heads added in random order"),
+        "order": Field(
+            HEADS_USED_DIMS, "which head is added at each step, the one with which the distances agree best"
+        ),
+        "recovered_random": Field(HEADS_USED_DIMS, "mean of recovered for heads added in random order"),
         "recovered_null": Field(
-            BY_HEADS, "mean of recovered for random heads of the same singular values, best first", basis=True
+            HEADS_USED_DIMS,
+            "mean of recovered for random heads of the same singular values, best first",
+            basis_dependent=True,
         ),
         "recovered_projection": Field(
-            BY_HEADS, "mean of recovered for random projections to as many dimensions", basis=True
+            HEADS_USED_DIMS, "mean of recovered for random projections to as many dimensions", basis_dependent=True
         ),
         "recovered_orthonormal": Field(
-            BY_HEADS,
+            HEADS_USED_DIMS,
             "the same, every head's image through an orthonormal basis of what it reads: each direction counts once",
             null="recovered_orthonormal_null",
         ),
         "recovered_orthonormal_null": Field(
-            BY_HEADS, "mean of recovered_orthonormal for random heads of the same singular values", basis=True
+            HEADS_USED_DIMS,
+            "mean of recovered_orthonormal for random heads of the same singular values",
+            basis_dependent=True,
         ),
         "span": Field(
-            BY_HEADS, "rank of all that the heads used read together, as a share of the dimensions in which x̂ lies"
+            HEADS_USED_DIMS,
+            "rank of all that the heads used read together, as a share of the dimensions in which x̂ lies",
         ),
         "recovered_cka": Field(
-            BY_HEADS,
+            HEADS_USED_DIMS,
             "cosine of centred inner products (linear CKA) of the concatenated images, heads in the same order",
             null="recovered_cka_null",
         ),
-        "recovered_cka_null": Field(BY_HEADS, "the same for random heads of the same singular values", basis=True),
+        "recovered_cka_null": Field(
+            HEADS_USED_DIMS, "the same for random heads of the same singular values", basis_dependent=True
+        ),
         "recovered_layers": Field(
             ("layer",),
             "Spearman correlation of distances in the images of all heads up to this layer and of the embeddings",
@@ -241,8 +284,10 @@ STACK = Analysis(
             "sum of the heads' ranks over the rank of all that they read together: 1 where no two heads read the same",
         ),
         "mean_recovered": Field((), "mean over layers of what all heads recover"),
-        "mean_recovered_drawn": Field(("draw",), "the same for random heads, draw by draw", basis=True),
+        "mean_recovered_drawn": Field(("draw",), "the same for random heads, draw by draw", basis_dependent=True),
         "mean_recovered_orthonormal": Field((), "mean over layers of what all heads recover with orthonormal reads"),
-        "mean_recovered_orthonormal_drawn": Field(("draw",), "the same for random heads, draw by draw", basis=True),
+        "mean_recovered_orthonormal_drawn": Field(
+            ("draw",), "the same for random heads, draw by draw", basis_dependent=True
+        ),
     },
 )

@@ -7,105 +7,140 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from rheoscope.covers.comparison_arms import Against, Made, means_of, running
-from rheoscope.covers.head_replacement import plans
-from rheoscope.covers.head_selection import Chosen
-from rheoscope.covers.text_batches import Batch, Piece, Progress, losses, measured
+from rheoscope.covers.comparison_arms import Against, EditDraws, batch_mean_outputs, iterate_edits
+from rheoscope.covers.head_replacement import plan_edits
+from rheoscope.covers.head_selection import HeadsByLayer
+from rheoscope.covers.text_batches import Batch, OnProgress, WindowIds, measure_windows, next_token_losses
 from rheoscope.space.analysis import Field, with_interval
 from rheoscope.space.model import Model
 from rheoscope.space.view import View
-from rheoscope.statistics.nulls import bootstrap, units
+from rheoscope.statistics.nulls import bootstrap_interval, bootstrap_unit_sizes
 
-Sums = Float[Tensor, "change heads _"]
+CostSums = Float[Tensor, "change heads _"]
 """Costs of the tokens of every unit (a text, or a chunk of one) added up."""
-Swept = tuple[float, Sums, list[int]]
+WindowSweep = tuple[float, CostSums, list[int]]
 """Of one piece: its loss before, what every change of every head costs it, its massive tokens."""
 
 
-def each_head(
+def sweep_heads(
     model: Model,
-    cut: list[Piece],
-    chosen: Chosen,
+    windows: list[WindowIds],
+    heads_by_layer: HeadsByLayer,
     M: str | None,
     F: str | None,
     against: Against,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> tuple[dict[str, Any], list[list[int]]]:
     """Every field of `surgery` with each chosen head changed alone, and the massive tokens of every piece."""
-    made = _made(model.view, chosen, M, F, against)
-    sweep = partial(_swept, model, chosen=chosen, made=made, against=against, texts=len(cut))
-    rows: list[Swept] = measured(model, cut, sweep, progress)
-    values = kernel([sums for _, sums, _ in rows], [len(one) - 1 for one in cut], against.seed)
-    placed = {name: _placed(x, chosen, model.view) if name.startswith("each_") else x for name, x in values.items()}
-    return {"loss_before": [before for before, *_ in rows]} | placed, [massive for *_, massive in rows]
+    edit_draws = _edit_draws_by_layer(model.view, heads_by_layer, M, F, against)
+    sweep = partial(
+        _sweep_batch,
+        model,
+        heads_by_layer=heads_by_layer,
+        edit_draws=edit_draws,
+        against=against,
+        n_windows=len(windows),
+    )
+    rows: list[WindowSweep] = measure_windows(model, windows, sweep, progress)
+    values = kernel([sums for _, sums, _ in rows], [len(ids) - 1 for ids in windows], against.seed)
+    grid_values = {
+        name: _on_head_grid(x, heads_by_layer, model.view) if name.startswith("each_") else x
+        for name, x in values.items()
+    }
+    return {"loss_before": [loss_before for loss_before, *_ in rows]} | grid_values, [massive for *_, massive in rows]
 
 
-def _made(view: View, chosen: Chosen, M: str | None, F: str | None, against: Against) -> dict[int, Made]:
+def _edit_draws_by_layer(
+    view: View, heads_by_layer: HeadsByLayer, M: str | None, F: str | None, against: Against
+) -> dict[int, EditDraws]:
     """The changes of every layer; its random turns are its own, whatever else is asked for."""
     return {
-        layer: against.made(plans(view, {layer: some}, M, F), Generator().manual_seed(1000 * against.seed + layer))
-        for layer, some in chosen.items()
+        layer: against.build_edits(
+            plan_edits(view, {layer: head_indices}, M, F), Generator().manual_seed(1000 * against.seed + layer)
+        )
+        for layer, head_indices in heads_by_layer.items()
     }
 
 
 @torch.no_grad()
-def _swept(
-    model: Model, batch: Batch, chosen: Chosen, made: dict[int, Made], against: Against, texts: int
-) -> dict[int, Swept]:
+def _sweep_batch(
+    model: Model,
+    batch: Batch,
+    heads_by_layer: HeadsByLayer,
+    edit_draws: dict[int, EditDraws],
+    against: Against,
+    n_windows: int,
+) -> dict[int, WindowSweep]:
     """Number of a piece → its loss before, and what every change of every head costs it."""
-    passed, means = model.passed(batch.ids), means_of(batch, against)
-    size = units([batch.before.shape[-1]] * texts)[0]
-    heads = []
-    for layer, some in chosen.items():
-        for head in some:
-            after: dict[str, list[Tensor]] = {name: [] for name in against.changes}
-            for name, edits in running(batch, {layer: [head]}, made[layer], means, against):
-                logits = model.run_batch(batch.ids, edits, given=passed[:layer])
-                after[name].append(_added(losses(logits, batch.ids) - batch.before, size))
-            heads.append(torch.stack([torch.stack(draws).mean(0) for draws in after.values()]))
-    sums, before = torch.stack(heads, 1).cpu(), batch.before.mean(-1).tolist()
+    block_outputs, means = model.block_outputs(batch.ids), batch_mean_outputs(batch, against)
+    unit_size = bootstrap_unit_sizes([batch.losses_before.shape[-1]] * n_windows)[0]
+    head_costs = []
+    for layer, head_indices in heads_by_layer.items():
+        for head in head_indices:
+            costs: dict[str, list[Tensor]] = {name: [] for name in against.changes}
+            for name, edits in iterate_edits(batch, {layer: [head]}, edit_draws[layer], means, against):
+                logits = model.run_batch(batch.ids, edits, block_outputs=block_outputs[:layer])
+                costs[name].append(_sum_by_unit(next_token_losses(logits, batch.ids) - batch.losses_before, unit_size))
+            head_costs.append(torch.stack([torch.stack(draws).mean(0) for draws in costs.values()]))
+    sums, losses_before = torch.stack(head_costs, 1).cpu(), batch.losses_before.mean(-1).tolist()
     return {
-        piece: (before[at], sums[:, :, at].double(), batch.traces[at].massive()) for at, piece in enumerate(batch.which)
+        window_index: (
+            losses_before[batch_index],
+            sums[:, :, batch_index].double(),
+            batch.traces[batch_index].massive_tokens(),
+        )
+        for batch_index, window_index in enumerate(batch.window_indices)
     }
 
 
-def _added(costs: Float[Tensor, "b m"], size: int) -> Float[Tensor, "b u"]:
+def _sum_by_unit(costs: Float[Tensor, "b m"], unit_size: int) -> Float[Tensor, "b u"]:
     """Costs added up, `size` tokens after the other."""
-    return torch.nn.functional.pad(costs, (0, -costs.shape[-1] % size)).unflatten(-1, (-1, size)).sum(-1)
+    return torch.nn.functional.pad(costs, (0, -costs.shape[-1] % unit_size)).unflatten(-1, (-1, unit_size)).sum(-1)
 
 
-def kernel(of_pieces: list[Sums], lengths: list[int], seed: int) -> dict[str, Any]:
+def kernel(window_sums: list[CostSums], lengths: list[int], seed: int) -> dict[str, Any]:
     """Costs, excesses and totals with their intervals, from the costs of units of every piece and the pieces' tokens."""
-    sums = torch.cat(of_pieces, -1)
-    of_text = [one.sum(-1) / length for one, length in zip(of_pieces, lengths, strict=True)]
-    values: dict[str, Any] = {"tokens": lengths, "each_cost_of_text": torch.stack(of_text, -1)}
-    for name, total, these in (("each_cost", "total", sums), ("each_excess", "total_excess", sums[:1] - sums)):
-        values |= _with_ends(name, these, lengths, seed) | _with_ends(total, these.sum(1), lengths, seed)
+    sums = torch.cat(window_sums, -1)
+    window_costs = [unit_sums.sum(-1) / length for unit_sums, length in zip(window_sums, lengths, strict=True)]
+    values: dict[str, Any] = {"tokens": lengths, "each_cost_of_text": torch.stack(window_costs, -1)}
+    for name, total_name, change_sums in (
+        ("each_cost", "total", sums),
+        ("each_excess", "total_excess", sums[:1] - sums),
+    ):
+        values |= _mean_with_interval(name, change_sums, lengths, seed) | _mean_with_interval(
+            total_name, change_sums.sum(1), lengths, seed
+        )
     return values
 
 
-def _with_ends(name: str, sums: Float[Tensor, "*c u"], lengths: list[int], seed: int) -> dict[str, Float[Tensor, "*c"]]:
+def _mean_with_interval(
+    name: str, sums: Float[Tensor, "*c u"], lengths: list[int], seed: int
+) -> dict[str, Float[Tensor, "*c"]]:
     """The mean over tokens, and both ends of its interval."""
-    low, high = bootstrap(sums, units(lengths), Generator().manual_seed(seed))
+    low, high = bootstrap_interval(sums, bootstrap_unit_sizes(lengths), Generator().manual_seed(seed))
     return {name: sums.sum(-1) / sum(lengths), f"{name}_low": low, f"{name}_high": high}
 
 
-def _placed(x: Float[Tensor, "change heads *t"], chosen: Chosen, view: View) -> Float[Tensor, "change layer head *t"]:
+def _on_head_grid(
+    x: Float[Tensor, "change heads *t"], heads_by_layer: HeadsByLayer, view: View
+) -> Float[Tensor, "change layer head *t"]:
     """What belongs to the chosen heads, where they stand; NaN elsewhere."""
-    found = x.new_full((len(x), view.layers, view.heads, *x.shape[2:]), torch.nan)
-    layers, heads = zip(*((layer, head) for layer, some in chosen.items() for head in some), strict=True)
-    found[:, list(layers), list(heads)] = x
-    return found
+    grid = x.new_full((len(x), view.layers, view.heads, *x.shape[2:]), torch.nan)
+    layers, heads = zip(
+        *((layer, head) for layer, head_indices in heads_by_layer.items() for head in head_indices), strict=True
+    )
+    grid[:, list(layers), list(heads)] = x
+    return grid
 
 
-GRID = ("change", "layer", "head")
+HEAD_DIMS = ("change", "layer", "head")
 COST = Field(
-    GRID,
+    HEAD_DIMS,
     "loss with this head alone changed less the loss before, per token, over all texts (and draws of a control)",
     "nats",
 )
 EXCESS = Field(
-    GRID,
+    HEAD_DIMS,
     "cost of the replacement less that of each change in the same head, over the same texts: above 0 it costs more",
     "nats",
 )
@@ -114,7 +149,7 @@ TOTAL_EXCESS = Field(("change",), "the excess summed over the same heads", "nats
 FIELDS = (
     with_interval("each_cost", COST)
     | with_interval("each_excess", EXCESS)
-    | {"each_cost_of_text": Field((*GRID, "text"), "the cost of the head alone in each text", "nats")}
+    | {"each_cost_of_text": Field((*HEAD_DIMS, "text"), "the cost of the head alone in each text", "nats")}
     | with_interval("total", TOTAL)
     | with_interval("total_excess", TOTAL_EXCESS)
 )

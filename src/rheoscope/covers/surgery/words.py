@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from rheoscope.messages.numbers import fixed, plural
+from rheoscope.messages.numbers import format_fixed, pluralise
 from rheoscope.picture.blocks import Block, Cell, Lines, Table
-from rheoscope.space.results import Answers
+from rheoscope.space.results import Results
 
 if TYPE_CHECKING:
     import xarray
 
-CHANGES = {
+CHANGE_NAMES = {
     "edit": "the replacement",
     "size": "a random change of the same size",
     "cloud": "a random change as large on this text",
@@ -19,14 +19,14 @@ CHANGES = {
 }
 
 
-def blocks(answers: Answers) -> list[Block]:
+def blocks(results: Results) -> list[Block]:
     """The table of costs, and what the numbers say; of heads changed one by one, the dearest of them."""
-    if "surgery" not in answers.found:
+    if "surgery" not in results.datasets:
         return []
-    dataset = answers.found["surgery"]
+    dataset = results.datasets["surgery"]
     if "each_cost" in dataset:
-        return [each_table(dataset)]
-    return [cost_table(dataset), Lines("What the numbers say", sentences(dataset))]
+        return [head_cost_table(dataset)]
+    return [cost_table(dataset), Lines("What the numbers say", cost_sentences(dataset))]
 
 
 def cost_table(dataset: "xarray.Dataset") -> Table:
@@ -35,31 +35,31 @@ def cost_table(dataset: "xarray.Dataset") -> Table:
     rows = []
     for name in map(str, dataset.change.values):
         row = dataset.sel(change=name)
-        rows.append([Cell(CHANGES[name]), Cell(signed(float(row.cost))), Cell(_interval(row))])
-    return Table(f"What it costs: {dataset.attrs['replaces']} in {heads_named(dataset)}, nats per token", header, rows)
+        rows.append([Cell(CHANGE_NAMES[name]), Cell(format_nats(float(row.cost))), Cell(_interval_text(row))])
+    return Table(f"What it costs: {dataset.attrs['replaces']} in {heads_text(dataset)}, nats per token", header, rows)
 
 
-def _interval(row: "xarray.Dataset") -> str:
+def _interval_text(row: "xarray.Dataset") -> str:
     low, high = float(row.cost_low), float(row.cost_high)
-    return f"{signed(low)} … {signed(high)}" if low == low else "too little text"
+    return f"{format_nats(low)} … {format_nats(high)}" if low == low else "too little text"
 
 
-def signed(nats: float) -> str:
-    return fixed(nats, 4, sign=True)
+def format_nats(nats: float) -> str:
+    return format_fixed(nats, 4, sign=True)
 
 
-def moved(nats: float) -> str:
+def loss_change_text(nats: float) -> str:
     """What the loss does, in words."""
-    size = fixed(abs(nats), 4)
-    return "stays as it is" if not float(size) else f"{'rises' if nats > 0 else 'falls'} by {size}"
+    size_text = format_fixed(abs(nats), 4)
+    return "stays as it is" if not float(size_text) else f"{'rises' if nats > 0 else 'falls'} by {size_text}"
 
 
-def heads_named(dataset: "xarray.Dataset") -> str:
+def heads_text(dataset: "xarray.Dataset") -> str:
     """Which heads were changed, in words."""
     return "every head" if dataset.attrs["heads"] == "all" else str(dataset.attrs["heads"])
 
 
-def each_table(dataset: "xarray.Dataset", most: int = 12) -> Table:
+def head_cost_table(dataset: "xarray.Dataset", max_heads: int = 12) -> Table:
     """The heads that cost most when changed alone, beside random changes of the same size in them."""
     changes = list(map(str, dataset.change.values))
     cost = (
@@ -67,44 +67,50 @@ def each_table(dataset: "xarray.Dataset", most: int = 12) -> Table:
         .dropna("at")
         .sortby(dataset.each_cost.sel(change="edit").stack(at=("layer", "head")).dropna("at"), ascending=False)
     )
-    header = [Cell("head"), *(Cell(CHANGES[name], str(dataset.each_cost.attrs["definition"])) for name in changes)]
+    header = [Cell("head"), *(Cell(CHANGE_NAMES[name], str(dataset.each_cost.attrs["definition"])) for name in changes)]
     rows = [
         [
             Cell(f"L{int(layer)}.H{int(head)}"),
-            *(Cell(signed(float(cost.sel(change=name).isel(at=at)))) for name in changes),
+            *(Cell(format_nats(float(cost.sel(change=name).isel(at=index)))) for name in changes),
         ]
-        for at, (layer, head) in enumerate(cost.at.values[:most])
+        for index, (layer, head) in enumerate(cost.at.values[:max_heads])
     ]
     return Table(f"What {dataset.attrs['replaces']} costs in each head alone, nats per token", header, rows)
 
 
-def sentences(dataset: "xarray.Dataset") -> list[str]:
+def cost_sentences(dataset: "xarray.Dataset") -> list[str]:
     """The cost, whether it differs from chance of the same size, and how much of the heads' worth it is."""
-    before = float((dataset.loss_before * dataset.tokens).sum() / dataset.tokens.sum())
+    loss_before = float((dataset.loss_before * dataset.tokens).sum() / dataset.tokens.sum())
     cost = dataset.cost.to_series().to_dict()
     lines = [
-        f"The loss is {before:.3f} nats per token; with {dataset.attrs['replaces']} in {heads_named(dataset)} it "
-        f"{moved(cost['edit'])} (over {plural(int(dataset.tokens.sum()), 'token')})."
+        f"The loss is {loss_before:.3f} nats per token; with {dataset.attrs['replaces']} in {heads_text(dataset)} it "
+        f"{loss_change_text(cost['edit'])} (over {pluralise(int(dataset.tokens.sum()), 'token')})."
     ]
     for name in ("size", "cloud"):
         if name in cost:
-            lines.append(f"{CHANGES[name].capitalize()} costs {signed(cost[name])}: {_compared(dataset, name)}.")
-    return [*lines, worth(cost["edit"], cost["mean"])] if "mean" in cost else lines
+            lines.append(
+                f"{CHANGE_NAMES[name].capitalize()} costs {format_nats(cost[name])}: {_excess_text(dataset, name)}."
+            )
+    return [*lines, ablation_sentence(cost["edit"], cost["mean"])] if "mean" in cost else lines
 
 
-def worth(edit: float, silenced: float) -> str:
+def ablation_sentence(edit_cost: float, ablation_cost: float) -> str:
     """What the replacement costs beside what the heads are worth; neither has a share of nothing."""
-    if silenced <= 0:
-        return f"Silencing these heads costs nothing here: the loss {moved(silenced)}."
-    share = f"the replacement costs {edit / silenced:.0%} of that" if edit > 0 else "the replacement costs nothing"
-    return f"Silencing these heads costs {signed(silenced)}; {share}."
+    if ablation_cost <= 0:
+        return f"Silencing these heads costs nothing here: the loss {loss_change_text(ablation_cost)}."
+    comparison = (
+        f"the replacement costs {edit_cost / ablation_cost:.0%} of that"
+        if edit_cost > 0
+        else "the replacement costs nothing"
+    )
+    return f"Silencing these heads costs {format_nats(ablation_cost)}; {comparison}."
 
 
-def _compared(dataset: "xarray.Dataset", name: str) -> str:
+def _excess_text(dataset: "xarray.Dataset", name: str) -> str:
     row = dataset.sel(change=name)
     excess, low, high = (float(row[name]) for name in ("excess", "excess_low", "excess_high"))
     if low != low:
         return "so little text does not say whether the replacement differs from that; type a longer one"
-    more = "more" if excess >= 0 else "less"
-    against = f"the replacement costs {fixed(abs(excess), 4)} {more} (difference {signed(low)} … {signed(high)})"
-    return f"{against}, which this text does not tell from 0" if low <= 0 <= high else against
+    direction = "more" if excess >= 0 else "less"
+    difference = f"the replacement costs {format_fixed(abs(excess), 4)} {direction} (difference {format_nats(low)} … {format_nats(high)})"
+    return f"{difference}, which this text does not tell from 0" if low <= 0 <= high else difference

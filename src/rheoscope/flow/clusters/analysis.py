@@ -10,13 +10,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.attention.lower.block_size import numbers_at_once, numbers_in_cache
-from rheoscope.flow.cloud import clouds, of_types, placed, points_of
-from rheoscope.flow.clusters.concentration import gathered
+from rheoscope.attention.lower.block_size import block_numel, cache_block_numel
+from rheoscope.flow.cloud import points_at_grain, select_clouds, to_space, type_means
+from rheoscope.flow.clusters.concentration import gathering_statistics
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.pair_distances import cosines, distances
-from rheoscope.space.single_linkage import linked
+from rheoscope.space.settings import Angle, Draws, Grain, Seed, SpaceName
+from rheoscope.space.single_linkage import single_linkage_labels
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
 @torch.no_grad()
 def clusters(
     trace: Trace,
-    space: str = "raw",
-    grain: str = "layer",
-    angle: float = math.pi / 4,
-    draws: int = 2,
-    seed: int = 0,
+    space: SpaceName = "raw",
+    grain: Grain = "layer",
+    angle: Angle = math.pi / 4,
+    draws: Draws = 2,
+    seed: Seed = 0,
     keep_massive: bool = False,
 ) -> "xarray.Dataset":
     """Do tokens gather into clusters, layer by layer, and in how many directions does the cloud still spread?
@@ -66,129 +67,133 @@ def clusters(
         raise RheoscopeError(f"a null needs 2 draws or more, got {draws}; type draws=2, or draws=0 for no null")
     if not 0 < angle < math.pi:
         raise RheoscopeError(f"the angle of a link lies between 0 and π, got {angle}; type angle=0.785")
-    seen = clouds(trace, space, grain, keep_massive, least=3)
+    clouds = select_clouds(trace, space, grain, keep_massive, min_tokens=3)
     coords = {
-        "point": list(seen.steps),
-        "token": seen.tokens,
-        "word": ("token", seen.words),
-        "step": list(seen.steps[1:]),
-        "type": seen.type_words,
+        "point": list(clouds.steps),
+        "token": clouds.positions,
+        "word": ("token", clouds.token_texts),
+        "step": list(clouds.steps[1:]),
+        "type": clouds.type_texts,
     }
-    attributes = {"angle": angle, "draws": draws, "seed": seed} | seen.attributes
-    return CLUSTERS.answer(kernel(seen, seen.types, angle, draws, seed), coords, attributes)
+    attributes = {"angle": angle, "draws": draws, "seed": seed} | clouds.attributes
+    return CLUSTERS.label(kernel(clouds, clouds.types, angle, draws, seed), coords, attributes)
 
 
 @torch.no_grad()
 def batch(traces: Traces, space: str = "raw", grain: str = "layer", keep_massive: bool = False) -> dict[str, Tensor]:
     """Mean cosines and participation ratio of many texts at once: what needs neither eigenvalues nor clusters, nor a draw."""
-    there, view = traces.counted(keep_massive, least=3), traces.view
-    half = view.as_read(traces.points[:0]).dtype.itemsize < 4
-    dtypes = (torch.float32, view.dtype) if half else (torch.float64, torch.float64)
-    every = slice(None, None, points_of(traces, grain)[1])  # points of a grain are equally far apart, the first is 0
-    points, norms = (x.transpose(0, 1)[every] for x in (traces.points, traces.norms))
-    each = points[0].numel() * (points.shape[-2] // points.shape[-1] + 1)
-    at_once = numbers_in_cache(points.device) if points.device.type == "cpu" else numbers_at_once(points.device)
-    some = max(1, min(at_once // each, -(-len(points) // PARTS)))
-    clouds = (placed(view, x, space).to(dtypes[0]) for x in points.split(some))
+    valid, view = traces.valid_tokens(keep_massive, min_tokens=3), traces.view
+    half_precision = view.to_model_precision(traces.points[:0]).dtype.itemsize < 4
+    dtypes = (torch.float32, view.dtype) if half_precision else (torch.float64, torch.float64)
+    grain_slice = slice(
+        None, None, points_at_grain(traces, grain)[1]
+    )  # points of a grain are equally far apart, the first is 0
+    points, norms = (x.transpose(0, 1)[grain_slice] for x in (traces.points, traces.norms))
+    numbers_per_point = points[0].numel() * (points.shape[-2] // points.shape[-1] + 1)
+    max_numbers = cache_block_numel(points.device) if points.device.type == "cpu" else block_numel(points.device)
+    points_per_chunk = max(1, min(max_numbers // numbers_per_point, -(-len(points) // GPU_CHUNKS)))
+    clouds = (to_space(view, x, space).to(dtypes[0]) for x in points.split(points_per_chunk))
     if space == "raw":
-        return gathered(clouds, norms.to(dtypes[0]), there, dtypes[1])
-    seen = list(clouds)
-    return gathered(seen, torch.cat([x.norm(dim=-1) for x in seen]), there, dtypes[1])
+        return gathering_statistics(clouds, norms.to(dtypes[0]), valid, dtypes[1])
+    cloud_list = list(clouds)
+    return gathering_statistics(cloud_list, torch.cat([x.norm(dim=-1) for x in cloud_list]), valid, dtypes[1])
 
 
 def kernel(
     clouds: Iterable[Float[Tensor, "n d"]], types: Int[Tensor, " n"], angle: float, draws: int, seed: int
 ) -> dict[str, Any]:
     """All numbers of clouds of the same tokens, one after the other: they need not all be held."""
-    rows, nulls = [], []
-    for at, x in enumerate(clouds):
-        centred = still(x.double())
-        row = of_cloud(centred, angle) | {"mean_cosine_uncentred": mean_cosine(x)}
-        rows.append(row | of_type_cloud(still(of_types(x, types)), angle))
-        nulls.append(of_null(centred, at, angle, draws, seed))
-    found = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    labels = found["label"]
-    found |= of_nulls(torch.stack(nulls)) if draws else {}
-    return found | {
+    rows, null_rows = [], []
+    for point_index, x in enumerate(clouds):
+        centred = centre_cloud(x.double())
+        row = cluster_statistics(centred, angle) | {"mean_cosine_uncentred": mean_cosine(x)}
+        rows.append(row | type_cluster_statistics(centre_cloud(type_means(x, types)), angle))
+        null_rows.append(null_samples(centred, point_index, angle, draws, seed))
+    values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    labels = values["label"]
+    values |= null_statistics(torch.stack(null_rows)) if draws else {}
+    return values | {
         "type_count": types.max() + 1,
-        "type_flow": flow(found["type_cluster_count"]),
+        "type_flow": flow_directions(values["type_cluster_count"]),
         "lineage": lineage(labels.cpu()).to(labels.device),  # name by name: a GPU would be asked for each
-        "ari": torch.stack([rand_index(a, b) for a, b in pairwise(labels)]),
-        "nmi": torch.stack([mutual_information(a, b) for a, b in pairwise(labels)]),
+        "ari": torch.stack([adjusted_rand_index(a, b) for a, b in pairwise(labels)]),
+        "nmi": torch.stack([normalised_mutual_information(a, b) for a, b in pairwise(labels)]),
     }
 
 
-def of_cloud(centred: Float[Tensor, "n d"], angle: float) -> dict[str, Tensor]:
+def cluster_statistics(centred: Float[Tensor, "n d"], angle: float) -> dict[str, Tensor]:
     """All numbers of one cloud around its mean."""
     inner = centred @ centred.mT
-    cosine, (rank, participation) = cosines(inner), ranks(centred, inner)
-    label = linked(cosine, angle)
+    cosine, (rank, participation) = cosines(inner), rank_measures(centred, inner)
+    label = single_linkage_labels(cosine, angle)
     return {
-        "mean_cosine": mean_of_pairs(cosine),
+        "mean_cosine": mean_off_diagonal(cosine),
         "effective_rank": rank,
         "participation_ratio": participation,
-        "intrinsic_dimension": two_nearest(inner),
+        "intrinsic_dimension": two_nn_dimension(inner),
         "cluster_count": torch.tensor(len(label.unique()), device=label.device),
         "silhouette": silhouette(1 - cosine, label),
         "label": label,
     }
 
 
-def of_type_cloud(centred: Float[Tensor, "t d"], angle: float) -> dict[str, Tensor]:
+def type_cluster_statistics(centred: Float[Tensor, "t d"], angle: float) -> dict[str, Tensor]:
     """Clusters and rank of one point a type."""
     inner = centred @ centred.mT
-    label = linked(cosines(inner), angle)
+    label = single_linkage_labels(cosines(inner), angle)
     return {
         "type_label": label,
         "type_cluster_count": torch.tensor(len(label.unique()), device=label.device),
-        "type_effective_rank": ranks(centred, inner)[0],
+        "type_effective_rank": rank_measures(centred, inner)[0],
     }
 
 
-def flow(counts: Int[Tensor, " p"]) -> list[str]:
+def flow_directions(counts: Int[Tensor, " p"]) -> list[str]:
     """Which way the flow has gone from the first cloud on: fewer clusters, more, or as many.
 
-    >>> flow(torch.tensor([5, 7, 5, 2]))
+    >>> flow_directions(torch.tensor([5, 7, 5, 2]))
     ['keeps', 'separates', 'keeps', 'gathers']
     """
-    way = {-1: "gathers", 0: "keeps", 1: "separates"}
-    return [way[sign] for sign in (counts - counts[0]).sign().tolist()]
+    name_of_sign = {-1: "gathers", 0: "keeps", 1: "separates"}
+    return [name_of_sign[sign] for sign in (counts - counts[0]).sign().tolist()]
 
 
-def of_null(centred: Float[Tensor, "n d"], at: int, angle: float, draws: int, seed: int) -> Float[Tensor, "draw 4"]:
+def null_samples(
+    centred: Float[Tensor, "n d"], point_index: int, angle: float, draws: int, seed: int
+) -> Float[Tensor, "draw 4"]:
     """Both ranks, intrinsic dimension and number of clusters of shuffles of the cloud at one point."""
-    found = []
+    samples = []
     columns = centred.mT.float().contiguous()  # float32: a null is known to a few digits anyway
     for draw in range(draws):
-        order = dealt(len(centred), centred.shape[1], seed + draw, at).to(columns.device)
+        order = shuffle_orders(len(centred), centred.shape[1], seed + draw, point_index).to(columns.device)
         y = columns.gather(-1, order).mT  # coordinates keep their means
         inner = y @ y.mT
-        count = torch.tensor(len(linked(cosines(inner), angle).unique()), device=y.device)
-        found.append(torch.stack([*ranks(y, inner), two_nearest(inner), count]))
-    return torch.stack(found).double() if found else centred.new_empty(0, 4)
+        count = torch.tensor(len(single_linkage_labels(cosines(inner), angle).unique()), device=y.device)
+        samples.append(torch.stack([*rank_measures(y, inner), two_nn_dimension(inner), count]))
+    return torch.stack(samples).double() if samples else centred.new_empty(0, 4)
 
 
-def of_nulls(drawn: Float[Tensor, "p draw 4"]) -> dict[str, Float[Tensor, " p"]]:
+def null_statistics(samples: Float[Tensor, "p draw 4"]) -> dict[str, Float[Tensor, " p"]]:
     """Means of shuffled clouds. Their spread is nearly the same share of them at all points, so all points tell it together."""
-    rank, participation, dimension, count = drawn.mean(1).unbind(-1)
-    spread = (drawn.var(1) / drawn.mean(1).square().clamp(min=1e-30)).mean(0).sqrt()
+    rank, participation, dimension, count = samples.mean(1).unbind(-1)
+    relative_sd = (samples.var(1) / samples.mean(1).square().clamp(min=1e-30)).mean(0).sqrt()
     return {
         "effective_rank_null": rank,
-        "effective_rank_null_sd": rank * spread[0],
+        "effective_rank_null_sd": rank * relative_sd[0],
         "participation_ratio_null": participation,
         "intrinsic_dimension_null": dimension,
         "cluster_count_null": count,
-        "cluster_count_null_sd": count * spread[3],
+        "cluster_count_null_sd": count * relative_sd[3],
     }
 
 
-def still(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+def centre_cloud(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """The cloud around its mean; tokens that stand there but for rounding are put there."""
     centred = x - x.mean(0)
     return torch.where(centred.norm(dim=-1, keepdim=True) <= 1e-12 * x.norm(dim=-1).amax(), 0, centred)
 
 
-def mean_of_pairs(table: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+def mean_off_diagonal(table: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
     n = len(table)
     return (table.sum() - table.diagonal().sum()) / (n * (n - 1))
 
@@ -196,34 +201,36 @@ def mean_of_pairs(table: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
 def mean_cosine(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     """Mean cosine of all pairs of points as they are, from the sum of their directions; two at the origin are alike."""
     length = x.norm(dim=-1, keepdim=True)
-    moving = int((length > 0).sum())
-    together = (x / torch.where(length > 0, length, 1)).sum(0).square().sum()
-    still = len(x) - moving
-    return (together - moving + still * (still - 1)) / (len(x) * (len(x) - 1))
+    n_nonzero = int((length > 0).sum())
+    squared_sum = (x / torch.where(length > 0, length, 1)).sum(0).square().sum()
+    n_at_origin = len(x) - n_nonzero
+    return (squared_sum - n_nonzero + n_at_origin * (n_at_origin - 1)) / (len(x) * (len(x) - 1))
 
 
-def ranks(centred: Float[Tensor, "n d"], inner: Float[Tensor, "n n"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+def rank_measures(
+    centred: Float[Tensor, "n d"], inner: Float[Tensor, "n n"]
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Effective rank and participation ratio, by the smaller of two tables; 0 for a cloud of one point."""
     n, d = centred.shape
     # float64: of a text that repeats itself many eigenvalues are equal, and LAPACK's float32 may not find them
-    variance = torch.linalg.eigvalsh((inner if n <= d else centred.mT @ centred).double()).clamp(min=0)
-    total = variance.sum()
+    eigenvalues = torch.linalg.eigvalsh((inner if n <= d else centred.mT @ centred).double()).clamp(min=0)
+    total = eigenvalues.sum()
     if float(total) == 0:
         return torch.zeros_like(total), torch.zeros_like(total)
-    p = variance / total
+    p = eigenvalues / total
     return torch.special.entr(p).sum().exp(), 1 / p.square().sum()
 
 
-def two_nearest(inner: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+def two_nn_dimension(inner: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
     """The TwoNN estimate on points that differ; NaN with fewer than 3 of them."""
-    far = distances(inner)
-    distinct = ~(far == 0).tril(-1).any(-1)
-    far = far if bool(distinct.all()) else far[distinct][:, distinct]
-    if len(far) < 3:
+    distance = distances(inner)
+    distinct = ~(distance == 0).tril(-1).any(-1)
+    distance = distance if bool(distinct.all()) else distance[distinct][:, distinct]
+    if len(distance) < 3:
         return inner.new_tensor(float("nan"))
-    near = far.topk(3, largest=False).values  # itself first
-    logs = (near[:, 2] / near[:, 1]).log().sum()
-    return (len(near) - 1) / logs if float(logs) > 0 else inner.new_tensor(float("inf"))
+    nearest = distance.topk(3, largest=False).values  # itself first
+    log_ratio_sum = (nearest[:, 2] / nearest[:, 1]).log().sum()
+    return (len(nearest) - 1) / log_ratio_sum if float(log_ratio_sum) > 0 else inner.new_tensor(float("inf"))
 
 
 def silhouette(distance: Float[Tensor, "n n"], label: Int[Tensor, " n"]) -> Float[Tensor, ""]:
@@ -231,41 +238,47 @@ def silhouette(distance: Float[Tensor, "n n"], label: Int[Tensor, " n"]) -> Floa
 
     By hand: 3 times as fast as scikit-learn's on 20 tokens, 13 times on 1024 (benchmarks/clusterings.py), on any device.
     """
-    names, at, sizes = label.unique(return_inverse=True, return_counts=True)
-    if len(names) < 2:
+    cluster_labels, cluster, sizes = label.unique(return_inverse=True, return_counts=True)
+    if len(cluster_labels) < 2:
         return distance.new_zeros(())
-    sums = distance.new_zeros(len(label), len(names)).index_add_(1, at, distance)
-    own = sums.gather(1, at[:, None])[:, 0] / (sizes[at] - 1).clamp(min=1)
-    other = (sums / sizes).scatter(1, at[:, None], float("inf")).amin(-1)
-    score = (other - own) / torch.maximum(other, own).clamp(min=1e-30)
-    return torch.where(sizes[at] > 1, score, 0).mean()
+    sums = distance.new_zeros(len(label), len(cluster_labels)).index_add_(1, cluster, distance)
+    within = sums.gather(1, cluster[:, None])[:, 0] / (sizes[cluster] - 1).clamp(min=1)
+    nearest_other = (sums / sizes).scatter(1, cluster[:, None], float("inf")).amin(-1)
+    score = (nearest_other - within) / torch.maximum(nearest_other, within).clamp(min=1e-30)
+    return torch.where(sizes[cluster] > 1, score, 0).mean()
 
 
-def rand_index(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> Float[Tensor, ""]:
+def adjusted_rand_index(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> Float[Tensor, ""]:
     """Hubert and Arabie's adjusted Rand index; 1 where both put everything together, or everything apart.
 
     By hand, as `mutual_information`: 3.5 and 5 times as fast as scikit-learn's on 20 to 1024 tokens (benchmarks/clusterings.py),
     without the seconds that its import takes, on any device.
     """
     n = len(a)
-    together, of_a, of_b = ((x * (x - 1) / 2).sum() for x in map(_sizes, (_both(a, b), a, b)))
-    expected, most = of_a * of_b / (n * (n - 1) / 2), (of_a + of_b) / 2
-    return torch.where(most == expected, 1, (together - expected) / torch.where(most == expected, 1, most - expected))
+    joint_pairs, pairs_a, pairs_b = ((x * (x - 1) / 2).sum() for x in map(_cluster_sizes, (_joint_labels(a, b), a, b)))
+    expected, maximum = pairs_a * pairs_b / (n * (n - 1) / 2), (pairs_a + pairs_b) / 2
+    return torch.where(
+        maximum == expected, 1, (joint_pairs - expected) / torch.where(maximum == expected, 1, maximum - expected)
+    )
 
 
-def mutual_information(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> Float[Tensor, ""]:
+def normalised_mutual_information(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> Float[Tensor, ""]:
     """I(a; b) over the mean of H(a) and H(b); 1 where both put everything together."""
-    whole, of_a, of_b = (torch.special.entr(_sizes(x) / len(a)).sum() for x in (_both(a, b), a, b))
-    mean = (of_a + of_b) / 2
-    return torch.where(mean > 0, (of_a + of_b - whole) / torch.where(mean > 0, mean, 1), 1).clamp(0, 1)
+    joint_entropy, entropy_a, entropy_b = (
+        torch.special.entr(_cluster_sizes(x) / len(a)).sum() for x in (_joint_labels(a, b), a, b)
+    )
+    mean_entropy = (entropy_a + entropy_b) / 2
+    return torch.where(
+        mean_entropy > 0, (entropy_a + entropy_b - joint_entropy) / torch.where(mean_entropy > 0, mean_entropy, 1), 1
+    ).clamp(0, 1)
 
 
-def _both(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+def _joint_labels(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     """One number for the pair of labels."""
     return a * (int(b.max()) + 1) + b
 
 
-def _sizes(label: Int[Tensor, " n"]) -> Float[Tensor, " clusters"]:
+def _cluster_sizes(label: Int[Tensor, " n"]) -> Float[Tensor, " clusters"]:
     return label.unique(return_counts=True)[1].double()
 
 
@@ -275,39 +288,39 @@ def lineage(labels: Int[Tensor, "p n"]) -> Int[Tensor, "p n"]:
     >>> lineage(torch.tensor([[0, 0, 0, 3, 3], [0, 1, 1, 3, 3]])).tolist()
     [[0, 0, 0, 1, 1], [2, 0, 0, 1, 1]]
     """
-    told = [labels[0].unique(return_inverse=True)[1]]
-    following = int(told[0].max()) + 1
+    lineages = [labels[0].unique(return_inverse=True)[1]]
+    next_name = int(lineages[0].max()) + 1
     for label in labels[1:]:
         base = int(label.max()) + 1
-        pairs, sizes = _both(told[-1], label).unique(return_counts=True)
+        pairs, sizes = _joint_labels(lineages[-1], label).unique(return_counts=True)
         names: dict[int, int] = {}
-        for at in sizes.argsort(descending=True, stable=True).tolist():
-            before, now = divmod(int(pairs[at]), base)
-            if now not in names and before not in names.values():
-                names[now] = before
-        for now in label.unique().tolist():
-            if now not in names:
-                names[now], following = following, following + 1
-        told.append(torch.tensor([names[now] for now in label.tolist()], device=label.device))
-    return torch.stack(told)
+        for index in sizes.argsort(descending=True, stable=True).tolist():
+            earlier, current = divmod(int(pairs[index]), base)
+            if current not in names and earlier not in names.values():
+                names[current] = earlier
+        for current in label.unique().tolist():
+            if current not in names:
+                names[current], next_name = next_name, next_name + 1
+        lineages.append(torch.tensor([names[current] for current in label.tolist()], device=label.device))
+    return torch.stack(lineages)
 
 
-def shuffle(x: Float[Tensor, "n d"], seed: int, at: int = 0) -> Float[Tensor, "n d"]:
+def shuffle_coordinates(x: Float[Tensor, "n d"], seed: int, offset: int = 0) -> Float[Tensor, "n d"]:
     """Every coordinate dealt out among the tokens anew."""
-    return x.gather(0, dealt(len(x), x.shape[1], seed, at).mT.to(x.device))
+    return x.gather(0, shuffle_orders(len(x), x.shape[1], seed, offset).mT.to(x.device))
 
 
-def dealt(n: int, d: int, seed: int, at: int = 0) -> Int[Tensor, "d n"]:
+def shuffle_orders(n: int, d: int, seed: int, offset: int = 0) -> Int[Tensor, "d n"]:
     """For every coordinate an order of the tokens. Another `at` gives the orders to other coordinates: dealing is dear."""
-    return _orders(n, d, seed).roll(at, 0)
+    return _random_orders(n, d, seed).roll(offset, 0)
 
 
 @lru_cache(maxsize=4)
-def _orders(n: int, d: int, seed: int) -> Int[Tensor, "d n"]:
+def _random_orders(n: int, d: int, seed: int) -> Int[Tensor, "d n"]:
     return torch.rand(d, n, generator=torch.Generator().manual_seed(seed)).argsort(-1)
 
 
-PARTS = 8
+GPU_CHUNKS = 8
 """Parts in which a GPU is given the points of a batch: few launches, and an eighth of the points is held again."""
 _SHUFFLED = "with every coordinate shuffled among the tokens"
 
@@ -317,6 +330,8 @@ CLUSTERS = Analysis(
     ask=clusters,
     batch=batch,
     needs="trace",
+    controls=4,
+    start_early=True,
     fields={
         "mean_cosine": Field(
             ("point",),
@@ -331,35 +346,35 @@ CLUSTERS = Analysis(
             null="effective_rank_null",
             null_sd="effective_rank_null_sd",
         ),
-        "effective_rank_null": Field(("point",), f"the same {_SHUFFLED}: what they alone give", basis=True),
+        "effective_rank_null": Field(("point",), f"the same {_SHUFFLED}: what they alone give", basis_dependent=True),
         "effective_rank_null_sd": Field(
             ("point",),
             "standard deviation of that over the shuffles, as a share of the null the same for all points",
-            basis=True,
+            basis_dependent=True,
         ),
         "participation_ratio": Field(
             ("point",),
             "(Σσ²)²/Σσ⁴ of the centred cloud: directions in use, the large ones counting more",
             null="participation_ratio_null",
         ),
-        "participation_ratio_null": Field(("point",), f"mean of the same {_SHUFFLED}", basis=True),
+        "participation_ratio_null": Field(("point",), f"mean of the same {_SHUFFLED}", basis_dependent=True),
         "intrinsic_dimension": Field(
             ("point",),
             "TwoNN: (n − 1)/Σ log(r₂/r₁), r₁ and r₂ the distances to the two nearest tokens, equal points once",
             null="intrinsic_dimension_null",
         ),
-        "intrinsic_dimension_null": Field(("point",), f"mean of the same {_SHUFFLED}", basis=True),
+        "intrinsic_dimension_null": Field(("point",), f"mean of the same {_SHUFFLED}", basis_dependent=True),
         "cluster_count": Field(
             ("point",),
             "groups of tokens that chains of steps below the angle hold together (single linkage, centred directions)",
             null="cluster_count_null",
             null_sd="cluster_count_null_sd",
         ),
-        "cluster_count_null": Field(("point",), f"mean of the same {_SHUFFLED}", basis=True),
+        "cluster_count_null": Field(("point",), f"mean of the same {_SHUFFLED}", basis_dependent=True),
         "cluster_count_null_sd": Field(
             ("point",),
             "standard deviation of that over the shuffles, as a share of the null the same for all points",
-            basis=True,
+            basis_dependent=True,
         ),
         "silhouette": Field(
             ("point",),
@@ -377,12 +392,16 @@ CLUSTERS = Analysis(
             ("point",),
             "gathers: fewer clusters of types than in the embedding; separates: more; keeps: as many",
         ),
-        "type_label": Field(("point", "type"), "which cluster a type is in, named by its first type", names=True),
-        "label": Field(("point", "token"), "which cluster a token is in, named by its first token", names=True),
+        "type_label": Field(
+            ("point", "type"), "which cluster a type is in, named by its first type", is_categorical=True
+        ),
+        "label": Field(
+            ("point", "token"), "which cluster a token is in, named by its first token", is_categorical=True
+        ),
         "lineage": Field(
             ("point", "token"),
             "the same with names that last: a cluster keeps the name of the earlier one that it shares most tokens with",
-            names=True,
+            is_categorical=True,
         ),
         "ari": Field(
             ("step",), "adjusted Rand index of the clusters before and after a step: 1 the same, about 0 unrelated"

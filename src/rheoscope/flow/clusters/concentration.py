@@ -6,64 +6,72 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rheoscope.space.float32_products import difference, inner, weighed
-from rheoscope.space.masked_means import There, kept, kept_rows
+from rheoscope.space.float32_products import pairwise_inner, rounded_difference, weighted_sums
+from rheoscope.space.masked_means import ValidTokens, fill_invalid, zero_invalid_rows
 
-Clouds = Float[Tensor, "_ b n d"]
-Each = Float[Tensor, "b p"]
+CloudChunk = Float[Tensor, "_ b n d"]
+PerCloud = Float[Tensor, "b p"]
 
 
-def gathered(
-    clouds: Iterable[Clouds], length: Float[Tensor, "p b n"], there: There, dtype: torch.dtype
-) -> dict[str, Each]:
+def gathering_statistics(
+    clouds: Iterable[CloudChunk], length: Float[Tensor, "p b n"], valid: ValidTokens, dtype: torch.dtype
+) -> dict[str, PerCloud]:
     """Mean cosines around the mean and as they are, and the participation ratio, of p clouds of every text; `length` is ‖x‖.
 
     `clouds` come some at a time, as many as the device shall hold. Around the mean points are rounded to `dtype`, and sums are in
     float32 or better. Rounding is at random along E: in bfloat16 it changes a participation ratio by some parts in a hundred
     thousand.
     """
-    there = None if there is None else there.expand(length.shape)
-    length = kept(length, there)
-    nearest = 1e-12 if length.dtype == torch.float64 else 1e-6
-    least = nearest * length.amax(-1, keepdim=True)  # nearer to the mean is there but for rounding
-    inverse = torch.where(length > 0, 1 / torch.where(length > 0, length, 1), 0)
-    n = length.shape[-1] if there is None else there.sum(-1)
-    found, done = [], 0
+    valid = None if valid is None else valid.expand(length.shape)
+    length = fill_invalid(length, valid)
+    tolerance = 1e-12 if length.dtype == torch.float64 else 1e-6
+    min_length = tolerance * length.amax(-1, keepdim=True)  # nearer to the mean is there but for rounding
+    inverse_length = torch.where(length > 0, 1 / torch.where(length > 0, length, 1), 0)
+    n = length.shape[-1] if valid is None else valid.sum(-1)
+    parts, n_done = [], 0
     for x in clouds:
-        some = slice(done, done := done + len(x))
-        found.append(of_clouds(x, inverse[some], least[some], None if there is None else there[some], dtype))
-    table, far, sums, mean = (torch.cat(part) for part in zip(*found, strict=True))
-    as_they_are, centred = sums.unbind(-2)
-    total = far.square().sum(-1)
-    spread = total > length.shape[-1] * least[..., 0].square()
-    each = {
-        "mean_cosine": mean_cosine(centred, far > least, n),
-        "mean_cosine_uncentred": mean_cosine(as_they_are + inverse.sum(-1)[..., None] * mean, length > 0, n),
-        "participation_ratio": torch.where(spread, (total / torch.where(spread, table, 1)).square(), 0),
+        chunk = slice(n_done, n_done := n_done + len(x))
+        parts.append(
+            chunk_statistics(
+                x, inverse_length[chunk], min_length[chunk], None if valid is None else valid[chunk], dtype
+            )
+        )
+    table_norm, centred_length, direction_sums, mean = (torch.cat(column) for column in zip(*parts, strict=True))
+    uncentred_sum, centred_sum = direction_sums.unbind(-2)
+    total_variance = centred_length.square().sum(-1)
+    has_spread = total_variance > length.shape[-1] * min_length[..., 0].square()
+    values = {
+        "mean_cosine": mean_cosine(centred_sum, centred_length > min_length, n),
+        "mean_cosine_uncentred": mean_cosine(uncentred_sum + inverse_length.sum(-1)[..., None] * mean, length > 0, n),
+        "participation_ratio": torch.where(
+            has_spread, (total_variance / torch.where(has_spread, table_norm, 1)).square(), 0
+        ),
     }
-    return {name: x.mT for name, x in each.items()}
+    return {name: x.mT for name, x in values.items()}
 
 
-def of_clouds(
-    x: Clouds, inverse: Tensor, least: Tensor, there: There, dtype: torch.dtype
+def chunk_statistics(
+    x: CloudChunk, inverse_length: Tensor, min_length: Tensor, valid: ValidTokens, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The length of each cloud's table of inner products, that of every token around the mean, both sums of directions seen from
     the mean, and the mean."""
-    x = kept_rows(x, there)
-    mean = x.sum(-2) / (x.shape[-2] if there is None else there.sum(-1, keepdim=True))
-    around = kept_rows(difference(x, mean[..., None, :], dtype), there)
-    few = x.shape[-2] <= x.shape[-1]
-    table = inner(around if few else around.mT)
-    square = table.diagonal(dim1=-2, dim2=-1) if few else around.to(inverse).square().sum(-1)
-    far = square.clamp(min=0).sqrt().to(inverse)
-    weights = torch.stack([inverse, torch.where(far > least, 1 / far, 0)], -2)
-    return torch.linalg.vector_norm(table, dim=(-2, -1)), far, weighed(weights, around), mean
+    x = zero_invalid_rows(x, valid)
+    mean = x.sum(-2) / (x.shape[-2] if valid is None else valid.sum(-1, keepdim=True))
+    centred_points = zero_invalid_rows(rounded_difference(x, mean[..., None, :], dtype), valid)
+    few_tokens = x.shape[-2] <= x.shape[-1]
+    table = pairwise_inner(centred_points if few_tokens else centred_points.mT)
+    squared_length = (
+        table.diagonal(dim1=-2, dim2=-1) if few_tokens else centred_points.to(inverse_length).square().sum(-1)
+    )
+    centred_length = squared_length.clamp(min=0).sqrt().to(inverse_length)
+    weights = torch.stack([inverse_length, torch.where(centred_length > min_length, 1 / centred_length, 0)], -2)
+    return torch.linalg.vector_norm(table, dim=(-2, -1)), centred_length, weighted_sums(weights, centred_points), mean
 
 
 def mean_cosine(
-    together: Float[Tensor, "p b d"], moving: Bool[Tensor, "p b n"], n: Tensor | int
+    direction_sum: Float[Tensor, "p b d"], has_direction: Bool[Tensor, "p b n"], n: Tensor | int
 ) -> Float[Tensor, "p b"]:
     """Mean cosine of all pairs of n tokens, from the sum of the directions of those that have one; the others are alike."""
-    count = moving.sum(-1)
-    resting = n - count
-    return (together.square().sum(-1) - count + resting * (resting - 1)) / (n * (n - 1))
+    n_directed = has_direction.sum(-1)
+    n_undirected = n - n_directed
+    return (direction_sum.square().sum(-1) - n_directed + n_undirected * (n_undirected - 1)) / (n * (n - 1))

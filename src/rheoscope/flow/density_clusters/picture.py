@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rheoscope.picture.picture import Axis, Line, Panel, Picture
-from rheoscope.picture.token_labels import places
+from rheoscope.picture.token_labels import step_names
 
 if TYPE_CHECKING:
     import xarray
@@ -16,17 +16,17 @@ CAPTION = (
 
 def picture(dataset: "xarray.Dataset") -> Picture:
     """Clusters with their null, and the share of noise, over depth."""
-    names = tuple(places(dataset.point.values))
-    at = range(len(names))
+    names = tuple(step_names(dataset.point.values))
+    x = range(len(names))
     count, null = (dataset[name].values.astype(float) for name in ("cluster_count", "cluster_count_null"))
-    counts = Line("null", at, null, "second", "dashed"), Line("clusters", at, count, "second")
-    noise = (Line("noise", at, dataset.noise.values, "first"),)
-    about = (dataset[name].attrs["definition"] for name in ("cluster_count", "noise"))
+    count_lines = Line("null", x, null, "second", "dashed"), Line("clusters", x, count, "second")
+    noise_lines = (Line("noise", x, dataset.noise.values, "first"),)
+    definitions = (dataset[name].attrs["definition"] for name in ("cluster_count", "noise"))
     return Picture(
         "Do tokens gather by density?",
         CAPTION,
         (
-            Panel("Number of clusters", next(about), counts, Axis("", names), Axis(low=0.0)),
-            Panel("Tokens in no cluster", next(about), noise, Axis("", names), Axis(low=0.0, high=1.03)),
+            Panel("Number of clusters", next(definitions), count_lines, Axis("", names), Axis(low=0.0)),
+            Panel("Tokens in no cluster", next(definitions), noise_lines, Axis("", names), Axis(low=0.0, high=1.03)),
         ),
     )

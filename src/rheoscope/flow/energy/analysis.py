@@ -1,8 +1,7 @@
 """Is attention a gradient flow? The energy of every head, how far it climbs it, and what stands between it and a gradient."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -10,28 +9,28 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.lower.block_size import numbers_at_once
-from rheoscope.attention.mask import Mask, NoMask
+from rheoscope.attention.lower.block_size import block_numel
+from rheoscope.attention.mask import NoMask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import NoPosition
-from rheoscope.flow.energy.landscape import Landscape, landscape
+from rheoscope.flow.energy.head_updates import HeadUpdates, head_updates, padding_mask
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.components import end_of
-from rheoscope.space.float32_products import product
-from rheoscope.space.head import Heads, Projected, through
-from rheoscope.space.masked_means import There, counts, kept_rows, mean
+from rheoscope.space.components import last_step_of_layer
+from rheoscope.space.float32_products import mixed_precision_matmul
+from rheoscope.space.head import Heads
+from rheoscope.space.masked_means import ValidTokens, masked_mean, valid_counts, zero_invalid_rows
 from rheoscope.space.operator import Factored
-from rheoscope.space.safe_arithmetic import exact, share
+from rheoscope.space.safe_arithmetic import at_least_float32, safe_divide
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
-from rheoscope.statistics.nulls import one_sided, q_values_of_rows
+from rheoscope.statistics.nulls import normal_one_sided_p, q_values_per_row
 
 if TYPE_CHECKING:
     import xarray
 
-LEVEL = 0.05
-DIFFERENCES = ("mask", "norm", "position", "mlp")
+FDR_LEVEL = 0.05
+LEDGER_PARTS = ("mask", "norm", "position", "mlp")
 Cloud = Float[Tensor, "*b n d"]
 PerHead = Float[Tensor, "*b h"]
 
@@ -64,9 +63,9 @@ def energy(
     >>> found.cosine.dims, bool((abs(found.cosine) <= 1 + 1e-6).all())
     (('layer', 'head'), True)
     """
-    there = trace.ordinary(keep_massive, least=2)
-    values = kernel(trace, None if bool(there.all()) else there, progress) | of_weights(trace.view)
-    return _answer(trace, values, keep_massive)
+    valid = trace.valid_mask(keep_massive, min_tokens=2)
+    values = kernel(trace, None if bool(valid.all()) else valid, progress) | weight_statistics(trace.view)
+    return _to_dataset(trace, values, keep_massive)
 
 
 @torch.no_grad()
@@ -74,295 +73,292 @@ def batch(
     traces: Traces, keep_massive: bool = False, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Tensor]:
     """The heads of every layer on many texts at once: every field of `energy`."""
-    values = kernel(traces, traces.counted(keep_massive, least=2), progress)
-    values |= {name: x.expand(len(traces), *x.shape) for name, x in of_weights(traces.view).items()}
-    q = found_beyond_chance(values["z"], values["alignment_z"])
-    return values | {"q_value": q, "gradient_like": q <= LEVEL}
+    values = kernel(traces, traces.valid_tokens(keep_massive, min_tokens=2), progress)
+    values |= {name: x.expand(len(traces), *x.shape) for name, x in weight_statistics(traces.view).items()}
+    q_values = joint_q_values(values["z"], values["alignment_z"])
+    return values | {"q_value": q_values, "gradient_like": q_values <= FDR_LEVEL}
 
 
 def kernel(
-    trace: Trace | Traces, there: There, progress: Callable[[int, int], None] | None = None
+    trace: Trace | Traces, valid: ValidTokens, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Tensor]:
     """All that depends on the text, of one or of several; tokens that are not `there` stay keys, and are left out of every mean."""
     rows = []
     for layer in range(trace.view.layers):
-        rows.append(of_layer(trace, layer, there))
+        rows.append(layer_statistics(trace, layer, valid))
         if progress is not None:
             progress(layer + 1, trace.view.layers)
-    texts = trace.points.ndim - 3
-    return {name: torch.stack([row[name] for row in rows], texts) for name in rows[0]}
+    layer_axis = trace.points.ndim - 3
+    return {name: torch.stack([row[name] for row in rows], layer_axis) for name in rows[0]}
 
 
-def of_weights(view: View) -> dict[str, Float[Tensor, "layer *h"]]:
+def weight_statistics(view: View) -> dict[str, Float[Tensor, "layer *h"]]:
     """All that the weights alone tell; heads of as many layers together as a device holds: a GPU waits for each thing that it is asked."""
     rows: list[dict[str, Tensor]] = []
-    landscapes: list[Tensor] = []
-    form: Tensor | None = None
-    each = sum(x.numel() for x in (view.blocks[0].W_Q, view.blocks[0].W_K, view.blocks[0].W_V, view.blocks[0].W_O))
-    some = max(1, numbers_at_once(view.blocks[0].W_Q.device) // each)
-    for part in alike(view.blocks, some):
-        Ms, Fs = [heads.M().exact() for heads in part], [heads.F().exact() for heads in part]
-        found = alignments(side_by_side(Ms), side_by_side(Fs), sum(len(heads.W_K) for heads in part))
-        rows.append({name: x.unflatten(0, (len(part), -1)) for name, x in found.items()})
-        for heads, one in zip(part, Ms, strict=True):
-            before, form = form, whole(one, len(heads.W_K))
-            if before is not None:
-                landscapes.append(turned_from(before, [form])[0])
-    landscapes.append(torch.full_like(rows[0]["symmetry"][0, 0], float("nan")))
-    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]} | {"landscape": torch.stack(landscapes)}
+    landscape_changes: list[Tensor] = []
+    summed_M: Tensor | None = None
+    numbers_per_layer = sum(
+        x.numel()
+        for x in (view.layer_heads[0].W_Q, view.layer_heads[0].W_K, view.layer_heads[0].W_V, view.layer_heads[0].W_O)
+    )
+    layers_per_chunk = max(1, block_numel(view.layer_heads[0].W_Q.device) // numbers_per_layer)
+    for chunk in chunks_of_same_shape(view.layer_heads, layers_per_chunk):
+        Ms, Fs = [heads.M().at_least_float32() for heads in chunk], [heads.F().at_least_float32() for heads in chunk]
+        values = alignments(concatenate_heads(Ms), concatenate_heads(Fs), sum(len(heads.W_K) for heads in chunk))
+        rows.append({name: x.unflatten(0, (len(chunk), -1)) for name, x in values.items()})
+        for heads, M in zip(chunk, Ms, strict=True):
+            previous_M, summed_M = summed_M, summed_relevance(M, len(heads.W_K))
+            if previous_M is not None:
+                landscape_changes.append(cosine_distances(previous_M, [summed_M])[0])
+    landscape_changes.append(torch.full_like(rows[0]["symmetry"][0, 0], float("nan")))
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]} | {
+        "landscape": torch.stack(landscape_changes)
+    }
 
 
-def alike(blocks: Sequence[Heads], most: int) -> Iterator[list[Heads]]:
+def chunks_of_same_shape(blocks: Sequence[Heads], max_layers: int) -> Iterator[list[Heads]]:
     """Layers that follow each other and have heads of one shape, at most so many together."""
-    for _, same in groupby(blocks, key=lambda heads: (heads.W_Q.shape, heads.W_K.shape, heads.W_V.shape)):
-        part = list(same)
-        yield from (part[low : low + most] for low in range(0, len(part), most))
+    for _, group in groupby(blocks, key=lambda heads: (heads.W_Q.shape, heads.W_K.shape, heads.W_V.shape)):
+        layers = list(group)
+        yield from (layers[start : start + max_layers] for start in range(0, len(layers), max_layers))
 
 
-def side_by_side(of: list[Factored]) -> Factored:
-    return of[0] if len(of) == 1 else Factored(torch.cat([x.left for x in of]), torch.cat([x.right for x in of]))
+def concatenate_heads(factors: list[Factored]) -> Factored:
+    return (
+        factors[0]
+        if len(factors) == 1
+        else Factored(torch.cat([x.left for x in factors]), torch.cat([x.right for x in factors]))
+    )
 
 
-def of_layer(trace: Trace | Traces, layer: int, there: There) -> dict[str, Tensor]:
+def layer_statistics(trace: Trace | Traces, layer: int, valid: ValidTokens) -> dict[str, Tensor]:
     """What the heads of one layer do on the text."""
-    step = step_of(trace, layer)
-    own = _attention(trace, layer)
-    others = [updated(trace, layer), *altered(trace, layer, step, own)]
-    apart = turned_from(kept_rows(own, there), (kept_rows(other, there) for other in others))
-    return of_heads(step, there) | {"landscape_update": apart[..., 0], "ledger": apart[..., 1:]}
+    updates = head_updates(trace, layer)
+    displacement = _recorded_displacement(trace, layer)
+    other_displacements = [
+        next_layer_displacement(trace, layer),
+        *ablated_displacements(trace, layer, updates, displacement),
+    ]
+    cosine_distance = cosine_distances(
+        zero_invalid_rows(displacement, valid),
+        (zero_invalid_rows(other_displacement, valid) for other_displacement in other_displacements),
+    )
+    return energy_statistics(updates, valid) | {
+        "landscape_update": cosine_distance[..., 0],
+        "ledger": cosine_distance[..., 1:],
+    }
 
 
-def alignments(M: Factored, F: Factored, groups: int) -> dict[str, Float[Tensor, " h"]]:
+def alignments(M: Factored, F: Factored, n_groups: int) -> dict[str, Float[Tensor, " h"]]:
     """s(M); cos⟨F, Mᵀ⟩, and how far it lies from where F Q lies at random: tr(FQM) has variance ‖MF‖²/d. All r x r.
 
     Heads of a group share what reads keys and values: what only these make is computed once a group.
     """
-    each = len(M.left) // groups
-    keys, values = M.right[::each], F.left[::each]
-    answers, reads, middle = (
-        (a @ b).repeat_interleave(each, 0) for a, b in ((keys, keys.mT), (values.mT, values), (keys, values))
+    heads_per_group = len(M.left) // n_groups
+    keys, values = M.right[::heads_per_group], F.left[::heads_per_group]
+    key_gram, value_gram, key_value = (
+        (a @ b).repeat_interleave(heads_per_group, 0) for a, b in ((keys, keys.mT), (values.mT, values), (keys, values))
     )
-    asks, writes, cross = M.left.mT @ M.left, F.right @ F.right.mT, M.right @ M.left
-    square, inner = _inner(asks, answers), _inner(middle, (F.right @ M.left).mT)
-    spread = (_inner(middle.mT @ asks @ middle, writes).clamp(min=0) / M.shape[-1]).sqrt()
+    query_gram, output_gram, cross = M.left.mT @ M.left, F.right @ F.right.mT, M.right @ M.left
+    squared_norm, inner = _inner(query_gram, key_gram), _inner(key_value, (F.right @ M.left).mT)
+    null_sd = (_inner(key_value.mT @ query_gram @ key_value, output_gram).clamp(min=0) / M.shape[-1]).sqrt()
     return {
-        "symmetry": share(_inner(cross, cross.mT), square),
-        "alignment": share(inner, (square * _inner(reads, writes)).clamp(min=0).sqrt()),
-        "alignment_z": share(inner, spread),
+        "symmetry": safe_divide(_inner(cross, cross.mT), squared_norm),
+        "alignment": safe_divide(inner, (squared_norm * _inner(value_gram, output_gram)).clamp(min=0).sqrt()),
+        "alignment_z": safe_divide(inner, null_sd),
     }
 
 
-def whole(M: Factored, groups: int) -> Float[Tensor, "d d"]:
+def summed_relevance(M: Factored, n_groups: int) -> Float[Tensor, "d d"]:
     """The sum of all M of a layer. Heads that share a key add up on the side of the queries: QKᵀ + Q'Kᵀ = (Q + Q')Kᵀ."""
-    queries, keys = M.left.unflatten(0, (groups, -1)).sum(1), M.right[:: len(M.left) // groups]
+    queries, keys = M.left.unflatten(0, (n_groups, -1)).sum(1), M.right[:: len(M.left) // n_groups]
     return queries.transpose(0, 1).flatten(1) @ keys.flatten(0, 1)
 
 
 # One layer's heads
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
-    """What every head does to its tokens, in factors: Δ_h = moved `write`, ∇Λ = slope `ask`ᵀ, nothing of size (h, n, d).
-
-    `asked` are the queries x̂ A without their `bias`, `scale` is what the norm multiplies tokens by.
-    """
-
-    field: Landscape
-    hat: Cloud
-    scale: Float[Tensor, "*b n 1"]
-    asked: Float[Tensor, "*b h n k"]
-    bias: Float[Tensor, "*b h 1 k"]
-    ask: Float[Tensor, "h d k"]
-    write: Float[Tensor, "h e d"]
-    energy: Float[Tensor, "*b h n"]
-    slope: Float[Tensor, "*b h n k"]
-    moved: Float[Tensor, "*b h n e"]
-    as_read: Callable[[Tensor], Tensor] = lambda x: x
-
-    @cached_property
-    def middle(self) -> Float[Tensor, "h e k"]:
-        """What a head writes, asked by its own queries."""
-        return self.write @ self.ask
-
-    @cached_property
-    def written(self) -> Float[Tensor, "h e e"]:
-        return self.write @ self.write.mT
-
-    def read(self) -> Projected:
-        """q, k and v of the cloud, as every mechanism takes them: before any rotation."""
-        heads = self.field.heads
-        q, norm = self.asked + self.bias, heads.q_norm
-        q = q if norm is None else norm.hat(q) * (1.0 if norm.gain is None else norm.gain.to(q))
-        v = through(heads.norm, self.hat, heads.W_V, heads.b_V, None, self.as_read)
-        return (q, self.field.read, v) if q.ndim == 4 else (q[None], self.field.read[None], v[None])
-
-
-def step_of(trace: Trace | Traces, layer: int) -> Step:
-    heads, x = trace.view.blocks[layer], trace.read_by(layer)
-    x = exact(x)
-    norm, hat, made = heads.norm, heads.norm.hat(x), trace.carried(layer).exact()
-    as_read, nothing = trace.view.as_read, torch.zeros_like(hat[..., :1, :])
-    field = landscape(heads, hat, unseen(trace, layer), as_read)
-    queries, bias = (through(norm, y, heads.W_Q, heads.b_Q, None, as_read) for y in (hat, nothing))
-    energy, slope = field.slope(queries)
-    asked, slope, moved = (
-        x.contiguous() if x.is_cuda else x for x in (queries - bias, slope, made.moved)
-    )  # for products
-    ask = norm.fold(heads.W_Q.to(x.dtype))
-    return Step(field, hat, norm.scale(x), asked, bias, ask, made.write, energy, slope, moved, as_read)
-
-
-def unseen(trace: Trace | Traces, layer: int) -> Mask | None:
-    """Padding, where texts stand side by side."""
-    return trace.unseen(layer) if isinstance(trace, Traces) else None
-
-
-def of_heads(step: Step, there: There) -> dict[str, PerHead]:
+def energy_statistics(updates: HeadUpdates, valid: ValidTokens) -> dict[str, PerHead]:
     """Λ before and after, the first order, and the cosine with its null."""
-    first, after = moves(step, 1.0)
-    before, then, slope = (mean(part, there) for part in (step.energy, after, first))
+    first_order, energy_after = energy_after_move(updates, 1.0)
+    mean_before, mean_after, mean_first_order = (
+        masked_mean(part, valid) for part in (updates.energy, energy_after, first_order)
+    )
     return {
-        "energy": before,
-        "energy_after": then,
-        "first_order": slope,
-        "remainder": mean(after - step.energy - first, there),
-    } | cosines(step, there)
+        "energy": mean_before,
+        "energy_after": mean_after,
+        "first_order": mean_first_order,
+        "remainder": masked_mean(energy_after - updates.energy - first_order, valid),
+    } | gradient_cosines(updates, valid)
 
 
-def moves(step: Step, share: float) -> tuple[Float[Tensor, "*b h n"], Float[Tensor, "*b h n"]]:
+def energy_after_move(updates: HeadUpdates, fraction: float) -> tuple[Float[Tensor, "*b h n"], Float[Tensor, "*b h n"]]:
     """⟨∇Λ_i, share Δ_i⟩ through the norm, and Λ_i after x_i + share Δ_i: from inner products of tokens, queries and Δ.
 
     x̂ = r x C, so that a move by Δ gives dx̂ = r (ΔC − x̂ ⟨x̂, Δ⟩/d) and 1/r'² = 1/r² + (2⟨xC, Δ⟩ + ‖ΔC‖²)/d.
     """
-    norm, r, d = step.field.heads.norm, step.scale[..., None, :, 0], step.hat.shape[-1]
-    moved = share * step.moved
-    turned = moved @ step.middle
-    climb = (turned * step.slope).sum(-1)
+    norm, r, d = updates.landscape.heads.norm, updates.norm_scale[..., None, :, 0], updates.x_hat.shape[-1]
+    mixed_values = fraction * updates.mixed_values
+    query_shift = mixed_values @ updates.output_to_query
+    query_climb = (query_shift * updates.query_gradient).sum(-1)
     if norm.eps is None:
-        return climb, step.field.energies(step.asked + turned + step.bias)
-    ahead = product(step.as_read(step.hat), step.write.flatten(0, 1).mT)
-    ahead = ahead.unflatten(-1, step.write.shape[:2]).transpose(-3, -2)
-    along = (moved * ahead).sum(-1)
-    first = r * (climb - (step.slope * step.asked).sum(-1) * along / d)
-    written = norm.centre(step.write) @ step.write.mT if norm.centred else step.written
-    squared = r**-2 + (2 * along / r + (moved @ written * moved).sum(-1)) / d
-    again = squared.clamp(min=norm.eps).rsqrt()[..., None] * (step.asked / r[..., None] + turned)
-    return first, step.field.energies(again + step.bias)
+        return query_climb, updates.landscape.energies(updates.unbiased_queries + query_shift + updates.query_bias)
+    x_hat_on_outputs = mixed_precision_matmul(
+        updates.to_model_precision(updates.x_hat), updates.output_map.flatten(0, 1).mT
+    )
+    x_hat_on_outputs = x_hat_on_outputs.unflatten(-1, updates.output_map.shape[:2]).transpose(-3, -2)
+    x_hat_dot_delta = (mixed_values * x_hat_on_outputs).sum(-1)
+    first_order = r * (query_climb - (updates.query_gradient * updates.unbiased_queries).sum(-1) * x_hat_dot_delta / d)
+    output_gram = (
+        norm.centre(updates.output_map) @ updates.output_map.mT if norm.subtracts_mean else updates.output_gram
+    )
+    inverse_scale_squared = r**-2 + (2 * x_hat_dot_delta / r + (mixed_values @ output_gram * mixed_values).sum(-1)) / d
+    new_queries = inverse_scale_squared.clamp(min=norm.eps).rsqrt()[..., None] * (
+        updates.unbiased_queries / r[..., None] + query_shift
+    )
+    return first_order, updates.landscape.energies(new_queries + updates.query_bias)
 
 
-def cosines(step: Step, there: There) -> dict[str, PerHead]:
+def gradient_cosines(updates: HeadUpdates, valid: ValidTokens) -> dict[str, PerHead]:
     """cos(Δ, ∇Λ) and what it would be if F were turned at random, from r x r matrices.
 
     ⟨ΔQ, G⟩ = tr(Q GᵀΔ) has mean 0 and variance ‖ΔᵀG‖²/d over all orthogonal Q.
     """
-    moved, slope, asking = kept_rows(step.moved, there), kept_rows(step.slope, there), step.ask.mT @ step.ask
-    both = moved.mT @ slope
-    lengths = (moved.mT @ moved * step.written).sum((-2, -1)), (slope.mT @ slope * asking).sum((-2, -1))
-    size = lengths[0].clamp(min=0).sqrt() * lengths[1].clamp(min=0).sqrt()
-    spread = (both.mT @ step.written @ both * asking).sum((-2, -1)).clamp(min=0).sqrt() / step.hat.shape[-1] ** 0.5
-    inner = (both * step.middle).sum((-2, -1))
-    shared = (moved.sum(-2)[..., None, :] @ step.middle @ slope.sum(-2)[..., None])[..., 0, 0]
-    shared = shared / counts(step.energy, there)
+    mixed_values, query_gradient, query_gram = (
+        zero_invalid_rows(updates.mixed_values, valid),
+        zero_invalid_rows(updates.query_gradient, valid),
+        updates.query_weights.mT @ updates.query_weights,
+    )
+    cross_moment = mixed_values.mT @ query_gradient
+    squared_norms = (
+        (mixed_values.mT @ mixed_values * updates.output_gram).sum((-2, -1)),
+        (query_gradient.mT @ query_gradient * query_gram).sum((-2, -1)),
+    )
+    norm_product = squared_norms[0].clamp(min=0).sqrt() * squared_norms[1].clamp(min=0).sqrt()
+    inner_sd = (cross_moment.mT @ updates.output_gram @ cross_moment * query_gram).sum((-2, -1)).clamp(
+        min=0
+    ).sqrt() / updates.x_hat.shape[-1] ** 0.5
+    inner = (cross_moment * updates.output_to_query).sum((-2, -1))
+    shared_inner = (mixed_values.sum(-2)[..., None, :] @ updates.output_to_query @ query_gradient.sum(-2)[..., None])[
+        ..., 0, 0
+    ]
+    shared_inner = shared_inner / valid_counts(updates.energy, valid)
     return {
-        "cosine": share(inner, size),
+        "cosine": safe_divide(inner, norm_product),
         "cosine_null": torch.zeros_like(inner),
-        "cosine_null_sd": share(spread, size),
-        "cosine_shared": share(shared, size),
-        "z": share(inner, spread),
+        "cosine_null_sd": safe_divide(inner_sd, norm_product),
+        "cosine_shared": safe_divide(shared_inner, norm_product),
+        "z": safe_divide(inner, inner_sd),
     }
 
 
 # What stands between a layer and a gradient flow
 
 
-def updated(trace: Trace | Traces, layer: int) -> Cloud:
+def next_layer_displacement(trace: Trace | Traces, layer: int) -> Cloud:
     """What the attention of the next layer does to this layer's cloud; NaN at the last layer."""
     if layer + 1 == trace.view.layers:
-        return torch.full_like(exact(_at(trace, 0)), float("nan"))
-    after = trace.view.blocks[layer + 1]
-    mechanism, read = (
-        after.mechanism.under(unseen(trace, layer + 1)),
-        after.read(trace.view.as_read(trace.read_by(layer))),
+        return torch.full_like(at_least_float32(_points_at(trace, 0)), float("nan"))
+    next_heads = trace.view.layer_heads[layer + 1]
+    mechanism, projections = (
+        next_heads.mechanism.with_mask(padding_mask(trace, layer + 1)),
+        next_heads.qkv(trace.view.to_model_precision(trace.layer_input(layer))),
     )
-    return moved_by(after, mechanism, trace.read_by(layer), *read).reshape(_at(trace, 0).shape)
+    return attention_displacement(next_heads, mechanism, trace.layer_input(layer), *projections).reshape(
+        _points_at(trace, 0).shape
+    )
 
 
-def altered(trace: Trace | Traces, layer: int, step: Step, own: Cloud) -> list[Cloud]:
+def ablated_displacements(trace: Trace | Traces, layer: int, updates: HeadUpdates, displacement: Cloud) -> list[Cloud]:
     """The attention's displacement `own` without mask, norm, position and MLP."""
-    heads, mechanism = step.field.heads, step.field.heads.mechanism
-    hidden = trace.padding if isinstance(trace, Traces) else None
-    free, nowhere = replace(mechanism, mask=NoMask()), replace(mechanism, position=NoPosition())
-    x, given = exact(trace.read_by(layer)), [trace.view.as_read(part) for part in step.read()]
+    heads, mechanism = updates.landscape.heads, updates.landscape.heads.mechanism
+    padding = trace.padding if isinstance(trace, Traces) else None
+    without_mask, without_position = replace(mechanism, mask=NoMask()), replace(mechanism, position=NoPosition())
+    x, projections = (
+        at_least_float32(trace.layer_input(layer)),
+        [trace.view.to_model_precision(part) for part in updates.projections()],
+    )
     return [
-        own if mechanism.mask.forbids_nothing else moved_by(heads, free.under(hidden), x, *given).reshape(own.shape),
-        _normed(step, trace, layer, x, own),
-        own
-        if mechanism.position.nowhere
-        else moved_by(heads, nowhere.under(unseen(trace, layer)), x, *given).reshape(own.shape),
-        exact(_at(trace, end_of(trace, layer))) - x,
+        displacement
+        if mechanism.mask.allows_all
+        else attention_displacement(heads, without_mask.with_mask(padding), x, *projections).reshape(
+            displacement.shape
+        ),
+        _displacement_after_norm(updates, trace, layer, x, displacement),
+        displacement
+        if mechanism.position.is_trivial
+        else attention_displacement(
+            heads, without_position.with_mask(padding_mask(trace, layer)), x, *projections
+        ).reshape(displacement.shape),
+        at_least_float32(_points_at(trace, last_step_of_layer(trace, layer))) - x,
     ]
 
 
-def _normed(step: Step, trace: Trace | Traces, layer: int, x: Cloud, own: Cloud) -> Cloud:
+def _displacement_after_norm(
+    updates: HeadUpdates, trace: Trace | Traces, layer: int, x: Cloud, displacement: Cloud
+) -> Cloud:
     """What the displacement becomes through the norm: of x̂ where the norm comes before, of the sum where it comes after."""
-    middle = trace.middle[layer]
+    middle = trace.mid_steps[layer]
     if trace.steps[middle].is_sum:
-        return exact(_at(trace, middle + 1)) - x
-    return step.field.heads.norm.hat(x + own) - step.hat
+        return at_least_float32(_points_at(trace, middle + 1)) - x
+    return updates.landscape.heads.norm.normalise(x + displacement) - updates.x_hat
 
 
-def moved_by(heads: Heads, mechanism: Mechanism, x: Cloud, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "b n d"]:
+def attention_displacement(
+    heads: Heads, mechanism: Mechanism, x: Cloud, q: Tensor, k: Tensor, v: Tensor
+) -> Float[Tensor, "b n d"]:
     """What the attention of a layer adds to clouds when its weights are computed by `mechanism`."""
-    out = heads.gated(mechanism.attend(q, k, v), x).transpose(1, 2).flatten(2)
-    total = product(out, heads.W_O.flatten(0, 1)) + (0 if heads.b_O is None else heads.b_O)
-    if heads.after is None:
+    out = heads.apply_gate(mechanism.attend(q, k, v), x).transpose(1, 2).flatten(2)
+    total = mixed_precision_matmul(out, heads.W_O.flatten(0, 1)) + (0 if heads.b_O is None else heads.b_O)
+    if heads.output_norm is None:
         return total
-    return total * heads.after_scale(total) + (0 if heads.after.bias is None else heads.after.bias)
+    return total * heads.output_norm_scale(total) + (0 if heads.output_norm.bias is None else heads.output_norm.bias)
 
 
-def turned_from(a: Cloud, others: Iterable[Cloud]) -> Float[Tensor, "*b others"]:
+def cosine_distances(a: Cloud, candidates: Iterable[Cloud]) -> Float[Tensor, "*b others"]:
     """1 − cos of an array and of each of several, as vectors; 0 where one of the two is 0."""
     a = a.flatten(-2)
-    pairs = [(torch.linalg.vecdot(a, b), b.norm(dim=-1)) for b in (other.flatten(-2) for other in others)]
-    inner, sizes = (torch.stack(part, -1) for part in zip(*pairs, strict=True))
-    sizes = a.norm(dim=-1)[..., None] * sizes
-    return torch.where(sizes == 0, 0, 1 - inner / torch.where(sizes == 0, 1, sizes))
+    pairs = [(torch.linalg.vecdot(a, b), b.norm(dim=-1)) for b in (candidate.flatten(-2) for candidate in candidates)]
+    inner, norms = (torch.stack(part, -1) for part in zip(*pairs, strict=True))
+    norms = a.norm(dim=-1)[..., None] * norms
+    return torch.where(norms == 0, 0, 1 - inner / torch.where(norms == 0, 1, norms))
 
 
-def _attention(trace: Trace | Traces, layer: int) -> Cloud:
-    return exact(_at(trace, trace.middle[layer])) - exact(_at(trace, trace.where[layer]))
+def _recorded_displacement(trace: Trace | Traces, layer: int) -> Cloud:
+    return at_least_float32(_points_at(trace, trace.mid_steps[layer])) - at_least_float32(
+        _points_at(trace, trace.input_steps[layer])
+    )
 
 
-def _at(trace: Trace | Traces, point: int) -> Cloud:
+def _points_at(trace: Trace | Traces, point: int) -> Cloud:
     return trace.points[..., point, :, :]
 
 
 # The answer
 
 
-def found_beyond_chance(z: Float[Tensor, "*b layer h"], alignment_z: Float[Tensor, "*b layer h"]) -> Tensor:
+def joint_q_values(z: Float[Tensor, "*b layer h"], alignment_z: Float[Tensor, "*b layer h"]) -> Tensor:
     """q-values of "both are higher than chance", text by text: the larger of two p-values is one for the pair."""
-    p = torch.maximum(*(one_sided(x.double()) for x in (z, alignment_z)))
-    return q_values_of_rows(p.reshape(-1, p.shape[-2:].numel())).reshape(p.shape)
+    p = torch.maximum(*(normal_one_sided_p(x.double()) for x in (z, alignment_z)))
+    return q_values_per_row(p.reshape(-1, p.shape[-2:].numel())).reshape(p.shape)
 
 
-def _answer(trace: Trace, values: dict[str, Tensor], keep_massive: bool) -> "xarray.Dataset":
-    q = found_beyond_chance(values["z"], values["alignment_z"])
+def _to_dataset(trace: Trace, values: dict[str, Tensor], keep_massive: bool) -> "xarray.Dataset":
+    q_values = joint_q_values(values["z"], values["alignment_z"])
     attributes = {
         "space": "x̂",
-        "massive": trace.massive(),
+        "massive": trace.massive_tokens(),
         "keep_massive": int(keep_massive),
         "null": "F Q for all orthogonal Q: mean and spread in closed form, tails of a normal law",
-        "level": LEVEL,
-        "tested": q.numel(),
-        "found": int((q <= LEVEL).sum()),
-        "found_expected_false": LEVEL * int((q <= LEVEL).sum()),
-        "found_expected_under_null": f"at most one, with a chance of {LEVEL:.0%}",
+        "level": FDR_LEVEL,
+        "tested": q_values.numel(),
+        "found": int((q_values <= FDR_LEVEL).sum()),
+        "found_expected_false": FDR_LEVEL * int((q_values <= FDR_LEVEL).sum()),
+        "found_expected_under_null": f"at most one, with a chance of {FDR_LEVEL:.0%}",
     }
-    numbers = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
-    found = values | {"q_value": q, "gradient_like": q <= LEVEL}
-    return ENERGY.answer(found, numbers | {"difference": list(DIFFERENCES)}, attributes | trace.provenance)
+    coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
+    result = values | {"q_value": q_values, "gradient_like": q_values <= FDR_LEVEL}
+    return ENERGY.label(result, coords | {"difference": list(LEDGER_PARTS)}, attributes | trace.provenance)
 
 
 def _inner(a: Float[Tensor, "h r s"], b: Float[Tensor, "h r s"]) -> Float[Tensor, " h"]:
@@ -375,6 +371,8 @@ ENERGY = Analysis(
     ask=energy,
     batch=batch,
     needs="trace",
+    controls=1,
+    long_text_controls=False,
     fields={
         "energy": Field(
             ("layer", "head"),

@@ -18,18 +18,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.definition import for_every_head, positions, scores
-from rheoscope.attention.lower.block_size import numbers_in_cache
-from rheoscope.attention.lower.kernels.triton_lowerings import TRITON
-from rheoscope.attention.lower.sdpa import aligned
+from rheoscope.attention.definition import masked_scores, query_key_positions, repeat_kv_heads
+from rheoscope.attention.lower.block_size import cache_block_numel
+from rheoscope.attention.lower.kernels.triton_lowerings import HAS_TRITON
+from rheoscope.attention.lower.sdpa import align_rows
 from rheoscope.attention.mask import Mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.autograd_pullback import transposed
-from rheoscope.space.head import Heads, through
+from rheoscope.space.autograd_pullback import pullback_by_autograd
+from rheoscope.space.head import Heads, project_normalised
 from rheoscope.space.operator import Factored
 
-WIDTHS = (16, 32, 64, 128)
+KERNEL_WIDTHS = (16, 32, 64, 128)
 """Of heads whose rows our own kernel holds."""
 Queries = Float[Tensor, "*b h n k"]
 
@@ -43,150 +43,165 @@ class Landscape:
 
     heads: Heads
     mechanism: Mechanism
-    read: Float[Tensor, "*b g n k"]
+    unpositioned_keys: Float[Tensor, "*b g n k"]
     keys: Float[Tensor, "b h n k"]
 
     def energies(self, queries: Queries) -> Float[Tensor, "*b h n"]:
         """Λ_i of every head at other queries (before QK-norm and rotation)."""
-        q = self.placed(queries)
-        if self.fused(q):
-            total = self.log_totals(q, averaged=False)[0]
+        q = self.position_queries(queries)
+        if self.has_fused_kernel(q):
+            total = self.log_totals(q, with_average=False)[0]
         else:
-            total = torch.cat([self.weighed(q, *at)[0] for at in self.blocks(q)], -1)
+            total = torch.cat([self.block_weights(q, *block)[0] for block in self.query_blocks(q)], -1)
         return (total - self.log_counts()).reshape(queries.shape[:-1])
 
-    def slope(self, queries: Queries) -> tuple[Float[Tensor, "*b h n"], Queries]:
+    def energies_and_gradient(self, queries: Queries) -> tuple[Float[Tensor, "*b h n"], Queries]:
         """Λ_i and its gradient by the queries before norm and rotation, from one pass over the scores."""
         with torch.enable_grad():
-            free = queries.detach().requires_grad_()
-            placed = self.placed(free)
-        total, by_placed = self.pulled(placed.detach())
+            leaf = queries.detach().requires_grad_()
+            positioned = self.position_queries(leaf)
+        total, grad_positioned = self.log_totals_and_gradient(positioned.detach())
         # the transpose of the model's own norm and rotation takes the gradient back
-        back = by_placed.reshape(queries.shape) if self.nowhere else transposed(placed, free, by_placed)
-        return (total - self.log_counts()).reshape(queries.shape[:-1]), back
+        grad_queries = (
+            grad_positioned.reshape(queries.shape)
+            if self.leaves_queries_unchanged
+            else pullback_by_autograd(positioned, leaf, grad_positioned)
+        )
+        return (total - self.log_counts()).reshape(queries.shape[:-1]), grad_queries
 
-    def pulled(self, q: Float[Tensor, "b h n k"]) -> tuple[Float[Tensor, "b h n"], Float[Tensor, "b h n k"]]:
+    def log_totals_and_gradient(
+        self, q: Float[Tensor, "b h n k"]
+    ) -> tuple[Float[Tensor, "b h n"], Float[Tensor, "b h n k"]]:
         """log Σ_j e^{s_ij}, and its gradient by the placed queries."""
-        if self.fused(q):
-            total, seen = self.log_totals(q)
-            return total, seen * self.scale
-        found = []
-        for rows, columns in self.blocks(q):
-            total, alpha = self.weighed(q, rows, columns)
-            found.append((total, self.by_query(q[:, :, rows], self.keys[:, :, columns], alpha)))
-        totals, pulls = zip(*found, strict=True)
-        return torch.cat(totals, -1), torch.cat(pulls, -2)
+        if self.has_fused_kernel(q):
+            total, mean_keys = self.log_totals(q)
+            return total, mean_keys * self.scale
+        parts = []
+        for rows, columns in self.query_blocks(q):
+            total, alpha = self.block_weights(q, rows, columns)
+            parts.append((total, self.query_gradient(q[:, :, rows], self.keys[:, :, columns], alpha)))
+        totals, gradients = zip(*parts, strict=True)
+        return torch.cat(totals, -1), torch.cat(gradients, -2)
 
-    def fused(self, q: Float[Tensor, "b h n k"]) -> bool:
+    def has_fused_kernel(self, q: Float[Tensor, "b h n k"]) -> bool:
         """Whether a GPU has a kernel that gives sums and averages of these scores in one: plain dot products, causal or all."""
-        mask, softmax = self.mechanism.mask, self.mechanism.normaliser.fused
-        bare = softmax is not None and softmax.bare and self.mechanism.score.plain
-        flat = bare and self.mechanism.position.bias(*positions(1, 1, q.device)) is None
-        return q.is_cuda and q.dtype == torch.float32 and flat and (mask.is_causal or mask.forbids_nothing)
+        mask, fused_softmax = self.mechanism.mask, self.mechanism.normaliser.fused_softmax
+        is_plain = fused_softmax is not None and fused_softmax.is_plain and self.mechanism.score.is_scaled_dot
+        has_no_bias = is_plain and self.mechanism.position.bias(*query_key_positions(1, 1, q.device)) is None
+        return q.is_cuda and q.dtype == torch.float32 and has_no_bias and (mask.is_causal or mask.allows_all)
 
     @property
     def scale(self) -> float:
-        form = self.mechanism.score.dot(self.keys[:1, :1, :1], self.keys[:1, :1, :1])
-        assert form is not None, "fused() has seen a plain score"
-        return form.scale
+        dot_product = self.mechanism.score.dot_form(self.keys[:1, :1, :1], self.keys[:1, :1, :1])
+        assert dot_product is not None, "fused() has seen a plain score"
+        return dot_product.scale
 
     def log_totals(
-        self, q: Float[Tensor, "b h n k"], averaged: bool = True
+        self, q: Float[Tensor, "b h n k"], with_average: bool = True
     ) -> tuple[Float[Tensor, "b h n"], Float[Tensor, "b h averaged e"]]:
         """log Σ_j e^{s_ij} and Σ_j α_ij k_j (anything, where it is not asked), in float32.
 
         By our own kernel, or by torch's where rows do not fit its tiles.
         """
         causal = self.mechanism.mask.is_causal
-        if TRITON and q.shape[-1] in WIDTHS:
-            from rheoscope.attention.lower.kernels.log_totals import log_totals  # Triton, which not every machine has
+        if HAS_TRITON and q.shape[-1] in KERNEL_WIDTHS:
+            from rheoscope.attention.lower.kernels.log_totals import (
+                row_logsumexp,  # Triton, which not every machine has
+            )
 
-            return log_totals(q.contiguous(), self.keys.contiguous(), self.scale, causal, averaged)
-        q, keys = q.contiguous(), aligned(self.keys)
+            return row_logsumexp(q.contiguous(), self.keys.contiguous(), self.scale, causal, with_average)
+        q, keys = q.contiguous(), align_rows(self.keys)
         out, total, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-            q, keys, keys if averaged else keys[..., :8], None, True, 0.0, causal, scale=self.scale
+            q, keys, keys if with_average else keys[..., :8], None, True, 0.0, causal, scale=self.scale
         )
         return total[..., : q.shape[-2]], out
 
-    def weighed(
+    def block_weights(
         self, q: Float[Tensor, "b h n k"], rows: slice, columns: slice
     ) -> tuple[Float[Tensor, "b h r"], Float[Tensor, "b h r c"]]:
         """log Σ_j e^{s_ij} of some rows, a sink as one further key, and the weights e^{s_ij} over that sum."""
         n = q.shape[-2]
-        i, j = positions(n, n, q.device)
-        s = scores(self.mechanism, q[:, :, rows], self.keys[:, :, columns], i[rows], j[columns])
-        top = s.amax(-1, keepdim=True)
-        alpha = s.sub_(top).exp_()
-        total = self.mechanism.normaliser.log_total(alpha.sum(-1, keepdim=True).log_() + top)
-        return total[..., 0], alpha.mul_((top - total).exp_())
+        i, j = query_key_positions(n, n, q.device)
+        s = masked_scores(self.mechanism, q[:, :, rows], self.keys[:, :, columns], i[rows], j[columns])
+        row_max = s.amax(-1, keepdim=True)
+        alpha = s.sub_(row_max).exp_()
+        total = self.mechanism.normaliser.log_denominator(alpha.sum(-1, keepdim=True).log_() + row_max)
+        return total[..., 0], alpha.mul_((row_max - total).exp_())
 
-    def by_query(self, q: Tensor, k: Tensor, alpha: Tensor) -> Float[Tensor, "b h r k"]:
+    def query_gradient(self, q: Tensor, k: Tensor, alpha: Tensor) -> Float[Tensor, "b h r k"]:
         """What weights pull at the placed queries: Σ_j α_ij ∂f(q_i, k_j)/∂q_i."""
-        return self.mechanism.score.pull_queries(q, k, alpha)
+        return self.mechanism.score.pullback_queries(q, k, alpha)
 
     @property
-    def nowhere(self) -> bool:
+    def leaves_queries_unchanged(self) -> bool:
         """Whether queries are placed where they are."""
-        return self.heads.q_norm is None and self.mechanism.position.nowhere
+        return self.heads.q_norm is None and self.mechanism.position.is_trivial
 
-    def placed(self, queries: Queries) -> Float[Tensor, "b h n k"]:
+    def position_queries(self, queries: Queries) -> Float[Tensor, "b h n k"]:
         """Through the QK-norm and the rotation."""
         norm = self.heads.q_norm
-        q = queries if norm is None else norm.hat(queries) * (1.0 if norm.gain is None else norm.gain.to(queries))
+        q = queries if norm is None else norm.normalise(queries) * (1.0 if norm.gain is None else norm.gain.to(queries))
         q = q if q.ndim == 4 else q[None]
-        return self.mechanism.position.place(q, torch.arange(q.shape[-2], device=q.device))
+        return self.mechanism.position.encode(q, torch.arange(q.shape[-2], device=q.device))
 
     def log_counts(self) -> Float[Tensor, "*one n"]:
         """log n_i: how many keys a query may see, the sink not counted."""
         n, mask = self.keys.shape[-2], self.mechanism.mask
         if mask.is_causal:
             return torch.arange(1, n + 1, dtype=self.keys.dtype, device=self.keys.device).log()
-        return mask(*positions(n, n, self.keys.device)).sum(-1).to(self.keys.dtype).log()
+        return mask(*query_key_positions(n, n, self.keys.device)).sum(-1).to(self.keys.dtype).log()
 
-    def blocks(self, q: Float[Tensor, "b h n k"]) -> Iterator[tuple[slice, slice]]:
+    def query_blocks(self, q: Float[Tensor, "b h n k"]) -> Iterator[tuple[slice, slice]]:
         """Rows of queries, and all keys that any of them may see: keys after a block are never touched."""
         n = q.shape[-2]
-        rows = max(1, numbers_in_cache(q.device) // (q.shape[0] * q.shape[1] * n))
-        for low in range(0, n, rows):
-            high = min(low + rows, n)
-            yield slice(low, high), slice(*self.mechanism.mask.span(low, high, n))
+        rows = max(1, cache_block_numel(q.device) // (q.shape[0] * q.shape[1] * n))
+        for start in range(0, n, rows):
+            stop = min(start + rows, n)
+            yield slice(start, stop), slice(*self.mechanism.mask.key_range(start, stop, n))
 
 
-def landscape(
+def head_landscape(
     heads: Heads,
-    hat: Float[Tensor, "*b n d"],
-    unseen: Mask | None = None,
-    as_read: Callable[[Tensor], Tensor] = lambda x: x,
+    x_hat: Float[Tensor, "*b n d"],
+    padding_mask: Mask | None = None,
+    to_model_precision: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Landscape:
     """Λ of the heads of a layer on the cloud x̂, or on those of several texts, of which `unseen` hides what no head sees."""
-    fused = heads.mechanism.normaliser.fused
-    if fused is None or fused.dropped:
+    fused_softmax = heads.mechanism.normaliser.fused_softmax
+    if fused_softmax is None or fused_softmax.dropout:
         raise RheoscopeError(
             f"the weights of these heads are {type(heads.mechanism.normaliser).__name__}, no softmax of their scores, so "
             "they climb no such energy; type a model with softmax attention"
         )
-    keys = through(heads.norm, hat, heads.W_K, heads.b_K, heads.k_norm, as_read)
-    if blind_to_shifts(heads):
-        keys = keys - through(heads.norm, torch.zeros_like(hat[..., :1, :]), heads.W_K, heads.b_K, None)
-    rows = keys if keys.ndim == 4 else keys[None]
-    placed = heads.mechanism.position.place(rows, torch.arange(hat.shape[-2], device=hat.device))
-    return Landscape(heads, heads.mechanism.under(unseen), keys, for_every_head(placed, heads.count))
+    keys = project_normalised(heads.norm, x_hat, heads.W_K, heads.b_K, heads.k_norm, to_model_precision)
+    if ignores_key_shifts(heads):
+        keys = keys - project_normalised(heads.norm, torch.zeros_like(x_hat[..., :1, :]), heads.W_K, heads.b_K, None)
+    batched_keys = keys if keys.ndim == 4 else keys[None]
+    positioned_keys = heads.mechanism.position.encode(batched_keys, torch.arange(x_hat.shape[-2], device=x_hat.device))
+    return Landscape(
+        heads, heads.mechanism.with_mask(padding_mask), keys, repeat_kv_heads(positioned_keys, heads.n_heads)
+    )
 
 
-def blind_to_shifts(heads: Heads) -> bool:
+def ignores_key_shifts(heads: Heads) -> bool:
     """Whether a vector added to every key changes no weight: its part of the scores is constant along a row."""
     score, position, normaliser = heads.mechanism.score, heads.mechanism.position, heads.mechanism.normaliser
-    return score.linear_in_keys and normaliser.shift_invariant and not position.moves and heads.k_norm is None
+    return (
+        score.is_linear_in_keys
+        and normaliser.is_shift_invariant
+        and not position.changes_tokens
+        and heads.k_norm is None
+    )
 
 
-def log_interaction(hat: Float[Tensor, "n d"], M: Factored) -> Float[Tensor, ""]:
+def log_interaction_energy(x_hat: Float[Tensor, "n d"], M: Factored) -> Float[Tensor, ""]:
     """log E(X̂) of one form M: the energy of the theory and of encoders, no mask, no position, no bias.
 
     **Laws** with M = Mᵀ and F = cM, c > 0, small steps of softmax attention never lower it.
 
     >>> import torch
     >>> from rheoscope.space.operator import Factored
-    >>> log_interaction(torch.zeros(3, 2), Factored(torch.eye(2), torch.eye(2))).exp()  # exp(0) / 2
+    >>> log_interaction_energy(torch.zeros(3, 2), Factored(torch.eye(2), torch.eye(2))).exp()  # exp(0) / 2
     tensor(0.5000)
     """
-    return M.form(hat, hat).flatten().logsumexp(0) - math.log(2 * len(hat) ** 2)
+    return M.bilinear_form(x_hat, x_hat).flatten().logsumexp(0) - math.log(2 * len(x_hat) ** 2)

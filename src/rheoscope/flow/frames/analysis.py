@@ -2,21 +2,22 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.flow.cloud import clouds
-from rheoscope.flow.projection import directions, on_plane, plane
+from rheoscope.flow.cloud import select_clouds
+from rheoscope.flow.projection import centred_directions, fit_plane, project_on_plane
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.components import checked
+from rheoscope.space.components import resolve_positions
 from rheoscope.space.pair_distances import cosines
-from rheoscope.space.predictions import predictions
-from rheoscope.space.safe_arithmetic import share
-from rheoscope.space.single_linkage import linked
+from rheoscope.space.predictions import next_token_logprobs
+from rheoscope.space.safe_arithmetic import safe_divide
+from rheoscope.space.settings import Angle, Bounds, TokenId, TokenIndex
+from rheoscope.space.single_linkage import single_linkage_labels
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 @torch.no_grad()
 def frames(
     trace: Trace,
-    count: int = 6,
-    token: int = -1,
-    target: int | None = None,
-    angle: float = math.pi / 4,
+    count: Annotated[int, Bounds(1, 10_000)] = 6,
+    token: TokenIndex = -1,
+    target: TokenId | None = None,
+    angle: Angle = math.pi / 4,
     keep_massive: bool = False,
 ) -> "xarray.Dataset":
     """The cloud of tokens seen at a few layers, so that one can watch it move.
@@ -62,56 +63,68 @@ def frames(
     """
     if count < 2:
         raise RheoscopeError(f"a cloud that moves has 2 frames or more, got {count}; type count=6")
-    seen = clouds(trace, "raw", "layer", keep_massive, least=3)
-    at, points = evenly(len(seen), count), seen.points
-    token = checked([token], len(trace))[0]
+    clouds = select_clouds(trace, "raw", "layer", keep_massive, min_tokens=3)
+    frame_points, points = evenly_spaced(len(clouds), count), clouds.points
+    token = resolve_positions([token], len(trace))[0]
     attributes: dict[str, Any] = {"token": token, "angle": angle}
-    towards = None
+    prediction_direction = None
     if trace.view.unembed is not None:
-        target = likeliest(trace, token) if target is None else target
-        towards, attributes["target"] = direction_of(trace.view, target).to(points), target
-    coords = {"frame": [seen.steps[k] for k in at], "token": seen.tokens, "word": ("token", seen.words)}
-    values = kernel(points, at, towards, angle)
-    return FRAMES.answer(values, coords, attributes | seen.attributes | {"space": "centred sphere"})
+        target = predicted_token(trace, token) if target is None else target
+        prediction_direction, attributes["target"] = logit_direction(trace.view, target).to(points), target
+    coords = {
+        "frame": [clouds.steps[k] for k in frame_points],
+        "token": clouds.positions,
+        "word": ("token", clouds.token_texts),
+    }
+    values = kernel(points, frame_points, prediction_direction, angle)
+    return FRAMES.label(values, coords, attributes | clouds.attributes | {"space": "centred sphere"})
 
 
 def kernel(
-    points: Float[Tensor, "p n d"], at: Sequence[int], towards: Float[Tensor, " d"] | None, angle: float
+    points: Float[Tensor, "p n d"],
+    frame_points: Sequence[int],
+    prediction_direction: Float[Tensor, " d"] | None,
+    angle: float,
 ) -> dict[str, Tensor]:
     """Frames `at` of all clouds, on the plane of all of them."""
-    axes, shown = plane(points, range(len(points))), points[list(at)]
-    place, unit = on_plane(shown, axes), directions(shown)
+    axes, frame_clouds = fit_plane(points, range(len(points))), points[list(frame_points)]
+    coordinates, unit_directions = project_on_plane(frame_clouds, axes), centred_directions(frame_clouds)
     values = {
-        "place": place,
-        "label": torch.stack([linked(cosines(u @ u.mT), angle) for u in unit]),
-        "explained": share(place.square().sum((-1, -2)), unit.square().sum((-1, -2))),
+        "place": coordinates,
+        "label": torch.stack([single_linkage_labels(cosines(u @ u.mT), angle) for u in unit_directions]),
+        "explained": safe_divide(coordinates.square().sum((-1, -2)), unit_directions.square().sum((-1, -2))),
     }
-    return values if towards is None else values | {"prediction": towards @ axes, "toward_prediction": unit @ towards}
+    return (
+        values
+        if prediction_direction is None
+        else values
+        | {"prediction": prediction_direction @ axes, "toward_prediction": unit_directions @ prediction_direction}
+    )
 
 
-def evenly(points: int, count: int) -> list[int]:
+def evenly_spaced(n_points: int, count: int) -> list[int]:
     """At most `count` of some points, the first and the last among them.
 
-    >>> evenly(7, 6), evenly(31, 4), evenly(3, 6)
+    >>> evenly_spaced(7, 6), evenly_spaced(31, 4), evenly_spaced(3, 6)
     ([0, 1, 2, 4, 5, 6], [0, 10, 20, 30], [0, 1, 2])
     """
-    count = min(count, points)
-    return [(2 * k * (points - 1) + count - 1) // (2 * (count - 1)) for k in range(count)]
+    count = min(count, n_points)
+    return [(2 * k * (n_points - 1) + count - 1) // (2 * (count - 1)) for k in range(count)]
 
 
-def likeliest(trace: Trace, token: int) -> int:
+def predicted_token(trace: Trace, token: int) -> int:
     """What a token predicts after the last layer."""
-    return int(predictions(trace.view, trace.points[-1, [token]])[0].argmax())
+    return int(next_token_logprobs(trace.view, trace.points[-1, [token]])[0].argmax())
 
 
-def direction_of(view: View, target: int) -> Float[Tensor, " d"]:
+def logit_direction(view: View, target: int) -> Float[Tensor, " d"]:
     """Where on the sphere the logit of a token, less the mean of all, is largest."""
     assert view.unembed is not None
     if not 0 <= target < view.unembed.shape[-1]:
         raise RheoscopeError(f"the target is a token id from 0 to {view.unembed.shape[-1] - 1}, got {target}")
     W = view.unembed.to(torch.promote_types(view.unembed.dtype, torch.float32))
-    towards = view.final_norm.fold((W[:, target] - W.mean(-1))[:, None])[:, 0]
-    return towards / towards.norm().clamp(min=1e-30)
+    direction = view.final_norm.fold((W[:, target] - W.mean(-1))[:, None])[:, 0]
+    return direction / direction.norm().clamp(min=1e-30)
 
 
 FRAMES = Analysis(
@@ -128,7 +141,7 @@ FRAMES = Analysis(
         "label": Field(
             ("frame", "token"),
             "which cluster a token is in at this frame, named by its first token: chains of steps below the angle",
-            names=True,
+            is_categorical=True,
         ),
         "explained": Field(
             ("frame",),

@@ -1,43 +1,45 @@
 """Do the additive updates keep the geometry that the tokens had? Distances and neighbours against earlier clouds."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.attention.lower.block_size import numbers_in_cache
-from rheoscope.attention.lower.kernels.triton_lowerings import TRITON
-from rheoscope.flow.cloud import clouds, placed, points_of
-from rheoscope.flow.geometry_kept.token_pairs import Pairs, drawn_pairs, every_pair, sampling_error
-from rheoscope.flow.head_motion import kept_outputs, lengths_and_products
+from rheoscope.attention.lower.block_size import cache_block_numel
+from rheoscope.attention.lower.kernels.triton_lowerings import HAS_TRITON
+from rheoscope.flow.cloud import points_at_grain, select_clouds, to_space
+from rheoscope.flow.geometry_kept.token_pairs import Pairs, all_pairs, sample_pairs, sampling_se
+from rheoscope.flow.head_motion import lengths_and_products, recorded_head_outputs
 from rheoscope.running.progress import tick
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.components import mlp_at
-from rheoscope.space.float32_products import difference, inner
-from rheoscope.space.masked_means import There, centred, kept, kept_rows, mean
-from rheoscope.space.pair_distances import distances, rounding
-from rheoscope.space.safe_arithmetic import exact, share
+from rheoscope.space.components import mlp_step
+from rheoscope.space.float32_products import pairwise_inner, rounded_difference
+from rheoscope.space.masked_means import ValidTokens, centre_points, fill_invalid, masked_mean, zero_invalid_rows
+from rheoscope.space.pair_distances import distance_rounding, distances
+from rheoscope.space.results import Results
+from rheoscope.space.safe_arithmetic import at_least_float32, safe_divide
+from rheoscope.space.settings import Bounds, Neighbours, Seed, SpaceName
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
 
-LONGEST, FEW = 16384, 16
+MAX_ROW_TOKENS, MAX_NEAREST = 16384, 16
 """Tokens of a row, and nearest ones of it, up to which a GPU finds these in one pass."""
 
 
 @torch.no_grad()
 def geometry_kept(
     trace: Trace,
-    space: str = "raw",
-    strides: Sequence[int] = (1, 4),
-    nearest: int = 5,
-    pairs: int | None = None,
-    seed: int = 0,
+    space: SpaceName = "raw",
+    strides: Sequence[Annotated[int, Bounds(1, 10_000)]] = (1, 4),
+    nearest: Neighbours = 5,
+    pairs: Annotated[int, Bounds(1, 10**9)] | None = None,
+    seed: Seed = 0,
     keep_massive: bool = False,
 ) -> "xarray.Dataset":
     """How much of the tokens' geometry survives, layer by layer.
@@ -64,15 +66,15 @@ def geometry_kept(
     >>> round(float(found.rsa.sel(point="embed", reference="embed")), 6)
     1.0
     """
-    seen = clouds(trace, space, "layer", keep_massive, least=4)
-    _refuse(len(seen.tokens), nearest, pairs)
-    names, there = ["embed", *(f"-{stride}" for stride in strides)], trace.ordinary(keep_massive)
-    values = kernel((centred(x.double()[None], None) for x in seen), None, strides, nearest, pairs, seed)
-    values = {name: x[0] for name, x in values.items()} | erasures(trace, None if bool(there.all()) else there)
-    numbers = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
-    coords = {"point": list(seen.steps), "reference": names} | numbers
-    drawn = {} if pairs is None else {"pairs": pairs, "seed": seed}
-    return GEOMETRY_KEPT.answer(values, coords, {"nearest": nearest} | drawn | seen.attributes)
+    clouds = select_clouds(trace, space, "layer", keep_massive, min_tokens=4)
+    _check_settings(len(clouds.positions), nearest, pairs)
+    reference_names, valid = ["embed", *(f"-{stride}" for stride in strides)], trace.valid_mask(keep_massive)
+    values = kernel((centre_points(x.double()[None], None) for x in clouds), None, strides, nearest, pairs, seed)
+    values = {name: x[0] for name, x in values.items()} | erasures(trace, None if bool(valid.all()) else valid)
+    layer_coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
+    coords = {"point": list(clouds.steps), "reference": reference_names} | layer_coords
+    sampling_settings = {} if pairs is None else {"pairs": pairs, "seed": seed}
+    return GEOMETRY_KEPT.label(values, coords, {"nearest": nearest} | sampling_settings | clouds.attributes)
 
 
 @torch.no_grad()
@@ -86,15 +88,20 @@ def batch(
     keep_massive: bool = False,
 ) -> dict[str, Tensor]:
     """Every field of `geometry_kept`, of many texts at once."""
-    there, view = traces.counted(keep_massive, least=4), traces.view
-    _refuse(traces.fewest(keep_massive), nearest, pairs)
-    half = view.as_read(traces.points[:0]).dtype.itemsize < 4
-    seen = (placed(view, traces.points[:, at], space) for at in points_of(traces, "layer"))
-    clouds = (view.as_read(centred(x, there)) if half else centred(x.double(), there) for x in seen)
-    return kernel(clouds, there, strides, nearest, pairs, seed) | erasures(traces, there)
+    valid, view = traces.valid_tokens(keep_massive, min_tokens=4), traces.view
+    _check_settings(traces.min_valid_tokens(keep_massive), nearest, pairs)
+    half_precision = view.to_model_precision(traces.points[:0]).dtype.itemsize < 4
+    space_points = (
+        to_space(view, traces.points[:, point_index], space) for point_index in points_at_grain(traces, "layer")
+    )
+    clouds = (
+        view.to_model_precision(centre_points(x, valid)) if half_precision else centre_points(x.double(), valid)
+        for x in space_points
+    )
+    return kernel(clouds, valid, strides, nearest, pairs, seed) | erasures(traces, valid)
 
 
-def _refuse(n: int, nearest: int, pairs: int | None) -> None:
+def _check_settings(n: int, nearest: int, pairs: int | None) -> None:
     if not 1 <= nearest < n - 1:
         raise RheoscopeError(
             f"of {n} tokens, the nearest are from 1 to {n - 2}, got nearest={nearest}; type nearest={max(1, min(5, n - 2))}"
@@ -105,108 +112,157 @@ def _refuse(n: int, nearest: int, pairs: int | None) -> None:
 
 def kernel(
     clouds: Iterable[Float[Tensor, "b n d"]],
-    there: There,
+    valid: ValidTokens,
     strides: Sequence[int],
     nearest: int,
     pairs: int | None,
     seed: int,
 ) -> dict[str, Tensor]:
     """Every cloud of every text, seen from its mean, against the first and against those `strides` before it."""
-    chosen, apart, near = None, [], []
+    token_pairs, pair_distances, neighbour_lists = None, [], []
     for x in clouds:
-        table = inner(x)
-        chosen = chosen or (every_pair(table, there) if pairs is None else drawn_pairs(table, there, pairs, seed))
-        far, close = of_cloud(table, chosen, nearest, there)
-        apart.append(far)
-        near.append(close)
-    assert chosen is not None, "every text has a first cloud"
-    some = max(1, numbers_in_cache(apart[0].device) // apart[0].numel())  # a GPU waits for each thing that it is asked
-    rank = torch.cat([chosen.ranks(torch.stack(apart[low : low + some])) for low in range(0, len(apart), some)])
-    close, row = torch.stack(near), chosen.pulls(rank, near[0].shape[-2])
-    table = rank.new_full((3, 1 + len(strides), len(rank), rank.shape[1]), float("nan"))
-    for column, back in enumerate([0, *strides]):
-        now, was = (slice(None), slice(1)) if not back else (slice(back, None), slice(None, max(0, len(rank) - back)))
-        same = torch.linalg.vecdot(rank[now], rank[was]), overlap(close[now], close[was], there)
-        table[:, column, now] = torch.stack([same[0], mantel(row[now], row[was], chosen.tokens), same[1]])
-    rsa, spread, neighbours = table.permute(0, 3, 2, 1)
-    found = {"rsa": rsa, "rsa_null": 0 * rsa, "rsa_null_sd": spread, "neighbours": neighbours}
-    found["neighbours_null"] = nearest / (chosen.tokens - 1)
-    return found if pairs is None else found | {"rsa_error": sampling_error(rsa, pairs)}
+        table = pairwise_inner(x)
+        token_pairs = token_pairs or (
+            all_pairs(table, valid) if pairs is None else sample_pairs(table, valid, pairs, seed)
+        )
+        cloud_distances, neighbour_ids = distances_and_neighbours(table, token_pairs, nearest, valid)
+        pair_distances.append(cloud_distances)
+        neighbour_lists.append(neighbour_ids)
+    assert token_pairs is not None, "every text has a first cloud"
+    clouds_per_chunk = max(
+        1, cache_block_numel(pair_distances[0].device) // pair_distances[0].numel()
+    )  # a GPU waits for each thing that it is asked
+    ranks = torch.cat(
+        [
+            token_pairs.distance_ranks(torch.stack(pair_distances[start : start + clouds_per_chunk]))
+            for start in range(0, len(pair_distances), clouds_per_chunk)
+        ]
+    )
+    neighbour_ids, moments = (
+        torch.stack(neighbour_lists),
+        token_pairs.mantel_moments(ranks, neighbour_lists[0].shape[-2]),
+    )
+    table = ranks.new_full((3, 1 + len(strides), len(ranks), ranks.shape[1]), float("nan"))
+    for column, stride in enumerate([0, *strides]):
+        current, earlier = (
+            (slice(None), slice(1)) if not stride else (slice(stride, None), slice(None, max(0, len(ranks) - stride)))
+        )
+        agreement = (
+            torch.linalg.vecdot(ranks[current], ranks[earlier]),
+            neighbour_overlap(neighbour_ids[current], neighbour_ids[earlier], valid),
+        )
+        table[:, column, current] = torch.stack(
+            [agreement[0], mantel_null_sd(moments[current], moments[earlier], token_pairs.n_tokens), agreement[1]]
+        )
+    rsa, rsa_sd, neighbours = table.permute(0, 3, 2, 1)
+    values = {"rsa": rsa, "rsa_null": 0 * rsa, "rsa_null_sd": rsa_sd, "neighbours": neighbours}
+    values["neighbours_null"] = nearest / (token_pairs.n_tokens - 1)
+    return values if pairs is None else values | {"rsa_error": sampling_se(rsa, pairs)}
 
 
-def of_cloud(
-    table: Float[Tensor, "b n n"], pairs: Pairs, nearest: int, there: There
+def distances_and_neighbours(
+    table: Float[Tensor, "b n n"], pairs: Pairs, nearest: int, valid: ValidTokens
 ) -> tuple[Float[Tensor, "b pairs"], Int[Tensor, "b n k"]]:
     """Distances of pairs, and the nearest of every token, from inner products; on a GPU no table of distances is made."""
-    if TRITON and table.is_cuda and table.dtype == torch.float32 and table.shape[-1] <= LONGEST and nearest <= FEW:
+    if (
+        HAS_TRITON
+        and table.is_cuda
+        and table.dtype == torch.float32
+        and table.shape[-1] <= MAX_ROW_TOKENS
+        and nearest <= MAX_NEAREST
+    ):
         from rheoscope.flow.kernels import nearest as kernels  # Triton, which not every machine has
 
-        return pairs.from_inner(table), kernels.nearest(table, nearest, there, rounding(table.dtype))
-    far = distances(table)
-    return pairs.of(far), neighbours_of(far, nearest, there)
+        return pairs.distances_from_inner(table), kernels.nearest(table, nearest, valid, distance_rounding(table.dtype))
+    distance = distances(table)
+    return pairs.take_from(distance), nearest_neighbours(distance, nearest, valid)
 
 
-def erasures(trace: Trace | Traces, there: There) -> dict[str, Tensor]:
+def erasures(trace: Trace | Traces, valid: ValidTokens) -> dict[str, Tensor]:
     """How much of what each head and each MLP wrote is taken back by all that is written after it."""
 
-    points, sums = trace.points, exact(trace.points[:0]).dtype
-    dtype = trace.view.as_read(exact(points[:0])).dtype
+    points, sum_dtype = trace.points, at_least_float32(trace.points[:0]).dtype
+    dtype = trace.view.to_model_precision(at_least_float32(points[:0])).dtype
 
-    def way(start: int, end: int) -> Float[Tensor, "*b n d"]:
-        return kept_rows(difference(exact(points[..., end, :, :]), exact(points[..., start, :, :]), dtype), there)
+    def displacement(start: int, end: int) -> Float[Tensor, "*b n d"]:
+        return zero_invalid_rows(
+            rounded_difference(
+                at_least_float32(points[..., end, :, :]), at_least_float32(points[..., start, :, :]), dtype
+            ),
+            valid,
+        )
 
-    layers, again, sizes = range(trace.view.layers), [], []
+    layers, later_products, update_norms = range(trace.view.layers), [], []
     for layer in layers:
         tick(layer, trace.view.layers)
-        end = mlp_at(trace, layer)
-        wrote = way(end - 1, end)
-        again.append((wrote * way(end, -1)).sum((-2, -1), dtype=sums))
-        sizes.append(torch.linalg.vector_norm(wrote, dim=(-2, -1), dtype=sums))
-    along, squares = of_heads(trace, (way(trace.middle[layer], -1) for layer in layers), there)
-    mlps = share(torch.stack(again, -1), torch.stack(sizes, -1).square())
-    return {"erasure": share(along, squares), "erasure_mlp": mlps}
+        end = mlp_step(trace, layer)
+        mlp_update = displacement(end - 1, end)
+        later_products.append((mlp_update * displacement(end, -1)).sum((-2, -1), dtype=sum_dtype))
+        update_norms.append(torch.linalg.vector_norm(mlp_update, dim=(-2, -1), dtype=sum_dtype))
+    head_products, head_squares = head_products_and_squares(
+        trace, (displacement(trace.mid_steps[layer], -1) for layer in layers), valid
+    )
+    mlp_erasure = safe_divide(torch.stack(later_products, -1), torch.stack(update_norms, -1).square())
+    return {"erasure": safe_divide(head_products, head_squares), "erasure_mlp": mlp_erasure}
 
 
-def of_heads(
-    trace: Trace | Traces, later: Iterable[Float[Tensor, "*b n d"]], there: There
+def head_products_and_squares(
+    trace: Trace | Traces, later_displacements: Iterable[Float[Tensor, "*b n d"]], valid: ValidTokens
 ) -> tuple[Float[Tensor, "*b layer h"], Float[Tensor, "*b layer h"]]:
     """Σ ⟨Δ_h, later⟩ and Σ ‖Δ_h‖² over tokens, of every head; `later` is 0 where a token does not count."""
-    given = kept_outputs(trace)
-    if given is not None:
-        length, along = lengths_and_products(trace.view, given, later)
-        return along.sum(-1).movedim(0, -2), kept(length.square().movedim(0, -3), there).sum(-1)
-    each = [
-        (made.along(way).sum(-1), kept(made.squares(), there).sum(-1))
-        for made, way in zip(map(trace.carried, range(trace.view.layers)), later, strict=True)
+    head_outputs = recorded_head_outputs(trace)
+    if head_outputs is not None:
+        length, products = lengths_and_products(trace.view, head_outputs, later_displacements)
+        return products.sum(-1).movedim(0, -2), fill_invalid(length.square().movedim(0, -3), valid).sum(-1)
+    rows = [
+        (factored.inner_products_with(displacement).sum(-1), fill_invalid(factored.squared_norms(), valid).sum(-1))
+        for factored, displacement in zip(
+            map(trace.factored_displacements, range(trace.view.layers)), later_displacements, strict=True
+        )
     ]
-    along, squares = (torch.stack(part, -2) for part in zip(*each, strict=True))
-    return along, squares
+    products, squares = (torch.stack(column, -2) for column in zip(*rows, strict=True))
+    return products, squares
 
 
-def mantel(a: Float[Tensor, "*p b 2"], b: Float[Tensor, "*#p b 2"], n: Float[Tensor, " b"]) -> Float[Tensor, "*p b"]:
+def mantel_null_sd(
+    a: Float[Tensor, "*p b 2"], b: Float[Tensor, "*#p b 2"], n: Float[Tensor, " b"]
+) -> Float[Tensor, "*p b"]:
     """Standard deviation of Σ_{i<j} a_ij b_π(i)π(j) over all permutations π, both tables symmetric and of sum 0, of n tokens.
 
     Squared, the sum has pairs of pairs that share two tokens, one, or none; each kind has its mean over permutations.
     """
-    shared = [torch.stack([2 * x[..., 0], 4 * x[..., 1], -2 * x[..., 0] - 4 * x[..., 1]], -1) for x in (a, b)]
-    ways = torch.stack([2 * n * (n - 1), 4 * n * (n - 1) * (n - 2), n * (n - 1) * (n - 2) * (n - 3)], -1).to(a)
-    return ((shared[0] * shared[1] / ways).sum(-1).clamp(min=0) / 4).sqrt()
+    sums_by_overlap = [torch.stack([2 * x[..., 0], 4 * x[..., 1], -2 * x[..., 0] - 4 * x[..., 1]], -1) for x in (a, b)]
+    counts_by_overlap = torch.stack(
+        [2 * n * (n - 1), 4 * n * (n - 1) * (n - 2), n * (n - 1) * (n - 2) * (n - 3)], -1
+    ).to(a)
+    return ((sums_by_overlap[0] * sums_by_overlap[1] / counts_by_overlap).sum(-1).clamp(min=0) / 4).sqrt()
 
 
-def neighbours_of(d: Float[Tensor, "*b n n"], k: int, there: There = None) -> Int[Tensor, "*b n k"]:
+def nearest_neighbours(distance: Float[Tensor, "*b n n"], k: int, valid: ValidTokens = None) -> Int[Tensor, "*b n k"]:
     """The k nearest other tokens of each; of equally near ones the earlier."""
-    far = kept(d, there, torch.inf) + torch.diag(d.new_full(d.shape[-1:], torch.inf))
-    near = far.topk(k + 1, largest=False)
-    tied = near.values[..., k] == near.values[..., k - 1]  # which of those at the border belong to the nearest?
-    found = near.indices[..., :k]
-    found[tied] = far[tied].sort(dim=-1, stable=True).indices[:, :k]
-    return found
+    other_distance = fill_invalid(distance, valid, torch.inf) + torch.diag(
+        distance.new_full(distance.shape[-1:], torch.inf)
+    )
+    nearest = other_distance.topk(k + 1, largest=False)
+    has_tie = (
+        nearest.values[..., k] == nearest.values[..., k - 1]
+    )  # which of those at the border belong to the nearest?
+    neighbours = nearest.indices[..., :k]
+    neighbours[has_tie] = other_distance[has_tie].sort(dim=-1, stable=True).indices[:, :k]
+    return neighbours
 
 
-def overlap(a: Int[Tensor, "p b n k"], b: Int[Tensor, "#p b n k"], there: There) -> Float[Tensor, "p b"]:
+def neighbour_overlap(
+    a: Int[Tensor, "p b n k"], b: Int[Tensor, "#p b n k"], valid: ValidTokens
+) -> Float[Tensor, "p b"]:
     """Mean share of neighbours in common."""
-    shared = (a[..., :, None] == b[..., None, :]).any(-1).double().mean(-1)
-    return mean(shared.transpose(0, 1), there).mT
+    shared_fraction = (a[..., :, None] == b[..., None, :]).any(-1).double().mean(-1)
+    return masked_mean(shared_fraction.transpose(0, 1), valid).mT
+
+
+def _report_settings(results: Results) -> dict[str, Any]:
+    """As many neighbours as a short text has."""
+    return {"nearest": max(1, min(5, results.n_ordinary_tokens - 2))}
 
 
 GEOMETRY_KEPT = Analysis(
@@ -215,6 +271,9 @@ GEOMETRY_KEPT = Analysis(
     ask=geometry_kept,
     batch=batch,
     needs="trace",
+    controls=4,
+    long_text_controls=False,
+    report=_report_settings,
     fields={
         "rsa": Field(
             ("point", "reference"),

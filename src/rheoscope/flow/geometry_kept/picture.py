@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rheoscope.picture.picture import CLUSTERS, Axis, Line, Panel, Picture
-from rheoscope.picture.token_labels import places
+from rheoscope.picture.picture import SERIES_COLOURS, Axis, Line, Panel, Picture
+from rheoscope.picture.token_labels import step_names
 
 if TYPE_CHECKING:
     import xarray
@@ -16,32 +16,32 @@ CAPTION = (
 
 def picture(dataset: "xarray.Dataset") -> Picture:
     """Both measures over depth, a line a reference."""
-    names = tuple(places(dataset.point.values))
+    names = tuple(step_names(dataset.point.values))
     nulls = {
         "rsa": dataset.rsa_null.sel(reference="embed").values,
         "neighbours": [float(dataset.neighbours_null)] * len(names),
     }
     titles = {"rsa": "Distances kept (RSA)", "neighbours": f"Neighbours kept ({dataset.attrs['nearest']} nearest)"}
-    panels = tuple(against(dataset, name, title, nulls[name], names) for name, title in titles.items())
+    panels = tuple(reference_panel(dataset, name, title, nulls[name], names) for name, title in titles.items())
     return Picture("What stays of the geometry", CAPTION, panels)
 
 
-def against(dataset: "xarray.Dataset", name: str, title: str, null: Any, names: tuple[str, ...]) -> Panel:
-    at = range(len(names))
-    lines = [Line("null", at, null, "null", "dashed")]
-    for colour, reference in zip(CLUSTERS, dataset.reference.values, strict=False):
-        lines.append(Line(in_words(str(reference)), at, dataset[name].sel(reference=reference).values, colour))
-    about = f"{dataset[name].attrs['definition']}. Null: {dataset[f'{name}_null'].attrs['definition']}."
-    return Panel(title, about, tuple(lines), Axis("", names), Axis(high=1.03))
+def reference_panel(dataset: "xarray.Dataset", name: str, title: str, null: Any, names: tuple[str, ...]) -> Panel:
+    x = range(len(names))
+    lines = [Line("null", x, null, "null", "dashed")]
+    for colour, reference in zip(SERIES_COLOURS, dataset.reference.values, strict=False):
+        lines.append(Line(reference_label(str(reference)), x, dataset[name].sel(reference=reference).values, colour))
+    description = f"{dataset[name].attrs['definition']}. Null: {dataset[f'{name}_null'].attrs['definition']}."
+    return Panel(title, description, tuple(lines), Axis("", names), Axis(high=1.03))
 
 
-def in_words(reference: str) -> str:
+def reference_label(reference: str) -> str:
     """A reference in words.
 
-    >>> in_words("embed"), in_words("-1"), in_words("-4")
+    >>> reference_label("embed"), reference_label("-1"), reference_label("-4")
     ('to the embedding', 'to 1 layer before', 'to 4 layers before')
     """
     if reference == "embed":
         return "to the embedding"
-    back = int(reference.removeprefix("-"))
-    return f"to {back} layer{'s' * (back > 1)} before"
+    n_layers = int(reference.removeprefix("-"))
+    return f"to {n_layers} layer{'s' * (n_layers > 1)} before"

@@ -19,41 +19,41 @@ ROWS = 128
 
 @triton.jit
 @no_type_check
-def dots(
-    Z, COMMON, GRAM, SEEN, LENGTH, ALONG, rows, n, heads, width,
+def head_dots_kernel(
+    Z, COMMON, GRAM, PROJECTED, LENGTH, PRODUCT, n_rows, n, heads, width,
     BIASED: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     head, e = tl.program_id(1), tl.arange(0, WIDTH)
-    here = (row < rows)[:, None] & (e < width)[None, :]
-    at = row[:, None] * (heads * width) + head * width + e[None, :]
-    z = tl.load(Z + at, mask=here, other=0.0)
+    in_bounds = (row < n_rows)[:, None] & (e < width)[None, :]
+    offset = row[:, None] * (heads * width) + head * width + e[None, :]
+    z = tl.load(Z + offset, mask=in_bounds, other=0.0)
     if BIASED:
         z = z - tl.load(COMMON + head * width + e, mask=e < width, other=0.0)[None, :]
-    square = (e < width)[:, None] & (e < width)[None, :]
-    gram = tl.load(GRAM + (head * width + e[:, None]) * width + e[None, :], mask=square, other=0.0)
-    exact = z.to(tl.float32)
-    length = tl.sqrt(tl.maximum(tl.sum(tl.dot(z, gram) * exact, 1), 0.0))
-    along = tl.sum(exact * tl.load(SEEN + at, mask=here, other=0.0).to(tl.float32), 1)
-    to = (row // n * heads + head) * n + row % n
-    tl.store(LENGTH + to, length, mask=row < rows)
-    tl.store(ALONG + to, along, mask=row < rows)
+    gram_mask = (e < width)[:, None] & (e < width)[None, :]
+    gram = tl.load(GRAM + (head * width + e[:, None]) * width + e[None, :], mask=gram_mask, other=0.0)
+    z32 = z.to(tl.float32)
+    length = tl.sqrt(tl.maximum(tl.sum(tl.dot(z, gram) * z32, 1), 0.0))
+    product = tl.sum(z32 * tl.load(PROJECTED + offset, mask=in_bounds, other=0.0).to(tl.float32), 1)
+    out_offset = (row // n * heads + head) * n + row % n
+    tl.store(LENGTH + out_offset, length, mask=row < n_rows)
+    tl.store(PRODUCT + out_offset, product, mask=row < n_rows)
 
 
 def head_dots(
     z: Float[Tensor, "b n he"],
     common: Float[Tensor, "h e"] | None,
     gram: Float[Tensor, "h e e"],
-    seen: Float[Tensor, "b n he"],
+    projected: Float[Tensor, "b n he"],
     length: Float[Tensor, "b h n"],
-    along: Float[Tensor, "b h n"],
+    product: Float[Tensor, "b h n"],
 ) -> None:
     """Both of z less what is `common` to all tokens, in float32, written to `length` and `along`."""
     b, n, _ = z.shape
     heads, width, _ = gram.shape
-    given = (x.contiguous() for x in (z, gram if common is None else common, gram, seen))
+    inputs = (x.contiguous() for x in (z, gram if common is None else common, gram, projected))
     with torch.cuda.device_of(z):
-        dots[triton.cdiv(b * n, ROWS), heads](
-            *given, length, along, b * n, n, heads, width,
+        head_dots_kernel[triton.cdiv(b * n, ROWS), heads](
+            *inputs, length, product, b * n, n, heads, width,
             BIASED=common is not None, WIDTH=max(16, triton.next_power_of_2(width)), ROWS=ROWS, num_warps=4,
         )  # fmt: skip

@@ -11,32 +11,36 @@ from torch import Tensor
 
 @triton.jit
 @no_type_check
-def pick(INNER, SQUARES, THERE, NEAR, n, rounding, K: tl.constexpr, GAPS: tl.constexpr, BLOCK: tl.constexpr):
+def nearest_kernel(
+    INNER, SQUARES, VALID, NEAREST, n, rounding, K: tl.constexpr, GAPS: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
-    cloud, j = row // n * n, tl.arange(0, BLOCK)
-    here = (j < n) & (j != row % n)
+    cloud_start, j = row // n * n, tl.arange(0, BLOCK)
+    is_candidate = (j < n) & (j != row % n)
     if GAPS:
-        here = here & (tl.load(THERE + cloud + j, mask=j < n, other=0) != 0)
-    both = tl.load(SQUARES + row) + tl.load(SQUARES + cloud + j, mask=here, other=0.0)
-    square = both - 2.0 * tl.load(INNER + row * n + j, mask=here, other=0.0)
-    rest = tl.where(here, tl.where(square > rounding * both, square, 0.0), float("inf"))
+        is_candidate = is_candidate & (tl.load(VALID + cloud_start + j, mask=j < n, other=0) != 0)
+    square_sum = tl.load(SQUARES + row) + tl.load(SQUARES + cloud_start + j, mask=is_candidate, other=0.0)
+    squared_distance = square_sum - 2.0 * tl.load(INNER + row * n + j, mask=is_candidate, other=0.0)
+    remaining = tl.where(
+        is_candidate, tl.where(squared_distance > rounding * square_sum, squared_distance, 0.0), float("inf")
+    )
     for t in tl.static_range(K):
-        low = tl.min(rest, 0)
-        at = tl.min(tl.where(rest == low, j, BLOCK), 0)
-        tl.store(NEAR + row * K + t, tl.minimum(at, n - 1))
-        rest = tl.where(j == at, float("inf"), rest)
+        smallest = tl.min(remaining, 0)
+        winner = tl.min(tl.where(remaining == smallest, j, BLOCK), 0)
+        tl.store(NEAREST + row * K + t, tl.minimum(winner, n - 1))
+        remaining = tl.where(j == winner, float("inf"), remaining)
 
 
 def nearest(
-    inner: Float[Tensor, "b n n"], k: int, there: Bool[Tensor, "b n"] | None, rounding: float
+    inner: Float[Tensor, "b n n"], k: int, valid: Bool[Tensor, "b n"] | None, rounding: float
 ) -> Int[Tensor, "b n k"]:
     """The k nearest other tokens of each, the nearest first; of equally near ones the earlier."""
     b, n, _ = inner.shape
-    found = torch.empty(b, n, k, dtype=torch.int64, device=inner.device)
+    neighbours = torch.empty(b, n, k, dtype=torch.int64, device=inner.device)
     block, squares = triton.next_power_of_2(n), inner.diagonal(dim1=-2, dim2=-1).contiguous()
     with torch.cuda.device_of(inner):
-        pick[b * n,](
-            inner.contiguous(), squares, squares if there is None else there.contiguous(), found, n, rounding,
-            K=k, GAPS=there is not None, BLOCK=block, num_warps=max(1, min(16, block // 512)),
+        nearest_kernel[b * n,](
+            inner.contiguous(), squares, squares if valid is None else valid.contiguous(), neighbours, n, rounding,
+            K=k, GAPS=valid is not None, BLOCK=block, num_warps=max(1, min(16, block // 512)),
         )  # fmt: skip
-    return found
+    return neighbours

@@ -1,6 +1,6 @@
 """Which tokens are left out of the clouds, how large are they, and which coordinates of E hold them?"""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from jaxtyping import Float
@@ -8,8 +8,9 @@ from torch import Tensor
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.masked_means import kept
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.masked_means import fill_invalid
+from rheoscope.space.safe_arithmetic import at_least_float32
+from rheoscope.space.settings import Bounds, Top
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def massive_tokens(trace: Trace, times: float = 5.0, top: int = 3) -> "xarray.Dataset":
+def massive_tokens(trace: Trace, times: Annotated[float, Bounds(1.0, 1e9)] = 5.0, top: Top = 3) -> "xarray.Dataset":
     """The massive tokens of a text: sinks that most tokens attend to and that hardly move with the cloud.
 
     **Answers** "which tokens did the statistics drop, since when are they so long, in which coordinates, do others attend to them?"
@@ -39,61 +40,63 @@ def massive_tokens(trace: Trace, times: float = 5.0, top: int = 3) -> "xarray.Da
     >>> bool((found.largest > 1.5).all())
     True
     """
-    _refuse(times, top, trace.points.shape[-1])
-    at = trace.massive(times)
-    received = [trace.statistics(layer)["received"].mean(0)[at] / len(trace) for layer in range(trace.view.layers)]
-    values = kernel(exact(trace.points), at, times, top) | {"sink_mass": torch.stack(received)}
-    attributes = {"times": times, "tokens": [trace.tokens[i] for i in at], "n": len(trace)}
+    _check_settings(times, top, trace.points.shape[-1])
+    positions = trace.massive_tokens(times)
+    received = [
+        trace.statistics(layer)["received"].mean(0)[positions] / len(trace) for layer in range(trace.view.layers)
+    ]
+    values = kernel(at_least_float32(trace.points), positions, times, top) | {"sink_mass": torch.stack(received)}
+    attributes = {"times": times, "tokens": [trace.tokens[position] for position in positions], "n": len(trace)}
     coords = {
         "point": [str(step) for step in trace.steps],
-        "token": at,
-        "word": ("token", [trace.tokens[k] for k in at]),
+        "token": positions,
+        "word": ("token", [trace.tokens[position] for position in positions]),
         "layer": range(trace.view.layers),
     }
-    return MASSIVE_TOKENS.answer(values, coords, attributes | trace.provenance)
+    return MASSIVE_TOKENS.label(values, coords, attributes | trace.provenance)
 
 
 @torch.no_grad()
 def batch(traces: Traces, times: float = 5.0, top: int = 3) -> dict[str, Tensor]:
     """How long massive tokens of many texts are, since when, and in which coordinates; not what heads give them."""
-    _refuse(times, top, traces.points.shape[-1])
-    there, lengths = traces.massive(times), traces.norms
+    _check_settings(times, top, traces.points.shape[-1])
+    is_massive, lengths = traces.massive_tokens(times), traces.norms
     ratio = lengths / lengths.nanmedian(-1, keepdim=True).values.clamp(min=1e-30)
     largest = ratio.nan_to_num().max(1)
-    texts, tokens = (torch.arange(size, device=there.device) for size in there.shape)
-    longest = exact(traces.points[texts[:, None], largest.indices, tokens])
-    held = (longest.square() / longest.square().sum(-1, keepdim=True).clamp(min=1e-30)).topk(top)
-    spread = 1.4826 * ratio.log().abs().nanmedian(-1).values
+    text_indices, token_indices = (torch.arange(size, device=is_massive.device) for size in is_massive.shape)
+    largest_points = at_least_float32(traces.points[text_indices[:, None], largest.indices, token_indices])
+    top_shares = (largest_points.square() / largest_points.square().sum(-1, keepdim=True).clamp(min=1e-30)).topk(top)
+    log_length_sd = 1.4826 * ratio.log().abs().nanmedian(-1).values
     return {
-        "length": kept(ratio, there, torch.nan),
-        "largest": kept(largest.values, there, torch.nan),
-        "born": torch.where(there, (ratio > times).int().argmax(1), -1),
-        "coordinate": torch.where(there[..., None], held.indices, -1),
-        "coordinate_share": torch.where(there[..., None], held.values, torch.nan),
-        "spread": kept(spread.gather(1, largest.indices), there, torch.nan),
+        "length": fill_invalid(ratio, is_massive, torch.nan),
+        "largest": fill_invalid(largest.values, is_massive, torch.nan),
+        "born": torch.where(is_massive, (ratio > times).int().argmax(1), -1),
+        "coordinate": torch.where(is_massive[..., None], top_shares.indices, -1),
+        "coordinate_share": torch.where(is_massive[..., None], top_shares.values, torch.nan),
+        "spread": fill_invalid(log_length_sd.gather(1, largest.indices), is_massive, torch.nan),
     }
 
 
-def kernel(points: Float[Tensor, "p n d"], at: list[int], times: float, top: int) -> dict[str, Tensor]:
+def kernel(points: Float[Tensor, "p n d"], positions: list[int], times: float, top: int) -> dict[str, Tensor]:
     """How long the tokens `at` are, since when, and in which coordinates."""
     lengths = points.norm(dim=-1)
     ratio = lengths / lengths.median(-1, keepdim=True).values.clamp(min=1e-30)
-    spread = 1.4826 * ratio.log().abs().median(-1).values
-    ratio = ratio[:, at]
+    log_length_sd = 1.4826 * ratio.log().abs().median(-1).values
+    ratio = ratio[:, positions]
     largest = ratio.max(0)
-    shares = points[largest.indices, at].square() / lengths[largest.indices, at].square()[:, None]
-    held = shares.topk(top)
+    shares = points[largest.indices, positions].square() / lengths[largest.indices, positions].square()[:, None]
+    top_shares = shares.topk(top)
     return {
         "length": ratio,
         "largest": largest.values,
         "born": (ratio > times).int().argmax(0),
-        "coordinate": held.indices,
-        "coordinate_share": held.values,
-        "spread": spread[largest.indices],
+        "coordinate": top_shares.indices,
+        "coordinate_share": top_shares.values,
+        "spread": log_length_sd[largest.indices],
     }
 
 
-def _refuse(times: float, top: int, width: int) -> None:
+def _check_settings(times: float, top: int, width: int) -> None:
     if not times > 1 or not 1 <= top <= width:
         raise RheoscopeError(
             f"times is above 1 and top from 1 to {width}, got {times} and {top}; type times=5.0, top=3"
@@ -117,13 +120,13 @@ MASSIVE_TOKENS = Analysis(
         "coordinate": Field(
             ("token", "k"),
             "the coordinates of E that hold most of the token where it is largest, most first",
-            basis=True,
-            names=True,
+            basis_dependent=True,
+            is_categorical=True,
         ),
         "coordinate_share": Field(
             ("token", "k"),
             "share of ‖x‖² that the coordinate holds there, 1/d each for a token without preference",
-            basis=True,
+            basis_dependent=True,
         ),
         "spread": Field(
             ("token",),

@@ -1,7 +1,7 @@
 """Are clusters semantic? Whether token types of one cluster share a name, against the same names dealt out at random among types."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -11,8 +11,10 @@ from rheoscope.flow.clusters.analysis import clusters as clusters_of
 from rheoscope.flow.purity.stem import stem
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.results import Results
+from rheoscope.space.settings import Draws, Seed
 from rheoscope.space.trace import Trace
-from rheoscope.statistics.nulls import permutations, z_scores
+from rheoscope.statistics.nulls import random_permutations, z_scores
 
 if TYPE_CHECKING:
     import xarray
@@ -22,14 +24,14 @@ Labels = Mapping[str, Mapping[str, object]]
 NAMELESS = -1
 
 
-def doublings(trace: Trace, ids: Sequence[int]) -> list[object]:
+def frequency_bins(trace: Trace, ids: Sequence[int]) -> list[object]:
     """How often a type stands in the text, in doublings: 1, 2 to 3, 4 to 7, … times are one name each."""
-    return [int((trace.ids == one).sum()).bit_length() for one in ids]
+    return [int((trace.ids == token_id).sum()).bit_length() for token_id in ids]
 
 
-NAMES: dict[str, Callable[[Trace, Sequence[int]], list[object]]] = {
-    "stem": lambda trace, ids: [stem(word) for word in _words(trace, ids)],
-    "frequency": doublings,
+BUILT_IN_NAMINGS: dict[str, Callable[[Trace, Sequence[int]], list[object]]] = {
+    "stem": lambda trace, ids: [stem(token_text) for token_text in _token_texts(trace, ids)],
+    "frequency": frequency_bins,
 }
 
 
@@ -38,8 +40,8 @@ def purity(
     trace: Trace,
     clusters: "xarray.Dataset | None" = None,
     labels: Labels | None = None,
-    draws: int = 200,
-    seed: int = 0,
+    draws: Draws = 200,
+    seed: Seed = 0,
 ) -> "xarray.Dataset":
     """What the clusters of `clusters` or `density_clusters` are made of, token identity apart.
 
@@ -67,104 +69,120 @@ def purity(
     >>> made_of.by.values.tolist(), int(made_of.named.sel(by="class"))
     (['stem', 'frequency', 'class'], 4)
     """
-    found = clusters_of(trace) if clusters is None else _of_this_text(trace, clusters)
-    ids = list(dict.fromkeys(int(trace.ids[at]) for at in found.token.values))
-    headings = _named(trace, ids, labels or {})
-    values = kernel(torch.as_tensor(found.type_label.values), torch.stack(list(headings.values())), draws, seed)
-    coords = {"point": found.point.values, "by": list(headings)}
-    attributes = {name: value for name, value in found.attrs.items() if name not in ("analysis", "seed", "draws")}
-    settings = {"clusters": found.attrs["analysis"], "draws": draws, "seed": seed}
-    return PURITY.answer(values, coords, attributes | settings)
+    clustering = clusters_of(trace) if clusters is None else _check_same_text(trace, clusters)
+    ids = list(dict.fromkeys(int(trace.ids[position]) for position in clustering.token.values))
+    names_by_heading = _name_ids_by_heading(trace, ids, labels or {})
+    values = kernel(
+        torch.as_tensor(clustering.type_label.values), torch.stack(list(names_by_heading.values())), draws, seed
+    )
+    coords = {"point": clustering.point.values, "by": list(names_by_heading)}
+    attributes = {name: value for name, value in clustering.attrs.items() if name not in ("analysis", "seed", "draws")}
+    settings = {"clusters": clustering.attrs["analysis"], "draws": draws, "seed": seed}
+    return PURITY.label(values, coords, attributes | settings)
 
 
-def kernel(label: Int[Tensor, "p t"], names: Int[Tensor, "by t"], draws: int, seed: int) -> dict[str, Tensor]:
+def kernel(labels: Int[Tensor, "p t"], namings: Int[Tensor, "by t"], draws: int, seed: int) -> dict[str, Tensor]:
     """Purity of every clustering under every naming, beside the same names permuted; without draws nothing beside it."""
-    table = torch.stack([of_names(label, name, draws, seed) for name in names], 1)
-    measured, null = table[..., 0], table[..., 1:]
-    there = names != NAMELESS
-    same = (names[:, :, None] == names[:, None, :]) & there[:, :, None]
-    values = {"purity": measured, "named": there.sum(-1), "pairs": (same.sum((-2, -1)) - there.sum(-1)) // 2}
+    table = torch.stack([permuted_purity(labels, naming, draws, seed) for naming in namings], 1)
+    observed, null = table[..., 0], table[..., 1:]
+    has_name = namings != NAMELESS
+    same_name = (namings[:, :, None] == namings[:, None, :]) & has_name[:, :, None]
+    values = {"purity": observed, "named": has_name.sum(-1), "pairs": (same_name.sum((-2, -1)) - has_name.sum(-1)) // 2}
     if not draws:
         return values
-    mean = null.mean(-1)
-    spread = null.std(-1) if draws > 1 else torch.full_like(measured, torch.nan)
-    spread = torch.where(spread > 1e-12, spread, spread * 0)  # equal sums may differ by rounding
+    null_mean = null.mean(-1)
+    null_sd = null.std(-1) if draws > 1 else torch.full_like(observed, torch.nan)
+    null_sd = torch.where(null_sd > 1e-12, null_sd, null_sd * 0)  # equal sums may differ by rounding
     return values | {
-        "purity_null": mean,
-        "purity_null_sd": spread,
-        "purity_z": z_scores(measured, mean, spread),
-        "p_value": (table >= measured[..., None] - 1e-12).double().mean(-1),
-        "p_value_anywhere": anywhere(table[1:] if len(table) > 1 else table),
+        "purity_null": null_mean,
+        "purity_null_sd": null_sd,
+        "purity_z": z_scores(observed, null_mean, null_sd),
+        "p_value": (table >= observed[..., None] - 1e-12).double().mean(-1),
+        "p_value_anywhere": max_excess_p_value(table[1:] if len(table) > 1 else table),
     }
 
 
-def of_names(label: Int[Tensor, "p t"], names: Int[Tensor, " t"], draws: int, seed: int) -> Float[Tensor, "p draws"]:
+def permuted_purity(
+    labels: Int[Tensor, "p t"], names: Int[Tensor, " t"], draws: int, seed: int
+) -> Float[Tensor, "p draws"]:
     """Purity at every point under one naming and its permutations, the naming itself first; types without a name left out."""
-    there = names != NAMELESS
-    given = names[there]
-    orders = torch.cat([torch.arange(len(given))[None], permutations(len(given), draws, seed)])
-    return torch.stack([pure(one[there], given[orders]) for one in label])
+    has_name = names != NAMELESS
+    known_names = names[has_name]
+    orders = torch.cat([torch.arange(len(known_names))[None], random_permutations(len(known_names), draws, seed)])
+    return torch.stack([cluster_purity(point_labels[has_name], known_names[orders]) for point_labels in labels])
 
 
-def pure(label: Int[Tensor, " n"], names: Int[Tensor, "draw n"]) -> Float[Tensor, " draw"]:
+def cluster_purity(label: Int[Tensor, " n"], names: Int[Tensor, "draw n"]) -> Float[Tensor, " draw"]:
     """Purity of one clustering under many namings at once; a type alone in its cluster is pure under any."""
     _, cluster, sizes = label.unique(return_inverse=True, return_counts=True)
-    together = sizes[cluster] > 1
-    alone = int((~together).sum())
-    if alone == len(label):
+    is_shared = sizes[cluster] > 1
+    n_singletons = int((~is_shared).sum())
+    if n_singletons == len(label):
         return torch.ones(len(names), dtype=torch.float64)
-    cluster, names = cluster[together].unique(return_inverse=True)[1], names[:, together]
-    clusters, kinds = int(cluster.max()) + 1, int(names.max()) + 1
-    counts = torch.zeros(len(names), clusters * kinds, dtype=torch.int32)
-    counts.scatter_add_(1, cluster * kinds + names, torch.ones(names.shape, dtype=torch.int32))
-    return (counts.unflatten(1, (clusters, kinds)).amax(-1).sum(-1) + alone).double() / len(label)
+    cluster, names = cluster[is_shared].unique(return_inverse=True)[1], names[:, is_shared]
+    n_clusters, n_names = int(cluster.max()) + 1, int(names.max()) + 1
+    counts = torch.zeros(len(names), n_clusters * n_names, dtype=torch.int32)
+    counts.scatter_add_(1, cluster * n_names + names, torch.ones(names.shape, dtype=torch.int32))
+    return (counts.unflatten(1, (n_clusters, n_names)).amax(-1).sum(-1) + n_singletons).double() / len(label)
 
 
-def anywhere(table: Float[Tensor, "p by draws"]) -> Float[Tensor, " by"]:
+def max_excess_p_value(table: Float[Tensor, "p by draws"]) -> Float[Tensor, " by"]:
     """p of the largest excess over all points: what is picked as a maximum is compared with maxima."""
     excess = (table - table.mean(-1, keepdim=True)).amax(0)
     return (excess >= excess[:, :1] - 1e-12).double().mean(-1)
 
 
-def _of_this_text(trace: Trace, clusters: "xarray.Dataset") -> "xarray.Dataset":
+def _check_same_text(trace: Trace, clusters: "xarray.Dataset") -> "xarray.Dataset":
     """Clusters, after a look whether they are those of this text in this model."""
-    other = [name for name in ("text", "weights") if clusters.attrs.get(name) != trace.provenance.get(name)]
-    kept = clusters.token.values.tolist()
-    words = [trace.tokens[at] for at in kept if at < len(trace)]
-    whole = {*kept, *clusters.attrs["massive"]} == set(range(len(trace)))
-    if other or not whole or ("word" in clusters and clusters.word.values.tolist() != words):
+    mismatches = [name for name in ("text", "weights") if clusters.attrs.get(name) != trace.provenance.get(name)]
+    positions = clusters.token.values.tolist()
+    token_texts = [trace.tokens[position] for position in positions if position < len(trace)]
+    covers_text = {*positions, *clusters.attrs["massive"]} == set(range(len(trace)))
+    if mismatches or not covers_text or ("word" in clusters and clusters.word.values.tolist() != token_texts):
         raise RheoscopeError(
-            f"clusters are those of the same text in the same model, got another {' and '.join(other) or 'text'}; "
+            f"clusters are those of the same text in the same model, got another {' and '.join(mismatches) or 'text'}; "
             "type clusters=rs.clusters(trace)"
         )
     return clusters
 
 
-def _words(trace: Trace, ids: Sequence[int]) -> list[str]:
-    text_of = {int(one): word for one, word in zip(trace.ids, trace.tokens, strict=True)}
-    return [text_of[one] for one in ids]
+def _token_texts(trace: Trace, ids: Sequence[int]) -> list[str]:
+    text_of = {int(token_id): token_text for token_id, token_text in zip(trace.ids, trace.tokens, strict=True)}
+    return [text_of[token_id] for token_id in ids]
 
 
-def _named(trace: Trace, ids: list[int], labels: Labels) -> dict[str, Int[Tensor, " t"]]:
-    told = {heading: make(trace, ids) for heading, make in NAMES.items()}
-    for heading, given in labels.items():
-        told[heading] = [_name(word, given) for word in _words(trace, ids)]
-        if sum(name is not None for name in told[heading]) < 2:
+def _name_ids_by_heading(trace: Trace, ids: list[int], labels: Labels) -> dict[str, Int[Tensor, " t"]]:
+    names_by_heading = {heading: namer(trace, ids) for heading, namer in BUILT_IN_NAMINGS.items()}
+    for heading, names_by_word in labels.items():
+        names_by_heading[heading] = [_lookup_name(token_text, names_by_word) for token_text in _token_texts(trace, ids)]
+        if sum(name is not None for name in names_by_heading[heading]) < 2:
             raise RheoscopeError(
-                f"{heading!r} names fewer than 2 tokens of this text ({len(given)} words given); type words that are "
-                f"tokens of it, such as {', '.join(repr(word.strip()) for word in _words(trace, ids)[:3])}"
+                f"{heading!r} names fewer than 2 tokens of this text ({len(names_by_word)} words given); type words that are "
+                f"tokens of it, such as {', '.join(repr(token_text.strip()) for token_text in _token_texts(trace, ids)[:3])}"
             )
-    return {heading: _numbers(given) for heading, given in told.items()}
+    return {heading: _as_ids(names) for heading, names in names_by_heading.items()}
 
 
-def _name(word: str, given: Mapping[str, object]) -> object:
+def _lookup_name(token_text: str, names_by_word: Mapping[str, object]) -> object:
     """The name of a word as it is, without space, or in small letters; None where it has none."""
-    return next((given[one] for one in (word, word.strip(), word.strip().casefold()) if one in given), None)
+    return next(
+        (
+            names_by_word[key]
+            for key in (token_text, token_text.strip(), token_text.strip().casefold())
+            if key in names_by_word
+        ),
+        None,
+    )
 
 
-def _numbers(given: Sequence[object]) -> Int[Tensor, " t"]:
-    seen = {name: at for at, name in enumerate(dict.fromkeys(name for name in given if name is not None))}
-    return torch.tensor([NAMELESS if name is None else seen[name] for name in given])
+def _as_ids(names: Sequence[object]) -> Int[Tensor, " t"]:
+    id_of_name = {name: index for index, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
+    return torch.tensor([NAMELESS if name is None else id_of_name[name] for name in names])
+
+
+def _report_settings(results: Results) -> dict[str, Any]:
+    """The clusters that the report has already found."""
+    return {"draws": 999} | ({"clusters": results.datasets["clusters"]} if results.has("clusters") else {})
 
 
 PURITY = Analysis(
@@ -172,6 +190,8 @@ PURITY = Analysis(
     question="What are clusters made of: forms of one word, one frequency, what a person gave one name?",
     ask=purity,
     needs="trace",
+    depends_on=("clusters",),
+    report=_report_settings,
     fields={
         "purity": Field(
             ("point", "by"),

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from rheoscope.picture.picture import CLUSTERS, Axis, Line, Panel, Picture
-from rheoscope.picture.token_labels import places
+from rheoscope.picture.picture import SERIES_COLOURS, Axis, Line, Panel, Picture
+from rheoscope.picture.token_labels import step_names
 
 if TYPE_CHECKING:
     import xarray
@@ -18,19 +18,27 @@ CAPTION = (
 
 def picture(dataset: "xarray.Dataset") -> Picture:
     """z of every kind of name where a null was drawn, and the purities themselves."""
-    points = tuple(places(dataset.point.values))
-    kinds = list(zip(CLUSTERS, dataset.by.values, strict=False))
-    at = range(len(points))
-    share = [Line(str(by), at, dataset.purity.sel(by=by).values, colour) for colour, by in kinds]
-    shares = Panel("Purity", dataset.purity.attrs["definition"], tuple(share), Axis("", points), Axis(high=1.03))
+    points = tuple(step_names(dataset.point.values))
+    kinds = list(zip(SERIES_COLOURS, dataset.by.values, strict=False))
+    x = range(len(points))
+    purity_lines = [
+        Line(str(label_kind), x, dataset.purity.sel(by=label_kind).values, colour) for colour, label_kind in kinds
+    ]
+    purity_panel = Panel(
+        "Purity", dataset.purity.attrs["definition"], tuple(purity_lines), Axis("", points), Axis(high=1.03)
+    )
     if "purity_z" not in dataset:
-        return Picture("What clusters are made of", CAPTION, (shares,))
-    z = [Line(str(by), at, dataset.purity_z.sel(by=by).values, colour) for colour, by in kinds]
-    about = f"{dataset.purity_z.attrs['definition']}. By chance somewhere as pure: {_chances(dataset)}."
-    beyond = Panel("Distance from the null (z)", about, tuple(z), Axis("", points))
-    return Picture("What clusters are made of", CAPTION, (beyond, shares))
+        return Picture("What clusters are made of", CAPTION, (purity_panel,))
+    z_lines = [
+        Line(str(label_kind), x, dataset.purity_z.sel(by=label_kind).values, colour) for colour, label_kind in kinds
+    ]
+    description = f"{dataset.purity_z.attrs['definition']}. By chance somewhere as pure: {_p_values_text(dataset)}."
+    z_panel = Panel("Distance from the null (z)", description, tuple(z_lines), Axis("", points))
+    return Picture("What clusters are made of", CAPTION, (z_panel, purity_panel))
 
 
-def _chances(dataset: "xarray.Dataset") -> str:
+def _p_values_text(dataset: "xarray.Dataset") -> str:
     """The p-value of every kind of name over all points."""
-    return ", ".join(f"{by} p = {float(dataset.p_value_anywhere.sel(by=by)):.3f}" for by in dataset.by.values)
+    return ", ".join(
+        f"{label_kind} p = {float(dataset.p_value_anywhere.sel(by=label_kind)):.3f}" for label_kind in dataset.by.values
+    )

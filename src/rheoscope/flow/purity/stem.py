@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-IRREGULAR = {
+IRREGULAR_FORMS = {
     form: forms.split()[0]
     for forms in (
         "be am is are was were been", "have has had", "do does did done", "go goes went gone", "say said",
@@ -38,5 +38,7 @@ def stem(token: str) -> str:
     """
     from snowballstemmer.english_stemmer import EnglishStemmer
 
-    word = token.strip().casefold()
-    return EnglishStemmer().stemWord(IRREGULAR.get(word, word))  # it keeps the word it is at: one for every call
+    normalised = token.strip().casefold()
+    return EnglishStemmer().stemWord(
+        IRREGULAR_FORMS.get(normalised, normalised)
+    )  # it keeps the word it is at: one for every call

@@ -11,13 +11,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.flow.occurrences import occurrences
-from rheoscope.flow.word_lists import rows_of
+from rheoscope.flow.word_lists import read_tsv_rows
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field, with_interval
 from rheoscope.space.model import Model, Text
-from rheoscope.space.pair_distances import distances, inner_products, upper
-from rheoscope.space.safe_arithmetic import share
-from rheoscope.statistics.nulls import bootstrap, p_values, permutations
+from rheoscope.space.pair_distances import centred_inner_products, distances, upper_triangle
+from rheoscope.space.safe_arithmetic import safe_divide
+from rheoscope.space.settings import Draws, Seed, SpaceName
+from rheoscope.statistics.nulls import bootstrap_interval, p_values, random_permutations
 from rheoscope.statistics.ranks import unit_ranks
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 Groups = Mapping[str, Sequence[Text]]
 """Group → its words."""
-SHIPPED = Path(__file__).with_name("relatedness.tsv")
+DEFAULT_WORDS_FILE = Path(__file__).with_name("relatedness.tsv")
 """20 groups of 6 words, and how often each word stands in the first 10⁸ bytes of the English Wikipedia of 2006 (enwik8)."""
 CARRIERS = (
     "In the middle of the page stood the word",
@@ -40,9 +41,9 @@ def relatedness(
     model: Model,
     words: Groups | str | None = None,
     carriers: Sequence[Text] = CARRIERS,
-    space: str = "sphere",
-    draws: int = 1000,
-    seed: int = 0,
+    space: SpaceName = "sphere",
+    draws: Draws = 1000,
+    seed: Seed = 0,
     control: Model | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
@@ -75,176 +76,208 @@ def relatedness(
     >>> found.nearer.dims, bool(found.nearer.max() <= 1)
     (('point',), True)
     """
-    listed = _checked(_read(SHIPPED if words is None else words), carriers)
-    seen = _seen(model, listed, carriers, space, progress)
-    values = kernel(seen.apart, listed.group, listed.given(seen.tokens), draws, seed)
-    low, high = bootstrap(values["group_nearer"], [1] * len(listed.names), torch.Generator().manual_seed(seed))
+    word_list = _check_word_list(_read_word_list(DEFAULT_WORDS_FILE if words is None else words), carriers)
+    word_distances = _word_distances(model, word_list, carriers, space, progress)
+    values = kernel(
+        word_distances.mean_distances,
+        word_list.group_index,
+        word_list.confounders(word_distances.token_counts),
+        draws,
+        seed,
+    )
+    low, high = bootstrap_interval(
+        values["group_nearer"], [1] * len(word_list.group_names), torch.Generator().manual_seed(seed)
+    )
     values |= {"nearer_low": low, "nearer_high": high}
-    given = "frequency, letters, tokens, capital" if listed.counted else "letters, tokens, capital"
-    settings = {"space": space, "draws": draws, "seed": seed, "given": given, "carriers": len(carriers)}
+    confounder_names = "frequency, letters, tokens, capital" if word_list.has_counts else "letters, tokens, capital"
+    settings = {"space": space, "draws": draws, "seed": seed, "given": confounder_names, "carriers": len(carriers)}
     if control is not None:
-        values |= _beside(seen, _seen(control, listed, carriers, space, None), listed)
+        values |= _control_values(word_distances, _word_distances(control, word_list, carriers, space, None), word_list)
         settings |= {"control": f"{control.view.facts['model']}, weights {control.view.facts['weights']}"}
-    coords = {"point": list(seen.steps), "group": list(listed.names)}
-    return RELATEDNESS.answer(values, coords, settings | {name: str(fact) for name, fact in model.view.facts.items()})
+    coords = {"point": list(word_distances.steps), "group": list(word_list.group_names)}
+    return RELATEDNESS.label(values, coords, settings | {name: str(fact) for name, fact in model.view.facts.items()})
 
 
 # Which words
 
 
 @dataclass(frozen=True, eq=False)
-class Listed:
+class WordList:
     """Words with the number of their group, and what is known of them without a model."""
 
     words: list[Text]
-    group: Int[Tensor, " n"]
-    names: list[str]
+    group_index: Int[Tensor, " n"]
+    group_names: list[str]
     counts: list[int]
 
     @property
-    def counted(self) -> bool:
+    def has_counts(self) -> bool:
         return bool(self.counts)
 
-    def given(self, tokens: Sequence[int]) -> Float[Tensor, "c n"]:
+    def confounders(self, token_counts: Sequence[int]) -> Float[Tensor, "c n"]:
         """What nearness could follow from besides meaning, of every word."""
         strings = [word if isinstance(word, str) else "" for word in self.words]
-        known: list[Sequence[float]] = [[len(one) for one in strings], tokens, [one[:1].isupper() for one in strings]]
-        known += [[math.log(1 + count) for count in self.counts]] if self.counted else []
-        return torch.tensor([list(map(float, row)) for row in known], dtype=torch.float64)
+        rows: list[Sequence[float]] = [
+            [len(string) for string in strings],
+            token_counts,
+            [string[:1].isupper() for string in strings],
+        ]
+        rows += [[math.log(1 + count) for count in self.counts]] if self.has_counts else []
+        return torch.tensor([list(map(float, row)) for row in rows], dtype=torch.float64)
 
 
-def _read(words: Groups | str | Path) -> Listed:
+def _read_word_list(words: Groups | str | Path) -> WordList:
     if isinstance(words, str | Path):
-        rows = rows_of(words, ("group", "word"), ("count",))
-        pairs: list[tuple[str, Text]] = [(row["group"], row["word"]) for row in rows]
-        counts = [_count(row["count"]) for row in rows if "count" in row]
+        rows = read_tsv_rows(words, ("group", "word"), ("count",))
+        group_word_pairs: list[tuple[str, Text]] = [(row["group"], row["word"]) for row in rows]
+        counts = [_parse_count(row["count"]) for row in rows if "count" in row]
     else:
-        pairs, counts = [(group, word) for group, some in words.items() for word in some], []
-    names = list(dict.fromkeys(group for group, _ in pairs))
-    return Listed([word for _, word in pairs], torch.tensor([names.index(group) for group, _ in pairs]), names, counts)
+        group_word_pairs, counts = [(group, word) for group, group_words in words.items() for word in group_words], []
+    names = list(dict.fromkeys(group for group, _ in group_word_pairs))
+    return WordList(
+        [word for _, word in group_word_pairs],
+        torch.tensor([names.index(group) for group, _ in group_word_pairs]),
+        names,
+        counts,
+    )
 
 
-def _count(typed: str) -> int:
-    if not typed.isdigit():
-        raise RheoscopeError(f"a count is a whole number, got {typed!r}; type how often the word stands in some text")
-    return int(typed)
+def _parse_count(cell: str) -> int:
+    if not cell.isdigit():
+        raise RheoscopeError(f"a count is a whole number, got {cell!r}; type how often the word stands in some text")
+    return int(cell)
 
 
-def _checked(listed: Listed, carriers: Sequence[Text]) -> Listed:
-    sizes = torch.bincount(listed.group, minlength=1).tolist()
-    if len(listed.names) < 2 or min(sizes) < 2 or not len(carriers):
+def _check_word_list(word_list: WordList, carriers: Sequence[Text]) -> WordList:
+    sizes = torch.bincount(word_list.group_index, minlength=1).tolist()
+    if len(word_list.group_names) < 2 or min(sizes) < 2 or not len(carriers):
         raise RheoscopeError(
             f"there are two groups or more of two words or more, and a carrier, got groups of {sizes} words and {len(carriers)} "
             "carriers; type {'animals': ['dog', 'cat'], 'tools': ['axe', 'saw']}"
         )
-    return listed
+    return word_list
 
 
 # What the model makes of them
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class WordDistances:
     """Mean distances of all pairs of words at every point, and how many tokens each word has."""
 
-    apart: Float[Tensor, "p pairs"]
-    tokens: list[int]
+    mean_distances: Float[Tensor, "p pairs"]
+    token_counts: list[int]
     steps: tuple[str, ...]
 
 
-def _seen(
+def _word_distances(
     model: Model,
-    listed: Listed,
+    word_list: WordList,
     carriers: Sequence[Text],
     space: str,
     progress: Callable[[int, int], None] | None,
-) -> Seen:
-    texts = [[_joined(carrier, word) for word in listed.words] for carrier in carriers]
-    apart = torch.zeros(())
+) -> WordDistances:
+    texts = [[_join_carrier(carrier, word) for word in word_list.words] for carrier in carriers]
+    total_distance = torch.zeros(())
     steps: tuple[str, ...] = ()
-    for done, some in enumerate(texts, 1):
-        found = occurrences(model, some, listed.words, space)
-        apart, steps = apart + upper(distances(inner_products(found.points))).cpu(), found.steps
-        if progress is not None:
-            progress(done, len(texts))
-    longer = [len(model.ids(text)) - len(model.ids(carriers[0])) for text in texts[0]]
-    return Seen(apart / len(texts), longer, steps)
-
-
-def _joined(carrier: Text, word: Text) -> Text:
-    if isinstance(carrier, str) and isinstance(word, str):
-        return f"{carrier} {word}"
-    if isinstance(carrier, str) or isinstance(word, str):
-        raise RheoscopeError(
-            f"words and carriers are both strings or both ids, got {carrier!r} and {word!r}; type carriers=[[1, 2], …] for ids"
+    for n_done, sentences in enumerate(texts, 1):
+        instances = occurrences(model, sentences, word_list.words, space)
+        total_distance, steps = (
+            total_distance + upper_triangle(distances(centred_inner_products(instances.points))).cpu(),
+            instances.steps,
         )
-    return [*map(int, carrier), *map(int, word)]
+        if progress is not None:
+            progress(n_done, len(texts))
+    token_counts = [len(model.ids(text)) - len(model.ids(carriers[0])) for text in texts[0]]
+    return WordDistances(total_distance / len(texts), token_counts, steps)
+
+
+def _join_carrier(carrier: Text, target_word: Text) -> Text:
+    if isinstance(carrier, str) and isinstance(target_word, str):
+        return f"{carrier} {target_word}"
+    if isinstance(carrier, str) or isinstance(target_word, str):
+        raise RheoscopeError(
+            f"words and carriers are both strings or both ids, got {carrier!r} and {target_word!r}; type carriers=[[1, 2], …] for ids"
+        )
+    return [*map(int, carrier), *map(int, target_word)]
 
 
 def kernel(
-    apart: Float[Tensor, "p pairs"], group: Int[Tensor, " n"], given: Float[Tensor, "c n"], draws: int, seed: int
+    pair_distances: Float[Tensor, "p pairs"],
+    group_index: Int[Tensor, " n"],
+    confounders: Float[Tensor, "c n"],
+    draws: int,
+    seed: int,
 ) -> dict[str, Tensor]:
     """Nearness of all pairs, less what is given, against the groups, and against groups dealt out anew."""
-    near, basis = beyond(-apart, given)
-    orders = torch.cat([torch.arange(len(group))[None], permutations(len(group), draws, seed)])
-    drawn = partial(near, basis, same_group(group[orders]))
-    by_group = torch.stack([nearer(near, group == one) for one in range(int(group.max()) + 1)], -1)
-    own, null = drawn[0], drawn[1:]
+    nearness, basis = residual_ranks(-pair_distances, confounders)
+    orders = torch.cat([torch.arange(len(group_index))[None], random_permutations(len(group_index), draws, seed)])
+    correlations = partial_correlation(nearness, basis, same_group_indicator(group_index[orders]))
+    by_group = torch.stack(
+        [nearer_fraction(nearness, group_index == index) for index in range(int(group_index.max()) + 1)], -1
+    )
+    observed, null = correlations[0], correlations[1:]
     values = {
-        "correlation": own,
+        "correlation": observed,
         "nearer": by_group.mean(-1),
-        "nearer_null": torch.full_like(own, 0.5),
+        "nearer_null": torch.full_like(observed, 0.5),
         "group_nearer": by_group,
     }
     if not draws:
         return values
-    spread = null.std(0) if draws > 1 else torch.full_like(own, torch.nan)
-    chance = {"correlation_null": null.mean(0), "correlation_null_sd": spread, "p_value": p_values(own, null)}
-    return values | chance
+    null_sd = null.std(0) if draws > 1 else torch.full_like(observed, torch.nan)
+    null_values = {
+        "correlation_null": null.mean(0),
+        "correlation_null_sd": null_sd,
+        "p_value": p_values(observed, null),
+    }
+    return values | null_values
 
 
-def beyond(
-    x: Float[Tensor, "p pairs"], given: Float[Tensor, "c n"]
+def residual_ranks(
+    x: Float[Tensor, "p pairs"], confounders: Float[Tensor, "c n"]
 ) -> tuple[Float[Tensor, "p pairs"], Float[Tensor, "pairs r"]]:
     """Ranks less what follows linearly from the ranks of how much words differ in what is given, and a basis of the latter."""
-    differ = unit_ranks(upper((given[:, :, None] - given[:, None, :]).abs()))
-    U, sizes, _ = torch.linalg.svd(differ.mT, full_matrices=False)
-    basis = U[:, sizes > 1e-9]
+    confounder_ranks = unit_ranks(upper_triangle((confounders[:, :, None] - confounders[:, None, :]).abs()))
+    U, singular_values, _ = torch.linalg.svd(confounder_ranks.mT, full_matrices=False)
+    basis = U[:, singular_values > 1e-9]
     ranks = unit_ranks(x)
-    left = ranks - ranks @ basis @ basis.mT
-    return torch.where(left.norm(dim=-1, keepdim=True) > 1e-9, left, 0), basis  # what is left of nothing is rounding
+    residual = ranks - ranks @ basis @ basis.mT
+    return torch.where(
+        residual.norm(dim=-1, keepdim=True) > 1e-9, residual, 0
+    ), basis  # what is left of nothing is rounding
 
 
-def same_group(group: Int[Tensor, "draw n"]) -> Float[Tensor, "draw pairs"]:
+def same_group_indicator(group_index: Int[Tensor, "draw n"]) -> Float[Tensor, "draw pairs"]:
     """1 for pairs of one group, less the mean."""
-    same = upper((group[:, :, None] == group[:, None, :]).double())
+    same = upper_triangle((group_index[:, :, None] == group_index[:, None, :]).double())
     return same - same.mean(-1, keepdim=True)
 
 
-def partial(
-    near: Float[Tensor, "p pairs"], basis: Float[Tensor, "pairs r"], same: Float[Tensor, "draw pairs"]
+def partial_correlation(
+    nearness: Float[Tensor, "p pairs"], basis: Float[Tensor, "pairs r"], group_indicator: Float[Tensor, "draw pairs"]
 ) -> Float[Tensor, "draw p"]:
     """Correlation of both, each less what is given; `near` is so already, hence no product is moved by the other's part."""
-    left = (same.square().sum(-1) - (same @ basis).square().sum(-1)).clamp(min=0).sqrt()
-    return share(same @ near.mT, left[:, None] * near.norm(dim=-1))
+    residual_norm = (group_indicator.square().sum(-1) - (group_indicator @ basis).square().sum(-1)).clamp(min=0).sqrt()
+    return safe_divide(group_indicator @ nearness.mT, residual_norm[:, None] * nearness.norm(dim=-1))
 
 
-def nearer(near: Float[Tensor, "p pairs"], inside: Bool[Tensor, " n"]) -> Float[Tensor, " p"]:
+def nearer_fraction(nearness: Float[Tensor, "p pairs"], in_group: Bool[Tensor, " n"]) -> Float[Tensor, " p"]:
     """How often a pair of the group is nearer than a pair of one of its words with another word; equally near ones count half."""
-    i, j = torch.triu_indices(len(inside), len(inside), 1)
-    ours, others = near[:, inside[i] & inside[j], None], near[:, None, inside[i] ^ inside[j]]
-    tied = (ours - others).abs() <= 1e-12
-    return torch.where(tied, 0.5, (ours > others).double()).mean((-2, -1))
+    i, j = torch.triu_indices(len(in_group), len(in_group), 1)
+    within, across = nearness[:, in_group[i] & in_group[j], None], nearness[:, None, in_group[i] ^ in_group[j]]
+    tied = (within - across).abs() <= 1e-12
+    return torch.where(tied, 0.5, (within > across).double()).mean((-2, -1))
 
 
-def _beside(seen: Seen, control: Seen, listed: Listed) -> dict[str, Tensor]:
-    if control.steps != seen.steps:
+def _control_values(word_distances: WordDistances, control: WordDistances, word_list: WordList) -> dict[str, Tensor]:
+    if control.steps != word_distances.steps:
         raise RheoscopeError(
-            f"a control has the layers of the model, got {len(control.steps) - 1} for {len(seen.steps) - 1}; "
+            f"a control has the layers of the model, got {len(control.steps) - 1} for {len(word_distances.steps) - 1}; "
             "type control=rs.load(…, untrained=True)"
         )
-    found = kernel(control.apart, listed.group, listed.given(control.tokens), 0, 0)
-    return {f"{name}_untrained": found[name] for name in ("correlation", "nearer")}
+    values = kernel(control.mean_distances, word_list.group_index, word_list.confounders(control.token_counts), 0, 0)
+    return {f"{name}_untrained": values[name] for name in ("correlation", "nearer")}
 
 
 RELATEDNESS = Analysis(

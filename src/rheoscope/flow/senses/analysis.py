@@ -12,31 +12,32 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.flow.occurrences import Occurrences, distances_between, occurrences
-from rheoscope.flow.word_lists import rows_of
+from rheoscope.flow.word_lists import read_tsv_rows
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field, with_interval
 from rheoscope.space.model import Model, Text
-from rheoscope.space.pair_distances import upper
-from rheoscope.space.safe_arithmetic import share
-from rheoscope.statistics.nulls import bootstrap, p_values
+from rheoscope.space.pair_distances import upper_triangle
+from rheoscope.space.safe_arithmetic import safe_divide
+from rheoscope.space.settings import Draws, Seed, SpaceName
+from rheoscope.statistics.nulls import bootstrap_interval, p_values
 
 if TYPE_CHECKING:
     import xarray
 
-Words = Mapping[str, Mapping[str, Sequence[Text]]]
+SenseSentences = Mapping[str, Mapping[str, Sequence[Text]]]
 """Word → its two senses → sentences in which it stands."""
-SHIPPED = Path(__file__).with_name("senses.tsv")
+DEFAULT_WORDS_FILE = Path(__file__).with_name("senses.tsv")
 """40 words with two senses, four sentences each, written for this analysis."""
-MOST = 16
+MAX_SENTENCES = 16
 """Sentences of a word: every way to split them is counted."""
 
 
 def senses(
     model: Model,
-    words: Words | str | None = None,
-    space: str = "sphere",
-    draws: int = 2000,
-    seed: int = 0,
+    words: SenseSentences | str | None = None,
+    space: SpaceName = "sphere",
+    draws: Draws = 2000,
+    seed: Seed = 0,
     control: Model | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
@@ -71,47 +72,59 @@ def senses(
     >>> float(found.effect.sel(point="embed")), found.effect.dims
     (0.0, ('point',))
     """
-    asked = _checked(_read(SHIPPED if words is None else words))
-    seen = _seen(model, asked, space, progress)
-    own = kernel(seen.tables)
-    values = {name: own[name].mean(-1) for name in ("effect", "nearest", "nearest_null")}
-    values |= {"effect_null": torch.zeros_like(values["effect"])} | _by_chance(own, seen.tables, draws, seed)
-    values |= {"word_effect": own["effect"], "word_p": own["p"]}
-    values |= _interval("effect", own["effect"], seed) | _interval("nearest", own["nearest"], seed)
-    settings = {"space": space, "draws": draws, "seed": seed, "words": _told(words), "embedding": seen.embedding}
+    sentences_by_word = _check_words(_read_words(DEFAULT_WORDS_FILE if words is None else words))
+    sense_tables = _sense_tables(model, sentences_by_word, space, progress)
+    word_values = kernel(sense_tables.tables)
+    values = {name: word_values[name].mean(-1) for name in ("effect", "nearest", "nearest_null")}
+    values |= {"effect_null": torch.zeros_like(values["effect"])} | _null_values(
+        word_values, sense_tables.tables, draws, seed
+    )
+    values |= {"word_effect": word_values["effect"], "word_p": word_values["p"]}
+    values |= _interval_fields("effect", word_values["effect"], seed) | _interval_fields(
+        "nearest", word_values["nearest"], seed
+    )
+    settings = {
+        "space": space,
+        "draws": draws,
+        "seed": seed,
+        "words": _word_source(words),
+        "embedding": sense_tables.embedding_note,
+    }
     if control is not None:
-        values |= _beside(own, seen, _seen(control, asked, space, None), seed)
+        values |= _control_values(
+            word_values, sense_tables, _sense_tables(control, sentences_by_word, space, None), seed
+        )
         settings |= {"control": f"{control.view.facts['model']}, weights {control.view.facts['weights']}"}
-    coords = {"point": list(seen.steps), "word": list(asked)}
-    return SENSES.answer(values, coords, settings | {name: str(fact) for name, fact in model.view.facts.items()})
+    coords = {"point": list(sense_tables.steps), "word": list(sentences_by_word)}
+    return SENSES.label(values, coords, settings | {name: str(fact) for name, fact in model.view.facts.items()})
 
 
 # Which sentences
 
 
-def _read(words: Words | str | Path) -> Words:
+def _read_words(words: SenseSentences | str | Path) -> SenseSentences:
     if not isinstance(words, str | Path):
         return words
-    found: dict[str, dict[str, list[Text]]] = {}
-    for row in rows_of(words, ("word", "sense", "sentence")):
-        found.setdefault(row["word"], {}).setdefault(row["sense"], []).append(row["sentence"])
-    return found
+    sentences_by_word: dict[str, dict[str, list[Text]]] = {}
+    for row in read_tsv_rows(words, ("word", "sense", "sentence")):
+        sentences_by_word.setdefault(row["word"], {}).setdefault(row["sense"], []).append(row["sentence"])
+    return sentences_by_word
 
 
-def _checked(words: Words) -> Words:
+def _check_words(words: SenseSentences) -> SenseSentences:
     if not words:
         raise RheoscopeError("there is no word to ask about; type {'bank': {'money': […], 'river': […]}}")
-    for word, by_sense in words.items():
-        sizes = [len(some) for some in by_sense.values()]
-        if len(sizes) != 2 or min(sizes) < 2 or sum(sizes) > MOST:
+    for target_word, by_sense in words.items():
+        sizes = [len(sentences) for sentences in by_sense.values()]
+        if len(sizes) != 2 or min(sizes) < 2 or sum(sizes) > MAX_SENTENCES:
             raise RheoscopeError(
-                f"a word has two senses with 2 sentences or more each, {MOST} in all, got {sizes} of {word!r}; "
+                f"a word has two senses with 2 sentences or more each, {MAX_SENTENCES} in all, got {sizes} of {target_word!r}; "
                 "type {'bank': {'money': ['…', '…'], 'river': ['…', '…']}}"
             )
     return words
 
 
-def _told(words: Words | str | None) -> str:
+def _word_source(words: SenseSentences | str | None) -> str:
     return "those of the package" if words is None else words if isinstance(words, str) else "given"
 
 
@@ -119,128 +132,147 @@ def _told(words: Words | str | None) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class DistanceTable:
     """The distances of one word at every point, and every way to split its sentences in two, the senses first."""
 
-    apart: Float[Tensor, "p n n"]
+    distances: Float[Tensor, "p n n"]
     splits: Bool[Tensor, "k n"]
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class SenseTables:
     """A model's tables, word by word."""
 
-    tables: list[Table]
+    tables: list[DistanceTable]
     steps: tuple[str, ...]
-    embedding: str
+    embedding_note: str
 
 
-def _seen(model: Model, words: Words, space: str, progress: Callable[[int, int], None] | None) -> Seen:
-    rows = [(word, text) for word, by_sense in words.items() for some in by_sense.values() for text in some]
-    found = occurrences(model, [text for _, text in rows], [word for word, _ in rows], space, progress)
+def _sense_tables(
+    model: Model, words: SenseSentences, space: str, progress: Callable[[int, int], None] | None
+) -> SenseTables:
+    rows = [
+        (target_word, text)
+        for target_word, by_sense in words.items()
+        for sentences in by_sense.values()
+        for text in sentences
+    ]
+    instances = occurrences(
+        model, [text for _, text in rows], [target_word for target_word, _ in rows], space, progress
+    )
     tables, start = [], 0
-    for word, (one, other) in ((word, by_sense.values()) for word, by_sense in words.items()):
-        its = slice(start, start + len(one) + len(other))
-        start = its.stop
-        _one_token(model, word, found.ids[its])
-        apart = distances_between(found.points[:, its], found.rounding[:, its]).cpu()
-        tables.append(Table(apart, splits(len(one), len(other))))
-    return Seen(tables, found.steps, _embedding(found, tables))
+    for target_word, (first_sense, second_sense) in (
+        (target_word, by_sense.values()) for target_word, by_sense in words.items()
+    ):
+        word_slice = slice(start, start + len(first_sense) + len(second_sense))
+        start = word_slice.stop
+        _check_one_token(model, target_word, instances.ids[word_slice])
+        distances = distances_between(instances.points[:, word_slice], instances.rounding[:, word_slice]).cpu()
+        tables.append(DistanceTable(distances, sense_splits(len(first_sense), len(second_sense))))
+    return SenseTables(tables, instances.steps, _embedding_note(instances, tables))
 
 
-def _one_token(model: Model, word: str, ids: Int[Tensor, " n"]) -> None:
+def _check_one_token(model: Model, target_word: str, ids: Int[Tensor, " n"]) -> None:
     if len(set(ids.tolist())) > 1:
         raise RheoscopeError(
-            f"{word!r} ends in different tokens ({', '.join(map(repr, model.words(ids.unique())))}); write it alike in all sentences"
+            f"{target_word!r} ends in different tokens "
+            f"({', '.join(map(repr, model.token_strings(ids.unique())))}); write it alike in all sentences"
         )
 
 
-def _embedding(found: Occurrences, tables: list[Table]) -> str:
-    still = all(not bool(table.apart[0].any()) for table in tables)
-    return "one point a word" if still else "with positions, so that occurrences differ"
+def _embedding_note(instances: Occurrences, tables: list[DistanceTable]) -> str:
+    all_equal = all(not bool(table.distances[0].any()) for table in tables)
+    return "one point a word" if all_equal else "with positions, so that occurrences differ"
 
 
-def splits(one: int, other: int) -> Bool[Tensor, "k n"]:
+def sense_splits(n_first: int, n_second: int) -> Bool[Tensor, "k n"]:
     """Every way to deal out one + other sentences, the first `one` of them first; which half is called which does not matter.
 
-    >>> splits(2, 2).int().tolist()
+    >>> sense_splits(2, 2).int().tolist()
     [[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]]
     """
-    n = one + other
-    ways = [way for way in combinations(range(n), one) if one != other or 0 in way]
-    found = torch.zeros(len(ways), n, dtype=torch.bool)
-    return found.scatter_(1, torch.tensor(ways), True)
+    n = n_first + n_second
+    subsets = [subset for subset in combinations(range(n), n_first) if n_first != n_second or 0 in subset]
+    is_first = torch.zeros(len(subsets), n, dtype=torch.bool)
+    return is_first.scatter_(1, torch.tensor(subsets), True)
 
 
-def kernel(tables: Sequence[Table]) -> dict[str, Float[Tensor, "p w"]]:
+def kernel(tables: Sequence[DistanceTable]) -> dict[str, Float[Tensor, "p w"]]:
     """Of every word: how far its senses lie apart, how rare that is among splits, and what its nearest occurrences are."""
-    effects = [effects_of(table) for table in tables]
+    effects = [split_effects(table) for table in tables]
     return {
         "effect": torch.stack([effect[:, 0] for effect in effects], -1),
         "p": torch.stack([(e >= e[:, :1] - 1e-9).double().mean(-1) for e in effects], -1),
-        "nearest": torch.stack([nearest(table) for table in tables], -1),
-        "nearest_null": torch.stack([nearest_by_chance(table) for table in tables], -1),
+        "nearest": torch.stack([nearest_same_sense(table) for table in tables], -1),
+        "nearest_null": torch.stack([nearest_same_sense_null(table) for table in tables], -1),
     }
 
 
-def effects_of(table: Table) -> Float[Tensor, "p k"]:
+def split_effects(table: DistanceTable) -> Float[Tensor, "p k"]:
     """(mean distance across − mean distance within) / spread of all distances, for every split; 0 where all are equal."""
-    apart = upper(table.apart)
-    across = upper((table.splits[:, :, None] != table.splits[:, None, :]).double())
-    far = apart @ (across / across.sum(-1, keepdim=True)).mT
-    near = apart @ ((1 - across) / (1 - across).sum(-1, keepdim=True)).mT
-    spread = apart.std(-1, correction=0, keepdim=True)
-    return share(far - near, torch.where(spread > 1e-12 * apart.amax(-1, keepdim=True), spread, 0).expand_as(far))
+    pair_distances = upper_triangle(table.distances)
+    is_across = upper_triangle((table.splits[:, :, None] != table.splits[:, None, :]).double())
+    across_mean = pair_distances @ (is_across / is_across.sum(-1, keepdim=True)).mT
+    within_mean = pair_distances @ ((1 - is_across) / (1 - is_across).sum(-1, keepdim=True)).mT
+    sd = pair_distances.std(-1, correction=0, keepdim=True)
+    return safe_divide(
+        across_mean - within_mean,
+        torch.where(sd > 1e-12 * pair_distances.amax(-1, keepdim=True), sd, 0).expand_as(across_mean),
+    )
 
 
-def nearest(table: Table) -> Float[Tensor, " p"]:
+def nearest_same_sense(table: DistanceTable) -> Float[Tensor, " p"]:
     """Share of occurrences whose nearest other one has their sense; equally near ones share."""
-    n = table.apart.shape[-1]
-    own = table.splits[0]
-    same = (own[:, None] == own) & ~torch.eye(n, dtype=torch.bool)
-    far = table.apart + torch.diag(torch.full((n,), torch.inf, dtype=table.apart.dtype))
-    closest = far == far.amin(-1, keepdim=True)
-    return ((closest & same).sum(-1).double() / closest.sum(-1)).mean(-1)
+    n = table.distances.shape[-1]
+    is_first = table.splits[0]
+    same_sense = (is_first[:, None] == is_first) & ~torch.eye(n, dtype=torch.bool)
+    distance = table.distances + torch.diag(torch.full((n,), torch.inf, dtype=table.distances.dtype))
+    closest = distance == distance.amin(-1, keepdim=True)
+    return ((closest & same_sense).sum(-1).double() / closest.sum(-1)).mean(-1)
 
 
-def nearest_by_chance(table: Table) -> Float[Tensor, " p"]:
+def nearest_same_sense_null(table: DistanceTable) -> Float[Tensor, " p"]:
     """The same for any distances, the senses dealt out at random: how many of the others have the sense of one."""
-    own = table.splits[0]
-    one, n = int(own.sum()), len(own)
-    chance = (one * (one - 1) + (n - one) * (n - one - 1)) / (n * (n - 1))
-    return torch.full((len(table.apart),), chance, dtype=torch.float64)
+    is_first = table.splits[0]
+    n_first, n = int(is_first.sum()), len(is_first)
+    probability = (n_first * (n_first - 1) + (n - n_first) * (n - n_first - 1)) / (n * (n - 1))
+    return torch.full((len(table.distances),), probability, dtype=torch.float64)
 
 
-def _by_chance(own: dict[str, Tensor], tables: Sequence[Table], draws: int, seed: int) -> dict[str, Tensor]:
+def _null_values(
+    word_values: dict[str, Tensor], tables: Sequence[DistanceTable], draws: int, seed: int
+) -> dict[str, Tensor]:
     """What splits at random give, one for each word and draw; the spread is exact, since words are dealt out apart."""
-    effects = [effects_of(table) for table in tables]
+    effects = [split_effects(table) for table in tables]
     variance = torch.stack([effect.var(-1, correction=0) for effect in effects]).sum(0)
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.zeros(draws, len(variance), dtype=torch.float64)
+    samples = torch.zeros(draws, len(variance), dtype=torch.float64)
     for effect in effects:
-        drawn += effect[:, torch.randint(effect.shape[-1], (draws,), generator=generator)].mT / len(effects)
-    p = p_values(own["effect"].mean(-1), drawn)
+        samples += effect[:, torch.randint(effect.shape[-1], (draws,), generator=generator)].mT / len(effects)
+    p = p_values(word_values["effect"].mean(-1), samples)
     return {"effect_null_sd": variance.sqrt() / len(effects), "p_value": p}
 
 
-def _interval(name: str, by_word: Float[Tensor, "p w"], seed: int) -> dict[str, Tensor]:
-    low, high = bootstrap(by_word, [1] * by_word.shape[-1], torch.Generator().manual_seed(seed))
+def _interval_fields(name: str, values_by_word: Float[Tensor, "p w"], seed: int) -> dict[str, Tensor]:
+    low, high = bootstrap_interval(values_by_word, [1] * values_by_word.shape[-1], torch.Generator().manual_seed(seed))
     return {f"{name}_low": low, f"{name}_high": high}
 
 
-def _beside(own: dict[str, Tensor], seen: Seen, control: Seen, seed: int) -> dict[str, Tensor]:
-    if control.steps != seen.steps:
+def _control_values(
+    word_values: dict[str, Tensor], sense_tables: SenseTables, control: SenseTables, seed: int
+) -> dict[str, Tensor]:
+    if control.steps != sense_tables.steps:
         raise RheoscopeError(
-            f"a control has the layers of the model, got {len(control.steps) - 1} for {len(seen.steps) - 1}; "
+            f"a control has the layers of the model, got {len(control.steps) - 1} for {len(sense_tables.steps) - 1}; "
             "type control=rs.load(…, untrained=True)"
         )
-    other = kernel(control.tables)
-    gain = own["effect"] - other["effect"]
-    beside = {f"{name}_untrained": other[name].mean(-1) for name in ("effect", "nearest")}
-    return beside | {"effect_gain": gain.mean(-1)} | _interval("effect_gain", gain, seed)
+    control_values = kernel(control.tables)
+    gain = word_values["effect"] - control_values["effect"]
+    means = {f"{name}_untrained": control_values[name].mean(-1) for name in ("effect", "nearest")}
+    return means | {"effect_gain": gain.mean(-1)} | _interval_fields("effect_gain", gain, seed)
 
 
-BOUND = sqrt(28 / 16 * 28 / 12)  # 1/√(share of pairs across · share within) of 4 + 4 sentences
+MAX_EFFECT = sqrt(28 / 16 * 28 / 12)  # 1/√(share of pairs across · share within) of 4 + 4 sentences
 SENSES = Analysis(
     name="senses",
     question="Do occurrences of one word lie apart by what it means there, layer by layer?",
@@ -251,7 +283,7 @@ SENSES = Analysis(
         Field(
             ("point",),
             "mean over words of (mean distance between occurrences of two senses − that of one sense) / standard deviation of all "
-            f"distances of the word: 0 at chance, at most {BOUND:.2f} for 4 + 4 sentences",
+            f"distances of the word: 0 at chance, at most {MAX_EFFECT:.2f} for 4 + 4 sentences",
             null="effect_null",
             null_sd="effect_null_sd",
         ),

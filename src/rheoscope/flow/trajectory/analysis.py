@@ -9,14 +9,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.lower.block_size import numbers_at_once
-from rheoscope.flow.cloud import clouds, placed
-from rheoscope.flow.head_motion import of_heads
-from rheoscope.flow.projection import on_plane, plane
+from rheoscope.attention.lower.block_size import block_numel
+from rheoscope.flow.cloud import select_clouds, to_space
+from rheoscope.flow.head_motion import head_speeds_and_cosines
+from rheoscope.flow.projection import fit_plane, project_on_plane
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.float32_products import inner
-from rheoscope.space.masked_means import There, kept, mean
-from rheoscope.space.safe_arithmetic import share
+from rheoscope.space.float32_products import pairwise_inner
+from rheoscope.space.masked_means import ValidTokens, fill_invalid, masked_mean
+from rheoscope.space.safe_arithmetic import safe_divide
+from rheoscope.space.settings import Draws, Seed, SpaceName
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def trajectory(
-    trace: Trace, space: str = "raw", draws: int = 200, seed: int = 0, keep_massive: bool = False
+    trace: Trace, space: SpaceName = "raw", draws: Draws = 200, seed: Seed = 0, keep_massive: bool = False
 ) -> "xarray.Dataset":
     """The path of every token through the half-layers.
 
@@ -50,22 +51,25 @@ def trajectory(
     >>> bool((path.chord <= path.path_length).all())
     True
     """
-    seen = clouds(trace, space, "half", keep_massive)
-    points, raw = seen.points, trace.points if len(seen.tokens) == len(trace) else trace.points[:, seen.tokens]
-    moved = displacements(raw, trace.view)
-    values = of_points(trace, points, moved if space == "raw" else None, points.norm(dim=-1), draws, seed)
-    heads = of_heads(trace, raw, moved, rows=seen.tokens)
-    values |= of_plane(points, trace)
+    clouds = select_clouds(trace, space, "half", keep_massive)
+    points, raw_points = (
+        clouds.points,
+        trace.points if len(clouds.positions) == len(trace) else trace.points[:, clouds.positions],
+    )
+    displacement = half_precision_displacements(raw_points, trace.view)
+    values = point_statistics(trace, points, displacement if space == "raw" else None, points.norm(dim=-1), draws, seed)
+    head_values = head_speeds_and_cosines(trace, raw_points, displacement, positions=clouds.positions)
+    values |= path_map(points, trace)
     coords = {
-        "point": list(seen.steps),
-        "step": list(seen.steps[1:]),
-        "token": seen.tokens,
-        "word": ("token", seen.words),
+        "point": list(clouds.steps),
+        "step": list(clouds.steps[1:]),
+        "token": clouds.positions,
+        "word": ("token", clouds.token_texts),
         "layer": range(trace.view.layers),
         "head": range(trace.view.heads),
     }
-    values |= {"head_speed": heads[0], "head_cosine": heads[1]}
-    return TRAJECTORY.answer(values, coords, {"draws": draws, "seed": seed} | seen.attributes)
+    values |= {"head_speed": head_values[0], "head_cosine": head_values[1]}
+    return TRAJECTORY.label(values, coords, {"draws": draws, "seed": seed} | clouds.attributes)
 
 
 @torch.no_grad()
@@ -73,161 +77,177 @@ def batch(
     traces: Traces, space: str = "raw", draws: int = 200, seed: int = 0, keep_massive: bool = False
 ) -> dict[str, Tensor]:
     """Paths of many texts at once, and what heads do: all but the map of the paths, which is one text's."""
-    there, moved = traces.counted(keep_massive), displacements(traces.points, traces.view)
-    values = paths(traces, space, draws, seed, keep_massive, moved if space == "raw" else None)
-    heads = of_heads(traces, traces.points, moved, there)
-    return values | {"head_speed": heads[0], "head_cosine": heads[1]}
+    valid, displacement = traces.valid_tokens(keep_massive), half_precision_displacements(traces.points, traces.view)
+    values = path_statistics(traces, space, draws, seed, keep_massive, displacement if space == "raw" else None)
+    head_values = head_speeds_and_cosines(traces, traces.points, displacement, valid)
+    return values | {"head_speed": head_values[0], "head_cosine": head_values[1]}
 
 
 @torch.no_grad()
-def paths(
+def path_statistics(
     traces: Traces,
     space: str = "raw",
     draws: int = 200,
     seed: int = 0,
     keep_massive: bool = False,
-    moved: Float[Tensor, "b n s d"] | None = None,
+    displacement: Float[Tensor, "b n s d"] | None = None,
 ) -> dict[str, Tensor]:
     """The part of `batch` that needs no attention computed again: all that the points tell."""
-    there, points = traces.counted(keep_massive), placed(traces.view, traces.points, space)
-    length = traces.norms if space == "raw" else points.norm(dim=-1)
-    values = of_points(traces, points, moved, length, draws, seed, there)
+    valid, points = traces.valid_tokens(keep_massive), to_space(traces.view, traces.points, space)
+    lengths = traces.norms if space == "raw" else points.norm(dim=-1)
+    values = point_statistics(traces, points, displacement, lengths, draws, seed, valid)
     per_token = (name for name in values if "token" in TRAJECTORY.fields[name].dims)
-    return values | {name: kept(values[name], there, torch.nan) for name in per_token}
+    return values | {name: fill_invalid(values[name], valid, torch.nan) for name in per_token}
 
 
-def ends_of(trace: Trace | Traces) -> list[int]:
+def layer_end_points(trace: Trace | Traces) -> list[int]:
     """The last point of every layer."""
-    return [*trace.where[1:], len(trace.steps) - 1]
+    return [*trace.input_steps[1:], len(trace.steps) - 1]
 
 
-def of_points(
+def point_statistics(
     trace: Trace | Traces,
     points: Float[Tensor, "*b p n d"],
-    moved: Float[Tensor, "*b n s d"] | None,
-    length: Float[Tensor, "*b p n"],
+    displacement: Float[Tensor, "*b n s d"] | None,
+    lengths: Float[Tensor, "*b p n"],
     draws: int,
     seed: int,
-    there: There = None,
+    valid: ValidTokens = None,
 ) -> dict[str, Tensor]:
     """All that the points of a text alone tell, from their inner products where displacements in half precision will do."""
-    moved = displacements(points, trace.view) if moved is None else moved
-    sign = signs(points, draws, seed)
-    found = of_displacements(points, sign) if moved is None else of_inner_products(moved, sign)
-    return kernel(found, length, trace.where, trace.middle, ends_of(trace), there)
+    displacement = half_precision_displacements(points, trace.view) if displacement is None else displacement
+    signs = random_signs(points, draws, seed)
+    measures = (
+        measures_from_displacements(points, signs)
+        if displacement is None
+        else measures_from_inner_products(displacement, signs)
+    )
+    return kernel(measures, lengths, trace.input_steps, trace.mid_steps, layer_end_points(trace), valid)
 
 
 def kernel(
-    moves: "Moves",
-    length: Float[Tensor, "*b p n"],
+    measures: "PathMeasures",
+    lengths: Float[Tensor, "*b p n"],
     starts: Sequence[int],
     middles: Sequence[int],
     ends: Sequence[int],
-    there: There = None,
+    valid: ValidTokens = None,
 ) -> dict[str, Tensor]:
     """All numbers of the paths of one text or of several, from what their displacements are like and the lengths of the points.
 
     `starts`, `middles` and `ends` are the points that each layer reads, that its attention leaves and that it leaves.
     """
-    speed, chords, turning, drawn = moves
+    speed, chords, turning, flipped_chords = measures
     path, chord = speed.sum(-2), chords[..., -1, :]
-    last = slice(ends[0] - 1, None, ends[0] - starts[0])  # the last step of every layer: all have as many
+    last_steps = slice(ends[0] - 1, None, ends[0] - starts[0])  # the last step of every layer: all have as many
     return {
         "speed": speed,
-        "relative_speed": speed / length[..., :-1, :].clamp(min=1e-30),
+        "relative_speed": speed / lengths[..., :-1, :].clamp(min=1e-30),
         "turning": turning,
         "path_length": path,
         "chord": chord,
-        "straightness": share(chord, path),
-        "straightness_null": share(speed.square().sum(-2).sqrt(), path),
-        "straightness_flipped": mean(share(drawn, path[..., None, :]), there),
-        "straightness_so_far": share(chords[..., last, :], speed.cumsum(-2)[..., last, :]),
-        "attention_share": attention_share(kept(speed, there), starts, middles, ends),
+        "straightness": safe_divide(chord, path),
+        "straightness_null": safe_divide(speed.square().sum(-2).sqrt(), path),
+        "straightness_flipped": masked_mean(safe_divide(flipped_chords, path[..., None, :]), valid),
+        "straightness_so_far": safe_divide(chords[..., last_steps, :], speed.cumsum(-2)[..., last_steps, :]),
+        "attention_share": attention_share(fill_invalid(speed, valid), starts, middles, ends),
     }
 
 
-Moves = tuple[Float[Tensor, "*b s n"], Float[Tensor, "*b s n"], Float[Tensor, "*b t n"], Float[Tensor, "*b draw n"]]
+PathMeasures = tuple[
+    Float[Tensor, "*b s n"], Float[Tensor, "*b s n"], Float[Tensor, "*b t n"], Float[Tensor, "*b draw n"]
+]
 """Speed, distance from the start, turning, and how far one would get with the signs of a draw."""
 
 
-def of_displacements(points: Float[Tensor, "*b p n d"], sign: Float[Tensor, "draw s"]) -> Moves:
+def measures_from_displacements(points: Float[Tensor, "*b p n d"], signs: Float[Tensor, "draw s"]) -> PathMeasures:
     """From displacements themselves, in the dtype of the points."""
-    moved, first = points.diff(dim=-3), points[..., 0, :, :]
-    chords = torch.stack([(x - first).norm(dim=-1) for x in points.unbind(-3)[1:]], -2)
-    return moved.norm(dim=-1), chords, angles(moved), flipped(moved, sign)
+    displacement, start = points.diff(dim=-3), points[..., 0, :, :]
+    chords = torch.stack([(x - start).norm(dim=-1) for x in points.unbind(-3)[1:]], -2)
+    return displacement.norm(dim=-1), chords, turning_angles(displacement), chords_with_signs(displacement, signs)
 
 
-def of_inner_products(moved: Float[Tensor, "*b n s d"], sign: Float[Tensor, "draw s"]) -> Moves:
+def measures_from_inner_products(
+    displacement: Float[Tensor, "*b n s d"], signs: Float[Tensor, "draw s"]
+) -> PathMeasures:
     """From ⟨Δ_s, Δ_t⟩ of every token, sums in float32 or better: two passes over the points.
 
     Rounding is at random along E, so that an inner product is off by 2⁻⁹/√d of both lengths in bfloat16: far less than what the
     rounding of the points does to a displacement.
     """
-    table = inner(moved)
-    speed, ahead = table.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt().mT, table.diagonal(1, dim1=-2, dim2=-1).mT
-    both = speed[..., 1:, :] * speed[..., :-1, :]
-    turning = torch.where(both > 0, torch.acos((ahead / torch.where(both > 0, both, 1)).clamp(-1, 1)), 0)
-    ways = torch.cat([sign.new_ones(sign.shape[1], sign.shape[1]).tril(), sign]).to(table)
-    reached = table.flatten(-2) @ (ways[:, :, None] * ways[:, None, :]).flatten(1).mT  # ‖Σ_s way_s Δ_s‖²
-    chords, drawn = reached.clamp(min=0).sqrt().mT.split([sign.shape[1], len(sign)], -2)
-    return speed, chords, turning, drawn
+    gram = pairwise_inner(displacement)
+    speed, next_products = gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt().mT, gram.diagonal(1, dim1=-2, dim2=-1).mT
+    speed_products = speed[..., 1:, :] * speed[..., :-1, :]
+    turning = torch.where(
+        speed_products > 0,
+        torch.acos((next_products / torch.where(speed_products > 0, speed_products, 1)).clamp(-1, 1)),
+        0,
+    )
+    sign_patterns = torch.cat([signs.new_ones(signs.shape[1], signs.shape[1]).tril(), signs]).to(gram)
+    squared_chords = (
+        gram.flatten(-2) @ (sign_patterns[:, :, None] * sign_patterns[:, None, :]).flatten(1).mT
+    )  # ‖Σ_s way_s Δ_s‖²
+    chords, flipped_chords = squared_chords.clamp(min=0).sqrt().mT.split([signs.shape[1], len(signs)], -2)
+    return speed, chords, turning, flipped_chords
 
 
-def displacements(points: Float[Tensor, "*b p n d"], view: View) -> Float[Tensor, "*b n s d"] | None:
+def half_precision_displacements(points: Float[Tensor, "*b p n d"], view: View) -> Float[Tensor, "*b n s d"] | None:
     """In half precision, token by token, so that those of one stand together; None where the model is not read in it."""
-    dtype = view.as_read(points[:0]).dtype
+    dtype = view.to_model_precision(points[:0]).dtype
     if dtype.itemsize >= 4:
         return None
     *texts, p, n, d = points.shape
-    moved = torch.empty(*texts, n, p - 1, d, dtype=dtype, device=points.device)
+    displacement = torch.empty(*texts, n, p - 1, d, dtype=dtype, device=points.device)
     for step, (before, after) in enumerate(pairwise(points.unbind(-3))):
-        torch.sub(after, before, out=moved[..., step, :])
-    return moved
+        torch.sub(after, before, out=displacement[..., step, :])
+    return displacement
 
 
-def of_plane(points: Float[Tensor, "p n d"], trace: Trace) -> dict[str, Tensor]:
+def path_map(points: Float[Tensor, "p n d"], trace: Trace) -> dict[str, Tensor]:
     """A map of the paths on the sphere: the plane of `frames`."""
-    place = on_plane(points, plane(points, [*trace.where, len(trace.steps) - 1]))
-    return {"place": place, "place_share": place.square().mean((-3, -2))}
+    coordinates = project_on_plane(points, fit_plane(points, [*trace.input_steps, len(trace.steps) - 1]))
+    return {"place": coordinates, "place_share": coordinates.square().mean((-3, -2))}
 
 
-def angles(moved: Float[Tensor, "*b s n d"]) -> Float[Tensor, "*b t n"]:
+def turning_angles(displacement: Float[Tensor, "*b s n d"]) -> Float[Tensor, "*b t n"]:
     """Between each displacement and the next, by atan2 of chords: exact near 0 and π too; 0 where a token rests."""
-    unit = (one / one.norm(dim=-1, keepdim=True).clamp(min=1e-30) for one in moved.unbind(-3))
-    chords = [((after - before).norm(dim=-1), (after + before).norm(dim=-1)) for before, after in pairwise(unit)]
+    unit_steps = (step / step.norm(dim=-1, keepdim=True).clamp(min=1e-30) for step in displacement.unbind(-3))
+    chords = [((after - before).norm(dim=-1), (after + before).norm(dim=-1)) for before, after in pairwise(unit_steps)]
     return 2 * torch.atan2(*(torch.stack(chord, -2) for chord in zip(*chords, strict=True)))
 
 
-def signs(points: Float[Tensor, "*b p n d"], draws: int, seed: int) -> Float[Tensor, "draw s"]:
+def random_signs(points: Float[Tensor, "*b p n d"], draws: int, seed: int) -> Float[Tensor, "draw s"]:
     """Forwards or backwards, one sign a step for all tokens.
 
     One sign for all keeps what tokens do together, so that the draws are as spread as the mean over tokens really is.
     """
-    sign = torch.randint(0, 2, (draws, points.shape[-3] - 1), generator=torch.Generator().manual_seed(seed)) * 2 - 1
-    return sign.to(points.device, points.dtype, non_blocking=True)
+    signs = torch.randint(0, 2, (draws, points.shape[-3] - 1), generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    return signs.to(points.device, points.dtype, non_blocking=True)
 
 
-def flipped(moved: Float[Tensor, "*b s n d"], sign: Float[Tensor, "draw s"]) -> Float[Tensor, "*b draw n"]:
+def chords_with_signs(
+    displacement: Float[Tensor, "*b s n d"], signs: Float[Tensor, "draw s"]
+) -> Float[Tensor, "*b draw n"]:
     """How far every token gets whose steps are taken forwards or backwards."""
     chords = []
-    for some in moved.split(_tokens_at_once(moved), dim=-2):
-        gram = torch.einsum("...snd,...tnd->...nst", some, some)
-        chords.append(torch.einsum("ks,...nst,kt->...kn", sign, gram, sign))
+    for chunk in displacement.split(_tokens_per_chunk(displacement), dim=-2):
+        gram = torch.einsum("...snd,...tnd->...nst", chunk, chunk)
+        chords.append(torch.einsum("ks,...nst,kt->...kn", signs, gram, signs))
     return torch.cat(chords, -1).clamp(min=0).sqrt()
 
 
-def _tokens_at_once(moved: Float[Tensor, "*b s n d"]) -> int:
+def _tokens_per_chunk(displacement: Float[Tensor, "*b s n d"]) -> int:
     """As many as have their displacements, and the inner products of these, near the cores."""
-    *texts, steps, _, width = moved.shape
-    return max(1, numbers_at_once(moved.device) // (math.prod(texts) * steps * (steps + width)))
+    *texts, steps, _, width = displacement.shape
+    return max(1, block_numel(displacement.device) // (math.prod(texts) * steps * (steps + width)))
 
 
 def attention_share(
     speed: Float[Tensor, "*b s n"], starts: Sequence[int], middles: Sequence[int], ends: Sequence[int]
 ) -> Float[Tensor, "*b layer"]:
     """Σ‖Δ_attention‖ / (Σ‖Δ_attention‖ + Σ‖Δ_rest‖) of every layer; all layers have the same steps."""
-    step = speed.sum(-1)[..., starts[0] : ends[-1]].unflatten(-1, (len(starts), -1))
-    return share(step[..., : middles[0] - starts[0]].sum(-1), step.sum(-1))
+    layer_speeds = speed.sum(-1)[..., starts[0] : ends[-1]].unflatten(-1, (len(starts), -1))
+    return safe_divide(layer_speeds[..., : middles[0] - starts[0]].sum(-1), layer_speeds.sum(-1))
 
 
 TRAJECTORY = Analysis(

@@ -3,37 +3,45 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.flow.cloud import Clouds, clouds
-from rheoscope.flow.transport.next_token import is_tied, next_type_share, toward_next, toward_own
-from rheoscope.flow.transport.optimal_assignment import EXACT, Moved, OfText, all_moved, costs
-from rheoscope.flow.transport.sinkhorn import divergence
+from rheoscope.flow.cloud import Clouds, select_clouds
+from rheoscope.flow.transport.next_token import cosine_with_next_token, cosine_with_own_token, is_tied, next_type_share
+from rheoscope.flow.transport.optimal_assignment import (
+    MAX_EXACT_TOKENS,
+    PairTransport,
+    TextClouds,
+    transport_all_pairs,
+    transport_costs,
+)
+from rheoscope.flow.transport.sinkhorn import sinkhorn_divergence
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.results import Results
+from rheoscope.space.settings import Bounds, Draws, Grain, Seed, SpaceName
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
 
-FEW = 4
+MAX_EXPENSIVE_DRAWS = 4
 """Draws where assignments are dear."""
 
 
 @torch.no_grad()
 def transport(
     trace: Trace,
-    space: str = "raw",
-    grain: str = "layer",
-    strides: Sequence[int] | None = None,
-    draws: int = 100,
-    between: int = FEW,
-    seed: int = 0,
+    space: SpaceName = "raw",
+    grain: Grain = "layer",
+    strides: Sequence[Annotated[int, Bounds(1, 10_000)]] | None = None,
+    draws: Draws = 100,
+    between: Draws = MAX_EXPENSIVE_DRAWS,
+    seed: Seed = 0,
     keep_massive: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
@@ -68,25 +76,25 @@ def transport(
     >>> bool((found.kappa <= 1 + 1e-9).all())
     True
     """
-    seen = clouds(trace, space, grain, keep_massive, least=2)
-    points, last = seen.points.double(), len(seen) - 1
-    draws = draws if points.shape[1] <= EXACT else min(draws, FEW)
-    strides = powers(last) if strides is None else _checked(strides, last)
+    clouds = select_clouds(trace, space, grain, keep_massive, min_tokens=2)
+    points, last = clouds.points.double(), len(clouds) - 1
+    draws = draws if points.shape[1] <= MAX_EXACT_TOKENS else min(draws, MAX_EXPENSIVE_DRAWS)
+    strides = default_strides(last) if strides is None else _check_strides(strides, last)
     attributes = (
-        {"draws": draws, "between": between, "seed": seed, "next": next_words(trace)}
-        | method(points, seed)
-        | seen.attributes
+        {"draws": draws, "between": between, "seed": seed, "next": next_token_source(trace)}
+        | transport_method(points, seed)
+        | clouds.attributes
     )
     coords = {
-        "point": list(seen.steps),
-        "step": list(seen.steps[1:]),
-        "token": seen.tokens,
-        "word": ("token", seen.words),
+        "point": list(clouds.steps),
+        "step": list(clouds.steps[1:]),
+        "token": clouds.positions,
+        "word": ("token", clouds.token_texts),
         "stride": list(strides),
     }
     (values,) = kernel([points], strides, draws, min(between, draws), seed, progress)
-    values |= destinations(seen, values["partner"], draws, seed)
-    return TRANSPORT.answer(_drawn(values, draws), coords, attributes)
+    values |= destination_values(clouds, values["partner"], draws, seed)
+    return TRANSPORT.label(_drop_empty_null(values, draws), coords, attributes)
 
 
 def batch(
@@ -95,57 +103,63 @@ def batch(
     grain: str = "layer",
     strides: Sequence[int] | None = None,
     draws: int = 100,
-    between: int = FEW,
+    between: int = MAX_EXPENSIVE_DRAWS,
     seed: int = 0,
     keep_massive: bool = False,
 ) -> dict[str, Tensor]:
     """The same of many texts, without what is said of single tokens: assignments of all of them share the cores."""
-    seen = [clouds(trace, space, grain, keep_massive, least=2) for trace in traces]
-    last = len(seen[0]) - 1
-    long = {one.points.shape[1] > EXACT for one in seen}
-    if len(long) > 1:
-        raise RheoscopeError(f"texts of up to {EXACT} tokens and longer ones are asked apart; type texts of one length")
-    draws = min(draws, FEW) if True in long else draws
-    strides = powers(last) if strides is None else _checked(strides, last)
-    each = kernel([one.points.double() for one in seen], strides, draws, min(between, draws), seed)
-    each = [
-        _drawn(values | destinations(one, values["partner"], draws, seed), draws)
-        for one, values in zip(seen, each, strict=True)
+    text_clouds = [select_clouds(trace, space, grain, keep_massive, min_tokens=2) for trace in traces]
+    last = len(text_clouds[0]) - 1
+    is_long = {clouds.points.shape[1] > MAX_EXACT_TOKENS for clouds in text_clouds}
+    if len(is_long) > 1:
+        raise RheoscopeError(
+            f"texts of up to {MAX_EXACT_TOKENS} tokens and longer ones are asked apart; type texts of one length"
+        )
+    draws = min(draws, MAX_EXPENSIVE_DRAWS) if True in is_long else draws
+    strides = default_strides(last) if strides is None else _check_strides(strides, last)
+    values_per_text = kernel(
+        [clouds.points.double() for clouds in text_clouds], strides, draws, min(between, draws), seed
+    )
+    values_per_text = [
+        _drop_empty_null(values | destination_values(clouds, values["partner"], draws, seed), draws)
+        for clouds, values in zip(text_clouds, values_per_text, strict=True)
     ]
-    of_texts = (name for name in each[0] if "token" not in TRANSPORT.fields[name].dims)
-    return {name: torch.stack([values[name] for values in each]).to(traces.points.device) for name in of_texts}
+    text_fields = (name for name in values_per_text[0] if "token" not in TRANSPORT.fields[name].dims)
+    return {
+        name: torch.stack([values[name] for values in values_per_text]).to(traces.points.device) for name in text_fields
+    }
 
 
-def _drawn(values: dict[str, Tensor], draws: int) -> dict[str, Tensor]:
+def _drop_empty_null(values: dict[str, Tensor], draws: int) -> dict[str, Tensor]:
     """Without nulls where nothing was drawn."""
     return values if draws else {name: x for name, x in values.items() if "_null" not in name and "_drawn" not in name}
 
 
-def next_words(trace: Trace) -> str:
+def next_token_source(trace: Trace) -> str:
     """Which words stand for the next token."""
-    if trace.view.sees_next:
+    if trace.view.is_bidirectional:
         return "none: tokens of this model read what comes next"
     return "embedding" if is_tied(trace.view) else "unembedding, with the gain of the final norm"
 
 
-def destinations(seen: Clouds, partner: Int[Tensor, " n"], draws: int, seed: int) -> dict[str, Tensor]:
+def destination_values(clouds: Clouds, partner: Int[Tensor, " n"], draws: int, seed: int) -> dict[str, Tensor]:
     """How near the stream is to the own and the next token's word, and whose next token partners have."""
-    view, ids, points = seen.trace.view, seen.trace.ids, replace(seen, space="raw").points.double()
-    values = {"toward_own": toward_own(points, view, ids, seen.tokens)}
-    if view.sees_next or len(ids) < 2:
+    view, ids, points = clouds.trace.view, clouds.trace.ids, replace(clouds, space="raw").points.double()
+    values = {"toward_own": cosine_with_own_token(points, view, ids, clouds.positions)}
+    if view.is_bidirectional or len(ids) < 2:
         return values
-    near, drawn = toward_next(points, view, ids, seen.tokens, draws, seed)
-    share, shares = next_type_share(partner, ids, seen.tokens, draws, seed)
-    values |= {"toward_next": near, "toward_next_drawn": drawn[-1]}
-    values |= {"next_type_share": share, "next_type_share_drawn": shares}
-    for name, null in (("toward_next", drawn), ("next_type_share", shares)):
-        spread = null.std(-1) if draws > 1 else torch.full_like(null.mean(-1), torch.nan)
-        values |= {f"{name}_null": null.mean(-1), f"{name}_null_sd": spread}
+    cosine, cosine_draws = cosine_with_next_token(points, view, ids, clouds.positions, draws, seed)
+    fraction, fraction_draws = next_type_share(partner, ids, clouds.positions, draws, seed)
+    values |= {"toward_next": cosine, "toward_next_drawn": cosine_draws[-1]}
+    values |= {"next_type_share": fraction, "next_type_share_drawn": fraction_draws}
+    for name, null in (("toward_next", cosine_draws), ("next_type_share", fraction_draws)):
+        null_sd = null.std(-1) if draws > 1 else torch.full_like(null.mean(-1), torch.nan)
+        values |= {f"{name}_null": null.mean(-1), f"{name}_null_sd": null_sd}
     return values
 
 
 def kernel(
-    texts: Sequence[OfText],
+    texts: Sequence[TextClouds],
     strides: Sequence[int],
     draws: int,
     between: int,
@@ -154,65 +168,74 @@ def kernel(
 ) -> list[dict[str, Tensor]]:
     """Every pair of clouds that lie a stride apart, text by text; assignments are solved on the CPU, a pair on each core."""
     last = len(texts[0]) - 1
-    pairs = sorted(((stride, at) for stride in {*strides, last} for at in range(last - stride + 1)), reverse=True)
-    drawn = [draws if stride == last else between for stride, _ in pairs]
-    found = []
-    for one in all_moved(texts, [(at, at + stride) for stride, at in pairs], drawn, seed):
-        found.append(one)
+    pairs = sorted(((stride, start) for stride in {*strides, last} for start in range(last - stride + 1)), reverse=True)
+    pair_draws = [draws if stride == last else between for stride, _ in pairs]
+    results = []
+    for result in transport_all_pairs(texts, [(start, start + stride) for stride, start in pairs], pair_draws, seed):
+        results.append(result)
         if progress is not None:
-            progress(len(found), len(pairs) * len(texts))
-    each = [found[at : at + len(pairs)] for at in range(0, len(found), len(pairs))]
-    return [_values(last, dict(zip(pairs, moves, strict=True)), list(strides)) for moves in each]
+            progress(len(results), len(pairs) * len(texts))
+    results_per_text = [results[start : start + len(pairs)] for start in range(0, len(results), len(pairs))]
+    return [
+        _stack_values(last, dict(zip(pairs, text_results, strict=True)), list(strides))
+        for text_results in results_per_text
+    ]
 
 
-def method(points: Float[Tensor, "p n d"], seed: int, part: int = 512) -> dict[str, Any]:
+def transport_method(points: Float[Tensor, "p n d"], seed: int, sample_size: int = 512) -> dict[str, Any]:
     """How W₂² is found; with Sinkhorn, its error on part of the tokens: (random − S)/(random − W₂²) − 1, the worst over layers."""
-    if points.shape[1] <= EXACT:
+    if points.shape[1] <= MAX_EXACT_TOKENS:
         return {"method": "exact"}
-    some = points[:, torch.randperm(points.shape[1], generator=torch.Generator().manual_seed(seed))[:part]]
+    sample = points[:, torch.randperm(points.shape[1], generator=torch.Generator().manual_seed(seed))[:sample_size]]
     errors = []
-    for x, y in pairwise(some):
-        _, random, exact, _ = costs(x, y)
-        errors.append((random - divergence(x, y)[0]) / max(random - exact, 1e-30) - 1)
+    for x, y in pairwise(sample):
+        _, random_cost, exact_cost, _ = transport_costs(x, y)
+        errors.append((random_cost - sinkhorn_divergence(x, y)[0]) / max(random_cost - exact_cost, 1e-30) - 1)
     return {"method": "sinkhorn", "error": max(errors, key=abs)}
 
 
-def powers(layers: int) -> list[int]:
+def default_strides(n_layers: int) -> list[int]:
     """1, 2, 4, … and the whole way.
 
-    >>> powers(6)
+    >>> default_strides(6)
     [1, 2, 4, 6]
     """
-    return sorted({layers, *(2**k for k in range(layers.bit_length()) if 2**k <= layers)})
+    return sorted({n_layers, *(2**k for k in range(n_layers.bit_length()) if 2**k <= n_layers)})
 
 
-def _values(last: int, moves: dict[tuple[int, int], Moved], strides: list[int]) -> dict[str, Tensor]:
+def _stack_values(last: int, results: dict[tuple[int, int], PairTransport], strides: list[int]) -> dict[str, Tensor]:
     values: dict[str, Tensor] = {}
-    for name in OF_PAIR:
-        rows = [[float("nan")] * (s - 1) + [moves[s, at].figures[name] for at in range(last - s + 1)] for s in strides]
+    for name in PAIR_FIELDS:
+        rows = [
+            [float("nan")] * (stride - 1)
+            + [results[stride, start].statistics[name] for start in range(last - stride + 1)]
+            for stride in strides
+        ]
         table = torch.tensor(rows, dtype=torch.float64)
         values |= {f"{name}_strided": table, name: table[0]}
-    values["coupling"] = torch.stack([moves[1, at].coupling for at in range(last)])
-    whole = moves[last, 0]
-    values["partner"] = whole.partner
-    values |= {f"{name}_drawn": torch.tensor(drawn, dtype=torch.float64) for name, drawn in whole.drawn.items()}
-    way = sum(moves[1, at].figures["w2_squared"] ** 0.5 for at in range(last))
-    straight = whole.figures["w2_squared"] ** 0.5 / way if way > 0 else 1.0
-    values["geodesic_straightness"] = torch.tensor(straight, dtype=torch.float64)
+    values["coupling"] = torch.stack([results[1, start].coupling for start in range(last)])
+    end_to_end = results[last, 0]
+    values["partner"] = end_to_end.partner
+    values |= {
+        f"{name}_drawn": torch.tensor(samples, dtype=torch.float64) for name, samples in end_to_end.null_draws.items()
+    }
+    path_length = sum(results[1, start].statistics["w2_squared"] ** 0.5 for start in range(last))
+    straightness = end_to_end.statistics["w2_squared"] ** 0.5 / path_length if path_length > 0 else 1.0
+    values["geodesic_straightness"] = torch.tensor(straightness, dtype=torch.float64)
     return values
 
 
-def _checked(strides: Sequence[int], last: int) -> list[int]:
-    wrong = [stride for stride in strides if not 1 <= stride <= last]
-    if wrong or 1 not in strides:
-        came = f"{wrong[0]}" if wrong else f"{list(strides)} without 1"
+def _check_strides(strides: Sequence[int], last: int) -> list[int]:
+    invalid = [stride for stride in strides if not 1 <= stride <= last]
+    if invalid or 1 not in strides:
+        problem = f"{invalid[0]}" if invalid else f"{list(strides)} without 1"
         raise RheoscopeError(
-            f"strides are whole numbers from 1 to {last}, 1 among them, got {came}; type strides=[1, {last}]"
+            f"strides are whole numbers from 1 to {last}, 1 among them, got {problem}; type strides=[1, {last}]"
         )
     return sorted(set(strides))
 
 
-OF_PAIR: dict[str, Field] = {
+PAIR_FIELDS: dict[str, Field] = {
     "identity_cost": Field(("step",), "mean ‖y_i − x_i‖²: what it costs that every token stays itself"),
     "w2_squared": Field(("step",), "W₂²: the least mean ‖y_σ(i) − x_i‖² over all permutations σ"),
     "random_cost": Field(("step",), "mean ‖y_j − x_i‖² over all pairs: what pairing at random costs"),
@@ -240,13 +263,13 @@ OF_PAIR: dict[str, Field] = {
 """What one pair of clouds gives."""
 
 
-def _strided(field: Field) -> Field:
-    null, spread = (name and f"{name}_strided" for name in (field.null, field.null_sd))
+def _strided_field(field: Field) -> Field:
+    null, null_sd = (name and f"{name}_strided" for name in (field.null, field.null_sd))
     definition = f"{field.definition}, from `stride` layers before"
-    return replace(field, dims=("stride", "step"), definition=definition, null=null, null_sd=spread)
+    return replace(field, dims=("stride", "step"), definition=definition, null=null, null_sd=null_sd)
 
 
-OF_WHOLE_WAY: dict[str, Field] = {
+END_TO_END_FIELDS: dict[str, Field] = {
     "partner": Field(("token",), "the token whose last place a token's embedding is coupled to, on the centred sphere"),
     "kappa_drawn": Field(("draw",), "κ from the embedding to the last layer, in each draw of its null"),
     "identity_share_drawn": Field(("draw",), "identity share from the embedding to the last layer, in each draw"),
@@ -277,15 +300,22 @@ OF_WHOLE_WAY: dict[str, Field] = {
 """Where tokens go: from the embedding to the last layer, and step by step."""
 
 
+def _long_text_settings(results: Results) -> dict[str, Any]:
+    """Only layer by layer and from the embedding to the last layer, with few draws: Student's t needs no more."""
+    return {"strides": sorted({1, results.view.layers}), "draws": 5, "between": 0}
+
+
 TRANSPORT = Analysis(
     name="transport",
     question="Must tokens stay themselves, and do they go to what comes next?",
     ask=transport,
     batch=batch,
     needs="trace",
-    fields=OF_PAIR
-    | OF_WHOLE_WAY
-    | {f"{name}_strided": _strided(field) for name, field in OF_PAIR.items()}
+    controls=1,
+    long_text=_long_text_settings,
+    fields=PAIR_FIELDS
+    | END_TO_END_FIELDS
+    | {f"{name}_strided": _strided_field(field) for name, field in PAIR_FIELDS.items()}
     | {
         "coupling": Field(("step", "token"), "the token whose new place this token would take in the optimal coupling"),
         "geodesic_straightness": Field(

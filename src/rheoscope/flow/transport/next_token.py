@@ -4,11 +4,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.space.safe_arithmetic import exact
+from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.view import View
-from rheoscope.statistics.nulls import permutations, successors
+from rheoscope.statistics.nulls import random_permutations, random_successors
 
-TABLE = 40
+TABLE_SPEEDUP = 40
 """So many times faster a number is a product of matrices: with draws that are rarer among all pairs these are not all computed."""
 
 
@@ -16,75 +16,81 @@ def is_tied(view: View) -> bool:
     """Whether words are read out by the table that reads them in."""
     if view.unembed is None:
         return True
-    one, other = view.unembed.mT, view.embed
-    same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()  # then nobody need look
-    return one.shape == other.shape and (same or torch.equal(one, other))
+    unembedding, embedding = view.unembed.mT, view.embed
+    same_storage = (
+        unembedding.data_ptr() == embedding.data_ptr() and unembedding.stride() == embedding.stride()
+    )  # then nobody need look
+    return unembedding.shape == embedding.shape and (same_storage or torch.equal(unembedding, embedding))
 
 
-def words_in(view: View, ids: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+def embedding_vectors(view: View, ids: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
     """Where tokens enter the stream: their rows of the embedding."""
-    return exact(view.embedded(ids)).double()
+    return at_least_float32(view.token_embeddings(ids)).double()
 
 
-def words_out(view: View, ids: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+def readout_vectors(view: View, ids: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
     """Where the stream must point for tokens to be predicted: their rows of the embedding where it is tied, else their columns
     of the unembedding with the gain of the final norm, which no move between the two changes."""
     if view.unembed is None or is_tied(view):
-        return words_in(view, ids)
-    norm, columns = view.final_norm, exact(view.unembed[:, ids.to(view.unembed.device)].mT)
+        return embedding_vectors(view, ids)
+    norm, columns = view.final_norm, at_least_float32(view.unembed[:, ids.to(view.unembed.device)].mT)
     return norm.centre(columns if norm.gain is None else columns * norm.gain.to(columns.dtype)).double()
 
 
-def toward_own(
-    points: Float[Tensor, "p n d"], view: View, ids: Int[Tensor, " text"], places: list[int]
+def cosine_with_own_token(
+    points: Float[Tensor, "p n d"], view: View, ids: Int[Tensor, " text"], positions: list[int]
 ) -> Float[Tensor, " p"]:
     """Mean cosine of every token with its own word, both clouds seen from their means."""
-    words = _directions(words_in(view, ids[places]).to(points.device))
-    return (_directions(points) * words).sum(-1).mean(-1)
+    own_vectors = _centred_directions(embedding_vectors(view, ids[positions]).to(points.device))
+    return (_centred_directions(points) * own_vectors).sum(-1).mean(-1)
 
 
-def toward_next(
-    points: Float[Tensor, "p n d"], view: View, ids: Int[Tensor, " text"], places: list[int], draws: int, seed: int
+def cosine_with_next_token(
+    points: Float[Tensor, "p n d"], view: View, ids: Int[Tensor, " text"], positions: list[int], draws: int, seed: int
 ) -> tuple[Float[Tensor, " p"], Float[Tensor, "p draw"]]:
     """Mean cosine of every token with the word that comes next, and the same with the text in other orders."""
-    asked = [at for at, place in enumerate(places) if place + 1 < len(ids)]  # nothing comes after the last
-    here = torch.tensor([places[at] for at in asked])
-    words = words_out(view, ids).to(points.device)
-    words = _unit(words - words[here + 1].mean(0))
-    after = torch.cat([here[None] + 1, successors(len(ids), draws, seed)[:, here]])
-    found = mean_cosines(_directions(points)[:, asked], words, after)
-    return found[:, 0], found[:, 1:]
+    rows_with_next = [
+        row for row, position in enumerate(positions) if position + 1 < len(ids)
+    ]  # nothing comes after the last
+    positions_with_next = torch.tensor([positions[row] for row in rows_with_next])
+    token_vectors = readout_vectors(view, ids).to(points.device)
+    token_vectors = _normalise(token_vectors - token_vectors[positions_with_next + 1].mean(0))
+    next_positions = torch.cat(
+        [positions_with_next[None] + 1, random_successors(len(ids), draws, seed)[:, positions_with_next]]
+    )
+    cosines = mean_cosines(_centred_directions(points)[:, rows_with_next], token_vectors, next_positions)
+    return cosines[:, 0], cosines[:, 1:]
 
 
 def mean_cosines(
-    x: Float[Tensor, "p n d"], words: Float[Tensor, "m d"], after: Int[Tensor, "draw n"]
+    x: Float[Tensor, "p n d"], vectors: Float[Tensor, "m d"], targets: Int[Tensor, "draw n"]
 ) -> Float[Tensor, "p draw"]:
     """Mean inner product of every token with the word that each draw gives it; of few draws without the table of all pairs."""
-    if TABLE * len(after) < len(words):
-        return torch.stack([(x * words[one]).sum(-1).mean(-1) for one in after], -1)
-    places = torch.arange(x.shape[1])
-    return torch.stack([(one @ words.mT)[places, after].mean(-1) for one in x])  # one table at a time
+    if TABLE_SPEEDUP * len(targets) < len(vectors):
+        return torch.stack([(x * vectors[target]).sum(-1).mean(-1) for target in targets], -1)
+    rows = torch.arange(x.shape[1])
+    return torch.stack([(cloud @ vectors.mT)[rows, targets].mean(-1) for cloud in x])  # one table at a time
 
 
 def next_type_share(
-    partner: Int[Tensor, " n"], ids: Int[Tensor, " text"], places: list[int], draws: int, seed: int
+    partner: Int[Tensor, " n"], ids: Int[Tensor, " text"], positions: list[int], draws: int, seed: int
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " draw"]]:
     """The share of tokens whose partner's next token is of their type, and the same with partners permuted.
 
     A partner that ends the text has no next token and is left out.
     """
-    there = torch.tensor(places)
-    orders = torch.cat([torch.arange(len(places))[None], permutations(len(places), draws, seed)])
-    after = there[partner.cpu()[orders]] + 1
-    told: Bool[Tensor, "draw n"] = after < len(ids)
-    hits = (ids.cpu()[after.clamp(max=len(ids) - 1)] == ids.cpu()[there]) & told
-    share = hits.double().sum(-1) / told.sum(-1)
-    return share[0], share[1:]
+    position_index = torch.tensor(positions)
+    orders = torch.cat([torch.arange(len(positions))[None], random_permutations(len(positions), draws, seed)])
+    next_positions = position_index[partner.cpu()[orders]] + 1
+    has_next: Bool[Tensor, "draw n"] = next_positions < len(ids)
+    hits = (ids.cpu()[next_positions.clamp(max=len(ids) - 1)] == ids.cpu()[position_index]) & has_next
+    fractions = hits.double().sum(-1) / has_next.sum(-1)
+    return fractions[0], fractions[1:]
 
 
-def _directions(x: Float[Tensor, "*p n d"]) -> Float[Tensor, "*p n d"]:
-    return _unit(x - x.mean(-2, keepdim=True))
+def _centred_directions(x: Float[Tensor, "*p n d"]) -> Float[Tensor, "*p n d"]:
+    return _normalise(x - x.mean(-2, keepdim=True))
 
 
-def _unit(x: Float[Tensor, "*p n d"]) -> Float[Tensor, "*p n d"]:
+def _normalise(x: Float[Tensor, "*p n d"]) -> Float[Tensor, "*p n d"]:
     return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-30)

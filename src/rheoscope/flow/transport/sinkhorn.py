@@ -7,13 +7,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 Cloud = Float[Tensor, "n d"]
-ROUNDS = 10
+ROUNDS_PER_TEMPERATURE = 10
 """Rounds at every temperature but the last, which has four times as many."""
-SHARPNESS = 0.1
+FINAL_TEMPERATURE = 0.1
 """The last temperature, in standard deviations of the part of the cost that a permutation can change."""
 
 
-def divergence(x: Cloud, y: Cloud) -> tuple[float, Int[Tensor, " n"]]:
+def sinkhorn_divergence(x: Cloud, y: Cloud) -> tuple[float, Int[Tensor, " n"]]:
     """S_ε(x, y) in place of W₂², and the likeliest partner of every token.
 
     **Formula** S_ε = OT_ε(x, y) − ½ OT_ε(x, x) − ½ OT_ε(y, y) for the cost ‖y_j − x_i‖², OT_ε the least of ⟨P, C⟩ + ε KL(P ‖ uniform)
@@ -25,50 +25,54 @@ def divergence(x: Cloud, y: Cloud) -> tuple[float, Int[Tensor, " n"]]:
     **Source** Genevay, Peyré, Cuturi 2018; ε-scaling with absorption, Schmitzer 2019.
 
     >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    >>> value, partner = divergence(x, x + 0.001)
+    >>> value, partner = sinkhorn_divergence(x, x + 0.001)
     >>> round(value, 4), partner.tolist() == list(range(50))
     (0.0, True)
     """
     shift = (x.mean(0) - y.mean(0)).square().sum()
     x, y = x - x.mean(0), y - y.mean(0)
-    temperature = max(SHARPNESS * 2 * float((x @ y.mT).std()), 1e-12 * float(y.square().sum(-1).mean()))
+    temperature = max(FINAL_TEMPERATURE * 2 * float((x @ y.mT).std()), 1e-12 * float(y.square().sum(-1).mean()))
     if temperature == 0:
         return float(shift), torch.arange(len(x), device=x.device)
-    between, plan = coupled(_cost(x, y), temperature)
-    apart = between - 0.5 * coupled(_cost(x, x), temperature)[0] - 0.5 * coupled(_cost(y, y), temperature)[0]
-    return max(apart, 0.0) + float(shift), plan.argmax(-1)
+    cross_cost, plan = entropic_coupling(_cost(x, y), temperature)
+    debiased_cost = (
+        cross_cost
+        - 0.5 * entropic_coupling(_cost(x, x), temperature)[0]
+        - 0.5 * entropic_coupling(_cost(y, y), temperature)[0]
+    )
+    return max(debiased_cost, 0.0) + float(shift), plan.argmax(-1)
 
 
-def coupled(cost: Float[Tensor, "n n"], temperature: float) -> tuple[float, Float[Tensor, "n n"]]:
+def entropic_coupling(cost: Float[Tensor, "n n"], temperature: float) -> tuple[float, Float[Tensor, "n n"]]:
     """OT_ε of two uniform measures, and the coupling, the temperature halved from the largest cost down.
 
     Potentials are kept apart from the kernel exp((f + g − C)/ε), which is made anew at every temperature: float32 is enough.
     """
     n, f, g = len(cost), torch.zeros_like(cost[:, 0]), torch.zeros_like(cost[0])
-    heats = temperatures(float(cost.max()), temperature)
-    for heat in heats:
+    schedule = temperature_schedule(float(cost.max()), temperature)
+    for epsilon in schedule:
         # exponents below −80 would be denormal numbers, which are slow and weigh nothing
-        kernel = ((f[:, None] + g - cost) / heat).clamp(min=-80).exp()
+        gibbs_kernel = ((f[:, None] + g - cost) / epsilon).clamp(min=-80).exp()
         a, b = torch.ones_like(f), torch.ones_like(g)
-        for _ in range(ROUNDS * (4 if heat == heats[-1] else 1)):
-            a = 1 / (n * (kernel @ b))
-            b = 1 / (n * (kernel.mT @ a))
-        f, g = f + heat * a.log(), g + heat * b.log()
-    plan = kernel * a[:, None] * b
+        for _ in range(ROUNDS_PER_TEMPERATURE * (4 if epsilon == schedule[-1] else 1)):
+            a = 1 / (n * (gibbs_kernel @ b))
+            b = 1 / (n * (gibbs_kernel.mT @ a))
+        f, g = f + epsilon * a.log(), g + epsilon * b.log()
+    plan = gibbs_kernel * a[:, None] * b
     return float(f.mean().double() + g.mean().double()) + 2 * temperature * math.log(n), plan
 
 
-def temperatures(first: float, last: float) -> list[float]:
+def temperature_schedule(first: float, last: float) -> list[float]:
     """Halved from the first to the last.
 
-    >>> temperatures(1.0, 0.3)
+    >>> temperature_schedule(1.0, 0.3)
     [1.0, 0.5, 0.3]
     """
-    heats = []
+    schedule = []
     while first > last:
-        heats.append(first)
+        schedule.append(first)
         first /= 2
-    return [*heats, last]
+    return [*schedule, last]
 
 
 def _cost(x: Cloud, y: Cloud) -> Float[Tensor, "n n"]:

@@ -6,33 +6,33 @@ from typing import Any
 from torch import Tensor
 
 from rheoscope.pretrained.family.parts import (
-    joined,
     layer_norm,
+    output_heads,
     softmax_attention,
-    split,
+    split_heads,
     to_heads,
 )  # fmt: skip
-from rheoscope.running.stream import Description, Tap, pre_norm_taps
+from rheoscope.running.stream import ModelDescription, Tap, pre_norm_taps
 from rheoscope.space.head import Heads
 from rheoscope.space.step import EMBED
 
-KNOWN = frozenset({
+KNOWN_FIELDS = frozenset({
     "n_head", "num_attention_heads", "attn_pdrop", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
     "reorder_and_upcast_attn", "n_positions", "layer_norm_epsilon",
 })  # fmt: skip
 
 
-def describe(network: Any) -> Description:
+def describe(network: Any) -> ModelDescription:
     inner = getattr(network, "transformer", network)
     blocks = list(inner.h)
-    return Description(
-        start=Tap(EMBED, blocks[0], "in"),
-        layers=pre_norm_taps(blocks, "ln_2", "attn"),
-        blocks=tuple(heads(block, network.config.n_head) for block in blocks),
-        attentions=tuple(block.attn for block in blocks),
-        projections=tuple(block.attn.c_proj for block in blocks),
+    return ModelDescription(
+        embed_tap=Tap(EMBED, blocks[0], "in"),
+        layer_taps=pre_norm_taps(blocks, "ln_2", "attn"),
+        layer_heads=tuple(heads(block, network.config.n_head) for block in blocks),
+        attention_modules=tuple(block.attn for block in blocks),
+        output_projections=tuple(block.attn.c_proj for block in blocks),
         mlps=tuple(partial(mlp, block) for block in blocks),
-        embed=inner.wte,
+        embedding=inner.wte,
         final_norm=layer_norm(inner.ln_f),
     )
 
@@ -41,9 +41,9 @@ def mlp(block: Any, x: Tensor) -> Tensor:
     return block.mlp(block.ln_2(x))
 
 
-def heads(block: Any, count: int) -> Heads:
+def heads(block: Any, n_heads: int) -> Heads:
     attn = block.attn
-    (W, b), (W_O, b_O) = split(attn.c_attn, 3 * count), joined(attn.c_proj, count)
+    (W, b), (W_O, b_O) = split_heads(attn.c_attn, 3 * n_heads), output_heads(attn.c_proj, n_heads)
     assert b is not None, "GPT-2 projections have biases"
     (W_Q, W_K, W_V), (b_Q, b_K, b_V) = W.chunk(3), b.chunk(3)
 

@@ -10,28 +10,30 @@ from rheoscope.attention.mask import Causal, Mask, NoMask, Window
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import NoPosition, Position
 from rheoscope.attention.score import Gram
-from rheoscope.space.head import Norm, Turned
+from rheoscope.space.model_parts import ModelRotary, Norm
 
 
-def split(linear: Any, heads: int) -> tuple[Float[Tensor, "h d k"], Float[Tensor, "h k"] | None]:
+def split_heads(linear: Any, n_heads: int) -> tuple[Float[Tensor, "h d k"], Float[Tensor, "h k"] | None]:
     """The rows of a projection, head by head, as (h, d, k), and its bias as (h, k); views, no copies."""
     weight: Tensor = linear.weight
     weight = weight.T if type(linear).__name__ == "Conv1D" else weight
-    return weight.unflatten(0, (heads, -1)).mT, None if linear.bias is None else linear.bias.unflatten(0, (heads, -1))
+    return weight.unflatten(0, (n_heads, -1)).mT, None if linear.bias is None else linear.bias.unflatten(
+        0, (n_heads, -1)
+    )
 
 
-def joined(linear: Any, heads: int) -> tuple[Float[Tensor, "h e d"], Tensor | None]:
+def output_heads(linear: Any, n_heads: int) -> tuple[Float[Tensor, "h e d"], Tensor | None]:
     """The output projection, head by head, as (h, e, d), and its bias."""
     weight: Tensor = linear.weight
     weight = weight.T if type(linear).__name__ == "Conv1D" else weight
-    return weight.T.unflatten(0, (heads, -1)), linear.bias
+    return weight.T.unflatten(0, (n_heads, -1)), linear.bias
 
 
 def layer_norm(module: Any) -> Norm:
     """nn.LayerNorm as a Norm; None is no norm at all."""
     if module is None:
         return Norm()
-    return Norm(module, module.weight, module.bias, module.eps, centred=True)
+    return Norm(module, module.weight, module.bias, module.eps, subtracts_mean=True)
 
 
 def rms_norm(module: Any, gain: Tensor | None = None) -> Norm:
@@ -40,15 +42,15 @@ def rms_norm(module: Any, gain: Tensor | None = None) -> Norm:
     return Norm(module, module.weight if gain is None else gain, None, eps)
 
 
-def turned(rotary: Any, modeling: Any, **which: str) -> Turned:
+def rotary_position(rotary_module: Any, attention_module: Any, **layer_options: str) -> ModelRotary:
     """The model's own rotary tables and its own way to apply them, as a position."""
-    apply = sys.modules[type(modeling).__module__].apply_rotary_pos_emb
+    apply_rotary = sys.modules[type(attention_module).__module__].apply_rotary_pos_emb
 
-    def turn(x: Float[Tensor, "b h n k"], at: Tensor) -> Float[Tensor, "b h n k"]:
-        cos, sin = (table.to(x.device) for table in rotary(x, at[None], **which))
-        return apply(x, x, cos, sin)[0]
+    def rotate(x: Float[Tensor, "b h n k"], positions: Tensor) -> Float[Tensor, "b h n k"]:
+        cos, sin = (table.to(x.device) for table in rotary_module(x, positions[None], **layer_options))
+        return apply_rotary(x, x, cos, sin)[0]
 
-    return Turned(turn)
+    return ModelRotary(rotate)
 
 
 def softmax_attention(
@@ -59,17 +61,19 @@ def softmax_attention(
     return Mechanism(Gram(scale=scale), mask if window is None else mask & Window(window), position or NoPosition())
 
 
-def to_heads(x: Float[Tensor, "b n hk"], width: int) -> Float[Tensor, "b h n k"]:
-    return x.unflatten(-1, (-1, width)).transpose(1, 2)
+def to_heads(x: Float[Tensor, "b n hk"], head_width: int) -> Float[Tensor, "b h n k"]:
+    return x.unflatten(-1, (-1, head_width)).transpose(1, 2)
 
 
-def apart(q: Any, k: Any, v: Any, o: Any, width: int) -> dict[str, Any]:
+def separate_projections(q: Any, k: Any, v: Any, o: Any, head_width: int) -> dict[str, Any]:
     """What `Heads` wants to know of three projections side by side and the output projection."""
-    (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = (split(x, x.out_features // width) for x in (q, k, v))
-    W_O, b_O = joined(o, len(W_Q))
+    (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = (
+        split_heads(projection, projection.out_features // head_width) for projection in (q, k, v)
+    )
+    W_O, b_O = output_heads(o, len(W_Q))
 
     def project(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return to_heads(q(u), width), to_heads(k(u), width), to_heads(v(u), width)
+        return to_heads(q(u), head_width), to_heads(k(u), head_width), to_heads(v(u), head_width)
 
     return {
         "W_Q": W_Q, "W_K": W_K, "W_V": W_V, "W_O": W_O, "b_Q": b_Q, "b_K": b_K, "b_V": b_V, "b_O": b_O, "project": project,

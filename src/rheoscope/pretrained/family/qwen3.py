@@ -7,28 +7,28 @@ from torch import Tensor
 
 from rheoscope.pretrained.family import llama
 from rheoscope.pretrained.family.parts import rms_norm
-from rheoscope.running.stream import Description
+from rheoscope.running.stream import ModelDescription
 from rheoscope.space.head import Heads
 
-KNOWN = llama.KNOWN
+KNOWN_FIELDS = llama.KNOWN_FIELDS
 
 
-def describe(network: Any) -> Description:
-    return llama.decoder(network, heads)
+def describe(network: Any) -> ModelDescription:
+    return llama.describe_decoder(network, heads)
 
 
-def heads(layer: Any, inner: Any, number: int) -> Heads:
+def heads(layer: Any, inner: Any, layer_index: int) -> Heads:
     attn = layer.self_attn
-    plain = llama.heads(layer, inner, number)
-    return replace(normed(plain, attn), q_norm=rms_norm(attn.q_norm), k_norm=rms_norm(attn.k_norm))
+    plain_heads = llama.heads(layer, inner, layer_index)
+    return replace(with_qk_norm(plain_heads, attn), q_norm=rms_norm(attn.q_norm), k_norm=rms_norm(attn.k_norm))
 
 
-def normed(heads: Heads, attn: Any) -> Heads:
+def with_qk_norm(heads: Heads, attn: Any) -> Heads:
     """The same heads, their queries and keys through the model's own norms."""
-    plain = heads.project
+    project_plain = heads.project
 
     def project(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = plain(u)
+        q, k, v = project_plain(u)
         return attn.q_norm(q), attn.k_norm(k), v
 
     return replace(heads, project=project)

@@ -5,27 +5,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rheoscope.report.style import ACCENT, FIELD, INK, MUTED, new_figure, styled
+from rheoscope.report.style import ACCENT, FIELD_COLOURS, INK, MUTED, figure_style, new_figure
 
 if TYPE_CHECKING:
     import xarray
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BLUE, PALE = FIELD[-1], FIELD[3]
-SHADES = [FIELD[3], FIELD[4], FIELD[5], INK]
-LEAST = 1e-3
+BLUE, PALE_BLUE = FIELD_COLOURS[-1], FIELD_COLOURS[3]
+SHADES = [FIELD_COLOURS[3], FIELD_COLOURS[4], FIELD_COLOURS[5], INK]
+MIN_GAP_PERCENT = 1e-3
 """The smallest gap that is drawn, in percent."""
-DOTS: Any = {"linestyle": "none", "marker": "o", "markersize": 3.4, "markeredgewidth": 0}
+DOT_STYLE: Any = {"linestyle": "none", "marker": "o", "markersize": 3.4, "markeredgewidth": 0}
 
 
 def figure(dataset: "xarray.Dataset") -> "Figure":
     """The figure of one experiment, by its name in `attrs`."""
     name = dataset.attrs["experiment"]
-    draw = DRAWN[name]
-    with styled():
+    draw = DRAW_FUNCTIONS[name]
+    with figure_style():
         sheet = new_figure(9.6, 3.9)
-        axes = list(sheet.subplots(1, 2, gridspec_kw={"width_ratios": WIDTHS.get(name, (1, 1)), "wspace": 0.08}))
+        axes = list(sheet.subplots(1, 2, gridspec_kw={"width_ratios": PANEL_WIDTHS.get(name, (1, 1)), "wspace": 0.08}))
         draw(axes, dataset)
         phrase = dataset.attrs["shows"]
         sheet.suptitle(f"{phrase[0].upper()}{phrase[1:]}", x=0.008, ha="left", fontsize=11.5, color=INK)
@@ -33,264 +33,282 @@ def figure(dataset: "xarray.Dataset") -> "Figure":
     return sheet
 
 
-def titled(axis: "Axes", title: str, x: str = "", y: str = "") -> None:
+def set_titles(axis: "Axes", title: str, x: str = "", y: str = "") -> None:
     axis.set_title(title, loc="left", fontsize=9, color=MUTED)
     axis.set_xlabel(x)
     axis.set_ylabel(y)
 
 
-def legend(axis: "Axes", **where: Any) -> None:
-    axis.legend(frameon=False, fontsize=8, labelcolor=INK, handlelength=1.6, **where)
+def add_legend(axis: "Axes", **placement: Any) -> None:
+    axis.legend(frameon=False, fontsize=8, labelcolor=INK, handlelength=1.6, **placement)
 
 
-def level(axis: "Axes", y: float) -> None:
+def draw_level(axis: "Axes", y: float) -> None:
     axis.axhline(y, color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
 
 
-def gaps(axis: "Axes", told: "xarray.Dataset") -> None:
+def draw_gaps(axis: "Axes", dataset: "xarray.Dataset") -> None:
     """How far every number is from the expected one."""
-    gap = np.maximum(told.gap.values * 100, LEAST)
-    at = np.arange(len(gap))[::-1]
-    axis.hlines(at, LEAST, gap, color=FIELD[2], linewidth=2.5)
-    axis.plot(gap, at, color=BLUE, clip_on=False, **{**DOTS, "markersize": 6})
+    gap = np.maximum(dataset.gap.values * 100, MIN_GAP_PERCENT)
+    rows = np.arange(len(gap))[::-1]
+    axis.hlines(rows, MIN_GAP_PERCENT, gap, color=FIELD_COLOURS[2], linewidth=2.5)
+    axis.plot(gap, rows, color=BLUE, clip_on=False, **{**DOT_STYLE, "markersize": 6})
     axis.axvline(2, color=ACCENT, linewidth=1)
     axis.set_xscale("log")
-    axis.set_xlim(LEAST, 10)
+    axis.set_xlim(MIN_GAP_PERCENT, 10)
     axis.set_ylim(-0.6, len(gap) - 0.4)
-    axis.set_yticks(at, [str(quantity) for quantity in told.quantity.values], fontsize=7.5)
+    axis.set_yticks(rows, [str(quantity) for quantity in dataset.quantity.values], fontsize=7.5)
     axis.tick_params(axis="y", length=0, labelcolor=INK, pad=8)
     axis.spines["left"].set_visible(False)
-    titled(axis, "gap to the expected value (line: 2 %)", "%")
+    set_titles(axis, "gap to the expected value (line: 2 %)", "%")
 
 
-def equiangular(axes: "list[Axes]", told: "xarray.Dataset") -> None:
+def equiangular(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
-    for row, (case, colour) in enumerate(zip(told.case.values, (PALE, ACCENT, BLUE), strict=True)):
-        time = told.time.values[row]
-        left.plot(time, told.cosine_ode.values[row], color=colour, label=str(case))
-        left.plot(time, told.cosine.values[row], color=colour, **DOTS)
-        left.plot([told.expected.values[2 * row]] * 2, [0, 0.9], color=colour, linewidth=0.8, linestyle=":")
-    level(left, told.attrs["level"])
+    for row, (case, colour) in enumerate(zip(dataset.case.values, (PALE_BLUE, ACCENT, BLUE), strict=True)):
+        time = dataset.time.values[row]
+        left.plot(time, dataset.cosine_ode.values[row], color=colour, label=str(case))
+        left.plot(time, dataset.cosine.values[row], color=colour, **DOT_STYLE)
+        left.plot([dataset.expected.values[2 * row]] * 2, [0, 0.9], color=colour, linewidth=0.8, linestyle=":")
+    draw_level(left, dataset.attrs["level"])
     left.set(xlim=(0, None), ylim=(0, 1.02))
-    titled(left, "line: equation, dots: particles, dotted: published t(γ = .9)", "time", "cosine γ of a pair")
-    legend(left, loc=(0.46, 0.45))
-    gaps(right, told)
+    set_titles(left, "line: equation, dots: particles, dotted: published t(γ = .9)", "time", "cosine γ of a pair")
+    add_legend(left, loc=(0.46, 0.45))
+    draw_gaps(right, dataset)
 
 
-def energy(axes: "list[Axes]", told: "xarray.Dataset") -> None:
+def energy(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
-    for row, (system, colour) in enumerate(zip(told.system.values, (BLUE, PALE, ACCENT), strict=True)):
-        left.plot(told.time, told.energy.values[row], color=colour, label=str(system))
-    level(left, 1.0)
+    for row, (system, colour) in enumerate(zip(dataset.system.values, (BLUE, PALE_BLUE, ACCENT), strict=True)):
+        left.plot(dataset.time, dataset.energy.values[row], color=colour, label=str(system))
+    draw_level(left, 1.0)
     left.set_xlim(0, 10)
-    titled(left, "energy over its largest value", "time", r"$E\,/\,(e^\beta/2\beta)$")
-    legend(left, loc="center right")
-    for row, colour in enumerate((BLUE, PALE)):
-        slope, height, time = told.slope.values[row], told.energy.values[row], told.time.values
-        right.plot(time, slope, color=colour, label=f"{told.system.values[row]}: formula")
-        right.plot(time[::6], np.gradient(height, time)[::6], color=colour, **DOTS)
+    set_titles(left, "energy over its largest value", "time", r"$E\,/\,(e^\beta/2\beta)$")
+    add_legend(left, loc="center right")
+    for row, colour in enumerate((BLUE, PALE_BLUE)):
+        slope, height, time = dataset.slope.values[row], dataset.energy.values[row], dataset.time.values
+        right.plot(time, slope, color=colour, label=f"{dataset.system.values[row]}: formula")
+        right.plot(time[::6], np.gradient(height, time)[::6], color=colour, **DOT_STYLE)
     right.set_xlim(0, 10)
-    titled(right, "line: Σ of squared speeds, dots: the energy's own slope", "time", "dE/dt")
-    legend(right)
+    set_titles(right, "line: Σ of squared speeds, dots: the energy's own slope", "time", "dE/dt")
+    add_legend(right)
 
 
-def metastable(axes: "list[Axes]", told: "xarray.Dataset") -> None:
+def metastable(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
-    time = np.maximum(told.time.values, 0.02)
-    upper = told.angle.values[0] > 0
+    time = np.maximum(dataset.time.values, 0.02)
+    upper = dataset.angle.values[0] > 0
     for side, colour in ((upper, BLUE), (~upper, ACCENT)):
-        left.plot(time, np.degrees(told.angle.values[:, side]), color=colour, linewidth=0.9, alpha=0.75)
+        left.plot(time, np.degrees(dataset.angle.values[:, side]), color=colour, linewidth=0.9, alpha=0.75)
     left.set_xscale("log")
     left.set_xlim(0.05, time[-1])
-    titled(
+    set_titles(
         left,
-        f"{told.sizes['particle']} particles on the circle, β = {told.beta.values[-1]:g}",
+        f"{dataset.sizes['particle']} particles on the circle, β = {dataset.beta.values[-1]:g}",
         "time",
         "angle (degrees)",
     )
-    right.plot(told.beta, told.merging_derived, color=BLUE, label="two heavy particles: ∫ dγ/γ'")
-    right.plot(told.beta, told.merging, color=ACCENT, label="time to merge", **{**DOTS, "markersize": 6})
-    right.plot(told.beta, told.formed, color=PALE, label="time to form", **{**DOTS, "markersize": 6})
+    right.plot(dataset.beta, dataset.merging_derived, color=BLUE, label="two heavy particles: ∫ dγ/γ'")
+    right.plot(dataset.beta, dataset.merging, color=ACCENT, label="time to merge", **{**DOT_STYLE, "markersize": 6})
+    right.plot(dataset.beta, dataset.formed, color=PALE_BLUE, label="time to form", **{**DOT_STYLE, "markersize": 6})
     right.set_yscale("log")
-    right.set_xticks(told.beta.values)
-    titled(right, "a moment to form, long to merge", "β", "time")
-    legend(right, loc="upper left")
+    right.set_xticks(dataset.beta.values)
+    set_titles(right, "a moment to form, long to merge", "β", "time")
+    add_legend(right, loc="upper left")
 
 
-def causal(axes: "list[Axes]", told: "xarray.Dataset") -> None:
+def causal(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
-    cosine, time = told.cosine.values, told.time.values
+    cosine, time = dataset.cosine.values, dataset.time.values
     for token in range(2, cosine.shape[1]):
-        left.plot(time, cosine[:, token], color=FIELD[2 + 3 * token // cosine.shape[1]], linewidth=0.9)
+        left.plot(time, cosine[:, token], color=FIELD_COLOURS[2 + 3 * token // cosine.shape[1]], linewidth=0.9)
     left.plot(time, cosine[:, 1], color=ACCENT, linewidth=1.8, label="second token")
     left.plot(time, cosine[:, 0], color=INK, linewidth=1.8, label="first token")
     left.set_xlim(0, 15)
-    titled(left, "pale: early tokens, dark: late ones", "time", "cosine with the first token")
-    legend(left, loc="lower right")
-    gaps(right, told)
+    set_titles(left, "pale: early tokens, dark: late ones", "time", "cosine with the first token")
+    add_legend(left, loc="lower right")
+    draw_gaps(right, dataset)
 
 
-def free_space(axes: "list[Axes]", told: "xarray.Dataset") -> None:
+def free_space(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
-    z = told.corners.values
+    z = dataset.corners.values
     for token in range(z.shape[1]):
-        left.plot(z[:, token, 0], z[:, token, 1], color=PALE, linewidth=0.8)
-    left.plot(z[0, :, 0], z[0, :, 1], color=BLUE, **DOTS)
+        left.plot(z[:, token, 0], z[:, token, 1], color=PALE_BLUE, linewidth=0.8)
+    left.plot(z[0, :, 0], z[0, :, 1], color=BLUE, **DOT_STYLE)
     left.scatter(z[-1, :, 0], z[-1, :, 1], s=60, facecolors="none", edgecolors=ACCENT, linewidths=1.3, zorder=3)
     left.set_aspect("equal", adjustable="datalim")
-    titled(left, "V = I: from the start (dots) to the corners (rings)", "z₁", "z₂")
-    right.plot(told.time, told.planes.values[:, :, 0], color=PALE, linewidth=0.8)
-    for value in (told.planes.values[-1, :, 0].min(), told.planes.values[-1, :, 0].max()):
-        level(right, value)
-    titled(right, "V = diag(1, −½): the first coordinate takes two values", "time", "z₁")
+    set_titles(left, "V = I: from the start (dots) to the corners (rings)", "z₁", "z₂")
+    right.plot(dataset.time, dataset.planes.values[:, :, 0], color=PALE_BLUE, linewidth=0.8)
+    for value in (dataset.planes.values[-1, :, 0].min(), dataset.planes.values[-1, :, 0].max()):
+        draw_level(right, value)
+    set_titles(right, "V = diag(1, −½): the first coordinate takes two values", "time", "z₁")
 
 
-def gaussian(axes: "list[Axes]", told: "xarray.Dataset") -> None:
+def gaussian(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
-    start, end = told.particles.values
-    left.scatter(start[:, 0], start[:, 1], s=4, color=FIELD[2], linewidths=0)
+    start, end = dataset.particles.values
+    left.scatter(start[:, 0], start[:, 1], s=4, color=FIELD_COLOURS[2], linewidths=0)
     left.scatter(end[:, 0], end[:, 1], s=4, color=BLUE, linewidths=0)
     for name, colour in (("ode", INK), ("extra", ACCENT)):
-        left.plot(*ellipse(told[f"covariance_{name}"].values[-1]), color=colour, linewidth=1.6)
+        left.plot(*ellipse(dataset[f"covariance_{name}"].values[-1]), color=colour, linewidth=1.6)
     left.set_aspect("equal", adjustable="datalim")
-    titled(left, f"{len(start)} particles, pale: start, dark: end; 2σ of both equations", "x₁", "x₂")
+    set_titles(left, f"{len(start)} particles, pale: start, dark: end; 2σ of both equations", "x₁", "x₂")
     trace = {
-        name: np.trace(told[name].values, axis1=1, axis2=2) for name in told.data_vars if "covariance" in str(name)
+        name: np.trace(dataset[name].values, axis1=1, axis2=2)
+        for name in dataset.data_vars
+        if "covariance" in str(name)
     }
-    right.plot(told.time, trace["covariance_ode"], color=INK, label="Σ' = VΣAΣ + (VΣAΣ)ᵀ")
-    right.plot(told.time, trace["covariance_extra"], color=ACCENT, label="with VΣ + ΣVᵀ added")
-    right.plot(told.time, trace["covariance"], color=BLUE, label="softmax attention", **DOTS)
+    right.plot(dataset.time, trace["covariance_ode"], color=INK, label="Σ' = VΣAΣ + (VΣAΣ)ᵀ")
+    right.plot(dataset.time, trace["covariance_extra"], color=ACCENT, label="with VΣ + ΣVᵀ added")
+    right.plot(dataset.time, trace["covariance"], color=BLUE, label="softmax attention", **DOT_STYLE)
     right.plot(
-        told.time,
+        dataset.time,
         trace["covariance_linear"],
-        color=PALE,
+        color=PALE_BLUE,
         label="linear attention",
-        **{**DOTS, "marker": "x", "markeredgewidth": 1},
+        **{**DOT_STYLE, "marker": "x", "markeredgewidth": 1},
     )
-    titled(right, "trace of the covariance", "time", "tr Σ")
-    legend(right)
+    set_titles(right, "trace of the covariance", "time", "tr Σ")
+    add_legend(right)
 
 
 def ellipse(covariance: np.ndarray) -> np.ndarray:
     """The points two standard deviations from the middle."""
-    turn = np.linspace(0, 2 * np.pi, 120)
-    return 2 * np.linalg.cholesky(covariance) @ np.stack([np.cos(turn), np.sin(turn)])
+    angle = np.linspace(0, 2 * np.pi, 120)
+    return 2 * np.linalg.cholesky(covariance) @ np.stack([np.cos(angle), np.sin(angle)])
 
 
-def long_context(axes: "list[Axes]", told: "xarray.Dataset") -> None:
+def long_context(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
-    critical, rho = told.attrs["critical"], told.attrs["rho"]
-    for row, (n, colour) in enumerate(zip(told.n.values, SHADES, strict=True)):
-        left.plot(told.c / critical, told.cosine.values[row], color=colour, label=f"$n = 10^{{{round(np.log10(n))}}}$")
+    critical, rho = dataset.attrs["critical"], dataset.attrs["rho"]
+    for row, (n, colour) in enumerate(zip(dataset.n.values, SHADES, strict=True)):
+        left.plot(
+            dataset.c / critical, dataset.cosine.values[row], color=colour, label=f"$n = 10^{{{round(np.log10(n))}}}$"
+        )
     left.plot(
-        told.c_particles / critical,
-        told.cosine_particles,
+        dataset.c_particles / critical,
+        dataset.cosine_particles,
         color=ACCENT,
         label="1000 tokens",
-        **{**DOTS, "markersize": 5},
+        **{**DOT_STYLE, "markersize": 5},
     )
     left.plot(1, 4 * rho / (1 + 3 * rho), marker="D", markersize=6, color=INK, markerfacecolor="none")
     for y in (1.0, rho):
-        level(left, y)
-    titled(left, "one step of attention at β = c log n; diamond: 4ρ/(1+3ρ)", "c (1−ρ)", "cosine of a pair")
-    legend(left, loc="center right")
-    gaps(right, told)
+        draw_level(left, y)
+    set_titles(left, "one step of attention at β = c log n; diamond: 4ρ/(1+3ρ)", "c (1−ρ)", "cosine of a pair")
+    add_legend(left, loc="center right")
+    draw_gaps(right, dataset)
 
 
-def rank_collapse(axes: "list[Axes]", told: "xarray.Dataset") -> None:
+def rank_collapse(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
     for name, colour, label in (("residual", ACCENT, "attention alone"), ("residual_skip", BLUE, "with the skip")):
-        left.plot(told[name].values, color=colour, label=label, marker="o", markersize=4)
+        left.plot(dataset[name].values, color=colour, label=label, marker="o", markersize=4)
     left.set_yscale("log")
-    left.set_xticks(range(told.sizes["layer"]))
-    titled(left, "distance of the cloud from its mean", "layer", "‖X − 1x̄‖")
-    legend(left, loc="lower left")
-    pairs = np.arange(told.sizes["pair"]) + 2
-    right.bar(pairs, told.ratio.values, width=0.5, color=FIELD[2])
-    for at, ratio in zip(pairs.tolist(), told.ratio.values.tolist(), strict=True):
-        right.text(at, ratio + 0.05, f"{ratio:.2f}", ha="center", va="bottom", fontsize=8.5, color=INK)
-    level(right, 3.0)
+    left.set_xticks(range(dataset.sizes["layer"]))
+    set_titles(left, "distance of the cloud from its mean", "layer", "‖X − 1x̄‖")
+    add_legend(left, loc="lower left")
+    pairs = np.arange(dataset.sizes["pair"]) + 2
+    right.bar(pairs, dataset.ratio.values, width=0.5, color=FIELD_COLOURS[2])
+    for x, ratio in zip(pairs.tolist(), dataset.ratio.values.tolist(), strict=True):
+        right.text(x, ratio + 0.05, f"{ratio:.2f}", ha="center", va="bottom", fontsize=8.5, color=INK)
+    draw_level(right, 3.0)
     right.set_xticks(pairs)
     right.set_ylim(0, 3.6)
-    titled(right, "decrement of log‖X − 1x̄‖ over the one before: 3 is cubic", "layer", "ratio")
+    set_titles(right, "decrement of log‖X − 1x̄‖ over the one before: 3 is cubic", "layer", "ratio")
 
 
-def shaped(axes: "list[Axes]", told: "xarray.Dataset") -> None:
+def shaped(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
-    layers = np.arange(told.sizes["layer"])
-    shown = np.unique(np.geomspace(1, layers[-1], 24).astype(int))
-    left.plot(layers[1:], told.correlation_uniform.values[1:], color=ACCENT, linewidth=1.2, label="softmax: recursion")
-    left.plot(shown, told.correlation.values[0][shown], color=ACCENT, **DOTS)
-    left.plot([1, layers[-1]], [told.attrs["rho"]] * 2, color=BLUE, linewidth=1.2, label="shaped: stays ρ")
-    left.plot(shown, told.correlation.values[1][shown], color=BLUE, **DOTS)
+    layers = np.arange(dataset.sizes["layer"])
+    sampled_layers = np.unique(np.geomspace(1, layers[-1], 24).astype(int))
+    left.plot(
+        layers[1:], dataset.correlation_uniform.values[1:], color=ACCENT, linewidth=1.2, label="softmax: recursion"
+    )
+    left.plot(sampled_layers, dataset.correlation.values[0][sampled_layers], color=ACCENT, **DOT_STYLE)
+    left.plot([1, layers[-1]], [dataset.attrs["rho"]] * 2, color=BLUE, linewidth=1.2, label="shaped: stays ρ")
+    left.plot(sampled_layers, dataset.correlation.values[1][sampled_layers], color=BLUE, **DOT_STYLE)
     left.set_xscale("log")
     left.set_ylim(0, 1.05)
-    titled(left, "line: theory, dots: mean over drawn heads", "layer", "correlation of two tokens")
-    legend(left, loc="center right")
-    gaps(right, told)
+    set_titles(left, "line: theory, dots: mean over drawn heads", "layer", "correlation of two tokens")
+    add_legend(left, loc="center right")
+    draw_gaps(right, dataset)
 
 
-def shaped_width(axes: "list[Axes]", told: "xarray.Dataset") -> None:
+def shaped_width(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
-    for at, (what, colour) in enumerate(zip(told.seen.values, (BLUE, PALE, ACCENT), strict=True)):
-        mean, sd = told.mean_sde.values[:, at], told.sd_sde.values[:, at]
-        left.plot(told.time, mean, color=colour, label=str(what))
-        left.fill_between(told.time, mean - sd, mean + sd, color=colour, alpha=0.12, linewidth=0)
-        left.plot(told.time, told["mean"].values[:, at], color=colour, **DOTS)
+    for index, (quantity, colour) in enumerate(zip(dataset.seen.values, (BLUE, PALE_BLUE, ACCENT), strict=True)):
+        mean, sd = dataset.mean_sde.values[:, index], dataset.sd_sde.values[:, index]
+        left.plot(dataset.time, mean, color=colour, label=str(quantity))
+        left.fill_between(dataset.time, mean - sd, mean + sd, color=colour, alpha=0.12, linewidth=0)
+        left.plot(dataset.time, dataset["mean"].values[:, index], color=colour, **DOT_STYLE)
     left.set_xlim(0, None)
-    titled(
+    set_titles(
         left,
-        f"line and band: equation, dots: networks of width {told.attrs['width']}",
+        f"line and band: equation, dots: networks of width {dataset.attrs['width']}",
         "depth / width",
         "mean ± spread",
     )
-    legend(left)
-    gaps(right, told)
+    add_legend(left)
+    draw_gaps(right, dataset)
 
 
-def heat(axes: "list[Axes]", told: "xarray.Dataset") -> None:
+def heat(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
-    for row, (epsilon, colour) in enumerate(zip(told.epsilon.values, SHADES, strict=True)):
-        left.plot(told.x, told.moved.values[row], color=colour, linewidth=1.2, label=f"ε = {epsilon:g}")
-    left.plot(told.x, told.limit, color=ACCENT, linewidth=2.2, linestyle=(0, (1, 1.4)), label="½(f'' + 2 (log p)' f')")
+    for row, (epsilon, colour) in enumerate(zip(dataset.epsilon.values, SHADES, strict=True)):
+        left.plot(dataset.x, dataset.moved.values[row], color=colour, linewidth=1.2, label=f"ε = {epsilon:g}")
+    left.plot(
+        dataset.x, dataset.limit, color=ACCENT, linewidth=2.2, linestyle=(0, (1, 1.4)), label="½(f'' + 2 (log p)' f')"
+    )
     left.set_ylim(None, 1.05)
-    titled(left, "what attention adds to f = sin x", "x", "(Sf − f) / ε")
-    legend(left, loc="upper center", ncols=3)
-    right.fill_between(told.x, 0, told.density, color=FIELD[1], linewidth=0)
-    right.plot(told.x, told.density, color=PALE)
+    set_titles(left, "what attention adds to f = sin x", "x", "(Sf − f) / ε")
+    add_legend(left, loc="upper center", ncols=3)
+    right.fill_between(dataset.x, 0, dataset.density, color=FIELD_COLOURS[1], linewidth=0)
+    right.plot(dataset.x, dataset.density, color=PALE_BLUE)
     right.set_ylim(0, None)
-    titled(right, f"density p of the {told.attrs['n']:,} tokens", "x", "p")
+    set_titles(right, f"density p of the {dataset.attrs['n']:,} tokens", "x", "p")
 
 
-def sinkformer(axes: "list[Axes]", told: "xarray.Dataset") -> None:
+def sinkformer(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
-    for row, (name, colour) in enumerate(zip(told.normaliser.values, (BLUE, ACCENT), strict=True)):
-        left.plot(told.place, told["columns"].values[row], color=colour, label=str(name))
-        right.plot(told.time, told.variance_derived.values[row], color=colour, label=f"{name}: equation")
-        right.plot(told.time, told.variance.values[row], color=colour, **{**DOTS, "markersize": 4.5})
-    right.plot(told.time, 1 + 2 * told.time, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), label="heat: 1 + 2t")
-    titled(left, "how much each token is read (column sums)", "place of the token", r"$\sum_i \alpha_{ij}$")
-    titled(right, "variance of a Gaussian cloud; dots: particles", "time", "σ²")
-    legend(left)
-    legend(right)
+    for row, (name, colour) in enumerate(zip(dataset.normaliser.values, (BLUE, ACCENT), strict=True)):
+        left.plot(dataset.place, dataset["columns"].values[row], color=colour, label=str(name))
+        right.plot(dataset.time, dataset.variance_derived.values[row], color=colour, label=f"{name}: equation")
+        right.plot(dataset.time, dataset.variance.values[row], color=colour, **{**DOT_STYLE, "markersize": 4.5})
+    right.plot(
+        dataset.time, 1 + 2 * dataset.time, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), label="heat: 1 + 2t"
+    )
+    set_titles(left, "how much each token is read (column sums)", "place of the token", r"$\sum_i \alpha_{ij}$")
+    set_titles(right, "variance of a Gaussian cloud; dots: particles", "time", "σ²")
+    add_legend(left)
+    add_legend(right)
 
 
-def relations(axes: "list[Axes]", told: "xarray.Dataset") -> None:
+def relations(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
-    for row, (name, colour) in enumerate(zip(told.name.values, (BLUE, ACCENT, INK), strict=True)):
-        for maps, line in enumerate(("-", (0, (4, 2)))):
-            label = f"{name}, {told.maps.values[maps]}"
-            left.plot(told["rank"], told.error_best.values[row, maps], color=colour, linestyle=line, label=label)
-            left.plot(told["rank"], told.error.values[row, maps], color=colour, **{**DOTS, "markersize": 5})
+    for row, (name, colour) in enumerate(zip(dataset.name.values, (BLUE, ACCENT, INK), strict=True)):
+        for map_index, line_style in enumerate(("-", (0, (4, 2)))):
+            label = f"{name}, {dataset.maps.values[map_index]}"
+            left.plot(
+                dataset["rank"],
+                dataset.error_best.values[row, map_index],
+                color=colour,
+                linestyle=line_style,
+                label=label,
+            )
+            left.plot(
+                dataset["rank"], dataset.error.values[row, map_index], color=colour, **{**DOT_STYLE, "markersize": 5}
+            )
     left.set_xscale("log", base=2)
-    left.set_xticks(told["rank"].values, [str(k) for k in told["rank"].values])
+    left.set_xticks(dataset["rank"].values, [str(k) for k in dataset["rank"].values])
     left.set_ylim(-0.03, 1.4)
-    titled(left, "line: best there is, dots: maps fitted by descent", "features", "share of the relation missed")
-    legend(left, loc="upper center", ncols=3)
-    gaps(right, told)
+    set_titles(left, "line: best there is, dots: maps fitted by descent", "features", "share of the relation missed")
+    add_legend(left, loc="upper center", ncols=3)
+    draw_gaps(right, dataset)
 
 
-DRAWN: "dict[str, Callable[[list[Axes], xarray.Dataset], None]]" = {
+DRAW_FUNCTIONS: "dict[str, Callable[[list[Axes], xarray.Dataset], None]]" = {
     draw.__name__: draw
     for draw in (
         equiangular,
@@ -308,7 +326,7 @@ DRAWN: "dict[str, Callable[[list[Axes], xarray.Dataset], None]]" = {
         sinkformer,
     )
 }
-WIDTHS = {
+PANEL_WIDTHS = {
     "equiangular": (3, 2),
     "causal": (3, 2),
     "long_context": (3, 2),

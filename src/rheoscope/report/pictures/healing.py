@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rheoscope.picture.field_panels import curves
+from rheoscope.picture.field_panels import curve_panel
 from rheoscope.picture.picture import Picture
 
 if TYPE_CHECKING:
@@ -16,4 +16,4 @@ CAPTION = (
 
 def picture(dataset: "xarray.Dataset") -> Picture:
     """A curve an arm."""
-    return Picture("How soon the loss is back", CAPTION, (curves(dataset, "loss", "tokens", "arm"),))
+    return Picture("How soon the loss is back", CAPTION, (curve_panel(dataset, "loss", "tokens", "arm"),))

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rheoscope.picture.field_panels import own_fields, panel
+from rheoscope.picture.field_panels import field_panel, main_fields
 from rheoscope.picture.picture import Picture
 
 if TYPE_CHECKING:
@@ -16,5 +16,7 @@ CAPTION = (
 
 def picture(dataset: "xarray.Dataset") -> Picture:
     """A panel a quantity."""
-    names = [name for name in own_fields(dataset) if dataset[name].dims == ("training_step",)]
-    return Picture("How geometry forms while a model learns", CAPTION, tuple(panel(dataset, name) for name in names))
+    names = [name for name in main_fields(dataset) if dataset[name].dims == ("training_step",)]
+    return Picture(
+        "How geometry forms while a model learns", CAPTION, tuple(field_panel(dataset, name) for name in names)
+    )

@@ -17,37 +17,46 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rheoscope.attention.lower.kernels.tiles import Tiles, head, kernel, launch, line, store, strides, tile
+from rheoscope.attention.lower.kernels.tiles import (
+    TileConfig,
+    head_ptr,
+    kernel,
+    launch,
+    load_rows,
+    load_vector,
+    store_rows,
+    strides,
+)
 
 CHUNK = 64
 """Tokens whose pairs are looked at one by one."""
-SUMS = [Tiles(CHUNK, CHUNK, 4, 1)]
-CHUNKS = [Tiles(CHUNK, CHUNK, 8, 1)]
+SUM_TILES = [TileConfig(CHUNK, CHUNK, 4, 1)]
+CHUNK_TILES = [TileConfig(CHUNK, CHUNK, 8, 1)]
 
 
 @triton.jit
 @no_type_check
-def feature(x, there, ELU: tl.constexpr):
+def feature_map(x, valid, ELU: tl.constexpr):
     """phi of rows that are there, else 0: elu(x) + 1, or x as it is."""
     x = x.to(tl.float32)
     if ELU:
         x = tl.where(x > 0, x + 1.0, tl.exp(tl.minimum(x, 0.0)))
-    return tl.where(there[:, None], x, 0.0)
+    return tl.where(valid[:, None], x, 0.0)
 
 
 @triton.jit
 @no_type_check
-def matrix(x, D: tl.constexpr, E: tl.constexpr):
+def load_matrix(x, D: tl.constexpr, E: tl.constexpr):
     return tl.load(x + tl.arange(0, D)[:, None] * E + tl.arange(0, E)[None, :])
 
 
 @triton.jit
 @no_type_check
-def keep_sums(S, Z, at, chunk, chunks, s, z, D: tl.constexpr, E: tl.constexpr):
+def store_sums(S, Z, head_index, chunk, chunks, s, z, D: tl.constexpr, E: tl.constexpr):
     """The sums of one chunk, in the place where a running sum over chunks will find them."""
-    place = at.to(tl.int64) * chunks + chunk
-    tl.store(S + place * D * E + tl.arange(0, D)[:, None] * E + tl.arange(0, E)[None, :], s)
-    tl.store(Z + place * D + tl.arange(0, D), z)
+    slot = head_index.to(tl.int64) * chunks + chunk
+    tl.store(S + slot * D * E + tl.arange(0, D)[:, None] * E + tl.arange(0, E)[None, :], s)
+    tl.store(Z + slot * D + tl.arange(0, D), z)
 
 
 @kernel
@@ -58,47 +67,47 @@ def key_sums(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """sum phi(k)^T v and sum phi(k) of one chunk."""
-    at, j = tl.program_id(1), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = feature(tile(head(K, at, H, kb0, kh0), j, kn, N, D, True), j < N, ELU)
-    v = tile(head(V, at, H, vb0, vh0), j, vn, N, E, True).to(tl.float32)
+    head_index, j = tl.program_id(1), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = feature_map(load_rows(head_ptr(K, head_index, H, kb0, kh0), j, kn, N, D, True), j < N, ELU)
+    v = load_rows(head_ptr(V, head_index, H, vb0, vh0), j, vn, N, E, True).to(tl.float32)
     s = tl.dot(tl.trans(k), v, input_precision=PRECISION)
-    keep_sums(S, Z, at, tl.program_id(0), tl.num_programs(0), s, tl.sum(k, 0), D, E)
+    store_sums(S, Z, head_index, tl.program_id(0), tl.num_programs(0), s, tl.sum(k, 0), D, E)
 
 
 @kernel
 @no_type_check
-def outputs(
+def forward(
     Q, K, V, S, Z, OUT, DEN, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, chunks,
     ELU: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    at, chunk = tl.program_id(1), tl.program_id(0)
+    head_index, chunk = tl.program_id(1), tl.program_id(0)
     i = chunk * BLOCK_M + tl.arange(0, BLOCK_M)
-    q = feature(tile(head(Q, at, H, qb0, qh0), i, qm, M, D, True), i < M, ELU)
-    before = at.to(tl.int64) * chunks + chunks - 1
+    q = feature_map(load_rows(head_ptr(Q, head_index, H, qb0, qh0), i, qm, M, D, True), i < M, ELU)
+    state_index = head_index.to(tl.int64) * chunks + chunks - 1
     acc, den = tl.zeros([BLOCK_M, E], tl.float32), tl.zeros([BLOCK_M], tl.float32)
     if CAUSAL:
-        k = feature(tile(head(K, at, H, kb0, kh0), i, kn, N, D, True), i < N, ELU)
-        v = tile(head(V, at, H, vb0, vh0), i, vn, N, E, True).to(tl.float32)
+        k = feature_map(load_rows(head_ptr(K, head_index, H, kb0, kh0), i, kn, N, D, True), i < N, ELU)
+        v = load_rows(head_ptr(V, head_index, H, vb0, vh0), i, vn, N, E, True).to(tl.float32)
         a = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         a = tl.where(i[:, None] >= i[None, :], a, 0.0)
         acc, den = tl.dot(a, v, acc, input_precision=PRECISION), tl.sum(a, 1)
-        before = at.to(tl.int64) * chunks + chunk - 1
+        state_index = head_index.to(tl.int64) * chunks + chunk - 1
     if (not CAUSAL) or chunk > 0:
-        acc = tl.dot(q, matrix(S + before * D * E, D, E), acc, input_precision=PRECISION)
-        den += tl.sum(q * tl.load(Z + before * D + tl.arange(0, D))[None, :], 1)
+        acc = tl.dot(q, load_matrix(S + state_index * D * E, D, E), acc, input_precision=PRECISION)
+        den += tl.sum(q * tl.load(Z + state_index * D + tl.arange(0, D))[None, :], 1)
     den = tl.where(den == 0, 1.0, den)
-    store(OUT + at.to(tl.int64) * M * E, i, M, acc / den[:, None], E)
-    tl.store(DEN + at.to(tl.int64) * M + i, den, mask=i < M)
+    store_rows(OUT + head_index.to(tl.int64) * M * E, i, M, acc / den[:, None], E)
+    tl.store(DEN + head_index.to(tl.int64) * M + i, den, mask=i < M)
 
 
 @triton.jit
 @no_type_check
-def over_sum(G, OUT, DEN, at, i, M, E: tl.constexpr):
+def scaled_gradient(G, OUT, DEN, head_index, i, M, E: tl.constexpr):
     """w = do / den and e = -do.o / den."""
-    g = tile(G + at.to(tl.int64) * M * E, i, E, M, E, True).to(tl.float32)
-    o = tile(OUT + at.to(tl.int64) * M * E, i, E, M, E, True).to(tl.float32)
-    den = tl.where(i < M, line(DEN + at.to(tl.int64) * M, i, M, True), 1.0)
+    g = load_rows(G + head_index.to(tl.int64) * M * E, i, E, M, E, True).to(tl.float32)
+    o = load_rows(OUT + head_index.to(tl.int64) * M * E, i, E, M, E, True).to(tl.float32)
+    den = tl.where(i < M, load_vector(DEN + head_index.to(tl.int64) * M, i, M, True), 1.0)
     return g / den[:, None], -tl.sum(g * o, 1) / den
 
 
@@ -110,91 +119,95 @@ def query_sums(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """sum phi(q)^T w and sum e phi(q) of one chunk; the last chunk comes first, since keys feel the queries that follow."""
-    at, i = tl.program_id(1), tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    q = feature(tile(head(Q, at, H, qb0, qh0), i, qm, M, D, True), i < M, ELU)
-    w, e = over_sum(G, OUT, DEN, at, i, M, E)
+    head_index, i = tl.program_id(1), tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    q = feature_map(load_rows(head_ptr(Q, head_index, H, qb0, qh0), i, qm, M, D, True), i < M, ELU)
+    w, e = scaled_gradient(G, OUT, DEN, head_index, i, M, E)
     t = tl.dot(tl.trans(q), w, input_precision=PRECISION)
-    place = tl.num_programs(0) - 1 - tl.program_id(0)
-    keep_sums(T, U, at, place, tl.num_programs(0), t, tl.sum(q * e[:, None], 0), D, E)
+    slot = tl.num_programs(0) - 1 - tl.program_id(0)
+    store_sums(T, U, head_index, slot, tl.num_programs(0), t, tl.sum(q * e[:, None], 0), D, E)
 
 
 @kernel
 @no_type_check
-def to_queries(
+def queries_backward(
     Q, K, V, S, Z, G, OUT, DEN, DQ, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, chunks,
     ELU: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    at, chunk = tl.program_id(1), tl.program_id(0)
+    head_index, chunk = tl.program_id(1), tl.program_id(0)
     i = chunk * BLOCK_M + tl.arange(0, BLOCK_M)
-    w, e = over_sum(G, OUT, DEN, at, i, M, E)
-    before = at.to(tl.int64) * chunks + chunks - 1
+    w, e = scaled_gradient(G, OUT, DEN, head_index, i, M, E)
+    state_index = head_index.to(tl.int64) * chunks + chunks - 1
     dq = tl.zeros([BLOCK_M, D], tl.float32)
     if CAUSAL:
-        k = feature(tile(head(K, at, H, kb0, kh0), i, kn, N, D, True), i < N, ELU)
-        v = tile(head(V, at, H, vb0, vh0), i, vn, N, E, True).to(tl.float32)
-        b = tl.dot(w, tl.trans(v), input_precision=PRECISION) + e[:, None]
-        dq = tl.dot(tl.where(i[:, None] >= i[None, :], b, 0.0), k, dq, input_precision=PRECISION)
-        before = at.to(tl.int64) * chunks + chunk - 1
+        k = feature_map(load_rows(head_ptr(K, head_index, H, kb0, kh0), i, kn, N, D, True), i < N, ELU)
+        v = load_rows(head_ptr(V, head_index, H, vb0, vh0), i, vn, N, E, True).to(tl.float32)
+        grad_weights = tl.dot(w, tl.trans(v), input_precision=PRECISION) + e[:, None]
+        dq = tl.dot(tl.where(i[:, None] >= i[None, :], grad_weights, 0.0), k, dq, input_precision=PRECISION)
+        state_index = head_index.to(tl.int64) * chunks + chunk - 1
     if (not CAUSAL) or chunk > 0:
-        dq = tl.dot(w, tl.trans(matrix(S + before * D * E, D, E)), dq, input_precision=PRECISION)
-        dq += e[:, None] * tl.load(Z + before * D + tl.arange(0, D))[None, :]
+        dq = tl.dot(w, tl.trans(load_matrix(S + state_index * D * E, D, E)), dq, input_precision=PRECISION)
+        dq += e[:, None] * tl.load(Z + state_index * D + tl.arange(0, D))[None, :]
     if ELU:
-        dq = dq * tl.minimum(feature(tile(head(Q, at, H, qb0, qh0), i, qm, M, D, True), i < M, True), 1.0)
-    store(DQ + at.to(tl.int64) * M * D, i, M, dq, D)
+        dq = dq * tl.minimum(
+            feature_map(load_rows(head_ptr(Q, head_index, H, qb0, qh0), i, qm, M, D, True), i < M, True), 1.0
+        )
+    store_rows(DQ + head_index.to(tl.int64) * M * D, i, M, dq, D)
 
 
 @kernel
 @no_type_check
-def to_keys(
+def keys_backward(
     Q, K, V, T, U, G, OUT, DEN, DK, DV, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, chunks,
     ELU: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    at, chunk = tl.program_id(1), tl.program_id(0)
+    head_index, chunk = tl.program_id(1), tl.program_id(0)
     j = chunk * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = feature(tile(head(K, at, H, kb0, kh0), j, kn, N, D, True), j < N, ELU)
-    v = tile(head(V, at, H, vb0, vh0), j, vn, N, E, True).to(tl.float32)
-    after = at.to(tl.int64) * chunks + chunks - 1
+    k = feature_map(load_rows(head_ptr(K, head_index, H, kb0, kh0), j, kn, N, D, True), j < N, ELU)
+    v = load_rows(head_ptr(V, head_index, H, vb0, vh0), j, vn, N, E, True).to(tl.float32)
+    state_index = head_index.to(tl.int64) * chunks + chunks - 1
     dk, dv = tl.zeros([BLOCK_N, D], tl.float32), tl.zeros([BLOCK_N, E], tl.float32)
     if CAUSAL:
-        q = feature(tile(head(Q, at, H, qb0, qh0), j, qm, M, D, True), j < M, ELU)
-        w, e = over_sum(G, OUT, DEN, at, j, M, E)
-        later = j[None, :] >= j[:, None]
-        a = tl.where(later, tl.dot(k, tl.trans(q), input_precision=PRECISION), 0.0)
+        q = feature_map(load_rows(head_ptr(Q, head_index, H, qb0, qh0), j, qm, M, D, True), j < M, ELU)
+        w, e = scaled_gradient(G, OUT, DEN, head_index, j, M, E)
+        is_later = j[None, :] >= j[:, None]
+        a = tl.where(is_later, tl.dot(k, tl.trans(q), input_precision=PRECISION), 0.0)
         dv = tl.dot(a, w, dv, input_precision=PRECISION)
-        b = tl.where(later, tl.dot(v, tl.trans(w), input_precision=PRECISION) + e[None, :], 0.0)
-        dk = tl.dot(b, q, dk, input_precision=PRECISION)
-        after = at.to(tl.int64) * chunks + chunks - 2 - chunk
+        grad_weights = tl.where(is_later, tl.dot(v, tl.trans(w), input_precision=PRECISION) + e[None, :], 0.0)
+        dk = tl.dot(grad_weights, q, dk, input_precision=PRECISION)
+        state_index = head_index.to(tl.int64) * chunks + chunks - 2 - chunk
     if (not CAUSAL) or chunk < chunks - 1:
-        t = matrix(T + after * D * E, D, E)
+        t = load_matrix(T + state_index * D * E, D, E)
         dv = tl.dot(k, t, dv, input_precision=PRECISION)
         dk = tl.dot(v, tl.trans(t), dk, input_precision=PRECISION)
-        dk += tl.load(U + after * D + tl.arange(0, D))[None, :]
+        dk += tl.load(U + state_index * D + tl.arange(0, D))[None, :]
     if ELU:
         dk = dk * tl.minimum(k, 1.0)
-    store(DK + at.to(tl.int64) * N * D, j, N, dk, D)
-    store(DV + at.to(tl.int64) * N * E, j, N, dv, E)
+    store_rows(DK + head_index.to(tl.int64) * N * D, j, N, dk, D)
+    store_rows(DV + head_index.to(tl.int64) * N * E, j, N, dv, E)
 
 
-def _kind(q: Tensor, v: Tensor, elu: bool) -> dict[str, Any]:
+def _constants(q: Tensor, v: Tensor, elu: bool) -> dict[str, Any]:
     """Features are float32: TF32 has three bits more than bfloat16, but none more than float16, which takes three parts."""
-    exactness = "tf32" if q.dtype == torch.bfloat16 else "tf32x3"
-    return {"ELU": elu, "PRECISION": exactness, "D": q.shape[-1], "E": v.shape[-1]}
+    product_precision = "tf32" if q.dtype == torch.bfloat16 else "tf32x3"
+    return {"ELU": elu, "PRECISION": product_precision, "D": q.shape[-1], "E": v.shape[-1]}
 
 
 def _grid(x: Tensor) -> Any:
-    return lambda t: (triton.cdiv(x.shape[-2], CHUNK), x.shape[0] * x.shape[1])
+    return lambda config: (triton.cdiv(x.shape[-2], CHUNK), x.shape[0] * x.shape[1])
 
 
-def _running(function: Any, x: Tensor, rest: tuple[Any, ...], kind: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
+def _running_sums(
+    sum_kernel: Any, x: Tensor, inputs: tuple[Any, ...], constants: dict[str, Any]
+) -> tuple[Tensor, Tensor, int]:
     """The sums of every chunk of x by a kernel `function`, added up over chunks, and how many chunks there are."""
     chunks = triton.cdiv(x.shape[-2], CHUNK)
     s, z = (
-        x.new_empty(*x.shape[:2], chunks, *widths, dtype=torch.float32)
-        for widths in ((kind["D"], kind["E"]), (kind["D"],))
+        x.new_empty(*x.shape[:2], chunks, *sum_shape, dtype=torch.float32)
+        for sum_shape in ((constants["D"], constants["E"]), (constants["D"],))
     )
-    launch(function, SUMS, _grid(x), *rest[:-1], s, z, *rest[-1], x.shape[1], x.shape[-2], **kind)
+    launch(sum_kernel, SUM_TILES, _grid(x), *inputs[:-1], s, z, *inputs[-1], x.shape[1], x.shape[-2], **constants)
     return s.cumsum(2), z.cumsum(2), chunks
 
 
@@ -205,11 +218,11 @@ def _running(function: Any, x: Tensor, rest: tuple[Any, ...], kind: dict[str, An
 )
 def linear(q: Tensor, k: Tensor, v: Tensor, elu: bool, causal: bool) -> tuple[Tensor, Tensor]:
     """Outputs, and what every row was divided by."""
-    out, den = _outputs(q, v)
-    kind = _kind(q, v, elu)
-    s, z, chunks = _running(key_sums, k, (k, v, strides(k, v)), kind)
-    sizes = (*strides(q, k, v), q.shape[1], q.shape[-2], k.shape[-2], chunks)
-    launch(outputs, CHUNKS, _grid(q), q, k, v, s, z, out, den, *sizes, CAUSAL=causal, **kind)
+    out, den = _empty_outputs(q, v)
+    constants = _constants(q, v, elu)
+    s, z, chunks = _running_sums(key_sums, k, (k, v, strides(k, v)), constants)
+    launch_args = (*strides(q, k, v), q.shape[1], q.shape[-2], k.shape[-2], chunks)
+    launch(forward, CHUNK_TILES, _grid(q), q, k, v, s, z, out, den, *launch_args, CAUSAL=causal, **constants)
     return out, den
 
 
@@ -222,41 +235,76 @@ def linear_backward(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor, elu: bool, causal: bool
 ) -> list[Tensor]:
     """The gradients of q, k and v."""
-    g, kind, (dq, dk, dv) = g.contiguous(), _kind(q, v, elu), _like(q, k, v)
-    shapes = (*strides(q, k, v), q.shape[1], q.shape[-2], k.shape[-2])
-    s, z, chunks = _running(key_sums, k, (k, v, strides(k, v)), kind)
-    launch(to_queries, CHUNKS, _grid(q), q, k, v, s, z, g, out, den, dq, *shapes, chunks, CAUSAL=causal, **kind)
-    t, u, chunks = _running(query_sums, q, (q, g, out, den, strides(q)), kind)
-    launch(to_keys, CHUNKS, _grid(k), q, k, v, t, u, g, out, den, dk, dv, *shapes, chunks, CAUSAL=causal, **kind)
+    g, constants, (dq, dk, dv) = g.contiguous(), _constants(q, v, elu), _empty_like(q, k, v)
+    launch_args = (*strides(q, k, v), q.shape[1], q.shape[-2], k.shape[-2])
+    s, z, chunks = _running_sums(key_sums, k, (k, v, strides(k, v)), constants)
+    launch(
+        queries_backward,
+        CHUNK_TILES,
+        _grid(q),
+        q,
+        k,
+        v,
+        s,
+        z,
+        g,
+        out,
+        den,
+        dq,
+        *launch_args,
+        chunks,
+        CAUSAL=causal,
+        **constants,
+    )
+    t, u, chunks = _running_sums(query_sums, q, (q, g, out, den, strides(q)), constants)
+    launch(
+        keys_backward,
+        CHUNK_TILES,
+        _grid(k),
+        q,
+        k,
+        v,
+        t,
+        u,
+        g,
+        out,
+        den,
+        dk,
+        dv,
+        *launch_args,
+        chunks,
+        CAUSAL=causal,
+        **constants,
+    )
     return [dq, dk, dv]
 
 
-def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return v.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-def _like(*tensors: Tensor) -> list[Tensor]:
+def _empty_like(*tensors: Tensor) -> list[Tensor]:
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in tensors]
 
 
 @linear.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, elu: bool, causal: bool) -> tuple[Tensor, Tensor]:
-    return _outputs(q, v)
+    return _empty_outputs(q, v)
 
 
 @linear_backward.register_fake
-def _(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: object) -> list[Tensor]:
-    return _like(q, k, v)
+def _(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *unused: object) -> list[Tensor]:
+    return _empty_like(q, k, v)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs[:3], *output)
     ctx.settings = inputs[3:]
 
 
-def _pull(ctx: Any, g: Tensor, of_den: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, g: Tensor, grad_den: Tensor) -> tuple[Tensor | None, ...]:
     dq, dk, dv = torch.ops.rheoscope.linear_backward(g, *ctx.saved_tensors, *ctx.settings)
     return dq, dk, dv, None, None
 
 
-linear.register_autograd(_pull, setup_context=_keep)
+linear.register_autograd(_backward, setup_context=_save_for_backward)

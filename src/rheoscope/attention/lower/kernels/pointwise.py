@@ -15,37 +15,37 @@ from torch import Tensor
 
 from rheoscope.attention.lower.kernels.tiles import (
     LOG2E,
-    Tiles,
-    head,
+    TileConfig,
+    dot_precision,
+    head_ptr,
+    is_allowed,
     kernel,
-    keys_of,
-    kind_of,
+    key_range,
     launch,
-    line,
-    permitted,
-    precision,
-    queries_of,
-    store,
+    load_rows,
+    load_transposed,
+    load_vector,
+    query_range,
+    store_rows,
     strides,
-    tile,
-    turned,
+    tile_key,
 )
 
-FORWARD = {
-    "half": [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)],
-    "wide": [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)],
-    "single": [Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1)],
+FORWARD_TILES = {
+    "half": [TileConfig(64, 64, 4, 3), TileConfig(64, 32, 4, 2)],
+    "wide": [TileConfig(64, 64, 4, 3), TileConfig(64, 32, 4, 2)],
+    "single": [TileConfig(64, 32, 4, 2), TileConfig(32, 32, 4, 1)],
 }
 """Tiles by the kind of rows, the fastest first (measured on an H200)."""
-TO_KEYS = {
-    "half": [Tiles(64, 64, 4, 3), Tiles(32, 64, 4, 2)],
-    "wide": [Tiles(32, 64, 4, 3), Tiles(32, 32, 4, 2)],
-    "single": [Tiles(32, 64, 4, 1), Tiles(16, 32, 4, 1)],
+KEYS_TILES = {
+    "half": [TileConfig(64, 64, 4, 3), TileConfig(32, 64, 4, 2)],
+    "wide": [TileConfig(32, 64, 4, 3), TileConfig(32, 32, 4, 2)],
+    "single": [TileConfig(32, 64, 4, 1), TileConfig(16, 32, 4, 1)],
 }
-TO_QUERIES = {
-    "half": [Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 2)],
-    "wide": [Tiles(128, 64, 8, 3), Tiles(64, 32, 4, 2)],
-    "single": [Tiles(64, 32, 4, 1), Tiles(32, 16, 4, 1)],
+QUERIES_TILES = {
+    "half": [TileConfig(64, 64, 4, 3), TileConfig(64, 32, 4, 2)],
+    "wide": [TileConfig(128, 64, 8, 3), TileConfig(64, 32, 4, 2)],
+    "single": [TileConfig(64, 32, 4, 1), TileConfig(32, 16, 4, 1)],
 }
 
 
@@ -54,13 +54,13 @@ TO_QUERIES = {
 def weight(z, SIGMOID: tl.constexpr, FAST: tl.constexpr):
     """w of a score z = a s + c: 1/(1 + 2^z) where a is -log2(e), or max(z, 0)."""
     if SIGMOID:
-        below = 1.0 + tl.exp2(z)
+        denominator = 1.0 + tl.exp2(z)
         if FAST:
             w = tl.inline_asm_elementwise(
-                "rcp.approx.ftz.f32 $0, $1;", "=f,f", [below], dtype=tl.float32, is_pure=True, pack=1
+                "rcp.approx.ftz.f32 $0, $1;", "=f,f", [denominator], dtype=tl.float32, is_pure=True, pack=1
             )
         else:
-            w = 1.0 / below
+            w = 1.0 / denominator
     else:
         w = tl.maximum(z, 0.0)
     return w
@@ -68,14 +68,14 @@ def weight(z, SIGMOID: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def slope(w, SIGMOID: tl.constexpr):
+def weight_derivative(w, SIGMOID: tl.constexpr):
     """w' from w."""
     return w - w * w if SIGMOID else (w > 0).to(tl.float32)
 
 
 @triton.jit
 @no_type_check
-def shares(i, M, N, SIGMOID: tl.constexpr, CAUSAL: tl.constexpr):
+def row_scale(i, M, N, SIGMOID: tl.constexpr, CAUSAL: tl.constexpr):
     """r_i: 1, or one over the number of keys that query i may see."""
     r = tl.full(i.shape, 1.0, tl.float32)
     if not SIGMOID:
@@ -85,21 +85,21 @@ def shares(i, M, N, SIGMOID: tl.constexpr, CAUSAL: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def average(
-    acc, q, qb, k, v, kb, sk, sv, i, low, high, M, N, a, c, per_bias,
+def forward_pass(
+    acc, q, qb, k, v, kb, sk, sv, i, low, high, M, N, a, c, bias_scale,
     SIGMOID: tl.constexpr, CAUSAL: tl.constexpr, BIAS: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """acc + sum_j w(s_ij) v_j over keys low..high."""
     for start in range(low, high, BLOCK_N):
         j = start + tl.arange(0, BLOCK_N)
-        z = tl.dot(q, turned(k, j, sk, N, D, MASKED), input_precision=PRECISION) * a + c
+        z = tl.dot(q, load_transposed(k, j, sk, N, D, MASKED), input_precision=PRECISION) * a + c
         if BIAS:
-            z += (qb[:, None] + line(kb, j, N, MASKED)[None, :]) * per_bias
+            z += (qb[:, None] + load_vector(kb, j, N, MASKED)[None, :]) * bias_scale
         w = weight(z, SIGMOID, FAST)
         if MASKED:
-            w = tl.where(permitted(i[:, None], j[None, :], M, N, CAUSAL), w, 0.0)
-        values = tile(v, j, sv, N, E, MASKED)
+            w = tl.where(is_allowed(i[:, None], j[None, :], M, N, CAUSAL), w, 0.0)
+        values = load_rows(v, j, sv, N, E, MASKED)
         acc = tl.dot(w.to(values.dtype), values, acc, input_precision=PRECISION)
     return acc
 
@@ -107,49 +107,49 @@ def average(
 @kernel
 @no_type_check
 def forward(
-    Q, K, V, QB, KB, OUT, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, a, c, per_bias,
+    Q, K, V, QB, KB, OUT, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, a, c, bias_scale,
     SIGMOID: tl.constexpr, CAUSAL: tl.constexpr, BIAS: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(1)
+    head_index = tl.program_id(1)
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M  # the longest rows first
     i = start + tl.arange(0, BLOCK_M)
-    q = tile(head(Q, at, H, qb0, qh0), i, qm, M, D, True)
-    k, v = head(K, at, H, kb0, kh0), head(V, at, H, vb0, vh0)
+    q = load_rows(head_ptr(Q, head_index, H, qb0, qh0), i, qm, M, D, True)
+    k, v = head_ptr(K, head_index, H, kb0, kh0), head_ptr(V, head_index, H, vb0, vh0)
     qb, kb = i.to(tl.float32), KB
     if BIAS:
-        qb, kb = line(QB + at.to(tl.int64) * M, i, M, True), KB + at.to(tl.int64) * N
-    whole, last = keys_of(start, M, N, CAUSAL, BLOCK_M, BLOCK_N)
+        qb, kb = load_vector(QB + head_index.to(tl.int64) * M, i, M, True), KB + head_index.to(tl.int64) * N
+    full_end, end = key_range(start, M, N, CAUSAL, BLOCK_M, BLOCK_N)
     acc = tl.zeros([BLOCK_M, E], tl.float32)
-    acc = average(acc, q, qb, k, v, kb, kn, vn, i, 0, whole, M, N, a, c, per_bias,
+    acc = forward_pass(acc, q, qb, k, v, kb, kn, vn, i, 0, full_end, M, N, a, c, bias_scale,
                   SIGMOID, CAUSAL, BIAS, FAST, PRECISION, D, E, BLOCK_N, False)  # fmt: skip
-    acc = average(acc, q, qb, k, v, kb, kn, vn, i, whole, last, M, N, a, c, per_bias,
+    acc = forward_pass(acc, q, qb, k, v, kb, kn, vn, i, full_end, end, M, N, a, c, bias_scale,
                   SIGMOID, CAUSAL, BIAS, FAST, PRECISION, D, E, BLOCK_N, True)  # fmt: skip
-    acc = acc * shares(i, M, N, SIGMOID, CAUSAL)[:, None]
-    store(OUT + at.to(tl.int64) * M * E, i, M, acc, E)
+    acc = acc * row_scale(i, M, N, SIGMOID, CAUSAL)[:, None]
+    store_rows(OUT + head_index.to(tl.int64) * M * E, i, M, acc, E)
 
 
 @triton.jit
 @no_type_check
 def keys_pass(
-    dk, dv, db, k, v, kb, q, g, qb, sq, j, low, high, M, N, a, c, per_bias,
+    dk, dv, db, k, v, kb, q, g, qb, sq, j, low, high, M, N, a, c, bias_scale,
     SIGMOID: tl.constexpr, CAUSAL: tl.constexpr, BIAS: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """dk, dv and the key bias's gradient, summed over queries low..high."""
     for start in range(low, high, BLOCK_M):
         i = start + tl.arange(0, BLOCK_M)
-        queries = tile(q, i, sq, M, D, MASKED)
+        queries = load_rows(q, i, sq, M, D, MASKED)
         z = tl.dot(k, tl.trans(queries), input_precision=PRECISION) * a + c
         if BIAS:
-            z += (line(qb, i, M, MASKED)[None, :] + kb[:, None]) * per_bias
+            z += (load_vector(qb, i, M, MASKED)[None, :] + kb[:, None]) * bias_scale
         w = weight(z, SIGMOID, FAST)
         if MASKED:
-            w = tl.where(permitted(i[None, :], j[:, None], M, N, CAUSAL), w, 0.0)
-        r = shares(i, M, N, SIGMOID, CAUSAL)
-        gradient = tile(g, i, E, M, E, MASKED)
+            w = tl.where(is_allowed(i[None, :], j[:, None], M, N, CAUSAL), w, 0.0)
+        r = row_scale(i, M, N, SIGMOID, CAUSAL)
+        gradient = load_rows(g, i, E, M, E, MASKED)
         dv = tl.dot((w * r[None, :]).to(gradient.dtype), gradient, dv, input_precision=PRECISION)
-        ds = tl.dot(v, tl.trans(gradient), input_precision=PRECISION) * slope(w, SIGMOID) * r[None, :]
+        ds = tl.dot(v, tl.trans(gradient), input_precision=PRECISION) * weight_derivative(w, SIGMOID) * r[None, :]
         dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision=PRECISION)
         if BIAS:
             db += tl.sum(ds, 1)
@@ -158,53 +158,55 @@ def keys_pass(
 
 @kernel
 @no_type_check
-def to_keys(
-    Q, K, V, QB, KB, G, DK, DV, DB, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, scale, a, c, per_bias,
+def keys_backward(
+    Q, K, V, QB, KB, G, DK, DV, DB, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, scale, a, c, bias_scale,
     SIGMOID: tl.constexpr, CAUSAL: tl.constexpr, BIAS: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(1)
+    head_index = tl.program_id(1)
     start = tl.program_id(0) * BLOCK_N
     j = start + tl.arange(0, BLOCK_N)
-    k = tile(head(K, at, H, kb0, kh0), j, kn, N, D, True)
-    v = tile(head(V, at, H, vb0, vh0), j, vn, N, E, True)
-    q, g = head(Q, at, H, qb0, qh0), G + at.to(tl.int64) * M * E
+    k = load_rows(head_ptr(K, head_index, H, kb0, kh0), j, kn, N, D, True)
+    v = load_rows(head_ptr(V, head_index, H, vb0, vh0), j, vn, N, E, True)
+    q, g = head_ptr(Q, head_index, H, qb0, qh0), G + head_index.to(tl.int64) * M * E
     kb, qb = j.to(tl.float32), QB
     if BIAS:
-        kb, qb = line(KB + at.to(tl.int64) * N, j, N, True), QB + at.to(tl.int64) * M
-    first, whole, end = queries_of(start, M, N, CAUSAL, BLOCK_M, BLOCK_N)
+        kb, qb = load_vector(KB + head_index.to(tl.int64) * N, j, N, True), QB + head_index.to(tl.int64) * M
+    first, full_start, full_end = query_range(start, M, N, CAUSAL, BLOCK_M, BLOCK_N)
     dk, dv = tl.zeros([BLOCK_N, D], tl.float32), tl.zeros([BLOCK_N, E], tl.float32)
     db = tl.zeros([BLOCK_N], tl.float32)
-    dk, dv, db = keys_pass(dk, dv, db, k, v, kb, q, g, qb, qm, j, first, tl.minimum(whole, M), M, N, a, c, per_bias,
+    dk, dv, db = keys_pass(dk, dv, db, k, v, kb, q, g, qb, qm, j, first, tl.minimum(full_start, M), M, N, a, c, bias_scale,
                            SIGMOID, CAUSAL, BIAS, FAST, PRECISION, D, E, BLOCK_M, True)  # fmt: skip
-    dk, dv, db = keys_pass(dk, dv, db, k, v, kb, q, g, qb, qm, j, whole, end, M, N, a, c, per_bias,
+    dk, dv, db = keys_pass(dk, dv, db, k, v, kb, q, g, qb, qm, j, full_start, full_end, M, N, a, c, bias_scale,
                            SIGMOID, CAUSAL, BIAS, FAST, PRECISION, D, E, BLOCK_M, False)  # fmt: skip
-    dk, dv, db = keys_pass(dk, dv, db, k, v, kb, q, g, qb, qm, j, end, M, M, N, a, c, per_bias,
+    dk, dv, db = keys_pass(dk, dv, db, k, v, kb, q, g, qb, qm, j, full_end, M, M, N, a, c, bias_scale,
                            SIGMOID, CAUSAL, BIAS, FAST, PRECISION, D, E, BLOCK_M, True)  # fmt: skip
-    store(DK + at.to(tl.int64) * N * D, j, N, dk * scale, D)
-    store(DV + at.to(tl.int64) * N * E, j, N, dv, E)
+    store_rows(DK + head_index.to(tl.int64) * N * D, j, N, dk * scale, D)
+    store_rows(DV + head_index.to(tl.int64) * N * E, j, N, dv, E)
     if BIAS:
-        tl.store(DB + at.to(tl.int64) * N + j, db, mask=j < N)
+        tl.store(DB + head_index.to(tl.int64) * N + j, db, mask=j < N)
 
 
 @triton.jit
 @no_type_check
 def queries_pass(
-    dq, db, q, g, qb, r, k, v, kb, sk, sv, i, low, high, M, N, a, c, per_bias,
+    dq, db, q, g, qb, r, k, v, kb, sk, sv, i, low, high, M, N, a, c, bias_scale,
     SIGMOID: tl.constexpr, CAUSAL: tl.constexpr, BIAS: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """dq and the query bias's gradient, summed over keys low..high."""
     for start in range(low, high, BLOCK_N):
         j = start + tl.arange(0, BLOCK_N)
-        keys = tile(k, j, sk, N, D, MASKED)
+        keys = load_rows(k, j, sk, N, D, MASKED)
         z = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * a + c
         if BIAS:
-            z += (qb[:, None] + line(kb, j, N, MASKED)[None, :]) * per_bias
+            z += (qb[:, None] + load_vector(kb, j, N, MASKED)[None, :]) * bias_scale
         w = weight(z, SIGMOID, FAST)
         if MASKED:
-            w = tl.where(permitted(i[:, None], j[None, :], M, N, CAUSAL), w, 0.0)
-        ds = tl.dot(g, turned(v, j, sv, N, E, MASKED), input_precision=PRECISION) * slope(w, SIGMOID)
+            w = tl.where(is_allowed(i[:, None], j[None, :], M, N, CAUSAL), w, 0.0)
+        ds = tl.dot(g, load_transposed(v, j, sv, N, E, MASKED), input_precision=PRECISION) * weight_derivative(
+            w, SIGMOID
+        )
         dq = tl.dot(ds.to(keys.dtype), keys, dq, input_precision=PRECISION)
         if BIAS:
             db += tl.sum(ds, 1)
@@ -213,30 +215,30 @@ def queries_pass(
 
 @kernel
 @no_type_check
-def to_queries(
-    Q, K, V, QB, KB, G, DQ, DB, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, scale, a, c, per_bias,
+def queries_backward(
+    Q, K, V, QB, KB, G, DQ, DB, qb0, qh0, qm, kb0, kh0, kn, vb0, vh0, vn, H, M, N, scale, a, c, bias_scale,
     SIGMOID: tl.constexpr, CAUSAL: tl.constexpr, BIAS: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(1)
+    head_index = tl.program_id(1)
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     i = start + tl.arange(0, BLOCK_M)
-    q = tile(head(Q, at, H, qb0, qh0), i, qm, M, D, True)
-    g = tile(G + at.to(tl.int64) * M * E, i, E, M, E, True)
-    k, v = head(K, at, H, kb0, kh0), head(V, at, H, vb0, vh0)
+    q = load_rows(head_ptr(Q, head_index, H, qb0, qh0), i, qm, M, D, True)
+    g = load_rows(G + head_index.to(tl.int64) * M * E, i, E, M, E, True)
+    k, v = head_ptr(K, head_index, H, kb0, kh0), head_ptr(V, head_index, H, vb0, vh0)
     qb, kb = i.to(tl.float32), KB
     if BIAS:
-        qb, kb = line(QB + at.to(tl.int64) * M, i, M, True), KB + at.to(tl.int64) * N
-    r = shares(i, M, N, SIGMOID, CAUSAL)
-    whole, last = keys_of(start, M, N, CAUSAL, BLOCK_M, BLOCK_N)
+        qb, kb = load_vector(QB + head_index.to(tl.int64) * M, i, M, True), KB + head_index.to(tl.int64) * N
+    r = row_scale(i, M, N, SIGMOID, CAUSAL)
+    full_end, end = key_range(start, M, N, CAUSAL, BLOCK_M, BLOCK_N)
     dq, db = tl.zeros([BLOCK_M, D], tl.float32), tl.zeros([BLOCK_M], tl.float32)
-    dq, db = queries_pass(dq, db, q, g, qb, r, k, v, kb, kn, vn, i, 0, whole, M, N, a, c, per_bias,
+    dq, db = queries_pass(dq, db, q, g, qb, r, k, v, kb, kn, vn, i, 0, full_end, M, N, a, c, bias_scale,
                           SIGMOID, CAUSAL, BIAS, FAST, PRECISION, D, E, BLOCK_N, False)  # fmt: skip
-    dq, db = queries_pass(dq, db, q, g, qb, r, k, v, kb, kn, vn, i, whole, last, M, N, a, c, per_bias,
+    dq, db = queries_pass(dq, db, q, g, qb, r, k, v, kb, kn, vn, i, full_end, end, M, N, a, c, bias_scale,
                           SIGMOID, CAUSAL, BIAS, FAST, PRECISION, D, E, BLOCK_N, True)  # fmt: skip
-    store(DQ + at.to(tl.int64) * M * D, i, M, dq * (r * scale)[:, None], D)
+    store_rows(DQ + head_index.to(tl.int64) * M * D, i, M, dq * (r * scale)[:, None], D)
     if BIAS:
-        tl.store(DB + at.to(tl.int64) * M + i, db * r, mask=i < M)
+        tl.store(DB + head_index.to(tl.int64) * M + i, db * r, mask=i < M)
 
 
 def _constants(q: Tensor, v: Tensor, key_bias: Tensor | None, sigmoid: bool, causal: bool) -> dict[str, Any]:
@@ -245,13 +247,13 @@ def _constants(q: Tensor, v: Tensor, key_bias: Tensor | None, sigmoid: bool, cau
         "CAUSAL": causal,
         "BIAS": key_bias is not None,
         "FAST": q.is_cuda and q.dtype != torch.float32,
-        "PRECISION": precision(q),
+        "PRECISION": dot_precision(q),
         "D": q.shape[-1],
         "E": v.shape[-1],
     }
 
 
-def _numbers(scale: float, bias: float, sigmoid: bool) -> tuple[float, float, float]:
+def _score_coefficients(scale: float, bias: float, sigmoid: bool) -> tuple[float, float, float]:
     """a, c and the factor of biases, with which the argument of `weight` is a q.k + c + factor (query bias + key bias)."""
     return (-scale * LOG2E, -bias * LOG2E, -LOG2E) if sigmoid else (scale, 0.0, 1.0)
 
@@ -278,9 +280,21 @@ def pointwise(
     out = v.new_empty(b, h, m, v.shape[-1])
     launch(
         forward,
-        FORWARD[kind_of(q, v)],
-        lambda t: (triton.cdiv(m, t.BLOCK_M), b * h),
-        *(q, k, v, query_bias, key_bias, out, *strides(q, k, v), h, m, k.shape[-2], *_numbers(scale, bias, sigmoid)),
+        FORWARD_TILES[tile_key(q, v)],
+        lambda config: (triton.cdiv(m, config.BLOCK_M), b * h),
+        *(
+            q,
+            k,
+            v,
+            query_bias,
+            key_bias,
+            out,
+            *strides(q, k, v),
+            h,
+            m,
+            k.shape[-2],
+            *_score_coefficients(scale, bias, sigmoid),
+        ),
         **_constants(q, v, key_bias, sigmoid, causal),
     )
     return out
@@ -305,52 +319,52 @@ def pointwise_backward(
     causal: bool,
 ) -> list[Tensor]:
     """The gradients of q, k, v and of the two biases."""
-    dq, dk, dv, dqb, dkb = _empty(q, k, v)
+    dq, dk, dv, dqb, dkb = _empty_gradients(q, k, v)
     (b, h, m), n, g = q.shape[:3], k.shape[-2], g.contiguous()
-    shapes = (*strides(q, k, v), h, m, n, scale, *_numbers(scale, bias, sigmoid))
-    constants, kind = _constants(q, v, key_bias, sigmoid, causal), kind_of(q, v)
+    launch_args = (*strides(q, k, v), h, m, n, scale, *_score_coefficients(scale, bias, sigmoid))
+    constants, key = _constants(q, v, key_bias, sigmoid, causal), tile_key(q, v)
     launch(
-        to_keys,
-        TO_KEYS[kind],
-        lambda t: (triton.cdiv(n, t.BLOCK_N), b * h),
-        *(q, k, v, query_bias, key_bias, g, dk, dv, dkb, *shapes),
+        keys_backward,
+        KEYS_TILES[key],
+        lambda config: (triton.cdiv(n, config.BLOCK_N), b * h),
+        *(q, k, v, query_bias, key_bias, g, dk, dv, dkb, *launch_args),
         **constants,
     )
     launch(
-        to_queries,
-        TO_QUERIES[kind],
-        lambda t: (triton.cdiv(m, t.BLOCK_M), b * h),
-        *(q, k, v, query_bias, key_bias, g, dq, dqb, *shapes),
+        queries_backward,
+        QUERIES_TILES[key],
+        lambda config: (triton.cdiv(m, config.BLOCK_M), b * h),
+        *(q, k, v, query_bias, key_bias, g, dq, dqb, *launch_args),
         **constants,
     )
     return [dq, dk, dv, dqb, dkb]
 
 
-def _empty(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+def _empty_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     """Room for the gradients of q, k, v and, in float32, of the two biases."""
-    rows = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
-    return rows + [torch.empty(x.shape[:3], dtype=torch.float32, device=x.device) for x in (q, k)]
+    gradients = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
+    return gradients + [torch.empty(x.shape[:3], dtype=torch.float32, device=x.device) for x in (q, k)]
 
 
 @pointwise.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> Tensor:
+def _(q: Tensor, k: Tensor, v: Tensor, *unused: object) -> Tensor:
     return v.new_empty(*q.shape[:3], v.shape[-1])
 
 
 @pointwise_backward.register_fake
-def _(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: object) -> list[Tensor]:
-    return _empty(q, k, v)
+def _(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *unused: object) -> list[Tensor]:
+    return _empty_gradients(q, k, v)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:5])
     ctx.settings = inputs[5:]
 
 
-def _pull(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     dq, dk, dv, dqb, dkb = torch.ops.rheoscope.pointwise_backward(g, *ctx.saved_tensors, *ctx.settings)
-    biased = ctx.saved_tensors[3] is not None
-    return dq, dk, dv, dqb if biased else None, dkb if biased else None, *(None,) * len(ctx.settings)
+    has_bias = ctx.saved_tensors[3] is not None
+    return dq, dk, dv, dqb if has_bias else None, dkb if has_bias else None, *(None,) * len(ctx.settings)
 
 
-pointwise.register_autograd(_pull, setup_context=_keep)
+pointwise.register_autograd(_backward, setup_context=_save_for_backward)

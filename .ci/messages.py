@@ -1,0 +1,91 @@
+"""The catalogues of messages: `python .ci/messages.py` updates them from the source, `--missing` lists what has no translation.
+
+Templates come from the package (`Message`, `Field`, `Analysis`) and from the page's table of texts. Babel reads and writes
+the catalogues. A text that the source no longer has is removed; a new one is added without a translation.
+"""
+
+import argparse
+import ast
+import sys
+from pathlib import Path
+
+from babel.messages.catalog import Catalog
+from babel.messages.pofile import read_po, write_po
+
+from rheoscope.messages.catalogue import LANGUAGES, parameters_of
+from rheoscope.messages.extraction import page_templates, python_templates
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "rheoscope"
+FOLDER = SOURCE / "messages"
+PAGE = ROOT / "frontend" / "src" / "messages" / "en.ts"
+
+
+def extract() -> dict[str, list[str]]:
+    """Every template of the project and the files that use it."""
+    places: dict[str, list[str]] = {}
+    for file in sorted(SOURCE.rglob("*.py")):
+        for _, template in python_templates(file.read_text(encoding="utf-8")):
+            places.setdefault(template, []).append(str(file.relative_to(ROOT)))
+    for _, template in page_templates(PAGE.read_text(encoding="utf-8")):
+        places.setdefault(template, []).append(str(PAGE.relative_to(ROOT)))
+    return places
+
+
+def literals() -> set[str]:
+    """Every string constant of the package: a text that is shown as it stands is found in the catalogue as a whole."""
+    trees = (ast.parse(file.read_text(encoding="utf-8")) for file in SOURCE.rglob("*.py"))
+    constants = (node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return {value for value in constants if isinstance(value, str)}
+
+
+def load(language: str) -> Catalog:
+    with (FOLDER / f"{language}.po").open("rb") as file:
+        return read_po(file, locale=language)
+
+
+def missing(language: str) -> list[str]:
+    """Templates without a translation, and translations with other parameters than their template."""
+    catalogue, found = load(language), []
+    for template in extract():
+        entry = catalogue.get(template)
+        if entry is None or not entry.string or parameters_of(str(entry.string)) != parameters_of(template):
+            found.append(template)
+    return found
+
+
+def update(language: str) -> None:
+    """Add new templates, drop those that are gone, keep every translation."""
+    old, new = load(language), Catalog(locale=language, charset="utf-8", header_comment=load(language).header_comment)
+    for template, files in extract().items():
+        known = old.get(template)
+        new.add(template, str(known.string) if known else "", locations=[(file, 0) for file in sorted(set(files))])
+    shown = literals()
+    for entry in old:
+        if entry.id and entry.id in shown and entry.id not in new:
+            new.add(entry.id, entry.string)
+    with (FOLDER / f"{language}.po").open("wb") as file:
+        write_po(file, new, width=0, sort_output=True, include_lineno=False, omit_header=False)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--missing", action="store_true", help="list untranslated templates and change nothing")
+    options = parser.parse_args()
+    others = [language for language in LANGUAGES if language != "en"]
+    if options.missing:
+        lacking = {language: missing(language) for language in others}
+        for language, templates in lacking.items():
+            print(
+                f"{language}: {len(templates)} of {len(extract())} templates have no translation",
+                *templates,
+                sep="\n  ",
+            )
+        return int(any(lacking.values()))
+    for language in others:
+        update(language)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

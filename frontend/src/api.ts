@@ -1,0 +1,333 @@
+/** The server's responses as values. They come from a running server, from the files of an export or from a notebook. */
+
+import { loadScript } from './load_script'
+import { render, type Text } from './messages/message'
+
+export interface Model { id: string; name: Text; title: Text; layers: number; heads: number; width: number; family: string; parameters: number; dtype: string; device: string; certificate: string; ready: boolean }
+export interface State { version: string; models: Model[]; model: string; example: string | null; corpus?: string | null; limits: { tokens: number; text_bytes: number; jobs: number } }
+export interface FieldDescription { dims: string[]; definition: Text; unit?: Text; null?: string; null_sd?: string }
+/** `dear`: whether the analysis takes long. `room`: the group it is listed in. */
+export interface AnalysisDescription { name: string; question: Text; needs: string; dear: boolean; room: string; fields: Record<string, FieldDescription>; settings: Record<string, unknown> }
+export interface Operation { name: string; title: Text; takes?: string | null; parts?: string[] }
+export interface AnalysisCatalogue { analyses: AnalysisDescription[]; questions: { name: string; question: Text; needs: string[]; deeper: string }[]; operations: Operation[] }
+export type Part = 'M' | 'F' | 'both'
+export interface Edit { layer: number; head: number; part: Part; operation: string; value?: number }
+/** A token: its text, how it is displayed, and whether its norm is massive. */
+export interface Token { text: string; shown: string; massive: boolean }
+export interface TokenProbability { shown: string; probability: number }
+/** Window number `at` of `of`, both counted from 1. It contains the tokens `first` to `last` of `tokens`. */
+export interface Window { at: number; of: number; first: number; last: number; tokens: number }
+export interface TraceInfo { id: string; model: string; text: string; window?: Window | null; tokens: Token[]; steps: string[]; layers: number; heads: number; width: number; edits: Edit[]; next: TokenProbability & { token: string; id: number }; top: TokenProbability[]; provenance: Record<string, unknown> }
+export interface Finding { text: Text; analysis: string; q: number | null }
+/** `held`: how many numbers were tested. `note`: how the answers were decided. */
+export interface Findings { findings: Finding[]; held: Text; note: Text }
+export interface Verdict { name: string; question: Text; answer: Text; line: Text; deeper: string; value?: number | null; null?: number | null; spread?: number | null; q?: number | null }
+export interface Points { points: Float32Array; steps: number; tokens: number; star: Float32Array | null; share: number; shares: number[]; space: string; axes: string }
+export interface Spectrum { M: number[]; F: number[]; symmetry: number; positive_share: number; copying: number }
+export interface Attribution { components: { name: string; contribution: number }[]; score: number }
+export interface Moves { moves: Float32Array; step: string; share: number; edited: boolean }
+export interface Pair { first: number; second: number; before: number; after: number }
+export type Image = 'query' | 'key' | 'content'
+export interface Images { flat: Record<'E' | Image, Field>; agreement: Float32Array; shares: Record<'E' | Image, number[]>; pairs: Record<Image, Record<'torn' | 'glued', Pair[]>>; edited: boolean }
+export interface TokenDetail { lens: { step: string; shown: string; probability: number }[]; written: { component: string; logits: number }[] }
+
+/** A corpus run: `shards` of `of` shards are finished; `fields` lists its per-head fields as `analysis.field`. */
+export interface CorpusSummary { name: string; model: string; weights: string; layers: number; heads: number; texts: number; tokens: number; rejects: number; shards: number; of: number; length: number; packed: boolean; fields: string[] }
+/** A per-head field over the corpus: mean, low, high, sd, texts and, if it has one, null. */
+export interface CorpusField { coords: AnalysisResult['coords']; arrays: Record<string, Field> }
+/** `around`: the text before the token of the example, the token, and the text after it. */
+export interface CorpusExample { value: number; text: string; file: string; line: number; tokens: number; token: number | null; around: [string, string, string] | null }
+export interface Distribution { edges: number[]; shares: number[]; null: number[] | null; outside: number }
+export interface CorpusHead { mean: number | null; low: number | null; high: number | null; sd: number | null; texts: number; documents: number; items: number; quantiles: Record<string, number | null>; distribution: Distribution; most: CorpusExample[]; least: CorpusExample[] }
+
+export interface ArrayHeader { name: string; dtype: string; shape: number[]; dims: string[]; offset: number; scale?: number; zero?: number; missing?: boolean }
+export interface Field { values: Float32Array; shape: number[]; dims: string[] }
+export const fieldDifference = (after: Field, before: Field): Field => ({ ...after, values: after.values.map((value, index) => value - before.values[index]!) })
+export interface Envelope { header: Record<string, any>; arrays: Record<string, Field> }
+export interface AnalysisResult { name: string; question: Text; attrs: Record<string, unknown>; coords: Record<string, { dims: string[]; values: any[] }>; fields: Record<string, FieldDescription>; pictures: Picture[]; texts: Record<string, any>; left_out: string[]; arrays: Record<string, Field> }
+
+/** Parts of a picture, with `Text` as the server sends it, or with `string` when it is rendered. */
+export interface Axis<T = Text> { label: T; names: T[]; marked: number[]; log: boolean; bare: boolean; low: number | null; high: number | null }
+export type Numbers = (number | null)[]
+export interface Line<T = Text> { mark: 'line'; name: T; x: Numbers; y: Numbers; colour: string; style: string; tip: T; tips: T[] }
+export interface Shape<T = Text> { mark: 'shape'; name: T; x: Numbers; y: Numbers; colour: string; opacity: number; tip: T }
+export interface Cells<T = Text> { mark: 'cells'; values: Numbers[]; texts: T[][]; tips: T[][]; marked: [number, number][]; low: number; high: number; centre: number; name?: T }
+export interface Label<T = Text> { mark: 'label'; x: number; y: number; text: T; side: string; strong: boolean }
+export type Mark<T = Text> = Line<T> | Shape<T> | Cells<T> | Label<T>
+export interface Panel<T = Text> { title: T; about: T; marks: Mark<T>[]; x: Axis<T>; y: Axis<T>; columns: number; height: number; equal: boolean }
+export interface Picture { title: Text; caption: Text; panels: Panel[] }
+
+/** A refusal or a failure, with a text that can be shown in any language. */
+export class ApiError extends Error {
+  constructor(readonly text: Text, readonly status = 0) { super(render(text)) }
+}
+export const errorText = (error: unknown): Text => (error instanceof ApiError ? error.text : error instanceof Error ? error.message : String(error))
+
+/** The bits of a float16 (sign, 5 bits exponent, 10 bits mantissa) as a number. */
+export function float16ToNumber(bits: number): number {
+  const sign = bits & 0x8000 ? -1 : 1
+  const exponent = (bits >> 10) & 31
+  const mantissa = bits & 1023
+  if (exponent === 0) return sign * mantissa * 2 ** -24
+  if (exponent === 31) return mantissa ? NaN : sign * Infinity
+  return sign * (1 + mantissa / 1024) * 2 ** (exponent - 15)
+}
+
+const FLOAT16_TABLE = new Float32Array(65536).fill(NaN)
+let isTableFilled = false
+
+function float16ToFloat32(data: Uint16Array): Float32Array {
+  if (!isTableFilled) {
+    for (let bits = 0; bits < 65536; bits++) FLOAT16_TABLE[bits] = float16ToNumber(bits)
+    isTableFilled = true
+  }
+  return Float32Array.from(data, (bits) => FLOAT16_TABLE[bits]!)
+}
+
+/** The values of an array of an envelope, as float32. */
+export function decodeArray(buffer: ArrayBuffer, start: number, header: ArrayHeader): Float32Array {
+  const count = header.shape.reduce((a, b) => a * b, 1)
+  const offset = start + header.offset
+  switch (header.dtype) {
+    case 'float32': return new Float32Array(buffer, offset, count)
+    case 'float16': return float16ToFloat32(new Uint16Array(buffer, offset, count))
+    case 'int32': return Float32Array.from(new Int32Array(buffer, offset, count))
+    case 'uint8': {
+      const { scale = 1, zero = 0, missing = false } = header
+      return Float32Array.from(new Uint8Array(buffer, offset, count), (v) => (missing && v === 255 ? NaN : zero + v * scale))
+    }
+    default: throw new ApiError(`the server sent an array of type ${header.dtype}; expected float32, float16, int32 or uint8`)
+  }
+}
+
+/** The header of an envelope, and the offset at which its arrays start. */
+export function readHeader(buffer: ArrayBuffer): { header: Record<string, any> & { arrays: ArrayHeader[] }; start: number } {
+  const view = new DataView(buffer)
+  if (buffer.byteLength < 8 || view.getUint32(0) !== 0x5248454f) throw new ApiError('the response is not an envelope: it does not start with RHEO')
+  const length = view.getUint32(4, true)
+  return { header: JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length))), start: 8 + length }
+}
+
+/** Header and arrays of an envelope. */
+export function decodeEnvelope(buffer: ArrayBuffer): Envelope {
+  const { header, start } = readHeader(buffer)
+  const arrays: Record<string, Field> = {}
+  for (const array of header.arrays) arrays[array.name] = { values: decodeArray(buffer, start, array), shape: array.shape, dims: array.dims ?? [] }
+  return { header, arrays }
+}
+
+/** Marks with the tags that the page uses; the server writes them in the plural. */
+export function normaliseMarks(picture: Picture): Picture {
+  const tags: Record<string, string> = { lines: 'line', shapes: 'shape', words: 'label', word: 'label', labels: 'label' }
+  const panels = picture.panels.map((panel) => ({
+    ...panel,
+    marks: panel.marks.map((mark) => ({ ...mark, mark: tags[mark.mark] ?? mark.mark }) as Mark),
+  }))
+  return { ...picture, panels }
+}
+
+/** Callbacks for the events of a trace, named as the server names the events. */
+export interface TraceListener { head(h: TraceInfo): void; verdict(v: Verdict): void; findings(f: Findings): void; progress(p: { name: Text; done: number; total: number }): void; known(k: { name: string }): void; failed(f: { name: string; reason: Text }): void; done(): void; error(e: { error: Text }): void; cancelled(): void }
+
+declare global { var RHEOSCOPE_FILES: Record<string, string> | undefined }
+
+export type Extension = 'json' | 'bin'
+
+/** Where responses come from: `read` gets one by path and query, `send` posts a body to a running server. */
+export interface Source {
+  readonly isLive: boolean
+  read(path: string, query: Record<string, string>, extension: Extension): Promise<ArrayBuffer>
+  send(path: string, body: unknown, method?: string): Promise<any>
+}
+
+async function throwRefusal(response: Response, path: string): Promise<never> {
+  const body = await response.json().catch(() => ({}))
+  throw new ApiError(body.error ?? `${path} returned status ${response.status}`, response.status)
+}
+
+export class Server implements Source {
+  readonly isLive = true
+  async read(path: string, query: Record<string, string>): Promise<ArrayBuffer> {
+    const search = new URLSearchParams(query).toString()
+    const response = await fetch(`./${path}${search ? `?${search}` : ''}`)
+    return response.ok ? response.arrayBuffer() : throwRefusal(response, path)
+  }
+  async send(path: string, body: unknown, method = 'POST'): Promise<any> {
+    const response = await fetch(`./${path}`, {
+      method,
+      ...(body === undefined ? {} : { headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) }),
+    })
+    return response.ok ? response.json() : throwRefusal(response, path)
+  }
+}
+
+/** The file of an export that holds a response. Default values of the query are not part of its name. */
+export function exportFile(path: string, query: Record<string, string>, extension: Extension): string {
+  const defaults = ['all', 'sphere', 'weights']
+  const values = Object.values(query).filter((value) => !defaults.includes(value))
+  return [path, ...values, extension].join('.')
+}
+
+/** Decompresses a file if it is gzip. */
+export async function decompress(buffer: ArrayBuffer): Promise<ArrayBuffer> {
+  const start = new Uint8Array(buffer, 0, Math.min(2, buffer.byteLength))
+  if (start[0] !== 0x1f || start[1] !== 0x8b) return buffer
+  return new Response(new Blob([buffer]).stream().pipeThrough(new DecompressionStream('gzip'))).arrayBuffer()
+}
+
+/** The script of an export that contains a file. Files of single heads and tokens are in scripts that load on demand. */
+export function exportScript(file: string): string {
+  const headFile = /\/(?:weights|spectrum|moves|images)\/(\d+)\/\d+\./.exec(file)
+  if (headFile) return `data/layer-${headFile[1]}.js`
+  return file.includes('/token/') ? 'data/tokens.js' : 'data.js'
+}
+
+export class ExportedFiles implements Source {
+  readonly isLive = false
+  private scripts = new Map<string, Promise<boolean>>()
+  constructor(readonly missingText: () => string, readonly load: (script: string) => Promise<boolean> = loadScript) {}
+  async read(path: string, query: Record<string, string>, extension: Extension): Promise<ArrayBuffer> {
+    const file = exportFile(path, query, extension)
+    const script = exportScript(file)
+    if (!this.scripts.has(script)) this.scripts.set(script, this.load(script))
+    await this.scripts.get(script)
+    const text = globalThis.RHEOSCOPE_FILES?.[file]
+    if (text === undefined) throw new ApiError(this.missingText(), 404)
+    return decompress(Uint8Array.from(atob(text), (character) => character.charCodeAt(0)).buffer)
+  }
+  send(): Promise<never> { return Promise.reject(new ApiError(this.missingText(), 405)) }
+}
+
+/** The trace of an exported page; null on a page from a running server. */
+export function exportedTrace(page: Document = document): { trace: string } | null {
+  const json = page.getElementById('rheoscope-export')?.textContent
+  return json ? JSON.parse(json) : null
+}
+
+const EVENTS = ['head', 'verdict', 'findings', 'progress', 'known', 'failed', 'done', 'error', 'cancelled'] as const
+
+/** Runs a limited number of jobs at a time, in order. A browser has six connections to a server; slow requests must leave some free. */
+export class Queue {
+  private waiting: (() => void)[] = []
+  constructor(private free: number) {}
+  async run<T>(work: () => Promise<T>): Promise<T> {
+    if (this.free > 0) this.free--
+    else await new Promise<void>((resolve) => this.waiting.push(resolve))
+    try {
+      return await work()
+    } finally {
+      const next = this.waiting.shift()
+      if (next) next()
+      else this.free++
+    }
+  }
+}
+
+/** Every call of the HTTP API. */
+export class Client {
+  private results = new Map<string, Promise<AnalysisResult>>()
+  private slowRequests = new Queue(2)
+  constructor(readonly source: Source) {}
+  get isLive(): boolean { return this.source.isLive }
+
+  private async json<T>(path: string, query: Record<string, string> = {}): Promise<T> {
+    return JSON.parse(new TextDecoder().decode(await this.source.read(path, query, 'json')))
+  }
+  private async binary(path: string, query: Record<string, string> = {}): Promise<Envelope> {
+    return decodeEnvelope(await this.source.read(path, query, 'bin'))
+  }
+
+  state = () => this.json<State>('api/state')
+  models = () => this.json<{ models: Model[]; recent: string[]; sources: string[] }>('api/models')
+  analysisCatalogue = () => this.json<AnalysisCatalogue>('api/catalogue')
+  traceInfo = (id: string) => this.json<TraceInfo>(`api/traces/${id}`)
+  verdicts = (id: string) => this.json<{ verdicts: Verdict[] } & Findings>(`api/traces/${id}/verdicts`)
+  spectrum = (id: string, layer: number, head: number) => this.json<Spectrum>(`api/traces/${id}/spectrum/${layer}/${head}`)
+  token = (id: string, position: number) => this.json<TokenDetail>(`api/traces/${id}/token/${position}`)
+  corpus = () => this.json<CorpusSummary>('api/corpus')
+  corpusHead = (analysis: string, field: string, layer: number, head: number, slice: number) => this.json<CorpusHead>(`api/corpus/${analysis}/${field}/${layer}/${head}`, { piece: String(slice) })
+  async corpusField(analysis: string, field: string): Promise<CorpusField> {
+    const { header, arrays } = await this.binary(`api/corpus/${analysis}/${field}`)
+    return { coords: header.coords, arrays }
+  }
+  openModel = (source: string): Promise<{ job: string; model?: Model | string }> => this.source.send('api/models', { source })
+  trace = (body: { model: string; text: string; edits: Edit[]; untrained?: boolean; questions?: string[]; window?: number }): Promise<{ id: string; job: string; cached: boolean }> => this.source.send('api/traces', body)
+  attribution = (id: string, body: { layer: number; head: number; query: number; key: number }): Promise<Attribution> => this.source.send(`api/traces/${id}/attribution`, body)
+  cancel = (job: string): Promise<{ cancelled: boolean }> => this.source.send(`api/jobs/${job}`, undefined, 'DELETE')
+
+  async points(id: string, axes: string, space: string): Promise<Points> {
+    const { header, arrays } = await this.binary(`api/traces/${id}/points`, { axes, space })
+    const { values, shape } = arrays.points!
+    const star = arrays.star?.values
+    return {
+      points: values, steps: shape[0]!, tokens: shape[1]!, share: header.share, shares: header.shares ?? [], space: header.space, axes: header.axes,
+      star: star && star.every(Number.isFinite) ? star : null,
+    }
+  }
+
+  async weights(id: string, layer: number, head: number, kind: string): Promise<Field> {
+    return (await this.binary(`api/traces/${id}/weights/${layer}/${head}`, { kind })).arrays.map!
+  }
+
+  /** The update that one head alone adds to every token, on the axes of the cloud (token × 3). */
+  async moves(id: string, layer: number, head: number, axes: string, space: string): Promise<Moves> {
+    const { header, arrays } = await this.binary(`api/traces/${id}/moves/${layer}/${head}`, { axes, space })
+    return { moves: arrays.moves!.values, step: header.step, share: header.share, edited: header.edited }
+  }
+
+  /** The cloud that a head reads, and its images as query, key and content. */
+  async images(id: string, layer: number, head: number): Promise<Images> {
+    const { header, arrays } = await this.binary(`api/traces/${id}/images/${layer}/${head}`)
+    const flat = { E: arrays.E!, query: arrays.query!, key: arrays.key!, content: arrays.content! }
+    return { flat, agreement: arrays.agreement!.values, shares: header.shares, pairs: header.pairs, edited: header.edited }
+  }
+
+  /** The predicted next token of every token after every half-layer, with its probability (step × token). */
+  async lens(id: string): Promise<{ shown: string[][]; probability: Field }> {
+    const { header, arrays } = await this.binary(`api/traces/${id}/lens`)
+    return { shown: header.shown, probability: arrays.probability! }
+  }
+
+  async dynamics(body: Record<string, unknown>): Promise<Envelope> {
+    const response = await fetch('./api/dynamics', { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) })
+    return response.ok ? decodeEnvelope(await response.arrayBuffer()) : throwRefusal(response, 'api/dynamics')
+  }
+
+  /** The result of an analysis. It is requested once, and again only after a failure. */
+  analysis(id: string, name: string, settings: Record<string, string> = {}): Promise<AnalysisResult> {
+    const key = JSON.stringify([id, name, settings])
+    let result = this.results.get(key)
+    if (!result) {
+      result = this.slowRequests.run(() => this.binary(`api/traces/${id}/analyses/${name}`, settings)).then(({ header, arrays }) => {
+        if (header.reason) throw new ApiError(header.reason)
+        return {
+          name, question: header.question ?? '', attrs: header.attrs ?? {}, coords: header.coords ?? {}, fields: header.fields ?? {},
+          pictures: (header.pictures ?? []).map(normaliseMarks), texts: header.texts ?? {}, left_out: header.left_out ?? [], arrays,
+        }
+      })
+      result.catch(() => this.results.delete(key))
+      this.results.set(key, result)
+    }
+    return result
+  }
+
+  /** The address of the values of an analysis as a file; a running server has it. */
+  downloadUrl = (id: string, name: string, extension: 'csv' | 'json'): string => `./api/traces/${id}/analyses/${name}.${extension}`
+
+  /** Calls a listener for every event of a trace. Returns a function that stops listening. An export has all events at once. */
+  listen(id: string, listener: Partial<TraceListener>): () => void {
+    if (!this.isLive) {
+      void this.traceInfo(id).then((info) => listener.head?.(info)).catch((error: unknown) => listener.error?.({ error: errorText(error) }))
+      void this.verdicts(id).then(({ verdicts, ...more }) => (verdicts.forEach((verdict) => listener.verdict?.(verdict)), listener.findings?.(more))).catch(() => undefined).finally(() => listener.done?.())
+      return () => undefined
+    }
+    const stream = new EventSource(`./api/traces/${id}/events`)
+    const dispatch = (name: string, data: string | undefined) => {
+      if (data === undefined) return
+      ;(listener as Record<string, ((x: unknown) => void) | undefined>)[name]?.(JSON.parse(data))
+      if (name === 'done' || name === 'cancelled' || name === 'error') stream.close()
+    }
+    for (const name of EVENTS) stream.addEventListener(name, (event) => dispatch(name, (event as MessageEvent).data))
+    return () => stream.close()
+  }
+}

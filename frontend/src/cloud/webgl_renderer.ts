@@ -1,0 +1,282 @@
+/** Draws the cloud with WebGL, in four draw calls per frame. three.js counts vertices by the attribute `position`. */
+
+import {
+  BufferAttribute, BufferGeometry, Camera as ThreeCamera, CanvasTexture, DynamicDrawUsage, InstancedBufferAttribute, InstancedBufferGeometry, LinearFilter, LineSegments,
+  Matrix4, Mesh, RawShaderMaterial, Scene as ThreeScene, Vector2, Color, WebGLRenderer, GLSL3,
+} from 'three'
+
+import { rgb } from '../palette'
+import { arrowTip } from './arrows'
+import { multiply, project, projectionMatrix, viewMatrix, type Camera } from './camera'
+import { axisSegments, projectScene, RADIUS, tokenOpacity, visibleLabels, type ProjectedScene, type Renderer, type Viewport } from './renderer'
+import { ARC_COLOURS, arcPoints, type Scene } from './scene'
+import { buildAtlas, type TextAtlas } from './text_atlas'
+
+const UNIFORMS = `precision highp float; uniform mat4 m; uniform vec2 screen; uniform float cameraDistance;`
+
+const DOT_VERTEX = `${UNIFORMS}
+in vec2 position; in vec3 point; in vec3 colour; in vec3 style; out vec2 p; out vec3 c; out vec2 l;
+void main() { p = position; c = colour; l = style.yz; vec4 clip = m * vec4(point, 1.0);
+  float size = style.x * clamp(cameraDistance / clip.w, 0.6, 1.7);
+  clip.xy += position * size * 2.0 / screen * clip.w; gl_Position = clip; }`
+const DOT_FRAGMENT = `precision highp float; in vec2 p; in vec3 c; in vec2 l; out vec4 result; uniform vec3 paper;
+float star(vec2 q) { float a = atan(q.x, q.y), k = 1.2566371; float t = mod(a + k * 0.5, k) - k * 0.5; vec2 r = length(q) * vec2(cos(t), abs(sin(t)));
+  vec2 tip = vec2(1.0, 0.0), dent = 0.42 * vec2(cos(k * 0.5), sin(k * 0.5)); vec2 e = dent - tip; vec2 w = r - tip; return (e.x * w.y - e.y * w.x) / length(e); }
+void main() { float r = length(p); float edge = fwidth(r); float a; vec3 tint = c;
+  if (l.y > 1.5) { float s = star(p); a = smoothstep(-edge, edge, s); tint = mix(paper, c, smoothstep(0.04, 0.04 + 2.0 * edge, s)); }
+  else if (l.y > 0.5) a = smoothstep(1.0, 1.0 - edge, r) * smoothstep(0.62 - edge, 0.62, r);
+  else { a = smoothstep(1.0, 1.0 - edge, r); tint = mix(c, paper, smoothstep(0.76 - edge, 0.76, r)); }
+  a *= l.x; if (a < 0.02) discard; result = vec4(tint, a); }`
+
+const TRAIL_VERTEX = `${UNIFORMS} in vec3 position; in vec3 colour; in vec2 stepOpacity; out float s; out vec3 c; out float a;
+void main() { s = stepOpacity.x; a = stepOpacity.y; c = colour; gl_Position = m * vec4(position, 1.0); }`
+const TRAIL_FRAGMENT = `precision highp float; in float s; in vec3 c; in float a; out vec4 result; uniform float playhead;
+void main() { if (s > playhead) discard; result = vec4(c, a * mix(0.1, 0.6, exp((s - playhead) * 0.4))); }`
+
+const LINE_VERTEX = `${UNIFORMS} in vec3 position; in vec4 colour; out vec4 c; void main() { c = colour; gl_Position = m * vec4(position, 1.0); }`
+const LINE_FRAGMENT = `precision highp float; in vec4 c; out vec4 result; void main() { result = c; }`
+
+const LABEL_VERTEX = `${UNIFORMS} in vec2 position; in vec3 point; in vec4 box; in vec4 uvBox; in vec4 colour; out vec2 uv; out vec4 c;
+void main() { c = colour; uv = uvBox.xy + (position * vec2(0.5, -0.5) + 0.5) * uvBox.zw; vec4 clip = m * vec4(point, 1.0);
+  vec2 pixel = box.xy + (position * 0.5 + 0.5) * box.zw; vec2 origin = (clip.xy / clip.w * 0.5 + 0.5) * screen;
+  clip.xy = ((origin + pixel) / screen * 2.0 - 1.0) * clip.w; clip.z = -0.99 * clip.w; gl_Position = clip; }`
+const LABEL_FRAGMENT = `precision highp float; in vec2 uv; in vec4 c; out vec4 result; uniform sampler2D atlas; uniform vec3 paper;
+void main() { vec4 t = texture(atlas, uv); if (t.a < 0.02) discard; result = vec4(mix(paper, c.rgb, t.r), t.a * c.a); }`
+
+const QUAD = new Float32Array([-1, -1, 1, -1, 1, 1, -1, -1, 1, 1, -1, 1])
+
+/** Instances of a quad. The buffers of their attributes grow as needed. */
+class Quads {
+  readonly geometry = new InstancedBufferGeometry()
+  private capacity = 0
+  constructor(private readonly sizes: Record<string, number>) {
+    this.geometry.setAttribute('position', new BufferAttribute(QUAD, 2))
+  }
+  array(name: string): Float32Array { return this.geometry.getAttribute(name).array as Float32Array }
+  grow(count: number): void {
+    if (count <= this.capacity) return
+    this.capacity = Math.ceil(count * 1.3)
+    this.geometry.dispose() // otherwise three.js keeps the old buffers and their count
+    for (const [name, size] of Object.entries(this.sizes)) {
+      const attribute = new InstancedBufferAttribute(new Float32Array(this.capacity * size), size)
+      attribute.setUsage(DynamicDrawUsage)
+      this.geometry.setAttribute(name, attribute)
+    }
+  }
+  show(count: number): void {
+    this.geometry.instanceCount = count
+    for (const name of Object.keys(this.sizes)) this.geometry.getAttribute(name).needsUpdate = true
+  }
+}
+
+/** Line segments, written anew each frame into the same buffers. */
+class LineBuffer {
+  readonly geometry = new BufferGeometry()
+  private points = new Float32Array(0)
+  private colour = new Float32Array(0)
+  private count = 0
+  begin(maxSegments: number): void {
+    this.count = 0
+    if (maxSegments * 6 <= this.points.length) return
+    this.geometry.dispose()
+    this.points = new Float32Array(maxSegments * 6)
+    this.colour = new Float32Array(maxSegments * 8)
+    this.geometry.setAttribute('position', new BufferAttribute(this.points, 3).setUsage(DynamicDrawUsage))
+    this.geometry.setAttribute('colour', new BufferAttribute(this.colour, 4).setUsage(DynamicDrawUsage))
+  }
+  line(a: ArrayLike<number>, b: ArrayLike<number>, colour: number[], alpha: number): void {
+    for (const end of [a, b]) {
+      for (let k = 0; k < 3; k++) {
+        this.points[this.count * 3 + k] = end[k]!
+        this.colour[this.count * 4 + k] = colour[k]! / 255
+      }
+      this.colour[this.count * 4 + 3] = alpha
+      this.count++
+    }
+  }
+  show(): void {
+    this.geometry.setDrawRange(0, this.count)
+    for (const name of ['position', 'colour']) this.geometry.getAttribute(name).needsUpdate = true
+  }
+}
+
+export class WebGlRenderer implements Renderer {
+  private readonly renderer: WebGLRenderer
+  private readonly threeScene = new ThreeScene()
+  private readonly threeCamera = new ThreeCamera()
+  private readonly uniforms = {
+    m: { value: new Matrix4() }, screen: { value: new Vector2(1, 1) }, cameraDistance: { value: 3 }, playhead: { value: 0 }, paper: { value: new Color(1, 1, 1) },
+    atlas: { value: null as CanvasTexture | null },
+  }
+  private readonly dots = new Quads({ point: 3, colour: 3, style: 3 })
+  private readonly labels = new Quads({ point: 3, box: 4, uvBox: 4, colour: 4 })
+  private readonly trails = new BufferGeometry()
+  private readonly lineBuffer = new LineBuffer()
+  private readonly trailLines: LineSegments
+  private atlas: TextAtlas | null = null
+  private atlasInputs: unknown[] = []
+  private trailInputs: unknown[] = []
+  private readonly size = new Vector2()
+
+  constructor(canvas: HTMLCanvasElement, context: WebGL2RenderingContext) {
+    this.renderer = new WebGLRenderer({ canvas, context })
+    this.renderer.outputColorSpace = 'srgb-linear'
+    this.renderer.sortObjects = false // objects are added in drawing order
+    this.threeCamera.matrixWorldAutoUpdate = this.threeScene.matrixWorldAutoUpdate = false
+    const addObject = (kind: 'mesh' | 'lines', geometry: BufferGeometry, vertexShader: string, fragmentShader: string, depthWrite: boolean) => {
+      const material = new RawShaderMaterial({ uniforms: this.uniforms, vertexShader, fragmentShader, glslVersion: GLSL3, transparent: true, depthWrite })
+      const object = kind === 'mesh' ? new Mesh(geometry, material) : new LineSegments(geometry, material)
+      object.frustumCulled = false
+      this.threeScene.add(object)
+      return object
+    }
+    addObject('lines', this.lineBuffer.geometry, LINE_VERTEX, LINE_FRAGMENT, false)
+    this.trailLines = addObject('lines', this.trails, TRAIL_VERTEX, TRAIL_FRAGMENT, false) as LineSegments
+    addObject('mesh', this.dots.geometry, DOT_VERTEX, DOT_FRAGMENT, true)
+    addObject('mesh', this.labels.geometry, LABEL_VERTEX, LABEL_FRAGMENT, false)
+  }
+
+  draw(scene: Scene, camera: Camera, viewport: Viewport): void {
+    this.resize(viewport)
+    const { m, screen, cameraDistance, playhead, paper } = this.uniforms
+    m.value.fromArray(multiply(projectionMatrix(viewport.width / viewport.height), viewMatrix(camera)))
+    screen.value.set(viewport.width, viewport.height)
+    cameraDistance.value = camera.distance
+    playhead.value = scene.playhead
+    paper.value.setRGB(...(rgb(viewport.theme.paper).map((x) => x / 255) as [number, number, number]))
+    this.updateAtlas(scene, viewport)
+    this.updateTrails(scene)
+    const projected = projectScene(scene, camera, viewport)
+    this.updateDots(scene, projected.points)
+    this.updateLines(scene, projected.points, camera, viewport)
+    this.updateLabels(scene, projected, camera, viewport)
+    this.renderer.render(this.threeScene, this.threeCamera)
+  }
+
+  /** Setting the size of a canvas reallocates it, so it is set only when it changes. */
+  private resize({ width, height, ratio }: Viewport): void {
+    if (this.renderer.getPixelRatio() !== ratio) this.renderer.setPixelRatio(ratio)
+    const { x, y } = this.renderer.getSize(this.size)
+    if (x !== width || y !== height) this.renderer.setSize(width, height, false)
+  }
+
+  private updateAtlas(scene: Scene, viewport: Viewport): void {
+    const inputs = [scene.labels, scene.axes.join(), scene.starLabel, viewport.ratio]
+    if (inputs.every((input, index) => input === this.atlasInputs[index])) return
+    this.atlas = buildAtlas([...scene.labels, ...scene.axes, scene.starLabel], viewport.ratio)
+    this.atlasInputs = inputs
+    this.uniforms.atlas.value?.dispose()
+    const texture = new CanvasTexture(this.atlas.canvas)
+    texture.flipY = false
+    texture.generateMipmaps = false
+    texture.minFilter = texture.magFilter = LinearFilter
+    this.uniforms.atlas.value = texture
+  }
+
+  private updateTrails(scene: Scene): void {
+    const highlighted = [...scene.highlighted].join()
+    const opacity = scene.arcs.length || scene.arrows.length ? 0.35 : 1
+    const inputs = [scene.points, scene.colours, highlighted, scene.isShown, opacity]
+    this.trailLines.visible = scene.trails
+    if (!scene.trails || inputs.every((input, index) => input === this.trailInputs[index])) return
+    this.trailInputs = inputs
+    const steps = scene.points.length / (scene.tokens * 3)
+    const count = Math.max(0, steps - 1) * scene.tokens * 2
+    const [position, colour, stepOpacity] = [new Float32Array(count * 3), new Float32Array(count * 3), new Float32Array(count * 2)]
+    let vertex = 0
+    for (let step = 0; step + 1 < steps; step++)
+      for (let token = 0; token < scene.tokens; token++)
+        for (const end of [0, 1]) {
+          const from = ((step + end) * scene.tokens + token) * 3
+          for (let k = 0; k < 3; k++) {
+            position[vertex * 3 + k] = scene.points[from + k]!
+            colour[vertex * 3 + k] = scene.colours[token * 3 + k]! / 255
+          }
+          stepOpacity[vertex * 2] = step + end
+          stepOpacity[vertex * 2 + 1] = opacity * tokenOpacity(scene, token)
+          vertex++
+        }
+    this.trails.dispose()
+    this.trails.setAttribute('position', new BufferAttribute(position, 3))
+    this.trails.setAttribute('colour', new BufferAttribute(colour, 3))
+    this.trails.setAttribute('stepOpacity', new BufferAttribute(stepOpacity, 2))
+  }
+
+  private updateDots(scene: Scene, points: Float32Array): void {
+    const comparisonTokens = scene.comparison ? scene.comparisonTokens : 0
+    this.dots.grow(scene.tokens + comparisonTokens + 1)
+    const [point, colour, style] = [this.dots.array('point'), this.dots.array('colour'), this.dots.array('style')]
+    let count = 0
+    const addDot = (from: ArrayLike<number>, start: number, dotColour: [number, number, number], size: number, alpha: number, kind: number) => {
+      for (let k = 0; k < 3; k++) {
+        point[count * 3 + k] = from[start + k]!
+        colour[count * 3 + k] = dotColour[k]! / 255
+      }
+      style.set([size, alpha, kind], count * 3)
+      count++
+    }
+    for (let token = 0; token < scene.tokens; token++) {
+      const c = scene.colours
+      const alpha = tokenOpacity(scene, token)
+      if (alpha > 0) addDot(points, token * 3, [c[token * 3]!, c[token * 3 + 1]!, c[token * 3 + 2]!], scene.highlighted.has(token) ? RADIUS * 1.5 : RADIUS * 1.15, alpha, 0)
+    }
+    for (let token = 0; token < comparisonTokens; token++) addDot(scene.comparison!, token * 3, rgb('#8a93a6'), RADIUS * 1.25, scene.highlighted.size && !scene.highlighted.has(token) ? 0.15 : 0.8, 1)
+    if (scene.star) addDot(scene.star, 0, rgb('#d9622b'), 11, 1, 2)
+    this.dots.show(count)
+  }
+
+  private updateLines(scene: Scene, points: Float32Array, camera: Camera, viewport: Viewport): void {
+    const { lineBuffer } = this
+    lineBuffer.begin(3 + scene.arcs.length * 12 + scene.arrows.length * 3 + (scene.comparison ? scene.tokens : 0))
+    const muted = rgb(viewport.theme.muted)
+    for (const segment of axisSegments(camera, viewport)) lineBuffer.line(segment.slice(0, 3), segment.slice(3), muted, 0.7)
+    const [positive, negative] = [rgb(ARC_COLOURS.positive), rgb(ARC_COLOURS.negative)]
+    const largest = Math.abs(scene.arcs[0]?.weight ?? 1)
+    for (const { from, to, weight } of scene.arcs) {
+      const path = arcPoints(points.subarray(from * 3, from * 3 + 3), points.subarray(to * 3, to * 3 + 3))
+      for (let k = 1; k < path.length; k++) lineBuffer.line(path[k - 1]!, path[k]!, weight > 0 ? positive : negative, 0.08 + 0.8 * (Math.abs(weight) / largest))
+    }
+    for (const arrow of scene.arrows) {
+      const alpha = 0.85 * tokenOpacity(scene, arrow.token)
+      const colour = rgb(arrow.colour)
+      if (alpha === 0) continue
+      lineBuffer.line(arrow.from, arrow.to, colour, alpha)
+      for (const end of arrowTip(arrow, camera)) lineBuffer.line(arrow.to, end, colour, alpha)
+    }
+    if (scene.comparison && scene.comparisonTokens === scene.tokens)
+      for (let token = 0; token < scene.tokens; token++) lineBuffer.line(scene.comparison.subarray(token * 3, token * 3 + 3), points.subarray(token * 3, token * 3 + 3), muted, tokenOpacity(scene, token) * 0.4)
+    lineBuffer.show()
+  }
+
+  private updateLabels(scene: Scene, projected: ProjectedScene, camera: Camera, viewport: Viewport): void {
+    const { entries, canvas, ratio } = this.atlas!
+    const visible = visibleLabels(scene, projected, viewport, (text) => entries.get(text))
+    this.labels.grow(visible.length + 4)
+    const [point, box, uvBox, colour] = ['point', 'box', 'uvBox', 'colour'].map((name) => this.labels.array(name)) as [Float32Array, Float32Array, Float32Array, Float32Array]
+    const [ink, muted] = [rgb(viewport.theme.ink), rgb(viewport.theme.muted)]
+    let count = 0
+    const addLabel = (text: string, from: ArrayLike<number>, start: number, dx: number, textColour: number[], alpha: number) => {
+      const entry = entries.get(text)
+      if (!entry) return
+      for (let k = 0; k < 3; k++) point[count * 3 + k] = from[start + k]!
+      box.set([dx, -entry.height / 2, entry.width, entry.height], count * 4)
+      uvBox.set([(entry.u * ratio) / canvas.width, (entry.v * ratio) / canvas.height, (entry.width * ratio) / canvas.width, (entry.height * ratio) / canvas.height], count * 4)
+      colour.set([textColour[0]! / 255, textColour[1]! / 255, textColour[2]! / 255, alpha], count * 4)
+      count++
+    }
+    for (const { token } of visible) addLabel(scene.labels[token]!, projected.points, token * 3, RADIUS + 1, ink, Math.max(tokenOpacity(scene, token), 0.3))
+    axisSegments(camera, viewport).forEach((segment, k) => {
+      const ends = project(Float32Array.from(segment), camera, viewport.width, viewport.height)
+      const text = scene.axes[k]
+      if (text) addLabel(text, segment, 3, ends[3]! < ends[0]! ? -(entries.get(text)?.width ?? 0) - 2 : 2, muted, 1)
+    })
+    if (scene.star) addLabel(scene.starLabel, scene.star, 0, 11, ink, 1)
+    this.labels.show(count)
+  }
+
+  dispose(): void {
+    this.uniforms.atlas.value?.dispose()
+    for (const geometry of [this.trails, this.lineBuffer.geometry, this.dots.geometry, this.labels.geometry]) geometry.dispose()
+    this.renderer.dispose()
+  }
+}

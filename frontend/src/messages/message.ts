@@ -1,0 +1,66 @@
+/** Text for people as a value: an English template with parameters, rendered in the language of the page. */
+
+export type Parameter = string | number | boolean | null | MessageValue
+export interface MessageValue { template: string; parameters?: Record<string, Parameter> }
+/** A text from the server: a plain string or a message. */
+export type Text = string | MessageValue
+
+/** English template → template in another language. */
+export type Catalogue = Record<string, string>
+export const ENGLISH: Catalogue = {}
+
+const PLACEHOLDER = /\{\{|\}\}|\{(\w+)(?:!([rs]))?(?::([^{}]*))?\}/g
+const FORMAT = /^([+ ]?)(,?)(?:\.(\d+))?([dsfeg%]?)$/
+
+/** A text in the language of a catalogue. A template that the catalogue does not contain stays English. */
+export function render(text: Text, catalogue: Catalogue = ENGLISH): string {
+  if (typeof text === 'string') return translation(text, catalogue)
+  const template = translation(text.template, catalogue)
+  const parameters = text.parameters ?? {}
+  if (Object.keys(parameters).length === 0) return template
+  return template.replace(PLACEHOLDER, (placeholder, name: string | undefined, conversion: string | undefined, format: string | undefined) => {
+    if (name === undefined) return placeholder[0]!
+    return name in parameters ? formatParameter(parameters[name]!, conversion, format ?? '', catalogue) : placeholder
+  })
+}
+
+/** The English template of a text, by which code recognises it in any language. */
+export const templateOf = (text: Text): string => (typeof text === 'string' ? text : text.template)
+
+export const isMessage = (value: unknown): value is MessageValue =>
+  typeof value === 'object' && value !== null && typeof (value as MessageValue).template === 'string'
+
+const translation = (template: string, catalogue: Catalogue): string => (Object.hasOwn(catalogue, template) ? catalogue[template]! : template)
+
+function formatParameter(value: Parameter, conversion: string | undefined, format: string, catalogue: Catalogue): string {
+  if (typeof value === 'number') return applyNumberFormat(value, format)
+  const text = value === null ? 'None' : value === true ? 'True' : value === false ? 'False' : render(value, catalogue)
+  return conversion === 'r' && typeof value === 'string' ? `'${text}'` : text
+}
+
+/** A number in a Python format such as `,`, `.2f`, `+.2f`, `.1%` or `d`. An unknown format leaves the number as it is. */
+export function applyNumberFormat(value: number, format: string): string {
+  const match = FORMAT.exec(format)
+  if (!match || !Number.isFinite(value)) return String(value)
+  const [, sign, comma, precision, type] = match
+  const digits = precision === undefined ? undefined : Number(precision)
+  const size = formatSize(Math.abs(value), type!, digits)
+  const [integer, ...decimals] = size.split('.')
+  const grouped = comma ? [integer!.replace(/\B(?=(\d{3})+$)/g, ','), ...decimals].join('.') : size
+  return (value < 0 || Object.is(value, -0) ? '-' : sign) + grouped
+}
+
+function formatSize(size: number, type: string, digits: number | undefined): string {
+  if (type === 'f') return size.toFixed(digits ?? 6)
+  if (type === '%') return `${(100 * size).toFixed(digits ?? 6)}%`
+  if (type === 'e') return exponential(size, digits ?? 6)
+  if (type === 'd') return String(Math.round(size))
+  if (type !== 'g' && digits === undefined) return String(size)
+  const precision = Math.max(1, digits ?? 6)
+  const rounded = Number(size.toPrecision(precision))
+  const exponent = rounded === 0 ? 0 : Math.floor(Math.log10(rounded))
+  return exponent < -4 || exponent >= precision ? exponential(rounded, precision - 1).replace(/\.?0+(?=e)/, '') : String(rounded)
+}
+
+/** Python writes at least two digits of the exponent. */
+const exponential = (size: number, digits: number): string => size.toExponential(digits).replace(/e([+-])(\d)$/, 'e$10$2')

@@ -1,0 +1,66 @@
+/** A trace that is open: its description, verdicts and points, as far as they have arrived. */
+
+import type { Client, Findings, Points, TraceInfo, Verdict } from './api'
+import type { Text } from './messages/message'
+
+export class OpenTrace {
+  info = $state.raw<TraceInfo | null>(null)
+  verdicts = $state.raw<Record<string, Verdict>>({})
+  findings = $state.raw<Findings | null>(null)
+  progress = $state.raw<{ name: Text; done: number; total: number } | null>(null)
+  points = $state.raw<Points | null>(null)
+  failures = $state.raw<Record<string, Text>>({})
+  isFinished = $state(false)
+  error = $state.raw<Text>('')
+  private stopListening: () => void = () => undefined
+  private pointsRequest = ''
+
+  constructor(readonly client: Client, readonly id: string, readonly job: string) {}
+
+  /** Listens to the server until the trace is finished or closed. */
+  listen(): this {
+    this.stopListening = this.client.listen(this.id, {
+      head: (info) => (this.info = info),
+      verdict: (verdict) => (this.verdicts = { ...this.verdicts, [verdict.name]: verdict }),
+      findings: (findings) => (this.findings = findings),
+      progress: (progress) => (this.progress = progress),
+      failed: ({ name, reason }) => (this.failures = { ...this.failures, [name]: reason }),
+      done: () => this.finish(),
+      cancelled: () => this.finish(),
+      error: ({ error }) => {
+        this.error = error
+        this.finish()
+      },
+    })
+    return this
+  }
+
+  private finish(): void {
+    this.isFinished = true
+    this.progress = null
+  }
+
+  /** Loads the points along some axes. A response to an older request is dropped. */
+  async project(axes: string, space: string): Promise<void> {
+    const request = `${axes} ${space}`
+    if (this.pointsRequest === request) return
+    this.pointsRequest = request
+    try {
+      const points = await this.client.points(this.id, axes, space)
+      if (this.pointsRequest === request) this.points = points
+    } catch (error) {
+      this.pointsRequest = ''
+      throw error
+    }
+  }
+
+  async cancel(): Promise<void> {
+    if (this.job) await this.client.cancel(this.job).catch(() => undefined)
+    this.close()
+  }
+
+  close(): void {
+    this.stopListening()
+    this.finish()
+  }
+}

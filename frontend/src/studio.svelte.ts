@@ -1,0 +1,293 @@
+/** The state of the page: its link, its selection, its trace and the trace that it is compared with. */
+
+import { errorText, type AnalysisCatalogue, type AnalysisDescription, type Client, type FieldDescription, type Model, type State } from './api'
+import { parseAxes } from './axes'
+import { CLOUD_LAYERS, DEFAULT_LINK, formatLink, isUndoable, parseLink, type CloudLayer, type Link, type Side, type ToggledEdit } from './link'
+import { LANGUAGES, pageText, type MessageKey } from './messages'
+import { ENGLISH, render, type Catalogue, type Parameter, type Text } from './messages/message'
+import { OpenTrace } from './open_trace.svelte'
+import { DARK, LIGHT, type Theme } from './palette'
+import { PAGE_HASH, type UrlHash } from './url_hash'
+
+/** A step as the page labels it: embed, L3 ½ (after attention), L3. */
+export function stepLabel(step: string): string {
+  const layer = /^L(\d+)/.exec(step)
+  if (!layer) return step
+  return /mid/.test(step) ? `L${layer[1]} ½` : `L${layer[1]}`
+}
+
+/** Used when no example is stored. It has about 60 tokens, enough for each of the seven questions. */
+const SAMPLE_TEXT = 'The king kept his gold in the bank, and the children played on the bank of the river. The river went to the sea, and the sea was great and deep. One day the king took the gold from the bank, put it in a ship and sent the ship down the'
+
+interface TraceOptions { untrained?: boolean; questions?: string[]; window?: number }
+
+export class Studio {
+  link = $state<Link>({ ...DEFAULT_LINK })
+  hovered = $state<number | null>(null)
+  state = $state.raw<State | null>(null)
+  analysisCatalogue = $state.raw<AnalysisCatalogue | null>(null)
+  models = $state.raw<Model[]>([])
+  /** Model sources that can be opened, the most recent first. */
+  recent = $state.raw<string[]>([])
+  trace = $state.raw<OpenTrace | null>(null)
+  comparison = $state.raw<OpenTrace | null>(null)
+  error = $state.raw<Text>('')
+  /** What is being opened: 'trace', or the source of a model. */
+  openingName = $state('')
+  /** Position of the scrubber while it moves to `link.step`. */
+  playhead = $state(0)
+  playing = $state(false)
+  speed = $state(1)
+  dark = $state(false)
+  reducedMotion = $state(false)
+  /** The language on the screen and its catalogue. */
+  private shown = $state.raw<{ language: string; catalogue: Catalogue }>({ language: 'en', catalogue: ENGLISH })
+  /** A new page or a new text plays once when its cloud arrives. */
+  private playsOnce = false
+  private traceRequest = ''
+  private comparisonRequest = ''
+
+  constructor(readonly client: Client, readonly exportedTrace: string | null, readonly urlHash: UrlHash = PAGE_HASH) {
+    this.readLink()
+  }
+
+  // Texts
+
+  /** The language of the link, else of the browser, else English. */
+  private get selectedLanguage(): string { return [this.link.language, navigator.language.slice(0, 2)].find((language) => language in LANGUAGES) ?? 'en' }
+  get language(): string { return this.shown.language }
+  get htmlLang(): string { return LANGUAGES[this.language]!.lang }
+  /** Loads the catalogue of the selected language and shows it. The page stays in its language when that fails. */
+  async loadLanguage(): Promise<void> {
+    const language = this.selectedLanguage
+    if (language === this.shown.language) return
+    try {
+      const catalogue = await LANGUAGES[language]!.load()
+      if (language === this.selectedLanguage) this.shown = { language, catalogue }
+    } catch (error) {
+      this.showError(error)
+    }
+  }
+  /** A text of the page itself. */
+  message = (key: MessageKey, parameters: Record<string, Parameter> = {}): string => pageText(key, parameters, this.shown.catalogue)
+  /** A text from the server, in the language of the page. */
+  render = (text: Text): string => render(text, this.shown.catalogue)
+  /** A label of a panel. A token of the text is not translated. */
+  renderLabel = (text: Text): string => (typeof text === 'string' && this.tokenTexts.has(text) ? text : this.render(text))
+  private tokenTexts = $derived(new Set(this.trace?.info?.tokens.map((token) => token.shown)))
+  /** The name of an analysis or of a field, with spaces instead of underscores. */
+  displayName = (name: Text): string => this.render(typeof name === 'string' ? name.replaceAll('_', ' ') : name)
+  /** The definition of a field and its unit. */
+  definition = (field: FieldDescription | undefined): string => (field ? `${this.render(field.definition)}${field.unit ? ` (${this.render(field.unit)})` : ''}` : '')
+  get theme(): Theme { return this.dark ? DARK : LIGHT }
+
+  // Selection
+
+  get info() { return this.trace?.info ?? null }
+  get stepName(): string { return this.info?.steps[this.link.step] ?? '' }
+  /** Highlighted tokens: the hovered one, else the pinned ones. */
+  get highlighted(): Set<number> {
+    const tokens = this.hovered !== null ? [this.hovered] : [this.link.token, this.link.second]
+    return new Set(tokens.filter((token) => token !== null))
+  }
+  get edits(): ToggledEdit[] { return this.link.edits.filter((edit) => !edit.off) }
+  /** What the trace is compared with. Edits are compared with the state before them by default. */
+  get compareWith(): string { return this.link.compareWith || (this.edits.length ? 'before' : '') }
+  /** The trace without the edits, if it is the comparison. */
+  get traceBeforeEdits(): OpenTrace | null { return this.edits.length && this.compareWith === 'before' && this.comparison?.info ? this.comparison : null }
+  get side(): Side { return this.traceBeforeEdits ? this.link.side : 'after' }
+  /** Requests a value before the edits, after them, or both; `subtract` computes the difference. */
+  async forSelectedSide<T>(request: (id: string) => Promise<T>, subtract: (after: T, before: T) => T): Promise<T> {
+    const [after, before, side] = [this.trace!.id, this.traceBeforeEdits?.id, this.side]
+    if (!before || side === 'after') return request(after)
+    return side === 'before' ? request(before) : subtract(...(await Promise.all([request(after), request(before)])))
+  }
+  analysis = (name: string): AnalysisDescription | undefined => this.analysisCatalogue?.analyses.find((analysis) => analysis.name === name)
+
+  // Link
+
+  navigate(change: Partial<Link>): void {
+    Object.assign(this.link, change)
+    this.urlHash.write(`#${formatLink(this.link)}`, isUndoable(change))
+  }
+
+  readLink(): void {
+    Object.assign(this.link, parseLink(this.urlHash.read()))
+    this.playhead = this.link.step
+  }
+
+  isShown = (layer: CloudLayer): boolean => this.link.show.includes(layer)
+  setShown(layer: CloudLayer, on: boolean): void {
+    this.navigate({ show: CLOUD_LAYERS.filter((name) => (name === layer ? on : this.isShown(name))) })
+  }
+
+  /** Runs the model on another text and starts at its first step. */
+  run(text: string): void {
+    this.playing = false
+    this.playsOnce = true
+    this.playhead = 0
+    this.navigate({ text, window: null, token: null, second: null, step: 0 })
+  }
+
+  /** Opens another window of a long text. */
+  openWindow(window: number): void {
+    this.navigate({ window, token: null, second: null })
+  }
+
+  pin(token: number, second: boolean): void {
+    if (second && this.link.token !== null) this.navigate({ second: this.link.second === token ? null : token })
+    else this.navigate({ token: this.link.token === token ? null : token, second: null })
+  }
+
+  clearSelection(): void {
+    this.hovered = null
+    this.navigate({ token: null, second: null, layer: null, head: null })
+  }
+
+  moveStep(change: number): void {
+    const last = (this.info?.steps.length ?? 1) - 1
+    this.navigate({ step: Math.max(0, Math.min(last, this.link.step + change)) })
+  }
+
+  moveHead(change: number): void {
+    if (!this.info) return
+    const { layers, heads } = this.info
+    const { layer, head } = this.link
+    const current = layer === null || head === null ? (change > 0 ? -1 : layers * heads) : layer * heads + head
+    const next = Math.max(0, Math.min(layers * heads - 1, current + change))
+    this.navigate({ layer: Math.floor(next / heads), head: next % heads })
+  }
+
+  togglePlaying(play = !this.playing): void {
+    if (play && this.link.step >= (this.info?.steps.length ?? 1) - 1) {
+      this.navigate({ step: 0 })
+      this.playhead = 0
+    }
+    this.playing = play
+  }
+
+  /** Plays the first cloud of a new page or text, unless the reader prefers reduced motion. */
+  playOnce(): void {
+    if (this.playsOnce && !this.reducedMotion) this.togglePlaying(true)
+    this.playsOnce = false
+  }
+
+  // Loading
+
+  async start(): Promise<void> {
+    this.readLink()
+    this.playsOnce = !/[#&]step=/.test(this.urlHash.read()) && !this.link.edits.length
+    try {
+      this.state = await this.client.state()
+      this.models = this.state.models
+      void this.client.analysisCatalogue().then((catalogue) => (this.analysisCatalogue = catalogue), this.showError)
+      void this.client.models().then((list) => this.setModels(list), () => undefined)
+    } catch (error) {
+      this.showError(error)
+    }
+  }
+
+  private setModels({ models, recent, sources }: Awaited<ReturnType<Client['models']>>): void {
+    this.models = models
+    this.recent = [...new Set([...recent, ...sources])]
+  }
+
+  showError = (error: unknown): void => {
+    this.error = errorText(error)
+  }
+
+  /** Opens a trace of the text with the edits. Without a text it opens the stored example. */
+  private async requestTrace(model: string, text: string, edits: ToggledEdit[], options: TraceOptions = {}): Promise<OpenTrace> {
+    const isDefault = !edits.length && !options.untrained && (!model || model === this.state!.model)
+    if (this.exportedTrace) return new OpenTrace(this.client, this.exportedTrace, '').listen()
+    const { example } = this.state!
+    if (isDefault && !text && example) return new OpenTrace(this.client, example, '').listen()
+    const body = { model: model || this.state!.model, text: text || this.exampleText, edits: edits.map(({ off: _, ...edit }) => edit), ...options }
+    const { id, job } = await this.client.trace(body)
+    return new OpenTrace(this.client, id, job).listen()
+  }
+  private exampleText = ''
+  private async loadExampleText(): Promise<void> {
+    if (!this.exampleText && !this.exportedTrace) this.exampleText = this.state!.example ? (await this.client.traceInfo(this.state!.example)).text : SAMPLE_TEXT
+  }
+
+  private get windowOption(): { window?: number } { return this.link.window === null ? {} : { window: this.link.window } }
+
+  async openTrace(): Promise<void> {
+    if (!this.state) return
+    const request = JSON.stringify([this.link.model, this.link.text, this.link.window, this.edits])
+    if (request === this.traceRequest) return
+    this.traceRequest = request
+    this.error = ''
+    this.openingName = 'trace'
+    try {
+      await this.loadExampleText()
+      const trace = await this.requestTrace(this.link.model, this.link.text, this.edits, this.windowOption)
+      if (request !== this.traceRequest) return trace.close()
+      this.trace?.close()
+      this.trace = trace
+    } catch (error) {
+      this.traceRequest = ''
+      this.showError(error)
+    }
+    this.openingName = ''
+  }
+
+  async openComparison(): Promise<void> {
+    if (!this.state) return
+    const { model, text } = this.link
+    const compareWith = this.compareWith
+    const request = JSON.stringify([compareWith, compareWith && [model, text, this.link.window]])
+    if (request === this.comparisonRequest) return
+    this.comparisonRequest = request
+    this.comparison?.close()
+    this.comparison = null
+    if (!compareWith) return
+    const valueAfter = (prefix: string) => compareWith.slice(prefix.length)
+    try {
+      await this.loadExampleText()
+      const trace = compareWith.startsWith('text:') ? await this.requestTrace(model, valueAfter('text:'), this.edits, { questions: [] })
+        : compareWith.startsWith('model:') ? await this.requestTrace(valueAfter('model:'), text, [], { questions: [], ...this.windowOption })
+        : await this.requestTrace(model, text, [], { questions: [], ...this.windowOption, ...(compareWith === 'untrained' ? { untrained: true } : {}) })
+      if (request === this.comparisonRequest) this.comparison = trace
+      else trace.close()
+    } catch (error) {
+      this.comparisonRequest = ''
+      this.showError(error)
+    }
+  }
+
+  /** Projects a trace onto the axes of the link, or onto those of `axesOwner`. Axes of another text run the model on it. */
+  async project(trace: OpenTrace, axes: string, space: string, axesOwner: OpenTrace | null = null): Promise<void> {
+    try {
+      const parsed = parseAxes(axes)
+      const ownAxes = axesOwner ? `text:${axesOwner.id}/${axes}` : axes
+      await trace.project(parsed.kind === 'text' ? await this.axesOfText(parsed.text) : ownAxes, space)
+    } catch (error) {
+      this.showError(error)
+    }
+  }
+  private async axesOfText(text: string): Promise<string> {
+    const { id } = await this.client.trace({ model: this.link.model || this.state!.model, text, edits: [], questions: [] })
+    return `text:${id}`
+  }
+
+  async cancel(): Promise<void> {
+    await this.trace?.cancel()
+    this.error = this.message('cancelled')
+  }
+
+  async openModel(source: string): Promise<void> {
+    this.openingName = source
+    this.error = ''
+    try {
+      const { model } = await this.client.openModel(source)
+      this.setModels(await this.client.models())
+      const id = typeof model === 'string' ? model : (model?.id ?? this.models.find(({ name }) => name === source)?.id)
+      if (id) this.navigate({ model: id, window: null, edits: [], layer: null, head: null })
+    } catch (error) {
+      this.showError(error)
+    }
+    this.openingName = ''
+  }
+}

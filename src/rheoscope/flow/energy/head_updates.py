@@ -1,0 +1,98 @@
+"""The update that each head writes, with the gradient of its energy."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rheoscope.attention.mask import Mask
+from rheoscope.flow.energy.landscape import Landscape, head_landscape
+from rheoscope.space.head import project_normalised
+from rheoscope.space.model_parts import Projected
+from rheoscope.space.safe_arithmetic import at_least_float32
+from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
+
+Cloud = Float[Tensor, "*b n d"]
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True, eq=False)
+class HeadUpdates:
+    """What every head does to its tokens, in factors: Δ_h = moved `write`, ∇Λ = slope `ask`ᵀ, nothing of size (h, n, d).
+
+    `asked` are the queries x̂ A without their `bias`, `scale` is what the norm multiplies tokens by.
+    """
+
+    landscape: Landscape
+    x_hat: Cloud
+    norm_scale: Float[Tensor, "*b n 1"]
+    unbiased_queries: Float[Tensor, "*b h n k"]
+    query_bias: Float[Tensor, "*b h 1 k"]
+    query_weights: Float[Tensor, "h d k"]
+    output_map: Float[Tensor, "h e d"]
+    energy: Float[Tensor, "*b h n"]
+    query_gradient: Float[Tensor, "*b h n k"]
+    mixed_values: Float[Tensor, "*b h n e"]
+    to_model_precision: Callable[[Tensor], Tensor] = lambda x: x
+
+    @cached_property
+    def output_to_query(self) -> Float[Tensor, "h e k"]:
+        """What a head writes, asked by its own queries."""
+        return self.output_map @ self.query_weights
+
+    @cached_property
+    def output_gram(self) -> Float[Tensor, "h e e"]:
+        return self.output_map @ self.output_map.mT
+
+    def projections(self) -> Projected:
+        """q, k and v of the cloud, as every mechanism takes them: before any rotation."""
+        heads = self.landscape.heads
+        q, norm = self.unbiased_queries + self.query_bias, heads.q_norm
+        q = q if norm is None else norm.normalise(q) * (1.0 if norm.gain is None else norm.gain.to(q))
+        v = project_normalised(heads.norm, self.x_hat, heads.W_V, heads.b_V, None, self.to_model_precision)
+        return (
+            (q, self.landscape.unpositioned_keys, v)
+            if q.ndim == 4
+            else (q[None], self.landscape.unpositioned_keys[None], v[None])
+        )
+
+
+def head_updates(trace: Trace | Traces, layer: int) -> HeadUpdates:
+    heads, x = trace.view.layer_heads[layer], trace.layer_input(layer)
+    x = at_least_float32(x)
+    norm, x_hat, factored = heads.norm, heads.norm.normalise(x), trace.factored_displacements(layer).at_least_float32()
+    to_model_precision, zero = trace.view.to_model_precision, torch.zeros_like(x_hat[..., :1, :])
+    landscape = head_landscape(heads, x_hat, padding_mask(trace, layer), to_model_precision)
+    queries, query_bias = (
+        project_normalised(norm, y, heads.W_Q, heads.b_Q, None, to_model_precision) for y in (x_hat, zero)
+    )
+    energy, query_gradient = landscape.energies_and_gradient(queries)
+    unbiased_queries, query_gradient, mixed_values = (
+        x.contiguous() if x.is_cuda else x for x in (queries - query_bias, query_gradient, factored.mixed_values)
+    )  # for products
+    query_weights = norm.fold(heads.W_Q.to(x.dtype))
+    return HeadUpdates(
+        landscape,
+        x_hat,
+        norm.scale(x),
+        unbiased_queries,
+        query_bias,
+        query_weights,
+        factored.output_map,
+        energy,
+        query_gradient,
+        mixed_values,
+        to_model_precision,
+    )
+
+
+def padding_mask(trace: Trace | Traces, layer: int) -> Mask | None:
+    """Padding, where texts stand side by side."""
+    return trace.padding_for_layer(layer) if isinstance(trace, Traces) else None

@@ -1,0 +1,117 @@
+"""What a race consists of: entrants, seeds, steps and batches, and the packs of seeds that train together."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rheoscope.learn import race_files
+from rheoscope.learn.entrants import entrant_configs, flops_per_token, parse_penalties
+from rheoscope.models.config import Config
+from rheoscope.models.recipes import Recipe
+from rheoscope.models.task import Batch, Task
+from rheoscope.shapes import RheoscopeError
+
+SeedBatch = tuple[Batch, Float[Tensor, " seeds"]]
+
+
+@dataclass(frozen=True)
+class Race:
+    """What is raced: a recipe, entrants by name, how many seeds, at which rates, and on how many held-out tokens it is measured.
+
+    Every entrant races at every rate, or at the one that was `chosen` for it before, with other seeds (`screen.py`): then seeds are
+    counted from `first_seed`, behind those.
+
+    >>> from rheoscope.models.recipes import tiny
+    >>> [f"{pack.entrant}@{pack.recipe.rate:g}" for pack in Race(tiny(), ("metric",), 2, (1e-3, 3e-3)).packs()]
+    ['untied@0.001', 'untied@0.003', 'metric@0.001', 'metric@0.003']
+    """
+
+    recipe: Recipe
+    mechanisms: tuple[str, ...]
+    seeds: int = 12
+    rates: tuple[float, ...] = ()
+    held_out: int = 100_000
+    first_seed: int = 0
+    chosen: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise RheoscopeError(f"a race has 1 seed or more, got {self.seeds}; type --seeds 12")
+        object.__setattr__(self, "rates", tuple(self.rates) or (self.recipe.rate,))
+
+    def packs(self) -> list["Pack"]:
+        """Every entrant at every rate, the baseline first."""
+        return [
+            Pack(entrant, self.entrant_recipe(entrant, config, rate), self.seed_numbers())
+            for entrant, config in entrant_configs(self.mechanisms, self.recipe.config, self.recipe.context).items()
+            for rate in race_files.entrant_rates(entrant, self.rates, self.chosen)
+        ]
+
+    def seed_numbers(self) -> tuple[int, ...]:
+        """The seeds that race."""
+        return tuple(range(self.first_seed, self.first_seed + self.seeds))
+
+    def entrant_recipe(self, entrant: str, config: Config, rate: float) -> Recipe:
+        """How an entrant learns: as all do, but for its model, its rate, and what it keeps small besides."""
+        return replace(self.recipe, config=config, rate=rate, penalty=self.recipe.penalty | parse_penalties(entrant))
+
+    def evaluation_steps(self) -> list[int]:
+        """The steps at which all are measured: the start, every `evaluate_every`, and the end."""
+        regular_steps = range(0, self.recipe.steps, self.recipe.evaluate_every)
+        return [*regular_steps, self.recipe.steps]
+
+    def to_json(self, task: Task) -> dict[str, Any]:
+        """As JSON keeps it, with a fingerprint of the data."""
+        batches = (*task.batch(0, self.recipe), *next(iter(task.held_out_batches(self.recipe))))
+        data_hash = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in batches)).hexdigest()[:16]
+        return {
+            "recipe": {name: value for name, value in self.recipe.to_dict().items() if name not in ("rate", "seed")},
+            "seeds": self.seeds,
+            "first_seed": self.first_seed,
+            "held_out": self.held_out,
+            "data": data_hash,
+            "mechanisms": list(entrant_configs(self.mechanisms, self.recipe.config)),
+            "rates": list(self.rates),
+            "chosen": dict(self.chosen),
+        }
+
+
+@dataclass(frozen=True)
+class Pack:
+    """All seeds of one entrant at one rate."""
+
+    entrant: str
+    recipe: Recipe
+    seeds: tuple[int, ...]
+
+    def batch(self, task: Task, seeds: Sequence[int], step: int) -> SeedBatch:
+        """What these seeds read at a step, the rows of the first seed first: the same for every entrant and rate."""
+        batches = [task.batch(step, replace(self.recipe, seed=seed)) for seed in seeds]
+        counts = torch.tensor([float(task.n_targets(batch)) for batch in batches])
+        return task.concat_batches(batches), counts
+
+    @property
+    def tokens_per_step(self) -> int:
+        """What one seed reads in one step."""
+        return self.recipe.batch * self.recipe.context
+
+    @property
+    def total_tokens(self) -> int:
+        """What all its seeds read in all steps."""
+        return self.recipe.steps * self.tokens_per_step * len(self.seeds)
+
+    @property
+    def name(self) -> str:
+        """As a person is told of it."""
+        return f"{self.entrant} at {self.recipe.rate:g}"
+
+    @cached_property
+    def flops_per_step(self) -> int:
+        """What that costs."""
+        return self.tokens_per_step * flops_per_token(self.recipe.config, self.recipe.context)

@@ -1,0 +1,261 @@
+"""Questions put to a model and a text, one analysis after the other; an answer is heard as soon as it is known."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rheoscope.attention.memory import explain_out_of_memory
+from rheoscope.catalogue import analysis_by_name
+from rheoscope.messages.advice import use
+from rheoscope.running.progress import listen
+from rheoscope.space.model import Model
+from rheoscope.space.results import Results
+from rheoscope.space.trace import Trace
+
+if TYPE_CHECKING:
+    import xarray
+
+MAX_CONTROLS = 4
+"""Controls that are a null of their own: fewer have no spread worth the name, more cost more than they tell."""
+Progress = Callable[[int, int], None]
+Settings = dict[str, Any]
+OnResult = Callable[[Results], object]
+OnProgress = Callable[[str], Progress]
+"""Told what is asked now; gives what will hear how much of it is done."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What analyses are asked about: a model, and a text where there is one."""
+
+    model: Model
+    text: Any = None
+    trace: Trace | None = None
+
+    def argument(self, name: str) -> Any:
+        """What a first parameter of this name gets."""
+        return {
+            "model": self.model,
+            "view": self.model.view,
+            "trace": self.trace,
+            "text": self.text,
+            "texts": self.text if isinstance(self.text, list) else [self.text],
+        }[name]
+
+
+Runner = Callable[[Subject, str, Settings, bool, Progress | None], "xarray.Dataset"]
+"""From a subject, the name of an analysis, its settings, whether nulls are drawn and who hears how far it is, to its answer."""
+Controls = Sequence[Callable[[], Subject]]
+"""Each makes a control of a text, when somebody asks for it."""
+
+
+def _no_settings(results: Results) -> dict[str, Settings]:
+    return {"": {}}
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One analysis of the catalogue, and the settings it is asked with.
+
+    `settings` makes them of what is known so far: {"": settings}, or one entry for each time that it is asked, under a word
+    that tells them apart.
+    """
+
+    name: str
+    settings_for: Callable[[Results], dict[str, Settings]] = _no_settings
+
+    def settings_by_key(self, results: Results) -> dict[str, Settings]:
+        return {f"{self.name} {suffix}".strip(): settings for suffix, settings in self.settings_for(results).items()}
+
+
+def request(name: str, **settings: Any) -> Request:
+    """An analysis asked once, with fixed settings."""
+    return Request(name, lambda results: {"": settings})
+
+
+def run_analyses(
+    subject: Subject,
+    requests: Sequence[Request],
+    draw_nulls: bool = True,
+    controls: Controls = (),
+    on_result: OnResult = lambda results: None,
+    on_progress: OnProgress | None = None,
+    runner: "Runner | None" = None,
+) -> Results:
+    """Ask everything; an analysis that refuses this text, or fails, is left out with its reason and takes no other with it.
+
+    `hear` is given the Answers so far after each; `tell` hears what is going on. Without `nulls` nothing is drawn at random.
+    `controls` make the same text in untrained models; they are asked what `CONTROLLED` says, without nulls, in a thread of their own,
+    which then asks of the text what comes last. Neither thread waits for the other as long as there is something to ask.
+    `by` answers of the text itself, where not `answer` does: one that remembers what was asked before.
+
+    >>> import rheoscope as rs
+    >>> model = rs.load()
+    >>> sorted(run_analyses(Subject(model, "a", model.trace("a")), [Request("clusters"), Request("trajectory")]).skipped)
+    ['clusters']
+    """
+    results, runner = empty_results(subject, draw_nulls), runner or run_analysis
+    run = partial(_run_request, subject, on_progress=on_progress, runner=runner)
+    with _background_thread() as submit:
+        control_futures = submit_controls(
+            controls, [request for request in requests if _n_controls(request.name, subject)], submit
+        )
+        early_requests = [
+            request
+            for request in reversed(requests)
+            if control_futures and not analysis_by_name(request.name).depends_on
+        ]
+        early_requests.sort(key=lambda request: not analysis_by_name(request.name).start_early)
+        early_futures = {
+            request: submit(_run_request, subject, request, results, None, runner) for request in early_requests
+        }
+        for next_index, request in enumerate(requests, 1):
+            if _cancel_if_unstarted(early_futures.get(request)):
+                results = run(request, results)
+            else:
+                early_futures |= _run_while_waiting(
+                    early_futures[request], requests[next_index:], early_futures, results, run
+                )
+                results = results.merged_with(early_futures[request].result())
+            if request.name in control_futures:
+                early_futures |= _run_while_waiting(
+                    control_futures[request.name], requests[next_index:], early_futures, results, run
+                )
+                results = _add_controls(results, control_futures[request.name])
+            on_result(results)
+    return results
+
+
+EarlyResults = dict[Request, "Future[Results]"]
+"""What is answered before its turn, or will be."""
+
+
+def _cancel_if_unstarted(future: "Future[Any] | None") -> bool:
+    """Whether nobody has begun; then nobody will, but who asks here."""
+    return future is None or future.cancel()
+
+
+def _run_while_waiting(
+    awaited_future: "Future[Any]",
+    later_requests: Sequence[Request],
+    early_futures: EarlyResults,
+    results: Results,
+    run: Callable[[Request, Results], Results],
+) -> EarlyResults:
+    """While something is awaited: what comes later, nobody has begun, and stands on nothing that is not known."""
+    early_results: EarlyResults = {}
+    for request in later_requests:
+        if awaited_future.done():
+            break
+        if _can_run(request.name, results) and _cancel_if_unstarted(early_futures.get(request)):
+            early_results[request] = Future()
+            early_results[request].set_result(run(request, results))
+    return early_results
+
+
+def empty_results(subject: Subject, draw_nulls: bool) -> Results:
+    """Nothing asked yet."""
+    return Results(subject.model.view, subject.model.token_strings, subject.trace, has_nulls=draw_nulls)
+
+
+LONG_TEXT = 256
+"""Tokens beyond which a text counts as long: expensive analyses then run with smaller settings."""
+
+
+def is_long(trace: Trace | None) -> bool:
+    """Whether a text is long enough for the settings of long texts."""
+    return trace is not None and len(trace) > LONG_TEXT
+
+
+def _n_controls(name: str, subject: Subject) -> int:
+    """How many untrained controls an analysis is run on for comparison."""
+    spec = analysis_by_name(name)
+    return 0 if is_long(subject.trace) and not spec.long_text_controls else spec.controls
+
+
+def _can_run(name: str, results: Results) -> bool:
+    """Whether everything that an analysis depends on has run."""
+    return results.has_run(*analysis_by_name(name).depends_on)
+
+
+ControlResults = tuple[tuple[Subject, Results], ...]
+"""Every control with what it was asked so far."""
+
+
+@contextmanager
+def _background_thread() -> "Iterator[Callable[..., Future[Any]]]":
+    """Does one thing after the other on a core that the text itself leaves idle; what has not begun at the end is dropped."""
+    executor = ThreadPoolExecutor(1)
+    try:
+        yield executor.submit
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def submit_controls(
+    controls: Controls, requests: Sequence[Request], submit: "Callable[..., Future[Any]]"
+) -> "dict[str, Future[ControlResults]]":
+    """What the controls say, by the name of the analysis."""
+    if not controls or not requests:
+        return {}
+    previous: Future[ControlResults] = submit(tuple)
+    futures: dict[str, Future[ControlResults]] = {}
+    for request in requests:
+        previous = futures[request.name] = submit(_extend_controls, previous, request, controls)
+    return futures
+
+
+def _extend_controls(previous: "Future[ControlResults]", request: Request, controls: Controls) -> ControlResults:
+    """The controls, as many as this analysis is asked of having been made and asked."""
+    control_results, n_controls = previous.result(), analysis_by_name(request.name).controls
+    control_results += tuple(
+        (subject := make_subject(), empty_results(subject, draw_nulls=False))
+        for make_subject in controls[len(control_results) : n_controls]
+    )
+    return tuple(
+        (control, _run_request(control, request, results, None, run_analysis) if index < n_controls else results)
+        for index, (control, results) in enumerate(control_results)
+    )
+
+
+def _run_request(
+    subject: Subject, request: Request, results: Results, on_progress: OnProgress | None, runner: "Runner"
+) -> Results:
+    try:
+        settings_by_key = request.settings_by_key(results)
+    except Exception as error:
+        return results.with_failure(request.name, error)
+    for key, settings in settings_by_key.items():
+        progress = None if on_progress is None else on_progress(key)
+        try:
+            results = results.with_result(key, runner(subject, request.name, settings, results.has_nulls, progress))
+        except Exception as error:  # whatever it is, the other answers are not lost with it
+            results = results.with_failure(key, error)
+    return results
+
+
+def _add_controls(results: Results, future: "Future[ControlResults]") -> Results:
+    try:
+        return replace(results, controls=tuple(control_results for _, control_results in future.result()))
+    except Exception as error:
+        return results.with_failure("the untrained control", error)
+
+
+def run_analysis(
+    subject: Subject, name: str, settings: Settings, draw_nulls: bool = True, progress: Progress | None = None
+) -> "xarray.Dataset":
+    """One analysis, given what its first parameters name; without `nulls` its draws are none."""
+    spec = analysis_by_name(name)
+    arguments = {parameter: subject.argument(parameter) for parameter in spec.subjects}
+    settings = settings if draw_nulls or "draws" not in spec.settings else settings | {"draws": 0}
+    spec.check_settings(settings)
+    if progress is not None and spec.reports_progress:
+        settings = settings | {"progress": progress}
+    with (
+        listen(None if spec.reports_progress else progress),
+        explain_out_of_memory(name, use(device="cpu")),
+    ):
+        return spec.ask(**arguments | settings)

@@ -1,0 +1,77 @@
+"""Norms and rotary positions as the model itself computes them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rheoscope.attention.position import TokenEncoding, rotation_from_encoding
+from rheoscope.space.autograd_pullback import pullback_by_autograd
+
+Projected = tuple[Float[Tensor, "b h n k"], Float[Tensor, "b g n k"], Float[Tensor, "b g n e"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A norm of the model: `apply` is its module, the other fields describe it. `Norm()` is no norm.
+
+    apply(x) = x̂ * gain + bias, with x̂ = x / rms(x), or centred x / std(x) if `subtracts_mean`.
+    """
+
+    apply: Callable[[Tensor], Tensor] = lambda x: x
+    gain: Float[Tensor, " d"] | None = None
+    bias: Float[Tensor, " d"] | None = None
+    eps: float | None = None
+    subtracts_mean: bool = False
+
+    def __repr__(self) -> str:
+        return f"<{'no norm' if self.eps is None else 'LayerNorm' if self.subtracts_mean else 'RMSNorm'}>"
+
+    def normalise(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """x̂, the token before gain and bias; x itself without a norm."""
+        if self.eps is None:
+            return x
+        if x.is_cuda and not x.requires_grad:  # one fused kernel
+            torch_norm = torch.nn.functional.layer_norm if self.subtracts_mean else torch.nn.functional.rms_norm
+            return torch_norm(x, x.shape[-1:], eps=self.eps)
+        return self.centre(x) * self.scale(x)
+
+    def centre(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """x C: x minus its mean under LayerNorm, else x itself."""
+        return x - x.mean(-1, keepdim=True) if self.subtracts_mean else x
+
+    def scale(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n 1"]:
+        """The factor of the norm for each token: x̂ = scale(x) x C."""
+        if self.eps is None:
+            return torch.ones_like(x[..., :1])
+        return (self.centre(x).square().mean(-1, keepdim=True) + self.eps).rsqrt()
+
+    def fold(self, W: Float[Tensor, "*h d k"]) -> Float[Tensor, "*h d k"]:
+        """C D_g W: a matrix after this norm, as it acts on x̂."""
+        W = W if self.gain is None else self.gain.to(W.dtype)[:, None] * W
+        return W - W.mean(-2, keepdim=True) if self.subtracts_mean else W
+
+
+@dataclass(frozen=True, eq=False)
+class ModelRotary(TokenEncoding):
+    """The model's own rotary map: `rotate(x, positions)` rotates rows x at their positions."""
+
+    rotate: Callable[[Tensor, Tensor], Tensor]
+
+    def encode(self, x: Tensor, token_positions: Tensor) -> Tensor:
+        return self.rotate(x, token_positions)
+
+    def rotation_matrix(self, offset: int, width: int, template: Tensor) -> Float[Tensor, "k k"]:
+        """R(delta) with q_i R(i) (k_j R(j))^T = q_i R(i - j) k_j^T, read off the model's own tables."""
+        return rotation_from_encoding(self.rotate, offset, width, template)
+
+    def pullback(self, token_positions: Tensor, dy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Rotation is linear, so its pullback is the same at any rows, here at zeros."""
+        with torch.enable_grad():
+            x = torch.zeros_like(dy, requires_grad=True)
+            return pullback_by_autograd(self.rotate(x, token_positions), x, dy), {}
+
+    def select_heads(self, heads: list[int]) -> "ModelRotary":
+        return self

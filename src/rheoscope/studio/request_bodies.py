@@ -1,0 +1,41 @@
+"""Bodies of the requests that the server accepts, checked field by field."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rheoscope.report.verdicts import QUESTIONS
+from rheoscope.studio.edits import Edit
+
+if TYPE_CHECKING:
+    pass
+
+
+Index = Annotated[int, Field(ge=0, le=100_000)]
+
+
+class StrictBody(BaseModel):
+    """What a body may hold, and nothing besides."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class OpenModelBody(StrictBody):
+    source: str = Field(max_length=1000)
+    untrained: bool = False
+
+
+class NewTraceBody(StrictBody):
+    text: str
+    model: str | None = Field(default=None, max_length=1000)
+    edits: list[Edit] = Field(default=[], max_length=32)
+    untrained: bool = False
+    questions: list[str] | None = Field(default=None, max_length=len(QUESTIONS))
+    window: int | None = Field(default=None, ge=1, le=100_000)
+
+
+class QueryKeyBody(StrictBody):
+    layer: Index
+    head: Index
+    query: Index
+    key: Index

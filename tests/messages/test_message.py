@@ -1,0 +1,103 @@
+"""Messages keep their template, translate with their parameters and travel whole; catalogues are complete."""
+
+import pickle
+from pathlib import Path
+from runpy import run_path
+from types import SimpleNamespace
+
+import pytest
+
+from rheoscope.messages import catalogue
+from rheoscope.messages.advice import Advice, analyse, use, with_advice
+from rheoscope.messages.catalogue import default_language, parameters_of, read_po, translate
+from rheoscope.messages.extraction import python_templates
+from rheoscope.messages.message import Message, join, plural
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def german(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small catalogue of a language that the project does not have."""
+    entries = {"{n} heads": "{n} Köpfe", "layer {layer}": "Schicht {layer}", "yes": "ja", "{a}, {b}": "{b}; {a}"}
+    monkeypatch.setattr(catalogue, "templates", lambda language: entries)
+
+
+def test_a_message_is_its_english_sentence() -> None:
+    message = Message("{n} of {total:,} heads", n=3, total=2400)
+    assert message == "3 of 2,400 heads"
+    assert isinstance(message, str)
+    assert (message.template, message.parameters) == ("{n} of {total:,} heads", {"n": 3, "total": 2400})
+
+
+def test_a_template_without_parameters_is_not_formatted() -> None:
+    assert Message("the set {1, 2}") == "the set {1, 2}"
+
+
+@pytest.mark.usefixtures("german")
+def test_translation_fills_in_the_same_parameters() -> None:
+    assert translate(Message("{n} heads", n=3), "de") == "3 Köpfe"
+    assert translate("yes", "de") == "ja"
+
+
+@pytest.mark.usefixtures("german")
+def test_parameters_that_are_messages_are_translated_too() -> None:
+    both = Message("{a}, {b}", a=Message("{n} heads", n=3), b=Message("layer {layer}", layer=5))
+    assert translate(both, "de") == "Schicht 5; 3 Köpfe"
+    assert translate(join(" ", [Message("yes"), Message("{n} heads", n=1)]), "de") == "ja 1 Köpfe"
+
+
+@pytest.mark.usefixtures("german")
+def test_an_unknown_template_stays_english() -> None:
+    assert translate(Message("{n} tokens", n=2), "de") == "2 tokens"
+
+
+def test_a_message_survives_pickling() -> None:
+    message = pickle.loads(pickle.dumps(Message("{n} heads", n=3)))
+    assert (message, message.template) == ("3 heads", "{n} heads")
+
+
+def test_plural_chooses_by_the_count() -> None:
+    assert [plural("{n} head", "{n} heads", n=n) for n in (0, 1, 2)] == ["0 heads", "1 head", "2 heads"]
+
+
+def test_advice_has_a_form_for_each_surface() -> None:
+    both = use(draws=8, keep_massive=True)
+    assert with_advice("no", both, "python") == "no; type draws=8, keep_massive=True"
+    assert with_advice("no", both, "shell") == "no; type --draws 8 --keep-massive"
+    assert analyse("energy").shell == "rheoscope analyse energy"
+
+
+def test_advice_with_one_form_says_where_it_works() -> None:
+    assert with_advice("no", Advice("rs.load()"), "shell") == "no; in Python type rs.load()"
+    assert with_advice("no", Advice("", "make studio"), "python") == "no; on the command line type make studio"
+
+
+def test_a_quoted_value_survives_the_shell() -> None:
+    assert use(M="rank 8").shell == "--M 'rank 8'"
+
+
+@pytest.mark.parametrize(("value", "language"), [("zh_CN.UTF-8", "zh"), ("de_DE.UTF-8", "en"), ("C", "en")])
+def test_the_locale_chooses_the_language(value: str, language: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", value)
+    assert default_language() == language
+
+
+def test_a_catalogue_reads_long_and_quoted_entries(tmp_path: Path) -> None:
+    file = tmp_path / "xx.po"
+    file.write_text('msgid ""\nmsgstr ""\n\nmsgid "a \\"b\\""\nmsgstr ""\n"c "\n"d"\n', encoding="utf-8")
+    assert read_po(file) == {'a "b"': "c d"}
+
+
+def test_every_literal_for_people_is_extracted() -> None:
+    source = 'Field(("a",), "how far", unit="nats"); Analysis(name="x", question="Why?"); plural("{n} a", "{n} b", n=n)'
+    assert {template for _, template in python_templates(source)} == {"how far", "nats", "Why?", "{n} a", "{n} b"}
+
+
+def test_every_template_of_the_project_is_translated_with_its_parameters() -> None:
+    script = SimpleNamespace(**run_path(str(ROOT / ".ci" / "messages.py")))
+    assert script.missing("zh") == [], "type make messages and translate what is new"
+
+
+def test_a_translation_with_other_parameters_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parameters_of("{n} of {total:,}") != parameters_of("{n} von {all}")
