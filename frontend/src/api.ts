@@ -3,7 +3,7 @@
 import { loadScript } from './load_script'
 import { render, type Text } from './messages/message'
 
-export interface Model { id: string; name: Text; title: Text; layers: number; heads: number; width: number; family: string; parameters: number; dtype: string; device: string; certificate: string; ready: boolean }
+export interface Model { id: string; name: Text; title: Text; layers: number; heads: number; width: number; family: string; parameters: number; dtype: string; device: string; certificate: Text; ready: boolean }
 export interface State { version: string; models: Model[]; model: string; example: string | null; corpus?: string | null; limits: { tokens: number; text_bytes: number; jobs: number } }
 export interface FieldDescription { dims: string[]; definition: Text; unit?: Text; null?: string; null_sd?: string }
 /** `dear`: whether the analysis takes long. `room`: the group it is listed in. */

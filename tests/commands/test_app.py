@@ -275,7 +275,11 @@ def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list
         (["analyse", "transport", "a text", "--nope", "3"], 2, "No such option: --nope"),
         (["analyse", "transport", "a text", "--draws", "many"], 2, "Invalid value for '--draws'"),
         (["analyse", "transport", "a text", "--strides", "1,two"], 1, "--strides takes numbers between commas"),
-        (["analyse", "transport", "a text", "--space", "moon"], 1, "unknown space 'moon'; type one of raw"),
+        (
+            ["analyse", "transport", "a text", "--space", "moon"],
+            1,
+            "space must be one of raw, normed, sphere, got 'moon'",
+        ),
         (["analyse", "fixed_point", "a text", "--layers", "9"], 1, "there is no layer 9"),
         (["analyse", "surgery", "a text", "--heads", "5"], 1, "heads are typed as layer.head, got '5'"),
         (["analyse", "operators", "a text"], 2, "unexpected extra argument"),
@@ -381,7 +385,7 @@ def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) ->
         ),
         (
             ["analyse", "agreement", "the keys to the cabinet are on the table", "-m", "far", "--draws", "99999999"],
-            "draws are at most 10,000, got 99,999,999; type --draws 1000",
+            "draws must lie between 0 and 10,000, got 99999999; type --draws 10000",
         ),
     ],
 )

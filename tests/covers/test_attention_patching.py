@@ -60,7 +60,7 @@ def test_the_model_is_as_before_and_mistakes_are_told() -> None:
         rs.attention_patching(of, trace, 5, heads=[(0, 9)])
     with pytest.raises(rs.RheoscopeError, match=r"list of \(layer, head\), got 1; type"):
         rs.attention_patching(of, trace, 5, heads=1)
-    with pytest.raises(rs.RheoscopeError, match="token ids must lie between 0 and 39, got 99"):
+    with pytest.raises(rs.RheoscopeError, match="token ids lie in 0 to 39, got 99"):
         rs.attention_patching(of, trace, 99)
     with pytest.raises(rs.RheoscopeError, match="the target must be one token"):
         rs.attention_patching(default(), default().trace("The keys"), " cabinet")

@@ -153,7 +153,7 @@ def test_a_compared_finding_says_which_text_it_is_about(run: Run) -> None:
     for at in (1, 2):
         assert f"What else beat chance (text {at})" in said.words
         assert f"L0 {at} " in said.words
-    assert "Seven questions to this text in this model (text 2)" in said.words
+    assert "Seven questions about this text in this model (text 2)" in said.words
     assert "--explain defines every column" in said.words
     assert "least=" not in said.words
 
@@ -195,7 +195,10 @@ class Tty(io.StringIO):
         (("generate", "a", "--temperature", "-1"), "type --temperature 0.8"),
         (("generate", "a", "--top-p", "2"), "type --top-p 0.9"),
         (("analyse", "density_clusters", TEXT, "--least", "1"), "type --least 2"),
-        (("analyse", "fixed_point", TEXT, "--times", "0"), "type --layers 0 --times 8 --iterations 20"),
+        (
+            ("analyse", "fixed_point", TEXT, "--times", "0"),
+            "times must lie between 1 and 10,000, got 0; type --times 1",
+        ),
         (("train", "tiny", "--data", "a", "--out", "b", "--set", "rate=-1"), "type --set rate="),
         (("covers", "The keys"), "tokens has; type a longer text"),
         (

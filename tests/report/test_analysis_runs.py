@@ -82,7 +82,7 @@ def test_a_fault_of_the_program_is_no_refusal_and_takes_no_answer_with_it() -> N
     found = run_analyses(subject(), [request("trajectory", nowhere=1), Request("massive_tokens")])
     assert found.failed_keys == ("trajectory",)
     assert "nowhere" in found.skipped["trajectory"]
-    assert found.skipped["trajectory"].startswith("a fault of the program (TypeError: ")
+    assert found.skipped["trajectory"].startswith("internal error (TypeError: ")
     assert found.has("massive_tokens")
 
 

@@ -61,7 +61,7 @@ def test_symmetric_heads_that_read_similarity_are_told_as_a_rank_correlation() -
     heads = planted.agreement(0.0)
     alike = xr.Dataset({"symmetry": heads.agreement})
     assert "follow similarity more (rank correlation 1.00" in told(agreement=heads, operators=alike)[0]
-    assert "read similarity less: rank correlation -1.00" in told(agreement=heads, operators=-alike)[0]
+    assert "follow similarity less (rank correlation -1.00" in told(agreement=heads, operators=-alike)[0]
 
 
 def test_heads_together_are_held_against_heads_turned() -> None:

@@ -46,7 +46,7 @@ def test_a_page_is_well_formed_and_has_every_section(html: str) -> None:
     tables = ["How each layer moves the cloud", "What each layer says comes next", "Heads as operators"]
     heads = parts.texts["h2"]
     assert heads[0] == "The text"
-    assert heads[1:3] == ["Seven questions to this text in this model", "The cloud, layer by layer"]
+    assert heads[1:3] == ["Seven questions about this text in this model", "The cloud, layer by layer"]
     assert [next(head for head in heads if head.startswith(table)) for table in tables] == heads[3:6]
     assert heads[6] == "What else beat chance"
     asked = [told().datasets[name] for name in ANALYSIS_MODULES if name in told().datasets]

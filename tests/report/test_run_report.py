@@ -187,7 +187,8 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_computed(
         OutputFiles(html=Path("report.html/below.html"))
     monkeypatch.setattr(run_report, "DEFAULT_REPORT_PATH", Path("report.html/below.html"))
     with pytest.raises(
-        rs.RheoscopeError, match=r"is a file; type --html and a name in another directory, or --no-html"
+        rs.RheoscopeError,
+        match=r"is a file; .*type --html and a name in another directory, or --no-html",
     ):
         OutputFiles(default_page=True)
 

@@ -89,9 +89,9 @@ def looking(browser: Any, **more: Any) -> Iterator[tuple[Any, list[str]]]:
     page.set_default_timeout(15_000)
     page.route("**/api/traces", ask_less)
     errors: list[str] = []
-    page.enabled("console", lambda told: errors.append(told.text) if told.type == "error" else None)
-    page.enabled("pageerror", lambda error: errors.append(str(error)))
-    page.enabled("response", lambda answer: errors.append(answer.url) if answer.status >= 400 else None)
+    page.on("console", lambda told: errors.append(told.text) if told.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("response", lambda answer: errors.append(answer.url) if answer.status >= 400 else None)
     yield page, errors
     page.close()
 
@@ -171,7 +171,7 @@ def test_a_visit(studio: tuple[Session, str], browser: Any) -> None:
         page.wait_for_selector(".chip")
 
         page.locator("button[lang=zh-Hans]").click()
-        assert page.locator("#questions").inner_text() == "七个问题"
+        until(page, lambda: page.locator("#questions").inner_text() == "七个问题")
         assert page.evaluate("document.documentElement.lang") == "zh-Hans"
         linked(page, "language=zh")
         assert errors == []
@@ -182,7 +182,7 @@ def test_a_short_text_is_no_error(studio: tuple[Session, str], browser: Any) -> 
     with looking(browser) as (page, errors):
         page.goto(f"{studio[1]}#view=clusters&text=The")
         arrived(page)
-        page.get_by_text("type a longer text").first.wait_for()
+        page.get_by_text("use a longer text").first.wait_for()
         assert errors == []
 
 
@@ -260,7 +260,7 @@ def test_what_the_server_says_is_told_in_the_language_of_the_page(studio: tuple[
             arrived(page)
             page.locator("#views figure, #views canvas").first.wait_for()
             until(page, lambda: page.locator("section[data-tour=questions] .answer.waiting").count() < 7)
-            assert english(page, "main") == []
+            until(page, lambda: english(page, "section[data-tour=questions]") == [])
 
         page.goto(f"{studio[1]}#language=zh&view=all:trajectory")
         title = page.locator("#views h3 button").first
@@ -295,7 +295,7 @@ def test_a_long_run_is_cancelled(studio: tuple[Session, str], browser: Any, monk
         page.locator("textarea").fill(f"{TEXT} once more")
         page.keyboard.press("Enter")
         page.locator(".act button", has_text="cancel").click()
-        assert page.locator("[role=alert]").inner_text() == "cancelled"
+        assert page.locator("[role=alert]").inner_text() == "Cancelled"
         assert errors == []
 
 
@@ -383,7 +383,7 @@ def test_an_export_opens_from_disk(studio: tuple[Session, str], browser: Any, tm
         page.keyboard.press("ArrowDown")
         page.wait_for_selector("canvas.map")
         page.locator("button[lang=zh-Hans]").click()
-        assert english(page, "section[data-tour=questions]") == []
+        until(page, lambda: english(page, "section[data-tour=questions]") == [])
         assert errors == []
 
 

@@ -55,7 +55,7 @@ def test_the_state_is_told_before_the_model_is_open() -> None:
         posted(client)
         (model,) = client.get("/api/state").json()["models"]
         assert (model["ready"], model["layers"], model["heads"]) == (True, 3, 4)
-        assert model["certificate"].startswith("exact on 8 tokens")
+        assert model["certificate"]["template"] == "{precision}: {errors}"
 
 
 def test_models_are_listed_and_opened(client: TestClient) -> None:
@@ -196,8 +196,8 @@ def reason_of(client: TestClient, trace: str, name: str) -> str:
 
 def test_a_text_too_short_for_a_question_is_told_so_and_no_error(client: TestClient) -> None:
     short = posted(client, "The")
-    assert "type a longer text" in reason_of(client, short, "clusters")
-    assert "type a longer text" in one_line(client.get(f"/api/traces/{short}/analyses/clusters?angle=0.5"), 400)
+    assert "use a longer text" in reason_of(client, short, "clusters")
+    assert "use a longer text" in one_line(client.get(f"/api/traces/{short}/analyses/clusters?angle=0.5"), 400)
 
 
 # Edits

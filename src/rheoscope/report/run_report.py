@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rheoscope.files import check_outputs, check_writable, unused_name
+from rheoscope.messages.advice import Advice
 from rheoscope.picture.blocks import with_heading_suffix
 from rheoscope.report import layer_table, text_blocks
 from rheoscope.report.analysis_runs import Controls, Subject, run_analyses
@@ -62,12 +63,13 @@ class OutputFiles:
 
 
 def _check_default_report() -> None:
-    """A report that nobody named is written here, or the user has to say where."""
+    """Raise unless the report can be written to the current directory under its default name."""
     try:
         check_writable(unused_name(DEFAULT_REPORT_PATH))
     except RheoscopeError as error:
-        problem = str(error).split("; type")[0]
-        raise RheoscopeError(f"{problem}; type --html and a name in another directory, or --no-html") from error
+        raise RheoscopeError(
+            error.message, Advice("", "--html and a name in another directory, or --no-html")
+        ) from error
 
 
 def run_report(
