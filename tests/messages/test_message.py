@@ -99,5 +99,5 @@ def test_every_template_of_the_project_is_translated_with_its_parameters() -> No
     assert script.missing("zh") == [], "type make messages and translate what is new"
 
 
-def test_a_translation_with_other_parameters_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_templates_with_other_parameter_names_are_distinguished() -> None:
     assert parameters_of("{n} of {total:,}") != parameters_of("{n} von {all}")
