@@ -42,9 +42,9 @@ from timing import arguments
 
 RENAMED_ANALYSES: dict[str, str] = {}
 """Old name → new name of an analysis."""
-RENAMED_FIELDS: dict[tuple[str, str], str] = {}
+RENAMED_FIELDS: dict[tuple[str, str], str] = {("*", "word"): "token_text", ("senses", "word"): "word"}
 """(old analysis, old name) → new name of a field, coordinate or axis. The analysis "*" stands for every analysis."""
-RENAMED_SUFFIXES: dict[str, str] = {}
+RENAMED_SUFFIXES: dict[str, str] = {"_drawn": "_null_draws"}
 """Old ending → new ending of such a name, in every analysis: {"_drawn": "_null_draws"}. RENAMED_FIELDS takes precedence."""
 RENAMED_LABELS: dict[tuple[str, str], dict[str, str]] = {}
 """(old analysis or "*", old field or coordinate) → {old string: new string}."""

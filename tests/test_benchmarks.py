@@ -145,7 +145,7 @@ def test_rounding_is_allowed_as_the_dtype_has_it(same_numbers: dict[str, Any]) -
 
 
 def test_renamed_answers_are_compared(same_numbers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    old = fields(size=[1.0], cost_drawn=[2.0], label=["a"]) | {("attribute", "least"): ((), np.array(4))}
+    old = fields(size=[1.0], cost_sampled=[2.0], label=["a"]) | {("attribute", "least"): ((), np.array(4))}
     new = {
         ("field", "norm"): (("position",), np.array([1.0])),
         ("field", "cost_null_draws"): (("position",), np.array([2.0])),
@@ -156,7 +156,7 @@ def test_renamed_answers_are_compared(same_numbers: dict[str, Any], monkeypatch:
     monkeypatch.setitem(same_numbers["RENAMED_ANALYSES"], "speed", "velocity")
     monkeypatch.setitem(same_numbers["RENAMED_FIELDS"], ("speed", "size"), "norm")
     monkeypatch.setitem(same_numbers["RENAMED_FIELDS"], ("*", "token"), "position")
-    monkeypatch.setitem(same_numbers["RENAMED_SUFFIXES"], "_drawn", "_null_draws")
+    monkeypatch.setitem(same_numbers["RENAMED_SUFFIXES"], "_sampled", "_null_draws")
     monkeypatch.setitem(same_numbers["RENAMED_LABELS"], ("speed", "label"), {"a": "first"})
     monkeypatch.setitem(same_numbers["RENAMED_SETTINGS"], ("speed", "least"), "min_tokens")
     assert not problems(same_numbers, old, new)

@@ -44,7 +44,8 @@ def test_a_planted_likeness_is_found(sign: float) -> None:
     assert sign * found.z.item() > 3
     assert found.q_value.item() == found.p_value.item() == pytest.approx(1 / 21)  # 20 draws of one head say no more
     assert (
-        float(p_values(*map(torch.as_tensor, (found.mean_agreement.values, found.mean_agreement_drawn.values)))) < 0.05
+        float(p_values(*map(torch.as_tensor, (found.mean_agreement.values, found.mean_agreement_null_draws.values))))
+        < 0.05
     )
     assert found.queries.item() == 22
 
@@ -206,9 +207,9 @@ def test_the_mean_over_heads_stands_beside_that_of_random_heads() -> None:
     trace = on(model, random(0, 20, 12))
     found = rs.agreement(trace, draws=6)
     assert float(found.mean_agreement) == pytest.approx(float(found.agreement.mean()))
-    assert float(found.mean_agreement_drawn.mean()) == pytest.approx(float(found.null_mean.mean()))
-    assert found.mean_agreement_drawn.dims == ("draw",)
-    assert "mean_agreement_drawn" not in rs.agreement(trace, draws=0)
+    assert float(found.mean_agreement_null_draws.mean()) == pytest.approx(float(found.null_mean.mean()))
+    assert found.mean_agreement_null_draws.dims == ("draw",)
+    assert "mean_agreement_null_draws" not in rs.agreement(trace, draws=0)
 
 
 def test_few_draws_are_never_surer_than_they_can_be() -> None:

@@ -114,8 +114,8 @@ def test_the_null_is_the_head_turned() -> None:
         at = {"layer": 1, "head": 2, "image": image}
         assert np.allclose([float(found[f"{f}_null"].sel(at)) for f in PRESERVATION_FIELDS], drawn.mean(0), atol=1e-5)
         assert np.allclose([float(found[f"{f}_null_sd"].sel(at)) for f in PRESERVATION_FIELDS], drawn.std(0), atol=1e-5)
-    assert found.mean_rsa_drawn.dims == ("draw", "image")
-    assert np.allclose(found.mean_rsa_drawn.mean("draw"), found.rsa_null.mean(("layer", "head")))
+    assert found.mean_rsa_null_draws.dims == ("draw", "image")
+    assert np.allclose(found.mean_rsa_null_draws.mean("draw"), found.rsa_null.mean(("layer", "head")))
     assert np.allclose(found.mean_rsa, found.rsa.mean(("layer", "head")))
     assert float(found.mean_mismatch) == pytest.approx(float(found.mismatch.mean()))
 
@@ -221,7 +221,7 @@ def test_without_draws_there_is_no_null_but_the_known_one() -> None:
     trace = traced("llama", F64)
     found, beside = rs.distortion(trace, nearest=3, draws=0), rs.distortion(trace, nearest=3, draws=2)
     drawn = {f"{field}_{what}" for field in PRESERVATION_FIELDS for what in ("null", "null_sd", "projection")}
-    assert set(beside.data_vars) - set(found.data_vars) == drawn | {"mean_rsa_drawn"}
+    assert set(beside.data_vars) - set(found.data_vars) == drawn | {"mean_rsa_null_draws"}
     for field in found.data_vars:
         assert np.array_equal(found[field], beside[field]), field
 

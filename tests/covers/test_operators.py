@@ -136,11 +136,11 @@ def test_every_field_equals_its_dense_twin(name: str, raw: bool) -> None:
 
 def test_the_twin_covers_every_field() -> None:
     found = rs.operators(double("gpt2").view)
-    of_all = {f"mean_{name}{what}" for name in MEAN_FIELDS for what in ("", "_drawn")}
+    of_all = {f"mean_{name}{what}" for name in MEAN_FIELDS for what in ("", "_null_draws")}
     of_layers = {"layer_symmetry", "layer_directionality"}
     assert set(twin(double("gpt2").view, 0, 0, False)) | of_layers | of_all == set(found.data_vars)
     assert of_all - set(rs.operators(double("gpt2").view, draws=0).data_vars) == {
-        f"mean_{x}_drawn" for x in MEAN_FIELDS
+        f"mean_{x}_null_draws" for x in MEAN_FIELDS
     }
 
 
@@ -338,19 +338,19 @@ def test_planted_symmetry_beats_random_heads_and_random_weights_do_not() -> None
     view = double("llama").view
     found = rs.operators(view, draws=99)
     for name in MEAN_FIELDS:
-        own, drawn = (torch.as_tensor(found[f"mean_{name}{what}"].values) for what in ("", "_drawn"))
+        own, drawn = (torch.as_tensor(found[f"mean_{name}{what}"].values) for what in ("", "_null_draws"))
         assert drawn.shape == (99,)
         assert float(own) == pytest.approx(float(found[name].mean()), abs=1e-6)
         assert 0.01 <= float(p_values(own, drawn)) <= 1
     again = rs.operators(view, draws=99)
-    assert np.array_equal(again.mean_symmetry_drawn, found.mean_symmetry_drawn)
+    assert np.array_equal(again.mean_symmetry_null_draws, found.mean_symmetry_null_draws)
 
     def tie(network: Any) -> None:
         for block in describe_model(network, None, "llama").view.layer_heads:
             block.W_Q.copy_(block.W_K.repeat_interleave(block.n_heads // len(block.W_K), 0))
 
     tied = rs.operators(changed("llama", tie).view, draws=99)
-    own, drawn = torch.as_tensor(tied.mean_symmetry.values), torch.as_tensor(tied.mean_symmetry_drawn.values)
+    own, drawn = torch.as_tensor(tied.mean_symmetry.values), torch.as_tensor(tied.mean_symmetry_null_draws.values)
     assert float(p_values(own, drawn)) == pytest.approx(0.01)
 
 

@@ -86,9 +86,9 @@ def test_the_null_is_the_heads_turned_and_ordered_by_themselves() -> None:
         images = [(x @ Q @ trace.view.head(1, head).M.dense()).numpy() for head in range(4)]
         drawn.append(searched(images, x.numpy())[1])
     assert np.allclose(found.recovered_null[1], np.mean(drawn, 0), atol=1e-6)
-    assert np.allclose(found.mean_recovered_drawn.mean("draw"), found.recovered_null[:, -1].mean())
+    assert np.allclose(found.mean_recovered_null_draws.mean("draw"), found.recovered_null[:, -1].mean())
     assert float(found.mean_recovered) == pytest.approx(float(found.recovered[:, -1].mean()))
-    assert found.mean_recovered_orthonormal_drawn.dims == ("draw",)
+    assert found.mean_recovered_orthonormal_null_draws.dims == ("draw",)
 
 
 @settings(max_examples=8)
@@ -151,7 +151,7 @@ def test_laws(name: str) -> None:
 def test_without_draws_nothing_random_is_told() -> None:
     trace = traced("llama", F64)
     found, beside = rs.stack(trace, draws=0), rs.stack(trace, draws=2)
-    means = {f"mean_{name}_drawn" for name in ("recovered", "recovered_orthonormal")}
+    means = {f"mean_{name}_null_draws" for name in ("recovered", "recovered_orthonormal")}
     nulls = {f"{name}_null" for name in ("recovered", "recovered_orthonormal", "recovered_cka")}
     assert set(beside.data_vars) - set(found.data_vars) == {"recovered_random", "recovered_projection"} | nulls | means
     for field in found.data_vars:

@@ -78,8 +78,8 @@ def test_tables_are_small_where_one_table_of_everything_explodes() -> None:
     assert math.prod(found.sizes.values()) > 1000 * rows  # the rows of found.to_dataframe(), which nobody should try
     frame = tables["step token"]
     assert list(frame.index.names) == ["step", "token"]
-    assert frame.word.tolist()[: len(found.token)] == found.word.values.tolist()
-    assert set(frame.attrs["definitions"]) == set(frame.columns) - {"word"}
+    assert frame.token_text.tolist()[: len(found.token)] == found.token_text.values.tolist()
+    assert set(frame.attrs["definitions"]) == set(frame.columns) - {"token_text"}
     assert frame.attrs["provenance"]["text"] == TEXT
     assert frame.attrs["provenance"]["analysis"] == "trajectory"
 

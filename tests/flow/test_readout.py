@@ -121,7 +121,7 @@ def test_every_place_says_what_a_readout_of_it_says() -> None:
         )
     first = rs.readout(trace, token=2)
     assert first.token.values.tolist() == [0, 1, 2]
-    assert first.word.values.tolist() == trace.tokens[:3]
+    assert first.token_text.values.tolist() == trace.tokens[:3]
 
 
 # Does it predict the text?
@@ -140,7 +140,7 @@ def test_the_next_token_of_earlier_places_equals_a_loop() -> None:
     ]
     assert lens.log_probability_next_null.values == pytest.approx(np.mean(drawn, 0), abs=1e-6)
     assert lens.log_probability_next_null_sd.values == pytest.approx(np.std(drawn, 0, ddof=1), abs=1e-6)
-    assert lens.log_probability_next_drawn.values == pytest.approx(np.mean(drawn, 1), abs=1e-6)
+    assert lens.log_probability_next_null_draws.values == pytest.approx(np.mean(drawn, 1), abs=1e-6)
     alone = rs.readout(trace, token=9, draws=0)
     assert not [name for name in alone if "null" in name or "drawn" in name]
     assert rs.readout(trace, token=0).log_probability_next.size == 0
@@ -148,7 +148,7 @@ def test_the_next_token_of_earlier_places_equals_a_loop() -> None:
 
 def chance_of(lens: xr.Dataset) -> float:
     own = torch.tensor(float(lens.log_probability_next.mean()), dtype=F64)
-    return float(p_values(own, torch.tensor(lens.log_probability_next_drawn.values, dtype=F64)))
+    return float(p_values(own, torch.tensor(lens.log_probability_next_null_draws.values, dtype=F64)))
 
 
 def test_a_text_is_predicted_beyond_chance_and_random_tokens_are_not() -> None:

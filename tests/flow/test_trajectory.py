@@ -94,7 +94,7 @@ def test_the_map_of_the_paths_is_the_plane_of_the_frames() -> None:
     before = torch.random.get_rng_state()
     assert rs.trajectory(trace, keep_massive=True).place.equals(found.place)
     assert torch.equal(before, torch.random.get_rng_state())
-    assert found.word.values.tolist() == trace.tokens
+    assert found.token_text.values.tolist() == trace.tokens
 
 
 def test_straightness_so_far_ends_at_the_straightness_of_the_way() -> None:

@@ -226,9 +226,9 @@ def test_the_whole_way_is_drawn_often_and_its_draws_are_kept() -> None:
     found = rs.transport(trace, strides=[1], draws=30, keep_massive=True)
     whole = rs.transport(trace, draws=30, keep_massive=True)
     for name in ("kappa", "identity_share", "next_type_share", "toward_next"):
-        assert found[f"{name}_drawn"].shape == (30,)
-        assert np.array_equal(found[f"{name}_drawn"], whole[f"{name}_drawn"])
-    assert float(whole.kappa_null_strided[-1, -1]) == pytest.approx(float(whole.kappa_drawn.mean()))
+        assert found[f"{name}_null_draws"].shape == (30,)
+        assert np.array_equal(found[f"{name}_null_draws"], whole[f"{name}_null_draws"])
+    assert float(whole.kappa_null_strided[-1, -1]) == pytest.approx(float(whole.kappa_null_draws.mean()))
     few = rs.transport(trace, draws=MAX_EXPENSIVE_DRAWS, keep_massive=True)
     assert np.array_equal(few.kappa_null, whole.kappa_null)
     assert not [name for name in rs.transport(trace, draws=0, keep_massive=True) if "null" in name or "drawn" in name]
@@ -253,7 +253,7 @@ def test_a_planted_step_to_the_next_token_is_seen() -> None:
     assert float(found.next_type_share) == 1
     assert float(found.next_type_share_null) < 0.15
     assert float(found.identity_share_strided[0, 0]) == 1
-    assert float(p_values(torch.tensor(1.0), torch.tensor(found.next_type_share_drawn.values))) == pytest.approx(
+    assert float(p_values(torch.tensor(1.0), torch.tensor(found.next_type_share_null_draws.values))) == pytest.approx(
         1 / 101
     )
     assert found.attrs["next"] == "embedding"

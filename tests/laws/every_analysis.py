@@ -188,7 +188,7 @@ COUNTS = {"cluster_count_null", "cluster_count_null_sd", "coordinate", "correlat
 """Fields that depend on the basis of E and may stay as they are by chance."""
 BY_NUMBER = {
     "order", "recovered_random",
-    *(f"mean_{name}_drawn" for name in ("symmetry", "copying", "alignment", "positive_share", "mismatch")),
+    *(f"mean_{name}_null_draws" for name in ("symmetry", "copying", "alignment", "positive_share", "mismatch")),
 }  # fmt: skip
 """Fields that name heads by their number, or draw them by it."""
 

@@ -41,7 +41,7 @@ def toy() -> xr.Dataset:
         "stride": [1, 2],
         "step": ["L0.resid_mid", "L0.resid_post"],
         "token": [4, 5, 6],
-        "word": ("token", [" a", "b", "c"]),
+        "token_text": ("token", [" a", "b", "c"]),
         "change": ["edit", "size"],
         "eta": [0.1, -0.1, 0.0],
     }

@@ -15,4 +15,4 @@ def test_fixed_points_of_the_chosen_layers() -> None:
     assert turned["displacements permuted"].y == pytest.approx(dataset.turn_null.values)
     table = cells(titled("fixed_point", "Residual of every token"))
     assert table.values == pytest.approx(np.log10(dataset.residual_token.values))
-    assert table.tips[1][2].startswith(f"L2, token 2 {dataset.word.values[2].replace(' ', '·')}: ")
+    assert table.tips[1][2].startswith(f"L2, token 2 {dataset.token_text.values[2].replace(' ', '·')}: ")

@@ -37,7 +37,7 @@ def test_the_token_that_predicts_is_ringed_and_the_star_is_the_prediction() -> N
         assert np.allclose([ring.x[0], ring.y[0]], dataset.place.values[at, -1])
         assert np.allclose([star.x[0], star.y[0]], dataset.prediction.values)
         strong = [mark.text for mark in panel.marks if isinstance(mark, Label) and mark.strong]
-        assert strong == [display_token(str(dataset.word.values[-1])), f"next: {display_token(target)}"]
+        assert strong == [display_token(str(dataset.token_text.values[-1])), f"next: {display_token(target)}"]
         assert f"{float(dataset.explained[at]):.0%} seen" in panel.title
         assert f"{float(dataset.toward_prediction[at, -1]):.2f}" in panel.title
 

@@ -11,7 +11,11 @@ from rheoscope.report.draw.inline import panel_svg
 def coupled(coupling: list[list[int]]) -> xr.Dataset:
     steps, tokens = np.shape(coupling)
     words = [f"w{at}" for at in range(tokens)]
-    coords = {"step": [f"L{k}.resid_post" for k in range(steps)], "token": range(tokens), "word": ("token", words)}
+    coords = {
+        "step": [f"L{k}.resid_post" for k in range(steps)],
+        "token": range(tokens),
+        "token_text": ("token", words),
+    }
     return xr.Dataset({"coupling": (("step", "token"), np.array(coupling))}, coords)
 
 

@@ -35,7 +35,7 @@ def agreement(mean: float, seed: int = 0) -> xr.Dataset:
         "q_value": (("layer", "head"), np.where(abs(like) > 0.1, 0.01, 0.8)),
         "position_baseline": (("layer", "head"), like + 0.1 * np.random.default_rng(seed + 1).normal(size=heads)),
         "mean_agreement": mean,
-        "mean_agreement_drawn": ("draw", drawn(seed)),
+        "mean_agreement_null_draws": ("draw", drawn(seed)),
     }
     return xr.Dataset(data)
 
@@ -43,7 +43,7 @@ def agreement(mean: float, seed: int = 0) -> xr.Dataset:
 def distortion(mean: float, seed: int = 0) -> xr.Dataset:
     data = {
         "mean_rsa": ("image", [mean] * 3),
-        "mean_rsa_drawn": (("draw", "image"), drawn(seed, 0.6, draws=3 * DRAWS).reshape(DRAWS, 3)),
+        "mean_rsa_null_draws": (("draw", "image"), drawn(seed, 0.6, draws=3 * DRAWS).reshape(DRAWS, 3)),
         "mean_mismatch": mean,
         "mean_mismatch_null": 0.6,
         "mean_mismatch_null_sd": 0.01,
@@ -67,9 +67,9 @@ def transport(stays: float, goes: float, kappa: float = 0.5, seed: int = 0) -> x
         )
     }
     data = strided | {
-        "kappa_drawn": ("draw", drawn(seed, 0.5)),
+        "kappa_null_draws": ("draw", drawn(seed, 0.5)),
         "next_type_share": goes,
-        "next_type_share_drawn": ("draw", drawn(seed, 0.03, 0.01)),
+        "next_type_share_null_draws": ("draw", drawn(seed, 0.03, 0.01)),
         "toward_own": ("point", np.linspace(1, 0, POINTS)),
         "toward_next": ("point", np.linspace(0, 0.2, POINTS)),
     }
@@ -102,7 +102,7 @@ def fixed_point(radius: float, error: float = 0.01) -> xr.Dataset:
 def readout(mean: float, seed: int = 0) -> xr.Dataset:
     data = {
         "log_probability_next": ("elsewhere", [mean, mean]),
-        "log_probability_next_drawn": ("draw", drawn(seed, -8.0, 0.1)),
+        "log_probability_next_null_draws": ("draw", drawn(seed, -8.0, 0.1)),
         "rank": ("point", [900, 50, 3, 1, 1, 1, 1]),
         "probability": ("point", np.linspace(0, 0.4, POINTS)),
         "attribution": ("component", [1.0, 5.0]),
@@ -114,4 +114,4 @@ def readout(mean: float, seed: int = 0) -> xr.Dataset:
 
 def operators(name: str, mean: float, seed: int = 0) -> xr.Dataset:
     heads = mean + drawn(seed, draws=LAYERS * HEADS).reshape(LAYERS, HEADS)
-    return xr.Dataset({name: (("layer", "head"), heads), f"mean_{name}_drawn": ("draw", drawn(seed))})
+    return xr.Dataset({name: (("layer", "head"), heads), f"mean_{name}_null_draws": ("draw", drawn(seed))})

@@ -68,7 +68,7 @@ def test_heads_together_are_held_against_heads_turned() -> None:
     layers = xr.Dataset(
         {
             "recovered": (("layer", "heads_used"), [[0.1, 0.2]] * 6),
-            "mean_recovered_drawn": ("draw", planted.drawn(0, 0.6)),
+            "mean_recovered_null_draws": ("draw", planted.drawn(0, 0.6)),
         }
     )
     assert "recover less of the distances" in told(stack=layers)[0]

@@ -21,7 +21,7 @@ def toy() -> xr.Dataset:
             "loose": ("draw", [7, 8]),
             "logit": ((), 0.5, {"definition": "the logit"}),
         },
-        {"step": ["L0", "L1"], "token": [4, 5, 6], "word": ("token", ["a,", 'b"', "c\n"]), "seed": 3},
+        {"step": ["L0", "L1"], "token": [4, 5, 6], "token_text": ("token", ["a,", 'b"', "c\n"]), "seed": 3},
         {"analysis": "toy", "model": "a model"},
     )
 
@@ -88,4 +88,4 @@ def test_token_texts_stand_beside_token_numbers() -> None:
     ):
         frame = rs.table(found)[name].reset_index()
         assert len(frame) > 0
-        assert [trace.tokens[at] for at in frame.token] == frame.word.tolist()
+        assert [trace.tokens[at] for at in frame.token] == frame.token_text.tolist()

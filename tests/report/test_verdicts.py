@@ -62,7 +62,7 @@ def test_tokens_gather_beyond_the_architecture_and_by_meaning() -> None:
 
 def test_a_wide_null_denies_nothing() -> None:
     wide = planted.agreement(0.1)
-    wide["mean_agreement_drawn"] = 9 * wide.mean_agreement_drawn
+    wide["mean_agreement_null_draws"] = 9 * wide.mean_agreement_null_draws
     assert verdict("similarity", agreement=wide).answer == UNCLEAR
     assert verdict("settling", fixed_point=planted.fixed_point(1.0, 0.1)).answer == UNCLEAR
 

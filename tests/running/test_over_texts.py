@@ -83,8 +83,8 @@ def test_z_and_q_values_are_those_of_the_mean() -> None:
     assert np.allclose(result.agreement_z, z)
     t = z.values / np.sqrt(1 + 1 / 6)
     assert np.allclose(result.agreement_q_value, q_values(torch.tensor(2 * student_t.sf(abs(t), 5))))
-    null_draws = np.mean([text_result.mean_agreement_drawn for text_result in results_per_text()], 0)
-    assert np.allclose(result.mean_agreement_drawn, null_draws)
+    null_draws = np.mean([text_result.mean_agreement_null_draws for text_result in results_per_text()], 0)
+    assert np.allclose(result.mean_agreement_null_draws, null_draws)
     assert "mean_agreement_drawn_low" not in result
     assert "mean_agreement_low" in result
 

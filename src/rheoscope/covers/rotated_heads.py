@@ -53,7 +53,7 @@ def mean_null_draws(
     for name, centre in NULL_CENTRES.items():
         deviations = values[name].double().cpu().flatten() - centre
         null_samples[name] = centre + (random_signs(len(deviations), draws, generator) * deviations).mean(-1)
-    return {f"mean_{name}_drawn": x for name, x in null_samples.items()}
+    return {f"mean_{name}_null_draws": x for name, x in null_samples.items()}
 
 
 def symmetry_null_draws(

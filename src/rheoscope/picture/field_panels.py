@@ -313,10 +313,10 @@ def _dim_labels(dataset: "xarray.Dataset", dim: str) -> tuple[str, ...]:
     values = dataset[dim].values
     if dim == "layer":
         return tuple(f"L{value}" for value in values)
-    if dim == "token" and "word" in dataset.coords and dataset.word.dims == ("token",):
+    if dim == "token" and "token_text" in dataset.coords and dataset.token_text.dims == ("token",):
         return tuple(
             f"{value} {display_token(str(token_text))}"
-            for value, token_text in zip(values, dataset.word.values, strict=True)
+            for value, token_text in zip(values, dataset.token_text.values, strict=True)
         )
     if values.dtype.kind in "UO":
         return tuple(step_names(values)) if dim in CURVE_DIMS else tuple(map(str, values))

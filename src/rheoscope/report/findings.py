@@ -96,9 +96,9 @@ def straightness(results: Results) -> Statement | None:
 
 def transport_kappa(results: Results) -> Statement | None:
     transport = results.datasets.get("transport")
-    if transport is None or "kappa_drawn" not in transport:
+    if transport is None or "kappa_null_draws" not in transport:
         return None
-    value, null = float(transport.kappa_strided.values[-1, -1]), transport.kappa_drawn.values
+    value, null = float(transport.kappa_strided.values[-1, -1]), transport.kappa_null_draws.values
     comparison = (
         Message("Keeping every token's identity is less efficient than under the null")
         if value < null.mean()
@@ -194,9 +194,9 @@ def operator_candidate(name: str) -> Candidate:
 
     def candidate(results: Results) -> Statement | None:
         dataset = results.datasets.get("operators")
-        if dataset is None or f"mean_{name}_drawn" not in dataset:
+        if dataset is None or f"mean_{name}_null_draws" not in dataset:
             return None
-        value, null = float(dataset[name].mean()), dataset[f"mean_{name}_drawn"].values
+        value, null = float(dataset[name].mean()), dataset[f"mean_{name}_null_draws"].values
         larger, smaller, quantity = OPERATOR_CLAIMS[name]
         text = Message(
             "{comparison} ({quantity} {value}; null {null}).",
@@ -288,9 +288,9 @@ def query_key_mismatch(results: Results) -> Statement | None:
 
 def stack_recovery(results: Results) -> Statement | None:
     stack = results.datasets.get("stack")
-    if stack is None or "mean_recovered_drawn" not in stack:
+    if stack is None or "mean_recovered_null_draws" not in stack:
         return None
-    value, null = float(stack.recovered[:, -1].mean()), stack.mean_recovered_drawn.values
+    value, null = float(stack.recovered[:, -1].mean()), stack.mean_recovered_null_draws.values
     comparison = (
         Message("The heads of a layer together recover less of the distances than randomly rotated heads")
         if value < null.mean()

@@ -125,7 +125,7 @@ def null_text(statement: Statement) -> str:
 
 def judge_similarity(results: Results, question: Question) -> Verdict:
     agreement = results.datasets["agreement"]
-    statement = from_draws("", "agreement", float(agreement.mean_agreement), agreement.mean_agreement_drawn.values)
+    statement = from_draws("", "agreement", float(agreement.mean_agreement), agreement.mean_agreement_null_draws.values)
     significant = agreement.q_value.values <= SIGNIFICANCE_LEVEL
     n_similar, n_opposite = (
         int((significant & (sign * (agreement.agreement - agreement.null_mean).values > 0)).sum()) for sign in (1, -1)
@@ -147,7 +147,7 @@ def judge_similarity(results: Results, question: Question) -> Verdict:
 def judge_deformation(results: Results, question: Question) -> Verdict:
     distortion = results.datasets["distortion"]
     statement = from_draws(
-        "", "distortion", float(distortion.mean_rsa.mean()), distortion.mean_rsa_drawn.mean("image").values
+        "", "distortion", float(distortion.mean_rsa.mean()), distortion.mean_rsa_null_draws.mean("image").values
     )
     deformation_claim = corrected_claim(statement, statement.value < statement.null, 0.05)
     if not deformation_claim.statement.is_significant:
@@ -202,7 +202,7 @@ def judge_identity(results: Results, question: Question) -> Verdict:
     null_share = float(transport.identity_share_null_strided.values[-1, -1])
     stays_answer = YES if identity_share >= MIN_IDENTITY_SHARE else NO if identity_share <= 0.5 else UNCLEAR
     null_draws, n_permuted = (
-        transport.next_type_share_drawn.values,
+        transport.next_type_share_null_draws.values,
         len(results.required_trace) - len(results.required_trace.massive_tokens()) - 1,
     )
     next_type_statement = from_draws(
@@ -308,7 +308,7 @@ def judge_settling(results: Results, question: Question) -> Verdict:
 
 def judge_prediction(results: Results, question: Question) -> Verdict:
     lens = results.datasets["readout"]
-    null_draws, n_permuted = lens.log_probability_next_drawn.values, len(results.required_trace) - 1
+    null_draws, n_permuted = lens.log_probability_next_null_draws.values, len(results.required_trace) - 1
     statement = from_draws("", "readout", float(lens.log_probability_next.mean()), null_draws, n_permuted=n_permuted)
     is_top_rank = lens["rank"].values == 1
     first_step = 0 if is_top_rank.all() else len(is_top_rank) - int(np.argmin(is_top_rank[::-1]))
@@ -351,7 +351,7 @@ QUESTIONS: tuple[Question, ...] = (
         ("transport",),
         "rheoscope analyse transport",
         judge_identity,
-        ("next_type_share_drawn",),
+        ("next_type_share_null_draws",),
     ),
     Question(
         "meaning",
@@ -374,7 +374,7 @@ QUESTIONS: tuple[Question, ...] = (
         ("readout",),
         "rheoscope reverse",
         judge_prediction,
-        ("log_probability_next_drawn",),
+        ("log_probability_next_null_draws",),
     ),
 )
 """In the order in which they are asked."""

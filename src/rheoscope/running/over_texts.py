@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HEAD_DIMS = ("layer", "head")
 TEST_FIELDS = ("z", "p_value", "q_value")
 """Tests of one text against its null. Their mean is not the test of the mean, so they are recomputed."""
-NULL_DRAWS_SUFFIX = "_drawn"
+NULL_DRAWS_SUFFIX = "_null_draws"
 """The suffix of fields with null draws. All texts have the same random heads, so the mean of draws is a draw of the mean."""
 SINGLE_TEXT_ATTRIBUTES = ("text", "massive")
 """Attributes that a result over several texts does not carry, even if all texts agree."""
@@ -55,7 +55,7 @@ def over_texts(
 
     **Returns** every numeric field whose axes are the same in all texts: the mean under its own name, `…_low`, `…_high`. A
     field with a null mean and sd also has `…_z` and `…_q_value` (over all its entries). Fields of (layer, head) also have, per
-    measure, `overall`, `overall_low`, `overall_high` and `split_half`. Null draws of all heads (`…_drawn`) are averaged draw by
+    measure, `overall`, `overall_low`, `overall_high` and `split_half`. Null draws of all heads (`…_null_draws`) are averaged draw by
     draw, for `p_values`. `attrs["left_out"]` lists the other fields: fields of tokens, categories, and z, p- and q-values of
     one text. NaN if a text has none. The result belongs to the same analysis, so `rs.plot` draws it.
 
@@ -98,7 +98,9 @@ def batch_is_complete(first_result: "xarray.Dataset", values: dict[str, Tensor])
     ]
     return all(
         name in values and values[name].shape[1:] == first_result[name].shape for name in numeric_fields
-    ) and not any({"token", "word"} & {*first_result[name].dims, *first_result[name].coords} for name in numeric_fields)
+    ) and not any(
+        {"token", "token_text"} & {*first_result[name].dims, *first_result[name].coords} for name in numeric_fields
+    )
 
 
 def split_batch(

@@ -75,7 +75,7 @@ def agreement(
     **Gives** (layer, head): `agreement` (of some queries with `agreement_error`), `agreement_raw`, `agreement_uncentred`,
     `agreement_embedding`, `position_baseline`, `null_mean`, `null_sd`, `z`, `p_value`, `q_value`, with a control `agreement_untrained` and
     `agreement_raw_untrained`; (layer): `queries`. NaN in a layer where no query has enough keys (a narrow window).
-    `mean_agreement` over all heads and, of random heads, `mean_agreement_drawn` (draw): `p_values` of the two answers for the model
+    `mean_agreement` over all heads and, of random heads, `mean_agreement_null_draws` (draw): `p_values` of the two answers for the model
     as a whole.
 
     **Laws** M = I gives 1 and M = −I gives −1 for x̂ of one length around 0; in [−1, 1]; unchanged by every move that
@@ -240,7 +240,7 @@ def _values(agreement_table: AgreementTable, null_chunks: list[Float[Tensor, "_ 
         )
         values |= {"null_mean": mean, "null_sd": sd, "z": z_scores(table[..., 0], mean, sd), "p_value": p}
         values["q_value"] = torch.stack([q_values(text_p) for text_p in p])
-        values["mean_agreement_drawn"] = null_samples.flatten(2).nanmean(-1).mT
+        values["mean_agreement_null_draws"] = null_samples.flatten(2).nanmean(-1).mT
     return values
 
 
@@ -292,6 +292,8 @@ AGREEMENT = Analysis(
             "share of false finds among all heads at least as far from their null (Benjamini and Hochberg)",
         ),
         "mean_agreement": Field((), "mean of agreement over all heads"),
-        "mean_agreement_drawn": Field(("draw",), "mean of agreement over all heads, turned at random, draw by draw"),
+        "mean_agreement_null_draws": Field(
+            ("draw",), "mean of agreement over all heads, turned at random, draw by draw"
+        ),
     },
 )

@@ -72,7 +72,7 @@ def distortion(
     `…_null` (and `…_null_sd`), and `rank`, the directions that the image reads; (layer, image): `…_projection`;
     (layer, head, raw_image): each but `collapse` as `_raw`; (layer, head, angle): `principal_angles`; (layer, head):
     `mismatch` with its null, `trace_share` (symmetry and positive share, the other two of the mismatch of Q and K, are in
-    `operators`). Over all heads: `mean_rsa` (image) with `mean_rsa_drawn` (draw, image), and `mean_mismatch` with its null.
+    `operators`). Over all heads: `mean_rsa` (image) with `mean_rsa_null_draws` (draw, image), and `mean_mismatch` with its null.
 
     **Laws** M = c·I keeps everything; all but `_raw` unchanged by every move that leaves the logits unchanged and by a
     scale of M or F; `_raw` of q is the number of the query's image where D_g W_K is an isometry, and so for k and v.
@@ -103,7 +103,7 @@ def distortion(
         for name in layer_rows[0]
     }
     values |= means_over_heads(values)
-    values.pop("rsa_drawn", None)
+    values.pop("rsa_null_draws", None)
     coords = {
         "layer": range(trace.view.layers),
         "head": range(trace.view.heads),
@@ -243,7 +243,7 @@ def null_values(
         f"{name}_projection": torch.stack([projection_scores[r][index] for r in ranks])
         for index, name in enumerate(PRESERVATION_FIELDS)
     }
-    return values | {"rsa_drawn": null_samples[..., PRESERVATION_FIELDS.index("rsa")]}
+    return values | {"rsa_null_draws": null_samples[..., PRESERVATION_FIELDS.index("rsa")]}
 
 
 def stack_images(clouds: list[Tensor]) -> Float[Tensor, "*t image n e"]:
@@ -333,7 +333,9 @@ def means_over_heads(values: dict[str, Tensor]) -> dict[str, Tensor]:
         "mean_mismatch_null": mismatches["mismatch_null"].mean(),
         "mean_mismatch_null_sd": mismatches["mismatch_null_sd"].norm() / max(1, int(has_mismatch.sum())),
     }
-    return means | ({"mean_rsa_drawn": values["rsa_drawn"].mean((0, 2))} if "rsa_drawn" in values else {})
+    return means | (
+        {"mean_rsa_null_draws": values["rsa_null_draws"].mean((0, 2))} if "rsa_null_draws" in values else {}
+    )
 
 
 IMAGE_DIMS = ("layer", "head", "image")
@@ -423,7 +425,7 @@ DISTORTION = Analysis(
             "tr M / ‖M‖_*: 1 where M compares like with like (positive semi-definite), −1 like with opposite, 0 neither",
         ),
         "mean_rsa": Field(("image",), "mean of rsa over all heads"),
-        "mean_rsa_drawn": Field(
+        "mean_rsa_null_draws": Field(
             ("draw", "image"),
             "mean of rsa over all heads, turned at random together, draw by draw",
             basis_dependent=True,

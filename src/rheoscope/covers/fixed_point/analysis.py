@@ -119,7 +119,7 @@ def fixed_point(
     coords = {
         "layer": layer_indices,
         "token": positions.tolist(),
-        "word": ("token", token_texts),
+        "token_text": ("token", token_texts),
         "time": range(1, times + 1),
     }
     settings = {"times": times, "iterations": iterations, "draws": draws, "seed": seed, "space": "raw"}

@@ -106,7 +106,7 @@ def batch(
 
 
 def layer_values(traces: Traces, layer: int, times: Sequence[int], draws: int, seed: int) -> dict[str, Tensor]:
-    """The heads of one layer as walks (b, h, time), their gaps (b, h, 1), and the same of draws, `…_drawn` (draw, b, h, time)."""
+    """The heads of one layer as walks (b, h, time), their gaps (b, h, 1), and the same of draws, `…_null_draws` (draw, b, h, time)."""
     heads, valid = traces.view.layer_heads[layer], None if traces.is_unpadded else traces.is_token
     A = transition_matrices(heads, traces.layer_input(layer), traces.padding_for_layer(layer), valid)
     values = kernel(A, times, valid) | {"gap": spectral_gaps(A, valid)[..., None]}
@@ -115,7 +115,9 @@ def layer_values(traces: Traces, layer: int, times: Sequence[int], draws: int, s
         for permutation in text_key_permutations(heads, traces, draws, seed)
     ]
     return values | {
-        f"{name}_drawn": torch.stack([sample[name] for sample in null_samples]) for name in MEASURES if null_samples
+        f"{name}_null_draws": torch.stack([sample[name] for sample in null_samples])
+        for name in MEASURES
+        if null_samples
     }
 
 
@@ -134,7 +136,7 @@ def _null_values(values: dict[str, Tensor], draws: int) -> dict[str, Tensor]:
         return {}
     nulls: dict[str, Tensor] = {}
     for name in MEASURES:
-        null_samples = values[f"{name}_drawn"]
+        null_samples = values[f"{name}_null_draws"]
         nulls |= {f"{name}_null": null_samples.mean(0), f"{name}_null_sd": null_samples.std(0)}
         if name == "heat_distance":
             text_pairs = zip(values[name], null_samples.unbind(1), strict=True)

@@ -52,7 +52,7 @@ def operators(
     **Gives** (layer, head): `symmetry`, `directionality`, `positive_share`, `copying` and `alignment` with their nulls,
     `stable_rank_M`, `stable_rank_F`, `positivity_F`; `symmetry_at` (layer, head, offset) under RoPE;
     `singular_values_M`, `singular_values_F` (layer, head, rank); `layer_symmetry`, `layer_directionality` (layer); over all heads
-    `mean_symmetry`, `mean_copying`, `mean_alignment`, `mean_positive_share`, each with `…_drawn` (draw), the same of random heads:
+    `mean_symmetry`, `mean_copying`, `mean_alignment`, `mean_positive_share`, each with `…_null_draws` (draw), the same of random heads:
     `p_values` of the two says how often chance goes as far. `draws=0` leaves these out.
 
     **Laws** equal to the dense matrices' numbers; unchanged by every move that leaves the logits unchanged.
@@ -198,7 +198,9 @@ def _mean_fields() -> dict[str, Field]:
     """The mean over heads of every number that has a null, and the same of random heads."""
     mean_fields = {f"mean_{name}": Field((), f"mean of {name} over all heads") for name in MEAN_FIELDS}
     null_fields = {
-        f"mean_{name}_drawn": Field(("draw",), f"mean of {name} over all heads, each turned at random, draw by draw")
+        f"mean_{name}_null_draws": Field(
+            ("draw",), f"mean of {name} over all heads, each turned at random, draw by draw"
+        )
         for name in MEAN_FIELDS
     }
     return mean_fields | null_fields

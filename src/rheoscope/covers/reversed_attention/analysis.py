@@ -68,7 +68,7 @@ def reversed_attention(
         "layer": range(trace.view.layers),
         "head": range(trace.view.heads),
         "token": range(len(trace)),
-        "word": ("token", trace.tokens),
+        "token_text": ("token", trace.tokens),
     }
     return REVERSED_ATTENTION.label(values, coords, {"target": target_token_id, "token": position} | trace.provenance)
 

@@ -60,7 +60,7 @@ def rollout(
     points = [trace.layer_input(layer) for layer in range(trace.view.layers)]
     values = kernel(trace.view.layer_heads, points, maps, position, probes, seed)
     settings = provenance(trace, True, token=position, probes=probes, seed=seed) | {"space": "raw"}
-    return ROLLOUT.label(values, {"token": range(len(trace)), "word": ("token", trace.tokens)}, settings)
+    return ROLLOUT.label(values, {"token": range(len(trace)), "token_text": ("token", trace.tokens)}, settings)
 
 
 def kernel(

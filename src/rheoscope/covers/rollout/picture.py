@@ -68,5 +68,5 @@ def scatter_panel(dataset: "xarray.Dataset") -> Panel:
 def token_labels(dataset: "xarray.Dataset") -> tuple[str, ...]:
     return tuple(
         f"{token} {display_token(str(token_text))}"
-        for token, token_text in zip(dataset.token.values, dataset.word.values, strict=True)
+        for token, token_text in zip(dataset.token.values, dataset.token_text.values, strict=True)
     )

@@ -53,7 +53,7 @@ def stack(
     **Gives** (layer, heads_used): `span`, `recovered`, `recovered_orthonormal`, `recovered_cka` with their nulls, `order`,
     `recovered_random`, `recovered_projection`; (layer): `recovered_layers` and its null, `overlap_null`, `rank_ratio`;
     (layer, head, other): `overlap`; over all layers, all heads used: `mean_recovered` and `mean_recovered_orthonormal`, each with
-    `…_drawn` (draw), the same of random heads. `draws=0` leaves out what random orders, heads and projections give.
+    `…_null_draws` (draw), the same of random heads. `draws=0` leaves out what random orders, heads and projections give.
 
     **Laws** the concatenation of isometric covers recovers everything; overlap is symmetric, 1 on the diagonal; all heads
     together recover the same in any order; the span never falls; unchanged by every move that leaves the logits unchanged.
@@ -155,7 +155,7 @@ def null_values(
     }
     return {
         **{f"{name}_null": x.mean(0) for name, x in null_samples.items()},
-        **{f"{name}_drawn": null_samples[name][:, -1] for name in MEAN_FIELDS},
+        **{f"{name}_null_draws": null_samples[name][:, -1] for name in MEAN_FIELDS},
         "recovered_random": torch.stack([cloud_rsa(image_products[order].cumsum(0)) for order in orders]).mean(0),
         "recovered_projection": torch.stack(
             [cloud_rsa(centred_inner_products(x_hat @ W).cumsum(0)) for W in random_maps]
@@ -167,7 +167,9 @@ def with_layer_means(values: dict[str, Tensor]) -> dict[str, Tensor]:
     """With means over layers of what all heads recover, and the same of random heads, draw by draw."""
     means = {f"mean_{name}": values[name][:, -1].mean() for name in MEAN_FIELDS}
     null_means = {
-        f"mean_{name}_drawn": values.pop(f"{name}_drawn").mean(0) for name in MEAN_FIELDS if f"{name}_drawn" in values
+        f"mean_{name}_null_draws": values.pop(f"{name}_null_draws").mean(0)
+        for name in MEAN_FIELDS
+        if f"{name}_null_draws" in values
     }
     return values | means | null_means
 
@@ -284,9 +286,9 @@ STACK = Analysis(
             "sum of the heads' ranks over the rank of all that they read together: 1 where no two heads read the same",
         ),
         "mean_recovered": Field((), "mean over layers of what all heads recover"),
-        "mean_recovered_drawn": Field(("draw",), "the same for random heads, draw by draw", basis_dependent=True),
+        "mean_recovered_null_draws": Field(("draw",), "the same for random heads, draw by draw", basis_dependent=True),
         "mean_recovered_orthonormal": Field((), "mean over layers of what all heads recover with orthonormal reads"),
-        "mean_recovered_orthonormal_drawn": Field(
+        "mean_recovered_orthonormal_null_draws": Field(
             ("draw",), "the same for random heads, draw by draw", basis_dependent=True
         ),
     },

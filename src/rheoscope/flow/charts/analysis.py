@@ -87,7 +87,7 @@ def charts(
         trace, clouds.positions, nearest
     )
     heads = range(trace.view.heads)
-    coords = {"point": list(clouds.steps), "token": clouds.positions, "word": ("token", clouds.token_texts)}
+    coords = {"point": list(clouds.steps), "token": clouds.positions, "token_text": ("token", clouds.token_texts)}
     coords |= {"layer": range(trace.view.layers), "head": heads, "other": heads}
     settings = {"nearest": nearest, "dimension": dimension or "median", "off": off, "draws": draws, "seed": seed}
     return CHARTS.label(values, coords, settings | clouds.attributes)

@@ -71,7 +71,7 @@ def clusters(
     coords = {
         "point": list(clouds.steps),
         "token": clouds.positions,
-        "word": ("token", clouds.token_texts),
+        "token_text": ("token", clouds.token_texts),
         "step": list(clouds.steps[1:]),
         "type": clouds.type_texts,
     }

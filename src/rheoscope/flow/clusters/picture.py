@@ -75,7 +75,7 @@ def type_panel(dataset: "xarray.Dataset") -> Panel:
 def flow_map(dataset: "xarray.Dataset") -> Panel:
     """An alluvial map: at every point a stack of clusters, between points a band for every group that goes together."""
     labels = keep_largest(track_clusters(dataset.label.values))
-    token_texts = [display_token(str(token_text)) for token_text in dataset.word.values]
+    token_texts = [display_token(str(token_text)) for token_text in dataset.token_text.values]
     names = tuple(step_names(dataset.point.values))
     stacks = [stack_clusters(row) for row in labels]
     marks = [*flow_bands(labels, stacks, token_texts), *cluster_blocks(labels, stacks, token_texts, names)]

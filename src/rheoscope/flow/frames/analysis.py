@@ -74,7 +74,7 @@ def frames(
     coords = {
         "frame": [clouds.steps[k] for k in frame_points],
         "token": clouds.positions,
-        "word": ("token", clouds.token_texts),
+        "token_text": ("token", clouds.token_texts),
     }
     values = kernel(points, frame_points, prediction_direction, angle)
     return FRAMES.label(values, coords, attributes | clouds.attributes | {"space": "centred sphere"})

@@ -225,4 +225,4 @@ def label_request(xy: np.ndarray, text: str, strong: bool = False) -> LabelReque
 
 
 def _token_texts(dataset: "xarray.Dataset") -> list[str]:
-    return [display_token(str(token_text)) for token_text in dataset.word.values]
+    return [display_token(str(token_text)) for token_text in dataset.token_text.values]

@@ -50,7 +50,7 @@ def massive_tokens(trace: Trace, times: Annotated[float, Bounds(1.0, 1e9)] = 5.0
     coords = {
         "point": [str(step) for step in trace.steps],
         "token": positions,
-        "word": ("token", [trace.tokens[position] for position in positions]),
+        "token_text": ("token", [trace.tokens[position] for position in positions]),
         "layer": range(trace.view.layers),
     }
     return MASSIVE_TOKENS.label(values, coords, attributes | trace.provenance)

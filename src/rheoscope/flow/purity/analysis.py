@@ -138,7 +138,11 @@ def _check_same_text(trace: Trace, clusters: "xarray.Dataset") -> "xarray.Datase
     positions = clusters.token.values.tolist()
     token_texts = [trace.tokens[position] for position in positions if position < len(trace)]
     covers_text = {*positions, *clusters.attrs["massive"]} == set(range(len(trace)))
-    if mismatches or not covers_text or ("word" in clusters and clusters.word.values.tolist() != token_texts):
+    if (
+        mismatches
+        or not covers_text
+        or ("token_text" in clusters and clusters.token_text.values.tolist() != token_texts)
+    ):
         raise RheoscopeError(
             f"clusters are those of the same text in the same model, got another {' and '.join(mismatches) or 'text'}; "
             "type clusters=rs.clusters(trace)"

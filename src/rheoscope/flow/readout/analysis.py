@@ -51,7 +51,7 @@ def readout(
     **Gives** (point): `probability`, `rank` (1 is best), `entropy` and `kl` to the last step (nats); (point, k):
     `top_tokens` (ids), `top_probabilities`; (component): `attribution` of `embed`, `L3.H1`, `L3.mlp`, `L3.bias`, …;
     `logit`, its sum; (elsewhere), at most 64 earlier tokens: `log_probability_next` with its null, and `largest_elsewhere`, the log
-    probability of what each finds likeliest, which the target's own can be compared with; (draw): `log_probability_next_drawn`,
+    probability of what each finds likeliest, which the target's own can be compared with; (draw): `log_probability_next_null_draws`,
     the mean over these places in each draw; (end, token): `likeliest` (ids) and `likeliest_probability` of the token and at
     most `before` tokens before it, at the end of every layer. A model that reads what comes next (an encoder) has no
     `log_probability_next`.
@@ -85,7 +85,7 @@ def readout(
         "component": list(contributions),
         "elsewhere": earlier_positions,
         "token": shown_positions,
-        "word": ("token", [trace.tokens[position] for position in shown_positions]),
+        "token_text": ("token", [trace.tokens[position] for position in shown_positions]),
         "end": [str(trace.steps[point_index]) for point_index in end_points],
     }
     settings = {"space": "normed", "token": token, "target": target, "draws": draws, "seed": seed}
@@ -232,7 +232,7 @@ def earlier_predictions(trace: Trace, token: int, positions: list[int], draws: i
     return values | {
         "log_probability_next_null": null.mean(0),
         "log_probability_next_null_sd": null.std(0) if draws > 1 and positions else torch.full_like(null[0], torch.nan),
-        "log_probability_next_drawn": null.mean(-1),
+        "log_probability_next_null_draws": null.mean(-1),
     }
 
 
@@ -284,7 +284,7 @@ READOUT = Analysis(
             unit="nats",
         ),
         "log_probability_next_null_sd": Field(("elsewhere",), "standard deviation of that over the draws", unit="nats"),
-        "log_probability_next_drawn": Field(("draw",), "its mean over the places in each draw", unit="nats"),
+        "log_probability_next_null_draws": Field(("draw",), "its mean over the places in each draw", unit="nats"),
         "likeliest": Field(
             ("end", "token"),
             "id of the token that each of the last places finds likeliest to come next, after the embedding and after every layer",

@@ -113,7 +113,7 @@ def position_table(dataset: "xarray.Dataset", text_by_id: dict[int, str]) -> Pan
     ids, probabilities = dataset.likeliest.values, dataset.likeliest_probability.values
     rows, token_texts = (
         step_names(dataset.end.values),
-        [display_token(str(token_text)) for token_text in dataset.word.values],
+        [display_token(str(token_text)) for token_text in dataset.token_text.values],
     )
     texts = [[text_by_id[int(token)] for token in row] for row in ids]
     tips = [

@@ -64,7 +64,7 @@ def trajectory(
         "point": list(clouds.steps),
         "step": list(clouds.steps[1:]),
         "token": clouds.positions,
-        "word": ("token", clouds.token_texts),
+        "token_text": ("token", clouds.token_texts),
         "layer": range(trace.view.layers),
         "head": range(trace.view.heads),
     }

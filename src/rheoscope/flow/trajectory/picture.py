@@ -38,7 +38,7 @@ def picture(dataset: "xarray.Dataset") -> Picture:
 
 def path_panel(dataset: "xarray.Dataset") -> Panel:
     """A line a token through all points, an open start and a dot at the end; colour is the place in the text."""
-    xy, token_texts = dataset.place.values, [display_token(str(token_text)) for token_text in dataset.word.values]
+    xy, token_texts = dataset.place.values, [display_token(str(token_text)) for token_text in dataset.token_text.values]
     marks: list[Mark] = []
     drawn_tokens = range(0, len(token_texts), -(-len(token_texts) // MAX_PATHS))
     tokens, lengths, straightness = (dataset[name].values for name in ("token", "path_length", "straightness"))
@@ -133,7 +133,7 @@ def straightness_panel(dataset: "xarray.Dataset") -> Panel:
     """Every token beside its null."""
     names = tuple(
         f"{token} {display_token(str(token_text))}"
-        for token, token_text in zip(dataset.token.values, dataset.word.values, strict=True)
+        for token, token_text in zip(dataset.token.values, dataset.token_text.values, strict=True)
     )
     x = range(len(names))
     marks = (

@@ -57,7 +57,7 @@ def transport(
     **Gives** (step): `identity_cost`, `w2_squared`, `random_cost`, `kappa`, `identity_share`, both nulls, `efficiency`; the
     same over strides as `…_strided` (stride, step), NaN past the end; `coupling` (step, token); `geodesic_straightness`.
     Where they go (point): `toward_own`, `toward_next` with its null; from the embedding to the last layer: `partner` (token)
-    and `next_type_share` with its null; (draw): `…_drawn`, what each draw gave for this whole way. A model that
+    and `next_type_share` with its null; (draw): `…_null_draws`, what each draw gave for this whole way. A model that
     reads what comes next (an encoder) has no `toward_next` and no `next_type_share`: `attrs["next"]` says so, and else which
     words stand for the next token.
 
@@ -89,7 +89,7 @@ def transport(
         "point": list(clouds.steps),
         "step": list(clouds.steps[1:]),
         "token": clouds.positions,
-        "word": ("token", clouds.token_texts),
+        "token_text": ("token", clouds.token_texts),
         "stride": list(strides),
     }
     (values,) = kernel([points], strides, draws, min(between, draws), seed, progress)
@@ -132,7 +132,11 @@ def batch(
 
 def _drop_empty_null(values: dict[str, Tensor], draws: int) -> dict[str, Tensor]:
     """Without nulls where nothing was drawn."""
-    return values if draws else {name: x for name, x in values.items() if "_null" not in name and "_drawn" not in name}
+    return (
+        values
+        if draws
+        else {name: x for name, x in values.items() if "_null" not in name and "_null_draws" not in name}
+    )
 
 
 def next_token_source(trace: Trace) -> str:
@@ -150,8 +154,8 @@ def destination_values(clouds: Clouds, partner: Int[Tensor, " n"], draws: int, s
         return values
     cosine, cosine_draws = cosine_with_next_token(points, view, ids, clouds.positions, draws, seed)
     fraction, fraction_draws = next_type_share(partner, ids, clouds.positions, draws, seed)
-    values |= {"toward_next": cosine, "toward_next_drawn": cosine_draws[-1]}
-    values |= {"next_type_share": fraction, "next_type_share_drawn": fraction_draws}
+    values |= {"toward_next": cosine, "toward_next_null_draws": cosine_draws[-1]}
+    values |= {"next_type_share": fraction, "next_type_share_null_draws": fraction_draws}
     for name, null in (("toward_next", cosine_draws), ("next_type_share", fraction_draws)):
         null_sd = null.std(-1) if draws > 1 else torch.full_like(null.mean(-1), torch.nan)
         values |= {f"{name}_null": null.mean(-1), f"{name}_null_sd": null_sd}
@@ -217,7 +221,8 @@ def _stack_values(last: int, results: dict[tuple[int, int], PairTransport], stri
     end_to_end = results[last, 0]
     values["partner"] = end_to_end.partner
     values |= {
-        f"{name}_drawn": torch.tensor(samples, dtype=torch.float64) for name, samples in end_to_end.null_draws.items()
+        f"{name}_null_draws": torch.tensor(samples, dtype=torch.float64)
+        for name, samples in end_to_end.null_draws.items()
     }
     path_length = sum(results[1, start].statistics["w2_squared"] ** 0.5 for start in range(last))
     straightness = end_to_end.statistics["w2_squared"] ** 0.5 / path_length if path_length > 0 else 1.0
@@ -271,8 +276,8 @@ def _strided_field(field: Field) -> Field:
 
 END_TO_END_FIELDS: dict[str, Field] = {
     "partner": Field(("token",), "the token whose last place a token's embedding is coupled to, on the centred sphere"),
-    "kappa_drawn": Field(("draw",), "κ from the embedding to the last layer, in each draw of its null"),
-    "identity_share_drawn": Field(("draw",), "identity share from the embedding to the last layer, in each draw"),
+    "kappa_null_draws": Field(("draw",), "κ from the embedding to the last layer, in each draw of its null"),
+    "identity_share_null_draws": Field(("draw",), "identity share from the embedding to the last layer, in each draw"),
     "next_type_share": Field(
         (),
         "share of tokens whose partner's next token is of their type, from the embedding to the last layer",
@@ -281,7 +286,7 @@ END_TO_END_FIELDS: dict[str, Field] = {
     ),
     "next_type_share_null": Field((), "the same with the partners permuted, mean over draws"),
     "next_type_share_null_sd": Field((), "standard deviation of that over the draws"),
-    "next_type_share_drawn": Field(("draw",), "the same in each draw"),
+    "next_type_share_null_draws": Field(("draw",), "the same in each draw"),
     "toward_own": Field(
         ("point",), "mean cosine of a token with its own row of the embedding, both seen from the mean of the text"
     ),
@@ -295,7 +300,7 @@ END_TO_END_FIELDS: dict[str, Field] = {
         ("point",), "the same with what lies between the first and the last token in another order, mean over draws"
     ),
     "toward_next_null_sd": Field(("point",), "standard deviation of that over the draws"),
-    "toward_next_drawn": Field(("draw",), "the same at the last point in each draw"),
+    "toward_next_null_draws": Field(("draw",), "the same at the last point in each draw"),
 }
 """Where tokens go: from the embedding to the last layer, and step by step."""
 

@@ -92,7 +92,7 @@ def swap_panel(dataset: "xarray.Dataset") -> Panel:
     drawn_swaps = swap_cycles(coupling[layer], moving_tokens)[:MAX_SWAPS]
     token_labels = [
         f"{token} {display_token(str(token_text))}"
-        for token, token_text in zip(dataset.token.values, dataset.word.values, strict=True)
+        for token, token_text in zip(dataset.token.values, dataset.token_text.values, strict=True)
     ]
     step_name = step_names(dataset.step.values)[layer]
     title = (
