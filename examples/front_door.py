@@ -1,9 +1,9 @@
-"""What the README and the first page of the documentation show of Rheoscope, made anew from the sample text of the Makefile.
+"""The picture and the output in the README, computed from the sample text of the Makefile.
 
     python examples/front_door.py        (or: make readme)
 
-The picture (the cloud in six frames, light and dark) goes to docs/figures; the seven verdicts, as the terminal shows them, go
-between the marks of README.md and docs/index.md.
+The picture (the cloud in six frames, light and dark) goes to docs/figures. The first answers, as the terminal shows them, go
+between the markers of README.md.
 """
 
 import re
@@ -17,33 +17,35 @@ from rheoscope.report.draw_result import picture_of
 from rheoscope.report.style import DARK_COLOURS, LIGHT_COLOURS
 
 ROOT = Path(__file__).resolve().parent.parent
-MARKS = "<!-- verdicts -->", "<!-- /verdicts -->"
-PAGES = {"README.md": 108, "docs/index.md": 80}
-"""Columns of the terminal that is shown: as many as a code block has there."""
+MARKERS = "<!-- verdicts -->", "<!-- /verdicts -->"
+COLUMNS = 108
+"""Width of the terminal: a code block of the README shows as many characters."""
+SHOWN_QUESTIONS = 3
 
 
 def sample() -> str:
-    """The text that `make demo` asks about."""
+    """The text that `make demo` analyses."""
     return re.findall(r'^SAMPLE := "(.*)"$', (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[0]
 
 
-def verdicts(text: str, columns: int) -> str:
-    """The seven questions and their answers, cut out of what the command prints."""
+def first_answers(text: str) -> str:
+    """The first questions and their answers, as the command prints them."""
     from typer.testing import CliRunner
 
     from rheoscope.commands.app import app
 
-    ran = CliRunner().invoke(app, ["flow", text, "--no-html"], env={"COLUMNS": str(columns), "NO_COLOR": "1"})
-    if ran.exit_code:
-        raise SystemExit(ran.output)
-    told = ran.stdout.split(question_blocks.HEADING, 1)[1].split("Untrained:", 1)[0]
-    return "\n".join(line.rstrip() for line in told.strip().splitlines())
+    result = CliRunner().invoke(app, ["flow", text, "--no-html"], env={"COLUMNS": str(COLUMNS), "NO_COLOR": "1"})
+    if result.exit_code:
+        raise SystemExit(result.output)
+    lines = result.stdout.split(question_blocks.HEADING, 1)[1].strip().splitlines()
+    starts = [number for number, line in enumerate(lines) if not line.startswith(" ")]
+    return "\n".join(line.rstrip() for line in lines[: starts[SHOWN_QUESTIONS]])
 
 
-def between_marks(page: str, text: str, told: str) -> str:
-    """A page whose verdicts are these."""
-    (before, rest), (begin, end) = page.split(MARKS[0], 1), MARKS
-    block = f'```text\n$ rheoscope "{text[:35]} … down the"\n{told}\n```'
+def insert_answers(page: str, text: str, answers: str) -> str:
+    """The page with these answers between its markers."""
+    (before, rest), (begin, end) = page.split(MARKERS[0], 1), MARKERS
+    block = f'```text\n$ rheoscope "{text[:35]} … down the"\n{answers}\n…\n```'
     return f"{before}{begin}\n{block}\n{end}{rest.split(end, 1)[1]}"
 
 
@@ -57,9 +59,8 @@ def main() -> None:
     cloud = picture_of(rs.frames(model.trace(text)), token_strings=model.token_strings)
     for name, colours in (("light", LIGHT_COLOURS), ("dark", DARK_COLOURS)):
         write(ROOT / "docs" / "figures" / f"cloud-{name}.svg", picture_svg(cloud, colours))
-    for page, columns in PAGES.items():
-        before = (ROOT / page).read_text(encoding="utf-8")
-        write(ROOT / page, between_marks(before, text, verdicts(text, columns)))
+    page = ROOT / "README.md"
+    write(page, insert_answers(page.read_text(encoding="utf-8"), text, first_answers(text)))
 
 
 if __name__ == "__main__":

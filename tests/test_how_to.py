@@ -1,0 +1,130 @@
+"""The how-to pages work as written: their examples, applied to a copy of the source tree, pass the batteries."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("src", "tests", "docs", ".ci", "examples", "benchmarks", "frontend/src")
+COPIED_FILES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "Makefile",
+    "pyproject.toml",
+    "mkdocs.yml",
+)
+FENCE = re.compile(r'^```(\w+) title="([^"]+)"\n(.*?)^```$', re.M | re.S)
+MAX_PLACES = 2
+
+
+def copy_tree(target: Path) -> Path:
+    ignore = shutil.ignore_patterns("__pycache__", "node_modules", "page", "*.json.gz")
+    for folder in COPIED:
+        shutil.copytree(ROOT / folder, target / folder, ignore=ignore)
+    for file in COPIED_FILES:
+        shutil.copy(ROOT / file, target / file)
+    return target
+
+
+def examples(page: str) -> list[tuple[str, str, str]]:
+    """(language, path, content) of every block of a page that has a path as its title."""
+    return FENCE.findall((ROOT / "docs" / "how-to" / page).read_text(encoding="utf-8"))
+
+
+def apply_page(page: str, tree: Path) -> list[str]:
+    """Write the new files of a page and apply its diffs; return the paths."""
+    paths = []
+    for language, path, content in examples(page):
+        file = tree / path
+        if language == "diff":
+            file.write_text(apply_diff(file.read_text(encoding="utf-8"), content), encoding="utf-8")
+        else:
+            assert not file.exists(), f"{path} exists; the example must be a new file"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content, encoding="utf-8")
+        paths.append(path)
+    assert (
+        run_in(tree, ".ci/source_tree.py").returncode == 0
+    )  # the generated tree of CONTRIBUTING.md, as `make readme` writes it
+    return paths
+
+
+def apply_diff(text: str, diff: str) -> str:
+    """Apply hunks that are separated by `@@`. The unmarked lines of a hunk must occur exactly once in the text.
+
+    >>> apply_diff("a\\nb\\n", " a\\n+new\\n b\\n")
+    'a\\nnew\\nb\\n'
+    """
+    for hunk in re.split(r"^@@\n", diff, flags=re.M):
+        old = "".join(f"{line[1:]}\n" for line in hunk.splitlines() if not line.startswith("+"))
+        new = "".join(f"{line[1:]}\n" for line in hunk.splitlines() if not line.startswith("-"))
+        assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times"
+        text = text.replace(old, new)
+    return text
+
+
+def run_in(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=tree,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def run_batteries(tree: Path, *arguments: str) -> str:
+    """Run tests of the copy and return what pytest printed; every selected test must pass."""
+    result = run_in(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    assert re.search(r"\d+ passed", result.stdout)
+    return result.stdout
+
+
+@pytest.mark.slow
+def test_the_example_of_an_analysis_passes_every_battery(tmp_path: Path) -> None:
+    tree = copy_tree(tmp_path / "tree")
+    assert len(apply_page("add_an_analysis.md", tree)) <= MAX_PLACES
+    run_batteries(
+        tree,
+        "src/rheoscope/flow/radius.py",
+        "tests/laws/every_analysis.py",
+        "tests/test_catalogue.py",
+        "tests/pictures/test_pictures.py",
+        "-k",
+        "radius",
+    )
+    run_batteries(tree, "tests/test_architecture.py", "tests/test_ownership.py", "tests/test_language.py")
+    assert "radius" in run_batteries(tree, "tests/messages", "-W", "default")
+    command = run_in(
+        tree, "-m", "rheoscope", "analyse", "radius", "The keys to the cabinet are", "--json", "radius.json"
+    )
+    assert command.returncode == 0, command.stderr
+    assert "How wide is the cloud after every layer?" in command.stdout
+    assert '"radius"' in (tree / "radius.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_example_of_a_mechanism_passes_every_battery(tmp_path: Path) -> None:
+    tree = copy_tree(tmp_path / "tree")
+    assert len(apply_page("add_a_mechanism.md", tree)) <= MAX_PLACES
+    run_batteries(tree, "tests/laws/every_mechanism.py", "tests/attention", "-k", "softplus")
+    run_batteries(tree, "tests/test_architecture.py", "tests/test_language.py")
+    table = run_in(tree, "-m", "rheoscope", "attention")
+    assert "softplus(s)/Σ" in table.stdout, table.stderr
+
+
+def test_a_diff_that_does_not_fit_fails() -> None:
+    with pytest.raises(AssertionError, match="occurs 0 times"):
+        apply_diff("a\n", " b\n+c\n")

@@ -1,0 +1,125 @@
+"""Names and sentences that were fixed stay fixed. This guards the language; it does not replace reading."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rheoscope.messages.extraction import page_templates, python_templates
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "rheoscope"
+FILES = sorted(SOURCE.rglob("*.py"))
+TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
+MAX_WORDS = 25
+
+BANNED_NAMES = frozenset(
+    """
+    told untold said unsaid unheard heard asked asking tell telling hear hearing say saying beside apart whole found finding_told
+    kept drawn made known unknown_told given moved begun usual several typed torn dear dearer likeness alike one at what which word
+    each many thing things hand hands way ways stand stands_on place_of looks look_of learned_told of_short ask_ahead in_shell
+    """.split()
+)
+"""Names that nobody else would write. WRITING.md's rule: a result is a noun, an action is a verb."""
+
+BANNED_MODULES = BANNED_NAMES | {
+    "beside",
+    "joined",
+    "past",
+    "prose",
+    "looks",
+    "facts",
+    "utils",
+    "helpers",
+    "common",
+    "core",
+    "base",
+}
+
+BANNED_PHRASES = re.compile(
+    r"\b(likeness|dear|told|untold|beside|besides|turned at random|by chance alone|at chance alone|text of noise|texts of noise|"
+    r"cannot tell|in all hands|who asks|whoever|stands? beside|of its own accord|is asked|are asked|what is said)\b",
+    re.IGNORECASE,
+)
+"""Phrases of messages that read like a literal translation."""
+
+
+def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of everything that a file defines or assigns."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+
+
+def banned_names(files: list[Path]) -> list[str]:
+    return [
+        f"{file.relative_to(ROOT)}:{line} {name}"
+        for file in files
+        for line, name in bound_names(ast.parse(file.read_text(encoding="utf-8")))
+        if name.strip("_").lower() in BANNED_NAMES
+    ]
+
+
+def templates() -> Iterator[tuple[str, str]]:
+    """Place and template of every message, of the package and of the page."""
+    for file in FILES:
+        for line, template in python_templates(file.read_text(encoding="utf-8")):
+            yield f"{file.relative_to(SOURCE)}:{line}", template
+    page = ROOT / "frontend" / "src" / "messages" / "en.ts"
+    for line, template in page_templates(page.read_text(encoding="utf-8")):
+        yield f"{page.relative_to(ROOT)}:{line}", template
+
+
+def sentences(template: str) -> list[str]:
+    """The sentences of a template. A parameter counts as one word, a formula between brackets as none.
+
+    >>> sentences("One. Two {n} words.")
+    ['One.', 'Two x words.']
+    """
+    flat = re.sub(r"\{[^{}]*\}", "x", re.sub(r"\([^()]*\)", "", template))
+    return re.split(r"(?<=[.!?:])\s+(?=[A-Z])", flat)
+
+
+def test_no_file_of_the_package_binds_a_banned_name() -> None:
+    assert not banned_names(FILES)
+
+
+def test_no_test_binds_a_banned_name() -> None:
+    assert not banned_names(TEST_FILES)
+
+
+def test_no_module_has_a_banned_name() -> None:
+    assert not [str(file.relative_to(ROOT)) for file in FILES if file.stem in BANNED_MODULES]
+
+
+def test_a_sentence_of_a_message_has_at_most_25_words() -> None:
+    long = [
+        f"{place}: {sentence}"
+        for place, template in templates()
+        for sentence in sentences(template)
+        if len(sentence.split()) > MAX_WORDS
+    ]
+    assert not long, "\n".join(long)
+
+
+def test_no_message_has_a_banned_phrase() -> None:
+    banned = [f"{place}: {template}" for place, template in templates() if BANNED_PHRASES.search(template)]
+    assert not banned, "\n".join(banned)
+
+
+@pytest.mark.parametrize("name", ["told", "_told", "each"])
+def test_a_banned_name_is_found(name: str, tmp_path: Path) -> None:
+    names = [bound for _, bound in bound_names(ast.parse(f"def f():\n    {name} = 1"))]
+    assert names == ["f", name]
+    assert name.strip("_") in BANNED_NAMES
+
+
+@pytest.mark.parametrize("phrase", ["Scores follow likeness", "Every answer stands beside its null", "cannot tell"])
+def test_a_banned_phrase_is_found(phrase: str) -> None:
+    assert BANNED_PHRASES.search(phrase)
