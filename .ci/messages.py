@@ -9,7 +9,7 @@ import ast
 import sys
 from pathlib import Path
 
-from babel.messages.catalog import Catalog
+from babel.messages.catalog import Catalog, Message
 from babel.messages.pofile import read_po, write_po
 
 from rheoscope.messages.catalogue import LANGUAGES, parameters_of
@@ -44,14 +44,22 @@ def load(language: str) -> Catalog:
         return read_po(file, locale=language)
 
 
-def missing(language: str) -> list[str]:
-    """Templates without a translation, and translations with other parameters than their template."""
-    catalogue, found = load(language), []
-    for template in extract():
-        entry = catalogue.get(template)
-        if entry is None or not entry.string or parameters_of(str(entry.string)) != parameters_of(template):
-            found.append(template)
-    return found
+def missing(language: str) -> dict[str, list[str]]:
+    """Templates without a translation, or whose translation has other parameters, and the files that use them."""
+    catalogue = load(language)
+    return {
+        template: files for template, files in extract().items() if not is_translated(template, catalogue.get(template))
+    }
+
+
+def is_translated(template: str, entry: Message | None) -> bool:
+    """Whether the entry has a translation with the parameters of the template."""
+    return entry is not None and bool(entry.string) and parameters_of(str(entry.string)) == parameters_of(template)
+
+
+def known_files(language: str) -> set[str]:
+    """The files that the catalogue has entries of. In another file a missing translation is only a warning."""
+    return {file for entry in load(language) for file, _ in entry.locations}
 
 
 def update(language: str) -> None:
@@ -78,7 +86,7 @@ def main() -> int:
         for language, templates in lacking.items():
             print(
                 f"{language}: {len(templates)} of {len(extract())} templates have no translation",
-                *templates,
+                *(f"{template}  [{files[0]}]" for template, files in templates.items()),
                 sep="\n  ",
             )
         return int(any(lacking.values()))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 from runpy import run_path
@@ -127,6 +128,31 @@ def imports_upwards(source: Path) -> list[str]:
     ]
 
 
+def import_cycles(source: Path) -> list[str]:
+    """A circle of imports, also one that an import inside a function hides. Imports for type checkers are left out."""
+    files = {module_name(file, source): file for file in python_files(source)}
+    graph = {name: runtime_imports(file, source) & files.keys() - {name} for name, file in files.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [" → ".join(error.args[1])]
+    return []
+
+
+def module_name(file: Path, source: Path) -> str:
+    return ".".join(("rheoscope", *file.relative_to(source).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def runtime_imports(file: Path, source: Path) -> set[str]:
+    """The modules that a file imports when it runs; of `from a.b import c`, both a.b and a.b.c."""
+    checked = [
+        node for node in parse(file).body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    ]
+    lines = {line for node in checked for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    names = [name for line, name in imported_modules(file, source) if line not in lines]
+    return {part for name in names for part in (name, name.rpartition(".")[0])} - {"rheoscope"}
+
+
 def rooms_without_a_layer(source: Path) -> list[str]:
     return sorted({room_of(file, source) for file in python_files(source)} - set(DEPTH))
 
@@ -194,6 +220,7 @@ def long_files(source: Path) -> list[str]:
 
 RULES = [
     imports_upwards,
+    import_cycles,
     rooms_without_a_layer,
     vague_names,
     folders_that_export,
@@ -236,6 +263,7 @@ FAULTS = [
     (imports_upwards, "attention/mask.py", "import rheoscope as rs"),
     (imports_upwards, "flow/energy/analysis.py", "from ...covers.why import why"),
     (imports_upwards, "__init__.py", "from rheoscope.commands.app import main"),
+    (import_cycles, "attention/score.py", "def late():\n    from rheoscope.attention import score_twin"),
     (rooms_without_a_layer, "attic/old.py", ""),
     (vague_names, "attention/utils.py", ""),
     (vague_names, "attention/core/mask.py", ""),
@@ -255,6 +283,11 @@ FINE = [
         "import rheoscope as rs\nfrom rheoscope.report import page\nimport torch, typing",
     ),
     (imports_upwards, "__init__.py", "from rheoscope.attention.zoo import mechanism"),
+    (
+        import_cycles,
+        "attention/score.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from rheoscope.attention import score_twin",
+    ),
     (folders_that_export, "attention/__init__.py", '"""Attention."""'),
     (folders_that_export, "attention/__init__.py", ""),
     (long_functions, "attention/mask.py", "def f():\n    '''\n" + "    word\n" * 90 + "    '''\n"),
@@ -275,6 +308,7 @@ def plant(source: Path, name: str, text: str) -> None:
         (source / file).parent.mkdir(parents=True, exist_ok=True)
         (source / file).touch()
     (source / "covers").mkdir()
+    (source / "attention" / "score_twin.py").write_text("import rheoscope.attention.score\n", encoding="utf-8")
     (source / name).parent.mkdir(parents=True, exist_ok=True)
     (source / name).write_text(text, encoding="utf-8")
 
