@@ -37,10 +37,12 @@ def composed_templates(tree: ast.AST) -> Iterator[int]:
 
 
 def composed_errors(tree: ast.AST) -> Iterator[int]:
-    """Lines on which the text of an error for users is put together."""
+    """Lines on which the text of an error for users is put together, or holds its own advice."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and called_name(node) == "RheoscopeError" and node.args:
-            if (is_composed(node.args[0]) and not isinstance(node.args[0], ast.Call)) or (isinstance(node.args[0], ast.Constant) and "; type " in str(node.args[0].value)):
+            text = node.args[0]
+            has_advice = isinstance(text, ast.Constant) and "; type " in str(text.value)
+            if has_advice or (is_composed(text) and not isinstance(text, ast.Call)):
                 yield node.lineno
 
 
