@@ -1,4 +1,7 @@
-"""`lower/joined.py` as one pass over rows each way: outputs of near and far keys mixed, and what the near ones are given back."""
+"""Triton kernels for `lower/merged_softmax.py`: mix the outputs of near and far keys, and the gradient of the mixture.
+
+Each kernel makes one pass over the rows. `torch.compile` traces these launches, so their strides are plain numbers.
+"""
 
 from typing import no_type_check
 
@@ -7,8 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 64
-"""Rows that one program holds."""
+from rheoscope.attention.lower.kernels.tile_table import ROWS_PER_PROGRAM
 
 
 @triton.jit
@@ -65,28 +67,28 @@ def mix_backward_kernel(
 def mix_near_and_far(
     near_out: Tensor, near_lse: Tensor, far_out: Tensor, far_lse: Tensor, far_bias: Tensor, reach: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, log-sum-exp and the share of far keys, of every row."""
+    """The outputs, the log-sum-exp and the fraction of weight on far keys, for every row."""
     b, h, n, e = near_out.shape
     out = torch.empty(near_out.shape, dtype=near_out.dtype, device=near_out.device)
     lse, far_fraction = torch.empty(2, b, h, n, device=near_out.device).unbind(0)
-    grid = b * h, triton.cdiv(n, ROWS)
+    grid = b * h, triton.cdiv(n, ROWS_PER_PROGRAM)
     with torch.cuda.device_of(near_out):
         mix_kernel[grid](
             near_out, near_lse.contiguous(), far_out, far_lse.contiguous(), far_bias.contiguous(), out, lse, far_fraction, h, n, reach,
-            *near_out.stride()[:3], *far_out.stride()[:3], E=e, WIDTH=triton.next_power_of_2(e), ROWS=ROWS,
+            *near_out.stride()[:3], *far_out.stride()[:3], E=e, WIDTH=triton.next_power_of_2(e), ROWS=ROWS_PER_PROGRAM,
         )  # fmt: skip
     return out, lse, far_fraction
 
 
 def mix_backward(g: Tensor, near_out: Tensor, out: Tensor, far_fraction: Tensor) -> tuple[Tensor, Tensor]:
-    """What the outputs of near keys are given, and what the logarithm of the far sum is."""
+    """The gradients of the near outputs and of the log-sum-exp of the far keys."""
     b, h, n, e = near_out.shape
     grad_near = torch.empty(near_out.shape, dtype=near_out.dtype, device=near_out.device)
     grad_far_lse = torch.empty(b, h, n, device=near_out.device)
-    grid = b * h, triton.cdiv(n, ROWS)
+    grid = b * h, triton.cdiv(n, ROWS_PER_PROGRAM)
     with torch.cuda.device_of(near_out):
         mix_backward_kernel[grid](
             g, near_out, out, far_fraction, grad_near, grad_far_lse, h, n,
-            *g.stride()[:3], *near_out.stride()[:3], E=e, WIDTH=triton.next_power_of_2(e), ROWS=ROWS,
+            *g.stride()[:3], *near_out.stride()[:3], E=e, WIDTH=triton.next_power_of_2(e), ROWS=ROWS_PER_PROGRAM,
         )  # fmt: skip
     return grad_near, grad_far_lse

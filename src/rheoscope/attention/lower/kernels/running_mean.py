@@ -1,6 +1,6 @@
-"""`lower/past.py` as two kernels: the sums of every chunk, then running sums inside each.
+"""Triton kernels for `lower/running_mean.py`: the sums of every chunk, then running sums inside each chunk.
 
-Backward the sums run from the end: dx_j = alpha g_j - gamma sum_{i >= j} g_i / i, each term divided before it is added.
+The backward pass sums from the end, dx_j = alpha g_j - gamma sum_{i >= j} g_i / i. It divides each term before adding it.
 """
 
 from typing import no_type_check
@@ -10,13 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK = 64
+from rheoscope.attention.lower.kernels.tile_table import CHUNK
 
 
 @triton.jit
 @no_type_check
 def load_terms(X, head_index, chunk, N, D: tl.constexpr, AHEAD: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
-    """The rows of a chunk in float32, divided by their place where sums run from the end; where they lie; what is there."""
+    """The rows of a chunk in float32, the terms to add, their offsets and whether they are in bounds.
+
+    AHEAD sums from the end, so it divides each row by its position (from 1) first.
+    """
     n = chunk * CHUNK + tl.arange(0, CHUNK)
     column = tl.arange(0, WIDTH)
     offsets = (head_index.to(tl.int64) * N + n[:, None]) * D + column[None, :]
@@ -62,7 +65,7 @@ def running_mean(
 
 
 def subtract_running_mean(x: Tensor, y: Tensor | None, alpha: float, gamma: float, reverse: bool) -> Tensor:
-    """alpha x + y - gamma (running mean of x), or the same from the end; x and y in one piece."""
+    """alpha x + y - gamma (running mean of x), or the same from the end; x and y are contiguous."""
     b, h, n, d = x.shape
     grid = b * h, triton.cdiv(n, CHUNK)
     sums = torch.empty(*grid, d, device=x.device)

@@ -1,4 +1,7 @@
-"""Outputs of attention given a sink afterwards, in place: o sigmoid(lse - sink), and the log-sum-exp with the sink in it."""
+"""A Triton kernel that adds a sink to finished attention: o sigmoid(lse - sink) in place, and the new log-sum-exp.
+
+`torch.compile` traces this launch, so its strides are plain numbers.
+"""
 
 from typing import no_type_check
 
@@ -7,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 64
+from rheoscope.attention.lower.kernels.tile_table import ROWS_PER_PROGRAM
 
 
 @triton.jit
@@ -36,10 +39,11 @@ def sink_kernel(
 
 
 def add_sink(out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
+    """Scale `out` in place and return the log-sum-exp with the sink."""
     b, h, n, d = out.shape
     lse, lse_with_sink = lse.contiguous(), torch.empty_like(lse, memory_format=torch.contiguous_format)
-    grid = b * h, triton.cdiv(n, ROWS)
-    sink_stride = int(sink.numel() > 1)  # the step from a head's sink to the next
+    grid = b * h, triton.cdiv(n, ROWS_PER_PROGRAM)
+    sink_stride = int(sink.numel() > 1)  # 0 if all heads share one sink
     sink_kernel[grid](
         out,
         lse,
@@ -51,7 +55,7 @@ def add_sink(out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
         sink_stride,
         d=d,
         WIDTH=triton.next_power_of_2(d),
-        ROWS=ROWS,
+        ROWS=ROWS_PER_PROGRAM,
         num_warps=4,
     )
     return lse_with_sink
