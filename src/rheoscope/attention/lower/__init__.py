@@ -1,1 +1,1 @@
-"""HOW a mechanism runs: each lowering equals the reference; `choose` says which one is taken and why."""
+"""Lowerings: the implementations of a mechanism. Each equals the reference, and `choice.py` selects one."""

@@ -1,30 +1,31 @@
-"""How many numbers to hold at a time, by device: the one place that block sizes come from.
+"""Block sizes by device: how many numbers to process at a time.
 
-On a CPU a block stays near the cores; on a GPU each block is a launch, so a block is as large as free memory allows.
+On a CPU a block should stay in the cache. On a GPU each block costs a kernel launch, so a block is as large as free
+memory allows.
 """
 
 import torch
 
 CPU_BLOCK = 1 << 21
-"""Numbers of a block that is read and written a few times (8 MiB in float32): near the cores, and large enough to pay."""
+"""Numbers in a block that is read and written a few times (8 MiB in float32)."""
 CACHE_BLOCK = 1 << 18
-"""Numbers of a block that is worked on in place, again and again (1 MiB in float32): within the cache of one core."""
+"""Numbers in a block that is updated in place many times (1 MiB in float32, the cache of one core)."""
 CPU_LOGITS = 1 << 25
-"""Logits of texts that run side by side (128 MiB in float32)."""
+"""Logits of the texts in a batch (128 MiB in float32)."""
 COMPILED_BLOCK = 1 << 26
-"""Numbers of a block inside a compiled graph on a GPU (256 MiB in float32)."""
+"""Numbers in a block inside a compiled graph on a GPU (256 MiB in float32)."""
 GPU_BUSY_BLOCK = 1 << 26
-"""Numbers with which a GPU is busy for milliseconds, a launch takes microseconds (256 MiB in float32)."""
+"""Numbers that keep a GPU busy for milliseconds, far longer than a launch (256 MiB in float32)."""
 MEMORY_DIVISOR = 64
-"""One part in so many of the free bytes of a GPU: the backward pass of a block holds several copies in float64 or less."""
+"""A block takes 1/64 of the free bytes of a GPU, because its backward pass stores several copies, up to float64."""
 EMPTY_STATS = {"all": {"current": 0}}
-"""What torch has reserved of a GPU before it is first used."""
+"""The memory statistics of a GPU before its first use."""
 N_LAYERS_KEPT = 16
-"""Layers that may each keep all their scores for the backward pass."""
+"""Layers that may each store all their scores for the backward pass."""
 
 
 def block_numel(device: torch.device) -> int:
-    """How many scores a block may hold on this device.
+    """The number of scores in a block on this device.
 
     >>> block_numel(torch.device("cpu"))
     2097152
@@ -33,7 +34,7 @@ def block_numel(device: torch.device) -> int:
 
 
 def unblocked_numel(device: torch.device) -> int:
-    """How many scores are better held all together: fewer than a block on a GPU, since every layer of a model keeps its own.
+    """The number of scores up to which a call runs without blocks. On a GPU every layer of a model stores its own.
 
     >>> unblocked_numel(torch.device("cpu"))
     2097152
@@ -42,7 +43,7 @@ def unblocked_numel(device: torch.device) -> int:
 
 
 def cache_block_numel(device: torch.device) -> int:
-    """The same for work that stays in the cache of a CPU, of which several copies are held; a GPU is busy long before it is full.
+    """The number of values in a block that is updated in place: a core's cache, or enough to keep a GPU busy.
 
     >>> cache_block_numel(torch.device("cpu"))
     262144
@@ -51,7 +52,7 @@ def cache_block_numel(device: torch.device) -> int:
 
 
 def logits_numel(device: torch.device) -> int:
-    """How many logits of texts side by side to hold; on a CPU longer batches save nothing.
+    """The number of logits in a batch of texts. On a CPU larger batches save no time.
 
     >>> logits_numel(torch.device("cpu"))
     33554432
@@ -62,11 +63,11 @@ def logits_numel(device: torch.device) -> int:
 def _numel_for_memory(device: torch.device, cpu_numel: int) -> int:
     if device.type != "cuda":
         return cpu_numel
-    if torch.compiler.is_compiling():  # asking for memory would break a graph
+    if torch.compiler.is_compiling():  # a query of free memory would break the graph
         return COMPILED_BLOCK
     memory_stats = torch.cuda.memory_stats_as_nested_dict(
         device
-    )  # in one question: each takes as long as many launches
+    )  # one query, since each costs as much as many launches
     reserved_bytes, allocated_bytes = (
         memory_stats.get(f"{name}_bytes", EMPTY_STATS)["all"]["current"] for name in ("reserved", "allocated")
     )

@@ -1,9 +1,9 @@
-"""Any row-wise mechanism in O(N) memory: the definition, one block of queries at a time, forward and backward.
+"""Any row-wise mechanism in O(N) memory: the definition on one block of queries at a time, forward and backward.
 
-A block of queries meets every key that its mask may permit (and no other), so the weights of a row are complete and
-any normaliser applies as it is. Gradients recompute a block instead of keeping it. A normaliser along rows and columns
-in turn (Sinkhorn) is not row-wise: its two potentials are found first, in passes over blocks of rows and of columns, and
-the last pass is row-wise again.
+A block of queries sees every key that its mask may allow and no other. Its rows of weights are complete, so any
+normaliser applies. The backward pass recomputes a block instead of storing it. A normaliser that alternates between rows
+and columns (Sinkhorn) is not row-wise. Its two potentials are computed first, in passes over blocks of rows and of
+columns, and then the last pass is row-wise.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,26 +17,34 @@ from torch.utils.checkpoint import checkpoint
 
 from rheoscope.attention.definition import Definition, query_key_positions, repeat_kv_heads
 from rheoscope.attention.lower.block_size import block_numel, unblocked_numel
-from rheoscope.attention.lower.lowering import LoweredCall
+from rheoscope.attention.lower.lowering import LoweredCall, unless_compiling
 from rheoscope.attention.parameters import tensors_by_path, with_tensors
+from rheoscope.messages.message import Message
 from rheoscope.shapes import KeyPositions, QueryPositions, Scores, Weights
 
 
 def try_lower(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> LoweredCall | str:
     if not mechanism.normaliser.is_rowwise and not mechanism.normaliser.normalisation_axes:
-        return f"a row of {type(mechanism.normaliser).__name__} depends on more than its scores"
+        return unless_compiling(
+            lambda: Message(
+                "a row of {normaliser} depends on more than its own scores",
+                normaliser=type(mechanism.normaliser).__name__,
+            )
+        )
     n_values = q.shape[0] * q.shape[1] * q.shape[-2] * k.shape[-2] * mechanism.score.numbers_per_pair
     is_small = n_values <= unblocked_numel(q.device)
-    return LoweredCall(
-        "the definition over blocks of queries, recomputed in the backward pass: O(N) memory",
-        run,
-        drawback=f"all scores together are {n_values * 4 / 2**20:.3g} MiB, quicker in one piece" if is_small else "",
+    reason = unless_compiling(
+        lambda: Message("the definition in blocks of queries, recomputed in the backward pass, in O(N) memory")
     )
+    drawback = unless_compiling(
+        lambda: Message("all scores take {size:.3g} MiB, which is faster without blocks", size=n_values * 4 / 2**20)
+    )
+    return LoweredCall(reason, run, drawback if is_small else "")
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """The weights of queries `rows` over keys `keys` (slices); every key outside has weight 0."""
+    """The weights of the queries in slice `rows` over the keys in slice `keys`. All other keys have weight 0."""
 
     rows: slice
     keys: slice
@@ -47,7 +55,7 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class BlockScorer:
-    """A call laid out for blocks: placed tokens for every head, folded once where the score allows it."""
+    """A call prepared for blocks: tokens with their positions, and the dot form computed once if there is one."""
 
     mechanism: Definition
     q: Tensor
@@ -88,12 +96,12 @@ def make_block_scorer(mechanism: Definition, q: Tensor, k: Tensor) -> BlockScore
 
 
 def block_rows(mechanism: Definition, q: Tensor, k: Tensor) -> int:
-    """Queries in one block, so that what is held for it is what the device likes."""
+    """The number of queries in a block, from the block size of the device."""
     return max(1, block_numel(q.device) // (q.shape[0] * q.shape[1] * k.shape[-2] * mechanism.score.numbers_per_pair))
 
 
 def block_spans(mechanism: Definition, q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Blocks of rows with the keys that their mask may permit."""
+    """Blocks of rows, each with the keys that the mask may allow."""
     m, n, n_rows = q.shape[-2], k.shape[-2], block_rows(mechanism, q, k)
     for row_start in range(0, m, n_rows):
         row_end = min(row_start + n_rows, m)
@@ -102,7 +110,7 @@ def block_spans(mechanism: Definition, q: Tensor, k: Tensor) -> Iterator[tuple[s
 
 
 def iterate_blocks(mechanism: Definition, q: Tensor, k: Tensor) -> Iterator[Block]:
-    """Every block of weights in turn, none kept: what streaming statistics are made of."""
+    """The blocks of weights one after another, for statistics that never store all weights."""
     scorer = make_block_scorer(mechanism, q, k)
     block_weights = block_weights_function(scorer)
     for rows, keys in block_spans(mechanism, scorer.q, scorer.k):
@@ -125,7 +133,7 @@ def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def rowwise_attention(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Every block on its own, forward and backward; outputs and gradients are filled in place."""
+    """Attention block by block, forward and backward, with outputs and gradients written in place."""
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
     i, j = query_key_positions(q.shape[-2], k.shape[-2], q.device)
     keys, values = repeat_kv_heads(k.to(compute_dtype), q.shape[1]), repeat_kv_heads(v.to(compute_dtype), q.shape[1])
@@ -140,7 +148,7 @@ def rowwise_attention(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) ->
 def block_attention(
     mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, i: QueryPositions, j: KeyPositions
 ) -> Tensor:
-    """The definition on placed tokens: score, mask, normalise, average; 0 where no key is in reach."""
+    """The definition on positioned tokens: score, mask, normalise and average. Without keys the output is 0."""
     if not len(j):
         return q.new_zeros(*q.shape[:-1], v.shape[-1])
     dot_form = mechanism.score.dot_form(q, k)
@@ -155,7 +163,7 @@ def add_bias_and_mask(mechanism: Definition, s: Scores, i: QueryPositions, j: Ke
 
 
 class _RowwiseAttention(torch.autograd.Function):
-    """A loop over blocks that keeps its inputs alone; the backward pass computes each block again."""
+    """A loop over blocks that saves only its inputs. The backward pass recomputes each block."""
 
     @staticmethod
     def forward(
@@ -196,7 +204,7 @@ class _RowwiseAttention(torch.autograd.Function):
 
 
 def block_weights_function(scorer: BlockScorer) -> Callable[[slice, slice], Weights]:
-    """The function from a block's place to its weights; along two axes the potentials are found first."""
+    """The function from slices of rows and keys to weights. For Sinkhorn it computes the potentials first."""
     normaliser = scorer.mechanism.normaliser
     if normaliser.normalisation_axes:
         f, g = potentials(scorer, normaliser.normalisation_axes)
@@ -210,7 +218,7 @@ def block_weights_function(scorer: BlockScorer) -> Callable[[slice, slice], Weig
 
 
 def potentials(scorer: BlockScorer, axes: tuple[int, ...]) -> tuple[Float[Tensor, "b h m"], Float[Tensor, "b h n"]]:
-    """f, g with weights exp(s_ij + f_i + g_j): each half-round is one pass over blocks, O(N) kept."""
+    """f and g with weights exp(s_ij + f_i + g_j). Each half-round is one pass over blocks in O(N) memory."""
     all_tokens = slice(0, len(scorer.i))
     f = g = scorer.q.new_zeros(scorer.q.shape[:3])
 
@@ -233,7 +241,7 @@ def potentials(scorer: BlockScorer, axes: tuple[int, ...]) -> tuple[Float[Tensor
 
 
 def with_recompute(function: Callable[..., Tensor], *args: object) -> Tensor:
-    """step(*args), of which the backward pass keeps nothing and computes it again."""
+    """function(*args), recomputed in the backward pass instead of stored."""
     if not torch.is_grad_enabled():
         return function(*args)
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)

@@ -1,15 +1,15 @@
-"""Softmax attention of any score that is a dot product in disguise, on cuDNN's fused kernel in half precision.
+"""Softmax attention with scores that reduce to dot products, on cuDNN's fused kernel in half precision.
 
-What is folded is what `sdpa` folds; here it is done in float32, rounded once to the precision of the inputs, and the kernel
-sums in float32:
+The folds are those of `sdpa.py`, computed in float32 and rounded once to the dtype of the inputs. The kernel accumulates
+in float32.
 
-    bilinear, cosine, relation   mapped rows: nothing is added
-    metric, Mahalanobis, ALiBi   the key bias as three columns of keys, against three of queries that are constant
-    sink                         after the kernel, by its log-sum-exp: o sigmoid(lse - sink)
+    bilinear, cosine, relation   mapped rows, without further columns
+    metric, Mahalanobis, ALiBi   the key bias in three columns of the keys, with three constant columns of the queries
+    sink                         after the kernel, from its log-sum-exp: o sigmoid(lse - sink)
 
-The gradient of a sink needs no pass of its own: the kernel's backward takes weights to be exp(score - lse) and its outputs
-as they are, so given the sum with the sink in it, and the outputs with the sink in them, it is that of the whole.
-No mask is given to the kernel: with one, its backward gives NaN for some lengths (cuDNN 9.19, N mod 128 = 64).
+The gradient of a sink needs no extra pass. The kernel's backward pass takes weights as exp(score - lse) and its outputs
+as given. With the log-sum-exp and the outputs that include the sink, its gradients therefore include the sink too.
+The kernel gets no mask: with one, its backward pass gives NaN for some lengths (cuDNN 9.19, N mod 128 = 64).
 """
 
 from typing import Any
@@ -23,14 +23,15 @@ from rheoscope.attention.dot_form import DotMaps
 from rheoscope.attention.feature_maps import Feature
 from rheoscope.attention.lower import sdpa
 from rheoscope.attention.lower.kernel_rows import RowLayout, pack_rows, pad_columns
-from rheoscope.attention.lower.lowering import LoweredCall
+from rheoscope.attention.lower.lowering import NO_MESSAGE, LoweredCall, unless_compiling
 from rheoscope.attention.position import Position
+from rheoscope.messages.message import Message, join
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 MAX_WIDTH = 128
-"""Columns of queries, keys and values beyond which other kernels are as fast."""
+"""The width of queries, keys and values above which other kernels are as fast."""
 MIN_TOKENS = 64
-"""Queries and keys below which a tile of the kernel is mostly empty."""
+"""The number of queries or keys below which the kernel's tiles are mostly empty."""
 
 
 def try_lower(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> LoweredCall | str:
@@ -43,43 +44,89 @@ def try_lower(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Lowered
 
 def input_refusal(q: Tensor, k: Tensor) -> str:
     if q.device.type != "cuda" or q.dtype not in HALF_DTYPES:
-        return f"cuDNN's kernel takes half precision on a GPU, these are {str(q.dtype).removeprefix('torch.')} on {q.device.type}"
-    # torch.backends.cuda.cudnn_sdp_enabled is this by another name, at which a compiled graph breaks
+        return unless_compiling(
+            lambda: Message(
+                "cuDNN's kernel needs half precision on a GPU, got {dtype} on {device}",
+                dtype=dtype_name(q.dtype),
+                device=q.device.type,
+            )
+        )
+    # torch.backends.cuda.cudnn_sdp_enabled is the same function under a name that breaks a compiled graph
     if torch.cuda.get_device_capability(q.device) < (9, 0) or not torch._C._get_cudnn_sdp_enabled():
-        return "cuDNN's kernel is not there or slower on this GPU (Hopper or later is wanted)"
+        return unless_compiling(
+            lambda: Message("cuDNN's kernel is disabled, or slow on this GPU (it needs Hopper or later)")
+        )
     if min(q.shape[-2], k.shape[-2]) < MIN_TOKENS:
-        return f"{q.shape[-2]} queries and {k.shape[-2]} keys are too few for cuDNN's tiles"
+        return unless_compiling(
+            lambda: Message(
+                "cuDNN's tiles need at least {low} queries and keys, got {m} and {n}",
+                low=MIN_TOKENS,
+                m=q.shape[-2],
+                n=k.shape[-2],
+            )
+        )
     return ""
 
 
 def mechanism_refusal(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Why the mechanism does not fold, wherever the tensors are."""
+    """Why the mechanism does not fold, on any device."""
     if not sdpa.mask_flag(mechanism, q, k):
-        return "cuDNN's kernel is given no mask but the causal one: with a table its backward is not to be trusted"
+        return unless_compiling(
+            lambda: Message(
+                "cuDNN's kernel runs with the causal mask or none; its gradients with a mask table are unreliable"
+            )
+        )
     refusal = sdpa.mechanism_refusal(mechanism, q, k)
     fold = mechanism.score.dot_maps(k.shape[-1])
     if refusal or fold is None or fold.scale <= 0:
-        return refusal or "the score is no product of mapped tokens with a positive scale"
+        return refusal or unless_compiling(
+            lambda: Message("the score is not a product of mapped tokens with a positive scale")
+        )
     if fold.norm_coefficient and not (fold.phi.is_linear and fold.psi.is_linear):
-        return "tokens that are mapped and rounded would move large distances by more than the kernel's own error"
+        return unless_compiling(rounding_refusal)
     key_layout, value_width = (
         row_layout(fold, has_key_bias(mechanism, k), is_key=True),
         mechanism.value.output_width(v.shape[-1]),
     )
     if max(key_layout.width(fold.psi.output_width(k.shape[-1])), value_width) > MAX_WIDTH:
-        return f"queries, keys or values are wider than {MAX_WIDTH}"
+        return unless_compiling(lambda: Message("queries, keys or values are wider than {width}", width=MAX_WIDTH))
     return ""
 
 
 def explain_lowering(mechanism: Definition, q: Tensor, k: Tensor) -> str:
+    """The reason for this lowering, from the form of the score, the key bias and the sink."""
+    if torch.compiler.is_compiling():  # Dynamo cannot trace a Message
+        return NO_MESSAGE
     fold, fused = mechanism.score.dot_maps(k.shape[-1]), mechanism.normaliser.fused_softmax
-    assert fold is not None, "refuse() has seen a fold"
-    with_key_bias = bool(row_layout(fold, has_key_bias(mechanism, k), is_key=True).bias_groups)
-    of_mapped = "" if fold.phi.is_identity and fold.psi.is_identity else " of mapped tokens"
-    dtype_name = str(q.dtype).removeprefix("torch.")
-    reason = f"the score {type(mechanism.score).__name__} is a dot product{of_mapped}, so cuDNN's fused kernel computes it in {dtype_name}"
-    reason += ", the bias per key in three columns" * with_key_bias
-    return reason + ", the sink from its log-sum-exp" * (fused is not None and fused.sink is not None)
+    assert fold is not None, "mechanism_refusal has checked the fold"
+    names = {"score": type(mechanism.score).__name__, "dtype": dtype_name(q.dtype)}
+    if fold.phi.is_identity and fold.psi.is_identity:
+        parts = [Message("the score {score} is a dot product, which cuDNN's fused kernel computes in {dtype}", **names)]
+    else:
+        parts = [
+            Message(
+                "the score {score} is a dot product of mapped tokens, which cuDNN's fused kernel computes in {dtype}",
+                **names,
+            )
+        ]
+    if row_layout(fold, has_key_bias(mechanism, k), is_key=True).bias_groups:
+        parts.append(Message("the bias per key takes three columns"))
+    if fused is not None and fused.sink is not None:
+        parts.append(Message("the sink is added from the log-sum-exp"))
+    return join("; ", parts)
+
+
+def rounding_refusal() -> Message:
+    return Message("rounding mapped tokens would change large distances by more than the error of the kernel")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype.
+
+    >>> dtype_name(torch.bfloat16)
+    'bfloat16'
+    """
+    return str(dtype).removeprefix("torch.")
 
 
 def row_layout(fold: DotMaps, has_bias: bool, is_key: bool) -> RowLayout:
@@ -93,15 +140,15 @@ def row_layout(fold: DotMaps, has_bias: bool, is_key: bool) -> RowLayout:
 
 
 def has_key_bias(mechanism: Definition, k: Tensor) -> bool:
-    """Whether the position has a number for each key, as the last one shows."""
+    """Whether the position has a bias per key, tested on the last key."""
     return mechanism.position.key_bias(query_key_positions(1, k.shape[-2], k.device)[0]) is not None
 
 
 def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Fold, round, call the kernel."""
+    """Fold, round and call the kernel."""
     fold, fused = mechanism.score.dot_maps(k.shape[-1]), mechanism.normaliser.fused_softmax
-    assert fold is not None, "offer() has seen a fold"
-    assert fused is not None, "offer() has seen a softmax"
+    assert fold is not None, "try_lower has checked the fold"
+    assert fused is not None, "try_lower has checked the softmax"
     causal = sdpa.mask_flag(mechanism, q, k) == "causal"
     k, v = repeat_kv_heads(k, q.shape[1]), repeat_kv_heads(v, q.shape[1])
     queries, keys = folded_rows(mechanism, fold, q, k)
@@ -115,12 +162,12 @@ def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def sink_score(sink: Tensor | float, device: torch.device) -> Tensor:
-    """The score of the sink in float32 on the device; a number is filled in there, for nothing waits for a fill."""
+    """The score of the sink in float32 on the device. A number is filled in there, which needs no synchronisation."""
     return sink.to(device, torch.float32) if isinstance(sink, Tensor) else torch.full((1,), sink, device=device)
 
 
 def folded_rows(mechanism: Definition, fold: DotMaps, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of queries and keys whose dot product, times the scale, is the score up to a constant of the row."""
+    """Rows of queries and keys whose scaled dot product is the score up to a row constant."""
     position = mechanism.position
     if position.is_trivial:
         bias, query_rows, key_rows = None, _apply_map(fold.phi, q), _apply_map(fold.psi, k)
@@ -140,7 +187,7 @@ def folded_rows(mechanism: Definition, fold: DotMaps, q: Tensor, k: Tensor) -> t
 def cudnn_attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, dropout: float = 0.0, with_lse: bool = False
 ) -> tuple[Tensor, ...]:
-    """Outputs, log-sum-exp (b, h, m, 1) where it is wanted or a gradient will want it, and what `backward` asks for."""
+    """Outputs, log-sum-exp (b, h, m, 1) if requested or needed for a gradient, and the state for the backward pass."""
     with_lse = with_lse or (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
     q, k, v = (sdpa.align_rows(x) for x in (q, k, v))
     outputs: tuple[Tensor, ...] = torch.ops.aten._scaled_dot_product_cudnn_attention(
@@ -152,7 +199,7 @@ def cudnn_attention(
 def cudnn_attention_backward(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, saved: tuple[Tensor, ...], causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v for weights exp(scale q.k - lse), from what `kernel` gave; it trusts `out` and `lse`."""
+    """The gradients of q, k and v for weights exp(scale q.k - lse); `out` and `lse` are taken as given."""
     out, lse, cum_q, cum_k, max_q, max_k, seed, offset = saved
     g, q, k, v = (sdpa.align_rows(x) for x in (g, q, k, v))
     gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
@@ -162,12 +209,12 @@ def cudnn_attention_backward(
 
 
 def _apply_map(phi: Feature, x: Tensor) -> Tensor:
-    """Mapped; taking lengths away and rounding is left to `rows`."""
+    """The mapped tokens; `pack_rows` normalises and rounds them."""
     return x if phi.is_unit_norm else phi.map_in_float32(x)
 
 
 def position_and_map(position: Position, phi: Feature, x: Tensor, token_positions: Tensor) -> Tensor:
-    """Placed in float32, then mapped."""
+    """Tokens positioned in float32, then mapped."""
     if not position.changes_tokens:
         return _apply_map(phi, x)
     positioned_x = position.encode(x.float(), token_positions)
@@ -175,7 +222,7 @@ def position_and_map(position: Position, phi: Feature, x: Tensor, token_position
 
 
 def apply_sink(out: Tensor, lse: Float[Tensor, "b h m 1"], sink: Tensor) -> Float[Tensor, "b h m 1"]:
-    """The log-sum-exp with the sink in it; outputs are scaled in place to what they are with it."""
+    """The log-sum-exp that includes the sink. The outputs are rescaled in place."""
     if out.is_cuda:
         from rheoscope.attention.lower.kernels.sink import add_sink
 
@@ -186,7 +233,7 @@ def apply_sink(out: Tensor, lse: Float[Tensor, "b h m 1"], sink: Tensor) -> Floa
 
 
 class _SinkAttention(torch.autograd.Function):
-    """Attention with one further key of score `sink` and value 0."""
+    """Attention with one more key, of score `sink` and value 0."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor, causal: bool, scale: float) -> Tensor:

@@ -1,13 +1,13 @@
-"""Softmax attention of a score that is a function of a dot product, by torch's flex_attention on a GPU.
+"""Softmax attention with a pointwise function of a dot product, on torch's flex_attention on a GPU.
 
-    score      soft-cap, polynomial and Laplace kernels: the function is applied to every score inside the kernel
-    position   biases of a pair (T5's buckets, ALiBi both ways): the same
-    mask       any that answers pair by pair: blocks of which no pair is permitted are left out
-    sink       afterwards, by the log-sum-exp
+    score      soft cap, polynomial and Laplace kernels: the kernel applies the function to every score
+    position   pair biases (T5's buckets, ALiBi in both directions): the kernel adds them to every score
+    mask       any mask with a pairwise form: blocks without an allowed pair are skipped
+    sink       after the kernel, from its log-sum-exp
 
-Squared distances become columns (`rows`), so their gradients are the kernel's own and nothing is added up by atomics.
-A learned bias is: its gradient is right, and slow. Every plan is compiled once, in seconds, so short texts are left to
-others. On a CPU flex_attention has no backward pass.
+Squared distances become columns (`kernel_rows.py`), so the kernel computes their gradients without atomic additions.
+The gradient of a learned bias uses atomic additions, which are correct but slow. Each plan is compiled once, which takes
+seconds, so short texts use other lowerings. On a CPU flex_attention has no backward pass.
 """
 
 from functools import cache, cached_property, partial
@@ -25,20 +25,22 @@ from rheoscope.attention.definition import Definition, query_key_positions, repe
 from rheoscope.attention.dot_form import PointwiseForm
 from rheoscope.attention.lower import cudnn
 from rheoscope.attention.lower.block_size import block_numel, unblocked_numel
-from rheoscope.attention.lower.cudnn import HALF_DTYPES, position_and_map, sink_score
+from rheoscope.attention.lower.cudnn import HALF_DTYPES, dtype_name, position_and_map, rounding_refusal, sink_score
 from rheoscope.attention.lower.kernel_rows import RowLayout, pack_rows, pad_columns
-from rheoscope.attention.lower.lowering import LoweredCall
+from rheoscope.attention.lower.lowering import LoweredCall, unless_compiling
 from rheoscope.attention.lower.merged_softmax import join_near_and_far
+from rheoscope.attention.lower.sdpa import not_softmax
 from rheoscope.attention.mask import Causal, Mask, Window
 from rheoscope.attention.parameters import tensors_by_path
 from rheoscope.attention.position import PairBias
+from rheoscope.messages.message import Message
 
 TILE_OPTIONS: tuple[Any, ...] = (None, {"num_stages": 2}, {"num_stages": 1, "BLOCK_M": 64, "BLOCK_N": 64})
-"""How flex_attention tiles: as it likes, with fewer tiles loaded ahead (beside a table of biases), or with small ones."""
+"""Tile options of flex_attention: its default, fewer pipeline stages (with a bias table), and small tiles."""
 MIN_REACH_MULTIPLE = 8
-"""How many times its reach a bias may be from its end for it to be worth two kernels."""
+"""The length of a text, in multiples of the bias's reach, above which two kernels are faster than one."""
 MASK_BLOCK = 128
-"""Queries and keys of a block that a mask leaves out as a whole."""
+"""Queries and keys in a block of a block mask."""
 
 
 def try_lower(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> LoweredCall | str:
@@ -47,51 +49,70 @@ def try_lower(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Lowered
         return refusal
     n_scores = q.shape[0] * q.shape[1] * q.shape[-2] * k.shape[-2]
     is_small = n_scores <= unblocked_numel(q.device)
-    drawback = (
-        f"all scores together are {n_scores * 4 / 2**20:.3g} MiB, sooner done than compiled for" if is_small else ""
+    drawback = unless_compiling(
+        lambda: Message("all scores take {size:.3g} MiB, which is faster than compiling", size=n_scores * 4 / 2**20)
     )
-    return LoweredCall(explain_lowering(mechanism), partial(run, kernel=CompiledKernel(flex_outputs)), drawback)
+    run_compiled = partial(run, kernel=CompiledKernel(flex_outputs))
+    return LoweredCall(explain_lowering(mechanism), run_compiled, drawback if is_small else "")
 
 
 def input_refusal(q: Tensor) -> str:
     if q.device.type != "cuda" or q.dtype not in HALF_DTYPES:
-        return f"flex_attention is for half precision on a GPU, these are {str(q.dtype).removeprefix('torch.')} on {q.device.type}"
+        return unless_compiling(
+            lambda: Message(
+                "flex_attention needs half precision on a GPU, got {dtype} on {device}",
+                dtype=dtype_name(q.dtype),
+                device=q.device.type,
+            )
+        )
     if torch.compiler.is_compiling():
-        return "flex_attention is compiled by itself, not inside another graph"
+        return "flex_attention cannot be compiled inside another graph"
     return ""
 
 
 def mechanism_refusal(mechanism: Definition, q: Tensor, k: Tensor) -> str:
-    """Why the mechanism has no form for one pair, wherever the tensors are."""
+    """Why the mechanism has no pairwise form, on any device."""
     if mechanism.normaliser.fused_softmax is None or mechanism.normaliser.fused_softmax.dropout:
-        return f"its normaliser is {type(mechanism.normaliser).__name__}, not softmax"
+        return unless_compiling(lambda: not_softmax(mechanism))
     pointwise = mechanism.score.pointwise_form(k.shape[-1])
     if pointwise is None or pointwise.dot_maps.scale <= 0:
-        return f"the score {type(mechanism.score).__name__} is no function of a dot product with a positive scale"
+        return unless_compiling(
+            lambda: Message(
+                "the score {score} is not a function of a dot product with a positive scale",
+                score=type(mechanism.score).__name__,
+            )
+        )
     if pointwise.dot_maps.norm_coefficient and not (
         pointwise.dot_maps.phi.is_linear and pointwise.dot_maps.psi.is_linear
     ):
-        return "tokens that are mapped and rounded would move large distances by more than the kernel's own error"
-    i, _ = query_key_positions(
-        1, k.shape[-2], q.device
-    )  # the last token: a table of m < n rows has no row for the first
+        return unless_compiling(rounding_refusal)
+    i, _ = query_key_positions(1, k.shape[-2], q.device)  # the last token, since a table of m < n rows lacks the first
     has_bias = mechanism.position.bias(i, i) is not None
     if has_bias and mechanism.position.pair_bias(q.shape[-2], k.shape[-2]) is None:
-        return f"the position {type(mechanism.position).__name__} has no bias pair by pair"
+        return unless_compiling(
+            lambda: Message("the position {position} has no pairwise bias", position=type(mechanism.position).__name__)
+        )
     if mechanism.mask.pair_mask is None:
-        return f"the mask {type(mechanism.mask).__name__} does not answer pair by pair"
+        return unless_compiling(
+            lambda: Message("the mask {mask} has no pairwise form", mask=type(mechanism.mask).__name__)
+        )
     return ""
 
 
 def explain_lowering(mechanism: Definition) -> str:
-    name = type(mechanism.score).__name__
-    return (
-        f"the score {name}, bias and mask are functions of one pair, so flex_attention computes them inside its kernel"
+    return unless_compiling(
+        lambda: Message(
+            "the score {score}, the bias and the mask are pairwise functions, which flex_attention computes in its kernel",
+            score=type(mechanism.score).__name__,
+        )
     )
 
 
 class CompiledKernel:
-    """flex_attention compiled for one plan, at the first call; torch counts what it compiles by function, so each has its own."""
+    """flex_attention compiled for one plan at its first call.
+
+    torch limits recompilations per function, so each plan has its own copy of the function.
+    """
 
     def __init__(self, function: Any) -> None:
         self.function, self.tile_options = function, list(TILE_OPTIONS)
@@ -102,7 +123,7 @@ class CompiledKernel:
         return torch.compile(FunctionType(self.function.__code__.replace(), self.function.__globals__), dynamic=False)
 
     def run_with_fitting_tiles(self, *inputs: Any) -> Any:
-        """With the first tiles that fit the machine."""
+        """Call the function with the first tiles that fit the machine."""
         while True:
             try:
                 return self.compiled_function(*inputs, self.tile_options[0])
@@ -112,7 +133,7 @@ class CompiledKernel:
                 del self.tile_options[0], self.compiled_function
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
-        """One graph, compiled with its backward pass: without gradients another one would have to be."""
+        """Always compile with the backward pass, so that one graph serves calls with and without gradients."""
         with torch.enable_grad():
             inputs = [x if x.requires_grad else x.detach().requires_grad_() for x in (q, k, v)]
             out, lse = self.run_with_fitting_tiles(*inputs, *settings)
@@ -123,7 +144,7 @@ class CompiledKernel:
 def flex_outputs(
     q: Tensor, k: Tensor, v: Tensor, scale: float, score_mod: Any, allowed_blocks: Any, options: Any = None
 ) -> Any:
-    """Outputs and log-sum-exp of all keys that blocks permit."""
+    """Outputs and log-sum-exp over the keys of the allowed blocks."""
     out, aux = flex_attention(
         q, k, v, score_mod, allowed_blocks, scale, kernel_options=options, return_aux=AuxRequest(lse=True)
     )
@@ -131,7 +152,7 @@ def flex_outputs(
 
 
 def bias_ends_early(mechanism: Definition, pointwise: PointwiseForm, q: Tensor, k: Tensor) -> bool:
-    """Whether a bias ends long before the text does: far keys are then plain dot products, and run on cuDNN's kernel."""
+    """Whether the bias is constant for most keys. These far keys are plain dot products and run on cuDNN's kernel."""
     reach, (m, n) = mechanism.position.bias_horizon, (q.shape[-2], k.shape[-2])
     is_long = reach is not None and mechanism.mask.is_causal and m == n > MIN_REACH_MULTIPLE * reach
     fused = mechanism.normaliser.fused_softmax
@@ -146,8 +167,8 @@ def bias_ends_early(mechanism: Definition, pointwise: PointwiseForm, q: Tensor, 
 
 def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, kernel: Any) -> Tensor:
     pointwise, fused = mechanism.score.pointwise_form(k.shape[-1]), mechanism.normaliser.fused_softmax
-    assert pointwise is not None, "offer() has seen a form"
-    assert fused is not None, "offer() has seen a softmax"
+    assert pointwise is not None, "try_lower has checked the form"
+    assert fused is not None, "try_lower has checked the softmax"
     k, v = repeat_kv_heads(k, q.shape[1]), repeat_kv_heads(v, q.shape[1])
     queries, keys = folded_rows(mechanism, pointwise, q, k)
     values = mechanism.value.map_in_float32(v)
@@ -168,11 +189,11 @@ def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, kernel: Any) -> 
 def near_and_far_outputs(
     mechanism: Definition, pointwise: PointwiseForm, q: Tensor, k: Tensor, v: Tensor, kernel: Any
 ) -> tuple[Tensor, Tensor]:
-    """Near keys with their biases, looked up one by one, and far ones, to all of which the last bias is added."""
+    """Attention to near keys with pairwise biases and to far keys with the constant last bias."""
     reach = mechanism.position.bias_horizon
-    assert reach is not None, "ends() has seen it"
+    assert reach is not None, "bias_ends_early has checked it"
     near_blocks, bias = block_mask(near_mask(reach), q, k), pair_bias(mechanism, q, k)
-    assert bias is not None, "it has a reach"
+    assert bias is not None, "a bias with a horizon exists"
     out, lse = kernel(q, k, v, pointwise.dot_maps.scale, score_modifier(pointwise, bias, 0), near_blocks)
     far_bias = bias(0, torch.arange(q.shape[1], device=q.device), reach, 0)
     return join_near_and_far(out, lse, q, k, v, far_bias, pointwise.dot_maps.scale, reach)
@@ -184,12 +205,12 @@ def pair_bias(mechanism: Definition, q: Tensor, k: Tensor) -> PairBias | None:
 
 @cache
 def near_mask(reach: int) -> Mask:
-    """The past that is nearer than `reach`."""
+    """The past tokens nearer than `reach`."""
     return Causal() & Window(reach)
 
 
 def folded_rows(mechanism: Definition, pointwise: PointwiseForm, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of queries and keys; a constant of the row is left out only where softmax is blind to it."""
+    """Rows of queries and keys. The row constant is omitted only if softmax ignores it."""
     fold, (i, j) = pointwise.dot_maps, query_key_positions(q.shape[-2], k.shape[-2], q.device)
     bias_groups = (
         0
@@ -214,7 +235,7 @@ def folded_rows(mechanism: Definition, pointwise: PointwiseForm, q: Tensor, k: T
 
 
 def score_modifier(pointwise: PointwiseForm, bias: PairBias | None, query_offset: int) -> Any:
-    """What happens to a score before softmax, of the query that stands `ahead` of its number; None where nothing does."""
+    """The function applied to each score before softmax, or None. Query i has the position i + query_offset."""
     score_function = pointwise.function
     if score_function is None and bias is None:
         return None
@@ -228,11 +249,11 @@ def score_modifier(pointwise: PointwiseForm, bias: PairBias | None, query_offset
 
 MAX_BLOCK_MASKS = 16
 BLOCK_MASK_CACHE: WeakKeyDictionary[Mask, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
-"""Blocks of the masks that are in use: made once for each shape of a call."""
+"""The block masks of each mask in use, created once for each shape of a call."""
 
 
 def block_mask(mask: Mask, q: Tensor, k: Tensor) -> Any:
-    """Which blocks a mask permits in part and which as a whole, as flex_attention reads them."""
+    """The blocks that a mask allows in part and in full, in the format of flex_attention."""
     cache = BLOCK_MASK_CACHE.setdefault(mask, {})
     key = q.shape[:3], k.shape[2], q.device
     if key not in cache:
@@ -244,7 +265,7 @@ def block_mask(mask: Mask, q: Tensor, k: Tensor) -> Any:
 
 def _make_block_mask(mask: Mask, q: Tensor, k: Tensor) -> Any:
     m, n, pair = q.shape[-2], k.shape[-2], mask.pair_mask
-    assert pair is not None, "offer() has seen it"
+    assert pair is not None, "try_lower has checked it"
     any_allowed, all_allowed = block_coverage(
         mask, m, n, q.device, (q.shape[0], q.shape[1]) if tensors_by_path(mask) else (1, 1)
     )
@@ -263,7 +284,7 @@ def _make_block_mask(mask: Mask, q: Tensor, k: Tensor) -> Any:
 def block_coverage(
     mask: Mask, m: int, n: int, device: torch.device, batch_and_heads: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """For every block whether some pair of it is permitted, and whether every one is, (b, h, rows, columns)."""
+    """For every block, whether any pair is allowed and whether all are, with shape (b, h, rows, columns)."""
     i, j = query_key_positions(m, n, device)
     rows_per_chunk = (
         max(1, block_numel(device) // (batch_and_heads[0] * batch_and_heads[1] * n * MASK_BLOCK)) * MASK_BLOCK
@@ -280,5 +301,5 @@ def block_coverage(
 
 
 def _block_counts_and_order(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of each row are in the table, and which, those first."""
+    """The number of selected blocks in each row, and the block indices with the selected ones first."""
     return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()

@@ -1,12 +1,12 @@
-"""Tokens made ready for a half-precision kernel: mapped in float32, rounded once, a bias per key split over three columns.
+"""Rows for half-precision kernels: mapped in float32, rounded once, with a bias per key split over three columns.
 
-    queries   [ y_i | GAIN  GAIN   GAIN | 0 … ]     y = x, or x/|x| where the map is that
+    queries   [ y_i | GAIN  GAIN   GAIN | 0 … ]     y = x, or x/|x| if the map normalises
     keys      [ y_j | z_high z_mid z_low | 0 … ]     z = (bias_j - square |y_j|^2) / (GAIN scale)
 
-so that scale (query row . key row) = scale y_i . y_j + bias_j - square |y_j|^2, the bias as exact as float32 although every
-column is rounded to half precision (one column would lose all but 8 of its bits in bfloat16). Where the constant of a row
-matters too, three more columns have it the other way round. Columns are filled up to a multiple of 16, the step of the
-matrix units. On a GPU one small kernel writes each side; `by_torch` says what it computes.
+Then scale (query row . key row) = scale y_i . y_j + bias_j - square |y_j|^2. The three columns make the bias as exact as
+float32 although each is rounded to half precision; one bfloat16 column would keep 8 bits. If the row constant matters,
+three more columns hold the bias of the queries. Rows are padded to a multiple of 16 columns, the step of the matrix
+units. On a GPU one kernel writes each side; `pack_rows_torch` computes the same in torch.
 """
 
 from typing import Any, NamedTuple
@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 GAIN = 16.0
-"""What queries multiply the bias by: in float16 a bias of a million still has a column."""
+"""The factor of the bias in the query columns, with which a bias of a million still fits into float16."""
 PARTS, COLUMN_STEP = 3, 16
 
 
 class RowLayout(NamedTuple):
-    """How rows are made: lengths taken away or not, `columns` for a bias of no side (0), of keys (1) or of both (2)."""
+    """The layout of one side: whether rows have unit length, and bias columns for neither side (0), keys (1) or both (2)."""
 
     unit_length: bool = False
     bias_groups: int = 0
@@ -36,21 +36,21 @@ class RowLayout(NamedTuple):
 
     @property
     def has_bias(self) -> bool:
-        """Whether this side has a bias, in columns of its own."""
+        """Whether this side has a bias in its own columns."""
         return self.bias_groups > (0 if self.is_key else 1)
 
     def is_identity(self, x: Tensor, dtype: torch.dtype) -> bool:
-        """Whether rows are ready as they are."""
+        """Whether the rows need no change."""
         return not self.unit_length and x.dtype == dtype and self.width(x.shape[-1]) == x.shape[-1]
 
 
 def pack_rows(
     x: Float[Tensor, "b h n d"], bias: Float[Tensor, "h n"] | None, layout: RowLayout, dtype: torch.dtype
 ) -> Tensor:
-    """The rows of one side in `dtype`, (b, h, n, width)."""
+    """The rows of one side in `dtype`, with shape (b, h, n, width)."""
     if layout.is_identity(x, dtype):
         return x
-    if x.device.type != "cuda" or torch.compiler.is_compiling():  # a compiler fuses what torch says
+    if x.device.type != "cuda" or torch.compiler.is_compiling():  # torch.compile fuses the torch version
         return pack_rows_torch(x, bias, layout, dtype)
     return (
         _PackRows.apply(x, bias, layout, dtype) if torch.is_grad_enabled() else pack_rows_triton(x, bias, layout, dtype)
@@ -58,7 +58,7 @@ def pack_rows(
 
 
 def pad_columns(x: Float[Tensor, "*n d"], step: int) -> Float[Tensor, "*n width"]:
-    """Columns of 0 up to a multiple of `step`; what has that width is left alone, where torch would copy it."""
+    """x with zero columns up to a multiple of `step`. If none is missing, x itself, without the copy that `pad` makes."""
     missing = -x.shape[-1] % step
     return pad(x, (0, missing)) if missing else x
 
@@ -66,7 +66,7 @@ def pad_columns(x: Float[Tensor, "*n d"], step: int) -> Float[Tensor, "*n width"
 def pack_rows_torch(
     x: Float[Tensor, "b h n d"], bias: Float[Tensor, "h n"] | None, layout: RowLayout, dtype: torch.dtype
 ) -> Tensor:
-    """The same in plain torch, what the kernel is compared with."""
+    """The same in torch, as the reference for the kernel."""
     y = x.float()
     if layout.unit_length:
         length = y.norm(dim=-1, keepdim=True)

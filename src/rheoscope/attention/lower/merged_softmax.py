@@ -1,10 +1,10 @@
-"""Attention in two parts, near keys and far ones, joined by their sums; far keys run on cuDNN's kernel as causal attention of their own.
+"""Attention to near and far keys, merged by their log-sum-exp; far keys run as causal attention on cuDNN's kernel.
 
-A query i sees the far keys j <= i - reach: of queries from `reach` on, and of keys without the last `reach`, that is the causal
-mask again. With sums N and F of near and far weights, out = (1 - s) near + s far, s = sigmoid(ln F + shift - ln N).
+A query i sees the far keys j <= i - reach. Between the queries from `reach` on and the keys without the last `reach`, this
+is the causal mask. With sums N and F of near and far weights, out = (1 - s) near + s far, s = sigmoid(ln F + far_bias - ln N).
 
-Backward, a kernel takes weights to be exp(score - lse) and its outputs as they are: given the sum and the outputs of the whole, its
-gradients of the far part are those of the whole. The near part is given what the formula above says.
+The backward kernel takes weights as exp(score - lse) and its outputs as given. With the log-sum-exp and the outputs of all
+keys, it therefore gives the gradients of the far part. The gradients of the near part follow from the formula above.
 """
 
 from typing import Any
@@ -27,9 +27,9 @@ def join_near_and_far(
     scale: float,
     reach: int,
 ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h n"]]:
-    """Outputs and log-sum-exp of all keys, from those of near ones (`near`, `within`) and from rows of all tokens.
+    """Outputs and log-sum-exp over all keys, from those of the near keys and the rows of all tokens.
 
-    To every far score `shift` of its head is added.
+    `far_bias` of its head is added to every far score.
     """
     out, lse = _JoinNearAndFar.apply(near_out, near_lse, q, k, v, far_bias, scale, reach)
     return out, lse
@@ -81,7 +81,7 @@ class _JoinNearAndFar(torch.autograd.Function):
 def mix_near_and_far(
     near_out: Tensor, near_lse: Tensor, far_out: Tensor, far_lse: Tensor, far_bias: Tensor, reach: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, log-sum-exp and the share of far keys, of every row; the first rows have none."""
+    """The outputs, the log-sum-exp and the fraction of weight on far keys, for every row. The first rows have no far key."""
     if near_out.is_cuda:
         from rheoscope.attention.lower.kernels import merge
 
@@ -93,7 +93,7 @@ def mix_near_and_far(
 
 
 def mix_backward(g: Tensor, near_out: Tensor, out: Tensor, far_fraction: Tensor) -> tuple[Tensor, Tensor]:
-    """What the outputs of near keys are given, and what the logarithm of the far sum is."""
+    """The gradients of the near outputs and of the log-sum-exp of the far keys."""
     if near_out.is_cuda:
         from rheoscope.attention.lower.kernels import merge
 
@@ -102,7 +102,7 @@ def mix_backward(g: Tensor, near_out: Tensor, out: Tensor, far_fraction: Tensor)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, ...]:
-    """Causal outputs and log-sum-exp (b, h, n, 1); cuDNN's kernel, or what it computes."""
+    """Causal outputs and log-sum-exp (b, h, n, 1), from cuDNN's kernel or, on a CPU, in float64."""
     if q.is_cuda:
         return cudnn.cudnn_attention(q, k, v, True, scale, with_lse=True)
     s = _causal_scores(q, k, scale)
@@ -112,7 +112,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Ten
 def causal_attention_backward(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, saved: tuple[Tensor, ...], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v for weights exp(score - lse), from the outputs and the log-sum-exp that are given."""
+    """The gradients of q, k and v for weights exp(score - lse), with the outputs and the log-sum-exp as given."""
     if q.is_cuda:
         return cudnn.cudnn_attention_backward(g, q, k, v, saved, True, scale)
     out, lse = saved

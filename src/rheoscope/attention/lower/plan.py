@@ -1,8 +1,8 @@
-"""A call planned: what is checked and decided once for all calls of the same shapes, and then only applied.
+"""Plans: the checks and the choice of a lowering, made once for all calls of the same shapes.
 
-The checks of the border and the choice of a lowering depend on the structure of a mechanism (everything but the numbers
-inside its tensors) and on the shapes, dtypes and devices of q, k and v. So the choice is made once for both and shared:
-by the layers of a model, by the steps of training, by copies of a mechanism with other tensors.
+Both depend on the structure of a mechanism (everything but the numbers in its tensors) and on the shapes, dtypes and
+devices of q, k and v. The layers of a model, the steps of a training run and copies of a mechanism with other tensors
+therefore share one choice.
 """
 
 from dataclasses import dataclass
@@ -15,15 +15,17 @@ from rheoscope.attention.call_checks import check_call, check_tensors
 from rheoscope.attention.definition import Definition
 from rheoscope.attention.lower.choice import Choice, choose_lowering
 from rheoscope.attention.parameters import Structure
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message, join
 from rheoscope.shapes import RheoscopeError
 
 MAX_CHOICES = 1024
-"""Choices that are kept; when there are more, all are forgotten, and made again when needed."""
+"""The maximum number of cached choices. A full cache is emptied."""
 CHOICE_CACHE: dict[tuple[Structure, "CallSignature", str | None], Choice] = {}
 
 
 class CallSignature(NamedTuple):
-    """What a plan may depend on beside the mechanism: everything about q, k and v but their numbers."""
+    """The properties of q, k and v on which a plan depends: everything but their numbers."""
 
     shapes: tuple[torch.Size, ...]
     dtypes: tuple[torch.dtype, ...]
@@ -44,7 +46,7 @@ def call_signature(q: Tensor, k: Tensor, v: Tensor) -> CallSignature:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A mechanism under its mask with the lowering that calls of one shape take.
+    """A mechanism with its mask, and the lowering chosen for calls of one signature.
 
     >>> import torch, rheoscope as rs
     >>> q = torch.randn(1, 1, 4, 8)
@@ -57,21 +59,26 @@ class Plan:
     choice: Choice
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The outputs; a call of other shapes, dtype or device is refused."""
+        """The attention outputs. Other shapes, dtypes or devices raise an error."""
         signature = call_signature(q, k, v)
         if signature._replace(grad_enabled=self.signature.grad_enabled) != self.signature:
             raise RheoscopeError(
-                f"this plan is for {_describe_call(self.signature)}, got {_describe_call(signature)}; type mechanism.plan(q, k, v)"
+                Message(
+                    "this plan is for {planned}, got {call}",
+                    planned=_describe_call(self.signature),
+                    call=_describe_call(signature),
+                ),
+                Advice("mechanism.plan(q, k, v)"),
             )
         return self.run(q, k, v)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The outputs, nothing looked at again."""
+        """The attention outputs, without checks."""
         return self.choice.run(self.mechanism, q, k, v)
 
 
 def plan_call(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, lowering: str | None = None) -> Plan:
-    """The plan of a call; the first of its kind is checked and decided, every later one is looked up."""
+    """The plan of a call. The first call of a signature is checked and decided; later ones use the cache."""
     signature = call_signature(q, k, v)
     key = mechanism.structure, signature, lowering
     choice = CHOICE_CACHE.get(key)
@@ -83,6 +90,16 @@ def plan_call(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor, lowering: 
     return Plan(mechanism, signature, choice)
 
 
-def _describe_call(signature: CallSignature) -> str:
+def _describe_call(signature: CallSignature) -> Message:
     tensors = zip("qkv", signature.shapes, signature.dtypes, signature.devices, strict=True)
-    return ", ".join(f"{name} {tuple(shape)} {dtype} on {device}" for name, shape, dtype, device in tensors)
+    descriptions = [
+        Message(
+            "{name} {shape} {dtype} on {device}",
+            name=name,
+            shape=str(tuple(shape)),
+            dtype=str(dtype),
+            device=str(device),
+        )
+        for name, shape, dtype, device in tensors
+    ]
+    return join(", ", descriptions)

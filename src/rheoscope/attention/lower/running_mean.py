@@ -1,7 +1,7 @@
-"""alpha x_i + y_i - gamma (mean of x_1 … x_i) over long texts on a GPU, forward and backward: two passes over x.
+"""alpha x_i + y_i - gamma (mean of x_1 … x_i) for long texts on a GPU, forward and backward, in two passes over x.
 
-A chunk of tokens is added up first; the sums before each chunk are then few, and inside it a second pass goes on from them.
-`by_torch` says what is computed.
+The first pass sums each chunk of tokens. The second continues from the sum of the earlier chunks inside each chunk.
+`subtract_past_mean_torch` computes the same in torch.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def subtract_past_mean(x: Tensor, y: Tensor, alpha: float, gamma: float) -> Tensor:
-    """(b, h, n, d), in x's dtype with sums in float32, or in float64 for a float64 x: the kernels add in float32."""
+    """The result (b, h, n, d) in the dtype of x. Sums are float32, or float64 for a float64 x, which the kernels do not support."""
     if x.device.type != "cuda" or x.dtype is torch.float64 or torch.compiler.is_compiling():
         return subtract_past_mean_torch(x, y, alpha, gamma)
     return _SubtractPastMean.apply(x, y, alpha, gamma)

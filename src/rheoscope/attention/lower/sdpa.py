@@ -1,12 +1,12 @@
-"""Softmax attention of any score that is a dot product in disguise, on torch's fused kernel, exactly.
+"""Softmax attention with scores that reduce to dot products, exactly, on torch's fused kernel.
 
-    bilinear, cosine, relation   fold into q or k: nothing is added
-    metric, Mahalanobis, maps    the row constant cancels; the key bias -scale |k_j|^2 is one more column (q gets a 1),
-                                 or a mask row where no gradient has to pass through it
-    ALiBi, causal                -slope (i - j) is slope j up to a row constant: a key bias too
-    sink                         one more key with k = 0, v = 0, at the front
+    bilinear, cosine, relation   fold into q or k, without further columns
+    metric, Mahalanobis, maps    the row constant cancels; the key bias -scale |k_j|^2 is a column (1 in q),
+                                 or a mask row if it needs no gradient
+    ALiBi, causal                -slope (i - j) equals slope j up to a row constant, which is a key bias
+    sink                         one more key with k = 0 and v = 0, at the front
 
-Columns are padded to a multiple of 16, the width that the CPU kernel runs fastest.
+Columns are padded to a multiple of 16, the width at which the CPU kernel is fastest.
 """
 
 from contextlib import nullcontext
@@ -18,41 +18,48 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rheoscope.attention.definition import Definition, query_key_positions, repeat_kv_heads
 from rheoscope.attention.dot_form import DotForm
-from rheoscope.attention.lower.lowering import LoweredCall
+from rheoscope.attention.lower.lowering import NO_MESSAGE, LoweredCall, unless_compiling
+from rheoscope.messages.message import Message
 
 MASK_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Kernels of a GPU that take a mask and know rows without a key: cuDNN's gives them a mean, and NaN gradients elsewhere."""
+"""GPU kernels that accept a mask with empty rows. cuDNN averages such rows and gives NaN gradients elsewhere."""
 ALIGNMENT_BYTES = 16
-"""Bytes that a GPU's kernels fetch at once: rows that do not begin at a multiple are read wrongly in half precision, or not at all."""
+"""The alignment that GPU kernels need. In half precision they fail on unaligned rows or read them incorrectly."""
 MAX_MASK_ENTRIES = 1 << 26
-"""Entries of a boolean mask that is still cheaper to build than to avoid (64 MiB)."""
+"""The largest boolean mask that is cheaper to build than to avoid (64 MiB)."""
 
 
 def try_lower(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> LoweredCall | str:
     return mechanism_refusal(mechanism, q, k) or LoweredCall(explain_lowering(mechanism, q, k), run)
 
 
+def not_softmax(mechanism: Definition) -> Message:
+    return Message("the normaliser is {normaliser}, not softmax", normaliser=type(mechanism.normaliser).__name__)
+
+
 def mechanism_refusal(mechanism: Definition, q: Tensor, k: Tensor) -> str:
     if mechanism.normaliser.fused_softmax is None:
-        return f"its normaliser is {type(mechanism.normaliser).__name__}, not softmax"
+        return unless_compiling(lambda: not_softmax(mechanism))
     refusal = "" if mechanism.is_dot_product else score_refusal(mechanism, q, k)
     if not refusal and not mask_flag(mechanism, q, k) and q.shape[-2] * k.shape[-2] > MAX_MASK_ENTRIES:
-        return f"the mask would be a table of {q.shape[-2]} x {k.shape[-2]} entries"
+        return unless_compiling(
+            lambda: Message("the mask would be a table of {m} x {n} entries", m=q.shape[-2], n=k.shape[-2])
+        )
     return refusal
 
 
 def score_refusal(mechanism: Definition, q: Tensor, k: Tensor) -> str:
-    """Why scores with their position are no dot product, as one token of every head shows."""
-    i, _ = query_key_positions(
-        1, k.shape[-2], q.device
-    )  # the last token: a table of m < n rows has no row for the first
+    """Why the scores with their position are not a dot product, tested on one token of every head."""
+    i, _ = query_key_positions(1, k.shape[-2], q.device)  # the last token, since a table of m < n rows lacks the first
     dot_form = single_pair_form(mechanism, q, k)
     if dot_form is None:
         return mechanism.score.no_dot_form_reason
     if dot_form.query_bias is not None and not mechanism.normaliser.is_shift_invariant:
-        return "a sink feels the score's row constant, which the dot product drops"
+        return unless_compiling(
+            lambda: Message("a sink depends on the row constant of the score, which the dot product omits")
+        )
     if mechanism.position.bias(i, i) is not None and not _is_key_bias(mechanism, i):
-        return "the position adds a bias of its own to every pair"
+        return unless_compiling(lambda: Message("the position adds a bias to every pair"))
     return ""
 
 
@@ -61,21 +68,33 @@ def single_pair_form(mechanism: Definition, q: Tensor, k: Tensor) -> DotForm | N
 
 
 def explain_lowering(mechanism: Definition, q: Tensor, k: Tensor) -> str:
+    """The reason for this lowering, from the form of the score and the sink."""
+    if torch.compiler.is_compiling():  # Dynamo cannot trace a Message
+        return NO_MESSAGE
     dot_form, fused = single_pair_form(mechanism, q, k), mechanism.normaliser.fused_softmax
-    with_key_bias = dot_form is not None and dot_form.key_bias is not None
-    of_mapped = "" if mechanism.score.is_scaled_dot or with_key_bias else " of mapped tokens"
-    score_kind = f"a dot product{of_mapped}{' with a bias per key' if with_key_bias else ''}"
-    reason = f"the score {type(mechanism.score).__name__} is {score_kind}, so the fused kernel computes it exactly"
-    return f"{reason}, the sink as a zero key" if fused is not None and fused.sink is not None else reason
+    score = type(mechanism.score).__name__
+    if dot_form is not None and dot_form.key_bias is not None:
+        reason = Message(
+            "the score {score} is a dot product plus a bias per key, which the fused kernel computes exactly",
+            score=score,
+        )
+    elif mechanism.score.is_scaled_dot:
+        reason = Message("the score {score} is a dot product, which the fused kernel computes exactly", score=score)
+    else:
+        reason = Message(
+            "the score {score} is a dot product of mapped tokens, which the fused kernel computes exactly", score=score
+        )
+    has_sink = fused is not None and fused.sink is not None
+    return Message("{reason}, with the sink as a zero key", reason=reason) if has_sink else reason
 
 
 def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Fold, add what the mask and the sink ask for, and call the kernel."""
+    """Fold the score, add the mask and the sink, and call the kernel."""
     dtype, causal = q.dtype, mask_flag(mechanism, q, k) == "causal"
     attn_mask = _mask_table(mechanism, q, k)
     dot_form, values = folded_inputs(mechanism, q, k, v)
     fused = mechanism.normaliser.fused_softmax
-    assert fused is not None, "offer() has seen a softmax"
+    assert fused is not None, "try_lower has checked the softmax"
     if fused.sink is None:
         return fused_attention(dot_form, values, attn_mask, causal, fused.dropout).to(dtype)
     dot_form, values, attn_mask = with_sink(dot_form, values, attn_mask, fused.sink, causal)
@@ -84,7 +103,7 @@ def run(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def folded_inputs(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> tuple[DotForm, Tensor]:
-    """Placed tokens as a dot product; in float32 unless nothing is computed before the kernel."""
+    """Positioned tokens as a dot form, in float32 if anything is computed before the kernel."""
     fused = mechanism.normaliser.fused_softmax
     if not (
         mechanism.score.is_scaled_dot and mechanism.position.is_trivial and fused is not None and fused.sink is None
@@ -108,14 +127,14 @@ def folded_inputs(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) -> tup
 
 def _dot_form(mechanism: Definition, q: Tensor, k: Tensor) -> DotForm:
     dot_form = mechanism.score.dot_form(q, repeat_kv_heads(k, q.shape[1]))
-    assert dot_form is not None, "offer() has seen a dot form"
+    assert dot_form is not None, "try_lower has checked the dot form"
     return dot_form
 
 
 def with_sink(
     dot_form: DotForm, v: Tensor, attn_mask: Tensor | None, sink: Tensor | float, causal: bool
 ) -> tuple[DotForm, Tensor, Tensor | None]:
-    """A key and value of zeros in front; causal attention gets a query in front too, so that it stays square."""
+    """Prepend a zero key and value. Causal attention also gets a query, so that the mask stays square."""
     sink_score = torch.as_tensor(sink, dtype=v.dtype, device=v.device).reshape(-1, 1).expand(*v.shape[:2], 1)
     bias = v.new_zeros(v.shape[:3]) if dot_form.key_bias is None else dot_form.key_bias
     is_zero_sink = dot_form.key_bias is None and not isinstance(sink, Tensor) and sink == 0
@@ -130,9 +149,9 @@ def with_sink(
 def fused_attention(
     dot_form: DotForm, v: Tensor, attn_mask: Tensor | None, causal: bool, dropout: float = 0.0
 ) -> Tensor:
-    """One call of the fused kernel; the key bias travels as a mask row or as a column."""
+    """One call of the fused kernel, with the key bias as a mask row or as a column."""
     q, k, scale, key_bias, width = dot_form.q, dot_form.k, dot_form.scale, dot_form.key_bias, v.shape[-1]
-    if scale <= 0:  # the CPU kernel scales its -inf too: 0 would give NaN, a negative scale +inf
+    if scale <= 0:  # the CPU kernel also scales its -inf: a scale of 0 gives NaN, a negative one +inf
         q, scale = q * scale, 1.0
     bias_fits_mask = (
         key_bias is not None and attn_mask is None and not (key_bias.requires_grad and torch.is_grad_enabled())
@@ -163,13 +182,13 @@ def fused_attention(
 
 
 def align_rows(x: Tensor) -> Tensor:
-    """Rows that begin where a GPU's kernels expect them; others are copied, such as those read together with a gate of three heads.
+    """Rows with the alignment that GPU kernels need. Unaligned rows are copied.
 
     >>> x = torch.zeros(2, 1, 4, 19)[..., :16]
     >>> align_rows(x).stride(), align_rows(x[..., :8]).stride()
     ((64, 64, 16, 1), (32, 32, 8, 1))
     """
-    # a compiled graph breaks where it is asked at which place rows begin; cut between heads, they begin at a multiple of their strides
+    # reading the storage offset breaks a compiled graph; rows cut between heads start at a multiple of their strides
     storage_offset = () if torch.compiler.is_compiling() else (x.storage_offset(),)
     row_starts = (*x.stride()[:-1], *storage_offset)
     return (
@@ -180,13 +199,13 @@ def align_rows(x: Tensor) -> Tensor:
 
 
 def _takes_mask_and_causal(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
-    """The CPU kernel takes a mask beside `is_causal`, which torch's own door to it forbids: no column, a quarter less work."""
+    """Whether the CPU kernel runs: it accepts a mask with `is_causal`, unlike torch's public function, and saves a column."""
     is_dense_cpu = all(x.device.type == "cpu" and x.stride(-1) == 1 for x in (q, k, v))
     return is_dense_cpu and not dropout and q.dtype in (torch.float32, torch.float64)
 
 
 def mask_flag(mechanism: Definition, q: Tensor, k: Tensor) -> str:
-    """The masks that the kernel knows by name: none, or causal where queries and keys are the same tokens."""
+    """\"none\", \"causal\" if queries and keys are the same tokens, or \"\" for a mask that needs a table."""
     mask, m, n = mechanism.mask, q.shape[-2], k.shape[-2]
     if mask.allows_all or (mask.is_causal and m == 1):
         return "none"
@@ -201,6 +220,6 @@ def _mask_table(mechanism: Definition, q: Tensor, k: Tensor) -> Tensor | None:
 
 
 def _is_key_bias(mechanism: Definition, j: Tensor) -> bool:
-    """Where no key lies ahead and softmax is blind to a row constant (ALiBi: |i - j| = i - j)."""
+    """Whether the position is a key bias: with a causal mask |i - j| = i - j, and softmax ignores the row constant."""
     ignores_row_constant = mechanism.mask.is_causal and mechanism.normaliser.is_shift_invariant
     return ignores_row_constant and mechanism.position.key_bias(j) is not None

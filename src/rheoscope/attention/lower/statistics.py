@@ -1,4 +1,4 @@
-"""What the weights are like, in O(N) memory: the questions that users of fused kernels cannot ask."""
+"""Statistics of attention weights in O(N) memory: entropy, sink weight, largest weight, distance and column sums."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +15,8 @@ from rheoscope.attention.lower.kernels import triton_lowerings as kernels
 from rheoscope.attention.lower.plan import MAX_CHOICES, CallSignature, call_signature
 from rheoscope.attention.mask import Padding
 from rheoscope.attention.parameters import Structure
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
 REFUSAL_CACHE: dict[tuple[Structure, CallSignature], str] = {}
@@ -22,13 +24,13 @@ PerRow = Float[Tensor, "b h m"]
 
 
 def entropy(block: Block) -> PerRow:
-    """-sum_j p_j log p_j in nats, p the row divided by its sum (0 for an empty row)."""
+    """-sum_j p_j log p_j in nats, where p is the row divided by its sum (0 for an empty row)."""
     p = block.weights / block.weights.sum(-1, keepdim=True).clamp(min=torch.finfo(block.weights.dtype).tiny)
     return torch.special.entr(p).sum(-1)
 
 
 def first_token_weight(block: Block) -> PerRow:
-    """Weight on the first token, the usual sink."""
+    """The weight on the first token, the usual sink."""
     return block.weights[..., 0] if block.keys.start == 0 and len(block.j) else block.weights.sum(-1) * 0
 
 
@@ -55,20 +57,21 @@ def weight_statistics(
     of: dict[str, Callable[[Block], Tensor]] | None = None,
     lengths: Int[Tensor, " b"] | None = None,
 ) -> dict[str, Tensor]:
-    """Entropy, sink mass, top weight, mean distance and column sums of all weights, never holding them.
+    """Entropy, sink weight, largest weight, mean distance and column sums of the weights, without storing them.
 
-    **Answers** "where does this head look, how sharply, how far?" at lengths where the N x N map does not fit.
+    **Question** Where does a head attend, how sharply and how far, on texts whose N x N map does not fit into memory?
 
-    **Gives** per row (b, h, m): `entropy` (nats), `first` (weight on the first token), `top` (largest weight), `distance`
-    (mean |i - j|, tokens); per key (b, h, n): `received` (column sums). `of` adds your own: a function from a `Block`
-    (weights of some rows over some keys, with their positions) to (b, h, rows, …), joined along the rows. `lengths` says
-    how long each text is where shorter ones are filled up on the right: what lies beyond is neither query nor key, 0.
+    **Returns** for each row (b, h, m) the `entropy` (nats), `first` (weight on the first token), `top` (largest weight)
+    and `distance` (mean |i - j| in tokens); for each key (b, h, n) the column sums `received`.
 
-    **On a GPU** softmax of dot products takes two passes of a kernel, one along rows and one along columns.
+    **Settings** `of` adds statistics by name: functions from a `Block` (weights of some rows over some keys, with their
+    positions) to (b, h, rows, …), concatenated along the rows. `lengths` are the lengths of texts that are padded on the
+    right. Tokens beyond them count neither as queries nor as keys, and their statistics are 0.
 
-    **Laws** equal to the same numbers of `mechanism.weights`, which holds the whole map.
+    **Laws** The result equals the same statistics of `mechanism.weights`. On a GPU, softmax of dot products takes two
+    passes of a kernel.
 
-    **Siblings** `mechanism.weights` (the map itself), `attention_gradients` (the backward map).
+    **See also** `mechanism.weights` (the map itself), `attention_gradients` (its gradients).
 
     >>> import torch, rheoscope as rs
     >>> q = torch.zeros(1, 1, 4, 8)
@@ -87,7 +90,7 @@ def unchecked_statistics(
     extra_statistics: dict[str, Callable[[Block], Tensor]] | None = None,
     lengths: Int[Tensor, " b"] | None = None,
 ) -> dict[str, Tensor]:
-    """As `weight_statistics`, without looking at every number first: for layers inside a model."""
+    """`weight_statistics` without the check for finite inputs, for layers inside a model."""
     mechanism = mechanism if mechanism.value.is_identity else replace(mechanism, value=Identity())
     if kernel_refusal(mechanism, q, k) or extra_statistics:
         return blockwise_statistics(mechanism, q, k, ROW_STATISTICS | (extra_statistics or {}), lengths)
@@ -95,14 +98,17 @@ def unchecked_statistics(
 
 
 def kernel_refusal(mechanism: Definition, q: Tensor, k: Tensor) -> str:
-    """Why a call goes block by block, nothing where the kernel takes it; checked and decided once for all calls of its kind."""
+    """Why a call runs block by block, or \"\" if the kernel runs it. The answer is cached for calls of the same signature."""
     key = mechanism.structure, call_signature(q, k, k)
     if key not in REFUSAL_CACHE:
         check_call(mechanism, q, k, k)
         if mechanism.domain.has_negative_weights:
             raise RheoscopeError(
-                f"{type(mechanism.normaliser).__name__} weights can be negative, so they have no entropy; "
-                "ask for its softmax part: mechanism('scaled_dot')"
+                Message(
+                    "the weights of {normaliser} can be negative, so they have no entropy",
+                    normaliser=type(mechanism.normaliser).__name__,
+                ),
+                Advice("rs.weight_statistics(rs.mechanism('scaled_dot'), q, k)"),
             )
         if len(REFUSAL_CACHE) >= MAX_CHOICES:
             REFUSAL_CACHE.clear()
@@ -117,7 +123,7 @@ def blockwise_statistics(
     row_functions: dict[str, Callable[[Block], Tensor]],
     lengths: Int[Tensor, " b"] | None,
 ) -> dict[str, Tensor]:
-    """The answers for any normaliser, block by block."""
+    """The statistics for any normaliser, block by block."""
     m, n, results = q.shape[-2], k.shape[-2], dict[str, Tensor]()
     if lengths is not None:
         is_token = torch.arange(n, device=q.device) < lengths[:, None]

@@ -1,1 +1,1 @@
-"""Kernels of our own for tables of distances on a CUDA device, in Triton."""
+"""Triton kernels for distance matrices on a CUDA device."""

@@ -1,10 +1,11 @@
-"""What a table of distances keeps of another, in three passes over it, a row to a program: nothing as large as it is ever made.
+"""Triton kernels that compare a distance matrix with another one, in three passes with one program per row.
 
-    rows      the nearest of a row in either table and their order in the other one; the largest distance and stretch
-    classes   how many pairs have a distance, and how many a stretch, of each of many equally wide classes
-    sums      the mean ranks of the classes against the ranks of the other table; the classes of two quantiles, cut finer
+    neighbour_pass   the neighbours of a row in either matrix and their ranks in the other; the extremes of distance and stretch
+    histogram_pass   the number of pairs in each of many equally wide bins of distance and of stretch
+    rank_sum_pass    the mean ranks of the bins times the ranks of the other matrix; finer bins around two quantiles
 
-A pair is i < j of tokens that count. `@no_type_check` keeps the checker of shapes away from code that is compiled for the device.
+No pass creates anything as large as the matrix. A pair is i < j of included tokens. `@no_type_check` exempts code that
+Triton compiles from the shape checker.
 """
 
 from typing import NamedTuple, no_type_check
@@ -16,16 +17,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 N_DISTANCE_BINS = 1 << 17
-"""Classes of distances: of half a million pairs a class holds a few."""
+"""Bins of distances. With half a million pairs a bin contains a few."""
 N_STRETCH_BINS, N_FINE_BINS = 1 << 16, 1 << 12
-"""Classes of stretches, and of those inside one of them."""
+"""Bins of stretches, and fine bins inside one of them."""
 QUANTILES = (0.05, 0.95)
 
 
 @triton.jit
 @no_type_check
 def load_row(D, IS_INCLUDED, n, clouds_per_text, BLOCK: tl.constexpr):
-    """Distances of one row, infinite where no token counts; where it stands, and which tokens count."""
+    """The distances of one row, its indices, its candidate neighbours, and whether the row itself is included."""
     row = tl.program_id(0).to(tl.int64)
     cloud, i = row // n, (row % n).to(tl.int32)
     text = cloud // clouds_per_text
@@ -80,19 +81,19 @@ def bins_of_row(
     SCALES,
     n,
     clouds_per_text,
-    CLASSES: tl.constexpr,
-    STRETCHES: tl.constexpr,
+    DISTANCE_BINS: tl.constexpr,
+    STRETCH_BINS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The class of the distance and of the stretch of every pair of a row; where in its class a stretch lies."""
+    """The distance bin and the stretch bin of every pair of a row, and the offset of the stretch in its bin."""
     row, cloud, text, i, j, d, is_candidate, is_included = load_row(D, IS_INCLUDED, n, clouds_per_text, BLOCK)
     x = tl.load(X + (text * n + i) * n + j, mask=j < n, other=0.0)
     is_pair = is_candidate & is_included & (j > i) & (j < n)
     is_distinct = is_pair & (x > tl.load(MIN_DISTANCE + text))
     low, step = tl.load(SCALES + cloud * 3), tl.load(SCALES + cloud * 3 + 1)
-    distance_bin = tl.minimum(tl.maximum(((d - low) * step).to(tl.int32), 0), CLASSES - 1)
+    distance_bin = tl.minimum(tl.maximum(((d - low) * step).to(tl.int32), 0), DISTANCE_BINS - 1)
     stretch = tl.where(is_distinct, d / tl.where(is_distinct, x, 1.0), 0.0) * tl.load(SCALES + cloud * 3 + 2)
-    stretch_bin = tl.minimum(tl.maximum(stretch.to(tl.int32), 0), STRETCHES - 1)
+    stretch_bin = tl.minimum(tl.maximum(stretch.to(tl.int32), 0), STRETCH_BINS - 1)
     return row, cloud, text, i, j, is_pair, is_distinct, distance_bin, stretch_bin, stretch - stretch_bin.to(tl.float32)
 
 
@@ -100,32 +101,32 @@ def bins_of_row(
 @no_type_check
 def histogram_pass(
     D, X, IS_INCLUDED, MIN_DISTANCE, SCALES, DISTANCE_COUNTS, STRETCH_COUNTS, n, clouds_per_text,
-    CLASSES: tl.constexpr, STRETCHES: tl.constexpr, BLOCK: tl.constexpr,
+    DISTANCE_BINS: tl.constexpr, STRETCH_BINS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     _row, cloud, _text, _i, _j, is_pair, is_distinct, distance_bin, stretch_bin, _bin_offset = bins_of_row(
-        D, X, IS_INCLUDED, MIN_DISTANCE, SCALES, n, clouds_per_text, CLASSES, STRETCHES, BLOCK
+        D, X, IS_INCLUDED, MIN_DISTANCE, SCALES, n, clouds_per_text, DISTANCE_BINS, STRETCH_BINS, BLOCK
     )
-    tl.atomic_add(DISTANCE_COUNTS + cloud * CLASSES + distance_bin, 1, mask=is_pair, sem="relaxed")
-    tl.atomic_add(STRETCH_COUNTS + cloud * STRETCHES + stretch_bin, 1, mask=is_distinct, sem="relaxed")
+    tl.atomic_add(DISTANCE_COUNTS + cloud * DISTANCE_BINS + distance_bin, 1, mask=is_pair, sem="relaxed")
+    tl.atomic_add(STRETCH_COUNTS + cloud * STRETCH_BINS + stretch_bin, 1, mask=is_distinct, sem="relaxed")
 
 
 @triton.jit
 @no_type_check
 def rank_sum_pass(
     D, X, IS_INCLUDED, MIN_DISTANCE, SCALES, MEAN_RANKS, RANKS, QUANTILE_BINS, FINE_COUNTS, SUMS, n, clouds_per_text,
-    CLASSES: tl.constexpr, STRETCHES: tl.constexpr, FINER: tl.constexpr, BLOCK: tl.constexpr,
+    DISTANCE_BINS: tl.constexpr, STRETCH_BINS: tl.constexpr, FINE_BINS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, cloud, text, i, j, is_pair, is_distinct, distance_bin, stretch_bin, bin_offset = bins_of_row(
-        D, X, IS_INCLUDED, MIN_DISTANCE, SCALES, n, clouds_per_text, CLASSES, STRETCHES, BLOCK
+        D, X, IS_INCLUDED, MIN_DISTANCE, SCALES, n, clouds_per_text, DISTANCE_BINS, STRETCH_BINS, BLOCK
     )
-    mean_rank = tl.load(MEAN_RANKS + cloud * CLASSES + distance_bin, mask=is_pair, other=0.0)
+    mean_rank = tl.load(MEAN_RANKS + cloud * DISTANCE_BINS + distance_bin, mask=is_pair, other=0.0)
     rank = tl.load(RANKS + (text * n + i) * n + j, mask=is_pair, other=0.0)
     tl.store(SUMS + row, tl.sum(mean_rank * rank, 0))
-    fine_bin = tl.minimum(tl.maximum((bin_offset * FINER).to(tl.int32), 0), FINER - 1)
+    fine_bin = tl.minimum(tl.maximum((bin_offset * FINE_BINS).to(tl.int32), 0), FINE_BINS - 1)
     for quantile in tl.static_range(2):
         quantile_bin = tl.load(QUANTILE_BINS + cloud * 2 + quantile)
         tl.atomic_add(
-            FINE_COUNTS + (cloud * 2 + quantile) * FINER + fine_bin,
+            FINE_COUNTS + (cloud * 2 + quantile) * FINE_BINS + fine_bin,
             1,
             mask=is_distinct & (stretch_bin == quantile_bin),
             sem="relaxed",
@@ -133,7 +134,7 @@ def rank_sum_pass(
 
 
 class PairStatistics(NamedTuple):
-    """Sums over rows: neighbours in common, how far intruders and lost ones are; rank correlation; r₉₅/r₀₅ of the stretch."""
+    """Shared neighbours and rank excess of intruders and lost neighbours, summed over rows; rank correlation; r₉₅/r₀₅ of the stretch."""
 
     n_shared: Int[Tensor, "b c"]
     intruder_excess: Int[Tensor, "b c"]
@@ -150,9 +151,10 @@ def pair_statistics(
     nearest_tokens: Int[Tensor, "b n k"],
     ranks: Float[Tensor, "b n n"],
 ) -> PairStatistics:
-    """What tables of distances of images keep of that of their cloud.
+    """How well the distance matrices of images preserve that of their cloud.
 
-    Of the cloud: `order` and the `near`est of every row, and `ranks`, unit ranks of the pairs i < j, 0 elsewhere.
+    `neighbour_ranks`, `nearest_tokens` and `ranks` describe the cloud: the rank of every token as a neighbour of each row,
+    the nearest tokens of each row, and the normalised ranks of the pairs i < j (0 elsewhere).
     """
     b, c, n, _ = images.shape
     grid, block, device = (b * c * n,), triton.next_power_of_2(n), images.device
@@ -168,7 +170,7 @@ def pair_statistics(
     scales = torch.stack(
         [low, _safe_ratio(N_DISTANCE_BINS - 1, high - low), _safe_ratio(N_STRETCH_BINS - 1, longest)], -1
     )
-    bin_options = {"CLASSES": N_DISTANCE_BINS, "STRETCHES": N_STRETCH_BINS}
+    bin_options = {"DISTANCE_BINS": N_DISTANCE_BINS, "STRETCH_BINS": N_STRETCH_BINS}
     distance_counts = torch.zeros(b, c, N_DISTANCE_BINS, dtype=torch.int32, device=device)
     stretch_counts = torch.zeros(b, c, N_STRETCH_BINS, dtype=torch.int32, device=device)
     histogram_pass[grid](*kernel_inputs, scales, distance_counts, stretch_counts, n, c, **bin_options, **launch_options)
@@ -177,7 +179,7 @@ def pair_statistics(
     fine_counts = torch.zeros(b, c, 2, N_FINE_BINS, dtype=torch.int32, device=device)
     rank_sums = torch.empty(b, c, n, dtype=torch.float32, device=device)
     rank_inputs = (*kernel_inputs, scales, mean_ranks, ranks, quantile_bins)
-    bin_options |= {"FINER": N_FINE_BINS}
+    bin_options |= {"FINE_BINS": N_FINE_BINS}
     rank_sum_pass[grid](*rank_inputs, fine_counts, rank_sums, n, c, **bin_options, **launch_options)
     fine_bins = torch.searchsorted(fine_counts.cumsum(-1), quantile_ranks[..., None])[..., 0]
     quantiles = torch.where((quantile_bins == 0) & (fine_bins == 0), 0, quantile_bins + (fine_bins + 0.5) / N_FINE_BINS)
@@ -197,14 +199,14 @@ def pair_statistics(
 
 
 def bin_mean_ranks(counts: Int[Tensor, "b c k"]) -> tuple[Float[Tensor, "b c k"], Float[Tensor, "b c"]]:
-    """The mean rank of every class, less the mean of all, and the length of all ranks together."""
+    """The mean rank of every bin minus the mean of all ranks, and the norm of all ranks."""
     cumulative = counts.cumsum(-1, dtype=torch.int32)
     means = cumulative.float() - (counts + cumulative[..., -1:]).float() / 2
     return means, (counts * means.double().square()).sum(-1).sqrt()
 
 
 def find_quantile_bins(counts: Int[Tensor, "b c k"]) -> tuple[Int[Tensor, "b c 2"], Int[Tensor, "b c 2"]]:
-    """The classes in which the two quantiles lie, and which of the numbers there they are, counted from 1."""
+    """The bins of the two quantiles, and the rank of each quantile inside its bin, counted from 1."""
     cumulative = counts.cumsum(-1, dtype=torch.int32)
     last_index = (cumulative[..., -1:].double() - 1).clamp(min=0)
     target_ranks = (last_index * torch.tensor(QUANTILES, dtype=torch.float64, device=counts.device)).round().int() + 1

@@ -1,1 +1,1 @@
-"""Passes over tables of distances that a GPU takes in one: Triton, imported where it is used."""
+"""Triton kernels for the analyses of `flow`, imported where they are used."""

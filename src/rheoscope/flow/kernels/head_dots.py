@@ -1,8 +1,9 @@
-"""What every head does to every token, from what it gives: its length, and how far it goes along another displacement.
+"""A Triton kernel for the updates z W of all heads: their norms, and their inner products with another displacement y.
 
-    length = √(z G zᵀ), G = W Wᵀ      along = ⟨z, seen⟩, seen = y Wᵀ       of z W, for all heads side by side
+    length = √(z G zᵀ), G = W Wᵀ      product = ⟨z, projected⟩, projected = y Wᵀ
 
-Some tokens and a head to a program: z is read once, where the forward pass left it, and products with G stay in registers.
+A program processes some tokens of one head. It reads z once, in the layout of the forward pass, and keeps products with G
+in registers.
 """
 
 from typing import no_type_check
@@ -14,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 ROWS = 128
-"""Tokens of a program."""
+"""Tokens of one program."""
 
 
 @triton.jit
@@ -48,7 +49,7 @@ def head_dots(
     length: Float[Tensor, "b h n"],
     product: Float[Tensor, "b h n"],
 ) -> None:
-    """Both of z less what is `common` to all tokens, in float32, written to `length` and `along`."""
+    """Write the norms and products of z minus `common` to `length` and `product`, in float32."""
     b, n, _ = z.shape
     heads, width, _ = gram.shape
     inputs = (x.contiguous() for x in (z, gram if common is None else common, gram, projected))

@@ -1,4 +1,7 @@
-"""The nearest of every row, from inner products: a row to a program, read once, distances in registers and nowhere else."""
+"""A Triton kernel for the nearest neighbours of every row, from inner products.
+
+A program reads one row once and keeps its distances in registers.
+"""
 
 from typing import no_type_check
 
@@ -34,7 +37,7 @@ def nearest_kernel(
 def nearest(
     inner: Float[Tensor, "b n n"], k: int, valid: Bool[Tensor, "b n"] | None, rounding: float
 ) -> Int[Tensor, "b n k"]:
-    """The k nearest other tokens of each, the nearest first; of equally near ones the earlier."""
+    """The k nearest other tokens of every token, nearest first. Of equally near tokens the earlier comes first."""
     b, n, _ = inner.shape
     neighbours = torch.empty(b, n, k, dtype=torch.int64, device=inner.device)
     block, squares = triton.next_power_of_2(n), inner.diagonal(dim1=-2, dim2=-1).contiguous()

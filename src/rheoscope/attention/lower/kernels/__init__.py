@@ -1,1 +1,1 @@
-"""Kernels of our own for a CUDA device, one file each, in Triton; `offer` says which mechanism runs on which."""
+"""Triton kernels for CUDA devices, one mechanism per file; `triton_lowerings.py` assigns mechanisms to kernels."""

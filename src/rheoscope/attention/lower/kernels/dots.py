@@ -1,7 +1,7 @@
-"""A mechanism's scores as kernels read them: scale q.k + query bias + key bias, in the input's own precision.
+"""The scores of a mechanism as kernels read them: scale q.k + query bias + key bias, in the dtype of the inputs.
 
-Whatever is done to tokens before their product (a position, a map) is done in float32 and rounded once; biases stay in
-float32, where they are added. Widths are filled with zeros up to a power of two.
+Positions and maps are applied to tokens in float32 and rounded once. Biases stay in float32. Rows are padded with zeros
+to a width that is a power of two.
 """
 
 from typing import NamedTuple
@@ -12,19 +12,22 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rheoscope.attention.definition import Definition, query_key_positions, repeat_kv_heads
+from rheoscope.attention.lower.cudnn import dtype_name
+from rheoscope.attention.lower.lowering import unless_compiling
+from rheoscope.messages.message import Message
 
 MAX_WIDTH = 128
-"""The widest rows that the kernels hold in registers."""
+"""The width of the widest rows that fit into registers."""
 MAX_HEADS = 65535
-"""The most heads of all texts in one launch."""
+"""The maximum number of heads, over all texts, in one launch."""
 MAX_HEAD_SPAN = 1 << 31
-"""Numbers between the first row of a head and the end of its last, as far as kernels count."""
+"""The largest span of a head in memory, in numbers, that 32-bit offsets reach."""
 KERNEL_DEVICE = "cuda"
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class DotInputs(NamedTuple):
-    """q (b, h, m, d), k (b, h, n, d) and what makes them scores; a bias of None stands for 0."""
+    """q (b, h, m, d) and k (b, h, n, d) with the scale and the biases of their scores. A bias of None is 0."""
 
     q: Tensor
     k: Tensor
@@ -34,43 +37,69 @@ class DotInputs(NamedTuple):
 
 
 def tensor_refusal(q: Tensor, k: Tensor) -> str:
-    """Why no kernel reads these tensors; nothing where one may."""
+    """Why the kernels cannot read these tensors, or \"\" if they can."""
     if q.device.type != KERNEL_DEVICE:
-        return f"kernels run on a CUDA device, the tensors are on the {q.device.type}"
+        return unless_compiling(
+            lambda: Message("kernels run on a CUDA device, got tensors on {device}", device=q.device.type)
+        )
     if q.dtype not in KERNEL_DTYPES or k.dtype != q.dtype:
-        return f"kernels read bfloat16, float16 or float32, the tensors are {str(q.dtype).removeprefix('torch.')}"
+        return unless_compiling(
+            lambda: Message("kernels read bfloat16, float16 or float32, got {dtype}", dtype=dtype_name(q.dtype))
+        )
     n_heads = q.shape[0] * q.shape[1]
     if not q.shape[-2] or not k.shape[-2] or n_heads > MAX_HEADS:
-        return f"kernels take 1 to {MAX_HEADS} heads of all texts and at least one query and key, got {n_heads} heads"
+        return unless_compiling(
+            lambda: Message(
+                "kernels need 1 to {most} heads over all texts and at least one query and key, "
+                "got {heads} heads, {m} queries and {n} keys",
+                most=MAX_HEADS,
+                heads=n_heads,
+                m=q.shape[-2],
+                n=k.shape[-2],
+            )
+        )
     return ""
 
 
 def mask_refusal(mechanism: Definition, q: Tensor, k: Tensor) -> str:
     if mechanism.mask.allows_all or (mechanism.mask.is_causal and q.shape[-2] <= k.shape[-2]):
         return ""
-    return "kernels know no mask and the causal one with at least as many keys as queries; the mask is another"
+    return unless_compiling(
+        lambda: Message("kernels need no mask, or the causal mask with at least as many keys as queries")
+    )
+
+
+def width_refusal(width: int) -> str:
+    """Why rows of this width do not fit, or "" if they do."""
+    if width <= MAX_WIDTH:
+        return ""
+    return unless_compiling(
+        lambda: Message("kernels read rows of at most {most} numbers, got {width}", most=MAX_WIDTH, width=width)
+    )
+
+
+def pair_bias_refusal() -> str:
+    return unless_compiling(lambda: Message("the position adds a bias to every pair"))
 
 
 def dot_refusal(mechanism: Definition, q: Tensor, k: Tensor) -> str:
-    """Why the scores with their position are no dot product that a kernel can read, as one token of every head shows."""
+    """Why a kernel cannot read the scores with their position as dot products, tested on one token of every head."""
     dot_form = mechanism.score.dot_form(q[:1, :, :1], repeat_kv_heads(k[:1, :, :1], q.shape[1]))
     if dot_form is None:
         return mechanism.score.no_dot_form_reason
     if dot_form.q.shape[-1] > MAX_WIDTH:
-        return f"kernels hold rows of up to {MAX_WIDTH} numbers, these have {dot_form.q.shape[-1]}"
-    i, _ = query_key_positions(
-        1, k.shape[-2], q.device
-    )  # the last token: a table of m < n rows has no row for the first
+        return width_refusal(dot_form.q.shape[-1])
+    i, _ = query_key_positions(1, k.shape[-2], q.device)  # the last token, since a table of m < n rows lacks the first
     if mechanism.position.bias(i, i) is None:
         return ""
     ignores_row_constant = mechanism.mask.is_causal and mechanism.normaliser.is_shift_invariant
     if ignores_row_constant and mechanism.position.key_bias(i) is not None:
         return ""
-    return "the position adds a bias of its own to every pair"
+    return pair_bias_refusal()
 
 
 def dot_inputs(mechanism: Definition, q: Tensor, k: Tensor) -> DotInputs:
-    """Placed and mapped tokens; the query bias only where the normaliser feels it."""
+    """Positioned and mapped tokens, with the query bias only if the normaliser depends on it."""
     k, position_bias = repeat_kv_heads(k, q.shape[1]), None
     positioned_q, positioned_k = q, k
     if not (mechanism.score.is_scaled_dot and mechanism.position.is_trivial):
@@ -78,7 +107,7 @@ def dot_inputs(mechanism: Definition, q: Tensor, k: Tensor) -> DotInputs:
         positioned_q, positioned_k = mechanism.position.encode(q.float(), i), mechanism.position.encode(k.float(), j)
         position_bias = mechanism.position.key_bias(j)
     dot_form = mechanism.score.dot_form(positioned_q, positioned_k)
-    assert dot_form is not None, "offer() has seen a dot form"
+    assert dot_form is not None, "try_lower has checked the dot form"
     ignores_row_constant = mechanism.normaliser.is_shift_invariant
     query_bias = (
         None if dot_form.query_bias is None or ignores_row_constant else dot_form.query_bias().float().contiguous()
@@ -97,14 +126,14 @@ def dot_inputs(mechanism: Definition, q: Tensor, k: Tensor) -> DotInputs:
 
 
 def padded_values(mechanism: Definition, v: Tensor, n_heads: int) -> tuple[Tensor, int]:
-    """g(v) for every head, computed in float32 and rounded once, and how wide it is without its filling."""
+    """g(v) for every head, computed in float32 and rounded once, and its width without padding."""
     v = repeat_kv_heads(v, n_heads)
     v = v if mechanism.value.is_identity else mechanism.value(v.float()).to(v.dtype)
     return pad_to_power_of_two(v), v.shape[-1]
 
 
 def pad_to_power_of_two(x: Tensor) -> Tensor:
-    """Rows filled with zeros to a power of two of at least 16 numbers, which lie side by side."""
+    """Rows padded with zeros to a width that is a power of two and at least 16, each contiguous in memory."""
     width = max(16, 1 << (x.shape[-1] - 1).bit_length())
     if width != x.shape[-1]:
         return pad(x, (0, width - x.shape[-1]))
