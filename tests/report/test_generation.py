@@ -76,15 +76,15 @@ def test_models_of_others(tmp_path: Path) -> None:
         generate_text("a", tmp_path)
     with pytest.raises(RheoscopeError, match="there is no directory gpt2; type one that rheoscope train made"):
         generate_text("a", Path("gpt2"))
-    with pytest.raises(RheoscopeError, match=r"holds no config.json"):
+    with pytest.raises(RheoscopeError, match=r"contains no config.json"):
         generate_text("a", tmp_path.parent)
 
 
 def test_settings_and_files_that_are_wrong(tmp_path: Path) -> None:
     model(tmp_path)
-    with pytest.raises(RheoscopeError, match="temperature is a finite number of 0 or more"):
+    with pytest.raises(RheoscopeError, match="temperature must be finite and at least 0"):
         generate_text("a", tmp_path, temperature=-1.0)
-    with pytest.raises(RheoscopeError, match="top_p is a probability"):
+    with pytest.raises(RheoscopeError, match="top_p must be above 0 and at most 1"):
         generate_text("a", tmp_path, top_p=2.0)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(RheoscopeError, match=r"holds no tokenizer.json; type a directory that rheoscope train made"):
