@@ -109,10 +109,12 @@ def torch_pairs(stack: Stack, theirs: Any) -> list[Pair]:
     """The pairs of `torch.nn.TransformerEncoder` or `TransformerDecoder`."""
     pairs = [] if theirs.norm is None else same_names(stack.norm, theirs.norm)
     for ours, layer in zip(stack.blocks, theirs.layers, strict=True):
-        own = layer.self_attn
-        pairs += [Pair(ours.attention.read.weight, (own.in_proj_weight,))]
-        pairs += [Pair(ours.attention.read.bias, (own.in_proj_bias,))]
-        pairs += same_names(ours.attention.write, own.out_proj) + same_names(ours.norm_attention, layer.norm1)
+        their_attention = layer.self_attn
+        pairs += [Pair(ours.attention.read.weight, (their_attention.in_proj_weight,))]
+        pairs += [Pair(ours.attention.read.bias, (their_attention.in_proj_bias,))]
+        pairs += same_names(ours.attention.write, their_attention.out_proj) + same_names(
+            ours.norm_attention, layer.norm1
+        )
         pairs += same_names(ours.ffn.read, layer.linear1) + same_names(ours.ffn.write, layer.linear2)
         if hasattr(layer, "multihead_attn"):
             pairs += _torch_cross_pairs(ours, layer) + same_names(ours.norm_ffn, layer.norm3)
@@ -158,11 +160,11 @@ def llama_pairs(model: Transformer, theirs: Any) -> list[Pair]:
         + same_names(model.unembed, theirs.lm_head)
     )
     for ours, layer in zip(stack.blocks, body.layers, strict=True):
-        own, ffn = layer.self_attn, layer.mlp
-        parts = own.q_proj.weight, own.k_proj.weight, own.v_proj.weight
+        their_attention, ffn = layer.self_attn, layer.mlp
+        parts = their_attention.q_proj.weight, their_attention.k_proj.weight, their_attention.v_proj.weight
         pairs += [Pair(ours.attention.read.weight, parts, _concatenated)]
         pairs += [Pair(ours.ffn.read.weight, (ffn.gate_proj.weight, ffn.up_proj.weight), _concatenated)]
-        pairs += same_names(ours.attention.write, own.o_proj) + same_names(ours.ffn.write, ffn.down_proj)
+        pairs += same_names(ours.attention.write, their_attention.o_proj) + same_names(ours.ffn.write, ffn.down_proj)
         pairs += same_names(ours.norm_attention, layer.input_layernorm)
         pairs += same_names(ours.norm_ffn, layer.post_attention_layernorm)
     return pairs

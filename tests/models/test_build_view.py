@@ -27,8 +27,8 @@ def centred(s: Tensor) -> Tensor:
 @torch.no_grad()
 def test_M_gives_the_scores_up_to_terms_of_one_token(name: str) -> None:
     """Double centring removes terms of the query or the key alone, such as biases or −|k|² of a metric."""
-    trace, own = seen(name, F64)
-    for layer_index, layer in enumerate(own):
+    trace, recorded_layers = seen(name, F64)
+    for layer_index, layer in enumerate(recorded_layers):
         block, x = trace.view.layer_heads[layer_index], trace.layer_input(layer_index)
         n = torch.arange(len(x))
         bias = block.mechanism.position.bias(n, n)
@@ -42,9 +42,9 @@ def test_M_gives_the_scores_up_to_terms_of_one_token(name: str) -> None:
 @torch.no_grad()
 def test_M_of_a_rotary_metric_gives_the_scores_at_every_offset() -> None:
     """s_ij + c|q_i|² + c|k_j|² = x̂_i M(i − j) x̂_jᵀ, because rotations preserve lengths."""
-    trace, own = seen("own_metric", F64)
+    trace, recorded_layers = seen("own_metric", F64)
     c = 0.5 / 2.0**2
-    for layer_index, layer in enumerate(own):
+    for layer_index, layer in enumerate(recorded_layers):
         block, x = trace.view.layer_heads[layer_index], trace.layer_input(layer_index)
         dot = layer.scores + c * layer.q.square().sum(-1)[:, :, None] + c * layer.k.square().sum(-1)[:, None]
         for offset in range(1 - len(x), len(x)):
@@ -55,11 +55,11 @@ def test_M_of_a_rotary_metric_gives_the_scores_at_every_offset() -> None:
 @pytest.mark.parametrize("name", sorted(NO_FORM))
 def test_a_score_that_is_not_a_bilinear_form_has_no_M(name: str) -> None:
     view = model(name).view
-    for ask in (view.layer_heads[1].M, lambda: view.head(1, 2).M, lambda: rs.operators(view)):
+    for call in (view.layer_heads[1].M, lambda: view.head(1, 2).M, lambda: rs.operators(view)):
         with pytest.raises(
             RheoscopeError, match=r"the score of this head \(.*\) is not a bilinear form .*; type trace"
         ) as error:
-            ask()
+            call()
         assert "\n" not in str(error.value)
     assert view.head(1, 2).F.shape == (32, 32)
     assert traced(name).scores(1, 2).shape == traced(name).weights(1, 2).shape == (18, 18)
@@ -128,11 +128,11 @@ def test_tied_queries_and_keys_are_symmetric() -> None:
         assert float(replace(block, W_K=block.W_K.flip(0)).M().symmetry().detach().abs().max()) < 0.6
 
 
-@pytest.mark.parametrize("name", ["own", "own_alibi", "own_encoder"])
+@pytest.mark.parametrize("name", ["recorded_layers", "own_alibi", "own_encoder"])
 def test_position_buffers_keep_their_dtype_in_half_precision(name: str) -> None:
-    half = rs.load(copy.deepcopy(network(name)), dtype="bfloat16").network
-    assert all(x.dtype is torch.bfloat16 for x in half.parameters())
-    buffers = dict(half.named_buffers())
+    half_precision = rs.load(copy.deepcopy(network(name)), dtype="bfloat16").network
+    assert all(x.dtype is torch.bfloat16 for x in half_precision.parameters())
+    buffers = dict(half_precision.named_buffers())
     assert buffers
     for key, x in buffers.items():
         assert torch.equal(x, network(name).get_buffer(key))

@@ -47,16 +47,16 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     )
     assert "unembed.weight" not in tied
     assert {"unembed.weight", "stack.embed.weight"} <= untied
-    again, _ = load_network(tmp_path / "own_biased")
-    assert again.unembed.weight is again.stack.embed.weight
+    reloaded, _ = load_network(tmp_path / "own_biased")
+    assert reloaded.unembed.weight is reloaded.stack.embed.weight
 
 
 def test_an_encoder_decoder_is_saved_and_filled_again(tmp_path: Path) -> None:
     net = randomised(Translator(tiny(form="encoder-decoder", bias=True)))
-    again, _ = load_network(save(net, tmp_path))
-    assert isinstance(again, Translator)
+    reloaded, _ = load_network(save(net, tmp_path))
+    assert isinstance(reloaded, Translator)
     source, target = text(1)[None], text(2, 7)[None]
-    assert torch.equal(again(source, target), net(source, target))
+    assert torch.equal(reloaded(source, target), net(source, target))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

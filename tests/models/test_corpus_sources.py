@@ -39,9 +39,9 @@ def load(folder: Path, names: list[str], held_out: tuple[str, ...] = (), recipe:
 def test_the_same_files_are_tokenised_once(files: Path) -> None:
     load(files, ["a.txt", "b.txt"])
     written_at = (files / "data" / "train.bin").stat().st_mtime_ns
-    again = load(files, ["a.txt", "b.txt"])
+    reopened = load(files, ["a.txt", "b.txt"])
     assert (files / "data" / "train.bin").stat().st_mtime_ns == written_at
-    assert len(again.held_out) == pytest.approx(0.1 * 22 * 40, abs=1)
+    assert len(reopened.held_out) == pytest.approx(0.1 * 22 * 40, abs=1)
 
 
 def test_a_prepared_directory_is_opened_without_a_copy(files: Path) -> None:

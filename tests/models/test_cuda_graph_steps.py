@@ -114,7 +114,7 @@ def test_a_recording_needs_twice_the_memory_of_a_step(
     }
     for name, number in memory.items():
         monkeypatch.setattr(torch.cuda, name, lambda number=number: number)
-    monkeypatch.setattr(torch.cuda, "device", lambda of: nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(
         "rheoscope.models.cuda_graph_steps._on_recording_stream", lambda function, *inputs: function(*inputs)
     )

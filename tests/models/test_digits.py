@@ -58,10 +58,10 @@ def test_no_held_out_image_is_trained_on_and_all_are_evaluated(monkeypatch: pyte
 
 
 def test_a_batch_is_a_function_of_seed_and_step() -> None:
-    first, again, later, other = (
+    first, repeated, later, other = (
         TASK.batch(step, recipe().with_changes(seed=seed))[0] for step, seed in ((3, 1), (3, 1), (4, 1), (3, 2))
     )
-    assert torch.equal(first, again)
+    assert torch.equal(first, repeated)
     assert not torch.equal(first, later)
     assert not torch.equal(first, other)
 

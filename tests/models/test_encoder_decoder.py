@@ -108,9 +108,9 @@ def by_hand(cross: Any, u: Tensor, memory: Tensor, head: int) -> tuple[Tensor, T
 def test_logits_are_those_of_the_untouched_module(name: str) -> None:
     source, target = pair()
     with torch.no_grad():
-        own = build_case(name)(source[None], target[None])[0]
-        assert torch.equal(model(name).run((source, target)), own)
-    assert torch.equal(traced(name).target.logits, own)
+        expected = build_case(name)(source[None], target[None])[0]
+        assert torch.equal(model(name).run((source, target)), expected)
+    assert torch.equal(traced(name).target.logits, expected)
     assert torch.equal(model(name).trace((source, target)).target.points, traced(name).target.points)
     assert traced(name).source.logits is None
     assert not hooks_left(model(name).network)
@@ -394,7 +394,7 @@ def test_hooks_see_the_points_of_both_sides(name: str) -> None:
 
 @every_case
 def test_points_of_another_pair_give_its_logits(name: str) -> None:
-    own, other_pair = traced(name, F64), traced(name, F64, 1)
+    own_pair, other_pair = traced(name, F64), traced(name, F64, 1)
 
     def replace_points(trace: Any, step: str) -> Any:
         return lambda x: trace.points_at(step)[None]
@@ -416,7 +416,7 @@ def test_points_of_another_pair_give_its_logits(name: str) -> None:
         pair(), hooks={"L1.resid_mid": replace_points(other_pair.target, "L1.resid_mid")}
     )
     assert distance(partial_logits, other_pair.target.logits) > 1e-3
-    assert distance(partial_logits, own.target.logits) > 1e-3
+    assert distance(partial_logits, own_pair.target.logits) > 1e-3
 
 
 @every_case
@@ -461,9 +461,9 @@ def test_strings_are_framed_as_in_training() -> None:
     assert linked.source.ids[-1] == 2
     assert linked.target.ids[0] == 1
     assert (linked.source.text, linked.target.text) == ("bad gag ", "lid")
-    again = with_tokenizer().trace((linked.source.ids.tolist(), linked.target.ids), logits=True)
-    assert torch.equal(again.target.logits, linked.target.logits)
-    assert again.target.text == ""
+    from_ids = with_tokenizer().trace((linked.source.ids.tolist(), linked.target.ids), logits=True)
+    assert torch.equal(from_ids.target.logits, linked.target.logits)
+    assert from_ids.target.text == ""
     assert [len(first.source) for first in with_tokenizer().trace([("bad", "lid"), ("gag", [1])])] == [4, 4]
 
 
@@ -526,9 +526,9 @@ def test_a_directory_opens_as_the_module_does(tmp_path: Path) -> None:
 
 def test_a_saved_pair_opens_with_its_own_model_alone(tmp_path: Path) -> None:
     linked, loaded = traced("layer"), model("layer")
-    again = LinkedTraces.open(linked.save(tmp_path), loaded)
+    reopened = LinkedTraces.open(linked.save(tmp_path), loaded)
     for side in ("source", "target"):
-        first, second = getattr(again, side), getattr(linked, side)
+        first, second = getattr(reopened, side), getattr(linked, side)
         assert torch.equal(first.points, second.points)
         assert (first.steps, first.tokens, first.input_steps, first.mid_steps) == (
             second.steps,
@@ -536,8 +536,8 @@ def test_a_saved_pair_opens_with_its_own_model_alone(tmp_path: Path) -> None:
             second.input_steps,
             second.mid_steps,
         )
-    assert torch.equal(again.target.cross_weights(1, 2), linked.target.cross_weights(1, 2))
-    assert torch.equal(again.target.logits, linked.target.logits)
+    assert torch.equal(reopened.target.cross_weights(1, 2), linked.target.cross_weights(1, 2))
+    assert torch.equal(reopened.target.logits, linked.target.logits)
     with pytest.raises(RheoscopeError, match="this Trace comes from weights"):
         LinkedTraces.open(tmp_path, model("rotary"))
     for side, view in (("source", loaded.view), ("target", loaded.encoder)):  # the other side of the same model

@@ -16,7 +16,7 @@ from rheoscope.shapes import RheoscopeError
 from tests.attention.cases import gap, random, without_jaxtyping_checks
 from tests.models.outside import CAUSAL, POSITIONS, gpt2, lengths, random_model, texts, translator
 
-few = settings(max_examples=4)
+few_examples = settings(max_examples=4)
 seeds = st.integers(0, 10_000)
 
 
@@ -45,7 +45,7 @@ def test_every_mechanism_generates(mechanism: str) -> None:
     assert torch.equal(generate(model, ids, 3, temperature=0.0), generate_uncached(model, ids, 3))
 
 
-@few
+@few_examples
 @given(seed=seeds, cached=st.booleans())
 def test_the_text_depends_only_on_the_seed(seed: int, cached: bool) -> None:
     """The same samples with and without a cache, and other samples for another seed."""
@@ -128,7 +128,7 @@ def test_zero_tokens_and_the_longest_continuation() -> None:
 # Sampling
 
 
-@few
+@few_examples
 @given(seed=seeds, k=st.integers(1, 30))
 def test_top_k_equals_hugging_face(seed: int, k: int) -> None:
     from transformers import TopKLogitsWarper
@@ -138,7 +138,7 @@ def test_top_k_equals_hugging_face(seed: int, k: int) -> None:
     assert torch.equal(top_k_filter(logits, k), TopKLogitsWarper(k)(None, logits))
 
 
-@few
+@few_examples
 @given(seed=seeds, p=st.floats(0.02, 0.98))
 def test_top_p_equals_hugging_face(seed: int, p: float) -> None:
     from transformers import TopPLogitsWarper
@@ -244,7 +244,7 @@ def test_a_wider_beam_finds_better_targets() -> None:
     assert better > 0
 
 
-@few
+@few_examples
 @given(seed=seeds, beam=st.sampled_from([1, 3]), position=st.sampled_from(POSITIONS))
 def test_a_batch_equals_its_sources_translated_alone(seed: int, beam: int, position: str) -> None:
     model, token_counts = translator(seed=seed, position=position, kv_heads=2), [6, 2, 4]
@@ -255,7 +255,7 @@ def test_a_batch_equals_its_sources_translated_alone(seed: int, beam: int, posit
         assert until_end(together[row]) == until_end(alone[0])
 
 
-@few
+@few_examples
 @given(seed=seeds)
 def test_beam_1_takes_the_most_likely_token_each_time(seed: int) -> None:
     model, source = translator(seed=seed), texts(seed, 2, 5)

@@ -65,9 +65,9 @@ def test_svd_factors_give_the_best_approximation_of_their_rank() -> None:
     A = torch.randn(5, 5, dtype=torch.float64)
     S = torch.linalg.svdvals(A)
     for rank in (2, 5, 7):
-        left, right = svd_factors(A, rank)
-        assert left.shape == (5, rank)
-        assert float((A - left @ right).norm()) == pytest.approx(float(S[rank:].norm()), abs=1e-10)
+        left_factor, right_factor = svd_factors(A, rank)
+        assert left_factor.shape == (5, rank)
+        assert float((A - left_factor @ right_factor).norm()) == pytest.approx(float(S[rank:].norm()), abs=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,6 @@ def test_a_start_without_its_weights_is_refused(changes: dict[str, Any], message
 def test_loading_a_model_draws_no_random_numbers(tmp_path: Any) -> None:
     net = initial_network(config("untied", start="mimetic"), 1)
     state = torch.get_rng_state()
-    again, _ = load_network(save(net, tmp_path))
+    reloaded, _ = load_network(save(net, tmp_path))
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(again(text(0, 5)[None]), net(text(0, 5)[None]))
+    assert torch.equal(reloaded(text(0, 5)[None]), net(text(0, 5)[None]))

@@ -159,7 +159,7 @@ def test_strength_0_changes_nothing_and_a_penalised_run_resumes(tmp_path: Path) 
     run(resumed, packed)
     assert run_files(uninterrupted) == run_files(resumed)
     assert run_files(uninterrupted)["model.safetensors"] != run_files(plain)["model.safetensors"]
-    with pytest.raises(RheoscopeError, match=r"penalty=.*; use the same recipe; type out="):
+    with pytest.raises(RheoscopeError, match=r"penalty=.*; use the same recipe or another directory; type out="):
         run(resumed, small(steps=4))
 
 

@@ -124,9 +124,9 @@ def test_a_cache_changes_nothing(projection: str) -> None:
 @pytest.mark.parametrize("projection", EVERY)
 @torch.no_grad()
 def test_a_saved_model_has_the_same_logits(projection: str, tmp_path: Path) -> None:
-    again, _ = load_network(save(network(projection), tmp_path), dtype="float64")
-    assert again.config == network(projection).config
-    assert torch.equal(again(text(0, 9)[None]), network(projection)(text(0, 9)[None]))
+    reloaded, _ = load_network(save(network(projection), tmp_path), dtype="float64")
+    assert reloaded.config == network(projection).config
+    assert torch.equal(reloaded(text(0, 9)[None]), network(projection)(text(0, 9)[None]))
 
 
 @pytest.mark.parametrize("projection", EVERY)

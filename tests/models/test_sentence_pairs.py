@@ -75,8 +75,8 @@ def test_a_batch_is_a_function_of_seed_and_step(
 ) -> None:
     corpus, second_corpus = (PairCorpus(pairs_of(sizes), pairs_of(sizes), 99, Path("tokenizer.json")) for _ in range(2))
     corpus.batch(step + 7, tokens, seed)  # earlier calls do not matter
-    for side, again in zip(corpus.batch(step, tokens, seed), second_corpus.batch(step, tokens, seed), strict=True):
-        assert torch.equal(side, again)
+    for side, repeated in zip(corpus.batch(step, tokens, seed), second_corpus.batch(step, tokens, seed), strict=True):
+        assert torch.equal(side, repeated)
         assert side.numel() <= tokens
     epoch = step // corpus.steps_per_epoch(tokens)
     steps = range(epoch * corpus.steps_per_epoch(tokens), (epoch + 1) * corpus.steps_per_epoch(tokens))

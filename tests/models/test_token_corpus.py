@@ -152,10 +152,10 @@ def test_a_pickled_corpus_is_opened_from_its_files(text: Path, tmp_path: Path, m
     corpus = prepare([text], Path("out"), vocabulary=300)
     pickled = pickle.dumps(corpus)
     monkeypatch.chdir("/")
-    again = pickle.loads(pickled)
+    unpickled = pickle.loads(pickled)
     assert len(pickled) < 1000 < corpus.train.nbytes
-    assert isinstance(again.train, np.memmap)
-    assert again.train.tolist() == corpus.train.tolist()
+    assert isinstance(unpickled.train, np.memmap)
+    assert unpickled.train.tolist() == corpus.train.tolist()
     small = pickle.loads(pickle.dumps(corpus_of(20)))  # a corpus without files
     assert small.train.tolist() == list(range(20))
     assert (small.vocabulary, small.tokenizer) == (20, Path("tokenizer.json"))

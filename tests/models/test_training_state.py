@@ -191,11 +191,11 @@ class FullDisk:
     """A `save_tensors` that raises a full disk from its n-th call on, after a partial write."""
 
     def __init__(self, after: int) -> None:
-        self.left, self.save = after, checkpoint.save_tensors
+        self.calls_left, self.save = after, checkpoint.save_tensors
 
     def __call__(self, tensors: Any, file: Path) -> None:
-        self.left -= 1
-        if self.left >= 0:
+        self.calls_left -= 1
+        if self.calls_left >= 0:
             return self.save(tensors, file)
         file.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -242,7 +242,10 @@ def test_a_file_in_place_of_the_parent_directory_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "pattern"),
     [
-        ({"rate": 0.5}, r"holds a run with rate=0.01, got rate=0.5; use the same recipe; type out="),
+        (
+            {"rate": 0.5},
+            r"holds a run with rate=0.01, got rate=0.5; use the same recipe or another directory; type out=",
+        ),
         ({"steps": 3}, "is at step 6 of 6, got steps=3; type steps=7"),
         ({"seed": 1}, "seed=0, got seed=1"),
         ({"betas": (0.8, 0.9)}, r"betas=\[0.9, 0.95\], got betas=\[0.8, 0.9\]"),

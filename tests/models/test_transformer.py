@@ -263,11 +263,11 @@ def test_dropout_acts_in_training_only(dropout: float) -> None:
 # Laws
 
 
-few = settings(max_examples=8)
+few_examples = settings(max_examples=8)
 seeds = st.integers(0, 10_000)
 
 
-@few
+@few_examples
 @given(seed=seeds, n=st.integers(1, 8), position=st.sampled_from(POSITIONS), placement=st.sampled_from(PLACEMENTS))
 def test_logits_do_not_depend_on_later_tokens(seed: int, n: int, position: str, placement: str) -> None:
     model, ids = random_model(seed, position=position, placement=placement, kv_heads=2), texts(seed, 2, 9)
@@ -285,7 +285,7 @@ def test_no_mechanism_attends_to_later_tokens(mechanism: str) -> None:
     assert gap(model(ids)[:, :5], model(ids[:, :5])) <= 1e-10  # the length of the text does not matter either
 
 
-@few
+@few_examples
 @given(
     seed=seeds, placement=st.sampled_from(PLACEMENTS), mechanism=st.sampled_from(["scaled_dot", "metric", "sinkhorn"])
 )
@@ -306,7 +306,7 @@ def test_every_position_encoding_breaks_permutation_equivariance(form: str, posi
     assert gap(model(ids)[:, -1], model(ids[:, [2, 0, 1, 3]])[:, -1]) > 1e-4
 
 
-@few
+@few_examples
 @given(
     seed=seeds,
     form=st.sampled_from(["encoder", "decoder"]),
@@ -321,7 +321,7 @@ def test_padding_changes_nothing(seed: int, form: str, position: str, token_coun
         assert gap(together[row, :n], model(ids[row : row + 1, :n])[0]) < 1e-10
 
 
-@few
+@few_examples
 @given(
     seed=seeds,
     position=st.sampled_from(POSITIONS),
@@ -335,7 +335,7 @@ def test_padding_of_a_source_changes_nothing(seed: int, position: str, token_cou
         assert gap(together[row], model(source[row : row + 1, :n], target[row : row + 1])[0]) < 1e-10
 
 
-@few
+@few_examples
 @given(seed=seeds, n=st.integers(1, 4))
 def test_a_target_depends_on_its_whole_source_and_its_own_past(seed: int, n: int) -> None:
     model, source, target = translator(seed=seed), texts(seed, 1, 5), texts(seed + 1, 1, 5)

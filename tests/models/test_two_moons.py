@@ -24,10 +24,10 @@ def recipe(task: TwoMoonsTask = TASK, **more: Any) -> Recipe:
 
 
 def test_a_batch_is_a_function_of_seed_and_step() -> None:
-    first, again, later, other = (
+    first, repeated, later, other = (
         TASK.batch(step, recipe(seed=seed)) for step, seed in ((3, 1), (3, 1), (4, 1), (3, 2))
     )
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first, repeated, strict=True))
     assert not torch.equal(first[0], later[0])
     assert not torch.equal(first[0], other[0])
     held_out, held_out_again = (list(TASK.held_out_batches(recipe(seed=seed))) for seed in (0, 5))
@@ -74,15 +74,17 @@ def nearest_label(x: Tensor, side: int) -> Tensor:
 
 def test_neighbours_predict_the_moon_and_the_cell_alone_does_not() -> None:
     x, y = TASK.sample_sets(100, 24, seeded_generator(4))
-    hidden = y != IGNORE_INDEX
-    assert (nearest_label(x, TASK.grid_side) == y)[hidden].float().mean() > 0.8
+    is_hidden = y != IGNORE_INDEX
+    assert (nearest_label(x, TASK.grid_side) == y)[is_hidden].float().mean() > 0.8
     cells = (x - N_MOONS) // N_STATES
     twin_x, twin_y = TASK.sample_sets(100, 24, seeded_generator(5))
     moon_by_cell = {
         int(c): int(m) for c, m in zip(((twin_x - N_MOONS) // N_STATES)[twin_y >= 0], twin_y[twin_y >= 0], strict=True)
     }
     is_correct = [
-        moon_by_cell[int(c)] == int(m) for c, m in zip(cells[hidden], y[hidden], strict=True) if int(c) in moon_by_cell
+        moon_by_cell[int(c)] == int(m)
+        for c, m in zip(cells[is_hidden], y[is_hidden], strict=True)
+        if int(c) in moon_by_cell
     ]
     assert abs(sum(is_correct) / len(is_correct) - 0.5) < 0.1
 

@@ -319,9 +319,11 @@ def test_the_control_is_always_the_same_and_leaves_the_seed_alone() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "neox", "phi3", "qwen3"])
 def test_rotary_tables_keep_their_precision(name: str) -> None:
-    half = move_network(copy.deepcopy(network(name)), torch.device("cpu"), torch.bfloat16, FIXED_DTYPE_BUFFERS)
-    assert all(x.dtype is torch.bfloat16 for x in half.parameters())
-    tables = {key: x for key, x in half.named_buffers() if key.endswith("inv_freq")}
+    half_precision = move_network(
+        copy.deepcopy(network(name)), torch.device("cpu"), torch.bfloat16, FIXED_DTYPE_BUFFERS
+    )
+    assert all(x.dtype is torch.bfloat16 for x in half_precision.parameters())
+    tables = {key: x for key, x in half_precision.named_buffers() if key.endswith("inv_freq")}
     assert tables
     for key, x in tables.items():
         assert torch.equal(x, network(name).get_buffer(key))

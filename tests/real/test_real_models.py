@@ -147,7 +147,7 @@ def test_stories_are_continued_as_stories() -> None:
     story = loaded.tokenizer.decode(ids, skip_special_tokens=True)
     assert story.startswith("Once upon a time, there was a little")
     assert "named" in story
-    assert any(word in story for word in ("She", "He", "she", "he", "They"))
+    assert any(pronoun in story for pronoun in ("She", "He", "she", "he", "They"))
 
 
 def test_stories_are_more_likely_than_shuffled_words() -> None:

@@ -72,9 +72,8 @@ class Recorder:
 
     def _record(self, function: Callable[..., Tensor], *inputs: Tensor) -> _Recording:
         buffers, graph = tuple(x.clone() for x in inputs), torch.cuda.CUDAGraph()
-        pool = next(
-            (recording.graph.pool() for recording in self.recordings.values()), None
-        )  # graphs never replay concurrently, so they share a pool
+        # graphs never replay concurrently, so they share a pool
+        pool = next((recording.graph.pool() for recording in self.recordings.values()), None)
         # thread_local: the thread that loads the next batch may continue
         with torch.cuda.graph(graph, pool=pool, stream=_recording_stream(), capture_error_mode="thread_local"):
             output = function(*buffers)

@@ -127,9 +127,8 @@ def sample_token(
     if temperature == 0:
         return logits.argmax(-1)
     shifted = logits.float() - logits.float().amax(-1, keepdim=True)
-    logits = torch.where(
-        shifted < 0, shifted / temperature, 0
-    )  # the largest stays 0 even if the temperature underflows in float32
+    # the largest stays 0 even if the temperature underflows in float32
+    logits = torch.where(shifted < 0, shifted / temperature, 0)
     if top_k is not None:
         logits = top_k_filter(logits, top_k)
     if top_p is not None:

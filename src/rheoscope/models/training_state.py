@@ -104,9 +104,8 @@ def explain_write_errors(out: Path) -> Iterator[None]:
         yield
     except (OSError, RheoscopeError) as error:
         shutil.rmtree(out / PARTIAL, ignore_errors=True)
-        cause = (
-            error if isinstance(error, OSError) else error.__cause__
-        )  # `write_file` wraps the OSError of a full disk
+        # `write_file` wraps the OSError of a full disk
+        cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError):
             raise
         raise RheoscopeError(
@@ -193,7 +192,8 @@ def restore(folder: Path, model: nn.Module, optimisers: list[torch.optim.Optimiz
     if checkpoint.read_config(folder) != config:
         raise RheoscopeError(
             Message(
-                "{checkpoint} holds a model with another config; use the recipe of that run", checkpoint=str(folder)
+                "{checkpoint} holds a model with another config; use the recipe of that run or another directory",
+                checkpoint=str(folder),
             ),
             ANOTHER_OUT,
         )
@@ -238,7 +238,7 @@ def check_same_recipe(out: Path, stored_recipe: dict[str, Any], new_recipe: dict
             if stored_value != new_value:
                 raise RheoscopeError(
                     Message(
-                        "{directory} holds a run with {name}={stored}, got {name}={new}; use the same recipe",
+                        "{directory} holds a run with {name}={stored}, got {name}={new}; use the same recipe or another directory",
                         directory=str(out),
                         name=name,
                         stored=str(stored_value),
@@ -295,7 +295,7 @@ def _check_same_vocabulary(
     if stored_config["vocabulary"] != new_config["vocabulary"]:
         raise RheoscopeError(
             Message(
-                "{checkpoint} was trained with {stored} tokens, but the data has {new}; use the data of that run",
+                "{checkpoint} was trained with {stored} tokens, but the data has {new}; use the data of that run or another directory",
                 checkpoint=str(folder),
                 stored=stored_config["vocabulary"],
                 new=new_config["vocabulary"],
@@ -310,7 +310,7 @@ def _check_same_vocabulary(
     ):
         raise RheoscopeError(
             Message(
-                "{checkpoint} was trained with another tokenizer than {tokenizer}; use the data of that run",
+                "{checkpoint} was trained with another tokenizer than {tokenizer}; use the data of that run or another directory",
                 checkpoint=str(folder),
                 tokenizer=str(tokenizer),
             ),
