@@ -128,7 +128,7 @@ def test_tied_queries_and_keys_are_symmetric() -> None:
         assert float(replace(block, W_K=block.W_K.flip(0)).M().symmetry().detach().abs().max()) < 0.6
 
 
-@pytest.mark.parametrize("name", ["recorded_layers", "own_alibi", "own_encoder"])
+@pytest.mark.parametrize("name", ["own", "own_alibi", "own_encoder"])
 def test_position_buffers_keep_their_dtype_in_half_precision(name: str) -> None:
     half_precision = rs.load(copy.deepcopy(network(name)), dtype="bfloat16").network
     assert all(x.dtype is torch.bfloat16 for x in half_precision.parameters())

@@ -78,7 +78,7 @@ def test_svd_factors_give_the_best_approximation_of_their_rank() -> None:
             "Tied has no weights q of its own that start could set; type start='usual'",
         ),
         ({"projection": "shared_kv", "start": "mimetic"}, "SharedKV has no weights v"),
-        ({"projection": "untied", "kv_heads": 1, "start": "mimetic"}, "got 2 heads and 1 key heads; type kv_heads=2"),
+        ({"projection": "untied", "kv_heads": 1, "start": "mimetic"}, "got heads=2 and kv_heads=1; type kv_heads=2"),
     ],
 )
 def test_a_start_without_its_weights_is_refused(changes: dict[str, Any], message: str) -> None:

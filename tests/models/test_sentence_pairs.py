@@ -110,7 +110,7 @@ def test_mistakes_raise_one_line(files: tuple[Path, Path], tmp_path: Path) -> No
     cases = [
         (lambda: prepare_pairs([files[0]], [short], out), "en has 100 lines but .*short has 2"),
         (lambda: prepare_pairs([files[0]], [files[1]], out, held_out=(files[0], short)), "en has 100 lines"),
-        (lambda: prepare_pairs(list(files), [files[1]], out), "got 2 source files and 1 target files"),
+        (lambda: prepare_pairs(list(files), [files[1]], out), "every source file needs a target file, got 2 and 1"),
         (lambda: prepare_pairs([tmp_path / "fr"], [files[1]], out), "there is no file"),
         (lambda: prepare_pairs([files[0]], [files[1]], out, vocabulary=258), "type vocabulary=259"),
         (lambda: prepare_pairs([files[0]], [files[1]], out, vocabulary=300).batch(0, 10), "the longest pair has"),

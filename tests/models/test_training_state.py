@@ -118,7 +118,9 @@ def write_until_killed(file: Path) -> None:
 def test_a_killed_safetensors_write_is_cleaned_up(tmp_path: Path) -> None:
     """The process is killed as soon as the temporary file of safetensors exists."""
     with Fork(partial(write_until_killed, tmp_path / ".model-abc.safetensors")) as child:
+        deadline = time.monotonic() + 60
         while not (unfinished := list(tmp_path.glob(".tmp*"))):
+            assert time.monotonic() < deadline
             time.sleep(0.0005)
         os.kill(child.pid, signal.SIGKILL)
         assert child.done().returncode == -signal.SIGKILL

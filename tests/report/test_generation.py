@@ -54,7 +54,7 @@ def test_the_default_model_writes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_more_tokens_than_there_is_room_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     generate_text("the cat", model(tmp_path), max_tokens=1000, temperature=0.0)
     assert capsys.readouterr().out.startswith("the cat")
-    with pytest.raises(RheoscopeError, match="longer than the 32 that the model reads"):
+    with pytest.raises(RheoscopeError, match="exceed the context of 32 tokens"):
         generate_text("the cat " * 40, tmp_path)
     assert capsys.readouterr().out == ""
 

@@ -111,7 +111,7 @@ def _prepare(
     if is_translation and (len(data) != 2 or len(held_out) not in (0, 2)):
         raise RheoscopeError(
             Message(
-                "a translator learns from pairs of files, got {n_data} training files and {n_held_out} held-out files",
+                "a translator needs two training files and two held-out files or none, got {n_data} and {n_held_out}",
                 n_data=len(data),
                 n_held_out=len(held_out),
             ),

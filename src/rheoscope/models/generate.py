@@ -310,7 +310,7 @@ def check_prompt(config: Config, ids: Ids, tokens: int) -> None:
     if ids.shape[1] + tokens > config.context + 1:  # the last token is generated but never read
         raise RheoscopeError(
             Message(
-                "{n} tokens plus {new} new ones exceed the context of {context} tokens",
+                "{n} tokens plus {new} more exceed the context of {context} tokens, so shorten the text or generate fewer",
                 n=ids.shape[1],
                 new=tokens,
                 context=config.context,

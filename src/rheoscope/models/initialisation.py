@@ -67,7 +67,7 @@ def mimetic(weights: InitialWeights) -> None:
     if query_shape[0] != key_shape[0]:
         raise RheoscopeError(
             Message(
-                "start=mimetic needs one key head per head, got {heads} heads and {kv_heads} key heads",
+                "start=mimetic needs one key head per head, got heads={heads} and kv_heads={kv_heads}",
                 heads=query_shape[0],
                 kv_heads=key_shape[0],
             ),

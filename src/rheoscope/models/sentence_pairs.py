@@ -208,7 +208,7 @@ def _match_files(sources: Sequence[Path], targets: Sequence[Path]) -> Iterator[t
     if not sources or len(sources) != len(targets):
         raise RheoscopeError(
             Message(
-                "every source file needs a target file, got {n_sources} source files and {n_targets} target files",
+                "every source file needs a target file, got {n_sources} and {n_targets}",
                 n_sources=len(sources),
                 n_targets=len(targets),
             )

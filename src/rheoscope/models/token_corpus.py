@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rheoscope.files import atomic_file
 from rheoscope.messages.advice import Advice
-from rheoscope.messages.message import Message
+from rheoscope.messages.message import Message, plural
 from rheoscope.models.config import set_fields
 from rheoscope.models.text_files import END_OF_TEXT, read_fragments
 from rheoscope.models.token_files import (
@@ -108,7 +108,7 @@ class Corpus:
         if batch_size < 1 or batch_size % n_parts or not 0 <= part < n_parts:
             raise RheoscopeError(
                 Message(
-                    "cannot split {n} windows into {n_parts} parts and take part {part}",
+                    "cannot take part {part} of {n_parts} from a batch of {n}",
                     n=batch_size,
                     n_parts=n_parts,
                     part=part,
@@ -190,7 +190,7 @@ def prepare(
     if len(files) == len(held_out_files) or not 0 < fraction < 1:
         raise RheoscopeError(
             Message(
-                "prepare needs files and a held-out fraction between 0 and 1, got {n} files and {held_out}",
+                "prepare needs files and a held-out fraction between 0 and 1, got {n} and {held_out}",
                 n=len(files) - len(held_out_files),
                 held_out=str(held_out),
             ),
@@ -365,11 +365,13 @@ def _write_part(path: Path, part: _CorpusPart, tokenizer: "Tokenizer", on_progre
 
 def _too_few_tokens(part: Message, n_tokens: int, context: int) -> RheoscopeError:
     return RheoscopeError(
-        Message(
+        plural(
+            "the {part} part has {n} token, but a context of {context:,} needs at least {minimum:,}; "
+            "use a smaller context or more text",
             "the {part} part has {n:,} tokens, but a context of {context:,} needs at least {minimum:,}; "
             "use a smaller context or more text",
-            part=part,
             n=n_tokens,
+            part=part,
             context=context,
             minimum=context + 1,
         )
