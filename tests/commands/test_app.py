@@ -466,7 +466,7 @@ def test_train_and_generate(tmp_path: Path) -> None:
     assert longer.returncode == 0, longer.stderr
     other = rheoscope(*words, "rate=0.5", "--steps", "5", "--device", "cpu", cwd=tmp_path)
     assert other.returncode == 1
-    assert "rate=0.5; type the same recipe, or another --out" in other.stderr
+    assert "rate=0.5; use the same recipe or another directory; type --out" in other.stderr
 
 
 def test_recipes_are_listed() -> None:

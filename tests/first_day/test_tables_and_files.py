@@ -53,7 +53,9 @@ def refused(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
         assert code == 1
         assert said.startswith("rheoscope: ")
         assert said.count("\n") == 1
-        assert any(step in said for step in ("; type ", "; choose ", "cannot be both a file and the directory"))
+        assert any(
+            step in said for step in ("; type ", "; choose ", "; use ", "cannot be both a file and the directory")
+        )
         assert state() == before
         return said
 

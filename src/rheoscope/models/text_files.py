@@ -76,7 +76,7 @@ def _check_readable(path: Path) -> None:
         )
     if not path.exists():
         raise RheoscopeError(
-            Message("there is no file {path}, expected a text, a .gz of one or a MediaWiki dump", path=str(path))
+            Message("there is no file {path}; choose a text, a .gz of one or a MediaWiki dump", path=str(path))
         )
     if path.is_file() and not path.stat().st_size:
         raise RheoscopeError(Message("{path} is empty, expected text; choose another file", path=str(path)))

@@ -93,7 +93,7 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     if not path.is_file():
-        raise RheoscopeError(Message("there is no tokenizer {path}, expected a tokenizer.json", path=str(path)))
+        raise RheoscopeError(Message("there is no tokenizer {path}; choose a tokenizer.json", path=str(path)))
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
