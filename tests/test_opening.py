@@ -73,7 +73,7 @@ def test_control_needs_no_weight_file(tmp_path: Path) -> None:
     assert rs.load(tmp_path, device="cpu:0").view.facts["dtype"] == "bfloat16"
     (tmp_path / "model.safetensors").unlink()
     assert rs.load(tmp_path, untrained=True).view.facts["dtype"] == "float32"
-    with pytest.raises(rs.RheoscopeError, match=r"holds no \*.safetensors"):
+    with pytest.raises(rs.RheoscopeError, match=r"contains no \*.safetensors"):
         rs.load(tmp_path)
     ours.saved("own", tmp_path / "own")
     (tmp_path / "own" / "model.safetensors").unlink()

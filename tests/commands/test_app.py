@@ -232,16 +232,16 @@ def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list
     ("words", "status", "says"),
     [
         (["operators", "-m", "./nowhere"], 1, "there is no directory ./nowhere"),
-        (["operators", "-m", "."], 1, "holds no config.json"),
+        (["operators", "-m", "."], 1, "contains no config.json"),
         (["dynamics", "rank_collapse", "--out", "file.txt/below"], 1, "cannot write"),
-        (["train", "huge", "--data", "file.txt", "--out", "run"], 1, "unknown recipe 'huge'; type one of tiny"),
+        (["train", "huge", "--data", "file.txt", "--out", "run"], 1, "unknown recipe 'huge'; the recipes are tiny"),
         (["train", "tiny", "--data", "file.txt", "--out", "run"], 1, "file.txt is empty, expected text"),
         (["train", "tiny", "--data", "file.txt"], 2, "type rheoscope train RECIPE"),
         (["train", "tiny", "--out", "run"], 1, "recipe tiny learns from files, got none; type --data FILE…"),
         (
             ["train", "digits", "--data", "file.txt", "--out", "run"],
             1,
-            "recipe digits makes its own data, got file.txt",
+            "recipe digits generates its own data, got the file file.txt",
         ),
         (["race", "tiny", "--mechanisms", "tied", "--out", "run"], 1, "recipe tiny learns from files, got none"),
         (["generate", "-m", "nowhere", "a"], 1, "there is no directory nowhere"),
@@ -466,7 +466,7 @@ def test_train_and_generate(tmp_path: Path) -> None:
     assert longer.returncode == 0, longer.stderr
     other = rheoscope(*words, "rate=0.5", "--steps", "5", "--device", "cpu", cwd=tmp_path)
     assert other.returncode == 1
-    assert "rate=0.5; type the same recipe, or another --out" in other.stderr
+    assert "rate=0.5; use the same recipe or another directory; type --out" in other.stderr
 
 
 def test_recipes_are_listed() -> None:

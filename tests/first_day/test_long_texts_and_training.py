@@ -110,14 +110,14 @@ def test_ctrl_c_keeps_the_step_and_a_finished_run_goes_further(here: Path, monke
         stopped = train("--steps", "12")
     assert stopped.exit_code == 130
     assert "stopped, the checkpoint of step 7 is kept; type the same command to go on" in stopped.stderr
-    assert "going on with run at step 7 of 12" in train("--steps", "12").stderr
+    assert "resuming run at step 7 of 12" in train("--steps", "12").stderr
     train("--steps", "12", out="whole")
     for name in ("last/model.safetensors", "last/optimiser.safetensors", "model.safetensors"):
         assert (here / "run" / name).read_bytes() == (here / "whole" / name).read_bytes()
     assert "run is finished at step 12" in (again := train("--steps", "12").stdout)
     assert "--steps 24 would go on" in again
     further = train("--steps", "15")
-    assert "the rate goes on by the schedule of 15 steps" in further.stderr
+    assert "was planned for 12 steps and now has 15" in further.stderr
     assert last_checkpoint_step(here / "run") == 15
 
 

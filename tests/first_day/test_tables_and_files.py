@@ -53,7 +53,9 @@ def refused(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
         assert code == 1
         assert said.startswith("rheoscope: ")
         assert said.count("\n") == 1
-        assert any(step in said for step in ("; type ", "; choose ", "cannot be both a file and the directory"))
+        assert any(
+            step in said for step in ("; type ", "; choose ", "; use ", "cannot be both a file and the directory")
+        )
         assert state() == before
         return said
 
@@ -241,7 +243,7 @@ def test_training_leaves_a_directory_of_others_alone(name: str, refused: Callabl
     Path("mine", name).write_text("{}")
     Path("book.txt").write_text("to be or not to be. " * 99)
     said = refused("train", "tiny", "--data", "book.txt", "--out", "mine", "--device", "cpu")
-    assert f"mine holds a {name} that no run of Rheoscope wrote" in said
+    assert f"mine contains {name}, which no run of Rheoscope wrote" in said
 
 
 @pytest.mark.parametrize("data", ["nothing.txt", "empty.txt", "short.txt"])
@@ -256,4 +258,4 @@ def test_data_of_others_are_left_alone(refused: Callable[..., str]) -> None:
     Path("run/data/train.bin").write_text("mine")
     Path("book.txt").write_text("to be or not to be. " * 99)
     said = refused("train", "tiny", "--data", "book.txt", "--out", "run", "--device", "cpu")
-    assert "holds a train.bin that is of no corpus" in said
+    assert "contains train.bin, which belongs to no corpus" in said

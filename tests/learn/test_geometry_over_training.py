@@ -21,7 +21,7 @@ from rheoscope.models.checkpoint import initial_network
 from rheoscope.models.training_state import OBSERVATIONS
 from rheoscope.report.run_report import OutputFiles
 from rheoscope.shapes import RheoscopeError
-from tests.models.runs import kept, masked, prose, run, small, translation, translator
+from tests.models.runs import masked, prose, run, run_files, small, translation, translator
 from tests.pretrained.cases import once
 
 STEPS = (0, 2, 5)
@@ -45,7 +45,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_looks_change_nothing(seen: Path, tmp_path: Path) -> None:
     run(tmp_path, small(steps=5))
-    assert kept(tmp_path) == kept(seen)
+    assert run_files(tmp_path) == run_files(seen)
 
 
 def test_a_resumed_run_has_the_same_looks(seen: Path, tmp_path: Path) -> None:

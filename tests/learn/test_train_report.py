@@ -87,7 +87,7 @@ def test_it_goes_on(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert capsys.readouterr().err == "stopped, the checkpoint of step 2 is kept; type the same command to go on\n"
     train()
     said = capsys.readouterr()
-    assert said.err == "going on with run at step 2 of 4\n"
+    assert said.err == "resuming run at step 2 of 4\n"
     assert [line["step"] for line in read_log(here / "run")] == [2, 4]
 
 
@@ -106,12 +106,12 @@ def test_a_bar_and_figures_for_a_person(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"settings": [*SMALL, "rate=0.5"]}, "holds a run with rate=0.003, now rate=0.5"),
-        ({"settings": [*SMALL, "colour=red"]}, "a recipe has no 'colour'"),
-        ({"data": "nowhere.txt"}, "was made with data a.txt"),
+        ({"settings": [*SMALL, "rate=0.5"]}, "holds a run with rate=0.003, got rate=0.5"),
+        ({"settings": [*SMALL, "colour=red"]}, "a recipe has no setting 'colour'"),
+        ({"data": "nowhere.txt"}, "was prepared with data a.txt"),
         ({"out": "a.txt"}, "a.txt is a file, expected a directory"),
         ({"out": "new", "data": "nowhere.txt"}, "there is no file nowhere.txt"),
-        ({"out": "new", "settings": [*SMALL, "context=5000"]}, "the training part has .* tokens, a context of 5,000"),
+        ({"out": "new", "settings": [*SMALL, "context=5000"]}, "the training part has .* tokens, but a context of 5,000"),
         ({"out": "new", "settings": [*SMALL, "rate=1e3", "clip=1e9", "norm=none", "warmup=0"], "steps": 40}, "the loss is (nan|inf)"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the tests of our own models share: a tiny one for every way to build a Transformer, nothing at its initial value."""
+"""Shared by the tests of our own models: a tiny case for every kind of Transformer, with random weights and gains."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -62,14 +62,14 @@ CASES: dict[str, Config] = {
 }
 EVERY = list(CASES)
 NO_FORM = {"own_cosine", "own_additive", "own_relation", "own_linear", "own_laplace", "own_turned_bilinear"}
-"""Scores that are no bilinear form of the tokens (at an offset): no M."""
+"""Scores that are not a bilinear form of the tokens (at an offset), so they have no M."""
 WITH_M = [name for name in EVERY if name not in NO_FORM]
 DOT = [name for name in WITH_M if name not in {"own_metric", "own_mahalanobis", "own_bilinear"}]
-"""Scaled dot products of queries and keys, whatever follows them."""
+"""Scaled dot products of queries and keys, with any normaliser."""
 BIDIRECTIONAL = {name for name in EVERY if CASES[name].form == "encoder"}
 POST_NORM = {name for name in EVERY if CASES[name].placement == "post"}
 UNMASKED = {"own_sinkhorn"}
-"""Not defined under a mask, so not in a padded batch."""
+"""Not defined under a mask, so not usable in a padded batch."""
 KINDS = [
     "own",
     "own_biased",
@@ -84,7 +84,8 @@ KINDS = [
 """One case for each way of describing a model."""
 
 
-def made(name: str) -> Any:
+def build_case(name: str) -> Any:
+    """The module of a case, with every parameter random."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return randomised(Transformer(CASES[name]))
@@ -92,18 +93,18 @@ def made(name: str) -> Any:
 
 @once
 def network(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """The module of a case. Shared: change only a copy (`changed`)."""
-    return made(name).to(PLACE, dtype)
+    """The module of a case. It is shared, so change only a copy (`changed`)."""
+    return build_case(name).to(PLACE, dtype)
 
 
 @once
 def model(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """The same opened by Rheoscope."""
+    """The same module, loaded by Rheoscope."""
     return rs.load(network(name, dtype))
 
 
 def changed(name: str, change: Callable[[Any], None], dtype: torch.dtype = torch.float64) -> Any:
-    """The model opened after `change(network)` on a copy of it."""
+    """The model loaded after `change(network)` on a copy."""
     other = copy.deepcopy(network(name, dtype))
     with torch.no_grad():
         change(other)
@@ -112,40 +113,40 @@ def changed(name: str, change: Callable[[Any], None], dtype: torch.dtype = torch
 
 @once
 def traced(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, n: int = LENGTH) -> Any:
-    """The trace of one text, made once a session."""
+    """The trace of a text, computed once per session."""
     return model(name, dtype).trace(text(seed, n), logits=True)
 
 
 @torch.no_grad()
 def untouched(name: str, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Logits (n, vocabulary) of a module that Rheoscope never saw."""
-    return made(name).to(PLACE, dtype)(ids[None])[0]
+    return build_case(name).to(PLACE, dtype)(ids[None])[0]
 
 
 class Seen:
-    """What one attention module was given and what it made of it: placed q, k (h, n, ·), v, the mask, scores, weights."""
+    """The inputs of an attention module and what it computes: rotated q, k (h, n, ·), v, mask, scores and weights."""
 
     def __init__(self, module: Any, args: tuple[Any, ...], out: Tensor) -> None:
-        u, real, turn, position, *_ = args
-        q, k, v = module.project(u, turn)
+        u, token_mask, rotation, position, *_ = args
+        q, k, v = module.project(u, rotation)
         repeat = q.shape[1] // k.shape[1]
         self.q, self.k, self.v = q[0], k[0].repeat_interleave(repeat, 0), v[0].repeat_interleave(repeat, 0)
         i, j = query_key_positions(u.shape[1], u.shape[1], u.device)
         mechanism = module.mechanism.current_mechanism()
-        self.permitted = mechanism.with_mask(real).mask(i, j)
+        self.permitted = mechanism.with_mask(token_mask).mask(i, j)
         self.scores = mechanism.score(self.q[None], self.k[None])[0]
         bias = None if position is None else position.bias(i, j)
         self.scores = self.scores if bias is None else self.scores + bias
         self.weights = mechanism.normaliser(self.scores.masked_fill(~self.permitted, -torch.inf)[None])[0]
         gate = module.gate(u)
-        made = self.weights @ self.v if gate is None else gate[0] * (self.weights @ self.v)
-        rebuilt = module.write(made.transpose(0, 1).flatten(1))
+        outputs = self.weights @ self.v if gate is None else gate[0] * (self.weights @ self.v)
+        rebuilt = module.write(outputs.transpose(0, 1).flatten(1))
         assert float((rebuilt - out[0]).norm() / out.norm()) < (1e-5 if u.dtype is torch.float32 else 1e-11)
 
 
 @contextmanager
 def spying(network: Any) -> Iterator[list[Seen]]:
-    """While a module runs, keep what each attention layer sees and does, layer by layer."""
+    """While a module runs, record what each attention layer receives and computes."""
     seen: list[Seen] = []
     handles = [
         block.attention.register_forward_hook(lambda module, args, out: seen.append(Seen(module, args, out)))
@@ -160,16 +161,16 @@ def spying(network: Any) -> Iterator[list[Seen]]:
 
 @once
 def seen(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, n: int = LENGTH) -> tuple[Any, tuple[Seen, ...]]:
-    """A trace of one text, and the attention that the module computed on the way, from outside."""
-    of = model(name, dtype)
-    with spying(of.network) as layers:
-        trace = of.trace(text(seed, n), logits=True)
+    """A trace of a text, and the attention that the module computed during it."""
+    loaded = model(name, dtype)
+    with spying(loaded.network) as layers:
+        trace = loaded.trace(text(seed, n), logits=True)
     return trace, tuple(layers)
 
 
 @torch.no_grad()
 def stream(name: str, ids: Tensor) -> list[Tensor]:
-    """The embedding, then the stream after each layer, by hand: the blocks called one after the other."""
+    """The embedding and the stream after each layer, recorded by hooks of this test."""
     stack = network(name).stack
     states: list[Tensor] = []
     handles = [stack.blocks[0].register_forward_pre_hook(lambda module, args: states.append(args[0]))]
@@ -181,5 +182,5 @@ def stream(name: str, ids: Tensor) -> list[Tensor]:
 
 
 def saved(name: str, directory: Path, **more: Any) -> Path:
-    """The model of a case as a directory."""
+    """The model of a case saved to a directory."""
     return save(network(name), directory, **more)

@@ -1,4 +1,4 @@
-"""Small models with every parameter moved, token ids, and outside models whose weights become ours."""
+"""Small models with random parameters, token ids, and reference models of torch and Hugging Face to compare with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,76 +14,76 @@ from tests.attention.cases import gap
 
 POSITIONS = ("rotary", "learned", "sinusoidal", "alibi", "buckets", "none")
 CAUSAL = [name for name, row in ZOO.items() if row.domain.allows_masks]
-"""Mechanisms that a decoder can have: all that are defined under a mask."""
+"""Mechanisms that a decoder can use: all that are defined under a mask."""
 GROWING = [name for name in CAUSAL if not ZOO[name].domain.requires_square]
-"""Those that can go on from a cache: fewer queries than keys."""
+"""Mechanisms that can continue from a cache, with fewer queries than keys."""
 
 
 def tiny(**changes: Any) -> Config:
-    usual: dict[str, Any] = {"vocabulary": 17, "width": 16, "depth": 2, "heads": 4, "hidden": 24, "context": 24}
-    return Config(**(usual | changes))
+    defaults: dict[str, Any] = {"vocabulary": 17, "width": 16, "depth": 2, "heads": 4, "hidden": 24, "context": 24}
+    return Config(**(defaults | changes))
 
 
-def stirred(model: nn.Module, seed: int = 0, size: float = 0.3) -> Any:
-    """In float64, at rest, every parameter moved at random: gains of 1 and biases of 0 hide mistakes."""
-    draw = Generator().manual_seed(seed)
+def randomised(model: nn.Module, seed: int = 0, size: float = 0.3) -> Any:
+    """The model in float64 and eval mode with noise on every parameter. Gains of 1 and biases of 0 would hide errors."""
+    generator = Generator().manual_seed(seed)
     model = model.double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(size * torch.randn(parameter.shape, generator=draw, dtype=torch.float64))
+            parameter.add_(size * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return model
 
 
-def made(seed: int = 0, **changes: Any) -> Any:
+def random_model(seed: int = 0, **changes: Any) -> Any:
     torch.manual_seed(seed)
-    return stirred(build(tiny(**changes)), seed)
+    return randomised(build(tiny(**changes)), seed)
 
 
 def translator(seed: int = 0, **changes: Any) -> Translator:
-    return made(seed, form="encoder-decoder", **changes)
+    return random_model(seed, form="encoder-decoder", **changes)
 
 
 def texts(seed: int, b: int, n: int, vocabulary: int = 17) -> Tensor:
     return torch.randint(0, vocabulary, (b, n), generator=Generator().manual_seed(seed))
 
 
-def lengths(real: list[int]) -> Tensor:
-    """Padding on the right: (b, longest), True for a token."""
-    return torch.arange(max(real)) < torch.tensor(real)[:, None]
+def lengths(token_counts: list[int]) -> Tensor:
+    """A mask (b, longest) for padding on the right, True for tokens."""
+    return torch.arange(max(token_counts)) < torch.tensor(token_counts)[:, None]
 
 
-# Outside models as ours: which of their tensors is which of our parameters
+# Reference models: which of their tensors corresponds to which of our parameters
 
 
-def _same(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x
 
 
-def _turned(x: Tensor) -> Tensor:
+def _transposed(x: Tensor) -> Tensor:
     return x.T
 
 
-def _stacked(*parts: Tensor) -> Tensor:
+def _concatenated(*parts: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Our parameter, and how it is read off theirs: the same for weights and for gradients."""
+    """Our parameter and the reference parameters that it is read from, for weights and gradients alike."""
 
     ours: nn.Parameter
     theirs: tuple[nn.Parameter, ...]
-    read: Callable[..., Tensor] = _same
+    read: Callable[..., Tensor] = _identity
 
 
-def copy(pairs: list[Pair]) -> None:
+def copy_weights(pairs: list[Pair]) -> None:
     with torch.no_grad():
         for pair in pairs:
             pair.ours.copy_(pair.read(*pair.theirs))
 
 
-def furthest_gradient(pairs: list[Pair]) -> float:
-    """The largest gap between a gradient of ours and theirs; a parameter without one fails."""
+def largest_gradient_gap(pairs: list[Pair]) -> float:
+    """The largest gap between a gradient of ours and theirs. A parameter without a gradient fails."""
     gaps = []
     for pair in pairs:
         theirs = [p.grad for p in pair.theirs]
@@ -93,86 +93,92 @@ def furthest_gradient(pairs: list[Pair]) -> float:
     return max(gaps)
 
 
-def left_out(model: nn.Module, pairs: list[Pair]) -> set[str]:
-    """Parameters of ours that no pair compares."""
+def uncompared(model: nn.Module, pairs: list[Pair]) -> set[str]:
+    """Our parameters that no pair compares."""
     compared = {id(pair.ours) for pair in pairs}
     return {name for name, p in model.named_parameters() if id(p) not in compared}
 
 
-def alike(ours: nn.Module, theirs: nn.Module) -> list[Pair]:
-    """A linear map or a norm with the same names."""
+def same_names(ours: nn.Module, theirs: nn.Module) -> list[Pair]:
+    """The pairs of a linear map or a norm whose parameters have the same names."""
     named = dict(theirs.named_parameters())
     return [Pair(p, (named[name],)) for name, p in ours.named_parameters()]
 
 
-def of_torch(stack: Stack, theirs: Any) -> list[Pair]:
-    """`torch.nn.TransformerEncoder` or `TransformerDecoder`."""
-    pairs = [] if theirs.norm is None else alike(stack.norm, theirs.norm)
+def torch_pairs(stack: Stack, theirs: Any) -> list[Pair]:
+    """The pairs of `torch.nn.TransformerEncoder` or `TransformerDecoder`."""
+    pairs = [] if theirs.norm is None else same_names(stack.norm, theirs.norm)
     for ours, layer in zip(stack.blocks, theirs.layers, strict=True):
-        own = layer.self_attn
-        pairs += [Pair(ours.attention.read.weight, (own.in_proj_weight,))]
-        pairs += [Pair(ours.attention.read.bias, (own.in_proj_bias,))]
-        pairs += alike(ours.attention.write, own.out_proj) + alike(ours.norm_attention, layer.norm1)
-        pairs += alike(ours.ffn.read, layer.linear1) + alike(ours.ffn.write, layer.linear2)
+        their_attention = layer.self_attn
+        pairs += [Pair(ours.attention.read.weight, (their_attention.in_proj_weight,))]
+        pairs += [Pair(ours.attention.read.bias, (their_attention.in_proj_bias,))]
+        pairs += same_names(ours.attention.write, their_attention.out_proj) + same_names(
+            ours.norm_attention, layer.norm1
+        )
+        pairs += same_names(ours.ffn.read, layer.linear1) + same_names(ours.ffn.write, layer.linear2)
         if hasattr(layer, "multihead_attn"):
-            pairs += _of_torch_cross(ours, layer) + alike(ours.norm_ffn, layer.norm3)
+            pairs += _torch_cross_pairs(ours, layer) + same_names(ours.norm_ffn, layer.norm3)
         else:
-            pairs += alike(ours.norm_ffn, layer.norm2)
+            pairs += same_names(ours.norm_ffn, layer.norm2)
     return pairs
 
 
-def _of_torch_cross(ours: Any, layer: Any) -> list[Pair]:
-    both, d = layer.multihead_attn, ours.cross.ask.in_features
-    asked, answering = (lambda x: x[:d]), (lambda x: x[d:])
+def _torch_cross_pairs(ours: Any, layer: Any) -> list[Pair]:
+    attention, d = layer.multihead_attn, ours.cross.ask.in_features
+    query_rows, key_value_rows = (lambda x: x[:d]), (lambda x: x[d:])
     return [
-        Pair(ours.cross.ask.weight, (both.in_proj_weight,), asked),
-        Pair(ours.cross.ask.bias, (both.in_proj_bias,), asked),
-        Pair(ours.cross.read.weight, (both.in_proj_weight,), answering),
-        Pair(ours.cross.read.bias, (both.in_proj_bias,), answering),
-        *alike(ours.cross.write, both.out_proj),
-        *alike(ours.norm_cross, layer.norm2),
+        Pair(ours.cross.ask.weight, (attention.in_proj_weight,), query_rows),
+        Pair(ours.cross.ask.bias, (attention.in_proj_bias,), query_rows),
+        Pair(ours.cross.read.weight, (attention.in_proj_weight,), key_value_rows),
+        Pair(ours.cross.read.bias, (attention.in_proj_bias,), key_value_rows),
+        *same_names(ours.cross.write, attention.out_proj),
+        *same_names(ours.norm_cross, layer.norm2),
     ]
 
 
-def of_gpt2(model: Transformer, theirs: Any) -> list[Pair]:
+def gpt2_pairs(model: Transformer, theirs: Any) -> list[Pair]:
     stack, body = model.stack, theirs.transformer
     pairs = [Pair(stack.embed.weight, (body.wte.weight,)), Pair(stack.place.table, (body.wpe.weight,))]
-    pairs += alike(stack.norm, body.ln_f)
+    pairs += same_names(stack.norm, body.ln_f)
     for ours, layer in zip(stack.blocks, body.h, strict=True):
-        pairs += alike(ours.norm_attention, layer.ln_1) + alike(ours.norm_ffn, layer.ln_2)
+        pairs += same_names(ours.norm_attention, layer.ln_1) + same_names(ours.norm_ffn, layer.ln_2)
         for linear, conv in (
             (ours.attention.read, layer.attn.c_attn),
             (ours.attention.write, layer.attn.c_proj),
             (ours.ffn.read, layer.mlp.c_fc),
             (ours.ffn.write, layer.mlp.c_proj),
         ):
-            pairs += [Pair(linear.weight, (conv.weight,), _turned), Pair(linear.bias, (conv.bias,))]
+            pairs += [Pair(linear.weight, (conv.weight,), _transposed), Pair(linear.bias, (conv.bias,))]
     return pairs
 
 
-def of_llama(model: Transformer, theirs: Any) -> list[Pair]:
+def llama_pairs(model: Transformer, theirs: Any) -> list[Pair]:
     stack, body = model.stack, theirs.model
-    pairs = alike(stack.norm, body.norm) + alike(stack.embed, body.embed_tokens) + alike(model.unembed, theirs.lm_head)
+    pairs = (
+        same_names(stack.norm, body.norm)
+        + same_names(stack.embed, body.embed_tokens)
+        + same_names(model.unembed, theirs.lm_head)
+    )
     for ours, layer in zip(stack.blocks, body.layers, strict=True):
-        own, ffn = layer.self_attn, layer.mlp
-        parts = own.q_proj.weight, own.k_proj.weight, own.v_proj.weight
-        pairs += [Pair(ours.attention.read.weight, parts, _stacked)]
-        pairs += [Pair(ours.ffn.read.weight, (ffn.gate_proj.weight, ffn.up_proj.weight), _stacked)]
-        pairs += alike(ours.attention.write, own.o_proj) + alike(ours.ffn.write, ffn.down_proj)
-        pairs += alike(ours.norm_attention, layer.input_layernorm)
-        pairs += alike(ours.norm_ffn, layer.post_attention_layernorm)
+        their_attention, ffn = layer.self_attn, layer.mlp
+        parts = their_attention.q_proj.weight, their_attention.k_proj.weight, their_attention.v_proj.weight
+        pairs += [Pair(ours.attention.read.weight, parts, _concatenated)]
+        pairs += [Pair(ours.ffn.read.weight, (ffn.gate_proj.weight, ffn.up_proj.weight), _concatenated)]
+        pairs += same_names(ours.attention.write, their_attention.o_proj) + same_names(ours.ffn.write, ffn.down_proj)
+        pairs += same_names(ours.norm_attention, layer.input_layernorm)
+        pairs += same_names(ours.norm_ffn, layer.post_attention_layernorm)
     return pairs
 
 
 def gpt2(seed: int = 0) -> tuple[Transformer, Any, list[Pair]]:
-    """Hugging Face's GPT-2 from a tiny random config, and ours with its weights."""
+    """Hugging Face's GPT-2 with a tiny random config, and our model with its weights."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
         vocab_size=17, n_positions=24, n_embd=16, n_layer=2, n_head=4, n_inner=24, bos_token_id=0, eos_token_id=0
     )
-    theirs = stirred(GPT2LMHeadModel(config), seed)
-    ours = made(position="learned", norm="layer", ffn="gelu", bias=True)
-    pairs = of_gpt2(ours, theirs)
-    copy(pairs)
+    theirs = randomised(GPT2LMHeadModel(config), seed)
+    ours = random_model(position="learned", norm="layer", ffn="gelu", bias=True)
+    pairs = gpt2_pairs(ours, theirs)
+    copy_weights(pairs)
     return ours, theirs, pairs

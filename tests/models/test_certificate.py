@@ -1,4 +1,4 @@
-"""The certificate of our own models: a wrong description is refused, a right one passes and leaves no hook behind."""
+"""The certificate of our own models: it rejects wrong descriptions, accepts right ones and leaves no hook behind."""
 
 import copy
 from collections.abc import Callable
@@ -23,15 +23,20 @@ from tests.pretrained.cases import hooks_left, text
 F64 = torch.float64
 
 
-def broken(name: str, wrong: Callable[[Heads], Heads]) -> Any:
-    of = model(name)
-    return replace(of, view=replace(of.view, layer_heads=(of.view.layer_heads[0], wrong(of.view.layer_heads[1]))))
+def wrong_model(name: str, fault: Callable[[Heads], Heads]) -> Any:
+    loaded = model(name)
+    return replace(
+        loaded, view=replace(loaded.view, layer_heads=(loaded.view.layer_heads[0], fault(loaded.view.layer_heads[1])))
+    )
 
 
-def backwards(heads: Heads) -> Heads:
+def rotated_backwards(heads: Heads) -> Heads:
     position: Any = heads.mechanism.position
     return replace(
-        heads, mechanism=replace(heads.mechanism, position=ModelRotary(lambda x, at: position.rotate(x, 50 - at)))
+        heads,
+        mechanism=replace(
+            heads.mechanism, position=ModelRotary(lambda x, positions: position.rotate(x, 50 - positions))
+        ),
     )
 
 
@@ -39,7 +44,7 @@ FAULTS: list[tuple[str, str, Callable[[Heads], Heads]]] = [
     ("wrong scale", "own", lambda h: replace(h, mechanism=replace(h.mechanism, score=Gram(scale=0.5)))),
     ("no mask", "own", lambda h: replace(h, mechanism=replace(h.mechanism, mask=NoMask()))),
     ("no rotation", "own", lambda h: replace(h, mechanism=replace(h.mechanism, position=NoPosition()))),
-    ("turned backwards", "own", backwards),
+    ("turned backwards", "own", rotated_backwards),
     ("other slopes", "own_alibi", lambda h: replace(h, mechanism=replace(h.mechanism, position=ALiBi(torch.ones(4))))),
     ("heads of W_O in another order", "own", lambda h: replace(h, W_O=h.W_O.flip(0))),
     ("branch not folded", "own_branch", lambda h: replace(h, W_O=h.W_O / 0.4)),
@@ -51,24 +56,24 @@ FAULTS: list[tuple[str, str, Callable[[Heads], Heads]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "wrong"), [row[1:] for row in FAULTS], ids=[row[0] for row in FAULTS])
-def test_a_wrong_description_is_refused(name: str, wrong: Callable[[Heads], Heads]) -> None:
+@pytest.mark.parametrize(("name", "fault"), [row[1:] for row in FAULTS], ids=[row[0] for row in FAULTS])
+def test_a_wrong_description_is_refused(name: str, fault: Callable[[Heads], Heads]) -> None:
     with pytest.raises(RheoscopeError, match=r"does not reproduce this model: .*; please report the config"):
-        certify(broken(name, wrong))
+        certify(wrong_model(name, fault))
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_right_description_passes(name: str) -> None:
-    for dtype, within in ((torch.float32, 1e-5), (F64, 1e-9)):
-        found = model(name, dtype).view.facts["certificate"]
-        assert found.n_tokens == 8
-        assert max(found.weights_error, found.closure_error, found.operators_error) <= within
+    for dtype, tolerance in ((torch.float32, 1e-5), (F64, 1e-9)):
+        certificate = model(name, dtype).view.facts["certificate"]
+        assert certificate.n_tokens == 8
+        assert max(certificate.weights_error, certificate.closure_error, certificate.operators_error) <= tolerance
     assert not hooks_left(network(name))
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_half_precision_is_certified(name: str) -> None:
-    of = rs.load(copy.deepcopy(network(name)), dtype="bfloat16")
-    assert of.view.facts["certificate"].dtype == of.view.facts["dtype"] == "bfloat16"
-    points = of.trace(text()).points
+    loaded = rs.load(copy.deepcopy(network(name)), dtype="bfloat16")
+    assert loaded.view.facts["certificate"].dtype == loaded.view.facts["dtype"] == "bfloat16"
+    points = loaded.trace(text()).points
     assert torch.equal(points, points.bfloat16().float())

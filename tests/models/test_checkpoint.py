@@ -1,4 +1,4 @@
-"""Our own checkpoints: whole, equal after a round trip, and one line for each way to break one."""
+"""Checkpoints of our own models: equal after a round trip, and a one-line error for each kind of damage."""
 
 import json
 import os
@@ -25,11 +25,11 @@ Q, FFN = "stack.blocks.1.attention.read.weight", "stack.blocks.0.ffn.read.weight
 
 @pytest.mark.parametrize("name", EVERY)
 def test_what_was_saved_opens_with_the_same_logits(name: str, tmp_path: Path) -> None:
-    of = rs.load(saved(name, tmp_path))
-    assert torch.equal(of.trace(text(), logits=True).logits, traced(name).logits)
-    assert of.view.facts["weights"] == model(name).view.facts["weights"]
-    assert of.view.facts["model"] == str(tmp_path)
-    assert not of.network.training
+    loaded = rs.load(saved(name, tmp_path))
+    assert torch.equal(loaded.trace(text(), logits=True).logits, traced(name).logits)
+    assert loaded.view.facts["weights"] == model(name).view.facts["weights"]
+    assert loaded.view.facts["model"] == str(tmp_path)
+    assert not loaded.network.training
     assert read_config(tmp_path) == CASES[name]
 
 
@@ -47,38 +47,38 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     )
     assert "unembed.weight" not in tied
     assert {"unembed.weight", "stack.embed.weight"} <= untied
-    again, _ = load_network(tmp_path / "own_biased")
-    assert again.unembed.weight is again.stack.embed.weight
+    reloaded, _ = load_network(tmp_path / "own_biased")
+    assert reloaded.unembed.weight is reloaded.stack.embed.weight
 
 
 def test_an_encoder_decoder_is_saved_and_filled_again(tmp_path: Path) -> None:
     net = randomised(Translator(tiny(form="encoder-decoder", bias=True)))
-    again, _ = load_network(save(net, tmp_path))
-    assert isinstance(again, Translator)
+    reloaded, _ = load_network(save(net, tmp_path))
+    assert isinstance(reloaded, Translator)
     source, target = text(1)[None], text(2, 7)[None]
-    assert torch.equal(again(source, target), net(source, target))
+    assert torch.equal(reloaded(source, target), net(source, target))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_the_space(dtype: str, tmp_path: Path) -> None:
-    """Stored as asked; float32 again on a CPU, equal to the rounded weights."""
+def test_weights_stored_in_half_precision_take_half_the_space(dtype: str, tmp_path: Path) -> None:
+    """They are stored in the given dtype and opened as float32 on a CPU, equal to the rounded weights."""
     saved("own", tmp_path / "full")
     saved("own", tmp_path / "half", dtype=dtype)
     assert all(x.dtype is getattr(torch, dtype) for x in load_file(tmp_path / "half" / "model.safetensors").values())
-    sizes = [(tmp_path / which / "model.safetensors").stat().st_size for which in ("full", "half")]
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("full", "half")]
     assert sizes[1] < 0.6 * sizes[0]
-    of = rs.load(tmp_path / "half")
-    assert of.view.facts["dtype"] == "float32"
+    loaded = rs.load(tmp_path / "half")
+    assert loaded.view.facts["dtype"] == "float32"
     rounded = network("own").stack.embed.weight.to(getattr(torch, dtype)).float()
-    assert torch.equal(of.view.embed, rounded)
+    assert torch.equal(loaded.view.embed, rounded)
     assert load_weights(Transformer(CASES["own"]), tmp_path / "half") is getattr(torch, dtype)
     assert rs.load(tmp_path / "half", dtype="float64").view.facts["dtype"] == "float64"
 
 
-def test_a_float64_model_keeps_its_numbers(tmp_path: Path) -> None:
+def test_a_float64_model_is_saved_without_rounding(tmp_path: Path) -> None:
     save(network("own", torch.float64), tmp_path)
-    of = rs.load(tmp_path, dtype="float64")
-    assert gap(of.run(text()), traced("own", torch.float64).logits) <= 1e-12
+    loaded = rs.load(tmp_path, dtype="float64")
+    assert gap(loaded.run(text()), traced("own", torch.float64).logits) <= 1e-12
 
 
 def test_saving_again_replaces_what_was_there(tmp_path: Path) -> None:
@@ -88,34 +88,34 @@ def test_saving_again_replaces_what_was_there(tmp_path: Path) -> None:
 
 def test_a_failed_save_leaves_the_model_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved("own", tmp_path)
-    held = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    content = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
-    def full(*args: Any, **kw: Any) -> None:
+    def raise_disk_full(*args: Any, **kw: Any) -> None:
         from safetensors import SafetensorError
 
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", raise_disk_full)
     with pytest.raises(OSError, match="No space left"):
         saved("own_biased", tmp_path)
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == held
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == content
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes anywhere")
-def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_write_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(RheoscopeError, match="cannot write"):
         saved("own", tmp_path / "model")
 
 
-def test_a_tokenizer_by_its_path(tmp_path: Path) -> None:
+def test_save_accepts_the_path_of_a_tokenizer(tmp_path: Path) -> None:
     file = tmp_path / "words.json"
     character_tokenizer(["abc"], []).save(str(file))
-    of = rs.load(saved("own", tmp_path / "model", tokenizer=file))
-    assert of.trace("cab").ids.tolist() == [2, 0, 1]
+    loaded = rs.load(saved("own", tmp_path / "model", tokenizer=file))
+    assert loaded.trace("cab").ids.tolist() == [2, 0, 1]
 
 
-# Broken ones
+# Damaged checkpoints
 
 
 def with_tensors(directory: Path, change: Callable[[dict[str, Tensor]], Any]) -> Path:
@@ -126,19 +126,19 @@ def with_tensors(directory: Path, change: Callable[[dict[str, Tensor]], Any]) ->
     return directory
 
 
-def told(directory: Path, **fields: Any) -> Path:
+def with_config(directory: Path, **fields: Any) -> Path:
     file = directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
     return directory
 
 
-def cut(directory: Path, left: int) -> Path:
+def truncated(directory: Path, length: int) -> Path:
     file = directory / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:left])
+    file.write_bytes(file.read_bytes()[:length])
     return directory
 
 
-def filled(name: str, value: float) -> Callable[[dict[str, Tensor]], None]:
+def set_value(name: str, value: float) -> Callable[[dict[str, Tensor]], None]:
     def change(tensors: dict[str, Tensor]) -> None:
         tensors[name].view(-1)[5] = value
 
@@ -150,73 +150,81 @@ def without(directory: Path, file: str) -> Path:
     return directory
 
 
-def written(directory: Path, file: str, held: str) -> Path:
-    (directory / file).write_text(held)
+def with_file(directory: Path, file: str, content: str) -> Path:
+    (directory / file).write_text(content)
     return directory
 
 
-UNFIT = r"the weights of .* do not fit its config \({}: .*\); get both again"
+UNFIT = r"the weights of .* do not fit its config \({}: .*\); download or save both again"
 BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "empty": (lambda to: cut(to, 0), r"model.safetensors is truncated or corrupt .*; download it again"),
-    "cut in the header": (lambda to: cut(to, 60), r"truncated or corrupt .*; download it again"),
-    "one byte short": (lambda to: cut(to, -1), r"truncated or corrupt .*; download it again"),
-    "no weights": (lambda to: without(to, "model.safetensors"), r"holds no model.safetensors; type the directory"),
-    "wider": (lambda to: told(to, width=48), UNFIT.format("of another shape")),
-    "more words": (lambda to: told(to, vocabulary=41), UNFIT.format("of another shape")),
-    "more layers": (lambda to: told(to, depth=3), UNFIT.format("missing")),
-    "fewer layers": (lambda to: told(to, depth=1), UNFIT.format("unknown")),
-    "biases": (lambda to: told(to, bias=True), UNFIT.format("missing")),
-    "other positions": (lambda to: told(to, position="learned"), UNFIT.format("missing")),
-    "missing tensor": (lambda to: with_tensors(to, lambda x: x.pop(Q)), rf"\(missing: {Q}\); get both again"),
+    "empty": (lambda to: truncated(to, 0), r"model.safetensors is truncated or corrupt .*; download it again"),
+    "cut in the header": (lambda to: truncated(to, 60), r"truncated or corrupt .*; download it again"),
+    "one byte short": (lambda to: truncated(to, -1), r"truncated or corrupt .*; download it again"),
+    "no weights": (lambda to: without(to, "model.safetensors"), r"contains no model.safetensors; choose the directory"),
+    "wider": (lambda to: with_config(to, width=48), UNFIT.format("wrong shape")),
+    "more words": (lambda to: with_config(to, vocabulary=41), UNFIT.format("wrong shape")),
+    "more layers": (lambda to: with_config(to, depth=3), UNFIT.format("missing")),
+    "fewer layers": (lambda to: with_config(to, depth=1), UNFIT.format("unknown")),
+    "biases": (lambda to: with_config(to, bias=True), UNFIT.format("missing")),
+    "other positions": (lambda to: with_config(to, position="learned"), UNFIT.format("missing")),
+    "missing tensor": (
+        lambda to: with_tensors(to, lambda x: x.pop(Q)),
+        rf"\(missing: {Q}\); download or save both again",
+    ),
     "further tensor": (
         lambda to: with_tensors(to, lambda x: x.update(more=torch.ones(2))),
-        r"\(unknown: more\); get both again",
+        r"\(unknown: more\); download or save both again",
     ),
     "whole numbers": (
         lambda to: with_tensors(to, lambda x: x.update({Q: x[Q].long()})),
-        UNFIT.format("no floating-point numbers"),
+        UNFIT.format("not floating-point"),
     ),
     "NaN": (
-        lambda to: with_tensors(to, filled(FFN, torch.nan)),
+        lambda to: with_tensors(to, set_value(FFN, torch.nan)),
         rf"the weight {FFN} holds NaN or infinity; download the checkpoint again",
     ),
-    "infinity": (lambda to: with_tensors(to, filled(Q, torch.inf)), rf"the weight {Q} holds NaN or infinity"),
-    "unknown field": (lambda to: told(to, flavour="sweet"), r"this config has the unknown field 'flavour'; "),
-    "unknown mechanism": (lambda to: told(to, mechanism="magic"), r"unknown mechanism 'magic'; the mechanisms are"),
-    "unknown form": (lambda to: told(to, form="loop"), r"unknown form 'loop'; type one of decoder, encoder"),
+    "infinity": (lambda to: with_tensors(to, set_value(Q, torch.inf)), rf"the weight {Q} holds NaN or infinity"),
+    "unknown field": (lambda to: with_config(to, flavour="sweet"), r"the config has an unknown field 'flavour'; train"),
+    "unknown mechanism": (
+        lambda to: with_config(to, mechanism="magic"),
+        r"unknown mechanism 'magic'; the mechanisms are",
+    ),
+    "unknown form": (lambda to: with_config(to, form="loop"), r"form must be one of decoder, encoder, .*, got 'loop'"),
     "no tokenizer at all": (
-        lambda to: written(to, "tokenizer.json", "{"),
-        r"is no tokenizer.json \(.*\); get it again",
+        lambda to: with_file(to, "tokenizer.json", "{"),
+        r"is not a valid tokenizer.json \(.*\); download it",
     ),
     "more tokens than words": (
-        lambda to: written(to, "tokenizer.json", character_tokenizer(["".join(map(chr, range(65, 120)))], []).to_str()),
-        r"tokenizer.json has 55 tokens, the model 40; get both again",
+        lambda to: with_file(
+            to, "tokenizer.json", character_tokenizer(["".join(map(chr, range(65, 120)))], []).to_str()
+        ),
+        r"tokenizer.json has 55 tokens, but the model has 40; download or save both again",
     ),
 }
 
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_broken_checkpoint_is_refused_in_one_line(fault: str, tmp_path: Path) -> None:
-    make, match = BROKEN[fault]
-    with without_jaxtyping_checks(), pytest.raises(RheoscopeError, match=match) as said:
+    make, pattern = BROKEN[fault]
+    with without_jaxtyping_checks(), pytest.raises(RheoscopeError, match=pattern) as error:
         rs.load(make(saved("own", tmp_path)))
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("held", "match"),
+    ("content", "pattern"),
     [
-        ("{", r"config.json is no JSON \(.*\); get it again"),
-        ("[]", "does not say"),
-        ('{"model_type": "gpt2"}', "does not say"),
+        ("{", r"config.json is not valid JSON \(.*\); download or save it again"),
+        ("[]", 'lacks "model_type": "rheoscope"'),
+        ('{"model_type": "gpt2"}', 'lacks "model_type": "rheoscope"'),
     ],
 )
-def test_a_config_of_something_else_is_refused(held: str, match: str, tmp_path: Path) -> None:
+def test_a_config_of_something_else_is_refused(content: str, pattern: str, tmp_path: Path) -> None:
     saved("own", tmp_path)
-    (tmp_path / "config.json").write_text(held)
-    with pytest.raises(RheoscopeError, match=match):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(RheoscopeError, match=pattern):
         load_network(tmp_path)
-    with pytest.raises(RheoscopeError, match=r"holds no config.json; type the directory that a model was saved to"):
+    with pytest.raises(RheoscopeError, match=r"contains no config.json; choose the directory that a model was"):
         load_network(tmp_path / "nowhere")
 
 
@@ -237,10 +245,10 @@ def test_no_device_and_no_dtype_of_that_name(tmp_path: Path) -> None:
 def test_the_control_has_the_same_shapes_and_always_the_same_weights(name: str, tmp_path: Path) -> None:
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
-    one, other = rs.load(saved(name, tmp_path), untrained=True), rs.load(network(name), untrained=True)
+    first, second = rs.load(saved(name, tmp_path), untrained=True), rs.load(network(name), untrained=True)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert one.view.facts["weights"] == other.view.facts["weights"] != model(name).view.facts["weights"]
-    assert other.network is not network(name)
+    assert first.view.facts["weights"] == second.view.facts["weights"] != model(name).view.facts["weights"]
+    assert second.network is not network(name)
     assert torch.equal(model(name).run(text()), traced(name).logits)
     assert rs.load(tmp_path, untrained=True, dtype="bfloat16").view.facts["dtype"] == "bfloat16"
 
@@ -256,7 +264,7 @@ def test_opening_leaves_the_seed_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "card.json"])
 def test_a_model_of_others_is_not_overwritten(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text('{"model_type": "gpt2"}')
-    with pytest.raises(RheoscopeError, match=f"holds a {name} that Rheoscope did not write; type another directory"):
+    with pytest.raises(RheoscopeError, match=f"contains {name}, which Rheoscope did not write; choose another"):
         save(Transformer(tiny()), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == '{"model_type": "gpt2"}'

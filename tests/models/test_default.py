@@ -1,4 +1,4 @@
-"""The model that ships: opened without transformers, small, exact, and with something in it to look at."""
+"""The default model: opened without transformers, small, exact, and with known structure."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ def model():  # type: ignore[no-untyped-def]
     return rs.load()
 
 
-def test_it_is_small_and_has_its_card_and_licence() -> None:
+def test_the_default_model_is_small_and_has_a_card_and_a_licence() -> None:
     sizes = {file.name: file.stat().st_size for file in Path(DEFAULT_MODEL).iterdir() if file.is_file()}
     assert {"model.safetensors", "config.json", "tokenizer.json", "README.md", "LICENSE"} <= set(sizes)
     assert sum(sizes.values()) <= 12_000_000
 
 
-def test_it_is_exact_and_speaks(model) -> None:  # type: ignore[no-untyped-def]
+def test_the_default_model_is_certified_and_tokenises_text(model) -> None:  # type: ignore[no-untyped-def]
     assert model.view.facts["certificate"].closure_error <= 1e-5
     assert model.view.facts["model"] == "the default model"
     trace = model.trace("The keys to the cabinet are", logits=True)
@@ -31,18 +31,18 @@ def test_it_is_exact_and_speaks(model) -> None:  # type: ignore[no-untyped-def]
 
 def nats(model, ids: list[int]) -> torch.Tensor:  # type: ignore[no-untyped-def]
     with torch.no_grad():
-        laws = model.run(ids).log_softmax(-1)
-    return -laws[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+        log_probs = model.run(ids).log_softmax(-1)
+    return -log_probs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
 
 
 def test_a_random_sequence_is_predicted_far_better_the_second_time(model) -> None:  # type: ignore[no-untyped-def]
-    """Induction; the same architecture untrained shows none of it."""
+    """Induction. The untrained control shows none."""
     control, gains = rs.load(untrained=True), {"trained": 0.0, "untrained": 0.0}
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     for _ in range(8):
-        words = torch.randint(260, 4096, (48,), generator=draw).tolist()
-        for name, one in (("trained", model), ("untrained", control)):
-            cost = nats(one, [0, *words, *words])
+        tokens = torch.randint(260, 4096, (48,), generator=generator).tolist()
+        for name, candidate in (("trained", model), ("untrained", control)):
+            cost = nats(candidate, [0, *tokens, *tokens])
             gains[name] += float(cost[:48].mean() - cost[49:].mean()) / 8
     assert gains["trained"] > 3
     assert abs(gains["untrained"]) < 0.5
@@ -54,16 +54,18 @@ def test_english_is_predicted_better_than_shuffled_english(model) -> None:  # ty
     ).tolist()
     shuffled = [
         0,
-        *(ids[1 + int(at)] for at in torch.randperm(len(ids) - 1, generator=torch.Generator().manual_seed(1))),
+        *(ids[1 + int(index)] for index in torch.randperm(len(ids) - 1, generator=torch.Generator().manual_seed(1))),
     ]
     assert float(nats(model, ids).mean()) < 4.5 < 6 < float(nats(model, shuffled).mean())
 
 
 def test_some_heads_are_sinks(model) -> None:  # type: ignore[no-untyped-def]
-    """A head gives far more to the first token than its share among those that it may see."""
+    """A head attends to the first token far more than uniform attention would."""
     trace = model.trace(
         "The keys to the cabinet are on the table. The city of London lies on the river Thames, in England."
     )
-    seen = 1 / torch.arange(2, len(trace) + 1)
-    most = max(float(trace.statistics(layer)["first"][:, 1:].mean(-1).max()) for layer in range(trace.view.layers))
-    assert most > 3 * float(seen.mean())
+    uniform_share = 1 / torch.arange(2, len(trace) + 1)
+    largest_share = max(
+        float(trace.statistics(layer)["first"][:, 1:].mean(-1).max()) for layer in range(trace.view.layers)
+    )
+    assert largest_share > 3 * float(uniform_share.mean())

@@ -1,4 +1,4 @@
-"""What weights are before the first step."""
+"""Initial weights of every `start`."""
 
 from typing import Any
 
@@ -15,59 +15,59 @@ from tests.models.test_projections import config, forms, run_steps
 from tests.pretrained.cases import gap, text
 
 
-def test_every_start_has_its_name_in_a_config() -> None:
+def test_every_start_is_a_choice_of_the_config() -> None:
     assert CHOICES["start"] == tuple(INITIALISERS)
 
 
 @pytest.mark.parametrize("start", list(INITIALISERS))
-def test_all_but_attention_starts_as_ever(start: str) -> None:
-    own, plain = (initial_network(config("untied", start=name), 2) for name in (start, "usual"))
-    for (name, one), other in zip(own.named_parameters(), plain.parameters(), strict=True):
-        assert torch.equal(one, other) or "attention" in name
+def test_a_start_changes_only_attention(start: str) -> None:
+    network, plain = (initial_network(config("untied", start=name), 2) for name in (start, "usual"))
+    for (name, parameter), plain_parameter in zip(network.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(parameter, plain_parameter) or "attention" in name
 
 
 def test_a_symmetric_start_is_tied_at_step_0_and_not_later() -> None:
     ids = text(0, 9)[None]
     free, tied = initial_network(config("untied", start="symmetric"), 5), initial_network(config("tied"), 5)
     assert gap(free(ids), tied(ids)) <= 1e-6
-    after = [
+    trained_networks = [
         run_steps(small(projection=name, start=start, accumulate=1), 2)
         for name, start in (("untied", "symmetric"), ("tied", "usual"))
     ]
     ids = ids % 11
-    assert gap(after[0](ids), after[1](ids)) > 1e-4
-    symmetry = [M.symmetry() for net in after for M in forms(net)]
+    assert gap(trained_networks[0](ids), trained_networks[1](ids)) > 1e-4
+    symmetry = [M.symmetry() for net in trained_networks for M in forms(net)]
     assert all(float(s.max()) < 1 - 1e-6 for s in symmetry[:2])
     assert all(gap(s, torch.ones(2)) <= 1e-6 for s in symmetry[2:])
 
 
-def test_groups_start_symmetric_with_the_keys_they_read() -> None:
+def test_grouped_heads_start_symmetric_with_their_shared_keys() -> None:
     net = initial_network(config("untied", heads=4, kv_heads=2, start="symmetric"), 1)
     for block in rs.load(net).view.layer_heads:
         assert gap(block.M().symmetry(), torch.ones(4)) <= 1e-6
 
 
 def test_a_mimetic_start_is_near_the_identity() -> None:
-    """The best rank-k part of αZ + βI: its trace is positive, and no other matrix of that rank is nearer."""
+    """The best rank-k part of αZ + βI has positive trace, and no other matrix of that rank is nearer."""
     net = initial_network(config("untied", width=32, heads=2, start="mimetic"), 1)
     for layer in net.stack.blocks:
         rows = layer.attention.read.weight.detach().unflatten(0, (-1, 16))
         for W_Q, W_K in zip(rows[:2], rows[2:4], strict=True):
             M = W_Q.mT @ W_K
             assert float(M.trace()) > 0.3 * M_COEFFICIENTS[1] * 16
-            assert gap(W_Q @ W_Q.mT, W_K @ W_K.mT) <= 1e-5  # both hold √S
+            assert gap(W_Q @ W_Q.mT, W_K @ W_K.mT) <= 1e-5  # both contain √S
         F = rows[4:].flatten(0, 1).mT @ layer.attention.write.weight.detach().mT
         assert abs(float(F.trace()) / 32 + F_COEFFICIENTS[1]) < 0.15
         assert 0.5 < float((F + F_COEFFICIENTS[1] * torch.eye(32)).norm() / (F_COEFFICIENTS[0] * 32**0.5)) < 1.5
 
 
-def test_halves_are_the_best_of_their_rank() -> None:
+def test_svd_factors_give_the_best_approximation_of_their_rank() -> None:
     A = torch.randn(5, 5, dtype=torch.float64)
     S = torch.linalg.svdvals(A)
     for rank in (2, 5, 7):
-        left, right = svd_factors(A, rank)
-        assert left.shape == (5, rank)
-        assert float((A - left @ right).norm()) == pytest.approx(float(S[rank:].norm()), abs=1e-10)
+        left_factor, right_factor = svd_factors(A, rank)
+        assert left_factor.shape == (5, rank)
+        assert float((A - left_factor @ right_factor).norm()) == pytest.approx(float(S[rank:].norm()), abs=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -75,20 +75,20 @@ def test_halves_are_the_best_of_their_rank() -> None:
     [
         (
             {"projection": "tied", "start": "symmetric"},
-            "Tied has no weights q of its own .*; type start=usual, or projection=untied",
+            "Tied has no weights q of its own that start could set; type start='usual'",
         ),
         ({"projection": "shared_kv", "start": "mimetic"}, "SharedKV has no weights v"),
-        ({"projection": "untied", "kv_heads": 1, "start": "mimetic"}, "got 1 of keys; type kv_heads=2"),
+        ({"projection": "untied", "kv_heads": 1, "start": "mimetic"}, "got heads=2 and kv_heads=1; type kv_heads=2"),
     ],
 )
-def test_what_cannot_start_so_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_a_start_without_its_weights_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RheoscopeError, match=message):
         initial_network(config(**changes), 0)
 
 
-def test_opening_a_model_does_not_start_it_again(tmp_path: Any) -> None:
+def test_loading_a_model_draws_no_random_numbers(tmp_path: Any) -> None:
     net = initial_network(config("untied", start="mimetic"), 1)
     state = torch.get_rng_state()
-    again, _ = load_network(save(net, tmp_path))
+    reloaded, _ = load_network(save(net, tmp_path))
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(again(text(0, 5)[None]), net(text(0, 5)[None]))
+    assert torch.equal(reloaded(text(0, 5)[None]), net(text(0, 5)[None]))

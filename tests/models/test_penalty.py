@@ -1,4 +1,4 @@
-"""What is kept small besides the loss."""
+"""Penalties of training: values, gradients, packed models and runs."""
 
 import copy
 from pathlib import Path
@@ -9,56 +9,68 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.models.penalty import PENALTIES, PenaltyTerm, asymmetry, residual, weighted_penalty
+from rheoscope.models.penalty import (
+    PENALTIES,
+    PenaltyTerm,
+    asymmetry,
+    per_head_asymmetry,
+    query_key_maps,
+    residual,
+    weighted_penalty,
+)
 from rheoscope.models.projections import linear
 from rheoscope.models.task import Objective
 from rheoscope.models.train import read_log
 from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
+from tests.attention.cases import without_jaxtyping_checks
 from tests.learn.cases import Letters
-from tests.models.runs import kept, run, small, translator
+from tests.models.runs import run, run_files, small, translator
 from tests.models.test_projections import EVERY, TIED, model, network
 from tests.pretrained.cases import gap, text
 
 
 @pytest.mark.parametrize(
-    ("projection", "more"),
+    ("projection", "changes"),
     [*((name, {}) for name in EVERY), ("untied", {"bias": True, "norm": "layer"}), ("tied", {"norm": "layer"})],
 )
 @torch.no_grad()
-def test_asymmetry_is_what_the_operators_say(projection: str, more: dict[str, Any]) -> None:
-    """‖M − Mᵀ‖²/‖M‖² of dense M, and 2 − 2s."""
-    dense = torch.cat([block.M().dense() for block in model(projection, **more).view.layer_heads])
-    slow = (dense - dense.mT).square().sum((-2, -1)) / dense.square().sum((-2, -1))
-    found = asymmetry(network(projection, **more))
-    assert gap(found[0], slow.mean()) <= 1e-10
+def test_asymmetry_equals_that_of_the_operators(projection: str, changes: dict[str, Any]) -> None:
+    """Equals ‖M − Mᵀ‖²/‖M‖² of dense M, and 2 − 2s."""
+    dense = torch.cat([block.M().dense() for block in model(projection, **changes).view.layer_heads])
+    expected = (dense - dense.mT).square().sum((-2, -1)) / dense.square().sum((-2, -1))
+    result = asymmetry(network(projection, **changes))
+    assert gap(result[0], expected.mean()) <= 1e-10
     assert (
         gap(
-            found[0], torch.tensor(2 - 2 * rs.operators(model(projection, **more).view, draws=0).symmetry.values.mean())
+            result[0],
+            torch.tensor(2 - 2 * rs.operators(model(projection, **changes).view, draws=0).symmetry.values.mean()),
         )
         <= 1e-5
     )
-    assert (float(found) < 1e-10) == (projection in TIED)
+    assert (float(result) < 1e-10) == (projection in TIED)
 
 
 @torch.no_grad()
-def test_groups_of_heads_and_no_norm() -> None:
-    for more in ({"heads": 4, "kv_heads": 2}, {"norm": "none"}, {"placement": "post", "norm": "layer"}):
-        dense = torch.cat([block.M().dense() for block in model("untied", **more).view.layer_heads])
-        slow = (dense - dense.mT).square().sum((-2, -1)) / dense.square().sum((-2, -1))
-        assert gap(asymmetry(network("untied", **more))[0], slow.mean()) <= 1e-10
+def test_asymmetry_with_grouped_heads_and_other_norms() -> None:
+    for changes in ({"heads": 4, "kv_heads": 2}, {"norm": "none"}, {"placement": "post", "norm": "layer"}):
+        dense = torch.cat([block.M().dense() for block in model("untied", **changes).view.layer_heads])
+        expected = (dense - dense.mT).square().sum((-2, -1)) / dense.square().sum((-2, -1))
+        assert gap(asymmetry(network("untied", **changes))[0], expected.mean()) <= 1e-10
 
 
-def test_nothing_is_symmetric() -> None:
+def test_a_zero_M_has_no_asymmetry_and_finite_gradients() -> None:
     empty = copy.deepcopy(network("untied"))
     with torch.no_grad():
         empty.stack.blocks[0].attention.read.weight[:] = 0
-    asymmetry(empty).sum().backward()
+    value = asymmetry(empty)
+    assert gap(value[0], per_head_asymmetry(*query_key_maps(empty.stack.blocks[1])).mean() / 2) <= 1e-12
+    value.sum().backward()
     assert all(bool(p.grad.isfinite().all()) for p in empty.parameters() if p.grad is not None)
 
 
 @torch.no_grad()
-def test_the_residual_is_that_of_the_trace() -> None:
+def test_the_residual_equals_that_of_the_trace() -> None:
     ids = torch.stack([text(0, 7), text(1, 7)])
     ratios = []
     for row in ids:
@@ -68,23 +80,23 @@ def test_the_residual_is_that_of_the_trace() -> None:
 
 
 def clouds(model: Any, ids: torch.Tensor) -> list[torch.Tensor]:
-    """Before every layer, and after the last."""
-    found: list[torch.Tensor] = []
-    model(ids, hidden_states=found)
-    return found
+    """The points before every layer and after the last."""
+    result: list[torch.Tensor] = []
+    model(ids, hidden_states=result)
+    return result
 
 
 @torch.no_grad()
 def test_an_encoder_decoder_has_asymmetry_alone() -> None:
-    made = build(translator().config)
-    assert 1.5 < float(asymmetry(made)) < 2.5
-    with pytest.raises(RheoscopeError, match="got an encoder-decoder; type --penalty asymmetry"):
-        PenaltyTerm(made, {"asymmetry": 1.0, "residual": 1.0})
-    assert PenaltyTerm(made, {"asymmetry": 1.0}).hidden_states() is None
+    translator_network = build(translator().config)
+    assert 1.5 < float(asymmetry(translator_network)) < 2.5
+    with pytest.raises(RheoscopeError, match=r"got an encoder-decoder; type penalty=\{'asymmetry': 0.1\}"):
+        PenaltyTerm(translator_network, {"asymmetry": 1.0, "residual": 1.0})
+    assert PenaltyTerm(translator_network, {"asymmetry": 1.0}).hidden_states() is None
 
 
 class Packed(torch.nn.Module):
-    """Linear maps of several models, each for its own texts."""
+    """The linear maps of several models, each applied to its own texts."""
 
     def __init__(self, weights: list[Tensor]) -> None:
         super().__init__()
@@ -94,35 +106,35 @@ class Packed(torch.nn.Module):
         return linear(u, self.weight, self.bias)
 
 
-def test_a_penalty_is_of_the_forward_pass_of_the_loss() -> None:
-    """No layer runs again for it; the loss is what it is without."""
-    model, told, calls = copy.deepcopy(network("untied")).train(), {"asymmetry": 0.5, "residual": 2.0}, list[int]()
+def test_a_penalty_uses_the_forward_pass_of_the_loss() -> None:
+    """No layer runs again, and the loss is the same as without a penalty."""
+    model, strengths, calls = copy.deepcopy(network("untied")).train(), {"asymmetry": 0.5, "residual": 2.0}, list[int]()
     for number, block in enumerate(model.stack.blocks):
         block.register_forward_hook(lambda *_, number=number: calls.append(number))
     x = torch.stack([text(0, 6), text(1, 6)])
-    loss, besides = Objective(model, Letters(), 0.0, told)(x[:, :-1], x[:, 1:])
+    loss, penalty = Objective(model, Letters(), 0.0, strengths)(x[:, :-1], x[:, 1:])
     assert calls == list(range(len(model.stack.blocks)))
     assert torch.equal(loss, Objective(model, Letters(), 0.0)(x[:, :-1], x[:, 1:])[0])
-    assert besides is not None
-    assert torch.equal(besides, weighted_penalty(told, model, clouds(model, x[:, :-1])).sum())
+    assert penalty is not None
+    assert torch.equal(penalty, weighted_penalty(strengths, model, clouds(model, x[:, :-1])).sum())
     assert Objective(model, Letters(), 0.0)(x[:, :-1], x[:, 1:])[1] is None
-    assert Objective(model.eval(), Letters(), 0.0, told)(x[:, :-1], x[:, 1:])[1] is None  # measured, not trained
+    assert Objective(model.eval(), Letters(), 0.0, strengths)(x[:, :-1], x[:, 1:])[1] is None  # eval mode
 
 
 @pytest.mark.parametrize("name", list(PENALTIES))
 @torch.no_grad()
-def test_models_trained_as_one_have_a_number_each(name: str) -> None:
-    """Two models that differ in what attention reads, texts one after another."""
-    one, other = network("symmetric_skew"), copy.deepcopy(network("symmetric_skew"))
-    for block in other.stack.blocks:
+def test_packed_models_have_one_penalty_each(name: str) -> None:
+    """Two models with different attention weights, with their texts stacked."""
+    first, second = network("symmetric_skew"), copy.deepcopy(network("symmetric_skew"))
+    for block in second.stack.blocks:
         block.attention.read.weight.copy_(block.attention.read.weight.flip(0))
-    both = copy.deepcopy(one)
-    for block, *each in zip(both.stack.blocks, one.stack.blocks, other.stack.blocks, strict=True):
-        block.attention.read = Packed([b.attention.read.weight for b in each])
+    packed = copy.deepcopy(first)
+    for block, *blocks in zip(packed.stack.blocks, first.stack.blocks, second.stack.blocks, strict=True):
+        block.attention.read = Packed([b.attention.read.weight for b in blocks])
         block.attention.projection.signs = torch.nn.Parameter(block.attention.projection.signs.expand(2, -1))
     ids = torch.stack([text(seed, 5) for seed in range(4)])
-    alone = [PENALTIES[name](net, clouds(net, part)) for net, part in zip((one, other), ids.split(2), strict=True)]
-    assert gap(PENALTIES[name](both, clouds(both, ids)), torch.cat(alone)) <= 1e-10
+    alone = [PENALTIES[name](net, clouds(net, part)) for net, part in zip((first, second), ids.split(2), strict=True)]
+    assert gap(PENALTIES[name](packed, clouds(packed, ids)), torch.cat(alone)) <= 1e-10
     assert abs(float(alone[0]) - float(alone[1])) > 1e-4
 
 
@@ -136,43 +148,44 @@ def test_a_strong_penalty_ties(tmp_path: Path) -> None:
     assert read_log(tmp_path / "10.0")[-1]["penalty asymmetry"] == pytest.approx(near, abs=1e-6)
 
 
-def test_none_and_nothing_change_no_bit_and_a_penalised_run_resumes(tmp_path: Path) -> None:
-    plain, zero, whole, cut = (tmp_path / name for name in ("plain", "zero", "whole", "cut"))
+def test_strength_0_changes_nothing_and_a_penalised_run_resumes(tmp_path: Path) -> None:
+    plain, zero, uninterrupted, resumed = (tmp_path / name for name in ("plain", "zero", "whole", "cut"))
     run(plain, small(steps=4))
     run(zero, small(steps=4, penalty={"asymmetry": 0.0}))
-    assert kept(plain)["model.safetensors"] == kept(zero)["model.safetensors"]
-    both = small(steps=4, penalty={"asymmetry": 0.5, "residual": 0.1})
-    run(whole, both)
-    run(cut, both, stop_at=3)
-    run(cut, both)
-    assert kept(whole) == kept(cut)
-    assert kept(whole)["model.safetensors"] != kept(plain)["model.safetensors"]
-    with pytest.raises(RheoscopeError, match=r"penalty=.*another --out"):
-        run(cut, small(steps=4))
+    assert run_files(plain)["model.safetensors"] == run_files(zero)["model.safetensors"]
+    packed = small(steps=4, penalty={"asymmetry": 0.5, "residual": 0.1})
+    run(uninterrupted, packed)
+    run(resumed, packed, stop_at=3)
+    run(resumed, packed)
+    assert run_files(uninterrupted) == run_files(resumed)
+    assert run_files(uninterrupted)["model.safetensors"] != run_files(plain)["model.safetensors"]
+    with pytest.raises(RheoscopeError, match=r"penalty=.*; use the same recipe or another directory; type out="):
+        run(resumed, small(steps=4))
 
 
-def test_pieces_of_a_batch_share_a_penalty(tmp_path: Path) -> None:
-    """As many pieces as there are, the same gradient."""
+def test_the_penalty_does_not_depend_on_accumulation(tmp_path: Path) -> None:
+    """The gradient is the same for any number of parts."""
     changes = {"dropout": 0.0, "steps": 3, "penalty": {"asymmetry": 1.0, "residual": 1.0}}
-    for pieces in (1, 2):
-        run(tmp_path / str(pieces), small(accumulate=pieces, **changes))
-    one, two = (rs.load(tmp_path / str(pieces)).network.state_dict() for pieces in (1, 2))
-    assert max(gap(one[name], two[name]) for name in one) <= 1e-4
+    for parts in (1, 2):
+        run(tmp_path / str(parts), small(accumulate=parts, **changes))
+    first, two = (rs.load(tmp_path / str(parts)).network.state_dict() for parts in (1, 2))
+    assert max(gap(first[name], two[name]) for name in first) <= 1e-4
 
 
 @torch.no_grad()
-def test_the_sum_is_weighted() -> None:
+def test_the_total_penalty_is_a_weighted_sum() -> None:
     ids = text(0, 5)[None]
-    seen = clouds(network("untied"), ids)
-    own = {name: float(PENALTIES[name](network("untied"), seen)) for name in PENALTIES}
-    found = weighted_penalty({"asymmetry": 0.5, "residual": 2.0}, network("untied"), seen)
-    assert float(found) == pytest.approx(0.5 * own["asymmetry"] + 2 * own["residual"])
+    network_clouds = clouds(network("untied"), ids)
+    values = {name: float(PENALTIES[name](network("untied"), network_clouds)) for name in PENALTIES}
+    result = weighted_penalty({"asymmetry": 0.5, "residual": 2.0}, network("untied"), network_clouds)
+    assert float(result) == pytest.approx(0.5 * values["asymmetry"] + 2 * values["residual"])
 
 
 @pytest.mark.parametrize(
-    "told", [{"asymmetric": 1.0}, {"asymmetry": -1.0}, {"asymmetry": "much"}, "asymmetry", {"residual": float("nan")}]
+    "strengths",
+    [{"asymmetric": 1.0}, {"asymmetry": -1.0}, {"asymmetry": "much"}, "asymmetry", {"residual": float("nan")}],
 )
-def test_what_is_no_penalty_is_refused(told: Any) -> None:
-    with pytest.raises(RheoscopeError, match="; type ") as said:
-        small(penalty=told)
-    assert "\n" not in str(said.value)
+def test_invalid_penalties_are_refused(strengths: Any) -> None:
+    with without_jaxtyping_checks(), pytest.raises(RheoscopeError, match="; type ") as error:
+        small(penalty=strengths)
+    assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Whose directory a run is written to: what others wrote is refused by name, and stays as it was."""
+"""The directory of a run: files of others are refused by name and stay unchanged."""
 
 from pathlib import Path
 
@@ -12,15 +12,15 @@ RECIPE = small(steps=6)
 
 
 @pytest.mark.parametrize("name", RUN_FILES)
-def test_files_of_others_are_refused_by_name_and_kept(name: str, tmp_path: Path) -> None:
+def test_files_of_others_are_refused_by_name_and_not_changed(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text('{"config": 3}')
-    with pytest.raises(RheoscopeError, match=f"holds a {name} that no run of Rheoscope wrote; type another --out"):
+    with pytest.raises(RheoscopeError, match=f"contains {name}, which no run of Rheoscope wrote; type out="):
         run(tmp_path, RECIPE)
     assert (tmp_path / name).read_text() == '{"config": 3}'
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
-def test_files_with_other_names_are_no_matter(tmp_path: Path) -> None:
+def test_files_with_other_names_do_not_matter(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
     run(tmp_path, RECIPE, stop_at=3)
     check_run_directory(tmp_path, RECIPE.to_dict())
@@ -29,7 +29,7 @@ def test_files_with_other_names_are_no_matter(tmp_path: Path) -> None:
 
 def test_another_recipe_is_refused_whatever_the_vocabulary(tmp_path: Path) -> None:
     run(tmp_path, RECIPE, stop_at=3)
-    told = RECIPE.to_dict()
-    check_run_directory(tmp_path, told | {"config": told["config"] | {"vocabulary": 99}})
-    with pytest.raises(RheoscopeError, match=r"holds a run with depth=2, now depth=1; type the same recipe"):
+    recipe = RECIPE.to_dict()
+    check_run_directory(tmp_path, recipe | {"config": recipe["config"] | {"vocabulary": 99}})
+    with pytest.raises(RheoscopeError, match=r"holds a run with depth=2, got depth=1; use the same recipe"):
         check_run_directory(tmp_path, RECIPE.with_changes(depth=1).to_dict())

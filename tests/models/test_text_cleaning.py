@@ -1,4 +1,4 @@
-"""Wikitext becomes prose: each rule alone, then any markup at all."""
+"""Wikitext as prose: each rule alone, then arbitrary markup."""
 
 import time
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rheoscope.models.text_cleaning import articles, is_dump, plain_prose
+from rheoscope.models.text_cleaning import LETTER, articles, is_dump, plain_prose
 from tests.texts import any_text
 
 RULES = {
@@ -43,7 +43,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_each_rule(rule: str) -> None:
+def test_each_rule_of_cleaning(rule: str) -> None:
     wikitext, expected = RULES[rule]
     assert plain_prose(wikitext) == expected
 
@@ -55,7 +55,7 @@ def page(text: str, title: str = "Ada") -> str:
 LONG = "Ada wrote the first program of all for a machine that was never built. " * 4
 
 
-def test_a_dump_gives_one_document_an_article() -> None:
+def test_a_dump_gives_one_document_per_article() -> None:
     dump = [
         "<mediawiki>\n",
         page("#REDIRECT [[Ada Lovelace]]"),
@@ -70,7 +70,7 @@ def test_a_dump_gives_one_document_an_article() -> None:
     assert list(articles(lines)) == [f"{LONG}– 1843", LONG.strip()]
 
 
-def test_a_dump_is_known_by_its_first_lines() -> None:
+def test_a_dump_is_recognised_by_its_first_lines() -> None:
     assert is_dump("<mediawiki xmlns='x'>\n")
     assert is_dump('<?xml version="1.0"?>\n<mediawiki>\n')
     assert not is_dump("<?xml version='1.0'?>\n<html>")
@@ -81,7 +81,7 @@ words = st.text(alphabet="ab \n'*=|", max_size=8)
 
 
 def wrapped(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    """Balanced markup around what is already balanced."""
+    """Balanced markup around balanced text."""
     shapes = [
         "[[{}]]",
         "[[a|{}]]",
@@ -123,28 +123,31 @@ anything = st.lists(st.sampled_from([*marks, "\n", "a", " ", "&lt;", "&#91;", "h
 
 
 @given(balanced)
-def test_nothing_is_left_of_balanced_markup(text: str) -> None:
-    left = plain_prose(text)
-    assert not any(mark in left for mark in ("[[", "]]", "{{", "}}", "<ref", "</ref", "<!--"))
+def test_balanced_markup_is_removed_completely(text: str) -> None:
+    prose = plain_prose(text)
+    assert not any(mark in prose for mark in ("[[", "]]", "{{", "}}", "<ref", "</ref", "<!--"))
 
 
 @given(anything.map("".join))
-def test_unbalanced_markup_neither_fails_nor_survives(text: str) -> None:
-    left = plain_prose(text)
-    assert not any(mark in left for mark in ("[[", "{{", "<ref"))
+def test_unbalanced_markup_is_removed(text: str) -> None:
+    prose = plain_prose(text)
+    assert not any(mark in prose for mark in ("[[", "{{", "<ref"))
 
 
 @given(any_text())
-def test_any_text_has_prose(text: str) -> None:
-    plain_prose(text)
+def test_the_prose_of_any_text_has_no_markup_and_a_letter_on_every_line(text: str) -> None:
+    result = plain_prose(text)
+    assert not any(mark in result for mark in ("[[", "{{", "<ref"))
+    assert all(LETTER.search(line) for line in result.split("\n") if result)
+    assert "  " not in result
 
 
 @given(st.lists(st.text(alphabet="abcdefgh ,.", min_size=1), min_size=1))
-def test_plain_sentences_stay(lines: list[str]) -> None:
-    """Law: what holds no markup comes back, but for white space, leading points and lines without a letter."""
+def test_sentences_without_markup_stay(lines: list[str]) -> None:
+    """Text without markup is returned except for white space, leading punctuation and lines without a letter."""
     expected = ["".join(line.split()) for line in lines]
-    found = ["".join(line.split()) for line in plain_prose("\n".join(lines)).split("\n")]
-    assert [line for line in found if line] == [line for line in expected if any(c.isalpha() for c in line)]
+    result = ["".join(line.split()) for line in plain_prose("\n".join(lines)).split("\n")]
+    assert [line for line in result if line] == [line for line in expected if any(c.isalpha() for c in line)]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +171,8 @@ def test_plain_sentences_stay(lines: list[str]) -> None:
     ],
 )
 def test_time_is_linear_in_marks_that_never_close(mark: str) -> None:
-    """A page of 200,000 characters of one unclosed mark: a quadratic rule would take minutes."""
+    """A page of 200,000 characters of one unclosed mark. A quadratic rule would take minutes."""
     start = time.perf_counter()
-    plain_prose(mark * (200_000 // len(mark)))
+    result = plain_prose(mark * (200_000 // len(mark)))
     assert time.perf_counter() - start < 5
+    assert not any(opening in result for opening in ("[[", "{{", "<ref"))

@@ -1,4 +1,4 @@
-"""Training: exact resume whatever kills a run, the same steps however a batch is cut, and it learns."""
+"""Training: exact resume after any kill, the same steps however a batch is split, and models that learn."""
 
 import math
 import os
@@ -23,15 +23,15 @@ from tests.attention.cases import without_jaxtyping_checks
 from tests.models.runs import (
     ENTROPY,
     VOCABULARY,
-    apart,
     encoder,
-    kept,
     masked,
     prose,
     run,
+    run_files,
     small,
     translation,
     translator,
+    weight_gap,
     weights,
 )  # fmt: skip
 from tests.processes import Fork, run_in_fork
@@ -45,8 +45,8 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: Any) -> dict[str, Path]:
-    """Runs that nothing happened to."""
+def uninterrupted(tmp_path_factory: Any) -> dict[str, Path]:
+    """The directory of an uninterrupted run of each kind."""
     out = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
     for kind, (recipe, task) in KINDS.items():
         run(out[kind], recipe, task)
@@ -55,7 +55,7 @@ def whole(tmp_path_factory: Any) -> dict[str, Path]:
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """Shapes are checked by shorter runs; in these that would double the time."""
+    """Disable shape checks, which would double the time. Shorter runs have them."""
     with without_jaxtyping_checks():
         yield
 
@@ -63,47 +63,46 @@ def unchecked() -> Iterator[None]:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("kind", "stop_at"),
-    [*(("adamw", at) for at in (1, 2, 3, 8)), ("muon", 2), ("muon", 7), ("translation", 5), ("masked", 5)],
+    [*(("adamw", step) for step in (1, 2, 3, 8)), ("muon", 2), ("muon", 7), ("translation", 5), ("masked", 5)],
 )
-def test_a_killed_run_ends_as_if_it_had_not_been(
-    kind: str, stop_at: int, whole: dict[str, Path], tmp_path: Path
-) -> None:
-    """With the state of either optimiser and the order of either kind of data: before, at and after a checkpoint, and at the last."""
+def test_a_killed_run_resumes_exactly(kind: str, stop_at: int, uninterrupted: dict[str, Path], tmp_path: Path) -> None:
+    """For both optimisers and all kinds of data: before, at and after a checkpoint, and just before the end."""
     recipe, task = KINDS[kind]
     assert run(tmp_path, recipe, task, stop_at) is None
-    torch.manual_seed(stop_at)  # nothing hangs on what else draws random numbers
+    torch.manual_seed(stop_at)  # other random numbers do not matter
     run(tmp_path, recipe, task)
-    assert kept(tmp_path) == kept(whole[kind])
+    assert run_files(tmp_path) == run_files(uninterrupted[kind])
 
 
-def test_a_run_killed_again_and_again(whole: dict[str, Path], tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_run_killed_several_times_resumes_exactly(uninterrupted: dict[str, Path], tmp_path: Path) -> None:
+    messages: list[str] = []
     for stop_at in (1, 3, 3, 5, 5, 8):
-        run(tmp_path, small(), stop_at=stop_at, log=said.append)
-    run(tmp_path, small(), log=said.append)
-    assert kept(tmp_path) == kept(whole["adamw"])
-    assert said == [f"going on with {tmp_path} at step {step} of 9" for step in (2, 2, 4, 4, 8)]
+        run(tmp_path, small(), stop_at=stop_at, log=messages.append)
+    run(tmp_path, small(), log=messages.append)
+    assert run_files(tmp_path) == run_files(uninterrupted["adamw"])
+    assert messages == [f"resuming {tmp_path} at step {step} of 9" for step in (2, 2, 4, 4, 8)]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
-def test_sigkill_at_any_moment(tmp_path: Path) -> None:
-    """A checkpoint a step, so that many of the kills fall into the writing of one."""
-    killed, whole, recipe = tmp_path / "killed", tmp_path / "whole", small(steps=14, evaluate_every=1, optimiser="muon")
-    run(whole, recipe)
-    draw, moment, kills = random.Random(1), 0.05, 0
+def test_sigkill_at_any_moment_leaves_a_run_that_resumes_exactly(tmp_path: Path) -> None:
+    """With a checkpoint at every step, so that many kills interrupt a write."""
+    killed, expected = tmp_path / "killed", tmp_path / "expected"
+    recipe = small(steps=14, evaluate_every=1, optimiser="muon")
+    run(expected, recipe)
+    generator, moment, kills = random.Random(1), 0.05, 0
     for _ in range(8):
         with Fork(lambda: run(killed, recipe)) as child:
-            time.sleep(moment * draw.random())
+            time.sleep(moment * generator.random())
             os.kill(child.pid, signal.SIGKILL)
             status = child.done().returncode
         kills, moment = kills + (status == -signal.SIGKILL), moment * 1.3
     assert kills >= 5
     last = run_in_fork(lambda: run(killed, recipe))
     assert last.returncode == 0, last.stderr
-    assert kept(killed) == kept(whole)
-    left = {file.name for file in killed.iterdir()}
-    assert left == {
+    assert run_files(killed) == run_files(expected)
+    files = {file.name for file in killed.iterdir()}
+    assert files == {
         "model.safetensors",
         "config.json",
         "figures.json",
@@ -117,19 +116,19 @@ def test_sigkill_at_any_moment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "task"), [(small(dropout=0.0, rate=1e-3), prose()), (translator(dropout=0.0, rate=1e-3), translation())]
 )
-def test_pieces_of_a_batch_are_the_batch(recipe: Any, task: Any, tmp_path: Path) -> None:
-    for pieces in (1, 2):
-        run(tmp_path / str(pieces), recipe.with_changes(accumulate=pieces), task)
-    assert apart(tmp_path / "1", tmp_path / "2") < 1e-6
+def test_accumulation_does_not_change_the_weights(recipe: Any, task: Any, tmp_path: Path) -> None:
+    for parts in (1, 2):
+        run(tmp_path / str(parts), recipe.with_changes(accumulate=parts), task)
+    assert weight_gap(tmp_path / "1", tmp_path / "2") < 1e-6
     if recipe.config.form == "decoder":
         run(tmp_path / "4", recipe.with_changes(accumulate=4), task)
-        assert apart(tmp_path / "1", tmp_path / "4") < 1e-6
+        assert weight_gap(tmp_path / "1", tmp_path / "4") < 1e-6
 
 
-def as_one_of_two(out: Path) -> None:
-    """What each of two processes does, told by torchrun's words which one it is."""
-    with distributed_process("cpu") as place:
-        assert place.world_size == 2
+def train_in_two_processes(out: Path) -> None:
+    """The work of each of two processes, whose rank comes from the environment variables of torchrun."""
+    with distributed_process("cpu") as process:
+        assert process.world_size == 2
         run(out / "few", small(dropout=0.0, batch=1, accumulate=1))
         run(out / "prose", small(dropout=0.0))
         run(out / "pairs", translator(dropout=0.0), translation())
@@ -140,42 +139,42 @@ def as_one_of_two(out: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
-    """torchrun itself starts two in tests/learn/test_train_report.py."""
+    """tests/learn/test_train_report.py starts two processes with torchrun itself."""
     run(tmp_path / "one prose", small(dropout=0.0))
     run(tmp_path / "one pairs", translator(dropout=0.0), translation())
     run(tmp_path / "one few", small(dropout=0.0, batch=1, accumulate=1))
     with socket.create_server(("127.0.0.1", 0)) as free:
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    with Fork(partial(as_one_of_two, tmp_path), RANK="0", **place) as first:
-        second = run_in_fork(partial(as_one_of_two, tmp_path), RANK="1", **place)
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    with Fork(partial(train_in_two_processes, tmp_path), RANK="0", **environment) as first:
+        second = run_in_fork(partial(train_in_two_processes, tmp_path), RANK="1", **environment)
         assert second.returncode == 0, second.stderr
         assert first.done().returncode == 0, first.done().stderr
-    assert apart(tmp_path / "one few", tmp_path / "few") < 1e-5  # a process without rows
+    assert weight_gap(tmp_path / "one few", tmp_path / "few") < 1e-5  # a process without rows
     for name in ("prose", "pairs"):
-        assert apart(tmp_path / f"one {name}", tmp_path / name) < 1e-5
-        logs = [[line["train loss"] for line in read_log(tmp_path / which)] for which in (name, f"one {name}")]
+        assert weight_gap(tmp_path / f"one {name}", tmp_path / name) < 1e-5
+        logs = [[line["train loss"] for line in read_log(tmp_path / run_name)] for run_name in (name, f"one {name}")]
         assert logs[0] == pytest.approx(logs[1], abs=1e-5)
-    assert kept(tmp_path / "pairs") == kept(tmp_path / "pairs killed")
+    assert run_files(tmp_path / "pairs") == run_files(tmp_path / "pairs killed")
 
 
-# It learns
+# Learning
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("optimiser", ["adamw", "muon"])
-def test_it_learns_what_repeats(optimiser: str, tmp_path: Path) -> None:
-    """Down to the entropy of the process that wrote the text, far below that of single tokens."""
+def test_training_reaches_the_entropy_of_a_periodic_text(optimiser: str, tmp_path: Path) -> None:
+    """The loss reaches the entropy of the process that wrote the text, far below that of single tokens."""
     recipe = small(steps=100, evaluate_every=50, dropout=0.0, optimiser=optimiser, accumulate=1)
-    figures = run(tmp_path, recipe, prose(4000, 400))
-    assert 0.85 * ENTROPY < figures["loss"] < 1.3 * ENTROPY < 0.5 * math.log(VOCABULARY)
-    assert figures["bits per byte"] == pytest.approx(figures["loss"] / math.log(2) * 399 / 800)
+    metrics = run(tmp_path, recipe, prose(4000, 400))
+    assert 0.85 * ENTROPY < metrics["loss"] < 1.3 * ENTROPY < 0.5 * math.log(VOCABULARY)
+    assert metrics["bits per byte"] == pytest.approx(metrics["loss"] / math.log(2) * 399 / 800)
     logged = read_log(tmp_path)
     assert [line["step"] for line in logged] == [50, 100]
-    assert figures["loss"] == min(line["loss"] for line in logged)
+    assert metrics["loss"] == min(line["loss"] for line in logged)
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_it_learns_to_copy(tmp_path: Path) -> None:
+def test_a_translator_learns_to_copy(tmp_path: Path) -> None:
     task = translation(300, longest=3)
     recipe = translator(
         steps=150,
@@ -189,79 +188,79 @@ def test_it_learns_to_copy(tmp_path: Path) -> None:
     )
     assert run(tmp_path, recipe, task)["perplexity"] < 1.4
     model, _ = load_network(tmp_path)
-    made = translate(model, torch.tensor([[7, 5, END]]), START, END, max_tokens=6, beam=4)  # type: ignore[arg-type]
-    assert made[0].tolist()[:2] == [7, 5]
+    translation_ids = translate(model, torch.tensor([[7, 5, END]]), START, END, max_tokens=6, beam=4)  # type: ignore[arg-type]
+    assert translation_ids[0].tolist()[:2] == [7, 5]
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_the_best_model_is_kept_not_the_last(tmp_path: Path) -> None:
-    """A text so short that it is learned by heart: held-out loss rises again."""
+def test_the_best_model_is_stored_instead_of_the_last(tmp_path: Path) -> None:
+    """The text is so short that the model overfits, and the held-out loss rises again."""
     recipe = small(steps=60, evaluate_every=10, dropout=0.0, rate=2e-2, schedule="wsd")
-    figures = run(tmp_path, recipe, prose(40, 100))
+    metrics = run(tmp_path, recipe, prose(40, 100))
     losses = {line["step"]: line["loss"] for line in read_log(tmp_path)}
-    assert figures["step"] == min(losses, key=losses.__getitem__) < 60
-    assert figures["loss"] == losses[figures["step"]]
+    assert metrics["step"] == min(losses, key=losses.__getitem__) < 60
+    assert metrics["loss"] == losses[metrics["step"]]
     best, last = load_network(tmp_path)[0].state_dict(), weights(tmp_path)
     assert any(not torch.equal(best[name], last[name]) for name in last)
     run(tmp_path / "killed", recipe, prose(40, 100), stop_at=45)
     run(tmp_path / "killed", recipe, prose(40, 100))
-    assert kept(tmp_path / "killed") == kept(tmp_path)
+    assert run_files(tmp_path / "killed") == run_files(tmp_path)
 
 
-def test_a_finished_run_does_nothing(tmp_path: Path) -> None:
-    figures = run(tmp_path, small())
-    before, told = kept(tmp_path), []
-    assert train(small(), prose(), tmp_path, device="cpu", on_progress=told.append) == figures
-    assert kept(tmp_path) == before
-    assert told == []
+def test_a_finished_run_is_not_trained_further(tmp_path: Path) -> None:
+    metrics = run(tmp_path, small())
+    before, reports = run_files(tmp_path), []
+    assert train(small(), prose(), tmp_path, device="cpu", on_progress=reports.append) == metrics
+    assert run_files(tmp_path) == before
+    assert reports == []
 
 
-def test_what_a_run_tells(tmp_path: Path) -> None:
-    told: list[dict[str, float]] = []
-    train(small(), prose(), tmp_path, device="cpu", on_progress=told.append)
-    assert [line["step"] for line in told] == list(range(1, 10))
-    assert [line["step"] for line in told if "loss" in line] == [2, 4, 6, 8, 9]
-    assert [line for line in told if "loss" in line] == read_log(tmp_path)
+def test_every_step_is_reported_and_evaluations_are_logged(tmp_path: Path) -> None:
+    reports: list[dict[str, float]] = []
+    train(small(), prose(), tmp_path, device="cpu", on_progress=reports.append)
+    assert [line["step"] for line in reports] == list(range(1, 10))
+    assert [line["step"] for line in reports if "loss" in line] == [2, 4, 6, 8, 9]
+    assert [line for line in reports if "loss" in line] == read_log(tmp_path)
 
 
-# What goes wrong
+# Errors
 
 
-def test_a_rate_that_is_too_high(tmp_path: Path) -> None:
-    with pytest.raises(RheoscopeError, match=r"the loss is (nan|inf) at step \d+, the rate is too high; .*--set rate="):
+def test_an_infinite_loss_suggests_a_lower_rate(tmp_path: Path) -> None:
+    with pytest.raises(
+        RheoscopeError, match=r"the loss is (nan|inf) at step \d+, so the learning rate is too high; .*rate="
+    ):
         run(tmp_path, small(rate=1e3, norm="none", clip=1e9, warmup=0, steps=50))
 
 
 @pytest.mark.parametrize(
-    ("recipe", "task", "says"),
+    ("recipe", "task", "pattern"),
     [
-        (small(), prose(train=10), "the training part has 10 tokens, a context of 12 needs 13"),
+        (small(), prose(train=10), "the training part has 10 tokens, but a context of 12 needs at least 13"),
         (small(), prose(held_out=0), "the held-out part has 0 tokens"),
-        (translator(), prose(), "text is for form=decoder, this recipe has form=encoder-decoder"),
-        (small(form="encoder"), prose(), "text is for form=decoder"),
-        (small(), masked(), "masked text is for form=encoder, this recipe has form=decoder"),
+        (translator(), prose(), "text needs a model with form=decoder, got form=encoder-decoder"),
+        (small(form="encoder"), prose(), "text needs a model with form=decoder"),
+        (small(), masked(), "masked text needs a model with form=encoder, got form=decoder"),
         (encoder(), masked(held_out=0), "the held-out part has 0 tokens"),
-        (small(), translation(), "sentence pairs are for form=encoder-decoder"),
-        (translator(), translation(longest=60), "the longest sentence takes .* tokens, this recipe reads 16; type --set context="),
+        (small(), translation(), "a corpus of sentence pairs needs a model with form=encoder-decoder"),
+        (translator(), translation(longest=60), "the longest sentence has .* tokens, more than the 16 .*; type context="),
     ],
 )  # fmt: skip
-def test_data_that_does_not_serve_is_told_before_the_first_step(
-    recipe: Any, task: Any, says: str, tmp_path: Path
-) -> None:
-    with pytest.raises(RheoscopeError, match=says):
+def test_unsuitable_data_is_refused_before_the_first_step(recipe: Any, task: Any, pattern: str, tmp_path: Path) -> None:
+    with pytest.raises(RheoscopeError, match=pattern):
         run(tmp_path / "out", recipe, task)
     assert not (tmp_path / "out").exists()
 
 
-def test_no_such_device() -> None:
+def test_an_unknown_device_is_refused() -> None:
     with (
-        pytest.raises(RheoscopeError, match="there is no device 'moon' here; type --device cpu"),
+        pytest.raises(RheoscopeError, match="this machine has no device 'moon'; type device='cpu'"),
         distributed_process("moon"),
     ):
         pass
 
 
-def test_a_log_that_was_cut_short(tmp_path: Path) -> None:
+def test_a_truncated_line_of_the_log_is_dropped(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"step": 2, "loss": 1.5}\n{"step": 4, "loss": 1.25}\n{"step": 6, "lo')
     log = MetricsLog(tmp_path, 2)
     log.write({"step": 4, "loss": 1.0})

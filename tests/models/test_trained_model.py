@@ -1,4 +1,4 @@
-"""Our own models called on texts: strings, ids, batches, and what is refused."""
+"""Our own models called on texts: strings, ids, batches, and invalid inputs."""
 
 import sys
 from pathlib import Path
@@ -16,39 +16,39 @@ from tests.pretrained.cases import text
 from tests.processes import run_in_fork, unload_packages
 
 
-def spoken() -> NativeTransformer:
+def with_tokenizer() -> NativeTransformer:
     tokenizer = character_tokenizer(["abcdefgh ijkl"], ["<|endoftext|>"])
-    found = rs.load(network("own"), tokenizer=tokenizer)
-    assert isinstance(found, NativeTransformer)
-    return found
+    loaded = rs.load(network("own"), tokenizer=tokenizer)
+    assert isinstance(loaded, NativeTransformer)
+    return loaded
 
 
-def test_a_string_goes_through_the_tokenizer() -> None:
-    trace = spoken().trace("bad gag", logits=True)
+def test_a_string_is_tokenised() -> None:
+    trace = with_tokenizer().trace("bad gag", logits=True)
     assert trace.tokens == list("bad gag")
     assert trace.text == "bad gag"
-    assert torch.equal(trace.logits, spoken().run(trace.ids))
-    assert spoken().token_strings(torch.tensor([0, 2])) == ["<|endoftext|>", "a"]
-    assert [len(one) for one in spoken().trace(["bad", "gag lid"])] == [3, 7]
+    assert torch.equal(trace.logits, with_tokenizer().run(trace.ids))
+    assert with_tokenizer().token_strings(torch.tensor([0, 2])) == ["<|endoftext|>", "a"]
+    assert [len(batch_trace) for batch_trace in with_tokenizer().trace(["bad", "gag lid"])] == [3, 7]
 
 
-def test_a_text_that_the_tokenizer_cannot_read_is_refused() -> None:
+def test_a_text_that_the_tokenizer_cannot_encode_is_refused() -> None:
     with (
         without_jaxtyping_checks(),
-        pytest.raises(RheoscopeError, match=r"the tokenizer cannot read this text .*; type a text of"),
+        pytest.raises(RheoscopeError, match=r"the tokenizer cannot encode this text .*; use only characters"),
     ):
-        spoken().trace("ähem")
+        with_tokenizer().trace("ähem")
     with pytest.raises(RheoscopeError, match=r"this model has no tokenizer, expected a tokenizer\.json"):
         model("own").trace("bad")
 
 
-def test_a_tokenizer_of_transformers_serves_too() -> None:
+def test_a_tokenizer_of_transformers_is_accepted() -> None:
     from tests.pretrained.cases import tokenizer
 
     assert rs.load(network("own"), tokenizer=tokenizer()).ids("w7 w8").tolist() == [1, 7, 8]
 
 
-def test_longer_than_the_context_is_refused() -> None:
+def test_a_text_longer_than_the_context_is_refused() -> None:
     with pytest.raises(
         RheoscopeError, match="the text has 65 tokens, but the model reads at most 64; use a shorter text"
     ):
@@ -56,19 +56,19 @@ def test_longer_than_the_context_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(UNMASKED))
-def test_texts_of_several_lengths_are_refused_where_no_mask_is_defined(name: str) -> None:
+def test_texts_of_several_lengths_need_a_mechanism_with_masks(name: str) -> None:
     assert len(model(name).trace([text(1), text(2)])) == 2
     with pytest.raises(RheoscopeError, match="does not support masks"):
         model(name).trace([text(1), text(2, 5)])
 
 
-def without_transformers(own: Path) -> None:
+def without_transformers(directory: Path) -> None:
     unload_packages("transformers")
     import rheoscope as rs
     import rheoscope.pretrained.attention_interface
 
     rs.load().trace("The keys")
-    model = rs.load(own)
+    model = rs.load(directory)
     model.trace("abc", logits=True)
     rs.operators(model.view)
     model.run("abc", edit={(0, 0): lambda q, k, v, mechanism: v * 0 + q * 0})
@@ -76,7 +76,7 @@ def without_transformers(own: Path) -> None:
 
 
 def test_transformers_is_never_imported(tmp_path: Path) -> None:
-    """Not by a model of ours, not by the one that ships, not by the interface to it before it is called."""
+    """Not by our own models, not by the default model, and not by the interface to transformers before it is used."""
     saved("own", tmp_path, tokenizer=character_tokenizer(["abc"], []))
-    done = run_in_fork(lambda: without_transformers(tmp_path))
-    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+    process = run_in_fork(lambda: without_transformers(tmp_path))
+    assert (process.returncode, process.stdout.strip()) == (0, "[]"), process.stderr

@@ -1,6 +1,6 @@
-"""What the tests of pretrained models share: tiny models of every family, every weight, gain and bias random.
+"""Shared by the tests of pretrained models: a tiny model of every family with random weights, gains and biases.
 
-Initial gains of 1 and biases of 0 hide faults, so nothing is left at its initial value. A case is built once a session.
+Initial gains of 1 and biases of 0 hide errors, so no parameter keeps its initial value. A case is built once per session.
 """
 
 import copy
@@ -98,11 +98,11 @@ BIDIRECTIONAL = {"bert", "bert_bare", "roberta"}
 POST_NORM = {"opt_post", "opt_projected", "bert", "bert_bare", "roberta"}
 PARALLEL = {"neox"}
 ISLANDS = [name for name in EVERY if not name.startswith(("gpt2", "opt", "bert", "roberta"))]
-"""Models that take float32 steps whatever their dtype: rotary angles (all of these), RMSNorm (all but NeoX)."""
+"""Models that compute some steps in float32 whatever their dtype: rotary angles (all of these), RMSNorm (all but NeoX)."""
 KINDS = [
     name for name in EVERY if name not in {"gpt2_unscaled", "llama_linear", "llama_three", "gemma3_capped", "bert_bare"}
 ]
-"""One case for each way of describing a model: enough where only the code that runs it is tested."""
+"""One case for each way of describing a model, for tests that only concern the code that runs it."""
 CAUSAL = [name for name in EVERY if name not in BIDIRECTIONAL]
 WITH_LOGITS = [name for name in EVERY if name != "bert_bare"]
 
@@ -113,7 +113,7 @@ def random(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor
 
 @torch.no_grad()
 def randomised(network: Any, seed: int = 0, size: float = 0.25) -> Any:
-    """Every parameter moved by noise: matrices enough for sharp attention, gains and biases enough to matter."""
+    """Add noise to every parameter: enough for sharp attention, and for gains and biases to matter."""
     generator = Generator().manual_seed(seed)
     for x in network.parameters():
         x.add_(torch.randn(x.shape, generator=generator) * size)
@@ -121,30 +121,30 @@ def randomised(network: Any, seed: int = 0, size: float = 0.25) -> Any:
 
 
 def once(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Made once a session, however its arguments are spelled."""
-    kept, signature = cache(make), inspect.signature(make)
+    """Call the function once per session for each set of arguments, however they are passed."""
+    cached_make, signature = cache(make), inspect.signature(make)
 
     @wraps(make)
     def call(*args: Any, **kw: Any) -> Any:
-        given = signature.bind(*args, **kw)
-        given.apply_defaults()
-        return kept(*given.args)
+        arguments = signature.bind(*args, **kw)
+        arguments.apply_defaults()
+        return cached_make(*arguments.args)
 
     return call
 
 
 @once
 def network(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """The Hugging Face model of a case. Shared: change only a copy (`changed`)."""
+    """The Hugging Face model of a case. It is shared, so change only a copy (`changed`)."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        made = randomised(CASES[name]())
-    return made.to(PLACE, dtype)
+        built = randomised(CASES[name]())
+    return built.to(PLACE, dtype)
 
 
 @once
 def model(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """The same opened by Rheoscope."""
+    """The same model, loaded by Rheoscope."""
     return rs.load(network(name, dtype))
 
 
@@ -153,21 +153,21 @@ def double(name: str) -> Any:
 
 
 def changed(name: str, change: Callable[[Any], None], dtype: torch.dtype = torch.float64) -> Any:
-    """The model opened after `change(network)` on a copy of it."""
-    other = copy.deepcopy(network(name, dtype))
+    """The model loaded after `change(network)` on a copy."""
+    changed_network = copy.deepcopy(network(name, dtype))
     with torch.no_grad():
-        change(other)
-    return rs.load(other)
+        change(changed_network)
+    return rs.load(changed_network)
 
 
 def text(seed: int = 0, n: int = LENGTH) -> Tensor:
-    """Token ids, none of them special."""
+    """Random token ids, none of them special."""
     return torch.randint(3, VOCABULARY, (n,), generator=Generator().manual_seed(seed)).to(PLACE)
 
 
 @once
 def traced(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, n: int = LENGTH) -> Any:
-    """The trace of one text, made once a session."""
+    """The trace of a text, computed once per session."""
     return model(name, dtype).trace(text(seed, n), logits=name in WITH_LOGITS)
 
 
@@ -182,11 +182,11 @@ def untouched(name: str, ids: Tensor, dtype: torch.dtype = torch.float32) -> Ten
 
 @torch.no_grad()
 def stream(name: str, ids: Tensor) -> list[Tensor]:
-    """Hugging Face's own list of hidden states: the embedding, then the stream after each layer.
+    """Hugging Face's own hidden states: the embedding, then the stream after each layer.
 
-    The last state has been through the final norm where there is one, and is left out then.
+    The last state is omitted if a final norm has been applied to it.
     """
-    copied = copy.deepcopy(network(name))  # asked for its states, a model keeps hooks of its own for good
+    copied = copy.deepcopy(network(name))  # a model that returns its states keeps hooks of its own
     states = copied.base_model(input_ids=ids[None], output_hidden_states=True).hidden_states
     return list(states if name in POST_NORM - {"opt_projected"} else states[:-1])
 
@@ -204,26 +204,26 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-# The model's own attention, seen from outside
+# The model's own attention, recorded from outside
 
 
 class Seen:
-    """What one attention layer was given: placed q, k (h, n, ·), v, the mask (n, n), and its scale."""
+    """The inputs of one attention layer: rotated q, k (h, n, ·), v, the mask (n, n) and the scale."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool) -> None:
         repeat = q.shape[1] // k.shape[1]
         self.q, self.k, self.v = q[0], k[0].repeat_interleave(repeat, 0), v[0].repeat_interleave(repeat, 0)
         n = q.shape[2]
-        every = torch.ones(n, n, dtype=torch.bool, device=PLACE)
-        plain = every.tril() if causal else every
-        self.permitted = plain if mask is None else mask[0, 0]
+        all_pairs = torch.ones(n, n, dtype=torch.bool, device=PLACE)
+        default_mask = all_pairs.tril() if causal else all_pairs
+        self.permitted = default_mask if mask is None else mask[0, 0]
         self.scores = self.q @ self.k.mT * scale
         self.weights = self.scores.masked_fill(~self.permitted, -torch.inf).softmax(-1)
 
 
 @contextmanager
 def spying(network: Any) -> Iterator[list[Seen]]:
-    """While a model runs on its own sdpa, keep what each attention layer sees, layer by layer."""
+    """While a model runs on its own sdpa, record the inputs of each attention layer."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -245,30 +245,30 @@ def spying(network: Any) -> Iterator[list[Seen]]:
 
 @once
 def seen(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, n: int = LENGTH) -> tuple[Any, tuple[Seen, ...]]:
-    """A trace of one text, and the attention that the model computed on the way, from outside."""
-    of = model(name, dtype)
-    with spying(of.network) as layers:
-        trace = of.trace(text(seed, n), logits=name in WITH_LOGITS)
+    """A trace of a text, and the attention that the model computed during it."""
+    loaded = model(name, dtype)
+    with spying(loaded.network) as layers:
+        trace = loaded.trace(text(seed, n), logits=name in WITH_LOGITS)
     return trace, tuple(layers)
 
 
-# Files and words
+# Files and tokenizers
 
 
 def tokenizer(start: bool = True) -> Any:
-    """Words w3 … w39, with a start token where asked."""
+    """A tokenizer of the words w3 … w39, with an optional start token."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"w{at}": at for at in range(3, VOCABULARY)}
-    made = Tokenizer(models.WordLevel(words, unk_token="w3"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"w{token_id}": token_id for token_id in range(3, VOCABULARY)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="w3"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
     if start:
-        made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return hf.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+        backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return hf.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
 
 
 def saved(name: str, directory: Path, **fields: Any) -> Path:
-    """The model of a case as a directory, with fields of its config changed (None takes a field away)."""
+    """The model of a case as a directory, with changed fields of its config. None removes a field."""
     network(name).save_pretrained(directory)
     file = directory / "config.json"
     config = json.loads(file.read_text()) | fields
@@ -277,7 +277,7 @@ def saved(name: str, directory: Path, **fields: Any) -> Path:
 
 
 def with_tensors(directory: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:
-    """The same directory with its tensors changed."""
+    """The same directory with changed tensors."""
     from safetensors.torch import load_file, save_file
 
     file = directory / "model.safetensors"
@@ -288,10 +288,10 @@ def with_tensors(directory: Path, change: Callable[[dict[str, Tensor]], None]) -
 
 
 def hooks_left(network: Any) -> list[Any]:
-    """Hooks of all parts, but for the two that ask whether their thread wants anything."""
-    held = [
+    """The hooks of all modules, except the two that look up hooks of the current thread."""
+    hooks = [
         hook
-        for part in network.modules()
-        for hook in (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+        for module in network.modules()
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     ]
-    return [hook for hook in held if hook not in (on_call, on_return)]
+    return [hook for hook in hooks if hook not in (on_call, on_return)]

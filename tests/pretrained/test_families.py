@@ -1,4 +1,4 @@
-"""The registry of families: what they know, and the fields that none of them knows."""
+"""The registry of families: the fields they handle, and fields that no family handles."""
 
 from typing import Any
 
@@ -14,12 +14,17 @@ from tests.pretrained.cases import EVERY, GEMMA, GPT2, GROUPED, OPT, PLAIN, gap,
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_case_is_of_its_family(name: str) -> None:
+def test_every_case_belongs_to_the_family_of_its_type(name: str) -> None:
     config = network(name).config
     assert family_of(config) is FAMILIES[config.model_type]
 
 
-STRANGE = [
+def test_no_model_type_belongs_to_two_families() -> None:
+    model_types = [model_type for family in set(FAMILIES.values()) for model_type in family.MODEL_TYPES]
+    assert sorted(model_types) == sorted(FAMILIES)
+
+
+UNHANDLED = [
     {"attn_logit_softcapping": 5.0},
     {"qk_layernorm": True},
     {"alibi": True},
@@ -34,20 +39,22 @@ STRANGE = [
 @pytest.mark.parametrize(
     "name", ["gpt2", "llama", "mistral", "qwen2", "qwen3", "neox", "opt", "phi3", "bert", "roberta"]
 )
-@pytest.mark.parametrize("field", STRANGE, ids=lambda field: next(iter(field)))
+@pytest.mark.parametrize("field", UNHANDLED, ids=lambda field: next(iter(field)))
 def test_a_field_that_may_change_attention_is_refused_by_name(name: str, field: dict[str, Any]) -> None:
     config = type(network(name).config)(**network(name).config.to_dict() | field)
     (key, value) = next(iter(field.items()))
-    with pytest.raises(
-        RheoscopeError, match=rf"the config has {key}={value!r}, which the description of .* does not know"
-    ):
+    pattern = (
+        rf"the config has {key}={value!r}, which may change attention and which the description of .* does not handle"
+    )
+    with pytest.raises(RheoscopeError, match=pattern):
         family_of(config)
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_other_fields_and_empty_ones_pass(name: str) -> None:
-    more = {"colour": "blue", "attn_logit_softcapping": None, "use_qk_norm": False, "hidden_act": "gelu"}
-    family_of(type(network(name).config)(**network(name).config.to_dict() | more))
+def test_fields_without_effect_on_attention_are_accepted(name: str) -> None:
+    config = network(name).config
+    extra_fields = {"colour": "blue", "attn_logit_softcapping": None, "use_qk_norm": False, "hidden_act": "gelu"}
+    assert family_of(type(config)(**config.to_dict() | extra_fields)) is FAMILIES[config.model_type]
 
 
 def test_cross_attention_is_refused() -> None:
@@ -59,7 +66,7 @@ def test_cross_attention_is_refused() -> None:
             family_of(config)
 
 
-def test_what_is_relevant() -> None:
+def test_names_of_attention_fields_are_recognised() -> None:
     for field in (
         "attn_pdrop",
         "num_attention_heads",
@@ -74,14 +81,15 @@ def test_what_is_relevant() -> None:
         assert not ATTENTION_FIELD.search(field)
 
 
-def test_an_undescribed_type_is_refused() -> None:
+def test_an_undescribed_model_type_is_refused() -> None:
     with pytest.raises(
-        RheoscopeError, match=r"unknown model type 'mpt'; described are gpt2, .*see docs/how-to/add_a_family.md"
+        RheoscopeError,
+        match=r"unknown model type 'mpt'; the described types are bert, .*see docs/how-to/add_a_family.md",
     ):
         family_of(hf.MptConfig())
 
 
-# Further configs that a family says it knows: each must load, and loading proves it
+# Further configs that a family handles: each must load, and loading certifies it
 
 
 VARIANTS: dict[str, Any] = {
@@ -124,24 +132,24 @@ VARIANTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_a_family_knows_it_reproduces(variant: str) -> None:
-    net = randomised(VARIANTS[variant]())
-    of = rs.load(net)
-    trace = of.trace(text())
-    assert of.view.facts["certificate"].closure_error <= 1e-6
-    again, own = trace_eager(of, text())
-    for layer, theirs in enumerate(own):
+def test_every_variant_of_a_family_is_reproduced(variant: str) -> None:
+    network_variant = randomised(VARIANTS[variant]())
+    loaded = rs.load(network_variant)
+    trace = loaded.trace(text())
+    assert loaded.view.facts["certificate"].closure_error <= 1e-6
+    eager_trace, eager_weights = trace_eager(loaded, text())
+    for layer, layer_weights in enumerate(eager_weights):
         assert closure_error(trace, layer) <= 1e-6
-        for head, weights in enumerate(theirs):
-            assert gap(again.weights(layer, head), weights) <= 1e-6
+        for head, weights in enumerate(layer_weights):
+            assert gap(eager_trace.weights(layer, head), weights) <= 1e-6
 
 
-def test_long_rope_beyond_its_first_context() -> None:
-    """There the tables depend on the length of the text: what is recomputed follows them, forth and back."""
-    of = rs.load(randomised(VARIANTS["phi3 long rope"]()))
+def test_long_rope_follows_the_length_of_the_text() -> None:
+    """The rotary tables depend on the length of the text, so recomputation must follow them in both directions."""
+    loaded = rs.load(randomised(VARIANTS["phi3 long rope"]()))
     for n in (20, 40, 20):
-        again, own = trace_eager(of, text(n=n))
-        for layer, theirs in enumerate(own):
-            for head, weights in enumerate(theirs):
-                assert gap(again.weights(layer, head), weights) <= 1e-6
-            assert closure_error(again, layer) <= 1e-6
+        eager_trace, eager_weights = trace_eager(loaded, text(n=n))
+        for layer, layer_weights in enumerate(eager_weights):
+            for head, weights in enumerate(layer_weights):
+                assert gap(eager_trace.weights(layer, head), weights) <= 1e-6
+            assert closure_error(eager_trace, layer) <= 1e-6

@@ -1,4 +1,4 @@
-"""Editing borrows the attention interface of Hugging Face and gives it back."""
+"""Edits switch the attention implementation of Hugging Face and restore it."""
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ from rheoscope.shapes import RheoscopeError
 from tests.pretrained.cases import KINDS, gap, model, text, traced
 
 
-def same(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> Tensor:
+def unchanged(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> Tensor:
     return mechanism.attend(q, k, v)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_implementation_is_given_back_even_after_an_error(name: str) -> None:
+def test_the_implementation_is_restored_after_an_error(name: str) -> None:
     def fail(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> Tensor:
         assert model(name).network.config._attn_implementation == register_editable("sdpa")
         raise KeyError("mine")
@@ -26,21 +26,22 @@ def test_the_implementation_is_given_back_even_after_an_error(name: str) -> None
     assert torch.equal(model(name).run(text()), traced(name).logits)
 
 
-@pytest.mark.parametrize("edit", [{(9, 0): same}, {(1, 2): lambda q, k, v, mechanism: None}])
-def test_what_is_refused_changes_nothing(edit: dict[tuple[int, int], object]) -> None:
-    with pytest.raises(RheoscopeError):
+@pytest.mark.parametrize("edit", [{(9, 0): unchanged}, {(1, 2): lambda q, k, v, mechanism: None}])
+def test_an_invalid_edit_changes_nothing(edit: dict[tuple[int, int], object]) -> None:
+    with pytest.raises(RheoscopeError, match="head"):
         model("gpt2").run(text(), edit=edit)
     assert model("gpt2").network.config._attn_implementation == "sdpa"
+    assert torch.equal(model("gpt2").run(text()), traced("gpt2").logits)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "opt", "bert"])
-def test_a_model_that_runs_eager_is_edited_eager(name: str) -> None:
-    of = model(name)
-    of.network.set_attn_implementation("eager")
+def test_an_eager_model_is_edited_with_eager_attention(name: str) -> None:
+    loaded = model(name)
+    loaded.network.set_attn_implementation("eager")
     try:
-        plain = of.run(text())
-        assert gap(of.run(text(), edit={(1, 1): same}), plain) <= 1e-5
-        assert of.network.config._attn_implementation == "eager"
+        logits = loaded.run(text())
+        assert gap(loaded.run(text(), edit={(1, 1): unchanged}), logits) <= 1e-5
+        assert loaded.network.config._attn_implementation == "eager"
     finally:
-        of.network.set_attn_implementation("sdpa")
-    assert gap(plain, traced(name).logits) <= 1e-4
+        loaded.network.set_attn_implementation("sdpa")
+    assert gap(logits, traced(name).logits) <= 1e-4

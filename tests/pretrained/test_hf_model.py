@@ -1,4 +1,4 @@
-"""Models of Hugging Face without an unembedding have points, and no logits."""
+"""Hugging Face models without an unembedding have points but no logits."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.pretrained.cases import CASES, LENGTH, PLAIN, hooks_left, network, ra
 
 
 @pytest.mark.parametrize(
-    "net",
+    "make_network",
     [
         CASES["bert_bare"],
         lambda: hf.LlamaModel(network("llama").config),
@@ -19,12 +19,12 @@ from tests.pretrained.cases import CASES, LENGTH, PLAIN, hooks_left, network, ra
     ],
     ids=["bert", "llama", "classifier"],
 )
-def test_a_model_without_unembedding_has_points_but_no_logits(net: Any) -> None:
-    of = rs.load(randomised(net()))
-    assert of.trace(text()).points.shape[1] == LENGTH
-    for ask in (of.run, lambda ids: of.trace(ids, logits=True)):
+def test_a_model_without_unembedding_has_points_but_no_logits(make_network: Any) -> None:
+    loaded = rs.load(randomised(make_network()))
+    assert loaded.trace(text()).points.shape[1] == LENGTH
+    for call in (loaded.run, lambda ids: loaded.trace(ids, logits=True)):
         with pytest.raises(
-            RheoscopeError, match=r"has no unembedding, so there are no logits; type the name of a language model"
+            RheoscopeError, match=r"has no unembedding and therefore no logits; choose a language model"
         ):
-            ask(text())
-    assert not hooks_left(of.network)
+            call(text())
+    assert not hooks_left(loaded.network)

@@ -1,4 +1,4 @@
-"""A model whose layers lie on two devices: the same numbers as on one, and what cannot be read is refused in one line."""
+"""Models on two devices: the same numbers as on one device, and one-line errors for what is not supported."""
 
 import copy
 from collections.abc import Iterator
@@ -22,61 +22,62 @@ HERE = torch.device("cpu")
 
 @contextmanager
 def over_two_devices(name: str) -> Iterator[Any]:
-    """A network with its last layer elsewhere; each module is sent what it reads, as accelerate does it."""
+    """A network with its last layer on another device. Inputs are moved to each module, as accelerate does."""
     with elsewhere():
-        net = copy.deepcopy(network(name)).eval()
-        layer = net.get_submodule({"llama": "model.layers", "gpt2": "transformer.h"}[name])[-1]
+        two_device_network = copy.deepcopy(network(name)).eval()
+        layer = two_device_network.get_submodule({"llama": "model.layers", "gpt2": "transformer.h"}[name])[-1]
         layer.to(AWAY)
 
-        def sending(place: torch.device) -> Any:
-            def send(module: Any, args: Any, kwargs: Any) -> Any:
-                return tree_map(lambda x: x.to(place) if isinstance(x, torch.Tensor) else x, (args, kwargs))
+        def move_inputs(device: torch.device) -> Any:
+            def hook(module: Any, args: Any, kwargs: Any) -> Any:
+                return tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, (args, kwargs))
 
-            return send
+            return hook
 
-        hooks = [layer.register_forward_pre_hook(sending(AWAY), with_kwargs=True)]
-        after = net.model.norm if name == "llama" else net.transformer.ln_f
-        hooks.append(after.register_forward_pre_hook(sending(HERE), with_kwargs=True))
-        yield net
+        hooks = [layer.register_forward_pre_hook(move_inputs(AWAY), with_kwargs=True)]
+        next_module = two_device_network.model.norm if name == "llama" else two_device_network.transformer.ln_f
+        hooks.append(next_module.register_forward_pre_hook(move_inputs(HERE), with_kwargs=True))
+        yield two_device_network
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_numbers_are_those_of_one_device(name: str) -> None:
-    whole = rs.load(network(name))
-    expected = whole.trace(text())
-    asked = ("head_statistics", "agreement", "trajectory", "reversed_attention")
-    with over_two_devices(name) as net:
-        model = rs.load(net)
+def test_numbers_equal_those_of_one_device(name: str) -> None:
+    single = rs.load(network(name))
+    expected = single.trace(text())
+    names = ("head_statistics", "agreement", "trajectory", "reversed_attention")
+    with over_two_devices(name) as two_device_network:
+        model = rs.load(two_device_network)
         assert model.view.facts["device"] == "cpu, meta"
         assert {heads.W_Q.device for heads in model.view.layer_heads} == {HERE}
-        found = model.trace(text())
-        torch.testing.assert_close(found.points, expected.points)
-        for one in asked:
-            settings = {"draws": 2} if one == "agreement" else {}
-            ask = analysis_by_name(one).ask
-            subjects = [{"model": m, "trace": t, "text": text()} for m, t in ((model, found), (whole, expected))]
-            mine, theirs = (
-                ask(*(all_of[key] for key in analysis_by_name(one).subjects), **settings) for all_of in subjects
+        trace = model.trace(text())
+        torch.testing.assert_close(trace.points, expected.points)
+        for analysis_name in names:
+            settings = {"draws": 2} if analysis_name == "agreement" else {}
+            analyse = analysis_by_name(analysis_name).ask
+            subjects = [{"model": m, "trace": t, "text": text()} for m, t in ((model, trace), (single, expected))]
+            result, expected_result = (
+                analyse(*(subject[key] for key in analysis_by_name(analysis_name).subjects), **settings)
+                for subject in subjects
             )
-            for field in theirs.data_vars:
-                if theirs[field].dtype.kind == "f":
+            for field in expected_result.data_vars:
+                if expected_result[field].dtype.kind == "f":
                     torch.testing.assert_close(
-                        *(torch.from_numpy(x[field].values) for x in (mine, theirs)),
+                        *(torch.from_numpy(x[field].values) for x in (result, expected_result)),
                         rtol=1e-4,
                         atol=1e-5,
                         equal_nan=True,
                     )
-        torch.testing.assert_close(model.view.mlps[-1](found.points[-2]), whole.view.mlps[-1](expected.points[-2]))
+        torch.testing.assert_close(model.view.mlps[-1](trace.points[-2]), single.view.mlps[-1](expected.points[-2]))
 
 
-def test_heads_of_such_a_model_are_not_edited() -> None:
-    with over_two_devices("llama") as net:
-        model = rs.load(net)
-        with pytest.raises(RheoscopeError, match="heads are edited on one device"):
+def test_edits_of_a_model_on_two_devices_are_refused() -> None:
+    with over_two_devices("llama") as two_device_network:
+        model = rs.load(two_device_network)
+        with pytest.raises(RheoscopeError, match="editing heads needs a model on one device"):
             model.run(text(), edit={(0, 0): lambda q, k, v, mechanism: v})
 
 
-def test_auto_is_the_cpu_where_there_is_no_gpu_and_asks_for_accelerate_where_there_is(
+def test_device_auto_is_the_cpu_without_a_gpu_and_needs_accelerate_with_one(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rheoscope.opening.default_device", lambda: "cpu")
@@ -90,24 +91,24 @@ def test_auto_is_the_cpu_where_there_is_no_gpu_and_asks_for_accelerate_where_the
         rs.load(saved("gpt2", tmp_path), device="auto")
 
 
-@pytest.mark.parametrize("places", [{"a": 0, "b": "disk"}, {"a": 0, "b": "cpu"}])
-def test_weights_that_are_on_no_gpu_are_refused(places: dict[str, Any]) -> None:
-    net = copy.deepcopy(network("gpt2"))
-    net.hf_device_map = places
-    with pytest.raises(RheoscopeError, match="fit on no GPU"):
-        rs.load(net)
+@pytest.mark.parametrize("device_map", [{"a": 0, "b": "disk"}, {"a": 0, "b": "cpu"}])
+def test_offloaded_weights_are_refused(device_map: dict[str, Any]) -> None:
+    two_device_network = copy.deepcopy(network("gpt2"))
+    two_device_network.hf_device_map = device_map
+    with pytest.raises(RheoscopeError, match="do not fit on the GPUs"):
+        rs.load(two_device_network)
 
 
-def test_a_model_cut_by_tensor_parallelism_is_refused() -> None:
+def test_a_model_split_by_tensor_parallelism_is_refused() -> None:
     from torch.distributed.tensor import DTensor, init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
-        net = copy.deepcopy(network("gpt2"))
-        cut = DTensor.from_local(net.transformer.ln_f.weight.detach(), init_device_mesh("cpu", (2,)))
-        net.transformer.ln_f.weight = torch.nn.Parameter(cut)
-        with pytest.raises(RheoscopeError, match="cut by tensor parallelism"):
-            rs.load(net)
+        two_device_network = copy.deepcopy(network("gpt2"))
+        shard = DTensor.from_local(two_device_network.transformer.ln_f.weight.detach(), init_device_mesh("cpu", (2,)))
+        two_device_network.transformer.ln_f.weight = torch.nn.Parameter(shard)
+        with pytest.raises(RheoscopeError, match="split by tensor parallelism"):
+            rs.load(two_device_network)
     finally:
         torch.distributed.destroy_process_group()

@@ -54,7 +54,7 @@ def test_the_default_model_writes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_more_tokens_than_there_is_room_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     generate_text("the cat", model(tmp_path), max_tokens=1000, temperature=0.0)
     assert capsys.readouterr().out.startswith("the cat")
-    with pytest.raises(RheoscopeError, match="longer than the 32 that the model reads"):
+    with pytest.raises(RheoscopeError, match="exceed the context of 32 tokens"):
         generate_text("the cat " * 40, tmp_path)
     assert capsys.readouterr().out == ""
 
@@ -76,15 +76,15 @@ def test_models_of_others(tmp_path: Path) -> None:
         generate_text("a", tmp_path)
     with pytest.raises(RheoscopeError, match="there is no directory gpt2; type one that rheoscope train made"):
         generate_text("a", Path("gpt2"))
-    with pytest.raises(RheoscopeError, match=r"holds no config.json"):
+    with pytest.raises(RheoscopeError, match=r"contains no config.json"):
         generate_text("a", tmp_path.parent)
 
 
 def test_settings_and_files_that_are_wrong(tmp_path: Path) -> None:
     model(tmp_path)
-    with pytest.raises(RheoscopeError, match="temperature is a finite number of 0 or more"):
+    with pytest.raises(RheoscopeError, match="temperature must be finite and at least 0"):
         generate_text("a", tmp_path, temperature=-1.0)
-    with pytest.raises(RheoscopeError, match="top_p is a probability"):
+    with pytest.raises(RheoscopeError, match="top_p must be above 0 and at most 1"):
         generate_text("a", tmp_path, top_p=2.0)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(RheoscopeError, match=r"holds no tokenizer.json; type a directory that rheoscope train made"):

@@ -1,9 +1,10 @@
-"""From a Transformer of this project to its View: the same operators on E as of any other model.
+"""The View of a model of this project: its heads as operators on E, its norms, MLPs and hook points.
 
-A Translator is described as two of them, linked by cross attention.
+A Translator is described as two stacks that cross attention links. The matrices of a head are:
 
-W_Q, W_K, W_V    what the projection does to the axes        W_O, b_O    the output projection, times `branch`
-mechanism        the module's own, with its mask, and its position where that stands between tokens
+W_Q, W_K, W_V    the images of the axes under the projection
+W_O, b_O         the output projection, multiplied by `branch`
+mechanism        the mechanism of the module, with its mask and with the position encoding that acts on pairs of tokens
 """
 
 from collections.abc import Callable
@@ -41,7 +42,7 @@ Project = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 def describe_model(
     network: Any, tokenizer: Any, name: str, progress: Progress | None = None
 ) -> NativeTransformer | NativeTranslator:
-    """The model with its View, not yet certified."""
+    """The model with its View, before certification."""
     check_weights(network)
     if isinstance(network, Translator):
         source = describe_stack(network.encoder)
@@ -55,7 +56,7 @@ def describe_model(
 
 
 def build_view(description: ModelDescription, stack: Stack, unembed: nn.Linear | None, facts: dict[str, Any]) -> View:
-    """The View of a stack; the encoder of a Translator has no unembedding."""
+    """The View of a stack. The encoder of a Translator has no unembedding."""
     embed, unembed_matrix = embeddings_in_float32(stack.embed.weight, None if unembed is None else unembed.weight.T)
     return View(
         layer_heads=description.layer_heads,
@@ -72,7 +73,7 @@ def build_view(description: ModelDescription, stack: Stack, unembed: nn.Linear |
 
 
 def model_facts(network: Any, name: str, progress: Progress | None = None) -> dict[str, Any]:
-    """Where a result comes from: stored with everything that is computed."""
+    """The provenance of a model, stored with every result."""
     config, weight = network.config, next(network.parameters())
     return {
         "model": name,
@@ -86,7 +87,7 @@ def model_facts(network: Any, name: str, progress: Progress | None = None) -> di
 
 
 def describe_stack(stack: Stack, memory_norm: Norm | None = None) -> ModelDescription:
-    """Taps and operators of a stack, with cross attention where it reads a `memory` behind that norm."""
+    """The hook points and heads of a stack. With `memory_norm`, the norm of the source, cross attention is included."""
     blocks: list[Any] = list(stack.blocks)
     cross_blocks = [] if memory_norm is None else blocks
     description = ModelDescription(
@@ -106,7 +107,7 @@ def describe_stack(stack: Stack, memory_norm: Norm | None = None) -> ModelDescri
 
 
 def layer_taps(blocks: list[Any], config: Config, has_cross: bool) -> tuple[tuple[Tap, ...], ...]:
-    """Half-layers; cross attention is a step of its own between attention and FFN."""
+    """The hook points of each half-layer. Cross attention is a step of its own between attention and FFN."""
     if config.placement == "post":
         layers = [post_norm_taps(i, block, block.norm_attention, block.norm_ffn) for i, block in enumerate(blocks)]
         return tuple(
@@ -127,7 +128,7 @@ def _cross_taps(layer: int, block: Any) -> tuple[Tap, ...]:
 
 
 def self_attention_heads(block: Any, stack: Any) -> Heads:
-    """The heads of self attention of a block."""
+    """The self-attention heads of a block."""
     attention: SelfAttention = block.attention
     factors, mechanism = attention.projection.factors(attention.read), mechanism_with_position(attention, stack)
     result = _build_heads(block, attention.write, factors, mechanism, attention.project, block.norm_attention)
@@ -136,14 +137,14 @@ def self_attention_heads(block: Any, stack: Any) -> Heads:
 
 
 def head_gates(attention: SelfAttention, norm: Norm, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b h n 1"]:
-    """What multiplies the outputs of gated heads, from the stream."""
+    """The factors that multiply the outputs of gated heads, computed from the residual stream."""
     gate = attention.gate(norm.apply(x))
     assert gate is not None
     return gate
 
 
 def cross_attention_heads(block: Any) -> Heads:
-    """The heads of cross attention of a block, behind the norm of the target."""
+    """The cross-attention heads of a block, behind the norm of the target."""
     cross: CrossAttention = block.cross
     query_factors = per_head_factors(cross.ask, (cross.heads, cross.head_width))
     factors = query_factors + per_head_factors(
@@ -160,14 +161,14 @@ def cross_attention_heads(block: Any) -> Heads:
 
 
 def project_cross(cross: CrossAttention, u: Float[Tensor, "b n d"]) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of one cloud: q counts where it is the target's, k and v where it is the source's."""
+    """q, k and v of one cloud. q is used if the cloud is the target, k and v if it is the source."""
     return separate_projections(cross.ask(u), cross.head_width), *cross.source_keys_values(u)
 
 
 def per_head_factors(linear: nn.Linear, *shapes: tuple[int, int]) -> Factors:
-    """The weights (g, d, k) and biases (g, k) of queries, keys or values that one projection holds, one after another.
+    """The weights (g, d, k) and biases (g, k) of the projections that are stacked in one linear map.
 
-    `parts` are the number of heads and their width for each of them.
+    `shapes` holds the number of heads and the head width of each projection.
     """
     sizes = [count * width for count, width in shapes]
     biases = [None] * len(shapes) if linear.bias is None else linear.bias.split(sizes)
@@ -180,7 +181,7 @@ def per_head_factors(linear: nn.Linear, *shapes: tuple[int, int]) -> Factors:
 def _build_heads(
     block: Any, output_map: nn.Linear, factors: Factors, mechanism: Mechanism, project: Project, norm: nn.Module
 ) -> Heads:
-    """Heads from their parts; what `branch` multiplies is folded into W_O and b_O."""
+    """Assemble Heads from their parts. `branch` is folded into W_O and b_O."""
     (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = factors
     return Heads(
         W_Q,
@@ -199,34 +200,34 @@ def _build_heads(
 
 
 def mechanism_with_position(attention: SelfAttention, stack: Stack) -> Mechanism:
-    """The module's own mechanism, with what the stack gives to every call: the rotation or the bias between tokens."""
+    """The mechanism of the module, with the rotation or pairwise bias that the stack passes to every call."""
     return replace(attention.mechanism.current_mechanism(), position=stack.place.position())
 
 
 def score_scale(mechanism: Mechanism, reference: Tensor) -> float:
-    """What M multiplies its products by: 1/√k, or 2 · scale of a metric; 1 where a score is no dot product at all."""
+    """The factor that multiplies M: 1/√k, or 2 · scale for a metric, or 1 if the score is not a dot product."""
     zeros = reference.new_zeros(1, 1, 1, reference.shape[-1])
     dot_form = mechanism.score.dot_form(zeros, zeros)
     return 1.0 if dot_form is None else dot_form.scale
 
 
 def as_norm(module: Any) -> Norm:
-    """RMSNorm, LayerNorm or nothing, as the space knows them."""
+    """An RMSNorm, a LayerNorm or no norm as a `Norm`."""
     if isinstance(module, nn.LayerNorm):
         return Norm(module, module.weight, module.bias, module.eps, subtracts_mean=True)
     return Norm(module, module.weight, None, module.eps) if isinstance(module, nn.RMSNorm) else Norm()
 
 
 def mlp_update(block: Block, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
-    """What the FFN of a block adds to every token."""
+    """The update that the FFN of a block adds to every token."""
     u = block.norm_ffn(x) if block.is_pre_norm else x
     return block.branch * block.ffn(u.reshape(1, -1, u.shape[-1])).reshape(x.shape)
 
 
 def _scaled(W: Tensor, factor: float) -> Tensor:
-    return W if factor == 1 else factor * W.detach()  # the module's own tensor wherever it can be
+    return W if factor == 1 else factor * W.detach()  # a factor of 1 keeps the module's own tensor
 
 
 def _backend_tokenizer(tokenizer: Any) -> Any:
-    """The tokenizer of the tokenizers library, also where one of transformers is wrapped around it."""
+    """The tokenizer of the tokenizers library, unwrapped if transformers wraps it."""
     return getattr(tokenizer, "backend_tokenizer", tokenizer)

@@ -1,4 +1,4 @@
-"""What the running modules themselves compute: the independent side of the certificate."""
+"""Attention weights computed by the running modules: the independent side of the certificate."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,7 +21,7 @@ WeightsHook = Callable[[list[Tensor], Any, tuple[Any, ...], Tensor], None]
 
 
 def certify(model: NativeTransformer | NativeTranslator) -> Certificate:
-    """The View against the running modules on eight tokens; refused where they differ."""
+    """Compare the View with the running modules on a few tokens, and raise if they differ."""
     ids = probe_ids(model.view)
     if isinstance(model, NativeTransformer):
         return certificate.certify(*trace_and_weights(model, ids))
@@ -29,13 +29,13 @@ def certify(model: NativeTransformer | NativeTranslator) -> Certificate:
 
 
 def trace_and_weights(model: NativeTransformer, ids: Int[Tensor, " n"]) -> tuple[Trace, list[Float[Tensor, "h n n"]]]:
-    """One run: its points, and the weights of every layer by the module itself."""
+    """One run: its points, and the weights of every layer as the module computes them."""
     with record_weights(model.description.attention_modules, _self_weights_hook) as weights:
         return model.trace(ids), weights
 
 
 def certify_linked(model: NativeTranslator, ids: Int[Tensor, " n"]) -> Certificate:
-    """The encoder, the decoder and cross attention between them, in one run on a source and its tokens backwards."""
+    """Certify encoder, decoder and cross attention in one run on a source and on the same tokens reversed."""
     with (
         record_weights(model.source_description.attention_modules, _self_weights_hook) as source_weights,
         record_weights(model.description.attention_modules, _self_weights_hook) as target_weights,
@@ -53,7 +53,7 @@ def certify_linked(model: NativeTranslator, ids: Int[Tensor, " n"]) -> Certifica
 
 @contextmanager
 def record_weights(modules: Sequence[nn.Module], hook: WeightsHook) -> Iterator[list[Tensor]]:
-    """While a model runs, the weights of every layer by the module itself, from what it was given in that run."""
+    """While a model runs, record the attention weights of every layer as the module computes them."""
     weights: list[Tensor] = []
     with ExitStack() as stack, torch.no_grad():
         for module in modules:

@@ -1,7 +1,7 @@
-"""A model of this project as files: model.safetensors, config.json, tokenizer.json; whole or not at all, never a pickle."""
+"""Models of this project as files: model.safetensors, config.json and tokenizer.json, never a pickle."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rheoscope.files import write_file
+from rheoscope.messages.message import Message, join
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer, Translator, build, make_architecture
 from rheoscope.models.vocabulary import load_tokenizer
@@ -19,9 +20,9 @@ from rheoscope.shapes import RheoscopeError
 
 WEIGHTS, CONFIG, TOKENIZER, CARD = "model.safetensors", "config.json", "tokenizer.json", "card.json"
 POSITION_BUFFERS = ("cos", "sin", "table", "slopes")
-"""Buffers that keep their dtype whatever the weights have: where tokens stand."""
+"""Buffers of position encodings. They keep their dtype whatever the dtype of the weights."""
 INIT_FUNCTIONS = {nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, Tensor.normal_, Tensor.uniform_}
-"""How modules of torch and of this project draw their initial weights."""
+"""The functions with which modules of torch and of this project draw their initial weights."""
 
 
 def save(
@@ -33,13 +34,11 @@ def save(
 ) -> Path:
     """Write a Transformer or a Translator to a directory that `rheoscope.load` opens.
 
-    **Takes** `tokenizer`, a `tokenizers.Tokenizer` or the path of a tokenizer.json; `card`, anything worth knowing of the
-    model, kept as card.json; `dtype="float16"` or `"bfloat16"` stores weights in half the space (they are float32 again
-    when opened on a CPU).
+    **Settings** `tokenizer` is a `tokenizers.Tokenizer` or the path of a tokenizer.json. `card` is any JSON about the model and
+    becomes card.json. `dtype="float16"` or `"bfloat16"` halves the file. Such weights are float32 again when opened on a CPU.
 
-    **Laws** a directory that holds others' files under these names is refused; each file is written beside its name and
-    then renamed; tied weights are stored once; what was saved opens with the same logits, bit for bit, where the dtype is
-    the same.
+    **Laws** Raises if the directory holds files of others under these names. Each file is written to a temporary name and then
+    renamed. Tied weights are stored once. A model saved in its own dtype opens with bit-identical logits.
 
     >>> import tempfile, torch
     >>> from rheoscope.models.config import Config
@@ -54,14 +53,20 @@ def save(
 
 
 def check_no_foreign_files(directory: Path) -> None:
-    """Refuse a directory that holds others' files under the names of a model's."""
+    """Raise if a directory holds files of others under the names of a model's files."""
     foreign = next((name for name in (CONFIG, WEIGHTS, TOKENIZER, CARD) if (directory / name).exists()), None)
     if foreign is not None and not is_rheoscope_model(directory):
-        raise RheoscopeError(f"{directory} holds a {foreign} that Rheoscope did not write; type another directory")
+        raise RheoscopeError(
+            Message(
+                "{directory} contains {file}, which Rheoscope did not write; choose another directory",
+                directory=str(directory),
+                file=foreign,
+            )
+        )
 
 
 def is_rheoscope_model(directory: Path) -> bool:
-    """Whether the config.json in a directory is that of a model of this project."""
+    """Whether the config.json in a directory belongs to a model of this project."""
     try:
         content = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -76,7 +81,7 @@ def write_model(
     card: Mapping[str, Any] | None = None,
     dtype: str | None = None,
 ) -> Path:
-    """As `save`, into a directory that is known to be free."""
+    """Like `save`, for a directory that is known to hold no files of others."""
     directory, stored_dtype = Path(directory), None if dtype is None else parse_dtype(dtype, None)
     tensors = {
         name: parameter.detach().to(stored_dtype).contiguous().cpu()
@@ -98,13 +103,13 @@ def write_model(
 
 
 def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
-    """A safetensors file; a disk that is full or gone is an OSError, as everywhere."""
+    """Write a safetensors file. A full or missing disk raises OSError, as other writes do."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
         save_file(tensors, file, {"format": "pt"})
-    except SafetensorError as error:  # a full disk, for one
+    except SafetensorError as error:  # a full disk, for example
         raise OSError(str(error)) from error
 
 
@@ -115,9 +120,9 @@ def load_network(
     init_seed: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[Transformer | Translator, Any]:
-    """The network and its tokenizer (None where there is none); `drawn`, a seed, gives initial weights.
+    """The network and its tokenizer, or None without one. `init_seed` gives initial weights instead of the stored ones.
 
-    float32 on the CPU, the stored dtype on a GPU, unless `dtype` says.
+    The dtype is float32 on the CPU and the stored dtype on a GPU, unless `dtype` is given.
     """
     directory = Path(directory)
     config, target_dtype, target_device = (
@@ -138,15 +143,29 @@ def load_network(
     )
 
 
+def first_names(names: Sequence[str], limit: int = 3) -> Message:
+    """The first names of a list, with an ellipsis if there are more.
+
+    >>> first_names(["a", "b", "c", "d"])
+    'a, b, c, …'
+    """
+    return join(", ", [*names[:limit], *(["…"] if len(names) > limit else [])])
+
+
 def _read_tokenizer(directory: Path, config: Config) -> Any:
-    """The tokenizer beside the weights, which must not have more tokens than they."""
+    """The tokenizer next to the weights. It may not have more tokens than the model."""
     file = directory / TOKENIZER
     if not file.is_file():
         return None
     tokenizer = load_tokenizer(file)
     if tokenizer.get_vocab_size() > config.vocabulary:
         raise RheoscopeError(
-            f"{file} has {tokenizer.get_vocab_size()} tokens, the model {config.vocabulary}; get both again"
+            Message(
+                "{file} has {tokens} tokens, but the model has {vocabulary}; download or save both again",
+                file=str(file),
+                tokens=tokenizer.get_vocab_size(),
+                vocabulary=config.vocabulary,
+            )
         )
     return tokenizer
 
@@ -154,7 +173,7 @@ def _read_tokenizer(directory: Path, config: Config) -> Any:
 def prepare_network(
     network: Transformer | Translator, device: str | None, dtype: str | None, init_seed: int | None
 ) -> Transformer | Translator:
-    """A network that is already built, where and how it is wanted, or the same architecture at its initial weights."""
+    """A network that exists already, moved to a device and dtype, or its architecture with initial weights."""
     weight = next(network.parameters())
     target_device = weight.device if device is None else parse_device(device)
     target_dtype = weight.dtype if dtype is None else parse_dtype(dtype, device)
@@ -167,41 +186,61 @@ def prepare_network(
 
 
 class SkipInit(TorchFunctionMode):
-    """Meanwhile no module draws its initial weights: a file is about to replace every one of them."""
+    """Skip the initial draws of all modules, because a file replaces every weight right after."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return None if func in INIT_FUNCTIONS else func(*args, **kwargs or {})
 
 
 def initial_network(config: Config, seed: int = 0) -> Transformer | Translator:
-    """The architecture at its initial weights, the same ones for a seed: the control that every claim needs."""
+    """The architecture with initial weights that depend only on the seed: the untrained control."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return build(config)
 
 
 def read_config(directory: str | Path) -> Config:
-    """The config of a saved model; one that is missing, broken or of another kind is refused."""
+    """The config of a saved model. Raises if it is missing, damaged or of another kind."""
     file = Path(directory) / CONFIG
     if not file.is_file():
-        raise RheoscopeError(f"{directory} holds no {CONFIG}; type the directory that a model was saved to")
+        raise RheoscopeError(
+            Message(
+                "{directory} contains no {file}; choose the directory that a model was saved to",
+                directory=str(directory),
+                file=CONFIG,
+            )
+        )
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RheoscopeError(f"{file} is no JSON ({str(error).splitlines()[0]}); get it again") from error
+        raise RheoscopeError(
+            Message(
+                "{file} is not valid JSON ({reason}); download or save it again",
+                file=str(file),
+                reason=str(error).splitlines()[0],
+            )
+        ) from error
     if not isinstance(content, dict) or content.get("model_type") != "rheoscope":
-        raise RheoscopeError(f'{file} does not say "model_type": "rheoscope"; type a directory that Rheoscope saved')
+        raise RheoscopeError(
+            Message('{file} lacks "model_type": "rheoscope"; choose a directory that Rheoscope saved', file=str(file))
+        )
     return Config.from_dict(content)
 
 
 @torch.no_grad()
 def load_weights(network: nn.Module, directory: str | Path, progress: Progress | None = None) -> torch.dtype:
-    """Put the weights of a saved model into a network of its config; gives the dtype that they are stored in."""
+    """Copy the weights of a saved model into a network of its config, and return the dtype they are stored in."""
     from safetensors.torch import load_file
 
     file = Path(directory) / WEIGHTS
     if not file.is_file():
-        raise RheoscopeError(f"{directory} holds no {WEIGHTS}; type the directory that a model was saved to")
+        raise RheoscopeError(
+            Message(
+                "{directory} contains no {file}; choose the directory that a model was saved to",
+                directory=str(directory),
+                file=WEIGHTS,
+            )
+        )
     check_safetensors(file)
     stored, parameters = load_file(file), parameters_by_name(network)
     _check_fit(file, stored, parameters)
@@ -214,26 +253,36 @@ def load_weights(network: nn.Module, directory: str | Path, progress: Progress |
 
 
 def parameters_by_name(network: nn.Module) -> dict[str, Tensor]:
-    """Every parameter by name, a tied one under its first name alone."""
+    """Every parameter by name. A tied parameter appears only under its first name."""
     return dict(network.named_parameters())
 
 
 def _check_fit(file: Path, stored: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are missing, unknown, of another shape or no floating-point numbers."""
+    """Raise if weights are missing, unknown, of another shape or not floating-point."""
     common = sorted(stored.keys() & expected.keys())
-    problems = {
-        "missing": sorted(expected.keys() - stored.keys()),
-        "unknown": sorted(stored.keys() - expected.keys()),
-        "of another shape": [
-            f"{name} {tuple(stored[name].shape)} for {tuple(expected[name].shape)}"
-            for name in common
-            if stored[name].shape != expected[name].shape
-        ],
-        "no floating-point numbers": [name for name in common if not stored[name].is_floating_point()],
-    }
-    for problem, names in problems.items():
+    mismatches = [
+        Message(
+            "{name} is {stored_shape} instead of {expected_shape}",
+            name=name,
+            stored_shape=tuple(stored[name].shape),
+            expected_shape=tuple(expected[name].shape),
+        )
+        for name in common
+        if stored[name].shape != expected[name].shape
+    ]
+    problems: list[tuple[str, list[Any]]] = [
+        (Message("missing"), sorted(expected.keys() - stored.keys())),
+        (Message("unknown"), sorted(stored.keys() - expected.keys())),
+        (Message("wrong shape"), mismatches),
+        (Message("not floating-point"), [name for name in common if not stored[name].is_floating_point()]),
+    ]
+    for problem, names in problems:
         if names:
-            ellipsis = ", …" if len(names) > 3 else ""
             raise RheoscopeError(
-                f"the weights of {file.parent} do not fit its config ({problem}: {', '.join(names[:3])}{ellipsis}); get both again"
+                Message(
+                    "the weights of {directory} do not fit its config ({problem}: {names}); download or save both again",
+                    directory=str(file.parent),
+                    problem=problem,
+                    names=first_names(names),
+                )
             )

@@ -1,4 +1,4 @@
-"""All that determines a Transformer, as one frozen value that JSON can hold."""
+"""Config: everything that determines a Transformer, as one frozen value that JSON can hold."""
 
 import json
 import math
@@ -10,6 +10,8 @@ from typing import Any, Literal
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.zoo import ZOO
 from rheoscope.attention.zoo import mechanism as make_mechanism
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -25,8 +27,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "start": ("usual", "symmetric", "mimetic"),
 }  # fmt: skip
 
-FieldRule = tuple[Callable[[Any], bool], str, str]
-"""Whether a value will do, what is wanted, and what to type."""
+FieldRule = tuple[Callable[[Any], bool], Message, Any]
+"""Whether a value is allowed, what is expected, and an example value."""
 
 
 def _is_count(value: Any) -> bool:
@@ -38,7 +40,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_json_dict(value: Any) -> bool:
-    """A dict that JSON holds, and gives back as it was."""
+    """Whether a value is a dict that survives a round trip through JSON."""
     try:
         return isinstance(value, dict) and json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError):
@@ -48,30 +50,47 @@ def _is_json_dict(value: Any) -> bool:
 FIELD_RULES: dict[str, FieldRule] = {
     **dict.fromkeys(
         ("vocabulary", "width", "depth", "heads", "kv_heads", "head_width", "value_width", "hidden", "context"),
-        (_is_count, "a whole number of 1 or more", "4"),
+        (_is_count, Message("an integer of at least 1"), 4),
     ),
-    **dict.fromkeys(("bias", "tied", "scaled_embedding"), (lambda value: type(value) is bool, "True or False", "True")),
+    **dict.fromkeys(
+        ("bias", "tied", "scaled_embedding"), (lambda value: type(value) is bool, Message("True or False"), True)
+    ),
     **dict.fromkeys(
         ("dropout", "attention_dropout"),
-        (lambda value: _is_number(value) and 0 <= value < 1, "a share below 1", "0.1"),
+        (lambda value: _is_number(value) and 0 <= value < 1, Message("a number from 0 to below 1"), 0.1),
     ),
-    "branch": (lambda value: _is_number(value) and value > 0, "a positive number", "1.0"),
-    "eps": (lambda value: _is_number(value) and value > 0, "a positive number", "1e-5"),
-    "base": (lambda value: _is_number(value) and value > 0, "a positive number", "10000.0"),
-    "options": (_is_json_dict, "names and values that JSON holds", "{}"),
+    "branch": (lambda value: _is_number(value) and value > 0, Message("a positive number"), 1.0),
+    "eps": (lambda value: _is_number(value) and value > 0, Message("a positive number"), 1e-5),
+    "base": (lambda value: _is_number(value) and value > 0, Message("a positive number"), 10000.0),
+    "options": (_is_json_dict, Message("a dict of values that JSON can hold"), {}),
 }
+
+
+def set_fields(**fields: Any) -> Advice:
+    """Fields of a recipe or of its model to type: keyword arguments in Python, `--set` on the command line.
+
+    >>> set_fields(heads=4)
+    Advice(python='heads=4', shell='--set heads=4')
+    """
+    python = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+    return Advice(python, " ".join(f"--set {name}={value}" for name, value in fields.items()))
 
 
 @dataclass(frozen=True)
 class Config:
-    """A Transformer in numbers and names; `recipes.py` has the ones worth training.
+    """A Transformer as numbers and names. `recipes.py` has configs that are worth training.
 
-    `kv_heads` groups heads (grouped queries), `head_width` is that of queries and keys (d_k), `value_width` that of values
-    (d_v, as d_k where it is not given), `hidden` the width inside the FFN, `context` the longest text,
-    `mechanism` and `options` a row of the zoo, `branch` a factor on everything a block adds (the depth scaling of shaped
-    attention), `scaled_embedding` multiplies embeddings by √width (2017). `dropout` is on what is added to the stream,
-    `attention_dropout` on the weights of a softmax. `projection` says how queries, keys and values of self attention come from
-    tokens (`projections.py`), `start` what weights are before the first step (`starts.py`).
+    **Settings**
+
+    - `kv_heads` is the number of key and value heads (grouped queries).
+    - `head_width` is the width d_k of queries and keys. `value_width` is the width d_v of values and defaults to d_k.
+    - `hidden` is the width inside the FFN. `context` is the longest text in tokens.
+    - `mechanism` and `options` name a mechanism of the zoo.
+    - `projection` says how queries, keys and values come from tokens (`projections.py`).
+    - `start` says how the weights are initialised (`initialisation.py`).
+    - `branch` multiplies every update of a block: the depth scaling of shaped attention.
+    - `scaled_embedding` multiplies embeddings by √width, as in 2017.
+    - `dropout` acts on updates of the residual stream, `attention_dropout` on the weights of a softmax.
 
     >>> Config(vocabulary=256, width=64, heads=4).head_width
     16
@@ -119,34 +138,69 @@ class Config:
         self._check_fields()
         if self.heads % self.kv_heads:
             raise RheoscopeError(
-                f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}; type kv_heads={self.heads}"
+                Message(
+                    "heads must be a multiple of kv_heads, got {heads} and {kv_heads}",
+                    heads=self.heads,
+                    kv_heads=self.kv_heads,
+                ),
+                set_fields(kv_heads=self.heads),
             )
         if self.position == "rotary" and self.head_width % 2:
-            raise RheoscopeError(f"rotary turns pairs: an even head_width, got {self.head_width}; type another width")
+            raise RheoscopeError(
+                Message(
+                    "rotary positions rotate pairs of coordinates and need an even head_width, got {head_width}",
+                    head_width=self.head_width,
+                ),
+                set_fields(head_width=self.head_width + 1),
+            )
         for name in {"dim", "key_dim"} & set(self.options):
             raise RheoscopeError(
-                f"a mechanism reads queries and keys of head_width={self.head_width}, got options with a {name}; "
-                "type head_width=…"
+                Message(
+                    "queries and keys have width head_width={head_width}, so options must not contain {name}",
+                    head_width=self.head_width,
+                    name=name,
+                ),
+                set_fields(head_width=self.options[name]),
             )
         normaliser = self.build_mechanism().normaliser
         if self.attention_dropout and (normaliser.fused_softmax is None or not normaliser.fused_softmax.is_plain):
             raise RheoscopeError(
-                f"attention_dropout drops weights of a softmax, {self.mechanism!r} has {type(normaliser).__name__}; "
-                "type attention_dropout=0"
+                Message(
+                    "attention_dropout needs a softmax, but {mechanism!r} normalises with {normaliser}",
+                    mechanism=self.mechanism,
+                    normaliser=type(normaliser).__name__,
+                ),
+                set_fields(attention_dropout=0),
             )
 
     def _check_fields(self) -> None:
-        """Every field by itself: its type and what it may be."""
+        """Check the type and the range of every field."""
         values = asdict(self)
         for name, (is_allowed, requirement, example) in FIELD_RULES.items():
             if not is_allowed(values[name]):
-                raise RheoscopeError(f"{name} must be {requirement}, got {values[name]!r}; type {name}={example}")
+                raise RheoscopeError(
+                    Message(
+                        "{name} must be {requirement}, got {value!r}",
+                        name=name,
+                        requirement=requirement,
+                        value=values[name],
+                    ),
+                    set_fields(**{name: example}),
+                )
         for name, choices in CHOICES.items():
             if values[name] not in choices:
-                raise RheoscopeError(f"unknown {name} {values[name]!r}; type one of {', '.join(choices)}")
+                raise RheoscopeError(
+                    Message(
+                        "{name} must be one of {choices}, got {value!r}",
+                        name=name,
+                        choices=", ".join(choices),
+                        value=values[name],
+                    ),
+                    set_fields(**{name: choices[0]}),
+                )
 
     def build_mechanism(self) -> Mechanism:
-        """The named mechanism with its options, and the widths where it learns maps of tokens or is as warm as the model is wide."""
+        """The named mechanism with its options, and with the widths if it learns maps of tokens or scales with the width."""
         needs_dim = self.mechanism in ZOO and ZOO[self.mechanism].needs_dim
         widths = {"dim": self.head_width} if needs_dim else {}
         if "tau0" in self.options:
@@ -154,11 +208,11 @@ class Config:
         return make_mechanism(self.mechanism, **(self.options | widths))
 
     def save(self, file: Path) -> None:
-        """As config.json, with the words that tell Rheoscope's own checkpoints from others."""
+        """Write config.json, with the model type that marks checkpoints of Rheoscope."""
         file.write_text(json.dumps({"model_type": "rheoscope", **asdict(self)}, indent=1) + "\n")
 
     def function_key(self) -> str:
-        """What of it decides which function the weights are: fields at their defaults and those of training left out."""
+        """The fields that decide which function the weights compute, as JSON. Defaults and training-only fields are omitted."""
         defaults = {config_field.name: config_field.default for config_field in fields(self)} | {
             "options": {},
             "value_width": self.head_width,
@@ -169,18 +223,19 @@ class Config:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> "Config":
-        """From what config.json holds; an unknown field is refused by name."""
+        """A Config from the content of config.json. Raises for an unknown field."""
         field_names = {config_field.name for config_field in fields(Config)}
         unknown = sorted(set(values) - field_names - {"model_type"})
-        if unknown or "vocabulary" not in values:
-            problem = f"the unknown field {unknown[0]!r}" if unknown else "no vocabulary"
+        if unknown:
             raise RheoscopeError(
-                f"this config has {problem}; it was written by another version, or by hand: train again"
+                Message("the config has an unknown field {field!r}; train the model again", field=unknown[0])
             )
+        if "vocabulary" not in values:
+            raise RheoscopeError(Message("the config has no field 'vocabulary'; train the model again"))
         return Config(**{name: value for name, value in values.items() if name in field_names})
 
     def with_changes(self, **changes: Any) -> "Config":
-        """The same with some fields changed; widths that follow from others are worked out anew unless given."""
+        """A copy with some fields changed. Widths that follow from other fields are recomputed unless given."""
         depends_on = {
             "kv_heads": {"heads"},
             "head_width": {"width", "heads"},
@@ -192,7 +247,7 @@ class Config:
 
 
 def default_hidden(width: int, ffn: str) -> int:
-    """4 widths; a gated FFN has a third matrix, so two thirds of that, in steps of 64 (of 8 for small widths)."""
+    """4 · width, or two thirds of that for a gated FFN with its third matrix, rounded up to 64 (8 for small widths)."""
     if ffn != "swiglu":
         return 4 * width
     multiple = 64 if width >= 192 else 8

@@ -1,10 +1,13 @@
-"""From what a person names to a task: the files of a corpus, tokenised once and used again, or data that a recipe makes itself."""
+"""From a recipe name and files to a task: corpora are tokenised once and reused, or a recipe generates its data."""
 
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rheoscope.files import write_file
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message, join
+from rheoscope.models.config import set_fields
 from rheoscope.models.digits import DigitsTask
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.sentence_pairs import PairCorpus, prepare_pairs
@@ -17,21 +20,29 @@ from rheoscope.models.two_moons import TwoMoonsTask
 from rheoscope.shapes import RheoscopeError
 
 GENERATED_TASKS: dict[str, Callable[[], Task]] = {"two_moons": TwoMoonsTask, "digits": DigitsTask}
-"""Recipes that need no files, by name, and what they learn."""
+"""The tasks of recipes that need no files, by recipe name."""
 
 
 def check_data(name: str, data: Sequence[Path]) -> None:
-    """Refuse files for a recipe that makes its own data, and none for one that does not.
+    """Raise if files are given for a recipe that generates its data, or none for a recipe that needs them.
 
     >>> check_data("digits", [])
     >>> check_data("tiny", [])
     Traceback (most recent call last):
-    rheoscope.shapes.RheoscopeError: recipe tiny learns from files, got none; type --data FILE…
+    rheoscope.shapes.RheoscopeError: recipe tiny learns from files, got none; on the command line type --data FILE…
     """
     if data and name in GENERATED_TASKS:
-        raise RheoscopeError(f"recipe {name} makes its own data, got {data[0]}; leave --data and --held-out out")
+        raise RheoscopeError(
+            Message(
+                "recipe {recipe} generates its own data, got the file {file}; omit --data and --held-out",
+                recipe=name,
+                file=str(data[0]),
+            )
+        )
     if not data and name not in GENERATED_TASKS:
-        raise RheoscopeError(f"recipe {name} learns from files, got none; type --data FILE…")
+        raise RheoscopeError(
+            Message("recipe {recipe} learns from files, got none", recipe=name), Advice("", "--data FILE…")
+        )
 
 
 def load_task(
@@ -43,7 +54,7 @@ def load_task(
     process: Process,
     progress: OnProgress | None = None,
 ) -> tuple[Task, Path | None]:
-    """What the recipe of a name learns, and the tokenizer of its texts where it has some."""
+    """The task of a recipe, and the tokenizer of its texts if it has any."""
     check_data(name, [*data, *held_out])
     if name in GENERATED_TASKS:
         return GENERATED_TASKS[name](), None
@@ -59,12 +70,11 @@ def load_corpus(
     process: Process,
     progress: OnProgress | None = None,
 ) -> Corpus | PairCorpus:
-    """The corpus that a recipe learns from: a directory that is already prepared, or files, tokenised into `out`.
+    """The corpus that a recipe learns from: a prepared directory, or files that are tokenised into `out`.
 
-    A decoder takes texts, and so does an encoder, with a token in the vocabulary that hides others; an encoder-decoder takes
-    two files, a line of one the translation of that line of the other.
-    Asked again for the same files it opens what it made; asked for others it refuses. Of many processes the first one
-    prepares, the others wait.
+    A decoder and an encoder take texts. The vocabulary of an encoder also has a mask token. An encoder-decoder takes two files
+    whose lines are translations of each other. A second call with the same files opens the existing corpus, and other files raise.
+    The first of several processes prepares the corpus while the others wait.
 
     >>> import tempfile, torch
     >>> from rheoscope.models.recipes import tiny
@@ -77,7 +87,12 @@ def load_corpus(
     is_translation = recipe.config.form == "encoder-decoder"
     if len(data) == 1 and data[0].is_dir():
         if held_out:
-            raise RheoscopeError(f"{data[0]} is prepared and has its held-out part; leave --held-out out")
+            raise RheoscopeError(
+                Message(
+                    "{directory} is a prepared corpus with a held-out part of its own; omit --held-out",
+                    directory=str(data[0]),
+                )
+            )
         out = data[0]
     elif process.is_first:
         _prepare(recipe, data, held_out, out, is_translation, progress)
@@ -95,8 +110,12 @@ def _prepare(
 ) -> None:
     if is_translation and (len(data) != 2 or len(held_out) not in (0, 2)):
         raise RheoscopeError(
-            f"a translator learns from pairs, got {len(data)} files to train on and {len(held_out)} held out; "
-            "type --data SOURCE TARGET [--held-out SOURCE TARGET]"
+            Message(
+                "a translator needs two training files and two held-out files or none, got {n_data} and {n_held_out}",
+                n_data=len(data),
+                n_held_out=len(held_out),
+            ),
+            Advice("", "--data SOURCE TARGET [--held-out SOURCE TARGET]"),
         )
     spec = _corpus_spec(recipe, data, held_out)
     if (out / MANIFEST).is_file():
@@ -122,14 +141,17 @@ def _tokenise(
         return
     if not isinstance(recipe.vocabulary, int):
         raise RheoscopeError(
-            f"a translator's vocabulary is a number, got {recipe.vocabulary!r}; type --set vocabulary=8000"
+            Message(
+                "the vocabulary of a translator must be a number, got {vocabulary!r}", vocabulary=recipe.vocabulary
+            ),
+            set_fields(vocabulary=8000),
         )
     held_out_pair = (held_out[0], held_out[1]) if held_out else None
     prepare_pairs(data[:1], data[1:], out, recipe.vocabulary, held_out_pair, progress)
 
 
 def _corpus_spec(recipe: Recipe, data: Sequence[Path], held_out: Sequence[Path]) -> dict[str, object]:
-    """What a corpus depends on: names and sizes of the files, and how they are cut into tokens."""
+    """What a corpus depends on: names and sizes of its files, the held-out part and the vocabulary."""
     sizes = [[(file.name, file.stat().st_size if file.is_file() else 0) for file in part] for part in (data, held_out)]
     return json.loads(
         json.dumps({"data": sizes[0], "held out": sizes[1] or recipe.held_out, "vocabulary": recipe.vocabulary})
@@ -142,11 +164,17 @@ def _check_same_spec(out: Path, spec: dict[str, object]) -> None:
     for name, value in spec.items():
         if stored_spec.get(name) != value:
             raise RheoscopeError(
-                f"{out} was made with {name} {_format_spec_value(stored_spec.get(name))}, now "
-                f"{_format_spec_value(value)}; type the same, another --out, "
-                f"or remove {out}"
+                Message(
+                    "{directory} was prepared with {name} {stored}, now got {new}; choose the same, another --out, or remove {directory}",
+                    directory=str(out),
+                    name=name,
+                    stored=_format_spec_value(stored_spec.get(name)),
+                    new=_format_spec_value(value),
+                )
             )
 
 
 def _format_spec_value(value: object) -> str:
-    return ", ".join(f"{name} ({size:,} bytes)" for name, size in value) if isinstance(value, list) else str(value)
+    if not isinstance(value, list):
+        return str(value)
+    return join(", ", [Message("{file} ({size:,} bytes)", file=name, size=size) for name, size in value])

@@ -1,8 +1,8 @@
-"""A step that is recorded once and played again: small kernels of a small model take a GPU less time than Python takes to name them.
+"""CUDA graphs of training steps: a step is recorded once and replayed, which removes Python's launch overhead.
 
-the first steps     as they are, on a stream of their own: kernels are compiled, optimisers begin to remember
-the next one        recorded, not run (a CUDA graph)
-all others          inputs are copied to where the recording reads them, and it is played
+first calls    run normally on a side stream, so that kernels are compiled and optimisers allocate their state
+next call      recorded, not run (a CUDA graph)
+later calls    inputs are copied to the buffers that the graph reads, and the graph is replayed
 """
 
 from collections import Counter
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 WARMUP_CALLS = 2
-"""Times that shapes are met before they are recorded."""
+"""Calls with the same shapes before they are recorded."""
 Shapes = tuple[torch.Size, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class _Recording:
-    """What is played, where it reads its inputs, and where its output lies."""
+    """A graph, the buffers that it reads, and its output."""
 
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
@@ -33,14 +33,13 @@ class _Recording:
 
 
 class Recorder:
-    """Runs a function of tensors; where it is `on`, shapes that were met a few times are played from a recording.
+    """Call a function of tensors. If enabled, repeated shapes are replayed from a CUDA graph.
 
-    **Laws** it gives what the function gives.
+    **Laws** The result equals that of the function.
 
-    A recording keeps memory of its own; where there is no room for it, nothing is recorded.
-
-    **Takes** a function that is the same each time but for its inputs and the tensors it changes in place: what it reads from Python
-    is read once. Tensors that it changes must stay where they are; where they move, `forget`.
+    **Settings** The function may depend only on its inputs and on tensors that it changes in place. What it reads from Python is
+    read once. The tensors that it changes must keep their addresses, otherwise call `reset`. A recording has memory of its own.
+    If there is not enough memory, nothing is recorded.
 
     >>> Recorder()(lambda x: x + 1, torch.zeros(2))
     tensor([1., 1.])
@@ -52,14 +51,14 @@ class Recorder:
         self.recordings: dict[Shapes, _Recording] = {}
 
     def reset(self) -> None:
-        """Start anew: the recordings go, with the memory they held."""
+        """Drop all recordings and free their memory."""
         self.shape_counts.clear()
         self.recordings.clear()
 
     def __call__(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         if not self.enabled:
             return function(*inputs)
-        with torch.cuda.device(inputs[0].device):  # which need not be the current one
+        with torch.cuda.device(inputs[0].device):  # it may differ from the current device
             return self._run(function, *inputs)
 
     def _run(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
@@ -73,17 +72,16 @@ class Recorder:
 
     def _record(self, function: Callable[..., Tensor], *inputs: Tensor) -> _Recording:
         buffers, graph = tuple(x.clone() for x in inputs), torch.cuda.CUDAGraph()
-        pool = next(
-            (recording.graph.pool() for recording in self.recordings.values()), None
-        )  # they are never played at once
-        # thread_local: the thread that reads the next batch may go on
+        # graphs never replay concurrently, so they share a pool
+        pool = next((recording.graph.pool() for recording in self.recordings.values()), None)
+        # thread_local: the thread that loads the next batch may continue
         with torch.cuda.graph(graph, pool=pool, stream=_recording_stream(), capture_error_mode="thread_local"):
             output = function(*buffers)
         return _Recording(graph, buffers, output)
 
 
 def _has_memory() -> bool:
-    """Whether twice what a step takes is free: once for the recording, once for what is computed between steps."""
+    """Whether twice the memory of a step is free: once for the recording, once for work between steps."""
     allocated = torch.cuda.memory_allocated()
     step_bytes = torch.cuda.max_memory_allocated() - allocated
     return 2 * step_bytes <= torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - allocated
@@ -93,13 +91,13 @@ _STREAMS: dict[int, torch.cuda.Stream] = {}
 
 
 def _recording_stream() -> torch.cuda.Stream:
-    """The stream of this device on which is recorded: gradients are gathered on the one where a parameter was first used."""
+    """The recording stream of this device. Gradients accumulate on the stream where a parameter was first used."""
     device_index = torch.cuda.current_device()
     return _STREAMS.setdefault(device_index, torch.cuda.Stream())
 
 
 def _on_recording_stream(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Run on that stream, in its turn."""
+    """Run a function on the recording stream, ordered with the current stream."""
     current, side = torch.cuda.current_stream(), _recording_stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
@@ -110,11 +108,11 @@ def _on_recording_stream(function: Callable[..., Tensor], *inputs: Tensor) -> Te
 
 @torch.no_grad()
 def reset_accumulate_grad(parameters: Iterable[Tensor]) -> None:
-    """Parameters forget on which stream their gradients are gathered: the next step says.
+    """Let parameters forget the stream on which their gradients accumulate. The next step sets it again.
 
-    torch keeps that in a node of the graph (AccumulateGrad) as long as any tensor made of the parameter lives. The factors of a View
-    are such tensors, made on the default stream, which no recording may wait for. A parameter drops its node where its
-    dtype changes, so it does, there and back; its numbers stay where they are.
+    torch stores the stream in an AccumulateGrad node, which lives as long as any tensor computed from the parameter. The factors
+    of a View are such tensors. They are computed on the default stream, for which no recording may wait. A parameter drops the
+    node when its dtype changes, so the dtype is changed and restored. The numbers stay in place.
     """
     for parameter in parameters:
         data = parameter.data

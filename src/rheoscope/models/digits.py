@@ -1,4 +1,4 @@
-"""Handwritten digits as a task: patches of an image are tokens, one more token asks which digit they show."""
+"""Handwritten digits as a task: image patches are tokens, and one more token predicts the digit."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,36 +9,39 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
+from rheoscope.models.config import set_fields
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Batch, TokenPrediction, check_form
 from rheoscope.models.token_corpus import IGNORE_INDEX, seeded_generator
 from rheoscope.shapes import RheoscopeError
 
 N_SHADES, PIXELS_PER_PATCH, N_PATCHES, N_CLASSES = 4, 4, 16, 10
-"""Shades of a pixel, pixels of a patch, patches of an image, digits."""
+"""Shades per pixel, pixels per patch, patches per image, digits."""
 CLASS_TOKEN = N_SHADES**PIXELS_PER_PATCH
-"""The token that asks; the digits come after it."""
+"""The id of the class token. The ids of the digits follow it."""
 MAX_BRIGHTNESS = 16
-"""Of a pixel as it is stored."""
+"""The largest stored value of a pixel."""
 HELD_OUT_DIVISOR = 5
-"""One image in so many, the last ones, is held out."""
+"""One image in this many, from the end, is held out."""
 
 
 @dataclass(frozen=True)
 class DigitsTask(TokenPrediction):
-    """Which digit an image shows: 16 patches of 2 × 2 pixels are tokens, the answer stands at one more that asks.
+    """Which digit does an image show? 16 patches of 2 × 2 pixels are tokens, and a class token predicts the digit.
 
-    **Formula** a pixel has one of 4 shades, a patch one of 4⁴ = 256 ids; 256 asks, 257 … 266 are the digits. A row is the
-    asking token and then the patches, line after line. The loss is at the asking token alone. `known` are the shades of the four
-    pixels: at the start the embedding is a linear map of them, as that of images is.
+    **Formula** A pixel has one of 4 shades and a patch one of 4⁴ = 256 ids. Id 256 is the class token, and 257 … 266 are the
+    digits. A row is the class token followed by the patches, line by line. The loss is taken at the class token only.
+    `token_features` are the shades of the four pixels, so the embedding starts as a linear map of them.
 
-    **Laws** a batch is a function of (seed, step); no held-out image is trained on; what an image is does not depend on which
-    others are beside it; chance is log 10.
+    **Laws** A batch is a function of (seed, step). No held-out image is used for training. The tokens of an image do not depend
+    on other images. The loss at chance is log 10.
 
-    **Source** scikit-learn's digits, 1,797 images, of which the last fifth is held out; after the digits of arXiv:2412.18288, whose
-    protocol is known from its abstract alone: the form is ours.
+    **Source** scikit-learn's digits, 1,797 images, of which the last fifth is held out. The task follows the digits of
+    arXiv:2412.18288, whose abstract does not give the protocol, so its form is ours.
 
-    **Siblings** `TwoMoons` is the other small task of that paper.
+    **See also** `TwoMoonsTask`, the other small task of that paper.
     """
 
     @property
@@ -50,10 +53,11 @@ class DigitsTask(TokenPrediction):
         return IGNORE_INDEX
 
     def check(self, recipe: Recipe) -> None:
-        check_form(recipe, "encoder", "images are")
+        check_form(recipe, "encoder", Message("images"))
         if recipe.context != N_PATCHES + 1:
             raise RheoscopeError(
-                f"an image is {N_PATCHES + 1} tokens, got context={recipe.context}; type --set context={N_PATCHES + 1}"
+                Message("an image has {n} tokens, got context={context}", n=N_PATCHES + 1, context=recipe.context),
+                set_fields(context=N_PATCHES + 1),
             )
         load_images()
 
@@ -68,32 +72,33 @@ class DigitsTask(TokenPrediction):
         return zip(x.split(batch_size), y.split(batch_size), strict=True)
 
     def token_features(self) -> Float[Tensor, "v f"]:
-        """The shades of the pixels of every patch, from −1 to 1, and 1 besides; nothing of the other tokens."""
+        """The shades of the pixels of every patch, from −1 to 1, and a constant 1; zeros for all other tokens."""
         shades = torch.arange(CLASS_TOKEN)[:, None] // PLACE_VALUES % N_SHADES
         features = torch.cat([2 * shades / (N_SHADES - 1) - 1, torch.ones(CLASS_TOKEN, 1)], 1)
         return torch.cat([features, torch.zeros(1 + N_CLASSES, features.shape[1])])
 
 
 def n_training(n_images: int) -> int:
-    """How many of the images are trained on, the first ones."""
+    """The number of training images. They come first."""
     return n_images - n_images // HELD_OUT_DIVISOR
 
 
 @cache
 def load_images() -> tuple[Float[Tensor, "i 8 8"], Int[Tensor, " i"]]:
-    """All images, and the digit that each shows."""
+    """All images and their digits."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise RheoscopeError(
-            "the digits are scikit-learn's, which is not here; type pip install 'rheoscope[train]'"
+            Message("the digits recipe needs scikit-learn, which is not installed"),
+            Advice("", "pip install 'rheoscope[train]'"),
         ) from error
     dataset = load_digits()
     return torch.from_numpy(dataset.images).float(), torch.from_numpy(dataset.target).long()
 
 
 def to_batch(pixels: Float[Tensor, "i 8 8"], labels: Int[Tensor, " i"]) -> Batch:
-    """Images as tokens, and what is to be said of each."""
+    """Images as token ids, with the digit as the target of the class token."""
     x = functional.pad(patch_ids(pixels), (1, 0), value=CLASS_TOKEN)
     y = torch.full_like(x, IGNORE_INDEX)
     y[:, 0] = CLASS_TOKEN + 1 + labels
@@ -101,7 +106,7 @@ def to_batch(pixels: Float[Tensor, "i 8 8"], labels: Int[Tensor, " i"]) -> Batch
 
 
 def patch_ids(pixels: Float[Tensor, "i 8 8"]) -> Int[Tensor, "i 16"]:
-    """The ids of the patches of images: its pixels, rounded to few shades, are the digits of a number.
+    """The ids of the patches of images: the shades of the pixels are the digits of a number in base 4.
 
     >>> dark = torch.zeros(1, 8, 8)
     >>> dark[0, 0, 1] = MAX_BRIGHTNESS
@@ -114,4 +119,4 @@ def patch_ids(pixels: Float[Tensor, "i 8 8"]) -> Int[Tensor, "i 16"]:
 
 
 PLACE_VALUES = N_SHADES ** torch.arange(PIXELS_PER_PATCH - 1, -1, -1)
-"""What a shade of each pixel of a patch adds to its id."""
+"""The place value of each pixel in the id of its patch."""

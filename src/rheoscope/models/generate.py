@@ -1,9 +1,9 @@
-"""Text out of a model, one token after another.
+"""Text generation: a decoder continues a text, an encoder-decoder translates one.
 
     p(next) = softmax( filter( logits / temperature ) )
 
-A decoder continues (`generate`, or `stream` token by token), an encoder-decoder translates (`translate`). Both keep keys
-and values of what they have read (`GenerationCache`), so a token costs one row through the model.
+`generate` returns the whole text, `stream` yields it token by token, and `translate` decodes with or without a beam. All of
+them cache keys and values (`GenerationCache`), so a new token costs one row of the model.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
 from rheoscope.attention.zoo import ZOO
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
 from rheoscope.models.config import Config
 from rheoscope.models.generation_cache import GenerationCache
 from rheoscope.models.transformer import Ids, Transformer, Translator
@@ -36,16 +38,18 @@ def generate(
 ) -> Int[Tensor, "b longer"]:
     """The texts `ids` with up to `tokens` more tokens each.
 
-    **Formula** the next token is drawn from softmax(logits / temperature) over what `top_k` and `top_p` leave; at
-    temperature 0 it is the likeliest one.
+    **Formula** The next token is sampled from softmax(logits / temperature) over the tokens that `top_k` and `top_p` retain. At
+    temperature 0 it is the most likely token.
 
-    **Shapes** ids (b, n), prompts of one length; gives (b, n + t) with t ≤ tokens. A text that has said `stop` repeats it
-    until all have; t is smaller than `tokens` where all have said it.
+    **Returns** (b, n + t) with t ≤ `tokens`, for prompts (b, n) of one length. A text that has produced `stop` repeats it until
+    all texts have, and then generation ends.
 
-    **Laws** the same seed gives the same text; cached or not, the same logits. `cached=False` reads the whole text again
-    for every token; a mechanism that is defined for square attention alone (`shaped`) is always read so.
+    **Settings** `cached=False` reads the whole text again for every token. A mechanism that is defined only for square attention
+    (`shaped`) is always read this way.
 
-    **Siblings** `stream` yields the same tokens one by one; `translate` for encoder-decoders.
+    **Laws** The same seed gives the same text. Caching does not change the logits.
+
+    **See also** `stream` yields the same tokens one by one. `translate` is for encoder-decoders.
 
     >>> import torch
     >>> from rheoscope.models.config import Config
@@ -68,7 +72,7 @@ def stream(
     cached: bool = True,
     stop: int | None = None,
 ) -> Iterator[NextTokens]:
-    """The tokens of `generate` as they come: (b,) at a time.
+    """The tokens of `generate` as they are sampled, (b,) at a time.
 
     >>> import torch
     >>> from rheoscope.models.config import Config
@@ -94,7 +98,7 @@ def stream(
 
 
 class Continuation:
-    """Texts that grow by a token, with the logits of the next one."""
+    """Texts that grow token by token, with the logits of the next token."""
 
     def __init__(self, model: Transformer, ids: Ids, tokens: int, cached: bool) -> None:
         self.model, self.ids, config = model, ids, model.config
@@ -107,7 +111,7 @@ class Continuation:
             self.ids = torch.cat([self.ids, token[:, None]], 1)
         self.logits = self._next_logits(self.ids if self.cache is None else token[:, None])
 
-    @torch.no_grad()  # here, not on `stream`: between tokens the caller keeps its gradients
+    @torch.no_grad()  # not on `stream`, where it would also disable gradients of the caller between tokens
     def _next_logits(self, ids: Ids) -> Logits:
         return self.model.unembed(self.model.stack(ids, None, self.cache)[:, -1])
 
@@ -123,9 +127,8 @@ def sample_token(
     if temperature == 0:
         return logits.argmax(-1)
     shifted = logits.float() - logits.float().amax(-1, keepdim=True)
-    logits = torch.where(
-        shifted < 0, shifted / temperature, 0
-    )  # the largest stays 0, though the temperature be 0 in float32
+    # the largest stays 0 even if the temperature underflows in float32
+    logits = torch.where(shifted < 0, shifted / temperature, 0)
     if top_k is not None:
         logits = top_k_filter(logits, top_k)
     if top_p is not None:
@@ -134,7 +137,7 @@ def sample_token(
 
 
 def top_k_filter(logits: Logits, k: int) -> Logits:
-    """The k largest logits of every row, the others at -inf (arXiv:1805.04833); equals of the last one stay too.
+    """Keep the k largest logits of every row and set the others to -inf (arXiv:1805.04833). Ties with the last are kept.
 
     >>> top_k_filter(torch.tensor([[0.0, 2.0, 1.0]]), 2)
     tensor([[-inf, 2., 1.]])
@@ -144,7 +147,7 @@ def top_k_filter(logits: Logits, k: int) -> Logits:
 
 
 def top_p_filter(logits: Logits, p: float) -> Logits:
-    """The smallest set of likeliest tokens that together have probability p or more (arXiv:1904.09751), others at -inf.
+    """Keep the smallest set of most likely tokens with total probability p or more (arXiv:1904.09751); the others are -inf.
 
     >>> top_p_filter(torch.tensor([[0.2, 0.5, 0.3]]).log(), 0.7).exp()
     tensor([[0.0000, 0.5000, 0.3000]])
@@ -152,7 +155,7 @@ def top_p_filter(logits: Logits, p: float) -> Logits:
     ordered, order = logits.sort(descending=True, stable=True)
     probabilities = ordered.softmax(-1)
     is_outside = probabilities.cumsum(-1) - probabilities >= p
-    is_outside[..., 0] = False  # the likeliest stays, though p be 0 in float32
+    is_outside[..., 0] = False  # the most likely token stays even if p underflows in float32
     return torch.empty_like(logits).scatter(-1, order, ordered.masked_fill(is_outside, -torch.inf))
 
 
@@ -167,15 +170,16 @@ def translate(
     is_token: Bool[Tensor, "b s"] | None = None,
     length_penalty: float = 0.6,
 ) -> Int[Tensor, "b t"]:
-    """The target of every source: tokens after `start`, up to `end`; shorter ones are filled up with `end`.
+    """The translation of every source: tokens after `start`, up to `end`. Shorter ones are padded with `end`.
 
-    **Formula** `beam=1` takes the likeliest token each time. A beam keeps that many unfinished targets and returns the
-    finished one of the largest log p(target) / ((5 + length) / 6)^favour (arXiv:1609.08144; 1706.03762 takes beam 4 and
-    favour .6), length counted with `end`; where none has finished within `longest` tokens, the likeliest unfinished.
+    **Formula** `beam=1` takes the most likely token each time. A larger beam keeps that many unfinished targets. It returns the
+    finished target with the largest log p(target) / ((5 + length) / 6)^length_penalty (arXiv:1609.08144), where the length counts
+    `end`. If none finishes within `max_tokens` tokens, it returns the most likely unfinished target. The paper of 2017
+    (arXiv:1706.03762) uses beam 4 and length_penalty .6.
 
-    **Shapes** source (b, s) with `real` (b, s), False for padding; gives (b, t), t ≤ longest.
+    **Returns** (b, t) with t ≤ `max_tokens`, for sources (b, s). `is_token` (b, s) is False at padding.
 
-    **Laws** padding changes nothing; a beam that holds every target finds the best of all.
+    **Laws** Padding changes nothing. A beam that holds every target finds the best one.
 
     >>> import torch
     >>> from rheoscope.models.config import Config
@@ -195,7 +199,7 @@ def translate(
 
 
 class TargetDecoder:
-    """Targets that grow by a token; the sources are read once, their keys and values kept."""
+    """Targets that grow token by token. The sources are read once, and their keys and values are cached."""
 
     def __init__(self, model: Translator, source: Ids, is_token: Bool[Tensor, "b s"] | None, max_tokens: int) -> None:
         self.model, self.max_tokens = model, max_tokens
@@ -203,19 +207,19 @@ class TargetDecoder:
         self.cache = GenerationCache(model.config.depth, max_tokens)
 
     def next_log_probs(self, last: Int[Tensor, "r 1"]) -> Float[Tensor, "r v"]:
-        """log p(next) of every target, after the token that came last."""
+        """log p(next) of every target, after its last token."""
         points = self.model.decoder(last, None, self.cache, self.memory, self.is_token)
         return self.model.unembed(points[:, -1]).float().log_softmax(-1)
 
     def repeat_sources(self, n_repeats: int) -> None:
-        """Every source serves `times` targets."""
+        """Repeat every source, so that it serves `n_repeats` targets."""
         self.cache.repeat_texts(n_repeats)
         self.memory = self.memory.repeat_interleave(n_repeats, 0)
         self.is_token = None if self.is_token is None else self.is_token.repeat_interleave(n_repeats, 0)
 
 
 def greedy(target: TargetDecoder, log_probs: Float[Tensor, "b v"], end: int) -> Int[Tensor, "b t"]:
-    """The likeliest token each time; a finished target repeats `end` until all have."""
+    """Take the most likely token each time. A finished target repeats `end` until all are finished."""
     is_finished = torch.zeros(len(log_probs), dtype=torch.bool, device=log_probs.device)
     ids: list[Tensor] = []
     while len(ids) < target.max_tokens:
@@ -229,7 +233,7 @@ def greedy(target: TargetDecoder, log_probs: Float[Tensor, "b v"], end: int) -> 
 
 
 class Beam:
-    """The search of `translate`: for every source, `size` targets that still grow and the best one that has ended."""
+    """The beam search of `translate`: per source, `size` growing targets and the best finished one."""
 
     def __init__(
         self, target: TargetDecoder, first_log_probs: Float[Tensor, "b v"], end: int, size: int, length_penalty: float
@@ -240,7 +244,7 @@ class Beam:
         b = len(first_log_probs)
         self.ids = torch.full((b, size, target.max_tokens), end, device=first_log_probs.device)
         self.scores = first_log_probs.new_full((b, size), -torch.inf)
-        self.scores[:, 0] = 0.0  # all start alike: one of them is enough
+        self.scores[:, 0] = 0.0  # the targets of a source start out equal, so only the first one counts
         self.best_ids, self.best_score = self.ids[:, 0].clone(), first_log_probs.new_full((b,), -torch.inf)
 
     def search(self) -> Int[Tensor, "b t"]:
@@ -255,7 +259,7 @@ class Beam:
         return result[:, : length if bool(is_unfinished.any()) else int((result != self.end).sum(-1).max()) + 1]
 
     def _grow(self, length: int) -> Int[Tensor, " rows"]:
-        """One more token: those that end compete for the best, the likeliest others grow on. The rows they come from."""
+        """Add one token. Targets that end compete for the best; the most likely others grow. Returns their source rows."""
         b, size, vocabulary = *self.scores.shape, self.log_probs.shape[-1]
         totals = self.scores[..., None] + self.log_probs.unflatten(0, (b, size))
         self._finish(totals[..., self.end], length)
@@ -269,13 +273,13 @@ class Beam:
     def _finish(self, end_scores: Float[Tensor, "b size"], length: int) -> None:
         score, row = (end_scores / self._length_norm(length)).max(-1)
         is_better = score > self.best_score
-        # Past its last token a target holds `end` already.
+        # After its last token, a target is already padded with `end`.
         ids = self.ids.gather(1, row[:, None, None].expand(-1, 1, self.ids.shape[-1]))[:, 0]
         self.best_ids = torch.where(is_better[:, None], ids, self.best_ids)
         self.best_score = torch.where(is_better, score, self.best_score)
 
     def _is_settled(self) -> bool:
-        """Whether nothing that still grows can win: log p only falls, and is divided by at most the longest's norm."""
+        """Whether no growing target can win: log p only decreases and is divided by at most the norm of the longest."""
         bound = self.scores[:, 0] / self._length_norm(self.target.max_tokens)
         return bool((self.best_score >= bound).all())
 
@@ -285,7 +289,7 @@ class Beam:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Without dropout, and back as it was."""
+    """Disable dropout inside the block and restore the previous mode after it."""
     was_training = model.training
     model.eval()
     try:
@@ -295,60 +299,93 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def check_prompt(config: Config, ids: Ids, tokens: int) -> None:
-    """Refuse what cannot be continued: another form, ids that are none, a text longer than the model reads."""
+    """Raise if the model is not a decoder, the ids are invalid, or the text would exceed the context."""
     if config.form != "decoder":
-        advice = "translate(model, source, …)" if config.form == "encoder-decoder" else 'Config(form="decoder", …)'
-        raise RheoscopeError(f"only a decoder continues a text, this is an {config.form}; type {advice}")
+        python = "translate(model, source, …)" if config.form == "encoder-decoder" else 'Config(form="decoder", …)'
+        raise RheoscopeError(
+            Message("only a decoder can continue a text, got form={form}", form=config.form), Advice(python)
+        )
     _check_ids(config, ids, "ids")
     _check_count("tokens", tokens)
-    if ids.shape[1] + tokens > config.context + 1:  # the last token is said and not read
+    if ids.shape[1] + tokens > config.context + 1:  # the last token is generated but never read
         raise RheoscopeError(
-            f"{ids.shape[1]} tokens and {tokens} more are longer than the {config.context} that the model reads; "
-            f"type tokens={max(config.context + 1 - ids.shape[1], 0)} or a shorter text"
+            Message(
+                "{n} tokens plus {new} more exceed the context of {context} tokens, so shorten the text or generate fewer",
+                n=ids.shape[1],
+                new=tokens,
+                context=config.context,
+            ),
+            use(tokens=max(config.context + 1 - ids.shape[1], 0)),
         )
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Refuse settings that leave no distribution to draw from."""
+    """Raise for sampling settings that leave no distribution."""
     if not 0 <= temperature < float("inf"):
-        raise RheoscopeError(f"temperature is a finite number of 0 or more, got {temperature!r}; type temperature=0.8")
+        raise RheoscopeError(
+            Message("temperature must be finite and at least 0, got {value!r}", value=temperature), use(temperature=0.8)
+        )
     if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
         raise RheoscopeError(
-            f"top_k is how many tokens stay, a whole number of 1 or more, got {top_k!r}; type top_k=40"
+            Message("top_k must be an integer of at least 1, got {value!r}", value=top_k), use(top_k=40)
         )
     if top_p is not None and not 0 < top_p <= 1:
-        raise RheoscopeError(f"top_p is a probability above 0 and up to 1, got {top_p!r}; type top_p=0.9")
+        raise RheoscopeError(Message("top_p must be above 0 and at most 1, got {value!r}", value=top_p), use(top_p=0.9))
 
 
 def check_translation(config: Config, source: Ids, start: int, end: int, max_tokens: int, beam: int) -> None:
-    """Refuse what cannot be translated."""
+    """Raise if the model is not an encoder-decoder, or if ids or limits are invalid."""
     if config.form != "encoder-decoder":
         raise RheoscopeError(
-            f'only an encoder-decoder translates, this is a {config.form}; type Config(form="encoder-decoder", …)'
+            Message("only an encoder-decoder can translate, got form={form}", form=config.form),
+            Advice('Config(form="encoder-decoder", …)'),
         )
     _check_ids(config, source, "source")
     _check_ids(config, torch.tensor([[start, end]]), "start and end")
-    for name, value in (("longest", max_tokens), ("beam", beam)):
+    for name, value in (("max_tokens", max_tokens), ("beam", beam)):
         _check_count(name, value, minimum=1)
     if max_tokens > config.context:
         raise RheoscopeError(
-            f"longest is {max_tokens}, the model reads at most {config.context} tokens; type longest={config.context}"
+            Message(
+                "max_tokens must be at most the context of {context} tokens, got {value}",
+                context=config.context,
+                value=max_tokens,
+            ),
+            use(max_tokens=config.context),
         )
 
 
 def _check_ids(config: Config, ids: Tensor, name: str) -> None:
     if ids.ndim != 2 or not ids.numel() or ids.is_floating_point():
         raise RheoscopeError(
-            f"{name} are whole numbers (texts, tokens), at least one of each, got {ids.dtype} {tuple(ids.shape)}; "
-            f"for one text type torch.tensor([[1, 2, 3]])"
+            Message(
+                "{name} must be integers of shape (texts, tokens) and not empty, got {dtype} of shape {shape}",
+                name=name,
+                dtype=str(ids.dtype),
+                shape=tuple(ids.shape),
+            ),
+            Advice("torch.tensor([[1, 2, 3]])"),
         )
     if not 0 <= int(ids.min()) <= int(ids.max()) < config.vocabulary:
         raise RheoscopeError(
-            f"{name} reach from {int(ids.min())} to {int(ids.max())}, the vocabulary from 0 to {config.vocabulary - 1}; "
-            "type ids of the model's own tokenizer"
+            Message(
+                "{name} must be from 0 to {last}, got {lowest} to {highest}; use the model's own tokenizer",
+                name=name,
+                last=config.vocabulary - 1,
+                lowest=int(ids.min()),
+                highest=int(ids.max()),
+            )
         )
 
 
 def _check_count(name: str, value: int, minimum: int = 0) -> None:
     if not isinstance(value, int) or value < minimum:
-        raise RheoscopeError(f"{name} is a whole number of {minimum} or more, got {value!r}; type {name}=32")
+        raise RheoscopeError(
+            Message(
+                "{name} must be an integer of at least {minimum}, got {value!r}",
+                name=name,
+                minimum=minimum,
+                value=value,
+            ),
+            use(**{name: 32}),
+        )

@@ -1,4 +1,4 @@
-"""What a whole model keeps of the tokens it has read while it generates: a `Cache` for each layer, and the source's keys."""
+"""The cache of a whole model during generation: one `Cache` per layer, and the keys and values of the source."""
 
 from collections.abc import Callable
 
@@ -11,31 +11,31 @@ ComputeKeysValues = Callable[[], tuple[Tensor, Tensor]]
 
 
 class LayerCache:
-    """Of one layer: keys and values of the text so far (`past`), and those of the source where there is one."""
+    """The cache of one layer: keys and values of the text so far, and those of the source if there is one."""
 
     def __init__(self, capacity: int = 0) -> None:
         self.text_cache = Cache(capacity)
         self.source: tuple[Tensor, Tensor] | None = None
 
     def source_keys_values(self, compute: ComputeKeysValues) -> tuple[CachedKeys, CachedValues]:
-        """Keys and values of the source, made at the first call."""
+        """Keys and values of the source, computed at the first call."""
         if self.source is None:
             self.source = compute()
         return self.source
 
     def select_texts(self, text_indices: Int[Tensor, " r"]) -> None:
-        """Goes on with the past of these texts; the sources stay, so a row goes on from a row of the same source."""
+        """Continue with these rows of the cache. Sources stay, so a row must continue a row of the same source."""
         self.text_cache.select_texts(text_indices)
 
     def repeat_texts(self, n_repeats: int) -> None:
-        """Every text `times` times, one after another, its source too."""
+        """Repeat every text and its source `n_repeats` times, one after the other."""
         self.text_cache.repeat_texts(n_repeats)
         if self.source is not None:
             self.source = self.source[0].repeat_interleave(n_repeats, 0), self.source[1].repeat_interleave(n_repeats, 0)
 
 
 class GenerationCache:
-    """What generation keeps of the tokens so far, layer by layer, positions applied: `len(cache)` tokens.
+    """Keys and values of the tokens so far, per layer, with positions applied. `len(cache)` counts tokens.
 
     >>> import torch
     >>> from rheoscope.models.config import Config

@@ -1,4 +1,4 @@
-"""Heads changed while a model runs: every module computes its heads as ever, then the edited ones are replaced."""
+"""Head edits in models of this project: modules compute their heads normally, then edited heads are replaced."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +20,7 @@ from rheoscope.space.model import Edits, LayerEdit
 
 @dataclass(frozen=True, eq=False)
 class EditedMechanism(Mechanism):
-    """A mechanism whose heads are computed as ever, and then changed as their edit says."""
+    """A mechanism that computes its heads normally and then applies an edit to the output."""
 
     edit: LayerEdit = lambda q, k, v, mechanism, out: out
 
@@ -34,7 +34,7 @@ _edits: ContextVar[Mapping[nn.Module, LayerEdit]] = ContextVar("edits of this th
 
 @contextmanager
 def edit_heads(description: ModelDescription, edit: Edits) -> Iterator[None]:
-    """Inside, and in this thread alone, heads (layer, head) or whole layers are computed by their edits."""
+    """Apply edits of heads (layer, head) or whole layers inside the block, in this thread only."""
     attentions: Sequence[Any] = description.attention_modules
     edits = {
         attentions[layer].mechanism: layer_edit
@@ -48,7 +48,7 @@ def edit_heads(description: ModelDescription, edit: Edits) -> Iterator[None]:
 
 
 def _override_current(attention: Any) -> Undo:
-    """`current()` of one module, which every forward asks for its mechanism, answers threads that edit with the edited one."""
+    """Patch `current_mechanism` of one module, so that threads with an edit get the edited mechanism."""
     original = attention.current_mechanism
 
     def current_mechanism() -> Mechanism:

@@ -1,10 +1,10 @@
-"""What weights are before the first step: one function for each `start`, `STARTS` lists them.
+"""Initial weights: one function for each `start` of a config. `INITIALISERS` lists them.
 
-    usual        N(0, .02²), as GPT-2's
-    symmetric    W_Q := W_K, then both are free (arXiv:2502.10927)
+    usual        N(0, .02²), as in GPT-2
+    symmetric    W_Q := W_K, after which both are free (arXiv:2502.10927)
     mimetic      M ≈ I and Σ_h F_h ≈ −I, as in trained models (arXiv:2305.09828)
 
-A start changes the weights that the usual one has drawn, so that all else is the same for a seed.
+A start modifies the weights that `usual` draws, so everything else is the same for a given seed.
 """
 
 from collections.abc import Callable
@@ -14,40 +14,46 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.messages.message import Message
+from rheoscope.models.config import set_fields
 from rheoscope.models.projections import Projection, row_counts
 from rheoscope.shapes import RheoscopeError
 
 M_COEFFICIENTS, F_COEFFICIENTS = (0.7, 0.7), (0.4, 0.4)
-"""Of the noise and of the identity, in M and in F: the numbers of the paper, for vision."""
+"""Coefficients of the noise and of the identity, in M and in F. The paper uses them for vision."""
 
 
 @dataclass(frozen=True, eq=False)
 class InitialWeights:
-    """The weights of one layer of self attention as they were drawn: what is read, and what is written."""
+    """The weights of one self-attention layer as drawn: the input projection and the output projection."""
 
     projection: Projection
     read_weight: Float[Tensor, "rows d"]
     write_weight: Float[Tensor, "d he"]
 
     def named_rows(self, *names: str) -> list[Float[Tensor, "hk d"]]:
-        """Views of the rows of these names; refused where the projection has none of its own."""
+        """Views of the rows with these names. Raises if the projection does not have such rows."""
         rows_by_name = dict(
             zip(self.projection.layout, self.read_weight.split(row_counts(self.projection.layout)), strict=True)
         )
         if missing := [name for name in names if name not in rows_by_name]:
             raise RheoscopeError(
-                f"{type(self.projection).__name__} has no weights {' and '.join(missing)} of its own that this start could set; "
-                "type start=usual, or projection=untied"
+                Message(
+                    "{projection} has no weights {names} of its own that start could set",
+                    projection=type(self.projection).__name__,
+                    names=", ".join(missing),
+                ),
+                set_fields(start="usual"),
             )
         return [rows_by_name[name] for name in names]
 
 
 def usual(weights: InitialWeights) -> None:
-    """As it was drawn."""
+    """Keep the weights as drawn."""
 
 
 def symmetric(weights: InitialWeights) -> None:
-    """W_Q := W_K, in every group of heads: M is symmetric before the first step."""
+    """Set W_Q := W_K in every group of heads, so that M is symmetric before the first step."""
     q, k = weights.named_rows("q", "k")
     n_query_heads, n_key_heads = weights.projection.layout["q"][0], weights.projection.layout["k"][0]
     k_per_query_head = k.unflatten(0, (n_key_heads, -1)).repeat_interleave(n_query_heads // n_key_heads, 0)
@@ -55,12 +61,17 @@ def symmetric(weights: InitialWeights) -> None:
 
 
 def mimetic(weights: InitialWeights) -> None:
-    """M_h = αZ + βI cut to rank k for every head, Σ_h F_h = αZ − βI cut to rank h·e, Z of independent N(0, 1/d)."""
+    """M_h = αZ + βI truncated to rank k, and Σ_h F_h = αZ − βI truncated to rank h·e, with Z of independent N(0, 1/d)."""
     q, k, v = weights.named_rows("q", "k", "v")
     query_shape, key_shape = weights.projection.layout["q"], weights.projection.layout["k"]
     if query_shape[0] != key_shape[0]:
         raise RheoscopeError(
-            f"start=mimetic sets keys for every one of {query_shape[0]} heads, got {key_shape[0]} of keys; type kv_heads={query_shape[0]}"
+            Message(
+                "start=mimetic needs one key head per head, got heads={heads} and kv_heads={kv_heads}",
+                heads=query_shape[0],
+                kv_heads=key_shape[0],
+            ),
+            set_fields(kv_heads=query_shape[0]),
         )
     for W_Q, W_K in zip(q.split(query_shape[1]), k.split(query_shape[1]), strict=True):
         left, right = svd_factors(noisy_identity(q, *M_COEFFICIENTS), query_shape[1])
@@ -74,14 +85,14 @@ def mimetic(weights: InitialWeights) -> None:
 def noisy_identity(
     reference: Float[Tensor, "rows d"], noise_scale: float, identity_scale: float
 ) -> Float[Tensor, "d d"]:
-    """noise · Z + identity · I."""
+    """noise_scale · Z + identity_scale · I."""
     d = reference.shape[-1]
     Z = torch.randn(d, d, device=reference.device, dtype=reference.dtype) * d**-0.5
     return noise_scale * Z + identity_scale * torch.eye(d, device=reference.device, dtype=reference.dtype)
 
 
 def svd_factors(A: Float[Tensor, "d d"], rank: int) -> tuple[Float[Tensor, "d r"], Float[Tensor, "r d"]]:
-    """U√S and √SVᵀ, whose product is A cut to a rank; columns beyond the width are 0."""
+    """U√S and √SVᵀ, whose product is A truncated to a rank. Columns beyond the width are 0."""
     U, S, Vt = torch.linalg.svd(A)
     sqrt_S = S[:rank].sqrt()
     n_padding = max(0, rank - len(S))
@@ -92,4 +103,4 @@ def svd_factors(A: Float[Tensor, "d d"], rank: int) -> tuple[Float[Tensor, "d r"
 INITIALISERS: dict[str, Callable[[InitialWeights], None]] = {
     start.__name__: start for start in (usual, symmetric, mimetic)
 }
-"""What each `start` of a config does to a layer."""
+"""The function for each `start` of a config."""

@@ -1,4 +1,4 @@
-"""What a task knows of its tokens before anything is learned, where they are more than names: points of a plane, patches of an image."""
+"""Initial embeddings from token features, for tasks whose tokens are points of a plane or image patches."""
 
 from typing import Protocol, runtime_checkable
 
@@ -11,19 +11,19 @@ from rheoscope.models.transformer import Embedding
 
 @runtime_checkable
 class HasTokenFeatures(Protocol):
-    """A task whose tokens are known by numbers: a row for each id, of zeros where nothing is known."""
+    """A task with features of its tokens: one row per id, zeros for tokens without features."""
 
     def token_features(self) -> Float[Tensor, "v f"]: ...
 
 
 @torch.no_grad()
 def init_embedding(model: nn.Module, task: object) -> None:
-    """Let the embedding begin as a linear map of what a task knows of its tokens; afterwards every row learns by itself.
+    """Initialise the embedding as a linear map of the token features. Afterwards every row is trained freely.
 
-    **Formula** W_E ← K W, K (vocabulary, f) what is known and W the first f rows of W_E as they were drawn. Tokens of which
-    nothing is known, and models of tasks that know nothing, stay as they were.
+    **Formula** W_E ← K W, where K (vocabulary, f) are the features and W the first f rows of W_E as drawn. Tokens without
+    features, and models of tasks without features, stay unchanged.
 
-    **Laws** a function of the drawn weights: what starts alike goes on alike, whatever the way to attend.
+    **Laws** The result is a function of the drawn weights. Models that start with equal weights get equal embeddings.
 
     >>> from dataclasses import dataclass
     >>> @dataclass

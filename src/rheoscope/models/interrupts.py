@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps: a step that has begun is finished, so that what is kept is whole."""
+"""Ctrl-C between training steps: the current step is finished first, so that a checkpoint is complete."""
 
 import signal
 import threading
@@ -9,12 +9,13 @@ from types import FrameType
 
 @contextmanager
 def stop_between_steps(on_stop_request: Callable[[], object]) -> Iterator[Callable[[], bool]]:
-    """While it is open Ctrl-C only asks to stop, `heard` is called, and it gives whether somebody asked; a second one stops at once.
+    """Make the first Ctrl-C a request to stop, and yield a function that returns whether it was requested.
 
-    Only the main thread of a program hears signals; elsewhere, and where Ctrl-C is ignored (nohup), nothing changes.
+    `on_stop_request` is called at the first Ctrl-C. A second Ctrl-C stops at once. Only the main thread receives signals. In other
+    threads, and if Ctrl-C is ignored (nohup), nothing changes.
 
-    >>> with stop_between_steps(lambda: None) as asked:
-    ...     asked()
+    >>> with stop_between_steps(lambda: None) as stop_requested:
+    ...     stop_requested()
     False
     """
     signals: list[int] = []

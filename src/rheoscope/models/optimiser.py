@@ -1,4 +1,4 @@
-"""Which parameters learn how, and how fast at each step."""
+"""Optimisers and learning-rate schedules."""
 
 import math
 from collections.abc import Iterable
@@ -11,19 +11,19 @@ from rheoscope.models.recipes import Recipe
 from rheoscope.models.transformer import Stack
 
 DECAY_FRACTION = 0.2
-"""The share of the steps in which `wsd` falls to 0."""
+"""The fraction of the steps in which `wsd` decays to 0."""
 
 
 def make_optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """AdamW for everything, or Muon for the matrices inside blocks and AdamW for the rest; torch's own, fused (on a CPU too: a fifth
-    of the time).
+    """AdamW for all parameters, or Muon for the matrices inside blocks and AdamW for the rest.
 
-    Gains, biases and single vectors are not decayed. On a GPU AdamW reads its rate from the device, so that a step can be recorded;
-    torch's Muon cannot.
+    Both are torch's own, fused (also on a CPU, where that takes a fifth of the time). Gains, biases and single vectors have no
+    weight decay. On a GPU, AdamW reads its rate from the device, so that a step can be recorded. torch's Muon cannot do that.
 
     >>> from rheoscope.models.recipes import tiny
     >>> from rheoscope.models.transformer import build
-    >>> [type(one).__name__ for one in make_optimisers(build(tiny().config), tiny().with_changes(optimiser="muon"))]
+    >>> optimisers = make_optimisers(build(tiny().config), tiny().with_changes(optimiser="muon"))
+    >>> [type(optimiser).__name__ for optimiser in optimisers]
     ['AdamW', 'Muon']
     """
     block_ids = {id(p) for stack in model.modules() if isinstance(stack, Stack) for p in stack.blocks.parameters()}
@@ -47,13 +47,13 @@ def make_optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimi
 
 
 def is_recordable(optimisers: Iterable[torch.optim.Optimizer]) -> bool:
-    """Whether all of them read their rate from a GPU: then a step of theirs can be recorded once and played at any rate."""
+    """Whether all optimisers read their rate from a GPU, so that a recorded step can be replayed at any rate."""
     rates = [group["lr"] for optimiser in optimisers for group in optimiser.param_groups]
     return all(isinstance(rate, Tensor) and rate.device.type == "cuda" for rate in rates)
 
 
 def set_rate(optimisers: Iterable[torch.optim.Optimizer], rate: float) -> None:
-    """The rate of the next step; where it is a tensor, the number in it."""
+    """Set the rate of the next step, in place if it is a tensor."""
     for group in (group for optimiser in optimisers for group in optimiser.param_groups):
         group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
 

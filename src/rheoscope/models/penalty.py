@@ -1,11 +1,11 @@
-"""What training may be asked to keep small besides its loss: one function for each penalty, `PENALTIES` lists them.
+"""Penalties that training adds to the loss: one function for each. `PENALTIES` lists them.
 
-    asymmetry    mean over heads of ‖M − Mᵀ‖² / ‖M‖²: 0 where queries and keys are tied, about 2 where they are independent
-    residual     mean over layers and tokens of ‖T(x) − x‖² / ‖x‖²: 0 where every layer leaves its cloud in place
+    asymmetry    mean over heads of ‖M − Mᵀ‖² / ‖M‖²: 0 if queries and keys are tied, about 2 if they are independent
+    residual     mean over layers and tokens of ‖T(x) − x‖² / ‖x‖²: 0 if every layer leaves its cloud in place
 
-loss + λ · penalty, λ from 0 to ∞, is one dial from free to tied (or from free to a fixed point). A function takes a model and the
-clouds that it made of a batch, before every layer and after the last, and gives one number for each model that is trained as one:
-weights may be (models, out, in). The clouds are those of the forward pass of the loss, so none is made for a penalty.
+loss + λ · penalty with λ from 0 to ∞ interpolates from a free model to a tied one, or to one whose cloud is a fixed point. A
+penalty takes a model and its clouds on a batch: before every layer and after the last. It returns one number per packed model,
+so weights may be (models, out, in). The clouds come from the forward pass of the loss, so a penalty costs no pass of its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.models.transformer import Block, Translator
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.safe_arithmetic import at_least_float32
@@ -24,12 +26,12 @@ PerModel = Float[Tensor, " models"]
 
 
 def asymmetry(model: nn.Module, clouds: Clouds = ()) -> PerModel:
-    """How far M is from symmetric, mean over all heads of self attention, from factors alone: r×r, never d×d.
+    """The asymmetry of M, averaged over all self-attention heads. Computed from r×r factors, never from d×d.
 
-    **Formula** with M = A Bᵀ, A = C D_g W_Q and B = C D_g W_K: ‖M − Mᵀ‖²/‖M‖² = 2 − 2 tr(CC)/tr(AᵀA BᵀB), C = BᵀA. At offset 0:
-    rotations are left out.
+    **Formula** With M = A Bᵀ, A = C D_g W_Q and B = C D_g W_K: ‖M − Mᵀ‖²/‖M‖² = 2 − 2 tr(CC)/tr(AᵀA BᵀB), C = BᵀA. Rotations are
+    left out (offset 0).
 
-    **Laws** 2 (1 − s) with s the `symmetry` of `rs.operators`; 0 for tied heads; from 0 to 4.
+    **Laws** Equals 2 (1 − s) with s the `symmetry` of `rs.operators`. 0 for tied heads. Between 0 and 4.
 
     >>> from rheoscope.models.config import Config
     >>> from rheoscope.models.transformer import build
@@ -42,7 +44,7 @@ def asymmetry(model: nn.Module, clouds: Clouds = ()) -> PerModel:
 
 
 def query_key_maps(block: Block) -> tuple[Float[Tensor, "m h d k"], Float[Tensor, "m h d k"]]:
-    """What makes queries and keys of x̂: the norm's gain and centring in them, and keys for every head."""
+    """The maps from x̂ to queries and keys, with the gain and the centring of the norm, and a key map for every head."""
     attention, norm = block.attention, block.norm_attention
     q, k, _ = attention.projection.maps(attention.read.weight)
     sides = [q, k.repeat_interleave(q.shape[1] // k.shape[1], 1)]
@@ -55,7 +57,7 @@ def query_key_maps(block: Block) -> tuple[Float[Tensor, "m h d k"], Float[Tensor
 
 
 def per_head_asymmetry(A: Float[Tensor, "*h d k"], B: Float[Tensor, "*h d k"]) -> Float[Tensor, "*h"]:
-    """‖M − Mᵀ‖²/‖M‖² of M = A Bᵀ; 0 where M is 0."""
+    """‖M − Mᵀ‖²/‖M‖² of M = A Bᵀ, and 0 if M is 0."""
     with torch.autocast(A.device.type, enabled=False):
         A, B = at_least_float32(A), at_least_float32(B)
         C = B.mT @ A
@@ -67,9 +69,9 @@ def per_head_asymmetry(A: Float[Tensor, "*h d k"], B: Float[Tensor, "*h d k"]) -
 
 
 def residual(model: nn.Module, clouds: Clouds) -> PerModel:
-    """How far the layers are from leaving their clouds in place: ‖T(x) − x‖²/‖x‖², mean over layers and tokens.
+    """The relative displacement ‖T(x) − x‖²/‖x‖², averaged over layers and tokens.
 
-    Relative, as `rs.fixed_point` has it: a stream that only shrinks as a whole is no nearer to a fixed point.
+    It is relative, as in `rs.fixed_point`: a stream that shrinks as a whole is no closer to a fixed point.
 
     >>> from rheoscope.models.config import Config
     >>> from rheoscope.models.transformer import build
@@ -86,38 +88,39 @@ def residual(model: nn.Module, clouds: Clouds) -> PerModel:
 
 
 def n_models(model: nn.Module) -> int:
-    """How many models are trained as one."""
+    """The number of models that are packed into one."""
     weight = next(module for module in model.modules() if isinstance(module, Block)).attention.read.weight
     return 1 if weight.ndim == 2 else len(weight)
 
 
 PENALTIES: dict[str, Callable[[nn.Module, Clouds], PerModel]] = {"asymmetry": asymmetry, "residual": residual}
-"""Each penalty by name."""
+"""Every penalty by name."""
 NEEDS_HIDDEN_STATES = frozenset({"residual"})
-"""Those that look at clouds; the others look at weights alone."""
+"""The penalties that read clouds. The others read only weights."""
 
 
 def weighted_penalty(strengths: Mapping[str, float], model: nn.Module, clouds: Clouds = ()) -> PerModel:
-    """Σ λ · penalty over those that are named, one at least."""
+    """Σ λ · penalty over the named penalties, at least one."""
     return torch.stack([strength * PENALTIES[name](model, clouds) for name, strength in strengths.items()]).sum(0)
 
 
 class PenaltyTerm(nn.Module):
-    """What training keeps small besides the loss, of the same forward pass: a number for each model that is trained as one.
+    """The penalties of one forward pass: one number per packed model.
 
-    None where nothing is named, and while the model is only measured.
+    None if no penalty is named or the model is in eval mode.
     """
 
     def __init__(self, model: nn.Module, strengths: Mapping[str, float]) -> None:
         super().__init__()
         if isinstance(model, Translator) and NEEDS_HIDDEN_STATES.intersection(strengths):
             raise RheoscopeError(
-                "penalty residual is for one stack of layers, got an encoder-decoder; type --penalty asymmetry=0.1"
+                Message("the residual penalty needs a single stack of layers, got an encoder-decoder"),
+                Advice("penalty={'asymmetry': 0.1}", "--penalty asymmetry=0.1"),
             )
         self.model, self.strengths = model, dict(strengths)
 
     def hidden_states(self) -> list[Tensor] | None:
-        """A list for the forward pass to fill, where a penalty looks at clouds."""
+        """An empty list for the forward pass to fill, or None if no penalty reads clouds."""
         return [] if self.model.training and NEEDS_HIDDEN_STATES.intersection(self.strengths) else None
 
     def forward(self, clouds: list[Tensor] | None) -> PerModel | None:

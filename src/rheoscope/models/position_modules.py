@@ -1,13 +1,13 @@
-"""Where tokens stand in a Transformer: one small module for each kind of position, holding what it learns or looks up.
+"""Position encodings of a Transformer: one module for each kind, with its trained or precomputed tables.
 
-    Places          nothing: positions are not felt
-    LearnedTable    x_i + table[i], trained
-    SineTable       x_i + P(i), the sine table of 2017
-    RotaryTables    queries and keys turned by their position
-    AlibiSlopes     bias −slope_h |i − j| between tokens
-    BucketTable     bias table[bucket(j − i), h] between tokens, trained
+    PositionEncoding   none
+    LearnedTable       x_i + table[i], trained
+    SineTable          x_i + P(i), the sinusoidal table of 2017
+    RotaryTables       queries and keys rotated by their position
+    AlibiSlopes        bias −slope_h |i − j| for pairs of tokens
+    BucketTable        bias table[bucket(j − i), h] for pairs of tokens, trained
 
-The formulas are those of `attention/position.py`; a module keeps their tables, so that a forward makes none of them again.
+`attention/position.py` has the formulas. A module keeps the tables, so that a forward pass does not compute them again.
 """
 
 from collections.abc import Callable
@@ -25,14 +25,14 @@ Cloud = Float[Tensor, "b n d"]
 PerHead = Float[Tensor, "b h n k"]
 Positions = Int[Tensor, " n"]
 N_BUCKETS = 32
-"""Rows of a table of buckets, as in T5."""
+"""Rows of a bucket table, as in T5."""
 
 
 class PositionEncoding(nn.Module):
-    """No position at all. The other kinds refine one of the three ways in which a position is felt."""
+    """No position encoding. Subclasses override one of the three ways in which a position acts."""
 
     def add_to_embeddings(self, x: Cloud, positions: slice) -> Cloud:
-        """Embeddings with what position adds to them."""
+        """Embeddings plus what the position adds to them."""
         return x
 
     def rotation(self, positions: slice | Positions) -> RotaryMap | None:
@@ -40,11 +40,11 @@ class PositionEncoding(nn.Module):
         return None
 
     def pair_bias(self) -> Position | None:
-        """The bias between pairs of tokens."""
+        """The bias for pairs of tokens."""
         return None
 
     def position(self) -> Position:
-        """The position that the mechanism of a View has: what acts on queries and keys, or on their scores."""
+        """The position encoding of a View's mechanism, which acts on queries and keys or on scores."""
         return self.pair_bias() or NoPosition()
 
 
@@ -67,7 +67,7 @@ class SineTable(PositionEncoding):
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
-        table = sinusoidal_table(torch.arange(context), width).float()  # MPS knows no float64
+        table = sinusoidal_table(torch.arange(context), width).float()  # MPS has no float64
         self.register_buffer("table", table, persistent=False)
 
     def add_to_embeddings(self, x: Cloud, positions: slice) -> Cloud:
@@ -75,7 +75,7 @@ class SineTable(PositionEncoding):
 
 
 class RotaryTables(PositionEncoding):
-    """x_i R(i) for queries and keys, coordinate c coupled with c + k/2, as Llama turns."""
+    """x_i R(i) for queries and keys. Coordinate c is paired with c + k/2, as in Llama."""
 
     cos: Tensor
     sin: Tensor
@@ -93,7 +93,10 @@ class RotaryTables(PositionEncoding):
         return ModelRotary(self._rotate)
 
     def _rotate(self, x: PerHead, positions: Positions) -> PerHead:
-        """By the module's own tables; by their formula where these end, and on a GPU, which would have to be asked how far `at` goes."""
+        """Rotate with the module's tables, or with the formula beyond their end and on a GPU.
+
+        On a GPU, looking up the largest position would wait for the device.
+        """
         if not positions.is_cuda and int(positions.max()) < len(self.cos):
             return self.rotation(positions)(x)
         cos, sin = (table.to(x.device) for table in self._tables(positions if positions.is_cuda else positions.cpu()))
@@ -105,7 +108,7 @@ class RotaryTables(PositionEncoding):
 
 
 class AlibiSlopes(PositionEncoding):
-    """−slope_h |i − j| between tokens."""
+    """−slope_h |i − j| for pairs of tokens."""
 
     slopes: Tensor
 
@@ -118,7 +121,7 @@ class AlibiSlopes(PositionEncoding):
 
 
 class BucketTable(PositionEncoding):
-    """table[bucket(j − i), h] between tokens, trained; a decoder spends every bucket on the past."""
+    """table[bucket(j − i), h] for pairs of tokens, trained. A decoder uses every bucket for the past."""
 
     def __init__(self, heads: int, causal: bool) -> None:
         super().__init__()
@@ -136,4 +139,4 @@ POSITION_ENCODINGS: dict[str, Callable[[Config, bool], PositionEncoding]] = {
     "buckets": lambda config, causal: BucketTable(config.heads, causal),
     "none": lambda config, causal: PositionEncoding(),
 }
-"""How each `position` of a config is built; causal where tokens see the past alone."""
+"""How each `position` of a config is built. `causal` means that tokens attend only to the past."""

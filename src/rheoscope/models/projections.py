@@ -1,21 +1,20 @@
-"""How queries, keys and values of a layer come from its tokens: one small part for each way, `PROJECTIONS` lists them.
+"""Projections: how a layer computes queries, keys and values from its tokens. `PROJECTIONS` lists them.
 
     untied               q = uW_Q, k = uW_K, v = uW_V
-    untied_no_diagonal   the same, and no token but the first sees itself
+    untied_no_diagonal   untied, and only the first token may attend to itself
     tied                 W_Q = W_K: tokens are compared in one coordinate system, M(δ) = W R(δ) Wᵀ
-    tied_no_diagonal     the same, and no token but the first sees itself
-    tied_positional      the same, with q + a and k + b: content is compared symmetrically, offsets are not
-    symmetric_skew       M = W D Wᵀ + U J Uᵀ: any symmetric part, and a skew one of low rank
+    tied_no_diagonal     tied, and only the first token may attend to itself
+    tied_positional      tied, with q + a and k + b: content is compared symmetrically, offsets are not
+    symmetric_skew       M = W D Wᵀ + U J Uᵀ: any symmetric part and a skew part of low rank
     psd_skew             M = B Bᵀ + U J Uᵀ: the symmetric part is positive semi-definite
     isometric            W_QᵀW_Q = W_KᵀW_K = I for every head
-    identity_queries     W_Q = I: a head's queries are its share of the token's own coordinates
+    identity_queries     W_Q = I: the queries of a head are a slice of the token's coordinates
     shared_kv            W_K = W_V
-    gated                untied, and what a head takes is multiplied by σ(u w_h)
+    gated                untied, and the output of a head is multiplied by σ(u w_h)
 
-A layer has one linear map, `read`, whose rows a part names in its `layout`; what a part learns besides are flat vectors. Everything
-here takes weights with leading dimensions too, so that several models can be trained as one: (out, in) or (models, out, in),
-with the texts of all models one after the other. Scores of other kinds (a Gaussian metric, a map φ, cosines) are rows of the
-zoo: `mechanism`, not `projection`.
+A layer has one linear map, `read`. A projection names its rows in `layout`, and its other parameters are flat vectors. Weights
+may have a leading dimension for models that are trained together: (out, in) or (models, out, in), with the texts of all models
+stacked. Other kinds of scores (a Gaussian metric, a map φ, cosines) are mechanisms of the zoo, not projections.
 """
 
 from collections.abc import Callable
@@ -29,7 +28,9 @@ from torch.nn.functional import pad
 from rheoscope.attention.lower.sdpa import ALIGNMENT_BYTES
 from rheoscope.attention.mask import ExcludeSelf, Mask, NoMask
 from rheoscope.attention.position import RotaryMap
-from rheoscope.models.config import Config
+from rheoscope.messages.message import Message
+from rheoscope.models.config import Config, set_fields
+from rheoscope.models.orthonormal_rows import orthonormal_rows
 from rheoscope.shapes import RheoscopeError
 
 Cloud = Float[Tensor, "b n d"]
@@ -40,20 +41,22 @@ Keys = Float[Tensor, "b g n k"]
 Values = Float[Tensor, "b g n e"]
 Projected = tuple[Queries, Keys, Values]
 Factors = list[tuple[Tensor, Tensor | None]]
-"""Weights (g, d, k) and biases (g, k) of queries, of keys and of values."""
+"""Weights (g, d, k) and biases (g, k) of queries, keys and values."""
 
 
 class Projection(nn.Module):
-    """How q, k and v come from the rows that a layer reads. A new part says its `names`, its `split`, and how positions act.
+    """The map from the rows that a layer reads to q, k and v.
 
-    **Laws** `factors` are what `heads` does, as operators: the View's M and F reproduce the scores and displacements of the module;
-    gradients reach every parameter; every part takes the same numbers from a seed, so that what two parts share starts the same.
+    A subclass defines `row_names`, `split` and `apply_positions`.
+
+    **Laws** `factors` are the operators of `project_heads`, so M and F of the View reproduce scores and displacements. Gradients reach
+    every parameter. Every projection draws the same random numbers for a seed, so shared parts start with equal weights.
     """
 
     row_names: tuple[str, ...] = ("q", "k", "v")
-    """The rows that are read, in order: `q`, `k`, `v`, `gate`."""
+    """The rows of the linear map, in order: `q`, `k`, `v`, `gate`."""
     mask: Mask = NoMask()
-    """What it forbids besides the model's own mask."""
+    """A mask in addition to the model's own."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -69,10 +72,10 @@ class Projection(nn.Module):
         self.check(config)
 
     def check(self, config: Config) -> None:
-        """Refuse a model that this part does not fit."""
+        """Raise if the config does not suit this projection."""
 
     def select_rows(self, read: nn.Linear) -> None:
-        """Leave of a linear map with the rows of `untied` the rows of this part; rows of a gate are added, at zero."""
+        """Reduce a linear map with the rows of `untied` to the rows of this projection. Gate rows are added as zeros."""
         if self.layout == self.full_layout:
             return
         for name in ("weight", "bias"):
@@ -83,15 +86,15 @@ class Projection(nn.Module):
         read.out_features = len(read.weight)
 
     def read_rows(self, read: nn.Module, u: Cloud) -> Rows:
-        """All that the layer reads of its tokens."""
+        """All rows that the layer computes from its tokens."""
         return read(u)
 
     def weight(self, W: Weight) -> Weight:
-        """The weights that tokens are multiplied by, from those that are trained."""
+        """The effective weights, computed from the trained ones."""
         return W
 
     def split(self, rows: Rows, u: Cloud) -> Projected:
-        """q, k and v, linear in tokens and before positions."""
+        """q, k and v, linear in the tokens, before positions."""
         q, k, v = rows.split(row_counts(self.full_layout), dim=-1)
         return tuple(
             separate_projections(part, width)
@@ -99,30 +102,30 @@ class Projection(nn.Module):
         )  # type: ignore[return-value]
 
     def apply_positions(self, q: Queries, k: Keys, rotation: RotaryMap | None) -> tuple[Queries, Keys]:
-        """q and k at their positions."""
+        """q and k with their positions applied."""
         return (q, k) if rotation is None else (rotation(q), rotation(k))
 
     def project_heads(self, rows: Rows, u: Cloud, rotation: RotaryMap | None = None) -> Projected:
-        """q, k and v, turned by their positions where there is a turn."""
+        """q, k and v, with q and k rotated if there is a rotation."""
         q, k, v = self.split(rows, u)
         return *self.apply_positions(q, k, rotation), v
 
     def gate(self, rows: Rows) -> Float[Tensor, "b h n 1"] | None:
-        """What the outputs of heads are multiplied by, if by anything."""
+        """The factors of the head outputs, or None."""
         return None
 
     def offsets(self) -> tuple[Tensor, Tensor] | None:
-        """What is added to queries and to keys of every head (h, k), whatever the token, if anything."""
+        """Constants (h, k) added to the queries and keys of every head, or None."""
         return None
 
     def maps(self, W: Weight) -> Projected:
-        """W_Q, W_K and W_V (models, h, d, k) of the trained weights: what is done to the axes."""
+        """W_Q, W_K and W_V (models, h, d, k): the images of the axes under the trained weights."""
         W = self.weight(W if W.ndim == 3 else W[None])
         axes = torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)
         return self.split(W.mT, axes.expand(len(W), -1, -1))
 
     def factors(self, read: nn.Linear) -> Factors:
-        """W and b of queries, keys and values: what `heads` does to the axes, and to nothing."""
+        """W and b of queries, keys and values: the images of the axes and of 0."""
         weights = [part[0] for part in self.maps(read.weight)]
         biases: list[Tensor | None] = [None, None, None]
         if read.bias is not None:
@@ -135,28 +138,28 @@ class Projection(nn.Module):
 
 
 class Untied(Projection):
-    """q = uW_Q, k = uW_K, v = uW_V, one matrix each, read together (arXiv:1706.03762)."""
+    """q = uW_Q, k = uW_K, v = uW_V, one matrix each, computed together (arXiv:1706.03762)."""
 
     def project_heads(self, rows: Rows, u: Cloud, rotation: RotaryMap | None = None) -> Projected:
-        if rotation is None:  # split before heads are told apart: the gradient is put together in one piece
+        if rotation is None:  # splitting before the heads are separated keeps the gradient contiguous
             return self.split(rows, u)
         q, k, v = row_counts(self.full_layout)
         qk_rows, v_rows = rows.split((q + k, v), dim=-1)
-        qk_heads = rotation(separate_projections(qk_rows, self.width))  # q and k in one call
+        qk_heads = rotation(separate_projections(qk_rows, self.width))  # one call for q and k
         q_heads, k_heads = qk_heads.split((self.layout["q"][0], self.layout["k"][0]), dim=1)
         return q_heads, k_heads, separate_projections(v_rows, self.layout["v"][1])
 
 
 class UntiedNoDiagonal(Untied):
-    """Untied, and a token does not see itself, but for the first one: what `tied_no_diagonal` is without tying."""
+    """Untied, and only the first token may attend to itself: `tied_no_diagonal` without tying."""
 
     mask = ExcludeSelf()
 
 
 class Tied(Projection):
-    """W_Q = W_K: every token has one place, and M(δ) = W R(δ) Wᵀ (Reformer's shared QK, arXiv:2001.04451).
+    """W_Q = W_K: every token has one vector per head, and M(δ) = W R(δ) Wᵀ (Reformer's shared QK, arXiv:2001.04451).
 
-    **Laws** s(δ) = 1 at every offset and at every step of training; M(0) is positive semi-definite.
+    **Laws** s(δ) = 1 at every offset and every training step. M(0) is positive semi-definite.
     """
 
     row_names = ("k", "v")
@@ -164,8 +167,14 @@ class Tied(Projection):
     def check(self, config: Config) -> None:
         if config.kv_heads != config.heads:
             raise RheoscopeError(
-                f"projection={config.projection} has queries that are keys: one key head for each of {config.heads} heads, got "
-                f"kv_heads={config.kv_heads}; type kv_heads={config.heads}"
+                Message(
+                    "projection={projection} uses queries as keys and needs one key head per head, "
+                    "got heads={heads} and kv_heads={kv_heads}",
+                    projection=config.projection,
+                    heads=config.heads,
+                    kv_heads=config.kv_heads,
+                ),
+                set_fields(kv_heads=config.heads),
             )
 
     def split(self, rows: Rows, u: Cloud) -> Projected:
@@ -174,7 +183,7 @@ class Tied(Projection):
         return q, self.key_from_query(q), separate_projections(v, self.layout["v"][1])
 
     def key_from_query(self, q: Queries) -> Keys:
-        """The key of a token, from its query; it commutes with every rotation of positions."""
+        """The key of a token, computed from its query. It commutes with every rotation of positions."""
         return q
 
     def apply_positions(self, q: Queries, k: Keys, rotation: RotaryMap | None) -> tuple[Queries, Keys]:
@@ -185,8 +194,10 @@ class Tied(Projection):
 
 
 class TiedNoDiagonal(Tied):
-    """Tied, and a token does not see itself: its own key would be the closest one by far. The first token, which in a decoder has no
-    other to see, sees itself (as in Reformer); in an encoder too."""
+    """Tied, and a token does not attend to itself, because its own key would be by far the closest.
+
+    The first token, which has nothing else to attend to in a decoder, attends to itself, as in Reformer. This also holds in an encoder.
+    """
 
     mask = ExcludeSelf()
 
@@ -194,10 +205,10 @@ class TiedNoDiagonal(Tied):
 class TiedPositional(Tied):
     """Tied, with a learned vector added to queries and one to keys: s_ij = (x_i + a) R(i−j) (x_j + b)ᵀ.
 
-    M stays W R(δ) Wᵀ, so content is compared symmetrically; a R(δ) bᵀ is a bias of the offset, a R(δ) x_jᵀ one of offset and key:
-    neither knows that i and j could be exchanged. Without rotations a and b would say nothing of positions: refused. It starts tied.
-    (Borji's KV + Pos, arXiv:2305.19129, adds a table of positions to tied scores; this is the same as a Fourier series of the offset,
-    and fused kernels take it.)
+    M stays W R(δ) Wᵀ, so content is compared symmetrically. a R(δ) bᵀ is a bias of the offset, and a R(δ) x_jᵀ a bias of offset and
+    key. Without rotations, a and b would carry no position, so that is an error. Training starts from tied weights. Borji's KV + Pos
+    (arXiv:2305.19129) adds a position table to tied scores. This projection is the same as a Fourier series of the offset, and fused
+    kernels support it.
     """
 
     def __init__(self, config: Config) -> None:
@@ -209,7 +220,11 @@ class TiedPositional(Tied):
         super().check(config)
         if config.position != "rotary":
             raise RheoscopeError(
-                f"projection=tied_positional is asymmetric through rotations, got position={config.position}; type position=rotary"
+                Message(
+                    "projection=tied_positional needs rotary positions, got position={position}",
+                    position=config.position,
+                ),
+                set_fields(position="rotary"),
             )
 
     def offsets(self) -> tuple[Tensor, Tensor]:
@@ -221,20 +236,25 @@ class TiedPositional(Tied):
 
 
 class PsdSkew(Tied):
-    """M = B Bᵀ + U J Uᵀ: a symmetric part that is positive semi-definite, and a skew part of low rank, by construction.
+    """M = B Bᵀ + U J Uᵀ: a positive semi-definite symmetric part and a skew part of low rank, by construction.
 
-    Queries are [uB, uU], keys [uB, uUJᵀ], J a quarter turn inside pairs of coordinates: those that rotary positions turn, which
-    therefore commute with it: M(δ) = B R(δ) Bᵀ + U R(δ) J Uᵀ. A quarter of the pairs is skew. As many parameters as `tied`.
+    Queries are [uB, uU] and keys [uB, uUJᵀ]. J is a quarter turn inside pairs of coordinates. Rotary positions rotate the same
+    pairs and therefore commute with J: M(δ) = B R(δ) Bᵀ + U R(δ) J Uᵀ. A quarter of the pairs is skew. The number of parameters
+    equals that of `tied`.
 
-    **Laws** ½(M + Mᵀ) = B Bᵀ; ½(M − Mᵀ) = U J Uᵀ has rank `skew_rank` (generic W).
+    **Laws** ½(M + Mᵀ) = B Bᵀ. ½(M − Mᵀ) = U J Uᵀ has rank `skew_rank` (for generic W).
     """
 
     def check(self, config: Config) -> None:
         super().check(config)
         if config.head_width % 2 or config.head_width < 4:
             raise RheoscopeError(
-                f"projection={config.projection} needs two pairs of coordinates a head, got head_width={config.head_width}; "
-                "type an even head_width of 4 or more"
+                Message(
+                    "projection={projection} needs an even head_width of at least 4, got {head_width}",
+                    projection=config.projection,
+                    head_width=config.head_width,
+                ),
+                set_fields(head_width=max(4, config.head_width + config.head_width % 2)),
             )
 
     @property
@@ -243,7 +263,7 @@ class PsdSkew(Tied):
         return 2 * max(1, self.width // 2 // PAIRS_PER_SKEW_PAIR)
 
     def key_signs(self, n_texts: int) -> Float[Tensor, "#b h 1 p"] | None:
-        """What the symmetric coordinates of keys are multiplied by, if by anything."""
+        """The factors of the symmetric coordinates of keys, or None."""
         return None
 
     def key_from_query(self, q: Queries) -> Keys:
@@ -255,11 +275,11 @@ class PsdSkew(Tied):
 
 
 class SymmetricSkew(PsdSkew):
-    """M = W D Wᵀ + U J Uᵀ: any symmetric part, D a learned diagonal of either sign, and a skew part of low rank.
+    """M = W D Wᵀ + U J Uᵀ: any symmetric part, with a learned diagonal D of either sign, and a skew part of low rank.
 
-    The routing (skew) and filtering (symmetric) parts of attention kept apart by construction, as S-D attention does
-    (arXiv:2605.18826; there D keeps one sign, here it is free). Half of D starts at −1, as half of the eigenvalues of ½(M + Mᵀ)
-    are negative in an untied head.
+    The skew part (routing) and the symmetric part (filtering) are separate by construction, as in S-D attention (arXiv:2605.18826).
+    There D keeps one sign, here it is free. Half of D starts at −1, because half of the eigenvalues of ½(M + Mᵀ) are negative in an
+    untied head.
     """
 
     def __init__(self, config: Config) -> None:
@@ -274,11 +294,12 @@ class SymmetricSkew(PsdSkew):
 
 
 class Isometric(Projection):
-    """W_QᵀW_Q = W_KᵀW_K = I for every head: queries and keys are what the token is in a subspace, no length or angle inside it changed.
+    """W_QᵀW_Q = W_KᵀW_K = I for every head: queries and keys preserve lengths and angles inside a subspace.
 
-    Weights are made orthonormal in every forward by the triangle of their Gram matrix, W = V L⁻ᵀ with VᵀV = LLᵀ (Cholesky QR): one
-    factorisation of k×k a head, exact, batched, differentiable once; a Newton–Schulz iteration would take ten products to come as near, a
-    Householder QR works on d×k. Lengths of V do nothing, so decay changes the pace alone; the norm's gain is free to warm scores.
+    Every forward pass makes the weights orthonormal by Cholesky QR: W = V L⁻ᵀ with VᵀV = LLᵀ. This takes one k×k factorisation per
+    head. It is exact, batched and differentiable once. A Newton–Schulz iteration would need ten products for the same accuracy, and a
+    Householder QR works on d×k. The length of V has no effect, so weight decay changes only the pace. The gain of the norm remains
+    free to scale the scores.
     """
 
     def weight(self, W: Weight) -> Weight:
@@ -292,15 +313,21 @@ class Isometric(Projection):
 
 
 class IdentityQueries(Projection):
-    """W_Q = I: head h asks with coordinates h·k … (h+1)·k of the token as it is read (arXiv:2510.23912). A quarter fewer parameters."""
+    """W_Q = I: head h queries with coordinates h·k … (h+1)·k of its input (arXiv:2510.23912). A quarter fewer parameters."""
 
     row_names = ("k", "v")
 
     def check(self, config: Config) -> None:
         if config.heads * config.head_width != config.width:
             raise RheoscopeError(
-                f"projection=identity_queries deals the {config.width} coordinates of a token out to {config.heads} heads of "
-                f"{config.head_width}; type head_width={config.width // config.heads}"
+                Message(
+                    "projection=identity_queries divides the {width} coordinates of a token among {heads} heads, "
+                    "got head_width={head_width}",
+                    width=config.width,
+                    heads=config.heads,
+                    head_width=config.head_width,
+                ),
+                set_fields(head_width=config.width // config.heads),
             )
 
     def split(self, rows: Rows, u: Cloud) -> Projected:
@@ -313,15 +340,19 @@ class IdentityQueries(Projection):
 
 
 class SharedKV(Projection):
-    """W_K = W_V: what a token is found by is what it gives (arXiv:2606.04032). Positions turn the key, not the value."""
+    """W_K = W_V: the key of a token is also its value (arXiv:2606.04032). Positions rotate the key, not the value."""
 
     row_names = ("q", "k")
 
     def check(self, config: Config) -> None:
         if config.value_width != config.head_width:
             raise RheoscopeError(
-                f"projection=shared_kv has values that are keys, got value_width={config.value_width} and "
-                f"head_width={config.head_width}; type value_width={config.head_width}"
+                Message(
+                    "projection=shared_kv uses keys as values, got value_width={value_width} and head_width={head_width}",
+                    value_width=config.value_width,
+                    head_width=config.head_width,
+                ),
+                set_fields(value_width=config.head_width),
             )
 
     def split(self, rows: Rows, u: Cloud) -> Projected:
@@ -330,13 +361,15 @@ class SharedKV(Projection):
 
 
 class Gated(Untied):
-    """Untied, and what head h takes to token i is multiplied by σ(u_i w_h): one number a head and token (arXiv:2505.06708, the
-    head-wise gate after attention). Gates start at ½."""
+    """Untied, with the output of head h at token i multiplied by σ(u_i w_h), one number per head and token.
+
+    This is the head-wise gate after attention of arXiv:2505.06708. Gates start at ½.
+    """
 
     row_names = ("q", "k", "v", "gate")
 
     def read_rows(self, read: nn.Module, u: Cloud) -> Rows:
-        """With zeros behind the gates, so that every row begins where a GPU's kernels can read it; others would be copied there."""
+        """The rows, padded with zeros after the gates to the alignment that GPU kernels need. Otherwise they would be copied."""
         linear_module: Any = read
         W, b, n_padding = linear_module.weight, linear_module.bias, -sum(row_counts(self.layout)) % ROW_ALIGNMENT
         if not n_padding:
@@ -354,10 +387,10 @@ class Gated(Untied):
 
 
 ROW_ALIGNMENT = ALIGNMENT_BYTES // 2
-"""Numbers of half precision that a GPU fetches at once."""
+"""Half-precision numbers that a GPU loads at once."""
 
 PAIRS_PER_SKEW_PAIR = 4
-"""One pair of coordinates in so many is skew."""
+"""One pair of coordinates in this many is skew."""
 
 PROJECTIONS: dict[str, Callable[[Config], Projection]] = {
     "untied": Untied,
@@ -372,48 +405,11 @@ PROJECTIONS: dict[str, Callable[[Config], Projection]] = {
     "shared_kv": SharedKV,
     "gated": Gated,
 }
-"""How each `projection` of a config is made."""
-
-
-def orthonormal_rows(V: Float[Tensor, "*lead k d"]) -> Float[Tensor, "*lead k d"]:
-    """Orthonormal rows that span what the rows of V span: L⁻¹V with VVᵀ = LLᵀ, in float32 or better.
-
-    >>> W = orthonormal_rows(torch.randn(3, 2, 5))
-    >>> bool(torch.allclose(W @ W.mT, torch.eye(2).expand(3, 2, 2), atol=1e-4))
-    True
-    """
-    with torch.autocast(V.device.type, enabled=False):
-        return _OrthonormalRows.apply(V.to(torch.promote_types(V.dtype, torch.float32)))[0].to(V.dtype)
-
-
-class _OrthonormalRows(torch.autograd.Function):
-    """Rows made orthonormal, with a gradient of a few products; autograd's own would solve three triangles one after the other.
-
-    W = L⁻¹V    A = G Wᵀ, G the gradient of W    gradient of V: L⁻ᵀ (G − (tril A + (strict tril A)ᵀ) W)
-    """
-
-    @staticmethod
-    def forward(V: Tensor) -> tuple[Tensor, Tensor]:
-        L = torch.linalg.cholesky_ex(V @ V.mT).L  # checks nothing: a GPU would have to be waited for
-        eye = torch.eye(L.shape[-1], dtype=V.dtype, device=V.device)
-        inverse = torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False)
-        return inverse @ V, inverse
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*output)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, G: Tensor, _: Tensor) -> Tensor:
-        W, inverse = ctx.saved_tensors
-        A = G @ W.mT
-        return inverse.mT @ (G - (A.tril() + A.tril(-1).mT) @ W)
+"""The class for each `projection` of a config."""
 
 
 def linear(u: Cloud, W: Weight, b: Float[Tensor, "*models rows"] | None) -> Rows:
-    """u Wᵀ + b; with the weights of several models, the texts of each by its own.
+    """u Wᵀ + b. With the weights of several models, the texts of each model use its own weights.
 
     >>> linear(torch.ones(4, 3, 2), torch.ones(2, 5, 2), None).shape
     torch.Size([4, 3, 5])
@@ -426,15 +422,15 @@ def linear(u: Cloud, W: Weight, b: Float[Tensor, "*models rows"] | None) -> Rows
 
 
 def broadcast_to_texts(x: Float[Tensor, "*models h k"], n_texts: int) -> Float[Tensor, "#b h 1 k"]:
-    """Numbers of every head, as they stand beside the tokens of all texts; those of several models beside the texts of each."""
+    """Per-head constants in a shape that broadcasts over the tokens of all texts, per model if there are several."""
     return x[None, :, None] if x.ndim == 2 else x.repeat_interleave(n_texts // len(x), 0)[..., None, :]
 
 
 def separate_projections(rows: Float[Tensor, "b n hk"], width: int) -> Keys:
-    """Heads of this width, which lie side by side in every row, told apart."""
+    """Split rows of concatenated heads into heads of this width."""
     return rows.unflatten(-1, (-1, width)).transpose(1, 2)
 
 
 def row_counts(layout: dict[str, tuple[int, int]]) -> list[int]:
-    """How many rows each part has."""
+    """The number of rows of each part."""
     return [count * width for count, width in layout.values()]

@@ -1,6 +1,6 @@
-"""Recipes: functions that say what to train and how, as frozen values. `rheoscope train NAME` takes one by name.
+"""Recipes: functions that return what to train and how, as frozen values. `rheoscope train NAME` runs one.
 
-A recipe fits any vocabulary: the data decides how many tokens there are.
+A recipe fits any vocabulary, because the data decides the number of tokens.
 """
 
 import json
@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
-from rheoscope.models.config import Config
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
+from rheoscope.models.config import Config, set_fields
 from rheoscope.models.penalty import PENALTIES
 from rheoscope.shapes import RheoscopeError
 
@@ -21,13 +23,13 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model and how it learns.
+    """A model and how it is trained.
 
-    `batch` texts of `context` tokens (sentence pairs: as many as that many tokens hold) make one step, in `accumulate`
-    pieces one after the other with the same gradient. The rate rises over `warmup` steps to `rate`, then falls: `cosine`
-    to `floor` · rate; `wsd` stays and falls to 0 in the last fifth.
-    Matrices inside blocks may take `muon`; everything else takes AdamW. `vocabulary` is what the tokenizer is made with.
-    `penalty` names what is kept small besides the loss, and how strongly: {"asymmetry": 0.1} (`penalty.py`).
+    **Settings** One step takes `batch` texts of `context` tokens, or as many sentence pairs as fit into that many tokens. The batch is
+    processed in `accumulate` parts with the same total gradient. The learning rate rises to `rate` over `warmup` steps. After that
+    `cosine` decays to `floor` · rate, and `wsd` stays constant and decays to 0 in the last fifth. With `muon`, matrices inside blocks
+    use Muon and everything else uses AdamW. `vocabulary` is the size of the tokenizer. `penalty` maps penalties to their strengths,
+    such as {"asymmetry": 0.1} (`penalty.py`).
     """
 
     config: Config
@@ -54,34 +56,60 @@ class Recipe:
         for name in ("steps", "batch", "context", "accumulate", "evaluate_every"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise RheoscopeError(
-                    f"{name} must be a whole number of 1 or more, got {getattr(self, name)!r}; type {name}=100"
+                    Message(
+                        "{name} must be an integer of at least 1, got {value!r}", name=name, value=getattr(self, name)
+                    ),
+                    set_fields(**{name: 100}),
                 )
         for name, (low, high) in RANGES.items():
             if not low <= getattr(self, name) <= high or (name == "rate" and self.rate == 0):
                 raise RheoscopeError(
-                    f"{name} must be between {low:g} and {high:g}, got {getattr(self, name)!r}; "
-                    f"type {name}={Recipe.__dict__.get(name, 0.001)}"
+                    Message(
+                        "{name} must be between {low:g} and {high:g}, got {value!r}",
+                        name=name,
+                        low=low,
+                        high=high,
+                        value=getattr(self, name),
+                    ),
+                    set_fields(**{name: Recipe.__dict__.get(name, 0.001)}),
                 )
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                raise RheoscopeError(f"unknown {name} {getattr(self, name)!r}; type one of {', '.join(choices)}")
+                raise RheoscopeError(
+                    Message(
+                        "{name} must be one of {choices}, got {value!r}",
+                        name=name,
+                        choices=", ".join(choices),
+                        value=getattr(self, name),
+                    ),
+                    set_fields(**{name: choices[0]}),
+                )
         _check_penalty(self.penalty)
         if self.batch % self.accumulate:
             raise RheoscopeError(
-                f"batch must be a multiple of accumulate, got {self.batch} and {self.accumulate}; type accumulate=1"
+                Message(
+                    "batch must be a multiple of accumulate, got {batch} and {accumulate}",
+                    batch=self.batch,
+                    accumulate=self.accumulate,
+                ),
+                set_fields(accumulate=1),
             )
         if self.context > self.config.context:
             raise RheoscopeError(
-                f"texts of {self.context} tokens are longer than the {self.config.context} positions of the model; "
-                f"type context={self.config.context}"
+                Message(
+                    "texts of {n} tokens exceed the {context} positions of the model",
+                    n=self.context,
+                    context=self.config.context,
+                ),
+                set_fields(context=self.config.context),
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON keeps it."""
+        """The recipe as JSON stores it."""
         return asdict(self)
 
     def with_changes(self, **changes: Any) -> "Recipe":
-        """The same with some fields changed; a field of the model changes the model.
+        """A copy with some fields changed. A field of the model changes the model.
 
         >>> tiny().with_changes(width=32, steps=5).config.width
         32
@@ -107,43 +135,64 @@ def _check_penalty(penalties: Any) -> None:
         type(x) not in (int, float) or not 0 <= x < 1e9 for x in penalties.values()
     ):
         raise RheoscopeError(
-            f"penalty must be names and how strong they are, 0 or more, got {penalties!r}; type penalty={{'asymmetry': 0.1}}"
+            Message("penalty must map names to strengths of at least 0, got {value!r}", value=penalties),
+            Advice("penalty={'asymmetry': 0.1}", "--penalty asymmetry=0.1"),
         )
     for name in set(penalties) - set(PENALTIES):
-        raise RheoscopeError(f"unknown penalty {name!r}; type one of {', '.join(PENALTIES)}")
+        raise RheoscopeError(
+            Message("penalty must be one of {choices}, got {value!r}", choices=", ".join(PENALTIES), value=name),
+            Advice("penalty={'asymmetry': 0.1}", "--penalty asymmetry=0.1"),
+        )
 
 
 def _check_field_name(name: str) -> None:
     if name not in RECIPE_FIELD_TYPES and name not in MODEL_FIELD_TYPES:
         names = ", ".join(sorted({*RECIPE_FIELD_TYPES, *MODEL_FIELD_TYPES}))
-        raise RheoscopeError(f"a recipe has no {name!r}; type one of {names}")
+        raise RheoscopeError(
+            Message("a recipe has no setting {name!r}; its settings are {names}", name=name, names=names)
+        )
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """A field of a recipe or of its model and its value, from `name=value` as a person types it.
+    """The name and value of a field of a recipe or of its model, from `name=value` as typed.
 
-    >>> parse_setting("rate=1e-3"), parse_setting("betas=0.9,0.98"), parse_setting("vocabulary=characters"), parse_setting("tied=false")
-    (('rate', 0.001), ('betas', (0.9, 0.98)), ('vocabulary', 'characters'), ('tied', False))
+    >>> parse_setting("rate=1e-3"), parse_setting("betas=0.9,0.98")
+    (('rate', 0.001), ('betas', (0.9, 0.98)))
+    >>> parse_setting("vocabulary=characters"), parse_setting("tied=false")
+    (('vocabulary', 'characters'), ('tied', False))
     """
     name, equals, value = text.partition("=")
     if not equals:
-        raise RheoscopeError(f"a setting is name=value, got {text!r}; type --set rate=0.001")
+        raise RheoscopeError(
+            Message("a setting must have the form name=value, got {text!r}", text=text), Advice("", "--set rate=0.001")
+        )
     _check_field_name(name)
     field_type = (MODEL_FIELD_TYPES | RECIPE_FIELD_TYPES)[name]
-    parse, description = PARSERS.get(field_type, (str, "a word"))
+    parse, requirement, example = PARSERS.get(field_type, (str, Message("a word"), "…"))
     try:
         return name, parse(value)
     except (ValueError, KeyError) as error:
-        raise RheoscopeError(f"{name} takes {description}, got {value!r}; type --set {name}=…") from error
+        raise RheoscopeError(
+            Message("{name} must be {requirement}, got {value!r}", name=name, requirement=requirement, value=value),
+            Advice("", f"--set {name}={example}"),
+        ) from error
 
 
-PARSERS: dict[Any, tuple[Callable[[str], Any], str]] = {
-    int: (int, "a whole number"),
-    float: (float, "a number"),
-    bool: ({"true": True, "false": False}.__getitem__, "true or false"),
-    tuple[float, float]: (lambda value: _pair(*map(float, value.split(","))), "two numbers, as 0.9,0.95"),
-    int | str: (lambda value: int(value) if value.isdigit() else value, "a number of tokens or characters"),
-    dict[str, Any]: (json.loads, 'JSON, as {"sigma": 2}'),
+PARSERS: dict[Any, tuple[Callable[[str], Any], Message, str]] = {
+    int: (int, Message("an integer"), "4"),
+    float: (float, Message("a number"), "0.1"),
+    bool: ({"true": True, "false": False}.__getitem__, Message("true or false"), "true"),
+    tuple[float, float]: (
+        lambda value: _pair(*map(float, value.split(","))),
+        Message("two numbers separated by a comma"),
+        "0.9,0.95",
+    ),
+    int | str: (
+        lambda value: int(value) if value.isdigit() else value,
+        Message("a number of tokens, or characters"),
+        "4096",
+    ),
+    dict[str, Any]: (json.loads, Message("a JSON object"), "'{\"sigma\": 2}'"),
 }
 
 
@@ -153,13 +202,13 @@ def _pair(*numbers: float) -> tuple[float, float]:
 
 
 def tiny() -> Recipe:
-    """A decoder of about 0.1M parameters that learns in seconds on a CPU: to try things out."""
+    """A decoder of about 0.1M parameters that trains in seconds on a CPU, for trying things out."""
     config = Config(vocabulary=512, width=64, depth=2, heads=4, context=128)
     return Recipe(config, steps=200, batch=16, context=64, rate=3e-3, warmup=20, evaluate_every=100, vocabulary=512)
 
 
 def default() -> Recipe:
-    """The model that ships: a small decoder with rotary positions, RMSNorm and SwiGLU, for English prose."""
+    """The default model: a small decoder with rotary positions, RMSNorm and SwiGLU, for English prose."""
     config = Config(vocabulary=4096, width=256, depth=6, heads=4, hidden=672, context=1024, dropout=0.1)
     return Recipe(
         config, steps=9000, batch=64, context=1024, rate=2e-3, warmup=200, schedule="wsd", evaluate_every=1000
@@ -167,7 +216,7 @@ def default() -> Recipe:
 
 
 def shakespeare() -> Recipe:
-    """nanoGPT's character model of 10.65M parameters on tiny Shakespeare, with more dropout and fewer steps."""
+    """nanoGPT's character model of 10.65M parameters for tiny Shakespeare, with more dropout and fewer steps."""
     config = Config(
         vocabulary=65,
         width=384,
@@ -187,7 +236,7 @@ def shakespeare() -> Recipe:
 
 
 def gpt2() -> Recipe:
-    """A decoder of GPT-2's shape (124M parameters)."""
+    """A decoder with the architecture of GPT-2 (124M parameters)."""
     config = Config(
         vocabulary=50304, width=768, depth=12, heads=12, context=1024, position="learned", norm="layer", ffn="gelu"
     )
@@ -197,7 +246,7 @@ def gpt2() -> Recipe:
 
 
 def base2017() -> Recipe:
-    """The base model of "Attention is all you need" (arXiv:1706.03762), post-norm, 63M parameters with 37000 tokens."""
+    """The base model of "Attention is all you need" (arXiv:1706.03762): post-norm, 63M parameters with 37,000 tokens."""
     config = Config(
         vocabulary=37000, width=512, depth=6, heads=8, context=512, form="encoder-decoder", position="sinusoidal",
         norm="layer", placement="post", ffn="relu", bias=True, scaled_embedding=True, dropout=0.1,
@@ -221,19 +270,19 @@ def translation() -> Recipe:
 
 
 def encoder() -> Recipe:
-    """A small encoder that says which tokens are hidden (BERT's task, arXiv:1810.04805), in a minute on a CPU."""
+    """A small encoder that predicts masked tokens (BERT's task, arXiv:1810.04805), in a minute on a CPU."""
     config = Config(vocabulary=512, width=64, depth=2, heads=4, context=128, form="encoder")
     return Recipe(config, steps=400, batch=32, context=64, rate=5e-3, warmup=40, evaluate_every=100, vocabulary=512)
 
 
 def two_moons() -> Recipe:
-    """A small encoder that says which of two moons points lie on, from a few that show theirs; no --data, seconds on a CPU."""
+    """A small encoder that predicts which of two moons a point lies on, from a few labelled points. No --data, seconds on a CPU."""
     config = Config(vocabulary=434, width=32, depth=2, heads=2, context=24, form="encoder", position="none", tied=False)
     return Recipe(config, steps=250, batch=16, context=24, rate=5e-3, warmup=25, weight_decay=0.0, evaluate_every=25)
 
 
 def digits() -> Recipe:
-    """A small encoder that says which digit 16 patches show (scikit-learn's images); no --data, seconds on a CPU."""
+    """A small encoder that classifies digits from 16 patches (scikit-learn's images). No --data, seconds on a CPU."""
     config = Config(
         vocabulary=267, width=32, depth=2, heads=2, context=17, form="encoder", position="learned", tied=False
     )
@@ -241,11 +290,11 @@ def digits() -> Recipe:
 
 
 TAU0 = 0.025
-"""Weights start at N(0, .02²), the theory has N(0, 1/width): at a width of 64 scores are 40 times smaller; so is τ₀, about."""
+"""τ₀ for initial weights N(0, .02²), where the theory has N(0, 1/width). At width 64 scores are 40 times smaller, and so is τ₀."""
 
 
 def shaped() -> Recipe:
-    """The tiny decoder with shaped attention, as warm as it is wide (arXiv:2306.17759), and the branch scaled by 1/√depth."""
+    """The tiny decoder with shaped attention at the temperature of its width (arXiv:2306.17759) and branches scaled by 1/√depth."""
     recipe = tiny()
     return recipe.with_changes(mechanism="shaped", options={"tau0": TAU0}, branch=recipe.config.depth**-0.5)
 
@@ -263,5 +312,8 @@ def recipe_by_name(name: str) -> Recipe:
     384
     """
     if name not in RECIPES:
-        raise RheoscopeError(f"unknown recipe {name!r}; type one of {', '.join(RECIPES)}")
+        raise RheoscopeError(
+            Message("unknown recipe {name!r}; the recipes are {recipes}", name=name, recipes=", ".join(RECIPES)),
+            Advice("", "rheoscope train --list"),
+        )
     return RECIPES[name]()

@@ -1,4 +1,4 @@
-"""Whose directory a run is written to: an empty one, or one that holds the same run; never over the files of others."""
+"""Checks of the output directory of a training run: files of others and other runs are never overwritten."""
 
 import json
 import os
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rheoscope.files import check_directory
+from rheoscope.messages.message import Message
 from rheoscope.models import checkpoint, training_state
 from rheoscope.shapes import RheoscopeError
 
@@ -13,13 +14,13 @@ RUN_FILES = (
     checkpoint.WEIGHTS, checkpoint.CONFIG, checkpoint.TOKENIZER, checkpoint.CARD,
     training_state.RECIPE, training_state.FIGURES, training_state.LOG, training_state.LAST, training_state.PREVIOUS, training_state.PARTIAL,
 )  # fmt: skip
-"""What a run writes beside its data."""
+"""The files that a run writes in addition to its data."""
 
 
 def check_run_directory(out: Path, recipe: dict[str, Any]) -> None:
-    """Refuse a place where no run can be, one that holds others' files under the names of a run's, and another run.
+    """Raise if a directory cannot hold this run: a file, files of others under a run's names, or another run.
 
-    Of another run all settings are compared but the vocabulary, which only the data say.
+    All settings of an existing run are compared except the vocabulary, which depends only on the data.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -28,10 +29,12 @@ def check_run_directory(out: Path, recipe: dict[str, Any]) -> None:
     >>> check_run_directory(folder, {})
     Traceback (most recent call last):
     ...
-    rheoscope.shapes.RheoscopeError: ... holds a log.jsonl that no run of Rheoscope wrote; type another --out
+    rheoscope.shapes.RheoscopeError: ... contains log.jsonl, which no run of Rheoscope wrote; type out='another_run'
     """
-    if os.path.isfile(out):  # a Path would raise where it may not be looked at
-        raise RheoscopeError(f"{out} is a file, expected a directory for the run; type another --out")
+    if os.path.isfile(out):  # Path.is_file would raise without read permission
+        raise RheoscopeError(
+            Message("{path} is a file, expected a directory for the run", path=str(out)), training_state.ANOTHER_OUT
+        )
     check_directory(out)
     stored_recipe = _read_recipe(out)
     has_checkpoint = any(
@@ -43,11 +46,16 @@ def check_run_directory(out: Path, recipe: dict[str, Any]) -> None:
     if stored_recipe is None and not has_checkpoint:
         foreign = next((name for name in RUN_FILES if os.path.lexists(out / name)), None)
         if foreign is not None:
-            raise RheoscopeError(f"{out} holds a {foreign} that no run of Rheoscope wrote; type another --out")
+            raise RheoscopeError(
+                Message(
+                    "{directory} contains {file}, which no run of Rheoscope wrote", directory=str(out), file=foreign
+                ),
+                training_state.ANOTHER_OUT,
+            )
 
 
 def _read_recipe(out: Path) -> dict[str, Any] | None:
-    """The recipe of the run in a directory; None where no run stored one."""
+    """The recipe of the run in a directory, or None if no run stored one."""
     try:
         content = json.loads((out / training_state.RECIPE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

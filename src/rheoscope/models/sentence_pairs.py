@@ -1,4 +1,4 @@
-"""Sentence pairs for translation: one vocabulary for both languages, sentences of like length together in a batch.
+"""Sentence pairs for translation: one vocabulary for both languages, and batches of similar length.
 
 prepare_pairs(sources, targets, out)    aligned lines ─► tokenizer.json · train.bin · train_ends.bin · … · corpus.json
 PairCorpus.open(out).batch(step, …)     padded ids of a batch, a function of (seed, step)
@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rheoscope.files import atomic_file
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.models.text_files import read_lines
 from rheoscope.models.token_corpus import OnProgress, seeded_generator
 from rheoscope.models.token_files import (
@@ -35,14 +37,14 @@ from rheoscope.shapes import RheoscopeError
 PAD, START, END = 0, 1, 2
 SPECIALS = ("<|pad|>", "<|start|>", "<|end|>")
 HELD_OUT_DIVISOR = 50
-"""One pair in fifty, the last ones, is held out where no validation files are given."""
+"""One pair in fifty, from the end, is held out if no validation files are given."""
 
 Batch = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Pairs of sentences in one row of tokens: source 0, target 0, source 1, …, each up to its place in `ends`."""
+    """Sentence pairs as one row of tokens: source 0, target 0, source 1, …, where `ends` holds the end of each sentence."""
 
     tokens: np.ndarray
     ends: np.ndarray
@@ -51,17 +53,17 @@ class Pairs:
         return len(self.ends) // 2
 
     def widths(self) -> np.ndarray:
-        """What each pair takes of a batch: the longer of its sides, with ``<|start|>`` and ``<|end|>``."""
+        """The width of each pair in a batch: its longer side, with ``<|start|>`` and ``<|end|>``."""
         return np.diff(self.ends, prepend=0).reshape(-1, 2).max(axis=1) + 2
 
     def padded_batch(self, pair_indices: Iterable[int]) -> Batch:
-        """These pairs as ids: a source is its tokens and ``<|end|>``, a target ``<|start|>``, its tokens and ``<|end|>``."""
+        """These pairs as ids: sources end with ``<|end|>``, targets start with ``<|start|>`` and end with ``<|end|>``."""
         indices = np.fromiter(pair_indices, np.int64)
         sources, targets = (self._with_end_token(2 * indices + side) for side in (0, 1))
         return sources, functional.pad(targets, (1, 0), value=START)
 
     def _with_end_token(self, sentence_indices: np.ndarray) -> Int[Tensor, "b w"]:
-        """These sentences, each with ``<|end|>`` behind it, padded."""
+        """These sentences, each followed by ``<|end|>``, padded."""
         starts = np.where(sentence_indices > 0, self.ends[sentence_indices - 1], 0)[:, None]
         lengths = self.ends[sentence_indices][:, None] - starts
         positions = np.arange(lengths.max() + 1)
@@ -73,7 +75,7 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class PairCorpus:
-    """Aligned sentences as tokens of one `vocabulary`; ids 0, 1, 2 are ``<|pad|>``, ``<|start|>``, ``<|end|>``."""
+    """Aligned sentences as tokens of one `vocabulary`. Ids 0, 1, 2 are ``<|pad|>``, ``<|start|>``, ``<|end|>``."""
 
     train: Pairs
     held_out: Pairs
@@ -82,11 +84,11 @@ class PairCorpus:
 
     @staticmethod
     def open(directory: Path) -> "PairCorpus":
-        """The corpus that `prepare_pairs` wrote; a directory that is half-written or was changed is refused.
+        """The corpus that `prepare_pairs` wrote. Raises if the directory is incomplete or was changed.
 
         >>> PairCorpus.open(Path("nowhere"))
         Traceback (most recent call last):
-        rheoscope.shapes.RheoscopeError: there is no directory nowhere; type one that prepare_pairs(…) made
+        rheoscope.shapes.RheoscopeError: there is no directory nowhere; choose one that prepare_pairs(…) wrote
         """
         manifest = read_manifest(directory, "pairs", "prepare_pairs")
         train, held_out = (
@@ -99,11 +101,11 @@ class PairCorpus:
         return PairCorpus(train, held_out, manifest["vocabulary"], directory / TOKENIZER)
 
     def batch(self, step: int, max_tokens: int, seed: int = 0) -> Batch:
-        """The padded sources and targets of a step, pairs of like length, at most `tokens` ids on either side.
+        """The padded sources and targets of a step: pairs of similar length, at most `max_tokens` ids per side.
 
-        A pure function of its arguments. An epoch is `steps(tokens)` steps, in which every pair comes once; which pairs
-        of one length stand together, and the order of the batches, are drawn anew for each epoch. The order of lengths is the
-        same for every seed, so that batches of one step can be trained side by side with little padding.
+        A pure function of its arguments. An epoch has `steps_per_epoch(max_tokens)` steps, in which every pair occurs once. Each epoch
+        shuffles the pairs of equal length and the order of the batches. The order of lengths is the same for every seed, so batches of
+        one step can be stacked with little padding.
 
         >>> pairs = Pairs(np.arange(3, 13), np.array([1, 3, 6, 10]))  # 3 ─► 4 5 and 6 7 8 ─► 9 10 11 12
         >>> corpus = PairCorpus(pairs, pairs, 13, Path("tokenizer.json"))
@@ -114,11 +116,11 @@ class PairCorpus:
         return self.train.padded_batch(_epoch_batches(self.train, max_tokens, seed, epoch)[index].tolist())
 
     def steps_per_epoch(self, max_tokens: int) -> int:
-        """How many batches of at most `tokens` ids show every training pair once: the same number in each epoch."""
+        """The number of batches of at most `max_tokens` ids in an epoch. It is the same for all epochs."""
         return len(_batch_starts(self.train, max_tokens)) + 1
 
     def held_out_batches(self, max_tokens: int) -> Iterator[Batch]:
-        """Every held-out pair once, in the order of its file, so that translations stand beside their references."""
+        """Every held-out pair once, in file order, so that translations can be compared with their references."""
         widths = self.held_out.widths()
         _check_widths(widths, max_tokens)
         first, widest = 0, 0
@@ -131,11 +133,13 @@ class PairCorpus:
 
 
 def stack_batches(batches: Sequence[tuple[Tensor, Tensor]]) -> Batch:
-    """Batches below each other, every one padded to the same number of rows and length; a row that is added has an empty source and no
-    target. Of rows and lengths there are few (`rounded`), so that a GPU meets the same shapes again.
+    """Batches of several seeds stacked, each padded to the same number of rows and tokens.
 
-    >>> one, other = (torch.tensor([[5, 2]]), torch.tensor([[1, 6, 2]])), (torch.tensor([[2], [2]]), torch.tensor([[1, 2], [1, 2]]))
-    >>> [side.tolist() for side in stack_batches([one, other])]
+    An added row has an empty source and no target. Sizes are rounded up (`round_up`), so that a GPU sees few different shapes.
+
+    >>> first = torch.tensor([[5, 2]]), torch.tensor([[1, 6, 2]])
+    >>> second = torch.tensor([[2], [2]]), torch.tensor([[1, 2], [1, 2]])
+    >>> [side.tolist() for side in stack_batches([first, second])]
     [[[5, 2, 0], [2, 0, 0], [2, 0, 0], [2, 0, 0]], [[1, 6, 2], [0, 0, 0], [1, 2, 0], [1, 2, 0]]]
     """
     rows, width = (round_up(max(side.shape[axis] for batch in batches for side in batch)) for axis in (0, 1))
@@ -166,12 +170,11 @@ def prepare_pairs(
     held_out: tuple[Path, Path] | None = None,
     progress: OnProgress | None = None,
 ) -> PairCorpus:
-    """Make a corpus of aligned lines: line i of a source file is translated by line i of its target file.
+    """Write a corpus of aligned lines: line i of a target file translates line i of its source file.
 
-    One byte-level BPE is learned from both sides of the training part. `held_out` names a source and a target file to
-    validate on; without it the last fiftieth of the pairs is held out. Files are UTF-8 text, plain or gzipped. `out` holds
-    tokenizer.json, train.bin and train_ends.bin (the tokens, and where each sentence ends), the same for held_out, and
-    corpus.json, written last.
+    One byte-level BPE is trained on both sides of the training part. `held_out` names a source and a target file for validation.
+    Without it, the last fiftieth of the pairs is held out. Files are UTF-8 text, plain or gzipped. `out` receives tokenizer.json,
+    train.bin and train_ends.bin (tokens and sentence ends), the same for held_out, and last corpus.json.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -190,12 +193,12 @@ def prepare_pairs(
         parts = {"train": (files, 0, n_train), "held_out": (files, n_train, n_pairs)}
     on_progress, out = progress or (lambda stage, fraction: None), Path(out)
     with writing_corpus(out):
-        on_progress("learning the vocabulary", 0.0)
+        on_progress(Message("training the tokenizer"), 0.0)
         tokenizer = train_bpe(_sentences(*parts["train"]), vocabulary, SPECIALS)
         write_tokenizer(out, tokenizer)
         counts = {}
         for name, part in parts.items():
-            on_progress(f"tokenising {name}", 0.0)
+            on_progress(Message("tokenising {part}", part=name), 0.0)
             counts[name] = _write_pairs(out, name, tokenise_texts(_sentences(*part), tokenizer))
         write_manifest(out, "pairs", tokenizer, chain(*files, held_out or ()), counts)
     return PairCorpus.open(out)
@@ -204,30 +207,39 @@ def prepare_pairs(
 def _match_files(sources: Sequence[Path], targets: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
     if not sources or len(sources) != len(targets):
         raise RheoscopeError(
-            f"{len(sources)} source and {len(targets)} target files came; type one target file for each source file"
+            Message(
+                "every source file needs a target file, got {n_sources} and {n_targets}",
+                n_sources=len(sources),
+                n_targets=len(targets),
+            )
         )
     return zip(sources, targets, strict=True)
 
 
 def _count_aligned(source: Path, target: Path) -> int:
-    """How many lines both files have."""
+    """The number of lines of two aligned files. Raises if they differ."""
     n_source, n_target = (sum(1 for _ in read_lines(file)) for file in (source, target))
     if n_source != n_target:
         raise RheoscopeError(
-            f"{source} has {n_source:,} lines and {target} {n_target:,}, but line i of one translates line i of the other; "
-            "type files that were aligned together"
+            Message(
+                "{source} has {n_source:,} lines but {target} has {n_target:,}; use files that are aligned line by line",
+                source=str(source),
+                n_source=n_source,
+                target=str(target),
+                n_target=n_target,
+            )
         )
     return n_source
 
 
 def _sentences(files: Iterable[tuple[Path, Path]], first: int, last: int) -> Iterator[str]:
-    """Source and target in turn, from the first pair to before the last."""
+    """Sources and targets in turn, from pair `first` to before pair `last`."""
     pairs = chain.from_iterable(zip(read_lines(source), read_lines(target), strict=True) for source, target in files)
     return (side.strip() for pair in islice(pairs, first, last) for side in pair)
 
 
 def _write_pairs(out: Path, name: str, rows: Iterable[np.ndarray]) -> dict[str, Any]:
-    """<name>.bin and <name>_ends.bin, side by side."""
+    """Write <name>.bin and <name>_ends.bin."""
     n_tokens, n_sentences = 0, 0
     with (
         atomic_file(out / f"{name}.bin") as tokens_path,
@@ -245,15 +257,20 @@ def _write_pairs(out: Path, name: str, rows: Iterable[np.ndarray]) -> dict[str, 
 def _check_widths(widths: np.ndarray, max_tokens: int) -> None:
     if widths.size and (widest := int(widths.max())) > max_tokens:
         raise RheoscopeError(
-            f"the longest pair takes {widest:,} ids, more than the {max_tokens:,} of a batch; type {widest} or more"
+            Message(
+                "the longest pair has {n:,} ids, more than the {max_tokens:,} of a batch",
+                n=widest,
+                max_tokens=max_tokens,
+            ),
+            Advice(f"max_tokens={widest}"),
         )
 
 
-@lru_cache(maxsize=4)  # asked at every step, and the same for a whole run
+@lru_cache(maxsize=4)  # needed at every step, and the same for a whole run
 def _batch_starts(pairs: Pairs, max_tokens: int) -> tuple[int, ...]:
-    """Where batches begin, the first one's 0 left out, in pairs sorted by width: each is full, and none is over `tokens`.
+    """Where batches start among pairs sorted by width, without the first 0. Every batch is as full as `max_tokens` allows.
 
-    They depend on the sorted widths alone, so every epoch has as many batches as the others.
+    The starts depend only on the sorted widths, so every epoch has the same number of batches.
     """
     widths = np.sort(pairs.widths())
     _check_widths(widths, max_tokens)
@@ -265,9 +282,9 @@ def _batch_starts(pairs: Pairs, max_tokens: int) -> tuple[int, ...]:
     return tuple(starts)
 
 
-@lru_cache(maxsize=64)  # one of every seed that is trained side by side
+@lru_cache(maxsize=64)  # one entry per seed that is trained in parallel
 def _epoch_batches(pairs: Pairs, max_tokens: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """The batches of an epoch, as indices of pairs: shuffled, sorted by width (ties stay shuffled), cut, and shuffled again."""
+    """The batches of an epoch as indices of pairs: shuffled, stably sorted by width, split, and shuffled again."""
     generator = seeded_generator(seed, epoch)
     shuffled = torch.randperm(len(pairs), generator=generator).numpy()
     by_width = shuffled[np.argsort(pairs.widths()[shuffled], kind="stable")]

@@ -1,8 +1,7 @@
-"""What is learned: the next token of prose, its hidden tokens, or the translation of a sentence.
+"""Training tasks: the next token of a text, its masked tokens, or the translation of a sentence.
 
-A task gives batches and the loss of a batch.
-
-Losses are sums over tokens beside how many tokens they are of, so that pieces of a batch, on one machine or many, add up.
+A task provides batches and the loss of a batch. A loss is a sum over tokens with a count of them, so parts of a batch add up,
+on one machine or several.
 """
 
 import math
@@ -17,6 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
+from rheoscope.models.config import set_fields
 from rheoscope.models.penalty import PenaltyTerm
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.sentence_pairs import PAD, PairCorpus, stack_batches
@@ -28,14 +30,14 @@ Batch = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
 Batches = Sequence[tuple[Int[Tensor, "_ _"], Int[Tensor, "_ _"]]]
 """Batches that may have different shapes."""
 LogitsFunction = Callable[..., Tensor]
-"""From what a model is called with to logits: a model, or one that fills a list with its hidden states besides."""
-InputsAndTargets = tuple[tuple[Tensor, ...], Int[Tensor, "b said"]]
-"""What a model is called with, and the token that belongs at every place of its answer."""
+"""A model, or a function that also fills a list with the hidden states."""
+InputsAndTargets = tuple[tuple[Tensor, ...], Int[Tensor, "b predicted"]]
+"""The arguments of a model, and the target token at every position of its output."""
 
 
 @runtime_checkable
 class Task(Protocol):
-    """Batches that are a function of the step alone, and what a model loses on them; targets `ignored` are not predicted."""
+    """Batches that depend only on the step, and the loss of a model on them. Targets equal to `ignore_index` do not count."""
 
     @property
     def vocabulary(self) -> int: ...
@@ -44,7 +46,7 @@ class Task(Protocol):
     def ignore_index(self) -> int: ...
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse, before anything is trained, a recipe that this data cannot serve."""
+        """Raise before training if the recipe does not suit this data."""
         ...
 
     def batch(self, step: int, recipe: Recipe) -> Batch: ...
@@ -52,28 +54,28 @@ class Task(Protocol):
     def held_out_batches(self, recipe: Recipe) -> Iterator[Batch]: ...
 
     def concat_batches(self, batches: Batches) -> tuple[Tensor, Tensor]:
-        """Batches of several seeds as one, the rows of the first one first, of each as many."""
+        """Batches of several seeds as one, with the same number of rows for each."""
         ...
 
     def inputs_and_targets(self, batch: Batch) -> InputsAndTargets:
-        """A batch as a model takes it."""
+        """A batch as the arguments of a model and its targets."""
         ...
 
     def loss(self, model: LogitsFunction, batch: Batch, smoothing: float = 0.0) -> Float[Tensor, ""]:
-        """Nats, summed over the tokens that are predicted."""
+        """The sum of the losses of all predicted tokens, in nats."""
         ...
 
     def n_targets(self, batch: Batch) -> int:
-        """How many tokens are predicted."""
+        """The number of predicted tokens."""
         ...
 
     def metrics(self, nats: float, n_tokens: int) -> dict[str, float]:
-        """What is reported of a loss on all held-out data."""
+        """The metrics reported for the loss on all held-out data."""
         ...
 
 
 class TokenPrediction(ABC):
-    """Tokens that are to be said, wherever a batch does not have `ignored`; unless a task says more, a model is shown x alone."""
+    """Prediction of tokens wherever the target is not `ignore_index`. By default the model receives only x."""
 
     @property
     @abstractmethod
@@ -99,7 +101,7 @@ class TokenPrediction(ABC):
 
 @dataclass(frozen=True)
 class NextTokenTask(TokenPrediction):
-    """The next token, everywhere: (x, y) with y the tokens after x."""
+    """Prediction of the next token at every position: (x, y), where y is x shifted by one."""
 
     corpus: Corpus
 
@@ -112,7 +114,7 @@ class NextTokenTask(TokenPrediction):
         return IGNORE_INDEX
 
     def check(self, recipe: Recipe) -> None:
-        check_form(recipe, "decoder", "text is")
+        check_form(recipe, "decoder", Message("text"))
         self.batch(0, recipe)
         next(iter(self.held_out_batches(recipe)))
 
@@ -127,20 +129,19 @@ class NextTokenTask(TokenPrediction):
 
 
 PREDICTED_FRACTION, MASK_TOKEN_FRACTION, RANDOM_TOKEN_FRACTION = 0.15, 0.8, 0.1
-"""The share of tokens that is predicted; of these, the shares that are hidden and that are replaced by another token."""
+"""The fraction of tokens that is predicted, and the fractions of these that are masked and replaced at random."""
 HELD_OUT_STEP = -1
-"""In the place of a step: held-out tokens are hidden in the same places whenever they are asked for."""
+"""A step number for held-out data, so that the same tokens are masked in every evaluation."""
 
 
 @dataclass(frozen=True)
 class MaskedTokenTask(TokenPrediction):
-    """The hidden tokens, from all others (BERT, arXiv:1810.04805): (x, y) with y the tokens at chosen places, ignored elsewhere.
+    """Prediction of masked tokens from all others (BERT, arXiv:1810.04805): y is ignored at positions that are not selected.
 
-    **Formula** 15 % of the places of each row are chosen, at least one; of these 80 % show the token `mask`, 10 % a token
-    drawn at random, 10 % what was there. The loss is over the chosen places alone.
+    **Formula** 15 % of the positions of each row are selected, at least one. Of these, 80 % show the mask token, 10 % a random token
+    and 10 % the original token. The loss covers only the selected positions.
 
-    **Laws** what is chosen is a function of (seed, step), so that a run resumes exactly; tokens at places that are not
-    chosen stay.
+    **Laws** The selection is a function of (seed, step), so a run resumes exactly. Tokens at other positions stay unchanged.
     """
 
     corpus: Corpus
@@ -148,12 +149,16 @@ class MaskedTokenTask(TokenPrediction):
 
     @staticmethod
     def from_corpus(corpus: Corpus) -> "MaskedTokenTask":
-        """With the token of the corpus that hides others."""
+        """The task with the mask token of the corpus."""
         mask_id = load_tokenizer(corpus.tokenizer).token_to_id(MASK_TOKEN)
         if mask_id is None:
             raise RheoscopeError(
-                f"{corpus.tokenizer} has no token {MASK_TOKEN}, so nothing can be hidden; type other --data, "
-                "or prepare with specials=MASKED"
+                Message(
+                    "{tokenizer} has no token {token}, which masked prediction needs",
+                    tokenizer=str(corpus.tokenizer),
+                    token=MASK_TOKEN,
+                ),
+                Advice("prepare(…, specials=MASKED_SPECIALS)", "--data FILE…"),
             )
         return MaskedTokenTask(corpus, mask_id)
 
@@ -166,7 +171,7 @@ class MaskedTokenTask(TokenPrediction):
         return IGNORE_INDEX
 
     def check(self, recipe: Recipe) -> None:
-        check_form(recipe, "encoder", "masked text is")
+        check_form(recipe, "encoder", Message("masked text"))
         self.batch(0, recipe)
         next(iter(self.held_out_batches(recipe)))
 
@@ -179,7 +184,7 @@ class MaskedTokenTask(TokenPrediction):
             yield self.mask_tokens(x, seeded_generator(HELD_OUT_STEP, index, self.mask_id))
 
     def mask_tokens(self, x: Int[Tensor, "b n"], generator: torch.Generator) -> Batch:
-        """What is seen of a text, and what is to be said of it."""
+        """The masked text and its targets."""
         is_predicted = torch.rand(x.shape, generator=generator).argsort(-1) < max(
             1, round(PREDICTED_FRACTION * x.shape[-1])
         )
@@ -197,7 +202,7 @@ class MaskedTokenTask(TokenPrediction):
 
 @dataclass(frozen=True)
 class TranslationTask(TokenPrediction):
-    """A target sentence, token by token, from its source: (source, target), 0 is padding."""
+    """Prediction of a target sentence, token by token, from its source: (source, target), with 0 as padding."""
 
     corpus: PairCorpus
 
@@ -210,12 +215,16 @@ class TranslationTask(TokenPrediction):
         return PAD
 
     def check(self, recipe: Recipe) -> None:
-        check_form(recipe, "encoder-decoder", "sentence pairs are")
+        check_form(recipe, "encoder-decoder", Message("a corpus of sentence pairs"))
         longest = max(int(pairs.widths().max(initial=0)) for pairs in (self.corpus.train, self.corpus.held_out))
         if longest > (max_tokens := min(recipe.config.context, recipe.batch * recipe.context // recipe.accumulate)):
             raise RheoscopeError(
-                f"the longest sentence takes {longest:,} tokens, this recipe reads {max_tokens:,}; type --set context={longest}, "
-                "or leave such pairs out"
+                Message(
+                    "the longest sentence has {n:,} tokens, more than the {max_tokens:,} that this recipe reads",
+                    n=longest,
+                    max_tokens=max_tokens,
+                ),
+                set_fields(context=longest),
             )
 
     def batch(self, step: int, recipe: Recipe) -> Batch:
@@ -233,14 +242,14 @@ class TranslationTask(TokenPrediction):
 
 
 def per_token_metrics(nats: float, n_tokens: int) -> dict[str, float]:
-    """Nats a token, and how many equally likely tokens that would be."""
+    """The loss in nats per token, and the perplexity."""
     return {"loss": nats / n_tokens, "perplexity": math.exp(min(nats / n_tokens, 50))}
 
 
 def total_nats(
     logits: Float[Tensor, "b t v"], targets: Int[Tensor, "b t"], smoothing: float, ignore_index: int
 ) -> Float[Tensor, ""]:
-    """Σ -log p(wanted), in float32; `smoothing` spreads that share of the target over the vocabulary.
+    """Σ -log p(target), in float32. `smoothing` spreads that fraction of the target over the vocabulary.
 
     >>> round(float(total_nats(torch.zeros(1, 3, 8), torch.tensor([[5, 0, -100]]), 0.0, ignore_index=-100)), 4)  # 2 log 8
     4.1589
@@ -250,48 +259,47 @@ def total_nats(
 
 
 class Objective(nn.Module):
-    """A model with its loss, as one module: compiled together, logits of a large vocabulary never exist in float32.
+    """A model and its loss as one module. Compiled together, they never materialise float32 logits of a large vocabulary.
 
-    It gives the loss, and what else is to be kept small (`penalty.py`), if anything: of the same forward pass.
+    It returns the loss and the penalty (`penalty.py`) of the same forward pass, or None without a penalty.
     """
 
     def __init__(
         self, model: nn.Module, task: Task, smoothing: float, penalties: Mapping[str, float] | None = None
     ) -> None:
         super().__init__()
-        self.model, self.task, self.smoothing, self.besides = (
-            model,
-            task,
-            smoothing,
-            PenaltyTerm(model, penalties or {}),
-        )
+        self.model, self.task, self.smoothing = model, task, smoothing
+        self.penalty_term = PenaltyTerm(model, penalties or {})
 
     def forward(
         self, x: Int[Tensor, "b s"], y: Int[Tensor, "b t"]
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""] | None]:
-        clouds = self.besides.hidden_states()
-        loss, penalty = (
-            self.task.loss(with_hidden_states(self.model, clouds), (x, y), self.smoothing),
-            self.besides(clouds),
-        )
+        clouds = self.penalty_term.hidden_states()
+        loss = self.task.loss(with_hidden_states(self.model, clouds), (x, y), self.smoothing)
+        penalty = self.penalty_term(clouds)
         return loss, None if penalty is None else penalty.sum()
 
 
 def with_hidden_states(model: nn.Module, clouds: list[Tensor] | None) -> LogitsFunction:
-    """The model, filling a list with its hidden states where there is one."""
+    """The model, which also fills a list with its hidden states if one is given."""
     return model if clouds is None else partial(model, hidden_states=clouds)
 
 
-def check_form(recipe: Recipe, form: str, subject: str) -> None:
-    """Refuse a recipe whose model is of another form than this data is for."""
+def check_form(recipe: Recipe, form: str, data: Message) -> None:
+    """Raise if the form of the model does not suit this kind of data."""
     if recipe.config.form != form:
         raise RheoscopeError(
-            f"{subject} for form={form}, this recipe has form={recipe.config.form}; type another recipe or other data"
+            Message(
+                "{data} needs a model with form={form}, got form={received}; choose another recipe or other data",
+                data=data,
+                form=form,
+                received=recipe.config.form,
+            )
         )
 
 
 def make_task(corpus: Corpus | PairCorpus, recipe: Recipe) -> Task:
-    """What a recipe learns from a corpus."""
+    """The task that a recipe learns from a corpus."""
     if isinstance(corpus, PairCorpus):
         return TranslationTask(corpus)
     return MaskedTokenTask.from_corpus(corpus) if recipe.config.form == "encoder" else NextTokenTask(corpus)
@@ -299,7 +307,7 @@ def make_task(corpus: Corpus | PairCorpus, recipe: Recipe) -> Task:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, task: Task, recipe: Recipe, device: torch.device) -> dict[str, float]:
-    """The loss on all held-out data, every token predicted once."""
+    """The metrics on all held-out data. Every token is predicted once."""
     was_training = model.training
     model.eval()
     total, n_tokens = 0.0, 0
@@ -313,9 +321,9 @@ def evaluate(model: nn.Module, task: Task, recipe: Recipe, device: torch.device)
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
-    """What is drawn next, on the CPU or on this device, is a function of the seed.
+    """Seed the generators of the CPU and of this device.
 
-    At every step `torch.manual_seed` would do the same, and keep a stack trace for each kind of device that is not there.
+    `torch.manual_seed` would do the same, but at every step it also records a stack trace for each absent kind of device.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -323,5 +331,5 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """bfloat16 on a GPU, nothing on a CPU: there a run must resume bit for bit."""
+    """bfloat16 on a GPU and full precision on a CPU, where a run must resume bit for bit."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

@@ -1,11 +1,11 @@
-"""A MediaWiki dump read as plain prose: markup out, sentences kept, one document a page, a page at a time in memory."""
+"""Plain prose from a MediaWiki dump: markup is removed, one document per page, one page in memory at a time."""
 
 import re
 from collections.abc import Iterable, Iterator
 from html import unescape
 
 MIN_PAGE_CHARACTERS = 200
-"""Characters of prose; what is shorter is a stub, a disambiguation or a page of tables."""
+"""The shortest page in characters of prose. Shorter pages are stubs, disambiguations or tables."""
 
 DROPPED_BLOCKS = "ref|math|gallery|code|pre|source|syntaxhighlight|timeline|imagemap|hiero|score|table"
 PROSELESS_SECTIONS = {
@@ -26,7 +26,7 @@ BLOCK = re.compile(rf"<(?P<open>{DROPPED_BLOCKS})\b[^<>]*>|</(?P<close>{DROPPED_
 TEMPLATE = re.compile(r"\{\{(?P<open>)|\}\}(?P<close>)")
 TABLE = re.compile(r"^[ \t:*]*\{\|(?P<open>)|^[ \t]*\|\}(?P<close>)", re.MULTILINE)
 
-SINGLE_BRACKETS = r"(?>\[(?!\[)[^\[\]]*\]|\[(?!\[)|\](?!\]))[^\[\]]*"  # atomic: no second way to read them, no blow-up
+SINGLE_BRACKETS = r"(?>\[(?!\[)[^\[\]]*\]|\[(?!\[)|\](?!\]))[^\[\]]*"  # atomic groups prevent exponential backtracking
 LINK = re.compile(rf"\[\[([^\[\]|]*)(?:\|([^\[\]]*(?:{SINGLE_BRACKETS})*+))?\]\]")
 EXTERNAL_LINK = re.compile(r"\[(?:https?:|ftp:|news:|irc:|mailto:|//)[^\s\[\]]*[ \t]*([^\[\]\n]*)\]", re.IGNORECASE)
 BARE_ADDRESS = re.compile(r"\b(?:https?|ftp)://[^\s<>\[\]]+", re.IGNORECASE)
@@ -51,7 +51,7 @@ LETTER = re.compile(r"[^\W\d_]")
 
 
 def is_dump(opening: str) -> bool:
-    """Does a file that begins so hold a MediaWiki XML dump?
+    """Whether a file that starts like this is a MediaWiki XML dump.
 
     >>> is_dump('<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.3/"'), is_dump("Call me Ishmael.")
     (True, False)
@@ -60,9 +60,9 @@ def is_dump(opening: str) -> bool:
 
 
 def articles(lines: Iterable[str]) -> Iterator[str]:
-    """The plain prose of each article of a dump, one at a time: no redirects, no talk, nothing under 200 characters.
+    """The plain prose of each article of a dump: no redirects, no talk pages, nothing under 200 characters.
 
-    A page that the end of the file cuts off is left out. Only the page at hand is kept in memory.
+    A page that the end of the file truncates is dropped. Only the current page is in memory.
 
     >>> page = "<page><title>A</title><text>'''A''' is the [[first]] letter. " + "It is old. " * 20 + "</text></page>"
     >>> [text[:26] for text in articles([page])]
@@ -84,18 +84,19 @@ def _article(page: str) -> Iterator[str]:
     if body is None or (title and NON_ARTICLE_TITLE.match(unescape(title[1]))):
         return
     if not REDIRECT.match(body[1]):
-        text = plain_prose(unescape(body[1]))  # XML's own escapes; the wiki's entities are below
+        text = plain_prose(unescape(body[1]))  # XML escapes; `plain_prose` handles the entities of the wiki
         if len(text) >= MIN_PAGE_CHARACTERS:
             yield text
 
 
 def plain_prose(wikitext: str) -> str:
-    """The sentences of a page of wikitext, one paragraph, heading or list item a line.
+    """The sentences of a page of wikitext, with one paragraph, heading or list item per line.
 
-    Gone: templates, tables, references, comments, mathematics, galleries, code, images, categories, links to other
-    languages, bare addresses, sections that only list links, headings with nothing under them, lines without a letter.
-    Kept as text: the label of a link, headings, list items. Law: no ``[[``, ``{{`` or ``<ref`` is left, and the time
-    is linear in the length, however unbalanced the markup.
+    Removed are templates, tables, references, comments, formulas, galleries, code, images, categories, links to other languages,
+    bare addresses, sections that only list links, headings without text and lines without a letter. The labels of links, headings
+    and list items stay as text.
+
+    **Laws** No ``[[``, ``{{`` or ``<ref`` remains. The time is linear in the length, however unbalanced the markup.
 
     >>> plain_prose("== Life ==\\n* '''Ada''' {{born|{{y|1815}}}} met [[Charles Babbage|Babbage]]<ref>x</ref>&nbsp;twice.")
     'Life\\nAda met Babbage twice.'
@@ -110,7 +111,7 @@ def plain_prose(wikitext: str) -> str:
 
 
 def _cut_marked(text: str, marks: re.Pattern[str]) -> str:
-    """Cut what stands between an opening mark and its closing one, nested ones too; a mark without its partner cuts nothing."""
+    """Remove the text between opening marks and their closing marks, including nested ones. Unmatched marks remove nothing."""
     retained, open_starts = [text], dict[str, list[int]]()
     spans: list[tuple[int, int]] = []
     for mark in marks.finditer(text):
@@ -129,7 +130,7 @@ def _cut_marked(text: str, marks: re.Pattern[str]) -> str:
 
 
 def _replace_links(text: str) -> str:
-    """Links replaced by their labels, the inner ones of a caption first; eight levels are more than any page has."""
+    """Replace links by their labels, innermost first. No page nests links more than eight levels deep."""
     for _ in range(8):
         previous, text = text, LINK.sub(_link_label, EXTERNAL_LINK.sub(r"\1", text))
         if text == previous:
@@ -145,12 +146,12 @@ def _link_label(link: re.Match[str]) -> str:
 
 
 def _remove_stray_tag(match: re.Match[str]) -> str:
-    """A `<` that a name follows would still look like a tag; one before a number or a space is a sign."""
+    """Remove a `<` before a name, which would look like a tag. A `<` before a number or a space is a sign and stays."""
     return match[2] if match[2] and "<" in match[1] else match[0]
 
 
 def _prose_lines(text: str) -> Iterator[str]:
-    """Lines with a letter in them; a heading waits until a line of its section comes."""
+    """Lines that contain a letter. A heading is emitted only with the first line of its section."""
     heading, is_skipped = "", False
     for line in map(_clean_line, text.split("\n")):
         if heading_match := HEADING.fullmatch(line):
@@ -163,7 +164,7 @@ def _prose_lines(text: str) -> Iterator[str]:
 
 
 def _clean_line(line: str) -> str:
-    """One line without its list mark, with single spaces, and without the brackets that a template left empty."""
+    """A line without list marks and empty brackets, and with single spaces."""
     line = EMPTY_BRACKETS.sub("", line)
     line = " ".join(LEADING_PUNCTUATION.sub("(", line).split())
     return SPACE_BEFORE_PUNCTUATION.sub("", line).lstrip(LIST_MARKS)

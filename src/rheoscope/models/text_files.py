@@ -1,4 +1,4 @@
-"""Reading text as UTF-8, plain, gzipped or as a MediaWiki dump: a line at a time, and one line when a file is no text."""
+"""Reading UTF-8 text line by line from plain files, gzipped files or MediaWiki dumps, with one-line errors."""
 
 import gzip
 import re
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.models.text_cleaning import articles, is_dump
 from rheoscope.shapes import RheoscopeError
 
@@ -15,7 +17,7 @@ SEPARATOR = re.compile(r"(?:\f|<\|endoftext\|>)\n?")
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, ends of line kept; a gzipped one is known by its first bytes, whatever its name.
+    """The lines of a text file with their line ends. Gzip is recognised by the first bytes, not by the name.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "a.txt.gz"
@@ -31,14 +33,21 @@ def read_lines(path: Path) -> Iterator[str]:
                 yield _decode_line(path, raw, offset)
                 offset += len(raw)
     except (OSError, EOFError, zlib.error) as error:
-        raise RheoscopeError(f"cannot read {path} after byte {offset:,} ({error}); get the file again") from error
+        raise RheoscopeError(
+            Message(
+                "cannot read {path} after byte {offset:,} ({reason}); copy or download the file again",
+                path=str(path),
+                offset=offset,
+                reason=str(error),
+            )
+        ) from error
 
 
 def read_fragments(path: Path) -> Iterator[str | None]:
-    """The text of a file in pieces, and None wherever a document ends.
+    """The text of a file in fragments, with None at the end of each document.
 
-    A plain file is one document, or several where form feeds or ``<|endoftext|>`` stand between them; a MediaWiki dump
-    gives one document an article (`rheoscope.models.text_cleaning`).
+    A plain file is one document, or several separated by form feeds or ``<|endoftext|>``. A MediaWiki dump has one document per
+    article (`rheoscope.models.text_cleaning`).
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "a.txt"
@@ -62,11 +71,15 @@ def read_fragments(path: Path) -> Iterator[str | None]:
 
 def _check_readable(path: Path) -> None:
     if path.is_dir():
-        raise RheoscopeError(f"{path} is a directory, expected a text file; type the files in it, as {path}/*.txt")
+        raise RheoscopeError(
+            Message("{path} is a directory, expected a text file", path=str(path)), Advice("", f"{path}/*.txt")
+        )
     if not path.exists():
-        raise RheoscopeError(f"there is no file {path}; type the path of a text, a .gz of one or a MediaWiki dump")
+        raise RheoscopeError(
+            Message("there is no file {path}; choose a text, a .gz of one or a MediaWiki dump", path=str(path))
+        )
     if path.is_file() and not path.stat().st_size:
-        raise RheoscopeError(f"{path} is empty, expected text; type another file")
+        raise RheoscopeError(Message("{path} is empty, expected text; choose another file", path=str(path)))
 
 
 def _is_gzipped(path: Path) -> bool:
@@ -75,14 +88,26 @@ def _is_gzipped(path: Path) -> bool:
 
 
 def _decode_line(path: Path, raw: bytes, offset: int) -> str:
-    """A line as text; what is not UTF-8, or holds a NUL, is told with the byte (of the unpacked text) where it stands."""
+    """A line as text. Raises with the offset in the unpacked text for NUL bytes and for bytes that are not UTF-8."""
     if b"\0" in raw:
-        raise RheoscopeError(f"{path} is no text: byte {offset + raw.index(0):,} is NUL; type a file of UTF-8 text")
+        raise RheoscopeError(
+            Message(
+                "{path} is not text (byte {offset:,} is NUL); choose a file of UTF-8 text",
+                path=str(path),
+                offset=offset + raw.index(0),
+            )
+        )
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
         byte_offset = offset + error.start
         raise RheoscopeError(
-            f"{path} is not UTF-8: byte {byte_offset:,} is 0x{raw[error.start]:02x}; convert it: iconv -t utf-8 {path}"
+            Message(
+                "{path} is not UTF-8 (byte {offset:,} is 0x{byte:02x})",
+                path=str(path),
+                offset=byte_offset,
+                byte=raw[error.start],
+            ),
+            Advice("", f"iconv -t utf-8 {path}"),
         ) from error
     return text.removeprefix("\ufeff") if offset == 0 else text

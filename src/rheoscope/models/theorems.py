@@ -1,4 +1,4 @@
-"""What the mathematics states of the parts around attention, measured on our own Transformer with random weights."""
+"""Theorems about the parts around attention, measured on a Transformer of this project with random weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +31,7 @@ def small_config(**overrides: Any) -> Config:
 
 
 def with_random_weights(make: Callable[..., Any], *args: Any) -> Any:
-    """In float64, every number drawn, and the same ones always: gains of 1 and biases of 0 would hide what they do."""
+    """A module in float64 with every parameter drawn, the same at each call. Gains of 1 and biases of 0 would hide errors."""
     with torch.random.fork_rng():
         module = make(*args).double().requires_grad_(False)
     for seed, parameter in enumerate(module.parameters()):
@@ -47,7 +47,7 @@ def feed_forward() -> float:
 
 
 def _reference_block(block: Block, x: Tensor, is_pre_norm: bool) -> Tensor:
-    """Attention, then the FFN, each with its skip and its norm, written out."""
+    """Attention and FFN, each with its residual connection and its norm, written out."""
     sublayers = ((block.norm_attention, block.attention), (block.norm_ffn, block.ffn))
     for norm, sublayer in sublayers:
 
@@ -69,7 +69,7 @@ def pre_norm() -> float:
 
 
 def future_is_unseen() -> float:
-    """How far the logits of the first four tokens move when the last two become others."""
+    """How much the logits of the first four tokens change when the last two tokens change."""
     model: Transformer = with_random_weights(build, small_config(form="decoder", depth=2))
     changed_ids = IDS.clone()
     changed_ids[0, 4:] = torch.tensor([7, 8])
@@ -77,7 +77,7 @@ def future_is_unseen() -> float:
 
 
 def cross_attention() -> float:
-    """Queries from the target, keys and values from the source, head by head."""
+    """Queries from the target, keys and values from the source, computed head by head."""
     cross, x, memory = (
         with_random_weights(CrossAttention, small_config()),
         random_normal(1, 1, 3, WIDTH),
@@ -90,13 +90,13 @@ def cross_attention() -> float:
 
 
 THEOREMS = (
-    Theorem("3.3", "the FFN max(0, xW + b)W' + b' moves every token by itself", "feed_forward", feed_forward),
+    Theorem("3.3", "the FFN max(0, xW + b)W' + b' acts on every token separately", "feed_forward", feed_forward),
     Theorem("3.4", "post-norm: LayerNorm(x + Sublayer(x))", "post_norm", post_norm),
     Theorem("3.4", "pre-norm: x + Sublayer(LayerNorm(x))", "pre_norm", pre_norm),
-    Theorem("3.5", "a decoder's tokens do not depend on later ones", "future_is_unseen", future_is_unseen),
+    Theorem("3.5", "the tokens of a decoder do not depend on later tokens", "future_is_unseen", future_is_unseen),
     Theorem(
         "3.5",
-        "a decoder reads the encoder: its queries, the source's keys and values",
+        "a decoder attends to the encoder: queries of the target, keys and values of the source",
         "cross_attention",
         cross_attention,
     ),

@@ -1,10 +1,10 @@
-"""What a model is trained on: text as one memory-mapped row of tokens, or sentence pairs; every batch a function of (seed, step).
+"""Training corpora: text as one memory-mapped row of tokens. Every batch is a function of (seed, step).
 
-    prepare(files, out)               texts ─► tokenizer.json · train.bin · held_out.bin · corpus.json
-    Corpus.open(out).batch(step, …)   windows of the training part
-    Corpus.open(out).windows(…)       the held-out part, once, in order
+    prepare(files, out)                        texts ─► tokenizer.json · train.bin · held_out.bin · corpus.json
+    Corpus.open(out).batch(step, …)            windows of the training part
+    Corpus.open(out).held_out_windows(…)       the held-out part, once, in order
 
-Nothing remembers where a run is: a run that is taken up again at step s asks for step s and gets what it would have got.
+The corpus has no state. A run that resumes at step s requests the batch of step s.
 """
 
 import hashlib
@@ -20,6 +20,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from rheoscope.files import atomic_file
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message, plural
+from rheoscope.models.config import set_fields
 from rheoscope.models.text_files import END_OF_TEXT, read_fragments
 from rheoscope.models.token_files import (
     TOKENIZER,
@@ -37,26 +40,27 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MASKED_SPECIALS = (END_OF_TEXT, MASK_TOKEN)
-"""The special tokens of a text whose tokens are masked."""
-SPECIAL_TOKEN_USES = {END_OF_TEXT: "which divides documents", MASK_TOKEN: "which hides tokens from an encoder"}
+"""The special tokens of a corpus for masked prediction."""
+SPECIAL_TOKEN_USES = {END_OF_TEXT: Message("separates documents"), MASK_TOKEN: Message("masks tokens for an encoder")}
+"""The use of each special token, as a predicate."""
 
 IGNORE_INDEX = -100
-"""The target that cross entropy leaves out."""
+"""The target that the cross entropy ignores."""
 
 CHUNK_BYTES = 1 << 15
-"""Bytes after which a document is handed to the tokenizer, at the next end of a line: memory stays bounded."""
+"""The bytes after which a document is passed to the tokenizer, at the next line end, to bound memory."""
 
 OnProgress = Callable[[str, float], object]
-"""Called with what is being done and the share that is done."""
+"""Called with the current stage and the fraction that is done."""
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Text as tokens: `train` and `held_out`, memory-mapped rows of ids below `vocabulary`.
+    """Text as tokens: `train` and `held_out` are memory-mapped rows of ids below `vocabulary`.
 
-    Each document begins with ``<|endoftext|>`` (id 0 unless the tokenizer was brought along); a document that is split
-    by position goes on in the held-out part without one. `held_out_bytes` counts the UTF-8 bytes of the held-out text,
-    so that bits per byte = nats over `windows` / ln 2 / `held_out_bytes`, whatever the tokenizer.
+    Each document starts with ``<|endoftext|>`` (id 0 unless the tokenizer was supplied). A document that is split by position
+    continues in the held-out part without it. `held_out_bytes` counts the UTF-8 bytes of the held-out text, so bits per byte
+    = nats over `held_out_windows` / ln 2 / `held_out_bytes` for any tokenizer.
     """
 
     train: np.ndarray
@@ -66,18 +70,18 @@ class Corpus:
     tokenizer: Path
 
     def __reduce__(self) -> Any:
-        """Sent to another process, what is memory-mapped is opened there: files travel by name."""
+        """Pickle a memory-mapped corpus as its directory, which the other process opens."""
         if isinstance(self.train, np.memmap):
             return Corpus.open, (self.tokenizer.parent.resolve(),)
         return Corpus, tuple(getattr(self, corpus_field.name) for corpus_field in fields(self))
 
     @staticmethod
     def open(directory: Path) -> "Corpus":
-        """The corpus that `prepare` wrote; a directory that is half-written or was changed is refused.
+        """The corpus that `prepare` wrote. Raises if the directory is incomplete or was changed.
 
         >>> Corpus.open(Path("nowhere"))
         Traceback (most recent call last):
-        rheoscope.shapes.RheoscopeError: there is no directory nowhere; type one that prepare(…) made
+        rheoscope.shapes.RheoscopeError: there is no directory nowhere; choose one that prepare(…) wrote
         """
         manifest = read_manifest(directory, "text", "prepare")
         train, held_out = (
@@ -89,10 +93,10 @@ class Corpus:
     def batch(
         self, step: int, batch_size: int, context: int, seed: int = 0, part: int = 0, n_parts: int = 1
     ) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b n"]]:
-        """Windows of the training part, drawn uniformly, and the same windows one token later: x and its targets y.
+        """Uniformly sampled windows of the training part, and the same windows one token later: x and its targets y.
 
-        A pure function of its arguments: y[:, :-1] == x[:, 1:], and the `parts` of a step (for gradients that are
-        accumulated, or for several machines), one below the other, are the batch of that step whatever their number.
+        A pure function of its arguments, with y[:, :-1] == x[:, 1:]. The parts of a step (for gradient accumulation or several
+        machines) stack to the batch of that step, whatever `n_parts` is.
 
         >>> corpus = Corpus(np.arange(100), np.arange(9), 100, 9, Path("tokenizer.json"))
         >>> x, y = corpus.batch(step=3, batch_size=2, context=4, seed=1)
@@ -100,10 +104,16 @@ class Corpus:
         (torch.Size([2, 4]), True, True)
         """
         if len(self.train) <= context:
-            raise RheoscopeError(_too_few_tokens("training", len(self.train), context))
+            raise _too_few_tokens(Message("training"), len(self.train), context)
         if batch_size < 1 or batch_size % n_parts or not 0 <= part < n_parts:
             raise RheoscopeError(
-                f"cannot take part {part} of {n_parts} of {batch_size} windows; type a batch that {n_parts} divides"
+                Message(
+                    "cannot take part {part} of {n_parts} from a batch of {n}",
+                    n=batch_size,
+                    n_parts=n_parts,
+                    part=part,
+                ),
+                Advice(f"batch_size={max(n_parts, 1)}"),
             )
         starts = torch.randint(len(self.train) - context, (batch_size,), generator=seeded_generator(seed, step)).numpy()
         part_starts = starts[part * batch_size // n_parts : (part + 1) * batch_size // n_parts]
@@ -111,14 +121,14 @@ class Corpus:
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
     def held_out_rows(self, context: int, batch_size: int) -> Iterator[Int[Tensor, "b n"]]:
-        """The held-out part once, in order, every token: rows of `context` tokens, and what is left over as a shorter one.
+        """Every held-out token once, in order: rows of `context` tokens, and a shorter last row.
 
         >>> corpus = Corpus(np.arange(9), np.arange(8), 9, 8, Path("tokenizer.json"))
         >>> [x.tolist() for x in corpus.held_out_rows(context=3, batch_size=8)]
         [[[0, 1, 2], [3, 4, 5]], [[6, 7]]]
         """
         if not len(self.held_out):
-            raise RheoscopeError(_too_few_tokens("held-out", 0, 1))
+            raise _too_few_tokens(Message("held-out"), 0, 1)
         n_full = len(self.held_out) // context * context
         for start in range(0, n_full, context * batch_size):
             chunk = self.held_out[start : min(start + context * batch_size, n_full)]
@@ -129,16 +139,16 @@ class Corpus:
     def held_out_windows(
         self, context: int, batch_size: int
     ) -> Iterator[tuple[Int[Tensor, "b n"], Int[Tensor, "b n"]]]:
-        """The held-out part once, in order: windows that do not overlap, the last one filled up with targets of -100.
+        """The held-out part once, in order, as disjoint windows. The last one is padded with targets of -100.
 
-        Every held-out token but the first is a target exactly once.
+        Every held-out token except the first is a target exactly once.
 
         >>> corpus = Corpus(np.arange(9), np.arange(6), 9, 6, Path("tokenizer.json"))
         >>> [(x.tolist(), y.tolist()) for x, y in corpus.held_out_windows(context=3, batch_size=8)]
         [([[0, 1, 2], [3, 4, 0]], [[1, 2, 3], [4, 5, -100]])]
         """
         if len(self.held_out) < 2:
-            raise RheoscopeError(_too_few_tokens("held-out", len(self.held_out), 1))
+            raise _too_few_tokens(Message("held-out"), len(self.held_out), 1)
         for start in range(0, len(self.held_out) - 1, context * batch_size):
             tokens = torch.from_numpy(self.held_out[start : start + context * batch_size + 1].astype(np.int64))
             n_padding = -(len(tokens) - 1) % context
@@ -156,18 +166,16 @@ def prepare(
     progress: OnProgress | None = None,
     specials: Sequence[str] = (END_OF_TEXT,),
 ) -> Corpus:
-    """Make a corpus of text files: learn a byte-level BPE, write the tokens, keep a part aside that is never trained on.
+    """Tokenise text files into a corpus: train a byte-level BPE, write the tokens, and hold out a part.
 
-    A file is UTF-8 text, plain or gzipped: one document, or several between form feeds or ``<|endoftext|>``; or a
-    MediaWiki dump: one document an article, as prose. Held out is the last `held_out` share of the documents of the LAST
-    file, at least one; where that file is one document, the last share of its characters; or the files that `held_out`
-    names. The vocabulary is learned from
-    the training part alone. ``vocabulary="characters"`` makes every character of the texts a token;
-    `tokenizer`, a tokenizer.json with the `specials`, is used as it is. An encoder, which learns masked tokens, needs
-    ``specials=MASKED``.
+    **Settings** A file is UTF-8 text, plain or gzipped. It is one document, or several separated by form feeds or
+    ``<|endoftext|>``. A MediaWiki dump has one document of prose per article. `held_out` is a fraction of the documents of the LAST
+    file, at least one, or of its characters if the file is one document. It may also name held-out files. The vocabulary is learned
+    from the training part only. ``vocabulary="characters"`` makes every character a token. `tokenizer`, a tokenizer.json with the
+    `specials`, is used unchanged. An encoder, which learns masked tokens, needs ``specials=MASKED_SPECIALS``.
 
-    `out` holds tokenizer.json, train.bin and held_out.bin (little-endian uint16 or uint32) and corpus.json, written last:
-    a directory without it is half-written. Memory stays bounded; the cleaned text lies in `out` while this runs.
+    **Returns** The corpus. `out` holds tokenizer.json, train.bin and held_out.bin (little-endian uint16 or uint32), and last
+    corpus.json. A directory without corpus.json is incomplete. Memory is bounded, because the cleaned text is spooled to `out`.
 
     >>> file = Path(tempfile.mkdtemp()) / "a.txt"
     >>> _ = file.write_text("to be or not to be\\n" * 10)
@@ -181,7 +189,12 @@ def prepare(
     files, out = [*map(Path, files), *held_out_files], Path(out)
     if len(files) == len(held_out_files) or not 0 < fraction < 1:
         raise RheoscopeError(
-            f"prepare needs files and a held-out share between 0 and 1, got {len(files) - len(held_out_files)} and {held_out}"
+            Message(
+                "prepare needs files and a held-out fraction between 0 and 1, got {n} and {held_out}",
+                n=len(files) - len(held_out_files),
+                held_out=str(held_out),
+            ),
+            set_fields(held_out=0.02),
         )
     on_progress = progress or (lambda stage, fraction: None)
     with writing_corpus(out), tempfile.TemporaryFile(dir=out) as spool:
@@ -191,7 +204,7 @@ def prepare(
             if held_out_files
             else _split_last_file(spool, spans_by_file, fraction, files[-1])
         )
-        on_progress("learning the vocabulary", 0.0)
+        on_progress(Message("training the tokenizer"), 0.0)
         corpus_tokenizer = _make_tokenizer(train_part, held_out_part, vocabulary, tokenizer, specials)
         write_tokenizer(out, corpus_tokenizer)
         counts = {
@@ -203,14 +216,14 @@ def prepare(
 
 
 def seeded_generator(*key: int) -> torch.Generator:
-    """A generator whose stream is a function of the key alone, and unrelated for keys that are neighbours."""
+    """A generator that depends only on the key. Neighbouring keys give unrelated streams."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 @dataclass(frozen=True, eq=False)
 class _CorpusPart:
-    """Documents of the spool, by the bytes where they begin and end; `goes_on` where the first one began in another part."""
+    """Documents of the spool as byte ranges. `is_continuation` means that the first one starts in the other part."""
 
     spool: IO[bytes]
     spans: list[tuple[int, int]]
@@ -221,22 +234,22 @@ class _CorpusPart:
         return sum(end - start for start, end in self.spans)
 
     def text_chunks(self, separator: str = "") -> Iterator[str]:
-        """The text in pieces that end with a line or with their document; each document begins with `mark`."""
+        """The text in chunks that end with a line or a document. Each document starts with `separator`."""
         for index, (start, end) in enumerate(self.spans):
             prefix = "" if index == 0 and self.is_continuation else separator
             while start < end:
                 self.spool.seek(start)
                 chunk = self.spool.read(min(CHUNK_BYTES, end - start))
-                chunk += self.spool.readline(end - start - len(chunk))  # no character and no line is cut in two
+                chunk += self.spool.readline(end - start - len(chunk))  # chunks end at line ends
                 yield prefix + chunk.decode()
                 prefix, start = "", start + len(chunk)
 
 
 def _spool_texts(files: list[Path], spool: IO[bytes], on_progress: OnProgress) -> list[list[tuple[int, int]]]:
-    """Write the text of every file to the spool; where each document of each file lies."""
+    """Write the text of every file to the spool, and return the byte ranges of the documents of each file."""
     spans_by_file: list[list[tuple[int, int]]] = []
     for index, file in enumerate(files):
-        on_progress("reading", index / len(files))
+        on_progress(Message("reading"), index / len(files))
         spans_by_file.append([])
         start, is_blank = spool.tell(), True
         for fragment in read_fragments(file):
@@ -249,15 +262,20 @@ def _spool_texts(files: list[Path], spool: IO[bytes], on_progress: OnProgress) -
                 spans_by_file[-1].append((start, spool.tell()))
                 start, is_blank = spool.tell(), True
         if not spans_by_file[-1]:
-            raise RheoscopeError(f"{file} holds no text (white space, or a dump without articles); type another file")
-    on_progress("reading", 1.0)
+            raise RheoscopeError(
+                Message(
+                    "{file} has no text (only white space, or a dump without articles); choose another file",
+                    file=str(file),
+                )
+            )
+    on_progress(Message("reading"), 1.0)
     return spans_by_file
 
 
 def _split_by_files(
     spool: IO[bytes], spans_by_file: list[list[tuple[int, int]]], n_held_out: int
 ) -> tuple[_CorpusPart, _CorpusPart]:
-    """The training part and the held-out one, which is the last files, `aside` of them."""
+    """The training part and the held-out part, which is the last `n_held_out` files."""
     train, held_out = (
         [span for file in part for span in file] for part in (spans_by_file[:-n_held_out], spans_by_file[-n_held_out:])
     )
@@ -267,7 +285,7 @@ def _split_by_files(
 def _split_last_file(
     spool: IO[bytes], spans_by_file: list[list[tuple[int, int]]], fraction: float, last_file: Path
 ) -> tuple[_CorpusPart, _CorpusPart]:
-    """The training part and the held-out one: the end of the last file, by documents, or by characters if it has one."""
+    """The training part and the held-out part: the end of the last file, by documents or by characters."""
     *earlier_files, last_spans = spans_by_file
     earlier_spans = [span for file in earlier_files for span in file]
     if len(last_spans) > 1:
@@ -279,13 +297,17 @@ def _split_last_file(
     start, end = last_spans[0]
     if not start < cut < end:
         raise RheoscopeError(
-            f"{last_file} is too short to hold out {fraction} of it; type a longer file, or a larger share"
+            Message(
+                "{file} is too short to hold out a fraction of {fraction}; use a longer file or a larger fraction",
+                file=str(last_file),
+                fraction=fraction,
+            )
         )
     return _CorpusPart(spool, [*earlier_spans, (start, cut)]), _CorpusPart(spool, [(cut, end)], is_continuation=True)
 
 
 def _split_byte(document: _CorpusPart, fraction: float) -> int:
-    """The byte of the spool at which the last `share` of a document's characters begins."""
+    """The byte of the spool at which the last `fraction` of a document's characters starts."""
     n_remaining = int(sum(map(len, document.text_chunks())) * (1 - fraction))
     offset = document.spans[0][0]
     for chunk in document.text_chunks():
@@ -306,7 +328,12 @@ def _make_tokenizer(
         for special in specials:
             if tokenizer.token_to_id(special) is None:
                 raise RheoscopeError(
-                    f"{tokenizer_path} has no token {special}, {SPECIAL_TOKEN_USES[special]}; type another tokenizer"
+                    Message(
+                        "{tokenizer} has no token {token}, which {use}; choose another tokenizer",
+                        tokenizer=str(tokenizer_path),
+                        token=special,
+                        use=SPECIAL_TOKEN_USES[special],
+                    )
                 )
         return tokenizer
     if vocabulary == "characters":
@@ -315,7 +342,10 @@ def _make_tokenizer(
         )
         return with_start_token(char_tokenizer, END_OF_TEXT)
     if isinstance(vocabulary, str):
-        raise RheoscopeError(f"vocabulary is a number of tokens or 'characters', got {vocabulary!r}; type 4096")
+        raise RheoscopeError(
+            Message("vocabulary must be a number of tokens or 'characters', got {value!r}", value=vocabulary),
+            set_fields(vocabulary=4096),
+        )
     return with_start_token(train_bpe(train.text_chunks(), vocabulary, specials), END_OF_TEXT)
 
 
@@ -326,13 +356,23 @@ def _write_part(path: Path, part: _CorpusPart, tokenizer: "Tokenizer", on_progre
             file.write(row.tobytes())
             n_tokens, n_chunks = n_tokens + len(row), n_chunks + 1
             if n_chunks % 64 == 0:
-                on_progress(f"tokenising {path.stem}", min(1.0, n_chunks * CHUNK_BYTES / total_bytes))
-    on_progress(f"tokenising {path.stem}", 1.0)
+                on_progress(
+                    Message("tokenising {part}", part=path.stem), min(1.0, n_chunks * CHUNK_BYTES / total_bytes)
+                )
+    on_progress(Message("tokenising {part}", part=path.stem), 1.0)
     return {"tokens": n_tokens, "bytes": part.n_bytes, "documents": len(part.spans)}
 
 
-def _too_few_tokens(part: str, tokens: int, context: int) -> str:
-    return (
-        f"the {part} part has {tokens:,} tokens, a context of {context:,} needs {context + 1:,}; "
-        "type a smaller context, or prepare more text"
+def _too_few_tokens(part: Message, n_tokens: int, context: int) -> RheoscopeError:
+    return RheoscopeError(
+        plural(
+            "the {part} part has {n} token, but a context of {context:,} needs at least {minimum:,}; "
+            "use a smaller context or more text",
+            "the {part} part has {n:,} tokens, but a context of {context:,} needs at least {minimum:,}; "
+            "use a smaller context or more text",
+            n=n_tokens,
+            part=part,
+            context=context,
+            minimum=context + 1,
+        )
     )

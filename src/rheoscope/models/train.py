@@ -1,4 +1,4 @@
-"""Training: the same weights from the same seed, killed and resumed or not, on one machine or many.
+"""The training loop: the same seed gives the same weights, also after a kill and resume, on one machine or several.
 
 loss = -Σ log p(token) / tokens + Σ λ · penalty    step: gradient of the whole batch, clipped, AdamW or Muon
 the batch and the dropout of step t are functions of (seed, t)
@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rheoscope.files import write_file
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
 from rheoscope.models import training_state
 from rheoscope.models.cuda_graph_steps import Recorder, reset_accumulate_grad
 from rheoscope.models.input_encoders import init_embedding
@@ -39,22 +41,22 @@ from rheoscope.space.device_transfer import to_device
 
 Metrics = dict[str, float | int]
 OnProgress = Callable[[Metrics], object]
-"""Called after every step with its number, and with whatever was measured at it."""
+"""Called after every step with its number and everything that was measured."""
 Observer = Callable[[int, nn.Module], object]
-"""Called with the model before the first step (0) and after every step, while nothing else happens to it."""
+"""Called with the model before the first step (0) and after every step, while the model is idle."""
 
 MicroBatch = tuple[Int[Tensor, "_ s"], Int[Tensor, "_ t"]]
 """Some rows of a batch."""
 
 LOSS_READ_INTERVAL = 10
-"""Steps after which the loss is read from a GPU, which has to wait for it."""
+"""Steps between two reads of the loss from a GPU, each of which waits for the device."""
 SLOW_STEP_SECONDS = 2.0
-"""Seconds of a step from which on a person who typed Ctrl-C is told what is waited for."""
+"""The duration of a step from which Ctrl-C prints what the run waits for."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """Where this process computes, and which of how many it is (`torchrun` says)."""
+    """The device of this process, its rank and the number of processes (set by `torchrun`)."""
 
     device: torch.device
     rank: int = 0
@@ -65,12 +67,12 @@ class Process:
         return self.rank == 0
 
     def barrier(self) -> None:
-        """Until every process is here."""
+        """Wait until every process has arrived."""
         if self.world_size > 1:
             dist.barrier()
 
     def sum_over_processes(self, x: torch.Tensor) -> float:
-        """Σ over the processes, the same in each."""
+        """The sum over all processes, equal in each of them."""
         if self.world_size > 1:
             dist.all_reduce(x)
         return float(x)
@@ -87,17 +89,18 @@ def train(
     log: LogMessage | None = None,
     observe: Observer | None = None,
 ) -> Metrics:
-    """Train by a recipe; the figures of the best model on held-out data come back, the model lies in `out`.
+    """Train a model by a recipe and return the metrics of the best model on held-out data. The model is in `out`.
 
-    **Laws** a run that is killed at any moment and started again ends with the same weights, bit for bit on a CPU; two
-    processes under `torchrun` take the same steps as one; `out` always holds the best whole model so far.
+    **Returns** The held-out metrics of the best model and its `step`. `out/log.jsonl` has one line per evaluation.
 
-    **Resume** call it again with the same `out`; another recipe or vocabulary is refused. A run goes on from its last
-    evaluation, after Ctrl-C from the very step. With other `steps` it is extended: from where it stands the rate follows the
-    schedule of the new number, which `say` tells; it ends as a run of that many from the start would only where both schedules
-    are the same so far (`wsd` before it falls). **Logs** `out/log.jsonl`, a line
-    each time something is measured; `tell` gets the same and every step, `say` what a person should know, as a sentence; `look` is
-    shown the model itself before the first step and after every one.
+    **Settings** A second call with the same `out` resumes the run from its last evaluation, or after Ctrl-C from the exact step.
+    Another recipe or vocabulary raises. With other `steps` the run is extended, and the rate follows the schedule of the new number.
+    `on_progress` receives the metrics of every step, `log` receives sentences for people, and `observe` receives the model before
+    the first step and after every step.
+
+    **Laws** A run that is killed at any moment and resumed ends with the same weights, bit for bit on a CPU. Two processes under
+    `torchrun` take the same steps as one. `out` always holds the best complete model so far. An extended run equals a run planned
+    with that many steps only if both schedules agree so far (`wsd` before its decay).
 
     >>> import tempfile, pathlib
     >>> from rheoscope.models.token_corpus import prepare
@@ -134,7 +137,7 @@ def train(
 
 
 def _ignore(*_: object) -> None:
-    """Nobody listens, nobody looks."""
+    """The default callback, which does nothing."""
 
 
 def _start_or_resume(
@@ -146,7 +149,7 @@ def _start_or_resume(
     tokenizer: Path | None,
     log: LogMessage,
 ) -> RunProgress:
-    """The run is checked or stored, then every process stands where it stood."""
+    """Check or store the run, then bring every process to the state of the last checkpoint."""
     planned_steps = recipe.steps
     if process.is_first:
         check_run_directory(out, recipe.to_dict())
@@ -162,35 +165,49 @@ def _start_or_resume(
         else training_state.restore(checkpoint_folder, model, optimisers, recipe.config)
     )
     if process.is_first and 0 < progress.step < recipe.steps:
-        log(f"going on with {out} at step {progress.step:,} of {recipe.steps:,}")
+        log(
+            Message(
+                "resuming {directory} at step {step:,} of {steps:,}",
+                directory=str(out),
+                step=progress.step,
+                steps=recipe.steps,
+            )
+        )
     if process.is_first and planned_steps != recipe.steps:
         log(extension_message(replace(recipe, steps=planned_steps), recipe, progress.step))
     return progress
 
 
-def extension_message(old_recipe: Recipe, new_recipe: Recipe, step: int) -> str:
-    """What another number of steps does to the rate of a run that stands at a step, in words.
+def extension_message(old_recipe: Recipe, new_recipe: Recipe, step: int) -> Message:
+    """How another number of steps affects the learning rate of a run that is at a step.
 
     >>> from rheoscope.models.recipes import tiny
-    >>> extension_message(tiny(), tiny().with_changes(steps=400), 200)[:65]
-    'planned for 200 steps, now for 400: the rate goes on by the sched'
+    >>> extension_message(tiny(), tiny().with_changes(steps=400), 200)[:68]
+    'the run was planned for 200 steps and now has 400: its learning rate'
     """
-    message = (
-        f"planned for {old_recipe.steps:,} steps, now for {new_recipe.steps:,}: the rate goes on by the "
-        f"schedule of {new_recipe.steps:,} steps"
-    )
     if all(
         learning_rate(old_recipe, earlier_step) == learning_rate(new_recipe, earlier_step)
         for earlier_step in range(step)
     ):
-        return f"{message}, which is the same so far: it ends as if it had been planned so"
-    old_rate, new_rate = learning_rate(old_recipe, step - 1), learning_rate(new_recipe, step)
-    return f"{message}, at {new_rate:.2g} after {old_rate:.2g}, and ends elsewhere than {new_recipe.steps:,} steps from the start would"
+        return Message(
+            "the run was planned for {old:,} steps and now has {new:,}: both schedules agree so far, "
+            "so it ends like a run of {new:,} steps",
+            old=old_recipe.steps,
+            new=new_recipe.steps,
+        )
+    return Message(
+        "the run was planned for {old:,} steps and now has {new:,}: its learning rate changes from {old_rate:.2g} to "
+        "{new_rate:.2g}, so it ends differently from a run of {new:,} steps",
+        old=old_recipe.steps,
+        new=new_recipe.steps,
+        old_rate=learning_rate(old_recipe, step - 1),
+        new_rate=learning_rate(new_recipe, step),
+    )
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: what is trained, on what, where it is kept."""
+    """One run: the model, the task, the optimisers and the output directory."""
 
     recipe: Recipe
     task: Task
@@ -205,7 +222,7 @@ class Run:
     recorder: Recorder = field(default_factory=Recorder)
 
     def train_to_end(self, progress: RunProgress, compiled: bool) -> Metrics:
-        """From where it stands to the last step; who types Ctrl-C keeps the step that is being made."""
+        """Train to the last step. Ctrl-C keeps the current step."""
         metrics_log = MetricsLog(self.out, progress.step) if self.process.is_first else None
         objective = self._build_objective(compiled)
         self.recorder.enabled = compiled and self.process.world_size == 1 and is_recordable(self.optimisers)
@@ -235,11 +252,11 @@ class Run:
         if self.process.is_first:
             self.observe(step, self.model)
         if self.recorder.enabled and self.observe is not _ignore:
-            # who looked may hold parameters to a stream that no recording may wait for
+            # the observer may tie parameters to a stream for which no recording may wait
             reset_accumulate_grad(self.model.parameters())
 
     def _stop_early(self, step: int, progress: RunProgress) -> None:
-        """Keep the step that was just made, with the best loss so far, and end."""
+        """Store the step that was just taken, with the best loss so far, and raise KeyboardInterrupt."""
         if self.process.is_first and step > progress.step:
             training_state.save_checkpoint(
                 self.out, self.model, self.optimisers, RunProgress(step, progress.best), self.tokenizer
@@ -247,12 +264,12 @@ class Run:
         raise KeyboardInterrupt
 
     def _announce_stop(self, start_time: float, n_steps: int) -> None:
-        """Where a step takes long, a person hears that it is finished first."""
+        """If steps are slow, log that the current step is finished first."""
         if self.process.is_first and time.perf_counter() - start_time > SLOW_STEP_SECONDS * (n_steps + 1):
-            self.log("stopping after this step, to keep it; Ctrl-C again stops at once")
+            self.log(Message("stopping after this step to keep it; press Ctrl-C again to stop at once"))
 
     def step(self, objective: nn.Module, step: int) -> torch.Tensor:
-        """One step of the optimisers; gives this process's share of the loss per token."""
+        """One optimiser step. Returns this process's part of the loss per token."""
         seed_generators(_step_seed(self.recipe.seed, step, self.process.rank), self.process.device)
         set_rate(self.optimisers, learning_rate(self.recipe, step))
         batch = self.task.batch(step, self.recipe)
@@ -262,7 +279,7 @@ class Run:
         )
 
     def _device_step(self, objective: nn.Module, x: Tensor, y: Tensor, tokens: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """All of it that a device does."""
+        """The part of a step that runs on the device."""
         total = torch.zeros((), device=self.process.device)
         micro_batches = list(zip(x.chunk(self.recipe.accumulate), y.chunk(self.recipe.accumulate), strict=True))
         for index, micro_batch in enumerate(micro_batches, 1):
@@ -273,9 +290,7 @@ class Run:
                     total_loss = (
                         loss if penalty is None else loss + penalty / (len(micro_batches) * self.process.world_size)
                     )
-                (
-                    total_loss * self.process.world_size
-                ).backward()  # processes average their gradients: the sum is wanted
+                (total_loss * self.process.world_size).backward()  # DDP averages gradients, but the sum is needed
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         for optimiser in self.optimisers:
@@ -285,7 +300,7 @@ class Run:
 
     @torch.no_grad()
     def _penalty_metrics(self) -> Metrics:
-        """Every penalty by itself, without its strength, on the first held-out texts."""
+        """Every penalty without its strength, on the first held-out texts."""
         if not self.recipe.penalty:
             return {}
         clouds: list[Tensor] = []
@@ -300,14 +315,14 @@ class Run:
         return metrics
 
     def _process_rows(self, batch: Batch) -> MicroBatch:
-        """This process's rows of the batch."""
+        """The rows of the batch that this process takes."""
         x, y = (part[self.process.rank :: self.process.world_size] for part in batch)
-        if not len(x):  # fewer rows than processes: this one computes along, and predicts nothing
+        if not len(x):  # fewer rows than processes: this one takes part and predicts nothing
             x, y = batch[0][:1], torch.full_like(batch[1][:1], self.task.ignore_index)
         return x, y
 
     def _read_loss(self, loss: torch.Tensor, step: int, must_read: bool) -> Metrics:
-        """The loss of a step over all processes, where reading it costs nothing or is due; no number ends the run."""
+        """The loss of a step over all processes, if reading it is free or due. Raises if it is not finite."""
         if not must_read and self.process.device.type == "cuda" and step % LOSS_READ_INTERVAL:
             return {}
         value = self.process.sum_over_processes(loss)
@@ -316,8 +331,10 @@ class Run:
 
     def _check_finite(self, loss: float, step: int) -> None:
         if not abs(loss) < float("inf"):
+            rate = float(f"{self.recipe.rate / 3:.2g}")
             raise RheoscopeError(
-                f"the loss is {loss} at step {step}, the rate is too high; type another --out and --set rate={self.recipe.rate / 3:.2g}"
+                Message("the loss is {loss} at step {step}, so the learning rate is too high", loss=loss, step=step),
+                Advice(f"out='another_run', rate={rate}", f"--out another_run --set rate={rate}"),
             )
 
     def _build_objective(self, compiled: bool) -> nn.Module:
@@ -333,7 +350,7 @@ class Run:
     def _evaluate(
         self, metrics: Metrics, progress: RunProgress, metrics_log: "MetricsLog | None"
     ) -> tuple[Metrics, RunProgress]:
-        """Held-out figures; the log, the best model and, last, the state are kept: a kill in between is done over."""
+        """Held-out metrics. The log, the best model and last the checkpoint are stored, so a kill in between is repeated."""
         step = int(metrics["step"])
         if metrics_log is None:
             return metrics, RunProgress(step)
@@ -349,7 +366,7 @@ class Run:
 
 
 class MetricsLog:
-    """A line of JSON each time something is measured; lines after the step that a run resumes from are dropped."""
+    """One line of JSON per evaluation. Lines after the step from which a run resumes are dropped."""
 
     def __init__(self, out: Path, step: int) -> None:
         self.out = out
@@ -364,10 +381,10 @@ class MetricsLog:
 
 @contextmanager
 def distributed_process(device: str | None) -> Iterator[Process]:
-    """This process's place: one of many under `torchrun` (gloo on CPUs, nccl on GPUs), else alone. Inside another `placed`, the same.
+    """This process: one of several under `torchrun` (gloo on CPUs, nccl on GPUs), otherwise alone. Nested calls agree.
 
-    >>> with distributed_process("cpu") as place:
-    ...     place.device, place.is_first
+    >>> with distributed_process("cpu") as process:
+    ...     process.device, process.is_first
     (device(type='cpu'), True)
     """
     device_name = device or default_device()
@@ -377,11 +394,13 @@ def distributed_process(device: str | None) -> Iterator[Process]:
     try:
         torch_device = torch.empty(0, device=f"cuda:{local_rank}" if device_name == "cuda" else device_name).device
     except (RuntimeError, AssertionError) as error:
-        raise RheoscopeError(f"there is no device {device_name!r} here; type --device cpu") from error
+        raise RheoscopeError(
+            Message("this machine has no device {device!r}", device=device_name), use(device="cpu")
+        ) from error
     if world_size == 1 or dist.is_initialized():
         yield Process(torch_device, rank, world_size)
         return
-    # The others wait while the first prepares a corpus: hours, at worst.
+    # The other processes wait while the first prepares a corpus, which may take hours.
     dist.init_process_group("nccl" if torch_device.type == "cuda" else "gloo", timeout=timedelta(hours=12))
     try:
         yield Process(torch_device, rank, world_size)
@@ -390,12 +409,12 @@ def distributed_process(device: str | None) -> Iterator[Process]:
 
 
 def _step_seed(seed: int, step: int, rank: int) -> int:
-    """Another stream of random numbers for every step and process, the same whenever it is asked for."""
+    """A seed for each step and process."""
     return (seed * 1_000_003 + step) * 1_009 + rank
 
 
 def read_log(out: Path) -> list[dict[str, Any]]:
-    """What was measured during a run, in order; a line that a kill cut short is left out."""
+    """The evaluations of a run, in order. A line that a kill truncated is skipped."""
     entries = []
     for line in (out / training_state.LOG).read_text().splitlines() if (out / training_state.LOG).exists() else []:
         try:

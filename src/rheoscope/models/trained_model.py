@@ -1,4 +1,4 @@
-"""A model of this project as a Model of Rheoscope: our own modules compute, plain hooks show the points."""
+"""Models of this project as Models of Rheoscope: our modules compute, and plain hooks record the points."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.messages.message import Message
 from rheoscope.models.head_edits import edit_heads
 from rheoscope.models.sentence_pairs import END, SPECIALS, START
 from rheoscope.running.encoder_decoder import EncoderDecoder
@@ -18,7 +19,7 @@ SourceTargetIds = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
 
 
 class NativeModel(RunnableModel):
-    """What both kinds of models of this project share: how heads are edited and how text becomes ids."""
+    """What both kinds of models share: how heads are edited and how text becomes ids."""
 
     def edit_heads(self, edit: Edits) -> AbstractContextManager[None]:
         return edit_heads(self.description, edit)
@@ -26,9 +27,12 @@ class NativeModel(RunnableModel):
     def encode(self, text: str) -> list[int]:
         try:
             return list(self.tokenizer.encode(text).ids)
-        except Exception as error:  # the library raises Exception itself
+        except Exception as error:  # the library raises plain Exception
             raise RheoscopeError(
-                f"the tokenizer cannot read this text ({error}); type a text of the characters it was made from"
+                Message(
+                    "the tokenizer cannot encode this text ({reason}); use only characters of the training text",
+                    reason=str(error),
+                )
             ) from error
 
     def decode(self, token_id: int) -> str:
@@ -40,7 +44,7 @@ class NativeModel(RunnableModel):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NativeTransformer(NativeModel):
-    """A Transformer of this project, its tokenizer, its description and its View. `rheoscope.load` makes one."""
+    """A Transformer of this project with its tokenizer, description and View. `rheoscope.load` returns one."""
 
     def forward_logits(
         self, ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None
@@ -53,9 +57,9 @@ class NativeTransformer(NativeModel):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NativeTranslator(NativeModel, EncoderDecoder):
-    """A Translator of this project: its decoder as `view`, its encoder as `encoder`. `rheoscope.load` makes one.
+    """A Translator of this project: its decoder as `view`, its encoder as `encoder`. `rheoscope.load` returns one.
 
-    A source is its tokens and ``<|end|>``, a target ``<|start|>`` and its tokens, as it was trained.
+    As in training, a source ends with ``<|end|>`` and a target starts with ``<|start|>``.
     """
 
     def forward_logits(
@@ -75,6 +79,10 @@ class NativeTranslator(NativeModel, EncoderDecoder):
     def _special_id(self, token_id: int) -> int:
         if self.tokenizer.token_to_id(SPECIALS[token_id]) != token_id:
             raise RheoscopeError(
-                f"this tokenizer has no {SPECIALS[token_id]} with id {token_id}; type token ids (source, target)"
+                Message(
+                    "the tokenizer has no {token} with id {id}; pass token ids (source, target) instead of texts",
+                    token=SPECIALS[token_id],
+                    id=token_id,
+                )
             )
         return token_id

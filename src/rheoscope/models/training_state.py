@@ -1,14 +1,15 @@
-"""What a run keeps so that it can go on as if nothing had happened: weights, optimiser, step. No pickle.
+"""Checkpoints of a training run: weights, optimiser state and step, so that a run resumes exactly. No pickle.
 
     out/model.safetensors, config.json, tokenizer.json    the best model so far: `rheoscope.load(out)` opens it
-    out/last/, out/before/                                the last two checkpoints: a model, its optimiser, its step
-    out/recipe.json, log.jsonl, figures.json              what is trained, how it went, how good the best model is
+    out/last/, out/before/                                the last two checkpoints: model, optimiser, step
+    out/recipe.json, log.jsonl, figures.json              the recipe, the log, and the metrics of the best model
 
-A checkpoint is written beside the others and renamed when it is whole; the one before it stays, for the case that a
-disk or a person damages the last. Batches and dropout are functions of the step, so nothing else has to be remembered.
+A checkpoint is written to a temporary directory and renamed when it is complete. The previous one is kept in case the last one
+is damaged. Batches and dropout are functions of the step, so no other state is needed.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from rheoscope.files import write_file
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.models import checkpoint
 from rheoscope.models.config import Config
 from rheoscope.models.recipes import Recipe
@@ -30,14 +33,18 @@ OPTIMISER, PROGRESS, RECIPE, FIGURES, LOG = (
     "optimiser.safetensors", "progress.json", "recipe.json", "figures.json", "log.jsonl"
 )  # fmt: skip
 OBSERVATIONS = "looks"
-"""The folder of what was seen of a model at marked steps."""
+"""The folder of the observations of a model at chosen steps."""
 EXTENDED = "extended"
-"""Where `recipe.json` says that a run was given another number of steps, and when."""
+"""The field of `recipe.json` that records extensions of a run."""
+SAFETENSORS_TEMPORARY = re.compile(r"\.tmp[0-9A-Za-z]{6}")
+"""The names under which safetensors writes a file before it renames it."""
 LogMessage = Callable[[str], object]
+ANOTHER_OUT = use(out="another_run")
+"""The advice to choose another output directory."""
 
 
 def observation_file(out: Path, step: int) -> Path:
-    """Where that of one step is kept.
+    """The file of the observation at a step.
 
     >>> observation_file(Path("run"), 100).as_posix()
     'run/looks/step-000100.json'
@@ -47,7 +54,7 @@ def observation_file(out: Path, step: int) -> Path:
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Where a run stands: steps done, and the best loss on held-out data."""
+    """The progress of a run: steps done, and the best loss on held-out data."""
 
     step: int = 0
     best: float = float("inf")
@@ -56,7 +63,7 @@ class RunProgress:
 def save_checkpoint(
     out: Path, model: nn.Module, optimisers: list[torch.optim.Optimizer], progress: RunProgress, tokenizer: Path | None
 ) -> None:
-    """Write a checkpoint whole, then make it the last one; what was the last one is now the one before."""
+    """Write a complete checkpoint and make it the last one. The former last one becomes the previous one."""
     partial, last, previous = (out / name for name in (PARTIAL, LAST, PREVIOUS))
     with explain_write_errors(out):
         shutil.rmtree(partial, ignore_errors=True)
@@ -68,110 +75,137 @@ def save_checkpoint(
         if last.exists() and checkpoint_damage(last) is None:
             shutil.rmtree(previous, ignore_errors=True)
             last.rename(previous)
-        shutil.rmtree(last, ignore_errors=True)  # a damaged one does not displace the good one before it
+        shutil.rmtree(last, ignore_errors=True)  # a damaged checkpoint does not replace the intact previous one
         partial.rename(last)
 
 
 def save_best(out: Path, model: nn.Module, tokenizer: Path | None, step: int, metrics: dict[str, float]) -> None:
-    """The best model so far, where `rheoscope.load(out)` finds it, and its figures."""
+    """Write the best model so far, which `rheoscope.load(out)` opens, and its metrics."""
     with explain_write_errors(out):
         checkpoint.write_model(model, out, tokenizer)
         write_file(out / FIGURES, lambda file: file.write_text(json.dumps({"step": step} | metrics) + "\n"))
 
 
 def read_best_metrics(out: Path) -> dict[str, float | int]:
-    """The held-out figures of the best model so far, and the `step` it was found at."""
+    """The held-out metrics of the best model so far, and its `step`."""
     try:
         metrics: dict[str, float | int] = json.loads((out / FIGURES).read_text())
     except (OSError, ValueError) as error:
-        raise RheoscopeError(f"{out / FIGURES} cannot be read ({error}); train again with another --out") from error
+        raise RheoscopeError(
+            Message("cannot read {file} ({reason})", file=str(out / FIGURES), reason=str(error)), ANOTHER_OUT
+        ) from error
     return metrics
 
 
 @contextmanager
 def explain_write_errors(out: Path) -> Iterator[None]:
-    """Around whatever a run writes: a full disk is told in one line, nothing half-written stays, what was kept is kept."""
+    """Explain a failed write in one line, and remove partial files. Existing checkpoints stay."""
     try:
         yield
     except (OSError, RheoscopeError) as error:
         shutil.rmtree(out / PARTIAL, ignore_errors=True)
-        cause = error if isinstance(error, OSError) else error.__cause__  # `written` tells of a disk in its own words
+        # `write_file` wraps the OSError of a full disk
+        cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError):
             raise
         raise RheoscopeError(
-            f"cannot write to {out} ({cause.strerror or cause}); {checkpoint_status(out)}: make room and type the same command to go on"
+            Message(
+                "cannot write to {directory} ({reason}); {status}; free some space and run the same command to resume",
+                directory=str(out),
+                reason=cause.strerror or str(cause),
+                status=checkpoint_status(out),
+            )
         ) from error
 
 
-def checkpoint_status(out: Path) -> str:
-    """What a run has kept, in words; `kept_step` as a number.
+def checkpoint_status(out: Path) -> Message:
+    """Which checkpoint a run has, as a phrase. `last_checkpoint_step` returns it as a number.
 
     >>> checkpoint_status(Path("nowhere"))
-    'no checkpoint was kept yet'
+    'there is no checkpoint yet'
     """
     step = last_checkpoint_step(out)
-    return f"the checkpoint of step {step:,} is kept" if step else "no checkpoint was kept yet"
+    if not step:
+        return Message("there is no checkpoint yet")
+    return Message("the checkpoint of step {step:,} is kept", step=step)
 
 
 def last_checkpoint_step(out: Path) -> int:
-    """The step that a run would go on from, 0 where nothing was kept."""
+    """The step from which a run would resume, or 0 without a checkpoint."""
     intact = [folder for name in (LAST, PREVIOUS) if checkpoint_damage(folder := out / name) is None]
     return read_progress(intact[0]).step if intact else 0
 
 
 def find_checkpoint(out: Path, log: LogMessage = lambda line: None) -> Path | None:
-    """The last whole checkpoint of a run, if there is one.
+    """The last intact checkpoint of a run, or None.
 
-    A run may be killed between two renames, a file may be cut short: then it is the one before, and `say` is told.
+    A run may be killed between two renames, or a file may be truncated. Then it is the previous checkpoint, and `log` is called.
     """
     folders = [folder for name in (LAST, PREVIOUS) if (folder := out / name).is_dir()]
     damages = {folder: checkpoint_damage(folder) for folder in folders}
     for folder in folders:
         if damages[folder] is None:
             if folder != folders[0]:
-                log(f"{folders[0]} is damaged ({damages[folders[0]]}): going on from the checkpoint before it")
+                log(
+                    Message(
+                        "{checkpoint} is damaged ({damage}); resuming from the previous checkpoint",
+                        checkpoint=str(folders[0]),
+                        damage=damages[folders[0]],
+                    )
+                )
             return folder
     if folders:
         raise RheoscopeError(
-            f"{folders[0]} is damaged ({damages[folders[0]]}) and there is no whole checkpoint before it; "
-            f"type another --out, or remove {folders[0]} to start again"
+            Message(
+                "{checkpoint} is damaged ({damage}) and there is no intact checkpoint before it; "
+                "remove it to start again, or choose another directory",
+                checkpoint=str(folders[0]),
+                damage=damages[folders[0]],
+            ),
+            ANOTHER_OUT,
         )
     return None
 
 
-def checkpoint_damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint; None where it is whole."""
+def checkpoint_damage(folder: Path) -> Message | None:
+    """The defect of a checkpoint, or None if it is intact."""
     try:
         record = json.loads((folder / PROGRESS).read_text())
         sizes, _, _ = dict(record["bytes"]), record["step"], record["best"]
     except (OSError, ValueError, KeyError, TypeError):
-        return f"{PROGRESS} is missing or broken"
+        return Message("{file} is missing or damaged", file=PROGRESS)
     for name, size in sizes.items():
         actual_size = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if actual_size != size:
-            return f"{name} has {actual_size:,} bytes of {size:,}"
+            return Message("{file} has {actual:,} of {expected:,} bytes", file=name, actual=actual_size, expected=size)
     return None
 
 
 def read_progress(folder: Path) -> RunProgress:
-    """Where the run stood when this checkpoint was kept."""
+    """The progress of the run at this checkpoint."""
     record = json.loads((folder / PROGRESS).read_text())
     return RunProgress(record["step"], record["best"])
 
 
 def restore(folder: Path, model: nn.Module, optimisers: list[torch.optim.Optimizer], config: Config) -> RunProgress:
-    """Weights, optimisers and progress as they were kept."""
+    """Load weights, optimiser state and progress from a checkpoint."""
     if checkpoint.read_config(folder) != config:
-        raise RheoscopeError(f"{folder} holds a model of another shape; type the recipe of that run, or another --out")
+        raise RheoscopeError(
+            Message(
+                "{checkpoint} holds a model with another config; use the recipe of that run or another directory",
+                checkpoint=str(folder),
+            ),
+            ANOTHER_OUT,
+        )
     checkpoint.load_weights(model, folder)
     restore_optimisers(optimisers, _read_optimisers(folder / OPTIMISER))
     return read_progress(folder)
 
 
 def store_or_check_recipe(out: Path, folder: Path | None, recipe: dict[str, Any], tokenizer: Path | None) -> int:
-    """Store what a new run trains, or refuse to go on with another recipe or another vocabulary; gives the steps it was planned for.
+    """Store the recipe of a new run, or raise if it differs from the stored one. Returns the planned steps.
 
-    Other steps than planned extend a run: `recipe.json` then says so, and at which step.
+    Another number of steps extends a run. `recipe.json` records the extension and the step at which it happened.
     """
     file, new_recipe = out / RECIPE, json.loads(json.dumps(recipe))
     if folder is None:
@@ -186,9 +220,9 @@ def store_or_check_recipe(out: Path, folder: Path | None, recipe: dict[str, Any]
 
 
 def check_same_recipe(out: Path, stored_recipe: dict[str, Any], new_recipe: dict[str, Any]) -> None:
-    """Refuse to go on with another recipe than the one that is held, by the first setting that differs.
+    """Raise if two recipes differ, naming the first setting that differs.
 
-    A setting that a run did not know yet is at its default in it.
+    A setting that did not exist when a run was stored has its default value.
     """
     new_recipe = json.loads(json.dumps(new_recipe))
     for dataclass_type, stored, new in (
@@ -203,17 +237,31 @@ def check_same_recipe(out: Path, stored_recipe: dict[str, Any], new_recipe: dict
             stored_value, new_value = stored.get(name, defaults.get(name)), new.get(name)
             if stored_value != new_value:
                 raise RheoscopeError(
-                    f"{out} holds a run with {name}={stored_value}, now {name}={new_value}; type the same recipe, or another --out"
+                    Message(
+                        "{directory} holds a run with {name}={stored}, got {name}={new}; use the same recipe or another directory",
+                        directory=str(out),
+                        name=name,
+                        stored=str(stored_value),
+                        new=str(new_value),
+                    ),
+                    ANOTHER_OUT,
                 )
 
 
 def _extend(out: Path, stored_recipe: dict[str, Any], steps: int, step: int) -> None:
-    """Write down that a run that stands at a step now goes to another number of steps; the past cannot be undone."""
+    """Record that a run at a step now has another number of steps. Steps already taken cannot be undone."""
     if steps == stored_recipe["steps"]:
         return
     if steps <= step:
         raise RheoscopeError(
-            f"{out} stands at step {step:,} of {stored_recipe['steps']:,}, got --steps {steps}; type more than {step}"
+            Message(
+                "{directory} is at step {step:,} of {planned:,}, got steps={steps}",
+                directory=str(out),
+                step=step,
+                planned=stored_recipe["steps"],
+                steps=steps,
+            ),
+            use(steps=step + 1),
         )
     extended_recipe = stored_recipe | {
         "steps": steps,
@@ -230,7 +278,12 @@ def _read_recipe(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise RheoscopeError(
-            f"{file} is no recipe of a run ({reason}); type another --out, or remove {file}"
+            Message(
+                "{file} is not the recipe of a run ({reason}); remove it or choose another directory",
+                file=str(file),
+                reason=reason,
+            ),
+            ANOTHER_OUT,
         ) from error
     recipe: dict[str, Any] = content
     return recipe
@@ -241,8 +294,13 @@ def _check_same_vocabulary(
 ) -> None:
     if stored_config["vocabulary"] != new_config["vocabulary"]:
         raise RheoscopeError(
-            f"{folder} was trained with {stored_config['vocabulary']} tokens, the data has {new_config['vocabulary']}; "
-            "type the data of that run, or another --out"
+            Message(
+                "{checkpoint} was trained with {stored} tokens, but the data has {new}; use the data of that run or another directory",
+                checkpoint=str(folder),
+                stored=stored_config["vocabulary"],
+                new=new_config["vocabulary"],
+            ),
+            ANOTHER_OUT,
         )
     stored_tokenizer = folder / checkpoint.TOKENIZER
     if (
@@ -251,20 +309,28 @@ def _check_same_vocabulary(
         and stored_tokenizer.read_bytes() != Path(tokenizer).read_bytes()
     ):
         raise RheoscopeError(
-            f"{folder} was trained with other tokens than those of {tokenizer}; type the data of that run, or another --out"
+            Message(
+                "{checkpoint} was trained with another tokenizer than {tokenizer}; use the data of that run or another directory",
+                checkpoint=str(folder),
+                tokenizer=str(tokenizer),
+            ),
+            ANOTHER_OUT,
         )
 
 
 def remove_partial_files(out: Path) -> None:
-    """Remove what a run that was killed had begun to write."""
+    """Remove the temporary files of a run that was killed, those of safetensors included."""
     shutil.rmtree(out / PARTIAL, ignore_errors=True)
     for name in (checkpoint.WEIGHTS, checkpoint.CONFIG, checkpoint.TOKENIZER, RECIPE, FIGURES, LOG):
         for file in out.glob(f".{Path(name).stem}-*{Path(name).suffix}"):
             file.unlink(missing_ok=True)
+    for file in out.glob(".tmp*"):
+        if SAFETENSORS_TEMPORARY.fullmatch(file.name) and file.is_file():
+            file.unlink(missing_ok=True)
 
 
 def optimiser_tensors(optimisers: list[torch.optim.Optimizer], prefix: str = "") -> dict[str, Tensor]:
-    """What optimisers remember, on the CPU, by number, parameter and name."""
+    """The state of optimisers on the CPU, keyed by optimiser index, parameter and name."""
     tensors: dict[str, Tensor] = {}
     for index, optimiser in enumerate(optimisers):
         for parameter, state in optimiser.state_dict()["state"].items():
@@ -274,7 +340,7 @@ def optimiser_tensors(optimisers: list[torch.optim.Optimizer], prefix: str = "")
 
 
 def restore_optimisers(optimisers: list[torch.optim.Optimizer], tensors: dict[str, Tensor], prefix: str = "") -> None:
-    """Let optimisers remember what `optimiser_tensors` gave; a parameter of which nothing was remembered is new to them."""
+    """Restore the state that `optimiser_tensors` returned. Parameters without stored state start fresh."""
     for index, optimiser in enumerate(optimisers):
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():

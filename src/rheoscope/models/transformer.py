@@ -1,10 +1,10 @@
-"""The Transformer as the maths states it, on any mechanism.
+"""The Transformer, written like the formulas, with any mechanism.
 
-    x_i ← x_i + Σ_h Δ_h(x̂)_i          every head moves every token (attention)
-    x_i ← x_i + FFN(x̂_i)              every token moves by itself
+    x_i ← x_i + Σ_h Δ_h(x̂)_i          attention: every head moves every token
+    x_i ← x_i + FFN(x̂_i)              the FFN moves every token separately
 
-Pre-norm reads x̂ = norm(x) and adds to x; post-norm adds first and normalises the sum. Tokens are rows; a text is a
-cloud of shape (b, n, d). `space/` sees these modules through `describing.py`, exactly as it sees those of Hugging Face.
+Pre-norm reads x̂ = norm(x) and adds to x. Post-norm adds first and normalises the sum. Tokens are rows, and a text is a cloud of
+shape (b, n, d). `build_view.py` describes these modules to `space/`, as the families do for models of Hugging Face.
 """
 
 import math
@@ -22,6 +22,7 @@ from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
 from rheoscope.attention.parameters import with_fields
 from rheoscope.attention.position import Position, RotaryMap
+from rheoscope.messages.message import Message
 from rheoscope.models.config import Config
 from rheoscope.models.generation_cache import GenerationCache, LayerCache
 from rheoscope.models.initialisation import INITIALISERS, InitialWeights
@@ -37,17 +38,17 @@ Sublayer = Callable[[Tensor], Tensor]
 
 
 class Transformer(nn.Module):
-    """An encoder or a decoder with its vocabulary: token ids in, logits out.
+    """An encoder or decoder with its vocabulary, from token ids to logits.
 
-    **Formula** x⁰ = W_E[ids] (· √d, + position); blocks; logits = norm(x^L) W_U, with W_U = W_Eᵀ where tied.
+    **Formula** x⁰ = W_E[ids] (· √d, + position); blocks; logits = norm(x^L) W_U, with W_U = W_Eᵀ if tied.
 
-    **Shapes** ids (b, n) give logits (b, n, vocabulary). `padding` (b, n), True for a real token.
+    **Returns** Logits (b, n, vocabulary) for ids (b, n). `is_token` (b, n) is True for real tokens.
 
-    **Laws** a decoder's logits at i do not depend on tokens after i; an encoder without position is permutation
-    equivariant; padding changes nothing at real tokens; equal to Hugging Face's GPT-2 and Llama and to torch's own
-    encoder with the same weights.
+    **Laws** The logits of a decoder at i do not depend on tokens after i. An encoder without positions is permutation equivariant.
+    Padding does not change the logits of real tokens. With the same weights, the logits equal those of Hugging Face's GPT-2 and
+    Llama and of torch's encoder.
 
-    **Siblings** `Translator` has two of these stacks; `Config` says what is inside; `recipes` names good ones.
+    **See also** `Translator` has two stacks, `Config` determines the architecture, and `recipes` has configs to train.
 
     >>> import torch
     >>> from rheoscope.models.config import Config
@@ -78,15 +79,15 @@ class Transformer(nn.Module):
         cache: GenerationCache | None = None,
         hidden_states: list[Cloud] | None = None,
     ) -> Cloud:
-        """What is unembedded."""
+        """The final points, which are unembedded."""
         cloud: Tensor = self.stack(ids, is_token, cache, hidden_states=hidden_states)
         return cloud
 
 
 class Translator(nn.Module):
-    """An encoder and a decoder with cross attention between them (2017): source and target ids in, logits out.
+    """An encoder and a decoder with cross attention (2017), from source and target ids to logits.
 
-    One embedding serves source, target and, where tied, the unembedding.
+    One embedding serves the source, the target and, if tied, the unembedding.
 
     >>> import torch
     >>> from rheoscope.models.config import Config
@@ -112,13 +113,13 @@ class Translator(nn.Module):
     def points(
         self, source: Int[Tensor, "b s"], target: Int[Tensor, "b t"], source_is_token: Bool[Tensor, "b s"] | None = None
     ) -> Cloud:
-        """What is unembedded: tokens of the target that have seen the source."""
+        """The final points of the target, which are unembedded."""
         cloud: Tensor = self.decoder(target, None, None, self.encoder(source, source_is_token), source_is_token)
         return cloud
 
 
 def build(config: Config) -> "Transformer | Translator":
-    """The module that a config describes, at its start."""
+    """The module of a config, with initial weights."""
     model = make_architecture(config)
     initialise = INITIALISERS[config.start]
     with torch.no_grad():
@@ -129,12 +130,12 @@ def build(config: Config) -> "Transformer | Translator":
 
 
 def make_architecture(config: Config) -> "Transformer | Translator":
-    """The same as its modules draw it, for weights that are put in afterwards."""
+    """The module of a config without the `start` of its weights, for weights that are loaded afterwards."""
     return Translator(config) if config.form == "encoder-decoder" else Transformer(config)
 
 
 class Stack(nn.Module):
-    """Embedding, positions, blocks, final norm: ids (b, n) to points (b, n, d)."""
+    """Embedding, positions, blocks and final norm, from ids (b, n) to points (b, n, d)."""
 
     def __init__(self, config: Config, causal: bool, has_cross: bool = False) -> None:
         super().__init__()
@@ -155,7 +156,7 @@ class Stack(nn.Module):
         memory_is_token: Bool[Tensor, "b s"] | None = None,
         hidden_states: list[Cloud] | None = None,
     ) -> Cloud:
-        """`hidden_states` is filled with the points before every layer, and after the last."""
+        """The final points. `hidden_states` is filled with the points before every layer and after the last."""
         positions = self.position_slice(ids, 0 if cache is None else len(cache))
         x, token_mask, memory_mask = (
             self.embed_tokens(ids, positions),
@@ -174,22 +175,25 @@ class Stack(nn.Module):
         return self.norm(x)
 
     def embed_tokens(self, ids: Ids, positions: slice) -> Cloud:
-        """Tokens as points, at their places."""
+        """Tokens as points, with their positions."""
         x = self.embed(ids) if self.scale == 1 else self.embed(ids) * self.scale
         return self.dropout(self.place.add_to_embeddings(x, positions))
 
     def position_slice(self, ids: Ids, n_past: int = 0) -> slice:
-        """Where tokens stand that come after so many others; more than the model reads are refused."""
+        """The positions of tokens after `n_past` earlier ones. Raises beyond the context of the model."""
         if n_past + ids.shape[-1] > self.config.context:
             raise RheoscopeError(
-                f"the text has {n_past + ids.shape[-1]} tokens, the model reads at most {self.config.context}; "
-                "type a shorter text"
+                Message(
+                    "the text has {n} tokens, but the model reads at most {context}; use a shorter text",
+                    n=n_past + ids.shape[-1],
+                    context=self.config.context,
+                )
             )
         return slice(n_past, n_past + ids.shape[-1])
 
 
 class Block(nn.Module):
-    """Attention, then cross attention where there is a memory, then the FFN, each with its norm and its skip."""
+    """Attention, cross attention if there is a memory, and the FFN, each with its norm and residual connection."""
 
     def __init__(self, config: Config, causal: bool, has_cross: bool = False) -> None:
         super().__init__()
@@ -229,10 +233,10 @@ class Block(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Every token asks, every permitted token answers; one fused linear map reads all that its `projection` needs.
+    """Self-attention. One fused linear map computes everything that its `projection` needs.
 
-    The causal mask is part of the mechanism from the start: a mechanism put together inside a forward breaks the graph
-    of `torch.compile` (torch 2.11).
+    The causal mask is part of the mechanism from the start. Composing a mechanism inside a forward pass breaks the graph of
+    `torch.compile` (torch 2.11).
     """
 
     def __init__(self, config: Config, causal: bool) -> None:
@@ -264,16 +268,16 @@ class SelfAttention(nn.Module):
         return self.write((out if gate is None else out * gate).transpose(1, 2).flatten(2))
 
     def project(self, u: Cloud, rotation: RotaryMap | None = None) -> tuple[PerHead, NewKeys, NewValues]:
-        """q, k, v; before positions, or with q and k turned."""
+        """q, k and v, with q and k rotated if there is a rotation."""
         return self.projection.project_heads(self.projection.read_rows(self.read, u), u, rotation)
 
     def gate(self, u: Cloud) -> Float[Tensor, "b h n 1"] | None:
-        """What multiplies the outputs of heads, if anything does."""
+        """The factors of the head outputs, or None."""
         return self.projection.gate(self.projection.read_rows(self.read, u))
 
 
 class CrossAttention(nn.Module):
-    """Tokens of the target ask tokens of the source; keys and values of the source are computed once per text."""
+    """Attention from target tokens to source tokens. Keys and values of the source are computed once per text."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -312,12 +316,12 @@ def attend(
     mask: Mask | None,
     position: Position | None,
 ) -> Float[Tensor, "b h n e"]:
-    """The mechanism under a mask, with a position that adds a bias where there is one."""
+    """Apply a mechanism under a mask, with a position that adds a bias if there is one."""
     return (mechanism if position is None else with_fields(mechanism, position=position)).attend(q, k, v, mask)
 
 
 def with_weight_dropout(mechanism: Mechanism, fraction: float) -> Mechanism:
-    """The mechanism with a share of its weights dropped: while it trains."""
+    """The mechanism with dropout on its weights, for training."""
     return with_fields(mechanism, normaliser=mechanism.normaliser.with_dropout(fraction)) if fraction else mechanism
 
 
@@ -335,7 +339,7 @@ class FFN(nn.Module):
 
 
 class GatedFFN(nn.Module):
-    """(silu(u W) * u V) W' (SwiGLU, arXiv:2002.05202); W and V are one matrix."""
+    """(silu(u W) * u V) W' (SwiGLU, arXiv:2002.05202). W and V are one matrix."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -348,12 +352,12 @@ class GatedFFN(nn.Module):
 
 
 def make_dropout(config: Config) -> nn.Module:
-    """Dropout, or nothing to call where there is none."""
+    """Dropout, or the identity."""
     return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
 
 def make_norm(config: Config) -> nn.Module:
-    """x̂ with a gain: RMSNorm, LayerNorm, or nothing."""
+    """RMSNorm, LayerNorm or the identity."""
     if config.norm == "none":
         return nn.Identity()
     if config.norm == "rms":
@@ -362,12 +366,12 @@ def make_norm(config: Config) -> nn.Module:
 
 
 INIT_STD = 0.02
-"""Standard deviation of initial weights (GPT-2)."""
+"""The standard deviation of initial weights (GPT-2)."""
 
 
 @final
 class Linear(nn.Linear):
-    """Torch's, but that it starts as GPT-2's do: N(0, .02²), biases 0."""
+    """nn.Linear with the initial weights of GPT-2: N(0, .02²), biases 0."""
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=INIT_STD)
@@ -377,30 +381,30 @@ class Linear(nn.Linear):
 
 @final
 class Embedding(nn.Embedding):
-    """Torch's, but that it starts as GPT-2's do: N(0, .02²)."""
+    """nn.Embedding with the initial weights of GPT-2: N(0, .02²)."""
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=INIT_STD)
 
 
 def make_unembedding(config: Config, embedding: nn.Embedding) -> Linear:
-    """Points to logits: the embedding itself where the two are tied."""
+    """The map from points to logits, which is the embedding itself if the two are tied."""
     linear = Linear(config.width, 0 if config.tied else config.vocabulary, bias=False)
-    if config.tied:  # no weights of its own are drawn
+    if config.tied:  # no weights of its own
         linear.weight, linear.out_features = embedding.weight, config.vocabulary
     return linear
 
 
 @torch.no_grad()
 def scale_down_writers(model: nn.Module) -> None:
-    """What writes to the stream starts smaller, by 1/√(number of writers): the stream's size does not grow with depth."""
+    """Scale the initial weights that write to the stream by 1/√(number of writers), so its size does not grow with depth."""
     writers = [m.write for m in model.modules() if isinstance(m, SelfAttention | CrossAttention | FFN | GatedFFN)]
     for writer in writers:
         writer.weight.mul_(1 / math.sqrt(len(writers)))
 
 
 def parameter_count(model: nn.Module, include_embedding: bool = True) -> int:
-    """How many numbers are trained; tied matrices count once."""
+    """The number of trained parameters. Tied matrices count once."""
     sizes = {id(p): p.numel() for p in model.parameters()}
     embedding_sizes = {id(p): p.numel() for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     return sum(sizes.values()) - (0 if include_embedding else sum(embedding_sizes.values()))

@@ -1,4 +1,4 @@
-"""Two moons as a task: points of the plane are tokens, a few of them show their moon, the moon of the others is to be said."""
+"""Two moons as a task: points of the plane are tokens, a few show their moon, and the others are predicted."""
 
 import math
 from collections.abc import Iterator
@@ -9,15 +9,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from rheoscope.messages.message import Message
+from rheoscope.models.config import set_fields
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import HELD_OUT_STEP, Batch, TokenPrediction, check_form
 from rheoscope.models.token_corpus import IGNORE_INDEX, seeded_generator
 from rheoscope.shapes import RheoscopeError
 
 N_MOONS, N_STATES = 2, 3
-"""Answers are the first ids; a point shows the first moon, the second, or none."""
+"""The moons, which are the first ids, and the states of a point: first moon shown, second moon shown, hidden."""
 HALF_WIDTH = 1.9
-"""No point is farther from the middle on an axis: those that noise carries there stand at the edge."""
+"""The largest coordinate. Points that noise moves further are placed at the edge."""
 FREQUENCIES = (1, 2, 4)
 """Half waves from one edge of the plane to the other."""
 N_HELD_OUT_SETS = 256
@@ -26,22 +28,23 @@ N_HELD_OUT_SETS = 256
 
 @dataclass(frozen=True)
 class TwoMoonsTask(TokenPrediction):
-    """Which of two moons a point lies on, from a few others that show theirs: nearness along a curved cloud is all there is to go by.
+    """Which of two moons does a point lie on, given a few labelled points?
 
-    **Answers** whether a way to attend learns to compare tokens by where they are. Every set is turned by an angle of its own,
-    which swaps the moons too: no place of the plane says anything by itself.
+    **Question** Does a mechanism learn to compare tokens by their position? Only nearness along a curved cloud helps. Every set
+    is rotated by a random angle, which can also swap the moons, so no region of the plane is informative by itself.
 
-    **Formula** n points, half on (cos t, sin t) − c, half on (1 − cos t, ½ − sin t) − c with c = (½, ¼), t uniform in [0, π],
-    each moved by N(0, noise²), all turned by one angle. The plane is cut into side² cells; the token of a point is
-    2 + 3 · cell + (its moon, or 2 where that is hidden); `shown` points of each moon, drawn at random, show it. The loss is over
-    the others: ids 0 and 1 are the answers. `known` is where the cells lie: at the start the embedding is a linear map of it.
+    **Formula** Half of n points lie on (cos t, sin t) − c, half on (1 − cos t, ½ − sin t) − c, with c = (½, ¼) and t uniform in
+    [0, π]. Each is moved by N(0, noise²), and all are rotated by one angle. The plane is divided into grid_side² cells. The token of
+    a point is 2 + 3 · cell + state, where the state is its moon, or 2 if hidden. `labelled_per_moon` random points of each moon show
+    it. The loss covers the others, with targets 0 and 1. `token_features` are the locations of the cells, so the embedding starts
+    as a linear map of them.
 
-    **Laws** a batch is a function of (seed, step); as many points of each moon; a model without positions is equivariant under
-    the order of points; chance is log 2.
+    **Laws** A batch is a function of (seed, step). Both moons have equally many points. A model without positions is equivariant
+    under permutations of the points. The loss at chance is log 2.
 
-    **Source** after the two moons of arXiv:2412.18288, whose protocol is known from its abstract alone: the form is ours.
+    **Source** After the two moons of arXiv:2412.18288, whose abstract does not give the protocol, so the form is ours.
 
-    **Siblings** `Digits` is the other small task of that paper.
+    **See also** `DigitsTask`, the other small task of that paper.
 
     >>> from rheoscope.models.recipes import two_moons
     >>> x, y = TwoMoonsTask().batch(0, two_moons())
@@ -62,11 +65,16 @@ class TwoMoonsTask(TokenPrediction):
         return IGNORE_INDEX
 
     def check(self, recipe: Recipe) -> None:
-        check_form(recipe, "encoder", "points are")
+        check_form(recipe, "encoder", Message("a set of points"))
         min_points = 2 * self.labelled_per_moon + 2
         if recipe.context % 2 or recipe.context < min_points:
             raise RheoscopeError(
-                f"two moons take an even number of points, {min_points} or more, got context={recipe.context}; type --set context=32"
+                Message(
+                    "two moons need an even number of points, at least {minimum}, got context={context}",
+                    minimum=min_points,
+                    context=recipe.context,
+                ),
+                set_fields(context=32),
             )
 
     def batch(self, step: int, recipe: Recipe) -> Batch:
@@ -78,7 +86,7 @@ class TwoMoonsTask(TokenPrediction):
         return zip(x.split(batch_size), y.split(batch_size), strict=True)
 
     def sample_sets(self, n_sets: int, n_points: int, generator: torch.Generator) -> Batch:
-        """So many sets of points as tokens, and the moons of those that do not show it."""
+        """`n_sets` sets of points as tokens, with the hidden moons as targets."""
         moon = torch.rand(n_sets, n_points, generator=generator).argsort(-1) % 2
         cell = self.cell_index(rotate_sets(sample_on_moons(moon, self.noise, generator), generator))
         is_hidden = random_rank(moon, generator) >= self.labelled_per_moon
@@ -86,14 +94,14 @@ class TwoMoonsTask(TokenPrediction):
         return N_MOONS + N_STATES * cell + state, torch.where(is_hidden, moon, IGNORE_INDEX)
 
     def cell_index(self, points: Float[Tensor, "s n 2"]) -> Int[Tensor, "s n"]:
-        """The number of the cell in which a point lies."""
+        """The index of the cell that contains each point."""
         column, row = (
             ((points + HALF_WIDTH) / (2 * HALF_WIDTH) * self.grid_side).long().clamp(0, self.grid_side - 1).unbind(-1)
         )
         return row * self.grid_side + column
 
     def token_features(self) -> Float[Tensor, "v f"]:
-        """Of every point where it is, as waves along both axes, and the moon that it shows; nothing of the answers."""
+        """The location of every point as waves along both axes, and the moon that it shows; zeros for the answers."""
         token = torch.arange(N_STATES * self.grid_side**2)
         cell, state = token // N_STATES, token % N_STATES
         coordinates = torch.stack([cell % self.grid_side, cell // self.grid_side], -1) / self.grid_side
@@ -105,7 +113,7 @@ class TwoMoonsTask(TokenPrediction):
 
 
 def sample_on_moons(moon: Int[Tensor, "s n"], noise: float, generator: torch.Generator) -> Float[Tensor, "s n 2"]:
-    """A point near each of these moons, around 0."""
+    """One noisy point on each of these moons, centred at 0."""
     t = math.pi * torch.rand(moon.shape, generator=generator)
     first_moon, second_moon = (t.cos(), t.sin()), (1 - t.cos(), 0.5 - t.sin())
     points = torch.stack([torch.where(moon == 0, a, b) for a, b in zip(first_moon, second_moon, strict=True)], -1)
@@ -113,14 +121,14 @@ def sample_on_moons(moon: Int[Tensor, "s n"], noise: float, generator: torch.Gen
 
 
 def rotate_sets(points: Float[Tensor, "s n 2"], generator: torch.Generator) -> Float[Tensor, "s n 2"]:
-    """Every set by an angle of its own."""
+    """Rotate every set by a random angle."""
     angle = 2 * math.pi * torch.rand(len(points), generator=generator)
     c, s = angle.cos(), angle.sin()
     return points @ torch.stack([torch.stack([c, s], -1), torch.stack([-s, c], -1)], -2)
 
 
 def random_rank(moon: Int[Tensor, "s n"], generator: torch.Generator) -> Int[Tensor, "s n"]:
-    """The place of a point among those of its moon, in a random order, from 0.
+    """The rank of each point within its moon in a random order, from 0.
 
     >>> random_rank(torch.tensor([[0, 1, 1, 0]]), torch.Generator().manual_seed(0)).sort().values.tolist()
     [[0, 0, 1, 1]]

@@ -1,23 +1,25 @@
-"""The tokenizer of a model that is trained here: byte-level pairs or single characters, in Hugging Face's tokenizer.json."""
+"""Tokenizers of models trained here: byte-level BPE or single characters, stored as tokenizer.json."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rheoscope.messages.message import Message
+from rheoscope.models.config import set_fields
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MASK_TOKEN = "<|mask|>"
-"""The token that stands where an encoder is to say what was there; typed in a text, it is that token."""
+"""The token that an encoder predicts over. Typed in a text, it is parsed as this token."""
 
 
 def train_bpe(texts: Iterable[str], size: int, specials: Sequence[str]) -> "Tokenizer":
-    """A byte-level BPE of at most `size` tokens, learned from `texts`: specials first, then the 256 bytes, then merges.
+    """Train a byte-level BPE of at most `size` tokens on `texts`: specials first, then the 256 bytes, then merges.
 
-    Every text can be encoded, and decoding gives back its bytes. Fewer than `size` tokens come out where the texts hold
-    no further pair to merge.
+    Every text can be encoded, and decoding restores its bytes. The vocabulary is smaller than `size` if the texts contain no
+    further pair to merge.
 
     >>> tokenizer = train_bpe(["low lower lowest"] * 9, 300, ["<|endoftext|>"])
     >>> tokenizer.token_to_id("<|endoftext|>"), decode(tokenizer, encode(tokenizer, "slow ü"))
@@ -28,8 +30,12 @@ def train_bpe(texts: Iterable[str], size: int, specials: Sequence[str]) -> "Toke
     min_size = 256 + len(specials)
     if size < min_size:
         raise RheoscopeError(
-            f"a vocabulary of {size} tokens cannot hold the 256 bytes and {', '.join(specials)}; "
-            f"type {min_size} or more, or 'characters'"
+            Message(
+                "a vocabulary of {size} tokens cannot hold the 256 bytes and {specials}",
+                size=size,
+                specials=", ".join(specials),
+            ),
+            set_fields(vocabulary=min_size),
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -43,7 +49,7 @@ def train_bpe(texts: Iterable[str], size: int, specials: Sequence[str]) -> "Toke
 
 
 def character_tokenizer(texts: Iterable[str], specials: Sequence[str]) -> "Tokenizer":
-    """One token a character of `texts`, in the order of Unicode, after the specials.
+    """One token per character of `texts`, in Unicode order, after the specials.
 
     >>> tokenizer = character_tokenizer(["to be"], ["<|endoftext|>"])
     >>> encode(tokenizer, "bet"), tokenizer.get_vocab_size()
@@ -63,7 +69,7 @@ def character_tokenizer(texts: Iterable[str], specials: Sequence[str]) -> "Token
 
 
 def with_start_token(tokenizer: "Tokenizer", token: str) -> "Tokenizer":
-    """The same tokenizer, which puts `token` before every text that a model is asked about, as before every document.
+    """The same tokenizer, which prepends `token` to every text, as `prepare` does for every document.
 
     >>> tokenizer = with_start_token(character_tokenizer(["ab"], ["<|endoftext|>"]), "<|endoftext|>")
     >>> tokenizer.encode("ba").ids, encode(tokenizer, "ba")
@@ -87,30 +93,34 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     if not path.is_file():
-        raise RheoscopeError(f"there is no tokenizer {path}; type the path of a tokenizer.json")
+        raise RheoscopeError(Message("there is no tokenizer {path}; choose a tokenizer.json", path=str(path)))
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises Exception itself
+    except Exception as error:  # the library raises plain Exception
         raise RheoscopeError(
-            f"{path} is no tokenizer.json ({error}); get it again, or prepare the corpus again"
+            Message(
+                "{path} is not a valid tokenizer.json ({reason}); download it or prepare the corpus again",
+                path=str(path),
+                reason=str(error),
+            )
         ) from error
 
 
 def encode(tokenizer: "Tokenizer", text: str) -> list[int]:
-    """The token ids of a text, nothing added.
+    """The token ids of a text, without special tokens.
 
     >>> encode(character_tokenizer(["ab"], []), "abc")
     Traceback (most recent call last):
-    rheoscope.shapes.RheoscopeError: the vocabulary has no token for 'c'; type a text of the characters it was made from
+    rheoscope.shapes.RheoscopeError: the vocabulary has no token for 'c'; use only characters of the training text
     """
     try:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
-    except Exception as error:  # a vocabulary of characters has no token for one that it never saw
-        raise RheoscopeError(_unknown_characters_message(tokenizer, text)) from error
+    except Exception as error:  # a vocabulary of characters lacks those that it never saw
+        raise _unknown_characters(tokenizer, text) from error
 
 
 def decode(tokenizer: "Tokenizer", ids: Sequence[int], keep_special: bool = False) -> str:
-    """The text of token ids; special tokens are written out only where `specials` is set.
+    """The text of token ids. Special tokens are included only with `keep_special`.
 
     >>> tokenizer = character_tokenizer(["ab"], ["<|endoftext|>"])
     >>> decode(tokenizer, [2, 0, 1]), decode(tokenizer, [2, 0, 1], keep_special=True)
@@ -119,7 +129,12 @@ def decode(tokenizer: "Tokenizer", ids: Sequence[int], keep_special: bool = Fals
     return str(tokenizer.decode(list(ids), skip_special_tokens=not keep_special))
 
 
-def _unknown_characters_message(tokenizer: "Tokenizer", text: str) -> str:
+def _unknown_characters(tokenizer: "Tokenizer", text: str) -> RheoscopeError:
     missing = sorted({character for character in text if tokenizer.token_to_id(character) is None})
-    listing = ", ".join(map(repr, missing[:5])) + (", …" if len(missing) > 5 else "")
-    return f"the vocabulary has no token for {listing}; type a text of the characters it was made from"
+    listing = [*map(repr, missing[:5]), *(["…"] if len(missing) > 5 else [])]
+    return RheoscopeError(
+        Message(
+            "the vocabulary has no token for {characters}; use only characters of the training text",
+            characters=", ".join(listing),
+        )
+    )

@@ -1,1 +1,1 @@
-"""Models that others wrote: Hugging Face computes, Rheoscope wraps."""
+"""Pretrained models: Hugging Face computes them, and Rheoscope describes them."""

@@ -1,9 +1,9 @@
-"""Every named mechanism inside Hugging Face models, as `attn_implementation="rheoscope:<name>"`.
+"""Every named mechanism as an attention implementation of Hugging Face models: `attn_implementation="rheoscope:<name>"`.
 
-A model hands its queries, keys, values and mask to a function of `AttentionInterface`, with further keywords that change
-what attention means (sinks, caps, biases, windows). Here each keyword is honoured, known to be harmless, or refused by
-name: a wrapper that swallows one gives wrong logits without an error. The mask is registered under the same key, since
-without it transformers makes none at all.
+A model passes queries, keys, values and a mask to a function of `AttentionInterface`. Further keywords (sinks, caps, biases,
+windows) change the meaning of attention. Here each keyword is applied, known to be harmless, or refused by name, because an
+ignored keyword gives wrong logits without an error. The mask is registered under the same key, since transformers otherwise
+makes no mask at all.
 """
 
 import sys
@@ -23,12 +23,14 @@ from rheoscope.attention.modules import Attention
 from rheoscope.attention.position_bias import Bias
 from rheoscope.attention.score import SoftCap
 from rheoscope.attention.zoo import ZOO
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
 AttentionResult = tuple[Tensor, Tensor | None]
 
 MASKED_BELOW = -1e4
-"""An additive mask this low forbids: transformers writes the dtype's minimum, others -1e4, -1e9 or -inf."""
+"""Values of an additive mask up to this forbid a pair: transformers writes the minimum of the dtype, others -1e4, -1e9 or -inf."""
 
 HARMLESS_KEYWORDS = frozenset(
     {
@@ -45,59 +47,64 @@ HARMLESS_KEYWORDS = frozenset(
         "use_cache",
     }
 )
-"""Keywords that models pass on to every layer and that are spent before attention: by the rotary, the mask, the loss."""
+"""Keywords that models pass on to every layer and that rotary, mask or loss have already used."""
 
-_PACKED_ADVICE = (
-    "packed texts are told apart by position_ids that start again at 0: leave the cu_seq_lens and max_length out"
+EAGER = Advice("attn_implementation='eager'")
+"""The advice to use the model's own attention."""
+_PACKED = (
+    Message("separate packed texts by position_ids that restart at 0"),
+    Advice("model(ids, position_ids=position_ids)"),
 )
-_SPARSE_ADVICE = "the model picks its keys itself: type attn_implementation='eager'"
+_SPARSE = Message("the model selects its keys itself"), EAGER
 REFUSED_KEYWORDS = {
-    "cache": "continuous batching pages its keys: type model.generate(…)",
-    "cu_seq_lens_q": _PACKED_ADVICE,
-    "cu_seq_lens_k": _PACKED_ADVICE,
-    "max_length_q": _PACKED_ADVICE,
-    "max_length_k": _PACKED_ADVICE,
-    "seq_idx": _PACKED_ADVICE,
-    "indices": _SPARSE_ADVICE,
-    "block_indices": _SPARSE_ADVICE,
+    "cache": (Message("continuous batching uses paged keys"), Advice("model.generate(…)")),
+    "cu_seq_lens_q": _PACKED,
+    "cu_seq_lens_k": _PACKED,
+    "max_length_q": _PACKED,
+    "max_length_k": _PACKED,
+    "seq_idx": _PACKED,
+    "indices": _SPARSE,
+    "block_indices": _SPARSE,
 }
-"""Keywords that are known and refused, with what to type instead; every other unknown one is refused too."""
+"""Keywords that are known and refused, with the reason and what to type. Unknown keywords are refused too."""
 
 
 def register_with_transformers() -> list[str]:
-    """Make every named mechanism an attention implementation of Hugging Face models; returns their keys.
+    """Register every named mechanism as an attention implementation of Hugging Face models.
 
-    **Answers** "what does this model become if relevance is a distance, a kernel, a sparse choice, …?" without touching
-    its code: `from_pretrained(…, attn_implementation="rheoscope:metric")` or `model.set_attn_implementation(…)`.
+    **Question** What does a model become if relevance is a distance, a kernel or a sparse choice? Its code stays untouched:
+    `from_pretrained(…, attn_implementation="rheoscope:metric")` or `model.set_attn_implementation(…)`.
 
-    **Semantics** o = mechanism(q, k, v) under the model's own mask (causal, padding, windows, packing, caches), with
-    every keyword that a model passes:
+    **Formula** o = mechanism(q, k, v) under the model's own mask (causal, padding, windows, packing, caches).
 
-    - `scaling` is the scale of dot products and polynomials. For a distance 1/sigma² = scaling (scale = scaling/2), so
-      that the metric is the model's own dot product with the bias -scaling |k|²/2 per key. Cosine, additive, Laplace
-      and linear attention keep a temperature of their own.
-    - `softcap` caps any score. `s_aux` (sinks) takes the place of softmax, or sets the height of `softmax_sink`; other
-      normalisers refuse it.
-    - `position_bias` and a float mask are added to the scores (-1e4 or less forbids); `linear` refuses them.
-    - `sliding_window` and `is_causal` are read where there is no mask: a mask already carries them.
-    - `output_attentions` gives the weights back, as `eager` does.
-    - `dropout` above 0 is refused: type `model.eval()`, or make the model with `attention_dropout=0`.
-    - any other is refused by name, unless it is known to be spent before attention (`position_ids`, `use_cache`, …).
+    **Returns** The keys of the registered implementations.
 
-    **Learned mechanisms** (bilinear, additive, relation, symmetric_relation, metric_map, mahalanobis) put their
-    parameters into each attention layer as `rheoscope_attention.<name>` at the first forward, always the same ones: run
-    one forward before building an optimiser. They are saved with the model; `from_pretrained` makes the layers anew and
-    reports them as unexpected, so after it run one forward and `model.load_state_dict(load_file("model.safetensors"))`.
+    **Settings** Keywords that a model passes to attention:
 
-    **Laws** `rheoscope:scaled_dot` gives the model's own logits; no mechanism sees what the model masks; outside a
-    mechanism's domain (`sinkhorn` under a mask, `shaped` with a cache) the call is refused; calling twice changes nothing.
+    - `scaling` is the scale of dot products and polynomials. For a distance, 1/sigma² = scaling (scale = scaling/2), so the metric
+      is the model's dot product with the bias -scaling |k|²/2 per key. Cosine, additive, Laplace and linear attention keep their
+      own temperature.
+    - `softcap` caps any score. `s_aux` (sinks) replaces softmax or sets the height of `softmax_sink`. Other normalisers refuse it.
+    - `position_bias` and a float mask are added to the scores (-1e4 or less forbids). `linear` refuses them.
+    - `sliding_window` and `is_causal` apply only without a mask, because a mask already contains them.
+    - `output_attentions` returns the weights, as `eager` does.
+    - `dropout` above 0 is refused. Call `model.eval()`, or create the model with `attention_dropout=0`.
+    - Any other keyword is refused by name, unless it is known to be used before attention (`position_ids`, `use_cache`, …).
 
-    **Limits** A model that never asks the interface (BLOOM, GPT-J, DeBERTa, …) cannot change its attention: refused
-    where it asks for a mask, an error of its own in most others, without a word in a few (DeBERTa, XLNet).
+    Learned mechanisms (bilinear, additive, relation, symmetric_relation, metric_map, mahalanobis) store their parameters in each
+    attention layer as `rheoscope_attention.<name>` at the first forward pass. They are the same for every model, so run one forward
+    pass before creating an optimiser. They are saved with the model. `from_pretrained` creates new layers and reports them as
+    unexpected, so run one forward pass and then `model.load_state_dict(load_file("model.safetensors"))`.
+
+    **Laws** `rheoscope:scaled_dot` reproduces the model's logits. No mechanism attends to what the model masks. A call outside the
+    domain of a mechanism (`sinkhorn` under a mask, `shaped` with a cache) raises. A second registration changes nothing.
+
+    A model that never uses the interface (BLOOM, GPT-J, DeBERTa, …) cannot change its attention. It is refused if it requests a
+    mask. Most others raise an error of their own, and a few ignore the setting silently (DeBERTa, XLNet).
 
     **Source** transformers' AttentionInterface and AttentionMaskInterface.
 
-    **Siblings** `mechanisms()` lists the names; `nn.MultiHeadAttention` is a layer of our own.
+    **See also** `mechanisms()` lists the names. `nn.MultiHeadAttention` is a layer of this package.
 
     >>> import rheoscope as rs, transformers, torch
     >>> keys = rs.register_with_transformers()
@@ -110,8 +117,8 @@ def register_with_transformers() -> list[str]:
         from transformers import AttentionInterface, AttentionMaskInterface
     except ImportError as error:
         raise RheoscopeError(
-            "register_with_transformers needs transformers 5 or later, which is not installed; "
-            "type pip install 'transformers>=5'"
+            Message("register_with_transformers needs transformers 5 or later, which is not installed"),
+            Advice("", "pip install 'transformers>=5'"),
         ) from error
 
     for name in ZOO:
@@ -121,7 +128,7 @@ def register_with_transformers() -> list[str]:
 
 
 def mask_function(*args: Any, **keywords: Any) -> Tensor | None:
-    """The mask of sdpa: boolean, or None where `is_causal` says it all (see `permitted_keys`)."""
+    """The mask of sdpa: boolean, or None if `is_causal` is sufficient (see `with_default_mask`)."""
     from transformers.masking_utils import sdpa_mask
 
     refuse_custom_attention(keywords.get("config"))
@@ -129,7 +136,7 @@ def mask_function(*args: Any, **keywords: Any) -> Tensor | None:
 
 
 def refuse_custom_attention(config: Any) -> None:
-    """A model with attention of its own would take our mask, ignore our mechanism, and lose its causality in silence."""
+    """Raise for a model with attention of its own. It would take our mask, ignore the mechanism and lose causality silently."""
     modeling_module = sys.modules.get(type(config).__module__.replace("configuration_", "modeling_"))
     if modeling_module is None or hasattr(modeling_module, "ALL_ATTENTION_FUNCTIONS"):
         return
@@ -140,8 +147,11 @@ def refuse_custom_attention(config: Any) -> None:
     ]
     if any("Attention" in layer.__name__ for layer in layers):
         raise RheoscopeError(
-            f"models of type {config.model_type!r} have attention of their own that no attn_implementation changes; "
-            "type attn_implementation='eager'"
+            Message(
+                "models of type {model_type!r} have their own attention, which attn_implementation does not change",
+                model_type=config.model_type,
+            ),
+            EAGER,
         )
 
 
@@ -159,7 +169,7 @@ def attention_function(name: str) -> Callable[..., AttentionResult]:
         settings = parse_keywords(module, keywords)
         call = with_mask(attention_call(query, key, value, settings), attention_mask, settings)
         mechanism = apply_settings(mechanism_for(module, name, call.q), call, settings)
-        # Autocast would take the exact parts of a mechanism (biases, distances) down to half precision again.
+        # Autocast would round the exact parts of a mechanism (biases, distances) to half precision again.
         with torch.autocast(query.device.type, enabled=False):
             return run_mechanism(mechanism, call, key.shape[-2], settings.return_weights)
 
@@ -171,7 +181,7 @@ def attention_function(name: str) -> Callable[..., AttentionResult]:
 
 @dataclass(frozen=True, eq=False)
 class AttentionSettings:
-    """What a model asks of attention beside q, k, v and the mask."""
+    """The settings that a model passes to attention in addition to q, k, v and the mask."""
 
     scaling: float | None
     causal: bool
@@ -183,7 +193,7 @@ class AttentionSettings:
 
 
 def parse_keywords(module: nn.Module, keywords: dict[str, Any]) -> AttentionSettings:
-    """The keywords that mean something; one that is not None and not known is refused."""
+    """The keywords that change attention. Raises for an unknown keyword that is not None."""
     remaining = dict(keywords)
     dropout, causal = remaining.pop("dropout", None), remaining.pop("is_causal", None)
     settings = AttentionSettings(
@@ -201,10 +211,11 @@ def parse_keywords(module: nn.Module, keywords: dict[str, Any]) -> AttentionSett
 
 
 def as_number(name: str, value: Any) -> float | None:
-    """A keyword as a plain number; one that is learned, or differs between heads, has no place in a mechanism."""
+    """A keyword as a plain number. A mechanism does not support a learned number or one per head."""
     if isinstance(value, Tensor) and (value.numel() > 1 or value.requires_grad):
         raise RheoscopeError(
-            f"{name} must be one number, got a tensor {tuple(value.shape)}; type attn_implementation='eager'"
+            Message("{name} must be one number, got a tensor of shape {shape}", name=name, shape=tuple(value.shape)),
+            EAGER,
         )
     return None if value is None else float(value)
 
@@ -212,8 +223,12 @@ def as_number(name: str, value: Any) -> float | None:
 def refuse_dropout(dropout: float | None) -> None:
     if dropout:
         raise RheoscopeError(
-            f"dropout of attention weights is not part of a mechanism, got {dropout}; type model.eval(), or make the model "
-            "with attention_dropout=0 (attn_pdrop=0, attention_probs_dropout_prob=0, dropout_rate=0 in some families)"
+            Message(
+                "a mechanism does not support dropout of attention weights, got {dropout}; for training, create the model "
+                "with attention_dropout=0 (in some families attn_pdrop, attention_probs_dropout_prob or dropout_rate)",
+                dropout=dropout,
+            ),
+            Advice("model.eval()"),
         )
 
 
@@ -221,14 +236,20 @@ def refuse_unknown(module: nn.Module, remaining: dict[str, Any]) -> None:
     for name, value in remaining.items():
         if value is None or name in HARMLESS_KEYWORDS:
             continue
-        advice = REFUSED_KEYWORDS.get(name, f"leave {name}= out, or type attn_implementation='eager'")
+        reason, advice = REFUSED_KEYWORDS.get(name, (Message("the keyword is unknown"), EAGER))
         raise RheoscopeError(
-            f"{type(module).__name__} passes {name} to attention, which rheoscope does not honour; {advice}"
+            Message(
+                "{module} passes {name} to attention, which Rheoscope does not support: {reason}",
+                module=type(module).__name__,
+                name=name,
+                reason=reason,
+            ),
+            advice,
         )
 
 
 def wants_weights(output_attentions: bool | None) -> bool:
-    """Whether the caller of the model collects weights: some families (GPT-2, OPT) do not pass the request on."""
+    """Whether the caller collects weights. Some families (GPT-2, OPT) do not pass the request on."""
     from transformers.utils.output_capturing import _active_collector
 
     collectors = _active_collector.get() or {}
@@ -240,7 +261,7 @@ def wants_weights(output_attentions: bool | None) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """q, k, v with the mask and the additive bias (b, h, m, n) that belong to them."""
+    """q, k, v with their mask and additive bias (b, h, m, n)."""
 
     q: Tensor
     k: Tensor
@@ -250,14 +271,14 @@ class AttentionCall:
 
 
 def attention_call(q: Tensor, k: Tensor, v: Tensor, settings: AttentionSettings) -> AttentionCall:
-    """Under autocast a normed query may be wider than its value; torch's own kernel would take all of them down too."""
+    """The call with q and k in the dtype of v. Under autocast a normalised query may be wider than its value."""
     if torch.is_autocast_enabled(q.device.type):
         q, k = q.to(v.dtype), k.to(v.dtype)
     return AttentionCall(q, k, v, expand_table(settings.bias, q, k))
 
 
 def with_mask(call: AttentionCall, mask: Tensor | None, settings: AttentionSettings) -> AttentionCall:
-    """A mask from the model carries everything: causality, padding, windows, caches. None says what sdpa means by it."""
+    """The call with the model's mask, which contains causality, padding, windows and caches. None means what sdpa means by it."""
     if mask is None:
         return with_default_mask(call, settings)
     table = expand_table(mask, call.q, call.k)
@@ -272,15 +293,16 @@ def with_mask(call: AttentionCall, mask: Tensor | None, settings: AttentionSetti
 
 
 def with_default_mask(call: AttentionCall, settings: AttentionSettings) -> AttentionCall:
-    """One query sees every key; more queries are causal if the layer is, counted from the first key.
+    """The mask of a call without one: a single query sees every key, several queries are causal if the layer is.
 
-    With more keys than queries the further keys are the empty end of a static cache, which nothing may see.
+    Positions count from the first key. Keys beyond the queries are the empty end of a static cache, which is never attended to.
     """
     m, n = call.q.shape[-2], call.k.shape[-2]
     is_causal = settings.causal and m > 1
     if is_causal and m > n:
         raise RheoscopeError(
-            f"causal attention of {m} queries to {n} keys needs a mask; type attention_mask=<(b, 1, m, n)>"
+            Message("causal attention of {m} queries to {n} keys needs a mask", m=m, n=n),
+            Advice("attention_mask=mask  # (b, 1, m, n)"),
         )
     if is_causal:
         bias = None if call.bias is None else call.bias[..., :m]
@@ -291,7 +313,7 @@ def with_default_mask(call: AttentionCall, settings: AttentionSettings) -> Atten
 
 
 def expand_table(table: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """A table over all queries and keys, where a model leaves an axis of 1."""
+    """A table expanded over all queries and keys, where a model leaves an axis of 1."""
     if table is None:
         return None
     m, n = q.shape[-2], k.shape[-2]
@@ -303,7 +325,7 @@ def expand_table(table: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
 
 
 def mechanism_for(module: nn.Module, name: str, q: Tensor) -> Mechanism:
-    """The named mechanism; where it learns, with the parameters that the layer holds, made at its first call."""
+    """The named mechanism. A learned mechanism takes its parameters from the layer, which creates them at its first call."""
     if not ZOO[name].needs_dim:
         return ZOO[name]()
     if not hasattr(module, "rheoscope_attention"):
@@ -314,7 +336,7 @@ def mechanism_for(module: nn.Module, name: str, q: Tensor) -> Mechanism:
         layer_dtype = next(
             (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), q.dtype
         )
-        with torch.inference_mode(False):  # parameters born inside inference_mode could never be trained
+        with torch.inference_mode(False):  # parameters created in inference_mode could not be trained
             layer_mechanisms[name] = Attention(name, dim=q.shape[-1]).to(device=q.device, dtype=layer_dtype)
     attention = layer_mechanisms[name]
     assert isinstance(attention, Attention)
@@ -322,7 +344,7 @@ def mechanism_for(module: nn.Module, name: str, q: Tensor) -> Mechanism:
 
 
 def apply_settings(mechanism: Mechanism, call: AttentionCall, settings: AttentionSettings) -> Mechanism:
-    """The mechanism as the model asks for it: its scale, cap, sinks, bias and mask."""
+    """The mechanism with the scale, cap, sinks, bias and mask of the model."""
     score = mechanism.score.with_model_scale(call.q.shape[-1] ** -0.5 if settings.scaling is None else settings.scaling)
     if settings.softcap is not None:
         score = SoftCap(score, settings.softcap)
@@ -338,13 +360,13 @@ def apply_settings(mechanism: Mechanism, call: AttentionCall, settings: Attentio
 def refuse_bias(mechanism: Mechanism) -> None:
     if mechanism.normaliser.divides_by_sum:
         raise RheoscopeError(
-            "this model adds a bias to its scores, and linear attention divides by a sum of scores that must not be "
-            "negative; type attn_implementation='rheoscope:scaled_dot'"
+            Message("this model adds a bias to its scores, but linear attention needs non-negative scores"),
+            Advice("attn_implementation='rheoscope:scaled_dot'"),
         )
 
 
 def run_mechanism(mechanism: Mechanism, call: AttentionCall, n_keys: int, return_weights: bool) -> AttentionResult:
-    """Outputs as transformers wants them (b, m, h, e), and the weights (b, h, m, n) where they are asked for."""
+    """Outputs (b, m, h, e) as transformers expects them, and the weights (b, h, m, n) on request."""
     if not return_weights:
         return mechanism.attend(call.q, call.k, call.v).transpose(1, 2).contiguous(), None
     check_call(mechanism, call.q, call.k, call.v)

@@ -15,7 +15,7 @@ from rheoscope.space.view import View
 
 
 def describe_model(network: Any, tokenizer: Any, name: str, progress: Progress | None = None) -> Pretrained:
-    """The model with its View, not yet certified."""
+    """The model with its View, before certification."""
     family = family_of(network.config)
     check_weights(network)
     description = on_one_device(description_in_float32(family.describe(network)))
@@ -33,7 +33,7 @@ def describe_model(network: Any, tokenizer: Any, name: str, progress: Progress |
         unembed_bias=None if unembed_bias is None else unembed_bias.to(embedding_weight.device),
         final_norm=description.final_norm,
         mlps=description.mlps,
-        context_length=_context_length(network.config),
+        context_length=_context_length(family, network.config),
         logit_cap=getattr(network.config, "final_logit_softcapping", None),
         facts=facts(network, family, name, progress),
         dtype=description.embedding.weight.dtype,
@@ -42,7 +42,7 @@ def describe_model(network: Any, tokenizer: Any, name: str, progress: Progress |
 
 
 def facts(network: Any, family: Any, name: str, progress: Progress | None = None) -> dict[str, Any]:
-    """Where a result comes from: stored with everything that is computed."""
+    """The provenance of a model, stored with every result."""
     weight = next(network.parameters())
     return {
         "model": name,
@@ -55,19 +55,20 @@ def facts(network: Any, family: Any, name: str, progress: Progress | None = None
 
 
 def _embedding_scale(embedding: Any) -> float:
-    """What the module multiplies its rows by; Gemma does, in the dtype of the weights."""
+    """The factor of the embedding rows. Gemma has one, in the dtype of its weights."""
     return float(torch.as_tensor(getattr(embedding, "embed_scale", 1.0)).to(embedding.weight))
 
 
-def _context_length(config: Any) -> int | None:
-    """How many tokens the model reads; RoBERTa's positions start after that of its padding token."""
-    max_positions = getattr(config, "max_position_embeddings", None)
-    return max_positions - config.pad_token_id - 1 if config.model_type == "roberta" else max_positions
+def _context_length(family: Any, config: Any) -> int | None:
+    """The context length of the model. A family may define its own function for it."""
+    if hasattr(family, "context_length"):
+        return int(family.context_length(config))
+    return getattr(config, "max_position_embeddings", None)
 
 
 @torch.no_grad()
 def _compose(first_map: Tensor | None, second_map: Tensor | None) -> Tensor:
-    """One map after the other; a map that is not there changes nothing (and copies nothing)."""
+    """The composition of two maps. A missing map is the identity, and nothing is copied."""
     if first_map is None or second_map is None:
         only_map = second_map if first_map is None else first_map
         assert only_map is not None

@@ -1,4 +1,4 @@
-"""What Hugging Face's own eager attention computes: the independent side of the certificate."""
+"""Attention weights computed by Hugging Face's eager attention: the independent side of the certificate."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ from rheoscope.space.trace import Trace
 
 
 def certify(model: Pretrained, progress: Progress | None = None) -> Certificate:
-    """The View against the model's eager attention on eight tokens; refused where they differ."""
+    """Compare the View with the model's eager attention on a few tokens, and raise if they differ."""
     trace, eager_weights = trace_eager(model, probe_ids(model.view), progress_stage(progress, 0, 50))
     return certificate.certify(trace, eager_weights, progress_stage(progress, 50, 100))
 
 
 @torch.no_grad()
 def trace_eager(model: Pretrained, ids: Tensor, progress: Progress | None = None) -> tuple[Trace, list[Tensor]]:
-    """One run of the model's eager implementation: its points, and its own weights (h, n, n) of every layer on them."""
+    """One run with eager attention: its points, and the weights (h, n, n) of every layer."""
     original_implementation, eager_weights, report_progress = (
         model.network.config._attn_implementation,
         [],

@@ -1,4 +1,4 @@
-"""Getting a model from a hub name, a directory or an object: safetensors only, nothing half-loaded, one line when it fails."""
+"""Loading a Hugging Face model from a hub name, a directory or an object: safetensors only, one-line errors."""
 
 import copy
 import json
@@ -14,6 +14,8 @@ from urllib.request import getproxies
 
 import torch
 
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
 from rheoscope.running.loading_stages import Progress, progress_stage
 from rheoscope.running.weight_files import check_safetensors, move_network, parse_device, parse_dtype
 from rheoscope.shapes import RheoscopeError
@@ -27,9 +29,9 @@ TOKENIZER_FILES = (
     "spiece.model",
 )
 AUTO_DEVICE = "auto"
-"""The device of a model that is laid over all GPUs."""
+"""The device name that distributes a model over all GPUs."""
 FIXED_DTYPE_BUFFERS = ("inv_freq",)
-"""Buffers that keep their dtype, as `from_pretrained` keeps it: rotary frequencies."""
+"""Buffers that keep their dtype, as in `from_pretrained`: rotary frequencies."""
 
 
 def load_network(
@@ -40,9 +42,9 @@ def load_network(
     init_seed: int | None,
     progress: Progress | None = None,
 ) -> tuple[Any, Any, tuple[str, ...]]:
-    """The network, its tokenizer (None where there is none) and the weights it is read without (see `fitted`).
+    """The network, its tokenizer (or None), and the weights that were ignored (see `match_weights`).
 
-    `drawn`, a seed, gives the architecture at initial weights: then no file with weights is looked for.
+    `init_seed` gives the architecture with initial weights, and then no weight file is needed.
     """
     _require_transformers()
     with silence_libraries(), report_loading(progress_stage(progress, 0, 100)):
@@ -51,7 +53,7 @@ def load_network(
 
 @contextmanager
 def silence_libraries() -> Iterator[None]:
-    """What matters comes back as a result or as one line; the chatter of the libraries below does not."""
+    """Silence the logging of the libraries below. What matters is returned or raised."""
     import huggingface_hub.utils.logging as hub
     from transformers.utils import logging
 
@@ -70,7 +72,7 @@ def silence_libraries() -> Iterator[None]:
 
 @contextmanager
 def report_loading(progress: Progress) -> Iterator[None]:
-    """While transformers reads weights, tell how many it has; it lets others count since 5.4."""
+    """Report how many weights transformers has read. It supports this since 5.4."""
     from transformers.utils import logging
 
     if not hasattr(logging, "set_tqdm_hook"):
@@ -104,29 +106,35 @@ def _load_network(
         _check_directory(directory, needs_weights=init_seed is None)
     elif directory.is_absolute() or str(source).startswith((".", "~")) or str(source).count("/") > 1:
         raise RheoscopeError(
-            f"there is no directory {source}; type one that holds config.json and *.safetensors, or a hub name"
+            Message(
+                "there is no directory {source}; choose one with config.json and *.safetensors, or a hub name",
+                source=str(source),
+            )
         )
     local_only = directory.exists() or not _is_hub_reachable()
     try:
         config = AutoConfig.from_pretrained(
             source, revision=revision, trust_remote_code=False, local_files_only=local_only
         )
-    except Exception as error:  # a config that is wrong raises whatever its first reader stumbles over
+    except Exception as error:  # an invalid config may raise anything
         raise _load_error(source, error) from error
     if getattr(config, "quantization_config", None) is not None:
         raise RheoscopeError(
-            f"{source} is quantised; M and F need the weights themselves: type the name of the unquantised model"
+            Message(
+                "{source} is quantised, but M and F need the original weights; choose the unquantised model",
+                source=str(source),
+            )
         )
     network, ignored = _load_weights(source, config, device, dtype, revision, init_seed, local_only)
     return network, _load_tokenizer(source, revision, local_only), ignored
 
 
 def _is_hub_reachable() -> bool:
-    """Can the hub be reached? Asked once, since its own client tries for half a minute before it gives up."""
+    """Whether the hub can be reached. Checked once, because its client retries for half a minute."""
     from huggingface_hub import constants
 
     if getproxies():
-        return True  # a proxy looks names up in its own way
+        return True  # a proxy resolves names itself
     address = urlsplit(constants.ENDPOINT)
     try:
         with socket.create_connection((address.hostname, address.port or 443), timeout=5):
@@ -157,7 +165,9 @@ def _load_weights(
             initial_network(network_class, config, init_seed), target_device, target_dtype, FIXED_DTYPE_BUFFERS
         ).eval(), ()
     try:
-        with torch.random.fork_rng(devices=[]):  # what is missing is drawn at random, before it is refused or ignored
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # missing weights are drawn at random before they are refused or ignored
             network, loading_info = network_class.from_pretrained(
                 source, config=config, dtype=target_dtype, revision=revision, use_safetensors=True, trust_remote_code=False,
                 output_loading_info=True, ignore_mismatched_sizes=True, local_files_only=local_only, **_device_map_options(on_all_gpus),
@@ -170,43 +180,47 @@ def _load_weights(
 
 
 def _device_map_options(on_all_gpus: bool) -> dict[str, Any]:
-    """How a model is laid over all GPUs, layer by layer."""
+    """The options that distribute a model over all GPUs, layer by layer."""
     if not on_all_gpus:
         return {}
     if find_spec("accelerate") is None:
         raise RheoscopeError(
-            "device='auto' lays a model over all GPUs by accelerate, which is not here; type pip install accelerate"
+            Message("device='auto' needs accelerate, which is not installed"), Advice("", "pip install accelerate")
         )
     return {"device_map": "auto"}
 
 
 def _check_unsharded(network: Any) -> None:
-    """Refuse weights that are not on a device as a whole: M and F are made of them."""
+    """Raise if weights are split or offloaded, because M and F need whole weights on a device."""
     from torch.distributed.tensor import DTensor
 
     if any(isinstance(weight, DTensor) for weight in network.parameters()):
         raise RheoscopeError(
-            "this model is cut by tensor parallelism (tp_plan), and no process has the weights of a head as a whole; "
-            "type device='auto' to lay whole layers over the GPUs"
+            Message("this model is split by tensor parallelism (tp_plan), so no process has all weights of a head"),
+            use(device="auto"),
         )
     devices = {str(device) for device in getattr(network, "hf_device_map", {}).values()}
     if "disk" in devices or ("cpu" in devices and len(devices) > 1):
         raise RheoscopeError(
-            "parts of this model fit on no GPU, and their weights are on the disk or the CPU; type device='cpu', or use more GPUs"
+            Message("parts of this model do not fit on the GPUs and are on the disk or the CPU; use more GPUs"),
+            use(device="cpu"),
         )
 
 
 def prepare_network(network: Any, device: str | None, dtype: str | None, init_seed: int | None) -> Any:
-    """A network that is already built, where and how it is wanted, or the same architecture at its initial weights."""
+    """An existing network, moved to a device and dtype, or its architecture with initial weights."""
     config, weight = getattr(network, "config", None), next(network.parameters(), None)
     if weight is None or not hasattr(config, "model_type"):
         raise RheoscopeError(
-            f"load takes a transformers model, got {type(network).__name__}; type the one that from_pretrained gave"
+            Message(
+                "load expects a transformers model, got {received}; pass the one that from_pretrained returned",
+                received=type(network).__name__,
+            )
         )
     _check_unsharded(network)
     on_several_devices = len({parameter.device for parameter in network.parameters()}) > 1
     if on_several_devices and (device, dtype, init_seed) == (None, None, None):
-        return network.eval()  # whoever laid it over several devices knows why
+        return network.eval()  # the caller distributed it on purpose
     target_device = weight.device if device is None else parse_device(device)
     target_dtype = weight.dtype if dtype is None else parse_dtype(dtype, device)
     return move_network(
@@ -218,14 +232,14 @@ def prepare_network(network: Any, device: str | None, dtype: str | None, init_se
 
 
 def initial_network(network_class: Any, config: Any, seed: int = 0) -> Any:
-    """The same architecture at the initial weights of its family, the same ones for a seed: the control of every claim."""
+    """The architecture with the initial weights of its family, which depend only on the seed: the untrained control."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return network_class(copy.deepcopy(config))
 
 
 def model_class(config: Any) -> Any:
-    """The class with an unembedding where the checkpoint has one, the bare encoder otherwise."""
+    """The class with an unembedding if the checkpoint has one, otherwise the bare encoder."""
     import transformers
 
     names = getattr(config, "architectures", None) or []
@@ -241,33 +255,43 @@ def _load_tokenizer(source: str | Path, revision: str | None, local_only: bool) 
 
     directory = Path(source)
     if directory.exists() and not any((directory / name).exists() for name in TOKENIZER_FILES):
-        return None  # transformers would make an empty one
+        return None  # transformers would create an empty one
     try:
         return AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=False, local_files_only=local_only
         )
-    except Exception:  # the libraries raise what they like, Exception itself among it
+    except Exception:  # the libraries may raise anything
         _check_tokenizer(directory / "tokenizer.json")
-        return None  # a tokenizer that this installation cannot run: token ids will do
+        return None  # this installation cannot run the tokenizer, but token ids still work
 
 
 def _check_tokenizer(file: Path) -> None:
-    """Refuse a tokenizer.json that is none; without the file, token ids are read."""
+    """Raise for an invalid tokenizer.json. Without the file, only token ids are read."""
     from tokenizers import Tokenizer
 
     if not file.is_file():
         return
     try:
         Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises Exception itself
+    except Exception as error:  # the library raises plain Exception
         raise RheoscopeError(
-            f"{file} is no tokenizer.json ({error}); get it again, or remove it to read token ids"
+            Message(
+                "{file} is not a valid tokenizer.json ({reason}); download it again, or remove it to use token ids",
+                file=str(file),
+                reason=str(error),
+            )
         ) from error
 
 
 def _check_directory(directory: Path, needs_weights: bool) -> None:
     if not (directory / "config.json").is_file():
-        raise RheoscopeError(f"{directory} holds no config.json; type the directory that a model was saved to")
+        raise RheoscopeError(
+            Message(
+                "{directory} contains no {file}; choose the directory that a model was saved to",
+                directory=str(directory),
+                file="config.json",
+            )
+        )
     if not needs_weights:
         return
     if list(directory.glob("*.safetensors")):
@@ -277,15 +301,26 @@ def _check_directory(directory: Path, needs_weights: bool) -> None:
     pickle_files = [*directory.glob("*.bin"), *directory.glob("*.pt"), *directory.glob("*.pth")]
     if pickle_files:
         class_name = (_read_json(directory / "config.json").get("architectures") or ["AutoModel"])[0]
+        convert = f"from transformers import {class_name} as M; M.from_pretrained('{directory}').save_pretrained('{directory}')"
         raise RheoscopeError(
-            f"{directory} holds {pickle_files[0].name}, a pickle that can run code, and no safetensors; convert it once: "
-            f"python -c \"from transformers import {class_name} as M; M.from_pretrained('{directory}').save_pretrained('{directory}')\""
+            Message(
+                "{directory} contains {file}, a pickle that can run code, and no safetensors; convert it once",
+                directory=str(directory),
+                file=pickle_files[0].name,
+            ),
+            Advice(convert, f'python -c "{convert}"'),
         )
-    raise RheoscopeError(f"{directory} holds no *.safetensors; type the directory that a model was saved to")
+    raise RheoscopeError(
+        Message(
+            "{directory} contains no {file}; choose the directory that a model was saved to",
+            directory=str(directory),
+            file="*.safetensors",
+        )
+    )
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """What a JSON file holds; nothing where it cannot be read (transformers says why, later)."""
+    """The content of a JSON file, or nothing if it cannot be read. transformers reports the reason later."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -298,23 +333,35 @@ def _require_transformers() -> None:
         import transformers  # noqa: F401
     except ImportError as error:
         raise RheoscopeError(
-            "loading a pretrained model needs transformers; type pip install 'transformers>=5'"
+            Message("loading a pretrained model needs transformers"), Advice("", "pip install 'transformers>=5'")
         ) from error
 
 
 def _load_error(source: str | Path, error: Exception) -> RheoscopeError:
-    """What transformers says, in one line, with what to type."""
+    """An error of transformers as one line with what to type."""
     summary = textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" …")
     message = str(error).lower()
     if "does not recognize this architecture" in message or "custom code" in message:
         return RheoscopeError(
-            f"{source} has a model type that transformers does not know, and code that comes with a model is never run; "
-            "type a model of a family that transformers has"
+            Message(
+                "transformers does not know the model type of {source}, and code that comes with a model is never run; "
+                "choose a model that transformers supports",
+                source=str(source),
+            )
         )
     if Path(source).exists():
-        return RheoscopeError(f"cannot load {source} ({summary}); check its config.json, or get it again")
+        return RheoscopeError(
+            Message(
+                "cannot load {source} ({reason}); check its config.json or download it again",
+                source=str(source),
+                reason=summary,
+            )
+        )
     if "gated" in message or "401" in message or "403" in message:
-        return RheoscopeError(f"{source} is gated: accept its licence on its page and type `hf auth login`")
+        return RheoscopeError(
+            Message("{source} is gated; accept its licence on its page and log in", source=str(source)),
+            Advice("", "hf auth login"),
+        )
     if (
         "couldn't connect" in message
         or "connection" in message
@@ -322,10 +369,20 @@ def _load_error(source: str | Path, error: Exception) -> RheoscopeError:
         or "not a local folder" in message
     ):
         return RheoscopeError(
-            f"{source} is neither a directory here nor in the cache, and no hub can be reached; type a directory, or go online once"
+            Message(
+                "{source} is neither a directory nor in the cache, and the hub cannot be reached; choose a directory or go online once",
+                source=str(source),
+            )
         )
     if "safetensors" in message and "no file" in message:
         return RheoscopeError(
-            f"{source} has no safetensors weights; convert them once with transformers' save_pretrained"
+            Message(
+                "{source} has no safetensors weights; convert them once with transformers' save_pretrained",
+                source=str(source),
+            )
         )
-    return RheoscopeError(f"cannot load {source} ({summary}); type another name, or a directory")
+    return RheoscopeError(
+        Message(
+            "cannot load {source} ({reason}); choose another name or a directory", source=str(source), reason=summary
+        )
+    )

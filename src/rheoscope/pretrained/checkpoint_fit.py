@@ -1,27 +1,33 @@
-"""Do the weights of a checkpoint fit its config? What the stream needs must be there; what is no part of it is named."""
+"""Checks that the weights of a checkpoint fit its config: weights of the stream are required, others are listed."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rheoscope.messages.message import Message, join
 from rheoscope.pretrained.families import family_of
 from rheoscope.shapes import RheoscopeError
 
 
 @torch.no_grad()
 def match_weights(source: str | Path, network: Any, loading_info: dict[str, Any]) -> tuple[Any, tuple[str, ...]]:
-    """The network that was loaded, and the names of weights that it is read without.
+    """The loaded network, and the names of the weights that were ignored.
 
-    Refused by name are weights that the stream needs and that are missing or of another shape, those of a layer that the
-    config does not have, and those that a module of the stream has no place for (a bias that the config denies).
-    Named and left out is the rest: a pooler or a classifier that is missing, a head or an adapter that nothing reads.
-    An encoder whose language-model head is missing becomes the bare encoder.
+    Three kinds of weights raise: those that the stream needs and that are missing or have another shape, those of a layer that the
+    config does not have, and those for which a module of the stream has no place (a bias that the config denies). All others are
+    ignored and returned: a missing pooler or classifier, or a head or adapter that nothing reads. An encoder without its
+    language-model head becomes the bare encoder.
     """
     mismatches = {
-        name: f"{name} {tuple(file_shape)} for {tuple(config_shape)}"
+        name: Message(
+            "{name} is {stored_shape} instead of {expected_shape}",
+            name=name,
+            stored_shape=tuple(file_shape),
+            expected_shape=tuple(config_shape),
+        )
         for name, file_shape, config_shape in loading_info["mismatched_keys"]
     }
     missing, surplus = (
@@ -31,20 +37,25 @@ def match_weights(source: str | Path, network: Any, loading_info: dict[str, Any]
     siblings = _sibling_weights(network, surplus)
     is_encoder = family_of(network.config).describe(network).is_encoder
     needed = _needed_weights(network, is_encoder, [*missing, *mismatches, *siblings.values()])
-    _refuse_names(source, "missing", [name for name in missing if name in needed])
-    _refuse_names(source, "of another shape", [mismatches[name] for name in sorted(mismatches) if name in needed])
-    _refuse_names(source, "of a further layer", _surplus_layer_weights(surplus, network.config.num_hidden_layers))
-    _refuse_names(source, "without a place", [name for name in surplus if siblings.get(name) in needed])
+    _refuse_names(source, Message("missing"), [name for name in missing if name in needed])
+    _refuse_names(source, Message("wrong shape"), [mismatches[name] for name in sorted(mismatches) if name in needed])
+    extra_layers = _surplus_layer_weights(surplus, network.config.num_hidden_layers)
+    _refuse_names(source, Message("of a layer that the config lacks"), extra_layers)
+    _refuse_names(source, Message("without a place"), [name for name in surplus if siblings.get(name) in needed])
     unloaded_names = [*missing, *mismatches]
     _zero_weights(network, unloaded_names)
     return _usable_network(network, is_encoder, unloaded_names), tuple(sorted([*unloaded_names, *surplus]))
 
 
-def _refuse_names(source: str | Path, problem: str, names: list[str]) -> None:
+def _refuse_names(source: str | Path, problem: Message, names: Sequence[str]) -> None:
     if names:
-        ellipsis = ", …" if len(names) > 3 else ""
         raise RheoscopeError(
-            f"the weights of {source} do not fit its config ({problem}: {', '.join(names[:3])}{ellipsis}); get both again"
+            Message(
+                "the weights of {directory} do not fit its config ({problem}: {names}); download or save both again",
+                directory=str(source),
+                problem=problem,
+                names=join(", ", [*names[:3], *(["…"] if len(names) > 3 else [])]),
+            )
         )
 
 
@@ -54,7 +65,7 @@ def _surplus_layer_weights(surplus: Iterable[str], n_layers: int) -> list[str]:
 
 
 def _sibling_weights(network: Any, surplus: Iterable[str]) -> dict[str, str]:
-    """For weights of the file whose module is there, but not they: a weight that this module does have."""
+    """For surplus weights of an existing module, the name of a weight that this module has."""
     modules = dict(network.named_modules())
     parents = {name: name.rpartition(".")[0] for name in surplus}
     leaves = {
@@ -66,7 +77,7 @@ def _sibling_weights(network: Any, surplus: Iterable[str]) -> dict[str, str]:
 
 
 def _needed_weights(network: Any, is_encoder: bool, names: list[str]) -> set[str]:
-    """Those that the last point of the stream depends on, or the logits of a decoder: asked of autograd, on one token."""
+    """The weights that the last point of the stream or the logits of a decoder depend on, by autograd on one token."""
     parameters = dict(network.named_parameters(remove_duplicate=False))
     candidates = [name for name in names if name in parameters and parameters[name].requires_grad]
     if candidates:
@@ -81,14 +92,14 @@ def _needed_weights(network: Any, is_encoder: bool, names: list[str]) -> set[str
 
 
 def _zero_weights(network: Any, unloaded_names: Iterable[str]) -> None:
-    """Zeros for what was drawn at random in the place of lost weights: one checkpoint has one fingerprint."""
+    """Set unloaded weights, which were drawn at random, to zero, so that a checkpoint has one fingerprint."""
     parameters = dict(network.named_parameters(remove_duplicate=False))
     for name in unloaded_names:
         parameters[name].zero_()
 
 
 def _usable_network(network: Any, is_encoder: bool, unloaded_names: Iterable[str]) -> Any:
-    """The bare encoder where weights of its language-model head are lost: it would say logits that nobody trained."""
+    """The bare encoder if weights of its language-model head are missing, since its logits would be untrained."""
     prefix, unembedding = f"{network.base_model_prefix}.", network.get_output_embeddings()
     drop_head = is_encoder and unembedding is not None and any(not name.startswith(prefix) for name in unloaded_names)
     return network.base_model if drop_head else network

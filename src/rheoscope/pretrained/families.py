@@ -1,26 +1,28 @@
-"""Which file describes which model type: the only registry of families, and the refusal of what none of them knows."""
+"""The registry of families: which file describes which model type, and a check for config fields that no family handles."""
 
 import re
+from importlib import import_module
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
-from rheoscope.pretrained.family import bert, gemma3, gpt2, llama, neox, opt, phi3, qwen3
+from rheoscope.messages.message import Message
+from rheoscope.pretrained import family as family_package
 from rheoscope.shapes import RheoscopeError
 
-FAMILIES: dict[str, ModuleType] = {
-    "gpt2": gpt2,
-    "llama": llama,
-    "mistral": llama,
-    "qwen2": llama,
-    "qwen3": qwen3,
-    "gpt_neox": neox,
-    "opt": opt,
-    "gemma3_text": gemma3,
-    "phi3": phi3,
-    "bert": bert,
-    "roberta": bert,
-}
 
+def load_families() -> dict[str, ModuleType]:
+    """Every described model type with the file of its family, from the `MODEL_TYPES` of the files.
+
+    >>> load_families()["mistral"].__name__
+    'rheoscope.pretrained.family.llama'
+    """
+    files = [import_module(f"{family_package.__name__}.{file.name}") for file in iter_modules(family_package.__path__)]
+    return {model_type: file for file in files for model_type in getattr(file, "MODEL_TYPES", ())}
+
+
+FAMILIES = load_families()
+"""The file of each described model type."""
 ATTENTION_FIELD = re.compile(
     r"attn|attention|head|rope|rotary|window|softcap|qk_|norm|scal|alibi|position|sink|layer_types|clip"
 )
@@ -31,11 +33,15 @@ HARMLESS_FIELDS = frozenset(
 
 
 def family_of(config: Any) -> ModuleType:
-    """The family of a model type; an unknown type, or a field that its family does not know, is refused by name."""
+    """The family of a model type. Raises for an unknown type and for a field that the family does not handle."""
     model_type = getattr(config, "model_type", "")
     if model_type not in FAMILIES:
         raise RheoscopeError(
-            f"unknown model type {model_type!r}; described are {', '.join(FAMILIES)}: see docs/how-to/add_a_family.md for another"
+            Message(
+                "unknown model type {model_type!r}; the described types are {types}; see docs/how-to/add_a_family.md to add one",
+                model_type=model_type,
+                types=", ".join(sorted(FAMILIES)),
+            )
         )
     family = FAMILIES[model_type]
     for name, value in config.to_diff_dict().items():
@@ -48,7 +54,14 @@ def family_of(config: Any) -> ModuleType:
         ):
             continue
         raise RheoscopeError(
-            f"the config has {name}={value!r}, which the description of {model_type!r} does not know and which may change "
-            f"attention; remove the field, or teach src/rheoscope/pretrained/family/{family.__name__.rsplit('.', 1)[-1]}.py about it"
+            Message(
+                "the config has {name}={value!r}, which may change attention and which the description of "
+                "{model_type!r} does not handle; remove the field, or handle it in "
+                "src/rheoscope/pretrained/family/{file}.py",
+                name=name,
+                value=value,
+                model_type=model_type,
+                file=family.__name__.rsplit(".", 1)[-1],
+            )
         )
     return family

@@ -1,4 +1,4 @@
-"""Heads changed while a model runs: the model's own attention computes every head, then the edited ones are replaced."""
+"""Head edits in Hugging Face models: the model's attention computes every head, then edited heads are replaced."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,9 +24,9 @@ _thread_edits: ContextVar[Mapping[nn.Module, LayerEdit]] = ContextVar(
 
 @contextmanager
 def apply_edits(network: Any, description: ModelDescription, edit: Edits) -> Iterator[None]:
-    """Inside, and in this thread alone, heads (layer, head) or whole layers are computed by their edits.
+    """Apply edits of heads (layer, head) or whole layers inside the block, in this thread only.
 
-    The model's implementation comes back when no thread edits any more; until then it computes for all others as ever.
+    The model's implementation is restored when the last thread stops editing. Until then other threads compute as usual.
     """
     edits = {
         description.attention_modules[layer]: layer_edit
@@ -50,17 +50,17 @@ def _switch_implementation(network: Any) -> Undo:
 
 
 def register_editable(original_implementation: str) -> str:
-    """The name of an implementation that asks for edits, and else does what the original does."""
+    """Register an implementation that applies edits and otherwise calls the original, and return its name."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    name = f"rheoscope-edited:{original_implementation.replace('/', '-')}"  # a name with a slash would be looked for on the hub
+    name = f"rheoscope-edited:{original_implementation.replace('/', '-')}"  # transformers would look up a name with a slash on the hub
     AttentionInterface.register(name, partial(attend_with_edits, original_implementation))
     AttentionMaskInterface.register(name, partial(original_mask, original_implementation))
     return name
 
 
 def original_mask(original_implementation: str, *args: Any, **keywords: Any) -> Any:
-    """The mask that the model's own implementation asks for."""
+    """The mask that the model's own implementation expects."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
     return ALL_MASK_ATTENTION_FUNCTIONS[original_implementation](*args, **keywords)
@@ -75,7 +75,7 @@ def attend_with_edits(
     attention_mask: Tensor | None = None,
     **keywords: Any,
 ) -> Any:
-    """The model's own attention, with the edited heads replaced by what their edits say."""
+    """The model's own attention, with edited heads replaced."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     eager = sys.modules[type(module).__module__].eager_attention_forward

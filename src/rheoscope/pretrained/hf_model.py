@@ -1,4 +1,4 @@
-"""A pretrained model as a Model of Rheoscope: Hugging Face computes, plain hooks show the points."""
+"""Pretrained models as Models of Rheoscope: Hugging Face computes, and plain hooks record the points."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -8,6 +8,8 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.pretrained.head_edits import apply_edits
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
@@ -16,7 +18,7 @@ from rheoscope.space.model import Edits
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pretrained(RunnableModel):
-    """A Hugging Face model, its tokenizer, its description and its View. `rheoscope.load` makes one."""
+    """A Hugging Face model with its tokenizer, description and View. `rheoscope.load` returns one."""
 
     def forward_logits(
         self, ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None
@@ -24,8 +26,10 @@ class Pretrained(RunnableModel):
         logits = getattr(self.network(**_network_inputs(ids, is_token)), "logits", None)
         if logits is None or logits.shape[-1] != len(self.view.embed):
             raise RheoscopeError(
-                f"{type(self.network).__name__} has no unembedding, so there are no logits; "
-                "type the name of a language model"
+                Message(
+                    "{network} has no unembedding and therefore no logits; choose a language model",
+                    network=type(self.network).__name__,
+                )
             )
         return logits
 
@@ -34,14 +38,16 @@ class Pretrained(RunnableModel):
 
     def edit_heads(self, edit: Edits) -> AbstractContextManager[None]:
         if edit and len({weight.device for weight in self.network.parameters()}) > 1:
-            raise RheoscopeError("heads are edited on one device, and this model is on several; type device='cpu'")
+            raise RheoscopeError(
+                Message("editing heads needs a model on one device, but this model is on several"), use(device="cpu")
+            )
         return apply_edits(self.network, self.description, edit)
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer(text)["input_ids"]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        tokenizer_options = {"return_attention_mask": False, "return_token_type_ids": False}  # half of its time
+        tokenizer_options = {"return_attention_mask": False, "return_token_type_ids": False}  # saves half of the time
         return self.tokenizer(list(texts), **tokenizer_options)["input_ids"] if texts else []
 
     def decode(self, token_id: int) -> str:

@@ -1,1 +1,1 @@
-"""Families DESCRIBE their models; Hugging Face computes. One file a family, one line in `families.py`."""
+"""Families: one file per architecture, which lists its model types and describes its weights and hook points."""

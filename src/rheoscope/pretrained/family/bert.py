@@ -1,4 +1,4 @@
-"""BERT and RoBERTa: both directions, LayerNorm after each half of a layer (post-norm), learned positions."""
+"""BERT and RoBERTa: bidirectional, LayerNorm after each half-layer (post-norm), learned positions."""
 
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from rheoscope.space.head import Heads
 from rheoscope.space.model_parts import Norm
 from rheoscope.space.step import EMBED
 
+MODEL_TYPES = ("bert", "roberta")
 KNOWN_FIELDS = frozenset({
     "num_attention_heads", "attention_probs_dropout_prob", "layer_norm_eps", "max_position_embeddings", "is_decoder",
     "position_embedding_type", "type_vocab_size",
@@ -34,6 +35,12 @@ def describe(network: Any) -> ModelDescription:
         final_norm=Norm(),
         is_encoder=True,
     )
+
+
+def context_length(config: Any) -> int:
+    """The context length. RoBERTa's positions start after the id of its padding token."""
+    is_roberta = config.model_type == "roberta"
+    return config.max_position_embeddings - (config.pad_token_id + 1 if is_roberta else 0)
 
 
 def mlp(layer: Any, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gemma-3 (text): gains are 1 + weight, QK-norm, windows with rotary tables of their own, norms after attention and MLP."""
+"""Gemma-3 (text): gains 1 + weight, QK-norm, windows with their own rotary tables, norms after attention and MLP."""
 
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from rheoscope.space.head import Heads
 from rheoscope.space.model_parts import Norm
 from rheoscope.space.safe_arithmetic import at_least_float32
 
+MODEL_TYPES = ("gemma3_text",)
 KNOWN_FIELDS = llama.KNOWN_FIELDS | {
     "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
     "sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq",

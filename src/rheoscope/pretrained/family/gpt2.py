@@ -1,4 +1,4 @@
-"""GPT-2: LayerNorm before, learned positions added to the embedding, one fused projection for q, k, v."""
+"""GPT-2: pre-norm LayerNorm, learned positions added to the embedding, one fused projection for q, k and v."""
 
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from rheoscope.running.stream import ModelDescription, Tap, pre_norm_taps
 from rheoscope.space.head import Heads
 from rheoscope.space.step import EMBED
 
+MODEL_TYPES = ("gpt2",)
 KNOWN_FIELDS = frozenset({
     "n_head", "num_attention_heads", "attn_pdrop", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
     "reorder_and_upcast_attn", "n_positions", "layer_norm_epsilon",

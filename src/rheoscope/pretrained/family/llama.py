@@ -1,4 +1,4 @@
-"""Llama and its kin (Mistral, Qwen2, SmolLM): RMSNorm before, rotary positions, grouped heads, gated MLP."""
+"""Llama and its relatives (Mistral, Qwen2, SmolLM): pre-norm RMSNorm, rotary positions, grouped heads, gated MLP."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +16,7 @@ from rheoscope.running.stream import ModelDescription, Tap, pre_norm_taps
 from rheoscope.space.head import Heads
 from rheoscope.space.step import EMBED
 
+MODEL_TYPES = ("llama", "mistral", "qwen2")
 KNOWN_FIELDS = frozenset({
     "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias", "attention_dropout", "rope_parameters",
     "rms_norm_eps", "max_position_embeddings", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
@@ -27,7 +28,7 @@ def describe(network: Any) -> ModelDescription:
 
 
 def describe_decoder(network: Any, make_heads: Callable[[Any, Any, int], Heads]) -> ModelDescription:
-    """A Llama-like decoder whose heads are described by `heads_of(layer, inner model, number of the layer)`."""
+    """A Llama-like decoder whose heads are described by `make_heads(layer, inner_model, layer_index)`."""
     inner = getattr(network, "model", network)
     layers = list(inner.layers)
     return ModelDescription(
@@ -47,9 +48,9 @@ def mlp(layer: Any, x: Tensor) -> Tensor:
 
 
 def sliding_window(config: Any, layer_index: int) -> int | None:
-    """The sliding window of a layer: for all layers (Mistral, Phi-3) or for those whose type says so (Qwen)."""
+    """The sliding window of a layer: in all layers (Mistral, Phi-3), or in those whose type says so (Qwen)."""
     if config.model_type == "llama":
-        return None  # Hugging Face's Llama has no window, whatever its config says
+        return None  # Hugging Face's Llama ignores a window in its config
     layer_types = getattr(config, "layer_types", None)
     if layer_types is not None and layer_types[layer_index] != "sliding_attention":
         return None

@@ -1,6 +1,6 @@
-"""GPT-NeoX and Pythia: LayerNorm before, rotary on part of each head, q, k, v interleaved head by head in one projection.
+"""GPT-NeoX and Pythia: pre-norm LayerNorm, rotary on part of each head, q, k and v interleaved by head.
 
-With parallel blocks attention and MLP read the same point: the midpoint is attention first, and no module reads it.
+In parallel blocks attention and MLP read the same point. The midpoint is defined as attention first, and no module reads it.
 """
 
 from functools import partial
@@ -20,6 +20,7 @@ from rheoscope.running.stream import ModelDescription, Tap, pre_norm_taps
 from rheoscope.space.head import Heads
 from rheoscope.space.step import EMBED, Step
 
+MODEL_TYPES = ("gpt_neox",)
 KNOWN_FIELDS = frozenset({
     "num_attention_heads", "attention_bias", "attention_dropout", "rope_parameters", "rotary_pct", "rotary_emb_base",
     "layer_norm_eps", "max_position_embeddings", "use_parallel_residual",

@@ -1,4 +1,4 @@
-"""OPT: LayerNorm before (after, and embeddings narrower than E, in the 350m model), learned positions, scaled queries."""
+"""OPT: pre-norm LayerNorm and learned positions; the 350m model has post-norm and embeddings narrower than E."""
 
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from rheoscope.space.head import Heads
 from rheoscope.space.model_parts import Norm
 from rheoscope.space.step import EMBED
 
+MODEL_TYPES = ("opt",)
 KNOWN_FIELDS = frozenset({
     "num_attention_heads", "attention_dropout", "do_layer_norm_before", "layer_norm_elementwise_affine", "enable_bias",
     "max_position_embeddings", "word_embed_proj_dim", "_remove_final_layer_norm",

@@ -1,4 +1,4 @@
-"""What the descriptions of families are made of: weights as heads, norms and positions as the space knows them."""
+"""Building blocks of family descriptions: weights as heads, norms and rotary positions."""
 
 import sys
 from typing import Any
@@ -14,7 +14,7 @@ from rheoscope.space.model_parts import ModelRotary, Norm
 
 
 def split_heads(linear: Any, n_heads: int) -> tuple[Float[Tensor, "h d k"], Float[Tensor, "h k"] | None]:
-    """The rows of a projection, head by head, as (h, d, k), and its bias as (h, k); views, no copies."""
+    """The rows of a projection as (h, d, k) and its bias as (h, k), as views without copies."""
     weight: Tensor = linear.weight
     weight = weight.T if type(linear).__name__ == "Conv1D" else weight
     return weight.unflatten(0, (n_heads, -1)).mT, None if linear.bias is None else linear.bias.unflatten(
@@ -23,27 +23,27 @@ def split_heads(linear: Any, n_heads: int) -> tuple[Float[Tensor, "h d k"], Floa
 
 
 def output_heads(linear: Any, n_heads: int) -> tuple[Float[Tensor, "h e d"], Tensor | None]:
-    """The output projection, head by head, as (h, e, d), and its bias."""
+    """The output projection as (h, e, d) and its bias."""
     weight: Tensor = linear.weight
     weight = weight.T if type(linear).__name__ == "Conv1D" else weight
     return weight.T.unflatten(0, (n_heads, -1)), linear.bias
 
 
 def layer_norm(module: Any) -> Norm:
-    """nn.LayerNorm as a Norm; None is no norm at all."""
+    """An nn.LayerNorm as a Norm. None gives the identity."""
     if module is None:
         return Norm()
     return Norm(module, module.weight, module.bias, module.eps, subtracts_mean=True)
 
 
 def rms_norm(module: Any, gain: Tensor | None = None) -> Norm:
-    """An RMSNorm of Hugging Face as a Norm; Gemma's gain is 1 + weight."""
+    """An RMSNorm of Hugging Face as a Norm. Gemma's gain is 1 + weight."""
     eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
     return Norm(module, module.weight if gain is None else gain, None, eps)
 
 
 def rotary_position(rotary_module: Any, attention_module: Any, **layer_options: str) -> ModelRotary:
-    """The model's own rotary tables and its own way to apply them, as a position."""
+    """The model's own rotary tables and rotation function as a position."""
     apply_rotary = sys.modules[type(attention_module).__module__].apply_rotary_pos_emb
 
     def rotate(x: Float[Tensor, "b h n k"], positions: Tensor) -> Float[Tensor, "b h n k"]:
@@ -56,7 +56,7 @@ def rotary_position(rotary_module: Any, attention_module: Any, **layer_options: 
 def softmax_attention(
     scale: float, causal: bool = True, window: int | None = None, position: Position | None = None
 ) -> Mechanism:
-    """The mechanism of an ordinary head: scaled dot product, softmax, causal or not, with a window or not."""
+    """The mechanism of a standard head: scaled dot product and softmax, with an optional causal mask and window."""
     mask: Mask = Causal() if causal else NoMask()
     return Mechanism(Gram(scale=scale), mask if window is None else mask & Window(window), position or NoPosition())
 
@@ -66,7 +66,7 @@ def to_heads(x: Float[Tensor, "b n hk"], head_width: int) -> Float[Tensor, "b h 
 
 
 def separate_projections(q: Any, k: Any, v: Any, o: Any, head_width: int) -> dict[str, Any]:
-    """What `Heads` wants to know of three projections side by side and the output projection."""
+    """The arguments of `Heads` for three separate projections and an output projection."""
     (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = (
         split_heads(projection, projection.out_features // head_width) for projection in (q, k, v)
     )

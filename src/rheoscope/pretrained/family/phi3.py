@@ -1,4 +1,4 @@
-"""Phi-3: Llama with q, k, v in one projection (queries, then keys, then values)."""
+"""Phi-3: Llama with one fused projection (queries, then keys, then values)."""
 
 from typing import Any
 
@@ -16,6 +16,7 @@ from rheoscope.pretrained.family.parts import (
 from rheoscope.running.stream import ModelDescription
 from rheoscope.space.head import Heads
 
+MODEL_TYPES = ("phi3",)
 KNOWN_FIELDS = llama.KNOWN_FIELDS | {"resid_pdrop", "original_max_position_embeddings", "partial_rotary_factor"}
 
 

@@ -10,6 +10,7 @@ from rheoscope.pretrained.family.parts import rms_norm
 from rheoscope.running.stream import ModelDescription
 from rheoscope.space.head import Heads
 
+MODEL_TYPES = ("qwen3",)
 KNOWN_FIELDS = llama.KNOWN_FIELDS
 
 
@@ -24,7 +25,7 @@ def heads(layer: Any, inner: Any, layer_index: int) -> Heads:
 
 
 def with_qk_norm(heads: Heads, attn: Any) -> Heads:
-    """The same heads, their queries and keys through the model's own norms."""
+    """The same heads, with the model's own norms on queries and keys."""
     project_plain = heads.project
 
     def project(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
