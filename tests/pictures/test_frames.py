@@ -25,7 +25,7 @@ def test_every_token_has_a_dot_in_every_frame_with_its_name_under_the_pointer() 
     for at, panel in enumerate(drawn("frames").panels):
         dots = of_style(panel, "dots")
         place = sorted((float(x), float(y)) for line in dots for x, y in zip(line.x, line.y, strict=True))
-        assert place == sorted(map(tuple, dataset.place.values[at].astype(float).tolist()))
+        assert place == sorted(map(tuple, dataset.plane_position.values[at].astype(float).tolist()))
         told = sorted(int(tip.split()[1]) for line in dots for tip in line.tips)
         assert told == dataset.token.values.tolist()
 
@@ -34,11 +34,11 @@ def test_the_token_that_predicts_is_ringed_and_the_star_is_the_prediction() -> N
     dataset, target = found("frames"), model().token_strings([found("frames").attrs["target"]])[0]
     for at, panel in enumerate(drawn("frames", token_strings=model().token_strings).panels):
         (ring,), (star,) = of_style(panel, "rings"), of_style(panel, "stars")
-        assert np.allclose([ring.x[0], ring.y[0]], dataset.place.values[at, -1])
+        assert np.allclose([ring.x[0], ring.y[0]], dataset.plane_position.values[at, -1])
         assert np.allclose([star.x[0], star.y[0]], dataset.prediction.values)
         strong = [mark.text for mark in panel.marks if isinstance(mark, Label) and mark.strong]
         assert strong == [display_token(str(dataset.token_text.values[-1])), f"next: {display_token(target)}"]
-        assert f"{float(dataset.explained[at]):.0%} seen" in panel.title
+        assert f"{float(dataset.explained_variance[at]):.0%} seen" in panel.title
         assert f"{float(dataset.toward_prediction[at, -1]):.2f}" in panel.title
 
 
@@ -47,7 +47,7 @@ def test_all_frames_are_one_window_in_which_every_dot_lies() -> None:
     assert len(panels) == dataset.sizes["frame"]
     assert len({(panel.x, panel.y, panel.height, panel.equal) for panel in panels}) == 1
     (left, right), (low, high) = shared_view(dataset)
-    x, y = dataset.place.values.reshape(-1, 2).T
+    x, y = dataset.plane_position.values.reshape(-1, 2).T
     assert left < x.min() < x.max() < right
     assert low < y.min() < y.max() < high
     assert all(sum(isinstance(mark, Label) for mark in panel.marks) <= MAX_LABELS for panel in panels)
@@ -58,7 +58,7 @@ def test_hairs_lead_from_the_frame_before() -> None:
     assert [len(of_style(panel, "hair")) for panel in panels] == [1, 2, 2, 2, 2, 2]
     hair = of_style(panels[2], "hair")[1]
     ways = np.stack([hair.x, hair.y], 1).reshape(-1, 3, 2)
-    assert np.allclose(ways[:, :2].swapaxes(0, 1), dataset.place.values[1:3])
+    assert np.allclose(ways[:, :2].swapaxes(0, 1), dataset.plane_position.values[1:3])
 
 
 def test_a_cluster_has_a_colour_of_its_own_and_keeps_it() -> None:

@@ -19,8 +19,8 @@ def test_readout_tells_tokens_by_their_words() -> None:
     assert len(worded.texts) == 7 * 5
     places = drawn("readout").panels[-1].marks[0]
     assert isinstance(places, Cells)
-    assert np.array_equal(places.values, lens.likeliest_probability.values)
-    assert places.texts[2][3] == f"#{int(lens.likeliest[2, 3])}"
+    assert np.array_equal(places.values, lens.predicted_probability.values)
+    assert places.texts[2][3] == f"#{int(lens.predicted_token[2, 3])}"
     assert {(6, at) for at in range(8)} <= set(places.marked)
     divergence = drawn("readout").panels[3]
     assert divergence.y.log

@@ -17,7 +17,7 @@ def test_the_map_has_a_path_and_an_end_for_every_token() -> None:
     panel, dataset = drawn("trajectory").panels[0], found("trajectory")
     paths = [mark for mark in panel.marks if isinstance(mark, Line) and mark.style == "solid"]
     assert len(paths) == dataset.sizes["token"]
-    assert np.allclose(paths[2].x, dataset.place[:, 2, 0])
+    assert np.allclose(paths[2].x, dataset.plane_position[:, 2, 0])
     assert paths[2].tip.startswith("token 2 ·ke: path ")
     assert Parts(panel_svg(panel)).count("circle") == len(paths)
 
@@ -39,7 +39,7 @@ def test_paths_have_the_names_of_their_tokens_where_there_is_room() -> None:
     names = [mark for mark in panel.marks if isinstance(mark, Label)]
     assert [(word.text, word.strong) for word in names[:3]][:2] == [("<|endoftext|>", True), (".", True)]
     assert 8 < len(names) <= dataset.sizes["token"]
-    ends = {(float(x), float(y)) for x, y in dataset.place.values[-1]}
+    ends = {(float(x), float(y)) for x, y in dataset.plane_position.values[-1]}
     assert all((word.x, word.y) in ends for word in names)
     boxes = [
         box(LabelRequest(word.x, word.y, word.text, word.strong), word.side, (panel.x.high - panel.x.low) / 2)
