@@ -18,7 +18,8 @@ WORDS = [
     "cabinet cabinets", "day days", "year years", "country countries", "add adds added adding", "try tries tried trying",
 ]  # fmt: skip
 DISTINCT_WORDS = (
-    "water wat after paper pap never forest for interest inter this thi his hi news speed spe only on family red bed bring thing th"
+    "water wat after paper pap never forest for interest inter this thi his hi news speed spe only on family red bed bring "
+    "thing th"
 )
 
 

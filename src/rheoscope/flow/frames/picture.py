@@ -69,7 +69,7 @@ def caption(dataset: "xarray.Dataset", target_text: str) -> str:
     sentences = [
         Message(
             "Every dot is the direction of a token from the mean of the cloud, projected on the first two principal components of "
-            "all layers. All frames share this plane. Titles show how much of the variance lies in it. A thin line starts at "
+            "all layers. All frames share this plane. Titles show how much of the variance lies in it. A thin line leads from "
             "the token's position in the previous frame. Colours mark the {n_colours} largest clusters (single linkage below "
             "{angle:.0f}°); all other tokens are grey. The ring is the predicting token.",
             n_colours=len(CLUSTER_COLOURS),
