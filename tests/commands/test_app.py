@@ -255,7 +255,7 @@ def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list
         (["--file", "."], 1, "cannot read .: Is a directory"),
         (["flow"], 1, "got no text, expected one of them"),
         (["flow", "a text", "--file", "file.txt"], 1, "got a text and --file"),
-        (["flow", "a text", "--space", "moon"], 1, "unknown space 'moon'; type one of raw, normed, sphere"),
+        (["flow", "a text", "--space", "moon"], 1, "space must be one of raw, normed, sphere, got 'moon'"),
         (["flow", "a text", "--html", "a.html", "--no-html"], 1, "exclude each other"),
         (["covers", "a text", "--no-untrained"], 1, "type a longer text"),
         (["covers", "a text", "--seed", "-1"], 2, "greater than or equal to 0"),

@@ -123,7 +123,12 @@ def check_space(space: str) -> None:
     """Raise an error if the space is unknown."""
     if space not in SPACES:
         raise RheoscopeError(
-            Message("space must be one of {expected}, got {received!r}", expected=", ".join(SPACES), received=space),
+            Message(
+                "{name} must be one of {expected}, got {received!r}",
+                name="space",
+                expected=", ".join(SPACES),
+                received=space,
+            ),
             use(space=SPACES[0]),
         )
 
@@ -135,7 +140,9 @@ def points_at_grain(trace: Trace | Traces, grain: str) -> list[int]:
     if grain == "layer":
         return [*trace.input_steps, len(trace.steps) - 1]
     raise RheoscopeError(
-        Message("grain must be one of {expected}, got {received!r}", expected="layer, half", received=grain),
+        Message(
+            "{name} must be one of {expected}, got {received!r}", name="grain", expected="layer, half", received=grain
+        ),
         use(grain="layer"),
     )
 
