@@ -75,8 +75,8 @@ def test_a_fold_has_tangent_angles_only_at_its_edge() -> None:
 def test_rotation_shift_scale_and_repeated_points_change_nothing() -> None:
     x = random(3, 20, 5) * torch.tensor([3, 2, 1, 0.3, 0.1], dtype=F64)
     original = statistics(x, draws=3)
-    turn = torch.linalg.qr(random(4, 5, 5)).Q
-    second = statistics(7 * x @ turn + 5, draws=3)
+    rotation = torch.linalg.qr(random(4, 5, 5)).Q
+    second = statistics(7 * x @ rotation + 5, draws=3)
     twice = statistics(torch.cat([x, x[:6]]), draws=3)
     for name, value in original.items():
         assert torch.allclose(value.double(), second[name].double(), atol=1e-5), name
@@ -90,12 +90,12 @@ def slow_twin(x: np.ndarray, k: int, p: int, unexplained: float) -> tuple[list[i
     """Local dimension, mean tangent angle and residual limit of a flat ball for every point, by SVD."""
     gap = np.linalg.norm(x[:, None] - x[None], axis=-1)
     rows = [np.argsort(row, kind="stable")[: k + 1] for row in gap]
-    parts = [np.linalg.svd(x[at] - x[at].mean(0), full_matrices=False) for at in rows]
+    parts = [np.linalg.svd(x[members] - x[members].mean(0), full_matrices=False) for members in rows]
     dims = [1 + int((np.cumsum(s**2) / (s**2).sum() < 1 - unexplained).sum()) for _, s, _ in parts]
     angles = []
-    for i, at in enumerate(rows):
+    for i, members in enumerate(rows):
         sines = []
-        for j in at[1:]:
+        for j in members[1:]:
             cosines = np.linalg.svd(parts[i][2][:p] @ parts[j][2][:p].T, compute_uv=False)
             sines.append(math.asin(math.sqrt(max(0.0, 1 - (cosines**2).mean()))))
         angles.append(float(np.mean(sines)))
@@ -160,8 +160,8 @@ def test_equal_heads_overlap_fully_and_random_heads_by_chance() -> None:
     assert float(overlap[0, 3]) < float(null[0, 3]) - 0.05
     result = []
     for row in range(6, 40):
-        near = [set(scores[head, row, :row].topk(5).indices.tolist()) for head in (0, 2)]
-        result.append(len(near[0] & near[1]) / 5)
+        nearest = [set(scores[head, row, :row].topk(5).indices.tolist()) for head in (0, 2)]
+        result.append(len(nearest[0] & nearest[1]) / 5)
     assert float(overlap[0, 2]) == pytest.approx(float(np.mean(result)))
     assert bool(nerve_kernel(scores, allowed, 39)[0].isnan().all())
 

@@ -106,9 +106,11 @@ def test_silhouette_equals_a_loop() -> None:
     d = torch.cdist(x, x)
     scores = []
     for i in range(14):
-        own = [float(d[i, j]) for j in range(14) if j != i and label[j] == label[i]]
+        own_distances = [float(d[i, j]) for j in range(14) if j != i and label[j] == label[i]]
         rest = [np.mean([float(d[i, j]) for j in range(14) if label[j] == c]) for c in label.unique() if c != label[i]]
-        scores.append((min(rest) - np.mean(own)) / max(min(rest), np.mean(own)) if own else 0.0)
+        scores.append(
+            (min(rest) - np.mean(own_distances)) / max(min(rest), np.mean(own_distances)) if own_distances else 0.0
+        )
     assert float(silhouette(d, label)) == pytest.approx(np.mean(scores), abs=1e-7)
     assert float(silhouette(d, torch.zeros(14).long())) == 0
 
@@ -122,8 +124,8 @@ def test_clustering_scores_equal_scikit_learn(tokens: int, clusters: int) -> Non
     assert float(normalised_mutual_information(a, b)) == pytest.approx(
         metrics.normalized_mutual_info_score(a, b), abs=1e-12
     )
-    expected_labels = metrics.silhouette_score(distance.numpy(), a.numpy(), metric="precomputed")
-    assert float(silhouette(distance, a)) == pytest.approx(expected_labels, abs=1e-12)
+    expected = metrics.silhouette_score(distance.numpy(), a.numpy(), metric="precomputed")
+    assert float(silhouette(distance, a)) == pytest.approx(expected, abs=1e-12)
 
 
 def test_rotations_shifts_and_scales_change_nothing() -> None:
@@ -192,7 +194,7 @@ def test_nulls_equal_the_statistics_of_shuffled_clouds() -> None:
     trace = planted(random(3, 40, 2) @ random(4, 2, 30))
     result, relative_sds = rs.clusters(trace, seed=5, draws=3, keep_massive=True), []
     for index in range(result.sizes["point"]):
-        x = [shuffle_coordinates(trace.points[0], 5 + generator, index) for generator in range(3)]
+        x = [shuffle_coordinates(trace.points[0], 5 + draw, index) for draw in range(3)]
         samples = [[*ranks(y - y.mean(0)), intrinsic_dimension(y), count(y)] for y in x]
         table = np.array([[float(number) for number in row] for row in samples])
         for column, name in enumerate(
@@ -239,8 +241,8 @@ def test_rank_with_more_tokens_than_dimensions_equals_that_of_the_spectrum() -> 
 
 
 def test_links_form_chains_and_wide_angles_link_everything() -> None:
-    index = torch.arange(12) * 0.3
-    ring = torch.stack([index.cos(), index.sin()], -1).double()
+    angles = torch.arange(12) * 0.3
+    ring = torch.stack([angles.cos(), angles.sin()], -1).double()
     assert single_linkage_labels(cosines(ring @ ring.mT), 0.31).tolist() == [0] * 12
     assert single_linkage_labels(cosines(ring @ ring.mT), 0.29).tolist() == list(range(12))
     assert single_linkage_labels(cosines(ring @ ring.mT), 3.1).tolist() == [0] * 12

@@ -61,25 +61,27 @@ def test_ledger_is_the_change_by_each_part(name: str) -> None:
     trace = traced(name, F64)
     result = rs.energy(trace, keep_massive=True)
     heads, x, after = trace.view.layer_heads[0], trace.layer_input(0), trace.view.layer_heads[1]
-    own = trace.points[trace.mid_steps[0]] - x
+    displacement = trace.points[trace.mid_steps[0]] - x
 
-    def including_massive(block: Any, cloud: Tensor) -> Tensor:
+    def attention_displacement(block: Any, cloud: Tensor) -> Tensor:
         return block.displacements(cloud).sum(0) + block.bias(cloud)
 
-    other = 1 - cosine(own, including_massive(after, x))
-    assert float(result.landscape_update[0]) == pytest.approx(other, abs=1e-5)
+    expected = 1 - cosine(displacement, attention_displacement(after, x))
+    assert float(result.landscape_update[0]) == pytest.approx(expected, abs=1e-5)
     row = result.ledger.isel(layer=0)
     unmasked = replace(heads, mechanism=replace(heads.mechanism, mask=NoMask()))
-    assert float(row.sel(difference="mask")) == pytest.approx(1 - cosine(own, including_massive(unmasked, x)), abs=1e-5)
+    assert float(row.sel(difference="mask")) == pytest.approx(
+        1 - cosine(displacement, attention_displacement(unmasked, x)), abs=1e-5
+    )
     assert float(row.sel(difference="mlp")) == pytest.approx(
-        1 - cosine(own, trace.points_at("L0.resid_post") - x), abs=1e-9
+        1 - cosine(displacement, trace.points_at("L0.resid_post") - x), abs=1e-9
     )
     after_norm = (
         trace.points_at("L0.resid_mid") - x
         if name in POST_NORM
-        else heads.norm.normalise(x + own) - heads.norm.normalise(x)
+        else heads.norm.normalise(x + displacement) - heads.norm.normalise(x)
     )
-    assert float(row.sel(difference="norm")) == pytest.approx(1 - cosine(own, after_norm), abs=1e-9)
+    assert float(row.sel(difference="norm")) == pytest.approx(1 - cosine(displacement, after_norm), abs=1e-9)
     turning = not heads.mechanism.position.is_trivial
     assert (float(row.sel(difference="position")) > 1e-6) == turning
     assert (float(row.sel(difference="mask")) > 1e-6) == (not heads.mechanism.mask.allows_all)
@@ -107,8 +109,8 @@ def test_F_a_multiple_of_M_transposed_is_the_gradient(sign: float) -> None:
     assert float(abs(result.cosine - sign).max()) <= 1e-9
     assert bool((result.first_order * sign > 0).all())
     assert bool(result.gradient_like.all()) == (sign > 0)
-    assert result.attrs["found"] == (8 if sign > 0 else 0)
-    assert result.attrs["tested"] == 8
+    assert result.attrs["gradient_like_heads"] == (8 if sign > 0 else 0)
+    assert result.attrs["tested_heads"] == 8
 
 
 @torch.no_grad()
@@ -156,17 +158,17 @@ def test_untrained_heads_are_rarely_called_gradient_like() -> None:
     below, heads = 0, 0
     for name in ("gpt2", "llama", "qwen2", "neox", "opt", "phi3", "own", "own_biased"):
         result = rs.energy(traced(name, F64))
-        heads += result.attrs["tested"]
+        heads += result.attrs["tested_heads"]
         below += int((norm.sf(result.alignment_z) < 0.05).sum())
-        assert result.attrs["found"] <= 1
+        assert result.attrs["gradient_like_heads"] <= 1
     assert below / heads < 0.25
 
 
 def test_q_values_equal_scipy() -> None:
-    z, other = random(0, 3, 4) * 2, random(1, 3, 4) * 2 + 1
-    p = norm.sf(torch.minimum(z, other).numpy())
+    z, second_z = random(0, 3, 4) * 2, random(1, 3, 4) * 2 + 1
+    p = norm.sf(torch.minimum(z, second_z).numpy())
     expected = false_discovery_control(p.ravel()).reshape(3, 4)
-    assert np.allclose(joint_q_values(z, other).numpy(), expected)
+    assert np.allclose(joint_q_values(z, second_z).numpy(), expected)
 
 
 def test_massive_tokens_remain_keys_but_leave_the_means() -> None:

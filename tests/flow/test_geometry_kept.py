@@ -39,7 +39,7 @@ def test_rsa_and_neighbours_equal_scipy_and_a_slow_search() -> None:
     trace = random_trace()
     result = rs.geometry_kept(trace, strides=(1,), n_neighbours=3, keep_massive=True)
     layers = [*trace.input_steps, len(trace.steps) - 1]
-    a, b = (trace.points[at].numpy() for at in (layers[2], layers[1]))
+    a, b = (trace.points[index].numpy() for index in (layers[2], layers[1]))
     start = trace.points[0].numpy()
     assert float(result.rsa[2, 1]) == pytest.approx(spearmanr(pdist(a), pdist(b)).statistic)
     assert float(result.rsa[2, 0]) == pytest.approx(spearmanr(pdist(a), pdist(start)).statistic)
@@ -58,15 +58,15 @@ def test_tied_distances_share_their_rank() -> None:
     points[:, 3] = points[:, 7]
     result = rs.geometry_kept(replace(trace, points=points), keep_massive=True)
     layers = [*trace.input_steps, len(trace.steps) - 1]
-    a, b = (points[at].numpy() for at in (layers[1], layers[0]))
+    a, b = (points[index].numpy() for index in (layers[1], layers[0]))
     assert float(result.rsa[1, 0]) == pytest.approx(spearmanr(pdist(a), pdist(b)).statistic, abs=1e-7)
 
 
 def test_rotations_shifts_and_scales_preserve_the_geometry() -> None:
     trace = random_trace()
     Q = torch.linalg.qr(random(3, 256, 256))[0]
-    update = torch.stack([(1 + at) * trace.points[0] @ Q + at for at in range(len(trace.steps))])
-    result = rs.geometry_kept(replace(trace, points=update), keep_massive=True)
+    transformed = torch.stack([(1 + index) * trace.points[0] @ Q + index for index in range(len(trace.steps))])
+    result = rs.geometry_kept(replace(trace, points=transformed), keep_massive=True)
     assert float(abs(result.rsa.sel(reference="embed") - 1).max()) <= 1e-6
     assert float(abs(result.neighbours.sel(reference="embed") - 1).max()) == 0
 

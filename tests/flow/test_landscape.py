@@ -27,7 +27,7 @@ def slow_energies(heads: Heads, x: Tensor, queries_of: Tensor, head: int) -> Ten
     x_hat, n = heads.norm.normalise(x), len(x)
     gain = torch.ones(()) if heads.norm.gain is None else heads.norm.gain
     bias = torch.zeros(()) if heads.norm.bias is None else heads.norm.bias
-    q, k = (heads.project((part * gain + bias)[None])[positions] for positions, part in ((0, queries_of), (1, x_hat)))
+    q, k = (heads.project((part * gain + bias)[None])[index] for index, part in ((0, queries_of), (1, x_hat)))
     q, k = heads.select_head(q, k, head)
     if ignores_key_shifts(heads):
         k = k - heads.project((0 * x_hat[:1] * gain + bias)[None])[1][:, heads.kv_head(head) : heads.kv_head(head) + 1]

@@ -44,9 +44,8 @@ def test_planted_labels_are_pure_and_random_labels_are_not() -> None:
     assert float(result.p_value_anywhere.sel(by="planted")) == pytest.approx(1 / 201)
     assert float(result.purity_z.sel(by="planted").min()) > 5
     assert float(result.p_value.sel(by="random").min()) > 0.01
-    assert bool(
-        np.isnan(result.purity_z.sel(by="frequency")).all()
-    )  # every token occurs once, so there is one label and no spread
+    # every token occurs once, so there is one frequency label and no spread
+    assert bool(np.isnan(result.purity_z.sel(by="frequency")).all())
     assert float(result.p_value.sel(by="frequency").min()) == 1
 
 
@@ -62,11 +61,14 @@ def test_p_values_of_random_labels_are_uniform() -> None:
 
 def test_p_value_anywhere_compares_maxima_with_maxima() -> None:
     """The largest purity over many unrelated clusterings is not significant."""
-    draw = torch.Generator().manual_seed(0)
-    labels, names = torch.randint(0, 8, (20, 25), generator=draw), torch.randint(0, 3, (120, 25), generator=draw)
-    clustering = kernel(labels, names, 59, 0)
-    assert (clustering["p_value"][1:].amin(0) <= 0.05).double().mean() > 0.3
-    assert (clustering["p_value_anywhere"] <= 0.05).double().mean() < 0.11
+    generator = torch.Generator().manual_seed(0)
+    labels, names = (
+        torch.randint(0, 8, (20, 25), generator=generator),
+        torch.randint(0, 3, (120, 25), generator=generator),
+    )
+    result = kernel(labels, names, 59, 0)
+    assert (result["p_value"][1:].amin(0) <= 0.05).double().mean() > 0.3
+    assert (result["p_value_anywhere"] <= 0.05).double().mean() < 0.11
 
 
 def test_repeated_tokens_change_nothing() -> None:

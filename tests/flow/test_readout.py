@@ -49,9 +49,9 @@ def test_every_field_equals_a_slow_computation() -> None:
 
 
 def test_an_encoder_without_unembedding_raises_an_error() -> None:
-    bare = model("bert_bare")
+    encoder = model("bert_bare")
     with pytest.raises(rs.RheoscopeError, match="has no unembedding, so it predicts no tokens; use a language model"):
-        rs.readout(bare.trace(text()))
+        rs.readout(encoder.trace(text()))
 
 
 def test_invalid_target_and_token_raise_an_error() -> None:
@@ -132,8 +132,8 @@ def test_log_probabilities_of_next_tokens_equal_a_loop() -> None:
     lens = rs.readout(trace, token=9, draws=6, seed=3)
     log_probs = trace.logits.log_softmax(-1)
     ids = trace.ids.tolist()
-    expected_logit = [float(log_probs[index, ids[index + 1]]) for index in range(9)]
-    assert lens.log_probability_next.values == pytest.approx(np.array(expected_logit), abs=1e-6)
+    expected = [float(log_probs[index, ids[index + 1]]) for index in range(9)]
+    assert lens.log_probability_next.values == pytest.approx(np.array(expected), abs=1e-6)
     assert lens.predicted_log_probability.values == pytest.approx(log_probs[:9].amax(-1).detach().numpy(), abs=1e-6)
     samples = [
         [float(log_probs[index, ids[to]]) for index, to in enumerate(order)]
@@ -142,8 +142,8 @@ def test_log_probabilities_of_next_tokens_equal_a_loop() -> None:
     assert lens.log_probability_next_null.values == pytest.approx(np.mean(samples, 0), abs=1e-6)
     assert lens.log_probability_next_null_sd.values == pytest.approx(np.std(samples, 0, ddof=1), abs=1e-6)
     assert lens.log_probability_next_null_draws.values == pytest.approx(np.mean(samples, 1), abs=1e-6)
-    single = rs.readout(trace, token=9, draws=0)
-    assert not [name for name in single if "null" in name]
+    without_null = rs.readout(trace, token=9, draws=0)
+    assert not [name for name in without_null if "null" in name]
     assert rs.readout(trace, token=0).log_probability_next.size == 0
 
 

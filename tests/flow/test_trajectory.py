@@ -70,11 +70,11 @@ def test_rotations_change_nothing_and_scales_scale_lengths() -> None:
 
 def test_a_straight_line_has_straightness_1_and_a_reversal_turns_by_pi() -> None:
     trace = traced("gpt2", F64)
-    products = torch.arange(len(trace.steps), dtype=F64)[:, None, None] * torch.ones_like(trace.points[:1])
-    straight = rs.trajectory(replace(trace, points=products + trace.points[:1]))
+    line = torch.arange(len(trace.steps), dtype=F64)[:, None, None] * torch.ones_like(trace.points[:1])
+    straight = rs.trajectory(replace(trace, points=line + trace.points[:1]))
     assert np.allclose(straight.straightness, 1)
     assert float(abs(straight.turning).max()) <= 1e-7
-    back = rs.trajectory(replace(trace, points=(products % 2) + trace.points[:1]))
+    back = rs.trajectory(replace(trace, points=(line % 2) + trace.points[:1]))
     assert float(back.turning.min()) == pytest.approx(np.pi)
 
 

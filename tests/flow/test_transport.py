@@ -200,9 +200,9 @@ def test_pairs_of_many_texts_equal_single_pairs(draws: list[int], monkeypatch: p
     """The result depends neither on the memory limit nor on the grouping by number of tokens."""
     texts, pairs = [random(index, 4, n, 5) for index, n in enumerate((7, 2, 2, 12, 7, 7))], [(0, 3), (0, 1), (2, 3)]
     expected_results = [
-        transport_pair(points[first], points[last], samples, seed=2)
+        transport_pair(points[first], points[last], n_draws, seed=2)
         for points in texts
-        for (first, last), samples in zip(pairs, draws, strict=True)
+        for (first, last), n_draws in zip(pairs, draws, strict=True)
     ]
     for n_bytes in (1, 16 * 50, 2**27):
         monkeypatch.setattr(optimal_assignment, "COST_BYTES_PER_CORE", n_bytes)

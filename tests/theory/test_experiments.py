@@ -105,7 +105,8 @@ def test_a_misspelt_name_gets_a_suggestion(name: str, suggestion: str) -> None:
 
 def test_an_unknown_name_lists_all_experiments() -> None:
     with pytest.raises(
-        rs.RheoscopeError, match=r"unknown experiment 'xyzzy', expected one of equiangular, energy, .*; type rs.dynamics"
+        rs.RheoscopeError,
+        match=r"unknown experiment 'xyzzy', expected one of equiangular, energy, .*; type rs.dynamics",
     ):
         rs.dynamics("xyzzy")
 

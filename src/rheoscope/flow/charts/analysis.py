@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -89,7 +89,12 @@ def charts(
     heads = range(trace.view.heads)
     coords = {"point": list(clouds.steps), "token": clouds.positions, "token_text": ("token", clouds.token_texts)}
     coords |= {"layer": range(trace.view.layers), "head": heads, "other": heads}
-    settings = {"n_neighbours": n_neighbours, "dimension": dimension or "median", "draws": draws, "seed": seed}
+    settings: dict[str, Any] = {
+        "n_neighbours": n_neighbours,
+        "dimension": dimension or "median",
+        "draws": draws,
+        "seed": seed,
+    }
     settings |= {"unexplained_variance": unexplained_variance}
     return CHARTS.label(values, coords, settings | clouds.attributes)
 

@@ -52,7 +52,8 @@ def picture(dataset: "xarray.Dataset") -> Picture:
 def depth_panel(dataset: "xarray.Dataset", title: Message) -> Panel:
     """Statistics over depth, with their nulls as dashed lines."""
     names = tuple(step_names(dataset.point.values))
-    lines, sentences = [], []
+    lines: list[Line] = []
+    sentences: list[str] = []
     for name, colour in PANEL_FIELDS[title].items():
         label, null_label = FIELD_LABELS[name]
         for field, series, style in ((f"{name}_null", null_label, "dashed"), (name, label, "solid")):

@@ -352,10 +352,10 @@ def _to_dataset(trace: Trace, values: dict[str, Tensor], keep_massive: bool) -> 
         "keep_massive": int(keep_massive),
         "null": Message("F Q for random orthogonal Q; mean and standard deviation in closed form, normal tails"),
         "level": FDR_LEVEL,
-        "tested": q_values.numel(),
-        "found": int((q_values <= FDR_LEVEL).sum()),
-        "found_expected_false": FDR_LEVEL * int((q_values <= FDR_LEVEL).sum()),
-        "found_expected_under_null": Message("any at all with probability {level:.0%}", level=FDR_LEVEL),
+        "tested_heads": q_values.numel(),
+        "gradient_like_heads": int((q_values <= FDR_LEVEL).sum()),
+        "expected_false_heads": FDR_LEVEL * int((q_values <= FDR_LEVEL).sum()),
+        "expected_under_null": Message("any at all with probability {level:.0%}", level=FDR_LEVEL),
     }
     coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
     result = values | {"q_value": q_values, "gradient_like": q_values <= FDR_LEVEL}

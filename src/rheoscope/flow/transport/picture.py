@@ -39,7 +39,9 @@ def stride_panel(dataset: "xarray.Dataset", name: str, title: str, series: str) 
     x = range(len(strides))
     lines = [Line(series, x, dataset[f"{name}_strided"].mean("step").values)]
     definition = dataset[name].attrs["definition"]
-    sentences = [Message("{definition}; mean over all pairs of clouds at this stride.", definition=definition)]
+    sentences: list[str] = [
+        Message("{definition}; mean over all pairs of clouds at this stride.", definition=definition)
+    ]
     if f"{name}_null" in dataset:
         null = dataset[f"{name}_null_strided"].mean("step").values
         lines.insert(0, Line(Message("null"), x, null, "null", "dashed"))
@@ -52,7 +54,7 @@ def destination_panel(dataset: "xarray.Dataset") -> Panel:
     """Cosines with the vectors of the own and of the next token at every point, and the share of next types."""
     names = tuple(step_names(dataset.point.values))
     lines = [Line(Message("own token"), range(len(names)), dataset.toward_own.values, "second")]
-    sentences = [Message("Own token: {definition}.", definition=dataset.toward_own.attrs["definition"])]
+    sentences: list[str] = [Message("Own token: {definition}.", definition=dataset.toward_own.attrs["definition"])]
     if "toward_next" in dataset:
         lines.append(Line(Message("next token"), range(len(names)), dataset.toward_next.values, "first"))
         sentences += [
@@ -92,7 +94,7 @@ def cost_panel(dataset: "xarray.Dataset") -> Panel:
         Line(label, range(len(names)), dataset[name].values, colour, "dashed" if name == "random_cost" else "solid")
         for name, (label, colour) in fields.items()
     )
-    sentences = [
+    sentences: list[str] = [
         Message("{name}: {definition}.", name=label, definition=dataset[name].attrs["definition"])
         for name, (label, _) in fields.items()
     ]
