@@ -246,7 +246,7 @@ def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list
         (["race", "tiny", "--mechanisms", "tied", "--out", "run"], 1, "recipe tiny learns from files, got none"),
         (["generate", "-m", "nowhere", "a"], 1, "there is no directory nowhere"),
         (["operatros"], 2, "No such command"),
-        (["dynamics", "heet"], 1, "unknown experiment 'heet'; type one of heat"),
+        (["dynamics", "heet"], 1, "unknown experiment 'heet', expected one of heat"),
         (["dynamics"], 2, "--list for the"),
         (["flow", "two words", "--model", "./nowhere"], 1, "there is no directory ./nowhere"),
         (["--file", "nowhere.txt"], 1, "there is no file nowhere.txt"),
