@@ -33,7 +33,10 @@ def numbers(trace: Any, moved: Any) -> dict[str, float]:
     """What one excerpt says, as plain numbers."""
     gathered, heads, sinks = rs.clusters(trace), rs.energy(trace), rs.massive_tokens(trace)
     last = moved.sizes["step"] - 1
-    told = {"massive tokens": sinks.sizes["token"], "largest": float(sinks.largest.max()) if sinks.token.size else 0.0}
+    told = {
+        "massive tokens": sinks.sizes["token"],
+        "largest": float(sinks.max_relative_norm.max()) if sinks.token.size else 0.0,
+    }
     for stride in moved.stride.values:
         for name in ("kappa", "identity_share"):
             both = {part: moved[f"{name}{part}_strided"].sel(stride=stride).mean() for part in ("", "_null")}

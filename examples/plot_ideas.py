@@ -23,16 +23,18 @@ SAMPLE = (
 def curves(axes: Any, found: dict[str, Any], colour: str, name: str) -> None:
     """The share of nearest occurrences of the same sense over the depth of a model, and of the untrained one dashed."""
     depth = np.linspace(0, 1, len(found["point"]))
-    axes.plot(depth, found["nearest"], color=colour, label=name)
-    axes.plot(depth, found["nearest_untrained"], color=colour, ls="--", lw=1, label=f"{name}, untrained")
-    axes.axhline(found["nearest_null"][0], color=MUTED, lw=0.8)
+    axes.plot(depth, found["nearest_same_sense"], color=colour, label=name)
+    axes.plot(depth, found["nearest_same_sense_untrained"], color=colour, ls="--", lw=1, label=f"{name}, untrained")
+    axes.axhline(found["nearest_same_sense_null"][0], color=MUTED, lw=0.8)
 
 
 def groups(axes: Any, found: dict[str, Any], colour: str, name: str) -> None:
     depth = np.linspace(0, 1, len(found["point"]))
-    axes.fill_between(depth, found["nearer_low"], found["nearer_high"], color=colour, alpha=0.15, lw=0)
-    axes.plot(depth, found["nearer"], color=colour, label=name)
-    axes.plot(depth, found["nearer_untrained"], color=colour, ls="--", lw=1, label=f"{name}, untrained")
+    axes.fill_between(
+        depth, found["same_group_nearer_low"], found["same_group_nearer_high"], color=colour, alpha=0.15, lw=0
+    )
+    axes.plot(depth, found["same_group_nearer"], color=colour, label=name)
+    axes.plot(depth, found["same_group_nearer_untrained"], color=colour, ls="--", lw=1, label=f"{name}, untrained")
     axes.axhline(0.5, color=MUTED, lw=0.8)
 
 

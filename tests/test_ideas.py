@@ -52,7 +52,7 @@ def test_every_command_runs(
         (tmp_path / "words.tsv").write_text(
             "".join([one for one in lines if not one.startswith("#")][: FEW[name]]), encoding="utf-8"
         )
-        words += ["--words", "words.tsv"]
+        words += ["--word-list", "words.tsv"]
     words += QUICK.get(name if name in FEW else words[1] if words[0] == "analyse" else words[0], [])
     words += ["--model", narrow] if words[0] in OF_A_MODEL else []
     monkeypatch.setattr("sys.argv", ["rheoscope", *(TEXT if word == "TEXT" else word for word in words)])

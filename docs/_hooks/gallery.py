@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MORE = {
     "agreement": "draws=20",
     "boundary": "layers=[0, 5], iterations=4",
-    "charts": "nearest=5, draws=4",
+    "charts": "n_neighbours=5, draws=4",
     "distortion": "draws=4",
     "fixed_point": "layers=[0, 3, 5], iterations=6",
     "heat": "draws=4",
@@ -30,7 +30,7 @@ MORE = {
     "transport": "draws=20",
     "decay": 'heads=model.view.head_indices(3), M="symmetric"',
     "faithfulness": 'targets=[" river", " river"], foils=[" bank", " bank"], draws=1',
-    "massive_tokens": "times=1.5",
+    "massive_tokens": "norm_ratio=1.5",
     "score_attribution": "layer=4, head=3",
     "surgery": 'heads=model.view.head_indices(2), M="symmetric"',
 }

@@ -50,8 +50,8 @@ def test_what_makes_no_job_is_refused(told: dict[str, object], said: str) -> Non
 
 def test_settings_are_typed_as_toml_has_them() -> None:
     typed = ["clusters.grain=half", "clusters.keep_massive=true", "readout.top=3"]
-    found = apply_settings({"clusters": {}, "readout": {"before": 2}}, typed)
-    assert found == {"clusters": {"grain": "half", "keep_massive": True}, "readout": {"before": 2, "top": 3}}
+    found = apply_settings({"clusters": {}, "readout": {"tokens_before": 2}}, typed)
+    assert found == {"clusters": {"grain": "half", "keep_massive": True}, "readout": {"tokens_before": 2, "top": 3}}
     with pytest.raises(RheoscopeError, match=r"expected ANALYSIS\.SETTING=VALUE"):
         apply_settings({"clusters": {}}, ["grain=half"])
 

@@ -1,4 +1,4 @@
-"""Is attention a gradient flow: planted heads, nulls against draws, slow twins of every field."""
+"""Tests of energy: planted heads, closed-form nulls against draws, slow computations of every field."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -27,64 +27,68 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 @pytest.mark.parametrize("name", [*KINDS, "own_encoder", "own_alibi", "own_sink"])
 @torch.no_grad()
-def test_every_field_equals_a_slow_one(name: str) -> None:
+def test_every_field_equals_a_slow_computation(name: str) -> None:
     trace = traced(name, F64)
     view = trace.view
-    found = rs.energy(trace, keep_massive=True)
+    result = rs.energy(trace, keep_massive=True)
     for layer, heads in enumerate(view.layer_heads):
         x = trace.layer_input(layer)
-        step = head_updates(trace, layer)
-        moved, slope = trace.attention_parts(layer)[0], step.query_gradient @ step.query_weights.mT
+        updates = head_updates(trace, layer)
+        displacement, gradient = trace.attention_parts(layer)[0], updates.query_gradient @ updates.query_weights.mT
         for head in (0, 2):
-            at = {"layer": layer, "head": head}
-            assert float(found.cosine.isel(at)) == pytest.approx(cosine(moved[head], slope[head]), abs=1e-5)
-            common = (moved[head].mean(0) * slope[head].mean(0)).sum() * len(x)
-            shared = float(common / moved[head].norm() / slope[head].norm())
-            assert float(found.cosine_shared.isel(at)) == pytest.approx(shared, abs=1e-5)
+            index = {"layer": layer, "head": head}
+            assert float(result.cosine.isel(index)) == pytest.approx(
+                cosine(displacement[head], gradient[head]), abs=1e-5
+            )
+            common = (displacement[head].mean(0) * gradient[head].mean(0)).sum() * len(x)
+            shared = float(common / displacement[head].norm() / gradient[head].norm())
+            assert float(result.cosine_shared.isel(index)) == pytest.approx(shared, abs=1e-5)
             M, F = heads.M().dense()[head], heads.F().dense()[head]
-            assert float(found.alignment.isel(at)) == pytest.approx(cosine(F, M.mT), abs=1e-9)
-            assert float(found.symmetry.isel(at)) == pytest.approx(cosine(M, M.mT), abs=1e-9)
-            assert float(found.energy.isel(at)) == pytest.approx(float(step.energy[head].mean()))
-    assert np.allclose(found.remainder, found.energy_after - found.energy - found.first_order)
+            assert float(result.alignment.isel(index)) == pytest.approx(cosine(F, M.mT), abs=1e-9)
+            assert float(result.symmetry.isel(index)) == pytest.approx(cosine(M, M.mT), abs=1e-9)
+            assert float(result.energy.isel(index)) == pytest.approx(float(updates.energy[head].mean()))
+    assert np.allclose(result.remainder, result.energy_after - result.energy - result.first_order)
     sums = [heads.M().dense().sum(0) for heads in view.layer_heads]
-    wanted = [1 - cosine(a, b) for a, b in pairwise(sums)]
-    assert np.allclose(found.landscape[:-1], wanted)
-    assert np.isnan(found.landscape[-1])
-    assert np.isnan(found.landscape_update[-1])
+    expected = [1 - cosine(a, b) for a, b in pairwise(sums)]
+    assert np.allclose(result.landscape[:-1], expected)
+    assert np.isnan(result.landscape[-1])
+    assert np.isnan(result.landscape_update[-1])
 
 
 @pytest.mark.parametrize("name", [*KINDS, "own_encoder", "own_alibi"])
 @torch.no_grad()
-def test_the_ledger_is_what_each_part_changes(name: str) -> None:
+def test_ledger_is_the_change_by_each_part(name: str) -> None:
     trace = traced(name, F64)
-    found = rs.energy(trace, keep_massive=True)
+    result = rs.energy(trace, keep_massive=True)
     heads, x, after = trace.view.layer_heads[0], trace.layer_input(0), trace.view.layer_heads[1]
-    own = trace.points[trace.mid_steps[0]] - x
+    displacement = trace.points[trace.mid_steps[0]] - x
 
-    def whole(block: Any, cloud: Tensor) -> Tensor:
+    def attention_displacement(block: Any, cloud: Tensor) -> Tensor:
         return block.displacements(cloud).sum(0) + block.bias(cloud)
 
-    other = 1 - cosine(own, whole(after, x))
-    assert float(found.landscape_update[0]) == pytest.approx(other, abs=1e-5)
-    row = found.ledger.isel(layer=0)
+    expected = 1 - cosine(displacement, attention_displacement(after, x))
+    assert float(result.landscape_update[0]) == pytest.approx(expected, abs=1e-5)
+    row = result.ledger.isel(layer=0)
     unmasked = replace(heads, mechanism=replace(heads.mechanism, mask=NoMask()))
-    assert float(row.sel(difference="mask")) == pytest.approx(1 - cosine(own, whole(unmasked, x)), abs=1e-5)
+    assert float(row.sel(difference="mask")) == pytest.approx(
+        1 - cosine(displacement, attention_displacement(unmasked, x)), abs=1e-5
+    )
     assert float(row.sel(difference="mlp")) == pytest.approx(
-        1 - cosine(own, trace.points_at("L0.resid_post") - x), abs=1e-9
+        1 - cosine(displacement, trace.points_at("L0.resid_post") - x), abs=1e-9
     )
     after_norm = (
         trace.points_at("L0.resid_mid") - x
         if name in POST_NORM
-        else heads.norm.normalise(x + own) - heads.norm.normalise(x)
+        else heads.norm.normalise(x + displacement) - heads.norm.normalise(x)
     )
-    assert float(row.sel(difference="norm")) == pytest.approx(1 - cosine(own, after_norm), abs=1e-9)
+    assert float(row.sel(difference="norm")) == pytest.approx(1 - cosine(displacement, after_norm), abs=1e-9)
     turning = not heads.mechanism.position.is_trivial
     assert (float(row.sel(difference="position")) > 1e-6) == turning
     assert (float(row.sel(difference="mask")) > 1e-6) == (not heads.mechanism.mask.allows_all)
 
 
 def planted(kind: float) -> Any:
-    """A GPT-2 whose heads have F = kind · Mᵀ: W_V = W_K and W_O = kind · W_Qᵀ, gains of 1."""
+    """A GPT-2 whose heads have F = kind · Mᵀ, by W_V = W_K, W_O = kind · W_Qᵀ and gains of 1."""
 
     def plant(net: Any) -> None:
         for block in net.transformer.h:
@@ -98,70 +102,76 @@ def planted(kind: float) -> Any:
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_F_a_multiple_of_M_transposed_is_the_gradient(sign: float) -> None:
-    """Law: cosine and alignment 1 (−1 downhill), every head found (none downhill)."""
+    """Law: cosine and alignment are ±1, and every head is gradient-like if the sign is positive."""
     model = planted(0.01 * sign)
-    found = rs.energy(model.trace(text()), keep_massive=True)
-    assert float(abs(found.alignment - sign).max()) <= 1e-9
-    assert float(abs(found.cosine - sign).max()) <= 1e-9
-    assert bool((found.first_order * sign > 0).all())
-    assert bool(found.gradient_like.all()) == (sign > 0)
-    assert found.attrs["found"] == (8 if sign > 0 else 0)
-    assert found.attrs["tested"] == 8
+    result = rs.energy(model.trace(text()), keep_massive=True)
+    assert float(abs(result.alignment - sign).max()) <= 1e-9
+    assert float(abs(result.cosine - sign).max()) <= 1e-9
+    assert bool((result.first_order * sign > 0).all())
+    assert bool(result.gradient_like.all()) == (sign > 0)
+    assert result.attrs["gradient_like_heads"] == (8 if sign > 0 else 0)
+    assert result.attrs["tested_heads"] == 8
 
 
 @torch.no_grad()
-def test_the_null_is_that_of_turns_drawn_at_random() -> None:
-    """Mean and spread over orthogonal Q in closed form against 4000 draws, for the cosine and for the alignment."""
+def test_closed_form_null_equals_random_rotations() -> None:
+    """Closed-form mean and sd over orthogonal Q equal those of 4000 draws, for cosine and alignment."""
     trace = traced("llama", F64)
-    heads, step = trace.view.layer_heads[1], head_updates(trace, 1)
-    found, M, F = gradient_cosines(step, None), heads.M(), heads.F()
+    heads, updates = trace.view.layer_heads[1], head_updates(trace, 1)
+    result, M, F = gradient_cosines(updates, None), heads.M(), heads.F()
     fixed = alignments(Factored(M.left, M.right), F, len(heads.W_K))
-    moved, slope = (step.mixed_values @ step.output_map)[0], (step.query_gradient @ step.query_weights.mT)[0]
+    displacement, gradient = (
+        (updates.mixed_values @ updates.output_map)[0],
+        (updates.query_gradient @ updates.query_weights.mT)[0],
+    )
     draws, aligned = [], []
     generator = torch.Generator().manual_seed(0)
     for _ in range(4000):
         q, r = torch.linalg.qr(torch.randn(32, 32, generator=generator, dtype=F64))
         Q = q * r.diagonal().sign()
-        draws.append(cosine(moved @ Q, slope))
+        draws.append(cosine(displacement @ Q, gradient))
         aligned.append(cosine(F.dense()[0] @ Q, M.dense()[0].mT))
-    assert np.mean(draws) == pytest.approx(float(found["cosine_null"][0]), abs=0.01)
-    assert np.std(draws) == pytest.approx(float(found["cosine_null_sd"][0]), rel=0.05)
-    assert float(found["z"][0]) == pytest.approx(float(found["cosine"][0] / found["cosine_null_sd"][0]))
+    assert np.mean(draws) == pytest.approx(float(result["cosine_null"][0]), abs=0.01)
+    assert np.std(draws) == pytest.approx(float(result["cosine_null_sd"][0]), rel=0.05)
+    assert float(result["z"][0]) == pytest.approx(float(result["cosine"][0] / result["cosine_null_sd"][0]))
     sd = float(fixed["alignment"][0] / fixed["alignment_z"][0])
     assert np.std(aligned) == pytest.approx(sd, rel=0.05)
-    # the tail of the normal law, where findings begin
+    # the tail of the normal distribution, where heads become significant
     assert np.mean(np.array(draws) > 1.645 * np.std(draws)) == pytest.approx(0.05, abs=0.015)
 
 
-def test_shared_is_the_mean_over_permuted_tokens() -> None:
+def test_cosine_shared_is_the_mean_over_permuted_tokens() -> None:
     trace = traced("gpt2", F64)
     with torch.no_grad():
-        step = head_updates(trace, 0)
-        moved, slope = (step.mixed_values @ step.output_map)[1], (step.query_gradient @ step.query_weights.mT)[1]
+        updates = head_updates(trace, 0)
+        displacement, gradient = (
+            (updates.mixed_values @ updates.output_map)[1],
+            (updates.query_gradient @ updates.query_weights.mT)[1],
+        )
         generator = torch.Generator().manual_seed(0)
-        draws = [cosine(moved[torch.randperm(18, generator=generator)], slope) for _ in range(3000)]
-        assert np.mean(draws) == pytest.approx(float(gradient_cosines(step, None)["cosine_shared"][1]), abs=0.01)
+        draws = [cosine(displacement[torch.randperm(18, generator=generator)], gradient) for _ in range(3000)]
+        assert np.mean(draws) == pytest.approx(float(gradient_cosines(updates, None)["cosine_shared"][1]), abs=0.01)
 
 
 def test_untrained_heads_are_rarely_called_gradient_like() -> None:
-    """Random weights: about 5 % of the p-values lie below 5 %, and nothing is left after correction."""
+    """With random weights about 5 % of the p-values lie below 5 %, and none is significant after correction."""
     below, heads = 0, 0
     for name in ("gpt2", "llama", "qwen2", "neox", "opt", "phi3", "own", "own_biased"):
-        found = rs.energy(traced(name, F64))
-        heads += found.attrs["tested"]
-        below += int((norm.sf(found.alignment_z) < 0.05).sum())
-        assert found.attrs["found"] <= 1
+        result = rs.energy(traced(name, F64))
+        heads += result.attrs["tested_heads"]
+        below += int((norm.sf(result.alignment_z) < 0.05).sum())
+        assert result.attrs["gradient_like_heads"] <= 1
     assert below / heads < 0.25
 
 
-def test_q_values_are_those_of_scipy() -> None:
-    z, other = random(0, 3, 4) * 2, random(1, 3, 4) * 2 + 1
-    p = norm.sf(torch.minimum(z, other).numpy())
-    wanted = false_discovery_control(p.ravel()).reshape(3, 4)
-    assert np.allclose(joint_q_values(z, other).numpy(), wanted)
+def test_q_values_equal_scipy() -> None:
+    z, second_z = random(0, 3, 4) * 2, random(1, 3, 4) * 2 + 1
+    p = norm.sf(torch.minimum(z, second_z).numpy())
+    expected = false_discovery_control(p.ravel()).reshape(3, 4)
+    assert np.allclose(joint_q_values(z, second_z).numpy(), expected)
 
 
-def test_massive_tokens_stay_keys_and_leave_the_means() -> None:
+def test_massive_tokens_remain_keys_but_leave_the_means() -> None:
     def stretch(net: Any) -> None:
         net.model.embed_tokens.weight[7] *= 60
 
@@ -169,22 +179,22 @@ def test_massive_tokens_stay_keys_and_leave_the_means() -> None:
     ids[4] = 7
     trace = model.trace(ids)
     assert 4 in trace.massive_tokens()
-    found, whole = rs.energy(trace), rs.energy(trace, keep_massive=True)
-    assert found.attrs["massive"] == trace.massive_tokens()
+    result, including_massive = rs.energy(trace), rs.energy(trace, keep_massive=True)
+    assert result.attrs["massive"] == trace.massive_tokens()
 
     with torch.no_grad():
-        step = head_updates(trace, 0)
-    kept = [at for at in range(18) if at not in trace.massive_tokens()]
-    assert float(found.energy[0, 1]) == pytest.approx(float(step.energy[1, kept].mean()))
-    assert float(whole.energy[0, 1]) == pytest.approx(float(step.energy[1].mean()))
+        updates = head_updates(trace, 0)
+    retained = [index for index in range(18) if index not in trace.massive_tokens()]
+    assert float(result.energy[0, 1]) == pytest.approx(float(updates.energy[1, retained].mean()))
+    assert float(including_massive.energy[0, 1]) == pytest.approx(float(updates.energy[1].mean()))
 
 
-def test_fields_are_described_and_short_texts_refused() -> None:
+def test_fields_have_definitions_progress_is_reported_and_short_texts_raise() -> None:
     trace = traced("gpt2", F64)
-    found = rs.energy(trace)
-    assert all(field.attrs["definition"] for field in found.data_vars.values())
-    assert found.gradient_like.dtype == bool
-    assert list(found.difference.values) == ["mask", "norm", "position", "mlp"]
+    result = rs.energy(trace)
+    assert all(field.attrs["definition"] for field in result.data_vars.values())
+    assert result.gradient_like.dtype == bool
+    assert list(result.difference.values) == ["mask", "norm", "position", "mlp"]
     calls: list[tuple[int, int]] = []
     rs.energy(trace, progress=lambda done, of: calls.append((done, of)))
     assert calls == [(1, 2), (2, 2)]

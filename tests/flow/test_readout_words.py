@@ -1,4 +1,4 @@
-"""What each layer says comes next: a row an end of a layer, the target's probability, the likeliest tokens."""
+"""Tests of the readout table: one row per layer with probability, rank, entropy and the most likely tokens."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from rheoscope.picture.token_labels import display_token
 from tests.report.cases import model, told
 
 
-def test_a_row_for_the_embedding_and_every_layer() -> None:
+def test_table_has_a_row_for_the_embedding_and_every_layer() -> None:
     lens = told().datasets["readout"]
     (table,) = blocks(told())
     assert isinstance(table, Table)
@@ -20,9 +20,9 @@ def test_a_row_for_the_embedding_and_every_layer() -> None:
     assert float(last[1].text) == pytest.approx(float(end.probability), abs=5e-4)
     assert int(last[2].text) == int(end["rank"]) == 1
     assert float(last[3].text) == pytest.approx(float(end.entropy), abs=5e-3)
-    words = [
-        display_token(word)
-        for word in model().token_strings([int(token) for token in end.top_tokens.values[:N_LIKELIEST]])
+    expected = [
+        display_token(token_text)
+        for token_text in model().token_strings([int(token) for token in end.top_tokens.values[:N_LIKELIEST]])
     ]
-    assert [one.rpartition(" ")[0] for one in last[4].text.split("  ")] == words
-    assert words[0] == target
+    assert [entry.rpartition(" ")[0] for entry in last[4].text.split("  ")] == expected
+    assert expected[0] == target

@@ -1,4 +1,4 @@
-"""Stems: forms of one word have one name, other words have another."""
+"""Tests of word stems: forms of one word share a stem, different words do not."""
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,10 @@ WORDS = [
     "man men man's", "child children", "thing things", "king kings", "spring springs", "write wrote writing written",
     "cabinet cabinets", "day days", "year years", "country countries", "add adds added adding", "try tries tried trying",
 ]  # fmt: skip
-APART = "water wat after paper pap never forest for interest inter this thi his hi news speed spe only on family red bed bring thing th"
+DISTINCT_WORDS = (
+    "water wat after paper pap never forest for interest inter this thi his hi news speed spe only on family red bed bring "
+    "thing th"
+)
 
 
 @pytest.mark.parametrize("forms", WORDS)
@@ -26,12 +29,12 @@ def test_forms_of_a_word_have_one_stem(forms: str) -> None:
 
 
 def test_words_have_different_stems() -> None:
-    first = [forms.split()[0] for forms in WORDS]
-    assert len({stem(word) for word in first}) == len(first)
-    assert len({stem(word) for word in APART.split()}) == len(set(APART.split()))
+    base_forms = [forms.split()[0] for forms in WORDS]
+    assert len({stem(word) for word in base_forms}) == len(base_forms)
+    assert len({stem(word) for word in DISTINCT_WORDS.split()}) == len(set(DISTINCT_WORDS.split()))
 
 
-def test_case_space_and_what_is_no_word() -> None:
+def test_case_and_spaces_are_ignored_and_non_words_are_kept() -> None:
     assert stem(" The") == stem("the") == "the"
     assert [stem(token) for token in ("", " ", ",", "42", "<|endoftext|>", "ß")] == [
         "",
@@ -45,11 +48,11 @@ def test_case_space_and_what_is_no_word() -> None:
 
 @given(any_text(max_size=12))
 def test_a_stem_is_no_longer_than_its_word(word: str) -> None:
-    """Irregular forms aside; and what stands around a word makes no difference."""
+    """Irregular forms may be longer. Surrounding spaces do not matter."""
     plain = word.strip().casefold()
     assert len(stem(word)) <= max(len(plain), len(IRREGULAR_FORMS.get(plain, "")))
     assert stem(f"  {word} ") == stem(word)
 
 
-def test_irregular_forms_are_of_one_word_each() -> None:
+def test_no_irregular_form_is_also_a_base_form() -> None:
     assert not set(IRREGULAR_FORMS) & set(IRREGULAR_FORMS.values())

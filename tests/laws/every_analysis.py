@@ -52,7 +52,7 @@ TWO_SENSES = {
 """Words in sentences of token ids, as many as an interval needs."""
 GROUPS = {str(word): [[word], [word + 1], [word + 15]] for word in (7, 9, 11, 13, 15)}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "massive_tokens": {"times": 1.02},
+    "massive_tokens": {"norm_ratio": 1.02},
     "agreement": {"draws": 0, "least": 4},
     "prefix_stability": {"prefixes": [[7, 19, 4], [30, 5, 5, 21]], "least": 3},
     "operators": {"draws": 3},
@@ -61,12 +61,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "composition": {"top": 1},
     "head_types": {"reach": 2},
     "heat": {"draws": 3, "times": (1, 4)},
-    "density_clusters": {"least": 2},
+    "density_clusters": {"min_cluster_size": 2},
     "purity": {"draws": 20},
-    "senses": {"words": TWO_SENSES, "draws": 20},
-    "relatedness": {"words": GROUPS, "carriers": [[3, 4], [19, 5, 6]], "draws": 20},
+    "senses": {"word_list": TWO_SENSES, "draws": 20},
+    "relatedness": {"word_list": GROUPS, "carrier_sentences": [[3, 4], [19, 5, 6]], "draws": 20},
     "relation_swap": {"draws": 0},
-    "charts": {"nearest": 4, "draws": 2},
+    "charts": {"n_neighbours": 4, "draws": 2},
     "distorted_pairs": {"layer": 1},
     "score_attribution": {"layer": 1},
     "fixed_point": {"layers": [1], "iterations": 6},

@@ -1,4 +1,4 @@
-"""Answers of the default model that the tests of pictures share, small and asked once, and what is looked for on a picture."""
+"""Small results of the default model, computed once, and assertions that the plot tests share."""
 
 import json
 from functools import cache
@@ -19,9 +19,9 @@ from tests.report.parts import Parts
 
 TEXT = "The keys to the cabinet are on the table in the hall, and the old cabinet is in the old hall."
 TEXTS = ["The keys to the cabinet are", "A dog to the cabinet are"]
-"""Two beginnings of one text."""
+"""Two texts that differ in the first word."""
 SEVERAL = [f"{word} keys to the cabinet are on the table" for word in ("The", "A", "Your", "No", "Some")]
-"""As many texts as an interval needs."""
+"""Enough texts for an interval."""
 EVERY_HEAD_OF = {layer: [(layer, head) for head in range(4)] for layer in range(6)}
 SENSES = {
     "bank": {
@@ -38,7 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "agreement": {"draws": 2},
     "attention_patching": {"target": " on", "etas": (0.1, -0.1, 0.0)},
     "boundary": {"layers": [0, 4], "iterations": 3},
-    "charts": {"nearest": 3, "draws": 2},
+    "charts": {"n_neighbours": 3, "draws": 2},
     "composition": {"top": 4},
     "decay": {"heads": EVERY_HEAD_OF[3], "M": "symmetric"},
     "distorted_pairs": {"layer": 2, "head": 1, "top": 4},
@@ -47,18 +47,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "faithfulness": {"targets": [" on", " on"], "foils": [" of", " of"], "shares": (1.0, 0.0, 0.5), "draws": 1},
     "fixed_point": {"layers": [0, 2, 5], "times": 3, "iterations": 3},
     "heat": {"draws": 3},
-    "massive_tokens": {"times": 1.2},
-    "relatedness": {"words": GROUPS, "draws": 20},
+    "massive_tokens": {"norm_ratio": 1.2},
+    "relatedness": {"word_list": GROUPS, "draws": 20},
     "operators": {"draws": 3},
     "relation_swap": {"draws": 1},
     "reversed_attention": {"target": " on"},
     "rollout": {"probes": 2},
     "score_attribution": {"layer": 4, "head": 1},
-    "senses": {"words": SENSES, "draws": 20},
+    "senses": {"word_list": SENSES, "draws": 20},
     "stack": {"draws": 2},
     "surgery": {"heads": EVERY_HEAD_OF[2], "M": "symmetric"},
 }
-"""What is asked for, so that answers are small and have everything that a picture draws; all else is asked by itself."""
+"""Settings that keep results small but include everything that a plot draws. Other analyses use their defaults."""
 
 
 @cache
@@ -73,7 +73,7 @@ def trace() -> Any:
 
 @cache
 def found(name: str, **settings: Any) -> Any:
-    """The answer of an analysis, asked as it is here or with other settings; `each_head` is surgery of every head alone."""
+    """The result of an analysis with the settings above; `each_head` is surgery of single heads."""
     analysis = catalogue.analysis_by_name("surgery" if name == "each_head" else name)
     text = SEVERAL if analysis.name == "surgery" else TEXT
     given = {"view": model().view, "trace": trace(), "model": model(), "text": text, "texts": TEXTS}
@@ -81,7 +81,7 @@ def found(name: str, **settings: Any) -> Any:
 
 
 def planted() -> xr.Dataset:
-    """Types of heads of the default model: one head of each type, from the first on."""
+    """Head types for the default model: the first heads have one type each, all others are mixed."""
     kinds = np.full(model().view.layers * model().view.heads, "mixed", dtype="<U15")
     kinds[: len(TYPE_COLOURS)] = list(TYPE_COLOURS)
     return xr.Dataset({"type": (("layer", "head"), kinds.reshape(model().view.layers, model().view.heads))})
@@ -104,7 +104,7 @@ def cells(panel: Panel) -> Cells:
 
 
 def by_three_hands(picture: Picture) -> None:
-    """Every panel is drawn on paper and on a page, and travels to the studio and to notebooks whole."""
+    """Matplotlib, SVG and JSON (for the studio and notebooks) contain every panel."""
     paper, travels = to_figure(picture), json.loads(encode_json(picture_json(picture)))
     bars = [axes for axes in paper.axes if axes.get_label() == "<colorbar>"]
     assert [axes.get_title("left") for axes in paper.axes if axes not in bars] == [

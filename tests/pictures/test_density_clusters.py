@@ -1,4 +1,4 @@
-"""The picture of clusters by density."""
+"""Tests of the density_clusters plot."""
 
 import numpy as np
 
@@ -8,8 +8,8 @@ from rheoscope.report.draw_result import picture_of
 from tests.pictures.cases import TEXT, model
 
 
-def test_clusters_by_density_stand_beside_their_null() -> None:
-    dataset = rs.density_clusters(model().trace(TEXT), least=2)
+def test_number_of_clusters_is_drawn_with_its_null() -> None:
+    dataset = rs.density_clusters(model().trace(TEXT), min_cluster_size=2)
     null, count = picture_of(dataset).panels[0].marks
     assert isinstance(null, Line)
     assert isinstance(count, Line)

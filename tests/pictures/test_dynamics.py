@@ -1,4 +1,4 @@
-"""The figures of the theory bench; that each experiment has one is seen where it is done (theory/test_experiments.py)."""
+"""Tests of the default plot of a theory experiment; tests/theory/test_experiments.py checks all figures."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from rheoscope.report.draw_result import picture_of
 from tests.theory.cases import done
 
 
-def test_the_picture_of_an_experiment_has_the_numbers_of_its_fields() -> None:
-    told = done("rank_collapse")
-    drawn = {mark.name: mark for panel in picture_of(told).panels for mark in panel.marks if isinstance(mark, Line)}
-    assert list(drawn["residual"].y) == pytest.approx(told.residual.values)
+def test_default_plot_of_an_experiment_has_the_values_of_its_fields() -> None:
+    result = done("rank_collapse")
+    lines = {mark.name: mark for panel in picture_of(result).panels for mark in panel.marks if isinstance(mark, Line)}
+    assert list(lines["residual"].y) == pytest.approx(result.residual.values)

@@ -1,4 +1,4 @@
-"""Every analysis of the catalogue has a picture that all three hands draw: its own, and the one that follows from its fields."""
+"""Every analysis has a plot that all renderers draw: its own plot and the default plot of its fields."""
 
 from functools import cache
 
@@ -19,50 +19,50 @@ NAMES = [*catalogue.analysis_names(), *(["each_head"] if "surgery" in catalogue.
 
 
 @cache
-def worded(name: str) -> Picture:
+def picture_with_texts(name: str) -> Picture:
     return drawn(name, token_strings=model().token_strings)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_three_hands_draw_every_panel(name: str) -> None:
-    by_three_hands(worded(name))
+def test_all_renderers_draw_every_panel(name: str) -> None:
+    by_three_hands(picture_with_texts(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_follows_from_the_fields_tells_them_all(name: str) -> None:
-    """Where an analysis has no picture of its own, three hands have drawn this one above."""
+def test_default_plot_names_every_field(name: str) -> None:
+    """For an analysis without its own plot, the test above covers the default plot in all renderers."""
     picture = field_panels.picture(found(name))
     on_a_page(picture)
-    told = picture.caption + "".join(panel.title + panel.about for panel in picture.panels)
-    assert all(field_panels.field_title(field) in told for field in field_panels.main_fields(found(name)))
+    texts = picture.caption + "".join(panel.title + panel.about for panel in picture.panels)
+    assert all(field_panels.field_title(field) in texts for field in field_panels.main_fields(found(name)))
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_an_answer_without_a_null_is_drawn_without_it(name: str) -> None:
-    """`draws=0` leaves the null out: no line of it is drawn, and nothing falls over what is not there."""
-    bare = found(name, draws=0)
-    assert not bare.attrs["draws"]
-    picture = picture_of(bare)
+def test_a_result_without_a_null_has_no_null_line(name: str) -> None:
+    """`draws=0` omits the null, so that no null line is drawn."""
+    without_null = found(name, draws=0)
+    assert not without_null.attrs["draws"]
+    picture = picture_of(without_null)
     on_a_page(picture)
-    on_a_page(field_panels.picture(bare))
+    on_a_page(field_panels.picture(without_null))
     for line in (mark for panel in picture.panels for mark in panel.marks if isinstance(mark, Line)):
         assert line.colour != "null" or np.isfinite(np.asarray(line.y, dtype=float)).any(), line.name
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_types_of_heads_stand_on_every_map_with_one_key(name: str) -> None:
+def test_head_types_are_dots_on_every_map_with_one_legend(name: str) -> None:
     types = planted()
-    bare, typed = drawn(name), drawn(name, types=types)
-    assert not bare.legend or name == "head_types"
-    maps = [at for at, panel in enumerate(bare.panels) if panel.is_map and panel.x.label == "head"]
+    without_null, with_types = drawn(name), drawn(name, types=types)
+    assert not without_null.legend or name == "head_types"
+    maps = [index for index, panel in enumerate(without_null.panels) if panel.is_map and panel.x.label == "head"]
     if name == "head_types" or not maps:
         return
-    for at in maps:
-        dots = {mark.name: mark for mark in typed.panels[at].marks if not isinstance(mark, Cells) and mark.name}
+    for index in maps:
+        dots = {mark.name: mark for mark in with_types.panels[index].marks if not isinstance(mark, Cells) and mark.name}
         assert list(dots) == [kind.replace("_", "-") for kind in TYPE_COLOURS]
         assert [(y, x) for mark in dots.values() for x, y in zip(mark.x, mark.y, strict=True)] == [
             (0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)
         ]  # fmt: skip
-    assert Parts(picture_html(typed)).texts["li"].count("induction") == 1
-    assert typed.caption.startswith(bare.caption)
-    assert "Dots are types" in typed.caption
+    assert Parts(picture_html(with_types)).texts["li"].count("induction") == 1
+    assert with_types.caption.startswith(without_null.caption)
+    assert "Dots are types" in with_types.caption

@@ -1,10 +1,10 @@
-"""The picture of purity: its distance from the null where there is one, the purities themselves always."""
+"""Tests of the purity plot with and without a null."""
 
 from rheoscope.report.draw_result import picture_of
 from tests.pictures.cases import found
 
 
-def test_without_a_null_the_purities_stand_alone() -> None:
-    beside, alone = found("purity"), found("purity")[["purity"]]
-    assert [panel.title for panel in picture_of(beside).panels] == ["Distance from the null (z)", "Purity"]
-    assert [panel.title for panel in picture_of(alone).panels] == ["Purity"]
+def test_z_scores_are_drawn_only_with_a_null() -> None:
+    with_null, without_null = found("purity"), found("purity")[["purity"]]
+    assert [panel.title for panel in picture_of(with_null).panels] == ["Distance from the null (z)", "Purity"]
+    assert [panel.title for panel in picture_of(without_null).panels] == ["Purity"]

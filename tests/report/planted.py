@@ -89,7 +89,7 @@ def purity(p: float, pairs: int = 9, before: float = 0.5) -> xr.Dataset:
     values = {"purity": 0.9, "purity_null": 0.5, "purity_null_sd": 0.01, "p_value": p}
     data = {name: (("point", "by"), np.full((POINTS, 1), value)) for name, value in values.items()}
     data["purity"][1][0] = before
-    return xr.Dataset(data | {"pairs": ("by", [pairs])}, {"by": ["stem"]})
+    return xr.Dataset(data | {"same_label_pairs": ("by", [pairs])}, {"by": ["stem"]})
 
 
 def fixed_point(radius: float, error: float = 0.01) -> xr.Dataset:
@@ -101,7 +101,7 @@ def fixed_point(radius: float, error: float = 0.01) -> xr.Dataset:
 
 def readout(mean: float, seed: int = 0) -> xr.Dataset:
     data = {
-        "log_probability_next": ("elsewhere", [mean, mean]),
+        "log_probability_next": ("earlier_token", [mean, mean]),
         "log_probability_next_null_draws": ("draw", drawn(seed, -8.0, 0.1)),
         "rank": ("point", [900, 50, 3, 1, 1, 1, 1]),
         "probability": ("point", np.linspace(0, 0.4, POINTS)),

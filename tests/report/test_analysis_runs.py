@@ -141,7 +141,11 @@ def test_in_a_hurry_nothing_is_drawn_for_a_null(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_controls_are_asked_in_the_background_what_they_are_asked_alone() -> None:
-    asks = [Request("clusters"), Request("trajectory"), Request("geometry_kept", lambda so_far: {"": {"nearest": 2}})]
+    asks = [
+        Request("clusters"),
+        Request("trajectory"),
+        Request("geometry_kept", lambda so_far: {"": {"n_neighbours": 2}}),
+    ]
     others = [rs.load(untrained=True, seed=seed) for seed in (1, 2)]
     beside = [Subject(one, TEXT, one.trace(TEXT)) for one in others]
     heard: list[int] = []
@@ -199,7 +203,7 @@ def clusters_so_far(so_far: Results) -> dict[str, Any]:
 def test_of_a_long_text_controls_are_not_asked_what_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
     one = small()
     own = Subject(one, TEXT, one.trace(TEXT))
-    asks = [Request("clusters"), request("geometry_kept", nearest=2)]
+    asks = [Request("clusters"), request("geometry_kept", n_neighbours=2)]
     assert [sorted(c.datasets) for c in run_analyses(own, asks, controls=[lambda: own]).controls] == [
         ["clusters", "geometry_kept"]
     ]

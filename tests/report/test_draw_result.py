@@ -49,5 +49,5 @@ def test_words_stand_in_the_place_of_ids() -> None:
 def test_paper_has_the_numbers_of_the_answer() -> None:
     kept = found("geometry_kept")
     rsa = kept.rsa.sel(reference="embed").values
-    paper = next(line for line in rs.plot(kept).axes[0].lines if line.get_label() == "to the embedding")
+    paper = next(line for line in rs.plot(kept).axes[0].lines if line.get_label() == "embedding")
     assert np.allclose(paper.get_ydata(), rsa)

@@ -129,7 +129,7 @@ def test_a_short_text_says_what_is_left_out() -> None:
     assert any(
         line.startswith("clusters is left out: this analysis needs at least 3 tokens") for line in parts.texts["li"]
     )
-    assert "Do tokens gather?" not in parts.texts["h2"]
+    assert "Do tokens form clusters?" not in parts.texts["h2"]
     assert "Where the prediction forms" in parts.texts["h2"]
     assert "Left out" in parts.texts["h2"]
 
@@ -216,7 +216,7 @@ def test_both_texts_have_their_tokens_findings_and_pictures(compared: str) -> No
     for name in ("text 1", "text 2"):
         assert {
             f"What else beat chance ({name})",
-            f"Do tokens gather? ({name})",
+            f"Do tokens form clusters? ({name})",
             f"Where the numbers of {name} come from",
         } <= set(heads)
     assert "Layer by layer, both texts" in heads

@@ -84,7 +84,7 @@ def test_token_texts_stand_beside_token_numbers() -> None:
     trace = model.trace(TEXT)
     for found, name in (
         (rs.reversed_attention(model, trace), "layer head token"),
-        (rs.massive_tokens(trace, times=1.01), "token"),
+        (rs.massive_tokens(trace, norm_ratio=1.01), "token"),
     ):
         frame = rs.table(found)[name].reset_index()
         assert len(frame) > 0

@@ -193,7 +193,7 @@ def test_layer_with_nan_in_one_text_stays_nan() -> None:
 SETTINGS: dict[str, dict[str, Any]] = {
     "agreement": {"draws": 4, "least": 4},
     "distortion": {"draws": 2, "nearest": 3},
-    "charts": {"draws": 2, "nearest": 4},
+    "charts": {"draws": 2, "n_neighbours": 4},
     "heat": {"draws": 3, "times": (1, 4)},
     "stack": {"draws": 1},
     "transport": {"draws": 3},
@@ -230,7 +230,7 @@ def test_every_analysis_with_a_null_runs_over_texts(name: str) -> None:
     for field in left_out:
         declared_field = declaration.fields[field]
         is_test = field in TEST_FIELDS or field.endswith(tuple(f"_{suffix}" for suffix in TEST_FIELDS))
-        token_dims = set(declared_field.dims) & {"token", "pair", "type", "elsewhere"}
+        token_dims = set(declared_field.dims) & {"token", "pair", "type", "earlier_token"}
         assert is_test or results[0][field].dtype.kind not in "iuf" or token_dims, field
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the bench share."""
+"""Results of theory experiments that several tests share."""
 
 import os
 import pickle
@@ -12,9 +12,9 @@ from rheoscope.files import atomic_file
 
 @cache
 def done(name: str, seed: int = 0) -> Any:
-    """One experiment, done once in a run of the suite: workers of one run find what another has done."""
-    kept = Path(os.environ["RHEOSCOPE_TESTS_SHARED"]) / f"{name}-{seed}.pickle"
-    if not kept.exists():
-        with atomic_file(kept) as file:
+    """The result of an experiment, computed once per run of the suite and shared between its workers."""
+    path = Path(os.environ["RHEOSCOPE_TESTS_SHARED"]) / f"{name}-{seed}.pickle"
+    if not path.exists():
+        with atomic_file(path) as file:
             file.write_bytes(pickle.dumps(rs.dynamics(name, seed)))
-    return pickle.loads(kept.read_bytes())
+    return pickle.loads(path.read_bytes())

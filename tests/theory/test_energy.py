@@ -1,4 +1,4 @@
-"""The slope of the energy is its derivative along the flow."""
+"""Tests of the energy along the flow: its rate and its gradient."""
 
 import pytest
 import torch
@@ -15,21 +15,21 @@ from rheoscope.theory.particles import (
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("normalised", [True, False])
-def test_the_formula_is_the_derivative(seed: int, normalised: bool) -> None:
+def test_energy_rate_is_the_derivative_along_the_flow(seed: int, normalised: bool) -> None:
     x = normalise(standard_normal(seed, 6, 3))
     velocity = sphere_velocity(dot_product_attention(BETA)) if normalised else unnormalised_velocity(BETA)
-    _, due = torch.autograd.functional.jvp(interaction_energy, x, velocity(0.0, x))
-    assert float(energy_rate(x, velocity, normalised)) == pytest.approx(float(due))
-    assert float(due) > 0
+    _, expected = torch.autograd.functional.jvp(interaction_energy, x, velocity(0.0, x))
+    assert float(energy_rate(x, velocity, normalised)) == pytest.approx(float(expected))
+    assert float(expected) > 0
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_unnormalised_attention_is_n_times_the_gradient(seed: int) -> None:
+def test_unnormalised_velocity_is_n_times_the_gradient(seed: int) -> None:
     x = normalise(standard_normal(seed, 5, 3)).requires_grad_()
     (gradient,) = torch.autograd.grad(interaction_energy(x), x)
-    along = gradient - (gradient * x).sum(-1, keepdim=True) * x
-    assert torch.allclose(unnormalised_velocity(BETA)(0.0, x.detach()), 5 * along.detach())
+    tangent_gradient = gradient - (gradient * x).sum(-1, keepdim=True) * x
+    assert torch.allclose(unnormalised_velocity(BETA)(0.0, x.detach()), 5 * tangent_gradient.detach())
 
 
-def test_falls_are_counted_and_rounding_is_none() -> None:
+def test_decreases_are_counted_without_rounding() -> None:
     assert count_decreases(torch.tensor([0.0, 1.0, 0.5, 0.7, 0.2, 0.2 - 1e-15], dtype=torch.float64)) == 2

@@ -1,4 +1,4 @@
-"""Every experiment reproduces its numbers; names are looked up, and a wrong one is told in one line."""
+"""Tests of all experiments: gaps of at most 2 %, figures, seeds, docstrings and unknown names."""
 
 from dis import get_instructions
 from inspect import getdoc, unwrap
@@ -13,70 +13,74 @@ from tests.processes import run_in_fork, unload_packages
 from tests.theory.cases import done
 
 NAMES = sorted(rs.experiments())
-DRAWN = ("causal", "free_space", "gaussian", "rank_collapse")
-"""Experiments that read their seed, where doing one again takes a moment."""
+SEEDED = ("causal", "free_space", "gaussian", "rank_collapse")
+"""Fast experiments that use their seed."""
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_number_is_within_two_percent(name: str) -> None:
-    told = done(name)
-    far = {str(q): float(gap) for q, gap in zip(told.quantity.values, told.gap.values, strict=True) if not gap <= 0.02}
-    assert far == {}
-    assert told.sizes["quantity"] >= 2
+def test_every_gap_is_at_most_two_percent(name: str) -> None:
+    result = done(name)
+    large_gaps = {
+        str(q): float(gap) for q, gap in zip(result.quantity.values, result.gap.values, strict=True) if not gap <= 0.02
+    }
+    assert large_gaps == {}
+    assert result.sizes["quantity"] >= 2
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_experiment_has_its_figure(name: str) -> None:
-    """Here, beside its numbers: so no other worker does the experiment again."""
+def test_every_experiment_has_a_figure(name: str) -> None:
+    """In this file, so that no other worker repeats the experiment."""
     figure = rs.plot(done(name))
     assert all(axis.get_title("left") and (axis.lines or axis.collections or axis.patches) for axis in figure.axes)
     assert len(figure.axes) == 2
     assert set(FIGURES) == set(NAMES)
 
 
-def test_dots_are_what_was_measured_and_lines_what_theory_gives() -> None:
-    told = done("equiangular")
-    line, dots = rs.plot(told).axes[0].lines[:2]
-    assert line.get_ydata() == pytest.approx(told.cosine_ode.values[0])
-    assert dots.get_ydata() == pytest.approx(told.cosine.values[0])
+def test_dots_are_measurements_and_lines_are_theory() -> None:
+    result = done("equiangular")
+    line, dots = rs.plot(result).axes[0].lines[:2]
+    assert line.get_ydata() == pytest.approx(result.cosine_ode.values[0])
+    assert dots.get_ydata() == pytest.approx(result.cosine.values[0])
     assert dots.get_linestyle() == "None"
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_another_seed_gives_other_particles_and_the_same_theory(name: str) -> None:
-    first, other = done(name), done(name, 7)
-    assert not np.array_equal(first.number.values, other.number.values)
-    assert (other.gap.values <= 0.02).all()
+@pytest.mark.parametrize("name", SEEDED)
+def test_another_seed_changes_the_numbers_but_not_the_agreement(name: str) -> None:
+    first, second = done(name), done(name, 7)
+    assert not np.array_equal(first.number.values, second.number.values)
+    assert (second.gap.values <= 0.02).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_says_it_reads_no_seed_reads_none_and_all_others_do(name: str) -> None:
-    """Its code never loads the name, so that doing it again could show nothing more."""
+def test_docstring_states_whether_the_seed_is_used(name: str) -> None:
+    """The bytecode shows whether an experiment reads its seed."""
     run = unwrap(rs.experiments()[name].run)
     assert "seed" in run.__code__.co_varnames + run.__code__.co_cellvars
-    read = any(step.argval == "seed" for step in get_instructions(run))
-    assert read != ("`seed` is not read" in " ".join((getdoc(run) or "").split()))
+    reads_seed = any(step.argval == "seed" for step in get_instructions(run))
+    assert reads_seed != ("`seed` is unused" in " ".join((getdoc(run) or "").split()))
 
 
-def test_what_reads_no_seed_gives_the_same_numbers_for_another() -> None:
+def test_a_deterministic_experiment_ignores_the_seed() -> None:
     assert np.allclose(done("heat").number.values, rs.dynamics("heat", 7).number.values, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_result_says_what_it_is(name: str) -> None:
-    told, row = done(name), rs.experiments()[name]
-    assert told.attrs["experiment"] == name == row.run.__name__
-    assert told.attrs["source"] == row.source
-    assert all(told[field].attrs["definition"] for field in told.data_vars)
-    gap = np.abs(told.number - told.expected) / np.where(told.expected == 0, 1, np.abs(told.expected))
-    assert np.allclose(told.gap, gap)
-    page = getdoc(row.run) or ""
-    assert all(word in page for word in ("**Formula**", "**Numbers**", "**Source**"))
+def test_every_result_has_provenance_definitions_and_gaps(name: str) -> None:
+    result, row = done(name), rs.experiments()[name]
+    assert result.attrs["experiment"] == name == row.run.__name__
+    assert result.attrs["source"] == row.source
+    assert all(result[field].attrs["definition"] for field in result.data_vars)
+    gap = np.abs(result.number - result.expected) / np.where(result.expected == 0, 1, np.abs(result.expected))
+    assert np.allclose(result.gap, gap)
+    docstring = getdoc(row.run) or ""
+    assert all(heading in docstring for heading in ("**Formula**", "**Returns**", "**Source**"))
 
 
-def test_published_numbers() -> None:
-    told = done("equiangular")
-    published = [float(e) for e, why in zip(told.expected.values, told.why.values, strict=True) if why == "published"]
+def test_expected_values_are_the_published_ones() -> None:
+    result = done("equiangular")
+    published = [
+        float(e) for e, why in zip(result.expected.values, result.why.values, strict=True) if why == "published"
+    ]
     assert published == [2.71, 8.31, 4.18]
     assert done("long_context").expected.values[:3] == pytest.approx([1, 0.6316, 0.3], abs=1e-4)
     assert done("heat").expected.values[:2].tolist() == [0.5, 1.0]
@@ -91,40 +95,44 @@ def test_contrasts_are_far_from_theory() -> None:
     assert float(done("metastable").contrast[-1]) > 20
 
 
-@pytest.mark.parametrize(("typed", "said"), [("heet", "type one of heat"), ("meta stable", "type one of metastable")])
-def test_a_name_that_is_nearly_one_is_told(typed: str, said: str) -> None:
-    with pytest.raises(rs.RheoscopeError, match=said) as error:
-        rs.dynamics(typed)
+@pytest.mark.parametrize(("name", "suggestion"), [("heet", "heat"), ("meta stable", "metastable")])
+def test_a_misspelt_name_gets_a_suggestion(name: str, suggestion: str) -> None:
+    with pytest.raises(rs.RheoscopeError, match=f"expected one of {suggestion}.*; type rs.dynamics") as error:
+        rs.dynamics(name)
     assert "\n" not in str(error.value)
+    assert error.value.on("shell").endswith(f"; type rheoscope dynamics {suggestion}")
 
 
-def test_a_name_like_none_lists_all() -> None:
-    with pytest.raises(rs.RheoscopeError, match="unknown experiment 'xyzzy'; type one of equiangular, energy"):
+def test_an_unknown_name_lists_all_experiments() -> None:
+    with pytest.raises(
+        rs.RheoscopeError,
+        match=r"unknown experiment 'xyzzy', expected one of equiangular, energy, .*; type rs.dynamics",
+    ):
         rs.dynamics("xyzzy")
 
 
 def imported_in_any_order() -> None:
     unload_packages()
-    import rheoscope as again
+    import rheoscope as reloaded
     import rheoscope.report.pictures.dynamics as module
     import rheoscope.theory.particles
 
-    assert again is not rs
+    assert reloaded is not rs
     for _ in range(2):
-        assert callable(again.dynamics)
-        assert again.dynamics is not module
+        assert callable(reloaded.dynamics)
+        assert reloaded.dynamics is not module
         from rheoscope import dynamics
 
-        assert dynamics is again.dynamics
+        assert dynamics is reloaded.dynamics
         import rheoscope.report.theory_report
 
 
-def test_the_name_stays_a_function_whatever_was_imported() -> None:
-    ended = run_in_fork(imported_in_any_order)
-    assert ended.returncode == 0, ended.stderr
+def test_rs_dynamics_stays_a_function_after_submodule_imports() -> None:
+    process = run_in_fork(imported_in_any_order)
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_guide_tells_every_experiment(name: str) -> None:
+def test_guide_describes_every_experiment(name: str) -> None:
     guide = Path(__file__).resolve().parents[2] / "docs" / "guide" / "dynamics.md"
     assert f"\n**{name}.** " in guide.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The systems equal slow ones, obey their laws, and the stepper is of fourth order."""
+"""Tests of the particle systems against loops, their symmetries, and the integrator."""
 
 import math
 from dataclasses import replace
@@ -28,39 +28,41 @@ from rheoscope.theory.particles import (
 SEEDS = range(4)
 
 
-def slow(x: Tensor, V: Tensor, beta: float, sphere: bool, normalised: bool, causal: bool = False) -> Tensor:
+def slow_velocity(x: Tensor, V: Tensor, beta: float, sphere: bool, normalised: bool, causal: bool = False) -> Tensor:
     """x_i' by loops over particles."""
     out = torch.zeros_like(x)
     for i in range(len(x)):
-        seen = range(i + 1 if causal else len(x))
-        e = [math.exp(beta * float(x[i] @ x[j])) for j in seen]
+        visible = range(i + 1 if causal else len(x))
+        e = [math.exp(beta * float(x[i] @ x[j])) for j in visible]
         total = sum(e) if normalised else len(x)
-        y = sum((e[j] / total * (x[j] @ V) for j in seen), torch.zeros_like(x[i]))
+        y = sum((e[j] / total * (x[j] @ V) for j in visible), torch.zeros_like(x[i]))
         out[i] = y - (x[i] @ y) * x[i] if sphere else y
     return out
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_systems_equal_loops(seed: int) -> None:
+def test_velocities_equal_loops(seed: int) -> None:
     x, V, beta = normalise(standard_normal(seed, 7, 3)), standard_normal(seed + 100, 3, 3), 1.7
     eye = torch.eye(3, dtype=torch.float64)
     masked = replace(dot_product_attention(beta), mask=Causal())
-    assert torch.allclose(sphere_velocity(dot_product_attention(beta), V)(0.0, x), slow(x, V, beta, True, True))
-    assert torch.allclose(sphere_velocity(dot_product_attention(beta))(0.0, x), slow(x, eye, beta, True, True))
-    assert torch.allclose(unnormalised_velocity(beta, V)(0.0, x), slow(x, V, beta, True, False))
-    assert torch.allclose(free_velocity(dot_product_attention(beta), V)(0.0, x), slow(x, V, beta, False, True))
-    assert torch.allclose(sphere_velocity(masked, V)(0.0, x), slow(x, V, beta, True, True, causal=True))
+    assert torch.allclose(
+        sphere_velocity(dot_product_attention(beta), V)(0.0, x), slow_velocity(x, V, beta, True, True)
+    )
+    assert torch.allclose(sphere_velocity(dot_product_attention(beta))(0.0, x), slow_velocity(x, eye, beta, True, True))
+    assert torch.allclose(unnormalised_velocity(beta, V)(0.0, x), slow_velocity(x, V, beta, True, False))
+    assert torch.allclose(free_velocity(dot_product_attention(beta), V)(0.0, x), slow_velocity(x, V, beta, False, True))
+    assert torch.allclose(sphere_velocity(masked, V)(0.0, x), slow_velocity(x, V, beta, True, True, causal=True))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_rescaled_is_free_space_seen_through_the_exponential(seed: int) -> None:
+def test_rescaled_flow_equals_free_flow_times_the_exponential(seed: int) -> None:
     x, V, times = 0.5 * standard_normal(seed, 6, 2), 0.4 * standard_normal(seed + 50, 2, 2), time_grid(1.0, 40)
-    there = evolve(free_velocity(dot_product_attention(1.0), V), x, times)[-1] @ torch.matrix_exp(-V)
-    assert torch.allclose(evolve(rescaled_velocity(dot_product_attention(1.0), V), x, times)[-1], there, atol=1e-7)
+    expected = evolve(free_velocity(dot_product_attention(1.0), V), x, times)[-1] @ torch.matrix_exp(-V)
+    assert torch.allclose(evolve(rescaled_velocity(dot_product_attention(1.0), V), x, times)[-1], expected, atol=1e-7)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_particles_stay_on_the_sphere_and_one_stays_where_it_is(seed: int) -> None:
+def test_particles_stay_on_the_sphere_and_a_single_one_rests(seed: int) -> None:
     x = normalise(standard_normal(seed, 9, 4))
     for velocity in (
         sphere_velocity(dot_product_attention(3.0), standard_normal(seed, 4, 4)),
@@ -76,7 +78,7 @@ def test_particles_stay_on_the_sphere_and_one_stays_where_it_is(seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_turn_turns_the_flow_and_a_permutation_permutes_it(seed: int) -> None:
+def test_rotations_rotate_the_flow_and_permutations_permute_it(seed: int) -> None:
     x, Q = normalise(standard_normal(seed, 8, 3)), torch.linalg.qr(standard_normal(seed + 9, 3, 3))[0]
     order = torch.randperm(8, generator=torch.Generator().manual_seed(seed))
     for rule in (dot_product_attention(2.0), mechanism("metric", sigma=0.7), mechanism("sinkhorn", rounds=30)):
@@ -85,13 +87,13 @@ def test_a_turn_turns_the_flow_and_a_permutation_permutes_it(seed: int) -> None:
         assert torch.allclose(evolve(sphere_velocity(rule), x[order], time_grid(1.0, 5), normalise)[-1], end[order])
 
 
-def test_the_mean_obeys_v_alone_under_sinkhorn_and_not_under_softmax() -> None:
+def test_mean_follows_exp_V_under_sinkhorn_but_not_under_softmax() -> None:
     x, V, times = standard_normal(0, 12, 3) + 0.5, 0.3 * standard_normal(1, 3, 3), time_grid(1.0, 8)
-    due = x.mean(0) @ torch.matrix_exp(V)
-    equal = replace(dot_product_attention(0.5), normaliser=Sinkhorn(200))
-    assert torch.allclose(evolve(free_velocity(equal, V), x, times)[-1].mean(0), due, atol=1e-5)
+    expected_mean = x.mean(0) @ torch.matrix_exp(V)
+    doubly_stochastic = replace(dot_product_attention(0.5), normaliser=Sinkhorn(200))
+    assert torch.allclose(evolve(free_velocity(doubly_stochastic, V), x, times)[-1].mean(0), expected_mean, atol=1e-5)
     assert not torch.allclose(
-        evolve(free_velocity(dot_product_attention(0.5), V), x, times)[-1].mean(0), due, atol=1e-2
+        evolve(free_velocity(dot_product_attention(0.5), V), x, times)[-1].mean(0), expected_mean, atol=1e-2
     )
 
 
@@ -101,24 +103,24 @@ def test_halving_the_step_divides_the_error_by_sixteen() -> None:
     assert error[0] / error[1] == pytest.approx(16, rel=0.1)
 
 
-def test_times_may_be_uneven_and_every_step_is_kept() -> None:
+def test_evolve_returns_every_step_of_uneven_times() -> None:
     times = torch.tensor([0.0, 0.1, 0.3, 0.31], dtype=torch.float64)
     path = evolve(lambda t, x: x, torch.ones(1, 1, dtype=torch.float64), times)
     assert torch.allclose(path[:, 0, 0], times.exp(), atol=1e-5)
 
 
-def test_tangent_is_what_is_left_of_the_sphere() -> None:
+def test_project_to_tangent_equals_a_loop() -> None:
     x, y = normalise(standard_normal(0, 5, 3)), standard_normal(1, 5, 3)
     assert torch.allclose(project_to_tangent(x, y), torch.stack([b - (a @ b) * a for a, b in zip(x, y, strict=True)]))
 
 
-def test_crossings_are_found_between_times() -> None:
+def test_crossing_time_interpolates_between_times() -> None:
     times = time_grid(4.0, 4)
     assert crossing_time(times, 2 * times, 3.0) == 1.5
     assert crossing_time(times, times + 5, 3.0) == 0.0
     assert math.isnan(crossing_time(times, times, 9.0))
 
 
-def test_integrals_are_exact_for_polynomials() -> None:
+def test_quadrature_is_exact_for_polynomials() -> None:
     assert integrate(lambda x: 3 * x**2 + 1, -1.0, 2.0, n_nodes=5) == pytest.approx(12)
     assert integrate(torch.exp, 0.0, 1.0) == pytest.approx(math.e - 1, rel=1e-12)

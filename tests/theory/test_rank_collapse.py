@@ -1,4 +1,4 @@
-"""Cubing, layer by layer."""
+"""Tests of the cubic contraction."""
 
 import pytest
 import torch
@@ -12,20 +12,20 @@ def residual(x: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("skip", [False, True])
-def test_carrying_the_mean_apart_changes_nothing(skip: bool) -> None:
+def test_storing_the_mean_separately_changes_nothing(skip: bool) -> None:
     r, mean = 0.3 * standard_normal(0, 8, 4), normalise(standard_normal(1, 1, 4))
     r = r - r.mean(0)
-    x, seen = mean + r, [residual(mean + r)]
+    x, norms = mean + r, [residual(mean + r)]
     for _ in range(2):
         x = skip * x + attention_weights(dot_product_attention(BETA), x) @ x
-        seen.append(residual(x))
-    assert residual_norms(r, mean, skip)[:3].tolist() == pytest.approx(seen, rel=1e-8)
+        norms.append(residual(x))
+    assert residual_norms(r, mean, skip)[:3].tolist() == pytest.approx(norms, rel=1e-8)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_small_singular_values_are_cubed(seed: int) -> None:
     r = 1e-3 * standard_normal(seed, N, 4)
     r = r - r.mean(0)
-    moved = attention_weights(dot_product_attention(BETA), normalise(standard_normal(seed + 1, 1, 4)) + r) @ r
-    due = BETA / N * torch.linalg.svdvals(r) ** 3
-    assert torch.allclose(torch.linalg.svdvals(moved - moved.mean(0)), due, rtol=1e-2)
+    output = attention_weights(dot_product_attention(BETA), normalise(standard_normal(seed + 1, 1, 4)) + r) @ r
+    expected = BETA / N * torch.linalg.svdvals(r) ** 3
+    assert torch.allclose(torch.linalg.svdvals(output - output.mean(0)), expected, rtol=1e-2)

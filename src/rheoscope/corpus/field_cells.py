@@ -17,7 +17,7 @@ from rheoscope.corpus.summaries import FieldValues
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Field
 
-TEXT_AXES = frozenset({"token", "type", "token_text", "word", "pair", "elsewhere", "draw", "text", "group"})
+TEXT_AXES = frozenset({"token", "type", "token_text", "word", "pair", "earlier_token", "draw", "text", "group"})
 """Axes whose places are other things in another text."""
 
 

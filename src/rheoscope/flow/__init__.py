@@ -1,1 +1,1 @@
-"""How the cloud of tokens flows through the layers."""
+"""Analyses of how the cloud of tokens moves through the layers."""

@@ -1,8 +1,8 @@
-"""The clouds that an analysis of the flow looks at: which points, which tokens, in which space.
+"""Selection of the clouds that a flow analysis uses: points, tokens and space.
 
-raw       x as it is             lengths, costs, W₂
-normed    after the final norm   what the unembedding reads
-sphere    x / ‖x‖                directions alone
+raw       x itself               norms, costs, W₂
+normed    after the final norm   the input of the unembedding
+sphere    x / ‖x‖                directions only
 """
 
 from collections.abc import Iterator
@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.trace import Trace
@@ -26,10 +28,10 @@ SPACES = ("raw", "normed", "sphere")
 class Clouds:
     """One text as a sequence of clouds in a space.
 
-    `steps` are their labels, `tokens` the places of the tokens that stand in them, `words` their texts.
+    `steps` are the labels of the clouds, `positions` the positions of their tokens, `token_texts` the texts of these tokens.
 
-    Iterating gives one cloud (n, d) after the other in float32 or better, so that an analysis of single clouds never holds
-    them all; `points` (p, n, d) are all of them.
+    Iterating yields one cloud (n, d) at a time in float32 or better, so that not all clouds are in memory. `points` holds all
+    clouds (p, n, d).
     """
 
     trace: Trace
@@ -63,14 +65,14 @@ class Clouds:
 
     @property
     def types(self) -> Int[Tensor, " n"]:
-        """Which type every token is, numbered as they first come: tokens of one id are one type."""
+        """The type of every token, numbered by first occurrence. Tokens with equal ids have the same type."""
         ids = [int(self.trace.ids[position]) for position in self.positions]
         type_of_id = {token_id: number for number, token_id in enumerate(dict.fromkeys(ids))}
         return torch.tensor([type_of_id[token_id] for token_id in ids])
 
     @property
     def type_texts(self) -> list[str]:
-        """The text of every type, in the order of their numbers."""
+        """The text of every type, in the order of the type numbers."""
         return list(
             {int(self.trace.ids[position]): self.trace.tokens[position] for position in self.positions}.values()
         )
@@ -79,10 +81,10 @@ class Clouds:
 def select_clouds(
     trace: Trace, space: str = "raw", grain: str = "half", keep_massive: bool = False, min_tokens: int = 1
 ) -> Clouds:
-    """The clouds of a Trace in a space, massive tokens dropped and listed unless `keep_massive`.
+    """The clouds of a Trace in a space. Massive tokens are left out and listed in `attributes`, unless `keep_massive`.
 
-    `grain="half"` has every step, `"layer"` the embedding and the end of every layer. Fewer than `least` tokens are
-    refused: the analysis would have nothing to say.
+    `grain="half"` selects every step, `"layer"` the embedding and the end of every layer. Fewer than `min_tokens` tokens raise an
+    error.
 
     >>> import rheoscope as rs
     >>> model = rs.load()
@@ -92,8 +94,11 @@ def select_clouds(
     check_space(space)
     point_indices = points_at_grain(trace, grain)
     positions = trace.valid_mask(keep_massive, min_tokens).nonzero()[:, 0].tolist()
-    if not all(bool(extreme.isfinite()) for extreme in trace.points.aminmax()):  # NaN is the least and the largest
-        raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
+    if not all(bool(extreme.isfinite()) for extreme in trace.points.aminmax()):  # aminmax propagates NaN
+        raise RheoscopeError(
+            Message("the points of this text contain NaN or infinity"),
+            Advice("rs.load(…, dtype='float32')", "--dtype float32"),
+        )
     attributes = {
         "space": space,
         "grain": grain,
@@ -104,7 +109,7 @@ def select_clouds(
 
 
 def type_means(x: Float[Tensor, "n d"], types: Int[Tensor, " n"]) -> Float[Tensor, "t d"]:
-    """One point a type, the mean of its occurrences, in float64: a text that repeats itself has the same ones.
+    """One point per type: the mean of its occurrences, in float64.
 
     >>> type_means(torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([0, 0, 1])).tolist()
     [[2.0], [9.0]]
@@ -115,22 +120,35 @@ def type_means(x: Float[Tensor, "n d"], types: Int[Tensor, " n"]) -> Float[Tenso
 
 
 def check_space(space: str) -> None:
-    """Refuse a space that there is not."""
+    """Raise an error if the space is unknown."""
     if space not in SPACES:
-        raise RheoscopeError(f"unknown space {space!r}; type one of {', '.join(SPACES)}")
+        raise RheoscopeError(
+            Message(
+                "{name} must be one of {expected}, got {received!r}",
+                name="space",
+                expected=", ".join(SPACES),
+                received=space,
+            ),
+            use(space=SPACES[0]),
+        )
 
 
 def points_at_grain(trace: Trace | Traces, grain: str) -> list[int]:
-    """Which points: every one (`half`), or the embedding and the end of every layer (`layer`)."""
+    """The indices of the points: all (`half`), or the embedding and the end of every layer (`layer`)."""
     if grain == "half":
         return list(range(len(trace.steps)))
     if grain == "layer":
         return [*trace.input_steps, len(trace.steps) - 1]
-    raise RheoscopeError(f"unknown grain {grain!r}; type 'layer' or 'half'")
+    raise RheoscopeError(
+        Message(
+            "{name} must be one of {expected}, got {received!r}", name="grain", expected="layer, half", received=grain
+        ),
+        use(grain="layer"),
+    )
 
 
 def to_space(view: View, points: Float[Tensor, "*p n d"], space: str) -> Float[Tensor, "*p n d"]:
-    """Points as they stand in a space, in float32 or better."""
+    """The points in a space, in float32 or better."""
     check_space(space)
     if space == "normed":
         with torch.no_grad():

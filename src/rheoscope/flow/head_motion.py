@@ -1,4 +1,4 @@
-"""How far does every head move the tokens, and how much of that is along what the whole attention does?"""
+"""The speed of every head, and its cosine with the displacement by the whole attention of its layer."""
 
 from collections.abc import Iterable, Sequence
 
@@ -25,10 +25,9 @@ def head_speeds_and_cosines(
     valid: ValidTokens = None,
     positions: list[int] | None = None,
 ) -> Float[Tensor, "2 *b layer h"]:
-    """Length of every head's displacement, and its cosine with that of the whole attention; means over tokens.
+    """The norm of every head's displacement and its cosine with the displacement by the whole attention; means over tokens.
 
-    As many layers together as a device holds: a GPU waits for each thing that it is asked. Where the forward pass kept what heads
-    gave, a kernel reads it there.
+    Layers are batched to avoid launch overhead. If the forward pass recorded the head outputs, a GPU kernel reads them directly.
     """
     parts, layers = [], range(trace.view.layers)
     head_outputs = recorded_head_outputs(trace, positions)
@@ -56,9 +55,9 @@ def attention_displacements(
     displacement: Float[Tensor, "*b n s d"] | None,
     layers: Sequence[int],
 ) -> Float[Tensor, "layer *b n d"]:
-    """What the attention of each layer does to the tokens as a whole."""
+    """The displacement of every token by the whole attention of each layer."""
     if displacement is not None:
-        steps_per_layer = displacement.shape[-2] // trace.view.layers  # steps of a layer; a slice copies nothing
+        steps_per_layer = displacement.shape[-2] // trace.view.layers  # a slice avoids a copy
         return displacement[..., trace.input_steps[layers[0]] :: steps_per_layer, :].movedim(-2, 0)[: len(layers)]
     end_points = [(trace.mid_steps[layer], trace.input_steps[layer]) for layer in layers]
     return torch.stack(
@@ -72,7 +71,7 @@ def attention_displacements(
 def layer_speeds_and_cosines(
     updates: list[FactoredDisplacements], attention_displacement: Float[Tensor, "layer *b n d"], valid: ValidTokens
 ) -> Float[Tensor, "2 *b layer h"]:
-    """The same of some layers side by side."""
+    """Speeds and cosines of a batch of layers, from factored displacements."""
     mixed_values = (
         stack_padded([update.mixed_values for update in updates], fill_value=0.0)
         if len(updates) > 1
@@ -93,7 +92,7 @@ def layer_speeds_and_cosines(
 def recorded_head_outputs(
     trace: Trace | Traces, positions: list[int] | None = None
 ) -> list[Float[Tensor, "*b r he"]] | None:
-    """What the heads of every layer gave to the tokens `rows` (all, unless said), where the forward pass kept it and a kernel reads it."""
+    """The recorded head outputs of every layer at `positions` (default: all); None if not recorded or no kernel can read them."""
     blocks = trace.view.layer_heads
     outputs = [x for x in map(trace.outputs, range(len(blocks))) if x is not None]
     is_uniform = len({heads.W_O.shape for heads in blocks}) == 1 and all(heads.output_norm is None for heads in blocks)
@@ -112,7 +111,7 @@ def output_speeds_and_cosines(
     attention_displacement: Float[Tensor, "layer *b n d"],
     valid: ValidTokens,
 ) -> Float[Tensor, "2 *b layer h"]:
-    """The same from what heads gave."""
+    """Speeds and cosines from the recorded head outputs."""
     head_length, products = lengths_and_products(view, outputs, attention_displacement)
     attention_length = torch.linalg.vector_norm(attention_displacement, dim=-1, dtype=torch.float32)[..., None, :]
     return torch.stack(
@@ -128,8 +127,8 @@ def lengths_and_products(
     outputs: Sequence[Float[Tensor, "*b n he"]],
     displacements: Float[Tensor, "layer *b n d"] | Iterable[Float[Tensor, "*b n d"]],
 ) -> tuple[Float[Tensor, "layer *b h n"], Float[Tensor, "layer *b h n"]]:
-    """‖Δ_h(x_i)‖ and ⟨Δ_h(x_i), y_i⟩ of every head from what it gave, y another displacement for each layer: by a kernel."""
-    from rheoscope.flow.kernels.head_dots import head_dots  # Triton, which not every machine has
+    """‖Δ_h(x_i)‖ and ⟨Δ_h(x_i), y_i⟩ for every head from its recorded output, with one displacement y per layer."""
+    from rheoscope.flow.kernels.head_dots import head_dots  # imports Triton, which is optional
 
     output_map = torch.stack([heads.W_O.detach() for heads in view.layer_heads]).to(outputs[0].dtype)
     gram, common, (*texts, n, _) = output_map @ output_map.mT, stacked_value_bias(view.layer_heads), outputs[0].shape
@@ -156,7 +155,7 @@ def _project_on_heads(
     displacements: Float[Tensor, "layer *b n d"] | Iterable[Float[Tensor, "*b n d"]],
     head_weights: Float[Tensor, "layer d he"],
 ) -> Iterable[Tensor]:
-    """Displacements as the heads of their layer see them: of all layers in one product where they lie side by side."""
+    """The displacements times the head weights of their layer, in one batched product if they are one tensor."""
     if isinstance(displacements, Tensor):
         return displacements.flatten(1, -2).to(head_weights.dtype) @ head_weights
     return (

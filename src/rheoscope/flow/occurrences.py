@@ -1,4 +1,4 @@
-"""A word in its sentences: the token where it ends, and the points of that token after every layer."""
+"""Occurrences of words in sentences: the points of the last token of a word after every layer."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -10,21 +10,23 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.flow.cloud import check_space
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model, Text
 from rheoscope.space.safe_arithmetic import at_least_float32
 
 SENTENCES_PER_BATCH = 32
-"""Sentences of one forward pass: points of all steps are there for these alone."""
+"""Sentences per forward pass. Only their points are held at all steps at once."""
 OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Occurrences:
-    """One word a sentence: its `points` (p, s, d) after the embedding and every layer (`steps`), the `ids` of its last token.
+    """One word per sentence: its `points` after the embedding and every layer (`steps`), and the `ids` of its last token.
 
-    Points are centred on the mean of all occurrences; in the space `sphere` they are then directions. `rounding` (p, s) is how
-    much of a distance may be nothing but rounding.
+    Points are centred on the mean of all occurrences. In the space `sphere` they are then normalised. `rounding` is the
+    contribution of each point to the rounding error of a distance.
     """
 
     points: Float[Tensor, "p s d"]
@@ -41,11 +43,11 @@ def occurrences(
     space: str = "sphere",
     progress: OnProgress | None = None,
 ) -> Occurrences:
-    """Where a word lies in each of many sentences; of a list of ids the word is the last token.
+    """The points of one word in each sentence. In a list of token ids the word is the last token.
 
     >>> import rheoscope as rs
-    >>> seen = occurrences(rs.load(), ["The boat lay at the bank", "The loan of the bank"], ["bank", "bank"])
-    >>> seen.points.shape[:2], bool((seen.points[0, 0] == seen.points[0, 1]).all())
+    >>> result = occurrences(rs.load(), ["The boat lay at the bank", "The loan of the bank"], ["bank", "bank"])
+    >>> result.points.shape[:2], bool((result.points[0, 0] == result.points[0, 1]).all())
     (torch.Size([7, 2]), True)
     """
     check_space(space)
@@ -72,10 +74,13 @@ def occurrences(
 def centre_in_space(
     model: Model, points: Float[Tensor, "p s d"], space: str
 ) -> tuple[Float[Tensor, "p s d"], Float[Tensor, "p s"]]:
-    """Points of a space around their mean, and how much of a distance between them may be rounding."""
+    """The points in the space, centred on their mean, and the rounding error of each."""
     x = at_least_float32(model.view.final_norm.apply(points) if space == "normed" else points)
     if not bool(x.isfinite().all()):
-        raise RheoscopeError("the points of these sentences hold NaN or infinity; type dtype='float32'")
+        raise RheoscopeError(
+            Message("the points of these sentences contain NaN or infinity"),
+            Advice("rs.load(…, dtype='float32')", "--dtype float32"),
+        )
     centred = x.double() - x.double().mean(-2, keepdim=True)
     rounding = 16 * torch.finfo(model.view.dtype).eps * x.double().norm(dim=-1)
     if space != "sphere":
@@ -85,24 +90,26 @@ def centre_in_space(
 
 
 def distances_between(x: Float[Tensor, "*p n d"], rounding: Float[Tensor, "*p n"]) -> Float[Tensor, "*p n n"]:
-    """‖x_i − x_j‖ of few points, exactly 0 for equal ones; what may be rounding alone is 0."""
+    """‖x_i − x_j‖ for few points. A distance within the rounding error is 0."""
     distance = (x[..., :, None, :] - x[..., None, :, :]).norm(dim=-1)
     return torch.where(distance > rounding[..., :, None] + rounding[..., None, :], distance, 0)
 
 
 def word_position(model: Model, sentence: Text, target_word: object) -> int:
-    """Which token of a sentence is the last one of the word, where it stands last."""
+    """The position of the last token of the word's last occurrence in a sentence."""
     if not isinstance(sentence, str):
         return len(sentence) - 1
     matches = list(re.finditer(rf"(?<!\w){re.escape(str(target_word))}(?!\w)", sentence))
     if not matches:
         raise RheoscopeError(
-            f"{str(target_word)!r} does not stand in {sentence!r}; write a sentence that has the word in it"
+            Message(
+                "the sentence {sentence!r} must contain the word {word!r}", sentence=sentence, word=str(target_word)
+            )
         )
     return len(model.ids(sentence[: matches[-1].end()])) - 1 - count_closing_tokens(model)
 
 
 def count_closing_tokens(model: Model) -> int:
-    """How many special tokens the tokenizer puts behind every text."""
+    """The number of special tokens that the tokenizer appends to every text."""
     reversed_pairs = zip(model.encode("a")[::-1], model.encode("b")[::-1], strict=False)
     return len(list(takewhile(lambda pair: pair[0] == pair[1], reversed_pairs)))

@@ -49,7 +49,7 @@ def picture_of(
 
     >>> import rheoscope as rs
     >>> picture_of(rs.transport(rs.load().trace("The keys to the cabinet are"))).title
-    'Must tokens stay themselves?'
+    'Is keeping token identity the cheapest transport?'
     """
     is_over_texts = "left_out" in getattr(
         dataset, "attrs", {}

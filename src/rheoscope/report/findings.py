@@ -78,7 +78,7 @@ def straightness(results: Results) -> Statement | None:
     trajectory = results.datasets.get("trajectory")
     if trajectory is None or not trajectory.sizes["draw"]:
         return None
-    value, null = float(trajectory.straightness.mean()), trajectory.straightness_flipped.values
+    value, null = float(trajectory.straightness.mean()), trajectory.straightness_null_draws.values
     template = (
         Message("Tokens move straighter than under the null")
         if value > null.mean()
@@ -142,11 +142,11 @@ def massive_token_sink(results: Results) -> Statement | None:
     massive = results.datasets.get("massive_tokens")
     if massive is None or not massive.sizes["token"]:
         return None
-    largest_index = int(np.argmax(massive.largest.values))
+    largest_index = int(np.argmax(massive.max_relative_norm.values))
     token_text, largest, null_sd = (
         massive.attrs["tokens"][largest_index],
-        float(massive.largest[largest_index]),
-        float(massive.spread[largest_index]),
+        float(massive.max_relative_norm[largest_index]),
+        float(massive.log_norm_sd[largest_index]),
     )
     sink_mass, uniform_mass = float(massive.sink_mass.isel(token=largest_index).max()), 1 / massive.attrs["n"]
     text = Message(

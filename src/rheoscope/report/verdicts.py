@@ -255,7 +255,7 @@ def judge_gathering(results: Results, question: Question) -> Verdict:
         rank=_first_to_last(clusters.type_effective_rank),
     )
     stems = results.datasets["purity"].sel(by="stem")
-    if int(stems.pairs) < MIN_STEM_PAIRS:
+    if int(stems.same_label_pairs) < MIN_STEM_PAIRS:
         rank_verdict = question.from_claims(
             [corrected_claim(rank_statement, rank_statement.value > max(0.0, rank_statement.null), 0.1)],
             join(" ", [cluster_line, Message("Too few types share a stem to test for meaning.")]),

@@ -115,10 +115,10 @@ def pack_lens(entry: "TextEntry") -> bytes:
     if entry.trace.view.unembed is None:
         raise RheoscopeError("this model has no unembedding, so nothing can be read out; choose a language model")
     prediction = likeliest_tokens(entry.trace, list(steps), list(positions))
-    token_ids = prediction["likeliest"].tolist()
+    token_ids = prediction["predicted_token"].tolist()
     distinct_ids = sorted({token_id for row in token_ids for token_id in row})
     token_labels = dict(zip(distinct_ids, map(display_token, entry.model.token_strings(distinct_ids)), strict=True))
-    probability = wire.to_wire_array(prediction["likeliest_probability"].cpu().numpy(), ["step", "token"])
+    probability = wire.to_wire_array(prediction["predicted_probability"].cpu().numpy(), ["step", "token"])
     return wire.pack_envelope(
         {"shown": [[token_labels[token_id] for token_id in row] for row in token_ids]}, {"probability": probability}
     )

@@ -10,7 +10,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis
 from rheoscope.space.model import Model
 
-FILE_SETTINGS = ("labels", "words")
+FILE_SETTINGS = ("labels", "word_list")
 """Settings that name a file."""
 INDEX_SETTINGS = ("seed", "target", "token", "query", "key", "tokens")
 """Settings that name a thing by its number; every other number says how much work is asked for."""

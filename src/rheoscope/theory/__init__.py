@@ -1,1 +1,1 @@
-"""Particle systems under attention and their limits, compared with theory."""
+"""Theory experiments: particle systems under attention, compared with published results."""

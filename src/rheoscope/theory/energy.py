@@ -1,4 +1,4 @@
-"""Attention with Q = K = V = I climbs an energy at every step: USA along its gradient, SA along it but for a factor a row."""
+"""Energy under attention with Q = K = V = I: USA is its gradient flow, SA up to a positive factor per token."""
 
 from typing import TYPE_CHECKING
 
@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.messages.message import Message
 from rheoscope.theory.particles import (
     Particles,
     Velocity,
@@ -24,20 +25,21 @@ if TYPE_CHECKING:
 
 N, D, BETA, END_TIME, N_STEPS = 32, 8, 2.0, 10.0, 100
 DEFINITIONS = {
-    "energy": "E over its largest value e^β/(2β), at every step",
-    "slope": "dE/dt by the formula, over the same",
+    "energy": Message("E divided by its maximum e^β/(2β), at every step"),
+    "slope": Message("dE/dt by the formula, divided by the same maximum"),
 }
 
 
 def energy(seed: int = 0) -> "xarray.Dataset":
-    """Does E = (1/(2βn²)) Σ_ij e^{β x_i·x_j} rise at every step of SA and USA on the sphere?
+    """Does E = (1/(2βn²)) Σ_ij e^{β x_i·x_j} increase at every step of SA and USA on the sphere?
 
-    **Formula** The gradient along the sphere is n∇_iE = P_{x_i} (1/n) Σ_j e^{β x_i·x_j} x_j, which is USA's velocity; SA's is
-    that over Z_i = (1/n) Σ_j e^{β x_i·x_j}. So USA is the gradient flow of E; SA is so only up to the factor Z_i of each row
-    (the gradient in a metric that weighs token i by Z_i), and has its direction token by token. dE/dt is (1/n) Σ_i ‖x_i'‖² under
-    USA and (1/n) Σ_i Z_i ‖x_i'‖² under SA: never negative in either. Where all particles meet, E = e^β/(2β).
+    **Formula** The gradient along the sphere is n∇_iE = P_{x_i} (1/n) Σ_j e^{β x_i·x_j} x_j, which is the velocity of USA. The velocity
+    of SA is this divided by Z_i = (1/n) Σ_j e^{β x_i·x_j}. So USA is the gradient flow of E. SA is the gradient flow in a metric that
+    weights token i by Z_i. dE/dt is (1/n) Σ_i ‖x_i'‖² under USA and (1/n) Σ_i Z_i ‖x_i'‖² under SA, and neither is negative. If all
+    particles meet, E = e^β/(2β).
 
-    **Numbers** falls of E among the steps, 0; ∫ of the formula over what E gained, 1; E at the end over e^β/(2β), 1.
+    **Returns** the number of steps in which E decreases (expected 0), the integral of dE/dt divided by the gain of E (expected 1), and
+    the final E divided by e^β/(2β) (expected 1).
 
     **Source** Geshkovski, Letrouit, Polyanskiy and Rigollet 2023 (arXiv:2312.10794).
     """
@@ -55,14 +57,14 @@ def energy(seed: int = 0) -> "xarray.Dataset":
         rate = torch.stack([energy_rate(x, velocity, name == "SA") for x in path]) / max_energy
         integral_over_gain = torch.trapezoid(rate, times) / (energy_curve[-1] - energy_curve[0])
         comparisons += [
-            Comparison(f"falls of E, {name}", float(count_decreases(energy_curve)), 0.0, "dE/dt ≥ 0"),
+            Comparison(f"decreases of E, {name}", float(count_decreases(energy_curve)), 0.0, "dE/dt ≥ 0"),
             Comparison(
-                f"∫ dE/dt over the gain, {name}",
+                f"∫ dE/dt / gain of E, {name}",
                 float(integral_over_gain),
                 1.0,
                 "gradient flow" if name == "USA" else "up to Z_i",
             ),
-            Comparison(f"E at the end over e^β/2β, {name}", float(energy_curve[-1]), 1.0, "one cluster"),
+            Comparison(f"final E / (e^β/2β), {name}", float(energy_curve[-1]), 1.0, "one cluster"),
         ]
         energy_curves.append(energy_curve)
         rates.append(rate)
@@ -72,10 +74,10 @@ def energy(seed: int = 0) -> "xarray.Dataset":
     )
     curves = {
         "energy": (("system", "time"), torch.stack([*energy_curves, repulsive_curve])),
-        "slope": (("rule_of_slope", "time"), torch.stack(rates)),
+        "slope": (("slope_system", "time"), torch.stack(rates)),
     }
-    coords = {"system": [*velocities, "SA, V = −I"], "rule_of_slope": list(velocities), "time": times.numpy()}
-    contrast = {f"falls of E among {N_STEPS} steps, SA with V = −I": float(count_decreases(repulsive_curve))}
+    coords = {"system": [*velocities, "SA, V = −I"], "slope_system": list(velocities), "time": times.numpy()}
+    contrast = {f"decreases of E in {N_STEPS} steps, SA with V = −I": float(count_decreases(repulsive_curve))}
     return as_dataset(comparisons, curves, DEFINITIONS, coords, {"n": N, "d": D, "beta": BETA, "seed": seed}, contrast)
 
 
@@ -85,11 +87,11 @@ def interaction_energy(x: Particles) -> Float[Tensor, ""]:
 
 
 def energy_rate(x: Particles, velocity: Velocity, normalised: bool) -> Float[Tensor, ""]:
-    """dE/dt by the formula."""
+    """dE/dt by the formula, for SA (`normalised`) or USA."""
     speed = velocity(0.0, x).square().sum(-1)
     return (torch.exp(BETA * x @ x.mT).mean(-1) * speed).mean() if normalised else speed.mean()
 
 
 def count_decreases(energy_curve: Float[Tensor, " t"]) -> int:
-    """Steps down, rounding aside."""
+    """The number of steps in which the energy decreases by more than rounding."""
     return int((energy_curve.diff() < -1e-12).sum())

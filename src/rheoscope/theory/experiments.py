@@ -1,4 +1,4 @@
-"""The experiments, one row each: the only registry of the theory bench."""
+"""The registry of the theory experiments, and `rs.dynamics`, which runs one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.theory.causal import causal
 from rheoscope.theory.energy import energy
@@ -28,60 +30,120 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One row: its name, what it shows in a phrase, the function that does it, and where the theory is."""
+    """An experiment: its name, what it shows, the function that runs it, and the source of the theory."""
 
     name: str
-    phrase: str
+    phrase: Message
     run: "Callable[[int], xarray.Dataset]"
     source: str
 
 
-# fmt: off
 EXPERIMENTS = {
     experiment.name: experiment
     for experiment in (
-        Experiment("equiangular", "particles at equal angles gather along one curve", equiangular, "arXiv:2312.10794"),
-        Experiment("energy", "with Q = K = V = I an energy rises at every step", energy, "arXiv:2312.10794"),
-        Experiment("metastable", "sharp attention holds clusters apart for exponentially long", metastable, "arXiv:2410.06833"),
-        Experiment("causal", "the first token never moves and all come to it", causal, "arXiv:2411.04990"),
-        Experiment("free_space", "tokens settle, generically on corners of a polytope, or on two planes", free_space, "arXiv:2305.05465"),
-        Experiment("gaussian", "a Gaussian cloud stays one, its covariance has an equation", gaussian, "arXiv:2501.18322"),
-        Experiment("long_context", "at β = c log n one value of c divides collapse from stillness", long_context, "arXiv:2510.05554"),
-        Experiment("rank_collapse", "attention alone collapses cubically, the skip prevents it", rank_collapse, "arXiv:2103.03404"),
-        Experiment("shaped", "a thousand layers: softmax makes tokens alike, shaped attention does not", shaped, "arXiv:2306.17759"),
-        Experiment("shaped_width", "at finite width angles are random, with the law of an equation", shaped_width, "arXiv:2306.17759"),
-        Experiment("heat", "metric attention of narrow bandwidth is a diffusion with drift", heat, "Coifman and Lafon 2006"),
-        Experiment("relations", "two feature maps fit any relation, one map only a similarity", relations, "arXiv:2402.08856"),
-        Experiment("sinkformer", "Sinkhorn reads every token equally, and its flow is heat", sinkformer, "arXiv:2110.11773"),
+        Experiment(
+            "equiangular", Message("equiangular particles converge along one curve"), equiangular, "arXiv:2312.10794"
+        ),
+        Experiment(
+            "energy", Message("with Q = K = V = I an energy increases at every step"), energy, "arXiv:2312.10794"
+        ),
+        Experiment(
+            "metastable",
+            Message("sharp attention keeps clusters separate for exponentially long"),
+            metastable,
+            "arXiv:2410.06833",
+        ),
+        Experiment(
+            "causal", Message("the first token never moves and all others converge to it"), causal, "arXiv:2411.04990"
+        ),
+        Experiment(
+            "free_space",
+            Message("rescaled tokens converge to corners of a polytope or to two planes"),
+            free_space,
+            "arXiv:2305.05465",
+        ),
+        Experiment(
+            "gaussian",
+            Message("a Gaussian cloud stays Gaussian and its covariance follows an equation"),
+            gaussian,
+            "arXiv:2501.18322",
+        ),
+        Experiment(
+            "long_context",
+            Message("at β = c log n a critical c separates collapse from no change"),
+            long_context,
+            "arXiv:2510.05554",
+        ),
+        Experiment(
+            "rank_collapse",
+            Message("attention alone collapses cubically, the skip connection prevents it"),
+            rank_collapse,
+            "arXiv:2103.03404",
+        ),
+        Experiment(
+            "shaped",
+            Message("over a thousand layers softmax makes tokens equal, shaped attention does not"),
+            shaped,
+            "arXiv:2306.17759",
+        ),
+        Experiment(
+            "shaped_width",
+            Message("at finite width angles are random and follow a stochastic equation"),
+            shaped_width,
+            "arXiv:2306.17759",
+        ),
+        Experiment(
+            "heat",
+            Message("metric attention with a narrow bandwidth is diffusion with drift"),
+            heat,
+            "Coifman and Lafon 2006",
+        ),
+        Experiment(
+            "relations",
+            Message("two feature maps fit any relation, one map only a similarity"),
+            relations,
+            "arXiv:2402.08856",
+        ),
+        Experiment(
+            "sinkformer",
+            Message("Sinkhorn attention reads every token equally, and its flow is heat"),
+            sinkformer,
+            "arXiv:2110.11773",
+        ),
     )
 }
-# fmt: on
 
 
 @torch.no_grad()
 def dynamics(name: str, seed: int = 0) -> "xarray.Dataset":
-    """One experiment of the theory bench: particles under attention without trained weights, beside what theory gives.
+    """Run one theory experiment: particles under attention without trained weights, compared with theory.
 
-    **Answers** "does attention by itself do what the papers prove, and at which number?"
+    **Question** Does attention behave as the papers prove, and how close are the numbers?
 
-    **Formula** each experiment's stands in its docstring, `help(rs.experiments()[name].run)`.
+    **Formula** The docstring of each experiment has its formula: `help(rs.experiments()[name].run)`.
 
-    **Gives** (quantity): `number`, `expected`, `gap` (relative; absolute where 0 is expected), with `why` as the reason of
-    the expected value; (rule): `contrast`, the same under another rule, where there is one; the curves of the experiment,
-    each with its definition; settings in `attrs`.
+    **Returns** (quantity): `number`, `expected`, `gap` (relative, or absolute if 0 is expected), with the coordinate `why`, the
+    reason for the expected value. (rule): `contrast`, the same quantity where the theory does not apply. Also the curves of the
+    experiment, each with its definition, and the settings in `attrs`.
 
-    **Laws** every gap is at most 2 %; the same seed gives the same numbers.
+    **Laws** Every gap is at most 2 %. Equal seeds give equal numbers.
 
-    **Siblings** `experiments()` lists the names; `rheoscope dynamics NAME` prints the numbers and draws the figure.
+    **See also** `experiments()` lists the names. `rheoscope dynamics NAME` prints the numbers and draws the figure.
 
     >>> import rheoscope as rs
-    >>> found = rs.dynamics("rank_collapse")
-    >>> round(float(found.number[0]), 1), float(found.expected[0])
+    >>> result = rs.dynamics("rank_collapse")
+    >>> round(float(result.number[0]), 1), float(result.expected[0])
     (3.0, 3.0)
     """
     if not isinstance(name, str) or name not in EXPERIMENTS:
         suggestions = get_close_matches(str(name), EXPERIMENTS, n=3)
-        raise RheoscopeError(f"unknown experiment {name!r}; type one of {', '.join(suggestions or EXPERIMENTS)}")
+        expected, first = ", ".join(suggestions or EXPERIMENTS), (suggestions or list(EXPERIMENTS))[0]
+        raise RheoscopeError(
+            Message(
+                "unknown experiment {received!r}, expected one of {expected}", received=str(name), expected=expected
+            ),
+            Advice(f"rs.dynamics({first!r})", f"rheoscope dynamics {first}"),
+        )
     experiment = EXPERIMENTS[name]
     result = experiment.run(seed)
     result.attrs = {
@@ -95,12 +157,12 @@ def dynamics(name: str, seed: int = 0) -> "xarray.Dataset":
 
 
 def experiments() -> dict[str, Experiment]:
-    """Every experiment of the theory bench with its phrase, its function and its source.
+    """Every theory experiment with its phrase, its function and its source.
 
-    **Siblings** `dynamics(name)` does one; `rheoscope dynamics --list` prints the table.
+    **See also** `dynamics(name)` runs one. `rheoscope dynamics --list` prints the table.
 
     >>> import rheoscope as rs
     >>> rs.experiments()["causal"].phrase
-    'the first token never moves and all come to it'
+    'the first token never moves and all others converge to it'
     """
     return dict(EXPERIMENTS)

@@ -1,4 +1,4 @@
-"""Without a norm tokens run away; seen in z = x e^{−tV} they settle, generically on the corners of a polytope, or on two hyperplanes."""
+"""Attention without a norm: rescaled tokens converge to corners of a polytope or to two hyperplanes."""
 
 from typing import TYPE_CHECKING
 
@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.messages.message import Message
 from rheoscope.theory.particles import (
     Particles,
     dot_product_attention,
@@ -21,25 +22,24 @@ if TYPE_CHECKING:
 
 N, D, END_TIME, N_STEPS = 40, 2, 8.0, 160
 SADDLE_EIGENVALUES = (1.0, -0.5)
-"""One eigenvalue of V that leads, and one that shrinks."""
+"""The eigenvalues of V: one positive, one negative."""
 DEFINITIONS = {
-    "corners": "z of every token, V = I",
-    "planes": "z of every token, V = diag(1, −½)",
-    "to_limit": "median distance of the tokens from their place at the end, V = I",
+    "corners": Message("z of every token, V = I"),
+    "planes": Message("z of every token, V = diag(1, −½)"),
+    "to_limit": Message("median distance of the tokens from their limits, V = I"),
 }
 
 
 def free_space(seed: int = 0) -> "xarray.Dataset":
-    """x' = Σ_j α_ij V x_j with scores ⟨x_i, x_j⟩ (Q = K = I), watched in z = x e^{−tV}.
+    """x' = Σ_j α_ij V x_j with scores ⟨x_i, x_j⟩ (Q = K = I), in the coordinates z = x e^{−tV}.
 
-    **Formula** z_i' = Σ_j α_ij(t)(z_j − z_i) V with scores e^{2t}⟨z_i, z_j⟩ for V = I: attention becomes the choice of the best
-    key, so that a limit z obeys ‖z‖² = max_j ⟨z, z_j⟩ (it is its own best key: generically a corner, else 0 or a point of a
-    face). A token whose best key is the corner c obeys z' = c − z from then on: its distance falls as e^{−t}. With
-    V = diag(1, −½) only the first coordinate decides, it ends in at most three values, and a token not at 0 ends at the largest
-    or the least: two.
+    **Formula** For V = I, z_i' = Σ_j α_ij(t)(z_j − z_i) with scores e^{2t}⟨z_i, z_j⟩. Attention becomes a choice of the best key. A limit
+    z is its own best key, ‖z‖² = max_j ⟨z, z_j⟩, and generically a corner. A token whose best key is the corner c follows z' = c − z,
+    so its distance decays as e^{−t}. For V = diag(1, −½) only the first coordinate matters. It takes at most three values, and a
+    token that is not at 0 ends at the largest or the smallest.
 
-    **Numbers** ‖z‖²/max_j ⟨z, z_j⟩ averaged over tokens, 1; the rate of the median distance, 1; how many values the first
-    coordinate has in the second case, 2.
+    **Returns** the mean over tokens of ‖z‖²/max_j ⟨z, z_j⟩ (expected 1), the decay rate of the median distance (expected 1), and the
+    number of values of the first coordinate in the second case (expected 2).
 
     **Source** Geshkovski, Letrouit, Polyanskiy and Rigollet 2023 (arXiv:2305.05465).
     """
@@ -62,12 +62,12 @@ def free_space(seed: int = 0) -> "xarray.Dataset":
         Comparison(
             "‖z‖² / max⟨z, z_j⟩, mean over tokens, V = I", float(self_match_ratio(corners[-1]).mean()), 1.0, "limit set"
         ),
-        Comparison("rate of the distance to the corner, V = I", decay_rate, 1.0, "z' = c − z"),
+        Comparison("decay rate of the distance to the corner, V = I", decay_rate, 1.0, "z' = c − z"),
         Comparison(
             "values of the first coordinate, V = diag(1, −½)",
             float(count_groups(planes[-1, :, 0])),
             2.0,
-            "largest and least",
+            "largest and smallest",
         ),
     ]
     curves = {
@@ -81,16 +81,16 @@ def free_space(seed: int = 0) -> "xarray.Dataset":
 
 
 def self_match_ratio(z: Particles) -> Float[Tensor, " n"]:
-    """1 where a token is its own best key."""
+    """‖z‖² divided by the largest inner product, which is 1 if a token is its own best key."""
     return z.square().sum(-1) / (z @ z.mT).amax(-1)
 
 
 def best_keys(z: Particles) -> Particles:
-    """Where each token goes: its best key among all."""
+    """The best key of every token."""
     return z[(z @ z.mT).argmax(-1)]
 
 
 def count_groups(values: Float[Tensor, " n"], min_gap: float = 0.05) -> int:
-    """Groups of numbers with gaps larger than a share of their range between them."""
+    """The number of groups of values, separated by gaps of more than `min_gap` of their range."""
     sorted_values = values.sort().values
     return 1 + int((sorted_values.diff() > min_gap * (sorted_values[-1] - sorted_values[0])).sum())

@@ -1,4 +1,4 @@
-"""A Gaussian cloud stays Gaussian under attention, and its covariance follows an equation of its own."""
+"""A Gaussian cloud under attention stays Gaussian, and its covariance follows a closed equation."""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from rheoscope.attention.feature_maps import Linear
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.score import Relation
+from rheoscope.messages.message import Message
 from rheoscope.theory.particles import Particles, evolve, free_velocity, standard_normal, time_grid
 from rheoscope.theory.predictions import Comparison, as_dataset
 
@@ -17,23 +18,24 @@ if TYPE_CHECKING:
 
 N, D, END_TIME, N_STEPS, SPECTRAL_NORM = 512, 2, 2.0, 16, 0.75
 DEFINITIONS = {
-    "covariance": "of the particles under softmax attention",
-    "covariance_linear": "of the particles under linear attention",
-    "covariance_ode": "by the closed equation",
-    "covariance_extra": "by the equation with the term VΣ + ΣVᵀ added, as printed elsewhere",
-    "particles": "the particles under softmax attention at the start and at the end",
+    "covariance": Message("covariance of the particles under softmax attention"),
+    "covariance_linear": Message("covariance of the particles under linear attention"),
+    "covariance_ode": Message("covariance by the closed equation"),
+    "covariance_extra": Message("covariance by the equation with the additional term VΣ + ΣVᵀ"),
+    "particles": Message("particles under softmax attention at the start and at the end"),
 }
 Matrix = Float[Tensor, "d d"]
 
 
 def gaussian(seed: int = 0) -> "xarray.Dataset":
-    """Particles drawn from N(0, Σ) move by x' = Σ_j α_ij V x_j, scores ⟨Qx_i, Kx_j⟩, for drawn Q, K, V.
+    """Particles sampled from N(0, Σ) move by x' = Σ_j α_ij V x_j with scores ⟨Qx_i, Kx_j⟩ for random Q, K, V.
 
-    **Formula** (columns, as in the source). Weighing N(0, Σ) by e^{⟨Qx, Ky⟩} moves its mean to ΣAx, A = KᵀQ, so that
-    x' = VΣAx is linear and the law stays Gaussian with Σ' = VΣAΣ + (VΣAΣ)ᵀ. Linear attention, x' = (1/n) Σ_j ⟨Qx, Kx_j⟩ V x_j,
-    obeys it exactly for any n. A term VΣ + ΣVᵀ would need x' to hold V x itself, which attention without a skip does not.
+    **Formula** In column notation, as in the source: weighting N(0, Σ) by e^{⟨Qx, Ky⟩} shifts its mean to ΣAx with A = KᵀQ. Hence
+    x' = VΣAx is linear, and the distribution stays Gaussian with Σ' = VΣAΣ + (VΣAΣ)ᵀ. Linear attention,
+    x' = (1/n) Σ_j ⟨Qx, Kx_j⟩ V x_j, satisfies it exactly for any n. An additional term VΣ + ΣVᵀ would need V x in x', which attention
+    without a skip connection does not have.
 
-    **Numbers** the trace and the largest eigenvalue of Σ at the end, for both attentions, against the equation.
+    **Returns** the trace and the largest eigenvalue of the final Σ for both kinds of attention, compared with the equation.
 
     **Source** Castin, Ablin, Carrillo and Peyré 2025 (arXiv:2501.18322).
     """
@@ -77,14 +79,14 @@ def gaussian(seed: int = 0) -> "xarray.Dataset":
 
 
 def random_matrices(seed: int) -> tuple[Matrix, Matrix, Matrix, Matrix]:
-    """Q, K, V without symmetry, and a covariance."""
+    """Random Q, K, V without symmetry, and a covariance."""
     Q, K, V = (SPECTRAL_NORM * x / torch.linalg.matrix_norm(x, 2) for x in standard_normal(seed, 3, D, D))
     root = torch.eye(D, dtype=torch.float64) + 0.3 * standard_normal(seed + 1, D, D)
     return Q, K, V, root @ root.mT / (root @ root.mT).trace() * D / 2
 
 
 def gaussian_cloud(covariance: Matrix, seed: int) -> Particles:
-    """Points that fill the Gaussian evenly (Sobol), their second moment made exact."""
+    """Quasi-random Gaussian points (Sobol) with exactly the given second moment."""
     uniform = torch.quasirandom.SobolEngine(D, scramble=True, seed=seed).draw(N, dtype=torch.float64)
     x = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
     x = x - x.mean(0)

@@ -1,4 +1,4 @@
-"""Attention by nearness is a heat kernel: with a narrow bandwidth it diffuses, and drifts to where tokens are dense."""
+"""Metric attention as a heat kernel: a narrow bandwidth gives diffusion with drift toward dense regions."""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from rheoscope.attention.definition import reference_attention
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.score import Distance
+from rheoscope.messages.message import Message
 from rheoscope.theory.predictions import Comparison, as_dataset
 
 if TYPE_CHECKING:
@@ -17,24 +18,24 @@ if TYPE_CHECKING:
 N, BANDWIDTHS = 20_000, (0.1, 0.03, 0.002, 0.001)
 CENTRES, WIDTH = (-1.2, 1.0), 0.7
 DEFINITIONS = {
-    "moved": "(Sf − f)/ε of f = sin x by metric attention over the tokens",
-    "limit": "½(f'' + 2 (log p)' f')",
-    "density": "p, a mixture of two Gaussians, from which the tokens are",
+    "change": Message("(Sf − f)/ε for f = sin x, by metric attention over the tokens"),
+    "limit": Message("½(f'' + 2 (log p)' f')"),
+    "density": Message("density p of the tokens, a mixture of two Gaussians"),
 }
 GridValues = Float[Tensor, " x"]
 
 
 def heat(seed: int = 0) -> "xarray.Dataset":
-    """Tokens on a line with density p carry f = sin; metric attention with bandwidth ε averages f: Sf = Σ_j α_ij f(x_j).
+    """Tokens on a line with density p carry f = sin. Metric attention with bandwidth ε averages f: Sf = Σ_j α_ij f(x_j).
 
-    **Formula** α_ij ∝ e^{−(x_i−x_j)²/2ε}. With y = x + √ε u, u standard normal: ∫ p f over the kernel is pf + (ε/2)(pf)'' and
-    ∫ p is p + (ε/2)p'', so Sf = f + (ε/2)[(pf)'' − f p'']/p + O(ε²) and (Sf − f)/ε → ½(f'' + 2 (log p)' f').
+    **Formula** α_ij ∝ e^{−(x_i−x_j)²/2ε}. With y = x + √ε u and standard normal u, the kernel integral of pf is pf + (ε/2)(pf)'' and
+    that of p is p + (ε/2)p''. So Sf = f + (ε/2)[(pf)'' − f p'']/p + O(ε²), and (Sf − f)/ε → ½(f'' + 2 (log p)' f').
 
-    **Numbers** the coefficients of f'' and of (log p)' f' fitted at the least ε, ½ and 1; the power of ε with which the
-    error falls, 1; the relative error at the least ε, 0.
+    **Returns** the fitted coefficients of f'' and of (log p)' f' at the smallest ε (expected ½ and 1), the order of the error in ε
+    (expected 1), and the relative error at the smallest ε (expected 0).
 
-    **Source** Coifman and Lafon 2006 (diffusion maps, α = 0); Sander et al. 2022 (arXiv:2110.11773) for attention. Tokens
-    are the quantiles of p, so that nothing is random: `seed` is not read.
+    **Source** Coifman and Lafon 2006 (diffusion maps, α = 0); Sander et al. 2022 (arXiv:2110.11773) for attention. Tokens are the
+    quantiles of p, so nothing is random and `seed` is unused.
     """
     x = torch.linspace(-2.2, 2.0, 85, dtype=torch.float64)
     tokens = quantiles(N)
@@ -47,10 +48,10 @@ def heat(seed: int = 0) -> "xarray.Dataset":
     comparisons = [
         Comparison("coefficient of f''", second_order, 0.5, "derived"),
         Comparison("coefficient of (log p)' f'", drift, 1.0, "derived"),
-        Comparison("power of ε in the error", error_order, 1.0, "next order of the expansion"),
+        Comparison("order of the error in ε", error_order, 1.0, "next order of the expansion"),
         Comparison(f"relative error at ε = {BANDWIDTHS[-1]:g}", float(error[-1]), 0.0, "limit ε → 0"),
     ]
-    curves = {"moved": (("epsilon", "x"), changes), "limit": (("x",), limit), "density": (("x",), density(x))}
+    curves = {"change": (("epsilon", "x"), changes), "limit": (("x",), limit), "density": (("x",), density(x))}
     return as_dataset(comparisons, curves, DEFINITIONS, {"x": x.numpy(), "epsilon": list(BANDWIDTHS)}, {"n": N})
 
 
@@ -62,7 +63,7 @@ def scaled_change(x: GridValues, tokens: Float[Tensor, " n"], epsilon: float) ->
 
 
 def mixture_components(x: GridValues) -> Float[Tensor, "2 x"]:
-    """The two Gaussians of p, of equal mass."""
+    """The two components of p, with equal weights."""
     standardised = (x - torch.tensor(CENTRES, dtype=x.dtype)[:, None]) / WIDTH
     return torch.exp(-standardised.square() / 2) / (len(CENTRES) * WIDTH * (2 * torch.pi) ** 0.5)
 
@@ -78,7 +79,7 @@ def log_density_slope(x: GridValues) -> GridValues:
 
 
 def quantiles(n: int) -> Float[Tensor, " {n}"]:
-    """n tokens with density p: the (k − ½)/n quantiles, by bisection."""
+    """n tokens with density p, the (k − ½)/n quantiles, by bisection."""
     level = (torch.arange(n, dtype=torch.float64) + 0.5) / n
     low, high = torch.full_like(level, -9.0), torch.full_like(level, 9.0)
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""How sharp must attention be in a long text? At β = c log n one value of c divides collapse from stillness."""
+"""Attention over long contexts: at β = c log n a critical c separates collapse from no change."""
 
 import math
 from typing import TYPE_CHECKING
@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.messages.message import Message
 from rheoscope.theory.particles import attention_weights, dot_product_attention, normalise
 from rheoscope.theory.predictions import Comparison, as_dataset
 
@@ -15,26 +16,26 @@ if TYPE_CHECKING:
 
 RHO = 0.3
 POWERS_OF_TEN = (2, 4, 8, 16)
-"""n = 10 to these."""
+"""The exponents of n = 10^k."""
 N_PARTICLES = 400
 DEFINITIONS = {
-    "cosine": "cosine of every pair of tokens after one step, by the formula for n tokens",
-    "cosine_particles": f"the same of {N_PARTICLES} tokens under attention",
-    "cosine_formula": f"the formula for {N_PARTICLES} tokens at the same c",
+    "cosine": Message("cosine of every pair of n tokens after one step, by the formula"),
+    "cosine_particles": Message("cosine of every pair of {n} tokens after one step of attention", n=N_PARTICLES),
+    "cosine_formula": Message("cosine of every pair of {n} tokens at the same c, by the formula", n=N_PARTICLES),
 }
 
 
 def long_context(seed: int = 0) -> "xarray.Dataset":
-    """n unit tokens with every cosine ρ take one step of attention without a skip, at inverse temperature β = c log n.
+    """n unit tokens with pairwise cosine ρ take one step of attention without a skip connection at β = c log n.
 
-    **Formula** The own weight is a = 1/(1 + (n−1)n^{−c(1−ρ)}). With y_i = a x_i + (1−a) m_i, m_i the mean of the others,
-    ⟨m_i, x_i⟩ = ρ and ‖m_i‖² → ρ: ⟨y_i, y_j⟩ → ρ and ‖y_i‖² → ρ + a²(1−ρ). As n → ∞, a → 0, ½, 1 and the cosine of a pair
-    becomes 1, 4ρ/(1+3ρ), ρ for c below, at and above 1/(1−ρ).
+    **Formula** The weight of the own token is a = 1/(1 + (n−1)n^{−c(1−ρ)}). With y_i = a x_i + (1−a) m_i, where m_i is the mean of the
+    other tokens, ⟨m_i, x_i⟩ = ρ and ‖m_i‖² → ρ. So ⟨y_i, y_j⟩ → ρ and ‖y_i‖² → ρ + a²(1−ρ). As n → ∞, a → 0, ½ or 1, and the cosine
+    becomes 1, 4ρ/(1+3ρ) or ρ, for c below, at or above 1/(1−ρ).
 
-    **Numbers** the cosine at n = 10¹⁶ for c at .8, 1 and 1.2 of 1/(1−ρ) against the limit (the formula is kept in
-    logarithms, so that n may be as large as one likes), and 400 tokens against the formula for n = 400.
+    **Returns** the cosine at n = 10¹⁶ for c = .8, 1 and 1.2 times 1/(1−ρ) compared with the limit, and the cosine of 400 tokens
+    compared with the formula for n = 400. The formula uses logarithms, so n can be arbitrarily large.
 
-    **Source** the transition of arXiv:2510.05554. Nothing is random: `seed` is not read.
+    **Source** the transition of arXiv:2510.05554. Nothing is random, so `seed` is unused.
     """
     critical = 1 / (1 - RHO)
     c_grid = torch.linspace(0.2, 1.8, 81, dtype=torch.float64) * critical
@@ -75,20 +76,20 @@ def long_context(seed: int = 0) -> "xarray.Dataset":
 
 
 def cosine_after_step(log_n: float, c: Float[Tensor, " c"]) -> Float[Tensor, " c"]:
-    """The cosine of a pair after one step, n given by its logarithm; exact for every n."""
+    """The cosine of a pair after one step, exact for every n, which is given by its logarithm."""
     log_others = log_n + math.log1p(-math.exp(-log_n))  # log(n − 1)
     a = torch.sigmoid(c * (1 - RHO) * log_n - log_others)
-    b, other_weight = 1 - a, math.exp(-log_others)  # one of the n − 1 others
+    b, other_weight = 1 - a, math.exp(-log_others)  # 1/(n − 1)
     mean_square = RHO + other_weight * (1 - RHO)  # ‖m_i‖²
-    # ⟨m_i, m_j⟩: each of the two means lacks another token and holds n − 2 in common.
+    # ⟨m_i, m_j⟩: each mean omits another token, and they share n − 2 tokens
     mean_product = RHO + other_weight * (1 - other_weight) * (1 - RHO)
     pair_product = a * a * RHO + 2 * a * b * mean_square + b * b * mean_product
     return pair_product / (a * a + 2 * a * b * RHO + b * b * mean_square)
 
 
 def simulated_cosine(n: int, c: float) -> Float[Tensor, ""]:
-    """The same by attention on n tokens: a common direction, and one of its own for each."""
+    """The same by attention on n tokens, each with a common direction and a direction of its own."""
     x = torch.cat([torch.full((n, 1), RHO**0.5), (1 - RHO) ** 0.5 * torch.eye(n)], -1).double()
-    x = normalise(x)  # rounding of ρ aside they are unit already
+    x = normalise(x)  # removes the rounding of ρ
     y = normalise(attention_weights(dot_product_attention(c * math.log(n)), x) @ x)
     return y[0] @ y[1]

@@ -1,4 +1,4 @@
-"""Sharp attention gathers tokens into clusters at once, and then holds them apart for exponentially long."""
+"""Metastability: sharp attention forms clusters quickly and keeps them separate for exponentially long."""
 
 import math
 from typing import TYPE_CHECKING
@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.messages.message import Message
 from rheoscope.space.single_linkage import single_linkage_labels
 from rheoscope.theory.particles import (
     Particles,
@@ -24,28 +25,28 @@ if TYPE_CHECKING:
 
 BETAS, GROUP_SIZES, CENTRE_ANGLE, GROUP_RADIUS = (6.0, 8.0, 10.0), (10, 14), 1.3, 0.2
 LINK_ANGLE, MERGED_COSINE = 0.1, 0.99
-"""Radians at which particles are one cluster; the cosine at which the two centres are one."""
+"""The link angle of a cluster in radians, and the cosine at which the two centres have merged."""
 DEFINITIONS = {
-    "angle": "angle of every particle on the circle, β = 10",
-    "count": "clusters: particles that chains of steps below .1 rad hold together",
-    "merging": "when the cosine of the two centres reaches .99, by the particles",
-    "merging_derived": "the same by the integral for two heavy particles",
-    "formed": "when all particles stand in two clusters, each narrower than .01 rad",
+    "angle": Message("angle of every particle on the circle, β = 10"),
+    "count": Message("number of clusters (single linkage below .1 rad)"),
+    "merging": Message("time at which the cosine of the two centres reaches .99, by the particles"),
+    "merging_derived": Message("time at which the cosine reaches .99, by the integral for two heavy particles"),
+    "formed": Message("time at which both clusters are narrower than .01 rad"),
 }
 
 
 def metastable(seed: int = 0) -> "xarray.Dataset":
-    """Two groups of particles on the circle under SA (Q = K = V = I): how long are there two clusters?
+    """Two groups of particles on the circle under SA (Q = K = V = I): how long do two clusters persist?
 
-    **Formula** Once formed, clusters of masses m, m' are two heavy particles: with γ the cosine of their angle,
-    γ' = (1−γ²)(w + w'), w = m'e^{βγ}/(m e^β + m'e^{βγ}) and w' with m and m' exchanged. The time to merge is ∫ dγ/γ', of order
-    e^{β(1−γ)}: it grows exponentially with β, while forming takes a time of order 1.
+    **Formula** Clusters of masses m and m' behave like two heavy particles. With γ the cosine of their angle,
+    γ' = (1−γ²)(w + w'), w = m'e^{βγ}/(m e^β + m'e^{βγ}), and w' with m and m' exchanged. The time to merge is ∫ dγ/γ', of order
+    e^{β(1−γ)}. It grows exponentially with β, while clusters form in a time of order 1.
 
-    **Numbers** clusters half-way to the merger at the largest β, 2, and at the end, 1; the time to merge against the
-    integral at every β, from the moment when the clusters have formed.
+    **Returns** the number of clusters halfway to the merger at the largest β (expected 2) and at the end (expected 1), and the time to
+    merge at every β compared with the integral that starts when the clusters have formed.
 
-    **Source** Geshkovski, Koubbi, Polyanskiy and Rigollet 2024, dynamic metastability (arXiv:2410.06833); the integral is
-    derived above.
+    **Source** Geshkovski, Koubbi, Polyanskiy and Rigollet 2024, dynamic metastability (arXiv:2410.06833). The integral is derived
+    above.
     """
     rows = []
     for beta in BETAS:
@@ -71,17 +72,22 @@ def metastable(seed: int = 0) -> "xarray.Dataset":
         "formed": (("beta",), formation_times),
     }
     contrast = {
-        f"time to merge over time to form, β = {beta:g}": float(m / f)
+        f"time to merge / time to form, β = {beta:g}": float(m / f)
         for beta, m, f in zip(BETAS, merge_times, formation_times, strict=True)
     }
     coords = {"time": times.numpy(), "beta": list(BETAS)}
     return as_dataset(
-        comparisons, curves, DEFINITIONS, coords, {"n": sum(GROUP_SIZES), "apart": CENTRE_ANGLE, "seed": seed}, contrast
+        comparisons,
+        curves,
+        DEFINITIONS,
+        coords,
+        {"n": sum(GROUP_SIZES), "centre_angle": CENTRE_ANGLE, "seed": seed},
+        contrast,
     )
 
 
 def growing_times(end: float) -> Float[Tensor, " t"]:
-    """Times in steps that grow from .02 to .5, which the stepper stands where clusters contract at a rate of 1."""
+    """Times with steps that grow from .02 to .5, small enough for clusters that contract at rate 1."""
     times, step = [0.0], 0.02
     while times[-1] < end:
         times.append(times[-1] + step)
@@ -90,7 +96,7 @@ def growing_times(end: float) -> Float[Tensor, " t"]:
 
 
 def two_groups(seed: int) -> Particles:
-    """Two bunches on the circle, drawn within SPREAD of centres at ± half of APART, which are their means."""
+    """Two groups on the circle, within GROUP_RADIUS of their centres at ± half of CENTRE_ANGLE."""
     generator, angles = torch.Generator().manual_seed(seed), []
     for mass, centre in zip(GROUP_SIZES, (-CENTRE_ANGLE / 2, CENTRE_ANGLE / 2), strict=True):
         offsets = torch.rand(mass, generator=generator, dtype=torch.float64)
@@ -104,7 +110,7 @@ def count_clusters(x: Particles) -> int:
 
 
 def milestones(path: Float[Tensor, "t n 2"], times: Float[Tensor, " t"], beta: float) -> tuple[float, float, float]:
-    """When the clusters have formed, when they merge, and when they should."""
+    """The time of formation, the time of merging, and the predicted time of merging."""
     first_group, second_group = path.split(list(GROUP_SIZES), dim=1)
     centres = [normalise(group.mean(1)) for group in (first_group, second_group)]
     cosine = (centres[0] * centres[1]).sum(-1)
@@ -121,7 +127,7 @@ def milestones(path: Float[Tensor, "t n 2"], times: Float[Tensor, " t"], beta: f
 
 
 def merging_time(gamma: float, beta: float) -> float:
-    """∫ dγ/γ' from a cosine to the level."""
+    """∫ dγ/γ' from the cosine gamma to the merged cosine."""
     return integrate(lambda g: 1 / approach_rate(g, beta), gamma, MERGED_COSINE)
 
 

@@ -1,4 +1,4 @@
-"""A number of the bench beside the one that theory gives, and a whole experiment as a Dataset."""
+"""Comparisons of measured with predicted values, and the Dataset of an experiment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rheoscope.messages.message import Message
+
 if TYPE_CHECKING:
     import xarray
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured, what theory gives, and why that is the value.
+    """A measured value, the value that theory predicts, and the reason for it.
 
     >>> Comparison("t(γ = .9)", 2.72, 2.71, "published").gap < 0.004
     True
@@ -26,15 +28,15 @@ class Comparison:
 
     @property
     def gap(self) -> float:
-        """Relative; absolute where 0 is expected."""
+        """The relative error, or the absolute error if 0 is expected."""
         return abs(self.value - self.expected) / (abs(self.expected) or 1.0)
 
 
 DEFINITIONS = {
-    "number": "what the experiment measured",
-    "expected": "what theory gives: published, or derived on the page of the experiment",
-    "gap": "|number − expected| / |expected|; |number| where 0 is expected",
-    "contrast": "the same quantity under another rule, for which the theory does not hold",
+    "number": Message("measured value"),
+    "expected": Message("value that theory predicts, published or derived in the docstring of the experiment"),
+    "gap": Message("|number − expected| / |expected|, or |number| if 0 is expected"),
+    "contrast": Message("the same quantity under another rule, for which the theory does not hold"),
 }
 
 
@@ -46,7 +48,7 @@ def as_dataset(
     settings: Mapping[str, Any],
     contrasts: Mapping[str, float] | None = None,
 ) -> "xarray.Dataset":
-    """Curves as they are, numbers along `quantity`, contrasts along `rule`, settings in `attrs`."""
+    """A Dataset with the curves, the comparisons along `quantity`, the contrasts along `rule`, and the settings in `attrs`."""
     import xarray as xr
 
     values = dict(curves)

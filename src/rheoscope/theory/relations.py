@@ -1,4 +1,4 @@
-"""An inner product of two learned maps is any relation between tokens; of one map it is a similarity and nothing else."""
+"""Relations as inner products: two feature maps fit any relation, one map only a similarity."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from rheoscope.attention.feature_maps import Linear
 from rheoscope.attention.score import Gram, Relation
+from rheoscope.messages.message import Message
 from rheoscope.theory.predictions import Comparison, as_dataset
 
 if TYPE_CHECKING:
@@ -17,28 +18,29 @@ if TYPE_CHECKING:
 N, RANKS, SHOWN_RANK = 32, (1, 2, 4, 8, 16, 32), 8
 MAX_ITERATIONS = 60
 DEFINITIONS = {
-    "error": "share of the relation's square that the fitted scores miss, ‖R − S‖²/‖R‖²",
-    "error_best": "the same of the best scores there are, in closed form",
-    "relation": "the relation itself, what it gives for every pair of points",
-    "fitted": "scores of the fitted maps at the rank that is told",
+    "error": Message("share of the relation that the fitted scores miss, ‖R − S‖²/‖R‖²"),
+    "error_best": Message("smallest possible error, in closed form"),
+    "relation": Message("value of the relation for every pair of points"),
+    "fitted": Message("scores of the fitted maps with 8 features"),
 }
 Relations = Float[Tensor, "r n n"]
 Features = Float[Tensor, "r n k"]
 
 
 def relations(seed: int = 0) -> "xarray.Dataset":
-    """Three relations among 32 points are fitted by scores ⟨φ(x_i), ψ(x_j)⟩ with features of growing number, φ = ψ (tied, as
-    symmetric attention has it) or not (untied, as attention has it).
+    """Fit three relations among 32 points by scores ⟨φ(x_i), ψ(x_j)⟩ with a growing number of features.
 
-    **Formula** A map of finitely many points is a table, so S = ΦΨᵀ or ΦΦᵀ is any matrix of rank k, or any positive
-    semi-definite one. Untied, the best is the truncated singular value decomposition: the share missed is
-    Σ_{i>k} σ_i² / ‖R‖². Tied, the antisymmetric part ½(R − Rᵀ) is at right angles to every S and all of it is missed; of the
-    symmetric part the k largest positive eigenvalues can be had: 1 − Σ_{i≤k} (λ_i⁺)² / ‖R‖². The order R_ij = sign(i − j)
-    has singular values cot((2m − 1)π/2n), each twice, so that two features carry 2 cot²(π/2n)/(n(n − 1)) → 8/π² of it.
+    The maps are tied (φ = ψ, as in symmetric attention) or untied (as in attention).
 
-    **Numbers** the share missed by maps fitted by descent with 8 features, for a symmetric, an antisymmetric (an order) and a
-    random relation, untied and tied; of the order with two features; and with as many features as points, tied: half of a
-    random symmetric relation, all of an order, three quarters of a random one, as n → ∞.
+    **Formula** A map of finitely many points is a table, so S = ΦΨᵀ is any matrix of rank k, and S = ΦΦᵀ any positive semidefinite
+    one. Untied, the best S is the truncated singular value decomposition, which misses Σ_{i>k} σ_i² / ‖R‖². Tied, the antisymmetric
+    part ½(R − Rᵀ) is orthogonal to every S and is missed entirely. Of the symmetric part the k largest positive eigenvalues can be
+    fitted, so the error is 1 − Σ_{i≤k} (λ_i⁺)² / ‖R‖². The order R_ij = sign(i − j) has singular values cot((2m − 1)π/2n), each twice,
+    so two features capture 2 cot²(π/2n)/(n(n − 1)) → 8/π² of it.
+
+    **Returns** the error of fitted maps with 8 features for a symmetric, an antisymmetric (order) and a random relation, untied and
+    tied; the error of the order with two features; and the tied error with as many features as points. As n → ∞ the latter is one half
+    for the symmetric relation, 1 for the order and three quarters for the random relation.
 
     **Source** Altabaa and Lafferty 2024 (arXiv:2402.08856); Eckart and Young 1936.
     """
@@ -80,11 +82,11 @@ def relations(seed: int = 0) -> "xarray.Dataset":
         f"{name}, untied, {N} features": max(0.0, float(errors[r, 0, last])) for r, name in enumerate(relation_by_name)
     }
     coords = {"name": list(relation_by_name), "maps": list(FIT_FUNCTIONS), "rank": list(RANKS)}
-    return as_dataset(comparisons, curves, DEFINITIONS, coords, {"n": N, "shown": SHOWN_RANK}, contrasts)
+    return as_dataset(comparisons, curves, DEFINITIONS, coords, {"n": N, "shown_rank": SHOWN_RANK}, contrasts)
 
 
 def sample_relations(seed: int) -> dict[str, Float[Tensor, "n n"]]:
-    """A symmetric relation, an antisymmetric one (who comes before whom) and one of no kind."""
+    """A symmetric relation, an antisymmetric one (an order) and a random one."""
     G = torch.randn(2, N, N, generator=Generator().manual_seed(seed), dtype=torch.float64)
     position = torch.arange(N, dtype=torch.float64)
     return {"symmetric": (G[0] + G[0].mT) / 2**0.5, "order": (position[:, None] - position).sign(), "random": G[1]}
@@ -95,25 +97,25 @@ def missed_fraction(R: Relations, S: Float[Tensor, "*ks r n n"]) -> Float[Tensor
 
 
 def fit_untied(R: Relations, k: int, seed: int) -> Relations:
-    """Scores of attention with maps φ and ψ of k features, fitted by descent."""
+    """Scores with two maps φ and ψ of k features, fitted by gradient descent."""
     return fit_by_descent(
         lambda phi, psi: Relation(Linear(phi), Linear(psi), scale=1.0)(*one_hot_points(R)), R, k, 2, seed
     )
 
 
 def fit_tied(R: Relations, k: int, seed: int) -> Relations:
-    """The same with one map φ for both sides."""
+    """Scores with one map φ of k features, fitted by gradient descent."""
     return fit_by_descent(lambda phi: Gram(Linear(phi), scale=1.0)(*one_hot_points(R)), R, k, 1, seed)
 
 
 def one_hot_points(R: Relations) -> tuple[Tensor, Tensor]:
-    """Every point as a coordinate of its own, one head for each relation: x Φ is row x of the table Φ."""
+    """One-hot points, one head per relation, so that x Φ is row x of the table Φ."""
     x = torch.eye(N, dtype=R.dtype).expand(1, len(R), N, N)
     return x, x
 
 
 def fit_by_descent(scores: Callable[..., Tensor], R: Relations, k: int, n_maps: int, seed: int) -> Relations:
-    """The scores of tables (r, n, k) that L-BFGS finds from small random ones."""
+    """The scores of tables (r, n, k), optimised by L-BFGS from small random tables."""
     generator = Generator().manual_seed(seed + k)
     tables = [0.3 * torch.randn(len(R), N, k, generator=generator, dtype=R.dtype) for _ in range(n_maps)]
     tables = [table.requires_grad_() for table in tables]
@@ -136,7 +138,7 @@ def best_untied(R: Relations, k: int) -> Float[Tensor, " r"]:
 
 
 def best_tied(R: Relations, k: int) -> Float[Tensor, " r"]:
-    """eigvalsh gives the least first."""
+    """The smallest error with tied maps. `eigvalsh` sorts in increasing order."""
     captured = torch.linalg.eigvalsh((R + R.mT) / 2).clamp(min=0).square()[:, -k:].sum(-1)
     return 1 - captured / R.square().sum((-2, -1))
 

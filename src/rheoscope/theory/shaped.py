@@ -1,4 +1,4 @@
-"""In a deep stack softmax makes all tokens alike; shaped attention keeps their angles for a thousand layers."""
+"""Deep stacks: softmax attention makes tokens equal, shaped attention keeps their angles for a thousand layers."""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from rheoscope.attention.normaliser.domain import Normaliser
 from rheoscope.attention.normaliser.shaped import Shaped
 from rheoscope.attention.normaliser.softmax import Softmax
+from rheoscope.messages.message import Message
 from rheoscope.theory.particles import standard_normal
 from rheoscope.theory.predictions import Comparison, as_dataset
 
@@ -16,25 +17,25 @@ if TYPE_CHECKING:
     import xarray
 
 N_TOKENS, RHO, DEPTH, N_HEADS, TAU, BRANCH_FRACTION = 16, 0.2, 1000, 8, 10.0, 0.2
-"""BRANCH is the share γ² of the attention branch beside the skip's λ² = 1 − γ²; TAU the temperature of the scores."""
+"""BRANCH_FRACTION is γ² of the attention branch, with λ² = 1 − γ² for the skip. TAU is the temperature of the scores."""
 SHOWN_DEPTHS = (10, 100, 1000)
 DEFINITIONS = {
-    "correlation": "mean correlation of two tokens after every layer",
-    "correlation_uniform": "the same under attention that looks everywhere equally, in closed form",
+    "correlation": Message("mean correlation of two tokens after every layer"),
+    "correlation_uniform": Message("mean correlation of two tokens under uniform attention, in closed form"),
 }
 Covariance = Float[Tensor, "n n"]
 
 
 def shaped(seed: int = 0) -> "xarray.Dataset":
-    """Tokens of unbounded width pass through a thousand layers X ← λX + γ A X W, W drawn anew: what becomes of their angles?
+    """Tokens of infinite width pass through a thousand layers X ← λX + γ A X W with random W. How do their angles change?
 
-    **Formula** Width averages W out: the covariances of tokens obey Σ ← λ²Σ + γ² E[AΣAᵀ], with Gaussian scores of covariance
-    Σ_ik Σ_jl/τ² (Q and K drawn). Here E is a mean over drawn heads, each with its mirror image −Y. Softmax of weak scores is
-    nearly uniform: with ρ the correlation and s = (1 + (n−1)ρ)/n, ρ ← (λ²ρ + γ²s)/(λ² + γ²s), which goes to 1. Shaped
-    attention is I + Δ with Δ = YP/n to first order, P = I − 11ᵀ/n: then E[ΔΣΔᵀ] = Σ tr(ΣPΣP)/(nτ)², a multiple of Σ, and
-    E[Δ] vanishes to second order between tokens at equal angles: the correlation stays ρ.
+    **Formula** At infinite width the covariances of the tokens follow Σ ← λ²Σ + γ² E[AΣAᵀ], with Gaussian scores of covariance
+    Σ_ik Σ_jl/τ². Here E is a mean over random heads, each with its mirror image −Y. Softmax of weak scores is nearly uniform. With the
+    correlation ρ and s = (1 + (n−1)ρ)/n, ρ ← (λ²ρ + γ²s)/(λ² + γ²s), which tends to 1. Shaped attention is I + Δ with Δ = YP/n to first
+    order, P = I − 11ᵀ/n. Then E[ΔΣΔᵀ] = Σ tr(ΣPΣP)/(nτ)² is a multiple of Σ. E[Δ] vanishes to second order between equiangular
+    tokens, so the correlation stays ρ.
 
-    **Numbers** the correlation after 10, 100 and 1000 layers: softmax against the recursion above, shaped against ρ.
+    **Returns** the correlation after 10, 100 and 1000 layers, for softmax compared with the recursion, for shaped attention with ρ.
 
     **Source** Noci et al. 2022 (arXiv:2206.03126) for the collapse; Noci et al. 2023 (arXiv:2306.17759) for shaped attention.
     """
@@ -70,7 +71,7 @@ def shaped(seed: int = 0) -> "xarray.Dataset":
 
 
 def simulated_correlations(normaliser: Normaliser, noise: Float[Tensor, "layer h n n"]) -> Float[Tensor, " layers"]:
-    """Mean correlation of two tokens after 0, 1, …, DEPTH layers."""
+    """The mean correlation of two tokens after 0, 1, …, DEPTH layers."""
     covariances = [torch.full((N_TOKENS, N_TOKENS), RHO, dtype=torch.float64).fill_diagonal_(1)]
     for head_noise in noise:
         covariances.append(next_covariance(covariances[-1], normaliser, head_noise))
@@ -78,7 +79,7 @@ def simulated_correlations(normaliser: Normaliser, noise: Float[Tensor, "layer h
 
 
 def next_covariance(S: Covariance, normaliser: Normaliser, noise: Float[Tensor, "h n n"]) -> Covariance:
-    """Σ ← λ²Σ + γ² mean_h AΣAᵀ, the scores Y = L Z Lᵀ/τ with LLᵀ = Σ."""
+    """Σ ← λ²Σ + γ² mean_h AΣAᵀ with scores Y = L Z Lᵀ/τ, where LLᵀ = Σ."""
     eigenvalues, eigenvectors = torch.linalg.eigh(S)
     root = eigenvectors * eigenvalues.clamp(min=0).sqrt()
     Y = root @ noise @ root.mT / TAU
@@ -94,7 +95,7 @@ def mean_correlation(S: Float[Tensor, "*any n n"]) -> Float[Tensor, "*any"]:
 
 
 def uniform_correlations() -> Float[Tensor, " layer"]:
-    """ρ ← (λ²ρ + γ²s)/(λ² + γ²s), from ρ."""
+    """The recursion ρ ← (λ²ρ + γ²s)/(λ² + γ²s), starting at ρ."""
     values = [RHO]
     for _ in range(DEPTH):
         attended = BRANCH_FRACTION * (1 + (N_TOKENS - 1) * values[-1]) / N_TOKENS

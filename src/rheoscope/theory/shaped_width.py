@@ -1,4 +1,4 @@
-"""Shaped attention of finite width: after as many layers as it is wide, angles are random, and an equation gives their law."""
+"""Shaped attention at finite width: the angles are random and follow a stochastic differential equation."""
 
 from typing import TYPE_CHECKING
 
@@ -8,45 +8,46 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.normaliser.shaped import Shaped
+from rheoscope.messages.message import Message
 from rheoscope.theory.predictions import Comparison, as_dataset
 
 if TYPE_CHECKING:
     import xarray
 
 WIDTH, N_RUNS, END_TIME, BRANCH_FRACTION, TAU0 = 64, 20_000, 0.375, 0.2, 0.6
-"""BRANCH is the share γ² of the attention branch beside the skip's λ² = 1 − γ²; TIME the depth over the width."""
+"""BRANCH_FRACTION is γ² of the attention branch, with λ² = 1 − γ² for the skip. END_TIME is depth / width."""
 MAX_VARIANCE = 4.0
-"""A run stops where a variance passes it: the drift grows as V³, and the theorem holds up to such a time."""
+"""A run stops when a variance exceeds this. The drift grows as V³, and the theorem holds only up to such a time."""
 INITIAL_COVARIANCE = ((1.0, 0.5, -0.2), (0.5, 1.0, 0.2), (-0.2, 0.2, 1.0))
-OBSERVABLES = ("correlation of tokens 1 and 2", "length of token 1", "length of token 3")
+OBSERVABLES = ("correlation of tokens 1 and 2", "norm of token 1", "norm of token 3")
 DEFINITIONS = {
-    "mean": "mean of a correlation or of a length (root mean square) over drawn networks of finite width, after every layer",
-    "mean_sde": "the same by the stochastic equation",
-    "sd": "its spread over drawn networks",
-    "sd_sde": "the same by the stochastic equation",
+    "mean": Message("mean of the observable over random networks of finite width, after every layer"),
+    "mean_sde": Message("mean of the observable by the stochastic equation"),
+    "sd": Message("standard deviation of the observable over random networks"),
+    "sd_sde": Message("standard deviation of the observable by the stochastic equation"),
 }
 Covariances = Float[Tensor, "runs m m"]
 
 
 def shaped_width(seed: int = 0) -> "xarray.Dataset":
-    """Three tokens pass through X ← λX + γ A X W, A = I + softmax(q·k/τ) − 1/m, of width n: what is the law of their angles?
+    """Three tokens pass through X ← λX + γ A X W, A = I + softmax(q·k/τ) − 1/m, of width n. How are their angles distributed?
 
-    **Formula** W, W_Q, W_K have entries N(0, 1/n) and τ = τ₀√(n n_k): scores are then of order 1/√n, each layer moves the
-    covariance V = XXᵀ/n by a random amount of order 1/√n, and at t = layer/n, with λ² + γ² = 1,
+    **Formula** W, W_Q and W_K have entries N(0, 1/n), and τ = τ₀√(n n_k). Scores are then of order 1/√n. Each layer changes the
+    covariance V = XXᵀ/n by a random amount of order 1/√n. At t = layer/n, with λ² + γ² = 1,
 
         dV = b dt + γ√(2−γ²) L dH Lᵀ + γ²(dD V + V dDᵀ),    b = (γ²/τ₀²)(V tr(PVPV)/m² + B V + V Bᵀ)
 
-    LLᵀ = V, P = I − 11ᵀ/m, dD = L dN Lᵀ P/(mτ₀), N of independent and H of symmetric Brownian motions (H = (N' + N'ᵀ)/√2), and
-    B_ij = V_ii (c_j − mean c)/2m, c the diagonal of PVP: the second order of softmax. The covariance of the noise is
-    γ²(2−γ²)(V_ik V_jl + V_il V_jk) and the term γ⁴/τ₀² of attention. Derived here by
-    expanding softmax twice; tests hold its moments against sums and a layer against weights drawn in full.
-    The networks are drawn exactly in law at a cost that does not grow with n: given V,
-    XW is L times Gaussian rows, of which only their products with each other and with X count, a Wishart law.
+    Here LLᵀ = V, P = I − 11ᵀ/m and dD = L dN Lᵀ P/(mτ₀). N has independent Brownian entries, and H = (N' + N'ᵀ)/√2 symmetric ones.
+    B_ij = V_ii (c_j − mean c)/2m, with c the diagonal of PVP, is the second order of softmax. The noise has covariance
+    γ²(2−γ²)(V_ik V_jl + V_il V_jk) plus a term γ⁴/τ₀² from attention. The equation is derived by expanding softmax to second order.
+    Tests compare its moments with sums, and a layer with fully sampled weights.
 
-    Runs stop where a variance passes 4: the drift grows as V³, some paths would leave every bound, and the theorem is local.
+    Networks are sampled exactly in distribution at a cost that does not depend on n. Given V, XW is L times Gaussian rows, and only their
+    products with each other and with X matter (a Wishart distribution). Runs stop when a variance exceeds 4, because the theorem is
+    local.
 
-    **Numbers** means over drawn networks of a correlation and of two lengths, and the spread of the correlation, against the equation in
-    small steps, all at t = ⅜; both sides are random: the reason names the Monte Carlo error (one sd) of their difference.
+    **Returns** the means of a correlation and of two norms, and the standard deviation of the correlation, over random networks compared
+    with the equation, all at t = ⅜. Both sides are random. The reason states the Monte Carlo error (one sd) of their difference.
 
     **Source** Noci et al. 2023 (arXiv:2306.17759) for the temperature, the limit and its local nature.
     """
@@ -61,22 +62,22 @@ def shaped_width(seed: int = 0) -> "xarray.Dataset":
     x, y = simulated[-1, 0], predicted[-1, 0]
     comparisons.append(
         Comparison(
-            f"spread of the {OBSERVABLES[0]}",
+            f"sd of the {OBSERVABLES[0]}",
             float(x.std()),
             float(y.std()),
             f"equation, ± {float(x.std()) / N_RUNS**0.5:.1g}",
         )
     )
-    dims = ("layer", "seen")
+    dims = ("layer", "observable")
     curves = {"mean": (dims, simulated.mean(-1)), "sd": (dims, simulated.std(-1))}
     curves |= {"mean_sde": (dims, predicted.mean(-1)), "sd_sde": (dims, predicted.std(-1))}
-    coords = {"time": ("layer", np.arange(steps + 1) / WIDTH), "seen": list(OBSERVABLES)}
+    coords = {"time": ("layer", np.arange(steps + 1) / WIDTH), "observable": list(OBSERVABLES)}
     settings = {"width": WIDTH, "runs": N_RUNS, "tau0": TAU0, "branch": BRANCH_FRACTION, "seed": seed}
     return as_dataset(comparisons, curves, DEFINITIONS, coords, settings)
 
 
-def simulate_networks(steps: int, seed: int) -> Float[Tensor, "layer seen runs"]:
-    """What is looked at after every layer of networks whose weights are drawn anew."""
+def simulate_networks(steps: int, seed: int) -> Float[Tensor, "layer observable runs"]:
+    """The observables after every layer of networks with random weights."""
     rng, V = np.random.default_rng(seed), initial_covariances()
     observed = [observables(V)]
     for _ in range(steps):
@@ -85,8 +86,8 @@ def simulate_networks(steps: int, seed: int) -> Float[Tensor, "layer seen runs"]
     return torch.stack(observed)
 
 
-def simulate_equation(steps: int, seed: int) -> Float[Tensor, "layer seen runs"]:
-    """The same along the stochastic equation, a step of 1/width."""
+def simulate_equation(steps: int, seed: int) -> Float[Tensor, "layer observable runs"]:
+    """The observables along the stochastic equation, with steps of 1/width."""
     rng, V = np.random.default_rng(seed), initial_covariances()
     observed = [observables(V)]
     for _ in range(steps):
@@ -100,18 +101,18 @@ def initial_covariances() -> Covariances:
 
 
 def freeze_diverged(before: Covariances, after: Covariances) -> Covariances:
-    """What comes after, but for runs that passed the bound before."""
+    """The new covariances, except for runs that exceeded the bound before."""
     return torch.where((before.diagonal(dim1=-2, dim2=-1).amax(-1) > MAX_VARIANCE)[:, None, None], before, after)
 
 
-def observables(V: Covariances) -> Float[Tensor, "seen runs"]:
-    """What is compared, of every run."""
+def observables(V: Covariances) -> Float[Tensor, "observable runs"]:
+    """The observables of every run."""
     first, second, third = V.diagonal(dim1=-2, dim2=-1).sqrt().unbind(-1)
     return torch.stack([V[:, 0, 1] / (first * second), first, third])
 
 
 def network_layer(V: Covariances, width: int, rng: np.random.Generator) -> Covariances:
-    """V after one layer of n = n_k = width: XW = L(ZU + …) with U the directions of X, so that only Z and a Wishart table count."""
+    """V after one layer with n = n_k = width. XW = L(ZU + …) with the directions U of X, so only Z and a Wishart matrix matter."""
     runs, m = V.shape[:2]
     L, Z, orthogonal_root = cholesky_root(V), standard_normal(rng, runs, m), wishart_root(rng, runs, m, width - m)
     raw_scores = wishart_root(rng, runs, m, width) @ standard_normal(rng, runs, m) / width**0.5
@@ -127,7 +128,7 @@ def network_layer(V: Covariances, width: int, rng: np.random.Generator) -> Covar
 
 
 def equation_step(V: Covariances, dt: float, rng: np.random.Generator) -> Covariances:
-    """V after the time dt by the equation, as KL(I + …)²LᵀKᵀ, which stays positive; means of the squares are taken off again."""
+    """V after time dt by the equation, as KL(I + …)²LᵀKᵀ, which stays positive. The means of the squares are subtracted."""
     runs, m = V.shape[:2]
     L, N, PVP = cholesky_root(V), standard_normal(rng, runs, m), centre_rows(centre_rows(V).mT)
     c, variance = PVP.diagonal(dim1=-2, dim2=-1), V.diagonal(dim1=-2, dim2=-1)
@@ -143,12 +144,12 @@ def equation_step(V: Covariances, dt: float, rng: np.random.Generator) -> Covari
 
 
 def cholesky_root(V: Covariances) -> Covariances:
-    """L with LLᵀ = V, with a billionth more of variance: tokens may come to lie on one line, to rounding."""
+    """L with LLᵀ = V. A relative variance of 1e-9 is added, because tokens can become collinear up to rounding."""
     return torch.linalg.cholesky(V + 1e-9 * torch.diag_embed(V.diagonal(dim1=-2, dim2=-1)))
 
 
 def centre_rows(x: Float[Tensor, "runs a m"]) -> Float[Tensor, "runs a m"]:
-    """xP: rows less their mean."""
+    """xP, the rows minus their mean."""
     return x - x.mean(-1, keepdim=True)
 
 
@@ -157,6 +158,6 @@ def standard_normal(rng: np.random.Generator, runs: int, m: int) -> Covariances:
 
 
 def wishart_root(rng: np.random.Generator, runs: int, m: int, width: int) -> Covariances:
-    """A triangular R with RRᵀ of the law of NNᵀ, N of m × width independent normal entries (Bartlett 1933)."""
+    """A triangular R such that RRᵀ is distributed as NNᵀ, where N has m × width standard normal entries (Bartlett 1933)."""
     lengths = np.sqrt(rng.chisquare(width - np.arange(m), (runs, m)))
     return standard_normal(rng, runs, m).tril(-1) + torch.diag_embed(torch.from_numpy(lengths))

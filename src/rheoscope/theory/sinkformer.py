@@ -1,4 +1,4 @@
-"""Doubly stochastic attention: every token is read as much as it reads, and the flow is heat."""
+"""Doubly stochastic (Sinkhorn) attention: every token is read equally, and the flow is the heat equation."""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
 from rheoscope.attention.score import Distance
+from rheoscope.messages.message import Message
 from rheoscope.theory.particles import Particles, Velocity, attention_weights, evolve, time_grid
 from rheoscope.theory.predictions import Comparison, as_dataset
 
@@ -17,26 +18,26 @@ if TYPE_CHECKING:
 
 N, EPSILON, END_TIME, N_STEPS, ROUNDS = 240, 0.2, 0.5, 3, 60
 DEFINITIONS = {
-    "columns": "column sums of the weights at the start: how much each token is read",
-    "place": "where the tokens stand at the start",
-    "variance": "of the tokens under the flow",
-    "variance_derived": "the same by the equation of a Gaussian cloud",
+    "columns": Message("column sums of the initial weights, the total attention that each token receives"),
+    "position": Message("initial positions of the tokens"),
+    "variance": Message("variance of the tokens under the flow"),
+    "variance_derived": Message("variance by the equation of a Gaussian cloud"),
 }
 
 
 def sinkformer(seed: int = 0) -> "xarray.Dataset":
-    """A Gaussian cloud on a line moves away from its weighted mean, x' = (2/ε)(x − Σ_j α_ij x_j), α by Sinkhorn or softmax
-    of the L2 score −(x_i − x_j)²/2ε.
+    """A Gaussian cloud on a line moves away from its weighted mean, x' = (2/ε)(x − Σ_j α_ij x_j).
 
-    **Formula** Sinkhorn couples N(0, σ²) with itself by a Gaussian of covariance c: its density ∝ e^{−(x−y)²/2ε} u(x)u(y)
-    has precision −1/ε off the diagonal, so σ⁴ − c² = εc, c = √(σ⁴ + ε²/4) − ε/2, and Σ_j α_ij x_j = (c/σ²)x. Hence
-    (σ²)' = (4/ε)(σ² − c) → 2 as ε → 0: the heat equation. Softmax alone gives Σ_j α_ij x_j = σ²x/(σ²+ε) and
-    (σ²)' = 4σ²/(σ²+ε) → 4.
+    The weights α are Sinkhorn or softmax weights of the score −(x_i − x_j)²/2ε.
 
-    **Numbers** the largest distance of a column sum from 1 under Sinkhorn, 0; the variance at the end under both, against
-    these equations.
+    **Formula** Sinkhorn couples N(0, σ²) with itself by a Gaussian of covariance c. Its density ∝ e^{−(x−y)²/2ε} u(x)u(y) has precision
+    −1/ε off the diagonal, so σ⁴ − c² = εc, c = √(σ⁴ + ε²/4) − ε/2 and Σ_j α_ij x_j = (c/σ²)x. Hence (σ²)' = (4/ε)(σ² − c) → 2 as ε → 0,
+    the heat equation. Softmax gives Σ_j α_ij x_j = σ²x/(σ²+ε) and (σ²)' = 4σ²/(σ²+ε) → 4.
 
-    **Source** Sander, Ablin, Blondel and Peyré 2022 (arXiv:2110.11773). Tokens are quantiles: `seed` is not read.
+    **Returns** the largest deviation of a column sum from 1 under Sinkhorn (expected 0), and the final variance of both flows compared
+    with these equations.
+
+    **Source** Sander, Ablin, Blondel and Peyré 2022 (arXiv:2110.11773). Tokens are quantiles, so `seed` is unused.
     """
     level = (torch.arange(N, dtype=torch.float64) + 0.5) / N
     x = torch.special.ndtri(level)[:, None]
@@ -66,7 +67,7 @@ def sinkformer(seed: int = 0) -> "xarray.Dataset":
     ]
     curves = {
         "columns": (("normaliser", "token"), column_sums),
-        "place": (("token",), x[:, 0]),
+        "position": (("token",), x[:, 0]),
         "variance": (("normaliser", "time"), variances),
         "variance_derived": (("normaliser", "time"), expected),
     }
@@ -87,7 +88,7 @@ def spreading_velocity(mechanism: Mechanism) -> Velocity:
 
 
 def variance_rate(name: str) -> Velocity:
-    """(σ²)' of a Gaussian cloud."""
+    """(σ²)' of a Gaussian cloud under the named normaliser."""
 
     def sinkhorn_rate(t: float, variance: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         return 4 / EPSILON * (variance + EPSILON / 2 - (variance.square() + EPSILON**2 / 4).sqrt())

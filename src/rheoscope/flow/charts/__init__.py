@@ -1,1 +1,1 @@
-"""The analysis `charts`: its computation, its picture and its words."""
+"""The analysis `charts`."""

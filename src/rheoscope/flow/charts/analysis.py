@@ -1,8 +1,8 @@
-"""Is the cloud made of flat pieces? Local dimension, angles between tangent spaces of neighbours, and how few pieces cover it."""
+"""Charts: local dimension, angles between tangent spaces, and covers of the cloud by flat pieces."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,6 +11,8 @@ from torch import Tensor
 from rheoscope.flow.charts.nerve import nerve
 from rheoscope.flow.cloud import select_clouds
 from rheoscope.flow.geometry_kept.analysis import nearest_neighbours
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.pair_distances import centred_inner_products, distances
@@ -22,102 +24,143 @@ if TYPE_CHECKING:
     import xarray
 
 InnerProducts = Float[Tensor, "n n"]
-"""Inner products of a cloud around its mean: all that charts need, however many dimensions E has."""
+"""The inner products of a centred cloud. Charts need nothing else, whatever the width of E."""
 NULL_FIELDS = ("local_dimension", "local_dimension_two_nearest", "angle", "chart_count")
-"""What stands beside a Gaussian cloud."""
+"""The fields that are compared with Gaussian clouds."""
 
 
 @torch.no_grad()
 def charts(
     trace: Trace,
     space: SpaceName = "raw",
-    nearest: Neighbours = 8,
+    n_neighbours: Neighbours = 8,
     dimension: Count | None = None,
-    off: Fraction = 0.1,
+    unexplained_variance: Fraction = 0.1,
     draws: Draws = 20,
     seed: Seed = 0,
     keep_massive: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
-    """Is the cloud of tokens a patchwork of flat pieces (a piecewise manifold), layer by layer?
+    """Is the cloud of tokens a union of flat pieces (a piecewise manifold), layer by layer?
 
-    **Answers** "in how many directions does the cloud spread around a token, do neighbours spread in the same ones, and how few
-    flat pieces hold all tokens?"
+    **Question** Over how many directions does the cloud spread around a token, do neighbours share these directions, and how few
+    flat pieces cover all tokens?
 
-    **Formula** a token and its `nearest` have as local dimension the fewest principal directions with a share 1 − `off` of their
-    variance. Its tangent space are the first p of them, p = `dimension`, or the median local dimension of the cloud. The
-    angle of two tangent spaces is that whose sin² is the mean sin² of their principal angles. A ball around a token is flat where its
-    points lie off their best p-dimensional plane by at most `off` times the variance of the token's neighbourhood, in the mean square;
-    `chart_count` is the number of flat balls, each as large as it can be, that cover the cloud, the one with most new tokens
-    first (greedy). Points that are equal are one point.
+    **Formula** The local dimension of a token is the smallest number of principal components that explain all but
+    `unexplained_variance` of the variance of the token and its neighbours. The tangent space has the first p components, where p is
+    `dimension` or the median local dimension. The angle of two tangent spaces has the mean sin² of their principal angles as its
+    sin². A ball around a token is flat if the mean squared distance of its points from their best p-dimensional plane is at most
+    `unexplained_variance` times the variance of the neighbourhood. `chart_count` is the number of largest flat balls in a greedy
+    cover of the cloud. Equal points count once.
 
-    **Nerve** each head's neighbourhood of a query are the `nearest` keys of largest score; two heads of a layer overlap by the share
-    of them that they have in common, beside what random keys would share. Massive tokens are left out.
+    The nerve compares heads. The neighbourhood of a query in a head consists of the keys with the largest scores. Two heads of a
+    layer overlap by the share of keys that they have in common.
 
-    **Null** Gaussian clouds of the same covariance, `draws` of them (0 leaves the null out), with the p of the cloud.
+    The null consists of `draws` Gaussian clouds with the same covariance, analysed with the same p.
 
-    **Gives** (point): `local_dimension`, `local_dimension_two_nearest`, `angle`, `chart_count`, each with null and its standard
-    deviation, `flat_dimension`, `distinct`; (point, token): `dimension`, `dimension_two_nearest`, `bend`, `chart`;
-    (layer, head, other): `nerve`, `nerve_null`.
+    **Returns** (point): `local_dimension`, `local_dimension_two_nearest`, `angle` and `chart_count` with their nulls,
+    `flat_dimension`, `distinct_points`. (point, token): `dimension`, `dimension_two_nearest`, `tangent_angle`, `chart`. (layer,
+    head, other): `nerve`, `nerve_null`. Massive tokens are left out.
 
-    **Laws** a plane has angle 0 and one chart, two planes have two; unchanged by a turn, a shift and a scale of the cloud, and by
-    writing a token twice.
+    **Settings** `n_neighbours` is the number of nearest tokens, and of nearest keys for the nerve.
 
-    **Siblings** `clusters` has the dimension of the whole cloud, `distortion` what a head does to neighbours.
+    **Laws** A plane has angle 0 and one chart. Two planes have two charts. Rotating, shifting or scaling the cloud, or repeating a
+    token, changes nothing.
 
     **Source** Facco et al. 2017 (TwoNN), Fukunaga and Olsen 1971 (local principal components).
 
+    **See also** `clusters` has the dimension of the whole cloud. `distortion` reports what a head does to neighbours.
+
     >>> import rheoscope as rs
-    >>> found = rs.charts(rs.load().trace("The keys to the cabinet are on the table in the hall"), nearest=4, draws=2)
-    >>> bool((found.local_dimension <= 4).all() and (found.chart_count >= 1).all())
+    >>> result = rs.charts(rs.load().trace("The keys to the cabinet are on the table in the hall"), n_neighbours=4, draws=2)
+    >>> bool((result.local_dimension <= 4).all() and (result.chart_count >= 1).all())
     True
     """
-    if draws < 0 or draws == 1 or not 0 < off < 1 or (dimension is not None and not 1 <= dimension <= nearest):
-        raise RheoscopeError(
-            f"a null needs 2 draws or more, off lies between 0 and 1, a dimension between 1 and nearest={nearest}; got "
-            f"draws={draws}, off={off}, dimension={dimension}; type draws=20, off=0.1"
-        )
+    _check_settings(n_neighbours, dimension, unexplained_variance, draws)
     clouds = select_clouds(trace, space, "layer", keep_massive, min_tokens=4)
     rows = []
     for x in clouds:
-        rows.append(kernel(x, nearest, dimension, off, draws, seed))
+        rows.append(kernel(x, n_neighbours, dimension, unexplained_variance, draws, seed))
         if progress is not None:
             progress(len(rows), len(clouds))
     values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]} | nerve(
-        trace, clouds.positions, nearest
+        trace, clouds.positions, n_neighbours
     )
     heads = range(trace.view.heads)
     coords = {"point": list(clouds.steps), "token": clouds.positions, "token_text": ("token", clouds.token_texts)}
     coords |= {"layer": range(trace.view.layers), "head": heads, "other": heads}
-    settings = {"nearest": nearest, "dimension": dimension or "median", "off": off, "draws": draws, "seed": seed}
+    settings: dict[str, Any] = {
+        "n_neighbours": n_neighbours,
+        "dimension": dimension or "median",
+        "draws": draws,
+        "seed": seed,
+    }
+    settings |= {"unexplained_variance": unexplained_variance}
     return CHARTS.label(values, coords, settings | clouds.attributes)
 
 
+def _check_settings(n_neighbours: int, dimension: int | None, unexplained_variance: float, draws: int) -> None:
+    if draws < 0 or draws == 1:
+        raise RheoscopeError(
+            Message("draws must be 0 (no null) or at least {low}, got {received}", low=2, received=draws), use(draws=20)
+        )
+    if not 0 < unexplained_variance < 1:
+        raise RheoscopeError(
+            Message(
+                "unexplained_variance must lie between 0 and 1, both excluded, got {received}",
+                received=unexplained_variance,
+            ),
+            use(unexplained_variance=0.1),
+        )
+    if dimension is not None and not 1 <= dimension <= n_neighbours:
+        raise RheoscopeError(
+            Message(
+                "dimension must lie between 1 and n_neighbours, {high}, got {received}",
+                high=n_neighbours,
+                received=dimension,
+            ),
+            use(dimension=n_neighbours),
+        )
+
+
 def kernel(
-    x: Float[Tensor, "n d"], nearest: int, dimension: int | None, off: float, draws: int, seed: int
+    x: Float[Tensor, "n d"],
+    n_neighbours: int,
+    dimension: int | None,
+    unexplained_variance: float,
+    draws: int,
+    seed: int,
 ) -> dict[str, Tensor]:
-    """All numbers of one cloud, equal points taken once."""
+    """The statistics of one cloud, in which equal points count once."""
     inner = centred_inner_products(x.double())
     first_equal = first_equal_index(inner)
     distinct, inverse = first_equal.unique(return_inverse=True)
-    if not 1 <= nearest <= len(distinct) - 2:
+    if not 1 <= n_neighbours <= len(distinct) - 2:
         raise RheoscopeError(
-            f"of {len(distinct)} different points, the nearest are from 1 to {len(distinct) - 2}, got nearest={nearest}; "
-            f"type a longer text, or nearest={max(1, min(4, len(distinct) - 2))}"
+            Message(
+                "with {n} distinct points, n_neighbours must lie between 1 and {high}, got {received}; a longer text allows more",
+                n=len(distinct),
+                high=len(distinct) - 2,
+                received=n_neighbours,
+            ),
+            use(n_neighbours=max(1, min(4, len(distinct) - 2))),
         )
     inner = centred_inner_products(x.double()[distinct])
-    values = chart_statistics(inner, nearest, dimension, off)
+    values = chart_statistics(inner, n_neighbours, dimension, unexplained_variance)
     p = int(values["flat_dimension"])
-    rows = [chart_statistics(null_inner, nearest, p, off) for null_inner in gaussian_inner_products(inner, draws, seed)]
+    rows = [
+        chart_statistics(null_inner, n_neighbours, p, unexplained_variance)
+        for null_inner in gaussian_inner_products(inner, draws, seed)
+    ]
     null_samples = {name: torch.stack([row[name] for row in rows]).double() for name in NULL_FIELDS if rows}
     null_sds = {f"{name}_null_sd": samples.std(0) for name, samples in null_samples.items()}
-    values |= {name: values[name][inverse] for name in ("dimension", "dimension_two_nearest", "bend", "chart")}
+    values |= {name: values[name][inverse] for name in ("dimension", "dimension_two_nearest", "tangent_angle", "chart")}
     null_means = {f"{name}_null": samples.mean(0) for name, samples in null_samples.items()}
-    return values | null_means | null_sds | {"distinct": torch.tensor(len(distinct), device=x.device)}
+    return values | null_means | null_sds | {"distinct_points": torch.tensor(len(distinct), device=x.device)}
 
 
 def first_equal_index(inner: InnerProducts) -> Int[Tensor, " n"]:
-    """For every point the first that is equal to it.
+    """For every point, the index of the first point that equals it.
 
     >>> first_equal_index(centred_inner_products(torch.tensor([[0.0], [2.0], [0.0], [5.0]]))).tolist()
     [0, 1, 0, 3]
@@ -126,9 +169,10 @@ def first_equal_index(inner: InnerProducts) -> Int[Tensor, " n"]:
 
 
 def gaussian_inner_products(inner: InnerProducts, draws: int, seed: int) -> Iterator[InnerProducts]:
-    """Inner products of Gaussian clouds, given that their covariance and number of points are those of this one.
+    """Inner products of random Gaussian clouds with the covariance and the number of points of this cloud.
 
-    Given its mean and covariance, a Gaussian cloud X is evenly distributed over QX, Q the rotations of token space that keep the mean.
+    Given its mean and covariance, a Gaussian cloud X is uniformly distributed over QX, where Q are the rotations of token space that
+    preserve the mean.
     """
     generator, n = torch.Generator().manual_seed(seed), len(inner)
     mean_free_basis = (
@@ -143,36 +187,40 @@ def gaussian_inner_products(inner: InnerProducts, draws: int, seed: int) -> Iter
         yield Q @ inner @ Q.mT
 
 
-def chart_statistics(inner: InnerProducts, nearest: int, dimension: int | None, off: float) -> dict[str, Tensor]:
-    """All numbers of one cloud whose points differ."""
+def chart_statistics(
+    inner: InnerProducts, n_neighbours: int, dimension: int | None, unexplained_variance: float
+) -> dict[str, Tensor]:
+    """The statistics of one cloud of distinct points."""
     distance = distances(inner)
-    neighbours = nearest_neighbours(distance, nearest)
+    neighbours = nearest_neighbours(distance, n_neighbours)
     pca = local_pca(inner, neighbours)
-    dims = pca.dimensions(off)
+    dims = pca.dimensions(unexplained_variance)
     p = int(dims.sort().values[len(dims) // 2]) if dimension is None else dimension
-    bend = mean_tangent_angles(inner, pca, neighbours, p)
+    tangent_angle = mean_tangent_angles(inner, pca, neighbours, p)
     chart = greedy_cover(
-        largest_flat_balls(inner, distance.argsort(dim=-1, stable=True), p, off * pca.mean_square_distance)
+        largest_flat_balls(
+            inner, distance.argsort(dim=-1, stable=True), p, unexplained_variance * pca.mean_square_distance
+        )
     )
     two_nn = local_two_nn_dimension(distance, pca.members)
     return {
         "flat_dimension": torch.tensor(p, device=inner.device),
         "dimension": dims,
         "dimension_two_nearest": two_nn,
-        "bend": bend,
+        "tangent_angle": tangent_angle,
         "chart": chart,
         "local_dimension": dims.double().mean(),
         "local_dimension_two_nearest": two_nn.median(),
-        "angle": bend.mean(),
+        "angle": tangent_angle.mean(),
         "chart_count": chart.max() + 1,
     }
 
 
 @dataclass(frozen=True, eq=False)
 class LocalPCA:
-    """The neighbourhood of every point: who is in it (itself first), its principal variances and their directions.
+    """The neighbourhood of every point (the point itself first), with its principal variances and directions.
 
-    `directions` are coefficients on the points of the neighbourhood, around its mean; variances fall.
+    `directions` are coefficients on the centred points of the neighbourhood. Variances are in decreasing order.
     """
 
     members: Int[Tensor, "n k"]
@@ -181,16 +229,16 @@ class LocalPCA:
 
     @property
     def mean_square_distance(self) -> Float[Tensor, " n"]:
-        """Mean squared distance from the mean of the neighbourhood."""
+        """The mean squared distance from the mean of the neighbourhood."""
         return self.variances.sum(-1) / self.members.shape[-1]
 
-    def dimensions(self, off: float) -> Int[Tensor, " n"]:
-        """The fewest principal directions with all but a share `off` of the variance."""
+    def dimensions(self, unexplained_variance: float) -> Int[Tensor, " n"]:
+        """The smallest number of principal directions that leave at most `unexplained_variance` unexplained."""
         unexplained = 1 - self.variances.cumsum(-1) / self.variances.sum(-1, keepdim=True)
-        return 1 + (unexplained > off + 1e-9).sum(-1)
+        return 1 + (unexplained > unexplained_variance + 1e-9).sum(-1)
 
     def tangents(self, p: int) -> Float[Tensor, "n k p"]:
-        """The first p directions of unit length, as coefficients; 0 where there are not so many."""
+        """The first p directions, normalised, as coefficients; 0 if the neighbourhood has fewer directions."""
         leading = self.variances[:, :p]
         is_nonzero = leading > 1e-9 * self.variances[:, :1]
         scale = torch.where(is_nonzero, leading, 1).rsqrt() * is_nonzero
@@ -198,14 +246,14 @@ class LocalPCA:
 
 
 def local_pca(inner: InnerProducts, neighbours: Int[Tensor, "n k"]) -> LocalPCA:
-    """Local principal components, from inner products alone."""
+    """Local principal components from inner products."""
     members = torch.cat([torch.arange(len(inner), device=inner.device)[:, None], neighbours], -1)
     variances, directions = torch.linalg.eigh(double_centred(inner[members[:, :, None], members[:, None]]))
     return LocalPCA(members, variances.flip(-1).clamp(min=0), directions.flip(-1))
 
 
 def double_centred(table: Float[Tensor, "*t m n"]) -> Float[Tensor, "*t m n"]:
-    """Less the means of rows and columns: inner products around both means."""
+    """Subtract the means of rows and columns, which centres both sides of the inner products."""
     table = table - table.mean(-1, keepdim=True)
     return table - table.mean(-2, keepdim=True)
 
@@ -213,7 +261,7 @@ def double_centred(table: Float[Tensor, "*t m n"]) -> Float[Tensor, "*t m n"]:
 def mean_tangent_angles(
     inner: InnerProducts, pca: LocalPCA, neighbours: Int[Tensor, "n k"], p: int
 ) -> Float[Tensor, " n"]:
-    """Mean angle between the tangent space of a point and those of its neighbours."""
+    """The mean angle between the tangent space of a point and those of its neighbours."""
     tangent = pca.tangents(p)
     table = double_centred(inner[pca.members[:, None, :, None], pca.members[neighbours][:, :, None]])
     overlap = tangent.mT[:, None] @ table @ tangent[neighbours]
@@ -223,8 +271,8 @@ def mean_tangent_angles(
 
 
 def local_two_nn_dimension(distance: Float[Tensor, "n n"], members: Int[Tensor, "n k"]) -> Float[Tensor, " n"]:
-    """TwoNN over the points of each neighbourhood: (k − 1)/Σ log(r₂/r₁)."""
-    first, second = distance.topk(3, largest=False).values[:, 1:].unbind(-1)  # itself before them
+    """The TwoNN estimate of each neighbourhood, (k − 1)/Σ log(r₂/r₁)."""
+    first, second = distance.topk(3, largest=False).values[:, 1:].unbind(-1)  # the point itself comes first
     return (members.shape[-1] - 1) / (second / first).log()[members].sum(-1).clamp(min=1e-12)
 
 
@@ -234,9 +282,9 @@ def local_two_nn_dimension(distance: Float[Tensor, "n n"], members: Int[Tensor, 
 def largest_flat_balls(
     inner: InnerProducts, order: Int[Tensor, "n n"], p: int, max_residual: Float[Tensor, " n"]
 ) -> Bool[Tensor, "n n"]:
-    """For every point the largest ball around it that is flat: doubled while it is, then halved in on its edge."""
+    """For every point the largest flat ball around it, by doubling its size and then by bisection."""
     n = len(inner)
-    flat_size = torch.full((n,), min(p + 1, n), device=inner.device)  # so few points always lie in a plane
+    flat_size = torch.full((n,), min(p + 1, n), device=inner.device)  # p + 1 points always lie in a p-dimensional plane
     too_large_size = torch.full_like(flat_size, n + 1)
     while True:
         size = torch.where(too_large_size > n, (2 * flat_size).clamp(max=n), (flat_size + too_large_size) // 2)
@@ -256,7 +304,7 @@ def largest_flat_balls(
 def plane_residuals(
     inner: InnerProducts, order: Int[Tensor, "b n"], size: Int[Tensor, " b"], p: int
 ) -> Float[Tensor, " b"]:
-    """Mean squared distance of the first `size` points of each row from the best p-dimensional plane through them."""
+    """The mean squared distance of the first `size` points of each row from their best p-dimensional plane."""
     members = order[:, : int(size.max())]
     is_member = torch.arange(members.shape[-1], device=members.device) < size[:, None]
     weights = is_member.double() / size[:, None]
@@ -271,7 +319,7 @@ def plane_residuals(
 
 
 def greedy_cover(is_member: Bool[Tensor, "n n"]) -> Int[Tensor, " n"]:
-    """Which chart covers each point, the one with most new points first.
+    """The chart of each point in a greedy cover, which takes the ball with the most uncovered points first.
 
     >>> greedy_cover(torch.tensor([[True, True, False], [False, True, True], [False, False, True]])).tolist()
     [0, 0, 1]
@@ -284,51 +332,51 @@ def greedy_cover(is_member: Bool[Tensor, "n n"]) -> Int[Tensor, " n"]:
 
 
 def _with_gaussian_null(name: str, definition: str, unit: str = "") -> dict[str, Field]:
-    """A number of a cloud and what Gaussian clouds give."""
+    """A field, and the mean and standard deviation of its Gaussian null."""
     null, sd = f"{name}_null", f"{name}_null_sd"
     return {
         name: Field(("point",), definition, unit, null=null, null_sd=sd),
-        null: Field(("point",), f"mean {name} of Gaussian clouds of the same covariance", unit),
-        sd: Field(("point",), "standard deviation of that over the draws", unit),
+        null: Field(("point",), Message("mean {field} of Gaussian clouds with the same covariance", field=name), unit),
+        sd: Field(("point",), Message("standard deviation of {field} over the Gaussian clouds", field=name), unit),
     }
 
 
 TOKEN_DIMS = ("point", "token")
 CHARTS = Analysis(
     name="charts",
-    question="Is the cloud of tokens a patchwork of flat pieces: how many, and do neighbours lie in the same one?",
+    question="Is the cloud of tokens a union of flat pieces, how many are there, and do neighbours share their tangent space?",
     ask=charts,
     needs="trace",
     expensive=True,
     fields={
-        **_with_gaussian_null("local_dimension", "mean over different points of their local dimension"),
+        **_with_gaussian_null("local_dimension", Message("local dimension, mean over distinct points")),
         **_with_gaussian_null(
-            "local_dimension_two_nearest", "median over different points of the TwoNN dimension of their neighbourhood"
+            "local_dimension_two_nearest", Message("TwoNN dimension of the neighbourhood, median over distinct points")
         ),
         **_with_gaussian_null(
-            "angle", "mean angle between the tangent spaces of a point and of its nearest: 0 in a flat piece", "radians"
+            "angle",
+            Message("angle between the tangent spaces of a point and its neighbours, mean over points"),
+            "radians",
         ),
-        **_with_gaussian_null("chart_count", "flat balls, found greedily, that together hold every point"),
-        "flat_dimension": Field(("point",), "p, the dimension of tangent spaces and flat pieces at this point"),
-        "distinct": Field(("point",), "different points of the cloud"),
+        **_with_gaussian_null("chart_count", Message("number of flat balls in a greedy cover of the cloud")),
+        "flat_dimension": Field(("point",), "dimension p of the tangent spaces and of the flat pieces"),
+        "distinct_points": Field(("point",), "number of distinct points of the cloud"),
         "dimension": Field(
             TOKEN_DIMS,
-            "fewest principal directions with all but the share `off` of the variance of a token and its nearest",
+            "smallest number of principal directions that leave at most unexplained_variance of the neighbourhood unexplained",
         ),
         "dimension_two_nearest": Field(
-            TOKEN_DIMS, "TwoNN over a token and its nearest: (k − 1)/Σ log(r₂/r₁), equal points once"
+            TOKEN_DIMS, "TwoNN dimension of the neighbourhood, (k − 1)/Σ log(r₂/r₁) over distinct points"
         ),
-        "bend": Field(
-            TOKEN_DIMS, "mean angle between the tangent space of a token and those of its nearest", "radians"
+        "tangent_angle": Field(
+            TOKEN_DIMS, "mean angle between the tangent spaces of the token and of its neighbours", "radians"
         ),
-        "chart": Field(TOKEN_DIMS, "the flat piece that a token is in, 0 the largest"),
+        "chart": Field(TOKEN_DIMS, "flat piece that contains the token, 0 for the largest"),
         "nerve": Field(
             ("layer", "head", "other"),
-            "share of the nearest keys (by score) of a query that two heads have in common, mean over queries",
+            "share of the keys with the largest scores that two heads have in common, mean over queries",
             null="nerve_null",
         ),
-        "nerve_null": Field(
-            ("layer", "head", "other"), "the same where keys are picked at random among the permitted ones"
-        ),
+        "nerve_null": Field(("layer", "head", "other"), "expected share for random permitted keys"),
     },
 )

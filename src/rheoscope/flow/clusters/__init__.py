@@ -1,1 +1,1 @@
-"""The analysis `clusters`: its computation, its picture and its words."""
+"""The analysis `clusters`: its computation and its picture."""

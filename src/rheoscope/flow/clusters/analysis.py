@@ -1,4 +1,4 @@
-"""Does the cloud gather? Cosines, ranks, intrinsic dimension, clusters at a fixed angle, and how they pass into each other."""
+"""Cosines, ranks, intrinsic dimension and clusters of the cloud, layer by layer."""
 
 import math
 from collections.abc import Iterable
@@ -13,6 +13,8 @@ from torch import Tensor
 from rheoscope.attention.lower.block_size import block_numel, cache_block_numel
 from rheoscope.flow.cloud import points_at_grain, select_clouds, to_space, type_means
 from rheoscope.flow.clusters.concentration import gathering_statistics
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.pair_distances import cosines, distances
@@ -35,38 +37,43 @@ def clusters(
     seed: Seed = 0,
     keep_massive: bool = False,
 ) -> "xarray.Dataset":
-    """Do tokens gather into clusters, layer by layer, and in how many directions does the cloud still spread?
+    """Do tokens form clusters, layer by layer, and over how many directions does the cloud spread?
 
-    **Formula** each field's is in its `attrs["definition"]`. Two tokens are linked where the angle between their centred
-    directions is at most `angle` (radians); clusters are what links hold together. Tokens of one type start at one point and gather
-    for that alone, so what is said of gathering is said of types: one point each, the mean of its occurrences.
+    **Formula** `attrs["definition"]` of each field has its formula. Two tokens are linked if the angle between their centred
+    directions is at most `angle` (radians). Clusters are the connected components. Tokens of one type start at the same point and
+    are close for that reason alone. The `type_` fields therefore have one point per type, the mean of its occurrences.
 
-    **Gives** (point): `mean_cosine`, `mean_cosine_uncentred`, `effective_rank`, `participation_ratio`,
-    `intrinsic_dimension`, `cluster_count`, `silhouette`, nulls where the definition has one; (point, token): `label`,
-    `lineage` (the alluvial map: how many tokens pass from which cluster to which); (step): `ari`, `nmi`. Of types: `type_count`;
-    (point): `type_cluster_count`, `type_effective_rank`, `type_flow` ("gathers" where there are fewer clusters than in the
-    embedding, "separates" where there are more, else "keeps"); (point, type): `type_label`.
+    **Returns** (point): `mean_cosine`, `mean_cosine_uncentred`, `effective_rank`, `participation_ratio`, `intrinsic_dimension`,
+    `cluster_count`, `silhouette`, most with a null. (point, token): `label`, and `lineage`, the same with names that persist from
+    layer to layer. (step): `ari`, `nmi`. For token types: `type_count`; (point): `type_cluster_count`, `type_effective_rank` and
+    `type_flow`; (point, type): `type_label`. `type_flow` is "merging" if there are fewer clusters than in the embedding,
+    "splitting" if there are more, else "unchanged".
 
-    **Laws** 1 ≤ participation ratio ≤ effective rank ≤ min(n − 1, d); unchanged by a turn, a shift (but for the uncentred
-    cosine) and a scale of the cloud; more clusters at smaller angles; tokens told twice change no number of types.
+    **Laws** 1 ≤ participation ratio ≤ effective rank ≤ min(n − 1, d). Rotating, shifting or scaling the cloud changes nothing,
+    except that a shift changes the uncentred cosine. Smaller angles give more clusters. Repeating tokens at the same points does
+    not change the `type_` fields.
 
-    **Limits** shuffled coordinates are no model's: what an untrained model of the same architecture shows too
-    (`rs.load(name, untrained=True)`) is the architecture's doing.
-
-    **Siblings** `density_clusters` finds clusters by HDBSCAN; `purity` asks what clusters are made of; `massive` names the
-    tokens that are left out.
+    The null shuffles every coordinate among the tokens, which no model does. Compare with an untrained model
+    (`rs.load(name, untrained=True)`) to separate training from architecture.
 
     **Source** Roy and Vetterli 2007 (effective rank), Facco et al. 2017 (TwoNN), Hubert and Arabie 1985 (ARI).
 
+    **See also** `density_clusters` uses HDBSCAN. `purity` asks what the clusters consist of. `massive_tokens` lists the tokens
+    that are left out.
+
     >>> import rheoscope as rs
-    >>> found = rs.clusters(rs.load().trace("The keys to the cabinet are on the table in the hall"))
-    >>> bool((found.participation_ratio <= found.effective_rank + 1e-6).all())
+    >>> result = rs.clusters(rs.load().trace("The keys to the cabinet are on the table in the hall"))
+    >>> bool((result.participation_ratio <= result.effective_rank + 1e-6).all())
     True
     """
     if draws < 0 or draws == 1:
-        raise RheoscopeError(f"a null needs 2 draws or more, got {draws}; type draws=2, or draws=0 for no null")
+        raise RheoscopeError(
+            Message("draws must be 0 (no null) or at least {low}, got {received}", low=2, received=draws), use(draws=2)
+        )
     if not 0 < angle < math.pi:
-        raise RheoscopeError(f"the angle of a link lies between 0 and π, got {angle}; type angle=0.785")
+        raise RheoscopeError(
+            Message("angle must lie between 0 and π, both excluded, got {received}", received=angle), use(angle=0.785)
+        )
     clouds = select_clouds(trace, space, grain, keep_massive, min_tokens=3)
     coords = {
         "point": list(clouds.steps),
@@ -81,13 +88,12 @@ def clusters(
 
 @torch.no_grad()
 def batch(traces: Traces, space: str = "raw", grain: str = "layer", keep_massive: bool = False) -> dict[str, Tensor]:
-    """Mean cosines and participation ratio of many texts at once: what needs neither eigenvalues nor clusters, nor a draw."""
+    """Mean cosines and participation ratios of many texts at once. They need no eigenvalues, clusters or draws."""
     valid, view = traces.valid_tokens(keep_massive, min_tokens=3), traces.view
     half_precision = view.to_model_precision(traces.points[:0]).dtype.itemsize < 4
     dtypes = (torch.float32, view.dtype) if half_precision else (torch.float64, torch.float64)
-    grain_slice = slice(
-        None, None, points_at_grain(traces, grain)[1]
-    )  # points of a grain are equally far apart, the first is 0
+    # the points of a grain start at 0 and are evenly spaced
+    grain_slice = slice(None, None, points_at_grain(traces, grain)[1])
     points, norms = (x.transpose(0, 1)[grain_slice] for x in (traces.points, traces.norms))
     numbers_per_point = points[0].numel() * (points.shape[-2] // points.shape[-1] + 1)
     max_numbers = cache_block_numel(points.device) if points.device.type == "cpu" else block_numel(points.device)
@@ -102,7 +108,7 @@ def batch(traces: Traces, space: str = "raw", grain: str = "layer", keep_massive
 def kernel(
     clouds: Iterable[Float[Tensor, "n d"]], types: Int[Tensor, " n"], angle: float, draws: int, seed: int
 ) -> dict[str, Any]:
-    """All numbers of clouds of the same tokens, one after the other: they need not all be held."""
+    """The statistics of clouds with the same tokens. Clouds are read one at a time to limit memory."""
     rows, null_rows = [], []
     for point_index, x in enumerate(clouds):
         centred = centre_cloud(x.double())
@@ -115,14 +121,14 @@ def kernel(
     return values | {
         "type_count": types.max() + 1,
         "type_flow": flow_directions(values["type_cluster_count"]),
-        "lineage": lineage(labels.cpu()).to(labels.device),  # name by name: a GPU would be asked for each
+        "lineage": lineage(labels.cpu()).to(labels.device),  # a sequential loop, faster on the CPU
         "ari": torch.stack([adjusted_rand_index(a, b) for a, b in pairwise(labels)]),
         "nmi": torch.stack([normalised_mutual_information(a, b) for a, b in pairwise(labels)]),
     }
 
 
 def cluster_statistics(centred: Float[Tensor, "n d"], angle: float) -> dict[str, Tensor]:
-    """All numbers of one cloud around its mean."""
+    """The statistics of one centred cloud."""
     inner = centred @ centred.mT
     cosine, (rank, participation) = cosines(inner), rank_measures(centred, inner)
     label = single_linkage_labels(cosine, angle)
@@ -138,7 +144,7 @@ def cluster_statistics(centred: Float[Tensor, "n d"], angle: float) -> dict[str,
 
 
 def type_cluster_statistics(centred: Float[Tensor, "t d"], angle: float) -> dict[str, Tensor]:
-    """Clusters and rank of one point a type."""
+    """Clusters and effective rank of a cloud with one point per type."""
     inner = centred @ centred.mT
     label = single_linkage_labels(cosines(inner), angle)
     return {
@@ -149,24 +155,24 @@ def type_cluster_statistics(centred: Float[Tensor, "t d"], angle: float) -> dict
 
 
 def flow_directions(counts: Int[Tensor, " p"]) -> list[str]:
-    """Which way the flow has gone from the first cloud on: fewer clusters, more, or as many.
+    """Whether each cloud has fewer, more or as many clusters as the first cloud.
 
     >>> flow_directions(torch.tensor([5, 7, 5, 2]))
-    ['keeps', 'separates', 'keeps', 'gathers']
+    ['unchanged', 'splitting', 'unchanged', 'merging']
     """
-    name_of_sign = {-1: "gathers", 0: "keeps", 1: "separates"}
+    name_of_sign = {-1: "merging", 0: "unchanged", 1: "splitting"}
     return [name_of_sign[sign] for sign in (counts - counts[0]).sign().tolist()]
 
 
 def null_samples(
     centred: Float[Tensor, "n d"], point_index: int, angle: float, draws: int, seed: int
 ) -> Float[Tensor, "draw 4"]:
-    """Both ranks, intrinsic dimension and number of clusters of shuffles of the cloud at one point."""
+    """Both ranks, intrinsic dimension and number of clusters for shuffles of the cloud at one point."""
     samples = []
-    columns = centred.mT.float().contiguous()  # float32: a null is known to a few digits anyway
+    columns = centred.mT.float().contiguous()  # float32 is precise enough for a null
     for draw in range(draws):
         order = shuffle_orders(len(centred), centred.shape[1], seed + draw, point_index).to(columns.device)
-        y = columns.gather(-1, order).mT  # coordinates keep their means
+        y = columns.gather(-1, order).mT  # the means of the coordinates do not change
         inner = y @ y.mT
         count = torch.tensor(len(single_linkage_labels(cosines(inner), angle).unique()), device=y.device)
         samples.append(torch.stack([*rank_measures(y, inner), two_nn_dimension(inner), count]))
@@ -174,7 +180,7 @@ def null_samples(
 
 
 def null_statistics(samples: Float[Tensor, "p draw 4"]) -> dict[str, Float[Tensor, " p"]]:
-    """Means of shuffled clouds. Their spread is nearly the same share of them at all points, so all points tell it together."""
+    """Means over the shuffles. The relative standard deviation is pooled over points, since it hardly depends on the point."""
     rank, participation, dimension, count = samples.mean(1).unbind(-1)
     relative_sd = (samples.var(1) / samples.mean(1).square().clamp(min=1e-30)).mean(0).sqrt()
     return {
@@ -188,7 +194,7 @@ def null_statistics(samples: Float[Tensor, "p draw 4"]) -> dict[str, Float[Tenso
 
 
 def centre_cloud(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """The cloud around its mean; tokens that stand there but for rounding are put there."""
+    """The cloud minus its mean. A token within rounding error of the mean becomes exactly 0."""
     centred = x - x.mean(0)
     return torch.where(centred.norm(dim=-1, keepdim=True) <= 1e-12 * x.norm(dim=-1).amax(), 0, centred)
 
@@ -199,7 +205,7 @@ def mean_off_diagonal(table: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
 
 
 def mean_cosine(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
-    """Mean cosine of all pairs of points as they are, from the sum of their directions; two at the origin are alike."""
+    """Mean cosine over all pairs, from the sum of the directions. Two points at the origin have cosine 1."""
     length = x.norm(dim=-1, keepdim=True)
     n_nonzero = int((length > 0).sum())
     squared_sum = (x / torch.where(length > 0, length, 1)).sum(0).square().sum()
@@ -210,9 +216,9 @@ def mean_cosine(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
 def rank_measures(
     centred: Float[Tensor, "n d"], inner: Float[Tensor, "n n"]
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Effective rank and participation ratio, by the smaller of two tables; 0 for a cloud of one point."""
+    """Effective rank and participation ratio, from the smaller Gram matrix; 0 if all points are equal."""
     n, d = centred.shape
-    # float64: of a text that repeats itself many eigenvalues are equal, and LAPACK's float32 may not find them
+    # float64, because LAPACK may fail in float32 on the many equal eigenvalues of a repetitive text
     eigenvalues = torch.linalg.eigvalsh((inner if n <= d else centred.mT @ centred).double()).clamp(min=0)
     total = eigenvalues.sum()
     if float(total) == 0:
@@ -222,21 +228,21 @@ def rank_measures(
 
 
 def two_nn_dimension(inner: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
-    """The TwoNN estimate on points that differ; NaN with fewer than 3 of them."""
+    """The TwoNN estimate on the distinct points; NaN for fewer than 3 of them."""
     distance = distances(inner)
     distinct = ~(distance == 0).tril(-1).any(-1)
     distance = distance if bool(distinct.all()) else distance[distinct][:, distinct]
     if len(distance) < 3:
         return inner.new_tensor(float("nan"))
-    nearest = distance.topk(3, largest=False).values  # itself first
+    nearest = distance.topk(3, largest=False).values  # the point itself comes first
     log_ratio_sum = (nearest[:, 2] / nearest[:, 1]).log().sum()
     return (len(nearest) - 1) / log_ratio_sum if float(log_ratio_sum) > 0 else inner.new_tensor(float("inf"))
 
 
 def silhouette(distance: Float[Tensor, "n n"], label: Int[Tensor, " n"]) -> Float[Tensor, ""]:
-    """Rousseeuw's mean silhouette; a token alone in its cluster counts 0, and so does everything with fewer than 2.
+    """Rousseeuw's mean silhouette. A token alone in its cluster counts as 0. Fewer than two clusters give 0.
 
-    By hand: 3 times as fast as scikit-learn's on 20 tokens, 13 times on 1024 (benchmarks/clusterings.py), on any device.
+    This runs on any device and is 3 to 13 times as fast as scikit-learn for 20 to 1024 tokens (benchmarks/clusterings.py).
     """
     cluster_labels, cluster, sizes = label.unique(return_inverse=True, return_counts=True)
     if len(cluster_labels) < 2:
@@ -249,10 +255,10 @@ def silhouette(distance: Float[Tensor, "n n"], label: Int[Tensor, " n"]) -> Floa
 
 
 def adjusted_rand_index(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> Float[Tensor, ""]:
-    """Hubert and Arabie's adjusted Rand index; 1 where both put everything together, or everything apart.
+    """Hubert and Arabie's adjusted Rand index; 1 if both clusterings are one cluster, or both are all singletons.
 
-    By hand, as `mutual_information`: 3.5 and 5 times as fast as scikit-learn's on 20 to 1024 tokens (benchmarks/clusterings.py),
-    without the seconds that its import takes, on any device.
+    This runs on any device, avoids the slow import of scikit-learn and is 3.5 to 5 times as fast for 20 to 1024 tokens
+    (benchmarks/clusterings.py).
     """
     n = len(a)
     joint_pairs, pairs_a, pairs_b = ((x * (x - 1) / 2).sum() for x in map(_cluster_sizes, (_joint_labels(a, b), a, b)))
@@ -263,7 +269,7 @@ def adjusted_rand_index(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> Float[Ten
 
 
 def normalised_mutual_information(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> Float[Tensor, ""]:
-    """I(a; b) over the mean of H(a) and H(b); 1 where both put everything together."""
+    """I(a; b) divided by the mean of H(a) and H(b); 1 if both clusterings are one cluster."""
     joint_entropy, entropy_a, entropy_b = (
         torch.special.entr(_cluster_sizes(x) / len(a)).sum() for x in (_joint_labels(a, b), a, b)
     )
@@ -274,7 +280,7 @@ def normalised_mutual_information(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) ->
 
 
 def _joint_labels(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """One number for the pair of labels."""
+    """One number per pair of labels."""
     return a * (int(b.max()) + 1) + b
 
 
@@ -283,7 +289,7 @@ def _cluster_sizes(label: Int[Tensor, " n"]) -> Float[Tensor, " clusters"]:
 
 
 def lineage(labels: Int[Tensor, "p n"]) -> Int[Tensor, "p n"]:
-    """Names that last from cloud to cloud: largest overlap first, a name goes on once; the others get new names.
+    """Cluster names that persist from cloud to cloud, matched greedily by overlap. Unmatched clusters get new names.
 
     >>> lineage(torch.tensor([[0, 0, 0, 3, 3], [0, 1, 1, 3, 3]])).tolist()
     [[0, 0, 0, 1, 1], [2, 0, 0, 1, 1]]
@@ -306,12 +312,12 @@ def lineage(labels: Int[Tensor, "p n"]) -> Int[Tensor, "p n"]:
 
 
 def shuffle_coordinates(x: Float[Tensor, "n d"], seed: int, offset: int = 0) -> Float[Tensor, "n d"]:
-    """Every coordinate dealt out among the tokens anew."""
+    """Shuffle every coordinate among the tokens."""
     return x.gather(0, shuffle_orders(len(x), x.shape[1], seed, offset).mT.to(x.device))
 
 
 def shuffle_orders(n: int, d: int, seed: int, offset: int = 0) -> Int[Tensor, "d n"]:
-    """For every coordinate an order of the tokens. Another `at` gives the orders to other coordinates: dealing is dear."""
+    """A random order of the tokens per coordinate. `offset` reuses the orders for other coordinates, since sampling is expensive."""
     return _random_orders(n, d, seed).roll(offset, 0)
 
 
@@ -321,12 +327,11 @@ def _random_orders(n: int, d: int, seed: int) -> Int[Tensor, "d n"]:
 
 
 GPU_CHUNKS = 8
-"""Parts in which a GPU is given the points of a batch: few launches, and an eighth of the points is held again."""
-_SHUFFLED = "with every coordinate shuffled among the tokens"
+"""Chunks of a batch on a GPU. This limits both launches and extra memory."""
 
 CLUSTERS = Analysis(
     name="clusters",
-    question="Do tokens gather into clusters, and in how many directions does the cloud still spread?",
+    question="Do tokens form clusters, and over how many directions does the cloud spread?",
     ask=clusters,
     batch=batch,
     needs="trace",
@@ -335,80 +340,82 @@ CLUSTERS = Analysis(
     fields={
         "mean_cosine": Field(
             ("point",),
-            "mean cosine of all pairs of tokens, the cloud's mean taken away: about 0 for a cloud without direction",
+            "mean cosine of all pairs of tokens after subtracting the mean of the cloud",
         ),
-        "mean_cosine_uncentred": Field(
-            ("point",), "mean cosine of all pairs of tokens as they are: 1 where all point the same way"
-        ),
+        "mean_cosine_uncentred": Field(("point",), "mean cosine of all pairs of tokens, without centring"),
         "effective_rank": Field(
             ("point",),
-            "exp of the entropy of σ²/Σσ², σ the singular values of the centred cloud: directions in use",
+            "exp of the entropy of σ²/Σσ², where σ are the singular values of the centred cloud",
             null="effective_rank_null",
             null_sd="effective_rank_null_sd",
         ),
-        "effective_rank_null": Field(("point",), f"the same {_SHUFFLED}: what they alone give", basis_dependent=True),
+        "effective_rank_null": Field(
+            ("point",), "effective rank after shuffling every coordinate among the tokens", basis_dependent=True
+        ),
         "effective_rank_null_sd": Field(
             ("point",),
-            "standard deviation of that over the shuffles, as a share of the null the same for all points",
+            "standard deviation of the null over the shuffles, pooled over points relative to the null",
             basis_dependent=True,
         ),
         "participation_ratio": Field(
             ("point",),
-            "(Σσ²)²/Σσ⁴ of the centred cloud: directions in use, the large ones counting more",
+            "(Σσ²)²/Σσ⁴ of the centred cloud, which weights large directions more than the effective rank",
             null="participation_ratio_null",
         ),
-        "participation_ratio_null": Field(("point",), f"mean of the same {_SHUFFLED}", basis_dependent=True),
+        "participation_ratio_null": Field(
+            ("point",), "participation ratio after shuffling every coordinate among the tokens", basis_dependent=True
+        ),
         "intrinsic_dimension": Field(
             ("point",),
-            "TwoNN: (n − 1)/Σ log(r₂/r₁), r₁ and r₂ the distances to the two nearest tokens, equal points once",
+            "TwoNN: (n − 1)/Σ log(r₂/r₁), where r₁ and r₂ are the distances to the two nearest distinct tokens",
             null="intrinsic_dimension_null",
         ),
-        "intrinsic_dimension_null": Field(("point",), f"mean of the same {_SHUFFLED}", basis_dependent=True),
+        "intrinsic_dimension_null": Field(
+            ("point",), "intrinsic dimension after shuffling every coordinate among the tokens", basis_dependent=True
+        ),
         "cluster_count": Field(
             ("point",),
-            "groups of tokens that chains of steps below the angle hold together (single linkage, centred directions)",
+            "number of clusters of tokens (single linkage of centred directions below the angle)",
             null="cluster_count_null",
             null_sd="cluster_count_null_sd",
         ),
-        "cluster_count_null": Field(("point",), f"mean of the same {_SHUFFLED}", basis_dependent=True),
+        "cluster_count_null": Field(
+            ("point",), "number of clusters after shuffling every coordinate among the tokens", basis_dependent=True
+        ),
         "cluster_count_null_sd": Field(
             ("point",),
-            "standard deviation of that over the shuffles, as a share of the null the same for all points",
+            "standard deviation of the null over the shuffles, pooled over points relative to the null",
             basis_dependent=True,
         ),
         "silhouette": Field(
             ("point",),
-            "mean of (b − a)/max(a, b): a to the own cluster, b to the nearest other, cosine distance; 0 without two clusters",
+            "mean of (b − a)/max(a, b), with cosine distances a to the own and b to the nearest other cluster",
         ),
-        "type_count": Field((), "number of token types: ids that occur among the tokens"),
+        "type_count": Field((), "number of token types (distinct ids)"),
         "type_cluster_count": Field(
             ("point",),
-            "groups of types, one point each, the mean of its occurrences, that chains of steps below the angle hold together",
+            "number of clusters of token types, with one point per type (the mean of its occurrences)",
         ),
-        "type_effective_rank": Field(
-            ("point",), "effective rank of the cloud with one point a type: exp of the entropy of σ²/Σσ²"
-        ),
+        "type_effective_rank": Field(("point",), "effective rank of the cloud with one point per type"),
         "type_flow": Field(
             ("point",),
-            "gathers: fewer clusters of types than in the embedding; separates: more; keeps: as many",
+            "merging if there are fewer clusters of types than in the embedding, splitting if more, else unchanged",
         ),
         "type_label": Field(
-            ("point", "type"), "which cluster a type is in, named by its first type", is_categorical=True
+            ("point", "type"), "cluster of the token type, named by its first type", is_categorical=True
         ),
-        "label": Field(
-            ("point", "token"), "which cluster a token is in, named by its first token", is_categorical=True
-        ),
+        "label": Field(("point", "token"), "cluster of the token, named by its first token", is_categorical=True),
         "lineage": Field(
             ("point", "token"),
-            "the same with names that last: a cluster keeps the name of the earlier one that it shares most tokens with",
+            "cluster of the token, with names that persist from layer to layer (matched by overlap)",
             is_categorical=True,
         ),
         "ari": Field(
-            ("step",), "adjusted Rand index of the clusters before and after a step: 1 the same, about 0 unrelated"
+            ("step",), "adjusted Rand index of the clusters before and after a step: 1 if equal, about 0 if unrelated"
         ),
         "nmi": Field(
             ("step",),
-            "mutual information of the clusters before and after a step over the mean of their entropies: 1 the same, 0 unrelated",
+            "normalised mutual information of the clusters before and after a step: 1 if equal, 0 if unrelated",
         ),
     },
 )

@@ -1,4 +1,4 @@
-"""How far do clouds gather? Mean cosines and participation ratios of many clouds at once, from inner products alone."""
+"""Mean cosines and participation ratios of many clouds at once, from inner products."""
 
 from collections.abc import Iterable
 
@@ -16,16 +16,15 @@ PerCloud = Float[Tensor, "b p"]
 def gathering_statistics(
     clouds: Iterable[CloudChunk], length: Float[Tensor, "p b n"], valid: ValidTokens, dtype: torch.dtype
 ) -> dict[str, PerCloud]:
-    """Mean cosines around the mean and as they are, and the participation ratio, of p clouds of every text; `length` is ‖x‖.
+    """Centred and uncentred mean cosines and the participation ratio of p clouds per text; `length` is ‖x‖.
 
-    `clouds` come some at a time, as many as the device shall hold. Around the mean points are rounded to `dtype`, and sums are in
-    float32 or better. Rounding is at random along E: in bfloat16 it changes a participation ratio by some parts in a hundred
-    thousand.
+    `clouds` yields chunks that fit on the device. Centred points are rounded to `dtype`; sums are in float32 or better. In
+    bfloat16 the rounding changes a participation ratio by a few parts in 100,000.
     """
     valid = None if valid is None else valid.expand(length.shape)
     length = fill_invalid(length, valid)
     tolerance = 1e-12 if length.dtype == torch.float64 else 1e-6
-    min_length = tolerance * length.amax(-1, keepdim=True)  # nearer to the mean is there but for rounding
+    min_length = tolerance * length.amax(-1, keepdim=True)  # below this a token is at the mean up to rounding
     inverse_length = torch.where(length > 0, 1 / torch.where(length > 0, length, 1), 0)
     n = length.shape[-1] if valid is None else valid.sum(-1)
     parts, n_done = [], 0
@@ -53,8 +52,7 @@ def gathering_statistics(
 def chunk_statistics(
     x: CloudChunk, inverse_length: Tensor, min_length: Tensor, valid: ValidTokens, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The length of each cloud's table of inner products, that of every token around the mean, both sums of directions seen from
-    the mean, and the mean."""
+    """The norm of each cloud's Gram matrix, the centred norm of every token, both weighted sums of centred points, and the mean."""
     x = zero_invalid_rows(x, valid)
     mean = x.sum(-2) / (x.shape[-2] if valid is None else valid.sum(-1, keepdim=True))
     centred_points = zero_invalid_rows(rounded_difference(x, mean[..., None, :], dtype), valid)
@@ -71,7 +69,7 @@ def chunk_statistics(
 def mean_cosine(
     direction_sum: Float[Tensor, "p b d"], has_direction: Bool[Tensor, "p b n"], n: Tensor | int
 ) -> Float[Tensor, "p b"]:
-    """Mean cosine of all pairs of n tokens, from the sum of the directions of those that have one; the others are alike."""
+    """Mean cosine of all pairs of n tokens, from the sum of their directions. Two tokens without a direction have cosine 1."""
     n_directed = has_direction.sum(-1)
     n_undirected = n - n_directed
     return (direction_sum.square().sum(-1) - n_directed + n_undirected * (n_undirected - 1)) / (n * (n - 1))

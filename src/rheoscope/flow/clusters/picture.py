@@ -1,10 +1,11 @@
-"""Do tokens gather? Ranks, dimension and clusters beside shuffled clouds, and how clusters pass into each other."""
+"""The plot of `clusters`: ranks, dimension and numbers of clusters with their nulls, and an alluvial map."""
 
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rheoscope.messages.message import Message, join, plural
 from rheoscope.picture.picture import SERIES_COLOURS, Axis, Line, Panel, Picture, Shape
 from rheoscope.picture.token_labels import display_token, step_names
 
@@ -12,78 +13,85 @@ if TYPE_CHECKING:
     import xarray
 
 MAX_CLUSTERS = 20
-"""Clusters that one flow map can tell apart; the tokens of smaller ones are drawn with those alone."""
-CAPTION = (
-    "The null of every number is the same cloud with each coordinate shuffled among the tokens: below it, tokens share "
-    "directions. Clusters are what links of less than the angle hold together; those of types have one point for each different "
-    "token and stand beside the embedding's, since equal tokens start at equal points. In the flow map the height of a band is a number "
-    f"of tokens, a colour stays with a cluster as long as most of its tokens do; grey are tokens alone, and beyond the {MAX_CLUSTERS} "
-    "largest clusters."
+"""The largest number of clusters in the flow map. Tokens of smaller clusters are drawn as unclustered."""
+CAPTION = Message(
+    "The null shuffles every coordinate of the cloud among the tokens. Values below it mean that tokens share directions. Clusters are "
+    "connected by links below the angle. Clusters of types have one point per distinct token, since equal tokens start at equal "
+    "points. In the flow map the height of a band is a number of tokens, and a colour follows a cluster. Tokens outside the "
+    "{n} largest clusters are grey.",
+    n=MAX_CLUSTERS,
 )
 PANEL_FIELDS = {
-    "Directions in use": {"effective_rank": "first", "participation_ratio": "fourth"},
-    "Intrinsic dimension": {"intrinsic_dimension": "third"},
-    "Number of clusters": {"cluster_count": "second"},
+    Message("Rank of the cloud"): {"effective_rank": "first", "participation_ratio": "fourth"},
+    Message("Intrinsic dimension"): {"intrinsic_dimension": "third"},
+    Message("Number of clusters"): {"cluster_count": "second"},
+}
+FIELD_LABELS = {
+    "effective_rank": (Message("effective rank"), Message("effective rank, null")),
+    "participation_ratio": (Message("participation ratio"), Message("participation ratio, null")),
+    "intrinsic_dimension": (Message("intrinsic dimension"), Message("intrinsic dimension, null")),
+    "cluster_count": (Message("clusters"), Message("clusters, null")),
+}
+"""Field → the labels of its line and of its null."""
+FLOW_SENTENCES = {
+    "merging": Message("After the last layer there are fewer clusters than in the embedding."),
+    "splitting": Message("After the last layer there are more clusters than in the embedding."),
+    "unchanged": Message("After the last layer there are as many clusters as in the embedding."),
 }
 UNCLUSTERED = -1
 BAND_CURVE = (1 - np.cos(np.linspace(0, np.pi, 9))) / 2
-"""How a band goes from its height on the left to that on the right."""
+"""The shape of a band between its left and its right end."""
 
 
 def picture(dataset: "xarray.Dataset") -> Picture:
-    """Every number with its null, then the flow map of the clusters."""
+    """The statistics with their nulls, then the flow map of the clusters."""
     panels = (*(depth_panel(dataset, title) for title in PANEL_FIELDS), type_panel(dataset), flow_map(dataset))
-    return Picture("Do tokens gather?", CAPTION, panels)
+    return Picture(Message("Do tokens form clusters?"), CAPTION, panels)
 
 
-def depth_panel(dataset: "xarray.Dataset", title: str) -> Panel:
-    """Numbers over depth, the null of each, where there is one, dashed in its colour."""
+def depth_panel(dataset: "xarray.Dataset", title: Message) -> Panel:
+    """Statistics over depth, with their nulls as dashed lines."""
     names = tuple(step_names(dataset.point.values))
-    lines, field_definitions = [], []
+    lines: list[Line] = []
+    sentences: list[str] = []
     for name, colour in PANEL_FIELDS[title].items():
-        label = name.replace("_", " ")
-        for field, series, style in ((f"{name}_null", f"{label}, null", "dashed"), (name, label, "solid")):
+        label, null_label = FIELD_LABELS[name]
+        for field, series, style in ((f"{name}_null", null_label, "dashed"), (name, label, "solid")):
             if field in dataset:
                 lines.append(Line(series, range(len(names)), dataset[field].values.astype(float), colour, style))
-        field_definitions.append(f"{label}: {dataset[name].attrs['definition']}")
-    definitions = "; ".join(field_definitions)
-    return Panel(
-        title,
-        f"{definitions}. Dashed: every coordinate shuffled among the tokens.",
-        tuple(lines),
-        Axis("", names),
-        Axis(low=0.0),
-    )
+        definition = dataset[name].attrs["definition"]
+        sentences.append(Message("{name}: {definition}.", name=label, definition=definition))
+    sentences.append(Message("Dashed: every coordinate shuffled among the tokens."))
+    return Panel(title, join(" ", sentences), tuple(lines), Axis("", names), Axis(low=0.0))
 
 
 def type_panel(dataset: "xarray.Dataset") -> Panel:
-    """Clusters of types over depth, beside those of the embedding and the number of types."""
+    """The number of clusters of types over depth, compared with the embedding and with the number of types."""
     names, cluster_counts = tuple(step_names(dataset.point.values)), dataset.type_cluster_count.values.astype(float)
     x, n_types = range(len(names)), int(dataset.type_count)
     lines = (
-        Line("types", x, [float(n_types)] * len(names), "fourth", "dashed"),
-        Line("in the embedding", x, [cluster_counts[0]] * len(names), "null", "dashed"),
-        Line("clusters of types", x, cluster_counts, "second"),
+        Line(Message("types"), x, [float(n_types)] * len(names), "fourth", "dashed"),
+        Line(Message("clusters in the embedding"), x, [cluster_counts[0]] * len(names), "null", "dashed"),
+        Line(Message("clusters of types"), x, cluster_counts, "second"),
     )
-    description = (
-        f"{dataset.type_cluster_count.attrs['definition']}; {n_types} types. In the end the flow {dataset.type_flow.values[-1]} "
-        f"({dataset.type_flow.attrs['definition']})."
-    )
-    return Panel("Clusters of types", description, lines, Axis("", names), Axis(low=0.0))
+    definition, flow = dataset.type_cluster_count.attrs["definition"], str(dataset.type_flow.values[-1])
+    count = Message("{definition}, for {n} types.", definition=definition, n=n_types)
+    description = join(" ", [count, FLOW_SENTENCES[flow]])
+    return Panel(Message("Clusters of types"), description, lines, Axis("", names), Axis(low=0.0))
 
 
 def flow_map(dataset: "xarray.Dataset") -> Panel:
-    """An alluvial map: at every point a stack of clusters, between points a band for every group that goes together."""
+    """An alluvial map: a stack of clusters at every point, and a band for every group of tokens between points."""
     labels = keep_largest(track_clusters(dataset.label.values))
     token_texts = [display_token(str(token_text)) for token_text in dataset.token_text.values]
     names = tuple(step_names(dataset.point.values))
     stacks = [stack_clusters(row) for row in labels]
     marks = [*flow_bands(labels, stacks, token_texts), *cluster_blocks(labels, stacks, token_texts, names)]
-    description = (
-        "From left to right the layers; a band is a group of tokens that go together, as high as they are many."
+    description = Message(
+        "Layers from left to right. A band is a group of tokens that move from one cluster to another. Its height is their number."
     )
     return Panel(
-        "How clusters pass into each other",
+        Message("How clusters merge and split"),
         description,
         tuple(marks),
         Axis("", names),
@@ -94,7 +102,7 @@ def flow_map(dataset: "xarray.Dataset") -> Panel:
 
 
 def track_clusters(labels: np.ndarray) -> np.ndarray:
-    """Names that stay: tokens alone are −1, and a cluster has the name of the one before that most of its tokens come from.
+    """Persistent names: unclustered tokens have −1, and a cluster keeps the name that most of its tokens had before.
 
     >>> track_clusters(np.array([[0, 0, 2, 2, 4], [0, 0, 0, 3, 4]])).tolist()
     [[0, 0, 1, 1, -1], [0, 0, 0, -1, -1]]
@@ -119,7 +127,7 @@ def track_clusters(labels: np.ndarray) -> np.ndarray:
 
 
 def keep_largest(labels: np.ndarray, max_clusters: int = MAX_CLUSTERS) -> np.ndarray:
-    """The clusters that hold most tokens over all points; the others count as alone.
+    """Keep the clusters with the most tokens over all points. The tokens of the others become unclustered.
 
     >>> keep_largest(np.array([[0, 0, 0, 1, 1], [0, 0, 0, 1, 1]]), max_clusters=1).tolist()
     [[0, 0, 0, -1, -1], [0, 0, 0, -1, -1]]
@@ -129,7 +137,7 @@ def keep_largest(labels: np.ndarray, max_clusters: int = MAX_CLUSTERS) -> np.nda
 
 
 def stack_clusters(row: np.ndarray) -> dict[int, tuple[float, float]]:
-    """Where each cluster of one point stands: the tokens alone at the bottom, then by name, with a gap between."""
+    """The vertical range of each cluster at one point: unclustered tokens first, then by name, with gaps."""
     sizes, floor, gap = Counter(row.tolist()), 0.0, 0.02 * len(row)
     extents = {}
     for name in sorted(sizes):
@@ -139,7 +147,7 @@ def stack_clusters(row: np.ndarray) -> dict[int, tuple[float, float]]:
 
 
 def flow_bands(labels: np.ndarray, stacks: list[dict[int, tuple[float, float]]], token_texts: list[str]) -> list[Shape]:
-    """Between each point and the next, one band for every pair of clusters that have tokens in common."""
+    """One band between consecutive points for every pair of clusters that share tokens."""
     shapes = []
     for index in range(len(labels) - 1):
         pairs = Counter(zip(labels[index].tolist(), labels[index + 1].tolist(), strict=True))
@@ -157,7 +165,7 @@ def flow_bands(labels: np.ndarray, stacks: list[dict[int, tuple[float, float]]],
 def band_outline(
     start: float, end: float, start_height: float, end_height: float, height: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The outline of a band of one height from (start, low) to (end, later)."""
+    """The outline of a band of constant height from (start, start_height) to (end, end_height)."""
     x, y = (
         start + (end - start) * np.linspace(0, 1, len(BAND_CURVE)),
         start_height + (end_height - start_height) * BAND_CURVE,
@@ -174,9 +182,9 @@ def cluster_blocks(
             members = [token_texts[i] for i in np.flatnonzero(labels[index] == name)]
             members_text = summarise_tokens(members)
             tip = (
-                f"{names[index]}: alone, {members_text}"
+                Message("{step}: unclustered, {tokens}", step=names[index], tokens=members_text)
                 if name == UNCLUSTERED
-                else f"{names[index]}: a cluster of {members_text}"
+                else Message("{step}: a cluster of {tokens}", step=names[index], tokens=members_text)
             )
             x, y = [index - 0.09, index + 0.09, index + 0.09, index - 0.09], [low, low, high, high]
             shapes.append(Shape("", x, y, cluster_colour(name), 0.45 if name == UNCLUSTERED else 1.0, tip))
@@ -187,14 +195,13 @@ def cluster_colour(cluster: int) -> str:
     return "alone" if cluster == UNCLUSTERED else SERIES_COLOURS[cluster % len(SERIES_COLOURS)]
 
 
-def summarise_tokens(token_texts: list[str], max_tokens: int = 12) -> str:
-    """How many tokens there are, and the first of them.
+def summarise_tokens(token_texts: list[str], max_tokens: int = 12) -> Message:
+    """The number of tokens, and the first of them.
 
     >>> summarise_tokens(["a", "b"]), summarise_tokens(["a", "b"], max_tokens=1)
     ('2 tokens: a b', '2 tokens: a and 1 more')
     """
-    summary, n_more = (
-        f"{len(token_texts)} token{'s' * (len(token_texts) != 1)}: {' '.join(token_texts[:max_tokens])}",
-        len(token_texts) - max_tokens,
-    )
-    return f"{summary} and {n_more} more" if n_more > 0 else summary
+    n, n_more, listed = len(token_texts), len(token_texts) - max_tokens, " ".join(token_texts[:max_tokens])
+    if n_more > 0:
+        return Message("{n} tokens: {listed} and {more} more", n=n, listed=listed, more=n_more)
+    return plural("{n} token: {listed}", "{n} tokens: {listed}", n=n, listed=listed)

@@ -1,1 +1,1 @@
-"""The analysis `density_clusters`: its computation, its picture and its words."""
+"""The analysis `density_clusters`: its computation and its picture."""

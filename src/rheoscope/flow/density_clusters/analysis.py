@@ -1,4 +1,4 @@
-"""Clusters by density: HDBSCAN finds as many as there are, and says which tokens belong to none."""
+"""Density clusters: HDBSCAN chooses their number and leaves some tokens unclustered."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from rheoscope.flow.cloud import select_clouds, type_means
 from rheoscope.flow.clusters.analysis import shuffle_coordinates
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.pair_distances import centred_inner_products, cosines
@@ -24,40 +26,53 @@ def density_clusters(
     trace: Trace,
     space: SpaceName = "raw",
     grain: Grain = "layer",
-    least: Annotated[int, Bounds(1, 10_000)] = 5,
+    min_cluster_size: Annotated[int, Bounds(1, 10_000)] = 5,
     seed: Seed = 0,
     keep_massive: bool = False,
 ) -> "xarray.Dataset":
-    """Clusters of at least `least` tokens by HDBSCAN, layer by layer: no angle to choose.
+    """Find clusters with HDBSCAN, layer by layer. No angle has to be chosen.
 
-    **Gives** (point): `cluster_count`, its null, `noise`; (point, token): `label`; (point, type): `type_label`, of one point a type.
+    **Question** Which clusters do the tokens form, and which tokens belong to none?
 
-    **Laws** unchanged by a turn, a shift and a scale of the cloud.
+    **Returns** (point): `cluster_count` with its null, `unclustered_share`. (point, token): `label`. (point, type): `type_label`,
+    where each token type is one point, the mean of its occurrences.
 
-    **Source** Campello, Moulavi, Sander 2013, by scikit-learn (`pip install rheoscope[density]`). About two seconds a cloud
-    at 1024 tokens, which is why `clusters` does without it.
+    **Settings** `min_cluster_size` is the smallest number of tokens in a cluster.
 
-    **Siblings** `clusters` links at a fixed angle; `purity` takes the answer of either.
+    **Laws** Rotating, shifting or scaling the cloud changes nothing.
+
+    **Source** Campello, Moulavi, Sander 2013, as implemented in scikit-learn (`pip install rheoscope[density]`). A cloud of 1024
+    tokens takes about two seconds.
+
+    **See also** `clusters` links tokens below a fixed angle and is faster. `purity` accepts the result of either.
 
     >>> import rheoscope as rs
-    >>> found = rs.density_clusters(rs.load().trace("The keys to the cabinet are on the table in the hall"), least=2)
-    >>> bool((found.noise <= 1).all())
+    >>> trace = rs.load().trace("The keys to the cabinet are on the table in the hall")
+    >>> result = rs.density_clusters(trace, min_cluster_size=2)
+    >>> bool((result.unclustered_share <= 1).all())
     True
     """
     clouds = select_clouds(trace, space, grain, keep_massive, min_tokens=3)
-    if not 2 <= least <= len(clouds.positions):
+    if not 2 <= min_cluster_size <= len(clouds.positions):
         raise RheoscopeError(
-            f"a cluster has from 2 to {len(clouds.positions)} tokens here, got least={least}; type least=2"
+            Message(
+                "min_cluster_size must lie between 2 and the number of tokens, {n}, got {received}",
+                n=len(clouds.positions),
+                received=min_cluster_size,
+            ),
+            use(min_cluster_size=2),
         )
     coords = {"point": list(clouds.steps), "token": clouds.positions, "type": clouds.type_texts}
-    values = kernel(clouds, clouds.types, least, seed)
-    return DENSITY_CLUSTERS.label(values, coords, {"least": least, "seed": seed} | clouds.attributes)
+    values = kernel(clouds, clouds.types, min_cluster_size, seed)
+    return DENSITY_CLUSTERS.label(
+        values, coords, {"min_cluster_size": min_cluster_size, "seed": seed} | clouds.attributes
+    )
 
 
 def kernel(
     clouds: Iterable[Float[Tensor, "n d"]], types: Int[Tensor, " n"], min_size: int, seed: int
 ) -> dict[str, Tensor]:
-    """Labels of clouds of the same tokens, one after the other; HDBSCAN itself runs on the CPU."""
+    """Cluster the clouds one after the other. All have the same tokens. HDBSCAN runs on the CPU."""
     rows = [
         (
             hdbscan_labels(x.double(), min_size),
@@ -70,18 +85,21 @@ def kernel(
     return {
         "cluster_count": labels.amax(-1) + 1,
         "cluster_count_null": null_labels.amax(-1) + 1,
-        "noise": (labels < 0).double().mean(-1),
+        "unclustered_share": (labels < 0).double().mean(-1),
         "label": labels,
         "type_label": type_labels,
     }
 
 
 def hdbscan_labels(x: Float[Tensor, "n d"], min_size: int) -> Int[Tensor, " n"]:
-    """Labels from 0 on, −1 for tokens in no cluster."""
+    """The cluster of every token, counted from 0; −1 for tokens in no cluster."""
     try:
         from sklearn.cluster import HDBSCAN
     except ImportError as error:
-        raise RheoscopeError("HDBSCAN is scikit-learn's; type pip install 'rheoscope[density]'") from error
+        raise RheoscopeError(
+            Message("density_clusters needs scikit-learn, which is not installed"),
+            Advice("pip install 'rheoscope[density]'", "pip install 'rheoscope[density]'"),
+        ) from error
 
     if len(x) < min_size:
         return torch.full((len(x),), -1)
@@ -93,24 +111,24 @@ def hdbscan_labels(x: Float[Tensor, "n d"], min_size: int) -> Int[Tensor, " n"]:
 
 DENSITY_CLUSTERS = Analysis(
     name="density_clusters",
-    question="Which clusters does HDBSCAN find, no angle chosen, and which tokens belong to none?",
+    question="Which density clusters (HDBSCAN) do the tokens form, and which tokens belong to none?",
     ask=density_clusters,
     needs="trace",
     expensive=True,
     fields={
         "cluster_count": Field(
             ("point",),
-            "clusters that HDBSCAN finds among the centred directions of the tokens (cosine distance)",
+            "number of clusters that HDBSCAN finds among the centred directions of the tokens (cosine distance)",
             null="cluster_count_null",
         ),
         "cluster_count_null": Field(
-            ("point",), "the same with every coordinate shuffled among the tokens", basis_dependent=True
+            ("point",), "number of clusters after shuffling every coordinate among the tokens", basis_dependent=True
         ),
-        "noise": Field(("point",), "share of tokens that belong to no cluster"),
-        "label": Field(("point", "token"), "which cluster a token is in; −1: none", is_categorical=True),
+        "unclustered_share": Field(("point",), "share of tokens in no cluster"),
+        "label": Field(("point", "token"), "cluster of the token, −1 if it is in none", is_categorical=True),
         "type_label": Field(
             ("point", "type"),
-            "which cluster a type is in, one point each, the mean of its occurrences; −1: none",
+            "cluster of the token type, represented by the mean of its occurrences, −1 if it is in none",
             is_categorical=True,
         ),
     },

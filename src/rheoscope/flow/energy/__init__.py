@@ -1,1 +1,1 @@
-"""The analysis `energy`: its computation, its picture and its words."""
+"""The analysis `energy`: its computation and its picture."""

@@ -1,4 +1,4 @@
-"""Is attention a gradient flow? The energy of every head, how far it climbs it, and what stands between it and a gradient."""
+"""The energy of every head, how much its update follows the gradient, and which parts of a layer deviate from it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +14,7 @@ from rheoscope.attention.mask import NoMask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import NoPosition
 from rheoscope.flow.energy.head_updates import HeadUpdates, head_updates, padding_mask
+from rheoscope.messages.message import Message
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import last_step_of_layer
 from rheoscope.space.float32_products import mixed_precision_matmul
@@ -39,28 +40,28 @@ PerHead = Float[Tensor, "*b h"]
 def energy(
     trace: Trace, keep_massive: bool = False, progress: Callable[[int, int], None] | None = None
 ) -> "xarray.Dataset":
-    """Does each head move tokens up its own energy, and what keeps the layers from being a gradient flow?
+    """Does each head move tokens up its own energy, and what prevents the layers from being a gradient flow?
 
-    **Answers** "is what this head adds the gradient of something, or could it be any direction?"
+    **Question** Is the update of this head the gradient of an energy, or is it no closer to it than a random update?
 
-    **Formula** Λ(X̂) = (1/N) Σ_i log((1/n_i) Σ_{j permitted} e^{s_ij}); its query-side gradient is Σ_j α_ij x̂_j Mᵀ, softmax
-    attention with Mᵀ for F. Only queries move; Δ_h is what the head takes from the tokens, without the bias of values.
-    Every field's formula is in its `attrs["definition"]`.
+    **Formula** Λ(X̂) = (1/N) Σ_i log((1/n_i) Σ_{j permitted} e^{s_ij}). Its gradient with respect to the queries is Σ_j α_ij x̂_j Mᵀ,
+    which is softmax attention with Mᵀ in place of F. Only queries move. Δ_h is the head's update without the value bias.
+    `attrs["definition"]` of each field has its formula.
 
-    **Gives** (layer, head): `energy`, `energy_after`, `first_order`, `remainder`, `cosine` with its null, `alignment`,
-    `q_value`, `gradient_like`, `symmetry`; (layer): `landscape`, `landscape_update`; (layer, difference): `ledger`. Massive
-    tokens stay keys, and are left out of every mean; `attrs` has how many heads were tested and found.
+    **Returns** (layer, head): `energy`, `energy_after`, `first_order`, `remainder`, `cosine` with its null, `alignment`,
+    `q_value`, `gradient_like`, `symmetry`. (layer): `landscape`, `landscape_update`. (layer, difference): `ledger`. Massive tokens
+    remain keys but are left out of every mean. `attrs` has the numbers of tested and of significant heads.
 
-    **Laws** the gradient is autograd's; Λ after a small part t of Δ_h is Λ + t · first_order; F = cMᵀ gives cosine 1;
-    unchanged by every move that leaves the logits unchanged and by a turn of the axes of E.
+    **Laws** The gradient equals that of autograd. Λ after a small fraction t of Δ_h is Λ + t · first_order. F = cMᵀ gives cosine 1.
+    Rotating E, or any other change that keeps the logits, changes nothing.
 
     **Source** arXiv:2312.10794 (attention as a gradient flow), arXiv:2008.02217 (the log-sum-exp energy).
 
-    **Relation** `operators` has alignment and symmetry without a text; `trajectory` says how far each head moves tokens.
+    **See also** `operators` has alignment and symmetry without a text. `trajectory` reports how far each head moves the tokens.
 
     >>> import rheoscope as rs
-    >>> found = rs.energy(rs.load().trace("The keys to the cabinet are on the table"))
-    >>> found.cosine.dims, bool((abs(found.cosine) <= 1 + 1e-6).all())
+    >>> result = rs.energy(rs.load().trace("The keys to the cabinet are on the table"))
+    >>> result.cosine.dims, bool((abs(result.cosine) <= 1 + 1e-6).all())
     (('layer', 'head'), True)
     """
     valid = trace.valid_mask(keep_massive, min_tokens=2)
@@ -72,7 +73,7 @@ def energy(
 def batch(
     traces: Traces, keep_massive: bool = False, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Tensor]:
-    """The heads of every layer on many texts at once: every field of `energy`."""
+    """Every field of `energy` for many texts at once."""
     values = kernel(traces, traces.valid_tokens(keep_massive, min_tokens=2), progress)
     values |= {name: x.expand(len(traces), *x.shape) for name, x in weight_statistics(traces.view).items()}
     q_values = joint_q_values(values["z"], values["alignment_z"])
@@ -82,7 +83,7 @@ def batch(
 def kernel(
     trace: Trace | Traces, valid: ValidTokens, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Tensor]:
-    """All that depends on the text, of one or of several; tokens that are not `there` stay keys, and are left out of every mean."""
+    """The fields that depend on the text, for one or several texts. Invalid tokens remain keys but are left out of every mean."""
     rows = []
     for layer in range(trace.view.layers):
         rows.append(layer_statistics(trace, layer, valid))
@@ -93,7 +94,7 @@ def kernel(
 
 
 def weight_statistics(view: View) -> dict[str, Float[Tensor, "layer *h"]]:
-    """All that the weights alone tell; heads of as many layers together as a device holds: a GPU waits for each thing that it is asked."""
+    """The fields that depend only on the weights. Layers are batched to avoid launch overhead."""
     rows: list[dict[str, Tensor]] = []
     landscape_changes: list[Tensor] = []
     summed_M: Tensor | None = None
@@ -117,7 +118,7 @@ def weight_statistics(view: View) -> dict[str, Float[Tensor, "layer *h"]]:
 
 
 def chunks_of_same_shape(blocks: Sequence[Heads], max_layers: int) -> Iterator[list[Heads]]:
-    """Layers that follow each other and have heads of one shape, at most so many together."""
+    """Chunks of at most `max_layers` consecutive layers whose heads have the same shape."""
     for _, group in groupby(blocks, key=lambda heads: (heads.W_Q.shape, heads.W_K.shape, heads.W_V.shape)):
         layers = list(group)
         yield from (layers[start : start + max_layers] for start in range(0, len(layers), max_layers))
@@ -132,7 +133,7 @@ def concatenate_heads(factors: list[Factored]) -> Factored:
 
 
 def layer_statistics(trace: Trace | Traces, layer: int, valid: ValidTokens) -> dict[str, Tensor]:
-    """What the heads of one layer do on the text."""
+    """The statistics of the heads of one layer on the text."""
     updates = head_updates(trace, layer)
     displacement = _recorded_displacement(trace, layer)
     other_displacements = [
@@ -150,9 +151,9 @@ def layer_statistics(trace: Trace | Traces, layer: int, valid: ValidTokens) -> d
 
 
 def alignments(M: Factored, F: Factored, n_groups: int) -> dict[str, Float[Tensor, " h"]]:
-    """s(M); cos⟨F, Mᵀ⟩, and how far it lies from where F Q lies at random: tr(FQM) has variance ‖MF‖²/d. All r x r.
+    """The symmetry of M, cos⟨F, Mᵀ⟩ and its z-score. For random orthogonal Q, tr(FQM) has variance ‖MF‖²/d.
 
-    Heads of a group share what reads keys and values: what only these make is computed once a group.
+    Only r x r matrices are computed. Heads of a group share their key and value weights, which are multiplied once per group.
     """
     heads_per_group = len(M.left) // n_groups
     keys, values = M.right[::heads_per_group], F.left[::heads_per_group]
@@ -170,16 +171,16 @@ def alignments(M: Factored, F: Factored, n_groups: int) -> dict[str, Float[Tenso
 
 
 def summed_relevance(M: Factored, n_groups: int) -> Float[Tensor, "d d"]:
-    """The sum of all M of a layer. Heads that share a key add up on the side of the queries: QKᵀ + Q'Kᵀ = (Q + Q')Kᵀ."""
+    """The sum of all M of a layer. Heads with the same keys are summed first: QKᵀ + Q'Kᵀ = (Q + Q')Kᵀ."""
     queries, keys = M.left.unflatten(0, (n_groups, -1)).sum(1), M.right[:: len(M.left) // n_groups]
     return queries.transpose(0, 1).flatten(1) @ keys.flatten(0, 1)
 
 
-# One layer's heads
+# The heads of one layer
 
 
 def energy_statistics(updates: HeadUpdates, valid: ValidTokens) -> dict[str, PerHead]:
-    """Λ before and after, the first order, and the cosine with its null."""
+    """Λ before and after the update, its first-order change, and the cosine with its null."""
     first_order, energy_after = energy_after_move(updates, 1.0)
     mean_before, mean_after, mean_first_order = (
         masked_mean(part, valid) for part in (updates.energy, energy_after, first_order)
@@ -193,9 +194,9 @@ def energy_statistics(updates: HeadUpdates, valid: ValidTokens) -> dict[str, Per
 
 
 def energy_after_move(updates: HeadUpdates, fraction: float) -> tuple[Float[Tensor, "*b h n"], Float[Tensor, "*b h n"]]:
-    """⟨∇Λ_i, share Δ_i⟩ through the norm, and Λ_i after x_i + share Δ_i: from inner products of tokens, queries and Δ.
+    """⟨∇Λ_i, t Δ_i⟩ through the norm, and Λ_i at x_i + t Δ_i, where t is `fraction`. Computed from inner products.
 
-    x̂ = r x C, so that a move by Δ gives dx̂ = r (ΔC − x̂ ⟨x̂, Δ⟩/d) and 1/r'² = 1/r² + (2⟨xC, Δ⟩ + ‖ΔC‖²)/d.
+    With x̂ = r x C, an update Δ gives dx̂ = r (ΔC − x̂ ⟨x̂, Δ⟩/d) and 1/r'² = 1/r² + (2⟨xC, Δ⟩ + ‖ΔC‖²)/d.
     """
     norm, r, d = updates.landscape.heads.norm, updates.norm_scale[..., None, :, 0], updates.x_hat.shape[-1]
     mixed_values = fraction * updates.mixed_values
@@ -220,7 +221,7 @@ def energy_after_move(updates: HeadUpdates, fraction: float) -> tuple[Float[Tens
 
 
 def gradient_cosines(updates: HeadUpdates, valid: ValidTokens) -> dict[str, PerHead]:
-    """cos(Δ, ∇Λ) and what it would be if F were turned at random, from r x r matrices.
+    """cos(Δ, ∇Λ) and its null under random rotations of F, from r x r matrices.
 
     ⟨ΔQ, G⟩ = tr(Q GᵀΔ) has mean 0 and variance ‖ΔᵀG‖²/d over all orthogonal Q.
     """
@@ -252,11 +253,11 @@ def gradient_cosines(updates: HeadUpdates, valid: ValidTokens) -> dict[str, PerH
     }
 
 
-# What stands between a layer and a gradient flow
+# Deviations of a layer from a gradient flow
 
 
 def next_layer_displacement(trace: Trace | Traces, layer: int) -> Cloud:
-    """What the attention of the next layer does to this layer's cloud; NaN at the last layer."""
+    """The displacement of this layer's cloud by the attention of the next layer; NaN at the last layer."""
     if layer + 1 == trace.view.layers:
         return torch.full_like(at_least_float32(_points_at(trace, 0)), float("nan"))
     next_heads = trace.view.layer_heads[layer + 1]
@@ -270,7 +271,7 @@ def next_layer_displacement(trace: Trace | Traces, layer: int) -> Cloud:
 
 
 def ablated_displacements(trace: Trace | Traces, layer: int, updates: HeadUpdates, displacement: Cloud) -> list[Cloud]:
-    """The attention's displacement `own` without mask, norm, position and MLP."""
+    """The displacement by attention after removing the mask, the norm or the positions, or adding the MLP."""
     heads, mechanism = updates.landscape.heads, updates.landscape.heads.mechanism
     padding = trace.padding if isinstance(trace, Traces) else None
     without_mask, without_position = replace(mechanism, mask=NoMask()), replace(mechanism, position=NoPosition())
@@ -297,7 +298,7 @@ def ablated_displacements(trace: Trace | Traces, layer: int, updates: HeadUpdate
 def _displacement_after_norm(
     updates: HeadUpdates, trace: Trace | Traces, layer: int, x: Cloud, displacement: Cloud
 ) -> Cloud:
-    """What the displacement becomes through the norm: of x̂ where the norm comes before, of the sum where it comes after."""
+    """The displacement after the norm: of x̂ in pre-norm blocks, of the sum in post-norm blocks."""
     middle = trace.mid_steps[layer]
     if trace.steps[middle].is_sum:
         return at_least_float32(_points_at(trace, middle + 1)) - x
@@ -307,7 +308,7 @@ def _displacement_after_norm(
 def attention_displacement(
     heads: Heads, mechanism: Mechanism, x: Cloud, q: Tensor, k: Tensor, v: Tensor
 ) -> Float[Tensor, "b n d"]:
-    """What the attention of a layer adds to clouds when its weights are computed by `mechanism`."""
+    """The displacement by the attention of a layer with the weights of `mechanism`."""
     out = heads.apply_gate(mechanism.attend(q, k, v), x).transpose(1, 2).flatten(2)
     total = mixed_precision_matmul(out, heads.W_O.flatten(0, 1)) + (0 if heads.b_O is None else heads.b_O)
     if heads.output_norm is None:
@@ -316,7 +317,7 @@ def attention_displacement(
 
 
 def cosine_distances(a: Cloud, candidates: Iterable[Cloud]) -> Float[Tensor, "*b others"]:
-    """1 − cos of an array and of each of several, as vectors; 0 where one of the two is 0."""
+    """1 − cos between an array and each candidate, as flat vectors; 0 if one of them is 0."""
     a = a.flatten(-2)
     pairs = [(torch.linalg.vecdot(a, b), b.norm(dim=-1)) for b in (candidate.flatten(-2) for candidate in candidates)]
     inner, norms = (torch.stack(part, -1) for part in zip(*pairs, strict=True))
@@ -334,11 +335,11 @@ def _points_at(trace: Trace | Traces, point: int) -> Cloud:
     return trace.points[..., point, :, :]
 
 
-# The answer
+# Tests and result
 
 
 def joint_q_values(z: Float[Tensor, "*b layer h"], alignment_z: Float[Tensor, "*b layer h"]) -> Tensor:
-    """q-values of "both are higher than chance", text by text: the larger of two p-values is one for the pair."""
+    """q-values per text for "both are higher than chance". The larger of the two p-values is a p-value for both."""
     p = torch.maximum(*(normal_one_sided_p(x.double()) for x in (z, alignment_z)))
     return q_values_per_row(p.reshape(-1, p.shape[-2:].numel())).reshape(p.shape)
 
@@ -349,12 +350,12 @@ def _to_dataset(trace: Trace, values: dict[str, Tensor], keep_massive: bool) -> 
         "space": "x̂",
         "massive": trace.massive_tokens(),
         "keep_massive": int(keep_massive),
-        "null": "F Q for all orthogonal Q: mean and spread in closed form, tails of a normal law",
+        "null": Message("F Q for random orthogonal Q; mean and standard deviation in closed form, normal tails"),
         "level": FDR_LEVEL,
-        "tested": q_values.numel(),
-        "found": int((q_values <= FDR_LEVEL).sum()),
-        "found_expected_false": FDR_LEVEL * int((q_values <= FDR_LEVEL).sum()),
-        "found_expected_under_null": f"at most one, with a chance of {FDR_LEVEL:.0%}",
+        "tested_heads": q_values.numel(),
+        "gradient_like_heads": int((q_values <= FDR_LEVEL).sum()),
+        "expected_false_heads": FDR_LEVEL * int((q_values <= FDR_LEVEL).sum()),
+        "expected_under_null": Message("any at all with probability {level:.0%}", level=FDR_LEVEL),
     }
     coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
     result = values | {"q_value": q_values, "gradient_like": q_values <= FDR_LEVEL}
@@ -367,7 +368,7 @@ def _inner(a: Float[Tensor, "h r s"], b: Float[Tensor, "h r s"]) -> Float[Tensor
 
 ENERGY = Analysis(
     name="energy",
-    question="Does each head move tokens up its own energy, and what keeps the layers from being a gradient flow?",
+    question="Does each head move tokens up its own energy, and what prevents the layers from being a gradient flow?",
     ask=energy,
     batch=batch,
     needs="trace",
@@ -376,69 +377,67 @@ ENERGY = Analysis(
     fields={
         "energy": Field(
             ("layer", "head"),
-            "Λ = mean over tokens of log((1/n_i) Σ_j e^{s_ij}) over permitted keys j: the head's own scores on x̂, "
-            "without the bias of keys where it is constant along a row and softmax cannot see it",
+            "Λ, the mean over tokens of log((1/n_i) Σ_j e^{s_ij}) over permitted keys j, without key biases that softmax ignores",
             unit="nats",
         ),
         "energy_after": Field(
             ("layer", "head"),
-            "Λ after this head's own Δ_h is added to every query, x̂ taken anew through the norm, the keys as they were",
+            "Λ after adding the head's own update Δ_h to every query token, with unchanged keys",
             unit="nats",
         ),
         "first_order": Field(
             ("layer", "head"),
-            "⟨∇Λ, Δ_h⟩ by the query-side gradient through the norm: what a small step of Δ_h changes Λ by",
+            "⟨∇Λ, Δ_h⟩ with the gradient through the norm, the first-order change of Λ",
             unit="nats",
         ),
         "remainder": Field(
-            ("layer", "head"), "energy_after − energy − first_order: what the size of the step adds", unit="nats"
+            ("layer", "head"), "energy_after − energy − first_order, the effect of the finite step size", unit="nats"
         ),
         "cosine": Field(
             ("layer", "head"),
-            "cos(Δ_h, ∇Λ) over the whole cloud, ∇Λ = Σ_j α_ij x̂_j Mᵀ by x̂: 1 where the head moves tokens straight up its energy",
+            "cos(Δ_h, ∇Λ) over the whole cloud, where ∇Λ = Σ_j α_ij x̂_j Mᵀ is the gradient with respect to x̂",
             null="cosine_null",
             null_sd="cosine_null_sd",
         ),
         "cosine_null": Field(
             ("layer", "head"),
-            "mean of the same when F is turned at random (F Q, Q orthogonal: the same singular values): 0",
+            "mean of the cosine over random rotations of F (F Q with orthogonal Q), which is 0",
         ),
         "cosine_null_sd": Field(
-            ("layer", "head"), "standard deviation of the same over all Q, exact: ‖Δ_hᵀ∇Λ‖/(√d ‖Δ_h‖ ‖∇Λ‖)"
+            ("layer", "head"), "exact standard deviation of the cosine over all Q, ‖Δ_hᵀ∇Λ‖/(√d ‖Δ_h‖ ‖∇Λ‖)"
         ),
         "cosine_shared": Field(
             ("layer", "head"),
-            "mean of the same with Δ_h permuted among the tokens: what tokens have in common, not what each one does",
+            "mean cosine after permuting Δ_h among the tokens, the part that all tokens share",
         ),
         "z": Field(("layer", "head"), "(cosine − cosine_null)/cosine_null_sd"),
         "alignment": Field(
-            ("layer", "head"), "cos⟨F, Mᵀ⟩: 1 where the head moves tokens up its own relevance, whatever the text"
+            ("layer", "head"), "cos⟨F, Mᵀ⟩, which is 1 if the head increases its own scores on every text"
         ),
         "alignment_z": Field(
-            ("layer", "head"), "alignment over its standard deviation when F is turned at random, ‖MF‖/(√d ‖M‖ ‖F‖)"
+            ("layer", "head"),
+            "alignment divided by its standard deviation under random rotations of F, ‖MF‖/(√d ‖M‖ ‖F‖)",
         ),
         "q_value": Field(
             ("layer", "head"),
-            "share of false findings when this head and all less likely ones are called gradient-like (Benjamini–Hochberg), "
-            "from the larger of the one-sided p-values of cosine and alignment",
+            "false discovery rate (Benjamini–Hochberg) for the larger of the one-sided p-values of cosine and alignment",
         ),
-        "gradient_like": Field(("layer", "head"), "q_value ≤ 0.05: both cosine and alignment are higher than chance"),
-        "symmetry": Field(
-            ("layer", "head"), "tr(MM)/tr(MMᵀ): 1 where relevance is mutual, so that keys climb as queries do"
+        "gradient_like": Field(
+            ("layer", "head"), "whether q_value ≤ 0.05, so that cosine and alignment are both higher than chance"
         ),
+        "symmetry": Field(("layer", "head"), "tr(MM)/tr(MMᵀ), which is 1 for symmetric M"),
         "landscape": Field(
             ("layer",),
-            "1 − cos of the head-summed M of this layer and the next: 0 the same landscape; NaN at the last layer",
+            "1 − cos between the head-summed M of this layer and of the next; NaN at the last layer",
         ),
         "landscape_update": Field(
             ("layer",),
-            "1 − cos of what the attention of this layer and of the next do to this layer's cloud; NaN at the last layer",
+            "1 − cos between the displacements of this layer's cloud by its own and by the next layer's attention",
         ),
         "ledger": Field(
             ("layer", "difference"),
-            "1 − cos of what the layer's attention does to its cloud with and without a part, 0 where it makes no difference: "
-            "mask (every key permitted), norm (Δ against what it does to x̂), position (no rotation, no bias of place), "
-            "mlp (Δ of attention against that of the whole layer)",
+            "1 − cos between the attention displacement and its variant: mask (no mask), norm (displacement of x̂), position (no "
+            "position encoding), mlp (displacement by the whole layer)",
         ),
     },
 )

@@ -1,9 +1,8 @@
-"""The update that each head writes, with the gradient of its energy."""
+"""The update of every head and the gradient of its energy, in factored form."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -19,15 +18,13 @@ from rheoscope.space.traces import Traces
 
 Cloud = Float[Tensor, "*b n d"]
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, eq=False)
 class HeadUpdates:
-    """What every head does to its tokens, in factors: Δ_h = moved `write`, ∇Λ = slope `ask`ᵀ, nothing of size (h, n, d).
+    """The updates of all heads of a layer as factors, so that no tensor of shape (h, n, d) is needed.
 
-    `asked` are the queries x̂ A without their `bias`, `scale` is what the norm multiplies tokens by.
+    Δ_h = `mixed_values` `output_map` and ∇Λ = `query_gradient` `query_weights`ᵀ. `norm_scale` is the factor by which the norm
+    multiplies a token.
     """
 
     landscape: Landscape
@@ -44,7 +41,7 @@ class HeadUpdates:
 
     @cached_property
     def output_to_query(self) -> Float[Tensor, "h e k"]:
-        """What a head writes, asked by its own queries."""
+        """The output map followed by the query weights of the same head."""
         return self.output_map @ self.query_weights
 
     @cached_property
@@ -52,7 +49,7 @@ class HeadUpdates:
         return self.output_map @ self.output_map.mT
 
     def projections(self) -> Projected:
-        """q, k and v of the cloud, as every mechanism takes them: before any rotation."""
+        """q, k and v of the cloud before the position encoding, as a mechanism takes them."""
         heads = self.landscape.heads
         q, norm = self.unbiased_queries + self.query_bias, heads.q_norm
         q = q if norm is None else norm.normalise(q) * (1.0 if norm.gain is None else norm.gain.to(q))
@@ -76,7 +73,7 @@ def head_updates(trace: Trace | Traces, layer: int) -> HeadUpdates:
     energy, query_gradient = landscape.energies_and_gradient(queries)
     unbiased_queries, query_gradient, mixed_values = (
         x.contiguous() if x.is_cuda else x for x in (queries - query_bias, query_gradient, factored.mixed_values)
-    )  # for products
+    )  # contiguous for matrix products on a GPU
     query_weights = norm.fold(heads.W_Q.to(x.dtype))
     return HeadUpdates(
         landscape,
@@ -94,5 +91,5 @@ def head_updates(trace: Trace | Traces, layer: int) -> HeadUpdates:
 
 
 def padding_mask(trace: Trace | Traces, layer: int) -> Mask | None:
-    """Padding, where texts stand side by side."""
+    """The padding mask of a batch; None for one text."""
     return trace.padding_for_layer(layer) if isinstance(trace, Traces) else None

@@ -1,13 +1,13 @@
 """The energy of a head on a cloud, and its gradient in closed form.
 
-    Λ(X̂) = (1/N) Σ_i Λ_i,   Λ_i = log( (1/n_i) Σ_{j permitted} e^{s_ij} )          every head, its own scores and mask
-    E(X̂) = (1/(2N²)) Σ_ij exp(x̂_i M x̂_jᵀ)                                          without mask and position
+    Λ(X̂) = (1/N) Σ_i Λ_i,   Λ_i = log( (1/n_i) Σ_{j permitted} e^{s_ij} )          with the scores and the mask of the head
+    E(X̂) = (1/(2N²)) Σ_ij exp(x̂_i M x̂_jᵀ)                                          without mask and positions
 
-The query-side gradient of Λ_i is Σ_j α_ij x̂_j Mᵀ: softmax attention with Mᵀ for F. Everything is done in the log domain
-and on x̂, one block of queries after the other, so that no table of all pairs of a long text exists.
+The gradient of Λ_i with respect to the query is Σ_j α_ij x̂_j Mᵀ, which is softmax attention with Mᵀ in place of F. Computation is in
+the log domain and in blocks of queries, so that a long text needs no N x N table.
 
-A vector that is added to every key adds a constant to every row of scores, unless keys are turned, normed or capped. No
-softmax can see it, so the model does not determine it: the bias of keys is left out there.
+A vector added to every key adds a constant to every row of scores, unless keys are rotated, normalised or capped. Softmax ignores
+such a constant, so the model does not determine it. The key bias is then left out.
 """
 
 import math
@@ -24,21 +24,23 @@ from rheoscope.attention.lower.kernels.triton_lowerings import HAS_TRITON
 from rheoscope.attention.lower.sdpa import align_rows
 from rheoscope.attention.mask import Mask
 from rheoscope.attention.mechanism import Mechanism
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.autograd_pullback import pullback_by_autograd
 from rheoscope.space.head import Heads, project_normalised
 from rheoscope.space.operator import Factored
 
 KERNEL_WIDTHS = (16, 32, 64, 128)
-"""Of heads whose rows our own kernel holds."""
+"""The head widths that the Triton kernel supports."""
 Queries = Float[Tensor, "*b h n k"]
 
 
 @dataclass(frozen=True, eq=False)
 class Landscape:
-    """Λ of every head of a layer as a function of the queries; the keys stand still: as read, and placed for every head.
+    """Λ of every head of a layer as a function of the queries, with fixed keys, for one or several texts.
 
-    Of one text or of several; `mechanism` is that of the heads, under what they must not see besides.
+    `unpositioned_keys` are the keys before the position encoding, `keys` after it, repeated for every head. `mechanism` is that
+    of the heads with the padding mask.
     """
 
     heads: Heads
@@ -47,7 +49,7 @@ class Landscape:
     keys: Float[Tensor, "b h n k"]
 
     def energies(self, queries: Queries) -> Float[Tensor, "*b h n"]:
-        """Λ_i of every head at other queries (before QK-norm and rotation)."""
+        """Λ_i of every head at the given queries (before QK-norm and position encoding)."""
         q = self.position_queries(queries)
         if self.has_fused_kernel(q):
             total = self.log_totals(q, with_average=False)[0]
@@ -56,12 +58,12 @@ class Landscape:
         return (total - self.log_counts()).reshape(queries.shape[:-1])
 
     def energies_and_gradient(self, queries: Queries) -> tuple[Float[Tensor, "*b h n"], Queries]:
-        """Λ_i and its gradient by the queries before norm and rotation, from one pass over the scores."""
+        """Λ_i and its gradient with respect to the queries before QK-norm and position encoding, in one pass."""
         with torch.enable_grad():
             leaf = queries.detach().requires_grad_()
             positioned = self.position_queries(leaf)
         total, grad_positioned = self.log_totals_and_gradient(positioned.detach())
-        # the transpose of the model's own norm and rotation takes the gradient back
+        # pull the gradient back through the QK-norm and the position encoding
         grad_queries = (
             grad_positioned.reshape(queries.shape)
             if self.leaves_queries_unchanged
@@ -72,7 +74,7 @@ class Landscape:
     def log_totals_and_gradient(
         self, q: Float[Tensor, "b h n k"]
     ) -> tuple[Float[Tensor, "b h n"], Float[Tensor, "b h n k"]]:
-        """log Σ_j e^{s_ij}, and its gradient by the placed queries."""
+        """log Σ_j e^{s_ij}, and its gradient with respect to the positioned queries."""
         if self.has_fused_kernel(q):
             total, mean_keys = self.log_totals(q)
             return total, mean_keys * self.scale
@@ -84,7 +86,7 @@ class Landscape:
         return torch.cat(totals, -1), torch.cat(gradients, -2)
 
     def has_fused_kernel(self, q: Float[Tensor, "b h n k"]) -> bool:
-        """Whether a GPU has a kernel that gives sums and averages of these scores in one: plain dot products, causal or all."""
+        """Whether a fused GPU kernel applies: scaled dot products without bias, causal or unmasked."""
         mask, fused_softmax = self.mechanism.mask, self.mechanism.normaliser.fused_softmax
         is_plain = fused_softmax is not None and fused_softmax.is_plain and self.mechanism.score.is_scaled_dot
         has_no_bias = is_plain and self.mechanism.position.bias(*query_key_positions(1, 1, q.device)) is None
@@ -93,21 +95,19 @@ class Landscape:
     @property
     def scale(self) -> float:
         dot_product = self.mechanism.score.dot_form(self.keys[:1, :1, :1], self.keys[:1, :1, :1])
-        assert dot_product is not None, "fused() has seen a plain score"
+        assert dot_product is not None, "has_fused_kernel requires a dot product"
         return dot_product.scale
 
     def log_totals(
         self, q: Float[Tensor, "b h n k"], with_average: bool = True
     ) -> tuple[Float[Tensor, "b h n"], Float[Tensor, "b h averaged e"]]:
-        """log Σ_j e^{s_ij} and Σ_j α_ij k_j (anything, where it is not asked), in float32.
+        """log Σ_j e^{s_ij} and Σ_j α_ij k_j in float32. Without `with_average` the second result is undefined.
 
-        By our own kernel, or by torch's where rows do not fit its tiles.
+        Uses the Triton kernel, or torch's if the head width is not supported.
         """
         causal = self.mechanism.mask.is_causal
         if HAS_TRITON and q.shape[-1] in KERNEL_WIDTHS:
-            from rheoscope.attention.lower.kernels.log_totals import (
-                row_logsumexp,  # Triton, which not every machine has
-            )
+            from rheoscope.attention.lower.kernels.log_totals import row_logsumexp  # imports Triton, which is optional
 
             return row_logsumexp(q.contiguous(), self.keys.contiguous(), self.scale, causal, with_average)
         q, keys = q.contiguous(), align_rows(self.keys)
@@ -119,7 +119,7 @@ class Landscape:
     def block_weights(
         self, q: Float[Tensor, "b h n k"], rows: slice, columns: slice
     ) -> tuple[Float[Tensor, "b h r"], Float[Tensor, "b h r c"]]:
-        """log Σ_j e^{s_ij} of some rows, a sink as one further key, and the weights e^{s_ij} over that sum."""
+        """log Σ_j e^{s_ij} of some rows, with a sink as an additional key, and the weights e^{s_ij} divided by that sum."""
         n = q.shape[-2]
         i, j = query_key_positions(n, n, q.device)
         s = masked_scores(self.mechanism, q[:, :, rows], self.keys[:, :, columns], i[rows], j[columns])
@@ -129,30 +129,30 @@ class Landscape:
         return total[..., 0], alpha.mul_((row_max - total).exp_())
 
     def query_gradient(self, q: Tensor, k: Tensor, alpha: Tensor) -> Float[Tensor, "b h r k"]:
-        """What weights pull at the placed queries: Σ_j α_ij ∂f(q_i, k_j)/∂q_i."""
+        """The gradient with respect to the positioned queries, Σ_j α_ij ∂f(q_i, k_j)/∂q_i."""
         return self.mechanism.score.pullback_queries(q, k, alpha)
 
     @property
     def leaves_queries_unchanged(self) -> bool:
-        """Whether queries are placed where they are."""
+        """Whether there is neither a QK-norm nor a position encoding."""
         return self.heads.q_norm is None and self.mechanism.position.is_trivial
 
     def position_queries(self, queries: Queries) -> Float[Tensor, "b h n k"]:
-        """Through the QK-norm and the rotation."""
+        """Apply the QK-norm and the position encoding."""
         norm = self.heads.q_norm
         q = queries if norm is None else norm.normalise(queries) * (1.0 if norm.gain is None else norm.gain.to(queries))
         q = q if q.ndim == 4 else q[None]
         return self.mechanism.position.encode(q, torch.arange(q.shape[-2], device=q.device))
 
     def log_counts(self) -> Float[Tensor, "*one n"]:
-        """log n_i: how many keys a query may see, the sink not counted."""
+        """log n_i, where n_i is the number of permitted keys of a query, without the sink."""
         n, mask = self.keys.shape[-2], self.mechanism.mask
         if mask.is_causal:
             return torch.arange(1, n + 1, dtype=self.keys.dtype, device=self.keys.device).log()
         return mask(*query_key_positions(n, n, self.keys.device)).sum(-1).to(self.keys.dtype).log()
 
     def query_blocks(self, q: Float[Tensor, "b h n k"]) -> Iterator[tuple[slice, slice]]:
-        """Rows of queries, and all keys that any of them may see: keys after a block are never touched."""
+        """Blocks of queries, each with the range of keys that any of its queries may attend to."""
         n = q.shape[-2]
         rows = max(1, cache_block_numel(q.device) // (q.shape[0] * q.shape[1] * n))
         for start in range(0, n, rows):
@@ -166,12 +166,14 @@ def head_landscape(
     padding_mask: Mask | None = None,
     to_model_precision: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Landscape:
-    """Λ of the heads of a layer on the cloud x̂, or on those of several texts, of which `unseen` hides what no head sees."""
+    """Λ of the heads of a layer on the cloud x̂ of one text, or of several texts with a padding mask."""
     fused_softmax = heads.mechanism.normaliser.fused_softmax
     if fused_softmax is None or fused_softmax.dropout:
         raise RheoscopeError(
-            f"the weights of these heads are {type(heads.mechanism.normaliser).__name__}, no softmax of their scores, so "
-            "they climb no such energy; type a model with softmax attention"
+            Message(
+                "energy needs softmax attention, but these heads use {normaliser}; choose a model with softmax attention",
+                normaliser=type(heads.mechanism.normaliser).__name__,
+            )
         )
     keys = project_normalised(heads.norm, x_hat, heads.W_K, heads.b_K, heads.k_norm, to_model_precision)
     if ignores_key_shifts(heads):
@@ -184,7 +186,7 @@ def head_landscape(
 
 
 def ignores_key_shifts(heads: Heads) -> bool:
-    """Whether a vector added to every key changes no weight: its part of the scores is constant along a row."""
+    """Whether adding a vector to every key leaves the weights unchanged, because it adds a constant to each row of scores."""
     score, position, normaliser = heads.mechanism.score, heads.mechanism.position, heads.mechanism.normaliser
     return (
         score.is_linear_in_keys
@@ -195,9 +197,9 @@ def ignores_key_shifts(heads: Heads) -> bool:
 
 
 def log_interaction_energy(x_hat: Float[Tensor, "n d"], M: Factored) -> Float[Tensor, ""]:
-    """log E(X̂) of one form M: the energy of the theory and of encoders, no mask, no position, no bias.
+    """log E(X̂) for one form M, without mask, positions and biases.
 
-    **Laws** with M = Mᵀ and F = cM, c > 0, small steps of softmax attention never lower it.
+    **Laws** If M = Mᵀ and F = cM with c > 0, small steps of softmax attention never decrease it.
 
     >>> import torch
     >>> from rheoscope.space.operator import Factored

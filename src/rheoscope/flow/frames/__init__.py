@@ -1,1 +1,1 @@
-"""The analysis `frames`: its computation, its picture and its words."""
+"""The analysis `frames`: its computation and its picture."""

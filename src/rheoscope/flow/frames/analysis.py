@@ -1,4 +1,4 @@
-"""The cloud as a few pictures, from the embedding to the last layer: where tokens stand on the sphere, on one plane for all."""
+"""Frames: the directions of all tokens at a few layers, projected on one plane."""
 
 import math
 from collections.abc import Sequence
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from rheoscope.flow.cloud import select_clouds
 from rheoscope.flow.projection import centred_directions, fit_plane, project_on_plane
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import resolve_positions
@@ -28,43 +30,49 @@ if TYPE_CHECKING:
 @torch.no_grad()
 def frames(
     trace: Trace,
-    count: Annotated[int, Bounds(1, 10_000)] = 6,
+    n_frames: Annotated[int, Bounds(1, 10_000)] = 6,
     token: TokenIndex = -1,
     target: TokenId | None = None,
     angle: Angle = math.pi / 4,
     keep_massive: bool = False,
 ) -> "xarray.Dataset":
-    """The cloud of tokens seen at a few layers, so that one can watch it move.
+    """The cloud of tokens at a few layers, projected on one plane.
 
-    **Answers** "what does the cloud look like, layer by layer, who stands with whom, and where is the prediction?"
+    **Question** What does the cloud look like, layer by layer, which tokens are close together, and where is the prediction?
 
-    **Formula** u_i = (x_i − x̄)/‖x_i − x̄‖, the token's direction around the mean of its cloud; place = u_i P, P the two
-    directions in which the u_i of the embedding and of all layers together spread most, every layer counting the same (PCA).
-    P is one for all frames, so a token that moves on the picture moves on the sphere.
+    **Formula** u_i = (x_i − x̄)/‖x_i − x̄‖ is the token's direction around the mean of its cloud. Its position on the plane is u_i P.
+    P holds the first two principal components of the directions of the embedding and of all layers, with equal weight per layer.
+    All frames share P, so a token that moves in the plot has moved on the sphere.
 
-    The prediction is r = C D_g (W_U[target] − mean W_U)/‖·‖, the final norm's centring and gain before the unembedding: the
-    point of the sphere at which the final norm and the unembedding give the target the largest logit above the mean of all.
-    The target is the token that `token` finds likeliest after the last layer, or `target` (a token id).
+    The prediction is r = C D_g (W_U[target] − mean W_U)/‖·‖, with the centring C and the gain D_g of the final norm. At this point
+    of the sphere the logit of the target, minus the mean logit, is largest. The target is the most likely next token of `token`
+    after the last layer, unless `target` gives another one.
 
-    **Gives** (frame, token, axis): `place`; (frame, token): `label`, `toward_prediction`; (frame): `explained`; (axis):
-    `prediction`. `attrs["token"]` is the token that predicts, `attrs["target"]` the id of what it predicts. Without an
-    unembedding there is no prediction. Massive tokens are dropped and listed in `attrs["massive"]`.
+    **Returns** (frame, token, axis): `plane_position`. (frame, token): `label`, `toward_prediction`. (frame):
+    `explained_variance`. (axis): `prediction`. `attrs["token"]` is the position whose prediction is shown, `attrs["target"]` the
+    id of the predicted token. A model without an unembedding has no prediction. Massive tokens are left out and listed in
+    `attrs["massive"]`.
 
-    **Laws** ‖place‖ ≤ 1; `explained` is the mean of ‖place‖²; unchanged by a turn of the axes of E, by a shift and a scale
-    of a cloud, and by how many frames are shown.
+    **Settings** `n_frames` is the number of layers that are shown. `target` is a token id. `angle` is the largest angle of a link
+    between two tokens of a cluster, in radians.
 
-    **Siblings** `clusters` counts the clusters at all layers; `trajectory` draws every token's path on the same plane;
-    `readout` says what each layer predicts.
+    **Laws** ‖plane_position‖ ≤ 1. `explained_variance` is the mean of ‖plane_position‖². Rotating E, shifting or scaling a cloud,
+    or choosing another number of frames changes nothing.
+
+    **See also** `clusters` counts the clusters at all layers. `trajectory` draws the path of every token on the same plane.
+    `readout` reports what each layer predicts.
 
     >>> import rheoscope as rs
-    >>> seen = rs.frames(rs.load().trace("The keys to the cabinet are on the table"), count=4)
-    >>> seen.frame.values.tolist()
+    >>> result = rs.frames(rs.load().trace("The keys to the cabinet are on the table"), n_frames=4)
+    >>> result.frame.values.tolist()
     ['embed', 'L1.resid_post', 'L3.resid_post', 'L5.resid_post']
     """
-    if count < 2:
-        raise RheoscopeError(f"a cloud that moves has 2 frames or more, got {count}; type count=6")
+    if n_frames < 2:
+        raise RheoscopeError(
+            Message("n_frames must be at least {low}, got {received}", low=2, received=n_frames), use(n_frames=6)
+        )
     clouds = select_clouds(trace, "raw", "layer", keep_massive, min_tokens=3)
-    frame_points, points = evenly_spaced(len(clouds), count), clouds.points
+    frame_points, points = evenly_spaced(len(clouds), n_frames), clouds.points
     token = resolve_positions([token], len(trace))[0]
     attributes: dict[str, Any] = {"token": token, "angle": angle}
     prediction_direction = None
@@ -86,13 +94,13 @@ def kernel(
     prediction_direction: Float[Tensor, " d"] | None,
     angle: float,
 ) -> dict[str, Tensor]:
-    """Frames `at` of all clouds, on the plane of all of them."""
+    """The clouds at `frame_points`, projected on the plane that is fitted to all clouds."""
     axes, frame_clouds = fit_plane(points, range(len(points))), points[list(frame_points)]
     coordinates, unit_directions = project_on_plane(frame_clouds, axes), centred_directions(frame_clouds)
     values = {
-        "place": coordinates,
+        "plane_position": coordinates,
         "label": torch.stack([single_linkage_labels(cosines(u @ u.mT), angle) for u in unit_directions]),
-        "explained": safe_divide(coordinates.square().sum((-1, -2)), unit_directions.square().sum((-1, -2))),
+        "explained_variance": safe_divide(coordinates.square().sum((-1, -2)), unit_directions.square().sum((-1, -2))),
     }
     return (
         values
@@ -103,7 +111,7 @@ def kernel(
 
 
 def evenly_spaced(n_points: int, count: int) -> list[int]:
-    """At most `count` of some points, the first and the last among them.
+    """The indices of at most `count` evenly spaced points, including the first and the last.
 
     >>> evenly_spaced(7, 6), evenly_spaced(31, 4), evenly_spaced(3, 6)
     ([0, 1, 2, 4, 5, 6], [0, 10, 20, 30], [0, 1, 2])
@@ -113,15 +121,22 @@ def evenly_spaced(n_points: int, count: int) -> list[int]:
 
 
 def predicted_token(trace: Trace, token: int) -> int:
-    """What a token predicts after the last layer."""
+    """The most likely next token after a token, at the last layer."""
     return int(next_token_logprobs(trace.view, trace.points[-1, [token]])[0].argmax())
 
 
 def logit_direction(view: View, target: int) -> Float[Tensor, " d"]:
-    """Where on the sphere the logit of a token, less the mean of all, is largest."""
+    """The unit vector along which the logit of a token, minus the mean logit, grows fastest."""
     assert view.unembed is not None
     if not 0 <= target < view.unembed.shape[-1]:
-        raise RheoscopeError(f"the target is a token id from 0 to {view.unembed.shape[-1] - 1}, got {target}")
+        raise RheoscopeError(
+            Message(
+                "target must be a token id between 0 and {last}, got {received}",
+                last=view.unembed.shape[-1] - 1,
+                received=target,
+            ),
+            use(target=0),
+        )
     W = view.unembed.to(torch.promote_types(view.unembed.dtype, torch.float32))
     direction = view.final_norm.fold((W[:, target] - W.mean(-1))[:, None])[:, 0]
     return direction / direction.norm().clamp(min=1e-30)
@@ -129,32 +144,30 @@ def logit_direction(view: View, target: int) -> Float[Tensor, " d"]:
 
 FRAMES = Analysis(
     name="frames",
-    question="What does the cloud look like, layer by layer, who stands with whom, and where is the prediction?",
+    question="What does the cloud look like, layer by layer, which tokens are close together, and where is the prediction?",
     ask=frames,
     needs="trace",
     fields={
-        "place": Field(
+        "plane_position": Field(
             ("frame", "token", "axis"),
-            "a token's direction around the mean of its cloud, on the two directions in which those of all layers together "
-            "spread most: one plane for all frames",
+            "direction of the token around the mean of its cloud, projected on the first two principal components of all layers",
         ),
         "label": Field(
             ("frame", "token"),
-            "which cluster a token is in at this frame, named by its first token: chains of steps below the angle",
+            "cluster of the token in this frame, named by its first token (single linkage below the angle)",
             is_categorical=True,
         ),
-        "explained": Field(
+        "explained_variance": Field(
             ("frame",),
-            "share of the directions' variance that the plane shows, mean of ‖place‖²: the rest is not seen",
+            "share of the variance of the directions that lies in the plane, the mean of ‖plane_position‖²",
         ),
         "prediction": Field(
             ("axis",),
-            "on the same plane, the point of the sphere at which final norm and unembedding give the target its largest logit "
-            "above the mean of all; its length is 1 where the plane holds it",
+            "projection on the plane of the unit vector along which the target's logit, minus the mean logit, is largest",
         ),
         "toward_prediction": Field(
             ("frame", "token"),
-            "cosine, in all of E, of a token's direction and that of the prediction: 1 where they are one",
+            "cosine in E between the token's direction and the direction of the prediction",
         ),
     },
 )

@@ -1,11 +1,13 @@
-"""The cloud as one watches it: a few layers side by side, tokens on the sphere seen from one side, clusters in colour."""
+"""The plot of `frames`: the cloud at a few layers, with one colour per cluster."""
 
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rheoscope.flow.caption_notes import massive_tokens_note
 from rheoscope.flow.clusters.picture import UNCLUSTERED, keep_largest, summarise_tokens, track_clusters
+from rheoscope.messages.message import Message, join
 from rheoscope.picture.label_placement import LabelRequest, place_labels
 from rheoscope.picture.picture import SERIES_COLOURS, Axis, Line, Mark, Panel, Picture
 from rheoscope.picture.token_labels import TokenLabels, display_token, step_names
@@ -14,34 +16,34 @@ if TYPE_CHECKING:
     import xarray
 
 ViewSpans = tuple[tuple[float, float], tuple[float, float]]
-"""The span of x, and that of y."""
+"""The ranges of x and of y."""
 
 PREDICTION_COLOUR = "seventh"
-"""The colour of the token that predicts and of its prediction, which no cluster has."""
+"""The colour of the predicting token and of its prediction. No cluster has it."""
 CLUSTER_COLOURS = tuple(colour for colour in SERIES_COLOURS if colour != PREDICTION_COLOUR)
-"""As many clusters have a colour of their own."""
+"""The colours of the largest clusters."""
 MAX_LABELS = 26
-"""Names that one frame can hold; all tokens have theirs under the pointer."""
+"""The largest number of labels in a frame. Every token shows its text on hover."""
 PADDING = 1.12
-"""How much wider than the cloud its window is: room for names."""
+"""The width of the frame relative to the cloud, with space for labels."""
 MAX_ASPECT, MIN_ASPECT = 1.1, 0.7
-"""Height of a window as a share of its width."""
+"""The largest and smallest height of a frame relative to its width."""
 CIRCLE_ANGLES = np.linspace(0, 2 * np.pi, 241)
 
 
 def picture(dataset: "xarray.Dataset", token_strings: TokenLabels | None = None) -> Picture:
-    """A panel a frame, all on one plane."""
+    """One panel per frame, all on the same plane."""
     labels, spans, target_text = (
         colour_indices(dataset.label.values),
         shared_view(dataset),
         prediction_text(dataset, token_strings),
     )
     panels = tuple(frame_panel(dataset, index, labels, spans, target_text) for index in range(len(labels)))
-    return Picture("The cloud, layer by layer", caption(dataset, target_text), panels)
+    return Picture(Message("The cloud, layer by layer"), caption(dataset, target_text), panels)
 
 
 def colour_indices(labels: np.ndarray) -> np.ndarray:
-    """Names that stay, 0, 1, … for the largest clusters of all frames, each a colour of its own; −1 for everyone else.
+    """Number the largest clusters 0, 1, … consistently over all frames, one per colour; −1 for all other tokens.
 
     >>> colour_indices(np.array([[0, 0, 2, 2, 4], [0, 1, 2, 2, 2]])).tolist()
     [[0, 0, 1, 1, -1], [-1, -1, 1, 1, 1]]
@@ -52,8 +54,8 @@ def colour_indices(labels: np.ndarray) -> np.ndarray:
 
 
 def shared_view(dataset: "xarray.Dataset") -> ViewSpans:
-    """What all frames show: every token of every frame, and the prediction, neither tall nor flat."""
-    points = dataset.place.values.reshape(-1, 2)
+    """The common range of all frames: every token of every frame and the prediction, within the allowed aspect ratio."""
+    points = dataset.plane_position.values.reshape(-1, 2)
     if "prediction" in dataset:
         points = np.vstack([points, dataset.prediction.values])
     low, high = points.min(0), points.max(0)
@@ -64,39 +66,40 @@ def shared_view(dataset: "xarray.Dataset") -> ViewSpans:
 
 
 def caption(dataset: "xarray.Dataset", target_text: str) -> str:
-    angle = f"{np.degrees(dataset.attrs['angle']):.0f}°"
-    massive = ", ".join(str(token) for token in dataset.attrs["massive"]) or "none"
-    text = (
-        "Every dot is a token: its direction from the middle of the cloud, a point on a sphere, seen on the two directions in "
-        "which all layers together spread most. The plane is the same in every frame; titles say how much of a frame's spread "
-        "is seen on it, and a hair leads from where a token was in the frame before. A colour is a cluster of that frame "
-        f"(chains of steps below {angle}) and stays with it as long as most of its tokens do; grey are tokens alone, and "
-        f"clusters beyond the {len(CLUSTER_COLOURS)} largest. The ring is the token that predicts. "
-    )
-    if target_text:
-        text += (
-            f"The star is the prediction {target_text}: the point of the sphere where its logit is largest, seen "
-            "on the same plane; the nearer it is to the middle, the less of it the plane shows. "
+    sentences = [
+        Message(
+            "Every dot is the direction of a token from the mean of the cloud, projected on the first two principal components of "
+            "all layers. All frames share this plane. Titles show how much of the variance lies in it. A thin line leads from "
+            "the token's position in the previous frame. Colours mark the {n_colours} largest clusters (single linkage below "
+            "{angle:.0f}°); all other tokens are grey. The ring is the predicting token.",
+            n_colours=len(CLUSTER_COLOURS),
+            angle=float(np.degrees(dataset.attrs["angle"])),
         )
-    return f"{text}Massive tokens, longer than five times the median, are left out: {massive}."
+    ]
+    if target_text:
+        sentences.append(
+            Message(
+                "The star is the prediction {target}: the direction in which its logit is largest. The closer it is to the "
+                "centre, the less of it lies in the plane.",
+                target=target_text,
+            )
+        )
+    return join(" ", [*sentences, massive_tokens_note(dataset.attrs["massive"])])
 
 
 def prediction_text(dataset: "xarray.Dataset", token_strings: TokenLabels | None) -> str:
-    """The text of the prediction, its id where texts are not known, nothing where nothing is predicted."""
+    """The text of the predicted token, its id if the texts are unknown, empty if there is no prediction."""
     if "prediction" not in dataset:
         return ""
     target_id = int(dataset.attrs["target"])
-    return display_token(token_strings([target_id])[0]) if token_strings else f"token {target_id}"
+    return display_token(token_strings([target_id])[0]) if token_strings else Message("token {id}", id=target_id)
 
 
 def frame_panel(dataset: "xarray.Dataset", index: int, labels: np.ndarray, spans: ViewSpans, target_text: str) -> Panel:
-    """One layer: hairs from the frame before, dots, the ring, the star, and names where there is room."""
-    xy, frame_labels = dataset.place.values[index], labels[index]
-    step_name, explained_text, cosine_text = (
-        step_names(dataset.frame.values)[index],
-        f"{float(dataset.explained[index]):.0%} seen",
-        prediction_cosine(dataset, index),
-    )
+    """One layer: lines from the previous frame, dots, the ring, the star, and labels where they fit."""
+    xy, frame_labels = dataset.plane_position.values[index], labels[index]
+    step_name, explained = step_names(dataset.frame.values)[index], float(dataset.explained_variance[index])
+    cosine = prediction_cosine(dataset, index)
     marks: list[Mark] = [
         sphere_rim(spans),
         *displacement_lines(dataset, index),
@@ -107,24 +110,35 @@ def frame_panel(dataset: "xarray.Dataset", index: int, labels: np.ndarray, spans
     marks += place_labels(label_requests(dataset, index, frame_labels, target_text), xy, spans, MAX_LABELS)
     (left, right), (low, high) = spans
     x, y = Axis(bare=True, low=left, high=right), Axis(bare=True, low=low, high=high)
-    description = f"The cloud after {step_name}. Seen: {dataset.explained.attrs['definition']}."
-    description += f" Cosine: {dataset.toward_prediction.attrs['definition']}." if cosine_text else ""
-    height = 0.2 + 1.43 * (high - low) / (right - left)  # as high as the window is on a page, and its title
-    return Panel(
-        f"{step_name}: {explained_text}{cosine_text}", description, tuple(marks), x, y, height=height, equal=True
+    description = Message(
+        "The cloud after {step}. Percentage: {definition}.",
+        step=step_name,
+        definition=dataset.explained_variance.attrs["definition"],
     )
+    title = Message("{step}: {share:.0%} of the variance", step=step_name, share=explained)
+    if cosine is not None:
+        title = Message(
+            "{step}: {share:.0%} of the variance, cos(ring, star) {cosine:.2f}",
+            step=step_name,
+            share=explained,
+            cosine=cosine,
+        )
+        definition = dataset.toward_prediction.attrs["definition"]
+        description = join(" ", [description, Message("Cosine: {definition}.", definition=definition)])
+    height = 0.2 + 1.43 * (high - low) / (right - left)  # the height of the plot area plus its title
+    return Panel(title, description, tuple(marks), x, y, height=height, equal=True)
 
 
-def prediction_cosine(dataset: "xarray.Dataset", index: int) -> str:
-    """How near the token that predicts is to its prediction, in all of E; nothing where there is no such pair."""
+def prediction_cosine(dataset: "xarray.Dataset", index: int) -> float | None:
+    """The cosine in E between the predicting token and its prediction; None if either is missing."""
     is_predictor = dataset.token.values == dataset.attrs["token"]
     if "prediction" not in dataset or not is_predictor.any():
-        return ""
-    return f", cos(ring, star) {float(dataset.toward_prediction.values[index][is_predictor][0]):.2f}"
+        return None
+    return float(dataset.toward_prediction.values[index][is_predictor][0])
 
 
 def sphere_rim(spans: ViewSpans) -> Line:
-    """The rim of the sphere, as much of it as one sees."""
+    """The visible part of the unit circle."""
     x, y = np.cos(CIRCLE_ANGLES), np.sin(CIRCLE_ANGLES)
     (left, right), (low, high) = spans
     inside = (left < x) & (x < right) & (low < y) & (y < high)
@@ -132,41 +146,43 @@ def sphere_rim(spans: ViewSpans) -> Line:
 
 
 def displacement_lines(dataset: "xarray.Dataset", index: int) -> list[Line]:
-    """From every token's place in the frame before."""
+    """Lines from the position of every token in the previous frame."""
     if index == 0:
         return []
-    previous, current = dataset.place.values[index - 1 : index + 1]
+    previous, current = dataset.plane_position.values[index - 1 : index + 1]
     paths = np.stack([previous, current, np.full_like(current, np.nan)], 1).reshape(-1, 2)
     return [Line("", paths[:, 0], paths[:, 1], "null", "hair")]
 
 
 def token_dots(dataset: "xarray.Dataset", index: int, frame_labels: np.ndarray) -> list[Line]:
-    """All tokens, those alone first and so below the others."""
-    xy, token_texts, tokens = dataset.place.values[index], _token_texts(dataset), dataset.token.values
+    """All tokens. Unclustered tokens come first, so the others are drawn on top."""
+    xy, token_texts, tokens = dataset.plane_position.values[index], _token_texts(dataset), dataset.token.values
     lines = []
     for cluster in np.unique(frame_labels):
         members = np.flatnonzero(frame_labels == cluster)
-        cluster_note = (
-            "" if cluster == UNCLUSTERED else f"\nin a cluster of {summarise_tokens([token_texts[k] for k in members])}"
-        )
-        tips = [f"token {tokens[k]} {token_texts[k]}{cluster_note}" for k in members]
+        tips = [Message("token {position} {token}", position=int(tokens[k]), token=token_texts[k]) for k in members]
+        if cluster != UNCLUSTERED:
+            cluster_note = Message(
+                "in a cluster of {tokens}", tokens=summarise_tokens([token_texts[k] for k in members])
+            )
+            tips = [join("\n", [tip, cluster_note]) for tip in tips]
         colour = "alone" if cluster == UNCLUSTERED else CLUSTER_COLOURS[cluster]
         lines.append(Line("", xy[members, 0], xy[members, 1], colour, "dots", tips=tips))
     return lines
 
 
 def predictor_ring(dataset: "xarray.Dataset", index: int) -> list[Line]:
-    """Around the token that predicts, where it is no massive one."""
-    xy = dataset.place.values[index][dataset.token.values == dataset.attrs["token"]]
+    """A ring around the predicting token, unless it is massive."""
+    xy = dataset.plane_position.values[index][dataset.token.values == dataset.attrs["token"]]
     return [Line("", xy[:, 0], xy[:, 1], PREDICTION_COLOUR, "rings")] if len(xy) else []
 
 
 def prediction_star(dataset: "xarray.Dataset", target_text: str) -> list[Line]:
-    """Where the prediction is, and a line to it from the middle of the cloud."""
+    """The prediction, and a line to it from the mean of the cloud."""
     if not target_text:
         return []
     x, y = dataset.prediction.values
-    tips = [f"the prediction {target_text}"]
+    tips = [Message("prediction: {target}", target=target_text)]
     return [
         Line("", [0, x], [0, y], PREDICTION_COLOUR, "dashed", tips[0]),
         Line("", [x], [y], PREDICTION_COLOUR, "stars", tips=tips),
@@ -176,17 +192,19 @@ def prediction_star(dataset: "xarray.Dataset", target_text: str) -> list[Line]:
 def label_requests(
     dataset: "xarray.Dataset", index: int, frame_labels: np.ndarray, target_text: str
 ) -> list[LabelRequest]:
-    """Who wants a name, the most wanted first: who predicts, the prediction, clusters from the largest on, then the outermost."""
-    xy, token_texts = dataset.place.values[index], _token_texts(dataset)
+    """Label requests by priority: predicting token, prediction, tokens of the largest clusters, outermost tokens."""
+    xy, token_texts = dataset.plane_position.values[index], _token_texts(dataset)
     is_predictor = dataset.token.values == dataset.attrs["token"]
     requests = [label_request(xy[k], token_texts[k], strong=True) for k in np.flatnonzero(is_predictor)]
     if target_text:
-        requests.append(label_request(dataset.prediction.values, f"next: {target_text}", strong=True))
+        requests.append(
+            label_request(dataset.prediction.values, Message("next: {target}", target=target_text), strong=True)
+        )
     radii, sizes = (
-        np.linalg.norm(dataset.place.values, axis=-1).mean(0).tolist(),
+        np.linalg.norm(dataset.plane_position.values, axis=-1).mean(0).tolist(),
         np.bincount(frame_labels - UNCLUSTERED),
     )
-    sizes[0] = 0  # who is alone comes last
+    sizes[0] = 0  # unclustered tokens come last
     for members in sorted(
         group_same_text(token_texts, frame_labels, is_predictor),
         key=lambda group: (-sizes[frame_labels[group[0]] - UNCLUSTERED], -len(group), -fmean(radii[k] for k in group)),
@@ -199,14 +217,14 @@ def label_requests(
 
 
 def most_central(xy: np.ndarray, members: list[int]) -> int:
-    """Who of them is nearest to their mean."""
+    """The token that is closest to the mean of the group."""
     if len(members) == 1:
         return members[0]
     return members[np.linalg.norm(xy[members] - xy[members].mean(0), axis=-1).argmin()]
 
 
 def group_same_text(token_texts: list[str], frame_labels: np.ndarray, excluded: np.ndarray) -> list[list[int]]:
-    """Tokens that share one name: those of one text in one coloured cluster; everyone else for himself.
+    """Groups of tokens that share a label: equal texts within a coloured cluster. Every other token is its own group.
 
     >>> group_same_text(["a", "a", "b", "b"], np.array([0, 0, -1, -1]), np.zeros(4, dtype=bool))
     [[0, 1], [2], [3]]

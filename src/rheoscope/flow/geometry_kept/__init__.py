@@ -1,1 +1,1 @@
-"""The analysis `geometry_kept`: its computation, its picture and its words."""
+"""The analysis `geometry_kept`: its computation and its picture."""

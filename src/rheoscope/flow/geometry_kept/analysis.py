@@ -1,4 +1,4 @@
-"""Do the additive updates keep the geometry that the tokens had? Distances and neighbours against earlier clouds."""
+"""Preservation of distances and neighbours, compared with earlier clouds, and erasure of head updates."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +12,8 @@ from rheoscope.attention.lower.kernels.triton_lowerings import HAS_TRITON
 from rheoscope.flow.cloud import points_at_grain, select_clouds, to_space
 from rheoscope.flow.geometry_kept.token_pairs import Pairs, all_pairs, sample_pairs, sampling_se
 from rheoscope.flow.head_motion import lengths_and_products, recorded_head_outputs
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.running.progress import tick
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
@@ -28,8 +30,8 @@ from rheoscope.space.traces import Traces
 if TYPE_CHECKING:
     import xarray
 
-MAX_ROW_TOKENS, MAX_NEAREST = 16384, 16
-"""Tokens of a row, and nearest ones of it, up to which a GPU finds these in one pass."""
+MAX_ROW_TOKENS, MAX_NEIGHBOURS = 16384, 16
+"""The largest numbers of tokens and of neighbours that the GPU kernel supports."""
 
 
 @torch.no_grad()
@@ -37,44 +39,49 @@ def geometry_kept(
     trace: Trace,
     space: SpaceName = "raw",
     strides: Sequence[Annotated[int, Bounds(1, 10_000)]] = (1, 4),
-    nearest: Neighbours = 5,
-    pairs: Annotated[int, Bounds(1, 10**9)] | None = None,
+    n_neighbours: Neighbours = 5,
+    max_pairs: Annotated[int, Bounds(1, 10**9)] | None = None,
     seed: Seed = 0,
     keep_massive: bool = False,
 ) -> "xarray.Dataset":
-    """How much of the tokens' geometry survives, layer by layer.
+    """How much of the geometry of the tokens is preserved, layer by layer.
 
-    **Answers** "are tokens that were near each other still near, after this layer?"
+    **Question** Are tokens that were close to each other still close after this layer?
 
-    **Formula** RSA: Spearman correlation of the n(n−1)/2 pairwise distances of two clouds. Neighbours: mean over tokens
-    of the share of its `nearest` tokens that are still among them. The reference is the embedding
-    (`"embed"`) or the cloud `stride` layers before (`"-1"`, `"-4"`).
+    **Formula** RSA is the Spearman correlation of the n(n−1)/2 pairwise distances of two clouds. `neighbours` is the share of a
+    token's nearest tokens that are still among its nearest, averaged over tokens. The reference is the embedding (`"embed"`) or the
+    cloud `stride` layers before (`"-1"`, `"-4"`).
 
-    Erasure: ⟨Δ_h, x_last − x_after⟩ / ‖Δ_h‖², Δ_h what a head takes from the tokens, x_after the point that its attention
-    made, summed over tokens above and below.
+    Erasure is ⟨Δ_h, x_last − x_after⟩ / ‖Δ_h‖², with numerator and denominator summed over tokens. Δ_h is the head's update and
+    x_after the point after its attention.
 
-    **Gives** (point, reference): `rsa`, `neighbours` and the null of each; NaN where a reference lies before the start;
-    (layer, head): `erasure`; (layer): `erasure_mlp`. With `pairs`, RSA is of so many pairs drawn at random (with replacement, the same
-    ones at every point, by `seed`) instead of all, and `rsa_error` says how far that may be off.
+    **Returns** (point, reference): `rsa` and `neighbours` with their nulls; NaN if the reference lies before the embedding.
+    (layer, head): `erasure`. (layer): `erasure_mlp`. With `max_pairs` also `rsa_error`, the standard error of the sampling.
 
-    **Laws** 1 against itself; unchanged by a turn, a shift and a scale of either cloud; the null of RSA has mean 0.
+    **Settings** `strides` are the distances to the earlier references, in layers. `n_neighbours` is the number of nearest tokens.
+    `max_pairs` samples this many pairs with replacement instead of using all, the same pairs at every point.
+
+    **Laws** A cloud compared with itself gives 1. Rotating, shifting or scaling either cloud changes nothing. The null of RSA has
+    mean 0.
 
     **Source** Kriegeskorte et al. 2008 (RSA), Mantel 1967 (its null).
 
     >>> import rheoscope as rs
-    >>> found = rs.geometry_kept(rs.load().trace("The keys to the cabinet are on the table in the hall"))
-    >>> round(float(found.rsa.sel(point="embed", reference="embed")), 6)
+    >>> result = rs.geometry_kept(rs.load().trace("The keys to the cabinet are on the table in the hall"))
+    >>> round(float(result.rsa.sel(point="embed", reference="embed")), 6)
     1.0
     """
     clouds = select_clouds(trace, space, "layer", keep_massive, min_tokens=4)
-    _check_settings(len(clouds.positions), nearest, pairs)
+    _check_settings(len(clouds.positions), n_neighbours, max_pairs)
     reference_names, valid = ["embed", *(f"-{stride}" for stride in strides)], trace.valid_mask(keep_massive)
-    values = kernel((centre_points(x.double()[None], None) for x in clouds), None, strides, nearest, pairs, seed)
+    values = kernel(
+        (centre_points(x.double()[None], None) for x in clouds), None, strides, n_neighbours, max_pairs, seed
+    )
     values = {name: x[0] for name, x in values.items()} | erasures(trace, None if bool(valid.all()) else valid)
     layer_coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
     coords = {"point": list(clouds.steps), "reference": reference_names} | layer_coords
-    sampling_settings = {} if pairs is None else {"pairs": pairs, "seed": seed}
-    return GEOMETRY_KEPT.label(values, coords, {"nearest": nearest} | sampling_settings | clouds.attributes)
+    sampling_settings = {} if max_pairs is None else {"max_pairs": max_pairs, "seed": seed}
+    return GEOMETRY_KEPT.label(values, coords, {"n_neighbours": n_neighbours} | sampling_settings | clouds.attributes)
 
 
 @torch.no_grad()
@@ -82,14 +89,14 @@ def batch(
     traces: Traces,
     space: str = "raw",
     strides: Sequence[int] = (1, 4),
-    nearest: int = 5,
-    pairs: int | None = None,
+    n_neighbours: int = 5,
+    max_pairs: int | None = None,
     seed: int = 0,
     keep_massive: bool = False,
 ) -> dict[str, Tensor]:
-    """Every field of `geometry_kept`, of many texts at once."""
+    """Every field of `geometry_kept` for many texts at once."""
     valid, view = traces.valid_tokens(keep_massive, min_tokens=4), traces.view
-    _check_settings(traces.min_valid_tokens(keep_massive), nearest, pairs)
+    _check_settings(traces.min_valid_tokens(keep_massive), n_neighbours, max_pairs)
     half_precision = view.to_model_precision(traces.points[:0]).dtype.itemsize < 4
     space_points = (
         to_space(view, traces.points[:, point_index], space) for point_index in points_at_grain(traces, "layer")
@@ -98,40 +105,48 @@ def batch(
         view.to_model_precision(centre_points(x, valid)) if half_precision else centre_points(x.double(), valid)
         for x in space_points
     )
-    return kernel(clouds, valid, strides, nearest, pairs, seed) | erasures(traces, valid)
+    return kernel(clouds, valid, strides, n_neighbours, max_pairs, seed) | erasures(traces, valid)
 
 
-def _check_settings(n: int, nearest: int, pairs: int | None) -> None:
-    if not 1 <= nearest < n - 1:
+def _check_settings(n: int, n_neighbours: int, max_pairs: int | None) -> None:
+    if not 1 <= n_neighbours < n - 1:
         raise RheoscopeError(
-            f"of {n} tokens, the nearest are from 1 to {n - 2}, got nearest={nearest}; type nearest={max(1, min(5, n - 2))}"
+            Message(
+                "with {n} tokens, n_neighbours must lie between 1 and {high}, got {received}",
+                n=n,
+                high=n - 2,
+                received=n_neighbours,
+            ),
+            use(n_neighbours=max(1, min(5, n - 2))),
         )
-    if pairs is not None and pairs < 4:
-        raise RheoscopeError(f"pairs that are drawn are 4 or more, got {pairs}; type pairs=100000, or None for all")
+    if max_pairs is not None and max_pairs < 4:
+        raise RheoscopeError(
+            Message("max_pairs must be at least {low}, got {received}", low=4, received=max_pairs),
+            use(max_pairs=100_000),
+        )
 
 
 def kernel(
     clouds: Iterable[Float[Tensor, "b n d"]],
     valid: ValidTokens,
     strides: Sequence[int],
-    nearest: int,
-    pairs: int | None,
+    n_neighbours: int,
+    max_pairs: int | None,
     seed: int,
 ) -> dict[str, Tensor]:
-    """Every cloud of every text, seen from its mean, against the first and against those `strides` before it."""
+    """Compare every centred cloud with the first cloud and with the clouds `strides` before it, for every text."""
     token_pairs, pair_distances, neighbour_lists = None, [], []
     for x in clouds:
         table = pairwise_inner(x)
         token_pairs = token_pairs or (
-            all_pairs(table, valid) if pairs is None else sample_pairs(table, valid, pairs, seed)
+            all_pairs(table, valid) if max_pairs is None else sample_pairs(table, valid, max_pairs, seed)
         )
-        cloud_distances, neighbour_ids = distances_and_neighbours(table, token_pairs, nearest, valid)
+        cloud_distances, neighbour_ids = distances_and_neighbours(table, token_pairs, n_neighbours, valid)
         pair_distances.append(cloud_distances)
         neighbour_lists.append(neighbour_ids)
-    assert token_pairs is not None, "every text has a first cloud"
-    clouds_per_chunk = max(
-        1, cache_block_numel(pair_distances[0].device) // pair_distances[0].numel()
-    )  # a GPU waits for each thing that it is asked
+    assert token_pairs is not None, "every text has at least one cloud"
+    # clouds are ranked in batches to avoid launch overhead
+    clouds_per_chunk = max(1, cache_block_numel(pair_distances[0].device) // pair_distances[0].numel())
     ranks = torch.cat(
         [
             token_pairs.distance_ranks(torch.stack(pair_distances[start : start + clouds_per_chunk]))
@@ -156,31 +171,32 @@ def kernel(
         )
     rsa, rsa_sd, neighbours = table.permute(0, 3, 2, 1)
     values = {"rsa": rsa, "rsa_null": 0 * rsa, "rsa_null_sd": rsa_sd, "neighbours": neighbours}
-    values["neighbours_null"] = nearest / (token_pairs.n_tokens - 1)
-    return values if pairs is None else values | {"rsa_error": sampling_se(rsa, pairs)}
+    values["neighbours_null"] = n_neighbours / (token_pairs.n_tokens - 1)
+    return values if max_pairs is None else values | {"rsa_error": sampling_se(rsa, max_pairs)}
 
 
 def distances_and_neighbours(
-    table: Float[Tensor, "b n n"], pairs: Pairs, nearest: int, valid: ValidTokens
+    table: Float[Tensor, "b n n"], pairs: Pairs, n_neighbours: int, valid: ValidTokens
 ) -> tuple[Float[Tensor, "b pairs"], Int[Tensor, "b n k"]]:
-    """Distances of pairs, and the nearest of every token, from inner products; on a GPU no table of distances is made."""
+    """Distances of the pairs and nearest neighbours of every token, from inner products. The GPU kernel needs no distance table."""
     if (
         HAS_TRITON
         and table.is_cuda
         and table.dtype == torch.float32
         and table.shape[-1] <= MAX_ROW_TOKENS
-        and nearest <= MAX_NEAREST
+        and n_neighbours <= MAX_NEIGHBOURS
     ):
-        from rheoscope.flow.kernels import nearest as kernels  # Triton, which not every machine has
+        from rheoscope.flow.kernels import nearest as kernels  # imports Triton, which is optional
 
-        return pairs.distances_from_inner(table), kernels.nearest(table, nearest, valid, distance_rounding(table.dtype))
+        return pairs.distances_from_inner(table), kernels.nearest(
+            table, n_neighbours, valid, distance_rounding(table.dtype)
+        )
     distance = distances(table)
-    return pairs.take_from(distance), nearest_neighbours(distance, nearest, valid)
+    return pairs.take_from(distance), nearest_neighbours(distance, n_neighbours, valid)
 
 
 def erasures(trace: Trace | Traces, valid: ValidTokens) -> dict[str, Tensor]:
-    """How much of what each head and each MLP wrote is taken back by all that is written after it."""
-
+    """How much later updates remove or reinforce the update of each head and of each MLP."""
     points, sum_dtype = trace.points, at_least_float32(trace.points[:0]).dtype
     dtype = trace.view.to_model_precision(at_least_float32(points[:0])).dtype
 
@@ -209,7 +225,7 @@ def erasures(trace: Trace | Traces, valid: ValidTokens) -> dict[str, Tensor]:
 def head_products_and_squares(
     trace: Trace | Traces, later_displacements: Iterable[Float[Tensor, "*b n d"]], valid: ValidTokens
 ) -> tuple[Float[Tensor, "*b layer h"], Float[Tensor, "*b layer h"]]:
-    """Σ ⟨Δ_h, later⟩ and Σ ‖Δ_h‖² over tokens, of every head; `later` is 0 where a token does not count."""
+    """Σ ⟨Δ_h, later displacement⟩ and Σ ‖Δ_h‖² over tokens for every head. Displacements of invalid tokens are 0."""
     head_outputs = recorded_head_outputs(trace)
     if head_outputs is not None:
         length, products = lengths_and_products(trace.view, head_outputs, later_displacements)
@@ -227,9 +243,9 @@ def head_products_and_squares(
 def mantel_null_sd(
     a: Float[Tensor, "*p b 2"], b: Float[Tensor, "*#p b 2"], n: Float[Tensor, " b"]
 ) -> Float[Tensor, "*p b"]:
-    """Standard deviation of Σ_{i<j} a_ij b_π(i)π(j) over all permutations π, both tables symmetric and of sum 0, of n tokens.
+    """Standard deviation of Σ_{i<j} a_ij b_π(i)π(j) over all permutations π of n tokens, for symmetric tables with sum 0.
 
-    Squared, the sum has pairs of pairs that share two tokens, one, or none; each kind has its mean over permutations.
+    The square of the sum has terms for two pairs that share two tokens, one or none. Each kind has its own mean over permutations.
     """
     sums_by_overlap = [torch.stack([2 * x[..., 0], 4 * x[..., 1], -2 * x[..., 0] - 4 * x[..., 1]], -1) for x in (a, b)]
     counts_by_overlap = torch.stack(
@@ -239,14 +255,12 @@ def mantel_null_sd(
 
 
 def nearest_neighbours(distance: Float[Tensor, "*b n n"], k: int, valid: ValidTokens = None) -> Int[Tensor, "*b n k"]:
-    """The k nearest other tokens of each; of equally near ones the earlier."""
+    """The k nearest other tokens of each token. Ties are resolved by position."""
     other_distance = fill_invalid(distance, valid, torch.inf) + torch.diag(
         distance.new_full(distance.shape[-1:], torch.inf)
     )
     nearest = other_distance.topk(k + 1, largest=False)
-    has_tie = (
-        nearest.values[..., k] == nearest.values[..., k - 1]
-    )  # which of those at the border belong to the nearest?
+    has_tie = nearest.values[..., k] == nearest.values[..., k - 1]
     neighbours = nearest.indices[..., :k]
     neighbours[has_tie] = other_distance[has_tie].sort(dim=-1, stable=True).indices[:, :k]
     return neighbours
@@ -255,19 +269,19 @@ def nearest_neighbours(distance: Float[Tensor, "*b n n"], k: int, valid: ValidTo
 def neighbour_overlap(
     a: Int[Tensor, "p b n k"], b: Int[Tensor, "#p b n k"], valid: ValidTokens
 ) -> Float[Tensor, "p b"]:
-    """Mean share of neighbours in common."""
+    """The mean share of common neighbours."""
     shared_fraction = (a[..., :, None] == b[..., None, :]).any(-1).double().mean(-1)
     return masked_mean(shared_fraction.transpose(0, 1), valid).mT
 
 
 def _report_settings(results: Results) -> dict[str, Any]:
-    """As many neighbours as a short text has."""
-    return {"nearest": max(1, min(5, results.n_ordinary_tokens - 2))}
+    """Fewer neighbours for a short text."""
+    return {"n_neighbours": max(1, min(5, results.n_ordinary_tokens - 2))}
 
 
 GEOMETRY_KEPT = Analysis(
     name="geometry_kept",
-    question="Are tokens that were near each other still near, layer by layer?",
+    question="Are tokens that were close to each other still close, layer by layer?",
     ask=geometry_kept,
     batch=batch,
     needs="trace",
@@ -277,31 +291,31 @@ GEOMETRY_KEPT = Analysis(
     fields={
         "rsa": Field(
             ("point", "reference"),
-            "Spearman correlation of all pairwise distances at this point with those at the reference: 1 the same geometry",
+            "Spearman correlation between the pairwise distances at this point and at the reference",
             null="rsa_null",
             null_sd="rsa_null_sd",
         ),
         "rsa_null": Field(
-            ("point", "reference"), "mean of the same over all permutations of the reference's tokens: 0"
+            ("point", "reference"), "mean RSA over all permutations of the tokens of the reference, which is 0"
         ),
         "rsa_null_sd": Field(
-            ("point", "reference"), "standard deviation of the same over all permutations, exact (Mantel 1967)"
+            ("point", "reference"), "exact standard deviation of RSA over all permutations (Mantel 1967)"
         ),
         "rsa_error": Field(
             ("point", "reference"),
-            "standard error of rsa where pairs are drawn at random: (1 − r²) √((1 + r²/2)/(pairs − 3))",
+            "standard error of RSA for sampled pairs, (1 − r²) √((1 + r²/2)/(max_pairs − 3))",
         ),
         "neighbours": Field(
             ("point", "reference"),
-            "share of a token's nearest tokens at the reference that are still among its nearest",
+            "share of the nearest tokens at the reference that are still among the nearest, mean over tokens",
             null="neighbours_null",
         ),
-        "neighbours_null": Field((), "the same at random: nearest / (n − 1)"),
+        "neighbours_null": Field((), "expected share for random neighbours, n_neighbours / (n − 1)"),
         "erasure": Field(
             ("layer", "head"),
-            "Σ ⟨Δ_h, x_last − x_after⟩ / Σ ‖Δ_h‖² over tokens, in the stream as it is: −1 where all that is written later takes "
-            "back what the head wrote, 0 where it leaves it alone, positive where it writes more of the same",
+            "Σ ⟨Δ_h, x_last − x_after⟩ / Σ ‖Δ_h‖² over tokens: −1 if later updates remove the head's update, positive if they "
+            "reinforce it",
         ),
-        "erasure_mlp": Field(("layer",), "the same for what the MLP of a layer wrote"),
+        "erasure_mlp": Field(("layer",), "erasure of the update of the layer's MLP"),
     },
 )

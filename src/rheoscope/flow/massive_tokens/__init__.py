@@ -1,1 +1,1 @@
-"""The analysis `massive_tokens`: its computation, its picture and its words."""
+"""The analysis `massive_tokens`: its computation and its picture."""

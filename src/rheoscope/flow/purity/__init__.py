@@ -1,1 +1,1 @@
-"""The analysis `purity`: its computation, its picture and its words."""
+"""The analysis `purity`: its computation and its picture."""

@@ -1,4 +1,4 @@
-"""One name for the inflected forms of an English word, without a dictionary: a table of irregular forms, then Snowball's rules."""
+"""English word stems: a table of irregular forms and the Snowball stemmer."""
 
 from functools import lru_cache
 
@@ -19,17 +19,17 @@ IRREGULAR_FORMS = {
     )
     for form in forms.split()[1:]
 }  # fmt: skip
-"""What no rule about endings finds."""
+"""Irregular form → base form."""
 
 
 @lru_cache(maxsize=2**14)
 def stem(token: str) -> str:
-    """A token without case, space and inflection, so that the forms of a word have one name; no word of a dictionary itself.
+    """A token without case, space and inflection, so that all forms of a word have the same stem. The stem need not be a word.
 
-    **Formula** irregular forms by a table (`went` → `go`); then Snowball's English stemmer, which takes away plurals, `'s`, `-ed`,
-    `-ing` and the endings of words made of others (`-ness`, `-ation`).
+    **Formula** A table maps irregular forms (`went` → `go`). Snowball's English stemmer then removes plurals, `'s`, `-ed`, `-ing` and
+    suffixes such as `-ness` and `-ation`.
 
-    **Limits** English; forms that are two words' (`saw`, `left`) are taken for the verb; pieces of words are stemmed as words.
+    The stemmer handles English only. Ambiguous forms (`saw`, `left`) count as the verb. Parts of words are stemmed like words.
 
     **Source** Porter 2001, Snowball (the package snowballstemmer).
 
@@ -39,6 +39,5 @@ def stem(token: str) -> str:
     from snowballstemmer.english_stemmer import EnglishStemmer
 
     normalised = token.strip().casefold()
-    return EnglishStemmer().stemWord(
-        IRREGULAR_FORMS.get(normalised, normalised)
-    )  # it keeps the word it is at: one for every call
+    stemmer = EnglishStemmer()  # it has mutable state, so every call needs its own
+    return stemmer.stemWord(IRREGULAR_FORMS.get(normalised, normalised))

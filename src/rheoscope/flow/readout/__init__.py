@@ -1,1 +1,1 @@
-"""The analysis `readout`: its computation, its picture and its words."""
+"""The analysis `readout`: its computation, its picture and its messages."""

@@ -1,4 +1,4 @@
-"""What would the model say if it stopped here? Every step of a token through the final norm and the unembedding."""
+"""The logit lens and direct logit attribution: what every step of a token predicts, and which component writes it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -8,6 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import block_numel, cache_block_numel
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import components, resolve_positions
@@ -30,50 +32,50 @@ def readout(
     token: TokenIndex = -1,
     target: TokenId | None = None,
     top: Top = 5,
-    before: Annotated[int, Bounds(0, 1_000)] = 7,
+    tokens_before: Annotated[int, Bounds(0, 1_000)] = 7,
     draws: Draws = 200,
     seed: Seed = 0,
 ) -> "xarray.Dataset":
-    """The logit lens: what each step of a token predicts.
+    """The logit lens: what each step of a token predicts, and which components write the final logit.
 
-    **Answers** "where in the network does the prediction form, and what did it look like before? Does the model predict this
-    text at all?"
+    **Question** Where in the network does the prediction form, which components write it, and does the model predict this text?
 
-    **Formula** p_step = softmax(final_norm(x_step) W_U + b), with the model's own final norm and logit cap, in float32.
-    The target is the token that the last step finds likeliest, or `target` (a token id).
+    **Formula** p_step = softmax(final_norm(x_step) W_U + b), with the model's own final norm and logit cap, in float32. The
+    target is the most likely token at the last step, unless `target` gives another one.
 
-    Direct logit attribution: logit − mean = Σ_c (c C) D_g (W_U[target] − mean W_U) · scale, over all components c of the
-    last point (`rheoscope.space.components`), the scale of the final norm as the model has it, biases as components.
+    Direct logit attribution: logit − mean = Σ_c (c C) D_g (W_U[target] − mean W_U) · scale. The sum runs over all components c of
+    the last point (`rheoscope.space.components`), including biases. The scale of the final norm is fixed.
 
-    Earlier places say how well the text is predicted: log p of the token that really comes next, beside the same places with
-    what lies between the first and this token in another order, so that every place is asked for another token of the text.
+    To measure how well the text is predicted, up to 64 earlier tokens report log p of the token that comes next. The null
+    permutes the tokens between the first one and this one, so that every position predicts another token of the text.
 
-    **Gives** (point): `probability`, `rank` (1 is best), `entropy` and `kl` to the last step (nats); (point, k):
-    `top_tokens` (ids), `top_probabilities`; (component): `attribution` of `embed`, `L3.H1`, `L3.mlp`, `L3.bias`, …;
-    `logit`, its sum; (elsewhere), at most 64 earlier tokens: `log_probability_next` with its null, and `largest_elsewhere`, the log
-    probability of what each finds likeliest, which the target's own can be compared with; (draw): `log_probability_next_null_draws`,
-    the mean over these places in each draw; (end, token): `likeliest` (ids) and `likeliest_probability` of the token and at
-    most `before` tokens before it, at the end of every layer. A model that reads what comes next (an encoder) has no
+    **Returns** (point): `probability`, `rank` (1 is best), `entropy`, and `kl` from the last step (nats). (point, k): `top_tokens`
+    (ids), `top_probabilities`. (component): `attribution` of `embed`, `L3.H1`, `L3.mlp`, `L3.bias`, …; `logit` is its sum.
+    (earlier_token): `log_probability_next` with its null, and `predicted_log_probability`, the largest log probability, for
+    comparison with the target's. (draw): `log_probability_next_null_draws`, means over these tokens. (end, token):
+    `predicted_token` (ids) and `predicted_probability` at the end of every layer. A bidirectional model (an encoder) has no
     `log_probability_next`.
 
-    **Laws** the last step predicts what the model predicts; kl is 0 there and never negative; the attribution sums to the
-    logit; all unchanged by a turn of the axes of E that the model follows.
+    **Settings** `target` is a token id. `top` is the number of listed tokens. `tokens_before` is the number of tokens before
+    `token` whose predictions are listed.
 
-    **Source** the logit lens (nostalgebraist, 2020). Early layers speak another dialect than the unembedding reads: a low
-    probability there says that the prediction is not yet written in it, not that nothing is known.
+    **Laws** The last step predicts what the model predicts. `kl` is 0 there and never negative. The attribution sums to the
+    logit. Rotating E together with the model changes nothing.
+
+    **Source** the logit lens (nostalgebraist, 2020). Early layers need not use the directions that the unembedding reads. A low
+    probability there means that the prediction is not yet readable, not that the layer has no information.
 
     >>> import rheoscope as rs
-    >>> model = rs.load()
-    >>> lens = rs.readout(model.trace("The keys to the cabinet are"))
+    >>> lens = rs.readout(rs.load().trace("The keys to the cabinet are"))
     >>> float(lens.kl[-1]), int(lens["rank"][-1])
     (0.0, 1)
     """
     token = resolve_positions([token], len(trace))[0]
     log_probs = next_token_logprobs(trace.view, trace.points[:, token])
     target = int(log_probs[-1].argmax()) if target is None else target
-    _check_settings(target, log_probs.shape[-1], before)
+    _check_settings(target, log_probs.shape[-1], tokens_before)
     contributions, earlier_positions = attribution(trace, token, target), sample_earlier_positions(token)
-    end_points, shown_positions = layer_ends(trace.steps), list(range(max(0, token - before), token + 1))
+    end_points, shown_positions = layer_ends(trace.steps), list(range(max(0, token - tokens_before), token + 1))
     values = kernel(log_probs, torch.tensor(target, device=log_probs.device), top) | likeliest_tokens(
         trace, end_points, shown_positions
     )
@@ -83,7 +85,7 @@ def readout(
     coords: dict[str, Any] = {
         "point": [str(step) for step in trace.steps],
         "component": list(contributions),
-        "elsewhere": earlier_positions,
+        "earlier_token": earlier_positions,
         "token": shown_positions,
         "token_text": ("token", [trace.tokens[position] for position in shown_positions]),
         "end": [str(trace.steps[point_index]) for point_index in end_points],
@@ -98,26 +100,26 @@ def batch(
     token: int = -1,
     target: int | None = None,
     top: int = 5,
-    before: int = 7,
+    tokens_before: int = 7,
 ) -> dict[str, Tensor]:
-    """What a token of every text predicts at every step, and what those before it find likeliest: no draws, and who wrote it not."""
+    """The predictions of one token of every text at every step and of the tokens before it; no attribution and no null."""
     resolve_positions([token], traces.min_length)
     device = traces.points.device
     positions = torch.tensor([len(token_texts) + token if token < 0 else token for token_texts in traces.tokens])
     selection = torch.arange(len(positions), device=device), slice(None), positions.to(device, non_blocking=True)
     log_probs = next_token_logprobs(traces.view, traces.points[selection])
-    _check_settings(0 if target is None else target, log_probs.shape[-1], before)
+    _check_settings(0 if target is None else target, log_probs.shape[-1], tokens_before)
     targets = log_probs[:, -1].argmax(-1) if target is None else torch.full_like(selection[2], target)
-    return kernel(log_probs, targets, top) | likeliest_tokens_batch(traces, positions, before)
+    return kernel(log_probs, targets, top) | likeliest_tokens_batch(traces, positions, tokens_before)
 
 
-def likeliest_tokens_batch(traces: Traces, positions: Int[Tensor, " b"], before: int) -> dict[str, Tensor]:
-    """What each of several places of every text finds likeliest at the end of every layer; −1 and NaN elsewhere.
+def likeliest_tokens_batch(traces: Traces, positions: Int[Tensor, " b"], tokens_before: int) -> dict[str, Tensor]:
+    """The most likely next token of several positions of every text at the end of every layer; −1 and NaN at other positions.
 
-    Places are chosen where texts are counted, on the CPU, so that nobody waits for the device.
+    The positions are computed on the CPU, so that Python does not wait for the device.
     """
     end_points, n, device = layer_ends(traces.steps), traces.points.shape[-2], traces.points.device
-    shown_positions = positions[:, None] - torch.arange(min(before + 1, n)).flip(0)
+    shown_positions = positions[:, None] - torch.arange(min(tokens_before + 1, n)).flip(0)
     rows = torch.arange(len(positions))[:, None].expand_as(shown_positions)
     text_and_position = torch.stack([rows[shown_positions >= 0], shown_positions[shown_positions >= 0]]).to(
         device, non_blocking=True
@@ -138,11 +140,11 @@ def likeliest_tokens_batch(traces: Traces, positions: Int[Tensor, " b"], before:
             traces.view, traces.points[text_and_position[0], end_chunk, text_and_position[1]].flatten(0, 1)
         )
         token_ids[target_index], probabilities[target_index] = (x.unflatten(0, (len(end_chunk), -1)) for x in best)
-    return {"likeliest": token_ids, "likeliest_probability": probabilities}
+    return {"predicted_token": token_ids, "predicted_probability": probabilities}
 
 
 def kernel(log_probs: Float[Tensor, "*b p vocabulary"], target: Int[Tensor, "*b"], top: int) -> dict[str, Tensor]:
-    """What every point says of a target, from its log probabilities of all tokens."""
+    """Probability and rank of the target, entropy, KL and top tokens of every point, from its log probabilities."""
     top_log_probs, final_log_probs = log_probs.topk(min(top, log_probs.shape[-1])), log_probs[..., -1:, :]
     target_log_prob = log_probs.gather(-1, target[..., None, None].expand(*log_probs.shape[:-1], 1))
     points_per_chunk = max(1, cache_block_numel(log_probs.device) // (log_probs.numel() // log_probs.shape[-2]))
@@ -164,19 +166,19 @@ def kernel(log_probs: Float[Tensor, "*b p vocabulary"], target: Int[Tensor, "*b"
 
 
 def layer_ends(steps: Sequence[Step]) -> list[int]:
-    """The embedding, and the end of every layer."""
+    """The indices of the embedding and of the end of every layer."""
     return [index for index, step in enumerate(steps) if index == 0 or step.is_end_of_layer]
 
 
 def likeliest_tokens(trace: Trace, end_points: list[int], positions: list[int]) -> dict[str, Tensor]:
-    """What each of several places finds likeliest at the end of every layer; no table of all predictions exists."""
+    """The most likely next token of several positions at the end of every layer, computed in chunks to limit memory."""
     best = _likeliest(trace.view, trace.points[torch.tensor(end_points)[:, None], positions].flatten(0, 1))
     shape = (len(end_points), len(positions))
-    return {"likeliest": best.indices.reshape(shape), "likeliest_probability": best.values.reshape(shape)}
+    return {"predicted_token": best.indices.reshape(shape), "predicted_probability": best.values.reshape(shape)}
 
 
 class LikeliestTokens(NamedTuple):
-    """Ids of the likeliest tokens, and their probabilities."""
+    """The ids of the most likely tokens, and their probabilities."""
 
     indices: Int[Tensor, " p"]
     values: Float[Tensor, " p"]
@@ -189,11 +191,19 @@ def _likeliest(view: View, points: Float[Tensor, "p d"]) -> LikeliestTokens:
     )
 
 
-def _check_settings(target: int, vocabulary: int, before: int) -> None:
+def _check_settings(target: int, vocabulary: int, tokens_before: int) -> None:
     if not 0 <= target < vocabulary:
-        raise RheoscopeError(f"the target is a token id from 0 to {vocabulary - 1}, got {target}")
-    if before < 0:
-        raise RheoscopeError(f"so many tokens before it are 0 or more, got before={before}; type before=7")
+        raise RheoscopeError(
+            Message(
+                "target must be a token id between 0 and {last}, got {received}", last=vocabulary - 1, received=target
+            ),
+            use(target=0),
+        )
+    if tokens_before < 0:
+        raise RheoscopeError(
+            Message("tokens_before must be at least {low}, got {received}", low=0, received=tokens_before),
+            use(tokens_before=7),
+        )
 
 
 def _points_per_chunk(view: View) -> int:
@@ -202,7 +212,7 @@ def _points_per_chunk(view: View) -> int:
 
 
 def sample_earlier_positions(token: int, max_positions: int = 64) -> list[int]:
-    """Earlier tokens, evenly over the text.
+    """Evenly spaced earlier positions.
 
     >>> sample_earlier_positions(3), sample_earlier_positions(9, 3)
     ([0, 1, 2], [0, 3, 6])
@@ -215,12 +225,12 @@ def sample_earlier_positions(token: int, max_positions: int = 64) -> list[int]:
 
 
 def earlier_predictions(trace: Trace, token: int, positions: list[int], draws: int, seed: int) -> dict[str, Tensor]:
-    """What earlier places find likeliest, and how likely they find what comes next, beside the text in other orders."""
+    """Log probabilities of the most likely and of the actual next token at earlier positions, with the permutation null."""
     log_probs, position_index = (
         next_token_logprobs(trace.view, trace.points[-1, positions]),
         torch.tensor(positions, dtype=torch.long),
     )
-    values = {"largest_elsewhere": log_probs.amax(-1)}
+    values = {"predicted_log_probability": log_probs.amax(-1)}
     if trace.view.is_bidirectional:
         return values
     next_positions = torch.cat([position_index[None] + 1, random_successors(token + 1, draws, seed)[:, position_index]])
@@ -237,7 +247,7 @@ def earlier_predictions(trace: Trace, token: int, positions: list[int], draws: i
 
 
 def attribution(trace: Trace, token: int, target: int) -> dict[str, Float[Tensor, ""]]:
-    """The target's logit, less the mean of all logits and before a cap, as a sum over all that wrote it."""
+    """The target's logit, minus the mean logit and before a cap, as a sum over components."""
     view = trace.view
     assert view.unembed is not None
     residual_parts, norm = components(trace, tokens=[token]), view.final_norm
@@ -255,47 +265,56 @@ def attribution(trace: Trace, token: int, target: int) -> dict[str, Float[Tensor
 
 READOUT = Analysis(
     name="readout",
-    question="Where does the prediction form, and who writes it? (the logit lens and direct logit attribution)",
+    question="Where does the prediction form, and which components write it? (logit lens, direct logit attribution)",
     ask=readout,
     batch=batch,
     needs="trace",
     fields={
-        "probability": Field(("point",), "probability of the target, read off this step"),
-        "rank": Field(("point",), "how many tokens are likelier than the target at this step, plus 1"),
-        "entropy": Field(("point",), "entropy of what this step predicts", unit="nats"),
+        "probability": Field(("point",), "probability of the target at this step"),
+        "rank": Field(("point",), "rank of the target at this step, 1 for the most likely token"),
+        "entropy": Field(("point",), "entropy of the prediction at this step", unit="nats"),
         "kl": Field(
-            ("point",), "KL divergence from what the last step predicts to what this step predicts", unit="nats"
+            ("point",), "KL divergence of the prediction at this step from the prediction at the last step", unit="nats"
         ),
-        "top_tokens": Field(("point", "k"), "ids of the likeliest tokens at this step", is_categorical=True),
-        "top_probabilities": Field(("point", "k"), "probabilities of the likeliest tokens at this step, falling"),
-        "largest_elsewhere": Field(
-            ("elsewhere",), "log probability of what an earlier place finds likeliest, at its last step", unit="nats"
+        "top_tokens": Field(("point", "k"), "ids of the most likely tokens at this step", is_categorical=True),
+        "top_probabilities": Field(
+            ("point", "k"), "probabilities of the most likely tokens at this step, in decreasing order"
+        ),
+        "predicted_log_probability": Field(
+            ("earlier_token",),
+            "log probability of the most likely next token at an earlier token, last step",
+            unit="nats",
         ),
         "log_probability_next": Field(
-            ("elsewhere",),
-            "log probability, at the last step of an earlier place, of the token that really comes next",
+            ("earlier_token",),
+            "log probability of the actual next token at an earlier token, last step",
             unit="nats",
             null="log_probability_next_null",
             null_sd="log_probability_next_null_sd",
         ),
         "log_probability_next_null": Field(
-            ("elsewhere",),
-            "the same of other tokens of the text: all between the first and this one in another order, mean over draws",
+            ("earlier_token",),
+            "mean log probability of the next token after permuting the tokens between the first one and this one",
             unit="nats",
         ),
-        "log_probability_next_null_sd": Field(("elsewhere",), "standard deviation of that over the draws", unit="nats"),
-        "log_probability_next_null_draws": Field(("draw",), "its mean over the places in each draw", unit="nats"),
-        "likeliest": Field(
+        "log_probability_next_null_sd": Field(
+            ("earlier_token",), "standard deviation of this log probability over the draws", unit="nats"
+        ),
+        "log_probability_next_null_draws": Field(
+            ("draw",),
+            "mean log probability of the next token over the earlier tokens, per draw of the null",
+            unit="nats",
+        ),
+        "predicted_token": Field(
             ("end", "token"),
-            "id of the token that each of the last places finds likeliest to come next, after the embedding and after every layer",
+            "id of the most likely next token at each of the last positions, after the embedding and after every layer",
             is_categorical=True,
         ),
-        "likeliest_probability": Field(("end", "token"), "its probability"),
+        "predicted_probability": Field(("end", "token"), "probability of the most likely next token"),
         "attribution": Field(
             ("component",),
-            "what a component writes into the target's logit: its part of x̂ (scale of the final norm frozen) on the "
-            "target's column of W_U less the mean of all columns",
+            "contribution of the component to the target's logit minus the mean logit, with the scale of the final norm fixed",
         ),
-        "logit": Field((), "the target's logit less the mean of all logits, before a cap: the sum of the attribution"),
+        "logit": Field((), "logit of the target minus the mean logit, before a cap; the sum of the attribution"),
     },
 )

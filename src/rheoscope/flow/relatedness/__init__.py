@@ -1,1 +1,1 @@
-"""The analysis `relatedness`: its computation, its picture and its words."""
+"""The analysis `relatedness`."""

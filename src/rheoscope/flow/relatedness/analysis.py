@@ -1,4 +1,4 @@
-"""Do related words lie near each other? Words of one group against words of two, given frequency, length and spelling."""
+"""Word relatedness: whether words of one group are close, controlling for frequency, length and spelling."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from rheoscope.flow.occurrences import occurrences
 from rheoscope.flow.word_lists import read_tsv_rows
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field, with_interval
 from rheoscope.space.model import Model, Text
@@ -25,85 +27,87 @@ if TYPE_CHECKING:
     import xarray
 
 Groups = Mapping[str, Sequence[Text]]
-"""Group → its words."""
+"""Group → words."""
 DEFAULT_WORDS_FILE = Path(__file__).with_name("relatedness.tsv")
-"""20 groups of 6 words, and how often each word stands in the first 10⁸ bytes of the English Wikipedia of 2006 (enwik8)."""
+"""20 groups of 6 words, with the count of each word in the first 10⁸ bytes of the English Wikipedia of 2006 (enwik8)."""
 CARRIERS = (
     "In the middle of the page stood the word",
     "When he woke up, the first thing he said was",
     "The answer to the riddle turned out to be",
     "On a small piece of paper she had written",
 )
-"""Beginnings that fit a word of any kind, so that nothing but the word differs."""
+"""Sentence beginnings that fit any word, so that only the word differs."""
+EXAMPLE = Advice("word_list={'animals': ['dog', 'cat'], 'tools': ['axe', 'saw']}")
 
 
 def relatedness(
     model: Model,
-    words: Groups | str | None = None,
-    carriers: Sequence[Text] = CARRIERS,
+    word_list: Groups | str | None = None,
+    carrier_sentences: Sequence[Text] = CARRIERS,
     space: SpaceName = "sphere",
     draws: Draws = 1000,
     seed: Seed = 0,
     control: Model | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
-    """Do distances between words order by what the words mean?
+    """Do distances between words reflect their meaning?
 
-    **Answers** "is *hammer* nearer to *axe* than to *butter*, and after which layer most?"
+    **Question** Is *hammer* closer to *axe* than to *butter*, and after which layer most?
 
-    **Formula** each word stands at the end of each carrier; its point is that of its last token. The distance of two words is the mean
-    over carriers of the distance of their directions around the mean of all words there (`space="sphere"`), or of their points (`raw`,
-    `normed`). Nearness of all pairs, in ranks, less what follows linearly from the ranks of |Δ log frequency|, |Δ letters|, |Δ tokens| and
-    of one capital among the two, is then compared with "same group": `correlation`, and `nearer`, the share of comparisons in
-    which a word is nearer to one of its group than to another word.
+    **Formula** Each word ends each carrier sentence, and its point is that of its last token. The distance of two words is the mean
+    over carriers of the distance between their directions around the mean of all words (`space="sphere"`) or between their points
+    (`raw`, `normed`). The ranks of the closeness of all pairs are regressed on the ranks of |Δ log frequency|, |Δ letters|,
+    |Δ tokens| and |Δ capital|. The residual is compared with "same group".
 
-    **Shapes** `words`: {group: [word, …]}, or the path of a file with the columns group, word and (if frequency shall count) count
-    between tabs. Words and carriers may be lists of token ids. Without it the set that comes with the package: 20 groups of 6 words.
+    The null permutes the words among the groups, `draws` times. The first point is the embedding, before any layer.
 
-    **Null** the groups dealt out anew among the words, `draws` times. **Control** `control=rs.load(…, untrained=True)`. The first
-    point is the embedding: what lies there already, no layer has made.
+    **Returns** (point): `correlation` with its null, `p_value`, `same_group_nearer` with its interval over groups. With a control also
+    `correlation_untrained` and `same_group_nearer_untrained`. (point, group): `same_group_nearer_by_group`.
 
-    **Gives** (point): `correlation` with its null, `p_value`, `nearer` with its interval over groups, with a control
-    `correlation_untrained`, `nearer_untrained`; (point, group): `group_nearer`.
+    **Settings** `word_list` is {group: [word, …]}, or the path of a tab-separated file with the columns group, word and optionally
+    count. The default is the list of the package, 20 groups of 6 words. `carrier_sentences` are beginnings of sentences. Words and
+    carrier sentences may be lists of token ids. `control` is an untrained model, `rs.load(…, untrained=True)`.
 
-    **Laws** `nearer` is 1 where all words of a group lie at one point, 1/2 where nearness knows nothing of groups; the order of words
-    and the names of groups change nothing.
+    **Laws** `same_group_nearer` is 1 if all words of a group are at one point, and 1/2 if closeness does not depend on the group. The
+    order of the words and the names of the groups do not matter.
 
-    **Siblings** `senses` asks the same of one word that means two things.
+    **See also** `senses` compares the senses of one word.
 
     >>> import rheoscope as rs
-    >>> found = rs.relatedness(rs.load(), {"animals": ["dog", "cat", "horse"], "numbers": ["three", "four", "five"]}, draws=20)
-    >>> found.nearer.dims, bool(found.nearer.max() <= 1)
+    >>> groups = {"animals": ["dog", "cat", "horse"], "numbers": ["three", "four", "five"]}
+    >>> result = rs.relatedness(rs.load(), groups, draws=20)
+    >>> result.same_group_nearer.dims, bool(result.same_group_nearer.max() <= 1)
     (('point',), True)
     """
-    word_list = _check_word_list(_read_word_list(DEFAULT_WORDS_FILE if words is None else words), carriers)
-    word_distances = _word_distances(model, word_list, carriers, space, progress)
+    words = _check_word_list(_read_word_list(DEFAULT_WORDS_FILE if word_list is None else word_list), carrier_sentences)
+    word_distances = _word_distances(model, words, carrier_sentences, space, progress)
     values = kernel(
         word_distances.mean_distances,
-        word_list.group_index,
-        word_list.confounders(word_distances.token_counts),
+        words.group_index,
+        words.confounders(word_distances.token_counts),
         draws,
         seed,
     )
-    low, high = bootstrap_interval(
-        values["group_nearer"], [1] * len(word_list.group_names), torch.Generator().manual_seed(seed)
-    )
-    values |= {"nearer_low": low, "nearer_high": high}
-    confounder_names = "frequency, letters, tokens, capital" if word_list.has_counts else "letters, tokens, capital"
-    settings = {"space": space, "draws": draws, "seed": seed, "given": confounder_names, "carriers": len(carriers)}
+    by_group, generator = values["same_group_nearer_by_group"], torch.Generator().manual_seed(seed)
+    low, high = bootstrap_interval(by_group, [1] * len(words.group_names), generator)
+    values |= {"same_group_nearer_low": low, "same_group_nearer_high": high}
+    confounders = "frequency, letters, tokens, capital" if words.has_counts else "letters, tokens, capital"
+    settings = {"space": space, "draws": draws, "seed": seed, "confounders": confounders}
+    settings |= {"carrier_sentences": len(carrier_sentences)}
     if control is not None:
-        values |= _control_values(word_distances, _word_distances(control, word_list, carriers, space, None), word_list)
+        control_distances = _word_distances(control, words, carrier_sentences, space, None)
+        values |= _control_values(word_distances, control_distances, words)
         settings |= {"control": f"{control.view.facts['model']}, weights {control.view.facts['weights']}"}
-    coords = {"point": list(word_distances.steps), "group": list(word_list.group_names)}
+    coords = {"point": list(word_distances.steps), "group": list(words.group_names)}
     return RELATEDNESS.label(values, coords, settings | {name: str(fact) for name, fact in model.view.facts.items()})
 
 
-# Which words
+# Words
 
 
 @dataclass(frozen=True, eq=False)
 class WordList:
-    """Words with the number of their group, and what is known of them without a model."""
+    """Words with their group numbers and, if known, their counts in a corpus."""
 
     words: list[Text]
     group_index: Int[Tensor, " n"]
@@ -115,7 +119,7 @@ class WordList:
         return bool(self.counts)
 
     def confounders(self, token_counts: Sequence[int]) -> Float[Tensor, "c n"]:
-        """What nearness could follow from besides meaning, of every word."""
+        """Properties of every word other than its meaning that could explain closeness."""
         strings = [word if isinstance(word, str) else "" for word in self.words]
         rows: list[Sequence[float]] = [
             [len(string) for string in strings],
@@ -144,26 +148,36 @@ def _read_word_list(words: Groups | str | Path) -> WordList:
 
 def _parse_count(cell: str) -> int:
     if not cell.isdigit():
-        raise RheoscopeError(f"a count is a whole number, got {cell!r}; type how often the word stands in some text")
+        raise RheoscopeError(
+            Message("the column count must contain non-negative integers, got {received!r}", received=cell)
+        )
     return int(cell)
 
 
 def _check_word_list(word_list: WordList, carriers: Sequence[Text]) -> WordList:
     sizes = torch.bincount(word_list.group_index, minlength=1).tolist()
-    if len(word_list.group_names) < 2 or min(sizes) < 2 or not len(carriers):
+    if len(word_list.group_names) < 2 or min(sizes) < 2:
         raise RheoscopeError(
-            f"there are two groups or more of two words or more, and a carrier, got groups of {sizes} words and {len(carriers)} "
-            "carriers; type {'animals': ['dog', 'cat'], 'tools': ['axe', 'saw']}"
+            Message(
+                "word_list must have at least 2 groups of at least 2 words, got groups of {sizes} words",
+                sizes=str(sizes),
+            ),
+            EXAMPLE,
+        )
+    if not len(carriers):
+        raise RheoscopeError(
+            Message("carrier_sentences must contain at least one sentence, got none"),
+            Advice("carrier_sentences=['The answer is']"),
         )
     return word_list
 
 
-# What the model makes of them
+# Distances
 
 
 @dataclass(frozen=True, eq=False)
 class WordDistances:
-    """Mean distances of all pairs of words at every point, and how many tokens each word has."""
+    """Mean distances of all pairs of words at every point, and the number of tokens of each word."""
 
     mean_distances: Float[Tensor, "p pairs"]
     token_counts: list[int]
@@ -197,7 +211,12 @@ def _join_carrier(carrier: Text, target_word: Text) -> Text:
         return f"{carrier} {target_word}"
     if isinstance(carrier, str) or isinstance(target_word, str):
         raise RheoscopeError(
-            f"words and carriers are both strings or both ids, got {carrier!r} and {target_word!r}; type carriers=[[1, 2], …] for ids"
+            Message(
+                "words and carrier sentences must both be strings or both be token ids, got {word} and {carrier}",
+                word=repr(target_word),
+                carrier=repr(carrier),
+            ),
+            Advice("carrier_sentences=[[1, 2], …]"),
         )
     return [*map(int, carrier), *map(int, target_word)]
 
@@ -209,7 +228,7 @@ def kernel(
     draws: int,
     seed: int,
 ) -> dict[str, Tensor]:
-    """Nearness of all pairs, less what is given, against the groups, and against groups dealt out anew."""
+    """Partial correlation of closeness with the groups, its permutation null, and the share of closer same-group pairs."""
     nearness, basis = residual_ranks(-pair_distances, confounders)
     orders = torch.cat([torch.arange(len(group_index))[None], random_permutations(len(group_index), draws, seed)])
     correlations = partial_correlation(nearness, basis, same_group_indicator(group_index[orders]))
@@ -219,9 +238,9 @@ def kernel(
     observed, null = correlations[0], correlations[1:]
     values = {
         "correlation": observed,
-        "nearer": by_group.mean(-1),
-        "nearer_null": torch.full_like(observed, 0.5),
-        "group_nearer": by_group,
+        "same_group_nearer": by_group.mean(-1),
+        "same_group_nearer_null": torch.full_like(observed, 0.5),
+        "same_group_nearer_by_group": by_group,
     }
     if not draws:
         return values
@@ -237,19 +256,20 @@ def kernel(
 def residual_ranks(
     x: Float[Tensor, "p pairs"], confounders: Float[Tensor, "c n"]
 ) -> tuple[Float[Tensor, "p pairs"], Float[Tensor, "pairs r"]]:
-    """Ranks less what follows linearly from the ranks of how much words differ in what is given, and a basis of the latter."""
+    """Ranks after regression on the ranks of the confounder differences, and an orthonormal basis of the latter."""
     confounder_ranks = unit_ranks(upper_triangle((confounders[:, :, None] - confounders[:, None, :]).abs()))
     U, singular_values, _ = torch.linalg.svd(confounder_ranks.mT, full_matrices=False)
     basis = U[:, singular_values > 1e-9]
     ranks = unit_ranks(x)
     residual = ranks - ranks @ basis @ basis.mT
-    return torch.where(
+    residual = torch.where(
         residual.norm(dim=-1, keepdim=True) > 1e-9, residual, 0
-    ), basis  # what is left of nothing is rounding
+    )  # a smaller residual is rounding error
+    return residual, basis
 
 
 def same_group_indicator(group_index: Int[Tensor, "draw n"]) -> Float[Tensor, "draw pairs"]:
-    """1 for pairs of one group, less the mean."""
+    """1 for pairs of the same group, minus the mean."""
     same = upper_triangle((group_index[:, :, None] == group_index[:, None, :]).double())
     return same - same.mean(-1, keepdim=True)
 
@@ -257,13 +277,13 @@ def same_group_indicator(group_index: Int[Tensor, "draw n"]) -> Float[Tensor, "d
 def partial_correlation(
     nearness: Float[Tensor, "p pairs"], basis: Float[Tensor, "pairs r"], group_indicator: Float[Tensor, "draw pairs"]
 ) -> Float[Tensor, "draw p"]:
-    """Correlation of both, each less what is given; `near` is so already, hence no product is moved by the other's part."""
+    """Correlation of the residuals. `nearness` is a residual already, so only the norm of the indicator needs correction."""
     residual_norm = (group_indicator.square().sum(-1) - (group_indicator @ basis).square().sum(-1)).clamp(min=0).sqrt()
     return safe_divide(group_indicator @ nearness.mT, residual_norm[:, None] * nearness.norm(dim=-1))
 
 
 def nearer_fraction(nearness: Float[Tensor, "p pairs"], in_group: Bool[Tensor, " n"]) -> Float[Tensor, " p"]:
-    """How often a pair of the group is nearer than a pair of one of its words with another word; equally near ones count half."""
+    """The share of comparisons in which a pair within the group is closer than a pair with one word in it; ties count half."""
     i, j = torch.triu_indices(len(in_group), len(in_group), 1)
     within, across = nearness[:, in_group[i] & in_group[j], None], nearness[:, None, in_group[i] ^ in_group[j]]
     tied = (within - across).abs() <= 1e-12
@@ -273,46 +293,48 @@ def nearer_fraction(nearness: Float[Tensor, "p pairs"], in_group: Bool[Tensor, "
 def _control_values(word_distances: WordDistances, control: WordDistances, word_list: WordList) -> dict[str, Tensor]:
     if control.steps != word_distances.steps:
         raise RheoscopeError(
-            f"a control has the layers of the model, got {len(control.steps) - 1} for {len(word_distances.steps) - 1}; "
-            "type control=rs.load(…, untrained=True)"
+            Message(
+                "the control must have {expected} layers like the model, got {received}",
+                expected=len(word_distances.steps) - 1,
+                received=len(control.steps) - 1,
+            ),
+            Advice("control=rs.load(…, untrained=True)"),
         )
     values = kernel(control.mean_distances, word_list.group_index, word_list.confounders(control.token_counts), 0, 0)
-    return {f"{name}_untrained": values[name] for name in ("correlation", "nearer")}
+    return {f"{name}_untrained": values[name] for name in ("correlation", "same_group_nearer")}
 
 
 RELATEDNESS = Analysis(
     name="relatedness",
-    question="Do words of one kind lie nearer to each other than to other words, layer by layer?",
+    question="Are words of one group closer to each other than to other words, layer by layer?",
     ask=relatedness,
     needs="model",
     fields={
         "correlation": Field(
             ("point",),
-            "rank correlation of the nearness of two words with being of one group, given frequency, length and capitals",
+            "partial rank correlation between closeness of two words and being in the same group, given the confounders",
             null="correlation_null",
             null_sd="correlation_null_sd",
         ),
-        "correlation_null": Field(("point",), "mean of the same with the groups dealt out anew among the words"),
-        "correlation_null_sd": Field(("point",), "standard deviation of the same"),
-        "p_value": Field(
-            ("point",), "how often groups dealt out anew give a correlation as far from chance, two-sided"
-        ),
+        "correlation_null": Field(("point",), "mean correlation after permuting the words among the groups"),
+        "correlation_null_sd": Field(("point",), "standard deviation of the correlation over the permutations"),
+        "p_value": Field(("point",), "two-sided p-value of the correlation against permuted groups"),
     }
     | with_interval(
-        "nearer",
+        "same_group_nearer",
         Field(
             ("point",),
-            "mean over groups of group_nearer: 1 where a word is always nearer to its own group, 1/2 at chance",
-            null="nearer_null",
+            "mean over groups of same_group_nearer_by_group: 1 if a word is always closer to its own group, 1/2 at chance",
+            null="same_group_nearer_null",
         ),
     )
     | {
-        "nearer_null": Field(("point",), "the same at chance: 1/2"),
+        "same_group_nearer_null": Field(("point",), "expected share if closeness does not depend on the group, 1/2"),
         "correlation_untrained": Field(("point",), "correlation in the untrained control"),
-        "nearer_untrained": Field(("point",), "nearer in the untrained control"),
-        "group_nearer": Field(
+        "same_group_nearer_untrained": Field(("point",), "same_group_nearer in the untrained control"),
+        "same_group_nearer_by_group": Field(
             ("point", "group"),
-            "how often two words of the group are nearer than one of them and a word of another, given the same",
+            "share of comparisons in which two words of the group are closer than one of them and a word of another group",
         ),
     },
 )

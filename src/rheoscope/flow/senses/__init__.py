@@ -1,1 +1,1 @@
-"""The analysis `senses`: its computation, its picture and its words."""
+"""The analysis `senses`."""

@@ -1,9 +1,8 @@
-"""Does a model tell the senses of a word apart? Occurrences of one sense against those of two, layer by layer."""
+"""Word senses: whether occurrences of a word are separated by meaning, layer by layer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,8 @@ from torch import Tensor
 
 from rheoscope.flow.occurrences import Occurrences, distances_between, occurrences
 from rheoscope.flow.word_lists import read_tsv_rows
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field, with_interval
 from rheoscope.space.model import Model, Text
@@ -25,69 +26,71 @@ if TYPE_CHECKING:
     import xarray
 
 SenseSentences = Mapping[str, Mapping[str, Sequence[Text]]]
-"""Word → its two senses → sentences in which it stands."""
+"""Word → sense → sentences that contain the word."""
 DEFAULT_WORDS_FILE = Path(__file__).with_name("senses.tsv")
-"""40 words with two senses, four sentences each, written for this analysis."""
+"""40 words with two senses and four sentences per sense, written for this analysis."""
+EXAMPLE = Advice("word_list={'bank': {'money': ['…', '…'], 'river': ['…', '…']}}")
 MAX_SENTENCES = 16
-"""Sentences of a word: every way to split them is counted."""
+"""The largest number of sentences per word, because all splits are enumerated."""
 
 
 def senses(
     model: Model,
-    words: SenseSentences | str | None = None,
+    word_list: SenseSentences | str | None = None,
     space: SpaceName = "sphere",
     draws: Draws = 2000,
     seed: Seed = 0,
     control: Model | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
-    """Do occurrences of a word lie apart by what the word means there?
+    """Are occurrences of a word separated by what the word means?
 
-    **Answers** "the *bank* of a river and the *bank* with the money are one token: after which layer are they two things?"
+    **Question** The *bank* of a river and the *bank* with the money are one token. After which layer are they separated?
 
-    **Formula** of the n occurrences of a word: (mean distance between occurrences of two senses − mean distance between those of
-    one) / standard deviation of all n(n−1)/2 distances; the mean over words. An occurrence is the last token of the word.
-    Distances are those of directions around the mean of all occurrences (`space="sphere"`), or of points (`raw`, `normed`).
+    **Formula** For the n occurrences of a word: (mean distance between senses − mean distance within senses) / standard deviation
+    of all n(n−1)/2 distances, then the mean over words. An occurrence is the last token of the word. Distances are between
+    directions around the mean of all occurrences (`space="sphere"`) or between points (`raw`, `normed`).
 
-    **Shapes** `words`: {word: {sense: [sentence, …], other sense: […]}}, or the path of a file with the columns word, sense and
-    sentence between tabs. Of a list of token ids the word is the last one. Without it the set that comes with the package: 40 nouns with
-    two senses and four sentences each, all ending in "the WORD", no other word of content in two sentences of a word.
+    The null permutes the senses within each word. For a word all splits are enumerated, and `draws` combinations for the mean.
+    Neighbouring words and positions differ between contexts even without training. Therefore compare with
+    `control=rs.load(…, untrained=True)`.
 
-    **Null** the senses dealt out anew within each word: every split is counted for a word, `draws` combinations of splits for
-    the mean. Its mean is 0. **Control** `control=rs.load(…, untrained=True)`: neighbours and places differ between contexts before
-    anything is learned.
+    **Returns** (point): `effect` with its interval over words, `effect_null`, `effect_null_sd`, `p_value`, `nearest_same_sense` with
+    its interval and null. With a control also `effect_untrained`, `nearest_same_sense_untrained`, `effect_gain`. (point, word):
+    `word_effect`, `word_p`.
 
-    **Gives** (point): `effect` with its interval over words, `effect_null`, `effect_null_sd`, `p_value`, `nearest` and its null, with a
-    control `effect_untrained`, `nearest_untrained`, `effect_gain`; (point, word): `word_effect`, `word_p`.
+    **Settings** `word_list` is {word: {sense: [sentence, …], other sense: […]}}, or the path of a tab-separated file with the columns
+    word, sense and sentence. In a list of token ids the word is the last one. The default is the list of the package, 40 nouns with
+    two senses and four sentences each. They all end in "the WORD" and share no other content word.
 
-    **Laws** 0 at the token embedding, where occurrences are one point (learned positions are part of the embedding: there it is the
-    effect of places); the names of senses may change places; |effect| has a bound (2.02 for 4 + 4 sentences).
+    **Laws** The effect is 0 at the token embedding, where all occurrences are one point. Learned position embeddings are part of the
+    embedding and can give an effect there. Exchanging the senses changes nothing. |effect| is bounded (2.02 for 4 + 4 sentences).
 
-    **Siblings** `relatedness` asks the same of different words, `purity` of the clusters of one text.
+    **See also** `relatedness` compares different words, `purity` the clusters of one text.
 
     >>> import rheoscope as rs
     >>> bank = {"money": ["He has a loan from the bank", "She saved cash at the bank"],
     ...         "river": ["Reeds grew on the bank", "The boat was tied to the bank"]}
-    >>> found = rs.senses(rs.load(), {"bank": bank}, draws=20)
-    >>> float(found.effect.sel(point="embed")), found.effect.dims
+    >>> result = rs.senses(rs.load(), {"bank": bank}, draws=20)
+    >>> float(result.effect.sel(point="embed")), result.effect.dims
     (0.0, ('point',))
     """
-    sentences_by_word = _check_words(_read_words(DEFAULT_WORDS_FILE if words is None else words))
+    sentences_by_word = _check_words(_read_words(DEFAULT_WORDS_FILE if word_list is None else word_list))
     sense_tables = _sense_tables(model, sentences_by_word, space, progress)
     word_values = kernel(sense_tables.tables)
-    values = {name: word_values[name].mean(-1) for name in ("effect", "nearest", "nearest_null")}
+    values = {name: word_values[name].mean(-1) for name in ("effect", "nearest_same_sense", "nearest_same_sense_null")}
     values |= {"effect_null": torch.zeros_like(values["effect"])} | _null_values(
         word_values, sense_tables.tables, draws, seed
     )
     values |= {"word_effect": word_values["effect"], "word_p": word_values["p"]}
     values |= _interval_fields("effect", word_values["effect"], seed) | _interval_fields(
-        "nearest", word_values["nearest"], seed
+        "nearest_same_sense", word_values["nearest_same_sense"], seed
     )
     settings = {
         "space": space,
         "draws": draws,
         "seed": seed,
-        "words": _word_source(words),
+        "word_list": _word_source(word_list),
         "embedding": sense_tables.embedding_note,
     }
     if control is not None:
@@ -99,41 +102,48 @@ def senses(
     return SENSES.label(values, coords, settings | {name: str(fact) for name, fact in model.view.facts.items()})
 
 
-# Which sentences
+# Sentences
 
 
-def _read_words(words: SenseSentences | str | Path) -> SenseSentences:
-    if not isinstance(words, str | Path):
-        return words
+def _read_words(word_list: SenseSentences | str | Path) -> SenseSentences:
+    if not isinstance(word_list, str | Path):
+        return word_list
     sentences_by_word: dict[str, dict[str, list[Text]]] = {}
-    for row in read_tsv_rows(words, ("word", "sense", "sentence")):
+    for row in read_tsv_rows(word_list, ("word", "sense", "sentence")):
         sentences_by_word.setdefault(row["word"], {}).setdefault(row["sense"], []).append(row["sentence"])
     return sentences_by_word
 
 
 def _check_words(words: SenseSentences) -> SenseSentences:
     if not words:
-        raise RheoscopeError("there is no word to ask about; type {'bank': {'money': […], 'river': […]}}")
+        raise RheoscopeError(Message("word_list must contain at least one word, got none"), EXAMPLE)
     for target_word, by_sense in words.items():
         sizes = [len(sentences) for sentences in by_sense.values()]
         if len(sizes) != 2 or min(sizes) < 2 or sum(sizes) > MAX_SENTENCES:
             raise RheoscopeError(
-                f"a word has two senses with 2 sentences or more each, {MAX_SENTENCES} in all, got {sizes} of {target_word!r}; "
-                "type {'bank': {'money': ['…', '…'], 'river': ['…', '…']}}"
+                Message(
+                    "a word needs two senses with at least 2 sentences each and at most {high} in total, got {sizes} for {word!r}",
+                    high=MAX_SENTENCES,
+                    sizes=str(sizes),
+                    word=target_word,
+                ),
+                EXAMPLE,
             )
     return words
 
 
-def _word_source(words: SenseSentences | str | None) -> str:
-    return "those of the package" if words is None else words if isinstance(words, str) else "given"
+def _word_source(word_list: SenseSentences | str | None) -> str:
+    if word_list is None:
+        return Message("the list of the package")
+    return word_list if isinstance(word_list, str) else Message("a list of the caller")
 
 
-# What the model makes of them
+# Distances
 
 
 @dataclass(frozen=True, eq=False)
 class DistanceTable:
-    """The distances of one word at every point, and every way to split its sentences in two, the senses first."""
+    """The distances between the occurrences of one word at every point, and all splits into two groups, the senses first."""
 
     distances: Float[Tensor, "p n n"]
     splits: Bool[Tensor, "k n"]
@@ -141,7 +151,7 @@ class DistanceTable:
 
 @dataclass(frozen=True, eq=False)
 class SenseTables:
-    """A model's tables, word by word."""
+    """The distance tables of all words in a model."""
 
     tables: list[DistanceTable]
     steps: tuple[str, ...]
@@ -175,18 +185,23 @@ def _sense_tables(
 def _check_one_token(model: Model, target_word: str, ids: Int[Tensor, " n"]) -> None:
     if len(set(ids.tolist())) > 1:
         raise RheoscopeError(
-            f"{target_word!r} ends in different tokens "
-            f"({', '.join(map(repr, model.token_strings(ids.unique())))}); write it alike in all sentences"
+            Message(
+                "the word {word!r} must end in the same token in all sentences, got {tokens}; write it the same way everywhere",
+                word=target_word,
+                tokens=", ".join(map(repr, model.token_strings(ids.unique()))),
+            )
         )
 
 
 def _embedding_note(instances: Occurrences, tables: list[DistanceTable]) -> str:
     all_equal = all(not bool(table.distances[0].any()) for table in tables)
-    return "one point a word" if all_equal else "with positions, so that occurrences differ"
+    if all_equal:
+        return Message("all occurrences of a word are one point")
+    return Message("includes positions, so occurrences of a word differ")
 
 
 def sense_splits(n_first: int, n_second: int) -> Bool[Tensor, "k n"]:
-    """Every way to deal out one + other sentences, the first `one` of them first; which half is called which does not matter.
+    """All splits into groups of the two sizes, up to exchanging equal groups. The split into the first and the rest comes first.
 
     >>> sense_splits(2, 2).int().tolist()
     [[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]]
@@ -198,18 +213,18 @@ def sense_splits(n_first: int, n_second: int) -> Bool[Tensor, "k n"]:
 
 
 def kernel(tables: Sequence[DistanceTable]) -> dict[str, Float[Tensor, "p w"]]:
-    """Of every word: how far its senses lie apart, how rare that is among splits, and what its nearest occurrences are."""
+    """Effect, p-value and share of nearest occurrences with the same sense, for every word."""
     effects = [split_effects(table) for table in tables]
     return {
         "effect": torch.stack([effect[:, 0] for effect in effects], -1),
         "p": torch.stack([(e >= e[:, :1] - 1e-9).double().mean(-1) for e in effects], -1),
-        "nearest": torch.stack([nearest_same_sense(table) for table in tables], -1),
-        "nearest_null": torch.stack([nearest_same_sense_null(table) for table in tables], -1),
+        "nearest_same_sense": torch.stack([nearest_same_sense(table) for table in tables], -1),
+        "nearest_same_sense_null": torch.stack([nearest_same_sense_null(table) for table in tables], -1),
     }
 
 
 def split_effects(table: DistanceTable) -> Float[Tensor, "p k"]:
-    """(mean distance across − mean distance within) / spread of all distances, for every split; 0 where all are equal."""
+    """(mean distance across − mean distance within) / standard deviation of all distances, for every split; 0 if all are equal."""
     pair_distances = upper_triangle(table.distances)
     is_across = upper_triangle((table.splits[:, :, None] != table.splits[:, None, :]).double())
     across_mean = pair_distances @ (is_across / is_across.sum(-1, keepdim=True)).mT
@@ -222,7 +237,7 @@ def split_effects(table: DistanceTable) -> Float[Tensor, "p k"]:
 
 
 def nearest_same_sense(table: DistanceTable) -> Float[Tensor, " p"]:
-    """Share of occurrences whose nearest other one has their sense; equally near ones share."""
+    """The share of occurrences whose nearest other occurrence has the same sense. Ties count in proportion."""
     n = table.distances.shape[-1]
     is_first = table.splits[0]
     same_sense = (is_first[:, None] == is_first) & ~torch.eye(n, dtype=torch.bool)
@@ -232,7 +247,7 @@ def nearest_same_sense(table: DistanceTable) -> Float[Tensor, " p"]:
 
 
 def nearest_same_sense_null(table: DistanceTable) -> Float[Tensor, " p"]:
-    """The same for any distances, the senses dealt out at random: how many of the others have the sense of one."""
+    """The expected share for randomly permuted senses, which does not depend on the distances."""
     is_first = table.splits[0]
     n_first, n = int(is_first.sum()), len(is_first)
     probability = (n_first * (n_first - 1) + (n - n_first) * (n - n_first - 1)) / (n * (n - 1))
@@ -242,7 +257,7 @@ def nearest_same_sense_null(table: DistanceTable) -> Float[Tensor, " p"]:
 def _null_values(
     word_values: dict[str, Tensor], tables: Sequence[DistanceTable], draws: int, seed: int
 ) -> dict[str, Tensor]:
-    """What splits at random give, one for each word and draw; the spread is exact, since words are dealt out apart."""
+    """The p-value from random splits, one per word and draw. The standard deviation is exact, since words are independent."""
     effects = [split_effects(table) for table in tables]
     variance = torch.stack([effect.var(-1, correction=0) for effect in effects]).sum(0)
     generator = torch.Generator().manual_seed(seed)
@@ -263,56 +278,66 @@ def _control_values(
 ) -> dict[str, Tensor]:
     if control.steps != sense_tables.steps:
         raise RheoscopeError(
-            f"a control has the layers of the model, got {len(control.steps) - 1} for {len(sense_tables.steps) - 1}; "
-            "type control=rs.load(…, untrained=True)"
+            Message(
+                "the control must have {expected} layers like the model, got {received}",
+                expected=len(sense_tables.steps) - 1,
+                received=len(control.steps) - 1,
+            ),
+            Advice("control=rs.load(…, untrained=True)"),
         )
     control_values = kernel(control.tables)
     gain = word_values["effect"] - control_values["effect"]
-    means = {f"{name}_untrained": control_values[name].mean(-1) for name in ("effect", "nearest")}
+    means = {f"{name}_untrained": control_values[name].mean(-1) for name in ("effect", "nearest_same_sense")}
     return means | {"effect_gain": gain.mean(-1)} | _interval_fields("effect_gain", gain, seed)
 
 
-MAX_EFFECT = sqrt(28 / 16 * 28 / 12)  # 1/√(share of pairs across · share within) of 4 + 4 sentences
 SENSES = Analysis(
     name="senses",
-    question="Do occurrences of one word lie apart by what it means there, layer by layer?",
+    question="Are occurrences of a word separated by what the word means, layer by layer?",
     ask=senses,
     needs="model",
     fields=with_interval(
         "effect",
         Field(
             ("point",),
-            "mean over words of (mean distance between occurrences of two senses − that of one sense) / standard deviation of all "
-            f"distances of the word: 0 at chance, at most {MAX_EFFECT:.2f} for 4 + 4 sentences",
+            "mean over words of (mean distance between senses − mean distance within senses) / standard deviation of all "
+            "distances; at most 2.02 for 4 + 4 sentences",
             null="effect_null",
             null_sd="effect_null_sd",
         ),
     )
     | {
-        "effect_null": Field(("point",), "the same over all ways to deal out the senses within each word: 0"),
-        "effect_null_sd": Field(("point",), "standard deviation of the same over all these ways, exact"),
-        "p_value": Field(
-            ("point",), "how often senses dealt out at random within each word give an effect as far from 0, two-sided"
+        "effect_null": Field(
+            ("point",), "mean effect over all permutations of the senses within each word, which is 0"
         ),
+        "effect_null_sd": Field(
+            ("point",), "exact standard deviation of the effect over all permutations of the senses"
+        ),
+        "p_value": Field(("point",), "two-sided p-value of the effect against permuted senses within each word"),
     }
     | with_interval(
-        "nearest",
+        "nearest_same_sense",
         Field(
             ("point",),
-            "share of occurrences whose nearest other occurrence of the word has the same sense",
-            null="nearest_null",
+            "share of occurrences whose nearest other occurrence has the same sense",
+            null="nearest_same_sense_null",
         ),
     )
     | {
-        "nearest_null": Field(("point",), "the same for senses dealt out at random: 3/7 for 4 + 4 sentences"),
+        "nearest_same_sense_null": Field(
+            ("point",), "expected share for randomly permuted senses, 3/7 for 4 + 4 sentences"
+        ),
         "effect_untrained": Field(("point",), "effect in the untrained control"),
-        "nearest_untrained": Field(("point",), "nearest in the untrained control"),
+        "nearest_same_sense_untrained": Field(("point",), "nearest_same_sense in the untrained control"),
     }
-    | with_interval("effect_gain", Field(("point",), "effect less that of the untrained control, word by word"))
+    | with_interval(
+        "effect_gain", Field(("point",), "effect minus the effect in the untrained control, mean over words")
+    )
     | {
         "word_effect": Field(("point", "word"), "the effect of one word"),
         "word_p": Field(
-            ("point", "word"), "share of all ways to deal out its senses that give at least this effect, one-sided"
+            ("point", "word"),
+            "one-sided p-value of the word's effect, the share of all splits with at least this effect",
         ),
     },
 )

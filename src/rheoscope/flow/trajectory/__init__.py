@@ -1,1 +1,1 @@
-"""The analysis `trajectory`: its computation, its picture and its words."""
+"""The analysis `trajectory`: its computation and its picture."""

@@ -1,4 +1,4 @@
-"""How does every token move through the layers? Speed, path, straightness, turning, and who moves it."""
+"""The path of every token through the layers: speed, straightness, turning angles, and the speed of every head."""
 
 import math
 from collections.abc import Sequence
@@ -32,19 +32,20 @@ def trajectory(
 ) -> "xarray.Dataset":
     """The path of every token through the half-layers.
 
-    **Answers** "how far does each layer move the tokens, do they go straight, and does attention or the MLP move them?"
+    **Question** How far does each layer move the tokens, are their paths straight, and does attention or the MLP move them?
 
-    **Formula** with Δ_s = x_{s+1} − x_s: speed ‖Δ_s‖, path Σ‖Δ_s‖, chord ‖ΣΔ_s‖, straightness chord/path, turning
+    **Formula** With Δ_s = x_{s+1} − x_s: speed ‖Δ_s‖, path length Σ‖Δ_s‖, chord ‖ΣΔ_s‖, straightness chord/path length, turning
     angle(Δ_s, Δ_{s+1}).
 
-    **Gives** (step, token): `speed`, `relative_speed`; (turn, token): `turning`; (token): `path_length`, `chord`,
-    `straightness` and its null; (draw): `straightness_flipped`; (layer): `attention_share`; (layer, head): `head_speed`,
-    `head_cosine`, whatever the space in the raw one; (layer, token): `straightness_so_far`; (point, token, axis): `place`,
-    (axis): `place_share`, a map of the paths on the sphere. Massive tokens are dropped and listed in `attrs["massive"]`.
+    **Returns** (step, token): `speed`, `relative_speed`. (turn, token): `turning`. (token): `path_length`, `chord`, `straightness`
+    with its null. (draw): `straightness_null_draws`. (layer): `attention_share`. (layer, head): `head_speed`, `head_cosine`,
+    always in the raw space. (layer, token): `straightness_so_far`. (point, token, axis): `plane_position` and (axis):
+    `plane_variance_share`, the paths projected on the plane of `frames`. Massive tokens are left out and listed in
+    `attrs["massive"]`.
 
-    **Laws** chord ≤ path; straightness lies in [0, 1]; unchanged by a turn of the axes of E, scaled by a scale.
+    **Laws** chord ≤ path length, so straightness lies in [0, 1]. Rotating E changes nothing. Scaling E scales lengths.
 
-    **Relation** `transport` asks of the whole cloud what this asks of each token.
+    **See also** `transport` analyses the movement of the whole cloud.
 
     >>> import rheoscope as rs
     >>> path = rs.trajectory(rs.load().trace("The keys to the cabinet are"))
@@ -76,7 +77,7 @@ def trajectory(
 def batch(
     traces: Traces, space: str = "raw", draws: int = 200, seed: int = 0, keep_massive: bool = False
 ) -> dict[str, Tensor]:
-    """Paths of many texts at once, and what heads do: all but the map of the paths, which is one text's."""
+    """The paths and head speeds of many texts at once: every field but the projection of the paths."""
     valid, displacement = traces.valid_tokens(keep_massive), half_precision_displacements(traces.points, traces.view)
     values = path_statistics(traces, space, draws, seed, keep_massive, displacement if space == "raw" else None)
     head_values = head_speeds_and_cosines(traces, traces.points, displacement, valid)
@@ -92,7 +93,7 @@ def path_statistics(
     keep_massive: bool = False,
     displacement: Float[Tensor, "b n s d"] | None = None,
 ) -> dict[str, Tensor]:
-    """The part of `batch` that needs no attention computed again: all that the points tell."""
+    """The fields of `batch` that need only the points, so that attention is not recomputed."""
     valid, points = traces.valid_tokens(keep_massive), to_space(traces.view, traces.points, space)
     lengths = traces.norms if space == "raw" else points.norm(dim=-1)
     values = point_statistics(traces, points, displacement, lengths, draws, seed, valid)
@@ -101,7 +102,7 @@ def path_statistics(
 
 
 def layer_end_points(trace: Trace | Traces) -> list[int]:
-    """The last point of every layer."""
+    """The index of the last point of every layer."""
     return [*trace.input_steps[1:], len(trace.steps) - 1]
 
 
@@ -114,7 +115,7 @@ def point_statistics(
     seed: int,
     valid: ValidTokens = None,
 ) -> dict[str, Tensor]:
-    """All that the points of a text alone tell, from their inner products where displacements in half precision will do."""
+    """The fields that need only the points. In half precision they are computed from inner products of displacements."""
     displacement = half_precision_displacements(points, trace.view) if displacement is None else displacement
     signs = random_signs(points, draws, seed)
     measures = (
@@ -133,13 +134,15 @@ def kernel(
     ends: Sequence[int],
     valid: ValidTokens = None,
 ) -> dict[str, Tensor]:
-    """All numbers of the paths of one text or of several, from what their displacements are like and the lengths of the points.
+    """The statistics of the paths of one or several texts, from `PathMeasures` and the norms of the points.
 
-    `starts`, `middles` and `ends` are the points that each layer reads, that its attention leaves and that it leaves.
+    `starts`, `middles` and `ends` are the points before each layer, after its attention, and after the layer.
     """
     speed, chords, turning, flipped_chords = measures
     path, chord = speed.sum(-2), chords[..., -1, :]
-    last_steps = slice(ends[0] - 1, None, ends[0] - starts[0])  # the last step of every layer: all have as many
+    last_steps = slice(
+        ends[0] - 1, None, ends[0] - starts[0]
+    )  # the last step of every layer; all layers have equally many steps
     return {
         "speed": speed,
         "relative_speed": speed / lengths[..., :-1, :].clamp(min=1e-30),
@@ -148,7 +151,7 @@ def kernel(
         "chord": chord,
         "straightness": safe_divide(chord, path),
         "straightness_null": safe_divide(speed.square().sum(-2).sqrt(), path),
-        "straightness_flipped": masked_mean(safe_divide(flipped_chords, path[..., None, :]), valid),
+        "straightness_null_draws": masked_mean(safe_divide(flipped_chords, path[..., None, :]), valid),
         "straightness_so_far": safe_divide(chords[..., last_steps, :], speed.cumsum(-2)[..., last_steps, :]),
         "attention_share": attention_share(fill_invalid(speed, valid), starts, middles, ends),
     }
@@ -157,11 +160,11 @@ def kernel(
 PathMeasures = tuple[
     Float[Tensor, "*b s n"], Float[Tensor, "*b s n"], Float[Tensor, "*b t n"], Float[Tensor, "*b draw n"]
 ]
-"""Speed, distance from the start, turning, and how far one would get with the signs of a draw."""
+"""Speed, distance from the start, turning angle, and the chord with the random signs of each draw."""
 
 
 def measures_from_displacements(points: Float[Tensor, "*b p n d"], signs: Float[Tensor, "draw s"]) -> PathMeasures:
-    """From displacements themselves, in the dtype of the points."""
+    """The measures from the displacements, in the dtype of the points."""
     displacement, start = points.diff(dim=-3), points[..., 0, :, :]
     chords = torch.stack([(x - start).norm(dim=-1) for x in points.unbind(-3)[1:]], -2)
     return displacement.norm(dim=-1), chords, turning_angles(displacement), chords_with_signs(displacement, signs)
@@ -170,10 +173,10 @@ def measures_from_displacements(points: Float[Tensor, "*b p n d"], signs: Float[
 def measures_from_inner_products(
     displacement: Float[Tensor, "*b n s d"], signs: Float[Tensor, "draw s"]
 ) -> PathMeasures:
-    """From ⟨Δ_s, Δ_t⟩ of every token, sums in float32 or better: two passes over the points.
+    """The measures from ⟨Δ_s, Δ_t⟩ of every token, with sums in float32 or better.
 
-    Rounding is at random along E, so that an inner product is off by 2⁻⁹/√d of both lengths in bfloat16: far less than what the
-    rounding of the points does to a displacement.
+    Rounding errors are independent over the coordinates of E. In bfloat16 an inner product is therefore off by 2⁻⁹/√d of both
+    norms, far less than the effect of rounding the points.
     """
     gram = pairwise_inner(displacement)
     speed, next_products = gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt().mT, gram.diagonal(1, dim1=-2, dim2=-1).mT
@@ -186,13 +189,13 @@ def measures_from_inner_products(
     sign_patterns = torch.cat([signs.new_ones(signs.shape[1], signs.shape[1]).tril(), signs]).to(gram)
     squared_chords = (
         gram.flatten(-2) @ (sign_patterns[:, :, None] * sign_patterns[:, None, :]).flatten(1).mT
-    )  # ‖Σ_s way_s Δ_s‖²
+    )  # ‖Σ_s sign_s Δ_s‖²
     chords, flipped_chords = squared_chords.clamp(min=0).sqrt().mT.split([signs.shape[1], len(signs)], -2)
     return speed, chords, turning, flipped_chords
 
 
 def half_precision_displacements(points: Float[Tensor, "*b p n d"], view: View) -> Float[Tensor, "*b n s d"] | None:
-    """In half precision, token by token, so that those of one stand together; None where the model is not read in it."""
+    """The displacements in half precision, contiguous per token; None if the model does not run in half precision."""
     dtype = view.to_model_precision(points[:0]).dtype
     if dtype.itemsize >= 4:
         return None
@@ -204,22 +207,22 @@ def half_precision_displacements(points: Float[Tensor, "*b p n d"], view: View) 
 
 
 def path_map(points: Float[Tensor, "p n d"], trace: Trace) -> dict[str, Tensor]:
-    """A map of the paths on the sphere: the plane of `frames`."""
+    """The paths projected on the plane of `frames`."""
     coordinates = project_on_plane(points, fit_plane(points, [*trace.input_steps, len(trace.steps) - 1]))
-    return {"place": coordinates, "place_share": coordinates.square().mean((-3, -2))}
+    return {"plane_position": coordinates, "plane_variance_share": coordinates.square().mean((-3, -2))}
 
 
 def turning_angles(displacement: Float[Tensor, "*b s n d"]) -> Float[Tensor, "*b t n"]:
-    """Between each displacement and the next, by atan2 of chords: exact near 0 and π too; 0 where a token rests."""
+    """The angle between each displacement and the next, by atan2, so that it is exact near 0 and π; 0 if a token rests."""
     unit_steps = (step / step.norm(dim=-1, keepdim=True).clamp(min=1e-30) for step in displacement.unbind(-3))
     chords = [((after - before).norm(dim=-1), (after + before).norm(dim=-1)) for before, after in pairwise(unit_steps)]
     return 2 * torch.atan2(*(torch.stack(chord, -2) for chord in zip(*chords, strict=True)))
 
 
 def random_signs(points: Float[Tensor, "*b p n d"], draws: int, seed: int) -> Float[Tensor, "draw s"]:
-    """Forwards or backwards, one sign a step for all tokens.
+    """One random sign per step, shared by all tokens.
 
-    One sign for all keeps what tokens do together, so that the draws are as spread as the mean over tokens really is.
+    A shared sign preserves the correlation between tokens, so that the null has the variance of the mean over tokens.
     """
     signs = torch.randint(0, 2, (draws, points.shape[-3] - 1), generator=torch.Generator().manual_seed(seed)) * 2 - 1
     return signs.to(points.device, points.dtype, non_blocking=True)
@@ -228,7 +231,7 @@ def random_signs(points: Float[Tensor, "*b p n d"], draws: int, seed: int) -> Fl
 def chords_with_signs(
     displacement: Float[Tensor, "*b s n d"], signs: Float[Tensor, "draw s"]
 ) -> Float[Tensor, "*b draw n"]:
-    """How far every token gets whose steps are taken forwards or backwards."""
+    """The chord of every token after its steps are multiplied by the signs."""
     chords = []
     for chunk in displacement.split(_tokens_per_chunk(displacement), dim=-2):
         gram = torch.einsum("...snd,...tnd->...nst", chunk, chunk)
@@ -237,7 +240,7 @@ def chords_with_signs(
 
 
 def _tokens_per_chunk(displacement: Float[Tensor, "*b s n d"]) -> int:
-    """As many as have their displacements, and the inner products of these, near the cores."""
+    """The number of tokens whose displacements and Gram matrices fit in the cache."""
     *texts, steps, _, width = displacement.shape
     return max(1, block_numel(displacement.device) // (math.prod(texts) * steps * (steps + width)))
 
@@ -245,61 +248,57 @@ def _tokens_per_chunk(displacement: Float[Tensor, "*b s n d"]) -> int:
 def attention_share(
     speed: Float[Tensor, "*b s n"], starts: Sequence[int], middles: Sequence[int], ends: Sequence[int]
 ) -> Float[Tensor, "*b layer"]:
-    """Σ‖Δ_attention‖ / (Σ‖Δ_attention‖ + Σ‖Δ_rest‖) of every layer; all layers have the same steps."""
+    """Σ‖Δ_attention‖ / (Σ‖Δ_attention‖ + Σ‖Δ_rest‖) of every layer. All layers have the same steps."""
     layer_speeds = speed.sum(-1)[..., starts[0] : ends[-1]].unflatten(-1, (len(starts), -1))
     return safe_divide(layer_speeds[..., : middles[0] - starts[0]].sum(-1), layer_speeds.sum(-1))
 
 
 TRAJECTORY = Analysis(
     name="trajectory",
-    question="How far does each layer move the tokens, do they go straight, and who moves them?",
+    question="How far does each layer move the tokens, are their paths straight, and what moves them?",
     ask=trajectory,
     batch=batch,
     needs="trace",
     fields={
-        "speed": Field(("step", "token"), "‖x_after − x_before‖, how far a half-layer moves a token"),
-        "relative_speed": Field(("step", "token"), "speed over ‖x_before‖"),
+        "speed": Field(("step", "token"), "‖x_after − x_before‖, the distance by which a half-layer moves the token"),
+        "relative_speed": Field(("step", "token"), "speed divided by ‖x_before‖"),
         "turning": Field(
             ("turn", "token"),
-            "angle between one half-layer's displacement and the next: 0 straight on, π back",
+            "angle between the displacements by two consecutive half-layers",
             unit="radians",
         ),
-        "path_length": Field(("token",), "sum of the speeds of a token"),
-        "chord": Field(("token",), "‖x_last − x_first‖ of a token"),
+        "path_length": Field(("token",), "sum of the speeds of the token"),
+        "chord": Field(("token",), "‖x_last − x_first‖ of the token"),
         "straightness": Field(
             ("token",),
-            "chord over path length: 1 for a straight line; 1/√steps for steps at right angles",
+            "chord divided by path length: 1 for a straight line, 1/√steps for orthogonal steps of equal length",
             null="straightness_null",
         ),
         "straightness_null": Field(
-            ("token",), "the same for displacements of the same lengths in random directions: √Σ speed² / Σ speed"
+            ("token",), "straightness of displacements with the same norms in random directions: √Σ speed² / Σ speed"
         ),
-        "straightness_flipped": Field(
+        "straightness_null_draws": Field(
             ("draw",),
-            "mean straightness where each half-layer moves all tokens forwards or backwards at random, by draw",
+            "mean straightness after multiplying the displacements of every half-layer by a random sign, per draw",
         ),
         "straightness_so_far": Field(
-            ("layer", "token"), "chord over path length from the first step to the end of a layer"
+            ("layer", "token"), "chord divided by path length from the first step to the end of the layer"
         ),
-        "place": Field(
+        "plane_position": Field(
             ("point", "token", "axis"),
-            "a token's direction around the mean of its cloud, on the two directions in which those of all layers together "
-            "spread most (PCA): the plane of `frames`",
+            "direction of the token around the mean of its cloud, projected on the first two principal components of all layers",
         ),
-        "place_share": Field(
-            ("axis",), "share of the directions' variance, over all points, that each of the two holds"
+        "plane_variance_share": Field(
+            ("axis",), "share of the variance of the directions at all points along each principal component"
         ),
-        "attention_share": Field(
-            ("layer",), "attention's share of the path in a layer: its summed speed over that of attention and MLP"
-        ),
+        "attention_share": Field(("layer",), "share of attention in the path length of the layer; the rest is the MLP"),
         "head_speed": Field(
             ("layer", "head"),
-            "‖Δ_h‖, mean over tokens: how far what a head takes from the tokens moves one, in the stream as it is; without the "
-            "bias of values, which no head owns",
+            "mean over tokens of ‖Δ_h‖, the head's displacement in the residual stream without the value bias",
         ),
         "head_cosine": Field(
             ("layer", "head"),
-            "cos(Δ_h, Δ), mean over tokens, Δ what the attention of the layer adds as a whole: 1 pulls where all pull",
+            "mean over tokens of cos(Δ_h, Δ), where Δ is the displacement by the whole attention of the layer",
         ),
     },
 )

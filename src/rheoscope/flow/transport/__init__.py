@@ -1,1 +1,1 @@
-"""The analysis `transport`: its computation, its picture and its words."""
+"""The analysis `transport`: its computation and its picture."""

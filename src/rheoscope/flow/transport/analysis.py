@@ -1,4 +1,4 @@
-"""Must tokens stay themselves, and where do they go? Exact optimal transport of the cloud from layer to layer."""
+"""Optimal transport of the cloud between layers: is keeping token identity the cheapest way to move it?"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,6 +19,8 @@ from rheoscope.flow.transport.optimal_assignment import (
     transport_costs,
 )
 from rheoscope.flow.transport.sinkhorn import sinkhorn_divergence
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.results import Results
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     import xarray
 
 MAX_EXPENSIVE_DRAWS = 4
-"""Draws where assignments are dear."""
+"""The largest number of draws where assignments are expensive."""
 
 
 @torch.no_grad()
@@ -40,40 +42,38 @@ def transport(
     grain: Grain = "layer",
     strides: Sequence[Annotated[int, Bounds(1, 10_000)]] | None = None,
     draws: Draws = 100,
-    between: Draws = MAX_EXPENSIVE_DRAWS,
+    step_draws: Draws = MAX_EXPENSIVE_DRAWS,
     seed: Seed = 0,
     keep_massive: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
-    """The cloud as a measure that is transported: from every layer to the next, and over strides of 2, 4, … layers.
+    """Optimal transport of the cloud from every layer to the next, and over strides of 2, 4, … layers.
 
-    **Answers** "do tokens keep their identity because that is the cheapest way to get the next cloud, or could they swap? And
-    where do they go: to what comes next?"
+    **Question** Is keeping every token's identity the cheapest way to move the cloud, and do tokens move toward the next token?
 
-    **Formula** W₂² = min_σ mean ‖y_σ(i) − x_i‖²; κ = (W_rand² − W_id²)/(W_rand² − W₂²). Null: y_i = x_i + Δ_π(i), the same
-    displacements given to other tokens. Identity share: of the tokens, those that σ leaves in place, for clouds seen from their
-    means as directions; tokens that start at one point are one type, and any of them is the place.
+    **Formula** W₂² = min_σ mean ‖y_σ(i) − x_i‖² and κ = (W_rand² − W_id²)/(W_rand² − W₂²). The null permutes the displacements,
+    y_i = x_i + Δ_π(i). The identity share is the share of tokens that σ maps to themselves, for centred and normalised clouds. Tokens
+    that start at the same point count as one type.
 
-    **Gives** (step): `identity_cost`, `w2_squared`, `random_cost`, `kappa`, `identity_share`, both nulls, `efficiency`; the
-    same over strides as `…_strided` (stride, step), NaN past the end; `coupling` (step, token); `geodesic_straightness`.
-    Where they go (point): `toward_own`, `toward_next` with its null; from the embedding to the last layer: `partner` (token)
-    and `next_type_share` with its null; (draw): `…_null_draws`, what each draw gave for this whole way. A model that
-    reads what comes next (an encoder) has no `toward_next` and no `next_type_share`: `attrs["next"]` says so, and else which
-    words stand for the next token.
+    **Returns** (step): `identity_cost`, `w2_squared`, `random_cost`, `kappa` and `identity_share` with their nulls, `efficiency`.
+    (stride, step): the same with the suffix `_strided`, NaN beyond the last layer. (step, token): `coupling`. Scalar:
+    `geodesic_straightness`. Direction of the movement, (point): `toward_own`, `toward_next` with its null. From the embedding to
+    the last layer: `partner` (token), `next_type_share` with its null, and (draw): `…_null_draws`. A bidirectional model (an
+    encoder) has no `toward_next` and no `next_type_share`. `attrs["next_token_source"]` names the table of next-token vectors.
 
-    **Takes** `draws` for the whole way; pairs of clouds between, whose nulls decide nothing, have `between` of them at most (0: no
-    null, NaN). Beyond 2048 tokens nothing has more than 4.
+    **Settings** `draws` is the number of null draws from the embedding to the last layer. `step_draws` is that for all shorter
+    pairs of clouds; 0 omits their null. Beyond 2048 tokens at most 4 draws are used.
 
-    **Laws** κ ≤ 1; W₂² ≤ identity cost; W₂ obeys the triangle inequality, so straightness lies in [0, 1]; unchanged by a turn
-    and a shift of E; displacements that have nothing to do with places lie within both nulls.
+    **Laws** κ ≤ 1. W₂² ≤ identity cost. W₂ satisfies the triangle inequality, so the straightness lies in [0, 1]. Rotating or
+    shifting E changes nothing. Displacements that do not depend on the position lie within both nulls.
 
-    **Source** exact assignment by Jonker and Volgenant up to 2048 tokens; beyond, the Sinkhorn divergence stands for W₂² and
-    the likeliest partner for the coupling, `attrs["method"]` says so and `attrs["error"]` how far κ's denominator is from exact on
-    512 of the tokens. That takes seconds a pair: choose `strides` and `draws`.
+    **Source** The assignment is exact (Jonker and Volgenant) up to 2048 tokens. Beyond that the Sinkhorn divergence replaces W₂²
+    and the most likely partner the coupling, which takes seconds per pair. `attrs["method"]` names the method. `attrs["error"]`
+    is the relative error of the denominator of κ on 512 tokens.
 
     >>> import rheoscope as rs
-    >>> found = rs.transport(rs.load().trace("The keys to the cabinet are on the table"))
-    >>> bool((found.kappa <= 1 + 1e-9).all())
+    >>> result = rs.transport(rs.load().trace("The keys to the cabinet are on the table"))
+    >>> bool((result.kappa <= 1 + 1e-9).all())
     True
     """
     clouds = select_clouds(trace, space, grain, keep_massive, min_tokens=2)
@@ -81,7 +81,7 @@ def transport(
     draws = draws if points.shape[1] <= MAX_EXACT_TOKENS else min(draws, MAX_EXPENSIVE_DRAWS)
     strides = default_strides(last) if strides is None else _check_strides(strides, last)
     attributes = (
-        {"draws": draws, "between": between, "seed": seed, "next": next_token_source(trace)}
+        {"draws": draws, "step_draws": step_draws, "seed": seed, "next_token_source": next_token_source(trace)}
         | transport_method(points, seed)
         | clouds.attributes
     )
@@ -92,7 +92,7 @@ def transport(
         "token_text": ("token", clouds.token_texts),
         "stride": list(strides),
     }
-    (values,) = kernel([points], strides, draws, min(between, draws), seed, progress)
+    (values,) = kernel([points], strides, draws, min(step_draws, draws), seed, progress)
     values |= destination_values(clouds, values["partner"], draws, seed)
     return TRANSPORT.label(_drop_empty_null(values, draws), coords, attributes)
 
@@ -103,22 +103,25 @@ def batch(
     grain: str = "layer",
     strides: Sequence[int] | None = None,
     draws: int = 100,
-    between: int = MAX_EXPENSIVE_DRAWS,
+    step_draws: int = MAX_EXPENSIVE_DRAWS,
     seed: int = 0,
     keep_massive: bool = False,
 ) -> dict[str, Tensor]:
-    """The same of many texts, without what is said of single tokens: assignments of all of them share the cores."""
+    """The fields of `transport` without a token axis, for many texts. The assignments of all texts share the cores."""
     text_clouds = [select_clouds(trace, space, grain, keep_massive, min_tokens=2) for trace in traces]
     last = len(text_clouds[0]) - 1
     is_long = {clouds.points.shape[1] > MAX_EXACT_TOKENS for clouds in text_clouds}
     if len(is_long) > 1:
         raise RheoscopeError(
-            f"texts of up to {MAX_EXACT_TOKENS} tokens and longer ones are asked apart; type texts of one length"
+            Message(
+                "a batch must not mix texts of at most {limit:,} tokens with longer texts; run them separately",
+                limit=MAX_EXACT_TOKENS,
+            )
         )
     draws = min(draws, MAX_EXPENSIVE_DRAWS) if True in is_long else draws
     strides = default_strides(last) if strides is None else _check_strides(strides, last)
     values_per_text = kernel(
-        [clouds.points.double() for clouds in text_clouds], strides, draws, min(between, draws), seed
+        [clouds.points.double() for clouds in text_clouds], strides, draws, min(step_draws, draws), seed
     )
     values_per_text = [
         _drop_empty_null(values | destination_values(clouds, values["partner"], draws, seed), draws)
@@ -131,23 +134,19 @@ def batch(
 
 
 def _drop_empty_null(values: dict[str, Tensor], draws: int) -> dict[str, Tensor]:
-    """Without nulls where nothing was drawn."""
-    return (
-        values
-        if draws
-        else {name: x for name, x in values.items() if "_null" not in name and "_null_draws" not in name}
-    )
+    """Remove the null fields if there are no draws."""
+    return values if draws else {name: x for name, x in values.items() if "_null" not in name}
 
 
-def next_token_source(trace: Trace) -> str:
-    """Which words stand for the next token."""
+def next_token_source(trace: Trace) -> Message:
+    """The table from which the vectors of the next tokens are taken."""
     if trace.view.is_bidirectional:
-        return "none: tokens of this model read what comes next"
-    return "embedding" if is_tied(trace.view) else "unembedding, with the gain of the final norm"
+        return Message("none, because this model is bidirectional")
+    return Message("embedding") if is_tied(trace.view) else Message("unembedding with the gain of the final norm")
 
 
 def destination_values(clouds: Clouds, partner: Int[Tensor, " n"], draws: int, seed: int) -> dict[str, Tensor]:
-    """How near the stream is to the own and the next token's word, and whose next token partners have."""
+    """Cosines with the vectors of the own and of the next token, and the share of partners followed by the own type."""
     view, ids, points = clouds.trace.view, clouds.trace.ids, replace(clouds, space="raw").points.double()
     values = {"toward_own": cosine_with_own_token(points, view, ids, clouds.positions)}
     if view.is_bidirectional or len(ids) < 2:
@@ -166,14 +165,14 @@ def kernel(
     texts: Sequence[TextClouds],
     strides: Sequence[int],
     draws: int,
-    between: int,
+    step_draws: int,
     seed: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[dict[str, Tensor]]:
-    """Every pair of clouds that lie a stride apart, text by text; assignments are solved on the CPU, a pair on each core."""
+    """Transport between all pairs of clouds at the given strides, text by text. Assignments are solved on all CPU cores."""
     last = len(texts[0]) - 1
     pairs = sorted(((stride, start) for stride in {*strides, last} for start in range(last - stride + 1)), reverse=True)
-    pair_draws = [draws if stride == last else between for stride, _ in pairs]
+    pair_draws = [draws if stride == last else step_draws for stride, _ in pairs]
     results = []
     for result in transport_all_pairs(texts, [(start, start + stride) for stride, start in pairs], pair_draws, seed):
         results.append(result)
@@ -187,7 +186,7 @@ def kernel(
 
 
 def transport_method(points: Float[Tensor, "p n d"], seed: int, sample_size: int = 512) -> dict[str, Any]:
-    """How W₂² is found; with Sinkhorn, its error on part of the tokens: (random − S)/(random − W₂²) − 1, the worst over layers."""
+    """The method for W₂². For Sinkhorn also its error (random − S)/(random − W₂²) − 1 on a sample of tokens, worst over layers."""
     if points.shape[1] <= MAX_EXACT_TOKENS:
         return {"method": "exact"}
     sample = points[:, torch.randperm(points.shape[1], generator=torch.Generator().manual_seed(seed))[:sample_size]]
@@ -199,7 +198,7 @@ def transport_method(points: Float[Tensor, "p n d"], seed: int, sample_size: int
 
 
 def default_strides(n_layers: int) -> list[int]:
-    """1, 2, 4, … and the whole way.
+    """1, 2, 4, … and the number of layers.
 
     >>> default_strides(6)
     [1, 2, 4, 6]
@@ -233,86 +232,95 @@ def _stack_values(last: int, results: dict[tuple[int, int], PairTransport], stri
 def _check_strides(strides: Sequence[int], last: int) -> list[int]:
     invalid = [stride for stride in strides if not 1 <= stride <= last]
     if invalid or 1 not in strides:
-        problem = f"{invalid[0]}" if invalid else f"{list(strides)} without 1"
         raise RheoscopeError(
-            f"strides are whole numbers from 1 to {last}, 1 among them, got {problem}; type strides=[1, {last}]"
+            Message(
+                "strides must lie between 1 and {last} and include 1, got {received}",
+                last=last,
+                received=str(list(strides)),
+            ),
+            use(strides=[1, last]),
         )
     return sorted(set(strides))
 
 
 PAIR_FIELDS: dict[str, Field] = {
-    "identity_cost": Field(("step",), "mean ‖y_i − x_i‖²: what it costs that every token stays itself"),
-    "w2_squared": Field(("step",), "W₂²: the least mean ‖y_σ(i) − x_i‖² over all permutations σ"),
-    "random_cost": Field(("step",), "mean ‖y_j − x_i‖² over all pairs: what pairing at random costs"),
+    "identity_cost": Field(("step",), "mean ‖y_i − x_i‖², the cost of keeping every token's identity"),
+    "w2_squared": Field(("step",), "W₂², the smallest mean ‖y_σ(i) − x_i‖² over all permutations σ"),
+    "random_cost": Field(("step",), "mean ‖y_j − x_i‖² over all pairs, the cost of random pairing"),
     "kappa": Field(
         ("step",),
-        "(random − identity)/(random − W₂²): 1 where identity is optimal, 0 where it is no better than chance",
+        "(random − identity)/(random − W₂²): 1 if identity is optimal, 0 if it is no better than random pairing",
         null="kappa_null",
         null_sd="kappa_null_sd",
     ),
-    "kappa_null": Field(("step",), "the same with the displacements permuted among the tokens, mean over draws"),
-    "kappa_null_sd": Field(("step",), "standard deviation of κ over the draws of its null"),
+    "kappa_null": Field(("step",), "mean κ after permuting the displacements among the tokens"),
+    "kappa_null_sd": Field(("step",), "standard deviation of κ over the draws of the null"),
     "identity_share": Field(
         ("step",),
-        "share of tokens that the optimal coupling leaves in place, on the centred sphere; equal points are one type",
+        "share of tokens that the optimal coupling of centred directions maps to their own type",
         null="identity_share_null",
         null_sd="identity_share_null_sd",
     ),
     "identity_share_null": Field(
         ("step",),
-        "the same with the displacements permuted among the tokens before directions are taken, mean over draws",
+        "mean identity share after permuting the displacements among the tokens",
     ),
-    "identity_share_null_sd": Field(("step",), "standard deviation of the identity share over the draws of its null"),
-    "efficiency": Field(("step",), "W₂²/identity cost: 1 almost everywhere, so it says little"),
+    "identity_share_null_sd": Field(("step",), "standard deviation of the identity share over the draws of the null"),
+    "efficiency": Field(("step",), "W₂² divided by the identity cost, which is close to 1 almost everywhere"),
 }
-"""What one pair of clouds gives."""
+"""The fields of one pair of clouds."""
 
 
 def _strided_field(field: Field) -> Field:
     null, null_sd = (name and f"{name}_strided" for name in (field.null, field.null_sd))
-    definition = f"{field.definition}, from `stride` layers before"
+    definition = Message("{definition}, between clouds `stride` layers apart", definition=field.definition)
     return replace(field, dims=("stride", "step"), definition=definition, null=null, null_sd=null_sd)
 
 
 END_TO_END_FIELDS: dict[str, Field] = {
-    "partner": Field(("token",), "the token whose last place a token's embedding is coupled to, on the centred sphere"),
-    "kappa_null_draws": Field(("draw",), "κ from the embedding to the last layer, in each draw of its null"),
-    "identity_share_null_draws": Field(("draw",), "identity share from the embedding to the last layer, in each draw"),
+    "partner": Field(
+        ("token",),
+        "token whose final direction is coupled to this token's embedding (optimal coupling of centred directions)",
+    ),
+    "kappa_null_draws": Field(("draw",), "κ from the embedding to the last layer, per draw of the null"),
+    "identity_share_null_draws": Field(
+        ("draw",), "identity share from the embedding to the last layer, per draw of the null"
+    ),
     "next_type_share": Field(
         (),
-        "share of tokens whose partner's next token is of their type, from the embedding to the last layer",
+        "share of tokens whose partner is followed by a token of their own type",
         null="next_type_share_null",
         null_sd="next_type_share_null_sd",
     ),
-    "next_type_share_null": Field((), "the same with the partners permuted, mean over draws"),
-    "next_type_share_null_sd": Field((), "standard deviation of that over the draws"),
-    "next_type_share_null_draws": Field(("draw",), "the same in each draw"),
+    "next_type_share_null": Field((), "mean of next_type_share over permutations of the partners"),
+    "next_type_share_null_sd": Field((), "standard deviation of next_type_share over permutations of the partners"),
+    "next_type_share_null_draws": Field(("draw",), "next_type_share per permutation of the partners"),
     "toward_own": Field(
-        ("point",), "mean cosine of a token with its own row of the embedding, both seen from the mean of the text"
+        ("point",), "mean cosine between a token and its own row of the embedding, both centred on the text"
     ),
     "toward_next": Field(
         ("point",),
-        "mean cosine of a token with the word of the token after it (attrs: next), both seen from the mean of the text",
+        "mean cosine between a token and the vector of the next token (attrs: next_token_source), both centred on the text",
         null="toward_next_null",
         null_sd="toward_next_null_sd",
     ),
     "toward_next_null": Field(
-        ("point",), "the same with what lies between the first and the last token in another order, mean over draws"
+        ("point",), "mean of toward_next after permuting the tokens between the first and the last"
     ),
-    "toward_next_null_sd": Field(("point",), "standard deviation of that over the draws"),
-    "toward_next_null_draws": Field(("draw",), "the same at the last point in each draw"),
+    "toward_next_null_sd": Field(("point",), "standard deviation of toward_next over the draws of the null"),
+    "toward_next_null_draws": Field(("draw",), "toward_next at the last point, per draw of the null"),
 }
-"""Where tokens go: from the embedding to the last layer, and step by step."""
+"""The fields of the movement from the embedding to the last layer, and of its direction."""
 
 
 def _long_text_settings(results: Results) -> dict[str, Any]:
-    """Only layer by layer and from the embedding to the last layer, with few draws: Student's t needs no more."""
-    return {"strides": sorted({1, results.view.layers}), "draws": 5, "between": 0}
+    """Only stride 1 and the whole depth, with few draws, which are enough for Student's t."""
+    return {"strides": sorted({1, results.view.layers}), "draws": 5, "step_draws": 0}
 
 
 TRANSPORT = Analysis(
     name="transport",
-    question="Must tokens stay themselves, and do they go to what comes next?",
+    question="Is keeping every token's identity the cheapest way to move the cloud, and do tokens move toward the next token?",
     ask=transport,
     batch=batch,
     needs="trace",
@@ -322,9 +330,9 @@ TRANSPORT = Analysis(
     | END_TO_END_FIELDS
     | {f"{name}_strided": _strided_field(field) for name, field in PAIR_FIELDS.items()}
     | {
-        "coupling": Field(("step", "token"), "the token whose new place this token would take in the optimal coupling"),
+        "coupling": Field(("step", "token"), "token whose new position this token takes in the optimal coupling"),
         "geodesic_straightness": Field(
-            (), "W₂ from first to last cloud over the sum of W₂ between layers: 1 on a geodesic"
+            (), "W₂ from the first to the last cloud divided by the sum of W₂ between layers, 1 on a geodesic"
         ),
     },
 )

@@ -1,4 +1,4 @@
-"""Do points go to what comes next? Cosines with the words of a text, and whose next token a place is coupled to."""
+"""Do tokens move toward the next token? Cosines with token vectors, and the next tokens of coupled partners."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,28 +9,29 @@ from rheoscope.space.view import View
 from rheoscope.statistics.nulls import random_permutations, random_successors
 
 TABLE_SPEEDUP = 40
-"""So many times faster a number is a product of matrices: with draws that are rarer among all pairs these are not all computed."""
+"""The speedup of a matrix product over gathered inner products. With few draws, gathering is faster."""
 
 
 def is_tied(view: View) -> bool:
-    """Whether words are read out by the table that reads them in."""
+    """Whether the unembedding is the transposed embedding."""
     if view.unembed is None:
         return True
     unembedding, embedding = view.unembed.mT, view.embed
-    same_storage = (
-        unembedding.data_ptr() == embedding.data_ptr() and unembedding.stride() == embedding.stride()
-    )  # then nobody need look
+    # comparing addresses first avoids comparing the values
+    same_storage = unembedding.data_ptr() == embedding.data_ptr() and unembedding.stride() == embedding.stride()
     return unembedding.shape == embedding.shape and (same_storage or torch.equal(unembedding, embedding))
 
 
 def embedding_vectors(view: View, ids: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
-    """Where tokens enter the stream: their rows of the embedding."""
+    """The embedding rows of the tokens."""
     return at_least_float32(view.token_embeddings(ids)).double()
 
 
 def readout_vectors(view: View, ids: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
-    """Where the stream must point for tokens to be predicted: their rows of the embedding where it is tied, else their columns
-    of the unembedding with the gain of the final norm, which no move between the two changes."""
+    """The directions of the stream that predict the tokens.
+
+    These are the embedding rows if the embedding is tied, else the columns of the unembedding with the gain of the final norm.
+    """
     if view.unembed is None or is_tied(view):
         return embedding_vectors(view, ids)
     norm, columns = view.final_norm, at_least_float32(view.unembed[:, ids.to(view.unembed.device)].mT)
@@ -40,7 +41,7 @@ def readout_vectors(view: View, ids: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
 def cosine_with_own_token(
     points: Float[Tensor, "p n d"], view: View, ids: Int[Tensor, " text"], positions: list[int]
 ) -> Float[Tensor, " p"]:
-    """Mean cosine of every token with its own word, both clouds seen from their means."""
+    """Mean cosine of the tokens with their own embedding rows, both centred."""
     own_vectors = _centred_directions(embedding_vectors(view, ids[positions]).to(points.device))
     return (_centred_directions(points) * own_vectors).sum(-1).mean(-1)
 
@@ -48,10 +49,8 @@ def cosine_with_own_token(
 def cosine_with_next_token(
     points: Float[Tensor, "p n d"], view: View, ids: Int[Tensor, " text"], positions: list[int], draws: int, seed: int
 ) -> tuple[Float[Tensor, " p"], Float[Tensor, "p draw"]]:
-    """Mean cosine of every token with the word that comes next, and the same with the text in other orders."""
-    rows_with_next = [
-        row for row, position in enumerate(positions) if position + 1 < len(ids)
-    ]  # nothing comes after the last
+    """Mean cosine of the tokens with the vectors of their next tokens, and the same for permuted texts."""
+    rows_with_next = [row for row, position in enumerate(positions) if position + 1 < len(ids)]
     positions_with_next = torch.tensor([positions[row] for row in rows_with_next])
     token_vectors = readout_vectors(view, ids).to(points.device)
     token_vectors = _normalise(token_vectors - token_vectors[positions_with_next + 1].mean(0))
@@ -65,19 +64,21 @@ def cosine_with_next_token(
 def mean_cosines(
     x: Float[Tensor, "p n d"], vectors: Float[Tensor, "m d"], targets: Int[Tensor, "draw n"]
 ) -> Float[Tensor, "p draw"]:
-    """Mean inner product of every token with the word that each draw gives it; of few draws without the table of all pairs."""
+    """Mean inner product of the tokens with their target vectors, per draw. Few draws avoid the table of all pairs."""
     if TABLE_SPEEDUP * len(targets) < len(vectors):
         return torch.stack([(x * vectors[target]).sum(-1).mean(-1) for target in targets], -1)
     rows = torch.arange(x.shape[1])
-    return torch.stack([(cloud @ vectors.mT)[rows, targets].mean(-1) for cloud in x])  # one table at a time
+    return torch.stack(
+        [(cloud @ vectors.mT)[rows, targets].mean(-1) for cloud in x]
+    )  # one cloud at a time limits memory
 
 
 def next_type_share(
     partner: Int[Tensor, " n"], ids: Int[Tensor, " text"], positions: list[int], draws: int, seed: int
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " draw"]]:
-    """The share of tokens whose partner's next token is of their type, and the same with partners permuted.
+    """The share of tokens whose partner is followed by a token of their type, and the same for permuted partners.
 
-    A partner that ends the text has no next token and is left out.
+    A partner at the end of the text has no next token and is left out.
     """
     position_index = torch.tensor(positions)
     orders = torch.cat([torch.arange(len(positions))[None], random_permutations(len(positions), draws, seed)])

@@ -1,4 +1,4 @@
-"""The cheapest way from one cloud to another: exact assignments, what they cost, and what chance gives; many pairs at once."""
+"""Exact optimal assignments between clouds, their costs and their permutation nulls, for many pairs at once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ from rheoscope.space.cpu_cores import map_on_cores
 from rheoscope.statistics.nulls import random_permutations
 
 MAX_EXACT_TOKENS = 2048
-"""Tokens up to which the assignment is solved; a cost matrix of float64 has 32 MiB there."""
+"""The largest number of tokens for an exact assignment. A cost matrix in float64 then has 32 MiB."""
 SAME_POINT_TOLERANCE = 1e-6
-"""Points nearer than this, in lengths of the longest, are one: the rounding of float32."""
+"""Points closer than this, relative to the largest norm, count as equal (the rounding of float32)."""
 COST_BYTES_PER_CORE = 2**26
-"""Bytes of cost matrices that lie beside each other, for each core."""
+"""Bytes of cost matrices in memory at once, per core."""
 SINGLE_PAIR_TOKENS = 256
-"""Tokens from which on a core takes one pair at a time; of fewer all of a text, for threads change places more slowly than that."""
+"""From this number of tokens on, a job is one pair. Smaller texts are one job, because switching threads would take longer."""
 Cloud = Float[Tensor, "n d"]
 CloudStack = Float[Tensor, "p n d"]
 TextClouds = Float[Tensor, "p _ d"]
-"""Texts differ in how many tokens they have."""
+"""The clouds of one text. Texts differ in their numbers of tokens."""
 CloudPair = tuple[int, int]
-"""Which clouds of a text a way begins and ends in."""
+"""The indices of the first and of the second cloud of a pair."""
 
 
 @dataclass(frozen=True, eq=False)
 class PairTransport:
-    """What it takes to bring one cloud to another: numbers, the coupling of points and of directions, what draws gave."""
+    """The transport of one cloud to another: statistics, couplings of points and of directions, and null draws."""
 
     statistics: dict[str, float]
     coupling: Int[Tensor, " n"]
@@ -45,8 +45,10 @@ class PairTransport:
 def transport_all_pairs(
     texts: Sequence[TextClouds], pairs: Sequence[CloudPair], draws: Sequence[int], seed: int
 ) -> Iterator[PairTransport]:
-    """What `moved` gives for every pair of clouds of every text, in their order: tables of many pairs are made together where the
-    clouds are, and solved on all cores."""
+    """The result of `transport_pair` for every pair of clouds of every text, in order.
+
+    The cost tables of many pairs are computed together on the device and solved on all cores.
+    """
     if max(points.shape[1] for points in texts) > MAX_EXACT_TOKENS:
         single_jobs = [(points, pair, n_draws) for points in texts for pair, n_draws in zip(pairs, draws, strict=True)]
         yield from map_on_cores(
@@ -81,16 +83,16 @@ def transport_all_pairs(
 def _group_same_shape(
     group: list["_TextPairs"], texts: Sequence[TextClouds]
 ) -> list[tuple[tuple[int, range], list["_TextPairs"]]]:
-    """Neighbours with as many tokens each and the same pairs."""
+    """Group consecutive texts with equal numbers of tokens and the same pairs."""
     return [(key, list(parts)) for key, parts in groupby(group, lambda part: (texts[part[0]].shape[1], part[1]))]
 
 
 _TextPairs = tuple[int, range]
-"""A text and some of its pairs."""
+"""A text and a range of its pairs."""
 
 
 def _memory_batches(token_counts: Sequence[int], n_pairs: int) -> Iterator[list[_TextPairs]]:
-    """Texts of these sizes with some of their pairs each, as many as fit beside each other."""
+    """Batches of texts and ranges of pairs whose cost tables fit in memory."""
     group: list[_TextPairs] = []
     used_bytes, max_bytes = 0, COST_BYTES_PER_CORE * torch.get_num_threads()
     for text_index, n in enumerate(token_counts):
@@ -114,8 +116,7 @@ _Solution = tuple[Tensor, Tensor, NullDraws]
 
 @dataclass(frozen=True, eq=False)
 class _CostTables:
-    """Some pairs of clouds of one text, or of several with as many tokens, with the costs of all their tokens: of points, and of
-    directions."""
+    """Pairs of clouds with equal numbers of tokens, and their cost tables for points and for directions."""
 
     x: CloudStack
     y: CloudStack
@@ -123,7 +124,7 @@ class _CostTables:
     direction_cost: Float[Tensor, "p n n"]
 
     def solve(self, pair_range: range, draws: Sequence[int], seed: int) -> list[_Solution]:
-        """The couplings of some pairs, and what chance gives; costs are fetched by whoever solves them."""
+        """The couplings and null draws of some pairs. Each worker copies its own costs to the CPU."""
         point_costs, direction_costs = (
             table[pair_range.start : pair_range.stop].cpu() for table in (self.point_cost, self.direction_cost)
         )
@@ -138,7 +139,7 @@ class _CostTables:
         ]
 
     def summarise(self, solutions: Sequence[_Solution]) -> list[PairTransport]:
-        """All numbers of all pairs: the device is asked once."""
+        """The statistics of all pairs, with a single transfer from the device."""
         coupling, partner = (
             torch.stack([solution[0] for solution in solutions]),
             torch.stack([solution[1] for solution in solutions]),
@@ -163,7 +164,7 @@ def _cost_tables(points: Float[Tensor, "t p n d"], pairs: Sequence[CloudPair]) -
 
 
 def transport_pair(x: Cloud, y: Cloud, draws: int, seed: int) -> PairTransport:
-    """All numbers of one pair of clouds, with their nulls."""
+    """The statistics of one pair of clouds, with their nulls."""
     identity, random, best, coupling = transport_costs(x, y)
     partner, orders = direction_coupling(x, y), random_permutations(len(x), draws, seed)
     null_draws = (null_from_tables if len(x) <= MAX_EXACT_TOKENS else null_from_clouds)(x, y, orders)
@@ -198,7 +199,7 @@ def _pair_transport(
 
 
 def null_from_clouds(x: Cloud, y: Cloud, orders: Int[Tensor, "draw n"]) -> NullDraws:
-    """κ and identity share of the displacements in other orders, cloud by cloud."""
+    """κ and identity share for permuted displacements, computed from the clouds."""
     permuted_clouds = [x + (y - x)[order] for order in orders]
     return [kappa(*transport_costs(x, z)[:3]) for z in permuted_clouds], [
         float(fraction_in_place(direction_coupling(x, z), x)) for z in permuted_clouds
@@ -206,7 +207,7 @@ def null_from_clouds(x: Cloud, y: Cloud, orders: Int[Tensor, "draw n"]) -> NullD
 
 
 def null_from_tables(x: Cloud, y: Cloud, orders: Int[Tensor, "draw n"]) -> NullDraws:
-    """The same from ⟨x_i, x_j⟩ and ⟨x_i, Δ_j⟩ alone: what a permutation can change of any cost is −2⟨x_i, z_j⟩, z = x + Δ_π."""
+    """The same from ⟨x_i, x_j⟩ and ⟨x_i, Δ_j⟩. With z = x + Δ_π, only −2⟨x_i, z_j⟩ depends on the assignment."""
     if not len(orders):
         return [], []
     same_point_square = SAME_POINT_TOLERANCE**2 * float(x.square().sum(-1).amax())
@@ -243,14 +244,14 @@ def null_from_tables(x: Cloud, y: Cloud, orders: Int[Tensor, "draw n"]) -> NullD
 
 
 def transport_costs(x: Cloud, y: Cloud) -> tuple[float, float, float, Int[Tensor, " n"]]:
-    """Identity, random and least cost, summed in float64 over pairs, and the coupling of the least."""
+    """The costs of identity, of random pairing and of the optimal coupling, and that coupling."""
     best, coupling = optimal_transport(x, y)
     identity = float(_mean_square(y - x))
     return identity, float(random_cost(x, y)), min(best, identity), coupling
 
 
 def random_cost(x: Float[Tensor, "*p n d"], y: Float[Tensor, "*p n d"]) -> Float[Tensor, "*p"]:
-    """mean ‖y_j − x_i‖² over all pairs: both spreads, and how far the means are apart."""
+    """mean ‖y_j − x_i‖² over all pairs, from both variances and the distance of the means."""
     a, b = x.mean(-2, keepdim=True), y.mean(-2, keepdim=True)
     return _mean_square(x - a) + _mean_square(y - b) + (b - a).square().sum((-2, -1))
 
@@ -260,7 +261,7 @@ def _mean_square(x: Float[Tensor, "*p n d"]) -> Float[Tensor, "*p"]:
 
 
 def optimal_transport(x: Cloud, y: Cloud) -> tuple[float, Int[Tensor, " n"]]:
-    """W₂² and its coupling: exact up to `EXACT` tokens, the Sinkhorn divergence beyond."""
+    """W₂² and its coupling: exact up to `MAX_EXACT_TOKENS` tokens, by the Sinkhorn divergence beyond."""
     if len(x) > MAX_EXACT_TOKENS:
         return sinkhorn_divergence(x, y)
     coupling = assignment(squared_distances(x, y))
@@ -268,14 +269,14 @@ def optimal_transport(x: Cloud, y: Cloud) -> tuple[float, Int[Tensor, " n"]]:
 
 
 def squared_distances(x: Float[Tensor, "*p n d"], y: Float[Tensor, "*p m d"]) -> Float[Tensor, "*p n m"]:
-    """‖y_j − x_i‖² of all pairs, both clouds seen from one centre so that little cancels."""
+    """‖y_j − x_i‖² for all pairs. Both clouds are shifted by one centre to reduce cancellation."""
     centre = x.mean(-2, keepdim=True)
     x, y = x - centre, y - centre
     return (x.square().sum(-1)[..., None] + y.square().sum(-1)[..., None, :] - 2 * x @ y.mT).clamp(min=0)
 
 
 def assignment(cost: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
-    """The permutation of least Σ C_iσ(i); the identity where it is as good as any."""
+    """The permutation σ that minimises Σ C_iσ(i); the identity if it is equally good."""
     import lap
 
     table = np.ascontiguousarray(cost.cpu().numpy())
@@ -287,29 +288,28 @@ def assignment(cost: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
 
 
 def assignments(cost: Float[Tensor, "p n n"]) -> Int[Tensor, "p n"]:
-    """The best partners of many tables, each by itself."""
+    """The optimal assignment of every table."""
     return torch.stack([assignment(table) for table in cost])
 
 
 def kappa(identity: float, random: float, best: float) -> float:
-    """1 where the clouds are points that cannot be told apart."""
+    """κ from the three costs; 1 if every pairing has the same cost."""
     return (random - identity) / (random - best) if random - best > 1e-12 * random else 1.0
 
 
 def direction_coupling(x: Cloud, y: Cloud) -> Int[Tensor, " n"]:
-    """The optimal coupling of directions, each cloud seen from its mean."""
+    """The optimal coupling of the centred directions."""
     return optimal_transport(_centred_directions(x), _centred_directions(y))[1].cpu()
 
 
 def fraction_in_place(partner: Int[Tensor, "*p n"], x: Float[Tensor, "*p n d"]) -> Float[Tensor, "*p"]:
-    """The share of tokens that a coupling sends to a token of their own type: to one at the same point, but for the rounding of
-    float32."""
+    """The share of tokens that a coupling maps to a token of their own type, which is at the same point up to rounding."""
     distance = (take_partners(x, partner) - x).norm(dim=-1)
     return (distance <= SAME_POINT_TOLERANCE * x.norm(dim=-1).amax(-1, keepdim=True)).double().mean(-1)
 
 
 def take_partners(y: Float[Tensor, "*p n d"], partner: Int[Tensor, "*p n"]) -> Float[Tensor, "*p n d"]:
-    """The partner of every token."""
+    """The point of the partner of every token."""
     return y.gather(-2, partner.to(y.device)[..., None].expand_as(y))
 
 

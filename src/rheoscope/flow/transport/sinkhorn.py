@@ -1,4 +1,4 @@
-"""Transport of clouds that are too large for an exact assignment: the Sinkhorn divergence, and how far it is from exact."""
+"""The Sinkhorn divergence, for clouds that are too large for an exact assignment."""
 
 import math
 
@@ -8,19 +8,19 @@ from torch import Tensor
 
 Cloud = Float[Tensor, "n d"]
 ROUNDS_PER_TEMPERATURE = 10
-"""Rounds at every temperature but the last, which has four times as many."""
+"""Iterations per temperature. The last temperature has four times as many."""
 FINAL_TEMPERATURE = 0.1
-"""The last temperature, in standard deviations of the part of the cost that a permutation can change."""
+"""The last temperature, relative to the standard deviation of the part of the cost that a permutation can change."""
 
 
 def sinkhorn_divergence(x: Cloud, y: Cloud) -> tuple[float, Int[Tensor, " n"]]:
-    """S_ε(x, y) in place of W₂², and the likeliest partner of every token.
+    """S_ε(x, y) as an approximation of W₂², and the most likely partner of every token.
 
-    **Formula** S_ε = OT_ε(x, y) − ½ OT_ε(x, x) − ½ OT_ε(y, y) for the cost ‖y_j − x_i‖², OT_ε the least of ⟨P, C⟩ + ε KL(P ‖ uniform)
-    over couplings P. Both clouds are seen from their means, whose squared distance is added again. ε is a tenth of the
-    standard deviation of 2⟨x_i, y_j⟩, all that a permutation can change.
+    **Formula** S_ε = OT_ε(x, y) − ½ OT_ε(x, x) − ½ OT_ε(y, y) for the cost ‖y_j − x_i‖², where OT_ε is the minimum of
+    ⟨P, C⟩ + ε KL(P ‖ uniform) over couplings P. Both clouds are centred, and the squared distance of their means is added at the
+    end. ε is a tenth of the standard deviation of 2⟨x_i, y_j⟩, the part of the cost that a permutation can change.
 
-    **Laws** 0 for equal clouds; tends to W₂² with ε.
+    **Laws** S_ε is 0 for equal clouds and tends to W₂² as ε → 0.
 
     **Source** Genevay, Peyré, Cuturi 2018; ε-scaling with absorption, Schmitzer 2019.
 
@@ -44,14 +44,14 @@ def sinkhorn_divergence(x: Cloud, y: Cloud) -> tuple[float, Int[Tensor, " n"]]:
 
 
 def entropic_coupling(cost: Float[Tensor, "n n"], temperature: float) -> tuple[float, Float[Tensor, "n n"]]:
-    """OT_ε of two uniform measures, and the coupling, the temperature halved from the largest cost down.
+    """OT_ε of two uniform measures and its coupling, with a temperature that is halved from the largest cost down.
 
-    Potentials are kept apart from the kernel exp((f + g − C)/ε), which is made anew at every temperature: float32 is enough.
+    The potentials f and g are absorbed into the kernel exp((f + g − C)/ε) at every temperature, so that float32 is enough.
     """
     n, f, g = len(cost), torch.zeros_like(cost[:, 0]), torch.zeros_like(cost[0])
     schedule = temperature_schedule(float(cost.max()), temperature)
     for epsilon in schedule:
-        # exponents below −80 would be denormal numbers, which are slow and weigh nothing
+        # exponents below −80 would give denormal numbers, which are slow and negligible
         gibbs_kernel = ((f[:, None] + g - cost) / epsilon).clamp(min=-80).exp()
         a, b = torch.ones_like(f), torch.ones_like(g)
         for _ in range(ROUNDS_PER_TEMPERATURE * (4 if epsilon == schedule[-1] else 1)):
@@ -63,7 +63,7 @@ def entropic_coupling(cost: Float[Tensor, "n n"], temperature: float) -> tuple[f
 
 
 def temperature_schedule(first: float, last: float) -> list[float]:
-    """Halved from the first to the last.
+    """Temperatures from `first` to `last`, each half of the one before.
 
     >>> temperature_schedule(1.0, 0.3)
     [1.0, 0.5, 0.3]

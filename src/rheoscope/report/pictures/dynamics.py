@@ -238,7 +238,7 @@ def shaped(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
 
 def shaped_width(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
-    for index, (quantity, colour) in enumerate(zip(dataset.seen.values, (BLUE, PALE_BLUE, ACCENT), strict=True)):
+    for index, (quantity, colour) in enumerate(zip(dataset.observable.values, (BLUE, PALE_BLUE, ACCENT), strict=True)):
         mean, sd = dataset.mean_sde.values[:, index], dataset.sd_sde.values[:, index]
         left.plot(dataset.time, mean, color=colour, label=str(quantity))
         left.fill_between(dataset.time, mean - sd, mean + sd, color=colour, alpha=0.12, linewidth=0)
@@ -257,7 +257,7 @@ def shaped_width(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
 def heat(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
     for row, (epsilon, colour) in enumerate(zip(dataset.epsilon.values, SHADES, strict=True)):
-        left.plot(dataset.x, dataset.moved.values[row], color=colour, linewidth=1.2, label=f"ε = {epsilon:g}")
+        left.plot(dataset.x, dataset.change.values[row], color=colour, linewidth=1.2, label=f"ε = {epsilon:g}")
     left.plot(
         dataset.x, dataset.limit, color=ACCENT, linewidth=2.2, linestyle=(0, (1, 1.4)), label="½(f'' + 2 (log p)' f')"
     )
@@ -273,7 +273,7 @@ def heat(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
 def sinkformer(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
     for row, (name, colour) in enumerate(zip(dataset.normaliser.values, (BLUE, ACCENT), strict=True)):
-        left.plot(dataset.place, dataset["columns"].values[row], color=colour, label=str(name))
+        left.plot(dataset.position, dataset["columns"].values[row], color=colour, label=str(name))
         right.plot(dataset.time, dataset.variance_derived.values[row], color=colour, label=f"{name}: equation")
         right.plot(dataset.time, dataset.variance.values[row], color=colour, **{**DOT_STYLE, "markersize": 4.5})
     right.plot(
