@@ -102,7 +102,7 @@ def test_it_equals_a_slow_twin(name: str) -> None:
     points[0] += 1e-3 * random(4, *points.shape[1:])  # equal tokens have equal cosines: no order to compare here
     points[0, 3] *= 100
     trace = replace(trace, points=points)
-    found = rs.agreement(trace, draws=0, least=5)
+    found = rs.agreement(trace, draws=0, min_keys=5)
     assert found.attrs["massive"] == [3]
     kept = [i for i in range(len(trace)) if i != 3]
     for layer, head in ((0, 0), (trace.view.layers - 1, trace.view.heads - 1)):
@@ -115,9 +115,9 @@ def test_it_equals_a_slow_twin(name: str) -> None:
 
 def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = traced("llama", F64)
-    whole = rs.agreement(trace, draws=6, least=4)
+    whole = rs.agreement(trace, draws=6, min_keys=4)
     monkeypatch.setattr(module, "cache_block_numel", lambda device: 1)
-    apart = rs.agreement(trace, draws=6, least=4)
+    apart = rs.agreement(trace, draws=6, min_keys=4)
     for field in whole.data_vars:
         assert np.allclose(whole[field], apart[field], atol=1e-9), field
 
@@ -227,9 +227,9 @@ def test_the_control_is_its_own_agreement(name: str) -> None:
     model = double(name)
     control = rs.load(model.network, untrained=True, seed=3)
     beside = control.trace(text())
-    found = rs.agreement(model.trace(text()), draws=4, least=4, control=beside)
-    plain = rs.agreement(model.trace(text()), draws=4, least=4)
-    alone = rs.agreement(beside, draws=0, least=4)
+    found = rs.agreement(model.trace(text()), draws=4, min_keys=4, control=beside)
+    plain = rs.agreement(model.trace(text()), draws=4, min_keys=4)
+    alone = rs.agreement(beside, draws=0, min_keys=4)
     for field in ("agreement", "agreement_raw"):
         assert np.allclose(found[f"{field}_untrained"], alone[field])
         assert not np.allclose(found[f"{field}_untrained"], found[field], atol=1e-2)
@@ -249,17 +249,17 @@ def test_a_control_of_another_text_or_model_is_refused() -> None:
         (bare(depth=1, heads=4).trace(text()), r"got 1 layers of 4 heads"),
     ):
         with pytest.raises(rs.RheoscopeError, match=what):
-            rs.agreement(trace, draws=0, least=4, control=strange)
+            rs.agreement(trace, draws=0, min_keys=4, control=strange)
 
 
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
     model = double("llama")
     with pytest.raises(rs.RheoscopeError, match=r"at least 8 other keys .* none of the 6 tokens has; type a longer"):
         rs.agreement(model.trace(text(n=6)), draws=0, keep_massive=True)
-    with pytest.raises(rs.RheoscopeError, match=r"got draws=1, least=8, queries=None; type draws=200"):
+    with pytest.raises(rs.RheoscopeError, match=r"got draws=1, min_keys=8, max_queries=None; type draws=200"):
         rs.agreement(model.trace(text()), draws=1)
-    with pytest.raises(rs.RheoscopeError, match=r"got draws=0, least=3"):
-        rs.agreement(model.trace(text()), draws=0, least=3)
+    with pytest.raises(rs.RheoscopeError, match=r"got draws=0, min_keys=3"):
+        rs.agreement(model.trace(text()), draws=0, min_keys=3)
     holed = replace(model.trace(text()), points=torch.full((5, 18, 32), float("nan"), dtype=F64))
     with pytest.raises(rs.RheoscopeError, match="NaN or infinity"):
         rs.agreement(holed, draws=0)
@@ -285,7 +285,7 @@ def test_what_is_known_without_asking_the_device_is_what_it_says(
 
 def refused_or(traces: Any, queries: int | None) -> str:
     try:
-        module.batch(traces, draws=0, least=6, queries=queries, keep_massive=True)
+        module.batch(traces, draws=0, min_keys=6, max_queries=queries, keep_massive=True)
     except rs.RheoscopeError as error:
         return str(error)
     return ""
@@ -295,9 +295,9 @@ def test_some_queries_stand_for_all_and_say_how_well() -> None:
     """Drawn again and again they scatter around all of them about as far as they say; all of them have no error."""
     trace = on(bare(heads=2), random(0, 120, 16))
     whole = rs.agreement(trace, draws=0)
-    assert rs.agreement(trace, draws=0, queries=120).equals(whole)  # all there are
+    assert rs.agreement(trace, draws=0, max_queries=120).equals(whole)  # all there are
     assert "agreement_error" not in whole
-    found = [rs.agreement(trace, draws=0, queries=30, seed=seed) for seed in range(40)]
+    found = [rs.agreement(trace, draws=0, max_queries=30, seed=seed) for seed in range(40)]
     values = np.stack([one.agreement.values for one in found])
     stated = np.stack([one.agreement_error.values for one in found]).mean(0)
     assert np.all(abs(values.mean(0) - whole.agreement.values) < 3 * stated / np.sqrt(40))

@@ -22,7 +22,7 @@ def test_the_derivative_at_0_is_the_sum_of_the_slopes(name: str) -> None:
         step = size / max(abs(slope), 1e-3)
         found = rs.attention_patching(of, trace, 7, (-step, 0.0, step), heads)
         assert float(found.loss[2] - found.loss[0]) / (2 * step) == pytest.approx(slope, rel=2e-2, abs=1e-7)
-        assert found.predicted.values == pytest.approx(found.loss.values, abs=0.1 * size + 1e-6)
+        assert found.predicted_loss.values == pytest.approx(found.loss.values, abs=0.1 * size + 1e-6)
         assert float(found.loss[1]) == pytest.approx(float(-trace.logits[-1].log_softmax(-1)[7]), abs=1e-9)
 
 

@@ -26,38 +26,40 @@ MAPS = ["gpt2", "llama", "gemma3", "qwen3", "neox", "opt", "own", "own_metric", 
 
 @pytest.mark.parametrize("name", SOME)
 def test_the_same_boundary_changes_nothing(name: str) -> None:
-    found = rs.boundary(double(name), [TEXTS[0], TEXTS[0], TEXTS[1]], times=3, iterations=4)
+    found = rs.boundary(double(name), [TEXTS[0], TEXTS[0], TEXTS[1]], applications=3, iterations=4)
     for field in found.data_vars:
         if "text" in found[field].dims:
             assert np.array_equal(found[field][0], found[field][1]), field
-    for field in ("change", "change_token", "settled", "settled_token"):
+    for field in ("input_angle", "input_angle_token", "final_angle", "final_angle_token"):
         assert not found[field][:2].any(), field
-    assert float(found.settled[2].min()) > 0
-    assert float(found.change[2, 1]) > 0
+    assert float(found.final_angle[2].min()) > 0
+    assert float(found.input_angle[2, 1]) > 0
 
 
 @pytest.mark.parametrize("name", MAPS)
 def test_nothing_before_the_boundary_changes(name: str) -> None:
     """Law: a causal past does not see its future, bit for bit; the tokens after it do."""
-    found = rs.boundary(double(name), [[3, 9, 4, 12, *ENDING], [3, 9, 4, 8, *ENDING]], times=3, iterations=2)
-    before = ~found.after.values
+    found = rs.boundary(double(name), [[3, 9, 4, 12, *ENDING], [3, 9, 4, 8, *ENDING]], applications=3, iterations=2)
+    before = ~found.after_boundary.values
     assert before.tolist() == [True] * 3 + [False] * 4
-    for field in ("change_token", "settled_token"):
+    for field in ("input_angle_token", "final_angle_token"):
         assert not found[field].values[..., before].any(), field
-    assert float(found.change_token.isel(layer=1).values[1, ~before][:3].min()) > 0  # as far as windows reach
-    assert float(found.settled_token.values[1][:, ~before][:, :3].min()) > 0
+    assert float(found.input_angle_token.isel(layer=1).values[1, ~before][:3].min()) > 0  # as far as windows reach
+    assert float(found.final_angle_token.values[1][:, ~before][:, :3].min()) > 0
 
 
 def test_a_model_that_reads_both_ways_changes_before_it_too() -> None:
-    found = rs.boundary(double("own_encoder_buckets"), [[3, 9, 12, *ENDING], [3, 9, 8, *ENDING]], times=1, iterations=2)
-    assert float(found.change_token.isel(layer=1).values[1, :2].min()) > 0
+    found = rs.boundary(
+        double("own_encoder_buckets"), [[3, 9, 12, *ENDING], [3, 9, 8, *ENDING]], applications=1, iterations=2
+    )
+    assert float(found.input_angle_token.isel(layer=1).values[1, :2].min()) > 0
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "neox"])
 def test_it_equals_dense_twins(name: str) -> None:
     """Points, an orbit by hand with the boundary put back each time, and the block of the dense Jacobian between shared tokens."""
     model, texts = double(name), [[5, 6, *ENDING], [8, 13, 17, *ENDING]]
-    found = rs.boundary(model, texts, layers=[1], times=3, iterations=60, keep_massive=True)
+    found = rs.boundary(model, texts, layers=[1], applications=3, iterations=60, keep_massive=True)
     directions = []
     for at, ids in enumerate(texts):
         trace = model.trace(ids)
@@ -74,7 +76,7 @@ def test_it_equals_dense_twins(name: str) -> None:
         for _ in range(3):
             settled[free:] = T(settled)[free:].detach()
         directions.append([torch.nn.functional.normalize(y[free:].detach(), dim=-1) for y in (x, settled)])
-    for end, field in enumerate(("change", "settled")):
+    for end, field in enumerate(("input_angle", "final_angle")):
         cosines = (directions[0][end] * directions[1][end]).sum(-1)
         assert found[f"{field}_token"].values[1, 0] == pytest.approx(cosines.clamp(-1, 1).arccos().numpy(), abs=1e-6)
         assert found[field].values[1, 0] == pytest.approx(float(cosines.arccos().mean()), abs=1e-6)
@@ -87,9 +89,9 @@ def test_it_equals_dense_twins(name: str) -> None:
 
 def test_two_texts_may_change_places() -> None:
     one, other = (rs.boundary(double("llama"), order, iterations=3) for order in (TEXTS, TEXTS[::-1]))
-    for field in ("change", "settled", "change_token", "settled_token"):
+    for field in ("input_angle", "final_angle", "input_angle_token", "final_angle_token"):
         assert np.allclose(one[field][1], other[field][1], atol=1e-12)
-    for field in ("residual", "jacobian_norm", "jacobian_radius", "settling"):
+    for field in ("residual", "jacobian_norm", "jacobian_radius", "repeated_rotation_angle"):
         assert np.array_equal(one[field].values, other[field].values[::-1]), field
 
 
@@ -117,21 +119,21 @@ def planted(strength: float) -> Any:
 
 def test_tokens_settle_where_the_planted_boundary_is() -> None:
     model = planted(1e4)
-    found = rs.boundary(model, [[1, 7, 8, 9], [2, 7, 8, 9], [1, 30, 7, 8, 9]], times=12, iterations=60)
+    found = rs.boundary(model, [[1, 7, 8, 9], [2, 7, 8, 9], [1, 30, 7, 8, 9]], applications=12, iterations=60)
     first = torch.nn.functional.normalize(model.view.embed[1:3].double(), dim=-1)
     apart = float((first[0] @ first[1]).detach().arccos())
-    assert not found.change.any()  # the first layer reads embeddings
-    assert found.settled_token.values[1, 0] == pytest.approx(apart, abs=1e-3)
-    assert float(found.settled[1, 0]) > 100 * float(
-        found.settled_null[0]
+    assert not found.input_angle.any()  # the first layer reads embeddings
+    assert found.final_angle_token.values[1, 0] == pytest.approx(apart, abs=1e-3)
+    assert float(found.final_angle[1, 0]) > 100 * float(
+        found.final_angle_null[0]
     )  # one place for all tokens, another for each boundary
-    assert float(found.settled[2, 0]) < 1e-3  # the same first token: the same place
+    assert float(found.final_angle[2, 0]) < 1e-3  # the same first token: the same place
 
 
 def test_a_layer_that_does_not_look_does_not_know_its_boundary() -> None:
     model = planted(0.0)
     found = rs.boundary(model, [[1, 7, 8, 9], [2, 7, 8, 9]], iterations=4)
-    for field in ("change", "settled", "residual"):
+    for field in ("input_angle", "final_angle", "residual"):
         assert not found[field].any(), field
     assert found.jacobian_norm.values == pytest.approx(1)
     assert found.jacobian_radius.values == pytest.approx(1)
@@ -144,9 +146,9 @@ def test_of_one_text_two_other_orders_of_its_first_half_are_made() -> None:
     assert found.sizes["text"] == 3
     assert found.equals(rs.boundary(model, torch.tensor(ids), **asked))
     assert found.equals(rs.boundary(model, [one.tolist() for one in with_reorderings(torch.tensor(ids), 0)], **asked))
-    assert float(found.change[1:].min()) > 0
+    assert float(found.input_angle[1:].min()) > 0
     other = rs.boundary(model, ids, **asked, seed=1)
-    assert not np.array_equal(found.change, other.change)
+    assert not np.array_equal(found.input_angle, other.input_angle)
 
 
 @given(ids=st.lists(st.integers(3, 9), min_size=1, max_size=12), seed=st.integers(0, 99))
@@ -194,13 +196,15 @@ def test_massive_tokens_count_nowhere() -> None:
     model = default()
     texts = [f"{first} to the cabinet are on the table" for first in ("The keys", "A dog and the way")]
     plain, every = (
-        rs.boundary(model, texts, layers=[3], times=1, iterations=2, keep_massive=keep) for keep in (False, True)
+        rs.boundary(model, texts, layers=[3], applications=1, iterations=2, keep_massive=keep) for keep in (False, True)
     )
     assert plain.attrs["massive"] == [model.trace(text).massive_tokens() for text in texts]
-    assert plain.change_token.equals(every.change_token)
-    after = [at for at, there in zip(plain.token.values, plain.after.values, strict=True) if there]
+    assert plain.input_angle_token.equals(every.input_angle_token)
+    after = [at for at, there in zip(plain.token.values, plain.after_boundary.values, strict=True) if there]
     usual = [at for at in after if at not in plain.attrs["massive"][0]]
-    assert float(plain.change[1, 0]) == pytest.approx(float(plain.change_token[1, 0].sel(token=usual).mean()), rel=1e-5)
+    assert float(plain.input_angle[1, 0]) == pytest.approx(
+        float(plain.input_angle_token[1, 0].sel(token=usual).mean()), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -216,8 +220,11 @@ def test_massive_tokens_count_nowhere() -> None:
             r"end in different tokens \(.*\), so nothing is shared .* type texts that end",
         ),
         ({"texts": ["The keys", "A keys"], "layers": [99]}, "no layer 99"),
-        ({"texts": ["The keys", "A keys"], "layers": []}, r"got layers=\[\], times=8"),
-        ({"texts": ["The keys", "A keys"], "times": 0}, "times must lie between 1 and 10,000, got 0; type times=1"),
+        ({"texts": ["The keys", "A keys"], "layers": []}, r"got layers=\[\], applications=8"),
+        (
+            {"texts": ["The keys", "A keys"], "applications": 0},
+            "applications must lie between 1 and 10,000, got 0; type applications=1",
+        ),
         ({"texts": ["The keys", ""]}, "text"),
     ],
 )

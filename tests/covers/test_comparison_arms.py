@@ -15,17 +15,17 @@ from tests.cases import double, gap, text
 
 
 def test_names_are_kept_in_one_order() -> None:
-    asked = rs.Against(("uniform", "cloud", "mean", "size"))
+    asked = rs.Comparisons(("uniform", "cloud", "mean", "size"))
     assert asked.changes == ["edit", "size", "cloud", "mean", "uniform"]
-    assert rs.Against(()).changes == ["edit"]
-    assert rs.Against(draws=0).changes == ["edit", "mean", "uniform"]
+    assert rs.Comparisons(()).changes == ["edit"]
+    assert rs.Comparisons(draws=0).changes == ["edit", "mean", "uniform"]
 
 
 @torch.no_grad()
 def test_every_draw_is_run_once_and_only_the_chosen_heads_change() -> None:
     of = double("llama")
     (batch,) = window_batches(of, [text(0), text(1)])
-    asked = rs.Against(draws=3)
+    asked = rs.Comparisons(draws=3)
     made = asked.build_edits(plan_edits(of.view, {1: [0, 2, 3]}, "symmetric", None), Generator().manual_seed(0))
     means = batch_mean_outputs(batch, asked)
     runs = list(iterate_edits(batch, {1: [2]}, made, means, asked))
@@ -58,4 +58,4 @@ def test_every_draw_is_run_once_and_only_the_chosen_heads_change() -> None:
 )
 def test_bad_input_is_told_in_one_line(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(rs.RheoscopeError, match=said):
-        rs.Against(**asked)
+        rs.Comparisons(**asked)

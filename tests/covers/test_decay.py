@@ -48,11 +48,11 @@ def test_deviations_are_those_of_the_points(name: str) -> None:
     mean = sum(shares) / counts
     edit = found.sel(change="edit")
     assert edit.deviation.values == pytest.approx(mean.numpy(), rel=1e-4)
-    assert edit.remaining.values == pytest.approx((mean / mean[0]).numpy(), rel=1e-4)
+    assert edit.deviation_ratio.values == pytest.approx((mean / mean[0]).numpy(), rel=1e-4)
     assert edit.direction.values == pytest.approx((sum(cosines) / moving).numpy(), abs=1e-4)
     assert found.deviation[:, 0].values == pytest.approx(float(mean[0]), rel=1e-4)
-    assert (found.remaining[:, 0] == 1).all()
-    cost = float(rs.surgery(of, TEXTS, **asked, against=rs.Against(())).cost[0])
+    assert (found.deviation_ratio[:, 0] == 1).all()
+    cost = float(rs.surgery(of, TEXTS, **asked, comparisons=rs.Comparisons(())).cost[0])
     assert float(edit.cost) == pytest.approx(cost, abs=2e-5)
     assert len(found.step) == len(set(found.step.values))
     assert (name in PARALLEL) == (first == "L0.resid_post")
@@ -93,12 +93,12 @@ def planted(write: float) -> Any:
 
 def test_layers_that_write_nothing_leave_the_deviation_as_it_is() -> None:
     found = rs.decay(planted(0.0), TEXTS, M="skew")
-    assert found.remaining.values == pytest.approx(1, abs=1e-9)
+    assert found.deviation_ratio.values == pytest.approx(1, abs=1e-9)
     assert found.direction.values == pytest.approx(1, abs=1e-9)
-    assert found.healed_less.values == pytest.approx(0, abs=1e-9)
+    assert found.excess_deviation_ratio.values == pytest.approx(0, abs=1e-9)
     assert float(found.deviation.min()) > 0
     busy = rs.decay(planted(1.0), TEXTS, M="skew")
-    assert abs(busy.remaining.values[:, -1] - 1).min() > 1e-6
+    assert abs(busy.deviation_ratio.values[:, -1] - 1).min() > 1e-6
 
 
 def test_a_step_that_forgets_what_it_read_heals_everything() -> None:
@@ -115,8 +115,8 @@ def test_a_step_that_forgets_what_it_read_heals_everything() -> None:
     finally:
         embed.remove()
         heal.remove()
-    assert (found.remaining.values[:, -1] == 0).all()
-    assert (found.remaining.values[:, 0] == 1).all()
+    assert (found.deviation_ratio.values[:, -1] == 0).all()
+    assert (found.deviation_ratio.values[:, 0] == 1).all()
     assert np.abs(found.cost.values).max() == 0
 
 
@@ -126,15 +126,15 @@ def test_draws_intervals_and_definitions() -> None:
     assert one.equals(same_again)
     assert one.sel(change="edit").deviation.equals(other.sel(change="edit").deviation)
     assert not one.sel(change="isotropic").deviation.equals(other.sel(change="isotropic").deviation)
-    for name in ("remaining", "healed_less", "cost"):
+    for name in ("deviation_ratio", "excess_deviation_ratio", "cost"):
         low, mean, high = (one[name + end].values for end in ("_low", "", "_high"))
         assert (low <= mean + 1e-9).all()
         assert (mean <= high + 1e-9).all()
-    assert (one.remaining_high > one.remaining_low)[:, 1:].all()
+    assert (one.deviation_ratio_high > one.deviation_ratio_low)[:, 1:].all()
     assert all("definition" in one[name].attrs for name in one.data_vars)
     short = rs.decay(of, TEXTS[:2], heads=[(0, 1)], M="symmetric")
-    assert bool(short.remaining_low.isnull().all())
-    assert bool(short.remaining.notnull().all())
+    assert bool(short.deviation_ratio_low.isnull().all())
+    assert bool(short.deviation_ratio.notnull().all())
 
 
 def test_identity_moves_nothing_and_the_model_is_as_before() -> None:

@@ -31,15 +31,15 @@ def test_torn_and_glued_pairs_are_the_planted_ones() -> None:
     model = planted(scale, torch.eye(8, dtype=F64))
     found = rs.distorted_pairs(on(model, x), 0, 0, top=1, keep_massive=True)
     pairs = {
-        kind: (found["first"].sel(kind=kind).item(), found["second"].sel(kind=kind).item())
+        kind: (found["earlier_token"].sel(kind=kind).item(), found["later_token"].sel(kind=kind).item())
         for kind in ("torn", "glued")
     }
     assert pairs["torn"] == (0, 1)
     assert pairs["glued"][0] in (2, 3)
-    assert found.first_token.sel(kind="torn").item() == on(model, x).tokens[0]
-    assert found.after.sel(kind="torn").item() > 0.9
+    assert found.earlier_token_text.sel(kind="torn").item() == on(model, x).tokens[0]
+    assert found.distance_rank_after.sel(kind="torn").item() > 0.9
     every = rs.distorted_pairs(on(model, random(3, 12, 8)), 0, 0, top=66)
-    assert np.allclose(np.sort(every.before.sel(kind="torn")), np.linspace(0, 1, 66))
+    assert np.allclose(np.sort(every.distance_rank_before.sel(kind="torn")), np.linspace(0, 1, 66))
 
 
 def test_equal_tokens_are_no_pair() -> None:
@@ -47,7 +47,7 @@ def test_equal_tokens_are_no_pair() -> None:
     x = random(3, 12, 8)
     x[7] = x[2]
     found = rs.distorted_pairs(on(model, x), 0, 0, top=65)
-    assert (2, 7) not in zip(found["first"].values[0], found["second"].values[0], strict=True)
+    assert (2, 7) not in zip(found["earlier_token"].values[0], found["later_token"].values[0], strict=True)
     with pytest.raises(rs.RheoscopeError, match="the 65 pairs"):
         rs.distorted_pairs(on(model, x), 0, 0, top=66)
 
@@ -67,14 +67,14 @@ def test_it_equals_a_slow_count_over_all_pairs(name: str, image: str) -> None:
     found = rs.distorted_pairs(trace, 1, 2, image=image, top=6)
     for kind, sign in (("torn", 1), ("glued", -1)):
         row = found.sel(kind=kind)
-        mine = list(zip(row["first"].values.tolist(), row["second"].values.tolist(), strict=True))
+        mine = list(zip(row["earlier_token"].values.tolist(), row["later_token"].values.tolist(), strict=True))
         assert len(set(mine)) == 6
         best = np.sort([sign * value for value in change.values()])[::-1][:6]
         assert np.allclose([sign * change[pair] for pair in mine], best, atol=1e-9)
         at = [pairs.index(pair) for pair in mine]
-        assert np.allclose(row.before, before[at])
-        assert np.allclose(row.after, after[at])
-        assert row.second_token.values.tolist() == [trace.tokens[second] for _, second in mine]
+        assert np.allclose(row.distance_rank_before, before[at])
+        assert np.allclose(row.distance_rank_after, after[at])
+        assert row.later_token_text.values.tolist() == [trace.tokens[second] for _, second in mine]
         assert all(first < second for first, second in mine)
 
 
@@ -82,7 +82,7 @@ def test_an_isometric_cover_tears_nothing() -> None:
     model = planted(3 * torch.linalg.qr(random(0, 12, 12))[0], torch.eye(12, dtype=F64))
     for image in ("query", "key"):
         found = rs.distorted_pairs(on(model, random(1, 10, 12)), 0, 0, image=image, top=45)
-        assert np.allclose(found.before, found.after)
+        assert np.allclose(found.distance_rank_before, found.distance_rank_after)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -95,8 +95,10 @@ def test_a_turn_and_a_scale_of_the_cloud_tear_nothing_else(seed: int) -> None:
         for W in (model.view.layer_heads[0].W_Q, model.view.layer_heads[0].W_K):
             W.copy_(Q.mT @ W)
     other = rs.distorted_pairs(on(model, 3 * cloud @ Q), 0, 0, top=10)
-    assert np.allclose(one.after - one.before, other.after - other.before)
-    assert (one["first"] == other["first"]).all()
+    assert np.allclose(
+        one.distance_rank_after - one.distance_rank_before, other.distance_rank_after - other.distance_rank_before
+    )
+    assert (one["earlier_token"] == other["earlier_token"]).all()
 
 
 def test_massive_tokens_are_in_no_pair() -> None:
@@ -106,7 +108,7 @@ def test_massive_tokens_are_in_no_pair() -> None:
     long = replace(trace, points=points)
     every = rs.distorted_pairs(long, 0, 1, top=20)
     assert every.attrs["massive"] == [4]
-    assert 4 not in np.concatenate([every["first"].values.ravel(), every["second"].values.ravel()])
+    assert 4 not in np.concatenate([every["earlier_token"].values.ravel(), every["later_token"].values.ravel()])
     assert rs.distorted_pairs(long, 0, 1, keep_massive=True).attrs["keep_massive"] == 1
 
 

@@ -67,7 +67,7 @@ def test_a_projection_loses_what_it_does_not_see() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "own_metric"])
 def test_images_equal_dense_ones(name: str) -> None:
     trace = traced(name, F64)
-    found = rs.distortion(trace, nearest=3, draws=2)
+    found = rs.distortion(trace, n_neighbours=3, draws=2)
     head = trace.view.head(1, 2)
     x = head.heads.norm.normalise(trace.layer_input(1))[
         [i for i in range(len(trace)) if i not in trace.massive_tokens()]
@@ -104,7 +104,7 @@ def test_random_heads_lose_what_random_heads_lose() -> None:
 def test_the_null_is_the_head_turned() -> None:
     """Slow: dense operators between rotations, one head after the other; grouped keys, and a norm that centres."""
     trace = traced("gpt2", F64)
-    found = rs.distortion(trace, nearest=3, draws=3, seed=5)
+    found = rs.distortion(trace, n_neighbours=3, draws=3, seed=5)
     head, turns = trace.view.head(1, 2), random_head_rotations(trace.view.width, 3, 5, torch.device("cpu")).double()
     x = head.heads.norm.normalise(trace.layer_input(1))[
         [i for i in range(len(trace)) if i not in trace.massive_tokens()]
@@ -191,7 +191,7 @@ def test_the_mean_mismatch_of_heads_that_share_a_key_has_the_spread_it_says() ->
 @pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "own_metric"])
 def test_raw_images_are_those_of_the_models_own_q_k_v(name: str) -> None:
     trace = traced(name, F64)
-    found = rs.distortion(trace, nearest=3, draws=2)
+    found = rs.distortion(trace, n_neighbours=3, draws=2)
     heads = trace.view.layer_heads[1]
     kept = [i for i in range(len(trace)) if i not in trace.massive_tokens()]
     x = heads.norm.normalise(trace.layer_input(1))[kept]
@@ -219,7 +219,7 @@ def test_raw_images_move_with_the_coordinates_and_meet_the_invariant_ones_at_an_
 
 def test_without_draws_there_is_no_null_but_the_known_one() -> None:
     trace = traced("llama", F64)
-    found, beside = rs.distortion(trace, nearest=3, draws=0), rs.distortion(trace, nearest=3, draws=2)
+    found, beside = rs.distortion(trace, n_neighbours=3, draws=0), rs.distortion(trace, n_neighbours=3, draws=2)
     drawn = {f"{field}_{what}" for field in PRESERVATION_FIELDS for what in ("null", "null_sd", "projection")}
     assert set(beside.data_vars) - set(found.data_vars) == drawn | {"mean_rsa_null_draws"}
     for field in found.data_vars:
@@ -229,8 +229,10 @@ def test_without_draws_there_is_no_null_but_the_known_one() -> None:
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
     model = double("llama")
     trace = model.trace(text())
-    with pytest.raises(rs.RheoscopeError, match=r"of 18 tokens .* got nearest=9, draws=20; type nearest=5, draws=20"):
-        rs.distortion(trace, nearest=9)
+    with pytest.raises(
+        rs.RheoscopeError, match=r"of 18 tokens .* got n_neighbours=9, draws=20; type n_neighbours=5, draws=20"
+    ):
+        rs.distortion(trace, n_neighbours=9)
     with pytest.raises(rs.RheoscopeError, match="draws must lie between 0 and 10,000, got -1; type draws=0"):
         rs.distortion(trace, draws=-1)
     with pytest.raises(rs.RheoscopeError, match="has no M"):

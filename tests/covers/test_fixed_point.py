@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 import rheoscope as rs
 from rheoscope.covers.fixed_point.analysis import (
     CONTROL_FIELDS,
-    jacobian_norm,
-    jacobian_products,
-    jacobian_radius,
+    displacement_angles,
     layer_map,
     orbit,
     permutation_moments,
     permutation_null,
-    settling_angles,
-    turn_angles,
+    repeated_rotation_angles,
 )
+from rheoscope.covers.fixed_point.jacobian import jacobian_norm, jacobian_products, jacobian_radius
 from tests.cases import EVERY, POST_NORM, double, gap, traced
 from tests.covers.cases import bare
 from tests.pretrained.cases import random
@@ -127,10 +125,10 @@ def test_a_linear_map_has_the_known_numbers() -> None:
     assert float(jacobian_radius(forward, start, 18)[0]) == pytest.approx(float(torch.linalg.eigvals(A).abs().amax()))
     turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=F64)
     assert torch.allclose(
-        settling_angles(orbit(lambda x: 5 * x @ turn, random(3, 4, 2), 3), torch.arange(4)),
+        repeated_rotation_angles(orbit(lambda x: 5 * x @ turn, random(3, 4, 2), 3), torch.arange(4)),
         torch.full((3,), np.pi / 2, dtype=F64),
     )
-    still = settling_angles(orbit(lambda x: 7 * x, random(3, 4, 2), 2), torch.arange(4))
+    still = repeated_rotation_angles(orbit(lambda x: 7 * x, random(3, 4, 2), 2), torch.arange(4))
     assert float(still.max()) <= 1e-15
 
 
@@ -147,14 +145,14 @@ def test_a_layer_that_does_nothing_is_a_fixed_point() -> None:
     found = rs.fixed_point(replace(model, view=silent), trace, layers=[0], iterations=4)
     assert found.residual.item() == 0
     assert not found.residual_token.any()
-    assert found.settling.values == pytest.approx(0)
+    assert found.repeated_rotation_angle.values == pytest.approx(0)
     assert (found.jacobian_norm.item(), found.jacobian_radius.item()) == pytest.approx((1, 1))
     assert found.boundary.item() == pytest.approx(0)
 
 
 def test_residuals_are_those_of_the_points() -> None:
     trace = traced("gpt2", F64)
-    found = rs.fixed_point(double("gpt2"), trace, layers=[1], times=2, iterations=1, keep_massive=True)
+    found = rs.fixed_point(double("gpt2"), trace, layers=[1], applications=2, iterations=1, keep_massive=True)
     x, y = trace.points[trace.input_steps[1]], trace.points[-1]
     assert found.residual.item() == pytest.approx(float((y - x).norm() / x.norm()))
     assert np.allclose(found.residual_token[0], ((y - x).norm(dim=-1) / x.norm(dim=-1)))
@@ -169,34 +167,38 @@ def test_the_null_is_the_mean_over_all_permutations_of_the_displacements(n: int,
     for order in permutations(range(n)):
         after = x + moved[list(order)]
         means.append(torch.cosine_similarity(x, after, dim=-1).clamp(-1, 1).arccos().mean())
-    mean, sd = permutation_moments(turn_angles(x, moved))
+    mean, sd = permutation_moments(displacement_angles(x, moved))
     every = torch.stack(means)
     assert float(mean) == pytest.approx(float(every.mean()))
     assert float(sd) == pytest.approx(float(every.std(correction=0)), abs=1e-9)
-    alike = permutation_moments(turn_angles(x, moved[:1].expand(n, -1)))
-    assert float(alike[0]) == pytest.approx(float(turn_angles(x, moved[:1].expand(n, -1)).diagonal().mean()))
+    alike = permutation_moments(displacement_angles(x, moved[:1].expand(n, -1)))
+    assert float(alike[0]) == pytest.approx(float(displacement_angles(x, moved[:1].expand(n, -1)).diagonal().mean()))
     assert float(alike[1]) == pytest.approx(0, abs=1e-9)
 
 
 def test_displacements_that_belong_to_their_tokens_are_told_from_permuted_ones() -> None:
     """A map that pulls every token along itself turns nothing; given to others, the same displacements turn them."""
     x = random(4, 12, 8)
-    tables = torch.stack([turn_angles(x, 2 * x), turn_angles(x, random(5, 12, 8))])
+    tables = torch.stack([displacement_angles(x, 2 * x), displacement_angles(x, random(5, 12, 8))])
     own = tables.diagonal(dim1=-2, dim2=-1).mean(-1)
     orders = torch.stack([torch.randperm(12, generator=torch.Generator().manual_seed(at)) for at in range(99)])
-    assert float(permutation_null(own[:1], tables[:1], orders)["turn_p"]) == pytest.approx(1 / 100)
-    assert float(permutation_null(own[1:], tables[1:], orders)["turn_p"]) > 0.05
+    assert float(permutation_null(own[:1], tables[:1], orders)["rotation_angle_p_value"]) == pytest.approx(1 / 100)
+    assert float(permutation_null(own[1:], tables[1:], orders)["rotation_angle_p_value"]) > 0.05
 
 
 def test_turn_is_the_first_settling_and_its_draws_are_of_one_permutation_for_all_layers() -> None:
     model, trace = double("gpt2"), traced("gpt2", F64)
-    found = rs.fixed_point(model, trace, times=2, iterations=1, draws=40)
-    assert np.array_equal(found.turn, found.settling[:, 0])
-    assert found.turn_draws.shape == (40, 2)
-    z = (found.turn_draws.mean("draw") - found.turn_null) / found.turn_null_sd * np.sqrt(40)
+    found = rs.fixed_point(model, trace, applications=2, iterations=1, draws=40)
+    assert np.array_equal(found.rotation_angle, found.repeated_rotation_angle[:, 0])
+    assert found.rotation_angle_null_draws.shape == (40, 2)
+    z = (
+        (found.rotation_angle_null_draws.mean("draw") - found.rotation_angle_null)
+        / found.rotation_angle_null_sd
+        * np.sqrt(40)
+    )
     assert float(abs(z).max()) < 4
-    assert 1 / 41 - 1e-12 <= float(found.turn_p) <= 1
-    assert "turn_p" not in rs.fixed_point(model, trace, times=1, iterations=1, draws=0)
+    assert 1 / 41 - 1e-12 <= float(found.rotation_angle_p_value) <= 1
+    assert "rotation_angle_p_value" not in rs.fixed_point(model, trace, applications=1, iterations=1, draws=0)
 
 
 def test_the_control_has_its_own_layers_on_the_same_text() -> None:
@@ -213,7 +215,7 @@ def test_the_control_has_its_own_layers_on_the_same_text() -> None:
 def test_what_it_cannot_do_is_told_in_one_line() -> None:
     with pytest.raises(rs.RheoscopeError, match=r"layer 0 is no x \+ attention \+ MLP .*; type rs.trajectory"):
         rs.fixed_point(double("bert"), traced("bert", F64))
-    with pytest.raises(rs.RheoscopeError, match="got layers=\\[\\], times=8"):
+    with pytest.raises(rs.RheoscopeError, match="got layers=\\[\\], applications=8"):
         rs.fixed_point(double("gpt2"), traced("gpt2", F64), layers=[])
     with pytest.raises(rs.RheoscopeError, match="no layer 9"):
         rs.fixed_point(double("gpt2"), traced("gpt2", F64), layers=[9])

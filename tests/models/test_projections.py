@@ -374,7 +374,7 @@ def test_gated_heads_are_gated_wherever_they_are_recomputed() -> None:
     """Maps of layers, another mechanism, gradients and another F: each against the running model."""
     of, ids = model("gated"), text(0, 7)
     trace = of.trace(ids)
-    rs.fixed_point(of, trace, times=1, iterations=1)  # refuses a map that is not the layer's own
+    rs.fixed_point(of, trace, applications=1, iterations=1)  # refuses a map that is not the layer's own
     heads, x = trace.view.layer_heads[1], trace.layer_input(1)
     own = trace.points[trace.mid_steps[1]] - x
     assert gap(attention_displacement(heads, heads.mechanism, x, *heads.qkv(x))[0], own) <= 1e-10

@@ -12,7 +12,7 @@ def test_fixed_points_of_the_chosen_layers() -> None:
     assert curves["spectral radius"].y == pytest.approx(dataset.jacobian_radius.values)
     assert titled("fixed_point", "Jacobian").x.names == ("L0", "L2", "L5")
     turned = lines(titled("fixed_point", "How far directions turn"))
-    assert turned["displacements permuted"].y == pytest.approx(dataset.turn_null.values)
+    assert turned["displacements permuted"].y == pytest.approx(dataset.rotation_angle_null.values)
     table = cells(titled("fixed_point", "Residual of every token"))
     assert table.values == pytest.approx(np.log10(dataset.residual_token.values))
     assert table.tips[1][2].startswith(f"L2, token 2 {dataset.token_text.values[2].replace(' ', '·')}: ")
