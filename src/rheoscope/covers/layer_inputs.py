@@ -124,14 +124,14 @@ def check_control(trace: Trace, control: Trace) -> None:
         for compared_trace in (trace, control)
     ]
     if sizes[0] != sizes[1] or not torch.equal(trace.ids, control.ids):
-        expected, received = (
-            Message("{layers} layers of {heads} heads on {n} tokens", layers=layers, heads=heads, n=n)
-            for layers, heads, n in sizes
-        )
         problem = (
             Message("the control must have the same tokens as the text, got other tokens")
             if sizes[0] == sizes[1]
-            else Message("the control must have {expected}, got {received}", expected=expected, received=received)
+            else Message(
+                "the control must have (layers, heads, tokens) = {expected}, got {received}",
+                expected=str(sizes[0]),
+                received=str(sizes[1]),
+            )
         )
         raise RheoscopeError(problem, Advice("control=rs.load(name, untrained=True).trace(text)"))
 
