@@ -13,7 +13,7 @@ from rheoscope.covers.boundary.analysis import find_shared_tokens, hold_others_f
 from rheoscope.covers.fixed_point.analysis import layer_map
 from tests.cases import default, double
 from tests.covers.cases import bare
-from tests.covers.test_fixed_point import dense
+from tests.covers.test_fixed_point import dense_jacobian
 from tests.pretrained.cases import random
 
 F64 = torch.float64
@@ -64,7 +64,7 @@ def test_it_equals_dense_twins(name: str) -> None:
     for text_index, ids in enumerate(texts):
         trace = model.trace(ids)
         T, x, n_fixed = layer_map(trace, 1), trace.layer_input(1), len(ids) - 4
-        J = dense(T, x).detach().reshape(len(ids), 32, len(ids), 32)[n_fixed:, :, n_fixed:]
+        J = dense_jacobian(T, x).detach().reshape(len(ids), 32, len(ids), 32)[n_fixed:, :, n_fixed:]
         text_result = result.isel(text=text_index, layer=0)
         norm = torch.linalg.matrix_norm(J.reshape(128, 128), 2)
         assert float(text_result.jacobian_norm) == pytest.approx(float(norm), rel=1e-4)

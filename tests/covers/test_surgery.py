@@ -127,7 +127,7 @@ def test_asked_of_its_subject_alone_it_makes_M_symmetric() -> None:
     assert alone.equals(named)
     assert (alone.attrs["M"], alone.attrs["F"], alone.attrs["heads"]) == ("symmetric", "identity", "all")
     assert rs.surgery(of, text(), F="rank 3").attrs["M"] == "identity"
-    with pytest.raises(rs.RheoscopeError, match="nothing to change; type M='symmetric'"):
+    with pytest.raises(rs.RheoscopeError, match="got neither; type M='symmetric'"):
         rs.trace_under(of, text())
 
 

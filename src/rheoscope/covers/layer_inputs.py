@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.messages.advice import Advice
+from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.running.progress import tick
 from rheoscope.shapes import RheoscopeError
@@ -43,10 +43,7 @@ def read_layers(trace: Trace, keep_massive: bool = False, min_tokens: int = 1) -
     """
     positions = included_positions(trace, keep_massive, min_tokens)
     if not bool(torch.stack(trace.points.aminmax()).isfinite().all()):
-        raise RheoscopeError(
-            Message("the points of this text contain NaN or infinity"),
-            Advice("rs.load(name, dtype='float32')", "--dtype float32"),
-        )
+        raise RheoscopeError(Message("the points of this text hold NaN or infinity"), use(dtype="float32"))
     for layer in range(trace.view.layers):
         tick(layer, trace.view.layers)
         yield read_layer(trace, layer, positions)
