@@ -61,7 +61,12 @@ def distorted_pairs(
     layer = resolve_layer(trace.view, layer, head)
     if image not in IMAGES:
         raise RheoscopeError(
-            Message("image must be one of {expected}, got {received!r}", expected=", ".join(IMAGES), received=image),
+            Message(
+                "{name} must be one of {expected}, got {received!r}",
+                name="image",
+                expected=", ".join(IMAGES),
+                received=image,
+            ),
             use(image=IMAGES[0]),
         )
     pair_values = kernel(list(read_layers(trace, keep_massive, min_tokens=3))[layer], head, image)
