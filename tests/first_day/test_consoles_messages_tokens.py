@@ -200,7 +200,7 @@ class Tty(io.StringIO):
             "applications must lie between 1 and 10,000, got 0; type --applications 1",
         ),
         (("train", "tiny", "--data", "a", "--out", "b", "--set", "rate=-1"), "type --set rate="),
-        (("covers", "The keys"), "tokens has; type a longer text"),
+        (("covers", "The keys"), "has that many; use a longer text"),
         (
             ("reverse", "The keys to", "--target", "cabinet"),
             "is 3 ('c' 'ab' 'inet'); type another word, or the id of a token",

@@ -95,7 +95,7 @@ COMPARABLE: dict[str, Callable[[Any], Any]] = {
     "composition": lambda found: found.drop_dims("kind"),
     "score_attribution": lambda found: found.drop_vars("weight"),
     "decay": lambda found: found.drop_sel(change="isotropic"),
-    "faithfulness": lambda found: found.drop_sel(ranking="random", rival="random"),
+    "faithfulness": lambda found: found.drop_sel(ranking="random", other_ranking="random"),
 }
 """What of an answer is no draw, no list of the largest and not empty."""
 

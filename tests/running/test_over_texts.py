@@ -70,7 +70,7 @@ def test_result_carries_definitions_and_provenance() -> None:
     assert (result.attrs["analysis"], result.attrs["texts"], result.attrs["draws"]) == ("agreement", 5, 6)
     assert result.attrs["weights"] == traces()[0].view.facts["weights"]
     assert not {"text", "massive"} & set(result.attrs)
-    assert result.agreement.attrs["definition"].startswith("mean over texts: mean over queries of Spearman's")
+    assert result.agreement.attrs["definition"].startswith("mean over texts: partial Spearman correlation")
     assert result.agreement.attrs["null"] == "null_mean"
     assert "an upper bound" in result.null_sd.attrs["definition"]
     assert all("definition" in result[field].attrs for field in result.data_vars)
@@ -167,8 +167,8 @@ def rotated_view(model: Any, Q: torch.Tensor, R: torch.Tensor) -> Any:
 def test_own_function_adds_a_control_and_needs_no_null() -> None:
     control = rs.load(double("llama").network, untrained=True)
 
-    def agreement_with_control(trace: Any, least: int = 4) -> Any:
-        return rs.agreement(trace, draws=0, min_keys=least, control=control.trace(trace.ids))
+    def agreement_with_control(trace: Any, min_keys: int = 4) -> Any:
+        return rs.agreement(trace, draws=0, min_keys=min_keys, control=control.trace(trace.ids))
 
     result = rs.over_texts(agreement_with_control, traces()[:3], min_keys=5)
     results = [agreement_with_control(trace, min_keys=5) for trace in traces()[:3]]
@@ -251,7 +251,9 @@ def test_wrong_arguments_raise_one_line() -> None:
         rs.over_texts(rs.head_types, traces())
     with pytest.raises(rs.RheoscopeError, match="'agreement' takes none"):
         rs.over_texts("agreement", traces())
-    with pytest.raises(rs.RheoscopeError, match="agreement has no setting 'drws'; expected one of draws, seed, least"):
+    with pytest.raises(
+        rs.RheoscopeError, match="agreement has no setting 'drws'; expected one of draws, seed, min_keys"
+    ):
         rs.over_texts(rs.agreement, traces(), drws=3)
     control = rs.load(model.network, untrained=True)
     with pytest.raises(
