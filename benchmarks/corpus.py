@@ -30,7 +30,10 @@ from rheoscope.corpus.shard_worker import Worker
 
 SMALL = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}
 STANDARD: dict[str, dict[str, Any]] = {"trajectory": {}, "readout": {}, "head_statistics": {}, "clusters": {}}
-SETS = {"standard set": STANDARD, "with agreement on 64 queries": STANDARD | {"agreement": {"draws": 0, "queries": 64}}}
+SETS = {
+    "standard set": STANDARD,
+    "with agreement on 64 queries": STANDARD | {"agreement": {"draws": 0, "max_queries": 64}},
+}
 BARS = {"cuda": {"standard set": 0.45, "with agreement on 64 queries": 0.25}, "cpu": {"standard set": 0.5}}
 
 

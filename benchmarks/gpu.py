@@ -119,7 +119,7 @@ ROWS: dict[str, Row] = {
     "geometry_kept": Row(batched("geometry_kept"), 12),
     "massive_tokens": Row(batched("massive_tokens"), 1),
     "statistics of all weights": Row(statistics, 0.6),
-    "agreement, 64 queries a text": Row(batched("agreement", draws=0, queries=64), 3),
+    "agreement, 64 queries a text": Row(batched("agreement", draws=0, max_queries=64), 3),
     "agreement": Row(batched("agreement", draws=0), 60),
     "distortion": Row(batched("distortion"), 100),
     "reversed_attention": Row(batched("reversed_attention", target=7), 2, of="both"),

@@ -16,12 +16,12 @@ import rheoscope as rs
 
 FIELDS = {
     "agreement": ["agreement", "agreement_raw", "agreement_uncentred", "agreement_embedding", "position_baseline"],
-    "head_statistics": ["first", "entropy", "distance"],
+    "head_statistics": ["first_token_weight", "entropy", "attention_distance"],
     "head_types": ["previous_token", "induction", "duplicate_token", "local"],
 }
 DRAWN = {
     "agreement": "agreement with similarity\n(distance and length taken out)",
-    "first": "weight on the first token",
+    "first_token_weight": "weight on the first token",
     "induction": "induction",
 }
 
@@ -60,9 +60,8 @@ def tell(one: Any, other: Any) -> None:
             f"{run.folder.name}: {(low > 0).sum()} heads above 0, {(high < 0).sum()} below, of {mean.size}; first {', '.join(top)}"
         )
         print(f"  median head by layer: {np.round(np.median(mean, 1), 2).tolist()}")
-        print(
-            f"  heads with more than half of their weight on the first token: {(run['head_statistics']['first'].values > 0.5).sum()}"
-        )
+        n_sinks = (run["head_statistics"]["first_token_weight"].values > 0.5).sum()
+        print(f"  heads with more than half of their weight on the first token: {n_sinks}")
 
 
 def draw(one: Any, other: Any, out: Path) -> None:

@@ -52,7 +52,7 @@ def healing(model: Any, texts: list[Any], layer: int, out: Path) -> None:
     rs.plot(found).savefig(out / f"decay-{layer}.png", dpi=80)
     print(
         "remains at the end:",
-        dict(zip(found.change.values.tolist(), found.remaining.values[:, -1].round(2), strict=True)),
+        dict(zip(found.change.values.tolist(), found.deviation_ratio.values[:, -1].round(2), strict=True)),
     )
 
 
@@ -61,7 +61,7 @@ def rankings(model: Any, prompts: list[dict[str, str]], out: Path) -> None:
     targets = [one["target"] for one in prompts]
     found = rs.faithfulness(model, [one["prompt"] for one in prompts], targets=targets, foils=foils)
     rs.plot(found).savefig(out / "faithfulness.png", dpi=80)
-    print(found[["lost", "lost_low", "lost_high"]].to_pandas().round(3))
+    print(found[["excess_loss", "excess_loss_low", "excess_loss_high"]].to_pandas().round(3))
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ self_attention_gradients              the same with respect to the tokens, split
 weight_statistics                     entropy, sinks and distances of the weights, without storing the weights
 attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
 path_weights, reversed_map            weights along a path of heads; the gradient of one head's scores
-trace_under, Against                  the points under an edited M or F; the comparison arms of an edit
+trace_under, Comparisons              the points under an edited M or F; the comparison arms of an edit
 dynamics, experiments                 the theory bench: particles under attention, compared with theory
 register_with_transformers            every mechanism as attn_implementation="rheoscope:<name>"
 RheoscopeError                        the error raised for a user's mistake
@@ -30,7 +30,7 @@ from rheoscope.catalogue import ANALYSIS_MODULES
 from rheoscope.notebook_html import THUMBNAIL_RENDERERS
 
 _PUBLIC_MODULES = {
-    "Against": "rheoscope.covers.comparison_arms",
+    "Comparisons": "rheoscope.covers.comparison_arms",
     "Mechanism": "rheoscope.attention.mechanism",
     "RheoscopeError": "rheoscope.shapes",
     "analyses": "rheoscope.catalogue",

@@ -69,7 +69,7 @@ def test_what_is_typed_is_what_is_asked(
 def test_types_that_can_be_typed() -> None:
     assert option_for_setting("etas", tuple[float, ...]).parse("etas", "0.1,-1", model()) == [0.1, -1.0]  # type: ignore[union-attr]
     assert option_for_setting("target", str | int | None).parse("target", None, model()) is None  # type: ignore[union-attr]
-    assert option_for_setting("against", dict[str, float] | None) is None
+    assert option_for_setting("comparisons", dict[str, float] | None) is None
 
 
 def test_a_name_that_is_not_there_is_refused_before_anything_is_loaded() -> None:

@@ -178,7 +178,7 @@ def test_rows_without_a_text_are_told_and_the_run_goes_on(model: str, tmp_path: 
         b'{"text": "' + b"a" * 2**22 + b'"}',
     ]
     file.write_bytes(gzip.compress(b"\n".join([*rows, b'{"text": "' + b"z" * 30 + b'"}']), 1))
-    progress = run_job(job(model, str(file), analyses={"agreement": {"draws": 0, "least": 25}}), tmp_path / "run")
+    progress = run_job(job(model, str(file), analyses={"agreement": {"draws": 0, "min_keys": 25}}), tmp_path / "run")
     told = table(tmp_path / "run", "rejects")
     assert progress.texts == 2
     assert told["line"].tolist() == [1, 2, 3, 4, 5]

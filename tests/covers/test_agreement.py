@@ -1,4 +1,4 @@
-"""Agreement: planted likeness gives 1 and its opposite −1, a slow twin gives the same numbers, random heads lie in their null."""
+"""Agreement: M = ±I gives ±1, values equal a slow reference, and random heads lie inside their null."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,125 +23,124 @@ from tests.pretrained.cases import random, randomised
 F64 = torch.float64
 
 
-def even(n: int, width: int, seed: int = 0) -> torch.Tensor:
-    """A cloud around 0 of points of one length."""
+def equal_length_cloud(n: int, width: int, seed: int = 0) -> torch.Tensor:
+    """A cloud with mean 0 whose points have length 1."""
     x = random(seed, n // 2, width)
     x = x / x.norm(dim=-1, keepdim=True)
     return torch.cat([x, -x])[torch.randperm(n, generator=torch.Generator().manual_seed(seed))]
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_a_planted_likeness_is_found(sign: float) -> None:
-    """Law 4: M = ±I."""
+def test_plus_and_minus_identity_give_plus_and_minus_one(sign: float) -> None:
     model = bare()
     heads = model.view.layer_heads[0]
     with torch.no_grad():
         heads.W_Q[0].copy_(torch.eye(16))
         heads.W_K[0].copy_(sign * torch.eye(16))
-    found = rs.agreement(on(model, even(30, 16)), draws=20)
+    result = rs.agreement(on(model, equal_length_cloud(30, 16)), draws=20)
     for field in set(MEAN_FIELDS) - {"position_baseline"}:
-        assert found[field].item() == pytest.approx(sign, abs=1e-9), field
-    assert sign * found.z.item() > 3
-    assert found.q_value.item() == found.p_value.item() == pytest.approx(1 / 21)  # 20 draws of one head say no more
+        assert result[field].item() == pytest.approx(sign, abs=1e-9), field
+    assert sign * result.z.item() > 3
+    smallest_p_value = 1 / 21  # 20 draws of one head
+    assert result.q_value.item() == result.p_value.item() == pytest.approx(smallest_p_value)
     assert (
-        float(p_values(*map(torch.as_tensor, (found.mean_agreement.values, found.mean_agreement_null_draws.values))))
+        float(p_values(*map(torch.as_tensor, (result.mean_agreement.values, result.mean_agreement_null_draws.values))))
         < 0.05
     )
-    assert found.queries.item() == 22
+    assert result.queries.item() == 22
 
 
-def test_position_alone_is_no_agreement() -> None:
-    """A head that only sees distance: all of it is position's, nothing is left for likeness."""
+def test_a_head_that_depends_on_position_only_has_agreement_zero() -> None:
     model = bare(heads=2, position="alibi")
     with torch.no_grad():
         model.view.layer_heads[0].W_Q.zero_()
-    x = even(40, 16) + 3 * torch.linspace(0, 1, 40, dtype=F64)[:, None] * random(9, 16)
-    found = rs.agreement(on(model, x), draws=0)
-    assert np.allclose(found.position_baseline, 1)
-    assert float(abs(found.agreement).max()) == 0
-    assert float(found.agreement_raw.min()) > 0.2
+    x = equal_length_cloud(40, 16) + 3 * torch.linspace(0, 1, 40, dtype=F64)[:, None] * random(9, 16)
+    result = rs.agreement(on(model, x), draws=0)
+    assert np.allclose(result.position_baseline, 1)
+    assert float(abs(result.agreement).max()) == 0
+    assert float(result.agreement_raw.min()) > 0.2
 
 
-def slow(trace: Any, layer: int, head: int, least: int, kept: list[int]) -> np.ndarray:
-    """The definition, read aloud, query by query."""
+def slow_agreement(trace: Any, layer: int, head: int, min_keys: int, included: list[int]) -> np.ndarray:
+    """The definition, query by query."""
     heads, s = trace.view.layer_heads[layer], trace.scores(layer, head).numpy()
-    at = torch.arange(len(trace))
-    permitted = heads.mechanism.mask(at, at)
-    x, start = heads.norm.normalise(trace.layer_input(layer)).numpy(), trace.points[0].numpy()
-    centred, first = x - x[kept].mean(0), start - start[kept].mean(0)
+    positions = torch.arange(len(trace))
+    permitted = heads.mechanism.mask(positions, positions)
+    x, embeddings = heads.norm.normalise(trace.layer_input(layer)).numpy(), trace.points[0].numpy()
+    centred, first = x - x[included].mean(0), embeddings - embeddings[included].mean(0)
     rows = []
-    for i in kept:
-        keys = [j for j in kept if j != i and permitted[i, j]]
-        if len(keys) < least:
+    for i in included:
+        keys = [j for j in included if j != i and permitted[i, j]]
+        if len(keys) < min_keys:
             continue
-        far, length = np.abs(np.array(keys) - i), np.linalg.norm(centred[keys], axis=-1)
-        controls = np.stack([np.ones(len(keys)), rankdata(far), rankdata(length)], -1)
+        distance, length = np.abs(np.array(keys) - i), np.linalg.norm(centred[keys], axis=-1)
+        controls = np.stack([np.ones(len(keys)), rankdata(distance), rankdata(length)], -1)
 
-        def rest(values: Any, controls: Any = controls) -> Any:
+        def residual(values: Any, controls: Any = controls) -> Any:
             ranks = rankdata(values)
             return ranks - controls @ np.linalg.lstsq(controls, ranks, rcond=None)[0]
 
-        def together(a: Any, b: Any) -> float:
-            a, b = rest(a), rest(b)
+        def partial_correlation(a: Any, b: Any) -> float:
+            a, b = residual(a), residual(b)
             return pearsonr(a, b).statistic if min(abs(a).max(), abs(b).max()) > 1e-9 else 0.0
 
         def cosine(cloud: Any, i: int = i, keys: Any = keys) -> Any:
             return cloud[keys] @ cloud[i] / np.linalg.norm(cloud[keys], axis=-1) / np.linalg.norm(cloud[i])
 
         score = s[i, keys]
-        partial = [together(score, cosine(c)) for c in (centred, x, first)]
+        partial = [partial_correlation(score, cosine(c)) for c in (centred, x, first)]
         raw = spearmanr(score, cosine(centred)).statistic
-        rows.append([partial[0], raw, partial[1], partial[2], -spearmanr(score, far).statistic])
+        rows.append([partial[0], raw, partial[1], partial[2], -spearmanr(score, distance).statistic])
     return np.mean(rows, 0)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "neox", "gemma3_capped", "qwen3", "bert", "own_alibi", "own_metric"])
-def test_it_equals_a_slow_twin(name: str) -> None:
+def test_values_equal_a_slow_reference(name: str) -> None:
     trace = traced(name, F64)
     points = trace.points.clone()
-    points[0] += 1e-3 * random(4, *points.shape[1:])  # equal tokens have equal cosines: no order to compare here
+    points[0] += 1e-3 * random(4, *points.shape[1:])  # equal tokens have equal cosines, whose order is arbitrary
     points[0, 3] *= 100
     trace = replace(trace, points=points)
-    found = rs.agreement(trace, draws=0, least=5)
-    assert found.attrs["massive"] == [3]
-    kept = [i for i in range(len(trace)) if i != 3]
+    result = rs.agreement(trace, draws=0, min_keys=5)
+    assert result.attrs["massive"] == [3]
+    included = [i for i in range(len(trace)) if i != 3]
     for layer, head in ((0, 0), (trace.view.layers - 1, trace.view.heads - 1)):
-        if float(found.queries[layer]) == 0:
-            assert bool(found.agreement[layer].isnull().all())
+        if float(result.queries[layer]) == 0:
+            assert bool(result.agreement[layer].isnull().all())
             continue
-        wanted = slow(trace, layer, head, 5, kept)
-        assert np.allclose([float(found[field][layer, head]) for field in MEAN_FIELDS], wanted, atol=1e-6)
+        expected = slow_agreement(trace, layer, head, 5, included)
+        assert np.allclose([float(result[field][layer, head]) for field in MEAN_FIELDS], expected, atol=1e-6)
 
 
-def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_block_size_does_not_change_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = traced("llama", F64)
-    whole = rs.agreement(trace, draws=6, least=4)
+    full_result = rs.agreement(trace, draws=6, min_keys=4)
     monkeypatch.setattr(module, "cache_block_numel", lambda device: 1)
-    apart = rs.agreement(trace, draws=6, least=4)
-    for field in whole.data_vars:
-        assert np.allclose(whole[field], apart[field], atol=1e-9), field
+    blocked_result = rs.agreement(trace, draws=6, min_keys=4)
+    for field in full_result.data_vars:
+        assert np.allclose(full_result[field], blocked_result[field], atol=1e-9), field
 
 
 @settings(max_examples=6)
 @given(seed=st.integers(0, 1000), scale=st.floats(0.1, 10))
-def test_scales_of_scores_and_turns_of_the_cloud_change_nothing(seed: int, scale: float) -> None:
+def test_values_are_invariant_under_scaled_scores_and_a_rotated_cloud(seed: int, scale: float) -> None:
     model = bare(heads=2, width=12)
     heads = model.view.layer_heads[0]
     cloud, Q = random(seed, 20, 12), torch.linalg.qr(random(seed + 1, 12, 12))[0]
     trace = on(model, cloud)
-    plain = rs.agreement(trace, draws=0)
-    wider = replace(heads, project=lambda u: tuple(scale * part for part in heads.project(u)))
-    turned = replace(heads, project=lambda u: heads.project(u @ Q.mT))
-    for other, points in ((wider, trace.points), (turned, trace.points @ Q)):
-        view = replace(model.view, layer_heads=(other,))
-        found = rs.agreement(replace(trace, view=view, points=points), draws=0)
+    plain_result = rs.agreement(trace, draws=0)
+    scaled_heads = replace(heads, project=lambda u: tuple(scale * part for part in heads.project(u)))
+    rotated_heads = replace(heads, project=lambda u: heads.project(u @ Q.mT))
+    for other_heads, points in ((scaled_heads, trace.points), (rotated_heads, trace.points @ Q)):
+        view = replace(model.view, layer_heads=(other_heads,))
+        result = rs.agreement(replace(trace, view=view, points=points), draws=0)
         for field in MEAN_FIELDS:
-            assert np.allclose(found[field], plain[field], atol=1e-9), field
+            assert np.allclose(result[field], plain_result[field], atol=1e-9), field
 
 
 @pytest.mark.parametrize("position", ["none", "rotary"])
 def test_random_heads_lie_inside_their_null(position: str) -> None:
-    inside = []
+    inside_shares = []
     for seed in range(4):
         torch.manual_seed(seed)
         config = Config(vocabulary=300, width=48, depth=1, heads=48, head_width=6, position=position)
@@ -149,156 +148,163 @@ def test_random_heads_lie_inside_their_null(position: str) -> None:
         with torch.no_grad():
             model.view.layer_heads[0].norm.apply.weight.fill_(1)
         cloud = random(seed, 24, 48) * torch.linspace(0.3, 3, 48, dtype=F64)
-        found = rs.agreement(on(model, cloud), draws=60, seed=seed)
-        inside.append(float((abs(found.z) < 1.96).mean()))
-        assert float((found.q_value < 0.05).mean()) < 0.05
-    assert np.mean(inside) == pytest.approx(0.95, abs=0.03)
+        result = rs.agreement(on(model, cloud), draws=60, seed=seed)
+        inside_shares.append(float((abs(result.z) < 1.96).mean()))
+        assert float((result.q_value < 0.05).mean()) < 0.05
+    assert np.mean(inside_shares) == pytest.approx(0.95, abs=0.03)
 
 
-def test_a_gauge_leaves_the_null_alone() -> None:
-    """Random rotations act on x̂: what weights are written in does not matter, and a seed gives the same numbers again."""
+def test_a_reparametrised_head_has_the_same_null() -> None:
+    """Random rotations act on x̂, so the coordinates inside a head do not matter. The seed fixes the rotations."""
     model = bare(heads=2, width=12)
     trace = on(model, random(0, 20, 12))
-    one = rs.agreement(trace, draws=8, seed=3)
+    first_result = rs.agreement(trace, draws=8, seed=3)
     with torch.no_grad():
         A = random(5, 6, 6)
         model.view.layer_heads[0].W_Q.copy_(model.view.layer_heads[0].W_Q @ A)
         model.view.layer_heads[0].W_K.copy_(model.view.layer_heads[0].W_K @ torch.linalg.inv(A).mT)
-    two = rs.agreement(trace, draws=8, seed=3)
-    other = rs.agreement(trace, draws=8, seed=4)
-    for field in one.data_vars:
-        assert np.allclose(one[field], two[field], atol=1e-7), field
-    assert not np.allclose(one.null_mean, other.null_mean, atol=1e-3)
+    second_result = rs.agreement(trace, draws=8, seed=3)
+    other_result = rs.agreement(trace, draws=8, seed=4)
+    for field in first_result.data_vars:
+        assert np.allclose(first_result[field], second_result[field], atol=1e-7), field
+    assert not np.allclose(first_result.null_mean, other_result.null_mean, atol=1e-3)
 
 
 @torch.no_grad()
-def test_a_centring_norm_centres_turned_clouds_too() -> None:
-    """What W does along (1, …, 1) is nothing, in the null as in the head."""
+def test_a_layer_norm_also_centres_the_rotated_clouds() -> None:
+    """Adding a component of W along (1, …, 1) changes neither the head nor its null."""
     model = bare(heads=2, width=12, norm="layer")
     trace = on(model, random(0, 20, 12))
-    one = rs.agreement(trace, draws=8)
+    first_result = rs.agreement(trace, draws=8)
     for W in (model.view.layer_heads[0].W_Q, model.view.layer_heads[0].W_K):
         W.add_(random(6, 2, 1, 6))
-    two = rs.agreement(trace, draws=8)
-    for field in one.data_vars:
-        assert np.allclose(one[field], two[field], atol=1e-7), field
+    second_result = rs.agreement(trace, draws=8)
+    for field in first_result.data_vars:
+        assert np.allclose(first_result[field], second_result[field], atol=1e-7), field
 
 
-def test_every_draw_turns_queries_and_keys_by_rotations_of_their_own() -> None:
+def test_every_draw_rotates_queries_and_keys_independently() -> None:
     Q, R = (torch.cat(side) for side in zip(*module.random_rotation_pairs(5, 7, 0, torch.device("cpu")), strict=True))
     assert len(Q) == len(R) == 7
     assert torch.allclose(Q @ Q.mT, torch.eye(5).expand_as(Q), atol=1e-5)
     assert float((Q - R).abs().amax((-2, -1)).min()) > 0.1
 
 
-def test_heads_that_say_nothing_count_nothing() -> None:
+def test_heads_with_constant_scores_have_agreement_zero_and_no_p_value() -> None:
     model = bare(heads=2)
     with torch.no_grad():
         model.view.layer_heads[0].W_Q.zero_()
-    found = rs.agreement(on(model, random(0, 20, 16)), draws=4)
-    assert float(abs(found.agreement).max()) == 0
-    assert not bool((abs(found.z) > 0).any())
-    assert bool(found.p_value.isnull().all())
-    assert bool(found.q_value.isnull().all())
+    result = rs.agreement(on(model, random(0, 20, 16)), draws=4)
+    assert float(abs(result.agreement).max()) == 0
+    assert not bool((abs(result.z) > 0).any())
+    assert bool(result.p_value.isnull().all())
+    assert bool(result.q_value.isnull().all())
 
 
-def test_the_mean_over_heads_stands_beside_that_of_random_heads() -> None:
+def test_the_mean_over_heads_has_a_null_of_random_heads() -> None:
     model = bare(heads=4, width=12, kv_heads=2)
     trace = on(model, random(0, 20, 12))
-    found = rs.agreement(trace, draws=6)
-    assert float(found.mean_agreement) == pytest.approx(float(found.agreement.mean()))
-    assert float(found.mean_agreement_null_draws.mean()) == pytest.approx(float(found.null_mean.mean()))
-    assert found.mean_agreement_null_draws.dims == ("draw",)
+    result = rs.agreement(trace, draws=6)
+    assert float(result.mean_agreement) == pytest.approx(float(result.agreement.mean()))
+    assert float(result.mean_agreement_null_draws.mean()) == pytest.approx(float(result.null_mean.mean()))
+    assert result.mean_agreement_null_draws.dims == ("draw",)
     assert "mean_agreement_null_draws" not in rs.agreement(trace, draws=0)
 
 
-def test_few_draws_are_never_surer_than_they_can_be() -> None:
-    """p from all heads' draws together: 1/(draws · heads + 1) at least; two draws say nothing."""
+def test_few_draws_bound_the_p_value_from_below() -> None:
+    """Pooled p-values are at least 1/(draws · heads + 1). Two draws give no p-value."""
     trace = on(bare(heads=4, width=12), random(0, 20, 12))
     assert float(rs.agreement(trace, draws=3).p_value.min()) >= 1 / 13
-    few = rs.agreement(trace, draws=2)
-    assert bool(few.p_value.isnull().all())
-    assert bool(few.q_value.isnull().all())
+    two_draw_result = rs.agreement(trace, draws=2)
+    assert bool(two_draw_result.p_value.isnull().all())
+    assert bool(two_draw_result.q_value.isnull().all())
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "own_alibi"])
-def test_the_control_is_its_own_agreement(name: str) -> None:
-    """Beside the trained heads stands what the control would give alone, and nothing else changes."""
+def test_the_control_fields_equal_the_agreement_of_the_control(name: str) -> None:
+    """A control adds its own fields and changes no other field."""
     model = double(name)
     control = rs.load(model.network, untrained=True, seed=3)
-    beside = control.trace(text())
-    found = rs.agreement(model.trace(text()), draws=4, least=4, control=beside)
-    plain = rs.agreement(model.trace(text()), draws=4, least=4)
-    alone = rs.agreement(beside, draws=0, least=4)
+    control_trace = control.trace(text())
+    result = rs.agreement(model.trace(text()), draws=4, min_keys=4, control=control_trace)
+    plain_result = rs.agreement(model.trace(text()), draws=4, min_keys=4)
+    control_result = rs.agreement(control_trace, draws=0, min_keys=4)
     for field in ("agreement", "agreement_raw"):
-        assert np.allclose(found[f"{field}_untrained"], alone[field])
-        assert not np.allclose(found[f"{field}_untrained"], found[field], atol=1e-2)
-    for field in plain.data_vars:
-        assert np.array_equal(plain[field], found[field]), field
-    assert "untrained (seed 3)" in found.attrs["control"]
-    assert control.view.facts["weights"] in found.attrs["control"]
-    assert "control" not in plain.attrs
+        assert np.allclose(result[f"{field}_untrained"], control_result[field])
+        assert not np.allclose(result[f"{field}_untrained"], result[field], atol=1e-2)
+    for field in plain_result.data_vars:
+        assert np.array_equal(plain_result[field], result[field]), field
+    assert "untrained (seed 3)" in result.attrs["control"]
+    assert control.view.facts["weights"] in result.attrs["control"]
+    assert "control" not in plain_result.attrs
 
 
 def test_a_control_of_another_text_or_model_is_refused() -> None:
     model = double("llama")
     trace = model.trace(text())
-    for strange, what in (
-        (model.trace(text(1)), r"2 layers of 4 heads on 18 tokens beside .*, other tokens; type control=rs.load"),
-        (model.trace(text(n=12)), r"on 12 tokens beside 2 layers of 4 heads on 18 tokens; type control"),
-        (bare(depth=1, heads=4).trace(text()), r"got 1 layers of 4 heads"),
+    for control, message in (
+        (model.trace(text(1)), r"must have the same tokens as the text, got other tokens; type control=rs.load"),
+        (model.trace(text(n=12)), r"\(layers, heads, tokens\) = \(2, 4, 18\), got \(2, 4, 12\); type control"),
+        (bare(depth=1, heads=4).trace(text()), r"got \(1, 4, 18\)"),
     ):
-        with pytest.raises(rs.RheoscopeError, match=what):
-            rs.agreement(trace, draws=0, least=4, control=strange)
+        with pytest.raises(rs.RheoscopeError, match=message):
+            rs.agreement(trace, draws=0, min_keys=4, control=control)
 
 
-def test_what_it_cannot_do_is_told_in_one_line() -> None:
+def test_errors_name_the_received_value_and_the_next_step() -> None:
     model = double("llama")
-    with pytest.raises(rs.RheoscopeError, match=r"at least 8 other keys .* none of the 6 tokens has; type a longer"):
+    with pytest.raises(
+        rs.RheoscopeError, match=r"at least 8 other keys .* none of the 6 tokens has that many; use a longer"
+    ):
         rs.agreement(model.trace(text(n=6)), draws=0, keep_massive=True)
-    with pytest.raises(rs.RheoscopeError, match=r"got draws=1, least=8, queries=None; type draws=200"):
+    with pytest.raises(rs.RheoscopeError, match=r"draws must be 0 or at least 2, got 1; type draws=200"):
         rs.agreement(model.trace(text()), draws=1)
-    with pytest.raises(rs.RheoscopeError, match=r"got draws=0, least=3"):
-        rs.agreement(model.trace(text()), draws=0, least=3)
-    holed = replace(model.trace(text()), points=torch.full((5, 18, 32), float("nan"), dtype=F64))
+    with pytest.raises(rs.RheoscopeError, match=r"min_keys must be at least 4 .*, got 3; type min_keys=8"):
+        rs.agreement(model.trace(text()), draws=0, min_keys=3)
+    nan_trace = replace(model.trace(text()), points=torch.full((5, 18, 32), float("nan"), dtype=F64))
     with pytest.raises(rs.RheoscopeError, match="NaN or infinity"):
-        rs.agreement(holed, draws=0)
+        rs.agreement(nan_trace, draws=0)
 
 
 @pytest.mark.parametrize("family", ["llama", "bert", "gemma3"])
 @pytest.mark.parametrize("queries", [None, 8])
-def test_what_is_known_without_asking_the_device_is_what_it_says(
+def test_the_check_without_the_device_agrees_with_the_device(
     family: str, queries: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text that surely has a query with enough keys has one; what is refused is refused either way."""
-    model, sure, told = double(family), module.enough_keys_guaranteed, set()
+    """`enough_keys_guaranteed` never accepts a text that the full check refuses."""
+    model, is_guaranteed, answers = double(family), module.enough_keys_guaranteed, set()
     for n in range(5, 14):
         traces = model.trace([text(n=n), text(n=13)])
-        with monkeypatch.context() as asking:
-            asking.setattr(module, "enough_keys_guaranteed", lambda *_: False)
-            found = refused_or(traces, queries)
-        with monkeypatch.context() as watching:
-            watching.setattr(module, "enough_keys_guaranteed", lambda *given: told.add(sure(*given)) or sure(*given))
-            assert refused_or(traces, queries) == found
-    assert told == {True, False}
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "enough_keys_guaranteed", lambda *_: False)
+            expected = error_of_batch(traces, queries)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                module,
+                "enough_keys_guaranteed",
+                lambda *arguments: answers.add(is_guaranteed(*arguments)) or is_guaranteed(*arguments),
+            )
+            assert error_of_batch(traces, queries) == expected
+    assert answers == {True, False}
 
 
-def refused_or(traces: Any, queries: int | None) -> str:
+def error_of_batch(traces: Any, queries: int | None) -> str:
+    """The error message of a batch, or an empty string."""
     try:
-        module.batch(traces, draws=0, least=6, queries=queries, keep_massive=True)
+        module.batch(traces, draws=0, min_keys=6, max_queries=queries, keep_massive=True)
     except rs.RheoscopeError as error:
         return str(error)
     return ""
 
 
-def test_some_queries_stand_for_all_and_say_how_well() -> None:
-    """Drawn again and again they scatter around all of them about as far as they say; all of them have no error."""
+def test_the_standard_error_matches_the_spread_of_sampled_queries() -> None:
+    """Samples scatter around the value of all queries by about their standard error. All queries have no error field."""
     trace = on(bare(heads=2), random(0, 120, 16))
-    whole = rs.agreement(trace, draws=0)
-    assert rs.agreement(trace, draws=0, queries=120).equals(whole)  # all there are
-    assert "agreement_error" not in whole
-    found = [rs.agreement(trace, draws=0, queries=30, seed=seed) for seed in range(40)]
-    values = np.stack([one.agreement.values for one in found])
-    stated = np.stack([one.agreement_error.values for one in found]).mean(0)
-    assert np.all(abs(values.mean(0) - whole.agreement.values) < 3 * stated / np.sqrt(40))
-    assert np.all((values.std(0) / stated > 0.6) & (values.std(0) / stated < 1.7))
+    full_result = rs.agreement(trace, draws=0)
+    assert rs.agreement(trace, draws=0, max_queries=120).equals(full_result)  # the text has 120 queries
+    assert "agreement_error" not in full_result
+    results = [rs.agreement(trace, draws=0, max_queries=30, seed=seed) for seed in range(40)]
+    values = np.stack([result.agreement.values for result in results])
+    standard_error = np.stack([result.agreement_error.values for result in results]).mean(0)
+    assert np.all(abs(values.mean(0) - full_result.agreement.values) < 3 * standard_error / np.sqrt(40))
+    assert np.all((values.std(0) / standard_error > 0.6) & (values.std(0) / standard_error < 1.7))

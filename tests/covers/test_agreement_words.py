@@ -98,8 +98,8 @@ def test_pairs_are_told_by_name_and_place() -> None:
     for kind in ("torn", "glued"):
         row = wanted.sel(kind=kind)
         for at in range(2):
-            assert f"({int(row['first'][at])})" in named[kind].split("; ")[at]
-            assert f"({int(row['second'][at])})" in named[kind].split("; ")[at]
+            assert f"({int(row['earlier_token'][at])})" in named[kind].split("; ")[at]
+            assert f"({int(row['later_token'][at])})" in named[kind].split("; ")[at]
 
 
 def test_the_command_has_the_pairs_of_every_head_that_it_names() -> None:

@@ -1,5 +1,6 @@
-"""What a change is measured against: names, draws, seeds, and that a sweep runs each of them."""
+"""Comparison arms: their order, their draws, and that every arm edits only the chosen heads."""
 
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -14,48 +15,50 @@ from rheoscope.space.model import Rewrite
 from tests.cases import double, gap, text
 
 
-def test_names_are_kept_in_one_order() -> None:
-    asked = rs.Against(("uniform", "cloud", "mean", "size"))
-    assert asked.changes == ["edit", "size", "cloud", "mean", "uniform"]
-    assert rs.Against(()).changes == ["edit"]
-    assert rs.Against(draws=0).changes == ["edit", "mean", "uniform"]
+def test_arms_have_a_fixed_order() -> None:
+    comparisons = rs.Comparisons(("uniform", "cloud", "mean", "size"))
+    assert comparisons.changes == ["edit", "size", "cloud", "mean", "uniform"]
+    assert rs.Comparisons(()).changes == ["edit"]
+    assert rs.Comparisons(draws=0).changes == ["edit", "mean", "uniform"]
 
 
 @torch.no_grad()
-def test_every_draw_is_run_once_and_only_the_chosen_heads_change() -> None:
-    of = double("llama")
-    (batch,) = window_batches(of, [text(0), text(1)])
-    asked = rs.Against(draws=3)
-    made = asked.build_edits(plan_edits(of.view, {1: [0, 2, 3]}, "symmetric", None), Generator().manual_seed(0))
-    means = batch_mean_outputs(batch, asked)
-    runs = list(iterate_edits(batch, {1: [2]}, made, means, asked))
+def test_every_draw_runs_once_and_changes_only_the_chosen_heads() -> None:
+    model = double("llama")
+    (batch,) = window_batches(model, [text(0), text(1)])
+    comparisons = rs.Comparisons(draws=3)
+    edit_draws = comparisons.build_edits(
+        plan_edits(model.view, {1: [0, 2, 3]}, "symmetric", None), Generator().manual_seed(0)
+    )
+    means = batch_mean_outputs(batch, comparisons)
+    runs = list(iterate_edits(batch, {1: [2]}, edit_draws, means, comparisons))
     names = [name for name, *_ in runs]
     assert names == ["edit", *["size"] * 3, *["cloud"] * 3, *["spectrum"] * 3, "mean", "uniform"]
     logits: list[Any] = []
     for _, edits in runs:
-        found = {}
+        is_unchanged: list[bool] = []
 
-        def look(x: Any, *given: Any, edit: Any = edits[1], found: Any = found) -> Any:
-            new, added = edit.edit(x, *given) if isinstance(edit, Rewrite) else (edit(*given), None)
-            found["same"] = [bool(torch.equal(new[:, head], given[-1][:, head])) for head in range(4)]
-            return new, added
+        def record(x: Any, *arguments: Any, edit: Any = edits[1], is_unchanged: Any = is_unchanged) -> Any:
+            new, update = edit.edit(x, *arguments) if isinstance(edit, Rewrite) else (edit(*arguments), None)
+            is_unchanged[:] = [bool(torch.equal(new[:, head], arguments[-1][:, head])) for head in range(4)]
+            return new, update
 
-        logits.append(of.run_batch(batch.ids, {1: Rewrite(look)}))
-        assert found["same"] == [True, True, False, True]
-    assert all(gap(one, other) > 1e-9 for at, one in enumerate(logits) for other in logits[:at])
+        logits.append(model.run_batch(batch.ids, {1: Rewrite(record)}))
+        assert is_unchanged == [True, True, False, True]
+    assert all(gap(a, b) > 1e-9 for a, b in combinations(logits, 2))
     for row, trace in enumerate(batch.traces):
-        own = of.view.layer_heads[1].outputs(trace.layer_input(1))[:, included_tokens(trace)].mean(1)
-        assert gap(means[1][row], own) <= 1e-12
+        expected = model.view.layer_heads[1].outputs(trace.layer_input(1))[:, included_tokens(trace)].mean(1)
+        assert gap(means[1][row], expected) <= 1e-12
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "message"),
     [
-        ({"names": ("median",)}, "unknown comparison 'median'; type some of size, cloud, spectrum, mean, uniform"),
-        ({"names": "size"}, "unknown comparison 'size'; type some of .*, as a tuple"),
-        ({"draws": -1}, "a control is drawn 0 times or more, got -1; type draws=1"),
+        ({"names": ("median",)}, "names must be a tuple of size, cloud, spectrum, mean, uniform, got 'median'"),
+        ({"names": "size"}, r"names must be a tuple of .*, got 'size'; type rs.Comparisons"),
+        ({"draws": -1}, "draws must be at least 0, got -1; type draws=1"),
     ],
 )
-def test_bad_input_is_told_in_one_line(asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(rs.RheoscopeError, match=said):
-        rs.Against(**asked)
+def test_invalid_arms_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(rs.RheoscopeError, match=message):
+        rs.Comparisons(**options)

@@ -1,6 +1,7 @@
-"""Torn and glued pairs: the planted ones are found, and all of them equal a slow count over pairs."""
+"""Distorted pairs: planted pairs come first, and all pairs equal a slow reference."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -11,15 +12,15 @@ from scipy.stats import rankdata
 import rheoscope as rs
 from tests.cases import double, text, traced
 from tests.covers.cases import bare, on
-from tests.covers.test_distortion import planted
+from tests.covers.test_distortion import model_with_projections
 from tests.laws.moves import different
 from tests.pretrained.cases import random
 
 F64 = torch.float64
 
 
-def test_torn_and_glued_pairs_are_the_planted_ones() -> None:
-    """Tokens 0 and 1 differ in the one direction that is stretched, 2 and 3 in the one that is forgotten."""
+def test_planted_torn_and_glued_pairs_come_first() -> None:
+    """Tokens 0 and 1 differ along a stretched direction, tokens 2 and 3 along a direction with singular value 0."""
     x = random(0, 12, 8)
     x[:, 6:] = 0
     x[1] = x[0]
@@ -28,95 +29,102 @@ def test_torn_and_glued_pairs_are_the_planted_ones() -> None:
     x[2, :6] = x[3, :6]
     x = x / x.norm(dim=-1, keepdim=True)
     scale = torch.diag(torch.tensor([0.1] * 6 + [30.0, 0.0], dtype=F64))
-    model = planted(scale, torch.eye(8, dtype=F64))
-    found = rs.distorted_pairs(on(model, x), 0, 0, top=1, keep_massive=True)
+    model = model_with_projections(scale, torch.eye(8, dtype=F64))
+    result = rs.distorted_pairs(on(model, x), 0, 0, top=1, keep_massive=True)
     pairs = {
-        kind: (found["first"].sel(kind=kind).item(), found["second"].sel(kind=kind).item())
+        kind: (result["earlier_token"].sel(kind=kind).item(), result["later_token"].sel(kind=kind).item())
         for kind in ("torn", "glued")
     }
     assert pairs["torn"] == (0, 1)
     assert pairs["glued"][0] in (2, 3)
-    assert found.first_token.sel(kind="torn").item() == on(model, x).tokens[0]
-    assert found.after.sel(kind="torn").item() > 0.9
-    every = rs.distorted_pairs(on(model, random(3, 12, 8)), 0, 0, top=66)
-    assert np.allclose(np.sort(every.before.sel(kind="torn")), np.linspace(0, 1, 66))
+    assert result.earlier_token_text.sel(kind="torn").item() == on(model, x).tokens[0]
+    assert result.distance_rank_after.sel(kind="torn").item() > 0.9
+    all_pairs = rs.distorted_pairs(on(model, random(3, 12, 8)), 0, 0, top=66)
+    assert np.allclose(np.sort(all_pairs.distance_rank_before.sel(kind="torn")), np.linspace(0, 1, 66))
 
 
-def test_equal_tokens_are_no_pair() -> None:
+def test_pairs_of_equal_tokens_are_left_out() -> None:
     model = bare(width=8)
     x = random(3, 12, 8)
     x[7] = x[2]
-    found = rs.distorted_pairs(on(model, x), 0, 0, top=65)
-    assert (2, 7) not in zip(found["first"].values[0], found["second"].values[0], strict=True)
-    with pytest.raises(rs.RheoscopeError, match="the 65 pairs"):
+    result = rs.distorted_pairs(on(model, x), 0, 0, top=65)
+    assert (2, 7) not in zip(result["earlier_token"].values[0], result["later_token"].values[0], strict=True)
+    with pytest.raises(
+        rs.RheoscopeError, match="top must lie between 1 and 65, the number of pairs of this text, got 66; type top=5"
+    ):
         rs.distorted_pairs(on(model, x), 0, 0, top=66)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("image", ["query", "key", "content"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "own_metric"])
-def test_it_equals_a_slow_count_over_all_pairs(name: str, image: str) -> None:
+def test_pairs_equal_a_slow_reference(name: str, image: str) -> None:
     trace = double(name).trace(different())
-    kept = [at for at in range(len(trace)) if at not in trace.massive_tokens()]
-    x = trace.view.layer_heads[1].norm.normalise(trace.layer_input(1))[kept]
+    included = [i for i in range(len(trace)) if i not in trace.massive_tokens()]
+    x = trace.view.layer_heads[1].norm.normalise(trace.layer_input(1))[included]
     head = trace.view.head(1, 2)
     A = {"query": head.M.dense(), "key": head.M.dense().mT, "content": head.F.dense()}[image]
-    before, after = ((rankdata(pdist(y.numpy())) - 1) / (len(kept) * (len(kept) - 1) / 2 - 1) for y in (x, x @ A))
-    pairs = [(kept[a], kept[b]) for a in range(len(kept)) for b in range(a + 1, len(kept))]
-    change = {pair: after[at] - before[at] for at, pair in enumerate(pairs)}
-    found = rs.distorted_pairs(trace, 1, 2, image=image, top=6)
+    before, after = (
+        (rankdata(pdist(y.numpy())) - 1) / (len(included) * (len(included) - 1) / 2 - 1) for y in (x, x @ A)
+    )
+    pairs = list(combinations(included, 2))
+    change = dict(zip(pairs, after - before, strict=True))
+    result = rs.distorted_pairs(trace, 1, 2, image=image, top=6)
     for kind, sign in (("torn", 1), ("glued", -1)):
-        row = found.sel(kind=kind)
-        mine = list(zip(row["first"].values.tolist(), row["second"].values.tolist(), strict=True))
-        assert len(set(mine)) == 6
+        row = result.sel(kind=kind)
+        result_pairs = list(zip(row["earlier_token"].values.tolist(), row["later_token"].values.tolist(), strict=True))
+        assert len(set(result_pairs)) == 6
         best = np.sort([sign * value for value in change.values()])[::-1][:6]
-        assert np.allclose([sign * change[pair] for pair in mine], best, atol=1e-9)
-        at = [pairs.index(pair) for pair in mine]
-        assert np.allclose(row.before, before[at])
-        assert np.allclose(row.after, after[at])
-        assert row.second_token.values.tolist() == [trace.tokens[second] for _, second in mine]
-        assert all(first < second for first, second in mine)
+        assert np.allclose([sign * change[pair] for pair in result_pairs], best, atol=1e-9)
+        indices = [pairs.index(pair) for pair in result_pairs]
+        assert np.allclose(row.distance_rank_before, before[indices])
+        assert np.allclose(row.distance_rank_after, after[indices])
+        assert row.later_token_text.values.tolist() == [trace.tokens[second] for _, second in result_pairs]
+        assert all(first < second for first, second in result_pairs)
 
 
-def test_an_isometric_cover_tears_nothing() -> None:
-    model = planted(3 * torch.linalg.qr(random(0, 12, 12))[0], torch.eye(12, dtype=F64))
+def test_an_isometry_changes_no_rank() -> None:
+    model = model_with_projections(3 * torch.linalg.qr(random(0, 12, 12))[0], torch.eye(12, dtype=F64))
     for image in ("query", "key"):
-        found = rs.distorted_pairs(on(model, random(1, 10, 12)), 0, 0, image=image, top=45)
-        assert np.allclose(found.before, found.after)
+        result = rs.distorted_pairs(on(model, random(1, 10, 12)), 0, 0, image=image, top=45)
+        assert np.allclose(result.distance_rank_before, result.distance_rank_after)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_turn_and_a_scale_of_the_cloud_tear_nothing_else(seed: int) -> None:
-    """Distances keep their order, so only what the head does counts; the head reads the turned cloud by turned matrices."""
+def test_pairs_are_invariant_under_a_rotation_and_a_scale_of_the_cloud(seed: int) -> None:
+    """The projections of the head are rotated with the cloud."""
     model, Q = bare(width=8), torch.linalg.qr(random(seed, 8, 8))[0]
     cloud = random(seed + 1, 12, 8)
-    one = rs.distorted_pairs(on(model, cloud), 0, 0, top=10)
+    result = rs.distorted_pairs(on(model, cloud), 0, 0, top=10)
     with torch.no_grad():
         for W in (model.view.layer_heads[0].W_Q, model.view.layer_heads[0].W_K):
             W.copy_(Q.mT @ W)
-    other = rs.distorted_pairs(on(model, 3 * cloud @ Q), 0, 0, top=10)
-    assert np.allclose(one.after - one.before, other.after - other.before)
-    assert (one["first"] == other["first"]).all()
+    rotated_result = rs.distorted_pairs(on(model, 3 * cloud @ Q), 0, 0, top=10)
+    assert np.allclose(
+        result.distance_rank_after - result.distance_rank_before,
+        rotated_result.distance_rank_after - rotated_result.distance_rank_before,
+    )
+    assert (result["earlier_token"] == rotated_result["earlier_token"]).all()
 
 
 def test_massive_tokens_are_in_no_pair() -> None:
     trace = traced("gpt2", F64)
     points = trace.points.clone()
     points[1, 4] *= 100
-    long = replace(trace, points=points)
-    every = rs.distorted_pairs(long, 0, 1, top=20)
-    assert every.attrs["massive"] == [4]
-    assert 4 not in np.concatenate([every["first"].values.ravel(), every["second"].values.ravel()])
-    assert rs.distorted_pairs(long, 0, 1, keep_massive=True).attrs["keep_massive"] == 1
+    massive_trace = replace(trace, points=points)
+    all_pairs = rs.distorted_pairs(massive_trace, 0, 1, top=20)
+    assert all_pairs.attrs["massive"] == [4]
+    assert 4 not in np.concatenate([all_pairs["earlier_token"].values.ravel(), all_pairs["later_token"].values.ravel()])
+    assert rs.distorted_pairs(massive_trace, 0, 1, keep_massive=True).attrs["keep_massive"] == 1
 
 
-def test_layers_count_from_the_end_too() -> None:
+def test_a_negative_layer_counts_from_the_end() -> None:
     trace = traced("llama", F64)
     assert rs.distorted_pairs(trace).attrs["layer"] == 1
     assert rs.distorted_pairs(trace, -2, 1).identical(rs.distorted_pairs(trace, 0, 1))
 
 
-def test_what_it_cannot_do_is_told_in_one_line() -> None:
+def test_invalid_settings_are_refused() -> None:
     model = double("llama")
     trace = model.trace(text())
     with pytest.raises(

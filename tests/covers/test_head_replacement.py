@@ -1,4 +1,4 @@
-"""Operations: a changed form or content in a running model equals dense twins; controls have the size and spectrum they claim."""
+"""Edits of M and F in a running model equal dense references; controls have the stated size and spectrum."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ from tests.laws.every_family import side
 
 F64 = torch.float64
 N = 10
-"""Tokens of a text under a change: more than any window is wide."""
+"""The number of tokens of an edited text, larger than any sliding window."""
 SCORES = [
     "own_metric",
     "own_mahalanobis",
@@ -37,39 +37,39 @@ SCORES = [
     "own_shaped",
     "own_sinkhorn",
 ]
-"""Every other way from M to weights: forms that are no dot product, and what stands in for softmax."""
+"""Mechanisms with scores other than dot products, or normalisers other than softmax."""
 EDITED = [*SORTS, *ODD, "opt_post", "own_branch_post", *SCORES]
-"""All that a model can be made of (tests/laws/every_analysis.py sees to it), with every way to weigh and both placements."""
+"""Models with every feature (see tests/laws/every_analysis.py), every normaliser and both norm placements."""
 
-# Slow twins
+# Dense references
 
 
 def changed_scores(heads: Heads, x: Tensor, M: str) -> Tensor:
-    """What a replacement adds to the scores of every head, from dense matrices and one offset after another."""
-    hat = heads.norm.normalise(x)
-    cloud = hat if M.endswith("naive") else hat - hat.mean(0)
+    """The change of the scores of every head by a replacement, from dense matrices at every offset."""
+    x_hat = heads.norm.normalise(x)
+    cloud = x_hat if M.endswith("naive") else x_hat - x_hat.mean(0)
     _, a = side(heads, x, heads.W_Q, heads.b_Q, heads.q_norm)
     _, c = side(heads, x, heads.W_K, heads.b_K, heads.k_norm)
-    found = x.new_zeros(heads.n_heads, len(x), len(x))
+    change = x.new_zeros(heads.n_heads, len(x), len(x))
     for offset in range(1 - len(x), len(x)):
         s = cloud @ (DENSE[M](heads, offset) - dense_M(heads, offset)) @ cloud.mT
-        found.diagonal(-offset, -2, -1).copy_(s.diagonal(-offset, -2, -1))
-    return found * a * c.mT
+        change.diagonal(-offset, -2, -1).copy_(s.diagonal(-offset, -2, -1))
+    return change * a * c.mT
 
 
 def weights_after(trace: Any, layer: int, change: Tensor | None) -> Tensor:
-    """Weights of every head with a change added to its scores, on the points of a trace."""
-    found = []
+    """The weights of every head with a change added to its scores, on the points of a trace."""
+    weights = []
     for head in range(trace.view.heads):
         mechanism = single_head_mechanism(trace.view.layer_heads[layer].mechanism, head)
         s = trace.scores(layer, head) + (0 if change is None else change[head])
         permitted = mechanism.mask(*query_key_positions(len(trace), len(trace)))
-        found.append(mechanism.normaliser(s.masked_fill(~permitted, -torch.inf)[None, None])[0, 0])
-    return torch.stack(found)
+        weights.append(mechanism.normaliser(s.masked_fill(~permitted, -torch.inf)[None, None])[0, 0])
+    return torch.stack(weights)
 
 
-def written(trace: Any, layer: int, weights: Tensor, chosen: list[int], F: Tensor | None = None) -> Tensor:
-    """What attention writes with those weights in the chosen heads, and with those F between centred tokens."""
+def expected_update(trace: Any, layer: int, weights: Tensor, chosen: list[int], F: Tensor | None = None) -> Tensor:
+    """The update by attention with these weights in the chosen heads, and with these F on centred tokens."""
     heads, x = trace.view.layer_heads[layer], trace.layer_input(layer)
     v = heads.qkv(x)[2][0].repeat_interleave(heads.n_heads // len(heads.W_V), 0)
     out = heads.outputs(x).clone()
@@ -78,35 +78,35 @@ def written(trace: Any, layer: int, weights: Tensor, chosen: list[int], F: Tenso
     after = total if heads.output_norm is None else heads.output_norm.apply(total)
     if F is None:
         return after
-    hat = heads.norm.normalise(x)
-    moved = (weights @ ((hat - hat.mean(0)) @ (F - heads.F().dense())))[chosen].sum(0)
+    x_hat = heads.norm.normalise(x)
+    content_update = (weights @ ((x_hat - x_hat.mean(0)) @ (F - heads.F().dense())))[chosen].sum(0)
     if heads.output_norm is not None:
-        moved = moved * (total.square().mean(-1, keepdim=True) + heads.output_norm.eps).rsqrt()
-    return after + moved
+        content_update = content_update * (total.square().mean(-1, keepdim=True) + heads.output_norm.eps).rsqrt()
+    return after + content_update
 
 
-def under(name: str, chosen: Any, M: str | None, F: str | None = None) -> Any:
-    """The trace of a text under a change; every token counts for the mean, as the twins have it."""
-    of = double(name)
-    every = torch.ones(N, dtype=torch.bool)
-    made = [
+def edited_trace(name: str, chosen: Any, M: str | None, F: str | None = None) -> Any:
+    """The trace of a text under an edit. All tokens enter the mean, as in the references."""
+    model = double(name)
+    is_included = torch.ones(N, dtype=torch.bool)
+    edits = [
         head_replacement.replacement_edit(plan, Generator())
-        for plan in plan_edits(of.view, select_heads(of.view, chosen), M, F)
+        for plan in plan_edits(model.view, select_heads(model.view, chosen), M, F)
     ]
-    return of.trace(text(n=N), edit=model_edits(every, made))
+    return model.trace(text(n=N), edit=model_edits(is_included, edits))
 
 
-def moved_by(trace: Any, layer: int) -> Tensor:
-    """What attention wrote; a parallel block's MLP, which reads the same point, taken away."""
+def attention_update(trace: Any, layer: int) -> Tensor:
+    """The update by attention. In a parallel block, the update by the MLP is subtracted."""
     step = attention_output_step(trace, layer)
-    found = trace.points_at(step) - trace.layer_input(layer)
+    update = trace.points_at(step) - trace.layer_input(layer)
     if trace.steps[trace.mid_steps[layer]] in trace.unread_steps:
-        found = found - trace.view.mlps[layer](trace.layer_input(layer))
-    return found
+        update = update - trace.view.mlps[layer](trace.layer_input(layer))
+    return update
 
 
-def bar(name: str) -> float:
-    """Float32 steps inside a float64 model stay: rotary tables, RMSNorm."""
+def tolerance(name: str) -> float:
+    """Rotary tables and RMSNorm of a float64 model still compute in float32."""
     return 1e-9 if not turning(name) and name not in theirs.ISLANDS else 2e-5
 
 
@@ -118,16 +118,16 @@ def bar(name: str) -> float:
 def test_a_replaced_M_gives_the_scores_of_dense_forms_in_every_layer(name: str, M: str) -> None:
     if M == "positive" and turning(name):
         with pytest.raises(rs.RheoscopeError, match="under RoPE M is another form at every offset"):
-            under(name, None, M)
+            edited_trace(name, None, M)
         return
-    trace = under(name, None, M)
+    trace = edited_trace(name, None, M)
     for layer, heads in enumerate(trace.view.layer_heads):
         weights = weights_after(trace, layer, changed_scores(heads, trace.layer_input(layer), M))
-        wanted = written(trace, layer, weights, list(range(heads.n_heads)))
-        assert distance(moved_by(trace, layer), wanted) <= bar(name)
-        unchanged = written(trace, layer, weights_after(trace, layer, None), list(range(heads.n_heads)))
+        expected = expected_update(trace, layer, weights, list(range(heads.n_heads)))
+        assert distance(attention_update(trace, layer), expected) <= tolerance(name)
+        unchanged = expected_update(trace, layer, weights_after(trace, layer, None), list(range(heads.n_heads)))
         if M != "at_zero" or turning(name):
-            assert distance(wanted, unchanged) > 1e-4
+            assert distance(expected, unchanged) > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -136,71 +136,74 @@ def test_a_replaced_M_gives_the_scores_of_dense_forms_in_every_layer(name: str, 
 )
 @torch.no_grad()
 def test_a_replaced_F_gives_the_displacements_of_dense_maps(name: str, F: str, dense: int | None) -> None:
-    trace = under(name, [(0, 1), (1, 2), (1, 3)], None, F)
+    trace = edited_trace(name, [(0, 1), (1, 2), (1, 3)], None, F)
     for layer, chosen in ((0, [1]), (1, [2, 3])):
-        own = trace.view.layer_heads[layer].F().dense()
+        old_F = trace.view.layer_heads[layer].F().dense()
         if dense is None:
-            new = (own + own.mT) / 2
+            new = (old_F + old_F.mT) / 2
         else:
-            u, s, vh = torch.linalg.svd(own)
+            u, s, vh = torch.linalg.svd(old_F)
             new = u[..., :dense] * s[..., None, :dense] @ vh[..., :dense, :]
         weights = weights_after(trace, layer, None)
-        wanted = written(trace, layer, weights, chosen, new)
-        assert distance(moved_by(trace, layer), wanted) <= (2e-5 if name.startswith("gemma") else bar(name))
-        assert distance(wanted, written(trace, layer, weights, chosen)) > 1e-4
+        expected = expected_update(trace, layer, weights, chosen, new)
+        assert distance(attention_update(trace, layer), expected) <= (
+            2e-5 if name.startswith("gemma") else tolerance(name)
+        )
+        assert distance(expected, expected_update(trace, layer, weights, chosen)) > 1e-4
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "neox", "opt_post", "bert", "own_metric"])
 @torch.no_grad()
-def test_M_and_F_together_and_only_the_chosen_heads(name: str) -> None:
-    trace = under(name, [(1, 2)], "symmetric", "symmetric")
+def test_M_and_F_can_be_replaced_together_in_chosen_heads(name: str) -> None:
+    trace = edited_trace(name, [(1, 2)], "symmetric", "symmetric")
     heads, x = trace.view.layer_heads[1], trace.layer_input(1)
     assert torch.equal(x, double(name).trace(text(n=N)).layer_input(1))
     weights = weights_after(trace, 1, changed_scores(heads, x, "symmetric"))
-    own = heads.F().dense()
-    wanted = written(trace, 1, weights, [2], (own + own.mT) / 2)
-    assert distance(moved_by(trace, 1), wanted) <= (2e-5 if name.startswith("gemma") else bar(name))
+    old_F = heads.F().dense()
+    expected = expected_update(trace, 1, weights, [2], (old_F + old_F.mT) / 2)
+    assert distance(attention_update(trace, 1), expected) <= (2e-5 if name.startswith("gemma") else tolerance(name))
 
 
 @torch.no_grad()
 def test_symmetric_and_symmetric_scores_are_two_edits_under_RoPE_and_one_without() -> None:
-    for name, alike in (("llama", False), ("gpt2", True), ("own_alibi", True)):
-        one, other = (under(name, None, M).points for M in ("symmetric", "symmetric_scores"))
-        assert (gap(one, other) < 1e-9) == alike
+    for name, are_equal in (("llama", False), ("gpt2", True), ("own_alibi", True)):
+        first, second = (edited_trace(name, None, M).points for M in ("symmetric", "symmetric_scores"))
+        assert (gap(first, second) < 1e-9) == are_equal
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "neox"])
 @torch.no_grad()
 def test_layers_before_the_first_changed_one_are_bit_identical(name: str) -> None:
-    trace, plain = (
-        under(name, [(1, head) for head in range(4)], "symmetric", "symmetric"),
+    trace, clean_trace = (
+        edited_trace(name, [(1, head) for head in range(4)], "symmetric", "symmetric"),
         double(name).trace(text(n=N)),
     )
-    first = plain.input_steps[1]
-    assert torch.equal(trace.points[: first + 1], plain.points[: first + 1])
-    assert not torch.equal(trace.points[first + 1 :], plain.points[first + 1 :])
+    first_step = clean_trace.input_steps[1]
+    assert torch.equal(trace.points[: first_step + 1], clean_trace.points[: first_step + 1])
+    assert not torch.equal(trace.points[first_step + 1 :], clean_trace.points[first_step + 1 :])
 
 
-def test_an_identity_is_no_operation_at_all() -> None:
-    """No edit is left: the model runs as if nobody had asked."""
+def test_an_identity_replacement_needs_no_edit() -> None:
     trace = traced("llama", F64)
     for M, F in (("identity", None), (None, "identity"), ("identity", "identity")):
-        made = [
+        edits = [
             head_replacement.replacement_edit(plan, Generator())
             for plan in plan_edits(trace.view, select_heads(trace.view, None), M, F)
         ]
-        assert model_edits(trace.valid_mask(), made) == {}
-    with pytest.raises(rs.RheoscopeError, match="nothing to change; type M='symmetric' or F='symmetric'"):
+        assert model_edits(trace.valid_mask(), edits) == {}
+    with pytest.raises(
+        rs.RheoscopeError, match="an edit needs a replacement of M or F, got neither; type M='symmetric'"
+    ):
         plan_edits(trace.view, {0: [0]}, None, None)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_reach_is_the_size_of_scores_without_what_is_constant_along_a_row(seed: int) -> None:
+def test_the_score_norm_ignores_constants_along_a_row(seed: int) -> None:
     q, k = random(seed, 3, 6, 4), random(seed + 1, 3, 6, 4)
     s = q @ k.mT
-    slow = (s - s.mean(-1, keepdim=True)).flatten(1).norm(dim=-1)
-    assert gap(score_norm(q, k), slow) <= 1e-9
-    assert gap(score_norm(q, k + random(seed + 2, 3, 1, 4)), slow) <= 1e-9
+    expected_norm = (s - s.mean(-1, keepdim=True)).flatten(1).norm(dim=-1)
+    assert gap(score_norm(q, k), expected_norm) <= 1e-9
+    assert gap(score_norm(q, k + random(seed + 2, 3, 1, 4)), expected_norm) <= 1e-9
 
 
 # Controls
@@ -227,40 +230,42 @@ def test_controls_have_the_size_and_the_spectrum_of_the_edit_at_every_offset(nam
         assert not turning(name)
         return
     for offset in (0, 2, 7):
-        wanted, found = (torch.linalg.svdvals(operator_at_offset(plan.heads, x, offset).dense()) for x in (edit, size))
-        assert gap(wanted, found) <= 1e-9
-        new, turned = (
+        expected, spectrum_of_size = (
+            torch.linalg.svdvals(operator_at_offset(plan.heads, x, offset).dense()) for x in (edit, size)
+        )
+        assert gap(expected, spectrum_of_size) <= 1e-9
+        new, rotated = (
             torch.linalg.svdvals(operator_at_offset(plan.heads, x, offset).dense() + dense_M(plan.heads, offset))
             for x in (edit, spectrum)
         )
-        assert gap(new, turned) <= 1e-9
+        assert gap(new, rotated) <= 1e-9
         assert (
             gap(operator_at_offset(plan.heads, edit, 2).dense(), operator_at_offset(plan.heads, size, 2).dense()) > 1e-2
         )
 
 
 @torch.no_grad()
-def test_the_control_on_the_cloud_is_as_large_there_as_the_edit() -> None:
-    """Seen from inside: the scores that are added, and the displacements, head by head."""
-    of = double("llama")
-    every = torch.ones(LENGTH, dtype=torch.bool)
+def test_the_cloud_control_has_the_size_of_the_edit_on_the_text() -> None:
+    """The size is that of the added scores, or of the displacements, head by head."""
+    model = double("llama")
+    is_included = torch.ones(LENGTH, dtype=torch.bool)
     for M, F in (("symmetric", None), (None, "symmetric")):
-        (plan,) = plan_edits(of.view, {0: [0, 1, 2, 3]}, M, F)
+        (plan,) = plan_edits(model.view, {0: [0, 1, 2, 3]}, M, F)
         sizes = []
         for make in (
             head_replacement.replacement_edit,
             head_replacement.same_cloud_size_control,
             head_replacement.same_size_control,
         ):
-            edits = model_edits(every, [make(plan, Generator().manual_seed(2))])
-            found: list[Tensor] = []
+            edits = model_edits(is_included, [make(plan, Generator().manual_seed(2))])
+            attended: list[Tensor] = []
 
-            def spy(*given: Any, change: Any = edits[0].edit, into: Any = found) -> Any:
-                with looking(into):
-                    return change(*given)
+            def record(*arguments: Any, edit: Any = edits[0].edit, attended: Any = attended) -> Any:
+                with recorded_attention(attended):
+                    return edit(*arguments)
 
-            of.run(text(), edit={0: Rewrite(spy)})
-            q, k, v = found
+            model.run(text(), edit={0: Rewrite(record)})
+            q, k, v = attended
             if M is not None:
                 s = q[0, :, :, 8:] @ k[0, :, :, 8:].mT
                 sizes.append((s - s.mean(-1, keepdim=True)).flatten(1).norm(dim=-1))
@@ -272,13 +277,13 @@ def test_the_control_on_the_cloud_is_as_large_there_as_the_edit() -> None:
 
 
 @contextmanager
-def looking(into: list[Tensor]) -> Iterator[None]:
-    """While an edit runs, what it gives to attention."""
-    own = Mechanism.attend
+def recorded_attention(attended: list[Tensor]) -> Iterator[None]:
+    """Record the queries, keys and values that an edit passes to attention."""
+    original_attend = Mechanism.attend
 
-    def attend(self: Mechanism, q: Tensor, k: Tensor, v: Tensor, *more: Any, **named: Any) -> Tensor:
-        into[:] = [q, k, v]
-        return own(self, q, k, v, *more, **named)
+    def attend(self: Mechanism, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        attended[:] = [q, k, v]
+        return original_attend(self, q, k, v, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Mechanism, "attend", attend)
@@ -304,7 +309,7 @@ def test_controls_of_F_have_its_singular_values() -> None:
 
 @torch.no_grad()
 def test_controls_of_an_edit_that_changes_nothing_change_nothing() -> None:
-    """Planted: W_K = W_Q without RoPE is symmetric already, so that a random change as large as that edit is none."""
+    """With W_K = W_Q and without RoPE, M is symmetric, so a random change of the same size is zero."""
 
     def tie(network: Any) -> None:
         for block in rs.load(network).view.layer_heads:
@@ -313,17 +318,19 @@ def test_controls_of_an_edit_that_changes_nothing_change_nothing() -> None:
     tied = theirs.changed("gpt2", tie)
     trace = tied.trace(text())
     for make in (head_replacement.same_size_control, head_replacement.same_cloud_size_control):
-        made = [
+        edits = [
             make(plan, Generator().manual_seed(0))
             for plan in plan_edits(tied.view, select_heads(tied.view, None), "symmetric", None)
         ]
-        assert gap(tied.trace(text(), edit=model_edits(trace.valid_mask(), made)).points, trace.points) <= 1e-9
+        assert gap(tied.trace(text(), edit=model_edits(trace.valid_mask(), edits)).points, trace.points) <= 1e-9
 
 
 @torch.no_grad()
-def test_controls_of_one_seed_are_the_same_and_of_another_are_not() -> None:
+def test_the_seed_fixes_a_control() -> None:
     (plan,) = plan_edits(double("llama").view, {0: [0]}, "symmetric", "symmetric")
-    one, same, other = (head_replacement.same_size_control(plan, Generator().manual_seed(seed)) for seed in (3, 3, 4))
-    assert torch.equal(one.form[0].left, same.form[0].left)
-    assert torch.equal(one.content.left, same.content.left)
-    assert gap(one.form[0].left, other.form[0].left) > 1e-2
+    first, same, second = (
+        head_replacement.same_size_control(plan, Generator().manual_seed(seed)) for seed in (3, 3, 4)
+    )
+    assert torch.equal(first.form[0].left, same.form[0].left)
+    assert torch.equal(first.content.left, same.content.left)
+    assert gap(first.form[0].left, second.form[0].left) > 1e-2

@@ -23,10 +23,10 @@ def each(of: Any, texts: Any, **asked: Any) -> Any:
 @pytest.mark.parametrize("name", SOME)
 def test_every_head_costs_what_surgery_of_it_alone_costs(name: str) -> None:
     of = double(name)
-    against = rs.Against(("size", "mean", "uniform"))
-    found = each(of, TEXTS, heads=[(0, 1), (1, 3)], M="symmetric", F="rank 3", against=against)
+    comparisons = rs.Comparisons(("size", "mean", "uniform"))
+    found = each(of, TEXTS, heads=[(0, 1), (1, 3)], M="symmetric", F="rank 3", comparisons=comparisons)
     for layer, head in ((0, 1), (1, 3)):
-        alone = rs.surgery(of, TEXTS, heads=[(layer, head)], M="symmetric", F="rank 3", against=against)
+        alone = rs.surgery(of, TEXTS, heads=[(layer, head)], M="symmetric", F="rank 3", comparisons=comparisons)
         here = found.sel(layer=layer, head=head)
         for field in ("cost", "cost_low", "cost_high", "excess", "excess_low", "excess_high"):
             wanted = alone[field].sel(change=EVERY).values
@@ -49,14 +49,14 @@ def test_a_head_does_not_depend_on_which_others_are_asked_for() -> None:
         assert int(there.sum()) == 3 * len(some)
         for field in ("each_cost", "each_excess_low"):
             assert np.allclose(found[field].values[there], every[field].values[there], atol=1e-12)
-    other = each(of, TEXTS, heads=layer, M="symmetric", against=rs.Against(("size",), seed=1))
+    other = each(of, TEXTS, heads=layer, M="symmetric", comparisons=rs.Comparisons(("size",), seed=1))
     assert np.allclose(other.each_cost.sel(layer=1, change="edit"), every.each_cost.sel(layer=1, change="edit"))
     assert not np.allclose(other.each_cost.sel(layer=1, change="size"), every.each_cost.sel(layer=1, change="size"))
 
 
 def test_draws_are_a_mean_and_totals_are_sums() -> None:
     of = double("gpt2")
-    found = each(of, TEXTS, M="symmetric", against=rs.Against(("size", "cloud"), draws=2))
+    found = each(of, TEXTS, M="symmetric", comparisons=rs.Comparisons(("size", "cloud"), draws=2))
     assert found.total.values == pytest.approx(found.each_cost.sum(("layer", "head")).values)
     assert found.total_excess.values == pytest.approx(found.each_excess.sum(("layer", "head")).values)
     assert found.each_excess.sel(change="edit").values == pytest.approx(0)
@@ -76,7 +76,7 @@ def test_few_texts_are_drawn_in_chunks() -> None:
         default(),
         "The keys to the cabinet are on the table, and the man who has them went out to the garden. " * 9,
     )
-    asked: dict[str, Any] = {"heads": [(2, 1)], "M": "symmetric", "against": rs.Against(())}
+    asked: dict[str, Any] = {"heads": [(2, 1)], "M": "symmetric", "comparisons": rs.Comparisons(())}
     found, alone = each(of, words, **asked), rs.surgery(of, words, **asked)
     assert "chunks" in found.attrs["bootstrap"]
     assert found.sizes["text"] == 1
@@ -88,7 +88,9 @@ def test_few_texts_are_drawn_in_chunks() -> None:
 def test_identity_costs_nothing_and_the_model_is_as_before(name: str) -> None:
     of, told = model(name), []
     before = [x.clone() for x in of.network.parameters()]
-    found = each(of, TEXTS, M="identity", F="identity", against=rs.Against(()), progress=lambda *at: told.append(at))
+    found = each(
+        of, TEXTS, M="identity", F="identity", comparisons=rs.Comparisons(()), progress=lambda *at: told.append(at)
+    )
     assert (found.each_cost.values == 0).all()
     assert told[-1] == (5, 5)
     each(of, TEXTS[:2], M="symmetric", F="symmetric")

@@ -61,7 +61,7 @@ def test_what_it_cannot_do_is_told_in_one_line() -> None:
         rs.rollout(double("gpt2"), traced("gpt2", F64), token=18)
     with pytest.raises(rs.RheoscopeError, match="probes must lie between 1 and 100,000, got 0; type probes=16"):
         rs.rollout(double("gpt2"), traced("gpt2", F64), probes=0)
-    with pytest.raises(rs.RheoscopeError, match="norms follow its sums"):
+    with pytest.raises(rs.RheoscopeError, match="it uses post-norm"):
         rs.rollout(double("bert"), traced("bert", F64))
     with pytest.raises(rs.RheoscopeError, match="this trace comes from weights"):
         rs.rollout(double("gpt2"), traced("llama", F64))

@@ -8,7 +8,7 @@ import torch
 from torch import Generator
 
 import rheoscope as rs
-from rheoscope.covers.comparison_arms import Against
+from rheoscope.covers.comparison_arms import Comparisons
 from rheoscope.covers.surgery.analysis import kernel
 from rheoscope.covers.text_batches import split_into_windows
 from tests.cases import CAUSAL, LENGTH, default, double, gap, model, ours, text, theirs, traced
@@ -58,7 +58,7 @@ def test_losses_are_those_of_the_logits() -> None:
     of = model("llama")
     texts = [text(0), text(1, 7), text(2), text(3, 9), text(4)]
     layer = of.view.head_indices(1)
-    found = rs.surgery(of, texts, heads=layer, M="symmetric", against=rs.Against(draws=2))
+    found = rs.surgery(of, texts, heads=layer, M="symmetric", comparisons=rs.Comparisons(draws=2))
     assert found.attrs["heads"] == "L1.H0 L1.H1 L1.H2 L1.H3"
     assert found.tokens.values.tolist() == [LENGTH - 1, 6, LENGTH - 1, 8, LENGTH - 1]
     for at, ids in enumerate(texts):
@@ -88,7 +88,7 @@ def test_a_long_text_is_cut_and_the_seed_decides() -> None:
             split_into_windows(of, TEXT * 3, 16),
             heads=[(2, 1)],
             M="symmetric",
-            against=rs.Against(("size",), seed=seed),
+            comparisons=rs.Comparisons(("size",), seed=seed),
         )
         for seed in (0, 0, 1)
     )
@@ -97,11 +97,13 @@ def test_a_long_text_is_cut_and_the_seed_decides() -> None:
     assert one.loss_after.equals(other.loss_after)
     assert not one.loss_control.equals(other.loss_control)
     assert "texts" in one.attrs["bootstrap"]
-    whole = rs.surgery(of, TEXT * 8, heads=[(2, 1)], M="symmetric", against=rs.Against(("mean",)))
+    whole = rs.surgery(of, TEXT * 8, heads=[(2, 1)], M="symmetric", comparisons=rs.Comparisons(("mean",)))
     assert "chunks" in whole.attrs["bootstrap"]
     assert "loss_control" not in whole
     assert np.isfinite(whole.cost_low.values).all()
-    assert np.isnan(rs.surgery(of, TEXT, heads=[(2, 1)], M="symmetric", against=rs.Against(())).cost_low.values).all()
+    assert np.isnan(
+        rs.surgery(of, TEXT, heads=[(2, 1)], M="symmetric", comparisons=rs.Comparisons(())).cost_low.values
+    ).all()
 
 
 def test_the_interval_is_that_of_resampled_units() -> None:
@@ -113,7 +115,7 @@ def test_the_interval_is_that_of_resampled_units() -> None:
         }
         for at in range(400)
     ]
-    found = kernel(rows, Against((), seed=3))
+    found = kernel(rows, Comparisons((), seed=3))
     low, mean, high = (float(found[name][0]) for name in ("cost_low", "cost", "cost_high"))
     assert high - low == pytest.approx(2 * 1.96 / 4000**0.5, rel=0.15)
     assert low < mean < high
@@ -125,12 +127,12 @@ def test_asked_of_its_subject_alone_it_makes_M_symmetric() -> None:
     assert alone.equals(named)
     assert (alone.attrs["M"], alone.attrs["F"], alone.attrs["heads"]) == ("symmetric", "identity", "all")
     assert rs.surgery(of, text(), F="rank 3").attrs["M"] == "identity"
-    with pytest.raises(rs.RheoscopeError, match="nothing to change; type M='symmetric'"):
+    with pytest.raises(rs.RheoscopeError, match="got neither; type M='symmetric'"):
         rs.trace_under(of, text())
 
 
 def test_without_draws_there_is_no_random_control() -> None:
-    found = rs.surgery(double("llama"), text(), against=rs.Against(draws=0))
+    found = rs.surgery(double("llama"), text(), comparisons=rs.Comparisons(draws=0))
     assert found.change.values.tolist() == ["edit", "mean", "uniform"]
     assert "loss_control" not in found
 

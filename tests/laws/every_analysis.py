@@ -53,10 +53,10 @@ TWO_SENSES = {
 GROUPS = {str(word): [[word], [word + 1], [word + 15]] for word in (7, 9, 11, 13, 15)}
 SETTINGS: dict[str, dict[str, Any]] = {
     "massive_tokens": {"norm_ratio": 1.02},
-    "agreement": {"draws": 0, "least": 4},
+    "agreement": {"draws": 0, "min_keys": 4},
     "prefix_stability": {"prefixes": [[7, 19, 4], [30, 5, 5, 21]], "least": 3},
     "operators": {"draws": 3},
-    "distortion": {"nearest": 3, "draws": 2},
+    "distortion": {"n_neighbours": 3, "draws": 2},
     "stack": {"draws": 2},
     "composition": {"top": 1},
     "head_types": {"reach": 2},
@@ -73,9 +73,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "boundary": {"layers": [1], "iterations": 6},
     "reversed_attention": {"target": 7},
     "attention_patching": {"target": 7, "etas": (-0.1, 0.0)},
-    "surgery": {"M": "symmetric", "F": "rank 3", "against": rs.Against(("mean", "uniform"))},
+    "surgery": {"M": "symmetric", "F": "rank 3", "comparisons": rs.Comparisons(("mean", "uniform"))},
     "decay": {"M": "symmetric"},
-    "faithfulness": {"targets": [5, 6, 7, 8, 9], "shares": (0.0, 0.5)},
+    "faithfulness": {"targets": [5, 6, 7, 8, 9], "fractions": (0.0, 0.5)},
 }
 """What the battery asks otherwise than by default: random controls are other numbers in another gauge, and models read little."""
 TURNED = SETTINGS | {name: {"layers": [1], "iterations": 64} for name in ("fixed_point", "boundary")}
@@ -95,7 +95,7 @@ COMPARABLE: dict[str, Callable[[Any], Any]] = {
     "composition": lambda found: found.drop_dims("kind"),
     "score_attribution": lambda found: found.drop_vars("weight"),
     "decay": lambda found: found.drop_sel(change="isotropic"),
-    "faithfulness": lambda found: found.drop_sel(ranking="random", rival="random"),
+    "faithfulness": lambda found: found.drop_sel(ranking="random", other_ranking="random"),
 }
 """What of an answer is no draw, no list of the largest and not empty."""
 
@@ -141,7 +141,7 @@ def labelled(name: str, x: Tensor) -> Any:
 
 BESIDES: dict[str, Call] = {
     "over_texts": lambda model: rs.over_texts(
-        rs.agreement, [model.trace(text(at)) for at in range(3)], draws=0, least=4, resamples=20, splits=4
+        rs.agreement, [model.trace(text(at)) for at in range(3)], draws=0, min_keys=4, resamples=20, splits=4
     ),
     "score_attribution of a score": lambda model: of_heads(
         lambda head: rs.score_attribution(model.trace(text()), layer=1, head=head, query=9, key=8)
@@ -269,7 +269,7 @@ def test_every_function_of_the_rooms_is_in_the_battery() -> None:
         for name, home in rs._PUBLIC_MODULES.items()
         if home.startswith(("rheoscope.flow", "rheoscope.covers"))
     }
-    assert {name for name, home in homes.items() if ".dynamics." not in home} <= {*BESIDES, "Against"}
+    assert {name for name, home in homes.items() if ".dynamics." not in home} <= {*BESIDES, "Comparisons"}
     assert {*SETTINGS, *TEXTS, *COMPARABLE, *BY_HEAD} <= set(ANALYSIS_MODULES)
 
 

@@ -24,7 +24,7 @@ from tests.pretrained.cases import once
 
 FEW: dict[str, dict[str, Any]] = SETTINGS | {
     "boundary": {"layers": [1], "iterations": 2},
-    "faithfulness": {"targets": [5, 6, 7, 8, 9], "shares": (0.5,), "draws": 1},
+    "faithfulness": {"targets": [5, 6, 7, 8, 9], "fractions": (0.5,), "draws": 1},
     "fixed_point": {"layers": [1], "iterations": 2},
     "rollout": {"probes": 2},
     "stack": {"draws": 1},

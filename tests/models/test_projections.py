@@ -381,7 +381,7 @@ def test_recomputed_heads_include_their_gate() -> None:
     """Layer maps, other mechanisms, gradients and another F, each against the running model."""
     loaded, ids = model("gated"), text(0, 7)
     trace = loaded.trace(ids)
-    rs.fixed_point(loaded, trace, times=1, iterations=1)  # raises if its map is not that of the layer
+    rs.fixed_point(loaded, trace, applications=1, iterations=1)  # raises if its map is not that of the layer
     heads, x = trace.view.layer_heads[1], trace.layer_input(1)
     gradient = trace.points[trace.mid_steps[1]] - x
     assert gap(attention_displacement(heads, heads.mechanism, x, *heads.qkv(x))[0], gradient) <= 1e-10

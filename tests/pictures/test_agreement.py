@@ -1,4 +1,4 @@
-"""The picture of whether attention reads similarity, of one text and of means over several."""
+"""The picture of agreement, for one text and for means over several texts."""
 
 import numpy as np
 
@@ -7,13 +7,13 @@ from rheoscope.report.draw_result import picture_of
 from tests.pictures.cases import TEXT, by_three_hands, cells, drawn, found, model
 
 
-def test_heads_beyond_their_null_are_framed() -> None:
+def test_significant_heads_are_framed() -> None:
     dataset = found("agreement")
-    beyond = {(int(a), int(b)) for a, b in np.argwhere(dataset.q_value.values <= 0.05)}
-    assert cells(drawn("agreement").panels[0]).marked == beyond
+    significant_heads = {(int(a), int(b)) for a, b in np.argwhere(dataset.q_value.values <= 0.05)}
+    assert cells(drawn("agreement").panels[0]).marked == significant_heads
 
 
-def test_means_over_texts_have_their_interval_under_the_pointer() -> None:
+def test_the_tips_of_means_over_texts_have_their_intervals() -> None:
     traces = [model().trace(text) for text in (TEXT, "In winter the river is cold and the birds fly south.")]
     mean = rs.over_texts(rs.agreement, traces, draws=2, resamples=20, splits=2)
     picture = picture_of(mean)

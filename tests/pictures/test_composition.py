@@ -1,4 +1,4 @@
-"""The picture of which heads work together."""
+"""The picture of composition."""
 
 import numpy as np
 import pytest
@@ -10,42 +10,39 @@ from tests.pictures.cases import cells, drawn, found, planted, titled
 
 def test_the_graph_joins_the_strongest_pairs() -> None:
     dataset = found("composition")
-    panel = titled("composition", "The graph of heads")
+    panel = titled("composition", "Graph of heads")
     arcs = [mark for mark in panel.marks if isinstance(mark, Line) and "→" in mark.tip]
     assert len(arcs) == 3 * 4
     best = dataset.sel(kind="k").isel(place=0)
     names = dataset.head_from.values
     first = next(arc for arc in arcs if arc.name.startswith("K"))
-    said = f"{names[int(best.top_from)]} → {names[int(best.top_to)]}, K: looks for it: "
-    assert first.tip.startswith(said)
+    tip = f"{names[int(best.top_from)]} → {names[int(best.top_to)]}, K-composition: "
+    assert first.tip.startswith(tip)
     layer, head = divmod(int(best.top_to), 4)
     assert (first.x[-1], first.y[-1]) == (layer, 3 - head)
     assert panel.y.names[3 - head] == f"H{head}"
     bold = [mark for mark in panel.marks if isinstance(mark, Line) and not mark.name and not mark.tip]
-    assert [list(mark.x) for mark in bold] == [list(arcs[at].x) for at in (0, 4, 8)]
-    words = {mark.text for mark in panel.marks if isinstance(mark, Label)}
-    assert {names[int(best.top_from)], names[int(best.top_to)]} <= words
+    assert [list(mark.x) for mark in bold] == [list(arcs[index].x) for index in (0, 4, 8)]
+    labels = {mark.text for mark in panel.marks if isinstance(mark, Label)}
+    assert {names[int(best.top_from)], names[int(best.top_to)]} <= labels
     dots = [mark for mark in panel.marks if isinstance(mark, Line) and mark.style == "dots" and mark.tip]
     assert sum(len(mark.x) for mark in dots) == 24
 
 
-def test_maps_of_layers_hold_their_strongest_pair() -> None:
+def test_the_map_of_layers_has_the_strongest_pair_of_heads() -> None:
     dataset = found("composition")
-    table = cells(titled("composition", "Q: asks with it, by layers"))
-    slow = max(float(dataset.q.sel(head_from=f"L1.H{a}", head_to=f"L3.H{b}")) for a in range(4) for b in range(4))
-    assert table.values[1, 3] == pytest.approx(slow)
+    table = cells(titled("composition", "Q-composition by layer"))
+    expected = max(float(dataset.q.sel(head_from=f"L1.H{a}", head_to=f"L3.H{b}")) for a in range(4) for b in range(4))
+    assert table.values[1, 3] == pytest.approx(expected)
     assert np.isnan(table.values[3, 1])
-    bars = titled("composition", "V: carries it on, strongest pairs")
+    bars = titled("composition", "V-composition, strongest pairs")
     scores = [max(mark.x) for mark in bars.marks if isinstance(mark, Shape)]
     assert scores[::-1] == pytest.approx(dataset.top_score.sel(kind="v").values)
 
 
-def test_types_colour_the_heads_of_the_graph_and_stand_in_its_key() -> None:
-    graph, bare = (drawn("composition", **more).panels[0] for more in ({"types": planted()}, {}))
-    assert set(graph.legend) - set(bare.legend) == {kind.replace("_", "-") for kind in TYPE_COLOURS}
-    spot = next(mark for mark in graph.marks if isinstance(mark, Line) and mark.tip == "induction")
-    assert (list(spot.x), list(spot.y), spot.colour) == (
-        [0],
-        [2],
-        TYPE_COLOURS["induction"],
-    )  # L0.H1, counted from the top
+def test_types_colour_the_heads_of_the_graph_and_appear_in_its_legend() -> None:
+    graph, plain_graph = (drawn("composition", **options).panels[0] for options in ({"types": planted()}, {}))
+    assert set(graph.legend) - set(plain_graph.legend) == {kind.replace("_", "-") for kind in TYPE_COLOURS}
+    dot = next(mark for mark in graph.marks if isinstance(mark, Line) and mark.tip == "induction")
+    assert (list(dot.x), list(dot.y)) == ([0], [2])  # L0.H1, counted from the top
+    assert dot.colour == TYPE_COLOURS["induction"]

@@ -1,12 +1,12 @@
-"""The picture of what later layers make of a change."""
+"""The picture of decay."""
 
 import numpy as np
 
 from tests.pictures.cases import found, lines, titled
 
 
-def test_decay_draws_every_change_and_the_interval_of_the_edit() -> None:
-    dataset, left = found("decay"), lines(titled("decay", "Deviation that remains"))
-    assert set(left) == {"edit", "isotropic", "exchanged", "edit, low", "edit, high"}
-    assert np.allclose(left["exchanged"].y, dataset.remaining.sel(change="exchanged"))
-    assert titled("decay", "Same direction").x.names[:3] == ("L3 mid", "L3", "L4 mid")
+def test_every_change_and_the_interval_of_the_edit_have_a_line() -> None:
+    dataset, curves = found("decay"), lines(titled("decay", "Deviation relative to the first step"))
+    assert set(curves) == {"edit", "isotropic noise", "exchanged noise", "edit, lower end", "edit, upper end"}
+    assert np.allclose(curves["exchanged noise"].y, dataset.deviation_ratio.sel(change="exchanged"))
+    assert titled("decay", "Cosine with the first deviation").x.names[:3] == ("L3 mid", "L3", "L4 mid")

@@ -1,4 +1,4 @@
-"""The picture of what projections do to the geometry."""
+"""The picture of distortion."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,12 @@ from rheoscope.covers.distortion.picture import depth_panel
 from tests.pictures.cases import cells, found, lines, titled
 
 
-def test_distortion_shows_medians_beside_random_heads_and_projections() -> None:
+def test_curves_show_medians_random_heads_and_random_projections() -> None:
     dataset = found("distortion")
-    curves = lines(titled("distortion", "Distances kept (RSA)"))
+    curves = lines(titled("distortion", "Preserved distances (RSA)"))
     assert curves["key"].y == pytest.approx(dataset.rsa.sel(image="key").median("head").values)
     assert curves["random projections"].y == pytest.approx(dataset.rsa_projection.sel(image="query").values)
     assert curves["key, random heads"].y == pytest.approx(dataset.rsa_null.sel(image="key").median("head").values)
-    content = cells(titled("distortion", "Distances kept as content (RSA)"))
+    content = cells(titled("distortion", "Distances preserved by content (RSA)"))
     assert np.array_equal(content.values, dataset.rsa.sel(image="content").values)
-    assert "random heads" in lines(depth_panel(dataset, "collapse", "t"))  # one null for images of one rank
+    assert "random heads" in lines(depth_panel(dataset, "collapse", "t"))  # images of equal rank share a null

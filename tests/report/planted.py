@@ -93,7 +93,12 @@ def purity(p: float, pairs: int = 9, before: float = 0.5) -> xr.Dataset:
 
 
 def fixed_point(radius: float, error: float = 0.01) -> xr.Dataset:
-    values = {"jacobian_radius": radius, "jacobian_radius_error": error, "turn": 0.3, "turn_null": 0.4}
+    values = {
+        "jacobian_radius": radius,
+        "jacobian_radius_error": error,
+        "rotation_angle": 0.3,
+        "rotation_angle_null": 0.4,
+    }
     return xr.Dataset(
         {name: ("layer", np.full(LAYERS, value)) for name, value in values.items()}, {"layer": range(LAYERS)}
     )

@@ -168,9 +168,9 @@ def test_a_report_is_saved_replaced_aloud_and_refuses_what_is_no_trace(tmp_path:
         (
             "covers",
             {"draws": 4},
-            ["Does attention read similarity?", "What kind of heads they are", "What projections do to the geometry",
-             "What heads see together, as queries", "Which heads work together", "Would a layer settle?", "What else beat chance",
-             "What it settles", "Heads and the tokens that they see otherwise"],
+            ["Does attention read similarity?", "What kind of heads they are", "How projections change the geometry",
+             "What heads see together, as queries", "Which heads work together", "Is a layer close to a fixed point?",
+             "What else beat chance", "What it settles", "Heads and the tokens that they see otherwise"],
         ),
         ("reverse", {"target": " on", "token": -1}, ["How the loss wants scores to change", "What the pull says"]),
         ("surgery", {"M": "symmetric", "heads": [(2, 1)]}, ["What the numbers say"]),

@@ -37,12 +37,12 @@ def traces(texts: int = 5, name: str = "llama") -> list[Any]:
 
 @once
 def results_per_text(draws: int = 6) -> list[Any]:
-    return [rs.agreement(trace, draws=draws, least=4) for trace in traces()]
+    return [rs.agreement(trace, draws=draws, min_keys=4) for trace in traces()]
 
 
 @once
 def joined(draws: int = 6) -> Any:
-    return rs.over_texts(rs.agreement, traces(), draws=draws, least=4)
+    return rs.over_texts(rs.agreement, traces(), draws=draws, min_keys=4)
 
 
 def halves(texts: int, splits: int) -> list[torch.Tensor]:
@@ -70,7 +70,7 @@ def test_result_carries_definitions_and_provenance() -> None:
     assert (result.attrs["analysis"], result.attrs["texts"], result.attrs["draws"]) == ("agreement", 5, 6)
     assert result.attrs["weights"] == traces()[0].view.facts["weights"]
     assert not {"text", "massive"} & set(result.attrs)
-    assert result.agreement.attrs["definition"].startswith("mean over texts: mean over queries of Spearman's")
+    assert result.agreement.attrs["definition"].startswith("mean over texts: partial Spearman correlation")
     assert result.agreement.attrs["null"] == "null_mean"
     assert "an upper bound" in result.null_sd.attrs["definition"]
     assert all("definition" in result[field].attrs for field in result.data_vars)
@@ -114,10 +114,10 @@ def test_intervals_have_their_nominal_coverage() -> None:
 
 
 def test_order_of_texts_does_not_matter_and_copies_of_one_text_have_no_spread() -> None:
-    forward, backward = joined(), rs.over_texts(rs.agreement, traces()[::-1], draws=6, least=4)
+    forward, backward = joined(), rs.over_texts(rs.agreement, traces()[::-1], draws=6, min_keys=4)
     for name in (*MEAN_FIELDS, "null_mean", "null_sd", "agreement_z", "agreement_q_value"):
         assert np.allclose(forward[name], backward[name]), name
-    again = rs.over_texts(rs.agreement, [traces()[0]] * 3, draws=6, least=4)
+    again = rs.over_texts(rs.agreement, [traces()[0]] * 3, draws=6, min_keys=4)
     assert np.allclose(again.agreement_low, again.agreement_high)
     assert np.allclose(again.split_half, 1)
     assert np.allclose(again.agreement_z, results_per_text()[0].z)
@@ -167,11 +167,11 @@ def rotated_view(model: Any, Q: torch.Tensor, R: torch.Tensor) -> Any:
 def test_own_function_adds_a_control_and_needs_no_null() -> None:
     control = rs.load(double("llama").network, untrained=True)
 
-    def agreement_with_control(trace: Any, least: int = 4) -> Any:
-        return rs.agreement(trace, draws=0, least=least, control=control.trace(trace.ids))
+    def agreement_with_control(trace: Any, min_keys: int = 4) -> Any:
+        return rs.agreement(trace, draws=0, min_keys=min_keys, control=control.trace(trace.ids))
 
-    result = rs.over_texts(agreement_with_control, traces()[:3], least=5)
-    results = [agreement_with_control(trace, least=5) for trace in traces()[:3]]
+    result = rs.over_texts(agreement_with_control, traces()[:3], min_keys=5)
+    results = [agreement_with_control(trace, min_keys=5) for trace in traces()[:3]]
     assert "agreement_z" not in result
     assert np.allclose(
         result.agreement_untrained, np.mean([text_result.agreement_untrained for text_result in results], 0)
@@ -191,8 +191,8 @@ def test_layer_with_nan_in_one_text_stays_nan() -> None:
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "agreement": {"draws": 4, "least": 4},
-    "distortion": {"draws": 2, "nearest": 3},
+    "agreement": {"draws": 4, "min_keys": 4},
+    "distortion": {"draws": 2, "n_neighbours": 3},
     "charts": {"draws": 2, "n_neighbours": 4},
     "heat": {"draws": 3, "times": (1, 4)},
     "stack": {"draws": 1},
@@ -251,7 +251,9 @@ def test_wrong_arguments_raise_one_line() -> None:
         rs.over_texts(rs.head_types, traces())
     with pytest.raises(rs.RheoscopeError, match="'agreement' takes none"):
         rs.over_texts("agreement", traces())
-    with pytest.raises(rs.RheoscopeError, match="agreement has no setting 'drws'; expected one of draws, seed, least"):
+    with pytest.raises(
+        rs.RheoscopeError, match="agreement has no setting 'drws'; expected one of draws, seed, min_keys"
+    ):
         rs.over_texts(rs.agreement, traces(), drws=3)
     control = rs.load(model.network, untrained=True)
     with pytest.raises(

@@ -69,11 +69,11 @@ def test_a_head_has_its_distribution_and_its_texts(shown: tuple[Session, TestCli
 def test_an_example_opens_as_the_run_read_it(shown: tuple[Session, TestClient, LiveCorpusRun]) -> None:
     """The number of the text alone is the number of the example."""
     _, client, _ = shown
-    example = client.get("/api/corpus/head_statistics/first/0/1").json()["most"][0]
+    example = client.get("/api/corpus/head_statistics/first_token_weight/0/1").json()["most"][0]
     trace = posted(client, example["text"])
     assert len(client.get(f"/api/traces/{trace}").json()["tokens"]) == example["tokens"]
     _, arrays = wire.unpack_envelope(client.get(f"/api/traces/{trace}/analyses/head_statistics").content)
-    assert arrays["first"].decoded_values[0, 1] == pytest.approx(example["value"], rel=1e-4)
+    assert arrays["first_token_weight"].decoded_values[0, 1] == pytest.approx(example["value"], rel=1e-4)
 
 
 @pytest.mark.parametrize("path", ["head_types/sunk", "no/sink", "head_types/sink/9/0", "head_types/sink/0/0?piece=1"])

@@ -44,9 +44,10 @@ def test_torn_and_glued_pairs_are_those_of_the_analysis() -> None:
         want = rs.distorted_pairs(trace, layer=2, head=1, image=image, top=N_PAIRS)
         for kind in ("torn", "glued"):
             told = header["pairs"][image][kind]
-            for field in ("first", "second"):
-                assert [one[field] for one in told] == want[field].sel(kind=kind).values.tolist()
-            np.testing.assert_allclose([one["after"] for one in told], want.after.sel(kind=kind).values, atol=1e-4)
+            for key, field in (("first", "earlier_token"), ("second", "later_token")):
+                assert [one[key] for one in told] == want[field].sel(kind=kind).values.tolist()
+            ranks = want.distance_rank_after.sel(kind=kind).values
+            np.testing.assert_allclose([one["after"] for one in told], ranks, atol=1e-4)
 
 
 def test_the_mean_over_queries_is_the_agreement_of_the_head() -> None:
@@ -86,7 +87,7 @@ def test_arrows_and_images_of_an_edited_head_are_those_of_its_edited_operators()
     assert header["edited"]
     for image in IMAGES:
         pairs = rs.distorted_pairs(trace, layer=1, head=2, image=image, top=N_PAIRS)
-        assert [one["first"] for one in header["pairs"][image]["torn"]] == pairs["first"].sel(
+        assert [one["first"] for one in header["pairs"][image]["torn"]] == pairs["earlier_token"].sel(
             kind="torn"
         ).values.tolist()
     for kind in ("torn", "glued"):  # M is symmetric now: queries and keys see the same

@@ -349,7 +349,7 @@ def test_a_corpus_from_its_map_to_one_text(browser: Any, tmp_path: Path) -> None
     pytest.importorskip("duckdb")
     run = ran(tmp_path / "run", [TEXT, TEXT[4:], TEXT[9:]])
     with serving(run) as (_, base), looking(browser, bypass_csp=True) as (page, errors):
-        page.goto(f"{base}#view=corpus&field=head_statistics.first")
+        page.goto(f"{base}#view=corpus&field=head_statistics.first_token_weight")
         page.wait_for_selector("canvas.heads")
         page.locator("canvas.heads").click(position={"x": 50, "y": 30})
         linked(page, "layer=0&head=0")
@@ -362,7 +362,7 @@ def test_a_corpus_from_its_map_to_one_text(browser: Any, tmp_path: Path) -> None
         words = example.locator(".text").inner_text()
         example.click()
         until(page, lambda: "".join(tokens(page)).endswith(words))
-        linked(page, "field=head_statistics.first&layer=0&head=0")
+        linked(page, "field=head_statistics.first_token_weight&layer=0&head=0")
         page.wait_for_selector("#tab-heads[aria-selected=true]")
         page.go_back()
         page.wait_for_selector("button.example")

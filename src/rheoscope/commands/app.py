@@ -251,7 +251,7 @@ def surgery_command(
     Examples:  rheoscope surgery "The keys to the cabinet are on the table" --heads 2.1,3.2 --M symmetric
     ·    rheoscope surgery --file notes.txt --model gpt2 --M "rank 8" --json cost.json
     """
-    from rheoscope.covers.comparison_arms import COMPARISONS, SIZE_MATCHED, Against
+    from rheoscope.covers.comparison_arms import COMPARISONS, SIZE_MATCHED, Comparisons
     from rheoscope.report import run_report
     from rheoscope.report.input_text import resolve_text
     from rheoscope.report.long_texts import truncate_text
@@ -264,8 +264,8 @@ def surgery_command(
     if M is None and F is None:
         raise RheoscopeError("nothing to change; type --M symmetric or --F symmetric")
     network = load_model(model, device, dtype)
-    against = Against(SIZE_MATCHED.names if each else COMPARISONS, draws=draws)
-    options = {"heads": parse_heads(heads, network.view), "M": M, "F": F, "each": each, "against": against}
+    comparisons = Comparisons(SIZE_MATCHED.names if each else COMPARISONS, draws=draws)
+    options = {"heads": parse_heads(heads, network.view), "M": M, "F": F, "each": each, "comparisons": comparisons}
     run_report.run_report(
         REPORTS["surgery"], network, truncate_text(network, input_text, first), options, files, explain=explain
     )

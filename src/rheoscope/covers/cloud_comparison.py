@@ -1,4 +1,4 @@
-"""The geometry of a cloud as numbers that two clouds can be compared by: distances, their ranks, neighbours, inner products."""
+"""The geometry of a cloud (distances, ranks, neighbours, inner products) and how well an image preserves it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from rheoscope.statistics.ranks import centred_ranks, stable_argsort, unit_ranks
 
 PRESERVATION_FIELDS = ("spread", "neighbours", "trustworthiness", "continuity", "rsa", "cka")
 MAX_PAIRS_AT_ONCE = 2**19
-"""Pairs of tokens of the images that are looked at together."""
+"""The number of pairs of tokens that are compared at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Geometry:
-    """One cloud of n tokens, seen from m of its tokens (`rows`, all of them by default); leading axes are those of many clouds.
+    """The geometry of a cloud of n tokens, measured from m of them (`rows`). Leading axes hold several clouds.
 
-    `pairs` are the distances of all pairs that one of the rows is in, `ranks` their ranks, centred and of length 1; `order[i, j]`
-    says how many tokens are nearer to row i than j (of equally near ones the earlier counts as nearer); `inner` are the inner
-    products around the mean of rows and tokens, of length 1; `x` are the tokens themselves, around their mean.
+    `pair_distances` are the distances of all pairs that contain one of the rows. `pair_ranks` are their ranks, centred and
+    scaled to length 1. `neighbour_ranks[i, j]` is the number of tokens closer to row i than token j, where ties go to the
+    earlier token. `inner_products` are centred and scaled to norm 1. `x` is the centred cloud.
     """
 
     rows: Int[Tensor, " m"]
@@ -34,7 +34,7 @@ class Geometry:
 
 
 def geometry(x: Float[Tensor, "*t n d"], rows: Int[Tensor, " m"] | None = None) -> Geometry:
-    """The geometry of a cloud, or of many, in float64.
+    """The geometry of one or several clouds, in float64.
 
     >>> geometry(torch.tensor([[0.0], [1.0], [3.0]])).pair_distances.tolist()
     [1.0, 3.0, 2.0]
@@ -57,7 +57,7 @@ def geometry(x: Float[Tensor, "*t n d"], rows: Int[Tensor, " m"] | None = None) 
 
 
 def pairs_with_rows(rows: Int[Tensor, " m"], n: int) -> Bool[Tensor, "m n"]:
-    """Every pair that one of the rows is in, once.
+    """A mask of all pairs that contain one of the rows, each pair once.
 
     >>> pairs_with_rows(torch.tensor([0, 2]), 3).tolist()
     [[False, True, True], [False, True, False]]
@@ -67,26 +67,28 @@ def pairs_with_rows(rows: Int[Tensor, " m"], n: int) -> Bool[Tensor, "m n"]:
     return ~is_row | (token_indices > rows[:, None])
 
 
-def preservation(reference: Geometry, clouds: Float[Tensor, "*t n e"], nearest: int) -> Float[Tensor, "*t 6"]:
-    """What each of many images keeps of a cloud, some images at a time: the numbers of COMPARED."""
+def preservation(reference: Geometry, clouds: Float[Tensor, "*t n e"], n_neighbours: int) -> Float[Tensor, "*t 6"]:
+    """How well each image preserves a cloud: the scores of `PRESERVATION_FIELDS`, computed in chunks."""
     if clouds.is_cuda and reference.neighbour_ranks.shape[-2] == reference.neighbour_ranks.shape[-1]:
         is_included = torch.ones_like(reference.rows, dtype=torch.bool)[None]
-        return batch_preservation(reference.x[None], is_included, clouds.flatten(0, -3)[None], nearest)[0].unflatten(
-            0, clouds.shape[:-2]
-        )
+        return batch_preservation(reference.x[None], is_included, clouds.flatten(0, -3)[None], n_neighbours)[
+            0
+        ].unflatten(0, clouds.shape[:-2])
     return torch.cat(
-        [compare_geometries(reference, chunk, nearest) for chunk in _geometry_chunks(reference, clouds)]
+        [compare_geometries(reference, chunk, n_neighbours) for chunk in _geometry_chunks(reference, clouds)]
     ).unflatten(0, clouds.shape[:-2])
 
 
 def preservation_with_error(
-    reference: Geometry, clouds: Float[Tensor, "*t n e"], nearest: int
+    reference: Geometry, clouds: Float[Tensor, "*t n e"], n_neighbours: int
 ) -> Float[Tensor, "*t 7"]:
-    """The same, and behind it how far `rsa` may be off: not at all where every row is seen."""
+    """The scores of `PRESERVATION_FIELDS` and the standard error of `rsa`, which is 0 if all rows are used."""
     if reference.neighbour_ranks.shape[-2] == reference.neighbour_ranks.shape[-1]:
-        return torch.nn.functional.pad(preservation(reference, clouds, nearest), (0, 1))
+        return torch.nn.functional.pad(preservation(reference, clouds, n_neighbours), (0, 1))
     chunks = [
-        torch.cat([compare_geometries(reference, image, nearest), rsa_standard_error(reference, image)[:, None]], -1)
+        torch.cat(
+            [compare_geometries(reference, image, n_neighbours), rsa_standard_error(reference, image)[:, None]], -1
+        )
         for image in _geometry_chunks(reference, clouds)
     ]
     return torch.cat(chunks).unflatten(0, clouds.shape[:-2])
@@ -98,10 +100,11 @@ def _geometry_chunks(reference: Geometry, clouds: Float[Tensor, "*t n e"]) -> It
 
 
 def rsa_standard_error(reference: Geometry, image: Geometry) -> Float[Tensor, "*t"]:
-    """How far the `rsa` of an image may be off because only some rows were looked at: its standard error, 0 for all rows.
+    """The standard error of the `rsa` of an image if only some rows are sampled; 0 for all rows.
 
-    **Formula** a correlation of unit ranks a, b is a sum over rows of Σ_j a_j b_j; by its influence, Σ_j a_j b_j − ρ (a_j² + b_j²)/2,
-    rows vary around the whole, and m of n are drawn without replacement: variance m/(m − 1) (1 − m/n) Σ influence².
+    **Formula** The correlation of unit ranks a and b is the sum over rows of Σ_j a_j b_j. The influence of a row is
+    Σ_j a_j b_j − ρ (a_j² + b_j²)/2. For m of n rows drawn without replacement, the variance is
+    m/(m − 1) (1 − m/n) Σ influence².
     """
     m, n = reference.neighbour_ranks.shape[-2:]
     if m == n:
@@ -116,21 +119,24 @@ def rsa_standard_error(reference: Geometry, image: Geometry) -> Float[Tensor, "*
     return (row_influence.square().sum(-1) * m / (m - 1) * (1 - m / n)).sqrt()
 
 
-def compare_geometries(reference: Geometry, image: Geometry, nearest: int) -> Float[Tensor, "*t 6"]:
-    """What an image keeps of a cloud: the numbers of COMPARED, in that order."""
-    is_shared = (reference.neighbour_ranks < nearest) & (image.neighbour_ranks < nearest)
+def compare_geometries(reference: Geometry, image: Geometry, n_neighbours: int) -> Float[Tensor, "*t 6"]:
+    """How well an image preserves a cloud: the scores of `PRESERVATION_FIELDS`, in that order."""
+    is_shared = (reference.neighbour_ranks < n_neighbours) & (image.neighbour_ranks < n_neighbours)
     return torch.stack([
         stretch_ratio(reference, image),
-        is_shared.sum((-2, -1)) / (nearest * len(reference.rows)),
-        1 - intruder_penalty(reference, image, nearest),
-        1 - intruder_penalty(image, reference, nearest),
+        is_shared.sum((-2, -1)) / (n_neighbours * len(reference.rows)),
+        1 - intruder_penalty(reference, image, n_neighbours),
+        1 - intruder_penalty(image, reference, n_neighbours),
         image.pair_ranks @ reference.pair_ranks,
         (reference.inner_products * image.inner_products).sum((-2, -1)),
     ], -1)  # fmt: skip
 
 
 def stretch_ratio(reference: Geometry, image: Geometry) -> Float[Tensor, "*t"]:
-    """r₉₅/r₀₅ of the stretch of pairs: 1 for an isometry up to scale, infinite where more than 5 % collapse."""
+    """The ratio of the 95 % and 5 % quantiles of the stretch of pairs.
+
+    It is 1 for an isometry up to scale, and infinite if more than 5 % of the pairs collapse.
+    """
     is_distinct = reference.pair_distances > 1e-12 * reference.pair_distances.max()
     stretch = image.pair_distances[..., is_distinct] / reference.pair_distances[is_distinct]
     n = stretch.shape[-1]
@@ -141,7 +147,7 @@ def stretch_ratio(reference: Geometry, image: Geometry) -> Float[Tensor, "*t"]:
 
 
 def intruder_penalty(reference: Geometry, image: Geometry, k: int) -> Float[Tensor, "*t"]:
-    """How far those are, in `of`, that became neighbours in `image`: 0 none, 1 the farthest ones everywhere."""
+    """The rank penalty, in the reference, of tokens that become neighbours in the image; 0 for none, 1 at most."""
     m, n = reference.neighbour_ranks.shape[-2:]
     excess_ranks = torch.where(image.neighbour_ranks < k, (reference.neighbour_ranks - k + 1).clamp(min=0), 0).sum(
         (-2, -1)
@@ -150,15 +156,15 @@ def intruder_penalty(reference: Geometry, image: Geometry, k: int) -> Float[Tens
 
 
 def _neighbour_ranks(distance: Float[Tensor, "*t m n"], rows: Int[Tensor, " m"]) -> Float[Tensor, "*t m n"]:
-    """How many tokens are nearer to a row, of equally near ones the earlier; a token itself comes last."""
+    """The number of tokens closer to a row. Ties go to the earlier token, and the row itself comes last."""
     n = distance.shape[-1]
     is_other = torch.arange(n, device=rows.device) != rows[:, None]
     ranks = centred_ranks(distance, is_other)
     neighbour_ranks = torch.where(is_other, ranks + (n - 2) / 2, n - 1)
-    has_ties = ranks.square().sum(-1) < (n - 2) * (n - 1) * n / 12 - 0.25  # equal ranks are nearer to their mean
+    has_ties = ranks.square().sum(-1) < (n - 2) * (n - 1) * n / 12 - 0.25  # tied ranks have a smaller sum of squares
     if bool(has_ties.any()):
         token_indices = torch.arange(n, dtype=torch.float64, device=distance.device)
-        distinct_ranks = neighbour_ranks[has_ties] + token_indices / (4 * n)  # ranks are halves apart
+        distinct_ranks = neighbour_ranks[has_ties] + token_indices / (4 * n)  # ranks are multiples of 1/2
         neighbour_ranks[has_ties] = torch.empty_like(distinct_ranks).scatter_(
             -1, stable_argsort(distinct_ranks), token_indices.expand_as(distinct_ranks)
         )
@@ -166,6 +172,6 @@ def _neighbour_ranks(distance: Float[Tensor, "*t m n"], rows: Int[Tensor, " m"])
 
 
 def _normalise(x: Float[Tensor, "*t m n"]) -> Float[Tensor, "*t m n"]:
-    """Of length 1; 0 stays 0."""
+    """Matrices scaled to norm 1. Zero stays zero."""
     norm = x.norm(dim=(-2, -1), keepdim=True)
     return torch.where(norm > 0, x / torch.where(norm > 0, norm, 1), 0)

@@ -1,4 +1,4 @@
-"""What a change of M or F is measured against: random changes that mean nothing, and heads silenced."""
+"""The comparison arms of an edit of M or F: size-matched random changes and ablations."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +11,8 @@ from rheoscope.covers.ablation import MeanOutputs, mean_ablation, mean_outputs, 
 from rheoscope.covers.head_replacement import EditPlan, OperatorEdit, model_edits
 from rheoscope.covers.head_selection import HeadsByLayer
 from rheoscope.covers.text_batches import Batch
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Edits
 
@@ -22,18 +24,19 @@ CONTROLS = {
 ABLATIONS = ("mean", "uniform")
 COMPARISONS = (*CONTROLS, *ABLATIONS)
 EditDraws = dict[str, list[list[OperatorEdit]]]
-"""Name → operations of every draw; the edit itself is one draw."""
+"""Name → the edits of every draw. The edit itself has one draw."""
 NamedEdits = tuple[str, Edits]
 
 
 @dataclass(frozen=True)
-class Against:
-    """Comparisons by their names, how often the random ones are drawn, and from which seed.
+class Comparisons:
+    """The comparison arms of an edit by name, with the number of draws and the seed of the random arms.
 
-    **Names** `size`: the change turned at random, of the same singular values at every offset; `cloud`: the same, scaled to the size that
-    the edit has on each text; `spectrum`: the replacement turned at random; `mean`, `uniform`: the heads silenced.
+    **Settings** `size` is the change with randomly rotated directions and the same singular values at every offset.
+    `cloud` is the same, scaled to the size of the edit on each text. `spectrum` is the randomly rotated replacement.
+    `mean` and `uniform` ablate the heads. `draws=0` omits the random arms.
 
-    >>> Against(("size", "mean"), draws=3).controls
+    >>> Comparisons(("size", "mean"), draws=3).controls
     ['size']
     """
 
@@ -46,42 +49,48 @@ class Against:
         if isinstance(self.names, str) or unknown_names:
             unknown_name = self.names if isinstance(self.names, str) else unknown_names[0]
             raise RheoscopeError(
-                f"unknown comparison {unknown_name!r}; type some of {', '.join(COMPARISONS)}, as a tuple"
+                Message(
+                    "names must be a tuple of {expected}, got {received!r}",
+                    expected=", ".join(COMPARISONS),
+                    received=unknown_name,
+                ),
+                Advice('rs.Comparisons(("size", "mean"))'),
             )
         if self.draws < 0:
-            raise RheoscopeError(f"a control is drawn 0 times or more, got {self.draws}; type draws=1")
+            raise RheoscopeError(Message("draws must be at least 0, got {value}", value=self.draws), use(draws=1))
 
     @property
     def controls(self) -> list[str]:
-        """The random ones; `draws=0` leaves them out."""
+        """The names of the random arms; none if `draws` is 0."""
         return [name for name in CONTROLS if name in self.names and self.draws]
 
     @property
     def ablations(self) -> list[str]:
+        """The names of the ablations."""
         return [name for name in ABLATIONS if name in self.names]
 
     @property
     def changes(self) -> list[str]:
-        """Everything that is run: the edit, then what it is measured against."""
+        """The names of all arms: the edit, then its comparisons."""
         return ["edit", *self.controls, *self.ablations]
 
     @torch.no_grad()
     def build_edits(self, plans: list[EditPlan], generator: Generator) -> EditDraws:
-        """The edit and every draw of every control, made once for all texts."""
+        """The edit and every draw of every random arm, built once for all texts."""
         edit_draws = {"edit": [[head_replacement.replacement_edit(plan, generator) for plan in plans]]}
         for name in self.controls:
             edit_draws[name] = [[CONTROLS[name](plan, generator) for plan in plans] for _ in range(self.draws)]
         return edit_draws
 
 
-ALL_COMPARISONS = Against()
-SIZE_MATCHED = Against(("size", "cloud"))
-"""Random changes of the size of the edit, in E and on each text."""
+ALL_COMPARISONS = Comparisons()
+SIZE_MATCHED = Comparisons(("size", "cloud"))
+"""Random changes with the size of the edit, in E and on each text."""
 
 
-def batch_mean_outputs(batch: Batch, against: Against) -> MeanOutputs:
-    """What every head gives on average, text by text; nothing where no one asks."""
-    if "mean" not in against.names:
+def batch_mean_outputs(batch: Batch, comparisons: Comparisons) -> MeanOutputs:
+    """The mean output of every head for each text; empty unless mean ablation is requested."""
+    if "mean" not in comparisons.names:
         return []
     traces_with_masks = zip(batch.traces, batch.is_included, strict=True)
     return [
@@ -91,9 +100,9 @@ def batch_mean_outputs(batch: Batch, against: Against) -> MeanOutputs:
 
 
 def iterate_edits(
-    batch: Batch, heads_by_layer: HeadsByLayer, edit_draws: EditDraws, means: MeanOutputs, against: Against
+    batch: Batch, heads_by_layer: HeadsByLayer, edit_draws: EditDraws, means: MeanOutputs, comparisons: Comparisons
 ) -> Iterator[NamedEdits]:
-    """Name and edits of one run after another, for the chosen heads of the layers that were made."""
+    """The name and the edits of every run, restricted to the chosen heads."""
     for name, draws in edit_draws.items():
         for layer_edits in draws:
             selected_edits = [
@@ -102,7 +111,7 @@ def iterate_edits(
                 if edit.layer in heads_by_layer
             ]
             yield name, model_edits(batch.is_included, selected_edits)
-    if "mean" in against.names:
+    if "mean" in comparisons.names:
         yield "mean", mean_ablation(means, heads_by_layer)
-    if "uniform" in against.names:
+    if "uniform" in comparisons.names:
         yield "uniform", uniform_ablation(heads_by_layer)

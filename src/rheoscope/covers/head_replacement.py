@@ -1,7 +1,7 @@
-"""A layer whose M or F is another while the model runs: the change is computed from the points that the model itself reads.
+"""Edits that replace M or F of the heads of a layer while the model runs.
 
-The change of M becomes further columns of queries and keys (`space/bilinear_form.py`), that of F further columns of values, whose mix is
-added where attention writes. Weights are never touched.
+A change of M becomes extra columns of queries and keys (`space/bilinear_form.py`). A change of F becomes extra columns of
+values, whose mixture is added to the output of attention. The weights of the model are never modified.
 """
 
 from collections.abc import Iterable
@@ -16,6 +16,8 @@ from rheoscope.attention.definition import repeat_kv_heads
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers.head_selection import HeadsByLayer
 from rheoscope.covers.replacements import CONTENT, RELEVANCE, find_replacement
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.bilinear_form import Columns, Form, heads_form, query_key_columns, subtract_forms, with_dot_columns
 from rheoscope.space.head import Heads
@@ -28,9 +30,9 @@ from rheoscope.statistics.nulls import random_rotations
 
 @dataclass(frozen=True, eq=False)
 class OperatorEdit:
-    """One layer: the change of the form and of the content of its `chosen` heads, centred or not.
+    """The change of the form and the content of some heads of one layer, on centred tokens or not.
 
-    With `like`, every head's change is scaled until it is as large on the text's cloud as that one.
+    With `size_reference`, the change of every head is scaled to the size of that edit on the cloud of each text.
     """
 
     layer: int
@@ -45,7 +47,7 @@ class OperatorEdit:
 
 @dataclass(frozen=True, eq=False)
 class EditPlan:
-    """What the heads of a layer have, and what shall stand in its place: forms, and contents where F changes."""
+    """The old and the new forms of the heads of a layer, and their old and new contents if F changes."""
 
     layer: int
     heads: Heads
@@ -63,9 +65,9 @@ class EditPlan:
 
 @torch.no_grad()
 def plan_edits(view: View, heads_by_layer: HeadsByLayer, M: str | None, F: str | None) -> list[EditPlan]:
-    """What changes in every layer, by the names of what stands in the place of M and of F."""
+    """The plan of every layer, for replacements of M and F by name."""
     if M is None and F is None:
-        raise RheoscopeError("nothing to change; type M='symmetric' or F='symmetric'")
+        raise RheoscopeError(Message("an edit needs a replacement of M or F, got neither"), use(M="symmetric"))
     relevance, content = (
         find_replacement(M or "identity", RELEVANCE, "M"),
         find_replacement(F or "identity", CONTENT, "F"),
@@ -82,25 +84,25 @@ def plan_edits(view: View, heads_by_layer: HeadsByLayer, M: str | None, F: str |
 
 
 def replacement_edit(plan: EditPlan, generator: Generator) -> OperatorEdit:
-    """The replacement itself."""
+    """The edit that replaces the old operators by the new ones."""
     old, new = plan.forms
     return plan.make_edit(subtract_forms(new, old), None if plan.contents is None else _difference(*plan.contents))
 
 
 def same_size_control(plan: EditPlan, generator: Generator) -> OperatorEdit:
-    """The change turned at random on both sides: of the same singular values at every offset, along other directions."""
+    """A random change with the singular values of the edit at every offset, in randomly rotated directions."""
     old, new = plan.forms
     content = None if plan.contents is None else _rotate_content(_difference(*plan.contents), generator)
     return plan.make_edit(rotate_form(subtract_forms(new, old), generator), content)
 
 
 def same_cloud_size_control(plan: EditPlan, generator: Generator) -> OperatorEdit:
-    """The change turned at random, and scaled until its scores (or displacements) on each text are as large as the edit's."""
+    """A random change, scaled so that its scores or displacements on each text are as large as those of the edit."""
     return replace(same_size_control(plan, generator), size_reference=replacement_edit(plan, generator))
 
 
 def same_spectrum_control(plan: EditPlan, generator: Generator) -> OperatorEdit:
-    """The replacement turned at random on both sides: its singular values at every offset, and nothing else of it."""
+    """A random replacement with the singular values of the new operator at every offset."""
     old, new = plan.forms
     content = None
     if plan.contents is not None:
@@ -113,7 +115,7 @@ def _difference(old: Factored, new: Factored) -> Factored:
 
 
 def rotate_form(form: Form, generator: Generator) -> Form:
-    """O M(δ) Pᵀ at every offset, O and P random orthogonal maps of E, the same for all heads of a layer."""
+    """O M(δ) Pᵀ at every offset, with random orthogonal maps O and P of E that all heads of a layer share."""
     if not form:
         return form
     left_rotation, right_rotation = (_random_rotation(form[0].left, generator) for _ in range(2))
@@ -129,11 +131,11 @@ def _random_rotation(factor: Float[Tensor, "h d r"], generator: Generator) -> Fl
     return random_rotations(1, factor.shape[-2], generator, factor.dtype)[0].to(factor.device)
 
 
-# While the model runs
+# Edits during a forward pass
 
 
 def model_edits(is_included: Bool[Tensor, "*b n"], edits: Iterable[OperatorEdit]) -> dict[int, Rewrite]:
-    """Edits of `model.run` that carry out operations; `kept` says which tokens of each text make its own mean."""
+    """The edits as an argument of `model.run`. `is_included` selects the tokens that enter the mean of each text."""
     return {
         edit.layer: Rewrite(partial(edited_outputs, edit, is_included))
         for edit in edits
@@ -151,7 +153,7 @@ def edited_outputs(
     mechanism: Mechanism,
     out: Float[Tensor, "b h n e"],
 ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b n d"] | None]:
-    """The chosen heads attend anew, to further columns, and what another F adds; every other stays as the model computed it."""
+    """The outputs of the heads, recomputed with extra columns for the chosen heads, and the update of a changed F."""
     x_hat = edit.heads.norm.normalise(at_least_float32(x))
     centred_x_hat, value_width, new_out = x_hat - _token_mean(x_hat, is_included), v.shape[-1], out
     k, v = repeat_kv_heads(k, q.shape[1])[:, edit.head_indices], repeat_kv_heads(v, q.shape[1])[:, edit.head_indices]
@@ -172,13 +174,13 @@ def edited_outputs(
 
 
 def _token_mean(x_hat: Float[Tensor, "b n d"], is_included: Bool[Tensor, "*b n"]) -> Float[Tensor, "b 1 d"]:
-    """x̄ of every text: the mean over its kept tokens."""
+    """x̄ of every text, the mean over its included tokens."""
     token_weights = is_included.to(x_hat) / is_included.sum(-1, keepdim=True)
     return (token_weights[..., None] * x_hat).sum(-2, keepdim=True)
 
 
 def _extra_columns(edit: OperatorEdit, cloud: Float[Tensor, "b n d"], x_hat: Float[Tensor, "b n d"]) -> Columns:
-    """The change of the form as further queries and keys of the chosen heads, as large on each text as it shall be."""
+    """The change of the form as extra columns of queries and keys, scaled to the size reference if there is one."""
     q, k = query_key_columns(edit.heads, edit.form, cloud, x_hat, edit.head_indices)
     if edit.size_reference is None:
         return q, k
@@ -187,7 +189,7 @@ def _extra_columns(edit: OperatorEdit, cloud: Float[Tensor, "b n d"], x_hat: Flo
 
 
 def _extra_values(edit: OperatorEdit, cloud: Float[Tensor, "b n d"]) -> Float[Tensor, "b c n r"]:
-    """The cloud as further values, which the change of F makes displacements of."""
+    """The cloud as extra columns of values, which the change of F maps to displacements."""
     assert edit.content is not None
     extra_values = cloud[:, None] @ edit.content.left[edit.head_indices]
     if edit.size_reference is None or edit.size_reference.content is None:
@@ -208,12 +210,12 @@ def _content_norm(values: Float[Tensor, "b c n r"], right: Float[Tensor, "c r d"
 
 
 def score_norm(q: Float[Tensor, "*b h n r"], k: Float[Tensor, "*b h n r"]) -> Float[Tensor, "*b h"]:
-    """How large scores q kᵀ are over all pairs, without what is constant along a row."""
+    """The norm of the scores q kᵀ over all pairs, after subtracting the mean of each row."""
     return Factored(q, (k - k.mean(-2, keepdim=True)).mT).norm()
 
 
 def _scale_ratio(target_norm: Float[Tensor, "b c"], current_norm: Float[Tensor, "b c"]) -> Float[Tensor, "b c 1 1"]:
-    """By how much a change grows to be as large as another; one that is nothing on this cloud stays nothing."""
+    """The factor that scales a change to the target norm; 1 if the change vanishes on this cloud."""
     return torch.where(current_norm > 0, target_norm / torch.where(current_norm > 0, current_norm, 1), 1)[
         ..., None, None
     ]
@@ -225,7 +227,7 @@ def _content_update(
     attended_values: Float[Tensor, "b c n r"],
     out: Float[Tensor, "b h n e"],
 ) -> Float[Tensor, "b n d"]:
-    """What another F adds to every token; a norm after attention gives it the scale that it gives to the layer."""
+    """The update of every token by the change of F. A norm after attention scales it as it scales the layer's output."""
     assert edit.content is not None
     attended_values = edit.heads.apply_gate(attended_values, x, edit.head_indices)
     update = (attended_values.to(edit.content.right) @ edit.content.right[edit.head_indices]).sum(1)

@@ -1,8 +1,7 @@
-"""What images of many clouds keep of them, every token seen from every other: the numbers of COMPARED, many texts at once.
+"""How well images preserve the geometry of clouds, for many texts at once.
 
-Tokens stay where they are; those that do not count (padding, massive tokens) are nobody's neighbours and in no pair. What
-`geometry.py` says of one cloud in float64, this says in the fewest passes over tables of distances, of long texts in float32 on a
-GPU: there are two million of them a head.
+The scores are those of `cloud_comparison.PRESERVATION_FIELDS`. Tokens keep their positions. Padding and massive tokens are
+in no pair and in no neighbourhood. Long texts on a GPU use float32 distances and as few passes over them as possible.
 """
 
 from dataclasses import dataclass
@@ -19,16 +18,16 @@ from rheoscope.statistics.ranks import unit_ranks
 
 HAS_TRITON = find_spec("triton") is not None
 MIN_KERNEL_TOKENS = 256
-"""Tokens from which on classes of pairs hold several, and kernels pay."""
+"""The number of tokens from which on the GPU kernels are faster."""
 Clouds = Float[Tensor, "b c n e"]
 
 
 @dataclass(frozen=True, eq=False)
 class BatchGeometry:
-    """Clouds around their means: all pairwise distances, and which tokens are near which.
+    """Centred clouds with all pairwise distances, their ranks and the order of neighbours.
 
-    `near` are the tokens of a row, the nearest first (of equally near ones the earlier); `order[i, j]` says how many are nearer
-    to i than j. `ranks` are those of the distances of all `pairs` i < j, of length 1.
+    `nearest_tokens` lists the tokens of a row, nearest first, where ties go to the earlier token. `neighbour_ranks[i, j]` is
+    the number of tokens closer to i than j. `pair_ranks` are the ranks of the distances of pairs i < j, scaled to length 1.
     """
 
     x: Float[Tensor, "b c n e"]
@@ -40,9 +39,9 @@ class BatchGeometry:
 
 
 def batch_preservation(
-    cloud: Float[Tensor, "b n d"], is_included: Bool[Tensor, "b n"], images: Clouds, nearest: int
+    cloud: Float[Tensor, "b n d"], is_included: Bool[Tensor, "b n"], images: Clouds, n_neighbours: int
 ) -> Float[Tensor, "b c 6"]:
-    """What each of the images of a cloud keeps of it, for many clouds: the numbers of COMPARED."""
+    """How well each image preserves its cloud, for many clouds: the scores of `PRESERVATION_FIELDS`."""
     (b, n), c = is_included.shape, images.shape[1]
     cache_size, text_chunks = cache_block_numel(cloud.device), []
     compare = triton_preservation if cloud.is_cuda and HAS_TRITON and n >= MIN_KERNEL_TOKENS else torch_preservation
@@ -52,14 +51,21 @@ def batch_preservation(
         image_chunks = images[text_slice].split(max(1, cache_size // (len(text_indices) * n * n)), 1)
         text_chunks.append(
             torch.cat(
-                [compare(reference, image_chunk, is_included[text_slice], nearest) for image_chunk in image_chunks], 1
+                [
+                    compare(reference, image_chunk, is_included[text_slice], n_neighbours)
+                    for image_chunk in image_chunks
+                ],
+                1,
             )
         )
     return torch.cat(text_chunks)
 
 
 def centred_distances(x: Clouds, is_included: Bool[Tensor, "b n"]) -> tuple[Clouds, Float[Tensor, "b c n n"]]:
-    """Clouds around their means and their distances, ‖x_i − x_j‖² = ⟨(−2x_i, ‖x_i‖², 1), (x_j, 1, ‖x_j‖²)⟩, one product in float64."""
+    """Centred clouds and their distances, from a single matrix product in float64.
+
+    **Formula** ‖x_i − x_j‖² = ⟨(−2x_i, ‖x_i‖², 1), (x_j, 1, ‖x_j‖²)⟩.
+    """
     shape = x.shape[:2]
     x = centre_points(x.double().flatten(0, 1), is_included.repeat_interleave(shape[1], 0))
     squared_length, ones = x.square().sum(-1, keepdim=True), torch.ones_like(x[..., :1])
@@ -73,7 +79,7 @@ def centred_distances(x: Clouds, is_included: Bool[Tensor, "b n"]) -> tuple[Clou
 
 
 def batch_geometry(x: Clouds, is_included: Bool[Tensor, "b n"]) -> BatchGeometry:
-    """All that is known of clouds."""
+    """The geometry of many clouds."""
     n = x.shape[-2]
     x, distances = centred_distances(x, is_included)
     pair_distances = distances.flatten(-2).index_select(-1, _upper_indices(n, x.device))
@@ -97,7 +103,7 @@ def batch_geometry(x: Clouds, is_included: Bool[Tensor, "b n"]) -> BatchGeometry
 def torch_preservation(
     reference: BatchGeometry, images: Clouds, is_included: Bool[Tensor, "b n"], k: int
 ) -> Float[Tensor, "b c 6"]:
-    """What images keep of their cloud: the numbers of COMPARED, in that order."""
+    """How well images preserve their cloud: the scores of `PRESERVATION_FIELDS`, in that order."""
     image, is_usable = batch_geometry(images, is_included), _usable_pairs(is_included)
     cloud_ranks = reference.neighbour_ranks.expand_as(image.neighbour_ranks).gather(-1, image.nearest_tokens[..., :k])
     image_ranks = image.neighbour_ranks.gather(
@@ -124,8 +130,8 @@ def torch_preservation(
 def triton_preservation(
     reference: BatchGeometry, images: Clouds, is_included: Bool[Tensor, "b n"], k: int
 ) -> Float[Tensor, "b c 6"]:
-    """The same in three passes over the distances of the images."""
-    from rheoscope.covers.kernels.pairs import pair_statistics  # Triton, which not every machine has
+    """The scores of `torch_preservation`, in three passes over the distances of the images."""
+    from rheoscope.covers.kernels.pairs import pair_statistics  # needs Triton
 
     (b, n), (x, distances) = is_included.shape, centred_distances(images, is_included)
     ranks = torch.zeros(b, n * n, device=x.device)
@@ -179,7 +185,7 @@ def _preservation_scores(
 def stretch_ratio(
     cloud_distances: Float[Tensor, "b 1 p"], image_distances: Float[Tensor, "b c p"], is_usable: Bool[Tensor, "b p"]
 ) -> Float[Tensor, "b c"]:
-    """r₉₅/r₀₅ of the stretch of pairs that are apart; NaN where none is."""
+    """The ratio of the 95 % and 5 % quantiles of the stretch of distinct pairs; NaN if there are none."""
     longest = torch.where(is_usable[:, None], cloud_distances, 0).amax(-1, keepdim=True)
     is_distinct = is_usable[:, None] & (cloud_distances > 1e-12 * longest)
     stretch = (
@@ -198,20 +204,20 @@ def stretch_ratio(
 
 
 def linear_cka(x: Float[Tensor, "b 1 n d"], y: Float[Tensor, "b c n e"]) -> Float[Tensor, "b c"]:
-    """Linear CKA of centred clouds, ‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖): inner products of columns, none of tokens; 0 where one is a point."""
+    """Linear CKA of centred clouds, ‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖); 0 if a cloud is a single point."""
     cross_products = (x[:, 0].mT @ y.transpose(1, 2).flatten(2)).unflatten(-1, (y.shape[1], -1)).square().sum((1, 3))
     norm_x, norm_y = ((z.mT @ z).square().sum((-2, -1)).sqrt() for z in (x, y))
     return safe_divide(cross_products, norm_x * norm_y)
 
 
 def _upper_indices(n: int, device: torch.device) -> Int[Tensor, " p"]:
-    """Places of the pairs i < j in a table of all; nothing is asked of the device."""
+    """Flat indices of the pairs i < j, computed without synchronising with the device."""
     i, j = torch.triu_indices(n, n, 1, device=device)
     return i * n + j
 
 
 def _usable_pairs(is_included: Bool[Tensor, "b n"]) -> Bool[Tensor, "b p"]:
-    """Which pairs are of tokens that count."""
+    """The pairs i < j of included tokens."""
     return (
         _pair_mask(is_included).flatten(-2).index_select(-1, _upper_indices(is_included.shape[-1], is_included.device))
     )
@@ -222,5 +228,5 @@ def _pair_mask(is_included: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n n"]:
 
 
 def _neighbour_candidates(is_included: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n n"]:
-    """Which tokens are another's possible neighbours."""
+    """The pairs of different included tokens."""
     return _pair_mask(is_included) & ~torch.eye(is_included.shape[-1], dtype=torch.bool, device=is_included.device)

@@ -1,6 +1,7 @@
-"""What an analysis of the covers looks at: the cloud that each layer reads, massive tokens left out.
+"""The inputs of each layer for analyses in `covers`: heads, points and included tokens.
 
-Of one text (`layers`) those tokens are left out; of many (`layers_of_many`) all stay where they are, and `kept` says which count.
+For one text (`read_layers`), massive tokens are removed. For many texts (`read_batch_layers`), all tokens keep their
+positions and a mask selects the included ones.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
 from rheoscope.running.progress import tick
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads
@@ -22,7 +25,7 @@ from rheoscope.space.view import View
 
 @dataclass(frozen=True, eq=False)
 class LayerInput:
-    """What one layer reads of a text: its heads, all points `x` (n, d) and, of the tokens that count, x̂ and their places."""
+    """The input of one layer on a text: its heads, all points `x`, and x̂ and positions of the included tokens."""
 
     layer: int
     heads: Heads
@@ -32,7 +35,7 @@ class LayerInput:
 
 
 def read_layers(trace: Trace, keep_massive: bool = False, min_tokens: int = 1) -> Iterator[LayerInput]:
-    """Layer by layer what the heads read of a text; fewer than `least` tokens are refused.
+    """The input of every layer on a text. Raises if fewer than `min_tokens` tokens are included.
 
     >>> import rheoscope as rs
     >>> next(read_layers(rs.load().trace("The keys to the cabinet"))).x_hat.shape[-1]
@@ -40,24 +43,21 @@ def read_layers(trace: Trace, keep_massive: bool = False, min_tokens: int = 1) -
     """
     positions = included_positions(trace, keep_massive, min_tokens)
     if not bool(torch.stack(trace.points.aminmax()).isfinite().all()):
-        raise RheoscopeError("the points of this text hold NaN or infinity; type dtype='float32', or another text")
+        raise RheoscopeError(Message("the points of this text hold NaN or infinity"), use(dtype="float32"))
     for layer in range(trace.view.layers):
         tick(layer, trace.view.layers)
         yield read_layer(trace, layer, positions)
 
 
 def read_layer(trace: Trace, layer: int, positions: Int[Tensor, " n"]) -> LayerInput:
-    """What one layer reads of a text, with the tokens at these places as those that count."""
+    """The input of one layer on a text, with the tokens at these positions included."""
     heads, x = trace.view.heads_of(layer), trace.layer_input(layer)
     return LayerInput(layer, heads, x, heads.norm.normalise(at_least_float32(x))[positions], positions)
 
 
 @dataclass(frozen=True, eq=False)
 class BatchLayerInput:
-    """What one layer reads of many texts: its heads, all points, x̂ of every token (0 where it does not count), and which count.
-
-    `every` says that all of them do.
-    """
+    """The input of one layer on many texts: its heads, all points, x̂ (0 for excluded tokens) and the mask of included tokens."""
 
     layer: int
     heads: Heads
@@ -68,7 +68,7 @@ class BatchLayerInput:
 
 
 def read_batch_layers(traces: Traces, is_included: Bool[Tensor, "b n"]) -> Iterator[BatchLayerInput]:
-    """Layer by layer what the heads read of many texts, with these tokens as those that count.
+    """The input of every layer on many texts, with a mask of included tokens.
 
     >>> import rheoscope as rs
     >>> traces = rs.load().trace(["The keys to the cabinet", "A cat"])
@@ -81,7 +81,7 @@ def read_batch_layers(traces: Traces, is_included: Bool[Tensor, "b n"]) -> Itera
 
 
 def read_batch_layer(traces: Traces, layer: int, is_included: Bool[Tensor, "b n"]) -> BatchLayerInput:
-    """What one layer reads of many texts, with these tokens as those that count."""
+    """The input of one layer on many texts, with a mask of included tokens."""
     heads, x = traces.view.heads_of(layer), traces.view.to_model_precision(traces.layer_input(layer))
     x_hat, all_included = (
         heads.norm.normalise(at_least_float32(x)),
@@ -98,12 +98,12 @@ def read_batch_layer(traces: Traces, layer: int, is_included: Bool[Tensor, "b n"
 
 
 def included_positions(trace: Trace, keep_massive: bool, min_tokens: int = 1) -> Int[Tensor, " n"]:
-    """Places of the tokens that count."""
+    """The positions of the included tokens."""
     return trace.valid_mask(keep_massive, min_tokens).nonzero()[:, 0]
 
 
 def resolve_layer(view: View, layer: int, head: int = 0) -> int:
-    """The number of a layer that may be counted from the end (−1 is the last); it must be there, and have the head.
+    """The index of a layer, where −1 is the last. Raises if the layer or its head does not exist.
 
     >>> import rheoscope as rs
     >>> resolve_layer(rs.load().view, -1)
@@ -115,25 +115,30 @@ def resolve_layer(view: View, layer: int, head: int = 0) -> int:
 
 
 def check_control(trace: Trace, control: Trace) -> None:
-    """Refuse a control that did not read the same tokens in as many layers and heads."""
+    """Raise if a control has other tokens, or another number of layers or heads."""
     sizes = [
         (compared_trace.view.layers, compared_trace.view.heads, len(compared_trace))
         for compared_trace in (trace, control)
     ]
     if sizes[0] != sizes[1] or not torch.equal(trace.ids, control.ids):
-        descriptions = [f"{layers} layers of {heads} heads on {n} tokens" for layers, heads, n in sizes]
-        raise RheoscopeError(
-            f"a control is the same text in the same architecture: got {descriptions[1]} beside {descriptions[0]}"
-            f"{', other tokens' if sizes[0] == sizes[1] else ''}; type control=rs.load(…, untrained=True).trace(text)"
+        problem = (
+            Message("the control must have the same tokens as the text, got other tokens")
+            if sizes[0] == sizes[1]
+            else Message(
+                "the control must have (layers, heads, tokens) = {expected}, got {received}",
+                expected=str(sizes[0]),
+                received=str(sizes[1]),
+            )
         )
+        raise RheoscopeError(problem, Advice("control=rs.load(name, untrained=True).trace(text)"))
 
 
 def describe_model(control: Trace) -> str:
-    """Which model a control is, for the attributes of a result."""
+    """The model of a control, for the attributes of a result."""
     return f"{control.facts['model']}, weights {control.facts['weights']}"
 
 
 def provenance(trace: Trace, keep_massive: bool, **settings: Any) -> dict[str, Any]:
-    """What every result on a text carries: settings, massive tokens, the model and the text."""
+    """The attributes of every result on a text: settings, massive tokens, model and text."""
     attributes: dict[str, Any] = {"space": "x̂", "massive": trace.massive_tokens(), "keep_massive": int(keep_massive)}
     return attributes | settings | trace.provenance

@@ -77,7 +77,7 @@ QUANTITIES: dict[str, Quantity] = {
         "residual",
         "",
         "‖T(X) − X‖/‖X‖ of a layer, mean over layers",
-        {"times": 1, "iterations": 0, "draws": 0},
+        {"applications": 1, "iterations": 0, "draws": 0},
     ),
     "effective_rank": Quantity(
         "clusters",

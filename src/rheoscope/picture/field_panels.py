@@ -34,7 +34,7 @@ MAX_BARS = 14
 """Bars that one panel can name."""
 MAX_CELLS = 10_000
 """Squares that one panel can hold: an SVG of them has a megabyte."""
-CURVE_DIMS = ("layer", "step", "point", "end", "turn", "time")
+CURVE_DIMS = ("layer", "step", "point", "end", "turn", "time", "application")
 """Axes along which numbers are a curve, in the order in which one of two is chosen."""
 CAPTION = (
     "Every field of the answer by itself. Dashed is what chance gives, as far as it is known, and its band one standard deviation of "

@@ -54,7 +54,7 @@ def sampling_notes(results: Results) -> list[Message]:
         notes.append(
             Message(
                 "Distortion samples the distances from {n} tokens (± {error} per head).",
-                n=distortion.attrs["rows"],
+                n=distortion.attrs["max_tokens"],
                 error=format_number(float(distortion.rsa_error.mean())),
             )
         )

@@ -14,7 +14,17 @@ if TYPE_CHECKING:
 
 MAX_TITLE_CHARS = 90
 """Letters of the text that a heading can carry; the tokens below it are the whole text."""
-REPORTED_SETTINGS = ("space", "grain", "draws", "seed", "angle", "n_neighbours", "sampled_queries", "rows", "strides")
+REPORTED_SETTINGS = (
+    "space",
+    "grain",
+    "draws",
+    "seed",
+    "angle",
+    "n_neighbours",
+    "sampled_queries",
+    "max_tokens",
+    "strides",
+)
 
 
 def report_title(results: Results) -> str:

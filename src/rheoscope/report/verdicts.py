@@ -300,8 +300,8 @@ def judge_settling(results: Results, question: Question) -> Verdict:
         radius=format_number(float(radius[median_layer])),
         error=format_number(float(error[median_layer])),
         control=control_note,
-        turn=format_number(float(layers.turn.median())),
-        turn_null=format_number(float(layers.turn_null.median())),
+        turn=format_number(float(layers.rotation_angle.median())),
+        turn_null=format_number(float(layers.rotation_angle_null.median())),
     )
     return Verdict(question.question, answer, line, question.deeper)
 
@@ -366,7 +366,7 @@ QUESTIONS: tuple[Question, ...] = (
         ("fixed_point",),
         "rheoscope analyse fixed_point",
         judge_settling,
-        ("turn_null",),
+        ("rotation_angle_null",),
     ),
     Question(
         "prediction",

@@ -119,11 +119,16 @@ def query_agreement(trace: Trace, layer_input: LayerInput, head: int) -> Float[T
 def most_changed_pairs(layer_input: LayerInput, image: Float[Tensor, "n r"]) -> dict[str, list[dict[str, Any]]]:
     """Torn and glued pairs of one image, the most changed first."""
     pair_ranks = rank_changes(layer_input, image)
-    order: Int[Tensor, " pairs"] = (pair_ranks["after"] - pair_ranks["before"]).argsort(stable=True)
+    rank_before, rank_after = pair_ranks["distance_rank_before"], pair_ranks["distance_rank_after"]
+    order: Int[Tensor, " pairs"] = (rank_after - rank_before).argsort(stable=True)
     return {
         kind: [
-            {"first": int(pair_ranks["first"][pair_index]), "second": int(pair_ranks["second"][pair_index])}
-            | {rank_name: round(float(pair_ranks[rank_name][pair_index]), 4) for rank_name in ("before", "after")}
+            {
+                "first": int(pair_ranks["earlier_token"][pair_index]),
+                "second": int(pair_ranks["later_token"][pair_index]),
+                "before": round(float(rank_before[pair_index]), 4),
+                "after": round(float(rank_after[pair_index]), 4),
+            }
             for pair_index in pair_order[:N_PAIRS].tolist()
         ]
         for kind, pair_order in (("torn", order.flip(0)), ("glued", order))

@@ -1,1 +1,1 @@
-"""The analysis `agreement`: its computation, its picture and its words."""
+"""The analysis `agreement`: its computation, its picture and its messages."""

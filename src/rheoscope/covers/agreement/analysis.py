@@ -1,4 +1,4 @@
-"""Does a head read similarity in E? Its scores against the cosines of the tokens, position and length partialled out."""
+"""Rank correlation of the scores of a head with token similarity, controlling for distance and key length."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -20,6 +20,8 @@ from rheoscope.covers.agreement.query_agreement import (
     sample_queries,
 )
 from rheoscope.covers.layer_inputs import BatchLayerInput, check_control, describe_model, provenance, read_batch_layers
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.device_transfer import to_device
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 MEAN_FIELDS = ("agreement", "agreement_raw", "agreement_uncentred", "agreement_embedding", "position_baseline")
 CONTROL_FIELDS = ("agreement", "agreement_raw")
-"""Those of them that stand beside the untrained control."""
+"""The fields that are also computed for the untrained control."""
 MAX_DRAWS_AT_ONCE = 4
 
 
@@ -44,65 +46,70 @@ def agreement(
     trace: Trace,
     draws: Draws = 200,
     seed: Seed = 0,
-    least: Annotated[int, Bounds(1, 10_000)] = 8,
+    min_keys: Annotated[int, Bounds(1, 10_000)] = 8,
     keep_massive: bool = False,
     control: Trace | None = None,
-    queries: Count | None = None,
+    max_queries: Count | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
-    """Does each head attend to what is similar in E? The headline of the covers.
+    """Does each head attend to tokens that are similar in E?
 
-    **Answers** "does a query score those keys high that lie near it in the space it reads?" 1: attention reads similarity
-    in E; 0: unrelated; below 0: it reads dissimilarity.
+    **Question** Does a query score a key higher if the two tokens are close in the space that the head reads? A value of
+    1 means that attention ranks keys by similarity. 0 means no relation, and negative values mean dissimilarity.
 
-    **Formula** for a query i, over the permitted keys j ≠ i: Spearman correlation of the score s_ij (as the model has it,
-    position and cap included) and cos(x̂_i − x̄, x̂_j − x̄), partial given |i − j| and the length ‖x̂_j − x̄‖ of the key
-    token; the mean over queries with at least `least` such keys. Massive tokens are dropped on both sides. A query whose
-    scores (or cosines) do not vary counts 0.
+    **Formula** For a query i and its permitted keys j ≠ i, the partial Spearman correlation of the score s_ij with
+    cos(x̂_i − x̄, x̂_j − x̄). It controls for the distance |i − j| and the key length ‖x̂_j − x̄‖. The score is the
+    model's own, with position and soft cap. Massive tokens are left out as queries and as keys. A query with constant
+    scores or cosines counts as 0. `agreement` is the mean over queries with at least `min_keys` keys.
 
-    **Null** random M of the same singular values: the clouds are turned by random rotations Q and Q' and read by the
-    head's own projections, rotary positions and biases, M'(δ) = Q M(δ) Q'ᵀ; `draws` of them (0 leaves the null out). All heads
-    are turned by the same two, so heads that share a key still do, and the mean over heads of a draw is that of random heads.
-    p-values come from the draws of all heads together (`pooled_p`), so 20 draws of 24 heads reach 1/481; NaN where a head's
-    draws have no spread.
+    **Null** Random M with the same singular values, M'(δ) = Q M(δ) Q'ᵀ. The clouds of queries and keys are rotated at
+    random and projected by the head itself, with its positions and biases. All heads share the two rotations of a draw.
+    The p-values pool the draws of all heads, so 20 draws of 24 heads reach 1/481. They are NaN if the draws of a head
+    have no spread.
 
-    **Control** what training made of it: `control=rs.load(…, untrained=True).trace(text)`, the same text in the same
-    architecture at initial weights.
+    **Control** The same text in the same architecture at initial weights:
+    `control=rs.load(…, untrained=True).trace(text)`.
 
-    **Takes** `queries`, how many of a long text's are looked at, drawn at random from `seed` and each beside all its keys (None:
-    all); `agreement_error` is what that leaves uncertain. The null sees the same queries, so p is as good as with all.
+    **Settings** `max_queries` limits the analysis of a long text to random queries, each with all its keys. None means
+    all queries. `agreement_error` is the standard error of this sampling. The null uses the same queries. `draws=0`
+    omits the null.
 
-    **Gives** (layer, head): `agreement` (of some queries with `agreement_error`), `agreement_raw`, `agreement_uncentred`,
-    `agreement_embedding`, `position_baseline`, `null_mean`, `null_sd`, `z`, `p_value`, `q_value`, with a control `agreement_untrained` and
-    `agreement_raw_untrained`; (layer): `queries`. NaN in a layer where no query has enough keys (a narrow window).
-    `mean_agreement` over all heads and, of random heads, `mean_agreement_null_draws` (draw): `p_values` of the two answers for the model
-    as a whole.
+    **Returns** (layer, head): `agreement`, `agreement_raw`, `agreement_uncentred`, `agreement_embedding`,
+    `position_baseline`, `null_mean`, `null_sd`, `z`, `p_value` and `q_value`. With a control also `agreement_untrained`
+    and `agreement_raw_untrained`. (layer): `queries`. A layer in which no query has enough keys is NaN. For the model as
+    a whole: `mean_agreement`, and (draw): `mean_agreement_null_draws`.
 
-    **Laws** M = I gives 1 and M = −I gives −1 for x̂ of one length around 0; in [−1, 1]; unchanged by every move that
-    leaves the logits unchanged, by a scale of the scores and by anything added to a row of them.
+    **Laws** M = I gives 1 and M = −I gives −1 if all x̂ have the same length around 0. Values lie in [−1, 1]. They do not
+    change under reparametrisations that preserve the logits, under a positive factor of the scores, or if a constant is
+    added to a row of scores.
 
-    **Siblings** `over_texts` joins several texts, `prefix_stability` says whether scores outlast another
-    beginning, `scores` what they are made of, `distortion` what the images of the cloud lose.
+    **See also** `over_texts` combines several texts. `prefix_stability` tests whether scores survive another prefix.
+    `scores` splits the scores into parts. `distortion` measures what the images of the cloud lose.
 
     >>> import rheoscope as rs
-    >>> found = rs.agreement(rs.load().trace("The keys to the cabinet are on the table in the old hall"), draws=2)
-    >>> bool((abs(found.agreement) <= 1).all())
+    >>> result = rs.agreement(rs.load().trace("The keys to the cabinet are on the table in the old hall"), draws=2)
+    >>> bool((abs(result.agreement) <= 1).all())
     True
     """
-    settings: dict[str, Any] = {"seed": seed, "least": least, "keep_massive": keep_massive, "queries": queries}
+    settings: dict[str, Any] = {
+        "seed": seed,
+        "min_keys": min_keys,
+        "keep_massive": keep_massive,
+        "max_queries": max_queries,
+    }
     control_values = {} if control is None else _control_values(trace, control, settings)
     values = {
         name: x[0] for name, x in batch(Traces.from_trace(trace), draws, progress=progress, **settings).items()
     } | control_values
-    attributes = provenance(trace, keep_massive, draws=draws, seed=seed, least=least)
+    attributes = provenance(trace, keep_massive, draws=draws, seed=seed, min_keys=min_keys)
     attributes |= {} if control is None else {"control": describe_model(control)}
-    attributes |= {} if queries is None else {"sampled_queries": queries}
+    attributes |= {} if max_queries is None else {"sampled_queries": max_queries}
     coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
     return AGREEMENT.label(values, coords, attributes)
 
 
 def _control_values(trace: Trace, control: Trace, settings: dict[str, Any]) -> dict[str, Float[Tensor, "layer h"]]:
-    """What stands beside the heads: those of the control, which must have read the same tokens in as many layers and heads."""
+    """The fields of the control, which must have the same tokens, layers and heads."""
     check_control(trace, control)
     control_result = batch(Traces.from_trace(control), draws=0, **settings)
     return {f"{name}_untrained": control_result[name][0] for name in CONTROL_FIELDS}
@@ -113,30 +120,41 @@ def batch(
     traces: Traces,
     draws: int = 200,
     seed: int = 0,
-    least: int = 8,
+    min_keys: int = 8,
     keep_massive: bool = False,
-    queries: int | None = None,
+    max_queries: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Tensor]:
-    """The same of many texts at once: every field of the declaration but those of a control, (text, *dims)."""
-    if draws == 1 or draws < 0 or least < 4 or (queries is not None and queries < 2):
-        raise RheoscopeError(
-            "a null needs 2 draws or more, a partial correlation 4 keys or more, an error 2 queries or more, got "
-            f"draws={draws}, least={least}, queries={queries}; type draws=200, least=8, queries=128"
-        )
+    """Every declared field except those of a control, for many texts at once: (text, *dims)."""
+    _check_settings(draws, min_keys, max_queries)
     n_steps = 1 + math.ceil(draws / MAX_DRAWS_AT_ONCE)
     tables = []
     for done, rotation_pair in enumerate(
         (None, *random_rotation_pairs(traces.view.width, draws, seed, traces.points.device)), 1
     ):
-        tables.append(_agreement_table(traces, rotation_pair, least, keep_massive, queries, seed))
+        tables.append(_agreement_table(traces, rotation_pair, min_keys, keep_massive, max_queries, seed))
         if progress is not None:
             progress(done, n_steps)
     return _values(tables[0], [table.means[..., 0] for table in tables[1:]])
 
 
+def _check_settings(draws: int, min_keys: int, max_queries: int | None) -> None:
+    if draws == 1 or draws < 0:
+        raise RheoscopeError(Message("draws must be 0 or at least 2, got {value}", value=draws), use(draws=200))
+    if min_keys < 4:
+        raise RheoscopeError(
+            Message("min_keys must be at least 4 for a partial correlation, got {value}", value=min_keys),
+            use(min_keys=8),
+        )
+    if max_queries is not None and max_queries < 2:
+        raise RheoscopeError(
+            Message("max_queries must be at least 2 for a standard error, got {value}", value=max_queries),
+            use(max_queries=128),
+        )
+
+
 def random_rotation_pairs(width: int, draws: int, seed: int, device: torch.device) -> Iterator[RotationPair]:
-    """Random rotations of E for queries and for keys, a few draws at a time; the same ones serve every layer."""
+    """Random rotations of E for queries and for keys, a few draws at a time. All layers share them."""
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, draws, MAX_DRAWS_AT_ONCE):
         Q = to_device(random_rotations(2 * min(MAX_DRAWS_AT_ONCE, draws - start), width, generator), device)
@@ -145,7 +163,7 @@ def random_rotation_pairs(width: int, draws: int, seed: int, device: torch.devic
 
 @dataclass(frozen=True, eq=False)
 class AgreementTable:
-    """All means of all heads (of `c` turns of the clouds), the error of the first where queries are left out, and how many there are."""
+    """Means over queries for every head and every rotation, with the standard error of the first if queries are sampled."""
 
     means: Float[Tensor, "c b layer h 5"]
     standard_error: Float[Tensor, "c b layer h"] | None
@@ -185,14 +203,18 @@ def _agreement_table(
     )
     if not (enough_keys_guaranteed(traces, sampled_queries, min_keys) or bool(counts.any(-1).all())):
         raise RheoscopeError(
-            f"agreement needs a query with at least {min_keys} other keys that are not massive, and none of the "
-            f"{int(is_included.sum(-1).min())} tokens has; type a longer text"
+            Message(
+                "agreement needs a query with at least {min_keys} other keys that are not massive, but none of the "
+                "{n} tokens has that many; use a longer text",
+                min_keys=min_keys,
+                n=int(is_included.sum(-1).min()),
+            )
         )
     return AgreementTable(means, errors if sampled_queries.is_sampled else None, counts)
 
 
 def enough_keys_guaranteed(traces: Traces, sampled_queries: SampledQueries, min_keys: int) -> bool:
-    """Whether a query of every text is known to have enough keys before a device is asked, which would have to be waited for."""
+    """Whether every text is certain to have a query with enough keys, decided without synchronising with the device."""
     masks = (traces.view.heads_of(layer).mechanism.mask for layer in range(traces.view.layers))
     return sampled_queries.min_earlier_tokens >= min_keys and any(mask.is_causal or mask.allows_all for mask in masks)
 
@@ -205,10 +227,9 @@ def kernel(
     blocks: list[QueryBlock],
     omitted_fraction: Float[Tensor, " b"],
 ) -> tuple[Float[Tensor, "c b h 5"], Float[Tensor, "c b h"], Float[Tensor, " b"]]:
-    """The five means of all heads of one layer (of `c` turns of its clouds), the error of the first, and how many queries they are over.
+    """The five means of all heads of one layer, the standard error of the first, and the number of queries.
 
-    `start` are the directions of the tokens' embeddings, `blocks` the queries that are looked at; NaN where no query has enough
-    keys.
+    The means are NaN if no query has enough keys. `c` counts the rotations of the clouds.
     """
     q, k = query_key_vectors(layer_input, rotation_pair)
     total = torch.zeros(*q.shape[:3], 5, dtype=torch.float64, device=q.device)
@@ -253,47 +274,43 @@ AGREEMENT = Analysis(
     controls=1,
     start_early=True,
     report={"draws": 12},
-    long_text={"draws": 5, "queries": 32},
+    long_text={"draws": 5, "max_queries": 32},
     batch=batch,
     fields={
         "agreement": Field(
             HEAD_DIMS,
-            "mean over queries of Spearman's correlation, over keys, of score and cosine of centred x̂, given distance and key length",
+            "partial Spearman correlation, over keys, of the score with the cosine of centred x̂, controlling for distance and key length; "
+            "mean over queries",
             null="null_mean",
             null_sd="null_sd",
         ),
-        "agreement_error": Field(HEAD_DIMS, "standard error of agreement, where only some queries were looked at"),
-        "agreement_raw": Field(HEAD_DIMS, "the same, nothing partialled out: nearness and length count as similarity"),
-        "agreement_uncentred": Field(
-            HEAD_DIMS, "as agreement, the cosine of x̂ as it is, the mean of the cloud not taken away"
-        ),
-        "agreement_embedding": Field(
-            HEAD_DIMS, "as agreement, the cosine of the centred embeddings of the tokens (x⁰)"
-        ),
+        "agreement_error": Field(HEAD_DIMS, "standard error of agreement if only some queries are sampled"),
+        "agreement_raw": Field(HEAD_DIMS, "as agreement, without controlling for distance and key length"),
+        "agreement_uncentred": Field(HEAD_DIMS, "as agreement, with the cosine of x̂ without centring"),
+        "agreement_embedding": Field(HEAD_DIMS, "as agreement, with the cosine of the centred token embeddings x⁰"),
         "position_baseline": Field(
-            HEAD_DIMS, "Spearman correlation of score and nearness −|i − j|: what position alone explains"
+            HEAD_DIMS,
+            "Spearman correlation of the score with −|i − j|, mean over queries: what position alone explains",
         ),
         "agreement_untrained": Field(
-            HEAD_DIMS, "agreement of the control, the same architecture at initial weights, on the same text"
+            HEAD_DIMS, "agreement of the control: the same text in the same architecture at initial weights"
         ),
         "agreement_raw_untrained": Field(HEAD_DIMS, "agreement_raw of the control"),
-        "queries": Field(("layer",), "queries with enough usable keys, over which means are taken"),
+        "queries": Field(("layer",), "number of queries with enough keys"),
         "null_mean": Field(
             HEAD_DIMS,
-            "mean agreement of random M of the same singular values: x̂ turned at random, queries and keys apart",
+            "mean agreement of random M with the same singular values",
         ),
-        "null_sd": Field(HEAD_DIMS, "standard deviation of agreement among random M of the same singular values"),
+        "null_sd": Field(HEAD_DIMS, "standard deviation of agreement over random M with the same singular values"),
         "z": Field(HEAD_DIMS, "(agreement − null_mean) / null_sd"),
         "p_value": Field(
-            HEAD_DIMS, "how often random M lie as far from their null, two-sided, from the draws of all heads together"
+            HEAD_DIMS, "two-sided p-value of agreement under random M, from the pooled draws of all heads"
         ),
         "q_value": Field(
             HEAD_DIMS,
-            "share of false finds among all heads at least as far from their null (Benjamini and Hochberg)",
+            "false discovery rate among heads at least as far from their null (Benjamini and Hochberg)",
         ),
         "mean_agreement": Field((), "mean of agreement over all heads"),
-        "mean_agreement_null_draws": Field(
-            ("draw",), "mean of agreement over all heads, turned at random, draw by draw"
-        ),
+        "mean_agreement_null_draws": Field(("draw",), "mean of agreement over all heads with random M, for every draw"),
     },
 )

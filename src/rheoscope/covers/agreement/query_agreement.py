@@ -1,6 +1,6 @@
-"""The agreement of single queries, of many texts at once: scores against cosines, position and length partialled out.
+"""Rank correlations of single queries with their keys, for many texts at once.
 
-Tokens stay where they are; keys that do not count (padding, massive tokens) are not `usable` and have no rank.
+Tokens keep their positions. Padding and massive tokens are not usable as keys and have no rank.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ HeadVectors = Float[Tensor, "c b h n k"]
 
 @dataclass(frozen=True, eq=False)
 class QueryBlock:
-    """Some queries of every text: their places, which of them are there (a short text has fewer), and the last place of all."""
+    """Some queries of every text by position. `is_query` is false where a short text has fewer queries."""
 
     positions: Int[Tensor, "b m"]
     is_query: Bool[Tensor, "b m"]
@@ -36,9 +36,10 @@ class QueryBlock:
 
 @dataclass(frozen=True, eq=False)
 class SampledQueries:
-    """The queries that are looked at: in blocks, with the share of each text's tokens that is left out; and whether any is at all.
+    """The sampled queries in blocks, and the fraction of each text's tokens that is omitted.
 
-    `before` is how many tokens that count lie before the last query of a text, the fewest of all texts: known before a device is asked.
+    `min_earlier_tokens` is the number of included tokens before the last query, in the text with the fewest. It is known on
+    the CPU, so no device has to synchronise.
     """
 
     blocks: list[QueryBlock]
@@ -54,12 +55,12 @@ def sample_queries(
     block_size: int,
     device: torch.device | None = None,
 ) -> SampledQueries:
-    """The queries that are looked at, on a device, in blocks of `at_once` a text; `kept`, which tokens count, is on the CPU.
+    """Sample up to `max_queries` included tokens of every text, in blocks of `block_size` queries on a device.
 
-    All tokens that count or, of more than `most`, so many, drawn from the seed for each text as if it were alone.
+    `is_included` is on the CPU. Each text is sampled as if it were the only one.
 
-    >>> drawn = sample_queries(torch.tensor([[True, False, True], [True, True, True]]), 2, seed=0, block_size=8)
-    >>> drawn.blocks[0].positions.shape, drawn.omitted_fraction.tolist(), drawn.is_sampled
+    >>> sample = sample_queries(torch.tensor([[True, False, True], [True, True, True]]), 2, seed=0, block_size=8)
+    >>> sample.blocks[0].positions.shape, sample.omitted_fraction.tolist(), sample.is_sampled
     (torch.Size([2, 2]), [0.0, 0.3333333432674408], True)
     """
     text_positions = [row.nonzero()[:, 0] for row in is_included]
@@ -87,7 +88,7 @@ def sample_queries(
 def query_key_vectors(
     layer_input: BatchLayerInput, rotation_pair: RotationPair | None
 ) -> tuple[HeadVectors, HeadVectors]:
-    """Queries and keys of every head, in their places: the model's own, or those of clouds turned at random."""
+    """Queries and keys of every head with positions encoded, from the cloud itself or from randomly rotated clouds."""
     heads, (b, n) = layer_input.heads, layer_input.is_included.shape
     if rotation_pair is None:
         q, k, _ = heads.qkv(layer_input.x)
@@ -114,7 +115,7 @@ def query_correlations(
     min_keys: int,
     blocks: list[QueryBlock],
 ) -> Iterator[tuple[Bool[Tensor, "b m"], Float[Tensor, "c b h m 5"]]]:
-    """The five correlations of single queries, block after block, and which of them have enough keys to count."""
+    """For each block, which queries have enough keys, and the five correlations of each query."""
     is_included = layer_input.is_included
     clouds = torch.stack(
         [centre_points(layer_input.x_hat, None if layer_input.all_included else is_included), layer_input.x_hat]
@@ -126,9 +127,7 @@ def query_correlations(
         torch.arange(is_included.shape[1], device=is_included.device),
     )
     for block in blocks:
-        n_keys = mask.key_range(0, block.last_position + 1, len(positions))[
-            1
-        ]  # under a causal mask nothing lies beyond
+        _, n_keys = mask.key_range(0, block.last_position + 1, len(positions))
         query_positions, j = block.positions, positions[:n_keys]
         is_usable = (
             mask(query_positions.flatten(), j).unflatten(0, query_positions.shape)
@@ -164,7 +163,7 @@ def query_correlations(
 
 
 def safe_reciprocal(lengths: Float[Tensor, "*t n"]) -> Float[Tensor, "*t n"]:
-    """1/length; 0 where it is 0 but for rounding, beside the longest."""
+    """1/length, or 0 if the length is at most rounding error compared with the longest."""
     longest = lengths.amax(-1, keepdim=True)
     return torch.where(lengths > 1e-6 * longest, lengths, torch.inf).reciprocal()
 
@@ -176,7 +175,7 @@ def query_scores(
     query_positions: Int[Tensor, "b m"],
     j: Int[Tensor, " t"],
 ) -> Float[Tensor, "c b h m t"]:
-    """Scores of some queries of every text with keys j, cap and position included."""
+    """Scores of some queries of every text with the keys j, including soft cap and position."""
     bare_mechanism = Mechanism(layer_input.heads.mechanism.score, position=layer_input.heads.mechanism.position)
     rows = _take_rows(q, query_positions[:, None].expand(-1, q.shape[2], -1))
     s = bare_mechanism.score(rows.flatten(0, 1), k.flatten(0, 1)).unflatten(0, q.shape[:2])
@@ -185,15 +184,15 @@ def query_scores(
 
 
 def _take_rows(x: Float[Tensor, "*t n d"], positions: Int[Tensor, "*#t m"]) -> Float[Tensor, "*t m d"]:
-    """Rows of every text at its own places."""
+    """The rows of every text at its own positions."""
     return x.take_along_dim(positions.expand(*x.shape[:-2], -1)[..., None], -2)
 
 
 def target_rows(ranks: Float[Tensor, "5 b m n"]) -> Float[Tensor, "b m n 6"]:
-    """Six unit rows for every query, from the ranks of three cosines, of the length of the key and of its distance.
+    """Six unit rows for every query, from the ranks of three cosines, the key length and the distance.
 
-    The two that are partialled out (orthonormal), the raw cosine, three partial ones. A rank correlation with one of them is an
-    inner product, so that all heads of a layer share this work.
+    These are the two controls (orthonormal), the raw cosine and three partial cosines. A rank correlation is the inner
+    product with one of them, so all heads of a layer share this work.
     """
     norms = ranks.norm(dim=-1, keepdim=True)
     distance = normalise_rows(ranks[4], norms[4], norms[4])
@@ -205,7 +204,7 @@ def target_rows(ranks: Float[Tensor, "5 b m n"]) -> Float[Tensor, "b m n 6"]:
 
 
 def correlations(ranks: Float[Tensor, "h b m n"], targets: Float[Tensor, "b m n 6"]) -> Float[Tensor, "h b m 5"]:
-    """The five correlations of MEANS for every query; 0 where something does not vary."""
+    """The correlations of `MEAN_FIELDS` for every query; 0 if the ranks or the target do not vary."""
     projections = torch.einsum("hbmn,bmnt->hbmt", ranks, targets)
     squared_norm = ranks.norm(dim=-1).square()
     residual = squared_norm - projections[..., :2].square().sum(-1)
@@ -215,22 +214,22 @@ def correlations(ranks: Float[Tensor, "h b m n"], targets: Float[Tensor, "b m n 
 
 
 def _zero_to_infinity(squared_length: Tensor, squared_norm: Tensor) -> Tensor:
-    """A squared length; infinite where it is 0 but for rounding, so that what is divided by it is 0."""
+    """The squared length, or infinity if it is at most rounding error, so that a quotient becomes 0."""
     return torch.where(squared_length > 1e-9 * squared_norm, squared_length, float("inf"))
 
 
 def _remove_component(x: Float[Tensor, "*t m n"], direction: Float[Tensor, "*#t m n"]) -> Float[Tensor, "*t m n"]:
-    """x less its part along unit rows."""
+    """x minus its component along unit rows."""
     return x - (x * direction).sum(-1, keepdim=True) * direction
 
 
 def normalise_rows(
     x: Float[Tensor, "*t n d"], length: Float[Tensor, "*t n 1"], reference_length: Float[Tensor, "*#t #n 1"]
 ) -> Float[Tensor, "*t n d"]:
-    """Rows of these lengths made of length 1; 0 where one is 0 but for rounding, beside another."""
+    """Rows divided by their lengths, or 0 if a length is at most rounding error compared with the reference."""
     return x * torch.where(length > 1e-6 * reference_length, length, torch.inf).reciprocal()
 
 
 def directions(x: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t n d"]:
-    """Rows of length 1; 0 where one is 0 but for rounding, beside the longest."""
+    """Rows normalised to length 1, or 0 if a row is at most rounding error compared with the longest."""
     return x * safe_reciprocal(x.norm(dim=-1))[..., None]

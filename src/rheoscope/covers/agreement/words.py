@@ -158,7 +158,7 @@ def pair_texts(results: Results, layer: int, head: int, n_pairs: int) -> dict[st
     dataset = results.datasets.get(f"distorted_pairs L{layer}.H{head}")
     if dataset is None:
         return {"torn": "not asked", "glued": "not asked"}
-    names = ("first_token", "first", "second_token", "second")
+    names = ("earlier_token_text", "earlier_token", "later_token_text", "later_token")
     return {
         kind: "; ".join(
             f"{display_token(str(a))} ({int(i)}) and {display_token(str(b))} ({int(j)})"

@@ -1,1 +1,1 @@
-"""The analysis `attention_patching`: its computation, its picture and its words."""
+"""The analysis `attention_patching`: its computation and its picture."""

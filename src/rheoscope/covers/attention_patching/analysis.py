@@ -1,4 +1,4 @@
-"""Attention patching: what the loss does when every head's weights move along the gradient of its scores."""
+"""Attention patching: the loss when the gradient of the scores is added to the attention weights."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -32,27 +32,30 @@ def attention_patching(
     heads: HeadSelection = None,
     token: TokenIndex = -1,
 ) -> "xarray.Dataset":
-    """The loss when R is added to the weights: A' = A + ηR, after the softmax, not renormalised.
+    """The loss of a target token when A + ηR replaces the attention weights A.
 
-    **Answers** "is it enough to look where the gradient says, for the model to say this?"
+    **Question** Is it enough to move attention along the gradient of the scores to make the model predict the target?
 
-    **Formula** o_i = Σ_j (A_ij + η R_ij) v_j with R of the text as it is (`reversed_attention`), in the chosen heads (all, unless
-    said); to first order L(η) = L + η Σ_h ⟨∂L/∂A_h, R_h⟩.
+    **Formula** o_i = Σ_j (A_ij + η R_ij) v_j in the chosen heads. The patch follows the softmax and is not renormalised.
+    R is the gradient of the scores on the original text (`reversed_attention`). To first order,
+    L(η) = L + η Σ_h ⟨∂L/∂A_h, R_h⟩.
 
-    **Gives** (eta): `loss`, `predicted`; (layer, head): `slope`. Rows of R sum to 0, so rows of A' sum to 1, but a weight may be
-    negative.
+    **Settings** `heads=None` patches all heads. `token` is the position after which the target is predicted.
 
-    **Laws** the derivative of the loss at η = 0 is the sum of the slopes; under softmax no slope is negative (it is the variance of
-    ∂L/∂A along A), so small η < 0 lowers the loss; η = 0 changes no bit.
+    **Returns** (eta): `loss` and `predicted_loss`. (layer, head): `slope`. Rows of R sum to 0, so rows of A + ηR sum to
+    1. Single weights may become negative.
+
+    **Laws** The derivative of the loss at η = 0 is the sum of the slopes. Under softmax a slope is the variance of ∂L/∂A
+    under A, so it is never negative and a small η < 0 lowers the loss. η = 0 leaves the model bit-identical.
 
     **Source** Katz and Wolf 2024 (arXiv:2412.17019).
 
-    **Siblings** `reversed_attention` gives ‖R‖; `faithfulness` asks whether the heads with large ‖R‖ are those that matter.
+    **See also** `reversed_attention` returns ‖R‖. `faithfulness` tests whether heads with a large ‖R‖ matter.
 
     >>> import rheoscope as rs
     >>> model = rs.load()
-    >>> found = rs.attention_patching(model, model.trace("The keys to the cabinet are"), " on", etas=(-0.1, 0.0))
-    >>> bool(found.loss[0] < found.loss[1])
+    >>> result = rs.attention_patching(model, model.trace("The keys to the cabinet are"), " on", etas=(-0.1, 0.0))
+    >>> bool(result.loss[0] < result.loss[1])
     True
     """
     heads_by_layer = select_heads(trace.view, heads)
@@ -67,7 +70,7 @@ def attention_patching(
             _patched_loss(model, trace, heads_by_layer, attention_grads, float(eta), target_token_id, position)
             for eta in etas
         ],
-        "predicted": [float(loss) + float(eta) * float(slope.double().sum()) for eta in etas],
+        "predicted_loss": [float(loss) + float(eta) * float(slope.double().sum()) for eta in etas],
         "slope": slope,
     }
     coords = {"eta": list(map(float, etas)), "layer": range(trace.view.layers), "head": range(trace.view.heads)}
@@ -83,7 +86,7 @@ def attention_patching(
 def kernel(
     heads: Heads, x: Float[Tensor, "n d"], head_indices: list[int], attention_grad: Float[Tensor, "n d"]
 ) -> Float[Tensor, " c"]:
-    """⟨∂L/∂A, R⟩ of some heads of a layer; ∂L/∂A = G g(V)ᵀ."""
+    """⟨∂L/∂A, R⟩ of some heads of a layer, with ∂L/∂A = G g(V)ᵀ."""
     output_grads = head_output_gradients(heads, x, attention_grad)
     v = heads.mechanism.value(repeat_kv_heads(heads.qkv(x)[2], heads.n_heads))[0]
     return torch.stack(
@@ -117,7 +120,7 @@ def _patched_loss(
 def _add_reversed_map(
     heads: Heads, x: Float[Tensor, "n d"], head_indices: list[int], attention_grad: Float[Tensor, "n d"], eta: float
 ) -> LayerEdit:
-    """R is made again for each run, one head at a time: no map of all heads is ever kept."""
+    """An edit that adds ηR to the weights. It recomputes R one head at a time, so no map of all heads is stored."""
 
     def edit(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
         values, patched_out = mechanism.value(repeat_kv_heads(v, q.shape[1])), out.clone()
@@ -132,19 +135,17 @@ def _add_reversed_map(
 
 ATTENTION_PATCHING = Analysis(
     name="attention_patching",
-    question="Is it enough to look where the gradient says, for the model to say this?",
+    question="Does moving attention along the gradient of its scores make the model predict the target?",
     ask=attention_patching,
     needs="model",
     fields={
-        "loss": Field(
-            ("eta",), "−log p of the target after the token with A + ηR in the place of the weights A", "nats"
-        ),
-        "predicted": Field(
-            ("eta",), "the same to first order: the loss as it is and η times the sum of the slopes", "nats"
+        "loss": Field(("eta",), "−log p of the target when A + ηR replaces the weights A", "nats"),
+        "predicted_loss": Field(
+            ("eta",), "first-order prediction of loss: the original loss plus η times the sum of the slopes", "nats"
         ),
         "slope": Field(
             ("layer", "head"),
-            "⟨∂L/∂A, R⟩ of the head: how fast the loss changes with η; 0 where the head is not patched",
+            "derivative ⟨∂L/∂A, R⟩ of the loss by η in this head; 0 if the head is not patched",
         ),
     },
 )

@@ -1,1 +1,1 @@
-"""The analysis `boundary`: its computation, its picture and its words."""
+"""The analysis `boundary`: its computation and its picture."""

@@ -1,4 +1,4 @@
-"""The prompt as boundary condition: where the same tokens would settle, and how stiffly, after other first tokens."""
+"""The prompt as a boundary condition: the same tokens after different prefixes, under repeated layer maps."""
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
@@ -8,9 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.covers.fixed_point.analysis import Cloud, Map, angles, directions, layer_map, orbit, select_layers
+from rheoscope.covers.fixed_point.analysis import angles, directions, layer_map, orbit, select_layers
 from rheoscope.covers.fixed_point.analysis import kernel as fixed_point_values
+from rheoscope.covers.fixed_point.jacobian import Cloud, Map
 from rheoscope.covers.layer_inputs import provenance
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message, join
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.model import Model, as_text_list
@@ -22,13 +25,13 @@ if TYPE_CHECKING:
     import xarray
 
 TextPoints = Float[Tensor, "_ d"]
-"""The cloud of one text; every text may have a length of its own."""
+"""The cloud of one text. Texts may differ in length."""
 Positions = Int[Tensor, " n"]
 IncludedIndices = Int[Tensor, " k"]
 JACOBIAN_FIELDS = ("jacobian_norm", "jacobian_norm_error", "jacobian_radius", "jacobian_radius_error")
-MAP_FIELDS = ("residual", "settling", *JACOBIAN_FIELDS)
+MAP_FIELDS = ("residual", "repeated_rotation_angle", *JACOBIAN_FIELDS)
 MAX_ORDERS_TRIED = 64
-"""Random orders that are tried until two differ from the text."""
+"""The number of random orders that are tried to find two that differ from the text."""
 
 
 @torch.no_grad()
@@ -36,39 +39,42 @@ def boundary(
     model: Model,
     texts: Any,
     layers: Sequence[LayerIndex] | None = None,
-    times: Annotated[int, Bounds(1, 10_000)] = 8,
+    applications: Annotated[int, Bounds(1, 10_000)] = 8,
     iterations: Annotated[int, Bounds(1, 10_000)] = 20,
     seed: Seed = 0,
     keep_massive: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
-    """How much the fixed points of a layer depend on the boundary: texts that end alike and begin differently.
+    """How strongly the fixed points of a layer depend on the prefix of a text.
 
-    **Answers** "after another prefix, are the same tokens read elsewhere, would they settle elsewhere, is the layer stiffer?"
+    **Question** After a different prefix, do the same tokens enter the layer elsewhere, and would they converge
+    elsewhere? Does the layer amplify changes more?
 
-    **Formula** the tokens that all texts end with (and those that all begin with) are shared; the others are the boundary. T is
-    the layer's map, T(X) = X + attention + MLP; the shared tokens follow X ← T(X) while the boundary stays at the points that the
-    layer reads. Their directions x/‖x‖ are compared with those of the first text, before and after `times` applications.
+    **Formula** The tokens that all texts begin or end with are shared. The tokens between them are the boundary.
+    T(X) = X + attention + MLP is the map of the layer. The shared tokens follow X ← T(X), and the boundary stays fixed at
+    the layer's input. Directions x/‖x‖ are compared with those of the first text, before and after `applications` steps.
 
-    **Shapes** `texts`: two or more, strings or lists of token ids, of any lengths; they must share their last token. Of one text alone
-    two others are made: the tokens of its first half, all but the very first (a special token in many models), in two other orders.
+    **Settings** `texts` are two or more strings or lists of token ids that end in the same token. For a single text, two
+    others are made: they permute the tokens of its first half, except the very first token. `layers=None` means all layers.
 
-    **Gives** (text, layer): `change`, `settled`, `residual`, `jacobian_norm`, `jacobian_radius` with their errors; (text, layer, token):
-    `change_token`, `settled_token`; (text, layer, time): `settling`; (layer): `change_null`, `settled_null`. The coordinate `boundary`
-    has the tokens that differ, `token` counts in the first text, `after` says whether a shared token comes after the boundary.
+    **Returns** (text, layer): `input_angle`, `final_angle`, `residual`, `jacobian_norm` and `jacobian_radius` with their
+    errors. (text, layer, token): `input_angle_token`, `final_angle_token`. (text, layer, application):
+    `repeated_rotation_angle`. (layer): `input_angle_null`, `final_angle_null`. The coordinate `boundary` holds the tokens
+    that differ. `token` is a position in the first text. `after_boundary` is true for shared tokens after the boundary.
 
-    **Laws** the same boundary gives 0 and equal numbers; in a causal model nothing changes before the boundary, bit for bit; norm and
-    radius are those of the dense Jacobian between shared tokens; the first and another text may change places.
+    **Laws** Equal boundaries give angle 0 and equal values. In a causal model, tokens before the boundary are
+    bit-identical. Norm and radius are those of the dense Jacobian between shared tokens. Exchanging two texts leaves the
+    angles between them unchanged.
 
-    **Siblings** `fixed_point` looks at one text, its first tokens as free as the others.
+    **See also** `fixed_point` analyses one text in which all tokens are free.
 
     >>> import rheoscope as rs
     >>> texts = ["The keys to the cabinet are on the table", "A dog and the cabinet are on the table"]
-    >>> found = rs.boundary(rs.load(), texts, layers=[2], iterations=3)
-    >>> found.boundary.values.tolist(), bool((found.change[0] == 0).all() and (found.change[1] > 0).all())
+    >>> result = rs.boundary(rs.load(), texts, layers=[2], iterations=3)
+    >>> result.boundary.values.tolist(), bool((result.input_angle[0] == 0).all() and (result.input_angle[1] > 0).all())
     (['The keys to', 'A dog and'], True)
     """
-    layer_indices = select_layers(model.view, layers, times, iterations)
+    layer_indices = select_layers(model.view, layers, applications, iterations)
     text_list = as_text_list(texts)
     traces = [
         model.trace(text)
@@ -85,23 +91,30 @@ def boundary(
                 [trace.layer_input(layer) for trace in traces],
                 shared_positions,
                 included_indices,
-                times,
+                applications,
                 iterations,
                 seed,
             )
         )
         if progress is not None:
             progress(len(rows), len(layer_indices))
-    settings = {"iterations": iterations, "times": times, "seed": seed, "massive": [t.massive_tokens() for t in traces]}
+    settings = {
+        "iterations": iterations,
+        "applications": applications,
+        "seed": seed,
+        "massive": [t.massive_tokens() for t in traces],
+    }
     settings |= {"texts": [trace.text or "".join(trace.tokens) for trace in traces]}
     attributes = provenance(traces[0], keep_massive, space="raw") | settings
-    return BOUNDARY.label(_values(rows), _coords(traces, layer_indices, shared_positions, n_before, times), attributes)
+    return BOUNDARY.label(
+        _values(rows), _coords(traces, layer_indices, shared_positions, n_before, applications), attributes
+    )
 
 
 def with_reorderings(ids: Int[Tensor, " n"], seed: int) -> list[Int[Tensor, " n"]]:
-    """A text, and the same with the tokens of its first half (the very first stays) in two other orders.
+    """A text, and two copies with the tokens of its first half in other orders. The very first token stays in place.
 
-    >>> [one.tolist()[3:] for one in with_reorderings(torch.tensor([5, 6, 7, 8]), seed=0)]
+    >>> [ids.tolist()[3:] for ids in with_reorderings(torch.tensor([5, 6, 7, 8]), seed=0)]
     [[8], [8], [8]]
     """
     half = max(1, min(max(3, len(ids) // 2), len(ids) - 1))
@@ -112,19 +125,23 @@ def with_reorderings(ids: Int[Tensor, " n"], seed: int) -> list[Int[Tensor, " n"
     distinct_reorderings = [candidate for candidate in reorderings if not torch.equal(candidate, ids)]
     if not distinct_reorderings:
         raise RheoscopeError(
-            f"the first half of this text of {len(ids)} tokens has no other order; type two texts that end alike, or a longer one"
+            Message("the first half of this text of {n} tokens has no other order; use a longer text", n=len(ids)),
+            Advice("rs.boundary(model, [text, other_text])"),
         )
     return [ids, *distinct_reorderings[:2]]
 
 
 def find_shared_tokens(traces: Sequence[Trace]) -> tuple[list[Positions], int]:
-    """Where the tokens that all texts have in common stand in each, and how many of them come before what differs."""
+    """The positions of the shared tokens in each text, and how many of them precede the boundary."""
     ids = [trace.ids.tolist() for trace in traces]
     n_common_end = _common_prefix_length([text_ids[::-1] for text_ids in ids])
     if not n_common_end:
         raise RheoscopeError(
-            f"the texts end in different tokens ({', '.join(repr(t.tokens[-1]) for t in traces)}), so nothing is shared after the "
-            "boundary; type texts that end alike"
+            Message(
+                "the texts must end in the same token, got {tokens}",
+                tokens=join(", ", [repr(trace.tokens[-1]) for trace in traces]),
+            ),
+            Advice('texts=["The keys are here", "A dog is here"]'),
         )
     n_common_start = min(_common_prefix_length(ids), min(map(len, ids)) - n_common_end)
     device = traces[0].points.device
@@ -135,20 +152,22 @@ def find_shared_tokens(traces: Sequence[Trace]) -> tuple[list[Positions], int]:
 
 
 def _common_prefix_length(sequences: list[list[int]]) -> int:
-    """How many first entries all rows have in common."""
+    """The number of leading entries that all sequences have in common."""
     return len(list(takewhile(lambda column: len(set(column)) == 1, zip(*sequences, strict=False))))
 
 
 def _included_tokens(
     traces: Sequence[Trace], shared_positions: list[Positions], n_before: int, keep_massive: bool
 ) -> IncludedIndices:
-    """Which of the shared tokens means are over: those after the boundary that are massive in no text."""
+    """The shared tokens that enter the means: those after the boundary that are massive in no text."""
     is_included = torch.stack(
         [trace.valid_mask(keep_massive)[positions] for trace, positions in zip(traces, shared_positions, strict=True)]
     ).all(0)
     is_included[:n_before] = False
     if not bool(is_included.any()):
-        raise RheoscopeError("every token after the boundary is massive in one of the texts; type keep_massive=True")
+        raise RheoscopeError(
+            Message("every token after the boundary is massive in one of the texts"), use(keep_massive=True)
+        )
     return is_included.nonzero()[:, 0]
 
 
@@ -157,47 +176,50 @@ def kernel(
     points: Sequence[TextPoints],
     shared_positions: Sequence[Positions],
     included_indices: IncludedIndices,
-    times: int,
+    applications: int,
     iterations: int,
     seed: int,
 ) -> dict[str, Tensor]:
-    """All numbers of one layer, a row a text: its map, the points that it reads, and the places of the shared tokens there."""
+    """All values of one layer, with one row per text.
+
+    Each text has its map, the points that the layer reads, and the positions of the shared tokens.
+    """
     rows, end_directions = [], []
     for T, x, positions in zip(maps, points, shared_positions, strict=True):
         shared_map = hold_others_fixed(T, x, positions)
         map_values = fixed_point_values(
-            shared_map, x[positions], included_indices, times, iterations, torch.Generator().manual_seed(seed)
+            shared_map, x[positions], included_indices, applications, iterations, torch.Generator().manual_seed(seed)
         )
         rows.append({name: map_values[name] for name in MAP_FIELDS})
-        end_directions.append(directions(orbit(shared_map, x[positions], times)[[0, -1]]))
-    turn_angles = torch.stack([angles(text_directions, end_directions[0]) for text_directions in end_directions])
+        end_directions.append(directions(orbit(shared_map, x[positions], applications)[[0, -1]]))
+    text_angles = torch.stack([angles(text_directions, end_directions[0]) for text_directions in end_directions])
     tables = {name: torch.stack([row[name] for row in rows]) for name in MAP_FIELDS}
-    for end_index, name in enumerate(("change", "settled")):
-        tables[f"{name}_token"] = turn_angles[:, end_index]
-        tables[name] = turn_angles[:, end_index, included_indices].mean(-1)
+    for end_index, name in enumerate(("input_angle", "final_angle")):
+        tables[f"{name}_token"] = text_angles[:, end_index]
+        tables[name] = text_angles[:, end_index, included_indices].mean(-1)
         tables[f"{name}_null"] = _mean_pairwise_angle(end_directions[0][end_index, included_indices])
     return tables
 
 
 def hold_others_fixed(T: Map, x: Float[Tensor, "all d"], positions: Positions) -> Map:
-    """T of the tokens at some places alone, all others held where they are."""
+    """T as a map of the tokens at some positions, with all other tokens held fixed."""
     return lambda shared_points: T(x.index_copy(0, positions, shared_points))[positions]
 
 
 def _mean_pairwise_angle(directions: Cloud) -> Float[Tensor, ""]:
-    """Mean angle between two different tokens; NaN for one."""
+    """Mean angle between two different tokens; NaN for a single token."""
     first, second = torch.triu_indices(len(directions), len(directions), 1, device=directions.device)
     return angles(directions[first], directions[second]).mean()
 
 
 def _values(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Layers side by side, behind the texts where there are texts."""
+    """Stack the layers along the declared axis."""
     fields = BOUNDARY.fields
     return {name: torch.stack([row[name] for row in rows], fields[name].dims.index("layer")) for name in rows[0]}
 
 
 def _coords(
-    traces: Sequence[Trace], layers: list[int], shared_positions: list[Positions], n_before: int, times: int
+    traces: Sequence[Trace], layers: list[int], shared_positions: list[Positions], n_before: int, applications: int
 ) -> dict[str, Any]:
     boundary_texts = [
         "".join(t.tokens[n_before : len(t) - len(positions) + n_before])
@@ -208,74 +230,72 @@ def _coords(
         "boundary": ("text", [boundary_text.strip() for boundary_text in boundary_texts]),
         "layer": layers,
         "token": shared_positions[0].tolist(),
-        "after": ("token", [index >= n_before for index in range(len(shared_positions[0]))]),
-        "time": range(1, times + 1),
+        "after_boundary": ("token", [index >= n_before for index in range(len(shared_positions[0]))]),
+        "application": range(1, applications + 1),
     }
 
 
 TEXT_DIMS = ("text", "layer")
 BOUNDARY = Analysis(
     name="boundary",
-    question="After other first words, are the same tokens read elsewhere, and would they settle elsewhere?",
+    question="After a different prefix, do the same tokens enter a layer elsewhere and converge elsewhere?",
     ask=boundary,
     needs="model",
     fields={
-        "change": Field(
+        "input_angle": Field(
             TEXT_DIMS,
-            "mean of change_token over the shared tokens after the boundary that are massive in no text",
+            "mean of input_angle_token over the shared tokens after the boundary",
             "radians",
-            null="change_null",
+            null="input_angle_null",
         ),
-        "change_token": Field(
+        "input_angle_token": Field(
             (*TEXT_DIMS, "token"),
-            "angle between the directions x/‖x‖ of a shared token as the layer reads it in this text and in the first one",
+            "angle between the directions x/‖x‖ of a shared token at the layer's input, in this text and in the first",
             "radians",
         ),
-        "change_null": Field(
+        "input_angle_null": Field(
             ("layer",),
-            "mean angle between two different ones of these tokens in the first text: how far tokens lie apart anyway",
+            "mean angle between two different shared tokens of the first text at the layer's input",
             "radians",
         ),
-        "settled": Field(
+        "final_angle": Field(
             TEXT_DIMS,
-            "mean of settled_token over the shared tokens after the boundary that are massive in no text",
+            "mean of final_angle_token over the shared tokens after the boundary",
             "radians",
-            null="settled_null",
+            null="final_angle_null",
         ),
-        "settled_token": Field(
+        "final_angle_token": Field(
             (*TEXT_DIMS, "token"),
-            "as change_token, after the layer was applied `times` times to the shared tokens, the boundary held where it is",
+            "as input_angle_token, after repeated application of the layer to the shared tokens with the boundary held fixed",
             "radians",
         ),
-        "settled_null": Field(
+        "final_angle_null": Field(
             ("layer",),
-            "mean angle between two different ones of these tokens in the first text, after the same",
+            "mean angle between two different shared tokens of the first text after repeated application of the layer",
             "radians",
         ),
-        "residual": Field(
-            TEXT_DIMS, "‖T(X) − X‖/‖X‖ of the shared tokens after the boundary, X as the layer reads them in this text"
-        ),
-        "settling": Field(
-            (*TEXT_DIMS, "time"),
-            "mean angle by which their directions still turn at each application, the boundary held",
+        "residual": Field(TEXT_DIMS, "‖T(X) − X‖/‖X‖ of the shared tokens after the boundary at the layer's input"),
+        "repeated_rotation_angle": Field(
+            (*TEXT_DIMS, "application"),
+            "mean angle by which each application rotates the directions of the shared tokens, with the boundary held fixed",
             "radians",
         ),
         "jacobian_norm": Field(
             TEXT_DIMS,
-            "largest singular value of ∂T/∂X between shared tokens, the boundary held, by Lanczos",
+            "largest singular value of ∂T/∂X between shared tokens, with the boundary held fixed, by Lanczos",
         ),
         "jacobian_norm_error": Field(
             TEXT_DIMS,
-            "a singular value lies so near to jacobian_norm: from the residual of the iteration",
+            "bound on the distance from jacobian_norm to a singular value, from the residual of the iteration",
             basis_dependent=True,
         ),
         "jacobian_radius": Field(
             TEXT_DIMS,
-            "largest |eigenvalue| of the same, by Arnoldi: below 1 the layer is locally contracting here, the boundary held",
+            "largest |eigenvalue| of ∂T/∂X between shared tokens, by Arnoldi; below 1 the layer contracts locally",
         ),
         "jacobian_radius_error": Field(
             TEXT_DIMS,
-            "how far off jacobian_radius may be, on either side, to first order: residual of Arnoldi's vector times the condition number",
+            "first-order error of jacobian_radius in either direction: the Arnoldi residual times the condition number",
             basis_dependent=True,
         ),
     },

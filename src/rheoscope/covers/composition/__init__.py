@@ -1,1 +1,1 @@
-"""The analysis `composition`: its computation, its picture and its words."""
+"""The analysis `composition`: its computation and its picture."""

@@ -1,4 +1,4 @@
-"""Which heads speak to which? What a head writes, as later heads read it: Q-, K- and V-composition of every two heads."""
+"""Q-, K- and V-composition: how strongly each head writes into what later heads read."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.decompositions import triangular_factor
@@ -27,32 +29,35 @@ KINDS = ("q", "k", "v")
 def composition(view: View, top: Top = 10, progress: Callable[[int, int], None] | None = None) -> "xarray.Dataset":
     """How strongly every head writes into what every later head reads, from the weights alone.
 
-    **Answers** "which heads work together?" An induction head, for one, looks for (K) what a previous-token head wrote.
+    **Question** Which heads work together? For example, the keys of an induction head read what a previous-token head
+    wrote (K-composition).
 
-    **Formula** q: ‖F₁M₂‖/(‖F₁‖‖M₂‖), k: ‖F₁M₂ᵀ‖/(‖F₁‖‖M₂‖), v: ‖F₁F₂‖/(‖F₁‖‖F₂‖), Frobenius norms, the gain of the
-    later layer folded into M₂ and F₂ (M₂ at offset 0), less 1/√d, the root mean square for a random turn between them.
+    **Formula** q = ‖F₁M₂‖/(‖F₁‖‖M₂‖), k = ‖F₁M₂ᵀ‖/(‖F₁‖‖M₂‖) and v = ‖F₁F₂‖/(‖F₁‖‖F₂‖), in Frobenius norms. The gain of
+    the later layer is folded into M₂ and F₂, and M₂ is taken at offset 0. From each, 1/√d is subtracted. That is the root
+    mean square for operators with a random rotation between them.
 
-    **Gives** (head_from, head_to): `q`, `k`, `v`, heads named `"L0.H1"`, NaN where the first is not in an earlier layer;
-    (kind, place): `top_score`, `top_from`, `top_to`, the `top` strongest pairs, or all where there are fewer.
+    **Returns** (head_from, head_to): `q`, `k` and `v`, with heads named `"L0.H1"`. They are NaN unless the first head is
+    in an earlier layer. (kind, place): `top_score`, `top_from` and `top_to` of the `top` strongest pairs.
 
-    **Laws** equal to the dense products; in [−1/√d, 1 − 1/√d]; unchanged by every move that leaves the logits unchanged and
-    by a scale of any operator.
+    **Laws** The values equal those of the dense products and lie in [−1/√d, 1 − 1/√d]. They do not change under
+    reparametrisations that preserve the logits, or under a scale of an operator.
 
-    **Source** transformer-circuits.pub/2021/framework, whose scores have the random level taken away too.
+    **Source** transformer-circuits.pub/2021/framework, which also subtracts the random level.
 
-    **Siblings** `path_weights` composes the weights of heads on a text.
+    **See also** `path_weights` composes the attention weights of heads on a text.
 
     >>> import rheoscope as rs
-    >>> found = rs.composition(rs.load().view)
-    >>> found.q.dims, bool(found.q.sel(head_from="L1.H0", head_to="L1.H0").isnull())
+    >>> result = rs.composition(rs.load().view)
+    >>> result.q.dims, bool(result.q.sel(head_from="L1.H0", head_to="L1.H0").isnull())
     (('head_from', 'head_to'), True)
     """
     if view.layers < 2:
         raise RheoscopeError(
-            "composition is between heads of different layers, this model has one; type a model with more layers"
+            Message("composition needs a model with at least 2 layers, got 1"),
+            Advice('rs.composition(rs.load("gpt2").view)', "rheoscope analyse composition --model gpt2"),
         )
     if top < 1:
-        raise RheoscopeError(f"the strongest pairs are 1 or more, got top={top}; type top=10")
+        raise RheoscopeError(Message("top must be at least 1, got {value}", value=top), use(top=10))
     head_names = [f"L{layer}.H{head}" for layer, heads in enumerate(view.layer_heads) for head in range(heads.n_heads)]
     tables = kernel(view.layer_heads, view.width, progress)
     coords = {"head_from": head_names, "head_to": head_names, "kind": list(KINDS)}
@@ -65,7 +70,7 @@ def composition(view: View, top: Top = 10, progress: Callable[[int, int], None] 
 def kernel(
     blocks: Sequence[Heads], width: int, progress: Callable[[int, int], None] | None = None
 ) -> Float[Tensor, "kind all_heads all_heads"]:
-    """q, k and v of every two heads, row = the earlier one; NaN where the first is not in an earlier layer."""
+    """q, k and v of every two heads. Rows are the earlier heads; NaN unless a row's head is in an earlier layer."""
     head_offsets = [0, *accumulate(heads.n_heads for heads in blocks)]
     shape, device = (len(KINDS), head_offsets[-1], head_offsets[-1]), blocks[0].W_Q.device
     tables = torch.full(shape, float("nan"), dtype=torch.float64, device=device)
@@ -87,13 +92,13 @@ def kernel(
 
 
 def write_factors(heads: Heads) -> Float[Tensor, "h e d"]:
-    """F of every head up to a turn of what it reads, of norm 1: T W_O, T the triangle of what it takes."""
+    """F of every head up to an orthogonal map on the left, scaled to norm 1: T W_O with a triangular factor T."""
     F = heads.F()
     return _normalise(triangular_factor(at_least_float32(F.left)) @ at_least_float32(F.right))
 
 
 def read_factors(heads: Heads) -> list[Float[Tensor, "h d r"]]:
-    """M, Mᵀ and F of every head up to a turn of where they go, of norm 1."""
+    """M, Mᵀ and F of every head up to an orthogonal map on the right, scaled to norm 1."""
     M, F = heads.M(), heads.F()
     query_factor, key_factor = at_least_float32(M.left), at_least_float32(M.right).mT
     value_factor = at_least_float32(F.left) @ triangular_factor(at_least_float32(F.right).mT).mT
@@ -108,20 +113,20 @@ def read_factors(heads: Heads) -> list[Float[Tensor, "h d r"]]:
 
 
 def product_norms(writes: Float[Tensor, "a e d"], reads: Float[Tensor, "b d r"]) -> Float[Tensor, "a b"]:
-    """‖written_a read_b‖ of every two heads, as one product."""
+    """‖writes_a reads_b‖ of every two heads, from a single matrix product."""
     rows, columns = writes.flatten(0, 1), reads.transpose(0, 1).flatten(1)
     table = (rows @ columns).unflatten(0, writes.shape[:2]).unflatten(-1, (len(reads), -1))
     return table.square().sum((1, 3)).double().sqrt()
 
 
 def _normalise(A: Float[Tensor, "h m n"]) -> Float[Tensor, "h m n"]:
-    """Of norm 1; 0 stays 0."""
+    """Matrices scaled to norm 1. Zero stays zero."""
     norm = A.norm(dim=(-2, -1), keepdim=True)
     return A / torch.where(norm > 0, norm, 1)
 
 
 def strongest_pairs(tables: Float[Tensor, "3 a b"], top: int) -> dict[str, Tensor]:
-    """The largest entries of every table, and where they stand."""
+    """The largest entries of every table, and the pairs of heads they belong to."""
     n_pairs = int((~tables[0].isnan()).sum())
     scores, flat_index = tables.nan_to_num(-torch.inf).flatten(1).topk(min(top, n_pairs))
     return {"top_score": scores, "top_from": flat_index // tables.shape[-1], "top_to": flat_index % tables.shape[-1]}
@@ -129,16 +134,18 @@ def strongest_pairs(tables: Float[Tensor, "3 a b"], top: int) -> dict[str, Tenso
 
 @torch.no_grad()
 def path_weights(trace: Trace, path: Sequence[tuple[int, int]]) -> Float[Tensor, "n n"]:
-    """Attention along a path of heads: how much of token j arrives at token i through all of them, earlier layers first.
+    """Attention along a path of heads: how much of token j reaches token i through all heads of the path.
 
-    **Formula** A = A_last ⋯ A_2 A_1: weights are a Markov kernel (rows sum to 1), kernels compose by products.
+    **Formula** A = A_last ⋯ A_2 A_1. Attention weights are Markov kernels (rows sum to 1), which compose by products.
 
-    **Shapes** (n, n), row = where the path ends, column = where it starts.
+    **Settings** `path` is a list of (layer, head) with increasing layers.
 
-    **Laws** associative: a path may be cut anywhere; rows sum to 1 where those of every head do.
+    **Returns** An (n, n) matrix. A row is the token where the path ends, a column the token where it starts.
 
-    **Relation** this is who looks at whom, not what is carried: F stands beside it (`composition`). It is not the attention
-    flow of Abnar and Zuidema, which is a maximum flow in the graph of all heads.
+    **Laws** The product is associative, so a path may be cut anywhere. Rows sum to 1 if those of every head do.
+
+    **See also** `composition` compares the operators of the heads. The attention flow of Abnar and Zuidema is different:
+    it is a maximum flow in the graph of all heads.
 
     >>> import rheoscope as rs
     >>> trace = rs.load().trace("The keys to the cabinet are")
@@ -148,7 +155,8 @@ def path_weights(trace: Trace, path: Sequence[tuple[int, int]]) -> Float[Tensor,
     layers = [layer for layer, _ in path]
     if not layers or layers != sorted(set(layers)):
         raise RheoscopeError(
-            f"a path goes through heads of later and later layers, got {list(path)}; type [(0, 1), (2, 3)]"
+            Message("the layers of a path must increase, got {path}", path=str(list(path))),
+            Advice("rs.path_weights(trace, [(0, 1), (2, 3)])"),
         )
     weights = trace.weights(*path[0])
     for layer, head in path[1:]:
@@ -158,25 +166,25 @@ def path_weights(trace: Trace, path: Sequence[tuple[int, int]]) -> Float[Tensor,
 
 COMPOSITION = Analysis(
     name="composition",
-    question="Which heads work together: what does each head write that later heads read?",
+    question="Which heads work together?",
     ask=composition,
     needs="view",
     expensive=True,
     fields={
         "q": Field(
             ("head_from", "head_to"),
-            "‖F₁M₂‖/(‖F₁‖‖M₂‖) − 1/√d: does the later head ask with what the earlier one wrote? 0 at random",
+            "‖F₁M₂‖/(‖F₁‖‖M₂‖) − 1/√d: how strongly the queries of the later head read what the earlier head writes; 0 at random",
         ),
         "k": Field(
             ("head_from", "head_to"),
-            "‖F₁M₂ᵀ‖/(‖F₁‖‖M₂‖) − 1/√d: does the later head look for what the earlier one wrote? 0 at random",
+            "‖F₁M₂ᵀ‖/(‖F₁‖‖M₂‖) − 1/√d: how strongly the keys of the later head read what the earlier head writes; 0 at random",
         ),
         "v": Field(
             ("head_from", "head_to"),
-            "‖F₁F₂‖/(‖F₁‖‖F₂‖) − 1/√d: does the later head carry on what the earlier one wrote? 0 at random",
+            "‖F₁F₂‖/(‖F₁‖‖F₂‖) − 1/√d: how strongly the content of the later head reads what the earlier head writes; 0 at random",
         ),
-        "top_score": Field(("kind", "place"), "the largest compositions of each kind, falling"),
-        "top_from": Field(("kind", "place"), "their earlier head, as layer · heads + head"),
-        "top_to": Field(("kind", "place"), "their later head, as layer · heads + head"),
+        "top_score": Field(("kind", "place"), "the largest compositions of each kind, in descending order"),
+        "top_from": Field(("kind", "place"), "earlier head of the pair, as layer · heads + head"),
+        "top_to": Field(("kind", "place"), "later head of the pair, as layer · heads + head"),
     },
 )

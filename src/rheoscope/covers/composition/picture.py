@@ -1,10 +1,11 @@
-"""Which heads work together: the graph of the strongest pairs of heads, and every two layers as maps."""
+"""The picture of composition: a graph of the strongest pairs of heads, bars, and maps over pairs of layers."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rheoscope.messages.message import Message, plural
 from rheoscope.picture.bars import bar_panel
 from rheoscope.picture.head_map import MIXED_COLOUR, TYPE_COLOURS, type_label, types_of_heads
 from rheoscope.picture.picture import Axis, Cells, Label, Line, Mark, Panel, Picture, format_value
@@ -13,29 +14,28 @@ if TYPE_CHECKING:
     import xarray
 
 HeadPair = tuple[str, int, int, float]
-"""A kind of composition, the earlier head and the later one (as layer · heads + head), and how strong it is."""
-CAPTION = (
-    "An arc joins an earlier head with a later one that reads what it writes: to ask with it (Q), to look for it (K), "
-    "or to carry it on (V). Only the strongest pairs of each kind are drawn. 0 is the level of random operators, and "
-    "the arc's number is what lies above it. From the weights alone, so it says what could flow, not what does on a "
-    "text."
+"""A kind of composition, the earlier and the later head (as layer · heads + head), and the score of the pair."""
+CAPTION = Message(
+    "An arc joins an earlier head to a later head that reads its output through queries (Q), keys (K) or values (V). Only the "
+    "strongest pairs of each kind are drawn. Scores are relative to random operators, whose level is 0. They come from the "
+    "weights alone, so they show what could flow and not what does flow on a text."
 )
 KINDS = {
-    "q": ("Q: asks with it", "first"),
-    "k": ("K: looks for it", "second"),
-    "v": ("V: carries it on", "third"),
+    "q": (Message("Q-composition"), "first"),
+    "k": (Message("K-composition"), "second"),
+    "v": (Message("V-composition"), "third"),
 }
 MIN_ROWS, MAX_NAMED_LAYERS = 8, 13
 
 
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
-    """The graph, then for each kind its strongest pairs and a map of layers."""
+    """The graph, then the strongest pairs and a map over layers for each kind."""
     bar_panels, maps = ([make_panel(dataset, kind) for kind in KINDS] for make_panel in (strongest_bars, layer_map))
-    return Picture("Which heads work together", CAPTION, (head_graph(dataset, types), *bar_panels, *maps))
+    return Picture(Message("Which heads work together"), CAPTION, (head_graph(dataset, types), *bar_panels, *maps))
 
 
 def head_graph(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
-    """Layers from left to right, heads from top to bottom; an arc a pair, the heads that take part by name."""
+    """Layers from left to right, heads from top to bottom, and one arc per pair. Heads of a pair are labelled."""
     names = [str(name) for name in dataset.head_from.values]
     layer, head = (np.array([int(name[1:].split(".H")[k]) for name in names]) for k in (0, 1))
     pairs, n_heads = strongest_pairs(dataset), int(head.max()) + 1
@@ -43,29 +43,44 @@ def head_graph(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Pan
     arcs = [pair_arc(pair, layer, heights, names) for pair in pairs]
     bold_arcs = [replace(arcs[index], name="", tip="") for index in range(0, len(arcs), len(arcs) // len(KINDS))]
     involved_heads = sorted({index for _, a, b, _ in pairs for index in (a, b)})
-    labelled_heads = (
-        involved_heads if layer.max() < MAX_NAMED_LAYERS else []
-    )  # further layers leave no room for names; the axes have them
+    has_room = layer.max() < MAX_NAMED_LAYERS
+    labelled_heads = involved_heads if has_room else []
     labels = [Label(float(layer[index]), heights[index] + 0.3, names[index], "middle") for index in labelled_heads]
-    description = f"The {len(pairs) // len(KINDS)} strongest pairs of each kind, the first bold; dots are heads."
+    description = plural(
+        "The strongest pair of each kind. Dots are heads.",
+        "The {n} strongest pairs of each kind. The strongest is bold. Dots are heads.",
+        n=len(pairs) // len(KINDS),
+    )
     x = Axis("", tuple(f"L{index}" for index in range(layer.max() + 1)), low=-0.3, high=layer.max() + 0.3)
     y = Axis("", tuple(f"H{index}" for index in reversed(range(n_heads))), low=-0.6, high=n_heads - 0.4)
     marks: tuple[Mark, ...] = (*bold_arcs, *arcs, *head_dots(layer, heights, kinds), *labels, *legend_lines(kinds))
-    return Panel("The graph of heads", description, marks, x, y, columns=3, height=max(MIN_ROWS, n_heads) * 40 / 236)
+    return Panel(
+        Message("Graph of heads"), description, marks, x, y, columns=3, height=max(MIN_ROWS, n_heads) * 40 / 236
+    )
 
 
 def pair_arc(pair: HeadPair, layer: np.ndarray, heights: np.ndarray, names: list[str]) -> Line:
-    """A bent line, so that heads in between stay free."""
+    """A curved line, so that it does not cover the heads in between."""
     kind, a, b, score = pair
     t = np.linspace(0, 1, 17)
     bend = {"q": 0.5, "k": -0.5, "v": 0.25}[kind] * 4 * t * (1 - t)
     x, y = layer[a] + (layer[b] - layer[a]) * t, heights[a] + (heights[b] - heights[a]) * t + bend
     name, colour = KINDS[kind]
-    return Line(name, x, y, colour, tip=f"{names[a]} → {names[b]}, {name}: {format_value(score)}")
+    return Line(name, x, y, colour, tip=_pair_tip(names[a], names[b], name, score))
+
+
+def _pair_tip(head_from: str, head_to: str, kind: str, score: float) -> Message:
+    return Message(
+        "{head_from} → {head_to}, {kind}: {score}",
+        head_from=head_from,
+        head_to=head_to,
+        kind=kind,
+        score=format_value(score),
+    )
 
 
 def head_dots(layer: np.ndarray, heights: np.ndarray, kinds: np.ndarray | None) -> list[Line]:
-    """A dot a head, in the colour of its type."""
+    """One dot per head, in the colour of its type."""
     flat_kinds = np.full(len(layer), "") if kinds is None else kinds.ravel()
     groups = {name: np.flatnonzero(flat_kinds == name) for name in dict.fromkeys(flat_kinds.tolist())}
     return [
@@ -75,14 +90,14 @@ def head_dots(layer: np.ndarray, heights: np.ndarray, kinds: np.ndarray | None) 
             heights[indices],
             TYPE_COLOURS.get(name, MIXED_COLOUR if kinds is not None else "null"),
             "dots",
-            tip=type_label(name) or "a head",
+            tip=type_label(name) or Message("head"),
         )
         for name, indices in groups.items()
     ]
 
 
 def legend_lines(kinds: np.ndarray | None) -> list[Line]:
-    """Lines without points: what the colours of arcs and dots say."""
+    """Lines without points, for the legend of arcs and dots."""
     present_types = [] if kinds is None else [name for name in TYPE_COLOURS if (kinds == name).any()]
     dots = [Line(type_label(name), [], [], TYPE_COLOURS[name], "dots") for name in present_types]
     return [*(Line(name, [], [], colour) for name, colour in KINDS.values()), *dots]
@@ -100,7 +115,7 @@ def strongest_pairs(dataset: "xarray.Dataset") -> list[HeadPair]:
 
 
 def layer_map(dataset: "xarray.Dataset", kind: str) -> Panel:
-    """The strongest pair of every two layers."""
+    """The strongest pair of heads between every two layers."""
     names = [str(name) for name in dataset.head_from.values]
     layer = np.array([int(name[1:].split(".H")[0]) for name in names])
     n_layers, scores = int(layer.max()) + 1, dataset[kind].values
@@ -116,17 +131,24 @@ def layer_map(dataset: "xarray.Dataset", kind: str) -> Panel:
             )
     limit = max(float(np.nanmax(np.abs(values))), 1e-30)
     layer_names = tuple(f"L{index}" for index in range(n_layers))
-    description = f"The strongest pair of heads of every two layers. {dataset[kind].attrs['definition']}."
-    marks = (Cells(values, tips=tips, low=-limit, high=limit, name="composition"),)
-    axes = Axis("reads", layer_names), Axis("writes", layer_names)
-    return Panel(f"{KINDS[kind][0]}, by layers", description, marks, *axes, height=max(1.0, (n_layers * 8 + 46) / 236))
+    description = Message(
+        "The strongest pair of heads between every two layers. Value: {definition}.",
+        definition=dataset[kind].attrs["definition"],
+    )
+    marks = (Cells(values, tips=tips, low=-limit, high=limit, name=Message("composition")),)
+    axes = Axis(Message("reading layer"), layer_names), Axis(Message("writing layer"), layer_names)
+    title = Message("{kind} by layer", kind=KINDS[kind][0])
+    return Panel(title, description, marks, *axes, height=max(1.0, (n_layers * 8 + 46) / 236))
 
 
 def strongest_bars(dataset: "xarray.Dataset", kind: str) -> Panel:
-    """A bar for each of the strongest pairs, the strongest on top."""
+    """One bar for each of the strongest pairs, the strongest on top."""
     names, (title, colour) = [str(name) for name in dataset.head_from.values], KINDS[kind]
     entries = [
         (f"{names[a]} → {names[b]}", score) for pair_kind, a, b, score in strongest_pairs(dataset) if pair_kind == kind
     ]
-    description = f"{dataset.top_score.attrs['definition']}. {dataset[kind].attrs['definition']}."
-    return bar_panel(f"{title}, strongest pairs", description, entries, "above random", (colour, "null"))
+    description = Message(
+        "The strongest pairs in descending order. Value: {definition}.", definition=dataset[kind].attrs["definition"]
+    )
+    panel_title = Message("{kind}, strongest pairs", kind=title)
+    return bar_panel(panel_title, description, entries, Message("above random"), (colour, "null"))

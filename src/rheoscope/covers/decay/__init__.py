@@ -1,1 +1,1 @@
-"""The analysis `decay`: its computation, its picture and its words."""
+"""The analysis `decay`: its computation and its picture."""

@@ -1,4 +1,4 @@
-"""Do later layers heal a change? The deviation of the stream after an edit, layer by layer, against noise of the same size."""
+"""How later layers change the deviation that an edit causes, compared with noise of the same size."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +14,8 @@ from rheoscope.covers.head_selection import HeadsByLayer, HeadSelection
 from rheoscope.covers.reversed_attention.analysis import attention_output_step
 from rheoscope.covers.surgery.analysis import default_form, edit_attributes, select_predicting_heads
 from rheoscope.covers.text_batches import Batch, OnProgress, measure_windows, next_token_losses, split_into_windows
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field, with_interval
 from rheoscope.space.model import Edits, Hook, Model
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 ROUNDING = 1e-5
 Cloud = Float[Tensor, "b n d"]
 WindowDeviations = tuple[list[str], Float[Tensor, "change field"]]
-"""Of one piece: the steps that were looked at, and its sums over tokens under every change."""
+"""The steps of one window, and its sums over tokens under every change."""
 
 
 def decay(
@@ -41,32 +43,35 @@ def decay(
     seed: Seed = 0,
     progress: OnProgress | None = None,
 ) -> "xarray.Dataset":
-    """What later layers make of a change in one layer: does the deviation die out, faster or slower than noise of its size?
+    """How the deviation caused by an edit of one layer grows or shrinks in later layers.
 
-    **Answers** "is the model robust to this change, or to any change of that size?"
+    **Question** Is the model robust to this edit, or to any change of the same size?
 
-    **Formula** deviation_ℓ = mean_i ‖x'_i − x_i‖ / ‖x_i‖ after every step from the changed layer on; remaining = deviation_ℓ over the
-    first. Noise is added to the stream where attention of that layer has written, with the length that the edit has there, token by
-    token: `isotropic` in random directions of E, `exchanged` in those in which the edit moves another token of the text.
+    **Formula** deviation_ℓ = mean_i ‖x'_i − x_i‖ / ‖x_i‖ at every step from the edited layer on. The deviation
+    ratio divides it by the deviation at the first step. Noise is added where the attention of that layer writes. For every
+    token it is as long as the displacement by the edit. `isotropic` noise has random directions in E. `exchanged` noise
+    has the directions in which the edit moves other tokens of the text.
 
-    **Shapes** as in `surgery`; all heads in one layer: [(5, 1), (5, 2)], `model.view.head_indices(5)`, or None for all of the first layer.
-    With neither M nor F, M is made symmetric. `draws=0` leaves the noise out.
+    **Settings** `heads` are heads of one layer: `[(5, 1), (5, 2)]` or `model.view.head_indices(5)`. None means all heads
+    of the first layer. `M` and `F` name replacements, as in `surgery`. With neither, M is made symmetric. `draws=0` omits
+    the noise.
 
-    **Gives** (change, step): `deviation`, `remaining`, `direction`, `healed_less`; (change): `cost`; bootstrap intervals over texts of
-    `remaining`, `healed_less` and `cost` (NaN for fewer than five).
+    **Returns** (change, step): `deviation`, `deviation_ratio`, `excess_deviation_ratio` and `direction`. (change):
+    `cost`. The ratios and the cost have bootstrap intervals over texts, which are NaN for fewer than five texts.
 
-    **Laws** at the first step every change has the same deviation; layers that write nothing leave `remaining` and `direction` at 1;
-    equal to the points of `trace_under` less those of the model; the model is as before on exit; no gauge moves any number.
+    **Laws** All changes have the same deviation at the first step. Layers that write nothing keep `deviation_ratio` and
+    `direction` at 1. The deviations equal those between `trace_under` and the unedited trace. The model is restored on
+    exit. No reparametrisation that preserves the logits changes a value.
 
-    **Siblings** `surgery` says what the change costs; `geometry_kept` follows the geometry of the cloud, this its displacement.
+    **See also** `surgery` measures the cost of the edit. `geometry_kept` compares the geometry of clouds.
 
     >>> import rheoscope as rs
-    >>> found = rs.decay(rs.load(), "The keys to the cabinet are on the table", heads=[(2, 1)], M="symmetric")
-    >>> found.remaining.dims, bool((found.remaining[:, 0] == 1).all())
+    >>> result = rs.decay(rs.load(), "The keys to the cabinet are on the table", heads=[(2, 1)], M="symmetric")
+    >>> result.deviation_ratio.dims, bool((result.deviation_ratio[:, 0] == 1).all())
     (('change', 'step'), True)
     """
     if draws < 0:
-        raise RheoscopeError(f"noise is drawn 0 times or more, got draws={draws}; type draws=1")
+        raise RheoscopeError(Message("draws must be at least 0, got {value}", value=draws), use(draws=1))
     M, heads_by_layer, windows = (
         default_form(M, F),
         _heads_of_one_layer(model.view, heads),
@@ -87,18 +92,19 @@ def decay(
 
 
 def _heads_of_one_layer(view: View, heads: HeadSelection) -> HeadsByLayer:
-    """The heads asked for, all of one layer; unless said those of the first."""
+    """The requested heads, which must be in one layer; by default all heads of the first layer."""
     heads_by_layer = select_predicting_heads(view, view.head_indices(0) if heads is None else heads)
     if len(heads_by_layer) > 1:
+        layer, head_indices = next(iter(heads_by_layer.items()))
         raise RheoscopeError(
-            f"decay follows a change of one layer, got heads of {len(heads_by_layer)} layers; type heads=[(5, 1)], or "
-            "heads=model.view.head_indices(5)"
+            Message("decay edits heads of one layer, got heads of {n} layers", n=len(heads_by_layer)),
+            use(heads=[(layer, head) for head in head_indices]),
         )
     return heads_by_layer
 
 
 def steps_after_attention(trace: Trace, layer: int) -> list[str]:
-    """The steps from where the attention of a layer has written on."""
+    """The steps from the output of a layer's attention to the end."""
     first_index = trace.steps.index(attention_output_step(trace, layer))
     return [str(step) for step in trace.steps[first_index:] if step not in trace.unread_steps]
 
@@ -107,12 +113,12 @@ def steps_after_attention(trace: Trace, layer: int) -> list[str]:
 
 
 def isotropic_noise(displacement: Cloud, generator: Generator) -> Cloud:
-    """Random directions of E."""
+    """Random directions in E, with the lengths of the displacements."""
     return _scale_to_lengths(torch.randn(displacement.shape, generator=generator).to(displacement), displacement)
 
 
 def exchanged_noise(displacement: Cloud, generator: Generator) -> Cloud:
-    """The directions in which other tokens of the same text move."""
+    """The directions in which other tokens of the same text move, with the lengths of the displacements."""
     directions = torch.zeros_like(displacement)
     for text_directions, text_displacement in zip(directions, displacement, strict=True):
         moved_positions = _has_moved(text_displacement).nonzero()[:, 0]
@@ -123,7 +129,7 @@ def exchanged_noise(displacement: Cloud, generator: Generator) -> Cloud:
 
 
 def _has_moved(cloud: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
-    """Which tokens moved by more than rounding: the first of a causal text, which sees itself alone, does not."""
+    """Which tokens moved by more than rounding. The first token of a causal text attends to itself only and does not move."""
     distance = cloud.norm(dim=-1)
     return distance > ROUNDING * distance.amax(-1, keepdim=True)
 
@@ -138,17 +144,14 @@ NOISE_KINDS: dict[str, Callable[[Cloud, Generator], Cloud]] = {
     "isotropic": isotropic_noise,
     "exchanged": exchanged_noise,
 }
-"""Displacements of the same length, token by token, in directions that say nothing of the edit, or of where it was."""
-
-
-# Some texts side by side
+"""Kind of noise → function that replaces the directions of displacements and keeps their lengths."""
 
 
 @torch.no_grad()
 def _measure_deviations(
     model: Model, batch: Batch, edit: OperatorEdit, noises: list[str], draws: int, generator: Generator
 ) -> dict[int, WindowDeviations]:
-    """Number of a piece → its steps, and its deviations and cost, summed over tokens, under the edit and under the mean of every noise."""
+    """Window index → its steps, and its deviations and cost summed over tokens, for the edit and the mean of each noise."""
     steps = steps_after_attention(batch.traces[0], edit.layer)
     clean_points = {step: torch.stack([trace.points_at(step) for trace in batch.traces]) for step in steps}
     block_outputs = model.block_outputs(batch.ids)[: edit.layer]
@@ -193,7 +196,7 @@ def _compose_hooks(first_hook: Hook | None, second_hook: Hook) -> Hook:
 def _deviation_sums(
     clean_points: dict[str, Cloud], displacements: dict[str, Cloud], is_included: Bool[Tensor, "b n"]
 ) -> list[Tensor]:
-    """Of every text, summed over tokens: deviations (b, step), directions (b, step); and how many tokens, of each of the two (b, 1)."""
+    """Deviations (b, step) and direction cosines (b, step) summed over tokens, and the number of tokens of each (b, 1)."""
     first_displacement = next(iter(displacements.values()))
     has_direction = is_included & _has_moved(first_displacement)
     deviations = [
@@ -207,7 +210,7 @@ def _deviation_sums(
 
 
 def kernel(rows: Float[Tensor, "change field text"], lengths: list[int], seed: int) -> dict[str, Tensor]:
-    """Means over texts with their intervals, from what `_followed` gives of every text and the texts' predicted tokens."""
+    """Means over texts with their intervals, from the sums of `_measure_deviations` and the number of predicted tokens."""
     n_steps = (rows.shape[1] - 3) // 2
     deviation, direction, n_tokens, n_moved, cost = rows.split([n_steps, n_steps, 1, 1, 1], 1)
     token_counts = n_tokens[0, 0].long().tolist()
@@ -215,17 +218,17 @@ def kernel(rows: Float[Tensor, "change field text"], lengths: list[int], seed: i
         bootstrap_means(deviation, token_counts, Generator().manual_seed(seed)),
         deviation.sum(-1) / sum(token_counts),
     )
-    remaining, resampled_remaining = mean_deviation / mean_deviation[:, :1], resampled_means / resampled_means[:, :1]
+    deviation_ratio, resampled_ratio = mean_deviation / mean_deviation[:, :1], resampled_means / resampled_means[:, :1]
     values = {
         "deviation": mean_deviation,
         "direction": direction.sum(-1) / n_moved.sum(-1),
-        "remaining": remaining,
-        "healed_less": remaining[:1] - remaining,
+        "deviation_ratio": deviation_ratio,
+        "excess_deviation_ratio": deviation_ratio[:1] - deviation_ratio,
         "cost": cost[:, 0].sum(-1) / sum(lengths),
     }
     intervals = {
-        "remaining": percentile_interval(resampled_remaining),
-        "healed_less": percentile_interval(resampled_remaining[:1] - resampled_remaining),
+        "deviation_ratio": percentile_interval(resampled_ratio),
+        "excess_deviation_ratio": percentile_interval(resampled_ratio[:1] - resampled_ratio),
         "cost": bootstrap_interval(cost[:, 0], lengths, Generator().manual_seed(seed)),
     }
     for name, (low, high) in intervals.items():
@@ -234,28 +237,28 @@ def kernel(rows: Float[Tensor, "change field text"], lengths: list[int], seed: i
 
 
 STEP_DIMS = ("change", "step")
-REMAINING = Field(STEP_DIMS, "deviation over that at the first step, where attention of the changed layer has written")
-HEALED_LESS = Field(
+DEVIATION_RATIO = Field(STEP_DIMS, "deviation divided by the deviation at the first step")
+EXCESS_DEVIATION_RATIO = Field(
     STEP_DIMS,
-    "remaining of the edit less that of each change, over the same texts: above 0 later layers undo the noise more",
+    "deviation_ratio of the edit minus that of each change; above 0, later layers reduce the noise more than the edit",
 )
-COST = Field(("change",), "loss under the change less that of the model as it is, per token", "nats")
+COST = Field(("change",), "loss under the change minus the original loss, per token", "nats")
 DECAY = Analysis(
     name="decay",
-    question="Do later layers undo a change of one layer, more or less than noise of its size?",
+    question="Do later layers undo an edit of one layer more or less than noise of the same size?",
     ask=decay,
     needs="model",
     fields={
         "deviation": Field(
             STEP_DIMS,
-            "‖x'_i − x_i‖ / ‖x_i‖ at a step, mean over tokens that are not massive: x' under the change, x of the model as it is",
+            "‖x'_i − x_i‖ / ‖x_i‖ with and without the change, mean over tokens that are not massive",
         ),
         "direction": Field(
             STEP_DIMS,
-            "cosine of x'_i − x_i with the same at the first step, mean over tokens that are not massive and that moved there",
+            "cosine of x'_i − x_i with its value at the first step, mean over tokens that moved there and are not massive",
         ),
     }
-    | with_interval("remaining", REMAINING)
-    | with_interval("healed_less", HEALED_LESS)
+    | with_interval("deviation_ratio", DEVIATION_RATIO)
+    | with_interval("excess_deviation_ratio", EXCESS_DEVIATION_RATIO)
     | with_interval("cost", COST),
 )

@@ -1,1 +1,1 @@
-"""The analysis `distorted_pairs`: its computation, its picture and its words."""
+"""The analysis `distorted_pairs`: its computation and its picture."""

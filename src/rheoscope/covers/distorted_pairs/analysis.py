@@ -1,4 +1,4 @@
-"""Which tokens does a head tear apart, and which does it glue together? The pairs behind the distortion of an image."""
+"""The pairs of tokens that a head moves furthest apart or closest together in one of its images."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +9,8 @@ from torch import Tensor
 from rheoscope.covers.agreement.words import least_similar_head, required_agreement
 from rheoscope.covers.distortion.analysis import IMAGES, images_of_heads
 from rheoscope.covers.layer_inputs import LayerInput, provenance, read_layers, resolve_layer
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.pair_distances import centred_inner_products, distances, upper_triangle
@@ -32,60 +34,75 @@ def distorted_pairs(
     top: Top = 5,
     keep_massive: bool = False,
 ) -> "xarray.Dataset":
-    """The pairs of tokens whose place among all pairs a head changes most.
+    """The pairs of tokens whose distance rank a head changes most.
 
-    **Answers** "which tokens that are alike in E does this head hold apart, and which unlike ones does it confuse?"
+    **Question** Which similar tokens does this head separate, and which dissimilar tokens does it merge?
 
-    **Formula** every pair has a rank among all distances in E and one among all distances in the image (x̂M `"query"`,
-    x̂Mᵀ `"key"`, x̂F `"content"`), both as shares from 0 to 1; `torn` pairs have the largest `after` − `before`, `glued`
-    ones the smallest. Pairs of the same token in the same place of E are left out.
+    **Formula** Every pair has a rank among all distances in E and a rank among all distances in the image, both scaled to
+    [0, 1]. The image is x̂M (`"query"`), x̂Mᵀ (`"key"`) or x̂F (`"content"`). `torn` pairs have the largest increase in
+    rank, `glued` pairs the largest decrease. Pairs at distance 0 in E are left out.
 
-    **Gives** (kind, pair): `first`, `second`, `before`, `after`; coordinates `first_token`, `second_token`. A negative
-    `layer` counts from the end.
+    **Settings** A negative `layer` counts from the end. `top` is the number of pairs of each kind.
 
-    **Laws** unchanged by every move that leaves the logits unchanged.
+    **Returns** (kind, pair): `earlier_token`, `later_token`, `distance_rank_before` and `distance_rank_after`. The
+    coordinates `earlier_token_text` and `later_token_text` hold the texts of the tokens.
 
-    **Siblings** `distortion` is the whole image in numbers: torn pairs lower its continuity, glued ones its
+    **Laws** No reparametrisation that preserves the logits changes the pairs.
+
+    **See also** `distortion` measures the whole image. Torn pairs lower its continuity, and glued pairs its
     trustworthiness.
 
     >>> import rheoscope as rs
     >>> trace = rs.load().trace("The keys to the cabinet are on the table in the hall")
-    >>> found = rs.distorted_pairs(trace, layer=2, head=1)
-    >>> bool((found.after.sel(kind="torn") >= found.before.sel(kind="torn")).all())
+    >>> torn = rs.distorted_pairs(trace, layer=2, head=1).sel(kind="torn")
+    >>> bool((torn.distance_rank_after >= torn.distance_rank_before).all())
     True
     """
     layer = resolve_layer(trace.view, layer, head)
     if image not in IMAGES:
-        raise RheoscopeError(f"unknown image {image!r}; type one of {', '.join(IMAGES)}")
-    pair_values = kernel(list(read_layers(trace, keep_massive, min_tokens=3))[layer], head, image)
-    if not 1 <= top <= len(pair_values["before"]):
-        pairs = len(pair_values["before"])
         raise RheoscopeError(
-            f"top lies between 1 and the {pairs} pairs of this text, got {top}; type top={min(5, pairs)}"
+            Message(
+                "{name} must be one of {expected}, got {received!r}",
+                name="image",
+                expected=", ".join(IMAGES),
+                received=image,
+            ),
+            use(image=IMAGES[0]),
         )
-    order = (pair_values["after"] - pair_values["before"]).argsort(stable=True)
+    pair_values = kernel(list(read_layers(trace, keep_massive, min_tokens=3))[layer], head, image)
+    if not 1 <= top <= len(pair_values["distance_rank_before"]):
+        pairs = len(pair_values["distance_rank_before"])
+        raise RheoscopeError(
+            Message(
+                "top must lie between 1 and {pairs}, the number of pairs of this text, got {value}",
+                pairs=pairs,
+                value=top,
+            ),
+            use(top=min(5, pairs)),
+        )
+    order = (pair_values["distance_rank_after"] - pair_values["distance_rank_before"]).argsort(stable=True)
     selected_pairs = torch.stack([order.flip(0)[:top], order[:top]])
     values = {name: x[selected_pairs] for name, x in pair_values.items()}
     token_labels = {
-        f"{member}_token": (
+        f"{member}_text": (
             ("kind", "pair"),
             [[trace.tokens[position] for position in row] for row in values[member].tolist()],
         )
-        for member in ("first", "second")
+        for member in ("earlier_token", "later_token")
     }
     attributes = provenance(trace, keep_massive, layer=layer, head=head, image=image, top=top)
     return DISTORTED_PAIRS.label(values, {"kind": list(KINDS)} | token_labels, attributes)
 
 
 def kernel(layer_input: LayerInput, head: int, image: str) -> dict[str, Tensor]:
-    """Both places of every pair of tokens that are apart in E, and its rank among all before and after one head."""
+    """The positions of every pair of tokens, and its distance ranks in E and in an image of one head."""
     return rank_changes(
         layer_input, images_of_heads(layer_input.heads)[IMAGES.index(image)].apply(layer_input.x_hat.double())[head]
     )
 
 
 def rank_changes(layer_input: LayerInput, image_points: Float[Tensor, "n r"]) -> dict[str, Tensor]:
-    """The same for any image of the tokens."""
+    """The positions of every pair of distinct tokens, and its distance ranks in E and in the image."""
     first, second = torch.triu_indices(len(image_points), len(image_points), 1, device=image_points.device)
     point_distances = _pair_distances(layer_input.x_hat)
     is_distinct = point_distances > 1e-12 * point_distances.max()
@@ -94,10 +111,10 @@ def rank_changes(layer_input: LayerInput, image_points: Float[Tensor, "n r"]) ->
         for pair_distances in (point_distances, _pair_distances(image_points))
     )
     return {
-        "first": layer_input.positions[first[is_distinct]],
-        "second": layer_input.positions[second[is_distinct]],
-        "before": rank_before,
-        "after": rank_after,
+        "earlier_token": layer_input.positions[first[is_distinct]],
+        "later_token": layer_input.positions[second[is_distinct]],
+        "distance_rank_before": rank_before,
+        "distance_rank_after": rank_after,
     }
 
 
@@ -106,31 +123,31 @@ def _pair_distances(x: Float[Tensor, "n d"]) -> Float[Tensor, " pairs"]:
 
 
 def _rank_fractions(distances: Tensor) -> Tensor:
-    """Ranks among all, from 0 to 1."""
+    """Ranks scaled to [0, 1]."""
     ranks = centred_ranks(distances[None], torch.ones_like(distances[None], dtype=torch.bool))[0]
     return ranks / max(1, len(distances) - 1) + 0.5
 
 
 def _report_settings(results: Results) -> dict[str, Any]:
-    """The head whose scores follow similarity least."""
+    """The head whose scores track similarity least."""
     layer, head = least_similar_head(required_agreement(results))
     return {"layer": layer, "head": head}
 
 
 DISTORTED_PAIRS = Analysis(
     name="distorted_pairs",
-    question="Which alike tokens does one head hold apart, and which unlike ones does it confuse?",
+    question="Which similar tokens does one head separate, and which dissimilar tokens does it merge?",
     ask=distorted_pairs,
     needs="trace",
     depends_on=("agreement",),
     report=_report_settings,
     fields={
-        "first": Field(("kind", "pair"), "place of the pair's earlier token in the text"),
-        "second": Field(("kind", "pair"), "place of the pair's later token"),
-        "before": Field(
+        "earlier_token": Field(("kind", "pair"), "position of the earlier token of the pair"),
+        "later_token": Field(("kind", "pair"), "position of the later token of the pair"),
+        "distance_rank_before": Field(
             ("kind", "pair"),
-            "share of all pairs that are nearer to each other in E: 0 the nearest pair, 1 the farthest",
+            "rank of the pair's distance among all distances in E; 0 for the closest pair, 1 for the farthest",
         ),
-        "after": Field(("kind", "pair"), "the same in the image"),
+        "distance_rank_after": Field(("kind", "pair"), "rank of the pair's distance among all distances in the image"),
     },
 )

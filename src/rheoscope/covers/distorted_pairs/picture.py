@@ -1,50 +1,77 @@
-"""Which tokens a head tears apart, which it glues together: each pair's place among all pairs, before and after."""
+"""The picture of distorted pairs: the distance rank of each pair in E and in the image of a head."""
 
 from typing import TYPE_CHECKING
 
-from rheoscope.picture.picture import Axis, Line, Panel, Picture, format_value
+from rheoscope.messages.message import Message
+from rheoscope.picture.picture import Axis, Line, Mark, Panel, Picture, format_value
 from rheoscope.picture.token_labels import display_token
 
 if TYPE_CHECKING:
     import xarray
 
-CAPTION = (
-    "0 is the nearest pair of tokens of this text, 1 the farthest. A pair is torn where it is near in E and far as "
-    "the head sees it, glued where it is far in E and near as the head sees it. These are the extremes of all pairs: "
-    "examples, not a test."
+CAPTION = Message(
+    "0 is the closest pair of tokens in this text, 1 the farthest. A torn pair is close in E and far apart in the image of the "
+    "head. A glued pair is far apart in E and close in the image. These are the extremes of all pairs: examples, not a test."
 )
-TITLES = {"torn": "Torn: near in E, far in the image", "glued": "Glued: far in E, near in the image"}
-IMAGE_NAMES = {"query": "its queries", "key": "its keys", "content": "its content"}
+PANEL_STYLES = {
+    "torn": (Message("Torn: close in E, far in the image"), "first"),
+    "glued": (Message("Glued: far in E, close in the image"), "second"),
+}
+IMAGE_NAMES = {"query": Message("as queries"), "key": Message("as keys"), "content": Message("as content")}
 
 
 def picture(dataset: "xarray.Dataset") -> Picture:
-    """A row a pair: where it was, where it is."""
+    """One panel each for torn and glued pairs."""
     layer, head, image = (dataset.attrs[name] for name in ("layer", "head", "image"))
-    title = f"What L{layer}.H{head} tears apart and glues together, in {IMAGE_NAMES[str(image)]}"
-    return Picture(title, CAPTION, tuple(pair_panel(dataset, kind) for kind in TITLES))
+    title = Message(
+        "Pairs of tokens that {head} tears apart and glues together {image}",
+        head=f"L{layer}.H{head}",
+        image=IMAGE_NAMES[str(image)],
+    )
+    return Picture(title, CAPTION, tuple(pair_panel(dataset, kind) for kind in PANEL_STYLES))
 
 
 def pair_panel(dataset: "xarray.Dataset", kind: str) -> Panel:
-    """From the place in E to the place in the image, the most changed pair on top."""
+    """One row per pair, from its rank in E to its rank in the image. The most changed pair is on top."""
     pairs = dataset.sel(kind=kind)
-    before, after = pairs.before.values[::-1], pairs.after.values[::-1]
-    names = tuple(
-        f"{display_token(str(a))} {int(i)}, {display_token(str(b))} {int(j)}"
-        for a, i, b, j in zip(pairs.first_token.values, pairs["first"].values, pairs.second_token.values, pairs.second.values, strict=True)
-    )[::-1]  # fmt: skip
-    marks = []
+    title, colour = PANEL_STYLES[kind]
+    before, after = pairs.distance_rank_before.values[::-1], pairs.distance_rank_after.values[::-1]
+    names = _pair_names(pairs)
+    marks: list[Mark] = []
     for index, name in enumerate(names):
-        tip = f"{name}: {format_value(float(before[index]))} in E, {format_value(float(after[index]))} in the image"
+        tip = _pair_tip(name, before[index], after[index])
         marks += [
             Line("", [before[index], after[index]], [index, index], "null", tip=tip),
             Line("", [before[index]], [index], "null", "dots", tip),
-            Line("", [after[index]], [index], "first" if kind == "torn" else "second", "dots", tip),
+            Line("", [after[index]], [index], colour, "dots", tip),
         ]
     marks += [
-        Line("in E", [], [], "null", "dots"),
-        Line("in the image", [], [], "first" if kind == "torn" else "second", "dots"),
+        Line(Message("in E"), [], [], "null", "dots"),
+        Line(Message("in the image"), [], [], colour, "dots"),
     ]
-    description = f"Before: {dataset.before.attrs['definition']}. After: {dataset.after.attrs['definition']}."
+    description = Message(
+        "Grey: {before}. Coloured: {after}.",
+        before=dataset.distance_rank_before.attrs["definition"],
+        after=dataset.distance_rank_after.attrs["definition"],
+    )
     height = max(0.7, (len(names) * 20 + 56) / 236)
-    x, y = Axis("place among all pairs", low=-0.03, high=1.03), Axis("", names, low=-0.5, high=len(names) - 0.5)
-    return Panel(TITLES[kind], description, tuple(marks), x, y, height=height)
+    x = Axis(Message("distance rank among all pairs"), low=-0.03, high=1.03)
+    return Panel(title, description, tuple(marks), x, Axis("", names, low=-0.5, high=len(names) - 0.5), height=height)
+
+
+def _pair_names(pairs: "xarray.Dataset") -> tuple[str, ...]:
+    """Both tokens of every pair with their positions, in the order of the rows from bottom to top."""
+    columns = ("earlier_token_text", "earlier_token", "later_token_text", "later_token")
+    return tuple(
+        f"{display_token(str(a))} {int(i)}, {display_token(str(b))} {int(j)}"
+        for a, i, b, j in zip(*(pairs[column].values for column in columns), strict=True)
+    )[::-1]
+
+
+def _pair_tip(name: str, before: float, after: float) -> Message:
+    return Message(
+        "{pair}: {before} in E, {after} in the image",
+        pair=name,
+        before=format_value(float(before)),
+        after=format_value(float(after)),
+    )

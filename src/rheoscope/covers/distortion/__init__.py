@@ -1,1 +1,1 @@
-"""The analysis `distortion`: its computation, its picture and its words."""
+"""The analysis `distortion`: its computation and its picture."""

@@ -1,4 +1,4 @@
-"""What do the projections of a head do to the geometry of the tokens? Each image of the cloud against the cloud."""
+"""How well the query, key and content images of a head preserve the geometry of the tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,11 +17,14 @@ from rheoscope.covers.cloud_comparison import (
     preservation,
     preservation_with_error,
 )
+from rheoscope.covers.distortion.fields import FIELDS
 from rheoscope.covers.image_geometry import batch_preservation
 from rheoscope.covers.layer_inputs import LayerInput, included_positions, provenance, read_batch_layers, read_layers
 from rheoscope.covers.rotated_heads import mismatch_null, random_head_rotations
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.analysis import Analysis
 from rheoscope.space.cpu_cores import map_on_cores
 from rheoscope.space.decompositions import svdvals
 from rheoscope.space.head import Heads, matmul_per_head
@@ -45,57 +48,53 @@ RAW_IMAGES = ("q", "k", "v")
 @torch.no_grad()
 def distortion(
     trace: Trace,
-    nearest: Neighbours = 5,
+    n_neighbours: Neighbours = 5,
     draws: Draws = 20,
     seed: Seed = 0,
     keep_massive: bool = False,
-    rows: Count | None = None,
+    max_tokens: Count | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
-    """What each head's projections keep of the geometry of the tokens, and what they lose.
+    """How well each head's projections preserve the geometry of the tokens.
 
-    **Answers** "are tokens that are near each other in E still near as this head sees them?" for three images of the
-    cloud: x̂M (as queries), x̂Mᵀ (as keys), x̂F (as content). M is taken at offset 0. Beside them the raw q, k and v, which
-    other numbers would be for the same model: (W_Q A, W_K A⁻ᵀ) is the same M. They have `attrs["gauge"]`.
+    **Question** Are tokens that are close in E still close in the images of this head? The images are x̂M (query),
+    x̂Mᵀ (key) and x̂F (content), with M at offset 0. The raw vectors q, k and v are measured too. They depend on the
+    coordinates inside the head, because (W_Q A, W_K A⁻ᵀ) gives the same M. Their fields have `attrs["gauge"]`.
 
-    **Formula** each field's is in its `attrs["definition"]`. Distances are Euclidean; pairs at distance 0 have no stretch.
+    **Formula** Each field has its formula in `attrs["definition"]`. Distances are Euclidean. Pairs at distance 0 have no
+    stretch.
 
-    **Null** the same heads turned at random in E, of the same singular values (`draws` of them; 0 leaves it out, but for
-    `collapse` and `mismatch`, whose nulls are known): x̂Q in place of x̂, one Q for all heads and layers of a draw, so that heads
-    that share a key still do. `…_projection` is a further yardstick: random projections to as many dimensions stretch all
-    directions alike, where a random head, a product of two matrices, does not.
+    **Null** The same heads on randomly rotated clouds, x̂Q in place of x̂. All heads and layers share the rotation of a
+    draw. `draws=0` omits this null. `collapse` and `mismatch` have a null in closed form. Fields `…_projection` compare
+    with random projections of the same rank. These stretch all directions equally, whereas a random head does not.
 
-    **Takes** `rows`, how many tokens of a long text are looked at, drawn at random from `seed`, each beside all others (None: all).
-    Neighbours stay those among all tokens; pairs are those that one of the rows is in; `rsa_error` is what that leaves uncertain.
+    **Settings** `n_neighbours` is the size of a neighbourhood. `max_tokens` limits the analysis of a long text to random
+    tokens, each compared with all others. None means all tokens. `rsa_error` is the standard error of this sampling.
 
-    **Gives** (layer, head, image): `spread`, `collapse`, `neighbours`, `trustworthiness`, `continuity`, `rsa`, `cka`, each with
-    `…_null` (and `…_null_sd`), and `rank`, the directions that the image reads; (layer, image): `…_projection`;
-    (layer, head, raw_image): each but `collapse` as `_raw`; (layer, head, angle): `principal_angles`; (layer, head):
-    `mismatch` with its null, `trace_share` (symmetry and positive share, the other two of the mismatch of Q and K, are in
-    `operators`). Over all heads: `mean_rsa` (image) with `mean_rsa_null_draws` (draw, image), and `mean_mismatch` with its null.
+    **Returns** (layer, head, image): `spread`, `collapse`, `neighbours`, `trustworthiness`, `continuity`, `rsa` and
+    `cka`, each with `…_null` and `…_null_sd`, and `rank`. (layer, image): `…_projection`. (layer, head, raw_image):
+    `…_raw`. (layer, head, angle): `principal_angles`. (layer, head): `mismatch` with its null, and `trace_share`. Means
+    over heads: `mean_rsa` with `mean_rsa_null_draws`, and `mean_mismatch` with its null.
 
-    **Laws** M = c·I keeps everything; all but `_raw` unchanged by every move that leaves the logits unchanged and by a
-    scale of M or F; `_raw` of q is the number of the query's image where D_g W_K is an isometry, and so for k and v.
+    **Laws** M = c·I preserves everything. Fields other than `…_raw` do not change under reparametrisations that preserve
+    the logits, or under a scale of M or F. `…_raw` of q equals the query image if D_g W_K is an isometry.
 
     **Source** Venna and Kaski 2001 (trustworthiness, continuity), Kornblith et al. 2019 (CKA).
 
-    **Siblings** `distorted_pairs` shows the pairs of tokens behind these numbers, `stack` what several heads keep together.
+    **See also** `distorted_pairs` lists the most changed pairs of tokens. `stack` measures what several heads preserve
+    together. `operators` has the symmetry and the positive share of M.
 
     >>> import rheoscope as rs
-    >>> found = rs.distortion(rs.load().trace("The keys to the cabinet are on the table in the hall"), draws=2)
-    >>> bool((found.rsa_null.mean("head") < found.rsa_projection).all())
+    >>> result = rs.distortion(rs.load().trace("The keys to the cabinet are on the table in the hall"), draws=2)
+    >>> bool((result.rsa_null.mean("head") < result.rsa_projection).all())
     True
     """
     n_tokens = len(included_positions(trace, keep_massive, min_tokens=4))
-    if not 1 <= nearest < n_tokens / 2 or draws < 0 or draws == 1:
-        raise RheoscopeError(
-            f"of {n_tokens} tokens that are not massive, the nearest are fewer than half, 1 or more, and draws 0, 2 or more, got "
-            f"nearest={nearest}, draws={draws}; type nearest={max(1, min(5, (n_tokens - 1) // 2))}, draws=20, or a longer text"
-        )
-    row_indices = sample_rows(n_tokens, _check_rows(rows), seed, trace.points.device)
+    _check_settings(n_neighbours, draws, max_tokens, n_tokens)
+    row_indices = sample_rows(n_tokens, max_tokens, seed, trace.points.device)
     layer_rows, rotations = [], random_head_rotations(trace.view.width, draws, seed, trace.points.device)
     for layer_input in read_layers(trace, keep_massive, min_tokens=4):
-        layer_rows.append(kernel(layer_input, nearest, rotations, seed, row_indices))
+        layer_rows.append(kernel(layer_input, n_neighbours, rotations, seed, row_indices))
         if progress is not None:
             progress(len(layer_rows), trace.view.layers)
     values = {
@@ -110,24 +109,38 @@ def distortion(
         "image": list(IMAGES),
         "raw_image": list(RAW_IMAGES),
     }
-    settings = {"nearest": nearest, "draws": draws, "seed": seed} | ({} if rows is None else {"rows": rows})
+    settings = {"n_neighbours": n_neighbours, "draws": draws, "seed": seed} | (
+        {} if max_tokens is None else {"max_tokens": max_tokens}
+    )
     return DISTORTION.label(values, coords, provenance(trace, keep_massive, **settings))
 
 
-def _check_rows(rows: int | None) -> int | None:
-    if rows is not None and rows < 2:
-        raise RheoscopeError(f"rows are 2 or more, got rows={rows}; type rows=128, or rows=None for all")
-    return rows
+def _check_settings(n_neighbours: int, draws: int, max_tokens: int | None, n_tokens: int) -> None:
+    if not 1 <= n_neighbours < n_tokens / 2:
+        raise RheoscopeError(
+            Message(
+                "n_neighbours must be less than half of the {n} tokens that are not massive, got {value}",
+                n=n_tokens,
+                value=n_neighbours,
+            ),
+            use(n_neighbours=max(1, min(5, (n_tokens - 1) // 2))),
+        )
+    if draws < 0 or draws == 1:
+        raise RheoscopeError(Message("draws must be 0 or at least 2, got {value}", value=draws), use(draws=20))
+    if max_tokens is not None and max_tokens < 2:
+        raise RheoscopeError(
+            Message("max_tokens must be at least 2, got {value}", value=max_tokens), use(max_tokens=128)
+        )
 
 
 def kernel(
     layer_input: LayerInput,
-    nearest: int,
+    n_neighbours: int,
     rotations: Float[Tensor, "draw d d"],
     seed: int,
     row_indices: Int[Tensor, " m"],
 ) -> dict[str, Tensor]:
-    """All numbers of one layer, and of the draws (draw, head, image) those that are told of all heads together."""
+    """All fields of one layer, and the null draws of RSA (draw, head, image)."""
     cloud, reference, head_images = (
         layer_input.x_hat.double(),
         geometry(layer_input.x_hat, row_indices),
@@ -137,16 +150,16 @@ def kernel(
     scores = preservation_with_error(
         reference,
         stack_images([x * image.singular_values[:, None] for x, image in zip(projections, head_images, strict=True)]),
-        nearest,
+        n_neighbours,
     )
     raw_scores = preservation(
-        reference, stack_images([matmul_per_head(cloud, image.left) for image in head_images]), nearest
+        reference, stack_images([matmul_per_head(cloud, image.left) for image in head_images]), n_neighbours
     )
     values = dict(zip((*PRESERVATION_FIELDS, "rsa_error"), scores.unbind(-1), strict=True))
     if len(row_indices) == len(cloud):
         del values["rsa_error"]
     values |= {f"{name}_raw": raw_scores[..., index] for index, name in enumerate(PRESERVATION_FIELDS)}
-    values |= null_values(cloud, reference, head_images, nearest, rotations, seed) if len(rotations) else {}
+    values |= null_values(cloud, reference, head_images, n_neighbours, rotations, seed) if len(rotations) else {}
     centred_clouds = [x - x.mean(-2, keepdim=True) for x in (cloud, *projections)]
     values["collapse"] = torch.stack([collapse(centred_clouds[0], x) for x in centred_clouds[1:]], 1)
     return values | weight_values(layer_input.heads, head_images)
@@ -154,13 +167,13 @@ def kernel(
 
 @torch.no_grad()
 def images_and_constants(heads: Heads) -> "tuple[list[OperatorImage], dict[str, Tensor]]":
-    """The images of a layer, and what no text decides."""
+    """The images of the heads of a layer, and the fields that depend on the weights only."""
     head_images = images_of_heads(heads)
     return head_images, weight_values(heads, head_images)
 
 
 def weight_values(heads: Heads, head_images: "list[OperatorImage]") -> dict[str, Tensor]:
-    """Numbers that no text decides."""
+    """The fields that depend on the weights only."""
     width = heads.W_Q.shape[-2] - int(heads.norm.subtracts_mean)
     rank = torch.stack([image.rank for image in head_images], -1)
     return {"rank": rank, "collapse_null": (1 - rank / width).clamp(min=0)} | mismatch_values(
@@ -169,16 +182,16 @@ def weight_values(heads: Heads, head_images: "list[OperatorImage]") -> dict[str,
 
 
 @torch.no_grad()
-def batch(traces: Traces, nearest: int = 5, keep_massive: bool = False) -> dict[str, Tensor]:
-    """The same of many texts at once, every token of each: all fields but those of random heads, (text, *dims)."""
-    is_included = traces.valid_mask(keep_massive, min_tokens=2 * nearest + 1)
+def batch(traces: Traces, n_neighbours: int = 5, keep_massive: bool = False) -> dict[str, Tensor]:
+    """All fields except the null draws, for many texts at once and all their tokens: (text, *dims)."""
+    is_included = traces.valid_mask(keep_massive, min_tokens=2 * n_neighbours + 1)
     layer_rows, layer_constants = [], map_on_cores(images_and_constants, traces.view.layer_heads)
     for layer_input, (head_images, constants) in zip(
         read_batch_layers(traces, is_included), layer_constants, strict=True
     ):
         cloud = layer_input.x_hat.double()
         projections = [image.project(cloud) for image in head_images]
-        row = image_scores(cloud, is_included, head_images, projections, nearest)
+        row = image_scores(cloud, is_included, head_images, projections, n_neighbours)
         centred_cloud, is_included_per_head = (
             centre_points(cloud, is_included),
             is_included.repeat_interleave(traces.view.heads, 0),
@@ -197,15 +210,15 @@ def image_scores(
     is_included: Bool[Tensor, "b n"],
     head_images: "list[OperatorImage]",
     projections: list[Tensor],
-    nearest: int,
+    n_neighbours: int,
 ) -> dict[str, Float[Tensor, "b h image"]]:
-    """What images of every head keep of their cloud, and what q, k and v themselves do (`_raw`): the cloud is looked at once.
+    """How well the images of every head, and q, k and v themselves (`…_raw`), preserve the geometry of the cloud.
 
-    `even` (b, h, n, r) is what each image sees of the cloud, every direction as long as it is there.
+    `projections` are the clouds projected to the directions that each image reads, before scaling by singular values.
     """
     scaled_images = [x * image.singular_values[:, None] for x, image in zip(projections, head_images, strict=True)]
     all_images = stack_images([*scaled_images, *(matmul_per_head(cloud, image.left) for image in head_images)])
-    scores = batch_preservation(cloud, is_included, all_images.flatten(1, 2), nearest).unflatten(
+    scores = batch_preservation(cloud, is_included, all_images.flatten(1, 2), n_neighbours).unflatten(
         1, all_images.shape[1:3]
     )
     parts = zip(("", "_raw"), scores.split(len(head_images), 2), strict=True)
@@ -220,24 +233,28 @@ def null_values(
     cloud: Float[Tensor, "n d"],
     reference: Geometry,
     head_images: "list[OperatorImage]",
-    nearest: int,
+    n_neighbours: int,
     rotations: Tensor,
     seed: int,
 ) -> dict[str, Tensor]:
-    """What the same heads keep of the cloud turned at random, and what random projections to as many dimensions keep."""
+    """The scores of the same heads on randomly rotated clouds, and of random projections of the same rank."""
     rotations_at_once = max(1, MAX_PAIRS_AT_ONCE // (len(head_images[0].left) * reference.neighbour_ranks.numel()))
     float32_images = [
         OperatorImage(image.left.float(), image.basis.float(), image.singular_values.float()) for image in head_images
-    ]  # chance is coarser
+    ]  # the null needs no double precision
     clouds = (cloud.float() @ Q for Q in rotations.split(rotations_at_once))
     null_samples = torch.cat(
-        [preservation(reference, stack_images([image.apply(x) for image in float32_images]), nearest) for x in clouds]
+        [
+            preservation(reference, stack_images([image.apply(x) for image in float32_images]), n_neighbours)
+            for x in clouds
+        ]
     )
     values = {f"{name}_null": null_samples[..., index].mean(0) for index, name in enumerate(PRESERVATION_FIELDS)}
     values |= {f"{name}_null_sd": null_samples[..., index].std(0) for index, name in enumerate(PRESERVATION_FIELDS)}
     ranks = [int(image.rank.median()) for image in head_images]
     projection_scores = {
-        rank: random_projection_scores(cloud, reference, rank, nearest, len(rotations), seed) for rank in set(ranks)
+        rank: random_projection_scores(cloud, reference, rank, n_neighbours, len(rotations), seed)
+        for rank in set(ranks)
     }
     values |= {
         f"{name}_projection": torch.stack([projection_scores[r][index] for r in ranks])
@@ -247,17 +264,17 @@ def null_values(
 
 
 def stack_images(clouds: list[Tensor]) -> Float[Tensor, "*t image n e"]:
-    """Clouds as one tensor; those of fewer dimensions get zeros, which move no distance."""
+    """Clouds as one tensor. Missing dimensions are filled with zeros, which do not change distances."""
     widest = max(cloud.shape[-1] for cloud in clouds)
     return torch.stack([pad(cloud, (0, widest - cloud.shape[-1])) for cloud in clouds], -3)
 
 
 @dataclass(frozen=True, eq=False)
 class OperatorImage:
-    """The images x̂A of a cloud by one operator of every head, A = U S Vᵀ = left · right.
+    """The images x̂A of a cloud under one operator of every head, A = U S Vᵀ = left · right.
 
-    x̂ · left is q (times the scale), k or v itself. `basis` (U) are orthonormal columns that span what A reads, `sizes` (S) how
-    much it stretches each; both are 0 beyond the rank of A, which may be less than the columns of `left`.
+    x̂ · left is q (times the scale), k or v. The orthonormal columns `basis` (U) span the directions that A reads, and
+    `singular_values` (S) are their stretches. Both are 0 beyond the rank of A.
     """
 
     left: Float[Tensor, "h d k"]
@@ -265,11 +282,11 @@ class OperatorImage:
     singular_values: Float[Tensor, "h r"]
 
     def apply(self, cloud: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t h n r"]:
-        """x̂ U S, which has all distances of x̂A."""
+        """x̂ U S, which has the same distances as x̂A."""
         return self.project(cloud) * self.singular_values[:, None]
 
     def project(self, cloud: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t h n r"]:
-        """x̂ U: every direction that is read as long as it is in the cloud."""
+        """x̂ U, the cloud projected to the directions that A reads."""
         return matmul_per_head(cloud, self.basis)
 
     @property
@@ -278,34 +295,34 @@ class OperatorImage:
 
 
 def collapse(X: Float[Tensor, "*b n d"], projection: Float[Tensor, "*b h n r"]) -> Float[Tensor, "*b h"]:
-    """1 − ‖X U‖²/‖X‖² of a cloud X around its mean and of X U, what is seen of it; 0 for a cloud without variance."""
+    """1 − ‖X U‖²/‖X‖² of a centred cloud X and its projection X U; 0 for a cloud without variance."""
     total = X.square().sum((-2, -1))[..., None]
     return safe_divide(total - projection.square().sum((-2, -1)), total)
 
 
 def images_of_heads(heads: Heads) -> list[OperatorImage]:
-    """Query, key and content of every head of a layer: x̂M, x̂Mᵀ, x̂F."""
+    """The query, key and content images of every head of a layer: x̂M, x̂Mᵀ and x̂F."""
     return images_of_operators(heads.M(), heads.F())
 
 
 def images_of_operators(M: Factored, F: Factored) -> list[OperatorImage]:
-    """Query, key and content by the operators of some heads."""
+    """The query, key and content images under the operators of some heads."""
     M, F = (Factored(at_least_float32(A.left).double(), at_least_float32(A.right).double()) for A in (M, F))
     (U, s, Vh), (U_F, s_F, _) = M.truncated_svd(), F.truncated_svd()
     return [OperatorImage(M.left, U, s), OperatorImage(M.right.mT, Vh.mT, s), OperatorImage(F.left, U_F, s_F)]
 
 
 def random_projection_scores(
-    cloud: Float[Tensor, "n d"], reference: Geometry, rank: int, nearest: int, draws: int, seed: int
+    cloud: Float[Tensor, "n d"], reference: Geometry, rank: int, n_neighbours: int, draws: int, seed: int
 ) -> Float[Tensor, " 6"]:
-    """What random projections to `rank` dimensions keep, in the mean."""
+    """The mean scores of random projections to `rank` dimensions."""
     generator = torch.Generator().manual_seed(seed)
     projections = torch.randn(draws, cloud.shape[-1], rank, generator=generator).to(cloud)
-    return preservation(reference, cloud @ projections, nearest).mean(0)
+    return preservation(reference, cloud @ projections, n_neighbours).mean(0)
 
 
 def mismatch_values(query: OperatorImage, key: OperatorImage, width: int) -> dict[str, Tensor]:
-    """How the space that queries read lies to the space that keys read; a head of a lower rank has fewer angles."""
+    """The angles between the subspaces that queries and keys read. A head of lower rank has fewer angles."""
     cosines, rank = svdvals(query.basis.mT @ key.basis).clamp(max=1), query.rank
     has_angle = torch.arange(cosines.shape[-1], device=cosines.device) < rank[:, None]
     diagonal = (query.left * key.left).sum((-2, -1))  # tr(L R) = ⟨L, Rᵀ⟩
@@ -320,10 +337,10 @@ def mismatch_values(query: OperatorImage, key: OperatorImage, width: int) -> dic
 
 
 def means_over_heads(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Means over all heads, and the same of random heads.
+    """Means over all heads, and over random heads.
 
-    Of heads that share a key only queries are random beside each other, and a random space lies to any other as to a random one:
-    their mismatches are independent, and the spread of their mean is known.
+    The angles between a random subspace and a fixed one are distributed as those between two random subspaces. So the
+    mismatches of random heads are independent even if they share a key, and the spread of their mean is known.
     """
     has_mismatch = ~values["mismatch"].isnan()
     mismatches = {name: values[name][has_mismatch] for name in ("mismatch", "mismatch_null", "mismatch_null_sd")}
@@ -338,104 +355,21 @@ def means_over_heads(values: dict[str, Tensor]) -> dict[str, Tensor]:
     )
 
 
-IMAGE_DIMS = ("layer", "head", "image")
-DEFINITIONS = {
-    "spread": "r₉₅/r₀₅ of the stretch ‖y_i − y_j‖/‖x̂_i − x̂_j‖ over pairs: 1 where the image is the cloud up to scale",
-    "neighbours": "share of a token's nearest tokens that are still among its nearest in the image",
-    "trustworthiness": "1 less how far, in E, those are that became neighbours in the image (Venna and Kaski): glued tokens",
-    "continuity": "1 less how far, in the image, those are that were neighbours in E: torn tokens",
-    "rsa": "Spearman correlation of all pairwise distances in the image with those in E",
-    "cka": "cosine of the centred inner products of the image and of the cloud (linear CKA)",
-}
-"""What an image keeps of the cloud; each has a null and a raw twin."""
-
-
 def _report_settings(results: Results) -> dict[str, Any]:
-    """As many neighbours as a short text has, and few random rotations."""
-    return {"nearest": max(1, min(5, (results.n_ordinary_tokens - 1) // 2)), "draws": 5}
+    """At most 5 neighbours, fewer on a short text, and few random rotations."""
+    return {"n_neighbours": max(1, min(5, (results.n_ordinary_tokens - 1) // 2)), "draws": 5}
 
 
 DISTORTION = Analysis(
     name="distortion",
-    question="Are tokens that are near each other still near as each head sees them?",
+    question="Are tokens that are close in E still close in the images of each head?",
     ask=distortion,
     needs="trace",
     controls=1,
     long_text_controls=False,
     report=_report_settings,
-    long_text={"draws": 5, "rows": 8},
+    long_text={"draws": 5, "max_tokens": 8},
     expensive=True,
     batch=batch,
-    fields={
-        name: Field(IMAGE_DIMS, definition, null=f"{name}_null", null_sd=f"{name}_null_sd")
-        for name, definition in DEFINITIONS.items()
-    }
-    | {
-        f"{name}_null": Field(
-            IMAGE_DIMS, f"mean of {name} for random heads of the same singular values", basis_dependent=True
-        )
-        for name in DEFINITIONS
-    }
-    | {
-        f"{name}_null_sd": Field(
-            IMAGE_DIMS,
-            f"standard deviation of {name} among random heads of the same singular values",
-            basis_dependent=True,
-        )
-        for name in DEFINITIONS
-    }
-    | {
-        f"{name}_projection": Field(
-            ("layer", "image"), f"mean of {name} for random projections to as many dimensions", basis_dependent=True
-        )
-        for name in DEFINITIONS
-    }
-    | {
-        f"{name}_raw": Field(
-            ("layer", "head", "raw_image"),
-            f"{name} of q, k, v themselves (x̂ D_g W_Q, …); its null is that of query, key and content",
-            gauge_dependent=True,
-        )
-        for name in DEFINITIONS
-    }
-    | {
-        "rsa_error": Field(IMAGE_DIMS, "standard error of rsa, where only some rows were looked at"),
-        "collapse": Field(
-            IMAGE_DIMS,
-            "share of the variance of the cloud that the image cannot see: what lies outside the row space it reads",
-            null="collapse_null",
-        ),
-        "collapse_null": Field(IMAGE_DIMS, "the same for a random head of that rank: 1 − r/d"),
-        "rank": Field(IMAGE_DIMS, "number of directions that the image reads"),
-        "principal_angles": Field(
-            ("layer", "head", "angle"),
-            "angles between the space that queries read and the space that keys read (rows of Mᵀ and of M)",
-            unit="radians",
-        ),
-        "mismatch": Field(
-            ("layer", "head"),
-            "mean sin² of the principal angles: 0 where queries and keys read one space, 1 where they read other ones",
-            null="mismatch_null",
-            null_sd="mismatch_null_sd",
-        ),
-        "mismatch_null": Field(("layer", "head"), "the same for random spaces: 1 − r/d"),
-        "mismatch_null_sd": Field(("layer", "head"), "standard deviation of mismatch among random spaces"),
-        "trace_share": Field(
-            ("layer", "head"),
-            "tr M / ‖M‖_*: 1 where M compares like with like (positive semi-definite), −1 like with opposite, 0 neither",
-        ),
-        "mean_rsa": Field(("image",), "mean of rsa over all heads"),
-        "mean_rsa_null_draws": Field(
-            ("draw", "image"),
-            "mean of rsa over all heads, turned at random together, draw by draw",
-            basis_dependent=True,
-        ),
-        "mean_mismatch": Field(
-            (), "mean of mismatch over all heads", null="mean_mismatch_null", null_sd="mean_mismatch_null_sd"
-        ),
-        "mean_mismatch_null": Field((), "the same for random spaces: the mean of 1 − r/d"),
-        "mean_mismatch_null_sd": Field(
-            (), "standard deviation of the mean of mismatch over all heads, of random spaces"
-        ),
-    },
+    fields=FIELDS,
 )

@@ -1,1 +1,1 @@
-"""The analysis `faithfulness`: its computation, its picture and its words."""
+"""The analysis `faithfulness`: its computation and its picture."""

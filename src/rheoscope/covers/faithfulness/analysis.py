@@ -1,4 +1,4 @@
-"""Which ranking of heads is right? Keep the first of them, silence the others, and look at what the model still says."""
+"""How faithful rankings of heads are: the loss when only the top heads of each ranking are kept."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ from rheoscope.covers.reversed_attention.analysis import (
     target_id,
 )
 from rheoscope.covers.text_batches import included_tokens, max_texts
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field, with_interval
 from rheoscope.space.model import Model, as_text_list
@@ -29,23 +31,23 @@ if TYPE_CHECKING:
     import xarray
 
 RANKINGS = {
-    "reversed": "‖R‖, the gradient of the scores",
-    "forward": "‖Δ_h‖, what the head takes from the tokens and adds",
-    "attribution": "first-order change of the loss when the head gives its mean: Σ_i ⟨∂L/∂o_i, ō − o_i⟩",
-    "mediation": "change of the loss when the head alone gives its mean",
-    "random": "any order",
+    "reversed": "‖R‖, the norm of the gradient of the scores",
+    "forward": "‖Δ_h‖, the norm of the head's update",
+    "attribution": "first-order change of the loss when the head is mean-ablated: Σ_i ⟨∂L/∂o_i, ō − o_i⟩",
+    "mediation": "change of the loss when only this head is mean-ablated",
+    "random": "random order",
 }
-DEFAULT_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+DEFAULT_FRACTIONS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 HeadGrid = Float[Tensor, "layer head"]
 Outcome = tuple[float, float]
-"""−log p of the target, and its logit less the foil's."""
+"""−log p of the target, and its logit minus that of the foil."""
 TokenPerText = Sequence[str | int] | str | int | None
-"""A token a text, as text or as an id."""
+"""One token per text, as a string or as an id."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """A text, what shall be said at its end and instead of what, and what heads give it on average."""
+    """A text with its target and foil, the gradients at the attention outputs, and the mean outputs of the heads."""
 
     trace: Trace
     target: int
@@ -55,7 +57,7 @@ class Prompt:
 
 
 PromptResult = tuple[Prompt, dict[str, HeadGrid], dict[str, list[Outcome]]]
-"""Of one text: what it is, the scores of every ranking, and what is left under every ranking."""
+"""A prompt, the scores of every ranking, and the outcomes under every ranking."""
 
 
 def faithfulness(
@@ -63,40 +65,45 @@ def faithfulness(
     texts: Any,
     targets: Sequence[str | TokenId] | str | TokenId | None = None,
     foils: Sequence[str | TokenId] | str | TokenId | None = None,
-    shares: Sequence[Annotated[float | int, Bounds(0.0, 1.0)]] = DEFAULT_SHARES,
+    fractions: Sequence[Annotated[float | int, Bounds(0.0, 1.0)]] = DEFAULT_FRACTIONS,
     draws: Draws = 3,
     seed: Seed = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
-    """Rankings of heads by what they are said to matter, and what is left of the answer when only the first are kept.
+    """The loss of a target token when only the top heads of a ranking are kept and all others are mean-ablated.
 
-    **Answers** "do the heads with a large gradient of the scores carry the answer, more than those that merely write much?"
+    **Question** Which ranking finds the heads that carry the prediction? Does the gradient of the scores rank them better
+    than the size of their updates?
 
-    **Formula** reversed: ‖R‖; forward: ‖Δ_h‖; attribution (patching): Σ_i ⟨∂L/∂o_i, ō − o_i⟩; mediation: the change of the loss
-    when the head alone is ablated; random. To ablate is to give every token the mean ō of the head's output over the tokens of the text.
+    **Formula** The rankings are reversed: ‖R‖, forward: ‖Δ_h‖, attribution: Σ_i ⟨∂L/∂o_i, ō − o_i⟩, mediation: the change
+    of the loss when only this head is ablated, and random. Mean ablation replaces the output of a head at every token by
+    its mean ō over the tokens of the text.
 
-    **Shapes** `texts`: one or a list; `targets`: a token each, to be said at its end (default: what the model finds likeliest there);
-    `foils`: tokens to be said instead; `shares`: how many of the heads are kept, 0 to 1; `draws` random orders, 0 for none.
+    **Settings** `texts` is one text or a list. `targets` holds one token per text, to be predicted at its end. By default
+    it is the model's most likely token. `foils` holds one alternative token per text. `fractions` are the fractions of
+    heads that are kept. `draws` is the number of random orders. Mediation runs every text once per head, so use short
+    texts.
 
-    **Gives** (ranking, text, layer, head): `importance`; (ranking, text, share): `loss` and, with `foils`, `logit_difference`; (text):
-    `loss_before`; (ranking, share): `curve`; (ranked, other): `spearman`; (ranking): `lost`; (ranking, rival): `lost_more`, these four with
-    bootstrap intervals over texts (`lost_low`, `lost_high`, …; NaN for fewer than five).
+    **Returns** (ranking, text, layer, head): `importance`. (ranking, text, fraction): `loss`, and with foils
+    `logit_difference`. (text): `loss_before`. (ranking, fraction): `mean_loss`. (score, other_score): `spearman`.
+    (ranking): `excess_loss`. (ranking, other_ranking): `excess_loss_difference`. The last four have bootstrap intervals
+    over texts, which are NaN for fewer than five texts.
 
-    **Laws** all heads kept is the model itself, bit for bit; none kept is the same for every ranking; attribution is the derivative of
-    the loss along the ablation; no gauge moves any number.
+    **Laws** With all heads kept, the model is bit-identical. With no heads kept, all rankings give the same loss.
+    Attribution is the derivative of the loss along the ablation. No reparametrisation that preserves the logits changes a
+    value.
 
-    **Cost** mediation runs the text once a head, side by side: prompts, not books.
+    **Source** Katz and Wolf 2024 (arXiv:2412.17019). Attribution patching: Nanda 2023. Causal mediation: Vig et al. 2020.
 
-    **Source** Katz and Wolf 2024 (arXiv:2412.17019); attribution patching: Nanda 2023; causal mediation: Vig et al. 2020.
-
-    **Siblings** `reversed_attention`, `attention_patching`; `surgery` changes what heads compute instead of silencing them.
+    **See also** `reversed_attention` and `attention_patching`. `surgery` changes what heads compute instead of ablating
+    them.
 
     >>> import rheoscope as rs
-    >>> found = rs.faithfulness(rs.load(), "The keys to the cabinet are", [" on"], shares=(0.0, 0.5, 1.0))
-    >>> bool((found.loss.sel(share=1.0) == found.loss_before).all())
+    >>> result = rs.faithfulness(rs.load(), "The keys to the cabinet are", [" on"], fractions=(0.0, 0.5, 1.0))
+    >>> bool((result.loss.sel(fraction=1.0) == result.loss_before).all())
     True
     """
-    text_list, kept_fractions = as_text_list(texts), list(map(float, shares))
+    text_list, kept_fractions = as_text_list(texts), list(map(float, fractions))
     target_tokens, foil_tokens = (
         _token_per_text(name, tokens, text_list) for name, tokens in (("targets", targets), ("foils", foils))
     )
@@ -117,11 +124,11 @@ def faithfulness(
     ranked_names = list(rows[0][1])
     coords: dict[str, Any] = {
         "ranking": ranking_names,
-        "rival": ranking_names,
-        "ranked": ranked_names,
-        "other": ranked_names,
+        "other_ranking": ranking_names,
+        "score": ranked_names,
+        "other_score": ranked_names,
     }
-    coords |= {"text": range(len(rows)), "share": kept_fractions}
+    coords |= {"text": range(len(rows)), "fraction": kept_fractions}
     coords |= {"layer": range(model.view.layers), "head": range(model.view.heads)}
     return FAITHFULNESS.label(_values(rows, ranking_names, seed), coords, _attributes(model, rows, draws, seed))
 
@@ -138,6 +145,7 @@ def _open_prompt(model: Model, text: Any, target: str | int | None, foil: str | 
 
 @torch.no_grad()
 def reversed_norms(prompt: Prompt) -> HeadGrid:
+    """‖R‖ of every head, the norm of the gradient of its scores."""
     layers = enumerate(prompt.trace.view.layer_heads)
     layer_norms = [
         [
@@ -150,11 +158,12 @@ def reversed_norms(prompt: Prompt) -> HeadGrid:
 
 
 def forward_norms(trace: Trace) -> HeadGrid:
+    """‖Δ_h‖ of every head, the norm of its update."""
     return torch.stack([trace.attention_parts(layer)[0].flatten(1).norm(dim=-1) for layer in range(trace.view.layers)])
 
 
 def attributions(prompt: Prompt) -> HeadGrid:
-    """How the loss changes, to first order, as every head in turn goes to its mean."""
+    """The first-order change of the loss when each head alone is mean-ablated."""
     layer_attributions = []
     for layer, (heads, mean) in enumerate(zip(prompt.trace.view.layer_heads, prompt.mean_outputs, strict=True)):
         x = prompt.trace.layer_input(layer)
@@ -165,7 +174,7 @@ def attributions(prompt: Prompt) -> HeadGrid:
 
 
 def mediations(model: Model, prompt: Prompt) -> HeadGrid:
-    """How the loss changes as every head in turn is set to its mean."""
+    """The change of the loss when each head alone is mean-ablated."""
     n_layers, n_heads = prompt.trace.view.layers, prompt.trace.view.heads
     is_silent = torch.eye(n_layers * n_heads, dtype=torch.bool).unflatten(-1, (n_layers, n_heads))
     losses = [loss for loss, _ in outcomes_without(model, prompt, is_silent)]
@@ -183,7 +192,7 @@ def _ranking_curves(
     draws: int,
     generator: Generator,
 ) -> dict[str, list[Outcome]]:
-    """Ranking → (loss, logit difference) at every share kept; the random one, if drawn, is a mean over draws."""
+    """Ranking → (loss, logit difference) at every kept fraction. The random ranking is a mean over draws."""
     orders = {name: [grid.flatten().argsort(descending=True, stable=True).cpu()] for name, grid in scores.items()}
     n_layers, n_heads = prompt.trace.view.layers, prompt.trace.view.heads
     if draws:
@@ -210,9 +219,9 @@ def _mean_outcome(outcomes: list[Outcome]) -> Outcome:
 
 @torch.no_grad()
 def outcomes_without(model: Model, prompt: Prompt, is_silent: Bool[Tensor, "rows layer head"]) -> list[Outcome]:
-    """Loss and logit difference with the silent heads of each row at their mean: copies of the text, side by side.
+    """Loss and logit difference when the silent heads of each row are mean-ablated, computed in batches.
 
-    Where no head is silent the model is as it is, and is not run again.
+    A row without silent heads is the unedited model, which is not run again.
     """
     outcomes = [clean_outcome(prompt)] * len(is_silent)
     edited_rows, batch_size = is_silent.flatten(1).any(-1).nonzero()[:, 0], max_texts(model, len(prompt.trace))
@@ -226,13 +235,13 @@ def outcomes_without(model: Model, prompt: Prompt, is_silent: Bool[Tensor, "rows
 
 
 def clean_outcome(prompt: Prompt) -> Outcome:
-    """What the model itself says."""
+    """The outcome of the unedited model."""
     assert prompt.trace.logits is not None
     return _outcomes(prompt, prompt.trace.logits[-1:])[0]
 
 
 def _outcomes(prompt: Prompt, logits: Float[Tensor, "rows vocabulary"]) -> list[Outcome]:
-    """Loss of the target at the end, and its logit less the foil's; without a foil the difference is NaN."""
+    """The loss of the target at the end of the text, and its logit minus the foil's; NaN without a foil."""
     logits = at_least_float32(logits)
     losses = (-logits.log_softmax(-1)[:, prompt.target]).tolist()
     differences = (
@@ -260,18 +269,18 @@ def _values(rows: list[PromptResult], ranking_names: list[str], seed: int) -> di
 
 
 def kernel(
-    importance: Float[Tensor, "ranked text layer head"],
-    loss: Float[Tensor, "ranking text share"],
+    importance: Float[Tensor, "score text layer head"],
+    loss: Float[Tensor, "ranking text fraction"],
     loss_before: Float[Tensor, " text"],
     seed: int,
 ) -> dict[str, Tensor]:
-    """Means over texts, with their intervals, of the curves, of what is lost, and of how alike the rankings are."""
+    """Means over texts with their intervals: losses, excess losses and rank correlations of the rankings."""
     flat_importance, loss_increase = importance.flatten(2), (loss - loss_before[:, None]).mean(-1)
     text_values = {
-        "curve": loss.mT,
+        "mean_loss": loss.mT,
         "spearman": spearman(flat_importance[:, None], flat_importance[None]),
-        "lost": loss_increase,
-        "lost_more": loss_increase[:, None] - loss_increase,
+        "excess_loss": loss_increase,
+        "excess_loss_difference": loss_increase[:, None] - loss_increase,
     }
     values: dict[str, Tensor] = {}
     for name, x in text_values.items():
@@ -292,7 +301,7 @@ def _attributes(model: Model, rows: list[PromptResult], draws: int, seed: int) -
 
 
 def _token_per_text(name: str, token_setting: TokenPerText, texts: list[Any]) -> Sequence[str | int | None]:
-    """A token for every text; one text may have it without a list."""
+    """One token for every text. A single text may have it without a list."""
     tokens = (
         [token_setting]
         if isinstance(token_setting, str | int)
@@ -302,52 +311,60 @@ def _token_per_text(name: str, token_setting: TokenPerText, texts: list[Any]) ->
     )
     if len(tokens) != len(texts):
         raise RheoscopeError(
-            f"every text has one of the {name}, got {len(tokens)} for {len(texts)}; type {name}=[…] of that length"
+            Message(
+                "{name} must have one token per text, got {received} for {expected}",
+                name=name,
+                received=len(tokens),
+                expected=len(texts),
+            ),
+            Advice(f'{name}=[" on"] * {len(texts)}', f"--{name} ' on'"),
         )
     return tokens
 
 
 def _check_settings(kept_fractions: list[float], draws: int) -> None:
-    if draws < 0 or not kept_fractions or not all(0 <= fraction <= 1 for fraction in kept_fractions):
+    if not kept_fractions or not all(0 <= fraction <= 1 for fraction in kept_fractions):
         raise RheoscopeError(
-            f"shares of heads lie in 0 to 1 and random orders are drawn 0 times or more, got shares={kept_fractions}, draws={draws}; "
-            "type shares=(0, 0.5, 1), draws=3"
+            Message("fractions must hold numbers from 0 to 1, got {value}", value=str(kept_fractions)),
+            use(fractions=(0, 0.5, 1)),
         )
+    if draws < 0:
+        raise RheoscopeError(Message("draws must be at least 0, got {value}", value=draws), use(draws=3))
 
 
-TEXT_DIMS = ("ranking", "text", "share")
-CURVE = Field(("ranking", "share"), "the loss when the given share of heads is kept, mean over texts", "nats")
-SPEARMAN = Field(("ranked", "other"), "rank correlation of two rankings over all heads, mean over texts")
-LOST = Field(
+TEXT_DIMS = ("ranking", "text", "fraction")
+MEAN_LOSS = Field(("ranking", "fraction"), "loss when the given fraction of heads is kept, mean over texts", "nats")
+SPEARMAN = Field(("score", "other_score"), "Spearman correlation of two rankings over all heads, mean over texts")
+EXCESS_LOSS = Field(
     ("ranking",),
-    "mean over shares and texts of the loss less that of the model as it is: lower is more faithful",
+    "loss minus the original loss, mean over fractions and texts; lower is more faithful",
     "nats",
 )
-LOST_MORE = Field(
-    ("ranking", "rival"),
-    "what the ranking loses less what the rival does, over the same texts: above 0 the rival is more faithful",
+EXCESS_LOSS_DIFFERENCE = Field(
+    ("ranking", "other_ranking"),
+    "excess_loss of the ranking minus that of the other ranking; above 0, the other is more faithful",
     "nats",
 )
 FAITHFULNESS = Analysis(
     name="faithfulness",
-    question="Which ranking of heads finds those that carry what the model says?",
+    question="Which ranking finds the heads that carry the prediction?",
     ask=faithfulness,
     needs="model",
     fields={
         "importance": Field(
             ("ranking", "text", "layer", "head"),
-            "what the ranking orders heads by, largest first; NaN for the random one",
+            "score by which the ranking orders the heads; NaN for the random ranking",
         ),
         "loss": Field(
             TEXT_DIMS,
-            "−log p of the target when the given share of heads is kept and every other gives its mean",
+            "−log p of the target when the given fraction of heads is kept and all others are mean-ablated",
             "nats",
         ),
-        "logit_difference": Field(TEXT_DIMS, "logit of the target less that of the foil under the same"),
-        "loss_before": Field(("text",), "−log p of the target in the model as it is", "nats"),
+        "logit_difference": Field(TEXT_DIMS, "logit of the target minus that of the foil, with the same heads kept"),
+        "loss_before": Field(("text",), "−log p of the target in the unedited model", "nats"),
     }
-    | with_interval("curve", CURVE)
+    | with_interval("mean_loss", MEAN_LOSS)
     | with_interval("spearman", SPEARMAN)
-    | with_interval("lost", LOST)
-    | with_interval("lost_more", LOST_MORE),
+    | with_interval("excess_loss", EXCESS_LOSS)
+    | with_interval("excess_loss_difference", EXCESS_LOSS_DIFFERENCE),
 )

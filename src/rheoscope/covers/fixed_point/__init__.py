@@ -1,1 +1,1 @@
-"""The analysis `fixed_point`: its computation, its picture and its words."""
+"""The analysis `fixed_point`: its computation and its picture."""

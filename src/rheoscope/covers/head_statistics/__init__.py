@@ -1,1 +1,1 @@
-"""The analysis `head_statistics`: its computation, its picture and its words."""
+"""The analysis `head_statistics`: its computation."""

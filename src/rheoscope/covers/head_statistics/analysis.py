@@ -1,4 +1,4 @@
-"""Where does each head look, how sharply and how far? Means over the tokens of a text, without a table of weights."""
+"""Attention statistics of every head on a text: entropy, sink weight, largest weight and distance."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,25 +15,37 @@ from rheoscope.space.traces import Traces
 if TYPE_CHECKING:
     import xarray
 
+MEAN_FIELDS = {
+    "entropy": "entropy",
+    "first_token_weight": "first",
+    "max_weight": "top",
+    "attention_distance": "distance",
+}
+"""Field → the statistic of a query whose mean over queries it is."""
+
 
 @torch.no_grad()
 def head_statistics(trace: Trace, progress: Callable[[int, int], None] | None = None) -> "xarray.Dataset":
-    """What the weights of every head are like on one text: sharp or even, near or far, how much goes to the first token.
+    """Statistics of the attention weights of every head on one text.
 
-    **Answers** "where does this head look?" of all heads in one pass, in memory that grows with the text and not with its square.
+    **Question** Where does each head look, how sharply and how far? One pass over all heads answers it. Memory grows
+    linearly with the length of the text.
 
-    **Formula** means over queries i of: −Σ_j α_ij log α_ij, α_i0, max_j α_ij, Σ_j α_ij |i − j|; and max_j Σ_i α_ij / n.
+    **Formula** Means over queries i of −Σ_j α_ij log α_ij, α_i0, max_j α_ij and Σ_j α_ij |i − j|. The last field is
+    max_j Σ_i α_ij / n.
 
-    **Gives** (layer, head): `entropy` (nats), `first` (weight on the first token, the usual sink), `top` (the largest weight),
-    `distance` (tokens), `received` (the share of all attention that the most looked-at token gets).
+    **Returns** (layer, head): `entropy` in nats, `first_token_weight`, `max_weight`, `attention_distance` in tokens and
+    `max_received_share`.
 
-    **Laws** equal to the same numbers of `trace.weights(layer, head)`; unchanged by every move that leaves the logits unchanged.
+    **Laws** The values equal those computed from `trace.weights(layer, head)`. No reparametrisation that preserves the
+    logits changes them.
 
-    **Siblings** `head_types` compares such masses with equal weights and names heads; `trace.statistics(layer)` has them token by token.
+    **See also** `head_types` compares such weights with uniform attention and names the heads. `trace.statistics(layer)`
+    has the same statistics for every token.
 
     >>> import rheoscope as rs
-    >>> found = rs.head_statistics(rs.load().trace("The keys to the cabinet are on the table"))
-    >>> bool(((0 <= found.first) & (found.first <= found.top)).all())
+    >>> result = rs.head_statistics(rs.load().trace("The keys to the cabinet are on the table"))
+    >>> bool((result.first_token_weight <= result.max_weight).all())
     True
     """
     values = {name: x[0] for name, x in batch(Traces.from_trace(trace), progress).items()}
@@ -43,7 +55,7 @@ def head_statistics(trace: Trace, progress: Callable[[int, int], None] | None = 
 
 @torch.no_grad()
 def batch(traces: Traces, progress: Callable[[int, int], None] | None = None) -> dict[str, Float[Tensor, "b layer h"]]:
-    """The same of many texts at once."""
+    """The statistics of many texts at once."""
     rows = []
     for layer in range(traces.view.layers):
         rows.append(kernel(traces, layer))
@@ -53,14 +65,13 @@ def batch(traces: Traces, progress: Callable[[int, int], None] | None = None) ->
 
 
 def kernel(traces: Traces, layer: int) -> dict[str, Float[Tensor, "b h"]]:
-    """All heads of one layer."""
+    """The statistics of all heads of one layer."""
     statistics, valid = traces.statistics(layer), None if traces.is_unpadded else traces.is_token
-    received = statistics["received"].amax(-1) / traces.lengths[:, None]
-    return {name: masked_mean(statistics[name], valid) for name in ("entropy", "first", "top", "distance")} | {
-        "received": received
-    }
+    means = {field: masked_mean(statistics[name], valid) for field, name in MEAN_FIELDS.items()}
+    return means | {"max_received_share": statistics["received"].amax(-1) / traces.lengths[:, None]}
 
 
+HEAD_DIMS = ("layer", "head")
 HEAD_STATISTICS = Analysis(
     name="head_statistics",
     question="Where does each head look, how sharply and how far?",
@@ -69,13 +80,15 @@ HEAD_STATISTICS = Analysis(
     batch=batch,
     fields={
         "entropy": Field(
-            ("layer", "head"),
-            "entropy of the weights of a query, mean over queries: 0 where it looks at one token",
+            HEAD_DIMS,
+            "entropy of the weights of a query, mean over queries; 0 if each query attends to one token",
             "nats",
         ),
-        "first": Field(("layer", "head"), "weight on the first token, mean over queries: the usual sink"),
-        "top": Field(("layer", "head"), "the largest weight of a query, mean over queries"),
-        "distance": Field(("layer", "head"), "Σ_j α_ij |i − j|, mean over queries: how far it looks", "tokens"),
-        "received": Field(("layer", "head"), "share of all attention that the most looked-at token gets"),
+        "first_token_weight": Field(HEAD_DIMS, "weight on the first token, the usual sink, mean over queries"),
+        "max_weight": Field(HEAD_DIMS, "largest weight of a query, mean over queries"),
+        "attention_distance": Field(
+            HEAD_DIMS, "attention-weighted distance Σ_j α_ij |i − j| to the keys, mean over queries", "tokens"
+        ),
+        "max_received_share": Field(HEAD_DIMS, "share of all attention that the most attended token receives"),
     },
 )

@@ -96,7 +96,10 @@ def pull_sentences(results: Results) -> list[str]:
     if "attention_patching" not in results.datasets:
         return lines
     patching = results.datasets["attention_patching"]
-    loss_after, loss_predicted = float(patching.loss.sel(eta=PATCH_ETA)), float(patching.predicted.sel(eta=PATCH_ETA))
+    loss_after, loss_predicted = (
+        float(patching.loss.sel(eta=PATCH_ETA)),
+        float(patching.predicted_loss.sel(eta=PATCH_ETA)),
+    )
     return [
         *lines,
         f"All weights moved by {PATCH_ETA} R: the loss becomes {loss_after:.3f} (to first order {loss_predicted:.3f}).",

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rheoscope.covers.fixed_point.analysis import Cloud, Map, jacobian_products, layer_map
+from rheoscope.covers.fixed_point.analysis import layer_map
+from rheoscope.covers.fixed_point.jacobian import Cloud, Map, jacobian_products
 from rheoscope.covers.layer_inputs import provenance
 from rheoscope.covers.scores.analysis import allowed_pairs
 from rheoscope.shapes import RheoscopeError

@@ -11,7 +11,7 @@ from rheoscope.covers import head_replacement
 from rheoscope.covers.comparison_arms import (
     ALL_COMPARISONS,
     SIZE_MATCHED,
-    Against,
+    Comparisons,
     EditDraws,
     batch_mean_outputs,
     iterate_edits,
@@ -50,7 +50,7 @@ def surgery(
     heads: HeadSelection = None,
     M: str | None = None,
     F: str | None = None,
-    against: Against | None = None,
+    comparisons: Comparisons | None = None,
     each: bool = False,
     progress: OnProgress | None = None,
 ) -> "xarray.Dataset":
@@ -65,7 +65,7 @@ def surgery(
     With neither M nor F, M is made symmetric.
 
     **Shapes** `text`: one or a list, cut into pieces of 512 tokens; pieces of one length run side by side. `heads`: [(layer, head), …],
-    None for all, `model.view.head_indices(5)` for a layer. `against`: `rs.Against(("size", "mean"), draws=3, seed=1)`; unless said all
+    None for all, `model.view.head_indices(5)` for a layer. `comparisons`: `rs.Comparisons(("size", "mean"), draws=3)`; unless said all
     comparisons, with `each` the random ones of the size of the edit ("size", "cloud").
 
     **Gives** (text): `loss_before`, `tokens`, `loss_after`, `kl`; (control, text): `loss_control`; (ablation, text): `loss_ablated`;
@@ -96,15 +96,15 @@ def surgery(
     (('change', 'layer', 'head'), 2)
     """
     view, M = model.view, default_form(M, F)
-    against = against or (SIZE_MATCHED if each else ALL_COMPARISONS)
+    comparisons = comparisons or (SIZE_MATCHED if each else ALL_COMPARISONS)
     heads_by_layer, windows = select_predicting_heads(view, heads), split_into_windows(model, text)
     measure = per_head.sweep_heads if each else measure_all_heads
-    values, massive = measure(model, windows, heads_by_layer, M, F, against, progress)
-    coords: dict[str, Any] = {"text": range(len(windows)), "change": against.changes}
+    values, massive = measure(model, windows, heads_by_layer, M, F, comparisons, progress)
+    coords: dict[str, Any] = {"text": range(len(windows)), "change": comparisons.changes}
     head_coords = {"layer": range(view.layers), "head": range(view.heads)}
-    comparison_coords = {"control": against.controls, "ablation": against.ablations}
+    comparison_coords = {"control": comparisons.controls, "ablation": comparisons.ablations}
     coords |= head_coords if each else {dim: names for dim, names in comparison_coords.items() if names}
-    settings = {"draws": against.draws, "seed": against.seed, "each": int(each), "massive": massive}
+    settings = {"draws": comparisons.draws, "seed": comparisons.seed, "each": int(each), "massive": massive}
     settings["bootstrap"] = f"{RESAMPLES} draws of {unit_name(values['tokens'])}"
     return SURGERY.label(values, coords, edit_attributes(view, heads, heads_by_layer, M, F) | settings)
 
@@ -161,31 +161,33 @@ def measure_all_heads(
     heads_by_layer: HeadsByLayer,
     M: str | None,
     F: str | None,
-    against: Against,
+    comparisons: Comparisons,
     progress: OnProgress | None = None,
 ) -> tuple[dict[str, Any], list[list[int]]]:
     """Every field with all chosen heads changed at once, and the massive tokens of every piece."""
-    edit_draws = against.build_edits(
-        plan_edits(model.view, heads_by_layer, M, F), Generator().manual_seed(against.seed)
+    edit_draws = comparisons.build_edits(
+        plan_edits(model.view, heads_by_layer, M, F), Generator().manual_seed(comparisons.seed)
     )
     rows: list[WindowRow] = measure_windows(
         model,
         windows,
-        partial(_measure_batch, model, heads_by_layer=heads_by_layer, edit_draws=edit_draws, against=against),
+        partial(_measure_batch, model, heads_by_layer=heads_by_layer, edit_draws=edit_draws, comparisons=comparisons),
         progress,
     )
-    return kernel(rows, against), [row["massive"] for row in rows]
+    return kernel(rows, comparisons), [row["massive"] for row in rows]
 
 
 @torch.no_grad()
 def _measure_batch(
-    model: Model, batch: Batch, heads_by_layer: HeadsByLayer, edit_draws: EditDraws, against: Against
+    model: Model, batch: Batch, heads_by_layer: HeadsByLayer, edit_draws: EditDraws, comparisons: Comparisons
 ) -> dict[int, WindowRow]:
     """Number of a piece → what was measured of it; nothing before the first edit runs twice."""
     first_layer = min(heads_by_layer)
     block_outputs = model.block_outputs(batch.ids)[:first_layer] if first_layer else []
     losses_by_change: dict[str, list[Tensor]] = {}
-    for name, edits in iterate_edits(batch, heads_by_layer, edit_draws, batch_mean_outputs(batch, against), against):
+    for name, edits in iterate_edits(
+        batch, heads_by_layer, edit_draws, batch_mean_outputs(batch, comparisons), comparisons
+    ):
         logits = model.run_batch(batch.ids, edits, block_outputs=block_outputs)
         losses_by_change.setdefault(name, []).append(next_token_losses(logits, batch.ids))
         if name == "edit":
@@ -200,13 +202,13 @@ def _measure_batch(
     }
 
 
-def kernel(rows: list[WindowRow], against: Against) -> dict[str, Any]:
+def kernel(rows: list[WindowRow], comparisons: Comparisons) -> dict[str, Any]:
     """Mean losses of every piece, costs and excesses over all of them with their intervals."""
-    changes, lengths = against.changes, [len(row["before"]) for row in rows]
+    changes, lengths = comparisons.changes, [len(row["before"]) for row in rows]
     costs = torch.stack([torch.cat([row[name] - row["before"] for row in rows]).double() for name in changes])
     costs_and_excesses = torch.stack([costs, costs[:1] - costs])
     sums = torch.stack([unit.sum(-1) for unit in costs_and_excesses.split(bootstrap_unit_sizes(lengths), -1)], -1)
-    low, high = bootstrap_interval(sums, bootstrap_unit_sizes(lengths), Generator().manual_seed(against.seed))
+    low, high = bootstrap_interval(sums, bootstrap_unit_sizes(lengths), Generator().manual_seed(comparisons.seed))
 
     def mean_losses(name: str) -> list[float]:
         return [float(row[name].double().mean()) for row in rows]
@@ -215,7 +217,7 @@ def kernel(rows: list[WindowRow], against: Against) -> dict[str, Any]:
     values |= {"kl": [row["kl"] for row in rows]}
     for index, name in enumerate(("cost", "excess")):
         values |= {name: costs_and_excesses[index].mean(-1), f"{name}_low": low[index], f"{name}_high": high[index]}
-    for field, names in (("loss_control", against.controls), ("loss_ablated", against.ablations)):
+    for field, names in (("loss_control", comparisons.controls), ("loss_ablated", comparisons.ablations)):
         values |= {field: [mean_losses(name) for name in names]} if names else {}
     return values
 

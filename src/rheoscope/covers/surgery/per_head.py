@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from rheoscope.covers.comparison_arms import Against, EditDraws, batch_mean_outputs, iterate_edits
+from rheoscope.covers.comparison_arms import Comparisons, EditDraws, batch_mean_outputs, iterate_edits
 from rheoscope.covers.head_replacement import plan_edits
 from rheoscope.covers.head_selection import HeadsByLayer
 from rheoscope.covers.text_batches import Batch, OnProgress, WindowIds, measure_windows, next_token_losses
@@ -28,21 +28,21 @@ def sweep_heads(
     heads_by_layer: HeadsByLayer,
     M: str | None,
     F: str | None,
-    against: Against,
+    comparisons: Comparisons,
     progress: OnProgress | None = None,
 ) -> tuple[dict[str, Any], list[list[int]]]:
     """Every field of `surgery` with each chosen head changed alone, and the massive tokens of every piece."""
-    edit_draws = _edit_draws_by_layer(model.view, heads_by_layer, M, F, against)
+    edit_draws = _edit_draws_by_layer(model.view, heads_by_layer, M, F, comparisons)
     sweep = partial(
         _sweep_batch,
         model,
         heads_by_layer=heads_by_layer,
         edit_draws=edit_draws,
-        against=against,
+        comparisons=comparisons,
         n_windows=len(windows),
     )
     rows: list[WindowSweep] = measure_windows(model, windows, sweep, progress)
-    values = kernel([sums for _, sums, _ in rows], [len(ids) - 1 for ids in windows], against.seed)
+    values = kernel([sums for _, sums, _ in rows], [len(ids) - 1 for ids in windows], comparisons.seed)
     grid_values = {
         name: _on_head_grid(x, heads_by_layer, model.view) if name.startswith("each_") else x
         for name, x in values.items()
@@ -51,12 +51,12 @@ def sweep_heads(
 
 
 def _edit_draws_by_layer(
-    view: View, heads_by_layer: HeadsByLayer, M: str | None, F: str | None, against: Against
+    view: View, heads_by_layer: HeadsByLayer, M: str | None, F: str | None, comparisons: Comparisons
 ) -> dict[int, EditDraws]:
     """The changes of every layer; its random turns are its own, whatever else is asked for."""
     return {
-        layer: against.build_edits(
-            plan_edits(view, {layer: head_indices}, M, F), Generator().manual_seed(1000 * against.seed + layer)
+        layer: comparisons.build_edits(
+            plan_edits(view, {layer: head_indices}, M, F), Generator().manual_seed(1000 * comparisons.seed + layer)
         )
         for layer, head_indices in heads_by_layer.items()
     }
@@ -68,17 +68,17 @@ def _sweep_batch(
     batch: Batch,
     heads_by_layer: HeadsByLayer,
     edit_draws: dict[int, EditDraws],
-    against: Against,
+    comparisons: Comparisons,
     n_windows: int,
 ) -> dict[int, WindowSweep]:
     """Number of a piece → its loss before, and what every change of every head costs it."""
-    block_outputs, means = model.block_outputs(batch.ids), batch_mean_outputs(batch, against)
+    block_outputs, means = model.block_outputs(batch.ids), batch_mean_outputs(batch, comparisons)
     unit_size = bootstrap_unit_sizes([batch.losses_before.shape[-1]] * n_windows)[0]
     head_costs = []
     for layer, head_indices in heads_by_layer.items():
         for head in head_indices:
-            costs: dict[str, list[Tensor]] = {name: [] for name in against.changes}
-            for name, edits in iterate_edits(batch, {layer: [head]}, edit_draws[layer], means, against):
+            costs: dict[str, list[Tensor]] = {name: [] for name in comparisons.changes}
+            for name, edits in iterate_edits(batch, {layer: [head]}, edit_draws[layer], means, comparisons):
                 logits = model.run_batch(batch.ids, edits, block_outputs=block_outputs[:layer])
                 costs[name].append(_sum_by_unit(next_token_losses(logits, batch.ids) - batch.losses_before, unit_size))
             head_costs.append(torch.stack([torch.stack(draws).mean(0) for draws in costs.values()]))
