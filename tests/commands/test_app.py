@@ -420,7 +420,7 @@ def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Pa
         ),
         (["reverse", "The keys to the", "--token", "2"], "pulls at most"),
         (
-            ["surgery", "The keys to the cabinet are", "--M", "symmetric", "--heads", "L5", "--each"],
+            ["surgery", "The keys to the cabinet are", "--M", "symmetric", "--heads", "L5", "--per-head"],
             "in each head alone",
         ),
         (["surgery", "The keys to the cabinet are", "--F", "rank 2", "--heads", "L5"], "in L5.H0 L5.H1 L5.H2 L5.H3"),

@@ -143,7 +143,7 @@ def test_the_commands(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
     assert re.search(r"1 shard, \d+ texts, [\d,]+ tokens, \d+ rejects", ran.stdout)
     assert not ran.stderr
     held = rs.open_corpus(tmp_path / "run").manifest.job
-    assert (held.length, held.analyses) == (32, {"head_types": {"reach": 4}})
+    assert (held.length, held.analyses) == (32, {"head_types": {"local_window": 4}})
     assert "1 of 1 shard," in rheoscope("corpus", "status", str(tmp_path / "run")).stdout
     assert rheoscope("corpus", "resume", str(tmp_path / "run")).returncode == 0
     assert "head_types.layer_head: text, layer, head" in rheoscope("corpus", "query", str(one)).stdout

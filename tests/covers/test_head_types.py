@@ -33,7 +33,7 @@ def slow(A: np.ndarray, ids: list[int], window: int) -> dict[str, float]:
         "duplicate_token": [A[i, past[i]].sum() for i in range(n) if past[i]],
         "sink": [A[i, 0] for i in range(1, n)],
         "local": [A[i, max(0, i - window + 1) : i + 1].sum() for i in wide],
-        "itself": [A[i, i] for i in range(1, len(A))],
+        "self_weight": [A[i, i] for i in range(1, len(A))],
         "uniform": [-(A[i, : i + 1] * np.log(A[i, : i + 1])).sum() / np.log(i + 1) for i in wide],
     }
     return {name: float(np.mean(row)) for name, row in rows.items()}
@@ -45,7 +45,7 @@ def test_scores_equal_slow_counts(name: str) -> None:
     ids = torch.cat([text(n=9), text(n=9)])
     ids[13] = ids[12]  # a token that follows itself is no induction
     trace = model.trace(ids)
-    found = rs.head_types(model, trace, reach=3)
+    found = rs.head_types(model, trace, local_window=3)
     for layer, head in ((0, 1), (1, 3)):
         wanted = slow(trace.weights(layer, head).detach().numpy(), ids.tolist(), 3)
         for field, value in wanted.items():
@@ -104,7 +104,7 @@ def test_the_probe_is_a_repetition_and_a_text_without_one_has_no_induction() -> 
     ids = repeated_random_tokens(300, 12, 0)
     assert torch.equal(ids[:12], ids[12:])
     assert len(ids.unique()) == 12
-    found = rs.head_types(rs.load(), tokens=12)
+    found = rs.head_types(rs.load(), probe_length=12)
     assert found.attrs["probe"] == "12 random tokens, twice"
     assert not bool(found.induction.isnull().any())
     model: Any = rs.load()
@@ -116,7 +116,7 @@ def test_the_probe_is_a_repetition_and_a_text_without_one_has_no_induction() -> 
 @pytest.mark.parametrize("name", ["bert", "mistral", "own_sink"])
 def test_scores_are_shares(name: str) -> None:
     model = double(name)
-    found = rs.head_types(model, traced(name, F64), reach=2)
+    found = rs.head_types(model, traced(name, F64), local_window=2)
     for field in ("previous_token", "sink", "local", "uniform"):
         assert bool(((found[field] >= 0) & (found[field] <= 1 + 1e-9)).all()), field
 
@@ -125,8 +125,8 @@ def test_what_it_cannot_do_is_told_in_one_line() -> None:
     model = double("gpt2")
     with pytest.raises(rs.RheoscopeError, match=r"got 0.0 and 5; type threshold=0.4"):
         rs.head_types(model, threshold=0.0)
-    with pytest.raises(rs.RheoscopeError, match=r"2 to 40 different tokens .* got 64; type tokens=40"):
-        rs.head_types(model, tokens=64)
+    with pytest.raises(rs.RheoscopeError, match=r"2 to 40 different tokens .* got 64; type probe_length=40"):
+        rs.head_types(model, probe_length=64)
     with pytest.raises(rs.RheoscopeError, match=r"this trace comes from weights .*; type model.trace\(text\)"):
         rs.head_types(model, traced("llama", F64))
 

@@ -18,7 +18,7 @@ from rheoscope.covers.heat.analysis import (
     heat_kernel,
     kernel,
     key_permutations,
-    memory,
+    row_distance,
     permute_weights,
     spectral_gaps,
     total_variation,
@@ -78,8 +78,8 @@ def test_memory_never_grows_and_distances_are_those_of_a_loop(seed: int, causal:
         apart = sum(sum(abs(float(power[i, j] - H[i, j])) for j in range(6)) / 2 for i in range(6)) / 6
         assert float(found["heat_distance"][0, at]) == pytest.approx(apart, abs=1e-12)
         pairs = [float((H[i] - H[j]).abs().sum() / 2) for i in range(6) for j in range(6) if i != j]
-        assert float(found["memory"][0, at]) == pytest.approx(np.mean(pairs), abs=1e-12)
-    remembered = [1.0, *found["memory"][0].tolist()]
+        assert float(found["row_distance"][0, at]) == pytest.approx(np.mean(pairs), abs=1e-12)
+    remembered = [1.0, *found["row_distance"][0].tolist()]
     assert all(later <= before + 1e-12 for before, later in pairwise(remembered))
 
 
@@ -93,12 +93,12 @@ def test_planted_walks() -> None:
     still = torch.eye(4, dtype=F64)[None]
     assert not kernel(still, (1, 5))["heat_distance"].any()
     assert float(spectral_gaps(still)) == 0
-    assert float(memory(still)) == 1
+    assert float(row_distance(still)) == 1
     ring = torch.eye(3, dtype=F64).roll(1, 1)[None]
     assert float(spectral_gaps(ring)) == pytest.approx(1.5)  # eigenvalues 1 and e^{±2πi/3}
     late = kernel(ring, (30,))
     assert float(late["heat_distance"]) == pytest.approx(2 / 3, abs=1e-9)
-    assert float(late["memory"]) < 1e-9
+    assert float(late["row_distance"]) < 1e-9
 
 
 def test_metric_attention_on_a_ring_comes_near_to_heat() -> None:
@@ -131,13 +131,13 @@ def test_of_a_model_and_its_null() -> None:
     A = trace.weights(1, 2)
     direct = kernel(A[None], (1, 4))["heat_distance"][0]
     assert np.allclose(found.heat_distance[1, 2], direct, atol=1e-12)
-    assert np.allclose(found.gap[1, 2], 1 - A.diagonal().sort().values[-2], atol=1e-12)
+    assert np.allclose(found.spectral_gap[1, 2], 1 - A.diagonal().sort().values[-2], atol=1e-12)
     allowed = torch.ones_like(A).tril().bool()
     null = torch.stack(
-        [kernel(permute_weights(A[None], one), (1, 4))["memory"][0] for one in key_permutations(allowed, 3, 0)]
+        [kernel(permute_weights(A[None], one), (1, 4))["row_distance"][0] for one in key_permutations(allowed, 3, 0)]
     )
-    assert np.allclose(found.memory_null[1, 2], null.mean(0), atol=1e-12)
-    assert np.allclose(found.memory_null_sd[1, 2], null.std(0), atol=1e-12)
+    assert np.allclose(found.row_distance_null[1, 2], null.mean(0), atol=1e-12)
+    assert np.allclose(found.row_distance_null_sd[1, 2], null.std(0), atol=1e-12)
     assert float(found.q_value.min()) >= 1 / (3 * found.heat_distance.size + 1)
     assert "q_value" not in rs.heat(trace, draws=0)
 
@@ -146,7 +146,7 @@ def test_both_ways_and_heads_that_are_no_walk() -> None:
     trace = own_traced("own_encoder", F64)
     found = rs.heat(trace, times=(2,), draws=0)
     second = np.sort(np.linalg.eigvals(trace.weights(0, 1).numpy()).real)[-2]
-    assert float(found.gap[0, 1]) == pytest.approx(1 - second)
+    assert float(found.spectral_gap[0, 1]) == pytest.approx(1 - second)
     for name in ("own_sigmoid", "own_shaped", "own_sink"):
         assert bool(rs.heat(own_traced(name), times=(1,), draws=0).heat_distance.isnull().all())
 

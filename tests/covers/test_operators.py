@@ -109,7 +109,7 @@ def twin(view: View, layer: int, head: int, raw: bool) -> dict[str, Tensor]:
         "positivity_F": own,
         "copying": own if view.unembed is None else words(view, F, raw),
         "alignment": (F * M.mT).sum() / (F.norm() * M.norm()),
-        "symmetry_at": torch.stack(offsets),
+        "symmetry_at_offset": torch.stack(offsets),
         "singular_values_M": s_M[: block.W_Q.shape[-1]],
         "singular_values_F": s_F[: block.W_V.shape[-1]],
     }
@@ -210,7 +210,7 @@ def test_tied_queries_and_keys_are_symmetric_and_positive() -> None:
     assert float(found.symmetry[0, 0]) == pytest.approx(1)
     assert float(found.positive_share[0, 0]) == pytest.approx(1)
     assert float(found.directionality[0, 0]) == pytest.approx(0, abs=1e-9)
-    assert found.symmetry_at[0, 0].values == pytest.approx(np.ones(len(OFFSETS)))
+    assert found.symmetry_at_offset[0, 0].values == pytest.approx(np.ones(len(OFFSETS)))
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_yarn", "llama_three", "neox"])
@@ -224,9 +224,9 @@ def test_tied_queries_and_keys_are_symmetric_at_every_offset_under_RoPE(name: st
 
     tied = changed(name, tie)
     found = rs.operators(tied.view)
-    assert found.symmetry_at.values == pytest.approx(np.ones(found.symmetry_at.shape), abs=1e-6)
+    assert found.symmetry_at_offset.values == pytest.approx(np.ones(found.symmetry_at_offset.shape), abs=1e-6)
     assert found.symmetry.values == pytest.approx(1)
-    assert float(abs(rs.operators(double(name).view).symmetry_at).max()) < 0.9
+    assert float(abs(rs.operators(double(name).view).symmetry_at_offset).max()) < 0.9
     M = tied.view.head(0, 1).M(5).dense()
     assert gap(M, M.mT) > 1e-3 * float(M.abs().max())
 
@@ -372,7 +372,7 @@ def test_dimensions_names_and_definitions(name: str) -> None:
         assert found[field].shape == (layers, heads)
     for field in ("layer_symmetry", "layer_directionality"):
         assert found[field].dims == ("layer",)
-    assert found.symmetry_at.dims == ("layer", "head", "offset")
+    assert found.symmetry_at_offset.dims == ("layer", "head", "offset")
     assert found.offset.values.tolist() == list(OFFSETS)
     assert found.singular_values_M.dims[:2] == found.singular_values_F.dims[:2] == ("layer", "head")
     assert set(OPERATORS.fields) == set(found.data_vars)
@@ -392,7 +392,7 @@ def test_ranges(name: str) -> None:
         "positivity_F",
         "copying",
         "alignment",
-        "symmetry_at",
+        "symmetry_at_offset",
         "layer_symmetry",
     ):
         assert float(abs(found[field]).max()) <= 1 + 1e-6, field

@@ -17,7 +17,7 @@ EVERY = ["edit", "mean", "uniform"]
 
 
 def each(of: Any, texts: Any, **asked: Any) -> Any:
-    return rs.surgery(of, texts, each=True, **asked)
+    return rs.surgery(of, texts, per_head=True, **asked)
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -30,10 +30,10 @@ def test_every_head_costs_what_surgery_of_it_alone_costs(name: str) -> None:
         here = found.sel(layer=layer, head=head)
         for field in ("cost", "cost_low", "cost_high", "excess", "excess_low", "excess_high"):
             wanted = alone[field].sel(change=EVERY).values
-            assert here[f"each_{field}"].sel(change=EVERY).values == pytest.approx(wanted, abs=2e-5), field
-        after = (here.each_cost_of_text.sel(change="edit") + found.loss_before).values
+            assert here[f"head_{field}"].sel(change=EVERY).values == pytest.approx(wanted, abs=2e-5), field
+        after = (here.head_cost_by_text.sel(change="edit") + found.loss_before).values
         assert after == pytest.approx(alone.loss_after.values, abs=2e-5)
-        assert abs(float(here.each_cost.sel(change="size") - here.each_cost.sel(change="edit"))) > 1e-7
+        assert abs(float(here.head_cost.sel(change="size") - here.head_cost.sel(change="edit"))) > 1e-7
     assert found.loss_before.values == pytest.approx(alone.loss_before.values, abs=1e-6)
     assert found.tokens.values.tolist() == alone.tokens.values.tolist()
 
@@ -41,32 +41,32 @@ def test_every_head_costs_what_surgery_of_it_alone_costs(name: str) -> None:
 def test_a_head_does_not_depend_on_which_others_are_asked_for() -> None:
     of = double("llama")
     every = each(of, TEXTS, M="symmetric")
-    assert bool(every.each_cost.notnull().all())
+    assert bool(every.head_cost.notnull().all())
     layer = of.view.head_indices(1)
     for some in ([(1, 2)], layer):
         found = each(of, TEXTS, heads=some, M="symmetric")
-        there = found.each_cost.notnull()
+        there = found.head_cost.notnull()
         assert int(there.sum()) == 3 * len(some)
-        for field in ("each_cost", "each_excess_low"):
+        for field in ("head_cost", "head_excess_low"):
             assert np.allclose(found[field].values[there], every[field].values[there], atol=1e-12)
     other = each(of, TEXTS, heads=layer, M="symmetric", against=rs.Against(("size",), seed=1))
-    assert np.allclose(other.each_cost.sel(layer=1, change="edit"), every.each_cost.sel(layer=1, change="edit"))
-    assert not np.allclose(other.each_cost.sel(layer=1, change="size"), every.each_cost.sel(layer=1, change="size"))
+    assert np.allclose(other.head_cost.sel(layer=1, change="edit"), every.head_cost.sel(layer=1, change="edit"))
+    assert not np.allclose(other.head_cost.sel(layer=1, change="size"), every.head_cost.sel(layer=1, change="size"))
 
 
 def test_draws_are_a_mean_and_totals_are_sums() -> None:
     of = double("gpt2")
     found = each(of, TEXTS, M="symmetric", against=rs.Against(("size", "cloud"), draws=2))
-    assert found.total.values == pytest.approx(found.each_cost.sum(("layer", "head")).values)
-    assert found.total_excess.values == pytest.approx(found.each_excess.sum(("layer", "head")).values)
-    assert found.each_excess.sel(change="edit").values == pytest.approx(0)
+    assert found.total_cost.values == pytest.approx(found.head_cost.sum(("layer", "head")).values)
+    assert found.total_excess.values == pytest.approx(found.head_excess.sum(("layer", "head")).values)
+    assert found.head_excess.sel(change="edit").values == pytest.approx(0)
     share = found.tokens / found.tokens.sum()
-    assert found.each_cost.values == pytest.approx((found.each_cost_of_text * share).sum("text").values)
-    for name in ("each_cost", "each_excess", "total", "total_excess"):
+    assert found.head_cost.values == pytest.approx((found.head_cost_by_text * share).sum("text").values)
+    for name in ("head_cost", "head_excess", "total_cost", "total_excess"):
         low, mean, high = (found[name + end].values for end in ("_low", "", "_high"))
         assert (low <= mean + 1e-12).all()
         assert (mean <= high + 1e-12).all()
-    assert (found.total_high > found.total_low).sum() == 3
+    assert (found.total_cost_high > found.total_cost_low).sum() == 3
     assert "texts" in found.attrs["bootstrap"]
     assert all("definition" in found[name].attrs for name in found.data_vars)
 
@@ -81,7 +81,7 @@ def test_few_texts_are_drawn_in_chunks() -> None:
     assert "chunks" in found.attrs["bootstrap"]
     assert found.sizes["text"] == 1
     for field in ("cost", "cost_low", "cost_high"):
-        assert float(found[f"each_{field}"].sel(layer=2, head=1)[0]) == pytest.approx(float(alone[field][0]), abs=1e-6)
+        assert float(found[f"head_{field}"].sel(layer=2, head=1)[0]) == pytest.approx(float(alone[field][0]), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -89,7 +89,7 @@ def test_identity_costs_nothing_and_the_model_is_as_before(name: str) -> None:
     of, told = model(name), []
     before = [x.clone() for x in of.network.parameters()]
     found = each(of, TEXTS, M="identity", F="identity", against=rs.Against(()), progress=lambda *at: told.append(at))
-    assert (found.each_cost.values == 0).all()
+    assert (found.head_cost.values == 0).all()
     assert told[-1] == (5, 5)
     each(of, TEXTS[:2], M="symmetric", F="symmetric")
     assert all(torch.equal(a, b) for a, b in zip(before, of.network.parameters(), strict=True))
@@ -116,8 +116,8 @@ def test_bad_input_is_told_in_one_line(asked: dict[str, Any], said: str) -> None
 def test_asked_of_its_subject_alone_it_makes_every_M_symmetric() -> None:
     found = each(double("gpt2"), text())
     assert found.change.values.tolist() == ["edit", "size", "cloud"]
-    assert (found.attrs["M"], found.attrs["each"]) == ("symmetric", 1)
-    assert found.each_cost.shape == (3, 2, 4)
+    assert (found.attrs["M"], found.attrs["per_head"]) == ("symmetric", 1)
+    assert found.head_cost.shape == (3, 2, 4)
     assert "cost" not in found
 
 

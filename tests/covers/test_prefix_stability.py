@@ -19,7 +19,7 @@ F64 = torch.float64
 PREFIXES = [[5, 9, 30], [21, 22, 8, 8, 11, 4]]
 
 
-def slow(one: Any, other: Any, layer: int, head: int, least: int, shift: int, dropped: set[int]) -> float:
+def slow(one: Any, other: Any, layer: int, head: int, min_keys: int, shift: int, dropped: set[int]) -> float:
     """The definition, read aloud, query by query; places counted from the start of the text."""
     n, before = len(one), len(other) - len(one)
     a, b = one.scores(layer, head).numpy(), other.scores(layer, head).numpy()
@@ -35,7 +35,7 @@ def slow(one: Any, other: Any, layer: int, head: int, least: int, shift: int, dr
             and permitted[i + shift + before, j + shift + before]
             and {i, j, i + shift, j + shift} <= set(there)
         ]
-        if len(pairs) >= least:
+        if len(pairs) >= min_keys:
             beside = b[i + shift + before, [j + shift + before for j in pairs]]
             found.append(spearmanr(a[i, pairs], beside).statistic)
     return float(np.mean(found)) if found else float("nan")
@@ -45,7 +45,7 @@ def slow(one: Any, other: Any, layer: int, head: int, least: int, shift: int, dr
 def test_it_equals_a_slow_twin(name: str) -> None:
     model = double(name)
     one, others = model.trace(text()), [model.trace([*prefix, *text().tolist()]) for prefix in PREFIXES]
-    found = rs.prefix_stability(model, text(), PREFIXES, least=4, keep_massive=True)
+    found = rs.prefix_stability(model, text(), PREFIXES, min_keys=4, keep_massive=True)
     assert found.stability.shape == (2, model.view.layers, model.view.heads)
     for layer, head in ((0, 0), (model.view.layers - 1, model.view.heads - 1)):
         for at, other in enumerate(others):
@@ -61,19 +61,19 @@ def test_massive_tokens_of_any_reading_are_dropped(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         type(one), "massive_tokens", lambda trace, factor=5.0: [0, 2, 10] if len(trace) == longer else [4]
     )
-    found = rs.prefix_stability(model, text(), PREFIXES[:1], least=4)
+    found = rs.prefix_stability(model, text(), PREFIXES[:1], min_keys=4)
     wanted = slow(one, other, 1, 2, 4, 0, {4, 10 - 3})
     assert float(found.stability[0, 1, 2]) == pytest.approx(wanted, abs=1e-6)
     null = slow(one, other, 1, 2, 4, 9, {4, 10 - 3})
     assert float(found.stability_null[0, 1, 2]) == pytest.approx(null, abs=1e-6)
-    kept = rs.prefix_stability(model, text(), PREFIXES[:1], least=4, keep_massive=True)
+    kept = rs.prefix_stability(model, text(), PREFIXES[:1], min_keys=4, keep_massive=True)
     assert float(kept.stability[0, 1, 2]) != pytest.approx(wanted, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_yarn", "neox", "qwen3", "gemma3", "own_alibi", "own_buckets"])
 def test_embeddings_do_not_feel_a_prefix(name: str) -> None:
     """Relative positions: in layer 0 a score is a relation of two tokens and their distance, nothing else."""
-    found = rs.prefix_stability(double(name), text(), PREFIXES, least=3)
+    found = rs.prefix_stability(double(name), text(), PREFIXES, min_keys=3)
     there = found.stability[:, 0].values
     assert np.allclose(there[np.isfinite(there)], 1, atol=1e-6)
     assert np.isfinite(there).any()
@@ -101,7 +101,7 @@ def test_place_alone_is_as_stable_for_other_tokens() -> None:
 def test_a_short_text_has_a_null_too() -> None:
     """Half of it has no query with enough keys, so the other tokens are nearer by."""
     model, ids = double("llama"), text(n=14)
-    found = rs.prefix_stability(model, ids, PREFIXES, least=8, keep_massive=True)
+    found = rs.prefix_stability(model, ids, PREFIXES, min_keys=8, keep_massive=True)
     assert np.isfinite(found.stability_null.values).all()
     others = [model.trace([*prefix, *ids.tolist()]) for prefix in PREFIXES]
     for at, other in enumerate(others):
@@ -111,9 +111,9 @@ def test_a_short_text_has_a_null_too() -> None:
 
 def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = double("llama")
-    whole = rs.prefix_stability(model, text(), PREFIXES, least=4)
+    whole = rs.prefix_stability(model, text(), PREFIXES, min_keys=4)
     monkeypatch.setattr(module, "cache_block_numel", lambda device: 1)
-    apart = rs.prefix_stability(model, text(), PREFIXES, least=4)
+    apart = rs.prefix_stability(model, text(), PREFIXES, min_keys=4)
     for field in whole.data_vars:
         assert np.allclose(whole[field], apart[field], equal_nan=True), field
 
@@ -153,7 +153,7 @@ def test_without_prefixes_beginnings_are_drawn_from_the_text() -> None:
 
 def test_progress_is_told_prefix_by_prefix() -> None:
     told: list[tuple[int, int]] = []
-    rs.prefix_stability(double("llama"), text(), PREFIXES, least=4, progress=lambda done, of: told.append((done, of)))
+    rs.prefix_stability(double("llama"), text(), PREFIXES, min_keys=4, progress=lambda done, of: told.append((done, of)))
     assert told == [(1, 2), (2, 2)]
 
 
@@ -165,6 +165,6 @@ def test_what_it_cannot_do_is_told_in_one_line() -> None:
     with pytest.raises(rs.RheoscopeError, match=r"at least 8 other keys .* and 6 tokens .*; type a longer text"):
         rs.prefix_stability(model, text(n=6), PREFIXES)
     with pytest.raises(rs.RheoscopeError, match=r"at least 2 other keys \(3 or more\)"):
-        rs.prefix_stability(model, text(), PREFIXES, least=2)
+        rs.prefix_stability(model, text(), PREFIXES, min_keys=2)
     with pytest.raises(rs.RheoscopeError, match="reads at most 64"):
         rs.prefix_stability(double("gpt2"), text(n=60), [[1, 2, 3, 4, 5]])

@@ -17,8 +17,8 @@ def test_the_same_text_twice_changes_nothing(name: str) -> None:
     model = double(name)
     found = rs.relation_swap(model, model.trace(text()), other=text(), draws=0)
     assert float(found.kl.max()) < 1e-12
-    assert float(found.kl_everywhere.max()) < 1e-12
-    assert float(found.kl_other) < 1e-12
+    assert float(found.kl_all_layers.max()) < 1e-12
+    assert float(found.kl_other_text) < 1e-12
 
 
 def test_another_text_does_and_random_heads_do() -> None:

@@ -45,8 +45,8 @@ def test_the_dataset_has_the_norms_and_columns_of_the_maps_and_rows_sum_to_0(nam
     for layer, head in ((0, 0), (1, 2)):
         R = rs.reversed_map(model, trace, layer, head, target=3)
         assert float(found.norm.sel(layer=layer, head=head)) == pytest.approx(float(R.norm()))
-        assert found.received.sel(layer=layer, head=head).values == pytest.approx(R.abs().sum(0).numpy())
-        assert found.pull.sel(layer=layer, head=head).values == pytest.approx(R.sum(0).numpy(), abs=1e-12)
+        assert found.gradient_abs_sum.sel(layer=layer, head=head).values == pytest.approx(R.abs().sum(0).numpy())
+        assert found.gradient_sum.sel(layer=layer, head=head).values == pytest.approx(R.sum(0).numpy(), abs=1e-12)
         assert float(R.sum(-1).abs().max()) < 1e-12
         assert float(R.triu(1).abs().max()) == 0
     order = found["rank"].values.ravel()
@@ -80,9 +80,9 @@ def test_a_planted_copying_head_tops_the_ranking(head: int) -> None:
         block.W_O[head].copy_(torch.eye(8, 1) * 3 * model.view.unembed[:, 30] / model.view.unembed[:, 30].norm())
     found = rs.reversed_attention(model, model.trace(ids), target=30)
     assert int(found["rank"].sel(layer=1, head=head)) == 1
-    assert int(found.received.sel(layer=1, head=head).values.argmax()) == 1
+    assert int(found.gradient_abs_sum.sel(layer=1, head=head).values.argmax()) == 1
     R = rs.reversed_map(model, model.trace(ids), 1, head, target=30)
-    assert int(found.pull.sel(layer=1, head=head).values.argmin()) == 1
+    assert int(found.gradient_sum.sel(layer=1, head=head).values.argmin()) == 1
     assert float(R[-1, 1]) < 0  # a higher score of the target's token lowers the loss
 
 

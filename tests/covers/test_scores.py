@@ -38,7 +38,7 @@ def test_shares_add_up_to_one_and_what_is_constant_has_none(name: str) -> None:
     if not isinstance(double(name).view.layer_heads[0].mechanism.position, ModelRotary):
         assert float(abs(found.mean_key).max()) <= 1e-9
         assert float(abs(found.key_bias).max()) <= 1e-9
-    assert float(found.spread.min()) > 0
+    assert float(found.row_sd.min()) > 0
     assert bool(((found.positive_share_cloud >= 0) & (found.positive_share_cloud <= 1)).all())
 
 

@@ -35,13 +35,13 @@ def test_the_planted_spaces_are_found() -> None:
     model = halves()
     x = random(0, 20, 16)
     found = rs.stack(on(model, x), keep_massive=True, draws=2)
-    assert sorted(found.span.values[0].tolist()) == [0.25, 0.5, 0.75, 0.75]
+    assert sorted(found.joint_rank_share.values[0].tolist()) == [0.25, 0.5, 0.75, 0.75]
     wanted = np.array([[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]])
     assert np.allclose(found.overlap[0], wanted)
     assert found.overlap_null.item() == pytest.approx(0.25)
     assert found.rank_ratio.item() == pytest.approx(16 / 12)
-    assert sorted(found.order.values[0].tolist()) == [0, 1, 2, 3]
-    assert {0, 2} & set(found.order.values[0, -1:].tolist())  # what was seen already comes last
+    assert sorted(found.head_order.values[0].tolist()) == [0, 1, 2, 3]
+    assert {0, 2} & set(found.head_order.values[0, -1:].tolist())  # what was seen already comes last
 
 
 def test_a_full_cover_recovers_everything_and_a_part_does_not() -> None:
@@ -53,7 +53,7 @@ def test_a_full_cover_recovers_everything_and_a_part_does_not() -> None:
                 W[head].copy_(eye[:, 6 * head : 6 * head + 6])
     found = rs.stack(on(model, random(0, 20, 12)), keep_massive=True, draws=2)
     assert found.recovered_orthonormal[0, 1].item() == pytest.approx(1)
-    assert found.span.values[0].tolist() == [0.5, 1]
+    assert found.joint_rank_share.values[0].tolist() == [0.5, 1]
     assert found.recovered[0, 1].item() == pytest.approx(1)
     assert found.recovered_cka[0, 1].item() == pytest.approx(1)
     assert 0 < found.recovered[0, 0].item() < 0.95
@@ -69,10 +69,10 @@ def test_a_head_that_stretches_one_direction_drowns_the_others() -> None:
                 W[head].copy_(eye[:, 6 * head : 6 * head + 6])
         heads.W_Q[1, :, 0] *= 1000
     found = rs.stack(on(model, random(0, 20, 12)), keep_massive=True, draws=0)
-    assert found.order.values[0].tolist() == [0, 1]
+    assert found.head_order.values[0].tolist() == [0, 1]
     assert found.recovered[0, 1].item() < found.recovered[0, 0].item() - 0.1
     assert found.recovered_orthonormal[0, 1].item() == pytest.approx(1)
-    assert found.span[0, 1].item() == 1
+    assert found.joint_rank_share[0, 1].item() == 1
 
 
 @torch.no_grad()
@@ -125,7 +125,7 @@ def test_it_equals_a_slow_search() -> None:
     images = [(x @ trace.view.head(1, head).F.dense().detach()).numpy() for head in range(4)]
     order, kept = searched(images, x.numpy())
     assert np.allclose(found.recovered[1], kept, atol=1e-9)
-    assert found.order.values[1].tolist() == order
+    assert found.head_order.values[1].tolist() == order
     below = np.concatenate([
         (trace.view.layer_heads[layer].norm.normalise(trace.layer_input(layer)) @ trace.view.head(layer, head).F.dense()).detach().numpy()
         for layer in range(2) for head in range(4)
@@ -144,8 +144,8 @@ def test_laws(name: str) -> None:
     assert float(found.rank_ratio.min()) >= 1
     assert bool((found.recovered[:, 0] >= found.recovered_random[:, 0] - 1e-12).all())
     assert bool((found.recovered_projection.diff("heads_used") > -0.05).all())
-    assert bool((found.span.diff("heads_used") >= 0).all())
-    assert float(found.span.max()) <= 1
+    assert bool((found.joint_rank_share.diff("heads_used") >= 0).all())
+    assert float(found.joint_rank_share.max()) <= 1
 
 
 def test_without_draws_nothing_random_is_told() -> None:

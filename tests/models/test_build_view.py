@@ -113,7 +113,7 @@ def test_offsets_may_reach_beyond_the_longest_text() -> None:
             for one in (short, long)
         )
         assert torch.equal(found, wanted)
-    assert bool(rs.operators(short.view).symmetry_at.notnull().all())
+    assert bool(rs.operators(short.view).symmetry_at_offset.notnull().all())
 
 
 def test_tied_queries_and_keys_are_symmetric() -> None:

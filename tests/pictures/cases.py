@@ -43,7 +43,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "decay": {"heads": EVERY_HEAD_OF[3], "M": "symmetric"},
     "distorted_pairs": {"layer": 2, "head": 1, "top": 4},
     "distortion": {"nearest": 3, "draws": 2},
-    "each_head": {"heads": [(2, 1), (4, 3)], "M": "symmetric", "each": True},
+    "surgery_per_head": {"heads": [(2, 1), (4, 3)], "M": "symmetric", "per_head": True},
     "faithfulness": {"targets": [" on", " on"], "foils": [" of", " of"], "shares": (1.0, 0.0, 0.5), "draws": 1},
     "fixed_point": {"layers": [0, 2, 5], "times": 3, "iterations": 3},
     "heat": {"draws": 3},
@@ -73,8 +73,8 @@ def trace() -> Any:
 
 @cache
 def found(name: str, **settings: Any) -> Any:
-    """The answer of an analysis, asked as it is here or with other settings; `each_head` is surgery of every head alone."""
-    analysis = catalogue.analysis_by_name("surgery" if name == "each_head" else name)
+    """The answer of an analysis, asked as it is here or with other settings; `surgery_per_head` is surgery of every head alone."""
+    analysis = catalogue.analysis_by_name("surgery" if name == "surgery_per_head" else name)
     text = SEVERAL if analysis.name == "surgery" else TEXT
     given = {"view": model().view, "trace": trace(), "model": model(), "text": text, "texts": TEXTS}
     return analysis.ask(*(given[subject] for subject in analysis.subjects), **SETTINGS.get(name, {}) | settings)

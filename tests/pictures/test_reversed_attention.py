@@ -15,4 +15,4 @@ def test_maps_hold_the_numbers_and_frame_the_strongest() -> None:
     assert np.array_equal(heads.values, dataset.norm.values)
     assert len(heads.marked) == 5
     assert np.unravel_index(dataset.norm.values.argmax(), dataset.norm.shape) in heads.marked
-    assert tokens.values == pytest.approx(dataset.received.values.sum(1))
+    assert tokens.values == pytest.approx(dataset.gradient_abs_sum.values.sum(1))

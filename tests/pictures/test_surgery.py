@@ -23,11 +23,11 @@ def test_costs_stand_at_their_places_with_their_intervals() -> None:
 
 
 def test_costs_of_single_heads_are_framed_where_their_interval_leaves_0_out() -> None:
-    dataset = found("each_head")
-    table = cells(titled("each_head", "Cost of the edit, nats"))
-    assert np.array_equal(table.values, dataset.each_cost.sel(change="edit").values, equal_nan=True)
-    low, high = (dataset[f"each_cost_{end}"].sel(change="edit").values for end in ("low", "high"))
+    dataset = found("surgery_per_head")
+    table = cells(titled("surgery_per_head", "Cost of the edit, nats"))
+    assert np.array_equal(table.values, dataset.head_cost.sel(change="edit").values, equal_nan=True)
+    low, high = (dataset[f"head_cost_{end}"].sel(change="edit").values for end in ("low", "high"))
     sure = {(int(a), int(b)) for a, b in np.argwhere((low > 0) | (high < 0))}
     assert table.marked == sure
-    over = lines(titled("each_head", "Over depth"))
-    assert np.allclose(over["cloud"].y, dataset.each_cost.sel(change="cloud").sum("head"))
+    over = lines(titled("surgery_per_head", "Over depth"))
+    assert np.allclose(over["cloud"].y, dataset.head_cost.sel(change="cloud").sum("head"))

@@ -31,8 +31,8 @@ def head_types(
     model: Model,
     trace: Trace | None = None,
     threshold: Fraction = 0.4,
-    reach: Annotated[int, Bounds(1, 10_000)] = 5,
-    tokens: Annotated[int, Bounds(2, 100_000)] | None = None,
+    local_window: Annotated[int, Bounds(1, 10_000)] = 5,
+    probe_length: Annotated[int, Bounds(2, 100_000)] | None = None,
     seed: Seed = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
@@ -42,25 +42,25 @@ def head_types(
     tokens (64, or as many as it can) twice over, the usual probe: nothing but the repetition can be known of it. With a Trace, its
     own repetitions count.
 
-    **Formula** each score's is in its `attrs["definition"]`. Rows that may see fewer than 2 · `reach` keys have no say in
+    **Formula** each score's is in its `attrs["definition"]`. Rows that may see fewer than 2 · `local_window` keys have no say in
     `local` and `uniform`. A type is given where its score is at least `threshold` (`uniform`: 0.9) and twice that of equal
     weights.
 
-    **Gives** (layer, head): `type`, the six scores and `itself`, the weight on the diagonal; (layer): the score of equal weights for each.
+    **Gives** (layer, head): `type`, the six scores and `self_weight`, the weight on the diagonal; (layer): the score of equal weights for each.
 
     **Laws** scores lie in [0, 1]; unchanged by every move that leaves the logits unchanged.
 
     **Source** transformer-circuits.pub/2022/in-context-learning-and-induction-heads.
 
     >>> import rheoscope as rs
-    >>> found = rs.head_types(rs.load(), tokens=20)
+    >>> found = rs.head_types(rs.load(), probe_length=20)
     >>> found.type.dims, bool((found.sink <= 1).all())
     (('layer', 'head'), True)
     """
-    if not 0 < threshold <= 1 or reach < 1:
+    if not 0 < threshold <= 1 or local_window < 1:
         raise RheoscopeError(
-            f"a threshold lies in (0, 1] and a reach is 1 token or more, got {threshold} and {reach}; "
-            "type threshold=0.4, reach=5"
+            f"a threshold lies in (0, 1] and a local_window is 1 token or more, got {threshold} and {local_window}; "
+            "type threshold=0.4, local_window=5"
         )
     if trace is None:
         vocabulary, context = len(model.view.embed), model.view.context_length or 128
@@ -69,10 +69,10 @@ def head_types(
     else:
         check_same_weights(model, trace)
         probe = "the text"
-    values: dict[str, Any] = {name: x[0] for name, x in batch(Traces.from_trace(trace), reach, progress).items()}
+    values: dict[str, Any] = {name: x[0] for name, x in batch(Traces.from_trace(trace), local_window, progress).items()}
     values["type"] = head_type_names({name: x.cpu() for name, x in values.items()}, threshold)
     coords = {"layer": range(model.view.layers), "head": range(model.view.heads)}
-    attributes = {"probe": probe, "threshold": threshold, "reach": reach, "seed": seed}
+    attributes = {"probe": probe, "threshold": threshold, "local_window": local_window, "seed": seed}
     return HEAD_TYPES.label(values, coords, attributes | trace.provenance)
 
 
@@ -88,13 +88,13 @@ def repeated_random_tokens(vocabulary_size: int, n_tokens: int, seed: int) -> In
 
 @torch.no_grad()
 def batch(
-    traces: Traces, reach: int = 5, progress: Callable[[int, int], None] | None = None
+    traces: Traces, local_window: int = 5, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Float[Tensor, "b layer *h"]]:
     """The scores of all heads on many texts at once, and those of equal weights; names are given to heads one text at a time."""
     rows: list[dict[str, Tensor]] = []
     for layer, heads in enumerate(traces.view.layer_heads):
         row = kernel(
-            heads, traces.layer_input(layer), traces.ids, traces.is_token, traces.padding_for_layer(layer), reach
+            heads, traces.layer_input(layer), traces.ids, traces.is_token, traces.padding_for_layer(layer), local_window
         )
         same_mask_layer = next(
             (
@@ -107,7 +107,7 @@ def batch(
         rows.append(
             row
             | (
-                uniform_baseline(heads, traces, layer, reach)
+                uniform_baseline(heads, traces, layer, local_window)
                 if same_mask_layer is None
                 else _null_fields(rows[same_mask_layer])
             )
@@ -123,18 +123,18 @@ def kernel(
     ids: Int[Tensor, "b n"],
     is_token: Bool[Tensor, "b n"],
     unseen: Mask | None,
-    reach: int,
+    local_window: int,
 ) -> dict[str, Tensor]:
     """The scores of all heads of a layer, some rows of their weights at a time."""
     q, k, _ = heads.qkv(x)
     mechanism, ids, running_means = heads.mechanism.with_mask(unseen), to_device(ids, x.device), RunningMeans()
     for block in iterate_blocks(mechanism, q, k):
         allowed = _allowed(mechanism.mask(block.i, block.j), is_token, block.rows, block.keys)
-        running_means.add(row_scores(block.weights, allowed, key_masks(ids, block.i, block.j, allowed, reach), reach))
+        running_means.add(row_scores(block.weights, allowed, key_masks(ids, block.i, block.j, allowed, local_window), local_window))
     return running_means.means()
 
 
-def uniform_baseline(heads: Heads, traces: Traces, layer: int, reach: int) -> dict[str, Float[Tensor, " b"]]:
+def uniform_baseline(heads: Heads, traces: Traces, layer: int, local_window: int) -> dict[str, Float[Tensor, " b"]]:
     """The scores of equal weights, which depend on the mask alone: of all layers that have the same they are found once."""
     n, device, running_means = traces.ids.shape[1], traces.points.device, RunningMeans()
     mask, ids, keys = (
@@ -146,7 +146,7 @@ def uniform_baseline(heads: Heads, traces: Traces, layer: int, reach: int) -> di
     for rows in (slice(low, low + rows_at_once) for low in range(0, n, rows_at_once)):
         allowed = _allowed(mask(keys[rows], keys), traces.is_token, rows, slice(None))
         uniform_weights = (allowed / allowed.sum(-1, keepdim=True).clamp(min=1))[:, None]
-        running_means.add(row_scores(uniform_weights, allowed, key_masks(ids, keys[rows], keys, allowed, reach), reach))
+        running_means.add(row_scores(uniform_weights, allowed, key_masks(ids, keys[rows], keys, allowed, local_window), local_window))
     return {f"{name}_null": value[:, 0] for name, value in running_means.means().items() if name != "uniform"}
 
 
@@ -187,7 +187,7 @@ class RunningMeans:
 
 
 def key_masks(
-    ids: Int[Tensor, "b n"], i: Int[Tensor, " m"], j: Int[Tensor, " k"], allowed: Bool[Tensor, "b m k"], reach: int
+    ids: Int[Tensor, "b n"], i: Int[Tensor, " m"], j: Int[Tensor, " k"], allowed: Bool[Tensor, "b m k"], local_window: int
 ) -> dict[str, Bool[Tensor, "b m k"]]:
     """Which keys j each score counts, for queries i."""
     offset, query_ids = i[:, None] - j, ids[:, i, None]
@@ -196,8 +196,8 @@ def key_masks(
         "induction": (query_ids == ids[:, None, (j - 1).clamp(min=0)]) & (offset > 0) & (j > 0),
         "duplicate_token": (query_ids == ids[:, None, j]) & (offset > 0),
         "sink": (j == 0) & (offset != 0),
-        "local": offset.abs() < reach,
-        "itself": (offset == 0) & (i[:, None] > 0),
+        "local": offset.abs() < local_window,
+        "self_weight": (offset == 0) & (i[:, None] > 0),
     }
     return {name: mask & allowed for name, mask in masks.items()}
 
@@ -206,11 +206,11 @@ def row_scores(
     weights: Float[Tensor, "b h m k"],
     allowed: Bool[Tensor, "b m k"],
     masks: dict[str, Bool[Tensor, "b m k"]],
-    reach: int,
+    local_window: int,
 ) -> dict[str, tuple[Float[Tensor, "b h m"], Bool[Tensor, "b m"]]]:
     """The scores of every row, and which rows count: those that have a key of that kind."""
     n_allowed = allowed.sum(-1)
-    has_enough_keys = n_allowed >= 2 * reach
+    has_enough_keys = n_allowed >= 2 * local_window
     stacked_masks = torch.stack(list(masks.values()), -1)
     masses = torch.einsum(
         "bhmk,bmkt->tbhm", weights, stacked_masks.to(weights.dtype)
@@ -242,8 +242,8 @@ SCORE_DEFINITIONS = {
     "induction": "mean weight on the tokens that followed earlier occurrences of the same token; NaN where nothing repeats",
     "duplicate_token": "mean weight on earlier occurrences of the same token; NaN where nothing repeats",
     "sink": "mean weight on the first token",
-    "local": "mean weight on the tokens within reach, itself among them",
-    "itself": "mean weight of a token on itself, the first one left out",
+    "local": "mean weight on the tokens within local_window, itself among them",
+    "self_weight": "mean weight of a token on itself, the first one left out",
 }
 HEAD_TYPES = Analysis(
     name="head_types",

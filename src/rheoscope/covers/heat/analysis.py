@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 TransitionMatrix = Float[Tensor, "*h n n"]
 TransitionMatrices = Float[Tensor, "*b h n n"]
-MEASURES = ("heat_distance", "green_distance", "memory")
+MEASURES = ("heat_distance", "green_distance", "row_distance")
 TOLERANCE = 1e-4
 """How far from 1 a row may sum and still be a law: attention in half precision."""
 
@@ -58,8 +58,8 @@ def heat(
     **Null** the weights of every row dealt anew among the keys that the row may read, itself too, the same deal for all heads:
     rows keep their entropy and the mask, which key gets which weight is chance.
 
-    **Gives** (layer, head, time): `heat_distance`, `green_distance`, `memory`, each with its null, and `q_value` of the first
-    (two-sided, draws of all heads and times pooled); (layer, head): `gap`. NaN for heads whose weights are no laws (sigmoid,
+    **Gives** (layer, head, time): `heat_distance`, `green_distance`, `row_distance`, each with its null, and `q_value` of the first
+    (two-sided, draws of all heads and times pooled); (layer, head): `spectral_gap`. NaN for heads whose weights are no laws (sigmoid,
     sinks, shaped): they are no walk.
 
     **Laws** heat kernels have rows that are laws, e^{−(s+t)L} = e^{−sL}e^{−tL}, and equal their series; A² = A gives the distance
@@ -101,15 +101,15 @@ def batch(
                 progress(chunk_index * n_layers + layer + 1, len(chunks) * n_layers)
         chunk_rows.append({name: torch.stack([row[name] for row in rows], -3) for name in rows[0]})
     values = {name: torch.cat([chunk_row[name] for chunk_row in chunk_rows], -4) for name in chunk_rows[0]}
-    gap = values.pop("gap")[..., 0]
-    return {name: values[name] for name in MEASURES} | {"gap": gap} | _null_values(values, draws)
+    gap = values.pop("spectral_gap")[..., 0]
+    return {name: values[name] for name in MEASURES} | {"spectral_gap": gap} | _null_values(values, draws)
 
 
 def layer_values(traces: Traces, layer: int, times: Sequence[int], draws: int, seed: int) -> dict[str, Tensor]:
     """The heads of one layer as walks (b, h, time), their gaps (b, h, 1), and the same of draws, `…_null_draws` (draw, b, h, time)."""
     heads, valid = traces.view.layer_heads[layer], None if traces.is_unpadded else traces.is_token
     A = transition_matrices(heads, traces.layer_input(layer), traces.padding_for_layer(layer), valid)
-    values = kernel(A, times, valid) | {"gap": spectral_gaps(A, valid)[..., None]}
+    values = kernel(A, times, valid) | {"spectral_gap": spectral_gaps(A, valid)[..., None]}
     null_samples = [
         kernel(permute_weights(A, permutation), times, valid)
         for permutation in text_key_permutations(heads, traces, draws, seed)
@@ -169,7 +169,7 @@ def kernel(
         measures["green_distance"].append(
             masked_mean(total_variation(attention_power, green_function(A, 1 / time)), valid)
         )
-        measures["memory"].append(memory(heat_power, valid))
+        measures["row_distance"].append(row_distance(heat_power, valid))
     return {name: torch.stack(values, -1) for name, values in measures.items()}
 
 
@@ -202,7 +202,7 @@ def total_variation(P: TransitionMatrix, Q: TransitionMatrix) -> Float[Tensor, "
     return (P - Q).abs().sum(-1) / 2
 
 
-def memory(P: TransitionMatrices, valid: ValidTokens = None) -> Float[Tensor, "*b h"]:
+def row_distance(P: TransitionMatrices, valid: ValidTokens = None) -> Float[Tensor, "*b h"]:
     """The mean over pairs of tokens of the total variation between their rows: how well an end tells where a walk began."""
     total_distance = fill_invalid(fill_invalid(torch.cdist(P, P, p=1), valid).mT, valid).sum((-1, -2))
     n = valid_counts(P[..., 0], valid)
@@ -255,7 +255,7 @@ DIMS = ("layer", "head", "time")
 DEFINITIONS = {
     "heat_distance": "mean over tokens of the total variation between their row of A^t and of the heat kernel e^{−t(I−A)}",
     "green_distance": "mean over tokens of the total variation between their row of A^t and of s(sI + I − A)⁻¹, s = 1/t",
-    "memory": "mean over pairs of tokens of the total variation between their rows of the heat kernel: 1 where heat tells whence it "
+    "row_distance": "mean over pairs of tokens of the total variation between their rows of the heat kernel: 1 where heat tells whence it "
     "came, 0 where it is mixed",
 }
 HEAT = Analysis(
@@ -275,7 +275,7 @@ HEAT = Analysis(
     | {f"{name}_null_sd": Field(DIMS, f"spread of {name} over the draws of the null") for name in DEFINITIONS}
     | {
         "q_value": Field(DIMS, "of heat_distance against its null, two-sided, draws of all heads and times pooled"),
-        "gap": Field(
+        "spectral_gap": Field(
             ("layer", "head"),
             "1 − the second largest real part of the eigenvalues of A: the slowest rate at which heat settles",
         ),

@@ -17,7 +17,7 @@ CAPTION = (
 TITLES = {
     "heat_distance": "Powers of attention from heat",
     "green_distance": "Powers of attention from the Green's function",
-    "memory": "What heat remembers of its origin",
+    "row_distance": "What heat remembers of its origin",
 }
 
 
@@ -62,11 +62,11 @@ def first_distance_map(dataset: "xarray.Dataset", types: "xarray.Dataset | None"
 
 def gap_map(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:
     """How fast heat settles."""
-    values = dataset.gap.values
+    values = dataset.spectral_gap.values
     max_gap = float(np.nanmax(values)) if np.isfinite(values).any() else 1.0
     return head_map(
         "How fast heat settles",
-        f"{dataset.gap.attrs['definition']}.",
+        f"{dataset.spectral_gap.attrs['definition']}.",
         values,
         (0.0, max(max_gap, 1.0)),
         types=types,

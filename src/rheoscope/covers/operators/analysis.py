@@ -50,7 +50,7 @@ def operators(
     −I is a rotation too. d is d − 1 where the norm centres.
 
     **Gives** (layer, head): `symmetry`, `directionality`, `positive_share`, `copying` and `alignment` with their nulls,
-    `stable_rank_M`, `stable_rank_F`, `positivity_F`; `symmetry_at` (layer, head, offset) under RoPE;
+    `stable_rank_M`, `stable_rank_F`, `positivity_F`; `symmetry_at_offset` (layer, head, offset) under RoPE;
     `singular_values_M`, `singular_values_F` (layer, head, rank); `layer_symmetry`, `layer_directionality` (layer); over all heads
     `mean_symmetry`, `mean_copying`, `mean_alignment`, `mean_positive_share`, each with `…_null_draws` (draw), the same of random heads:
     `p_values` of the two says how often chance goes as far. `draws=0` leaves these out.
@@ -118,7 +118,7 @@ def kernel(heads: Heads, vocabulary_product: Float[Tensor, "d d"] | None, raw: b
         "alignment": alignment(M, F),
         "alignment_null": torch.zeros_like(null_mean),
         "alignment_null_sd": is_nonzero / heads.W_Q.shape[-2],
-        "symmetry_at": torch.stack([M.symmetry_at(offset) for offset in OFFSETS], -1),
+        "symmetry_at_offset": torch.stack([M.symmetry_at(offset) for offset in OFFSETS], -1),
         "singular_values_M": M.singular_values(),
         "singular_values_F": F.singular_values(),
         "layer_symmetry": (layer_M * layer_M.mT).sum()
@@ -258,7 +258,7 @@ OPERATORS = Analysis(
         "alignment_null_sd": Field(
             HEAD_DIMS, "standard deviation of alignment among random M of the same singular values: 1/d"
         ),
-        "symmetry_at": Field(
+        "symmetry_at_offset": Field(
             ("layer", "head", "offset"),
             "tr(M(δ)M(−δ))/(‖M(δ)‖‖M(−δ)‖) at offset δ: 1 for tied queries and keys",
         ),

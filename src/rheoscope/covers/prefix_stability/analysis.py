@@ -31,7 +31,7 @@ def prefix_stability(
     model: Model,
     text: Text,
     prefixes: Sequence[Text] | None = None,
-    least: Annotated[int, Bounds(1, 10_000)] = 8,
+    min_keys: Annotated[int, Bounds(1, 10_000)] = 8,
     seed: Seed = 0,
     keep_massive: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -41,7 +41,7 @@ def prefix_stability(
     **Answers** "is this score a relation of two tokens, or of two tokens and the beginning of the prompt (the boundary)?"
 
     **Formula** the model reads the text alone, then after each prefix. For a query i, over the permitted keys j ≠ i of the
-    text: Spearman correlation of s_ij without and with the prefix; the mean over queries with at least `least` such keys.
+    text: Spearman correlation of s_ij without and with the prefix; the mean over queries with at least `min_keys` such keys.
     Tokens that are massive in one of the readings are dropped. Strings are joined before they are cut into tokens; what
     counts are the tokens at the end that all readings share. Without `prefixes` two beginnings are drawn by `seed`, 8 of the
     text's own tokens each, with repetition: ids before ids, so that every token of the text is shared.
@@ -70,14 +70,14 @@ def prefix_stability(
     plain_trace, prefixed_traces = trace_with_prefixes(model, text, prefixes)
     n_shared = min(common_suffix_length(plain_trace.ids, trace.ids) for trace in prefixed_traces)
     is_usable_token = usable_token_mask([plain_trace, *prefixed_traces], n_shared, keep_massive)
-    if int(is_usable_token.sum()) <= least or least < 3:
+    if int(is_usable_token.sum()) <= min_keys or min_keys < 3:
         raise RheoscopeError(
-            f"a query needs at least {least} other keys (3 or more), and {int(is_usable_token.sum())} tokens that are not massive "
+            f"a query needs at least {min_keys} other keys (3 or more), and {int(is_usable_token.sum())} tokens that are not massive "
             "are the same without and with every prefix; type a longer text, or prefixes that end where a word ends"
         )
     tables = []
     for trace in prefixed_traces:
-        tables.append(_compare_layers(plain_trace, trace, is_usable_token, least))
+        tables.append(_compare_layers(plain_trace, trace, is_usable_token, min_keys))
         if progress is not None:
             progress(len(tables), len(prefixed_traces))
     values = {name: torch.stack([table[name] for table in tables]) for name in ("stability", "stability_null")}
@@ -88,7 +88,7 @@ def prefix_stability(
         "layer": range(view.layers),
         "head": range(view.heads),
     }
-    attributes = provenance(plain_trace, keep_massive, least=least, seed=seed, shared_tokens=n_shared)
+    attributes = provenance(plain_trace, keep_massive, min_keys=min_keys, seed=seed, shared_tokens=n_shared)
     return PREFIX_STABILITY.label(values, coords, attributes)
 
 

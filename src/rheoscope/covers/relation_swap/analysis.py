@@ -60,8 +60,8 @@ def relation_swap(
     an untrained model too.
 
     **Gives** (swap, layer): `kl`; (layer): `kl_null`, `kl_null_sd`, `profile_rsa` and `profile_rsa_partial` (given |i − j| and i + j, which
-    both sides follow), each with its null and, with a control, its `…_untrained`; (swap): `kl_everywhere`; numbers:
-    `kl_everywhere_null`, `kl_other`.
+    both sides follow), each with its null and, with a control, its `…_untrained`; (swap): `kl_all_layers`; numbers:
+    `kl_all_layers_null`, `kl_other_text`.
 
     **Laws** the same text changes nothing: KL 0; unchanged by every move that leaves the logits unchanged.
 
@@ -204,9 +204,9 @@ def kl_divergence(p: Float[Tensor, " vocabulary"], q: Float[Tensor, " vocabulary
 
 def _kl_values(kls: Float[Tensor, "s columns"], donor_kl: Float[Tensor, ""]) -> dict[str, Tensor]:
     swap_kls, null_kls = kls[: len(SWAPS)], kls[len(SWAPS) :]
-    values = {"kl": swap_kls[:, :-1], "kl_everywhere": swap_kls[:, -1], "kl_other": donor_kl}
+    values = {"kl": swap_kls[:, :-1], "kl_all_layers": swap_kls[:, -1], "kl_other_text": donor_kl}
     if len(null_kls):
-        values |= {"kl_null": null_kls[:, :-1].mean(0), "kl_everywhere_null": null_kls[:, -1].mean()}
+        values |= {"kl_null": null_kls[:, :-1].mean(0), "kl_all_layers_null": null_kls[:, -1].mean()}
     return values | ({"kl_null_sd": null_kls[:, :-1].std(0)} if len(null_kls) > 1 else {})
 
 
@@ -299,11 +299,11 @@ RELATION_SWAP = Analysis(
             ("layer",), "mean of the same where every head of the layer attends by another head's weights", "nats"
         ),
         "kl_null_sd": Field(("layer",), "standard deviation of the same over draws", "nats"),
-        "kl_everywhere": Field(
-            ("swap",), "the same as kl, swapped in all layers at once", "nats", null="kl_everywhere_null"
+        "kl_all_layers": Field(
+            ("swap",), "the same as kl, swapped in all layers at once", "nats", null="kl_all_layers_null"
         ),
-        "kl_everywhere_null": Field((), "the same as kl_null, in all layers at once", "nats"),
-        "kl_other": Field((), "KL of the other text's own prediction from this one's", "nats"),
+        "kl_all_layers_null": Field((), "the same as kl_null, in all layers at once", "nats"),
+        "kl_other_text": Field((), "KL of the other text's own prediction from this one's", "nats"),
     }
     | _rsa_fields(
         "profile_rsa",

@@ -44,7 +44,7 @@ def reversed_attention(
     **Shapes** `target` is a token as text or as an id (default: what the model finds likeliest), `token` the place
     after which it is said, counted from 0, from the end where negative.
 
-    **Gives** (layer, head): `norm`, `rank`; (layer, head, token): `received`, `pull`; `loss`. One map: `reversed_map`. No map is kept: one
+    **Gives** (layer, head): `norm`, `rank`; (layer, head, token): `gradient_abs_sum`, `gradient_sum`; `loss`. One map: `reversed_map`. No map is kept: one
     head's is made at a time.
 
     **Laws** equal to autograd's gradient of the scores in every family; rows of R sum to 0 under softmax; no gauge moves R.
@@ -91,7 +91,7 @@ def batch(traces: Traces, target: int | None = None, token: int = -1) -> dict[st
     loss, attention_grads, _ = batch_loss_gradients(traces, target, target_positions)
     values = _values(traces, loss, attention_grads)
     is_token = traces.is_token[:, None, None]
-    return values | {name: torch.where(is_token, values[name], torch.nan) for name in ("received", "pull")}
+    return values | {name: torch.where(is_token, values[name], torch.nan) for name in ("gradient_abs_sum", "gradient_sum")}
 
 
 def _values(
@@ -104,9 +104,9 @@ def _values(
         )
         for layer, heads in enumerate(traces.view.layer_heads)
     ]
-    norm, received, pull = (torch.stack(per_layer, 1) for per_layer in zip(*layer_values, strict=True))
+    norm, gradient_abs_sum, gradient_sum = (torch.stack(per_layer, 1) for per_layer in zip(*layer_values, strict=True))
     rank = norm.flatten(1).argsort(-1, descending=True).argsort(-1).reshape(norm.shape) + 1
-    return {"norm": norm, "rank": rank, "received": received, "pull": pull, "loss": loss}
+    return {"norm": norm, "rank": rank, "gradient_abs_sum": gradient_abs_sum, "gradient_sum": gradient_sum, "loss": loss}
 
 
 @torch.no_grad()
@@ -119,7 +119,7 @@ def kernel(
     q, k, v = (repeat_kv_heads(at_least_float32(projection), heads.n_heads) for projection in heads.qkv(x))
     q, k, v = mechanism.position.encode(q, i), mechanism.position.encode(k, i), mechanism.value(v)
     squared_norm = torch.zeros(q.shape[:2], dtype=torch.float64, device=x.device)
-    received, pull = (torch.zeros(q.shape[:3], dtype=q.dtype, device=x.device) for _ in range(2))
+    gradient_abs_sum, gradient_sum = (torch.zeros(q.shape[:3], dtype=q.dtype, device=x.device) for _ in range(2))
     rows_at_once = max(1, cache_block_numel(x.device) // q[..., 0].numel()) if mechanism.normaliser.is_rowwise else n
     for low in range(0, n, rows_at_once):
         rows, keys = (
@@ -136,9 +136,9 @@ def kernel(
             i[keys],
         )
         squared_norm += torch.linalg.vector_norm(R, dim=(-2, -1), dtype=torch.float64).square()
-        received[..., keys] += torch.linalg.vector_norm(R, 1, dim=-2)
-        pull[..., keys] += R.sum(-2)
-    return squared_norm.sqrt().to(q.dtype), received, pull
+        gradient_abs_sum[..., keys] += torch.linalg.vector_norm(R, 1, dim=-2)
+        gradient_sum[..., keys] += R.sum(-2)
+    return squared_norm.sqrt().to(q.dtype), gradient_abs_sum, gradient_sum
 
 
 def reversed_map(
@@ -309,11 +309,11 @@ REVERSED_ATTENTION = Analysis(
             ("layer", "head"), "‖R‖: how strongly the loss pulls at the scores of the head, over all pairs of tokens"
         ),
         "rank": Field(("layer", "head"), "place of the head when all are ordered by ‖R‖, 1 the strongest"),
-        "received": Field(
+        "gradient_abs_sum": Field(
             ("layer", "head", "token"),
             "Σ_i |R_ij| of the head: how strongly the loss pulls at what tokens look at token j",
         ),
-        "pull": Field(
+        "gradient_sum": Field(
             ("layer", "head", "token"),
             "Σ_i R_ij of the head: below 0 the loss wants tokens to look more at token j",
         ),

@@ -43,11 +43,11 @@ def head_panel(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Pan
 
 def token_map(dataset: "xarray.Dataset") -> Panel:
     """What every layer's heads together are pulled at."""
-    values = dataset.received.sum("head").values
+    values = dataset.gradient_abs_sum.sum("head").values
     n_layers, n_tokens = values.shape
     tips = [[f"L{a}, token {b}: {values[a, b]:.4g}" for b in range(n_tokens)] for a in range(n_layers)]
     marks = (Cells(values, tips=tips, high=max(float(values.max()), 1e-30), name="pull"),)
-    description = dataset.received.attrs["definition"]
+    description = dataset.gradient_abs_sum.attrs["definition"]
     axes = Axis("token", tuple(map(str, range(n_tokens)))), Axis("", tuple(f"L{layer}" for layer in range(n_layers)))
     return Panel(
         "Pull at every token", description, marks, *axes, columns=2, height=max(0.8, (n_layers * 9 + 46) / 236)

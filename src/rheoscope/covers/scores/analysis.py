@@ -40,7 +40,7 @@ def scores(
     is Σ cov(part, score) / Σ var(score), both along rows over permitted keys: what is constant along a row, softmax
     cannot see. Shares add up to 1; one that works against the others is negative.
 
-    **Gives** (layer, head): the five shares, `spread` (nats), `positive_share_cloud` (of M at offset 0). Massive tokens
+    **Gives** (layer, head): the five shares, `row_sd` (nats), `positive_share_cloud` (of M at offset 0). Massive tokens
     are dropped and listed in `attrs["massive"]`; soft-caps and additive biases of position are left out.
 
     **Laws** the parts add up to the model's own scores; unchanged by every move that leaves the logits unchanged.
@@ -85,7 +85,7 @@ def kernel(
     query_parts, key_parts = query_key_parts(heads, x, is_included)
     shares, row_sd = variance_shares(*apply_positions(heads, query_parts, key_parts), allowed)
     return dict(zip(SHARE_FIELDS, shares.unbind(-1), strict=True)) | {
-        "spread": row_sd,
+        "row_sd": row_sd,
         "positive_share_cloud": positive_share(Factored(query_parts[0], key_parts[0].mT)),
     }
 
@@ -205,7 +205,7 @@ SCORES = Analysis(
             ("layer", "head"),
             "share of the bias of keys with the query and its bias: 0 without RoPE, a preference of place with it",
         ),
-        "spread": Field(
+        "row_sd": Field(
             ("layer", "head"), "standard deviation of the scores along a row, over permitted keys", unit="nats"
         ),
         "positive_share_cloud": Field(

@@ -14,7 +14,7 @@ TITLES = {
     "mean_key": "The mean as key",
     "query_bias": "Bias of queries",
     "key_bias": "Bias of keys",
-    "spread": "Spread of the scores (nats)",
+    "row_sd": "Spread of the scores (nats)",
     "positive_share_cloud": "Positive share on the cloud",
 }
 VALUE_RANGES = {"positive_share_cloud": (0.0, 1.0)}
@@ -36,6 +36,6 @@ def head_panel(dataset: "xarray.Dataset", name: str, types: "xarray.Dataset | No
     """One square a head, a row a layer."""
     values = dataset[name].values
     value_range, centre = VALUE_RANGES.get(name, (-1.0, 1.0)), 0.5 if name == "positive_share_cloud" else 0.0
-    value_range = (0.0, float(values.max())) if name == "spread" else value_range
-    description, unit = dataset[name].attrs["definition"], "nats" if name == "spread" else "share"
+    value_range = (0.0, float(values.max())) if name == "row_sd" else value_range
+    description, unit = dataset[name].attrs["definition"], "nats" if name == "row_sd" else "share"
     return head_map(TITLES[name], description, values, value_range, types=types, centre=centre, name=unit)

@@ -39,7 +39,7 @@ def stack(
     """How much of the tokens' geometry the heads of a layer see together, as one after the other is added.
 
     **Answers** "do the heads of a layer, each a partial cover, cover E together, or do they all look at the same part?" in three
-    numbers: which part of E they read at all (`span`), how far the distances there are those of E when every direction that a
+    numbers: which part of E they read at all (`joint_rank_share`), how far the distances there are those of E when every direction that a
     head reads counts once (`recovered_orthonormal`), and when it counts as much as the head stretches it (`recovered`).
 
     **Formula** heads used side by side have the image [x̂M₁, x̂M₂, …] (`image="key"`: x̂Mᵀ, `"content"`: x̂F); squared
@@ -50,7 +50,7 @@ def stack(
     **Null** the same heads turned at random in E, all by one rotation, of the same singular values, and ordered best first by
     themselves (a maximum beside maxima). Random projections to as many dimensions (`…_projection`) are a further yardstick.
 
-    **Gives** (layer, heads_used): `span`, `recovered`, `recovered_orthonormal`, `recovered_cka` with their nulls, `order`,
+    **Gives** (layer, heads_used): `joint_rank_share`, `recovered`, `recovered_orthonormal`, `recovered_cka` with their nulls, `head_order`,
     `recovered_random`, `recovered_projection`; (layer): `recovered_layers` and its null, `overlap_null`, `rank_ratio`;
     (layer, head, other): `overlap`; over all layers, all heads used: `mean_recovered` and `mean_recovered_orthonormal`, each with
     `…_null_draws` (draw), the same of random heads. `draws=0` leaves out what random orders, heads and projections give.
@@ -108,7 +108,7 @@ def kernel(
     values = {name: x[0] for name, x in greedy_recovery(cloud_products, x_hat[None], head_image).items()}
     ranks = head_image.rank
     values |= {
-        "span": union_ranks(head_image.basis[values["order"]]) / width,
+        "joint_rank_share": union_ranks(head_image.basis[values["head_order"]]) / width,
         "overlap": subspace_overlaps(head_image),
         "overlap_null": (ranks.mean() / width).clamp(max=1),
         "rank_ratio": ranks.sum() / union_ranks(head_image.basis)[-1],
@@ -133,7 +133,7 @@ def greedy_recovery(
         "recovered": cloud_rsa(image_products),
         "recovered_orthonormal": cloud_rsa(projected_products),
         "recovered_cka": cloud_cka(image_products),
-        "order": order,
+        "head_order": order,
     }
 
 
@@ -151,7 +151,7 @@ def null_values(
     random_maps = [torch.randn(head_image.left.shape, generator=generator).to(x_hat) for _ in rotations]
     null_chunks = [greedy_recovery(cloud_products, x_hat @ Q.double(), head_image) for Q in rotation_chunks]
     null_samples = {
-        name: torch.cat([chunk[name] for chunk in null_chunks]) for name in null_chunks[0] if name != "order"
+        name: torch.cat([chunk[name] for chunk in null_chunks]) for name in null_chunks[0] if name != "head_order"
     }
     return {
         **{f"{name}_null": x.mean(0) for name, x in null_samples.items()},
@@ -233,7 +233,7 @@ STACK = Analysis(
             "Spearman correlation of all pairwise distances in the concatenated images of the heads used and in E; best first",
             null="recovered_null",
         ),
-        "order": Field(
+        "head_order": Field(
             HEADS_USED_DIMS, "which head is added at each step, the one with which the distances agree best"
         ),
         "recovered_random": Field(HEADS_USED_DIMS, "mean of recovered for heads added in random order"),
@@ -255,7 +255,7 @@ STACK = Analysis(
             "mean of recovered_orthonormal for random heads of the same singular values",
             basis_dependent=True,
         ),
-        "span": Field(
+        "joint_rank_share": Field(
             HEADS_USED_DIMS,
             "rank of all that the heads used read together, as a share of the dimensions in which x̂ lies",
         ),

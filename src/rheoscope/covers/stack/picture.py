@@ -59,7 +59,7 @@ def cka_panel(dataset: "xarray.Dataset") -> Panel:
 
 def layer_map(dataset: "xarray.Dataset") -> Panel:
     """A row a layer: what 1, 2, … heads recover, and which head is added."""
-    values, order = dataset.recovered.values, dataset.order.values
+    values, order = dataset.recovered.values, dataset.head_order.values
     null_notes = [[f"; random {format_value(float(x))}" for x in row] for row in dataset.get("recovered_null", [])]
     tips = [
         [
@@ -70,7 +70,7 @@ def layer_map(dataset: "xarray.Dataset") -> Panel:
         for a in range(values.shape[0])
     ]
     axes = Axis("heads used", tuple(map(str, dataset.heads_used.values))), Axis("", _layer_names(dataset))
-    description = "One square: how much the best so many heads of a layer recover. " + dataset.order.attrs["definition"]
+    description = "One square: how much the best so many heads of a layer recover. " + dataset.head_order.attrs["definition"]
     height = max(0.8, (values.shape[0] * 9 + 46) / 236)
     return Panel(
         "Every layer, best heads first",
@@ -99,8 +99,8 @@ def best_and_all_panel(dataset: "xarray.Dataset") -> Panel:
 def span_panel(dataset: "xarray.Dataset") -> Panel:
     """Which part of E the heads read at all."""
     heads_used = dataset.heads_used.values
-    lines = (Line("span", heads_used, dataset.span.mean("layer").values, "second"),)
-    description = f"Mean over layers. {dataset.span.attrs['definition']}."
+    lines = (Line("span", heads_used, dataset.joint_rank_share.mean("layer").values, "second"),)
+    description = f"Mean over layers. {dataset.joint_rank_share.attrs['definition']}."
     return Panel("How much of E is read at all", description, lines, _heads_axis(), Axis(low=0.0, high=1.03))
 
 

@@ -19,7 +19,7 @@ from rheoscope.covers.comparison_arms import (
 from rheoscope.covers.head_replacement import model_edits, plan_edits
 from rheoscope.covers.head_selection import HeadsByLayer, HeadSelection, format_heads, select_heads
 from rheoscope.covers.replacements import CONTENT, RELEVANCE, find_replacement
-from rheoscope.covers.surgery import per_head
+from rheoscope.covers.surgery.per_head import FIELDS, sweep_heads
 from rheoscope.covers.text_batches import (
     Batch,
     OnProgress,
@@ -51,13 +51,13 @@ def surgery(
     M: str | None = None,
     F: str | None = None,
     against: Against | None = None,
-    each: bool = False,
+    per_head: bool = False,
     progress: OnProgress | None = None,
 ) -> "xarray.Dataset":
     """What a change of M or F costs: the loss before, after, and under changes that mean nothing.
 
     **Answers** "does the model need the asymmetry of this head (its offset, its rank, …), or only something of that size?"; with
-    `each=True` "which heads need theirs?", every head changed alone.
+    `per_head=True` "which heads need theirs?", every head changed alone.
 
     **Formula** s_ij = (x̂_i − x̄) M(δ) (x̂_j − x̄)ᵀ + the rest; only the first part changes, M → M', so what the mean of the cloud and the
     biases ask for stays (`…_naive` changes x̂_i M x̂_jᵀ whole). Δ(x_i) = Σ_j α_ij ((x̂_j − x̄) F + the rest) the same for F → F'.
@@ -66,22 +66,22 @@ def surgery(
 
     **Shapes** `text`: one or a list, cut into pieces of 512 tokens; pieces of one length run side by side. `heads`: [(layer, head), …],
     None for all, `model.view.head_indices(5)` for a layer. `against`: `rs.Against(("size", "mean"), draws=3, seed=1)`; unless said all
-    comparisons, with `each` the random ones of the size of the edit ("size", "cloud").
+    comparisons, with `per_head` the random ones of the size of the edit ("size", "cloud").
 
     **Gives** (text): `loss_before`, `tokens`, `loss_after`, `kl`; (control, text): `loss_control`; (ablation, text): `loss_ablated`;
     (change): `cost`, and `excess` of the edit above each change, with bootstrap intervals (`cost_low`, `cost_high`, …) over texts, or over
-    chunks where there are fewer than five. With `each`, beside the first two, (change, layer, head): `each_cost`, `each_excess`,
-    NaN where a head was not asked for; (change, layer, head, text): `each_cost_of_text`; (change): `total`, `total_excess` over heads.
+    chunks where there are fewer than five. With `per_head`, beside the first two, (change, layer, head): `head_cost`, `head_excess`,
+    NaN where a head was not asked for; (change, layer, head, text): `head_cost_by_text`; (change): `total_cost`, `total_excess` over heads.
 
     **Laws** `identity` changes no bit; equal to scores computed from dense M(δ) in every family; controls have the size and the
     spectrum of the edit at every offset; texts side by side give what each gives alone; the model is as before on exit; no gauge
-    moves any number. A head's cost with `each` is that of the head asked for alone, whichever others are (random turns belong to a
+    moves any number. A head's cost with `per_head` is that of the head asked for alone, whichever others are (random turns belong to a
     layer and the seed).
 
     **Limits** x̄ is the mean over all tokens of the text that are not massive, of the running, edited model: so a token's edited
     scores know a little of what comes after it. Under QK-norm the realised scales of queries and keys stay.
 
-    **Cost** with `each`, a head of layer ℓ runs layers ℓ and after: the stream before it is unchanged and reused. All 270 heads of a
+    **Cost** with `per_head`, a head of layer ℓ runs layers ℓ and after: the stream before it is unchanged and reused. All 270 heads of a
     model of 135M parameters cost about as much as 135 forward passes a change.
 
     **Siblings** `decay` asks what later layers make of the change; `trace_under` gives the points under it; `operators` says how
@@ -91,20 +91,20 @@ def surgery(
     >>> found = rs.surgery(rs.load(), "The keys to the cabinet are on the table", heads=[(2, 1)], M="symmetric")
     >>> found.loss_control.dims, bool(abs(found.cost.sel(change="edit") - (found.loss_after - found.loss_before)) < 1e-6)
     (('control', 'text'), True)
-    >>> found = rs.surgery(rs.load(), "The keys to the cabinet are on the table", heads=[(2, 1), (3, 0)], each=True)
-    >>> found.each_cost.dims, int(found.each_cost.sel(change="edit").notnull().sum())
+    >>> found = rs.surgery(rs.load(), "The keys to the cabinet are on the table", heads=[(2, 1), (3, 0)], per_head=True)
+    >>> found.head_cost.dims, int(found.head_cost.sel(change="edit").notnull().sum())
     (('change', 'layer', 'head'), 2)
     """
     view, M = model.view, default_form(M, F)
-    against = against or (SIZE_MATCHED if each else ALL_COMPARISONS)
+    against = against or (SIZE_MATCHED if per_head else ALL_COMPARISONS)
     heads_by_layer, windows = select_predicting_heads(view, heads), split_into_windows(model, text)
-    measure = per_head.sweep_heads if each else measure_all_heads
+    measure = sweep_heads if per_head else measure_all_heads
     values, massive = measure(model, windows, heads_by_layer, M, F, against, progress)
     coords: dict[str, Any] = {"text": range(len(windows)), "change": against.changes}
     head_coords = {"layer": range(view.layers), "head": range(view.heads)}
     comparison_coords = {"control": against.controls, "ablation": against.ablations}
-    coords |= head_coords if each else {dim: names for dim, names in comparison_coords.items() if names}
-    settings = {"draws": against.draws, "seed": against.seed, "each": int(each), "massive": massive}
+    coords |= head_coords if per_head else {dim: names for dim, names in comparison_coords.items() if names}
+    settings = {"draws": against.draws, "seed": against.seed, "per_head": int(per_head), "massive": massive}
     settings["bootstrap"] = f"{RESAMPLES} draws of {unit_name(values['tokens'])}"
     return SURGERY.label(values, coords, edit_attributes(view, heads, heads_by_layer, M, F) | settings)
 
@@ -266,5 +266,5 @@ SURGERY = Analysis(
     }
     | with_interval("cost", COST)
     | with_interval("excess", EXCESS)
-    | per_head.FIELDS,
+    | FIELDS,
 )

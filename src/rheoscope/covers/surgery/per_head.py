@@ -44,7 +44,7 @@ def sweep_heads(
     rows: list[WindowSweep] = measure_windows(model, windows, sweep, progress)
     values = kernel([sums for _, sums, _ in rows], [len(ids) - 1 for ids in windows], against.seed)
     grid_values = {
-        name: _on_head_grid(x, heads_by_layer, model.view) if name.startswith("each_") else x
+        name: _on_head_grid(x, heads_by_layer, model.view) if name.startswith("head_") else x
         for name, x in values.items()
     }
     return {"loss_before": [loss_before for loss_before, *_ in rows]} | grid_values, [massive for *_, massive in rows]
@@ -102,10 +102,10 @@ def kernel(window_sums: list[CostSums], lengths: list[int], seed: int) -> dict[s
     """Costs, excesses and totals with their intervals, from the costs of units of every piece and the pieces' tokens."""
     sums = torch.cat(window_sums, -1)
     window_costs = [unit_sums.sum(-1) / length for unit_sums, length in zip(window_sums, lengths, strict=True)]
-    values: dict[str, Any] = {"tokens": lengths, "each_cost_of_text": torch.stack(window_costs, -1)}
+    values: dict[str, Any] = {"tokens": lengths, "head_cost_by_text": torch.stack(window_costs, -1)}
     for name, total_name, change_sums in (
-        ("each_cost", "total", sums),
-        ("each_excess", "total_excess", sums[:1] - sums),
+        ("head_cost", "total_cost", sums),
+        ("head_excess", "total_excess", sums[:1] - sums),
     ):
         values |= _mean_with_interval(name, change_sums, lengths, seed) | _mean_with_interval(
             total_name, change_sums.sum(1), lengths, seed
@@ -147,10 +147,10 @@ EXCESS = Field(
 TOTAL = Field(("change",), "the cost summed over the heads that were changed, one at a time", "nats")
 TOTAL_EXCESS = Field(("change",), "the excess summed over the same heads", "nats")
 FIELDS = (
-    with_interval("each_cost", COST)
-    | with_interval("each_excess", EXCESS)
-    | {"each_cost_of_text": Field((*HEAD_DIMS, "text"), "the cost of the head alone in each text", "nats")}
-    | with_interval("total", TOTAL)
+    with_interval("head_cost", COST)
+    | with_interval("head_excess", EXCESS)
+    | {"head_cost_by_text": Field((*HEAD_DIMS, "text"), "the cost of the head alone in each text", "nats")}
+    | with_interval("total_cost", TOTAL)
     | with_interval("total_excess", TOTAL_EXCESS)
 )
-"""What `surgery(each=True)` answers with, beside the loss before and the number of tokens."""
+"""What `surgery(per_head=True)` answers with, beside the loss before and the number of tokens."""

@@ -40,8 +40,8 @@ PER_HEAD_CAPTION = (
 
 
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
-    """Costs with their intervals and the losses of every text; maps where every head was changed alone (`each=True`)."""
-    if "each_cost" in dataset:
+    """Costs with their intervals and the losses of every text; maps where every head was changed alone (`per_head=True`)."""
+    if "head_cost" in dataset:
         return per_head_picture(dataset, types)
     title = f"What it costs: {dataset.attrs['replaces']} in {heads_text(dataset)}"
     return Picture(title, JOINT_CAPTION, (cost_panel(dataset), loss_panel(dataset)))
@@ -87,17 +87,17 @@ def loss_panel(dataset: "xarray.Dataset") -> Panel:
 
 def per_head_picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Picture:
     """Cost of the edit in each head, what it costs beyond every other change, and the sums over the heads of every layer."""
-    cost_map = head_cost_map(dataset, "each_cost", "edit", "Cost of the edit, nats", types)
+    cost_map = head_cost_map(dataset, "head_cost", "edit", "Cost of the edit, nats", types)
     excess_maps = [
-        head_cost_map(dataset, "each_excess", str(change), f"Beyond the control {str(change)!r}, nats", types)
+        head_cost_map(dataset, "head_excess", str(change), f"Beyond the control {str(change)!r}, nats", types)
         for change in dataset.change.values[1:]
     ]
     layers = tuple(f"L{layer}" for layer in dataset.layer.values)
     lines = tuple(
-        Line(str(change), range(len(layers)), dataset.each_cost.sel(change=change).sum("head").values, colour)
+        Line(str(change), range(len(layers)), dataset.head_cost.sel(change=change).sum("head").values, colour)
         for change, colour in zip(dataset.change.values, SERIES_COLOURS, strict=False)
     )
-    description = f"Summed over the heads of a layer. {dataset.each_cost.attrs['definition']}"
+    description = f"Summed over the heads of a layer. {dataset.head_cost.attrs['definition']}"
     depth_panel = Panel("Over depth", description, lines, Axis("", layers))
     return Picture(
         "What each head's change costs alone",
