@@ -153,7 +153,9 @@ def test_without_prefixes_beginnings_are_drawn_from_the_text() -> None:
 
 def test_progress_is_told_prefix_by_prefix() -> None:
     told: list[tuple[int, int]] = []
-    rs.prefix_stability(double("llama"), text(), PREFIXES, min_keys=4, progress=lambda done, of: told.append((done, of)))
+    rs.prefix_stability(
+        double("llama"), text(), PREFIXES, min_keys=4, progress=lambda done, of: told.append((done, of))
+    )
     assert told == [(1, 2), (2, 2)]
 
 

@@ -91,7 +91,9 @@ def batch(traces: Traces, target: int | None = None, token: int = -1) -> dict[st
     loss, attention_grads, _ = batch_loss_gradients(traces, target, target_positions)
     values = _values(traces, loss, attention_grads)
     is_token = traces.is_token[:, None, None]
-    return values | {name: torch.where(is_token, values[name], torch.nan) for name in ("gradient_abs_sum", "gradient_sum")}
+    return values | {
+        name: torch.where(is_token, values[name], torch.nan) for name in ("gradient_abs_sum", "gradient_sum")
+    }
 
 
 def _values(
@@ -106,7 +108,13 @@ def _values(
     ]
     norm, gradient_abs_sum, gradient_sum = (torch.stack(per_layer, 1) for per_layer in zip(*layer_values, strict=True))
     rank = norm.flatten(1).argsort(-1, descending=True).argsort(-1).reshape(norm.shape) + 1
-    return {"norm": norm, "rank": rank, "gradient_abs_sum": gradient_abs_sum, "gradient_sum": gradient_sum, "loss": loss}
+    return {
+        "norm": norm,
+        "rank": rank,
+        "gradient_abs_sum": gradient_abs_sum,
+        "gradient_sum": gradient_sum,
+        "loss": loss,
+    }
 
 
 @torch.no_grad()

@@ -52,7 +52,10 @@ def head_table(results: Results) -> Table:
     header = [
         Cell("head"),
         Cell("‖R‖", str(dataset.norm.attrs["definition"])),
-        Cell("should look more at", f"{dataset.gradient_sum.attrs['definition']}; where it is below 0, told without its sign"),
+        Cell(
+            "should look more at",
+            f"{dataset.gradient_sum.attrs['definition']}; where it is below 0, told without its sign",
+        ),
         Cell("should look less at", f"{dataset.gradient_sum.attrs['definition']}; where it is above 0"),
     ]
     heading = f"Heads that L = −log p({target_text}) after {display_token(tokens[token_index])}, token {token_index}, pulls at most"

@@ -70,7 +70,9 @@ def layer_map(dataset: "xarray.Dataset") -> Panel:
         for a in range(values.shape[0])
     ]
     axes = Axis("heads used", tuple(map(str, dataset.heads_used.values))), Axis("", _layer_names(dataset))
-    description = "One square: how much the best so many heads of a layer recover. " + dataset.head_order.attrs["definition"]
+    description = (
+        "One square: how much the best so many heads of a layer recover. " + dataset.head_order.attrs["definition"]
+    )
     height = max(0.8, (values.shape[0] * 9 + 46) / 236)
     return Panel(
         "Every layer, best heads first",
