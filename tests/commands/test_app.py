@@ -335,13 +335,13 @@ def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) ->
     [
         (
             ["reverse", "The keys", "--target", " cabinet"],
-            "the target must be one token, ' cabinet' is 3 (' c' 'ab' 'inet'); type another word",
+            "the target must be one token, ' cabinet' is 3 (' c' 'ab' 'inet'); use another word",
         ),
-        (["reverse", "The keys", "--target", ""], "the target must be one token, '' is 0 (none); type another word"),
+        (["reverse", "The keys", "--target", ""], "the target must be one token, '' is 0 (none); use another word"),
         (["reverse", "The keys", "--token", "99"], "there is no token 99; this text has tokens 0 to "),
         (
             ["reverse", "-m", "hard", "the keys to the"],
-            "the weights of layer 0 jump, so its scores have no gradient; type rheoscope analyse surgery",
+            "layer 0 are a discontinuous function of its scores, so they have no gradient; type rheoscope analyse surgery",
         ),
         (
             ["reverse", "-m", "gpt2", "w5 w6 w7"],

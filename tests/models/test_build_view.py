@@ -70,7 +70,7 @@ def test_parts_of_scores_are_for_scaled_dot_products(name: str) -> None:
     if name in DOT:
         assert bool(rs.scores(traced(name)).centred.notnull().all())
         return
-    with pytest.raises(RheoscopeError, match=r"no scaled dot products, .*; type trace.scores\(layer, head\)"):
+    with pytest.raises(RheoscopeError, match=r"not scaled dot products, .*; type trace.scores\(layer, head\)"):
         rs.scores(traced(name))
 
 
