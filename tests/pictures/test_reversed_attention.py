@@ -1,4 +1,4 @@
-"""The picture of how the loss wants scores to change."""
+"""Tests of the picture of `reversed_attention`."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from rheoscope.picture.picture import Cells
 from tests.pictures.cases import drawn, found
 
 
-def test_maps_hold_the_numbers_and_frame_the_strongest() -> None:
+def test_maps_show_the_fields_and_frame_the_five_largest_norms() -> None:
     dataset = found("reversed_attention")
     heads, tokens = (panel.marks[0] for panel in drawn("reversed_attention").panels)
     assert isinstance(heads, Cells)
