@@ -274,7 +274,7 @@ PREFIX_STABILITY = Analysis(
         ),
         "stability_null": Field(
             ("prefix", "layer", "head"),
-            "the same with the scores of other tokens at equal distances, which is what position alone explains",
+            "stability with other tokens at equal distances, which is what position alone explains",
         ),
         "queries": Field(("layer",), "number of queries with enough usable keys"),
     },

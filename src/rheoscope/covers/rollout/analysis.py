@@ -141,7 +141,7 @@ ROLLOUT = Analysis(
         ),
         "correlation_null": Field(
             (),
-            "the same for a rollout of uniform attention, which is what the mask alone explains",
+            "correlation with a rollout of uniform attention, which is what the mask alone explains",
             basis_dependent=True,
         ),
     },

@@ -271,7 +271,7 @@ STACK = Analysis(
             null="recovered_layers_null",
         ),
         "recovered_layers_null": Field(
-            ("layer",), "the same for the inputs of these layers, without any loss by the heads"
+            ("layer",), "recovered_layers of the layer inputs themselves, without any loss by the heads"
         ),
         "overlap": Field(
             ("layer", "head", "other"),
