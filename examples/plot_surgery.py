@@ -34,10 +34,14 @@ def pieces(model: Any, file: Path | None, count: int, tokens: int) -> list[Any]:
 
 def head_by_head(model: Any, texts: list[Any], out: Path) -> None:
     for M in ("symmetric", "symmetric_naive"):
-        found = rs.surgery(model, texts, M=M, per_head=True, progress=lambda done, every: print(f"{done} of {every} texts"))
+        found = rs.surgery(
+            model, texts, M=M, per_head=True, progress=lambda done, every: print(f"{done} of {every} texts")
+        )
         rs.plot(found, types=rs.head_types(model)).savefig(out / f"by-head-{M.replace('_', '-')}.png", dpi=80)
         for change in found.change.values:
-            told = [float(found[name].sel(change=change)) for name in ("total_cost", "total_cost_low", "total_cost_high")]
+            told = [
+                float(found[name].sel(change=change)) for name in ("total_cost", "total_cost_low", "total_cost_high")
+            ]
             own = found.head_cost.sel(change=change)
             print(M, change, "summed over heads", np.round(told, 4), "median head", round(float(own.median()), 5))
         surely = (

@@ -18,7 +18,7 @@ TITLES = {
     "duplicate_token": Message("Weight on earlier copies (duplicate token)"),
     "sink": Message("Weight on the first token (sink)"),
     "local": Message("Weight on nearby tokens (local)"),
-    "uniform": Message("Relative entropy of the weights (uniform)"),
+    "uniform": Message("Normalised entropy of the weights (uniform)"),
 }
 
 
@@ -66,5 +66,5 @@ def depth_panel(dataset: "xarray.Dataset") -> Panel:
             marks.append(Shape(type_label(name), x, y, colour, 0.9, tip))
         floor += counts
     description = Message("The number of heads of each type in every layer.")
-    y = Axis(Message("heads"), low=0.0)
-    return Panel(Message("Types over depth"), description, tuple(marks), Axis("", layers), y, columns=3)
+    heads_axis = Axis(Message("heads"), low=0.0)
+    return Panel(Message("Types over depth"), description, tuple(marks), Axis("", layers), heads_axis, columns=3)

@@ -135,7 +135,7 @@ def head_cost_map(
     significant = np.argwhere((low > 0) | (high < 0))
     limit = float(np.nanquantile(np.abs(values), 0.98)) or 1.0  # so that a few heads do not dominate the scale
     framed_heads = frozenset((int(layer), int(head)) for layer, head in significant)
-    interval = {Message("from"): low, Message("to"): high}
+    interval: dict[str, np.ndarray] = {Message("from"): low, Message("to"): high}
     return head_map(
         title,
         dataset[field].attrs["definition"],
