@@ -51,7 +51,7 @@ def test_a_field_is_that_of_the_run(shown: tuple[Session, TestClient, LiveCorpus
 
 def test_a_head_has_its_distribution_and_its_texts(shown: tuple[Session, TestClient, LiveCorpusRun]) -> None:
     _, client, run = shown
-    found = client.get("/api/corpus/reversed_attention.gradient_sum/1/0").json()
+    found = client.get("/api/corpus/reversed_attention/gradient_sum/1/0").json()
     rows = run.current_run.sql(
         "SELECT gradient_sum FROM reversed_attention.layer_head WHERE layer = 1 AND head = 0"
     ).df()["gradient_sum"]
