@@ -31,7 +31,7 @@ SOME = [
 OFFSETS = (0, 1, 5, -3)
 
 
-def is_rotary(name: str) -> bool:
+def turning(name: str) -> bool:
     """Whether a model has rotary positions."""
     return isinstance(double(name).view.layer_heads[0].mechanism.position, ModelRotary)
 
@@ -77,7 +77,7 @@ def replaced_M(heads: Heads, M: str, offset: int) -> Tensor:
 @torch.no_grad()
 def test_replacements_equal_dense_matrices_at_every_offset(M: str, name: str) -> None:
     heads = double(name).view.layer_heads[1]
-    if M == "positive" and is_rotary(name):
+    if M == "positive" and turning(name):
         with pytest.raises(rs.RheoscopeError, match="under RoPE M is another form at every offset"):
             replaced_M(heads, M, 0)
         return
