@@ -134,7 +134,7 @@ def test_drift_needs_one_model(runs: tuple[Job, Path, Path], tmp_path: Path) -> 
 def test_the_commands(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
     asked, one, other = runs
     (tmp_path / "job.toml").write_text(
-        f'texts = "{asked.texts[0]}"\nmodel = "{asked.model}"\nlength = 40\n[analyses.head_types]\nreach = 4\n'
+        f'texts = "{asked.texts[0]}"\nmodel = "{asked.model}"\nlength = 40\n[analyses.head_types]\nlocal_window = 4\n'
     )
     ran = rheoscope(
         "corpus", "run", "--job", str(tmp_path / "job.toml"), "--length", "32", "--out", str(tmp_path / "run")

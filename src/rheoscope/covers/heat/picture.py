@@ -26,7 +26,7 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
     """A curve of each distance with its null, then maps of the first distance and the spectral gap."""
     curves = tuple(time_panel(dataset, name) for name in TITLES)
     maps = (first_distance_map(dataset, types), spectral_gap_map(dataset, types))
-    caption = CAPTION if types is None else join("", [CAPTION, TYPES_CAPTION])
+    caption = CAPTION if types is None else join(" ", [CAPTION, TYPES_CAPTION])
     return Picture(Message("Is attention a diffusion?"), caption, (*curves, *maps))
 
 

@@ -44,7 +44,7 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
         layers=dataset.sizes["layer"],
         heads=dataset.sizes["head"],
     )
-    caption = CAPTION if types is None else join("", [CAPTION, TYPES_CAPTION])
+    caption = CAPTION if types is None else join(" ", [CAPTION, TYPES_CAPTION])
     maps = (head_panel(dataset, name, types) for name in TITLES)
     return Picture(title, caption, (*maps, spectrum_panel(dataset)))
 

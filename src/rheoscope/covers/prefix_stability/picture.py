@@ -37,6 +37,6 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
     )
     return Picture(
         Message("Are scores stable under another prefix?"),
-        CAPTION if types is None else join("", [CAPTION, TYPES_CAPTION]),
+        CAPTION if types is None else join(" ", [CAPTION, TYPES_CAPTION]),
         (*maps, Panel(Message("Over depth"), description, lines, Axis("", layers))),
     )

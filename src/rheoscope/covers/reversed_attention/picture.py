@@ -21,7 +21,7 @@ CAPTION = Message(
 
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """A map of heads and a map of tokens."""
-    caption = CAPTION if types is None else join("", [CAPTION, TYPES_CAPTION])
+    caption = CAPTION if types is None else join(" ", [CAPTION, TYPES_CAPTION])
     return Picture(
         Message("Gradient of the loss by the scores"), caption, (head_panel(dataset, types), token_map(dataset))
     )

@@ -30,7 +30,7 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
     """A map for every part that is not 0 everywhere."""
     nonzero_fields = [name for name in TITLES if float(abs(dataset[name]).max()) > 0]
     maps = tuple(head_panel(dataset, name, types) for name in nonzero_fields)
-    caption = CAPTION if types is None else join("", [CAPTION, TYPES_CAPTION])
+    caption = CAPTION if types is None else join(" ", [CAPTION, TYPES_CAPTION])
     return Picture(Message("Parts of the attention scores"), caption, maps)
 
 

@@ -123,7 +123,7 @@ def per_head_picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None") 
         "Sum over the heads of a layer: {definition}.", definition=dataset.head_cost.attrs["definition"]
     )
     depth_panel = Panel(Message("Over depth"), description, lines, Axis("", layers))
-    caption = PER_HEAD_CAPTION if types is None else join("", [PER_HEAD_CAPTION, TYPES_CAPTION])
+    caption = PER_HEAD_CAPTION if types is None else join(" ", [PER_HEAD_CAPTION, TYPES_CAPTION])
     return Picture(Message("Cost of changing each head alone"), caption, (cost_map, *excess_maps, depth_panel))
 
 
