@@ -91,10 +91,10 @@ SETTINGS: dict[str, tuple[Settings, ...]] = {
     "operators": ({"draws": 19}, {"draws": 19, "raw": True}),
     "composition": ({}, {"top": 3}),
     "relation_swap": ({"draws": 2}, {"draws": 2, "token": 5, "control": CONTROL_TRACE}),
-    "head_types": ({}, {"threshold": 0.2, "reach": 2}, {"trace": None}),
+    "head_types": ({}, {"threshold": 0.2, "local_window": 2}, {"trace": None}),
     "head_statistics": ({},),
     "score_attribution": ({}, {"layer": 0, "head": 1, "query": 6, "key": 3}),
-    "prefix_stability": ({"least": 4},),
+    "prefix_stability": ({"min_keys": 4},),
     "rollout": ({}, {"token": 5, "probes": 4}),
     "heat": ({"draws": 3}, {"draws": 3, "times": (1, 3)}),
     "fixed_point": (
@@ -104,7 +104,7 @@ SETTINGS: dict[str, tuple[Settings, ...]] = {
     "boundary": ({"iterations": 8, "layers": [0, 1]},),
     "reversed_attention": ({}, {"target": 7, "token": 4}),
     "attention_patching": ({}, {"target": 7, "token": 4, "etas": (-0.1, 0.0, 0.1), "heads": [(0, 1), (1, 0)]}),
-    "surgery": ({}, {"F": "rank 3", "heads": [(0, 1)]}, {"M": "skew", "text": ALL_TEXTS}, {"each": True}),
+    "surgery": ({}, {"F": "rank 3", "heads": [(0, 1)]}, {"M": "skew", "text": ALL_TEXTS}, {"per_head": True}),
     "decay": ({}, {"F": "symmetric", "draws": 2}, {"M": "rank 3", "text": ALL_TEXTS}),
     "faithfulness": ({"texts": ALL_TEXTS, "draws": 2}, {"targets": 5, "foils": 6, "draws": 2, "shares": (0.0, 0.5)}),
 }

@@ -34,15 +34,19 @@ def pieces(model: Any, file: Path | None, count: int, tokens: int) -> list[Any]:
 
 def head_by_head(model: Any, texts: list[Any], out: Path) -> None:
     for M in ("symmetric", "symmetric_naive"):
-        found = rs.surgery(model, texts, M=M, each=True, progress=lambda done, every: print(f"{done} of {every} texts"))
+        found = rs.surgery(
+            model, texts, M=M, per_head=True, progress=lambda done, every: print(f"{done} of {every} texts")
+        )
         rs.plot(found, types=rs.head_types(model)).savefig(out / f"by-head-{M.replace('_', '-')}.png", dpi=80)
         for change in found.change.values:
-            told = [float(found[name].sel(change=change)) for name in ("total", "total_low", "total_high")]
-            own = found.each_cost.sel(change=change)
+            told = [
+                float(found[name].sel(change=change)) for name in ("total_cost", "total_cost_low", "total_cost_high")
+            ]
+            own = found.head_cost.sel(change=change)
             print(M, change, "summed over heads", np.round(told, 4), "median head", round(float(own.median()), 5))
         surely = (
-            int((found.each_excess_low.sel(change="cloud") > 0).sum()),
-            int((found.each_excess_high.sel(change="cloud") < 0).sum()),
+            int((found.head_excess_low.sel(change="cloud") > 0).sum()),
+            int((found.head_excess_high.sel(change="cloud") < 0).sum()),
         )
         print(M, "heads that cost surely more than their control, and less:", surely)
 

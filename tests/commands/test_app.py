@@ -260,7 +260,7 @@ def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list
         (["covers", "a text", "--no-untrained"], 1, "type a longer text"),
         (["covers", "a text", "--seed", "-1"], 2, "greater than or equal to 0"),
         (["surgery", "a text"], 1, "nothing to change; type --M symmetric or --F symmetric"),
-        (["surgery", "a text", "--M", "square"], 1, "unknown replacement of M: 'square'; type one of identity"),
+        (["surgery", "a text", "--M", "square"], 1, "unknown replacement of M: 'square', expected one of identity"),
         (["surgery", "a text", "--M", "symmetric", "--heads", "9.9"], 1, "there is no layer 9"),
         (["reverse", "a text", "--target", " cabinet"], 1, "the target must be one token"),
         (["analyse", "massive_tokens", "a text", "--html", "."], 1, "is a directory, expected a file name"),
@@ -335,13 +335,13 @@ def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) ->
     [
         (
             ["reverse", "The keys", "--target", " cabinet"],
-            "the target must be one token, ' cabinet' is 3 (' c' 'ab' 'inet'); type another word",
+            "the target must be one token, ' cabinet' is 3 (' c' 'ab' 'inet'); use another word",
         ),
-        (["reverse", "The keys", "--target", ""], "the target must be one token, '' is 0 (none); type another word"),
+        (["reverse", "The keys", "--target", ""], "the target must be one token, '' is 0 (none); use another word"),
         (["reverse", "The keys", "--token", "99"], "there is no token 99; this text has tokens 0 to "),
         (
             ["reverse", "-m", "hard", "the keys to the"],
-            "the weights of layer 0 jump, so its scores have no gradient; type rheoscope analyse surgery",
+            "layer 0 are a discontinuous function of its scores, so they have no gradient; type rheoscope analyse surgery",
         ),
         (
             ["reverse", "-m", "gpt2", "w5 w6 w7"],
@@ -363,17 +363,17 @@ def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) ->
         ),
         (
             ["surgery", "-m", "both_ways", "the keys", "--M", "symmetric"],
-            "this model reads both ways, so it predicts no next token",
+            "this model is bidirectional, so it predicts no next token",
         ),
         (
             ["surgery", "-m", "bert", "w5 w6 w7", "--M", "symmetric"],
-            "this model reads both ways, so it predicts no next token",
+            "this model is bidirectional, so it predicts no next token",
         ),
         (
             ["surgery", "-m", "gpt2", "w5 w6 w7", "--M", "symmetric"],
             "this model has no unembedding, so it has no loss; in Python type rs.trace_under",
         ),
-        (["surgery", "-m", "far", "t", "--M", "symmetric"], "a loss needs at least 2 tokens; type a longer text"),
+        (["surgery", "-m", "far", "t", "--M", "symmetric"], "a loss needs at least 2 tokens; use a longer text"),
         (["covers", "The keys to the"], "agreement needs a query with at least 8 other keys that are not massive"),
         (["covers", "-m", "far", ""], "the text is empty; type"),
         (["covers", "-m", "broken", "the keys"], "holds NaN or infinity; download the checkpoint again"),
@@ -420,7 +420,7 @@ def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Pa
         ),
         (["reverse", "The keys to the", "--token", "2"], "pulls at most"),
         (
-            ["surgery", "The keys to the cabinet are", "--M", "symmetric", "--heads", "L5", "--each"],
+            ["surgery", "The keys to the cabinet are", "--M", "symmetric", "--heads", "L5", "--per-head"],
             "in each head alone",
         ),
         (["surgery", "The keys to the cabinet are", "--F", "rank 2", "--heads", "L5"], "in L5.H0 L5.H1 L5.H2 L5.H3"),

@@ -134,7 +134,7 @@ def test_drift_needs_one_model(runs: tuple[Job, Path, Path], tmp_path: Path) -> 
 def test_the_commands(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
     asked, one, other = runs
     (tmp_path / "job.toml").write_text(
-        f'texts = "{asked.texts[0]}"\nmodel = "{asked.model}"\nlength = 40\n[analyses.head_types]\nreach = 4\n'
+        f'texts = "{asked.texts[0]}"\nmodel = "{asked.model}"\nlength = 40\n[analyses.head_types]\nlocal_window = 4\n'
     )
     ran = rheoscope(
         "corpus", "run", "--job", str(tmp_path / "job.toml"), "--length", "32", "--out", str(tmp_path / "run")
@@ -143,7 +143,7 @@ def test_the_commands(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
     assert re.search(r"1 shard, \d+ texts, [\d,]+ tokens, \d+ rejects", ran.stdout)
     assert not ran.stderr
     held = rs.open_corpus(tmp_path / "run").manifest.job
-    assert (held.length, held.analyses) == (32, {"head_types": {"reach": 4}})
+    assert (held.length, held.analyses) == (32, {"head_types": {"local_window": 4}})
     assert "1 of 1 shard," in rheoscope("corpus", "status", str(tmp_path / "run")).stdout
     assert rheoscope("corpus", "resume", str(tmp_path / "run")).returncode == 0
     assert "head_types.layer_head: text, layer, head" in rheoscope("corpus", "query", str(one)).stdout

@@ -1,4 +1,4 @@
-"""Heads as they are asked for: a list of pairs, or all; everything else is refused in one line that says what to type."""
+"""Tests of the setting `heads`: pairs, None, and refused values."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from rheoscope.covers.head_selection import format_heads, select_heads
 from tests.cases import double
 
 
-def test_heads_as_they_are_asked_for() -> None:
+def test_pairs_and_none_select_heads_by_layer() -> None:
     view = double("llama").view
     assert select_heads(view, None) == {0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}
     assert select_heads(view, view.head_indices(1)) == {1: [0, 1, 2, 3]}
@@ -20,22 +20,19 @@ def test_heads_as_they_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "said"),
+    ("heads", "message"),
     [
         ([(7, 0)], "there is no layer 7"),
         ([(0, 9)], "there is no head 9 in layer 0"),
-        ([], "no head to change; type heads="),
-        (
-            1,
-            r"list of \(layer, head\), got 1; type heads=\[\(1, 0\), \(1, 1\)\], or heads=model.view.head_indices\(1\)",
-        ),
+        ([], r"heads is empty, expected at least one \(layer, head\); type heads=\[\(5, 1\)\]"),
+        (1, r"list of \(layer, head\), got 1; type heads=model.view.head_indices\(1\)"),
         ([1, 2], r"list of \(layer, head\), got \[1, 2\]; type"),
         ([(1, 2, 3)], r"list of \(layer, head\), got"),
         ("L1.H2", r"list of \(layer, head\), got 'L1.H2'; type"),
         ([("1", "2")], r"list of \(layer, head\), got"),
     ],
 )
-def test_what_is_no_list_of_heads_is_refused_in_one_line(heads: Any, said: str) -> None:
-    with pytest.raises(rs.RheoscopeError, match=said) as error:
+def test_invalid_heads_are_refused(heads: Any, message: str) -> None:
+    with pytest.raises(rs.RheoscopeError, match=message) as error:
         select_heads(double("llama").view, heads)
     assert "\n" not in str(error.value)

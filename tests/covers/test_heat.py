@@ -1,4 +1,4 @@
-"""Heat on the graph of a head: rows that are laws, the semigroup, its series, its Laplace transform, and planted walks."""
+"""Tests of `heat`: the semigroup, its series and Laplace transform, planted walks, the null and refused settings."""
 
 import math
 from itertools import pairwise
@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.covers.heat import analysis as of_heat
+from rheoscope.covers.heat import analysis as heat_module
 from rheoscope.covers.heat.analysis import (
     batch,
     green_function,
     heat_kernel,
     kernel,
     key_permutations,
-    memory,
     permute_weights,
+    row_distance,
     spectral_gaps,
     total_variation,
 )
@@ -28,34 +28,36 @@ from tests.cases import double, text
 from tests.models.cases import traced as own_traced
 
 F64 = torch.float64
-seeds, spans = st.integers(0, 10_000), st.floats(0.05, 6)
+SEEDS, TIMES = st.integers(0, 10_000), st.floats(0.05, 6)
 
 
-def walk(seed: int, n: int = 6, causal: bool = False) -> Tensor:
-    """A row-stochastic matrix, some rows sharp and some flat."""
-    draw = torch.Generator().manual_seed(seed)
-    scores = torch.randn(n, n, generator=draw, dtype=F64) * (4 * torch.rand(n, 1, generator=draw, dtype=F64))
+def random_walk(seed: int, n: int = 6, causal: bool = False) -> Tensor:
+    """A row-stochastic matrix with sharp and flat rows."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(n, n, generator=generator, dtype=F64) * (4 * torch.rand(n, 1, generator=generator, dtype=F64))
     return (scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf) if causal else scores).softmax(-1)
 
 
-@given(seeds, spans, spans, st.booleans())
+@given(SEEDS, TIMES, TIMES, st.booleans())
 @settings(max_examples=25)
-def test_heat_is_a_semigroup_of_laws_and_equals_its_series(seed: int, s: float, t: float, causal: bool) -> None:
-    A = walk(seed, causal=causal)
+def test_heat_kernels_form_a_stochastic_semigroup_and_equal_their_series(
+    seed: int, s: float, t: float, causal: bool
+) -> None:
+    A = random_walk(seed, causal=causal)
     H = heat_kernel(A, t)
     assert float(H.min()) >= -1e-14
     assert torch.allclose(H.sum(-1), torch.ones(6, dtype=F64), atol=1e-12)
     assert torch.allclose(heat_kernel(A, s + t), heat_kernel(A, s) @ H, atol=1e-12)
-    series, power, share = torch.zeros_like(A), torch.eye(6, dtype=F64), math.exp(-t)
+    series, power, probability = torch.zeros_like(A), torch.eye(6, dtype=F64), math.exp(-t)
     for k in range(80):
-        series, power, share = series + share * power, power @ A, share * t / (k + 1)
+        series, power, probability = series + probability * power, power @ A, probability * t / (k + 1)
     assert torch.allclose(H, series, atol=1e-12)
 
 
-@given(seeds, st.floats(0.5, 4))
+@given(SEEDS, st.floats(0.5, 4))
 @settings(max_examples=4)
-def test_the_green_function_is_a_geometric_sum_and_the_laplace_transform(seed: int, s: float) -> None:
-    A = walk(seed)
+def test_the_green_function_is_a_geometric_sum_and_a_laplace_transform(seed: int, s: float) -> None:
+    A = random_walk(seed)
     G, series, power = green_function(A, s), torch.zeros_like(A), torch.eye(6, dtype=F64)
     for k in range(300):
         series, power = series + s / (1 + s) ** (k + 1) * power, power @ A
@@ -68,100 +70,109 @@ def test_the_green_function_is_a_geometric_sum_and_the_laplace_transform(seed: i
     assert torch.allclose(G, total, atol=1e-3)
 
 
-@given(seeds, st.booleans())
+@given(SEEDS, st.booleans())
 @settings(max_examples=20)
-def test_memory_never_grows_and_distances_are_those_of_a_loop(seed: int, causal: bool) -> None:
-    A = walk(seed, causal=causal)
-    found = kernel(A[None], (1, 2, 3))
-    for at, time in enumerate((1, 2, 3)):
+def test_distances_equal_a_loop_and_the_row_distance_never_grows(seed: int, causal: bool) -> None:
+    A = random_walk(seed, causal=causal)
+    result = kernel(A[None], (1, 2, 3))
+    for index, time in enumerate((1, 2, 3)):
         power, H = torch.linalg.matrix_power(A, time), heat_kernel(A, time)
-        apart = sum(sum(abs(float(power[i, j] - H[i, j])) for j in range(6)) / 2 for i in range(6)) / 6
-        assert float(found["heat_distance"][0, at]) == pytest.approx(apart, abs=1e-12)
+        distance = sum(sum(abs(float(power[i, j] - H[i, j])) for j in range(6)) / 2 for i in range(6)) / 6
+        assert float(result["heat_distance"][0, index]) == pytest.approx(distance, abs=1e-12)
         pairs = [float((H[i] - H[j]).abs().sum() / 2) for i in range(6) for j in range(6) if i != j]
-        assert float(found["memory"][0, at]) == pytest.approx(np.mean(pairs), abs=1e-12)
-    remembered = [1.0, *found["memory"][0].tolist()]
-    assert all(later <= before + 1e-12 for before, later in pairwise(remembered))
+        assert float(result["row_distance"][0, index]) == pytest.approx(np.mean(pairs), abs=1e-12)
+    row_distances = [1.0, *result["row_distance"][0].tolist()]
+    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(row_distances))
 
 
-def test_planted_walks() -> None:
-    """One law for all rows: A² = A. Standing still: nothing moves. A ring of three: never settles by powers, but heat does."""
-    law = walk(3)[:1].expand(6, 6)
-    found = kernel(law[None], (1, 3))
-    away = float(total_variation(law, torch.eye(6, dtype=F64)).mean())
-    assert found["heat_distance"][0].tolist() == pytest.approx([away * math.exp(-1), away * math.exp(-3)])
-    assert float(spectral_gaps(law[None])) == pytest.approx(1)
-    still = torch.eye(4, dtype=F64)[None]
-    assert not kernel(still, (1, 5))["heat_distance"].any()
-    assert float(spectral_gaps(still)) == 0
-    assert float(memory(still)) == 1
-    ring = torch.eye(3, dtype=F64).roll(1, 1)[None]
-    assert float(spectral_gaps(ring)) == pytest.approx(1.5)  # eigenvalues 1 and e^{±2πi/3}
-    late = kernel(ring, (30,))
-    assert float(late["heat_distance"]) == pytest.approx(2 / 3, abs=1e-9)
-    assert float(late["memory"]) < 1e-9
+def test_walks_with_equal_rows() -> None:
+    """A² = A, so the distance from the heat kernel is e^{−t} times that from the identity."""
+    A = random_walk(3)[:1].expand(6, 6)
+    identity_distance = float(total_variation(A, torch.eye(6, dtype=F64)).mean())
+    expected = [identity_distance * math.exp(-1), identity_distance * math.exp(-3)]
+    assert kernel(A[None], (1, 3))["heat_distance"][0].tolist() == pytest.approx(expected)
+    assert float(spectral_gaps(A[None])) == pytest.approx(1)
 
 
-def test_metric_attention_on_a_ring_comes_near_to_heat() -> None:
-    """The limit of the theory bench: steps of mean 0 and variance ε; powers and heat both tend to the Gaussian of variance tε."""
-    place = torch.arange(120, dtype=F64)
-    apart = (place[:, None] - place).abs()
-    A = (-(torch.minimum(apart, 120 - apart) ** 2) / 18).softmax(-1)
-    near = kernel(A[None], (1, 4, 16))["heat_distance"][0]
-    assert float(near[1]) < float(near[0]) / 3
-    assert float(near[2]) == pytest.approx(float(near[1]) / 4, rel=0.15)
+def test_the_identity_never_moves() -> None:
+    identity = torch.eye(4, dtype=F64)[None]
+    assert not kernel(identity, (1, 5))["heat_distance"].any()
+    assert float(spectral_gaps(identity)) == 0
+    assert float(row_distance(identity)) == 1
 
 
-@given(seeds, st.integers(2, 7))
+def test_a_cycle_of_three_mixes_under_heat_but_not_under_powers() -> None:
+    cycle = torch.eye(3, dtype=F64).roll(1, 1)[None]
+    assert float(spectral_gaps(cycle)) == pytest.approx(1.5)  # eigenvalues 1 and e^{±2πi/3}
+    result = kernel(cycle, (30,))
+    assert float(result["heat_distance"]) == pytest.approx(2 / 3, abs=1e-9)
+    assert float(result["row_distance"]) < 1e-9
+
+
+def test_metric_attention_on_a_ring_converges_to_the_heat_kernel() -> None:
+    """Steps have mean 0 and variance ε, so powers and the heat kernel both tend to a Gaussian of variance tε."""
+    positions = torch.arange(120, dtype=F64)
+    offsets = (positions[:, None] - positions).abs()
+    A = (-(torch.minimum(offsets, 120 - offsets) ** 2) / 18).softmax(-1)
+    distances = kernel(A[None], (1, 4, 16))["heat_distance"][0]
+    assert float(distances[1]) < float(distances[0]) / 3
+    assert float(distances[2]) == pytest.approx(float(distances[1]) / 4, rel=0.15)
+
+
+@given(SEEDS, st.integers(2, 7))
 @settings(max_examples=20)
-def test_dealing_keeps_every_row_and_the_mask(seed: int, n: int) -> None:
+def test_permuted_weights_keep_every_row_and_the_mask(seed: int, n: int) -> None:
     allowed = torch.rand(n, n, generator=torch.Generator().manual_seed(seed)) < 0.7
     allowed.fill_diagonal_(True)
     A = torch.randn(2, n, n, dtype=F64).masked_fill(~allowed, -torch.inf).softmax(-1)
-    order = key_permutations(allowed, 3, seed)
-    assert torch.equal(order.sort(-1).values, torch.arange(n).expand_as(order))
-    for one in order:
-        other = permute_weights(A, one)
-        assert not other[:, ~allowed].any()
-        assert torch.equal(other.sort(-1).values, A.sort(-1).values)
+    permutations = key_permutations(allowed, 3, seed)
+    assert torch.equal(permutations.sort(-1).values, torch.arange(n).expand_as(permutations))
+    for permutation in permutations:
+        permuted = permute_weights(A, permutation)
+        assert not permuted[:, ~allowed].any()
+        assert torch.equal(permuted.sort(-1).values, A.sort(-1).values)
 
 
-def test_of_a_model_and_its_null() -> None:
+def test_fields_of_a_model_equal_the_kernel_on_its_weights() -> None:
     trace = double("gpt2").trace(text())
-    found = rs.heat(trace, times=(1, 4), draws=3)
+    result = rs.heat(trace, times=(1, 4), draws=3)
     A = trace.weights(1, 2)
-    direct = kernel(A[None], (1, 4))["heat_distance"][0]
-    assert np.allclose(found.heat_distance[1, 2], direct, atol=1e-12)
-    assert np.allclose(found.gap[1, 2], 1 - A.diagonal().sort().values[-2], atol=1e-12)
-    allowed = torch.ones_like(A).tril().bool()
+    expected = kernel(A[None], (1, 4))["heat_distance"][0]
+    assert np.allclose(result.heat_distance[1, 2], expected, atol=1e-12)
+    assert np.allclose(result.spectral_gap[1, 2], 1 - A.diagonal().sort().values[-2], atol=1e-12)
+    permutations = key_permutations(torch.ones_like(A).tril().bool(), 3, 0)
     null = torch.stack(
-        [kernel(permute_weights(A[None], one), (1, 4))["memory"][0] for one in key_permutations(allowed, 3, 0)]
+        [kernel(permute_weights(A[None], permutation), (1, 4))["row_distance"][0] for permutation in permutations]
     )
-    assert np.allclose(found.memory_null[1, 2], null.mean(0), atol=1e-12)
-    assert np.allclose(found.memory_null_sd[1, 2], null.std(0), atol=1e-12)
-    assert float(found.q_value.min()) >= 1 / (3 * found.heat_distance.size + 1)
+    assert np.allclose(result.row_distance_null[1, 2], null.mean(0), atol=1e-12)
+    assert np.allclose(result.row_distance_null_sd[1, 2], null.std(0), atol=1e-12)
+    assert float(result.q_value.min()) >= 1 / (3 * result.heat_distance.size + 1)
     assert "q_value" not in rs.heat(trace, draws=0)
 
 
-def test_both_ways_and_heads_that_are_no_walk() -> None:
+def test_the_gap_of_an_encoder_equals_its_eigenvalues() -> None:
     trace = own_traced("own_encoder", F64)
-    found = rs.heat(trace, times=(2,), draws=0)
-    second = np.sort(np.linalg.eigvals(trace.weights(0, 1).numpy()).real)[-2]
-    assert float(found.gap[0, 1]) == pytest.approx(1 - second)
+    result = rs.heat(trace, times=(2,), draws=0)
+    second_largest = np.sort(np.linalg.eigvals(trace.weights(0, 1).numpy()).real)[-2]
+    assert float(result.spectral_gap[0, 1]) == pytest.approx(1 - second_largest)
+
+
+def test_heads_whose_rows_are_not_distributions_give_nan() -> None:
     for name in ("own_sigmoid", "own_shaped", "own_sink"):
         assert bool(rs.heat(own_traced(name), times=(1,), draws=0).heat_distance.isnull().all())
 
 
-@pytest.mark.parametrize("asked", [{"times": (0,)}, {"times": ()}, {"times": (0.5,)}, {"draws": -1}])
-def test_what_it_cannot_do_is_told_in_one_line(asked: dict) -> None:
-    with without_jaxtyping_checks(), pytest.raises(rs.RheoscopeError, match=f"type {next(iter(asked))}="):
-        rs.heat(double("gpt2").trace(text()), **asked)
+@pytest.mark.parametrize("invalid", [{"times": (0,)}, {"times": ()}, {"times": (0.5,)}, {"draws": -1}])
+def test_invalid_settings_are_refused_with_a_valid_value(invalid: dict) -> None:
+    with without_jaxtyping_checks(), pytest.raises(rs.RheoscopeError, match=f"type {next(iter(invalid))}="):
+        rs.heat(double("gpt2").trace(text()), **invalid)
 
 
-def test_texts_that_do_not_fit_together_are_asked_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    traces = double("bert").trace([text(at, n) for at, n in enumerate((9, 6, 8))])
-    whole, told = batch(traces, (1, 4), draws=2), list[tuple[int, int]]()
-    monkeypatch.setattr(of_heat, "block_numel", lambda device: 2 * traces.view.heads * 81)
-    parts = batch(traces, (1, 4), draws=2, progress=lambda *at: told.append(at))
-    assert told[-1] == (2 * traces.view.layers, 2 * traces.view.layers)
-    for name, values in whole.items():
-        torch.testing.assert_close(parts[name], values, equal_nan=True)
+def test_small_batches_give_the_values_of_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = double("bert").trace([text(seed, n) for seed, n in enumerate((9, 6, 8))])
+    one_batch, steps = batch(traces, (1, 4), draws=2), list[tuple[int, int]]()
+    monkeypatch.setattr(heat_module, "block_numel", lambda device: 2 * traces.view.heads * 81)
+    small_batches = batch(traces, (1, 4), draws=2, progress=lambda *step: steps.append(step))
+    assert steps[-1] == (2 * traces.view.layers, 2 * traces.view.layers)
+    for name, values in one_batch.items():
+        torch.testing.assert_close(small_batches[name], values, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Surgery of each head alone: each head as if it were asked for alone, whatever is reused and whoever else is asked for."""
+"""Tests of `surgery(per_head=True)`: every head costs what surgery of that head alone costs."""
 
 from typing import Any
 
@@ -12,120 +12,128 @@ from tests.laws.moves import gauges, holds_still
 
 TEXTS = [text(0), text(1, 9), text(2), text(3, 9), text(4)]
 SOME = ["gpt2", "llama", "gemma3", "neox", "own_sink", "own_alibi", "own_metric"]
-EVERY = ["edit", "mean", "uniform"]
-"""Changes that draw nothing."""
+DETERMINISTIC = ["edit", "mean", "uniform"]
+"""Changes without random draws."""
 
 
-def each(of: Any, texts: Any, **asked: Any) -> Any:
-    return rs.surgery(of, texts, each=True, **asked)
+def surgery_per_head(network: Any, texts: Any, **settings: Any) -> Any:
+    return rs.surgery(network, texts, per_head=True, **settings)
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_every_head_costs_what_surgery_of_it_alone_costs(name: str) -> None:
-    of = double(name)
+    network = double(name)
     comparisons = rs.Comparisons(("size", "mean", "uniform"))
-    found = each(of, TEXTS, heads=[(0, 1), (1, 3)], M="symmetric", F="rank 3", comparisons=comparisons)
+    result = surgery_per_head(network, TEXTS, heads=[(0, 1), (1, 3)], M="symmetric", F="rank 3", comparisons=comparisons)
     for layer, head in ((0, 1), (1, 3)):
-        alone = rs.surgery(of, TEXTS, heads=[(layer, head)], M="symmetric", F="rank 3", comparisons=comparisons)
-        here = found.sel(layer=layer, head=head)
+        single = rs.surgery(network, TEXTS, heads=[(layer, head)], M="symmetric", F="rank 3", comparisons=comparisons)
+        head_result = result.sel(layer=layer, head=head)
         for field in ("cost", "cost_low", "cost_high", "excess", "excess_low", "excess_high"):
-            wanted = alone[field].sel(change=EVERY).values
-            assert here[f"each_{field}"].sel(change=EVERY).values == pytest.approx(wanted, abs=2e-5), field
-        after = (here.each_cost_of_text.sel(change="edit") + found.loss_before).values
-        assert after == pytest.approx(alone.loss_after.values, abs=2e-5)
-        assert abs(float(here.each_cost.sel(change="size") - here.each_cost.sel(change="edit"))) > 1e-7
-    assert found.loss_before.values == pytest.approx(alone.loss_before.values, abs=1e-6)
-    assert found.tokens.values.tolist() == alone.tokens.values.tolist()
+            expected = single[field].sel(change=DETERMINISTIC).values
+            values = head_result[f"head_{field}"].sel(change=DETERMINISTIC).values
+            assert values == pytest.approx(expected, abs=2e-5), field
+        loss_after = (head_result.head_cost_by_text.sel(change="edit") + result.loss_before).values
+        assert loss_after == pytest.approx(single.loss_after.values, abs=2e-5)
+        assert abs(float(head_result.head_cost.sel(change="size") - head_result.head_cost.sel(change="edit"))) > 1e-7
+    assert result.loss_before.values == pytest.approx(single.loss_before.values, abs=1e-6)
+    assert result.tokens.values.tolist() == single.tokens.values.tolist()
 
 
-def test_a_head_does_not_depend_on_which_others_are_asked_for() -> None:
-    of = double("llama")
-    every = each(of, TEXTS, M="symmetric")
-    assert bool(every.each_cost.notnull().all())
-    layer = of.view.head_indices(1)
-    for some in ([(1, 2)], layer):
-        found = each(of, TEXTS, heads=some, M="symmetric")
-        there = found.each_cost.notnull()
-        assert int(there.sum()) == 3 * len(some)
-        for field in ("each_cost", "each_excess_low"):
-            assert np.allclose(found[field].values[there], every[field].values[there], atol=1e-12)
-    other = each(of, TEXTS, heads=layer, M="symmetric", comparisons=rs.Comparisons(("size",), seed=1))
-    assert np.allclose(other.each_cost.sel(layer=1, change="edit"), every.each_cost.sel(layer=1, change="edit"))
-    assert not np.allclose(other.each_cost.sel(layer=1, change="size"), every.each_cost.sel(layer=1, change="size"))
+def test_the_cost_of_a_head_does_not_depend_on_the_other_selected_heads() -> None:
+    network = double("llama")
+    all_heads = surgery_per_head(network, TEXTS, M="symmetric")
+    assert bool(all_heads.head_cost.notnull().all())
+    layer_heads = network.view.head_indices(1)
+    for selection in ([(1, 2)], layer_heads):
+        result = surgery_per_head(network, TEXTS, heads=selection, M="symmetric")
+        is_selected = result.head_cost.notnull()
+        assert int(is_selected.sum()) == 3 * len(selection)
+        for field in ("head_cost", "head_excess_low"):
+            assert np.allclose(result[field].values[is_selected], all_heads[field].values[is_selected], atol=1e-12)
+    reseeded = surgery_per_head(network, TEXTS, heads=layer_heads, M="symmetric", comparisons=rs.Comparisons(("size",), seed=1))
+    costs, reseeded_costs = all_heads.head_cost.sel(layer=1), reseeded.head_cost.sel(layer=1)
+    assert np.allclose(reseeded_costs.sel(change="edit"), costs.sel(change="edit"))
+    assert not np.allclose(reseeded_costs.sel(change="size"), costs.sel(change="size"))
 
 
-def test_draws_are_a_mean_and_totals_are_sums() -> None:
-    of = double("gpt2")
-    found = each(of, TEXTS, M="symmetric", comparisons=rs.Comparisons(("size", "cloud"), draws=2))
-    assert found.total.values == pytest.approx(found.each_cost.sum(("layer", "head")).values)
-    assert found.total_excess.values == pytest.approx(found.each_excess.sum(("layer", "head")).values)
-    assert found.each_excess.sel(change="edit").values == pytest.approx(0)
-    share = found.tokens / found.tokens.sum()
-    assert found.each_cost.values == pytest.approx((found.each_cost_of_text * share).sum("text").values)
-    for name in ("each_cost", "each_excess", "total", "total_excess"):
-        low, mean, high = (found[name + end].values for end in ("_low", "", "_high"))
+def test_totals_are_sums_over_heads_and_intervals_contain_the_mean() -> None:
+    network = double("gpt2")
+    result = surgery_per_head(network, TEXTS, M="symmetric", comparisons=rs.Comparisons(("size", "cloud"), draws=2))
+    assert result.total_cost.values == pytest.approx(result.head_cost.sum(("layer", "head")).values)
+    assert result.total_excess.values == pytest.approx(result.head_excess.sum(("layer", "head")).values)
+    assert result.head_excess.sel(change="edit").values == pytest.approx(0)
+    share = result.tokens / result.tokens.sum()
+    assert result.head_cost.values == pytest.approx((result.head_cost_by_text * share).sum("text").values)
+    for name in ("head_cost", "head_excess", "total_cost", "total_excess"):
+        low, mean, high = (result[name + end].values for end in ("_low", "", "_high"))
         assert (low <= mean + 1e-12).all()
         assert (mean <= high + 1e-12).all()
-    assert (found.total_high > found.total_low).sum() == 3
-    assert "texts" in found.attrs["bootstrap"]
-    assert all("definition" in found[name].attrs for name in found.data_vars)
+    assert (result.total_cost_high > result.total_cost_low).sum() == 3
+    assert "texts" in result.attrs["bootstrap"]
+    assert all("definition" in result[name].attrs for name in result.data_vars)
 
 
-def test_few_texts_are_drawn_in_chunks() -> None:
-    of, words = (
+def test_the_bootstrap_of_few_texts_resamples_chunks() -> None:
+    network, long_text = (
         default(),
         "The keys to the cabinet are on the table, and the man who has them went out to the garden. " * 9,
     )
-    asked: dict[str, Any] = {"heads": [(2, 1)], "M": "symmetric", "comparisons": rs.Comparisons(())}
-    found, alone = each(of, words, **asked), rs.surgery(of, words, **asked)
-    assert "chunks" in found.attrs["bootstrap"]
-    assert found.sizes["text"] == 1
+    settings: dict[str, Any] = {"heads": [(2, 1)], "M": "symmetric", "comparisons": rs.Comparisons(())}
+    result, single = surgery_per_head(network, long_text, **settings), rs.surgery(network, long_text, **settings)
+    assert "chunks" in result.attrs["bootstrap"]
+    assert result.sizes["text"] == 1
     for field in ("cost", "cost_low", "cost_high"):
-        assert float(found[f"each_{field}"].sel(layer=2, head=1)[0]) == pytest.approx(float(alone[field][0]), abs=1e-6)
+        value = float(result[f"head_{field}"].sel(layer=2, head=1)[0])
+        assert value == pytest.approx(float(single[field][0]), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_identity_costs_nothing_and_the_model_is_as_before(name: str) -> None:
-    of, told = model(name), []
-    before = [x.clone() for x in of.network.parameters()]
-    found = each(
-        of, TEXTS, M="identity", F="identity", comparisons=rs.Comparisons(()), progress=lambda *at: told.append(at)
+def test_identity_costs_nothing_and_the_model_is_unchanged(name: str) -> None:
+    network, steps = model(name), []
+    before = [x.clone() for x in network.network.parameters()]
+    result = surgery_per_head(
+        network, TEXTS, M="identity", F="identity", comparisons=rs.Comparisons(()), progress=lambda *step: steps.append(step)
     )
-    assert (found.each_cost.values == 0).all()
-    assert told[-1] == (5, 5)
-    each(of, TEXTS[:2], M="symmetric", F="symmetric")
-    assert all(torch.equal(a, b) for a, b in zip(before, of.network.parameters(), strict=True))
-    assert torch.equal(of.run(text()), traced(name).logits)
+    assert (result.head_cost.values == 0).all()
+    assert steps[-1] == (5, 5)
+    surgery_per_head(network, TEXTS[:2], M="symmetric", F="symmetric")
+    assert all(torch.equal(a, b) for a, b in zip(before, network.network.parameters(), strict=True))
+    assert torch.equal(network.run(text()), traced(name).logits)
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("settings", "message"),
     [
         ({"M": "square"}, "unknown replacement of M: 'square'"),
         ({"heads": 2}, r"list of \(layer, head\), got 2; type"),
         ({"M": "symmetric", "heads": [(0, 99)]}, "there is no head 99 in layer 0"),
-        ({"M": "symmetric", "heads": []}, "no head to change"),
+        ({"M": "symmetric", "heads": []}, "heads is empty"),
     ],
 )
-def test_bad_input_is_told_in_one_line(asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(rs.RheoscopeError, match=said) as error:
-        each(default(), "The keys to the cabinet", **asked)
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(rs.RheoscopeError, match=message) as error:
+        surgery_per_head(default(), "The keys to the cabinet", **settings)
     assert "\n" not in str(error.value)
-    with pytest.raises(rs.RheoscopeError, match="reads both ways, so it predicts no next token"):
-        each(model("bert"), text(), M="symmetric")
 
 
-def test_asked_of_its_subject_alone_it_makes_every_M_symmetric() -> None:
-    found = each(double("gpt2"), text())
-    assert found.change.values.tolist() == ["edit", "size", "cloud"]
-    assert (found.attrs["M"], found.attrs["each"]) == ("symmetric", 1)
-    assert found.each_cost.shape == (3, 2, 4)
-    assert "cost" not in found
+def test_bidirectional_models_are_refused() -> None:
+    with pytest.raises(
+        rs.RheoscopeError, match=r"is bidirectional, so it predicts no next token .*; type rs.trace_under"
+    ):
+        surgery_per_head(model("bert"), text(), M="symmetric")
+
+
+def test_the_default_makes_every_M_symmetric() -> None:
+    result = surgery_per_head(double("gpt2"), text())
+    assert result.change.values.tolist() == ["edit", "size", "cloud"]
+    assert (result.attrs["M"], result.attrs["per_head"]) == ("symmetric", 1)
+    assert result.head_cost.shape == (3, 2, 4)
+    assert "cost" not in result
 
 
 @pytest.mark.parametrize("name", ["gpt2_by_depth", "qwen3"])
-def test_no_gauge_moves_any_number(name: str) -> None:
-    def asked(of: Any) -> Any:
-        return each(of, TEXTS, heads=[(0, 1), (1, 3)], M="symmetric", F="rank 3")
+def test_no_gauge_changes_any_field(name: str) -> None:
+    def run(network: Any) -> Any:
+        return surgery_per_head(network, TEXTS, heads=[(0, 1), (1, 3)], M="symmetric", F="rank 3")
 
-    holds_still(asked, asked(double(name)), name, gauges(name))
+    holds_still(run, run(double(name)), name, gauges(name))

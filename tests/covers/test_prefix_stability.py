@@ -1,4 +1,4 @@
-"""Scores under other beginnings: a slow twin gives the same numbers, embeddings do not feel a prefix, place alone is told apart."""
+"""Tests of `prefix_stability`: a slow reference, layer 0, position-only heads, random prefixes and refused input."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 import rheoscope as rs
-from rheoscope.covers.prefix_stability import analysis as module
+from rheoscope.covers.prefix_stability import analysis as prefix_stability_module
 from rheoscope.covers.prefix_stability.analysis import common_suffix_length
 from tests.cases import double, text
 from tests.covers.cases import bare
@@ -19,152 +19,155 @@ F64 = torch.float64
 PREFIXES = [[5, 9, 30], [21, 22, 8, 8, 11, 4]]
 
 
-def slow(one: Any, other: Any, layer: int, head: int, least: int, shift: int, dropped: set[int]) -> float:
-    """The definition, read aloud, query by query; places counted from the start of the text."""
-    n, before = len(one), len(other) - len(one)
-    a, b = one.scores(layer, head).numpy(), other.scores(layer, head).numpy()
-    mask, at = one.view.layer_heads[layer].mechanism.mask, torch.arange(n + before)
-    permitted, there = mask(at, at), [i for i in range(n) if i not in dropped]
-    found = []
+def slow_stability(
+    plain: Any, prefixed: Any, layer: int, head: int, min_keys: int, shift: int, dropped: set[int]
+) -> float:
+    """The definition, query by query. Positions count from the start of the text."""
+    n, prefix = len(plain), len(prefixed) - len(plain)
+    a, b = plain.scores(layer, head).numpy(), prefixed.scores(layer, head).numpy()
+    positions = torch.arange(n + prefix)
+    permitted = plain.view.layer_heads[layer].mechanism.mask(positions, positions)
+    usable = {i for i in range(n) if i not in dropped}
+    correlations = []
     for i in range(n - shift):
         pairs = [
             j
             for j in range(n - shift)
             if j != i
             and permitted[i, j]
-            and permitted[i + shift + before, j + shift + before]
-            and {i, j, i + shift, j + shift} <= set(there)
+            and permitted[i + shift + prefix, j + shift + prefix]
+            and {i, j, i + shift, j + shift} <= usable
         ]
-        if len(pairs) >= least:
-            beside = b[i + shift + before, [j + shift + before for j in pairs]]
-            found.append(spearmanr(a[i, pairs], beside).statistic)
-    return float(np.mean(found)) if found else float("nan")
+        if len(pairs) >= min_keys:
+            prefixed_scores = b[i + shift + prefix, [j + shift + prefix for j in pairs]]
+            correlations.append(spearmanr(a[i, pairs], prefixed_scores).statistic)
+    return float(np.mean(correlations)) if correlations else float("nan")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "gemma3_capped", "qwen3", "bert", "own_alibi", "own_metric"])
-def test_it_equals_a_slow_twin(name: str) -> None:
+def test_stability_equals_the_slow_reference(name: str) -> None:
     model = double(name)
-    one, others = model.trace(text()), [model.trace([*prefix, *text().tolist()]) for prefix in PREFIXES]
-    found = rs.prefix_stability(model, text(), PREFIXES, least=4, keep_massive=True)
-    assert found.stability.shape == (2, model.view.layers, model.view.heads)
+    plain, prefixed_traces = model.trace(text()), [model.trace([*prefix, *text().tolist()]) for prefix in PREFIXES]
+    result = rs.prefix_stability(model, text(), PREFIXES, min_keys=4, keep_massive=True)
+    assert result.stability.shape == (2, model.view.layers, model.view.heads)
     for layer, head in ((0, 0), (model.view.layers - 1, model.view.heads - 1)):
-        for at, other in enumerate(others):
+        for index, prefixed in enumerate(prefixed_traces):
             for field, shift in (("stability", 0), ("stability_null", 9)):
-                wanted = slow(one, other, layer, head, 4, shift, set())
-                assert float(found[field][at, layer, head]) == pytest.approx(wanted, abs=1e-6, nan_ok=True), field
+                expected = slow_stability(plain, prefixed, layer, head, 4, shift, set())
+                assert float(result[field][index, layer, head]) == pytest.approx(expected, abs=1e-6, nan_ok=True), field
 
 
-def test_massive_tokens_of_any_reading_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_massive_tokens_of_any_reading_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model = double("llama")
-    one, other = model.trace(text()), model.trace([*PREFIXES[0], *text().tolist()])
-    longer = len(other)
+    plain, prefixed = model.trace(text()), model.trace([*PREFIXES[0], *text().tolist()])
+    prefixed_length = len(prefixed)
     monkeypatch.setattr(
-        type(one), "massive_tokens", lambda trace, factor=5.0: [0, 2, 10] if len(trace) == longer else [4]
+        type(plain), "massive_tokens", lambda trace, factor=5.0: [0, 2, 10] if len(trace) == prefixed_length else [4]
     )
-    found = rs.prefix_stability(model, text(), PREFIXES[:1], least=4)
-    wanted = slow(one, other, 1, 2, 4, 0, {4, 10 - 3})
-    assert float(found.stability[0, 1, 2]) == pytest.approx(wanted, abs=1e-6)
-    null = slow(one, other, 1, 2, 4, 9, {4, 10 - 3})
-    assert float(found.stability_null[0, 1, 2]) == pytest.approx(null, abs=1e-6)
-    kept = rs.prefix_stability(model, text(), PREFIXES[:1], least=4, keep_massive=True)
-    assert float(kept.stability[0, 1, 2]) != pytest.approx(wanted, abs=1e-6)
+    result = rs.prefix_stability(model, text(), PREFIXES[:1], min_keys=4)
+    expected = slow_stability(plain, prefixed, 1, 2, 4, 0, {4, 10 - 3})
+    assert float(result.stability[0, 1, 2]) == pytest.approx(expected, abs=1e-6)
+    expected_null = slow_stability(plain, prefixed, 1, 2, 4, 9, {4, 10 - 3})
+    assert float(result.stability_null[0, 1, 2]) == pytest.approx(expected_null, abs=1e-6)
+    with_massive = rs.prefix_stability(model, text(), PREFIXES[:1], min_keys=4, keep_massive=True)
+    assert float(with_massive.stability[0, 1, 2]) != pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_yarn", "neox", "qwen3", "gemma3", "own_alibi", "own_buckets"])
-def test_embeddings_do_not_feel_a_prefix(name: str) -> None:
-    """Relative positions: in layer 0 a score is a relation of two tokens and their distance, nothing else."""
-    found = rs.prefix_stability(double(name), text(), PREFIXES, least=3)
-    there = found.stability[:, 0].values
-    assert np.allclose(there[np.isfinite(there)], 1, atol=1e-6)
-    assert np.isfinite(there).any()
-    deeper = found.stability[:, 1].values
-    assert float(np.nanmin(deeper)) < 0.999
+def test_layer_0_is_stable_under_relative_positions(name: str) -> None:
+    """A score of layer 0 depends only on the two embeddings and their distance."""
+    result = rs.prefix_stability(double(name), text(), PREFIXES, min_keys=3)
+    layer_0 = result.stability[:, 0].values
+    assert np.allclose(layer_0[np.isfinite(layer_0)], 1, atol=1e-6)
+    assert np.isfinite(layer_0).any()
+    layer_1 = result.stability[:, 1].values
+    assert float(np.nanmin(layer_1)) < 0.999
 
 
-def test_place_alone_is_as_stable_for_other_tokens() -> None:
-    """A head that only sees distance has 1 in its null too; one that only sees tokens does not."""
+def test_the_null_is_1_for_heads_that_see_only_distance_and_small_for_heads_that_see_only_tokens() -> None:
     model = bare(heads=2, position="alibi")
-    plain = rs.prefix_stability(model, list(range(1, 31)), [[40, 41, 42]])
-    assert float(plain.stability.min()) == pytest.approx(1)
-    assert float(plain.stability_null.min()) < 0.99
+    tokens_and_distance = rs.prefix_stability(model, list(range(1, 31)), [[40, 41, 42]])
+    assert float(tokens_and_distance.stability.min()) == pytest.approx(1)
+    assert float(tokens_and_distance.stability_null.min()) < 0.99
     with torch.no_grad():
         model.view.layer_heads[0].W_Q.zero_()
-    found = rs.prefix_stability(model, list(range(1, 31)), [[40, 41, 42]])
-    assert found.stability.values == pytest.approx(1)
-    assert found.stability_null.values == pytest.approx(1)
-    blind = bare(heads=8)
-    tokens = rs.prefix_stability(blind, list(range(1, 61)), [[70, 71, 72]])
-    assert tokens.stability.values == pytest.approx(1)
-    assert float(abs(tokens.stability_null).mean()) < 0.15
+    only_distance = rs.prefix_stability(model, list(range(1, 31)), [[40, 41, 42]])
+    assert only_distance.stability.values == pytest.approx(1)
+    assert only_distance.stability_null.values == pytest.approx(1)
+    only_tokens = rs.prefix_stability(bare(heads=8), list(range(1, 61)), [[70, 71, 72]])
+    assert only_tokens.stability.values == pytest.approx(1)
+    assert float(abs(only_tokens.stability_null).mean()) < 0.15
 
 
-def test_a_short_text_has_a_null_too() -> None:
-    """Half of it has no query with enough keys, so the other tokens are nearer by."""
+def test_the_null_of_a_short_text_uses_a_smaller_shift() -> None:
+    """Shifted by half the text, no query would have enough keys."""
     model, ids = double("llama"), text(n=14)
-    found = rs.prefix_stability(model, ids, PREFIXES, least=8, keep_massive=True)
-    assert np.isfinite(found.stability_null.values).all()
-    others = [model.trace([*prefix, *ids.tolist()]) for prefix in PREFIXES]
-    for at, other in enumerate(others):
-        wanted = slow(model.trace(ids), other, 1, 0, 8, 4, set())
-        assert float(found.stability_null[at, 1, 0]) == pytest.approx(wanted, abs=1e-6)
+    result = rs.prefix_stability(model, ids, PREFIXES, min_keys=8, keep_massive=True)
+    assert np.isfinite(result.stability_null.values).all()
+    prefixed_traces = [model.trace([*prefix, *ids.tolist()]) for prefix in PREFIXES]
+    for index, prefixed in enumerate(prefixed_traces):
+        expected = slow_stability(model.trace(ids), prefixed, 1, 0, 8, 4, set())
+        assert float(result.stability_null[index, 1, 0]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = double("llama")
-    whole = rs.prefix_stability(model, text(), PREFIXES, least=4)
-    monkeypatch.setattr(module, "cache_block_numel", lambda device: 1)
-    apart = rs.prefix_stability(model, text(), PREFIXES, least=4)
-    for field in whole.data_vars:
-        assert np.allclose(whole[field], apart[field], equal_nan=True), field
+    one_block = rs.prefix_stability(model, text(), PREFIXES, min_keys=4)
+    monkeypatch.setattr(prefix_stability_module, "cache_block_numel", lambda device: 1)
+    row_blocks = rs.prefix_stability(model, text(), PREFIXES, min_keys=4)
+    for field in one_block.data_vars:
+        assert np.allclose(one_block[field], row_blocks[field], equal_nan=True), field
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.lists(st.integers(0, 3), min_size=1, max_size=8))
-def test_the_common_end_is_the_longest(a: list[int], b: list[int]) -> None:
-    found = common_suffix_length(torch.tensor(a), torch.tensor(b))
-    assert a[len(a) - found :] == b[len(b) - found :]
-    assert found == max(k for k in range(min(len(a), len(b)) + 1) if a[len(a) - k :] == b[len(b) - k :])
+def test_the_common_suffix_is_the_longest_one(a: list[int], b: list[int]) -> None:
+    length = common_suffix_length(torch.tensor(a), torch.tensor(b))
+    assert length == max(k for k in range(min(len(a), len(b)) + 1) if a[len(a) - k :] == b[len(b) - k :])
 
 
-def test_strings_are_joined_and_only_tokens_that_all_readings_share_count() -> None:
+def test_strings_are_joined_and_only_shared_tokens_count() -> None:
     model = rs.load()
-    said = " the keys to the cabinet are on the table in the hall"
-    found = rs.prefix_stability(model, said, ["Once upon a time", "In 1912"])
-    assert found.prefix.values.tolist() == ["Once upon a time", "In 1912"]
-    whole = model.ids(said)
-    ends = [common_suffix_length(whole, model.ids(prefix + said)) for prefix in found.prefix.values]
-    assert found.attrs["shared_tokens"] == min(ends) >= len(whole) - 2
-    assert float(found.stability.sel(layer=0).min()) == pytest.approx(1, abs=1e-3)
-    assert float(found.stability.sel(layer=5).min()) < 1
+    sentence = " the keys to the cabinet are on the table in the hall"
+    result = rs.prefix_stability(model, sentence, ["Once upon a time", "In 1912"])
+    assert result.prefix.values.tolist() == ["Once upon a time", "In 1912"]
+    ids = model.ids(sentence)
+    suffix_lengths = [common_suffix_length(ids, model.ids(prefix + sentence)) for prefix in result.prefix.values]
+    assert result.attrs["shared_tokens"] == min(suffix_lengths) >= len(ids) - 2
+    assert float(result.stability.sel(layer=0).min()) == pytest.approx(1, abs=1e-3)
+    assert float(result.stability.sel(layer=5).min()) < 1
 
 
-def test_without_prefixes_beginnings_are_drawn_from_the_text() -> None:
-    """Ids before ids: the same as typing them, the same ones for a seed, of the text's own tokens, all of it shared."""
-    model, said = rs.load(), "The keys to the cabinet are on the table in the hall"
-    found = rs.prefix_stability(model, said)
-    prefixes = [[int(one) for one in name.split()] for name in found.prefix.values]
-    ids = model.ids(said)
-    assert [len(one) for one in prefixes] == [8, 8]
-    assert {one for prefix in prefixes for one in prefix} <= set(ids.tolist())
-    assert found.attrs["shared_tokens"] == len(ids)
-    assert found.drop_attrs().equals(rs.prefix_stability(model, ids, prefixes).drop_attrs())
-    assert found.identical(rs.prefix_stability(model, said))
-    assert not np.array_equal(found.prefix, rs.prefix_stability(model, said, seed=1).prefix)
+def test_default_prefixes_are_drawn_from_the_text_by_the_seed() -> None:
+    """They are token ids, so every token of the text is shared."""
+    model, sentence = rs.load(), "The keys to the cabinet are on the table in the hall"
+    result = rs.prefix_stability(model, sentence)
+    prefixes = [[int(token_id) for token_id in label.split()] for label in result.prefix.values]
+    ids = model.ids(sentence)
+    assert [len(prefix) for prefix in prefixes] == [8, 8]
+    assert {token_id for prefix in prefixes for token_id in prefix} <= set(ids.tolist())
+    assert result.attrs["shared_tokens"] == len(ids)
+    assert result.drop_attrs().equals(rs.prefix_stability(model, ids, prefixes).drop_attrs())
+    assert result.identical(rs.prefix_stability(model, sentence))
+    assert not np.array_equal(result.prefix, rs.prefix_stability(model, sentence, seed=1).prefix)
 
 
-def test_progress_is_told_prefix_by_prefix() -> None:
-    told: list[tuple[int, int]] = []
-    rs.prefix_stability(double("llama"), text(), PREFIXES, least=4, progress=lambda done, of: told.append((done, of)))
-    assert told == [(1, 2), (2, 2)]
+def test_progress_is_reported_after_every_prefix() -> None:
+    steps: list[tuple[int, int]] = []
+    rs.prefix_stability(double("llama"), text(), PREFIXES, min_keys=4, progress=lambda *step: steps.append(step))
+    assert steps == [(1, 2), (2, 2)]
 
 
-def test_what_it_cannot_do_is_told_in_one_line() -> None:
+@pytest.mark.parametrize("invalid", [[], "Once", [[]], ["Once"], [[1, 2], "Once"]])
+def test_invalid_prefixes_are_refused(invalid: Any) -> None:
+    with pytest.raises(rs.RheoscopeError, match=r"prefixes must be a list .*; type prefixes=\[\[1, 2, 3\]\]"):
+        rs.prefix_stability(double("llama"), text(), invalid)
+
+
+def test_too_few_keys_and_too_long_texts_are_refused() -> None:
     model = double("llama")
-    for wrong in ([], "Once", [[]], ["Once"], [[1, 2], "Once"]):
-        with pytest.raises(rs.RheoscopeError, match=r"prefixes are a list .*; type prefixes="):
-            rs.prefix_stability(model, text(), wrong)
-    with pytest.raises(rs.RheoscopeError, match=r"at least 8 other keys .* and 6 tokens .*; type a longer text"):
+    with pytest.raises(rs.RheoscopeError, match=r"at least 8 other keys, .* only 6 tokens .*; use a longer text"):
         rs.prefix_stability(model, text(n=6), PREFIXES)
-    with pytest.raises(rs.RheoscopeError, match=r"at least 2 other keys \(3 or more\)"):
-        rs.prefix_stability(model, text(), PREFIXES, least=2)
+    with pytest.raises(rs.RheoscopeError, match=r"min_keys must be at least 3, got 2; type min_keys=8"):
+        rs.prefix_stability(model, text(), PREFIXES, min_keys=2)
     with pytest.raises(rs.RheoscopeError, match="reads at most 64"):
         rs.prefix_stability(double("gpt2"), text(n=60), [[1, 2, 3, 4, 5]])

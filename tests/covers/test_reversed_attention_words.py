@@ -57,7 +57,7 @@ def test_one_head_and_no_pull_are_told_as_such(answers: Results) -> None:
 
     assert "The strongest of 24 heads has" in told(found)[2]
     assert len(told(found.isel(layer=[0], head=[0]))) == 2
-    still = found.assign(norm=0 * found.norm, pull=0 * found.pull)
+    still = found.assign(norm=0 * found.norm, gradient_sum=0 * found.gradient_sum)
     assert told(still)[1:] == ["The loss pulls at no head."]
     many = xr.concat([found] * 2, "layer", data_vars="minimal")
     assert "The strongest 2 of 48 heads have" in told(many)[2]

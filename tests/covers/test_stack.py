@@ -1,4 +1,4 @@
-"""Stack: isometric covers recover everything, greedy is a greedy search, overlaps and ranks are those of the spaces."""
+"""Tests of `stack`: planted subspaces, a slow greedy search, the null, joint ranks, laws and refused input."""
 
 from typing import Any
 
@@ -21,8 +21,8 @@ F64 = torch.float64
 
 
 @torch.no_grad()
-def halves() -> Any:
-    """Four heads, each an isometry of a quarter of the axes; the third reads the quarter of the first."""
+def quarter_heads() -> Any:
+    """Four heads, each an isometry of a quarter of the axes. The third head reads the same quarter as the first."""
     model = bare(heads=4, width=16)
     eye, heads = torch.eye(16, dtype=F64), model.view.layer_heads[0]
     for head, quarter in enumerate((0, 1, 0, 2)):
@@ -31,36 +31,33 @@ def halves() -> Any:
     return model
 
 
-def test_the_planted_spaces_are_found() -> None:
-    model = halves()
-    x = random(0, 20, 16)
-    found = rs.stack(on(model, x), keep_massive=True, draws=2)
-    assert sorted(found.span.values[0].tolist()) == [0.25, 0.5, 0.75, 0.75]
-    wanted = np.array([[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]])
-    assert np.allclose(found.overlap[0], wanted)
-    assert found.overlap_null.item() == pytest.approx(0.25)
-    assert found.rank_ratio.item() == pytest.approx(16 / 12)
-    assert sorted(found.order.values[0].tolist()) == [0, 1, 2, 3]
-    assert {0, 2} & set(found.order.values[0, -1:].tolist())  # what was seen already comes last
+def test_planted_subspaces_have_their_ranks_and_overlaps() -> None:
+    result = rs.stack(on(quarter_heads(), random(0, 20, 16)), keep_massive=True, draws=2)
+    assert sorted(result.joint_rank_share.values[0].tolist()) == [0.25, 0.5, 0.75, 0.75]
+    assert np.allclose(result.overlap[0], [[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]])
+    assert result.overlap_null.item() == pytest.approx(0.25)
+    assert result.rank_ratio.item() == pytest.approx(16 / 12)
+    assert sorted(result.head_order.values[0].tolist()) == [0, 1, 2, 3]
+    assert {0, 2} & set(result.head_order.values[0, -1:].tolist())  # a head that adds no new directions comes last
 
 
-def test_a_full_cover_recovers_everything_and_a_part_does_not() -> None:
+def test_isometries_of_complementary_subspaces_recover_everything_together() -> None:
     model = bare(heads=2, width=12, head_width=6)
     eye, heads = torch.eye(12, dtype=F64), model.view.layer_heads[0]
     with torch.no_grad():
         for head in range(2):
             for W in (heads.W_Q, heads.W_K):
                 W[head].copy_(eye[:, 6 * head : 6 * head + 6])
-    found = rs.stack(on(model, random(0, 20, 12)), keep_massive=True, draws=2)
-    assert found.recovered_orthonormal[0, 1].item() == pytest.approx(1)
-    assert found.span.values[0].tolist() == [0.5, 1]
-    assert found.recovered[0, 1].item() == pytest.approx(1)
-    assert found.recovered_cka[0, 1].item() == pytest.approx(1)
-    assert 0 < found.recovered[0, 0].item() < 0.95
+    result = rs.stack(on(model, random(0, 20, 12)), keep_massive=True, draws=2)
+    assert result.recovered_orthonormal[0, 1].item() == pytest.approx(1)
+    assert result.joint_rank_share.values[0].tolist() == [0.5, 1]
+    assert result.recovered[0, 1].item() == pytest.approx(1)
+    assert result.recovered_cka[0, 1].item() == pytest.approx(1)
+    assert 0 < result.recovered[0, 0].item() < 0.95
 
 
-def test_a_head_that_stretches_one_direction_drowns_the_others() -> None:
-    """The span is full and orthonormal reads recover everything, and yet a head added lowers what is recovered."""
+def test_a_head_that_stretches_one_direction_lowers_the_recovery() -> None:
+    """The joint rank is full and the orthonormal images recover everything, but the second head lowers `recovered`."""
     model = bare(heads=2, width=12, head_width=6)
     eye, heads = torch.eye(12, dtype=F64), model.view.layer_heads[0]
     with torch.no_grad():
@@ -68,97 +65,97 @@ def test_a_head_that_stretches_one_direction_drowns_the_others() -> None:
             for W in (heads.W_Q, heads.W_K):
                 W[head].copy_(eye[:, 6 * head : 6 * head + 6])
         heads.W_Q[1, :, 0] *= 1000
-    found = rs.stack(on(model, random(0, 20, 12)), keep_massive=True, draws=0)
-    assert found.order.values[0].tolist() == [0, 1]
-    assert found.recovered[0, 1].item() < found.recovered[0, 0].item() - 0.1
-    assert found.recovered_orthonormal[0, 1].item() == pytest.approx(1)
-    assert found.span[0, 1].item() == 1
+    result = rs.stack(on(model, random(0, 20, 12)), keep_massive=True, draws=0)
+    assert result.head_order.values[0].tolist() == [0, 1]
+    assert result.recovered[0, 1].item() < result.recovered[0, 0].item() - 0.1
+    assert result.recovered_orthonormal[0, 1].item() == pytest.approx(1)
+    assert result.joint_rank_share[0, 1].item() == 1
 
 
 @torch.no_grad()
-def test_the_null_is_the_heads_turned_and_ordered_by_themselves() -> None:
-    """Slow: the same search on dense operators behind a rotation, one draw after the other."""
+def test_the_null_is_a_greedy_search_over_rotated_heads() -> None:
+    """The reference searches with dense operators after a rotation, one draw at a time."""
     trace = traced("llama", F64)
-    found = rs.stack(trace, keep_massive=True, draws=2, seed=3)
+    result = rs.stack(trace, keep_massive=True, draws=2, seed=3)
     x = trace.view.layer_heads[1].norm.normalise(trace.layer_input(1))
-    drawn = []
+    samples = []
     for Q in random_head_rotations(trace.view.width, 2, 3, torch.device("cpu")).double():
         images = [(x @ Q @ trace.view.head(1, head).M.dense()).numpy() for head in range(4)]
-        drawn.append(searched(images, x.numpy())[1])
-    assert np.allclose(found.recovered_null[1], np.mean(drawn, 0), atol=1e-6)
-    assert np.allclose(found.mean_recovered_null_draws.mean("draw"), found.recovered_null[:, -1].mean())
-    assert float(found.mean_recovered) == pytest.approx(float(found.recovered[:, -1].mean()))
-    assert found.mean_recovered_orthonormal_null_draws.dims == ("draw",)
+        samples.append(slow_search(images, x.numpy())[1])
+    assert np.allclose(result.recovered_null[1], np.mean(samples, 0), atol=1e-6)
+    assert np.allclose(result.mean_recovered_null_draws.mean("draw"), result.recovered_null[:, -1].mean())
+    assert float(result.mean_recovered) == pytest.approx(float(result.recovered[:, -1].mean()))
+    assert result.mean_recovered_orthonormal_null_draws.dims == ("draw",)
 
 
 @settings(max_examples=8)
 @given(seed=st.integers(0, 1000), ranks=st.lists(st.integers(1, 5), min_size=1, max_size=4))
-def test_ranks_of_unions_are_those_of_the_columns_side_by_side(seed: int, ranks: list[int]) -> None:
+def test_joint_ranks_equal_the_ranks_of_concatenated_bases(seed: int, ranks: list[int]) -> None:
     basis = torch.zeros(len(ranks), 9, 5, dtype=F64)
-    for at, rank in enumerate(ranks):
-        basis[at, :, :rank] = torch.linalg.qr(random(seed + at, 9, rank))[0]
-    basis[-1, :, :1] = basis[0, :, :1]  # the last reads something that the first reads
-    wanted = [int(torch.linalg.matrix_rank(torch.cat(list(basis[: at + 1]), -1))) for at in range(len(ranks))]
-    assert union_ranks(basis).tolist() == wanted
+    for head, rank in enumerate(ranks):
+        basis[head, :, :rank] = torch.linalg.qr(random(seed + head, 9, rank))[0]
+    basis[-1, :, :1] = basis[0, :, :1]  # a direction that the first and the last head share
+    expected = [int(torch.linalg.matrix_rank(torch.cat(list(basis[: n + 1]), -1))) for n in range(len(ranks))]
+    assert union_ranks(basis).tolist() == expected
 
 
-def searched(images: list[np.ndarray], x: np.ndarray) -> tuple[list[int], list[float]]:
-    """Heads best first, and what they recover, by SciPy."""
+def slow_search(images: list[np.ndarray], x: np.ndarray) -> tuple[list[int], list[float]]:
+    """The greedy order of the heads and the correlation after each of them, with SciPy."""
     order: list[int] = []
-    kept: list[float] = []
+    recovered: list[float] = []
     while len(order) < len(images):
-        tried = {
+        candidates = {
             head: spearmanr(pdist(np.concatenate([images[h] for h in (*order, head)], -1)), pdist(x)).statistic
             for head in range(len(images))
             if head not in order
         }
-        order.append(max(tried, key=lambda head: tried[head]))
-        kept.append(tried[order[-1]])
-    return order, kept
+        order.append(max(candidates, key=lambda head: candidates[head]))
+        recovered.append(candidates[order[-1]])
+    return order, recovered
 
 
-def test_it_equals_a_slow_search() -> None:
+def test_recovery_and_order_equal_a_slow_search() -> None:
     trace = traced("gpt2", F64)
-    found = rs.stack(trace, image="content", keep_massive=True, draws=0)
+    result = rs.stack(trace, image="content", keep_massive=True, draws=0)
     heads = trace.view.layer_heads[1]
     x = heads.norm.normalise(trace.layer_input(1)).detach()
     images = [(x @ trace.view.head(1, head).F.dense().detach()).numpy() for head in range(4)]
-    order, kept = searched(images, x.numpy())
-    assert np.allclose(found.recovered[1], kept, atol=1e-9)
-    assert found.order.values[1].tolist() == order
-    below = np.concatenate([
+    order, recovered = slow_search(images, x.numpy())
+    assert np.allclose(result.recovered[1], recovered, atol=1e-9)
+    assert result.head_order.values[1].tolist() == order
+    all_images = np.concatenate([
         (trace.view.layer_heads[layer].norm.normalise(trace.layer_input(layer)) @ trace.view.head(layer, head).F.dense()).detach().numpy()
         for layer in range(2) for head in range(4)
     ], -1)  # fmt: skip
-    wanted = spearmanr(pdist(below), pdist(trace.points[0].numpy())).statistic
-    assert float(found.recovered_layers[1]) == pytest.approx(wanted, abs=1e-6)
+    expected = spearmanr(pdist(all_images), pdist(trace.points[0].numpy())).statistic
+    assert float(result.recovered_layers[1]) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
-def test_laws(name: str) -> None:
-    trace = traced(name, F64)
-    found = rs.stack(trace, draws=5)
-    assert np.allclose(found.recovered[:, -1], found.recovered_random[:, -1])
-    assert np.allclose(found.overlap, found.overlap.transpose("layer", "other", "head"))
-    assert np.allclose(np.diagonal(found.overlap, axis1=1, axis2=2), 1)
-    assert float(found.rank_ratio.min()) >= 1
-    assert bool((found.recovered[:, 0] >= found.recovered_random[:, 0] - 1e-12).all())
-    assert bool((found.recovered_projection.diff("heads_used") > -0.05).all())
-    assert bool((found.span.diff("heads_used") >= 0).all())
-    assert float(found.span.max()) <= 1
+def test_recovery_overlap_and_joint_rank_obey_their_laws(name: str) -> None:
+    result = rs.stack(traced(name, F64), draws=5)
+    assert np.allclose(result.recovered[:, -1], result.recovered_random[:, -1])
+    assert np.allclose(result.overlap, result.overlap.transpose("layer", "other", "head"))
+    assert np.allclose(np.diagonal(result.overlap, axis1=1, axis2=2), 1)
+    assert float(result.rank_ratio.min()) >= 1
+    assert bool((result.recovered[:, 0] >= result.recovered_random[:, 0] - 1e-12).all())
+    assert bool((result.recovered_projection.diff("heads_used") > -0.05).all())
+    assert bool((result.joint_rank_share.diff("heads_used") >= 0).all())
+    assert float(result.joint_rank_share.max()) <= 1
 
 
-def test_without_draws_nothing_random_is_told() -> None:
+def test_without_draws_the_random_fields_are_left_out() -> None:
     trace = traced("llama", F64)
-    found, beside = rs.stack(trace, draws=0), rs.stack(trace, draws=2)
+    result, with_null = rs.stack(trace, draws=0), rs.stack(trace, draws=2)
     means = {f"mean_{name}_null_draws" for name in ("recovered", "recovered_orthonormal")}
     nulls = {f"{name}_null" for name in ("recovered", "recovered_orthonormal", "recovered_cka")}
-    assert set(beside.data_vars) - set(found.data_vars) == {"recovered_random", "recovered_projection"} | nulls | means
-    for field in found.data_vars:
-        assert np.array_equal(found[field], beside[field]), field
+    random_fields = {"recovered_random", "recovered_projection"} | nulls | means
+    assert set(with_null.data_vars) - set(result.data_vars) == random_fields
+    for field in result.data_vars:
+        assert np.array_equal(result[field], with_null[field]), field
 
 
-def test_what_it_cannot_do_is_told_in_one_line() -> None:
+def test_unknown_images_and_short_texts_are_refused() -> None:
     model = double("llama")
     with pytest.raises(
         rs.RheoscopeError, match="image must be one of query, key, content, got 'value'; type image='query'"

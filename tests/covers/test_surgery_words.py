@@ -43,16 +43,16 @@ def test_every_change_has_its_row() -> None:
 
 
 def test_heads_changed_alone_are_ordered_by_what_they_cost() -> None:
-    found = rs.surgery(model(), TEXT, M="symmetric", heads=[(0, 1), (2, 1), (3, 2)], each=True)
+    found = rs.surgery(model(), TEXT, M="symmetric", heads=[(0, 1), (2, 1), (3, 2)], per_head=True)
     table = head_cost_table(found, max_heads=2)
     costs = {
-        (layer, head): float(found.each_cost.sel(change="edit", layer=layer, head=head))
+        (layer, head): float(found.head_cost.sel(change="edit", layer=layer, head=head))
         for layer, head in ((0, 1), (2, 1), (3, 2))
     }
     order = sorted(costs, key=lambda at: -costs[at])[:2]
     assert [row[0].text for row in table.rows] == [f"L{layer}.H{head}" for layer, head in order]
     assert [row[1].text for row in table.rows] == [f"{costs[at]:+.4f}" for at in order]
-    answers = answered(REPORTS["surgery"], TEXT, M="symmetric", heads=[(0, 1)], each=True)
+    answers = answered(REPORTS["surgery"], TEXT, M="symmetric", heads=[(0, 1)], per_head=True)
     (one,) = blocks(answers)
     assert isinstance(one, Table)
     assert len(one.rows) == 1

@@ -54,12 +54,12 @@ GROUPS = {str(word): [[word], [word + 1], [word + 15]] for word in (7, 9, 11, 13
 SETTINGS: dict[str, dict[str, Any]] = {
     "massive_tokens": {"norm_ratio": 1.02},
     "agreement": {"draws": 0, "min_keys": 4},
-    "prefix_stability": {"prefixes": [[7, 19, 4], [30, 5, 5, 21]], "least": 3},
+    "prefix_stability": {"prefixes": [[7, 19, 4], [30, 5, 5, 21]], "min_keys": 3},
     "operators": {"draws": 3},
     "distortion": {"n_neighbours": 3, "draws": 2},
     "stack": {"draws": 2},
     "composition": {"top": 1},
-    "head_types": {"reach": 2},
+    "head_types": {"local_window": 2},
     "heat": {"draws": 3, "times": (1, 4)},
     "density_clusters": {"min_cluster_size": 2},
     "purity": {"draws": 20},
@@ -153,7 +153,7 @@ BESIDES: dict[str, Call] = {
         lambda head: labelled("reversed_map", rs.reversed_map(model, model.trace(text()), 1, head, target=7))
     ),
     "surgery of each head": lambda model: rs.surgery(
-        model, five(), heads=model.view.head_indices(1), each=True, **SETTINGS["surgery"]
+        model, five(), heads=model.view.head_indices(1), per_head=True, **SETTINGS["surgery"]
     ),
     "trace_under": lambda model: rs.trajectory(rs.trace_under(model, text(), M="symmetric", F="rank 3")),
 }

@@ -424,7 +424,7 @@ def test_grouped_heads_meet_their_own_keys(name: str) -> None:
         wrong = replace(block, W_K=block.W_K.flip(0))
         assert float(wrong.M().symmetry().detach().abs().max()) < 0.6
     found = rs.operators(tied.view)
-    for field in ("symmetry", "symmetry_at"):
+    for field in ("symmetry", "symmetry_at_offset"):
         assert float(abs(found[field] - 1).max()) <= 1e-12
     untied = rs.operators(double(name).view)
     assert float(abs(untied.symmetry).max()) < 0.6

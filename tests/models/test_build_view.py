@@ -70,7 +70,7 @@ def test_scores_are_decomposed_only_for_scaled_dot_products(name: str) -> None:
     if name in DOT:
         assert bool(rs.scores(traced(name)).centred.notnull().all())
         return
-    with pytest.raises(RheoscopeError, match=r"no scaled dot products, .*; type trace.scores\(layer, head\)"):
+    with pytest.raises(RheoscopeError, match=r"not scaled dot products, .*; type trace.scores\(layer, head\)"):
         rs.scores(traced(name))
 
 
@@ -113,7 +113,7 @@ def test_rotations_beyond_the_context_follow_the_formula() -> None:
             for loaded in (short, long)
         )
         assert torch.equal(result, expected)
-    assert bool(rs.operators(short.view).symmetry_at.notnull().all())
+    assert bool(rs.operators(short.view).symmetry_at_offset.notnull().all())
 
 
 def test_tied_queries_and_keys_are_symmetric() -> None:

@@ -589,5 +589,5 @@ def test_points_under_an_edit_are_those_of_the_run() -> None:
     assert torch.equal(linked.target.logits, loaded.run(pair(), **changes))
     assert torch.equal(linked.source.points_at("L0.resid_post"), traced(name).source.points_at("L0.resid_post") + 0.5)
     assert torch.equal(loaded.trace(pair()).target.points, traced(name).target.points)
-    with pytest.raises(rs.RheoscopeError, match="surgery reads one text, this model reads pairs"):
+    with pytest.raises(rs.RheoscopeError, match="surgery supports models that read one text, got an encoder-decoder"):
         rs.surgery(loaded, pair(), M="symmetric")

@@ -43,7 +43,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "decay": {"heads": EVERY_HEAD_OF[3], "M": "symmetric"},
     "distorted_pairs": {"layer": 2, "head": 1, "top": 4},
     "distortion": {"n_neighbours": 3, "draws": 2},
-    "each_head": {"heads": [(2, 1), (4, 3)], "M": "symmetric", "each": True},
+    "surgery_per_head": {"heads": [(2, 1), (4, 3)], "M": "symmetric", "per_head": True},
     "faithfulness": {"targets": [" on", " on"], "foils": [" of", " of"], "fractions": (1.0, 0.0, 0.5), "draws": 1},
     "fixed_point": {"layers": [0, 2, 5], "applications": 3, "iterations": 3},
     "heat": {"draws": 3},
@@ -73,8 +73,8 @@ def trace() -> Any:
 
 @cache
 def found(name: str, **settings: Any) -> Any:
-    """The result of an analysis with the settings above; `each_head` is surgery of single heads."""
-    analysis = catalogue.analysis_by_name("surgery" if name == "each_head" else name)
+    """The result of an analysis with the settings above; `surgery_per_head` is surgery of single heads."""
+    analysis = catalogue.analysis_by_name("surgery" if name == "surgery_per_head" else name)
     text = SEVERAL if analysis.name == "surgery" else TEXT
     given = {"view": model().view, "trace": trace(), "model": model(), "text": text, "texts": TEXTS}
     return analysis.ask(*(given[subject] for subject in analysis.subjects), **SETTINGS.get(name, {}) | settings)

@@ -1,4 +1,4 @@
-"""The picture of what kind of heads they are."""
+"""Tests of the picture of `head_types`."""
 
 import numpy as np
 
@@ -7,14 +7,14 @@ from rheoscope.picture.picture import Line, Shape
 from tests.pictures.cases import drawn, found
 
 
-def test_bars_count_the_heads_of_every_type() -> None:
+def test_bars_and_dots_count_the_heads_of_every_type() -> None:
     types = found("head_types")
     panel = drawn("head_types").panels[0]
     shapes = [mark for mark in panel.marks if isinstance(mark, Shape)]
     for kind in (*TYPE_COLOURS, "mixed"):
-        high = sum(max(mark.y) - min(mark.y) for mark in shapes if mark.name == kind.replace("_", "-"))
-        assert high == (types.type.values == kind).sum()
+        height = sum(max(mark.y) - min(mark.y) for mark in shapes if mark.name == kind.replace("_", "-"))
+        assert height == (types.type.values == kind).sum()
     assert set(panel.legend) == {str(kind).replace("_", "-") for kind in np.unique(types.type.values)}
-    own = drawn("head_types").panels[5]
-    dots = [mark for mark in own.marks if isinstance(mark, Line)]
+    local_map = drawn("head_types").panels[5]
+    dots = [mark for mark in local_map.marks if isinstance(mark, Line)]
     assert sum(len(mark.x) for mark in dots) == (types.type.values == "local").sum()

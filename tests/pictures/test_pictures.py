@@ -15,7 +15,7 @@ from tests.pictures.cases import by_three_hands, drawn, found, model, on_a_page,
 from tests.report.parts import Parts
 
 DRAWN = [name for name in catalogue.analysis_names() if "draws" in catalogue.analysis_by_name(name).settings]
-NAMES = [*catalogue.analysis_names(), *(["each_head"] if "surgery" in catalogue.ANALYSIS_MODULES else [])]
+NAMES = [*catalogue.analysis_names(), *(["surgery_per_head"] if "surgery" in catalogue.ANALYSIS_MODULES else [])]
 
 
 @cache

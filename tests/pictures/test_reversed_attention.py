@@ -1,4 +1,4 @@
-"""The picture of how the loss wants scores to change."""
+"""Tests of the picture of `reversed_attention`."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from rheoscope.picture.picture import Cells
 from tests.pictures.cases import drawn, found
 
 
-def test_maps_hold_the_numbers_and_frame_the_strongest() -> None:
+def test_maps_show_the_fields_and_frame_the_five_largest_norms() -> None:
     dataset = found("reversed_attention")
     heads, tokens = (panel.marks[0] for panel in drawn("reversed_attention").panels)
     assert isinstance(heads, Cells)
@@ -15,4 +15,4 @@ def test_maps_hold_the_numbers_and_frame_the_strongest() -> None:
     assert np.array_equal(heads.values, dataset.norm.values)
     assert len(heads.marked) == 5
     assert np.unravel_index(dataset.norm.values.argmax(), dataset.norm.shape) in heads.marked
-    assert tokens.values == pytest.approx(dataset.received.values.sum(1))
+    assert tokens.values == pytest.approx(dataset.gradient_abs_sum.values.sum(1))

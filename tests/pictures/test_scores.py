@@ -1,10 +1,10 @@
-"""The picture of what scores are made of."""
+"""Tests of the picture of `scores`."""
 
 from tests.pictures.cases import drawn, found
 
 
-def test_a_share_of_scores_beyond_the_scale_and_unused_parts() -> None:
+def test_parts_that_are_0_everywhere_have_no_map() -> None:
     titles = [panel.title for panel in drawn("scores").panels]
-    assert "The form on the cloud" in titles
-    used = {name for name in ("query_bias", "key_bias") if float(abs(found("scores")[name]).max()) > 0}
-    assert ("Bias of queries" in titles) == ("query_bias" in used)
+    assert "Centred tokens" in titles
+    for field, title in (("query_bias", "Query bias"), ("key_bias", "Key bias")):
+        assert (title in titles) == (float(abs(found("scores")[field]).max()) > 0)

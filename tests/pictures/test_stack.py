@@ -1,4 +1,4 @@
-"""The picture of what heads see together."""
+"""Tests of the picture of `stack`."""
 
 import numpy as np
 import pytest
@@ -6,19 +6,17 @@ import pytest
 from tests.pictures.cases import cells, found, lines, titled
 
 
-def test_stack_shows_means_over_layers_and_which_head_is_added() -> None:
+def test_curves_are_means_over_layers_and_tips_name_the_added_head() -> None:
     dataset = found("stack")
     curves = lines(titled("stack", "Distances recovered (RSA)"))
-    assert curves["best first"].y == pytest.approx(dataset.recovered.mean("layer").values)
+    assert curves["greedy order"].y == pytest.approx(dataset.recovered.mean("layer").values)
     assert curves["random order"].y == pytest.approx(dataset.recovered_random.mean("layer").values)
     assert curves["random projections"].style == curves["random heads"].style == "dashed"
-    assert curves["orthonormal reads"].y == pytest.approx(dataset.recovered_orthonormal.mean("layer").values)
-    assert lines(titled("stack", "How much of E is read at all"))["span"].y == pytest.approx(
-        dataset.span.mean("layer").values
+    assert curves["orthonormal"].y == pytest.approx(dataset.recovered_orthonormal.mean("layer").values)
+    assert lines(titled("stack", "Share of the dimensions that heads read"))["joint rank"].y == pytest.approx(
+        dataset.joint_rank_share.mean("layer").values
     )
-    tips = cells(titled("stack", "Every layer, best heads first")).tips
-    assert f"adds head {int(dataset.order[3, 1])};" in tips[3][1]
-    off = [dataset.overlap.values[2][a][b] for a in range(4) for b in range(4) if a != b]
-    assert lines(titled("stack", "Do heads read the same?"))["two heads of the layer"].y[2] == pytest.approx(
-        np.mean(off)
-    )
+    tips = cells(titled("stack", "Every layer, heads in greedy order")).tips
+    assert f"adds head {int(dataset.head_order[3, 1])} (random heads" in tips[3][1]
+    overlaps = [dataset.overlap.values[2][a][b] for a in range(4) for b in range(4) if a != b]
+    assert lines(titled("stack", "Overlap of heads"))["two heads of the layer"].y[2] == pytest.approx(np.mean(overlaps))

@@ -168,11 +168,11 @@ def test_a_report_is_saved_replaced_aloud_and_refuses_what_is_no_trace(tmp_path:
         (
             "covers",
             {"draws": 4},
-            ["Does attention read similarity?", "What kind of heads they are", "How projections change the geometry",
-             "What heads see together, as queries", "Which heads work together", "Is a layer close to a fixed point?",
+            ["Does attention read similarity?", "Types of heads", "How projections change the geometry",
+             "Geometry that heads recover together (queries)", "Which heads work together", "Is a layer close to a fixed point?",
              "What else beat chance", "What it settles", "Heads and the tokens that they see otherwise"],
         ),
-        ("reverse", {"target": " on", "token": -1}, ["How the loss wants scores to change", "What the pull says"]),
+        ("reverse", {"target": " on", "token": -1}, ["Gradient of the loss by the scores", "What the pull says"]),
         ("surgery", {"M": "symmetric", "heads": [(2, 1)]}, ["What the numbers say"]),
     ],
 )  # fmt: skip

@@ -143,7 +143,7 @@ def test_reverse_names_the_heads_and_tokens_that_are_pulled_at(capsys: pytest.Ca
     assert numbers["reversed_attention"]["data_vars"]["loss"]["data"] == pytest.approx(float(found.loss))
     page = Parts(Path("r.html").read_text())
     assert f"L{layer}.H{head}" in page.texts["span"]
-    assert "How the loss wants scores to change" in page.texts["h2"]
+    assert "Gradient of the loss by the scores" in page.texts["h2"]
 
 
 def test_two_texts_are_told_below_each_other_and_written_beside(capsys: pytest.CaptureFixture) -> None:

@@ -35,7 +35,7 @@ def test_the_page_is_told_what_the_run_is_of(shown: tuple[Session, TestClient, L
     told = client.get("/api/corpus").json()
     assert (told["texts"], told["rejects"], told["shards"], told["of"]) == (3, 0, 1, 1)
     assert told["weights"] == small().view.facts["weights"]
-    assert {"head_types.sink", "reversed_attention.pull"} <= set(told["fields"])
+    assert {"head_types.sink", "reversed_attention.gradient_sum"} <= set(told["fields"])
     assert "reversed_attention.loss" not in told["fields"]
 
 
@@ -51,10 +51,10 @@ def test_a_field_is_that_of_the_run(shown: tuple[Session, TestClient, LiveCorpus
 
 def test_a_head_has_its_distribution_and_its_texts(shown: tuple[Session, TestClient, LiveCorpusRun]) -> None:
     _, client, run = shown
-    found = client.get("/api/corpus/reversed_attention/pull/1/0").json()
-    rows = run.current_run.sql("SELECT pull FROM reversed_attention.layer_head WHERE layer = 1 AND head = 0").df()[
-        "pull"
-    ]
+    found = client.get("/api/corpus/reversed_attention/gradient_sum/1/0").json()
+    rows = run.current_run.sql(
+        "SELECT gradient_sum FROM reversed_attention.layer_head WHERE layer = 1 AND head = 0"
+    ).df()["gradient_sum"]
     assert found["mean"] == pytest.approx(rows.mean(), rel=1e-5)
     assert found["items"] > found["texts"] == 3
     assert len(found["distribution"]["edges"]) == len(found["distribution"]["shares"]) + 1

@@ -74,7 +74,7 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     ("attention_patching", {"etas": (-0.3, 0.0, 0.3)}),
     ("surgery", {}),
     ("surgery", {"heads": [(0, 1), (1, 2)], "M": "rank 2", "F": "symmetric"}),
-    ("surgery", {"each": True, "heads": [(0, 1), (1, 2)]}),
+    ("surgery", {"per_head": True, "heads": [(0, 1), (1, 2)]}),
     ("decay", {"heads": [(0, 1)]}),
     ("faithfulness", {"draws": 1, "fractions": (0.0, 0.4, 1.0)}),
     ("rollout", {"probes": 3}),

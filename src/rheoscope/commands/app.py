@@ -235,7 +235,9 @@ def surgery_command(
         str | None, typer.Option("--M", help="In the place of M: symmetric, skew, at_zero, 'rank 8', …")
     ] = None,
     F: Annotated[str | None, typer.Option("--F", help="In the place of F: symmetric, 'rank 8', …")] = None,
-    each: Annotated[bool, typer.Option("--each", help="Every head alone, one after the other.")] = False,
+    per_head: Annotated[
+        bool, typer.Option("--per-head", help="Change one head at a time and report every cost.")
+    ] = False,
     draws: Annotated[int, typer.Option(min=1, max=10_000, help="Random controls of each kind.")] = 1,
     first: First = None,
     model: ModelName = None,
@@ -264,8 +266,8 @@ def surgery_command(
     if M is None and F is None:
         raise RheoscopeError("nothing to change; type --M symmetric or --F symmetric")
     network = load_model(model, device, dtype)
-    comparisons = Comparisons(SIZE_MATCHED.names if each else COMPARISONS, draws=draws)
-    options = {"heads": parse_heads(heads, network.view), "M": M, "F": F, "each": each, "comparisons": comparisons}
+    comparisons = Comparisons(SIZE_MATCHED.names if per_head else COMPARISONS, draws=draws)
+    options = {"heads": parse_heads(heads, network.view), "M": M, "F": F, "per_head": per_head, "comparisons": comparisons}
     run_report.run_report(
         REPORTS["surgery"], network, truncate_text(network, input_text, first), options, files, explain=explain
     )

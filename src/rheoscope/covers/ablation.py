@@ -1,4 +1,4 @@
-"""Heads silenced while the model runs: each output its own mean, or attention spread evenly."""
+"""Ablation of heads in a running model: outputs replaced by their mean, or uniform attention."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,37 +15,37 @@ from rheoscope.space.model import LayerEdit
 from rheoscope.space.trace import Trace
 
 MeanOutputs = list[Float[Tensor, "*b h _"]]
-"""What every head gives on average, layer by layer, each of its own width; of one text, or of each of several."""
+"""The mean output of every head, for each layer, of one text or of several."""
 
 
 @torch.no_grad()
 def mean_outputs(trace: Trace, is_included: Bool[Tensor, " n"]) -> MeanOutputs:
-    """The mean over the kept tokens of what every head gives, layer by layer, in the model as it is."""
+    """The mean output of every head over the included tokens, for each layer of the unchanged model."""
     blocks = enumerate(trace.view.layer_heads)
     return [heads.outputs(trace.layer_input(layer))[:, is_included].mean(1) for layer, heads in blocks]
 
 
 def mean_ablation(means: MeanOutputs, heads_by_layer: HeadsByLayer) -> dict[int, LayerEdit]:
-    """The chosen heads give every token the same: their mean."""
+    """Edits in which the selected heads give every token their mean output."""
     return {
         layer: _replace_head_outputs(heads, _constant_output(means[layer])) for layer, heads in heads_by_layer.items()
     }
 
 
 def uniform_ablation(heads_by_layer: HeadsByLayer) -> dict[int, LayerEdit]:
-    """The chosen heads look at every permitted token alike: the attention of zero scores."""
+    """Edits in which the selected heads attend uniformly to the permitted tokens (all scores 0)."""
     return {layer: _replace_head_outputs(heads, _uniform_attention) for layer, heads in heads_by_layer.items()}
 
 
-def mean_ablation_by_row(means: MeanOutputs, is_silent: Bool[Tensor, "b l h"]) -> dict[int, LayerEdit]:
-    """Of several copies of one text, each with heads of its own that give their mean."""
-    layers = [layer for layer in range(is_silent.shape[1]) if bool(is_silent[:, layer].any())]
-    return {layer: _silence_heads_by_row(is_silent[:, layer], means[layer]) for layer in layers}
+def mean_ablation_by_row(means: MeanOutputs, is_ablated: Bool[Tensor, "b l h"]) -> dict[int, LayerEdit]:
+    """Edits of a batch of copies of one text. Each copy has its own set of mean-ablated heads."""
+    layers = [layer for layer in range(is_ablated.shape[1]) if bool(is_ablated[:, layer].any())]
+    return {layer: _ablate_heads_by_row(is_ablated[:, layer], means[layer]) for layer in layers}
 
 
-def _silence_heads_by_row(is_silent: Bool[Tensor, "b h"], mean: Float[Tensor, "h e"]) -> LayerEdit:
+def _ablate_heads_by_row(is_ablated: Bool[Tensor, "b h"], mean: Float[Tensor, "h e"]) -> LayerEdit:
     def edit(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
-        return torch.where(is_silent.to(out.device)[..., None, None], mean[None, :, None].to(out), out)
+        return torch.where(is_ablated.to(out.device)[..., None, None], mean[None, :, None].to(out), out)
 
     return edit
 

@@ -1,21 +1,23 @@
-"""Heads as a user asks for them, checked against the model: the one place where the setting `heads` is read."""
+"""The setting `heads`: parsing, checks against the model, and labels."""
 
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Annotated, Any
 
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.settings import Bounds
 from rheoscope.space.view import View
 
 HeadSelection = Sequence[Any] | Annotated[int, Bounds(0, 10_000)] | None
-"""[(layer, head), …], or None for all heads; anything else is refused in one line."""
+"""[(layer, head), …], or None for all heads. A number is accepted by the type only to be refused with advice."""
 HeadsByLayer = dict[int, list[int]]
-"""Layer → heads."""
+"""Layer → indices of its heads."""
 
 
 def select_heads(view: View, heads: HeadSelection) -> HeadsByLayer:
-    """The heads asked for, layer by layer: a list of (layer, head), or None for all.
+    """The selected heads of each layer, from a list of (layer, head) or None for all.
 
     >>> import rheoscope as rs
     >>> select_heads(rs.load().view, [(2, 1), (0, 3), (2, 0)])
@@ -25,13 +27,12 @@ def select_heads(view: View, heads: HeadSelection) -> HeadsByLayer:
         return {layer: list(range(block.n_heads)) for layer, block in enumerate(view.layer_heads)}
     pairs = [] if isinstance(heads, int | str) else [(int(pair[0]), int(pair[1])) for pair in heads if _is_pair(pair)]
     if isinstance(heads, int | str) or len(pairs) < len(heads):
-        example_layer = heads if isinstance(heads, int) else 5
-        raise RheoscopeError(
-            f"heads is a list of (layer, head), got {heads!r}; type heads=[({example_layer}, 0), ({example_layer}, 1)], or "
-            f"heads=model.view.head_indices({example_layer}) for a whole layer"
-        )
+        advice = use(heads=[(5, 0), (5, 1)])
+        if isinstance(heads, int):
+            advice = Advice(f"heads=model.view.head_indices({heads})", f"--heads L{heads}")
+        raise RheoscopeError(Message("heads must be a list of (layer, head), got {received!r}", received=heads), advice)
     if not pairs:
-        raise RheoscopeError("no head to change; type heads=[(5, 1)], or leave heads out for all of them")
+        raise RheoscopeError(Message("heads is empty, expected at least one (layer, head)"), use(heads=[(5, 1)]))
     heads_by_layer: HeadsByLayer = {}
     for layer, head in pairs:
         view.heads_of(layer, head)
@@ -44,7 +45,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def format_heads(heads_by_layer: HeadsByLayer) -> str:
-    """Heads in words.
+    """The labels of the heads, separated by spaces.
 
     >>> format_heads({0: [3], 2: [0, 1]})
     'L0.H3 L2.H0 L2.H1'

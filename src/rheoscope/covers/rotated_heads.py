@@ -1,8 +1,8 @@
-"""What heads of the same singular values, turned at random, would give: known moments, and draws of what they see.
+"""The null of randomly rotated heads with the same singular values: moments in closed form, and draws.
 
-symmetry_null, mean_draws     of the weights alone: from singular values and r x r matrices
-mismatch_null                 of two spaces: from their rank
-turned                        of a cloud: the cloud turned instead of the heads
+symmetry_null, mean_null_draws    from the weights: singular values and r x r matrices
+mismatch_null                     from the rank of two spaces
+random_head_rotations             for a cloud, which is rotated instead of the heads
 """
 
 import math
@@ -17,16 +17,16 @@ from rheoscope.space.safe_arithmetic import safe_divide
 from rheoscope.statistics.nulls import random_rotation_corners, random_rotations, random_signs
 
 MAX_POOLED_COLUMNS = 2**13
-"""Columns of corners that are drawn at most: beyond that they are used again, their columns in another order and turned over."""
+"""The largest number of columns in the pool of corners. Beyond it, corners are reused with permuted, sign-flipped columns."""
 NULL_CENTRES = {"copying": 0.0, "alignment": 0.0, "positive_share": 0.5}
-"""Numbers that −M or −F, a random operator as well, has on the other side of this."""
+"""The centre of symmetry of each null, because −M and −F are as likely as M and F."""
 
 
 def symmetry_null(S: Float[Tensor, "*h r"], width: int) -> tuple[Float[Tensor, "*h"], Float[Tensor, "*h"]]:
-    """Mean and standard deviation of tr(M'M')/‖M‖² for M' = Q M Q'ᵀ, from the singular values of M; 0 for M = 0.
+    """Mean and standard deviation of tr(M'M')/‖M‖² for M' = Q M Q'ᵀ, from the singular values of M, and 0 for M = 0.
 
-    **Formula** R = Q'ᵀQ is even, so of four of its entries the mean over pairings of rows and of columns is known
-    (Weingarten): E tr(MRMR) = ‖M‖²/d, E tr(MRMR)² = (3(d + 1)‖M‖⁴ − 6 Σs⁴) / (d(d − 1)(d + 2)).
+    **Formula** R = Q'ᵀQ is uniform, so the moments of its entries are known (Weingarten calculus):
+    E tr(MRMR) = ‖M‖²/d and E tr(MRMR)² = (3(d + 1)‖M‖⁴ − 6 Σs⁴) / (d(d − 1)(d + 2)).
 
     >>> [round(float(x), 4) for x in symmetry_null(torch.ones(64), 576)]  # 1/d and about √2/d
     [0.0017, 0.0025]
@@ -43,9 +43,10 @@ def symmetry_null(S: Float[Tensor, "*h r"], width: int) -> tuple[Float[Tensor, "
 def mean_null_draws(
     values: Mapping[str, Float[Tensor, "layer h *r"]], width: int, draws: int, seed: int
 ) -> dict[str, Float[Tensor, " draw"]]:
-    """The mean over all heads of symmetry, copying, alignment and positive share when every head is turned at random.
+    """Null draws of the mean over all heads of symmetry, copying, alignment and positive share.
 
-    The last three are turned over (−I is a rotation), each head by itself.
+    For symmetry every head is rotated at random. The other three flip around their centre, each head on its own, because −I is a
+    rotation.
     """
     generator = Generator().manual_seed(seed)
     S = values["singular_values_M"].double().flatten(0, 1)
@@ -59,14 +60,14 @@ def mean_null_draws(
 def symmetry_null_draws(
     S: Float[Tensor, "h r"], width: int, draws: int, generator: Generator
 ) -> Iterator[Float[Tensor, " h"]]:
-    """tr(SWSW)/tr(S²), draw by draw, W = VᵀRU the corner of a rotation that is all of it that M = U S Vᵀ sees."""
+    """tr(SWSW)/tr(S²), draw by draw. For M = U S Vᵀ only the corner W = VᵀRU of a random rotation R matters."""
     S = S[:, :width]
     S = (S / S.square().sum(-1, keepdim=True).sqrt().clamp(min=torch.finfo(S.dtype).tiny)).float()
     n_heads, rank = S.shape
     pool = random_rotation_corners(
         min(draws * n_heads, math.ceil(MAX_POOLED_COLUMNS / rank)), rank, width, generator
     ).to(S.device)
-    columns = pool.mT.contiguous()  # Wᵀ, which has the trace of W: a column that is chosen is then copied as one piece
+    columns = pool.mT.contiguous()  # transposed, so that a selected column is contiguous; the trace is the same
     draws_at_once = max(1, cache_block_numel(S.device) // (n_heads * rank**2))
     for draw_indices in torch.arange(draws).split(draws_at_once):
         if len(pool) == draws * n_heads:
@@ -80,13 +81,13 @@ def symmetry_null_draws(
 
 
 def _resample_corners(pool_size: int, n_heads: int, rank: int, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Which corner every head gets, by what its columns are ordered, and which of them are turned over."""
+    """For every head: the index of its corner, the sort keys of its columns and their signs."""
     corner_indices = torch.randint(pool_size, (n_heads,), generator=generator)
     return corner_indices, torch.rand(n_heads, rank, generator=generator), random_signs(rank, n_heads, generator)
 
 
 def _corner_traces(W: Float[Tensor, "draw h r r"], S: Float[Tensor, "*#draw h r"]) -> Float[Tensor, "draw h"]:
-    """tr(S W S W) of every head; S may carry signs, which are those of the columns of W."""
+    """tr(S W S W) of every head. S may include the signs of the columns of W."""
     S = S.expand(W.shape[:-1])
     return torch.einsum("dhij,dhi,dhj->dh", W * W.mT, S, S).double()
 
@@ -95,7 +96,7 @@ def _corner_traces(W: Float[Tensor, "draw h r r"], S: Float[Tensor, "*#draw h r"
 
 
 def mismatch_null(rank: Float[Tensor, "*h"], width: int) -> tuple[Float[Tensor, "*h"], Float[Tensor, "*h"]]:
-    """Mean and standard deviation of the mean sin² of the angles between two random spaces of a rank.
+    """Mean and standard deviation of the mean sin² of the principal angles between two random spaces of a rank.
 
     >>> [round(float(x), 4) for x in mismatch_null(torch.tensor(64.0), 576)]
     [0.8889, 0.0022]
@@ -108,8 +109,8 @@ def mismatch_null(rank: Float[Tensor, "*h"], width: int) -> tuple[Float[Tensor, 
 
 
 def random_head_rotations(width: int, draws: int, seed: int, device: torch.device) -> Float[Tensor, "draw d d"]:
-    """Rotations of E, the same ones for all heads and layers: x̂Q read by a head is x̂ read by the head turned, QM.
+    """Random rotations Q of E, shared by all heads and layers. A head applied to x̂Q is the rotated head QM applied to x̂.
 
-    Heads that share a key still share it when all are turned together, so a mean over heads has the spread of random ones.
+    Heads with a shared key still share it after a common rotation, so the mean over heads has the right variance.
     """
     return random_rotations(draws, width, Generator().manual_seed(seed)).to(device)

@@ -1,4 +1,4 @@
-"""Texts as pieces that a model reads side by side: what they are before anything is changed."""
+"""Texts cut into windows and batched, with their losses in the unchanged model."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import logits_numel
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model, as_text_list
 from rheoscope.space.safe_arithmetic import at_least_float32
@@ -16,30 +18,32 @@ from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 
 WindowIds = Int[Tensor, " _"]
-"""Token ids; every piece may have a length of its own."""
+"""The token ids of one window. Windows may differ in length."""
 OnProgress = Callable[[int, int], None]
-"""Told how much of how much is done."""
+"""Called with the number of finished steps and the total."""
 
 
 def split_into_windows(model: Model, text: Any, window: int = 512) -> list[WindowIds]:
-    """A text, or a list of texts, as ids cut into pieces of at most `window` tokens, each long enough to predict one.
+    """The token ids of one or several texts, cut into windows of 2 to `window` tokens.
 
     >>> import rheoscope as rs
-    >>> [len(one) for one in split_into_windows(rs.load(), list(range(10)), window=4)]
+    >>> [len(ids) for ids in split_into_windows(rs.load(), list(range(10)), window=4)]
     [4, 4, 2]
     """
     if window < 2:
-        raise RheoscopeError(f"a window has at least 2 tokens, got {window}; type window=512")
+        raise RheoscopeError(
+            Message("window must be at least {low} tokens, got {received}", low=2, received=window), use(window=512)
+        )
     longest = min(window, model.view.context_length or window)
     all_windows = [ids for single_text in as_text_list(text) for ids in _token_ids(model, single_text).split(longest)]
     windows = [ids for ids in all_windows if len(ids) > 1]
     if not windows:
-        raise RheoscopeError("a loss needs at least 2 tokens; type a longer text")
+        raise RheoscopeError(Message("a loss needs at least 2 tokens; use a longer text"))
     return windows
 
 
 def _token_ids(model: Model, text: Any) -> Int[Tensor, " n"]:
-    """Ids of a text that may be longer than the model's context: it is cut afterwards."""
+    """The token ids of a text, which may be longer than the context of the model."""
     if isinstance(text, str) and text and model.tokenizer is not None:
         return torch.tensor(model.encode(text)).long()
     return model.ids(text)
@@ -47,9 +51,10 @@ def _token_ids(model: Model, text: Any) -> Int[Tensor, " n"]:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Pieces of one length side by side, and what the model makes of them as it is.
+    """Windows of one length as a batch, with their Traces and logits in the unchanged model.
 
-    `which` are their numbers, `kept` the tokens that make the mean of each one's cloud, `before` the losses of their next tokens.
+    `window_indices` are their indices among all windows. `is_included` marks the tokens in the mean of each cloud. `losses_before` are
+    the losses of the next tokens.
     """
 
     window_indices: list[int]
@@ -61,7 +66,7 @@ class Batch:
 
 
 def window_batches(model: Model, windows: list[WindowIds]) -> Iterator[Batch]:
-    """All pieces, those of one length together, as many as there is room for."""
+    """All windows in batches of equal length, as large as memory allows."""
     for length in sorted({len(ids) for ids in windows}, reverse=True):
         window_indices = [index for index, ids in enumerate(windows) if len(ids) == length]
         batch_size = max_texts(model, length)
@@ -72,7 +77,7 @@ def window_batches(model: Model, windows: list[WindowIds]) -> Iterator[Batch]:
 def measure_windows(
     model: Model, windows: list[WindowIds], measure: Callable[[Batch], dict[int, Any]], progress: OnProgress | None
 ) -> list[Any]:
-    """What is measured of every piece (by its number), batch after batch, in the order of the pieces."""
+    """Measurements of every window, made batch by batch and returned in the order of the windows."""
     results: dict[int, Any] = {}
     for batch in window_batches(model, windows):
         results |= measure(batch)
@@ -82,12 +87,12 @@ def measure_windows(
 
 
 def max_texts(model: Model, length: int) -> int:
-    """How many texts of a length there is room for at once."""
+    """The number of texts of a length whose logits fit in memory."""
     return max(1, logits_numel(model.device) // (length * len(model.view.embed)))
 
 
 def open_batch(model: Model, windows: list[WindowIds], window_indices: list[int]) -> Batch:
-    """Pieces of one length, run as they are."""
+    """The batch of some windows of one length, run in the unchanged model."""
     ids = torch.stack([windows[index] for index in window_indices]).to(model.view.embed.device)
     traces = model.trace([windows[index] for index in window_indices], logits=True)
     assert traces.logits is not None
@@ -96,7 +101,7 @@ def open_batch(model: Model, windows: list[WindowIds], window_indices: list[int]
 
 
 def included_tokens(trace: Trace) -> Bool[Tensor, " n"]:
-    """Which tokens make the mean of a cloud: those that are not massive, or all where none is left."""
+    """The tokens in the mean of a cloud: those that are not massive, or all if every token is massive."""
     is_included = torch.ones(len(trace), dtype=torch.bool, device=trace.points.device)
     is_included[trace.massive_tokens()] = False
     return is_included if bool(is_included.any()) else ~is_included
@@ -111,6 +116,6 @@ def next_token_losses(logits: Float[Tensor, "*b n vocabulary"], ids: Int[Tensor,
 def mean_kl(
     logits_before: Float[Tensor, "*b n vocabulary"], logits_after: Float[Tensor, "*b n vocabulary"]
 ) -> Float[Tensor, "*b"]:
-    """Mean over tokens of KL(before ‖ after)."""
+    """The mean over tokens of KL(before ‖ after)."""
     p, q = (at_least_float32(x).log_softmax(-1) for x in (logits_before, logits_after))
     return torch.nn.functional.kl_div(q, p, log_target=True, reduction="none").sum(-1).mean(-1)

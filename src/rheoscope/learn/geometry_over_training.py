@@ -94,7 +94,9 @@ QUANTITIES: dict[str, Quantity] = {
         {"strides": (1,), "draws": 20},
         _last_point,
     ),
-    "itself": Quantity("head_types", "itself", "itself_null", "mean weight of a token on itself, mean over heads"),
+    "itself": Quantity(
+        "head_types", "self_weight", "self_weight_null", "mean weight of a token on itself, mean over heads"
+    ),
     "sink": Quantity("head_types", "sink", "sink_null", "mean weight on the first token, mean over heads"),
     "induction": Quantity(
         "head_types",

@@ -1,4 +1,4 @@
-"""What kind of head is it? Previous-token, induction, duplicate-token, sink, local, uniform, by the usual scores."""
+"""Head types from attention weights: previous-token, induction, duplicate-token, sink, local and uniform."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +11,8 @@ from torch import Tensor
 from rheoscope.attention.lower.block_size import block_numel
 from rheoscope.attention.lower.blocks import iterate_blocks
 from rheoscope.attention.mask import Mask
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.device_transfer import to_device
@@ -31,70 +33,78 @@ def head_types(
     model: Model,
     trace: Trace | None = None,
     threshold: Fraction = 0.4,
-    reach: Annotated[int, Bounds(1, 10_000)] = 5,
-    tokens: Annotated[int, Bounds(2, 100_000)] | None = None,
+    local_window: Annotated[int, Bounds(1, 10_000)] = 5,
+    probe_length: Annotated[int, Bounds(2, 100_000)] | None = None,
     seed: Seed = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
-    """The usual names of heads, with the scores behind them.
+    """The type of every head, with the scores that decide it.
 
-    **Answers** "is this an induction head, a previous-token head, a sink?" Without a Trace the model reads `tokens` random
-    tokens (64, or as many as it can) twice over, the usual probe: nothing but the repetition can be known of it. With a Trace, its
-    own repetitions count.
+    **Question** Is this an induction head, a previous-token head or a sink?
 
-    **Formula** each score's is in its `attrs["definition"]`. Rows that may see fewer than 2 · `reach` keys have no say in
-    `local` and `uniform`. A type is given where its score is at least `threshold` (`uniform`: 0.9) and twice that of equal
-    weights.
+    **Settings**
+    `trace` is a text to measure on. Without it, the model reads a probe: `probe_length` different random tokens, repeated once.
+    Only the repetition makes such a text predictable. The default length is 64, or less if the model allows less.
+    `threshold` is the smallest score of a type (0.9 for `uniform`). The score must also be twice that of uniform attention.
+    `local_window` is the number of positions that count as local. Rows with fewer than 2 · `local_window` permitted keys are
+    left out of `local` and `uniform`.
 
-    **Gives** (layer, head): `type`, the six scores and `itself`, the weight on the diagonal; (layer): the score of equal weights for each.
+    **Formula** in `attrs["definition"]` of each score.
 
-    **Laws** scores lie in [0, 1]; unchanged by every move that leaves the logits unchanged.
+    **Returns** (layer, head): `type`, six scores and `self_weight`, the weight on the diagonal. (layer): the same scores under
+    uniform attention, with the suffix `_null`.
+
+    **Laws** Scores lie in [0, 1]. Transformations that leave the logits unchanged leave them unchanged.
 
     **Source** transformer-circuits.pub/2022/in-context-learning-and-induction-heads.
 
     >>> import rheoscope as rs
-    >>> found = rs.head_types(rs.load(), tokens=20)
-    >>> found.type.dims, bool((found.sink <= 1).all())
+    >>> result = rs.head_types(rs.load(), probe_length=20)
+    >>> result.type.dims, bool((result.sink <= 1).all())
     (('layer', 'head'), True)
     """
-    if not 0 < threshold <= 1 or reach < 1:
+    if threshold <= 0:
         raise RheoscopeError(
-            f"a threshold lies in (0, 1] and a reach is 1 token or more, got {threshold} and {reach}; "
-            "type threshold=0.4, reach=5"
+            Message("threshold must be greater than 0, got {received}", received=threshold), use(threshold=0.4)
         )
     if trace is None:
-        vocabulary, context = len(model.view.embed), model.view.context_length or 128
-        tokens = min(64, vocabulary, context // 2) if tokens is None else tokens
-        trace, probe = model.trace(repeated_random_tokens(vocabulary, tokens, seed)), f"{tokens} random tokens, twice"
+        vocabulary_size, context = len(model.view.embed), model.view.context_length or 128
+        n_tokens = min(64, vocabulary_size, context // 2) if probe_length is None else probe_length
+        trace = model.trace(repeated_random_tokens(vocabulary_size, n_tokens, seed))
+        probe = Message("{n} random tokens, repeated once", n=n_tokens)
     else:
         check_same_weights(model, trace)
-        probe = "the text"
-    values: dict[str, Any] = {name: x[0] for name, x in batch(Traces.from_trace(trace), reach, progress).items()}
+        probe = Message("the text")
+    values: dict[str, Any] = {name: x[0] for name, x in batch(Traces.from_trace(trace), local_window, progress).items()}
     values["type"] = head_type_names({name: x.cpu() for name, x in values.items()}, threshold)
     coords = {"layer": range(model.view.layers), "head": range(model.view.heads)}
-    attributes = {"probe": probe, "threshold": threshold, "reach": reach, "seed": seed}
+    attributes = {"probe": probe, "threshold": threshold, "local_window": local_window, "seed": seed}
     return HEAD_TYPES.label(values, coords, attributes | trace.provenance)
 
 
 def repeated_random_tokens(vocabulary_size: int, n_tokens: int, seed: int) -> Int[Tensor, " n"]:
-    """Different random tokens, then the same again."""
+    """Distinct random tokens, followed by the same tokens in the same order."""
     if not 2 <= n_tokens <= vocabulary_size:
         raise RheoscopeError(
-            f"the probe has 2 to {vocabulary_size} different tokens (the vocabulary), got {n_tokens}; type "
-            f"tokens={min(64, vocabulary_size)}"
+            Message(
+                "probe_length must lie between 2 and {high:,} (the size of the vocabulary), got {received:,}",
+                high=vocabulary_size,
+                received=n_tokens,
+            ),
+            use(probe_length=min(64, vocabulary_size)),
         )
     return torch.randperm(vocabulary_size, generator=torch.Generator().manual_seed(seed))[:n_tokens].repeat(2)
 
 
 @torch.no_grad()
 def batch(
-    traces: Traces, reach: int = 5, progress: Callable[[int, int], None] | None = None
+    traces: Traces, local_window: int = 5, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Float[Tensor, "b layer *h"]]:
-    """The scores of all heads on many texts at once, and those of equal weights; names are given to heads one text at a time."""
+    """The scores of all heads on many texts at once, with those of uniform attention. The `type` needs one text at a time."""
     rows: list[dict[str, Tensor]] = []
     for layer, heads in enumerate(traces.view.layer_heads):
         row = kernel(
-            heads, traces.layer_input(layer), traces.ids, traces.is_token, traces.padding_for_layer(layer), reach
+            heads, traces.layer_input(layer), traces.ids, traces.is_token, traces.padding_for_layer(layer), local_window
         )
         same_mask_layer = next(
             (
@@ -107,7 +117,7 @@ def batch(
         rows.append(
             row
             | (
-                uniform_baseline(heads, traces, layer, reach)
+                uniform_baseline(heads, traces, layer, local_window)
                 if same_mask_layer is None
                 else _null_fields(rows[same_mask_layer])
             )
@@ -123,19 +133,21 @@ def kernel(
     ids: Int[Tensor, "b n"],
     is_token: Bool[Tensor, "b n"],
     unseen: Mask | None,
-    reach: int,
+    local_window: int,
 ) -> dict[str, Tensor]:
-    """The scores of all heads of a layer, some rows of their weights at a time."""
+    """The scores of all heads of a layer, from blocks of rows of their weights."""
     q, k, _ = heads.qkv(x)
     mechanism, ids, running_means = heads.mechanism.with_mask(unseen), to_device(ids, x.device), RunningMeans()
     for block in iterate_blocks(mechanism, q, k):
         allowed = _allowed(mechanism.mask(block.i, block.j), is_token, block.rows, block.keys)
-        running_means.add(row_scores(block.weights, allowed, key_masks(ids, block.i, block.j, allowed, reach), reach))
+        running_means.add(
+            row_scores(block.weights, allowed, key_masks(ids, block.i, block.j, allowed, local_window), local_window)
+        )
     return running_means.means()
 
 
-def uniform_baseline(heads: Heads, traces: Traces, layer: int, reach: int) -> dict[str, Float[Tensor, " b"]]:
-    """The scores of equal weights, which depend on the mask alone: of all layers that have the same they are found once."""
+def uniform_baseline(heads: Heads, traces: Traces, layer: int, local_window: int) -> dict[str, Float[Tensor, " b"]]:
+    """The scores of uniform attention. They depend only on the mask, so layers with the same mask share them."""
     n, device, running_means = traces.ids.shape[1], traces.points.device, RunningMeans()
     mask, ids, keys = (
         heads.mechanism.with_mask(traces.padding_for_layer(layer)).mask,
@@ -146,7 +158,9 @@ def uniform_baseline(heads: Heads, traces: Traces, layer: int, reach: int) -> di
     for rows in (slice(low, low + rows_at_once) for low in range(0, n, rows_at_once)):
         allowed = _allowed(mask(keys[rows], keys), traces.is_token, rows, slice(None))
         uniform_weights = (allowed / allowed.sum(-1, keepdim=True).clamp(min=1))[:, None]
-        running_means.add(row_scores(uniform_weights, allowed, key_masks(ids, keys[rows], keys, allowed, reach), reach))
+        running_means.add(
+            row_scores(uniform_weights, allowed, key_masks(ids, keys[rows], keys, allowed, local_window), local_window)
+        )
     return {f"{name}_null": value[:, 0] for name, value in running_means.means().items() if name != "uniform"}
 
 
@@ -157,7 +171,7 @@ def _allowed(
 
 
 def _same_mask(heads: Heads, other_heads: Heads) -> bool:
-    """Whether both forbid the same, as far as can be told without looking at every pair."""
+    """Whether both masks are known to be equal without comparing every pair."""
     mask, other_mask = heads.mechanism.mask, other_heads.mechanism.mask
     return (
         mask is other_mask or (mask.is_causal and other_mask.is_causal) or (mask.allows_all and other_mask.allows_all)
@@ -169,7 +183,7 @@ def _null_fields(row: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class RunningMeans:
-    """Means over rows that come block after block."""
+    """Means over rows that arrive in blocks."""
 
     def __init__(self) -> None:
         self.total: dict[str, Tensor] = {}
@@ -182,22 +196,26 @@ class RunningMeans:
             self.count[name] = self.count.get(name, 0) + is_counted.sum(-1)
 
     def means(self) -> dict[str, Float[Tensor, "b h"]]:
-        """NaN where no row counts."""
+        """The mean of every score. NaN if no row counts."""
         return {name: total / self.count[name][:, None] for name, total in self.total.items()}
 
 
 def key_masks(
-    ids: Int[Tensor, "b n"], i: Int[Tensor, " m"], j: Int[Tensor, " k"], allowed: Bool[Tensor, "b m k"], reach: int
+    ids: Int[Tensor, "b n"],
+    i: Int[Tensor, " m"],
+    j: Int[Tensor, " k"],
+    allowed: Bool[Tensor, "b m k"],
+    local_window: int,
 ) -> dict[str, Bool[Tensor, "b m k"]]:
-    """Which keys j each score counts, for queries i."""
+    """The keys j whose weight each score sums, for queries i."""
     offset, query_ids = i[:, None] - j, ids[:, i, None]
     masks = {
         "previous_token": offset == 1,
         "induction": (query_ids == ids[:, None, (j - 1).clamp(min=0)]) & (offset > 0) & (j > 0),
         "duplicate_token": (query_ids == ids[:, None, j]) & (offset > 0),
         "sink": (j == 0) & (offset != 0),
-        "local": offset.abs() < reach,
-        "itself": (offset == 0) & (i[:, None] > 0),
+        "local": offset.abs() < local_window,
+        "self_weight": (offset == 0) & (i[:, None] > 0),
     }
     return {name: mask & allowed for name, mask in masks.items()}
 
@@ -206,15 +224,15 @@ def row_scores(
     weights: Float[Tensor, "b h m k"],
     allowed: Bool[Tensor, "b m k"],
     masks: dict[str, Bool[Tensor, "b m k"]],
-    reach: int,
+    local_window: int,
 ) -> dict[str, tuple[Float[Tensor, "b h m"], Bool[Tensor, "b m"]]]:
-    """The scores of every row, and which rows count: those that have a key of that kind."""
+    """The scores of every row, and which rows count: those with at least one key of that kind."""
     n_allowed = allowed.sum(-1)
-    has_enough_keys = n_allowed >= 2 * reach
+    has_enough_keys = n_allowed >= 2 * local_window
     stacked_masks = torch.stack(list(masks.values()), -1)
     masses = torch.einsum(
         "bhmk,bmkt->tbhm", weights, stacked_masks.to(weights.dtype)
-    ).double()  # the weights are read once
+    ).double()  # one pass over the weights
     is_counted = {
         name: has_key & has_enough_keys if name == "local" else has_key
         for name, has_key in zip(masks, stacked_masks.any(2).unbind(-1), strict=True)
@@ -225,7 +243,7 @@ def row_scores(
 
 
 def head_type_names(scores: dict[str, Tensor], threshold: float) -> np.ndarray:
-    """The type of every head."""
+    """The type of every head: the strongest sharp type, else local, uniform or mixed."""
 
     def reaches_threshold(name: str) -> Tensor:
         return (scores[name] >= threshold) & (scores[name] >= 2 * scores[f"{name}_null"][:, None])
@@ -238,16 +256,18 @@ def head_type_names(scores: dict[str, Tensor], threshold: float) -> np.ndarray:
 
 
 SCORE_DEFINITIONS = {
-    "previous_token": "mean weight on the token just before",
-    "induction": "mean weight on the tokens that followed earlier occurrences of the same token; NaN where nothing repeats",
-    "duplicate_token": "mean weight on earlier occurrences of the same token; NaN where nothing repeats",
-    "sink": "mean weight on the first token",
-    "local": "mean weight on the tokens within reach, itself among them",
-    "itself": "mean weight of a token on itself, the first one left out",
+    "previous_token": Message("mean weight on the previous token"),
+    "induction": Message(
+        "mean weight on the tokens that followed earlier occurrences of the same token (NaN if no token repeats)"
+    ),
+    "duplicate_token": Message("mean weight on earlier occurrences of the same token (NaN if no token repeats)"),
+    "sink": Message("mean weight on the first token"),
+    "local": Message("mean weight on tokens less than local_window positions away, the token itself included"),
+    "self_weight": Message("mean weight of a token on itself, without the first token"),
 }
 HEAD_TYPES = Analysis(
     name="head_types",
-    question="What kind of head is it: previous-token, induction, duplicate-token, sink, local, uniform?",
+    question="Which type is each head: previous-token, induction, duplicate-token, sink, local or uniform?",
     ask=head_types,
     needs="model",
     report={"trace": None},
@@ -255,7 +275,7 @@ HEAD_TYPES = Analysis(
     fields={
         "type": Field(
             ("layer", "head"),
-            "previous_token, induction, duplicate_token or sink, the largest that reaches the threshold; else local, uniform or mixed",
+            "the largest of previous_token, induction, duplicate_token and sink that reaches the threshold, else local, uniform or mixed",
         )
     }
     | {
@@ -265,11 +285,13 @@ HEAD_TYPES = Analysis(
     | {
         "uniform": Field(
             ("layer", "head"),
-            "mean of the entropy over the log of the number of permitted keys: 1 where all weights are equal",
+            "mean entropy of the weights divided by the log of the number of permitted keys (1 if all weights are equal)",
         )
     }
     | {
-        f"{name}_null": Field(("layer",), f"{name} of equal weights on all permitted keys")
+        f"{name}_null": Field(
+            ("layer",), Message("{field} under uniform attention over the permitted keys", field=name)
+        )
         for name in SCORE_DEFINITIONS
     },
 )

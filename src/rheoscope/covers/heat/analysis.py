@@ -1,10 +1,10 @@
-"""Is attention a diffusion? The heat kernel of a head's own graph, its Green's function, and how far powers of attention are.
+"""Powers of attention compared with the heat kernel and the Green's function of the head's own graph.
 
-e^{−t(I−A)} = Σ_k e^{−t} tᵏ/k! Aᵏ            a walk by A whose steps come at random (Poisson) times, after the time t
-s(sI + I − A)⁻¹ = Σ_k s/(1+s)^{k+1} Aᵏ        the same walk, stopped at a random (exponential) time of mean 1/s
+e^{−t(I−A)} = Σ_k e^{−t} tᵏ/k! Aᵏ            the random walk A at time t, with steps at Poisson times
+s(sI + I − A)⁻¹ = Σ_k s/(1+s)^{k+1} Aᵏ        the same walk at an exponential random time with mean 1/s
 
-Rows of A are laws over the keys, so I − A is the Laplacian of the walk. It maps constants to 0 and has no inverse: the Green's
-function is the resolvent at s > 0, which is the Laplace transform of the heat kernel.
+Each row of A is a probability distribution over keys, so I − A is the Laplacian of the walk. It maps constants to 0 and has no
+inverse. The Green's function is therefore the resolvent at s > 0, the Laplace transform of the heat kernel.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +18,8 @@ from rheoscope.attention.lower.block_size import block_numel
 from rheoscope.attention.mask import Mask
 from rheoscope.covers.layer_inputs import provenance
 from rheoscope.covers.scores.analysis import allowed_pairs
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.head import Heads
@@ -32,9 +34,9 @@ if TYPE_CHECKING:
 
 TransitionMatrix = Float[Tensor, "*h n n"]
 TransitionMatrices = Float[Tensor, "*b h n n"]
-MEASURES = ("heat_distance", "green_distance", "memory")
+MEASURES = ("heat_distance", "green_distance", "row_distance")
 TOLERANCE = 1e-4
-"""How far from 1 a row may sum and still be a law: attention in half precision."""
+"""The largest deviation of a row sum from 1. Attention in half precision needs some tolerance."""
 
 
 @torch.no_grad()
@@ -45,33 +47,34 @@ def heat(
     seed: Seed = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
-    """How near is attention, applied again and again, to heat that spreads over the head's own graph?
+    """The distance between repeated attention and heat diffusion on the head's own graph.
 
-    **Answers** "may I think of this head as a diffusion among tokens?" Heat at time t is the k-th power of attention with k
-    drawn from the Poisson law of mean t. Where both agree, only the time counts, and attention is a diffusion; where they
-    differ, single steps can be told apart: the head jumps.
+    **Question** Is repeated attention of this head a diffusion among tokens? The heat kernel at time t averages the powers of A
+    over a Poisson number of steps with mean t. If A^t is close to it, the head acts as a diffusion.
 
-    **Formula** of the weights A of a head: total variation ½Σ_j|·| between row i of A^t and row i of e^{−t(I−A)}, mean over
-    tokens i; the same for the Green's function s(sI + I − A)⁻¹ at s = 1/t; the gap 1 − max Re λ over the other eigenvalues of A,
-    the slowest rate at which heat settles.
+    **Formula** `heat_distance` is the total variation ½Σ_j|·| between row i of A^t and row i of e^{−t(I−A)}, averaged over tokens i.
+    `green_distance` compares A^t with the Green's function s(sI + I − A)⁻¹ at s = 1/t. `row_distance` is the mean total variation
+    between two rows of the heat kernel. `spectral_gap` is 1 − max Re λ over the other eigenvalues of A.
 
-    **Null** the weights of every row dealt anew among the keys that the row may read, itself too, the same deal for all heads:
-    rows keep their entropy and the mask, which key gets which weight is chance.
+    **Settings**
+    `times` are the powers t.
+    `draws` is the number of null draws. The null permutes the weights of every row among its permitted keys. All heads share the
+    permutation. Rows keep their entropy and their mask.
 
-    **Gives** (layer, head, time): `heat_distance`, `green_distance`, `memory`, each with its null, and `q_value` of the first
-    (two-sided, draws of all heads and times pooled); (layer, head): `gap`. NaN for heads whose weights are no laws (sigmoid,
-    sinks, shaped): they are no walk.
+    **Returns** (layer, head, time): `heat_distance`, `green_distance`, `row_distance`, each with its null, and the `q_value` of
+    `heat_distance` (two-sided, null draws pooled over heads and times). (layer, head): `spectral_gap`. NaN for heads whose rows are
+    not probability distributions (sigmoid, sinks, shaped attention).
 
-    **Laws** heat kernels have rows that are laws, e^{−(s+t)L} = e^{−sL}e^{−tL}, and equal their series; A² = A gives the distance
-    e^{−t} times that of A to the identity; memory never grows; under a causal mask eigenvalues are the weights on oneself.
+    **Laws** Rows of a heat kernel sum to 1. e^{−(s+t)L} = e^{−sL}e^{−tL}, with L = I − A. If A² = A, `heat_distance` is e^{−t} times
+    the distance of A to the identity. `row_distance` never grows with t. Under a causal mask the eigenvalues are the diagonal.
 
-    **Source** Coifman and Lafon 2006 (heat on a graph of walks); Chung 1997; Norris 1997 (Poissonisation).
+    **Source** Coifman and Lafon 2006 (diffusion on graphs); Chung 1997; Norris 1997 (Poisson times).
 
-    **Siblings** `rs.dynamics("heat")` is the limit of metric attention without a model; `rollout` multiplies layers.
+    **See also** `rs.dynamics("heat")`, the limit of metric attention without a model; `rollout`, which multiplies layers.
 
     >>> import rheoscope as rs
-    >>> found = rs.heat(rs.load().trace("The keys to the cabinet are"), draws=4)
-    >>> found.heat_distance.dims, bool((found.heat_distance <= 1).all())
+    >>> result = rs.heat(rs.load().trace("The keys to the cabinet are"), draws=4)
+    >>> result.heat_distance.dims, bool((result.heat_distance <= 1).all())
     (('layer', 'head', 'time'), True)
     """
     values = {name: x[0] for name, x in batch(Traces.from_trace(trace), times, draws, seed, progress).items()}
@@ -87,7 +90,7 @@ def batch(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Tensor]:
-    """Every field of `heat`, of as many texts at once as a device holds: a walk stays where it is on tokens that are not there."""
+    """Every field of `heat` for many texts, as many at once as fit on the device. At padding, a walk stays where it is."""
     _check_settings(times, draws)
     n, n_layers = traces.points.shape[-2], traces.view.layers
     texts_at_once = max(1, block_numel(traces.points.device) // (traces.view.heads * n * n))
@@ -101,15 +104,15 @@ def batch(
                 progress(chunk_index * n_layers + layer + 1, len(chunks) * n_layers)
         chunk_rows.append({name: torch.stack([row[name] for row in rows], -3) for name in rows[0]})
     values = {name: torch.cat([chunk_row[name] for chunk_row in chunk_rows], -4) for name in chunk_rows[0]}
-    gap = values.pop("gap")[..., 0]
-    return {name: values[name] for name in MEASURES} | {"gap": gap} | _null_values(values, draws)
+    gap = values.pop("spectral_gap")[..., 0]
+    return {name: values[name] for name in MEASURES} | {"spectral_gap": gap} | _null_values(values, draws)
 
 
 def layer_values(traces: Traces, layer: int, times: Sequence[int], draws: int, seed: int) -> dict[str, Tensor]:
-    """The heads of one layer as walks (b, h, time), their gaps (b, h, 1), and the same of draws, `…_null_draws` (draw, b, h, time)."""
+    """One layer: the distances (b, h, time), the gap (b, h, 1) and null draws `…_null_draws` (draw, b, h, time)."""
     heads, valid = traces.view.layer_heads[layer], None if traces.is_unpadded else traces.is_token
     A = transition_matrices(heads, traces.layer_input(layer), traces.padding_for_layer(layer), valid)
-    values = kernel(A, times, valid) | {"gap": spectral_gaps(A, valid)[..., None]}
+    values = kernel(A, times, valid) | {"spectral_gap": spectral_gaps(A, valid)[..., None]}
     null_samples = [
         kernel(permute_weights(A, permutation), times, valid)
         for permutation in text_key_permutations(heads, traces, draws, seed)
@@ -124,14 +127,16 @@ def layer_values(traces: Traces, layer: int, times: Sequence[int], draws: int, s
 def _check_settings(times: Sequence[int], draws: int) -> None:
     if not times or any(type(time) is not int or time < 1 for time in times):
         raise RheoscopeError(
-            f"attention has whole powers: times are whole numbers of 1 or more, got {times!r}; type times=(1, 2, 4)"
+            Message("times must be positive integers, got {received}", received=repr(times)), use(times=(1, 2, 4))
         )
     if type(draws) is not int or draws < 0:
-        raise RheoscopeError(f"draws is a whole number of 0 or more, got {draws!r}; type draws=10")
+        raise RheoscopeError(
+            Message("draws must be an integer and at least 0, got {received}", received=repr(draws)), use(draws=10)
+        )
 
 
 def _null_values(values: dict[str, Tensor], draws: int) -> dict[str, Tensor]:
-    """Mean and spread of the draws, and q of the distance to heat; nothing without draws."""
+    """Mean and standard deviation of the null draws, and q-values of `heat_distance`. Empty without draws."""
     if not draws:
         return {}
     nulls: dict[str, Tensor] = {}
@@ -149,7 +154,7 @@ def _null_values(values: dict[str, Tensor], draws: int) -> dict[str, Tensor]:
 def transition_matrices(
     heads: Heads, x: Float[Tensor, "b n d"], mask: Mask | None = None, valid: ValidTokens = None
 ) -> TransitionMatrices:
-    """The weights of all heads of a layer, in float64; NaN where rows are no laws. A token that is not there looks at itself."""
+    """The weights of a layer in float64. NaN if rows are not distributions. A padding token attends to itself."""
     q, k, _ = heads.qkv(x)
     A = heads.mechanism.weights(q, k, mask).double()
     A = A if valid is None else torch.where(valid[:, None, :, None], A, _identity(A))
@@ -160,21 +165,21 @@ def transition_matrices(
 def kernel(
     A: TransitionMatrices, times: Sequence[int], valid: ValidTokens = None
 ) -> dict[str, Float[Tensor, "*b h time"]]:
-    """Distances and memory of walks, at every time."""
+    """The three distances of every head at every time."""
     measures: dict[str, list[Tensor]] = {name: [] for name in MEASURES}
-    unit_heat = heat_kernel(A, 1)  # e^{−tL} is its t-th power: one exponential serves all times
+    unit_heat = heat_kernel(A, 1)  # e^{−tL} is its t-th power, so one matrix exponential is enough
     for time in times:
         attention_power, heat_power = torch.linalg.matrix_power(A, time), torch.linalg.matrix_power(unit_heat, time)
         measures["heat_distance"].append(masked_mean(total_variation(attention_power, heat_power), valid))
         measures["green_distance"].append(
             masked_mean(total_variation(attention_power, green_function(A, 1 / time)), valid)
         )
-        measures["memory"].append(memory(heat_power, valid))
+        measures["row_distance"].append(row_distance(heat_power, valid))
     return {name: torch.stack(values, -1) for name, values in measures.items()}
 
 
 def heat_kernel(A: TransitionMatrix, time: float | int) -> TransitionMatrix:
-    """e^{−t(I−A)}: where a walk by A is after the time t, when a step comes at random once a unit of time.
+    """e^{−t(I−A)}, the distribution of the walk A at time t, with one Poisson step per unit of time on average.
 
     >>> H = heat_kernel(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), 2.0)
     >>> [round(float(x), 4) for x in (H[1, 1], H[1].sum())]  # e^{−2/2}
@@ -184,7 +189,9 @@ def heat_kernel(A: TransitionMatrix, time: float | int) -> TransitionMatrix:
 
 
 def green_function(A: TransitionMatrix, s: float | int) -> TransitionMatrix:
-    """s(sI + I − A)⁻¹, s > 0: where the walk is at a random time of mean 1/s; over s, the Laplace transform of the heat kernel.
+    """s(sI + I − A)⁻¹ for s > 0, the distribution of the walk at an exponential random time with mean 1/s.
+
+    Divided by s, it is the Laplace transform of the heat kernel.
 
     >>> G = green_function(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), 0.5)
     >>> [round(float(x), 4) for x in (G[1, 1], G[1].sum())]
@@ -198,24 +205,24 @@ def _identity(A: TransitionMatrix) -> Float[Tensor, "n n"]:
 
 
 def total_variation(P: TransitionMatrix, Q: TransitionMatrix) -> Float[Tensor, "*h n"]:
-    """½ Σ_j |P_ij − Q_ij| of every row: the largest difference that the two laws give to any set of keys."""
+    """½ Σ_j |P_ij − Q_ij| of every row, the largest difference of probability over all sets of keys."""
     return (P - Q).abs().sum(-1) / 2
 
 
-def memory(P: TransitionMatrices, valid: ValidTokens = None) -> Float[Tensor, "*b h"]:
-    """The mean over pairs of tokens of the total variation between their rows: how well an end tells where a walk began."""
+def row_distance(P: TransitionMatrices, valid: ValidTokens = None) -> Float[Tensor, "*b h"]:
+    """The mean total variation between two rows of P, over pairs of tokens."""
     total_distance = fill_invalid(fill_invalid(torch.cdist(P, P, p=1), valid).mT, valid).sum((-1, -2))
     n = valid_counts(P[..., 0], valid)
     return total_distance / (2 * n * (max(n - 1, 1) if isinstance(n, int) else (n - 1).clamp(min=1)))
 
 
 def spectral_gaps(A: TransitionMatrices, valid: ValidTokens = None) -> Float[Tensor, "*b h"]:
-    """1 − the second largest real part of the eigenvalues of each A; under a causal mask they are its diagonal."""
+    """1 − the second largest real part of the eigenvalues of each A. Under a causal mask they are the diagonal."""
     if A.shape[-1] < 2:
         return torch.full(A.shape[:-2], torch.nan, dtype=A.dtype, device=A.device)
     is_walk = ~A.isnan().flatten(-2).any(-1)
     matrices = torch.where(is_walk[..., None, None], A, 0)
-    if valid is not None:  # tokens that are not there: the smallest eigenvalues
+    if valid is not None:  # moves the eigenvalues of padding below all others
         matrices = matrices - 3 * torch.diag_embed((~valid).to(A))[:, None]
     real_parts = (
         matrices.diagonal(dim1=-2, dim2=-1) if not matrices.triu(1).any() else torch.linalg.eigvals(matrices).real
@@ -225,18 +232,17 @@ def spectral_gaps(A: TransitionMatrices, valid: ValidTokens = None) -> Float[Ten
 
 
 def key_permutations(allowed: Bool[Tensor, "n n"], draws: int, seed: int) -> Int[Tensor, "draw n n"]:
-    """For every draw, row and key the key whose weight it gets: permitted keys change places, row by row, others stay."""
+    """Random permutations of the permitted keys of every row. Entry [draw, i, j] is the key whose weight moves to j."""
     generator = Generator().manual_seed(seed)
     random_keys = torch.rand(draws, *allowed.shape, generator=generator, dtype=torch.float64).to(allowed.device)
-    shuffled_order = torch.where(allowed, random_keys, 2.0).argsort(
-        dim=-1, stable=True
-    )  # permitted keys first, in a random order
+    # permitted keys first, in random order
+    shuffled_order = torch.where(allowed, random_keys, 2.0).argsort(dim=-1, stable=True)
     plain_order = torch.where(allowed, 0, 1).argsort(dim=-1, stable=True).expand_as(shuffled_order)
     return torch.empty_like(shuffled_order).scatter_(-1, plain_order, shuffled_order)
 
 
 def text_key_permutations(heads: Heads, traces: Traces, draws: int, seed: int) -> Int[Tensor, "draw b n n"]:
-    """The same of every text as if it were alone; what is not there stays."""
+    """`key_permutations` of every text in a batch. Padding stays in place."""
     n, device = traces.points.shape[-2], traces.points.device
     permutations = torch.arange(n, device=device).repeat(draws, len(traces), n, 1)
     for text_index, n_tokens in enumerate(traces.lengths.tolist()):
@@ -247,20 +253,21 @@ def text_key_permutations(heads: Heads, traces: Traces, draws: int, seed: int) -
 
 
 def permute_weights(A: TransitionMatrices, permutation: Int[Tensor, "*b n n"]) -> TransitionMatrices:
-    """Every row with its weights at other keys."""
+    """Every row with its weights permuted among the keys."""
     return A.gather(-1, permutation.unsqueeze(-3).expand_as(A))
 
 
 DIMS = ("layer", "head", "time")
 DEFINITIONS = {
-    "heat_distance": "mean over tokens of the total variation between their row of A^t and of the heat kernel e^{−t(I−A)}",
-    "green_distance": "mean over tokens of the total variation between their row of A^t and of s(sI + I − A)⁻¹, s = 1/t",
-    "memory": "mean over pairs of tokens of the total variation between their rows of the heat kernel: 1 where heat tells whence it "
-    "came, 0 where it is mixed",
+    "heat_distance": Message("mean total variation between the rows of A^t and of the heat kernel e^{−t(I−A)}"),
+    "green_distance": Message("mean total variation between the rows of A^t and of s(sI + I − A)⁻¹ with s = 1/t"),
+    "row_distance": Message(
+        "mean total variation between two rows of the heat kernel (1: the origin is recognisable, 0: fully mixed)"
+    ),
 }
 HEAT = Analysis(
     name="heat",
-    question="Is attention, applied again and again, a diffusion among tokens?",
+    question="Is repeated attention a diffusion among tokens?",
     ask=heat,
     batch=batch,
     needs="trace",
@@ -269,15 +276,20 @@ HEAT = Analysis(
         for name, definition in DEFINITIONS.items()
     }
     | {
-        f"{name}_null": Field(DIMS, f"{name} with the weights of every row dealt anew among its permitted keys")
+        f"{name}_null": Field(
+            DIMS, Message("mean {field} with the weights of every row permuted among its permitted keys", field=name)
+        )
         for name in DEFINITIONS
     }
-    | {f"{name}_null_sd": Field(DIMS, f"spread of {name} over the draws of the null") for name in DEFINITIONS}
     | {
-        "q_value": Field(DIMS, "of heat_distance against its null, two-sided, draws of all heads and times pooled"),
-        "gap": Field(
+        f"{name}_null_sd": Field(DIMS, Message("standard deviation of {field} over the null draws", field=name))
+        for name in DEFINITIONS
+    }
+    | {
+        "q_value": Field(DIMS, "two-sided q-value of heat_distance, with null draws pooled over heads and times"),
+        "spectral_gap": Field(
             ("layer", "head"),
-            "1 − the second largest real part of the eigenvalues of A: the slowest rate at which heat settles",
+            "1 − the second largest real part of the eigenvalues of A, the slowest rate of convergence of the diffusion",
         ),
     },
     expensive=True,

@@ -1,4 +1,4 @@
-"""What kind of operator is each head? Symmetry, direction, rank, copying, all from r x r matrices."""
+"""Heads as operators: symmetry, directionality, rank, copying and alignment, computed from r x r matrices."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.covers.rotated_heads import mean_null_draws, symmetry_null
-from rheoscope.shapes import RheoscopeError
+from rheoscope.messages.message import Message
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.cpu_cores import map_on_cores
 from rheoscope.space.decompositions import eigvals
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OFFSETS = (0, 1, 2, 4, 8, 16)
 MEAN_FIELDS = ("symmetry", "copying", "alignment", "positive_share")
-"""Numbers whose mean over heads stands beside that of random heads."""
+"""Fields whose mean over heads is compared with random heads."""
 
 
 @torch.no_grad()
@@ -35,27 +35,28 @@ def operators(
     seed: Seed = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
-    """Every head of a model as an operator: symmetry, direction, rank, copying.
+    """Every head of a model as an operator: symmetry, directionality, rank, copying and alignment.
 
-    **Answers** "does this head compare tokens symmetrically, in one direction, does it copy, how many directions does
-    it use?" from the weights alone, no text needed.
+    **Question** Does this head compare tokens symmetrically or in one direction? Does it copy, and how many directions does it
+    use? The answer needs only the weights.
 
-    **Formula** M = C D_g W_Q R(δ) W_Kᵀ D_g C · scale and F = C D_g W_V W_O, gains folded (`raw=True`: bare weights, as in
-    papers); each number's definition is in its `attrs["definition"]`.
+    **Formula** M = C D_g W_Q R(δ) W_Kᵀ D_g C · scale and F = C D_g W_V W_O, with the gains of the norms folded in. The definition of
+    each field is in its `attrs["definition"]`.
 
-    **Null** random heads of the same singular values: M' = Q M Q'ᵀ, what queries read turned by each head's own Q and what keys
-    read by a Q' that heads with one key share; the same for values (shared) and what heads write (their own) in F. Q'ᵀQ is then
-    even and another one for every head, so heads that share a key are no more alike by chance than any other two. tr(M'M') has
-    the mean ‖M‖²/d and a known spread; copying, alignment and the positive share lie evenly on both sides of 0 (one half), since
-    −I is a rotation too. d is d − 1 where the norm centres.
+    **Settings**
+    `raw=True` uses the bare weights without gains, as papers do.
+    `draws` is the number of draws of the null over all heads, and 0 omits it. The null is a random head with the same singular
+    values, M' = Q M Q'ᵀ with random rotations Q of the query side and Q' of the key side. Each head has its own Q, and heads with a
+    shared key have the same Q'. Q'ᵀQ is then uniform and differs between heads, so a shared key makes no two heads more similar. F is
+    rotated in the same way. tr(M'M') has mean ‖M‖²/d and a known variance. Copying, alignment and the positive share are symmetric
+    around 0 (around ½), because −I is a rotation. d is the width, less 1 if the norm centres.
 
-    **Gives** (layer, head): `symmetry`, `directionality`, `positive_share`, `copying` and `alignment` with their nulls,
-    `stable_rank_M`, `stable_rank_F`, `positivity_F`; `symmetry_at` (layer, head, offset) under RoPE;
-    `singular_values_M`, `singular_values_F` (layer, head, rank); `layer_symmetry`, `layer_directionality` (layer); over all heads
-    `mean_symmetry`, `mean_copying`, `mean_alignment`, `mean_positive_share`, each with `…_null_draws` (draw), the same of random heads:
-    `p_values` of the two says how often chance goes as far. `draws=0` leaves these out.
+    **Returns** (layer, head): `symmetry`, `positive_share`, `copying` and `alignment` with their nulls, `directionality`,
+    `stable_rank_M`, `stable_rank_F`, `positivity_F`. (layer, head, offset): `symmetry_at_offset`. (layer, head, rank):
+    `singular_values_M`, `singular_values_F`. (layer): `layer_symmetry`, `layer_directionality`. Over all heads: `mean_symmetry`,
+    `mean_copying`, `mean_alignment`, `mean_positive_share`, each with `…_null_draws` (draw) of random heads for `p_values`.
 
-    **Laws** equal to the dense matrices' numbers; unchanged by every move that leaves the logits unchanged.
+    **Laws** Every field equals that of the dense matrices. Transformations that leave the logits unchanged leave it unchanged.
 
     **Source** arXiv:2502.10927 (symmetry, directionality), transformer-circuits.pub/2021/framework (copying).
 
@@ -65,8 +66,6 @@ def operators(
     >>> rs.operators(model.view).symmetry.dims
     ('layer', 'head')
     """
-    if draws < 0:
-        raise RheoscopeError(f"random heads are drawn 0 times or more, got draws={draws}; type draws=199")
     vocabulary_product = None if view.unembed is None else vocabulary_gram(view, raw)
     rows = []
     for row in map_on_cores(lambda heads: kernel(heads, vocabulary_product, raw), view.layer_heads):
@@ -81,7 +80,7 @@ def operators(
 
 
 def result_attributes(view: View, raw: bool) -> dict[str, Any]:
-    """The settings that made it, its formula and its source."""
+    """Settings, formula, source and model, as attributes of the result."""
     return {
         "space": "weights without gain" if raw else "x̂ (before the gain, gain folded into M and F)",
         "formula": "M = C D_g W_Q R(δ) W_Kᵀ D_g C · scale, F = C D_g W_V W_O",
@@ -92,15 +91,13 @@ def result_attributes(view: View, raw: bool) -> dict[str, Any]:
 
 @torch.no_grad()
 def kernel(heads: Heads, vocabulary_product: Float[Tensor, "d d"] | None, raw: bool) -> dict[str, Tensor]:
-    """All numbers of one layer, every head at once, in float32 or better."""
+    """All fields of one layer, every head at once, in float32 or better."""
     rotary_M = heads.M(raw)
     M, F = (
         Relevance(at_least_float32(rotary_M.left), at_least_float32(rotary_M.right), rotary_M.rotation),
         in_at_least_float32(heads.F(raw)),
     )
-    layer_M = torch.cat(list(M.left), -1) @ torch.cat(
-        list(M.right), -2
-    )  # of rank d: no factors are smaller than itself
+    layer_M = torch.cat(list(M.left), -1) @ torch.cat(list(M.right), -2)  # dense, because its rank is about d
     null_mean, null_sd = symmetry_null(M.singular_values(), effective_width(heads, raw))
     is_nonzero = M.norm() * F.norm() > 0
     return {
@@ -118,7 +115,7 @@ def kernel(heads: Heads, vocabulary_product: Float[Tensor, "d d"] | None, raw: b
         "alignment": alignment(M, F),
         "alignment_null": torch.zeros_like(null_mean),
         "alignment_null_sd": is_nonzero / heads.W_Q.shape[-2],
-        "symmetry_at": torch.stack([M.symmetry_at(offset) for offset in OFFSETS], -1),
+        "symmetry_at_offset": torch.stack([M.symmetry_at(offset) for offset in OFFSETS], -1),
         "singular_values_M": M.singular_values(),
         "singular_values_F": F.singular_values(),
         "layer_symmetry": (layer_M * layer_M.mT).sum()
@@ -128,12 +125,12 @@ def kernel(heads: Heads, vocabulary_product: Float[Tensor, "d d"] | None, raw: b
 
 
 def effective_width(heads: Heads, raw: bool) -> int:
-    """In how many dimensions x̂ lies, and a random head with it: one less where the norm centres."""
+    """The dimension of the space of x̂: the width, less 1 if the norm centres."""
     return heads.W_Q.shape[-2] - int(heads.norm.subtracts_mean and not raw)
 
 
 def directionality(row_norms: Float[Tensor, "*h d"], column_norms: Float[Tensor, "*h d"]) -> Float[Tensor, "*h"]:
-    """(c − r)/(c + r): does M pick out single coordinates on the key side (> 0) or on the query side (< 0)?"""
+    """(c − r)/(c + r): positive if M singles out coordinates of keys, negative for coordinates of queries."""
     c, r = _excess(column_norms), _excess(row_norms)
     return safe_divide(c - r, c + r)
 
@@ -144,14 +141,14 @@ def _excess(norms: Float[Tensor, "*h d"]) -> Float[Tensor, "*h"]:
 
 
 def positive_share(M: Factored) -> Float[Tensor, "*h"]:
-    """Σλ⁺/Σ|λ| over the eigenvalues λ of the symmetric part; one half for M = 0."""
+    """Σλ⁺/Σ|λ| over the eigenvalues λ of the symmetric part, and ½ for M = 0."""
     eigenvalues = M.symmetric_eigenvalues()
     total = eigenvalues.abs().sum(-1)
     return torch.where(total > 0, eigenvalues.clamp(min=0).sum(-1) / torch.where(total > 0, total, 1), 0.5)
 
 
 def positivity(eigenvalues: Tensor) -> Float[Tensor, "*h"]:
-    """Re Σλ/Σ|λ| in [−1, 1]; 0 where all λ are 0."""
+    """Re Σλ/Σ|λ| in [−1, 1], and 0 if all λ are 0."""
     return safe_divide(eigenvalues.real.sum(-1), eigenvalues.abs().sum(-1))
 
 
@@ -162,9 +159,10 @@ def copying_score(F: Factored, vocabulary_product: Float[Tensor, "d d"] | None) 
 
 
 def vocabulary_gram(view: View, raw: bool = False) -> Float[Tensor, "d d"]:
-    """D_f W_U C W_E: from the stream through the final norm's gain and the vocabulary back to the stream.
+    """D_f W_U C W_E: from the stream through the final gain and the vocabulary back to the stream.
 
-    C takes the mean over the words away: a vector added to every column of W_U changes no probability. `raw`: W_U W_E.
+    C subtracts the mean over the vocabulary, because a vector added to every column of W_U changes no probability. With `raw` it
+    is W_U W_E.
     """
     assert view.unembed is not None
     unembed, embed = at_least_float32(view.unembed), at_least_float32(view.embed)
@@ -174,7 +172,7 @@ def vocabulary_gram(view: View, raw: bool = False) -> Float[Tensor, "d d"]:
 
 
 def gram(E: Float[Tensor, "n d"], blocks: int = 4) -> Float[Tensor, "d d"]:
-    """EᵀE, the half above the diagonal computed and mirrored."""
+    """EᵀE, computed above the diagonal and mirrored."""
     parts = E.tensor_split(blocks, -1)
     rows = [torch.cat([parts[i].mT @ parts[j] for j in range(i, blocks)], -1) for i in range(blocks)]
     upper = torch.cat([torch.nn.functional.pad(row, (E.shape[-1] - row.shape[-1], 0)) for row in rows])
@@ -182,24 +180,24 @@ def gram(E: Float[Tensor, "n d"], blocks: int = 4) -> Float[Tensor, "d d"]:
 
 
 def alignment(M: Factored, F: Factored) -> Float[Tensor, "*h"]:
-    """cos⟨F, Mᵀ⟩ in [−1, 1]; 0 where one of them is 0."""
-    norms = M.singular_values().norm(dim=-1) * F.singular_values().norm(
-        dim=-1
-    )  # at hand, where `norm` would begin anew
+    """cos⟨F, Mᵀ⟩ in [−1, 1], and 0 if M or F is 0."""
+    norms = M.singular_values().norm(dim=-1) * F.singular_values().norm(dim=-1)  # the singular values are cached
     return safe_divide(F.inner(M.T), norms)
 
 
 def in_at_least_float32(A: Factored) -> Factored:
-    """In float32 or better."""
+    """The same operator in float32 or better."""
     return Factored(at_least_float32(A.left), at_least_float32(A.right))
 
 
 def _mean_fields() -> dict[str, Field]:
-    """The mean over heads of every number that has a null, and the same of random heads."""
-    mean_fields = {f"mean_{name}": Field((), f"mean of {name} over all heads") for name in MEAN_FIELDS}
+    """The mean over heads of every field with a null, and the same for random heads."""
+    mean_fields = {
+        f"mean_{name}": Field((), Message("mean of {field} over all heads", field=name)) for name in MEAN_FIELDS
+    }
     null_fields = {
         f"mean_{name}_null_draws": Field(
-            ("draw",), f"mean of {name} over all heads, each turned at random, draw by draw"
+            ("draw",), Message("mean of {field} over all heads, each randomly rotated, draw by draw", field=name)
         )
         for name in MEAN_FIELDS
     }
@@ -209,61 +207,61 @@ def _mean_fields() -> dict[str, Field]:
 HEAD_DIMS = ("layer", "head")
 OPERATORS = Analysis(
     name="operators",
-    question="What kind of operator is each head: does it compare both ways alike, copy, and how many directions does it use?",
+    question="What kind of operator is each head: is it symmetric, does it copy, and how many directions does it use?",
     ask=operators,
     needs="view",
     fields={
         "symmetry": Field(
             HEAD_DIMS,
-            "tr(MM)/tr(MMᵀ) of the QK circuit (M): 1 symmetric, −1 skew, about 0 at random",
+            "tr(MM)/tr(MMᵀ) of the QK circuit (M): 1 if symmetric, −1 if skew, about 0 if random",
             null="symmetry_null",
             null_sd="symmetry_null_sd",
         ),
-        "symmetry_null": Field(HEAD_DIMS, "mean symmetry of random M of the same singular values: 1/d"),
+        "symmetry_null": Field(HEAD_DIMS, "mean symmetry of random M with the same singular values, 1/d"),
         "symmetry_null_sd": Field(
-            HEAD_DIMS, "standard deviation of symmetry among random M of the same singular values: about √2/d"
+            HEAD_DIMS, "standard deviation of symmetry over random M with the same singular values, about √2/d"
         ),
         "directionality": Field(
             HEAD_DIMS,
-            "(c − r)/(c + r), c and r the excess of column (key) and row norms of M over mean + 2 std",
+            "(c − r)/(c + r), where c and r are the excess of column (key) and row (query) norms of M over mean + 2 sd",
             basis_dependent=True,
         ),
         "positive_share": Field(
             HEAD_DIMS,
-            "Σλ⁺/Σ|λ| of the symmetric part of M: 1 where relevance grows with likeness along every direction",
+            "Σλ⁺/Σ|λ| of the symmetric part of M: 1 if relevance grows with similarity along every direction",
             null="positive_share_null",
         ),
         "positive_share_null": Field(
             HEAD_DIMS,
-            "the same for a random M: one half, since a form of rank r has as many rising as falling directions",
+            "mean positive_share of random M, one half because −M is as likely as M",
         ),
-        "stable_rank_M": Field(HEAD_DIMS, "‖M‖²_F/‖M‖²₂: directions that the QK circuit really uses"),
-        "stable_rank_F": Field(HEAD_DIMS, "‖F‖²_F/‖F‖²₂: directions that the OV circuit really uses"),
-        "positivity_F": Field(HEAD_DIMS, "Re Σλ/Σ|λ| of the OV circuit (F): 1 copies, −1 inverts"),
+        "stable_rank_M": Field(HEAD_DIMS, "‖M‖²_F/‖M‖²₂, the effective number of directions of the QK circuit"),
+        "stable_rank_F": Field(HEAD_DIMS, "‖F‖²_F/‖F‖²₂, the effective number of directions of the OV circuit"),
+        "positivity_F": Field(HEAD_DIMS, "Re Σλ/Σ|λ| of the OV circuit (F): 1 if it copies, −1 if it inverts"),
         "copying": Field(
             HEAD_DIMS,
-            "Re Σλ/Σ|λ| of W_E F W_U, the copying score of the circuits literature; F alone where there is no unembedding",
+            "Re Σλ/Σ|λ| of W_E F W_U, the copying score of the circuits literature (of F if there is no unembedding)",
             null="copying_null",
         ),
         "copying_null": Field(
-            HEAD_DIMS, "mean copying of random F of the same singular values: 0, since −F is one too"
+            HEAD_DIMS, "mean copying of random F with the same singular values, 0 because −F is as likely as F"
         ),
         "alignment": Field(
             HEAD_DIMS,
-            "cos⟨F, Mᵀ⟩: 1 where the head moves tokens up its own relevance",
+            "cos⟨F, Mᵀ⟩: 1 if the head moves tokens up the gradient of its own relevance",
             null="alignment_null",
             null_sd="alignment_null_sd",
         ),
-        "alignment_null": Field(HEAD_DIMS, "mean alignment of random M of the same singular values: 0"),
+        "alignment_null": Field(HEAD_DIMS, "mean alignment of random M with the same singular values, 0"),
         "alignment_null_sd": Field(
-            HEAD_DIMS, "standard deviation of alignment among random M of the same singular values: 1/d"
+            HEAD_DIMS, "standard deviation of alignment over random M with the same singular values, 1/d"
         ),
-        "symmetry_at": Field(
+        "symmetry_at_offset": Field(
             ("layer", "head", "offset"),
-            "tr(M(δ)M(−δ))/(‖M(δ)‖‖M(−δ)‖) at offset δ: 1 for tied queries and keys",
+            "tr(M(δ)M(−δ))/(‖M(δ)‖‖M(−δ)‖) at offset δ: 1 if queries and keys are tied",
         ),
-        "singular_values_M": Field(("layer", "head", "rank"), "singular values of M, falling"),
-        "singular_values_F": Field(("layer", "head", "rank_F"), "singular values of F, falling"),
+        "singular_values_M": Field(("layer", "head", "rank"), "singular values of M in descending order"),
+        "singular_values_F": Field(("layer", "head", "rank_F"), "singular values of F in descending order"),
         "layer_symmetry": Field(("layer",), "symmetry of the sum of M over the heads of a layer"),
         "layer_directionality": Field(
             ("layer",), "directionality of the sum of M over the heads of a layer", basis_dependent=True

@@ -1,49 +1,56 @@
-"""Every head of a model as an operator: one map of heads x layers per number, and the fall of the singular values."""
+"""The picture of `operators`: one map of layers x heads per field, and the singular values."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rheoscope.messages.message import Message, join
 from rheoscope.picture.head_map import TYPES_CAPTION, head_map
 from rheoscope.picture.picture import Axis, Line, Panel, Picture, Shape
 
 if TYPE_CHECKING:
     import xarray
 
-CAPTION = (
-    "One square a head. Blue is above what random operators give, orange below: 0 for directionality, copying and alignment and, but for "
-    "1/d, for symmetry, one half for the positive share; the stronger its colour, the higher a rank. Bands hold 10 to 90 % of the heads."
+CAPTION = Message(
+    "One cell per head. Blue lies above the value of a random operator, orange below. That value is one half for the positive share and "
+    "0 for the others (1/d for symmetry). Stable ranks are darker if they are higher. Bands cover 10 to 90 % of the heads."
 )
 TITLES = {
-    "symmetry": "Symmetry of M",
-    "positive_share": "Positive share of M (null .5)",
-    "directionality": "Directionality of M",
-    "copying": "Copying of F",
-    "alignment": "Alignment cos⟨F, Mᵀ⟩",
-    "stable_rank_M": "Stable rank of M",
-    "stable_rank_F": "Stable rank of F",
+    "symmetry": Message("Symmetry of M"),
+    "positive_share": Message("Positive share of M (null .5)"),
+    "directionality": Message("Directionality of M"),
+    "copying": Message("Copying of F"),
+    "alignment": Message("Alignment cos⟨F, Mᵀ⟩"),
+    "stable_rank_M": Message("Stable rank of M"),
+    "stable_rank_F": Message("Stable rank of F"),
 }
 SCALE_NAMES = {
-    "symmetry": "symmetry",
-    "positive_share": "share",
-    "directionality": "directionality",
-    "copying": "copying",
-    "alignment": "cosine",
-    "stable_rank_M": "directions",
-    "stable_rank_F": "directions",
+    "symmetry": Message("symmetry"),
+    "positive_share": Message("share"),
+    "directionality": Message("directionality"),
+    "copying": Message("copying"),
+    "alignment": Message("cosine"),
+    "stable_rank_M": Message("directions"),
+    "stable_rank_F": Message("directions"),
 }
-"""What the colours of every map measure."""
+"""The quantity on the colour scale of every map."""
 
 
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """Maps of all heads, and the singular values of M and F."""
-    title = f"{dataset.attrs.get('model', '')}: {dataset.sizes['layer']} layers x {dataset.sizes['head']} heads as operators"
+    title = Message(
+        "{model}: {layers} layers x {heads} heads as operators",
+        model=dataset.attrs.get("model", ""),
+        layers=dataset.sizes["layer"],
+        heads=dataset.sizes["head"],
+    )
+    caption = CAPTION if types is None else join(" ", [CAPTION, TYPES_CAPTION])
     maps = (head_panel(dataset, name, types) for name in TITLES)
-    return Picture(title, CAPTION + TYPES_CAPTION * (types is not None), (*maps, spectrum_panel(dataset)))
+    return Picture(title, caption, (*maps, spectrum_panel(dataset)))
 
 
 def head_panel(dataset: "xarray.Dataset", name: str, types: "xarray.Dataset | None") -> Panel:
-    """One square a head."""
+    """One field as a map with one cell per head."""
     values, centre = dataset[name].values, 0.5 if name == "positive_share" else 0.0
     value_range = (0.0, float(values.max())) if "rank" in name else (-1.0, 1.0) if not centre else (0.0, 1.0)
     return head_map(
@@ -58,7 +65,7 @@ def head_panel(dataset: "xarray.Dataset", name: str, types: "xarray.Dataset | No
 
 
 def spectrum_panel(dataset: "xarray.Dataset") -> Panel:
-    """Median over heads of the singular values, each head's largest set to 1."""
+    """The singular values relative to each head's largest: the median over heads, and a band."""
     marks: list[Shape | Line] = []
     for operator, colour in (("M", "first"), ("F", "second")):
         values = dataset[f"singular_values_{operator}"].values
@@ -70,10 +77,11 @@ def spectrum_panel(dataset: "xarray.Dataset") -> Panel:
             np.concatenate([low[positive], high[positive][::-1]]),
         )
         marks += [
-            Shape("", *outline, colour, 0.15, f"{operator}: 10 to 90 % of the heads"),
+            Shape("", *outline, colour, 0.15, Message("{operator}: 10 to 90 % of the heads", operator=operator)),
             Line(operator, rank, median, colour),
         ]
-    description = (
-        "Singular values in falling order, each head's largest set to 1: median over all heads, and 10 to 90 % of them."
+    description = Message(
+        "Singular values in descending order, relative to each head's largest. Line: median over all heads. Band: 10 to 90 % of them."
     )
-    return Panel("Singular values", description, tuple(marks), Axis("rank"), Axis(log=True), columns=2)
+    x = Axis(Message("rank"))
+    return Panel(Message("Singular values"), description, tuple(marks), x, Axis(log=True), columns=2)

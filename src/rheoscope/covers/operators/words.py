@@ -27,7 +27,7 @@ SCORE_COLUMNS = {
     "mean_key": "mean k",
     "query_bias": "bias q",
     "key_bias": "bias k",
-    "spread": "nats",
+    "row_sd": "nats",
     "positive_share_cloud": "positive",
 }
 CLIMB_HEADER = Cell(

@@ -1,4 +1,4 @@
-"""Do scores outlast another beginning? The scores of the same pairs of tokens under several prefixes, head by head."""
+"""Stability of attention scores: the scores of the same pairs of tokens after different prefixes, head by head."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +11,8 @@ from rheoscope.attention.definition import masked_scores, repeat_kv_heads
 from rheoscope.attention.lower.block_size import cache_block_numel
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers.layer_inputs import LayerInput, provenance, read_layer
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.model import Model, Text
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     import xarray
 
 N_PREFIXES, PREFIX_LENGTH = 2, 8
-"""How many beginnings are drawn where none are given, and how many tokens each has."""
+"""The number of random prefixes if none are passed, and the number of tokens of each."""
 
 
 @torch.no_grad()
@@ -31,53 +33,63 @@ def prefix_stability(
     model: Model,
     text: Text,
     prefixes: Sequence[Text] | None = None,
-    least: Annotated[int, Bounds(1, 10_000)] = 8,
+    min_keys: Annotated[int, Bounds(1, 10_000)] = 8,
     seed: Seed = 0,
     keep_massive: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
-    """Does a head score the same pair of tokens alike, whatever came before the text?
+    """The rank correlation of a head's scores for the same pairs of tokens, without and with a prefix.
 
-    **Answers** "is this score a relation of two tokens, or of two tokens and the beginning of the prompt (the boundary)?"
+    **Question** Does a score depend on the two tokens only, or also on what the prompt begins with?
 
-    **Formula** the model reads the text alone, then after each prefix. For a query i, over the permitted keys j ≠ i of the
-    text: Spearman correlation of s_ij without and with the prefix; the mean over queries with at least `least` such keys.
-    Tokens that are massive in one of the readings are dropped. Strings are joined before they are cut into tokens; what
-    counts are the tokens at the end that all readings share. Without `prefixes` two beginnings are drawn by `seed`, 8 of the
-    text's own tokens each, with repetition: ids before ids, so that every token of the text is shared.
+    **Formula** The model reads the text alone and after each prefix. For a query i and its permitted keys j ≠ i in the text, take
+    the Spearman correlation of s_ij without and with the prefix. `stability` is its mean over queries with enough keys. Only tokens
+    at the end that all readings share count. Tokens that are massive in any reading are left out.
 
-    **Null** s_ij against the score of other tokens at the same distance, s_{i+m, j+m} with the prefix, m half the text, or less
-    where a short text would have no query left: a head that only sees place has 1 there too.
+    **Settings**
+    `prefixes` are strings before a string, or token ids before token ids. Strings are joined before they are tokenised. By default,
+    two prefixes of 8 tokens are drawn from the text's own tokens, with `seed`.
+    `min_keys` is the smallest number of keys of a query that counts.
+    `keep_massive` includes massive tokens.
 
-    **Gives** (prefix, layer, head): `stability`, `stability_null`; (layer): `queries`. NaN in a layer where no query has
-    enough keys.
+    **Returns** (prefix, layer, head): `stability`, `stability_null`. (layer): `queries`. The null correlates s_ij with the score
+    s_{i+m, j+m} of other tokens at the same distance, with m half the text, or less for a short text. A head that only depends on
+    the distance has 1 there too. NaN in a layer in which no query has enough keys.
 
-    **Laws** 1 in layer 0 of a model whose positions are relative or none: there a token is its embedding; in [−1, 1];
-    unchanged by every move that leaves the logits unchanged.
+    **Laws** Values lie in [−1, 1]. Layer 0 has 1 if positions are relative or absent, because a token is its embedding there.
+    Transformations that leave the logits unchanged leave it unchanged.
 
-    **Siblings** `agreement` says what heads read, this how much of it the prompt decides; `fixed_point` how far one token
-    hangs on the others.
+    **See also** `agreement`, which relates scores to similarity; `fixed_point`, which measures how a token depends on the others.
 
     >>> import rheoscope as rs
-    >>> model = rs.load()
-    >>> found = rs.prefix_stability(model, " the keys to the cabinet are on the table in the hall", ["Once upon a time", "In 1912"])
-    >>> found.stability.dims, bool((found.stability <= 1).all())
+    >>> text = " the keys to the cabinet are on the table in the hall"
+    >>> result = rs.prefix_stability(rs.load(), text, ["Once upon a time", "In 1912"])
+    >>> result.stability.dims, bool((result.stability <= 1).all())
     (('prefix', 'layer', 'head'), True)
     """
+    if min_keys < 3:
+        raise RheoscopeError(
+            Message("min_keys must be at least {low}, got {received}", low=3, received=min_keys), use(min_keys=8)
+        )
     if prefixes is None:
         text = model.ids(text)
         prefixes = random_prefixes(text, seed)
     plain_trace, prefixed_traces = trace_with_prefixes(model, text, prefixes)
     n_shared = min(common_suffix_length(plain_trace.ids, trace.ids) for trace in prefixed_traces)
     is_usable_token = usable_token_mask([plain_trace, *prefixed_traces], n_shared, keep_massive)
-    if int(is_usable_token.sum()) <= least or least < 3:
+    n_usable = int(is_usable_token.sum())
+    if n_usable <= min_keys:
         raise RheoscopeError(
-            f"a query needs at least {least} other keys (3 or more), and {int(is_usable_token.sum())} tokens that are not massive "
-            "are the same without and with every prefix; type a longer text, or prefixes that end where a word ends"
+            Message(
+                "a query needs at least {min_keys} other keys, but all readings share only {received} tokens that are not massive; "
+                "use a longer text, or prefixes that end at the end of a word",
+                min_keys=min_keys,
+                received=n_usable,
+            )
         )
     tables = []
     for trace in prefixed_traces:
-        tables.append(_compare_layers(plain_trace, trace, is_usable_token, least))
+        tables.append(_compare_layers(plain_trace, trace, is_usable_token, min_keys))
         if progress is not None:
             progress(len(tables), len(prefixed_traces))
     values = {name: torch.stack([table[name] for table in tables]) for name in ("stability", "stability_null")}
@@ -88,14 +100,14 @@ def prefix_stability(
         "layer": range(view.layers),
         "head": range(view.heads),
     }
-    attributes = provenance(plain_trace, keep_massive, least=least, seed=seed, shared_tokens=n_shared)
+    attributes = provenance(plain_trace, keep_massive, min_keys=min_keys, seed=seed, shared_tokens=n_shared)
     return PREFIX_STABILITY.label(values, coords, attributes)
 
 
 def random_prefixes(ids: Int[Tensor, " n"], seed: int) -> list[Int[Tensor, " m"]]:
-    """Two beginnings of 8 tokens drawn from a text's own.
+    """Two prefixes of 8 tokens, drawn from the tokens of the text.
 
-    >>> [len(one) for one in random_prefixes(torch.tensor([5, 6, 7]), seed=0)]
+    >>> [len(prefix) for prefix in random_prefixes(torch.tensor([5, 6, 7]), seed=0)]
     [8, 8]
     """
     sampled_indices = torch.randint(
@@ -105,12 +117,17 @@ def random_prefixes(ids: Int[Tensor, " n"], seed: int) -> list[Int[Tensor, " m"]
 
 
 def trace_with_prefixes(model: Model, text: Text, prefixes: Sequence[Text]) -> tuple[Trace, list[Trace]]:
-    """The text alone and after each prefix; a string after a string, or ids after ids."""
+    """The Trace of the text alone, and of the text after each prefix."""
     same_type = all(isinstance(prefix, str) == isinstance(text, str) and len(prefix) for prefix in prefixes)
     if isinstance(prefixes, str) or not len(prefixes) or not same_type:
+        kinds = [type(prefix).__name__ if len(prefix) else "empty" for prefix in prefixes]
         raise RheoscopeError(
-            "prefixes are a list of strings before a string, or of token ids before token ids, none of them empty; "
-            'type prefixes=["Once upon a time"]'
+            Message(
+                "prefixes must be a list of strings before a string, or of token ids before token ids, none of them empty; "
+                "got {received}",
+                received="str" if isinstance(prefixes, str) else kinds,
+            ),
+            use(prefixes=["Once upon a time"] if isinstance(text, str) else [[1, 2, 3]]),
         )
     joined_texts = [
         prefix + text if isinstance(prefix, str) else torch.cat([model.ids(prefix), model.ids(text)])  # type: ignore[operator]
@@ -120,7 +137,7 @@ def trace_with_prefixes(model: Model, text: Text, prefixes: Sequence[Text]) -> t
 
 
 def common_suffix_length(a: Int[Tensor, " m"], b: Int[Tensor, " n"]) -> int:
-    """How many tokens at the end of two texts are the same.
+    """The number of equal tokens at the end of two texts.
 
     >>> common_suffix_length(torch.tensor([1, 2, 3, 4]), torch.tensor([9, 9, 2, 8, 3, 4]))
     2
@@ -131,7 +148,7 @@ def common_suffix_length(a: Int[Tensor, " m"], b: Int[Tensor, " n"]) -> int:
 
 
 def usable_token_mask(traces: Sequence[Trace], n_shared: int, keep_massive: bool) -> Bool[Tensor, " n"]:
-    """Which of the last `shared` tokens are massive in no reading."""
+    """Which of the last `n_shared` tokens are not massive in any reading."""
     is_usable_token = torch.ones(n_shared, dtype=torch.bool, device=traces[0].points.device)
     for trace in traces:
         massive_positions = [position - len(trace) + n_shared for position in trace.massive_tokens()]
@@ -142,7 +159,7 @@ def usable_token_mask(traces: Sequence[Trace], n_shared: int, keep_massive: bool
 def _compare_layers(
     plain_trace: Trace, prefixed_trace: Trace, is_usable_token: Bool[Tensor, " n"], min_keys: int
 ) -> dict[str, Tensor]:
-    """Stability, its null and the number of queries, layer by layer."""
+    """Stability, its null and the number of queries, for every layer."""
     rows = []
     for layer in range(plain_trace.view.layers):
         plain_input, prefixed_input = (
@@ -154,14 +171,14 @@ def _compare_layers(
 
 
 def _last_positions(trace: Trace, n: int) -> Int[Tensor, " n"]:
-    """Places of the last n tokens."""
+    """The positions of the last n tokens."""
     return torch.arange(len(trace) - n, len(trace), device=trace.points.device)
 
 
 def kernel(
     plain_input: LayerInput, prefixed_input: LayerInput, is_usable_token: Bool[Tensor, " n"], min_keys: int
 ) -> dict[str, Tensor]:
-    """Stability of the heads of one layer in two readings of the same tokens, its null and the number of queries."""
+    """Stability, its null and the number of queries for the heads of one layer in two readings."""
     stability, n_queries = mean_score_correlation(plain_input, prefixed_input, is_usable_token, min_keys, shift=0)
     null, _ = mean_score_correlation(
         plain_input, prefixed_input, is_usable_token, min_keys, shift=null_shift(is_usable_token, min_keys)
@@ -170,7 +187,7 @@ def kernel(
 
 
 def null_shift(is_usable_token: Bool[Tensor, " n"], min_keys: int) -> int:
-    """How far on the other tokens of the null are: half the text, or as far as leaves two queries with enough keys.
+    """The offset of the null's tokens: half the text, or the largest that leaves two queries with enough keys.
 
     >>> null_shift(torch.ones(40, dtype=torch.bool), 8), null_shift(torch.ones(16, dtype=torch.bool), 8)
     (20, 6)
@@ -190,7 +207,7 @@ def null_shift(is_usable_token: Bool[Tensor, " n"], min_keys: int) -> int:
 def mean_score_correlation(
     plain_input: LayerInput, prefixed_input: LayerInput, is_usable_token: Bool[Tensor, " n"], min_keys: int, shift: int
 ) -> tuple[Float[Tensor, " h"], int]:
-    """Mean correlation, over queries i, of s_ij in one reading and s_{i+shift, j+shift} in the other, and their number."""
+    """The mean over queries i of the correlation of s_ij and s_{i+shift, j+shift} in two readings, and their number."""
     plain_sides, prefixed_sides = (_queries_and_keys(layer_input) for layer_input in (plain_input, prefixed_input))
     n, mask = len(is_usable_token) - shift, plain_input.heads.mechanism.mask
     indices, shifted_indices = (
@@ -219,7 +236,7 @@ def mean_score_correlation(
 
 
 def _queries_and_keys(layer_input: LayerInput) -> tuple[Float[Tensor, "1 h n k"], Float[Tensor, "1 h n k"]]:
-    """Queries and keys of the tokens that count, in their places."""
+    """The queries and keys of the selected tokens, with their position encoding."""
     (q, k, _), encode_position = layer_input.heads.qkv(layer_input.x), layer_input.heads.mechanism.position.encode
     return encode_position(at_least_float32(q[:, :, layer_input.positions]), layer_input.positions), encode_position(
         repeat_kv_heads(at_least_float32(k[:, :, layer_input.positions]), layer_input.heads.n_heads),
@@ -246,19 +263,19 @@ def _prefix_label(prefix: Any) -> str:
 
 PREFIX_STABILITY = Analysis(
     name="prefix_stability",
-    question="Does a head score the same pair of tokens alike, whatever came before the text?",
+    question="Does a head give the same pair of tokens the same score after different prefixes?",
     ask=prefix_stability,
     needs="model",
     fields={
         "stability": Field(
             ("prefix", "layer", "head"),
-            "mean over queries of Spearman's correlation, over keys, of the scores of the same tokens without and with the prefix",
+            "mean over queries of the Spearman correlation over keys of the scores without and with the prefix",
             null="stability_null",
         ),
         "stability_null": Field(
             ("prefix", "layer", "head"),
-            "the same with the scores of other tokens equally far apart, half the text further on or less: what place alone explains",
+            "stability with other tokens at equal distances, which is what position alone explains",
         ),
-        "queries": Field(("layer",), "queries with enough usable keys, over which means are taken"),
+        "queries": Field(("layer",), "number of queries with enough usable keys"),
     },
 )

@@ -1,4 +1,4 @@
-"""Relation before object? A text read by another text's attention weights, or with another text's values."""
+"""Relation swap: the model runs a text with the attention weights, or with the values, of another text."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,8 @@ from torch import Generator, Tensor
 from rheoscope.attention.definition import repeat_kv_heads
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers.layer_inputs import provenance
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.head import Heads
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 SWAPS = ("weights", "values")
 N_PERMUTATIONS = 200
-"""Orders of the tokens that the null of the profiles is made of."""
+"""The number of random token orders in the null of the profile correlations."""
 LayerEdits = dict[int, LayerEdit]
 
 
@@ -42,44 +44,51 @@ def relation_swap(
     control: Trace | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
-    """Is a text its relations or its objects? It runs with another text's attention weights, and with another text's values.
+    """The effect on the prediction when a text runs with the weights, or the values, of another text.
 
-    **Answers** "what changes the prediction more: who looks at whom, or what is there to be seen?" and "do tokens that stand in the same
-    relations lie at the same place?"
+    **Question** What changes the prediction more: which tokens attend to which, or the content of the tokens? Do tokens with
+    similar attention profiles have similar points?
 
-    **Formula** o_i = Σ_j A_ij v_j in every head. `weights`: A of the other text, v of this one as it runs; `values`: A of this one as it
-    runs, v of the other; in one layer, and in all of them. KL(p ‖ p') of the prediction at `token`, p without any swap. The profile
-    of token i in a layer is its row and its column of A in all heads; RSA is the Spearman correlation of the distances between profiles
-    with those between directions of the points (around their mean) that the layer reads.
+    **Formula** Every head computes o_i = Σ_j A_ij v_j. The swap `weights` takes A from the other text and v from this one. The swap
+    `values` takes v from the other text and A from this one. Each is done in one layer at a time, and in all layers. `kl` is
+    KL(p ‖ p') of the prediction at `token`, with p the unchanged prediction. The profile of token i in a layer is its row and its
+    column of A in all heads. `profile_rsa` is the Spearman correlation of the distances between profiles and the distances between
+    the centred, normalised points that the layer reads.
 
-    **Shapes** `other` has as many tokens as the text. Without it: the same tokens in another order, the first and the last in their places.
+    **Settings**
+    `other` is a text with as many tokens. The default is the same tokens in another order, with the first and the last in place.
+    `draws` is the number of null draws. In a draw, every head uses the weights of another random head of its layer.
+    `control=rs.load(…, untrained=True).trace(text)` adds the profile correlations of an untrained model. Under a causal mask,
+    weights and points both depend on position, even there.
 
-    **Null** of a swap: every head attends by the weights of another head of its layer, drawn at random, which is the same as to
-    carry the content of another; `draws` times (0 leaves it out). Of RSA: tokens permuted. **Control**
-    `control=rs.load(…, untrained=True).trace(text)`: under a causal mask relations and places both follow the position of a token, in
-    an untrained model too.
+    **Returns** (swap, layer): `kl`. (layer): `kl_null`, `kl_null_sd`, `profile_rsa` and `profile_rsa_partial` (given |i − j| and
+    i + j), each with its null over permuted tokens and, with a control, its `…_untrained`. (swap): `kl_all_layers`. Scalars:
+    `kl_all_layers_null`, `kl_other_text`.
 
-    **Gives** (swap, layer): `kl`; (layer): `kl_null`, `kl_null_sd`, `profile_rsa` and `profile_rsa_partial` (given |i − j| and i + j, which
-    both sides follow), each with its null and, with a control, its `…_untrained`; (swap): `kl_everywhere`; numbers:
-    `kl_everywhere_null`, `kl_other`.
+    **Laws** Swapping with the same text gives KL 0. Transformations that leave the logits unchanged leave every field unchanged.
 
-    **Laws** the same text changes nothing: KL 0; unchanged by every move that leaves the logits unchanged.
-
-    **Siblings** `surgery` changes M and F themselves, `attention_patching` moves the weights along their gradient.
+    **See also** `surgery`, which changes M and F; `attention_patching`, which moves the weights along their gradient.
 
     >>> import rheoscope as rs
     >>> model, text = rs.load(), "The keys to the cabinet are on the table"
-    >>> found = rs.relation_swap(model, model.trace(text), other=text, draws=0)
-    >>> bool((found.kl < 1e-9).all())
+    >>> result = rs.relation_swap(model, model.trace(text), other=text, draws=0)
+    >>> bool((result.kl < 1e-9).all())
     True
     """
     check_same_weights(model, trace)
     if model.view.unembed is None:
-        raise RheoscopeError(f"{model.view.facts.get('model')} predicts nothing; type a language model")
+        raise RheoscopeError(
+            Message("{model} has no unembedding, expected a language model", model=model.view.facts.get("model")),
+            Advice('rs.load("gpt2")', "--model gpt2"),
+        )
     donor = model.trace(reordered_ids(trace.ids, seed) if other is None else other)
     if len(donor) != len(trace):
         raise RheoscopeError(
-            f"the texts have {len(trace)} and {len(donor)} tokens, and weights fit equal ones; type other=… of {len(trace)} tokens"
+            Message(
+                "other must have as many tokens as the text ({expected}), got {received}; use another text",
+                expected=len(trace),
+                received=len(donor),
+            )
         )
     swaps = {"weights": _weight_swaps(donor), "values": _value_swaps(donor)}
     clean_log_probs, kls = kernel(
@@ -93,13 +102,13 @@ def relation_swap(
         control_values = profile_values(control, keep_massive, seed)
         values |= {f"{name}_untrained": control_values[name] for name in ("profile_rsa", "profile_rsa_partial")}
     coords = {"swap": list(SWAPS), "layer": range(trace.view.layers)}
-    donor_text = "the same tokens in another order" if other is None else donor.text or "".join(donor.tokens)
+    donor_text = Message("the same tokens in another order") if other is None else donor.text or "".join(donor.tokens)
     settings = {"other": donor_text, "draws": draws, "token": token, "seed": seed}
     return RELATION_SWAP.label(values, coords, provenance(trace, keep_massive, **settings))
 
 
 def reordered_ids(ids: Int[Tensor, " n"], seed: int) -> Int[Tensor, " n"]:
-    """The same tokens in another order; the first (a special one in many models) and the last stay.
+    """The same tokens in another random order. The first (a special token in many models) and the last stay.
 
     >>> reordered_ids(torch.tensor([5, 6, 7, 8]), seed=0)[[0, -1]].tolist()
     [5, 8]
@@ -108,11 +117,14 @@ def reordered_ids(ids: Int[Tensor, " n"], seed: int) -> Int[Tensor, " n"]:
     candidates = (torch.cat([ids[:1], ids[1:-1][order], ids[-1:]]) for order in orders)
     reordering = next((candidate for candidate in candidates if len(ids) > 2 and not torch.equal(candidate, ids)), None)
     if reordering is None:
-        raise RheoscopeError(f"this text of {len(ids)} tokens has no other order; type other='…', or a longer text")
+        raise RheoscopeError(
+            Message("this text of {n} tokens has no other order; use a longer text, or pass another text", n=len(ids)),
+            use(other="Once upon a time"),
+        )
     return reordering
 
 
-# What stands in the place of what
+# The edits that swap weights, values or heads
 
 
 def _weight_swaps(donor: Trace) -> LayerEdits:
@@ -126,7 +138,7 @@ def _value_swaps(donor: Trace) -> LayerEdits:
 
 
 def random_head_swaps(trace: Trace, draws: int, seed: int) -> Iterator[LayerEdits]:
-    """Every head of a layer attends by the weights of another one of it, drawn at random."""
+    """Edits in which every head uses the weights of another random head of its layer."""
     generator = Generator().manual_seed(seed)
     for _ in range(draws if trace.view.heads > 1 else 0):
         yield {
@@ -136,9 +148,9 @@ def random_head_swaps(trace: Trace, draws: int, seed: int) -> Iterator[LayerEdit
 
 
 def random_derangement(n: int, generator: Generator) -> list[int]:
-    """For every one of n another one, drawn at random.
+    """A random permutation of 0, …, n − 1 without fixed points.
 
-    >>> any(at == one for at, one in enumerate(random_derangement(5, Generator().manual_seed(0))))
+    >>> any(i == j for i, j in enumerate(random_derangement(5, Generator().manual_seed(0))))
     False
     """
     order = torch.randperm(n, generator=generator)
@@ -166,7 +178,7 @@ def _use_head_order(order: list[int]) -> LayerEdit:
     return edit
 
 
-# What it does to the prediction
+# The effect on the prediction
 
 
 def kernel(
@@ -176,7 +188,7 @@ def kernel(
     token: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Float[Tensor, " vocabulary"], Float[Tensor, "s columns"]]:
-    """The prediction as it is, and how far every swap moves it: in each layer alone, and in all of them at once (last)."""
+    """The unchanged log probabilities, and the KL of every swap in each layer alone and in all layers (last column)."""
     batch_ids, block_outputs = ids[None], model.block_outputs(ids[None])
 
     def predict(edit: LayerEdits, cached_prefix: Sequence[Any] = ()) -> Float[Tensor, " vocabulary"]:
@@ -198,23 +210,23 @@ def kernel(
 
 
 def kl_divergence(p: Float[Tensor, " vocabulary"], q: Float[Tensor, " vocabulary"]) -> Float[Tensor, ""]:
-    """KL(p ‖ q) of log probabilities; rounding never makes it negative."""
+    """KL(p ‖ q) from log probabilities, clamped at 0 against rounding."""
     return (p.exp() * (p - q)).sum().clamp(min=0)
 
 
 def _kl_values(kls: Float[Tensor, "s columns"], donor_kl: Float[Tensor, ""]) -> dict[str, Tensor]:
     swap_kls, null_kls = kls[: len(SWAPS)], kls[len(SWAPS) :]
-    values = {"kl": swap_kls[:, :-1], "kl_everywhere": swap_kls[:, -1], "kl_other": donor_kl}
+    values = {"kl": swap_kls[:, :-1], "kl_all_layers": swap_kls[:, -1], "kl_other_text": donor_kl}
     if len(null_kls):
-        values |= {"kl_null": null_kls[:, :-1].mean(0), "kl_everywhere_null": null_kls[:, -1].mean()}
+        values |= {"kl_null": null_kls[:, :-1].mean(0), "kl_all_layers_null": null_kls[:, -1].mean()}
     return values | ({"kl_null_sd": null_kls[:, :-1].std(0)} if len(null_kls) > 1 else {})
 
 
-# Relations and places
+# Attention profiles and points
 
 
 def profile_values(trace: Trace, keep_massive: bool, seed: int) -> dict[str, Tensor]:
-    """How well relations predict places, layer by layer."""
+    """The profile correlations of every layer."""
     is_included = trace.valid_mask(keep_massive, min_tokens=4)
     blocks = enumerate(trace.view.layer_heads)
     rows = [layer_profile_values(heads, trace.layer_input(layer), is_included, seed) for layer, heads in blocks]
@@ -224,7 +236,7 @@ def profile_values(trace: Trace, keep_massive: bool, seed: int) -> dict[str, Ten
 def layer_profile_values(
     heads: Heads, x: Float[Tensor, "n d"], is_included: Bool[Tensor, " n"], seed: int
 ) -> dict[str, Float[Tensor, ""]]:
-    """RSA of the profiles of the kept tokens with their points, beside permuted tokens."""
+    """The correlation of profile distances and point distances in one layer, with its null."""
     profile_inner = profile_products(heads.all_weights(x))[is_included][:, is_included].cpu()
     points = at_least_float32(x)[is_included].double()
     points = points - points.mean(0)
@@ -237,7 +249,7 @@ def layer_profile_values(
 
 
 def profile_products(A: Float[Tensor, "h n n"]) -> Float[Tensor, "n n"]:
-    """Inner products of the profiles: a token's row and its column in every head."""
+    """Inner products of the profiles. A profile is a token's row and column of A in every head."""
     A = A.double()
     return (A @ A.mT + A.mT @ A).sum(0)
 
@@ -248,7 +260,7 @@ def profile_correlations(
     covariates: Float[Tensor, "c pairs"],
     seed: int,
 ) -> dict[str, Float[Tensor, ""]]:
-    """Spearman correlation of two tables of distances, as it is and given what both may follow; tokens permuted beside it."""
+    """The Spearman correlation of two distance matrices, plain and given covariates, with permuted tokens as the null."""
     n = len(point_distances)
     orders = torch.cat([torch.arange(n)[None], random_permutations(n, N_PERMUTATIONS, seed)])
     ranks = unit_ranks(upper_triangle(profile_distances))
@@ -275,40 +287,50 @@ def profile_correlations(
 def _rsa_fields(name: str, definition: str) -> dict[str, Field]:
     return {
         name: Field(("layer",), definition, null=f"{name}_null", null_sd=f"{name}_null_sd"),
-        f"{name}_null": Field(("layer",), f"mean of {name} with the places of the tokens permuted"),
-        f"{name}_null_sd": Field(("layer",), "standard deviation of the same"),
-        f"{name}_untrained": Field(("layer",), f"{name} in the untrained control"),
+        f"{name}_null": Field(("layer",), Message("mean of {field} with the tokens permuted", field=name)),
+        f"{name}_null_sd": Field(
+            ("layer",), Message("standard deviation of {field} with the tokens permuted", field=name)
+        ),
+        f"{name}_untrained": Field(("layer",), Message("{field} in the untrained control", field=name)),
     }
 
 
 RELATION_SWAP = Analysis(
     name="relation_swap",
-    question="Is a text its relations or its objects: what if it ran with another's weights, or another's values?",
+    question="What changes the prediction more: the attention weights or the values of another text?",
     ask=relation_swap,
     needs="model",
     expensive=True,
     fields={
         "kl": Field(
             ("swap", "layer"),
-            "KL of the prediction from the text's own where this layer has the other text's weights, or values",
+            "KL(unchanged ‖ swapped) of the prediction if this layer uses the other text's weights or values",
             "nats",
             null="kl_null",
             null_sd="kl_null_sd",
         ),
         "kl_null": Field(
-            ("layer",), "mean of the same where every head of the layer attends by another head's weights", "nats"
+            ("layer",), "mean KL if every head of the layer uses the weights of another random head", "nats"
         ),
-        "kl_null_sd": Field(("layer",), "standard deviation of the same over draws", "nats"),
-        "kl_everywhere": Field(
-            ("swap",), "the same as kl, swapped in all layers at once", "nats", null="kl_everywhere_null"
+        "kl_null_sd": Field(("layer",), "standard deviation of the KL over the null draws", "nats"),
+        "kl_all_layers": Field(
+            ("swap",),
+            "KL(unchanged ‖ swapped) of the prediction if all layers are swapped",
+            "nats",
+            null="kl_all_layers_null",
         ),
-        "kl_everywhere_null": Field((), "the same as kl_null, in all layers at once", "nats"),
-        "kl_other": Field((), "KL of the other text's own prediction from this one's", "nats"),
+        "kl_all_layers_null": Field(
+            (), "mean KL if every head of every layer uses the weights of another random head", "nats"
+        ),
+        "kl_other_text": Field((), "KL(this text ‖ other text) of the unchanged predictions", "nats"),
     }
     | _rsa_fields(
         "profile_rsa",
-        "Spearman correlation of the distances between tokens' relations (row and column of A in all heads) with those between their "
-        "points as the layer reads them",
+        Message(
+            "Spearman correlation of the distances between attention profiles (row and column of A in all heads) and between points"
+        ),
     )
-    | _rsa_fields("profile_rsa_partial", "the same given how far apart and how late in the text the two tokens stand"),
+    | _rsa_fields(
+        "profile_rsa_partial", Message("profile_rsa given the distance and the mean position of the two tokens")
+    ),
 )

@@ -1,4 +1,4 @@
-"""The backward pass as attention: how the loss wants every score to change (R), for all heads from one backward pass."""
+"""Reversed attention: the gradient R of the loss with respect to every attention score, from one backward pass."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,8 @@ from rheoscope.attention.definition import query_key_positions, repeat_kv_heads
 from rheoscope.attention.gradient import score_gradient_rows, score_gradients
 from rheoscope.attention.lower.block_size import cache_block_numel
 from rheoscope.attention.mask import Mask
+from rheoscope.messages.advice import Advice, analyse, use
+from rheoscope.messages.message import Message
 from rheoscope.running.stream_pullback import is_residual_sum, pull_back_gradient
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
@@ -34,29 +36,31 @@ if TYPE_CHECKING:
 def reversed_attention(
     model: Model, trace: Trace, target: str | TokenId | None = None, token: TokenIndex = -1
 ) -> "xarray.Dataset":
-    """R = ∂L/∂S of every head: the gradient of the scores (reversed attention), L = −log p(target) after a token.
+    """The gradient R = ∂L/∂S of the scores of every head (reversed attention), with L = −log p(target) after a token.
 
-    **Answers** "which heads would have to look elsewhere for the model to say this, and at what?"
+    **Question** Which heads would have to attend to other tokens for the model to predict the target, and to which?
 
-    **Formula** G = ∂L/∂O, D = GVᵀ, R = A ∘ (D − rowsum(A ∘ D)) under softmax; other normalisers by their own derivative. R_ij > 0:
-    a lower score of j would lower the loss.
+    **Formula** G = ∂L/∂O, D = GVᵀ, R = A ∘ (D − rowsum(A ∘ D)) under softmax. Other normalisers use their own derivative. If
+    R_ij > 0, a lower score of key j would lower the loss.
 
-    **Shapes** `target` is a token as text or as an id (default: what the model finds likeliest), `token` the place
-    after which it is said, counted from 0, from the end where negative.
+    **Settings**
+    `target` is a token as text or as an id. The default is the most likely next token.
+    `token` is the position after which the target is predicted. Negative positions count from the end.
 
-    **Gives** (layer, head): `norm`, `rank`; (layer, head, token): `received`, `pull`; `loss`. One map: `reversed_map`. No map is kept: one
-    head's is made at a time.
+    **Returns** (layer, head): `norm`, `rank`. (layer, head, token): `gradient_sum`, `gradient_abs_sum`. Scalar: `loss`. No map is
+    stored; `reversed_map` returns that of one head.
 
-    **Laws** equal to autograd's gradient of the scores in every family; rows of R sum to 0 under softmax; no gauge moves R.
+    **Laws** R equals autograd's gradient of the scores in every model family. Under softmax the rows of R sum to 0.
+    Transformations that leave the logits unchanged leave R unchanged.
 
-    **Source** Katz and Wolf 2024 (arXiv:2412.17019), whose code keeps the scale inside R.
+    **Source** Katz and Wolf 2024 (arXiv:2412.17019). Their code includes the scale in R.
 
-    **Siblings** `attention_gradients` is one call of attention; `readout` attributes the logit forwards.
+    **See also** `attention_gradients`, for one call of attention; `readout`, which attributes the logit in the forward direction.
 
     >>> import rheoscope as rs
     >>> model = rs.load()
-    >>> found = rs.reversed_attention(model, model.trace("The keys to the cabinet are"), target=" on")
-    >>> found.norm.shape == (model.view.layers, model.view.heads)
+    >>> result = rs.reversed_attention(model, model.trace("The keys to the cabinet are"), target=" on")
+    >>> result.norm.shape == (model.view.layers, model.view.heads)
     True
     """
     loss, attention_grads, target_token_id, position = loss_gradients(model, trace, target, token)
@@ -74,24 +78,30 @@ def reversed_attention(
 
 
 def batch(traces: Traces, target: int | None = None, token: int = -1) -> dict[str, Tensor]:
-    """The same of many texts at once, from one backward pass: every field, (text, *dims); NaN beyond the end of a text.
+    """Every field (text, *dims) for many texts, from one backward pass. NaN at padding.
 
-    `target` is the id of a token, by default what the model finds likeliest in each text. Where the stream is no sum (a norm after
-    it), one text is asked at a time.
+    `target` is a token id. The default is the most likely next token of each text. A model with norms after its residual sums is
+    refused, because it needs one text at a time.
     """
     if traces.view.unembed is None or not is_residual_sum(traces):
         raise RheoscopeError(
-            "the stream of this model is no sum, so its texts are asked one at a time; type rs.reversed_attention(model, traces[0])"
+            Message("the residual stream of this model is not a plain sum, so it needs one text at a time"),
+            Advice("rs.reversed_attention(model, traces[0])"),
         )
     min_length = int(traces.lengths.min())
     if not -min_length <= token < min_length:
-        raise RheoscopeError(f"the shortest text has {min_length} tokens, got token={token}; type token=-1")
+        raise RheoscopeError(
+            Message("the shortest text has {n} tokens, got token {received}", n=min_length, received=token),
+            use(token=-1),
+        )
     check_differentiable(traces.view)
     target_positions = traces.lengths + token if token < 0 else torch.full_like(traces.lengths, token)
     loss, attention_grads, _ = batch_loss_gradients(traces, target, target_positions)
     values = _values(traces, loss, attention_grads)
     is_token = traces.is_token[:, None, None]
-    return values | {name: torch.where(is_token, values[name], torch.nan) for name in ("received", "pull")}
+    return values | {
+        name: torch.where(is_token, values[name], torch.nan) for name in ("gradient_abs_sum", "gradient_sum")
+    }
 
 
 def _values(
@@ -104,22 +114,28 @@ def _values(
         )
         for layer, heads in enumerate(traces.view.layer_heads)
     ]
-    norm, received, pull = (torch.stack(per_layer, 1) for per_layer in zip(*layer_values, strict=True))
+    norm, gradient_abs_sum, gradient_sum = (torch.stack(per_layer, 1) for per_layer in zip(*layer_values, strict=True))
     rank = norm.flatten(1).argsort(-1, descending=True).argsort(-1).reshape(norm.shape) + 1
-    return {"norm": norm, "rank": rank, "received": received, "pull": pull, "loss": loss}
+    return {
+        "norm": norm,
+        "rank": rank,
+        "gradient_abs_sum": gradient_abs_sum,
+        "gradient_sum": gradient_sum,
+        "loss": loss,
+    }
 
 
 @torch.no_grad()
 def kernel(
     heads: Heads, x: Float[Tensor, "b n d"], attention_grad: Float[Tensor, "b n d"], unseen: Mask | None
 ) -> tuple[Float[Tensor, "b h"], Float[Tensor, "b h n"], Float[Tensor, "b h n"]]:
-    """‖R‖, Σ_i |R_ij| and Σ_i R_ij of every head of a layer, from the gradient of what its attention wrote; some rows at a time."""
+    """‖R‖, Σ_i |R_ij| and Σ_i R_ij of every head, from the gradient of the layer's attention output, in blocks of rows."""
     mechanism, n = heads.mechanism.with_mask(unseen), x.shape[-2]
     (i, _), output_grads = query_key_positions(n, n, x.device), head_output_gradients(heads, x, attention_grad, unseen)
     q, k, v = (repeat_kv_heads(at_least_float32(projection), heads.n_heads) for projection in heads.qkv(x))
     q, k, v = mechanism.position.encode(q, i), mechanism.position.encode(k, i), mechanism.value(v)
     squared_norm = torch.zeros(q.shape[:2], dtype=torch.float64, device=x.device)
-    received, pull = (torch.zeros(q.shape[:3], dtype=q.dtype, device=x.device) for _ in range(2))
+    gradient_abs_sum, gradient_sum = (torch.zeros(q.shape[:3], dtype=q.dtype, device=x.device) for _ in range(2))
     rows_at_once = max(1, cache_block_numel(x.device) // q[..., 0].numel()) if mechanism.normaliser.is_rowwise else n
     for low in range(0, n, rows_at_once):
         rows, keys = (
@@ -136,15 +152,15 @@ def kernel(
             i[keys],
         )
         squared_norm += torch.linalg.vector_norm(R, dim=(-2, -1), dtype=torch.float64).square()
-        received[..., keys] += torch.linalg.vector_norm(R, 1, dim=-2)
-        pull[..., keys] += R.sum(-2)
-    return squared_norm.sqrt().to(q.dtype), received, pull
+        gradient_abs_sum[..., keys] += torch.linalg.vector_norm(R, 1, dim=-2)
+        gradient_sum[..., keys] += R.sum(-2)
+    return squared_norm.sqrt().to(q.dtype), gradient_abs_sum, gradient_sum
 
 
 def reversed_map(
     model: Model, trace: Trace, layer: int, head: int, target: str | int | None = None, token: int = -1
 ) -> Float[Tensor, "n n"]:
-    """R of one head, row = query: how the loss wants each of its scores to change (see `reversed_attention`).
+    """R of one head, with one row per query: the gradient of the loss by each of its scores (see `reversed_attention`).
 
     >>> import rheoscope as rs
     >>> model = rs.load()
@@ -160,9 +176,9 @@ def reversed_map(
 def loss_gradients(
     model: Model, trace: Trace, target: str | int | None, token: int
 ) -> tuple[Tensor, list[Float[Tensor, "n d"]], int, int]:
-    """The loss and its gradient by what attention wrote, layer by layer, from one backward pass; target and token as numbers.
+    """The loss, its gradient by the attention output of every layer, the target id and the token position.
 
-    Where the stream is a sum its points are all that is needed; else the model itself runs with gradients.
+    If the residual stream is a plain sum, its points are enough. Otherwise the model runs with gradients.
     """
     check_same_weights(model, trace)
     (position,) = resolve_positions([token], len(trace))
@@ -191,21 +207,24 @@ def loss_gradients(
 
 
 def check_differentiable(view: View) -> None:
-    """Refuse a model whose weights jump somewhere."""
+    """Refuse a model with attention weights that are not a continuous function of the scores."""
     discontinuous_layers = [
         layer for layer, heads in enumerate(view.layer_heads) if not heads.mechanism.domain.is_differentiable
     ]
     if discontinuous_layers:
         raise RheoscopeError(
-            f"the weights of layer {discontinuous_layers[0]} jump, so its scores have no gradient; type "
-            "rs.surgery(…) for what a change costs"
+            Message(
+                "the attention weights of layer {layer} are a discontinuous function of its scores, so they have no gradient",
+                layer=discontinuous_layers[0],
+            ),
+            analyse("surgery", "model, text"),
         )
 
 
 def batch_loss_gradients(
     traces: Traces, target: int | None, target_positions: Int[Tensor, " b"]
 ) -> tuple[Float[Tensor, " b"], list[Float[Tensor, "b n d"]], Int[Tensor, " b"]]:
-    """−log p of the target after token `at` of every text, its gradient by what attention wrote, and the targets."""
+    """−log p of the target at one position per text, its gradients by the attention outputs, and the target ids."""
     last_points, rows = (
         traces.points_at(-1).detach().requires_grad_(),
         torch.arange(len(traces), device=traces.points.device),
@@ -219,33 +238,45 @@ def batch_loss_gradients(
 
 
 def attention_output_step(trace: Trace, layer: int) -> Step:
-    """The step whose gradient is that of what attention wrote: after attention, or after a parallel block."""
+    """The step whose gradient is that of the attention output: after attention, or after a parallel block."""
     middle = trace.steps[trace.mid_steps[layer]]
     return trace.steps[last_step_of_layer(trace, layer)] if middle in trace.unread_steps else middle
 
 
 def target_id(model: Model, target: str | int) -> int:
-    """A target as a token id; a text must be one token of the model's own, as it is typed, or with a space before it."""
+    """The id of a target. A string must be one token, as typed or after a space."""
     if isinstance(target, int):
         vocabulary_size = len(model.view.embed)
         if not 0 <= target < vocabulary_size:
-            raise RheoscopeError(f"token ids lie in 0 to {vocabulary_size - 1}, got {target}; type an id of this model")
+            raise RheoscopeError(
+                Message(
+                    "token ids lie in 0 to {last}, got {received}",
+                    last=vocabulary_size - 1,
+                    received=target,
+                ),
+                Advice("target=262", "--target '#262'"),
+            )
         return target
     spellings = [
         inner_token_ids(model, text) for text in (target, f" {target.lstrip()}", target.strip()) if text.strip(" ")
     ]
     token_id = next((ids[0] for ids in spellings if len(ids) == 1), None)
     if token_id is None:
-        token_list = " ".join(map(repr, model.token_strings(spellings[0]))) if spellings else "none"
+        tokens = model.token_strings(spellings[0]) if spellings else []
         raise RheoscopeError(
-            f"the target must be one token, {target!r} is {len(spellings[0]) if spellings else 0} ({token_list}); type another word, "
-            "or the id of a token (#262 in a shell)"
+            Message(
+                "the target must be one token, {target!r} is {n} ({tokens}); use another word or a token id",
+                target=target,
+                n=len(tokens),
+                tokens=" ".join(map(repr, tokens)) or Message("none"),
+            ),
+            Advice("target=262", "--target '#262'"),
         )
     return token_id
 
 
 def inner_token_ids(model: Model, text: str) -> list[int]:
-    """The ids of a text as it stands inside another: without what the tokenizer puts at the start."""
+    """The ids of a text without the special tokens that the tokenizer adds at the start."""
     single_ids, double_ids = (model.ids(variant).tolist() for variant in (text, text + text))
     for length in range(1, len(single_ids) + 1):
         if double_ids[-length:] == single_ids[-length:] and double_ids[-2 * length : -length] == single_ids[-length:]:
@@ -257,7 +288,7 @@ def inner_token_ids(model: Model, text: str) -> list[int]:
 def reversed_map_of_head(
     heads: Heads, x: Float[Tensor, "n d"], head: int, attention_grad: Float[Tensor, "n d"]
 ) -> Float[Tensor, "n n"]:
-    """R of one head from the gradient of what its layer's attention wrote."""
+    """R of one head, from the gradient of its layer's attention output."""
     return _reversed_map(heads, heads.qkv(x), head_output_gradients(heads, x, attention_grad), head)
 
 
@@ -265,7 +296,7 @@ def reversed_map_of_head(
 def reversed_maps_of_layer(
     heads: Heads, x: Float[Tensor, "n d"], attention_grad: Float[Tensor, "n d"]
 ) -> Iterator[Float[Tensor, "n n"]]:
-    """R of every head of a layer, one after the other."""
+    """R of every head of a layer, one at a time."""
     projections, output_grads = heads.qkv(x), head_output_gradients(heads, x, attention_grad)
     for head in range(heads.n_heads):
         yield _reversed_map(heads, projections, output_grads, head)
@@ -285,7 +316,7 @@ def _reversed_map(
 def head_output_gradients(
     heads: Heads, x: Float[Tensor, "*b n d"], attention_grad: Float[Tensor, "*b n d"], unseen: Mask | None = None
 ) -> Float[Tensor, "*b h n e"]:
-    """The gradient at the output of every head, before W_O, before a gate and before a norm after attention, where there are any."""
+    """The gradient at the output of every head, before W_O, a gate and an output norm."""
     W_O = heads.W_O.detach()
     if heads.output_norm is not None:
         with torch.enable_grad():
@@ -300,23 +331,21 @@ def head_output_gradients(
 
 REVERSED_ATTENTION = Analysis(
     name="reversed_attention",
-    question="Which heads would have to look elsewhere for the model to say this, and at what?",
+    question="Which heads would have to attend elsewhere for the model to predict the target, and to which tokens?",
     ask=reversed_attention,
     needs="model",
     batch=batch,
     fields={
-        "norm": Field(
-            ("layer", "head"), "‖R‖: how strongly the loss pulls at the scores of the head, over all pairs of tokens"
-        ),
-        "rank": Field(("layer", "head"), "place of the head when all are ordered by ‖R‖, 1 the strongest"),
-        "received": Field(
+        "norm": Field(("layer", "head"), "‖R‖, the norm of the gradient of the loss by the scores of the head"),
+        "rank": Field(("layer", "head"), "rank of the head by ‖R‖ among all heads (1 is the largest)"),
+        "gradient_abs_sum": Field(
             ("layer", "head", "token"),
-            "Σ_i |R_ij| of the head: how strongly the loss pulls at what tokens look at token j",
+            "Σ_i |R_ij|, the absolute gradient of the loss by the scores of key j, summed over queries",
         ),
-        "pull": Field(
+        "gradient_sum": Field(
             ("layer", "head", "token"),
-            "Σ_i R_ij of the head: below 0 the loss wants tokens to look more at token j",
+            "Σ_i R_ij, the gradient of the loss by the scores of key j (below 0: more attention to j lowers the loss)",
         ),
-        "loss": Field((), "−log p of the target after the token", "nats"),
+        "loss": Field((), "−log p of the target at the position of the token", "nats"),
     },
 )

@@ -33,7 +33,7 @@ def strongest_pulls(
     dataset: "xarray.Dataset", layer: int, head: int, sign: int, max_tokens: int = 2
 ) -> list[tuple[int, float]]:
     """Tokens with Σ_i R_ij: those whose scores should rise (sign −1) or fall (sign 1), the strongest first."""
-    pull = dataset.pull.values[layer, head]
+    pull = dataset.gradient_sum.values[layer, head]
     order = (sign * pull).argsort()[::-1][:max_tokens]
     return [(int(token), float(pull[token])) for token in order if sign * pull[token] > 0]
 
@@ -52,8 +52,11 @@ def head_table(results: Results) -> Table:
     header = [
         Cell("head"),
         Cell("‖R‖", str(dataset.norm.attrs["definition"])),
-        Cell("should look more at", f"{dataset.pull.attrs['definition']}; where it is below 0, told without its sign"),
-        Cell("should look less at", f"{dataset.pull.attrs['definition']}; where it is above 0"),
+        Cell(
+            "should look more at",
+            f"{dataset.gradient_sum.attrs['definition']}; where it is below 0, told without its sign",
+        ),
+        Cell("should look less at", f"{dataset.gradient_sum.attrs['definition']}; where it is above 0"),
     ]
     heading = f"Heads that L = −log p({target_text}) after {display_token(tokens[token_index])}, token {token_index}, pulls at most"
     return Table(heading, header, rows, frozenset({0, 2, 3}))

@@ -1,4 +1,4 @@
-"""Does attention, followed through all layers, say where a token's last place comes from? Rollout against the Jacobian."""
+"""Attention rollout compared with the Jacobian of the last point by the embeddings."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +11,6 @@ from rheoscope.covers.fixed_point.analysis import layer_map
 from rheoscope.covers.fixed_point.jacobian import Cloud, Map, jacobian_products
 from rheoscope.covers.layer_inputs import provenance
 from rheoscope.covers.scores.analysis import allowed_pairs
-from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import resolve_positions
 from rheoscope.space.head import Heads, single_head_mechanism
@@ -32,31 +31,33 @@ def rollout(
     probes: Annotated[int, Bounds(1, 100_000, advised=16)] = 16,
     seed: Seed = 0,
 ) -> "xarray.Dataset":
-    """Where the last place of a token comes from: by attention rollout, and by the true derivative.
+    """The share of every token in the last point of one token, by attention rollout and by the Jacobian.
 
-    **Answers** "may I read attention, multiplied through the layers, as a flow from tokens to tokens?"
+    **Question** Does attention, multiplied through the layers, show how information flows between tokens?
 
-    **Formula** rollout: Π_ℓ ½(Ā_ℓ + I), Ā the mean over heads. Jacobian: the Frobenius norm of ∂x^L_i/∂x^0_j through
-    heads, norms and MLPs, by random probes of x^L_i, i the `token`.
+    **Formula** Rollout is Π_ℓ ½(Ā_ℓ + I), with Ā the mean over heads. The Jacobian share is the Frobenius norm of ∂x^L_i/∂x^0_j
+    through heads, norms and MLPs, estimated from random probes of x^L_i.
 
-    **Gives** (token): `rollout`, `jacobian`, each adding up to 1; scalars `correlation`, `correlation_null`.
+    **Settings**
+    `token` is the position i.
+    `probes` is the number of random probes.
 
-    **Laws** both vanish on tokens that the token cannot see; a layer of Markov kernels stays one.
+    **Returns** (token): `rollout` and `jacobian`, each with sum 1. Scalars: `correlation`, `correlation_null`.
+
+    **Laws** Both are 0 for tokens that the token cannot see. A product of stochastic matrices is stochastic.
 
     **Source** Abnar and Zuidema, arXiv:2005.00928.
 
-    **Siblings** `path_weights` follows single heads; `fixed_point` has the Jacobian of single layers.
+    **See also** `path_weights`, which follows single heads; `fixed_point`, for the Jacobian of single layers.
 
     >>> import rheoscope as rs
     >>> model = rs.load()
-    >>> found = rs.rollout(model, model.trace("The keys to the cabinet are on the table"))
-    >>> round(float(found.rollout.sum()), 4), round(float(found.jacobian.sum()), 4)
+    >>> result = rs.rollout(model, model.trace("The keys to the cabinet are on the table"))
+    >>> round(float(result.rollout.sum()), 4), round(float(result.jacobian.sum()), 4)
     (1.0, 1.0)
     """
     check_same_weights(model, trace)
     (position,) = resolve_positions([token], len(trace))
-    if probes < 1:
-        raise RheoscopeError(f"the derivative needs 1 random probe or more, got probes={probes}; type probes=16")
     maps = [layer_map(trace, layer) for layer in range(trace.view.layers)]
     points = [trace.layer_input(layer) for layer in range(trace.view.layers)]
     values = kernel(trace.view.layer_heads, points, maps, position, probes, seed)
@@ -67,15 +68,15 @@ def rollout(
 def kernel(
     blocks: Sequence[Heads], points: Sequence[Cloud], maps: Sequence[Map], position: int, probes: int, seed: int
 ) -> dict[str, Tensor]:
-    """Both shares of one token, from the heads of every layer, the points that they read and the layers' maps."""
+    """Rollout and Jacobian shares of one token, from the heads of every layer, their inputs and the layer maps."""
     n, device = len(points[0]), points[0].device
-    rollouts = {name: torch.eye(n, dtype=torch.float64, device=device) for name in ("rollout", "equal")}
+    rollouts = {name: torch.eye(n, dtype=torch.float64, device=device) for name in ("rollout", "uniform")}
     for heads, x in zip(blocks, points, strict=True):
         allowed = allowed_pairs(heads, n, device)
         uniform_weights = allowed.double() / allowed.sum(-1, keepdim=True).clamp(min=1)
-        for name, weights in (("rollout", mean_weights(heads, x)), ("equal", uniform_weights)):
+        for name, weights in (("rollout", mean_weights(heads, x)), ("uniform", uniform_weights)):
             rollouts[name] = (weights @ rollouts[name] + rollouts[name]) / 2
-    attention_rollout, uniform_rollout = rollouts["rollout"][position], rollouts["equal"][position]
+    attention_rollout, uniform_rollout = rollouts["rollout"][position], rollouts["uniform"][position]
     token_fractions = jacobian_fractions(maps, points[0], position, probes, seed)
     is_visible = (uniform_rollout > 0) & (torch.arange(n, device=device) != position)
     correlations = {
@@ -86,13 +87,13 @@ def kernel(
 
 
 def _spearman(a: Float[Tensor, " n"], b: Float[Tensor, " n"], is_usable: Bool[Tensor, " n"]) -> Float[Tensor, ""]:
-    """Spearman's correlation over the usable entries; NaN with fewer than 2, or where one of the two does not vary."""
+    """The Spearman correlation over the usable entries. NaN if there are fewer than 2, or if `a` or `b` is constant."""
     ranks = unit_ranks(torch.stack([a, b]), is_usable.expand(2, -1))
     return torch.where(ranks.any(-1).all(), ranks.prod(0).sum(), torch.nan)
 
 
 def mean_weights(heads: Heads, x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
-    """The weights of all heads of a layer, in the mean, one map at a time."""
+    """The mean over heads of the weights of a layer, computed one head at a time."""
     q, k, _ = heads.qkv(x)
     total = torch.zeros(len(x), len(x), dtype=torch.float64, device=x.device)
     for head in range(heads.n_heads):
@@ -101,7 +102,7 @@ def mean_weights(heads: Heads, x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
 
 
 def jacobian_fractions(maps: Sequence[Map], x: Cloud, position: int, probes: int, seed: int) -> Float[Tensor, " n"]:
-    """‖∂x^L_i/∂x^0_j‖ of every token j, of sum 1, from the gradients of random probes; i is `at`."""
+    """‖∂x^L_i/∂x^0_j‖ of every token j for i = `position`, scaled to sum 1, from pullbacks of random probes."""
 
     def all_layers(x: Tensor) -> Tensor:
         for T in maps:
@@ -119,30 +120,29 @@ def jacobian_fractions(maps: Sequence[Map], x: Cloud, position: int, probes: int
 
 ROLLOUT = Analysis(
     name="rollout",
-    question="May attention, multiplied through the layers, be read as a flow from tokens to tokens?",
+    question="Does attention, multiplied through the layers, show how information flows between tokens?",
     ask=rollout,
     needs="model",
     report={"probes": 8},
     fields={
         "rollout": Field(
             ("token",),
-            "share of each token in the token's row of the product over layers of ½(mean weights of the heads) + ½ identity",
+            "share of each token in the selected token's row of Π ½(Ā + I), with Ā the mean weights of a layer",
         ),
         "jacobian": Field(
             ("token",),
-            "share of each token j in ‖∂x_i/∂x_j‖, from the embeddings to the last points: what really flows, to first order, by random "
-            "probes",
+            "share of each token j in ‖∂x_i/∂x_j‖ from the embeddings to the last points, estimated from random probes",
             basis_dependent=True,
         ),
         "correlation": Field(
             (),
-            "Spearman correlation of rollout and jacobian over the tokens that the token can see, itself left out",
+            "Spearman correlation of rollout and jacobian over the other tokens that the selected token can see",
             null="correlation_null",
             basis_dependent=True,
         ),
         "correlation_null": Field(
             (),
-            "the same for a rollout of equal weights on all permitted keys: what the mask alone explains",
+            "correlation with a rollout of uniform attention, which is what the mask alone explains",
             basis_dependent=True,
         ),
     },

@@ -1,4 +1,4 @@
-"""Why does a head look there? One score, or a head's whole pattern, as a sum over pairs of what wrote the two tokens."""
+"""Score attribution: a score, or a head's pattern, as a sum over pairs of upstream components."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,9 @@ from torch import Tensor
 from rheoscope.attention.definition import query_key_positions
 from rheoscope.covers.agreement.words import most_similar_head, required_agreement
 from rheoscope.covers.layer_inputs import resolve_layer
-from rheoscope.covers.scores.analysis import allowed_pairs, head_vector_parts
+from rheoscope.covers.scores.analysis import allowed_pairs, check_scaled_dot_scores, head_vector_parts
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import components, resolve_positions
@@ -31,39 +33,43 @@ def score_attribution(
     query: TokenIndex | None = None,
     key: TokenIndex | None = None,
 ) -> "xarray.Dataset":
-    """Which upstream components make this score, exactly.
+    """The exact contribution of every pair of upstream components to an attention score.
 
-    **Answers** "is it the embedding, an earlier head or an MLP that makes this token look at that one?"
+    **Question** Is it the embedding, an earlier head or an MLP that makes this token attend to that one?
 
-    **Formula** s_ij = Σ_{a,b} Δ_a(x_i) M(i − j) Δ_b(x_j)ᵀ over all components a of the query's token and b of the key's token
-    (embedding, heads, MLPs, norms; `bias`: all constants of queries or of keys), the scales of norms frozen as they are.
-    Without `query` and `key` the head's pattern: (1/N) Σ_i (Σ_j α_ij s_ij − mean_j s_ij), how far the attended scores lie above
-    those that could have been; constants of a row drop out.
+    **Formula** s_ij = Σ_{a,b} Δ_a(x_i) M(i − j) Δ_b(x_j)ᵀ, over the components a of the query's token and b of the key's token:
+    embedding, heads, MLPs, norms, and `bias` for all constants of queries or keys. The scales of the norms are held fixed.
 
-    **Gives** (from, to): `contribution`, `from` on the query's side; `position_bias`, `score`, `weight`. Negative layers and
-    tokens count from the end.
+    **Settings**
+    `layer` and `head` select the head. A negative layer counts from the end.
+    `query` and `key` are token positions. Without them, the score is the head's pattern (1/N) Σ_i (Σ_j α_ij s_ij − mean_j s_ij): the
+    excess of the attended scores over the permitted ones. Terms that are constant along a row drop out.
 
-    **Laws** contributions and the position's bias sum to the score; no gauge moves any of them, but a shift of the keys' bias
-    (where positions do not turn) moves column `bias` of a score by a constant of its row. It moves nothing of a pattern.
+    **Returns** (from, to): `contribution`, with `from` on the side of the query. Scalars: `position_bias`, `score`, `weight`.
 
-    **Source** the QK circuit of Elhage et al. 2021, taken apart over the whole stream.
+    **Laws** The contributions and the position bias sum to the score. Transformations that leave the logits unchanged leave them
+    unchanged, with one exception. Without rotary positions, a shift of the key bias adds a constant per row to the column `bias` of a
+    single score. It changes no pattern.
 
-    **Siblings** `scores` has shares of all scores of a head; `readout` does for a logit what this does for attention.
+    **Source** The QK circuit of Elhage et al. 2021, expanded over the whole residual stream.
+
+    **See also** `scores`, for shares of all scores of a head; `readout`, which decomposes a logit.
 
     >>> import rheoscope as rs
-    >>> found = rs.score_attribution(rs.load().trace("The keys to the cabinet are"), layer=2, head=1, query=5, key=1)
-    >>> bool(abs(found.contribution.sum() + found.position_bias - found.score) < 1e-3)
+    >>> result = rs.score_attribution(rs.load().trace("The keys to the cabinet are"), layer=2, head=1, query=5, key=1)
+    >>> bool(abs(result.contribution.sum() + result.position_bias - result.score) < 1e-3)
     True
     """
     layer = resolve_layer(trace.view, layer, head)
     heads = trace.view.heads_of(layer)
-    if not heads.is_scaled_dot:
-        raise RheoscopeError(
-            "the scores of this model are no scaled dot products, so they have no such parts; "
-            "type trace.scores(layer, head) for the scores themselves"
-        )
+    check_scaled_dot_scores(heads)
     if (query is None) != (key is None):
-        raise RheoscopeError("a score has a query and a key; type both, or neither for the head's whole pattern")
+        raise RheoscopeError(
+            Message(
+                "a score needs a query and a key, got only one; without both, the pattern of the head is attributed"
+            ),
+            use(query=-1, key=0),
+        )
     if query is None or key is None:
         query_position, key_position, pair_weights = None, None, pattern_weights(heads, trace, layer, head)
     else:
@@ -86,7 +92,7 @@ def score_attribution(
 
 
 def x_hat_components(trace: Trace, layer: int, token: int | None) -> tuple[Float[Tensor, "c n d"], list[str]]:
-    """x̂ of one token (or of all) as a sum over components, the norm's scale as it is; and their names, `bias` the last."""
+    """x̂ of one token (or of all) as a sum over components with the norm's scale fixed, and their names with `bias` last."""
     norm, step_index = trace.view.layer_heads[layer].norm, trace.input_steps[layer]
     decomposition = components(trace, trace.steps[step_index], None if token is None else [token])
     x = trace.points[step_index, slice(None) if token is None else [token]].to(decomposition.parts)
@@ -102,9 +108,9 @@ def kernel(
     key_positions: Int[Tensor, " m"],
     pair_weights: Float[Tensor, "n m"],
 ) -> Float[Tensor, "from to"]:
-    """What every two components make together of one head's scores, mixed over pairs of tokens; all constants are the last one.
+    """The contribution of every pair of components to a weighted sum of one head's scores. The last component is the bias.
 
-    `asking` and `answering` are parts of x̂ of the tokens that stand at the places `queries` and `keys`.
+    `query_parts` and `key_parts` are components of x̂ of the tokens at `query_positions` and `key_positions`.
     """
     group, encode_position = heads.kv_head(head), heads.mechanism.position.encode
     b_Q = None if heads.b_Q is None else heads.b_Q[head : head + 1]
@@ -116,7 +122,7 @@ def kernel(
 
 
 def pattern_weights(heads: Heads, trace: Trace, layer: int, head: int) -> Float[Tensor, "n n"]:
-    """(α − uniform)/N, α summing to 1: how a head mixes scores into its pattern. A row without any weight has none."""
+    """(α − uniform)/N with rows of α scaled to sum 1, the weights of the scores in a pattern. A zero row stays 0."""
     weights = trace.weights(layer, head)
     allowed = allowed_pairs(heads, len(trace), weights.device).to(weights)
     row_sums = weights.sum(-1, keepdim=True)
@@ -138,7 +144,8 @@ def _bias_and_weight(
 def _check_visible(heads: Heads, n: int, query: int, key: int) -> None:
     if not bool(allowed_pairs(heads, n, heads.W_Q.device)[query, key]):
         raise RheoscopeError(
-            f"token {query} may not look at token {key}; type a key that comes no later than the query"
+            Message("token {query} cannot attend to token {key} under the mask of this head", query=query, key=key),
+            use(query=query, key=query),
         )
 
 
@@ -150,18 +157,24 @@ def _token_positions(trace: Trace, token: int | None) -> Int[Tensor, " n"]:
 def _describe_pairs(trace: Trace, query: int | None, key: int | None) -> str:
     if query is None or key is None:
         return "all"
-    return f"{query} {trace.tokens[query]!r} looks at {key} {trace.tokens[key]!r}"
+    return Message(
+        "{query} {query_text!r} attends to {key} {key_text!r}",
+        query=query,
+        query_text=trace.tokens[query],
+        key=key,
+        key_text=trace.tokens[key],
+    )
 
 
 def _report_settings(results: Results) -> dict[str, Any]:
-    """The head whose scores follow similarity most clearly."""
+    """The head whose scores track similarity most strongly."""
     layer, head = most_similar_head(required_agreement(results))
     return {"layer": layer, "head": head}
 
 
 SCORE_ATTRIBUTION = Analysis(
     name="score_attribution",
-    question="Why does a head look there: which earlier components make its scores?",
+    question="Which upstream components produce the attention scores of a head?",
     ask=score_attribution,
     needs="trace",
     depends_on=("agreement",),
@@ -169,19 +182,17 @@ SCORE_ATTRIBUTION = Analysis(
     fields={
         "contribution": Field(
             ("from", "to"),
-            "what a component of the query's token and one of the key's token add to the score together; the key's `bias` is "
-            "the same for all keys where positions do not turn: softmax does not see it, a shift of the keys' bias moves it; "
-            "a pattern is free of it",
+            "contribution of a component of the query's token and a component of the key's token to the score",
             unit="nats",
         ),
         "position_bias": Field(
             (),
-            "what the position adds to the score by itself (ALiBi, T5), beside what it does to queries and keys",
+            "additive position bias of the score (ALiBi, T5)",
             unit="nats",
         ),
         "score": Field(
-            (), "the score before a cap: the sum of all contributions and of the position's bias", unit="nats"
+            (), "the score before a soft cap, the sum of all contributions and the position bias", unit="nats"
         ),
-        "weight": Field((), "the attention weight that the score got; of a pattern, NaN"),
+        "weight": Field((), "the attention weight of the pair (NaN for a pattern)"),
     },
 )

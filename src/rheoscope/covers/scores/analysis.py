@@ -1,4 +1,4 @@
-"""What are the scores of each head made of? The form on the cloud, the mean of the cloud, the biases."""
+"""The variance of attention scores, split into centred tokens, the mean of the cloud and biases."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -11,6 +11,8 @@ from rheoscope.attention.definition import query_key_positions, repeat_kv_heads
 from rheoscope.attention.lower.block_size import unblocked_numel
 from rheoscope.covers.layer_inputs import provenance
 from rheoscope.covers.operators.analysis import positive_share
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.head import Heads, matmul_per_head
@@ -32,20 +34,21 @@ SHARE_FIELDS = ("centred", "mean_query", "mean_key", "query_bias", "key_bias")
 def scores(
     trace: Trace, keep_massive: bool = False, progress: Callable[[int, int], None] | None = None
 ) -> "xarray.Dataset":
-    """What the scores of every head are made of, on one text: geometry, mean or bias.
+    """The parts of the scores of every head on one text: centred tokens, the mean of the cloud, or biases.
 
-    **Answers** "does this head compare tokens, or do its biases and the mean of the cloud choose the keys?"
+    **Question** Does this head compare tokens, or do its biases and the mean of the cloud choose the keys?
 
-    **Formula** s_ij = (x̂_i−x̄)M(x̂_j−x̄)ᵀ + x̄M(x̂_j−x̄)ᵀ + x̂_iMx̄ᵀ + bias terms, M at the offset i − j. The share of a part
-    is Σ cov(part, score) / Σ var(score), both along rows over permitted keys: what is constant along a row, softmax
-    cannot see. Shares add up to 1; one that works against the others is negative.
+    **Formula** s_ij = (x̂_i−x̄)M(x̂_j−x̄)ᵀ + x̄M(x̂_j−x̄)ᵀ + x̂_iMx̄ᵀ + bias terms, with M at the offset i − j. The share of a part is
+    Σ cov(part, score) / Σ var(score) along rows, over permitted keys. Terms that are constant along a row do not count, because
+    softmax ignores them. The shares sum to 1. A part that opposes the others has a negative share.
 
-    **Gives** (layer, head): the five shares, `spread` (nats), `positive_share_cloud` (of M at offset 0). Massive tokens
-    are dropped and listed in `attrs["massive"]`; soft-caps and additive biases of position are left out.
+    **Returns** (layer, head): five shares `centred`, `mean_query`, `mean_key`, `query_bias`, `key_bias`; `row_sd` (nats);
+    `positive_share_cloud` (of M at offset 0). Massive tokens are left out and listed in `attrs["massive"]`. Soft caps and
+    additive position biases are ignored.
 
-    **Laws** the parts add up to the model's own scores; unchanged by every move that leaves the logits unchanged.
+    **Laws** The parts add up to the model's scores. Transformations that leave the logits unchanged leave the shares unchanged.
 
-    **Relation** `operators` says what M is, without a text; this says what M does on one.
+    **See also** `operators`, which describes M without a text.
 
     >>> import rheoscope as rs
     >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -63,12 +66,9 @@ def scores(
 def batch(
     traces: Traces, keep_massive: bool = False, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Float[Tensor, "b layer h"]]:
-    """The same of many texts at once."""
-    if not all(heads.is_scaled_dot for heads in traces.view.layer_heads):
-        raise RheoscopeError(
-            "the scores of this model are no scaled dot products, so they have no such parts; "
-            "type trace.scores(layer, head) for the scores themselves"
-        )
+    """Every field of `scores` for many texts at once."""
+    for heads in traces.view.layer_heads:
+        check_scaled_dot_scores(heads)
     is_included, rows = traces.valid_mask(keep_massive, min_tokens=2), []
     for layer, heads in enumerate(traces.view.layer_heads):
         rows.append(kernel(heads, traces.layer_input(layer), is_included))
@@ -77,15 +77,24 @@ def batch(
     return {name: torch.stack([row[name] for row in rows], 1) for name in rows[0]}
 
 
+def check_scaled_dot_scores(heads: Heads) -> None:
+    """Refuse heads whose scores are not scaled dot products."""
+    if not heads.is_scaled_dot:
+        raise RheoscopeError(
+            Message("the scores of this model are not scaled dot products, so they cannot be split into parts"),
+            Advice("trace.scores(layer, head)"),
+        )
+
+
 def kernel(
     heads: Heads, x: Float[Tensor, "b n d"], is_included: Bool[Tensor, "b n"]
 ) -> dict[str, Float[Tensor, "b h"]]:
-    """All numbers of one layer."""
+    """All fields of one layer."""
     allowed = allowed_pairs(heads, x.shape[-2], x.device) & is_included[:, None] & is_included[..., None]
     query_parts, key_parts = query_key_parts(heads, x, is_included)
     shares, row_sd = variance_shares(*apply_positions(heads, query_parts, key_parts), allowed)
     return dict(zip(SHARE_FIELDS, shares.unbind(-1), strict=True)) | {
-        "spread": row_sd,
+        "row_sd": row_sd,
         "positive_share_cloud": positive_share(Factored(query_parts[0], key_parts[0].mT)),
     }
 
@@ -93,9 +102,9 @@ def kernel(
 def query_key_parts(
     heads: Heads, x: Float[Tensor, "b n d"], is_included: Bool[Tensor, "b n"]
 ) -> tuple[VectorParts, VectorParts]:
-    """Every query and key as a sum of three: the centred token, the mean of the cloud, the bias (scale in the queries).
+    """Every query and key as a sum of three parts: the centred token, the mean of the cloud and the bias.
 
-    Under QK-norm all three carry the realised scale of the norm and its gain. 0 for tokens that do not count.
+    The queries include the scale. Under QK-norm, all parts are multiplied by the norm's scale and gain. Tokens that are left out are 0.
     """
     token_mask = is_included[..., None]
     x_hat = torch.where(token_mask, heads.norm.normalise(at_least_float32(x)), 0)
@@ -111,7 +120,7 @@ def query_key_parts(
 def head_vector_parts(
     norm: Norm, cloud: Float[Tensor, "c *b n d"], W: Tensor, b: Tensor | None, qk_norm: Norm | None
 ) -> VectorParts:
-    """Parts of x̂ as parts of a query or a key of every head, and the bias as one more; QK-norm at its realised scale."""
+    """Parts of x̂ as parts of the queries or keys of every head, with the bias as the last part."""
     W = W.to(cloud.dtype)
     token_parts = matmul_per_head(cloud, norm.fold(W))
     bias = torch.zeros_like(token_parts[0])
@@ -124,7 +133,7 @@ def head_vector_parts(
 
 
 def apply_positions(heads: Heads, q: VectorParts, k: VectorParts) -> tuple[VectorParts, VectorParts]:
-    """Queries and keys at their positions."""
+    """The parts of queries and keys with their position encoding."""
     position_pair = query_key_positions(q.shape[-2], k.shape[-2], q.device)
     encode_position = heads.mechanism.position.encode
     q, k = (
@@ -135,7 +144,7 @@ def apply_positions(heads: Heads, q: VectorParts, k: VectorParts) -> tuple[Vecto
 
 
 def score_factors(q: Float[Tensor, "part *h n k"], k: Float[Tensor, "part *h m k"]) -> list[tuple[Tensor, Tensor]]:
-    """The five parts a bᵀ of the scores; together they are the scores before cap and position bias."""
+    """The five parts a bᵀ of the scores. Their sum is the score before a soft cap and a position bias."""
     token = q[:2].sum(0)
     return [(q[0], k[0]), (q[1], k[0]), (token, k[1]), (q[2], k[:2].sum(0)), (token + q[2], k[2])]
 
@@ -143,11 +152,11 @@ def score_factors(q: Float[Tensor, "part *h n k"], k: Float[Tensor, "part *h m k
 def variance_shares(
     q: VectorParts, k: VectorParts, allowed: Bool[Tensor, "*b n n"]
 ) -> tuple[Float[Tensor, "*b h 5"], Float[Tensor, "*b h"]]:
-    """Shares of the variance along rows, and its root: cov(part, whole) / var(whole), over the permitted keys.
+    """Each part's share cov(part, score) / var(score) along rows over permitted keys, and the root of the variance.
 
-    With W the whole scores less their mean along each row, Σ cov(abᵀ, W) = Σ_i ⟨a_i, (Wb)_i⟩: the table of a part is never made.
+    With W the row-centred scores, Σ cov(abᵀ, W) = Σ_i ⟨a_i, (Wb)_i⟩, so no (n, n) matrix of a part is needed.
     """
-    k = k - k.mean(-2, keepdim=True)  # adds a constant to every row, which softmax cannot see
+    k = k - k.mean(-2, keepdim=True)  # adds a constant to every row, which softmax ignores
     rows_at_once = max(1, unblocked_numel(q.device) // q[0, ..., 0].numel())
     blocks = [slice(low, low + rows_at_once) for low in range(0, q.shape[-2], rows_at_once)]
     block_sums = [covariances(q[..., rows, :], k, allowed[..., rows, :]) for rows in blocks]
@@ -162,55 +171,55 @@ def variance_shares(
 def covariances(
     q: Float[Tensor, "part *b h m k"], k: Float[Tensor, "part *b h n k"], allowed: Bool[Tensor, "*b m n"]
 ) -> tuple[Float[Tensor, "*b h 5"], Float[Tensor, "*b h"]]:
-    """Σ cov(part, whole) of the five parts of every head over some rows, and Σ var(whole)."""
+    """Σ cov(part, score) of the five parts of every head over a block of rows, and Σ var(score)."""
     allowed = allowed[..., None, :, :]
     total_scores = torch.where(allowed, q.sum(0) @ k.sum(0).mT, 0)
     mean = total_scores.sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True).clamp(min=1)
     W = torch.where(allowed, total_scores - mean, 0)
     weighted_keys = (
         (W @ torch.cat([*k], -1)).unflatten(-1, (len(k), -1)).movedim(-2, 0)
-    )  # of the three parts of the keys at once
+    )  # one product for all key parts
     return torch.stack([(a * b).sum((-2, -1)) for a, b in score_factors(q, weighted_keys)], -1), W.square().sum(
         (-2, -1)
     )
 
 
 def allowed_pairs(heads: Heads, n: int, device: torch.device) -> Bool[Tensor, "n n"]:
-    """Which keys each query may see, by the head's own mask."""
+    """The permitted keys of each query under the mask of the heads."""
     i, j = query_key_positions(n, n, device)
     return heads.mechanism.mask(i, j)
 
 
 SCORES = Analysis(
     name="scores",
-    question="What are the scores of each head made of: comparing tokens, the mean of the cloud, or biases?",
+    question="What are the scores of each head made of: centred tokens, the mean of the cloud, or biases?",
     ask=scores,
     needs="trace",
     batch=batch,
     fields={
         "centred": Field(
             ("layer", "head"),
-            "share of (x̂_i − x̄) M (x̂_j − x̄)ᵀ, the form on the cloud, in what the softmax sees of the scores",
+            "share of (x̂_i − x̄) M (x̂_j − x̄)ᵀ in the variance of the scores along rows",
         ),
         "mean_query": Field(
             ("layer", "head"),
-            "share of x̄ M (x̂_j − x̄)ᵀ: keys that the mean of the cloud asks for, whoever asks (a key bias)",
+            "share of x̄ M (x̂_j − x̄)ᵀ, a preference for keys that is the same for all queries",
         ),
         "mean_key": Field(
             ("layer", "head"),
-            "share of x̂_i M(δ) x̄ᵀ: constant along a row without RoPE (0), a preference of place with it",
+            "share of x̂_i M(δ) x̄ᵀ, 0 without RoPE and a preference for positions with it",
         ),
-        "query_bias": Field(("layer", "head"), "share of the bias of queries with the token as key"),
+        "query_bias": Field(("layer", "head"), "share of the query bias with the token part of the keys"),
         "key_bias": Field(
             ("layer", "head"),
-            "share of the bias of keys with the query and its bias: 0 without RoPE, a preference of place with it",
+            "share of the key bias with the queries, 0 without RoPE and a preference for positions with it",
         ),
-        "spread": Field(
-            ("layer", "head"), "standard deviation of the scores along a row, over permitted keys", unit="nats"
+        "row_sd": Field(
+            ("layer", "head"), "standard deviation of the scores along rows, over permitted keys", unit="nats"
         ),
         "positive_share_cloud": Field(
             ("layer", "head"),
-            "Σλ⁺/Σ|λ| of the symmetric part of the centred scores on this cloud: 1 where relevance is a similarity",
+            "Σλ⁺/Σ|λ| of the symmetric part of the centred scores on this cloud: 1 if the score is a similarity",
         ),
     },
 )

@@ -1,7 +1,8 @@
-"""What the scores of every head are made of: a map of layers x heads for every part."""
+"""The picture of `scores`: one map of layers x heads for every part."""
 
 from typing import TYPE_CHECKING
 
+from rheoscope.messages.message import Message, join
 from rheoscope.picture.head_map import TYPES_CAPTION, head_map
 from rheoscope.picture.picture import Panel, Picture
 
@@ -9,33 +10,34 @@ if TYPE_CHECKING:
     import xarray
 
 TITLES = {
-    "centred": "The form on the cloud",
-    "mean_query": "Keys the mean asks for",
-    "mean_key": "The mean as key",
-    "query_bias": "Bias of queries",
-    "key_bias": "Bias of keys",
-    "spread": "Spread of the scores (nats)",
-    "positive_share_cloud": "Positive share on the cloud",
+    "centred": Message("Centred tokens"),
+    "mean_query": Message("Mean of the cloud as query"),
+    "mean_key": Message("Mean of the cloud as key"),
+    "query_bias": Message("Query bias"),
+    "key_bias": Message("Key bias"),
+    "row_sd": Message("Standard deviation of the scores"),
+    "positive_share_cloud": Message("Positive share on the cloud"),
 }
 VALUE_RANGES = {"positive_share_cloud": (0.0, 1.0)}
-CAPTION = (
-    "Shares of what softmax sees of the scores; they add up to 1, and a part that works against the others is negative "
-    "(orange). Where the form on the cloud is large, a head compares tokens; where the mean or a bias is, the keys are chosen "
-    "whoever asks. The positive share is near one half for a form without preference."
+CAPTION = Message(
+    "Shares of the variance of the scores along rows. They sum to 1, and a part that opposes the others is negative (orange). A head "
+    "with a large centred part compares tokens. If the mean or a bias dominates, the chosen keys do not depend on the query. The "
+    "positive share of a random form is about one half."
 )
 
 
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
-    """A map for every part that is anywhere at work."""
+    """A map for every part that is not 0 everywhere."""
     nonzero_fields = [name for name in TITLES if float(abs(dataset[name]).max()) > 0]
     maps = tuple(head_panel(dataset, name, types) for name in nonzero_fields)
-    return Picture("What scores are made of", CAPTION + TYPES_CAPTION * (types is not None), maps)
+    caption = CAPTION if types is None else join(" ", [CAPTION, TYPES_CAPTION])
+    return Picture(Message("Parts of the attention scores"), caption, maps)
 
 
 def head_panel(dataset: "xarray.Dataset", name: str, types: "xarray.Dataset | None") -> Panel:
-    """One square a head, a row a layer."""
+    """One field as a map with one cell per head and one row per layer."""
     values = dataset[name].values
     value_range, centre = VALUE_RANGES.get(name, (-1.0, 1.0)), 0.5 if name == "positive_share_cloud" else 0.0
-    value_range = (0.0, float(values.max())) if name == "spread" else value_range
-    description, unit = dataset[name].attrs["definition"], "nats" if name == "spread" else "share"
+    value_range = (0.0, float(values.max())) if name == "row_sd" else value_range
+    description, unit = dataset[name].attrs["definition"], Message("nats") if name == "row_sd" else Message("share")
     return head_map(TITLES[name], description, values, value_range, types=types, centre=centre, name=unit)

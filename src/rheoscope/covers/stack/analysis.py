@@ -1,4 +1,4 @@
-"""How much of the geometry of E do several heads see together? One head's cover is partial; a stack of them is less so."""
+"""The geometry of E that several heads of a layer recover together."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -11,7 +11,6 @@ from rheoscope.covers.cloud_comparison import MAX_PAIRS_AT_ONCE
 from rheoscope.covers.distortion.analysis import IMAGES, OperatorImage, images_of_heads
 from rheoscope.covers.layer_inputs import included_positions, provenance, read_layers
 from rheoscope.covers.rotated_heads import random_head_rotations
-from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.operator import RANK_TOLERANCE
 from rheoscope.space.pair_distances import centred_inner_products, distances, upper_triangle
@@ -36,40 +35,37 @@ def stack(
     keep_massive: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> "xarray.Dataset":
-    """How much of the tokens' geometry the heads of a layer see together, as one after the other is added.
+    """The part of the tokens' geometry that the heads of a layer recover together, adding one head at a time.
 
-    **Answers** "do the heads of a layer, each a partial cover, cover E together, or do they all look at the same part?" in three
-    numbers: which part of E they read at all (`span`), how far the distances there are those of E when every direction that a
-    head reads counts once (`recovered_orthonormal`), and when it counts as much as the head stretches it (`recovered`).
+    **Question** Do the heads of a layer together preserve the geometry of E, or do they all read the same part of it?
 
-    **Formula** heads used side by side have the image [x̂M₁, x̂M₂, …] (`image="key"`: x̂Mᵀ, `"content"`: x̂F); squared
-    distances add up. Orthonormal: [x̂U₁, x̂U₂, …], U an orthonormal basis of what a head reads. Greedy: the head that raises the
-    correlation of `recovered` most is added next, and it may still lower it: a head that stretches few directions much drowns
-    the others.
+    **Formula** Several heads together have the image [x̂M₁, x̂M₂, …], so their squared distances add up. `recovered` is the Spearman
+    correlation of the distances in this image and in E. `recovered_orthonormal` uses [x̂U₁, x̂U₂, …] instead, with U an orthonormal
+    basis of the space that a head reads, so each direction counts once. `joint_rank_share` is the rank of all these spaces together,
+    divided by the width. The order is greedy: the next head is the one with the highest `recovered`. Even that head may lower
+    the correlation, if it stretches a few directions much more than the others.
 
-    **Null** the same heads turned at random in E, all by one rotation, of the same singular values, and ordered best first by
-    themselves (a maximum beside maxima). Random projections to as many dimensions (`…_projection`) are a further yardstick.
+    **Settings**
+    `image` is the projection: `"query"` for x̂M, `"key"` for x̂Mᵀ, `"content"` for x̂F.
+    `draws` is the number of null draws. The null rotates all heads by one random rotation of E, keeps their singular values and
+    orders them greedily again. `draws=0` omits the null, the random orders and the random projections.
 
-    **Gives** (layer, heads_used): `span`, `recovered`, `recovered_orthonormal`, `recovered_cka` with their nulls, `order`,
-    `recovered_random`, `recovered_projection`; (layer): `recovered_layers` and its null, `overlap_null`, `rank_ratio`;
-    (layer, head, other): `overlap`; over all layers, all heads used: `mean_recovered` and `mean_recovered_orthonormal`, each with
-    `…_null_draws` (draw), the same of random heads. `draws=0` leaves out what random orders, heads and projections give.
+    **Returns** (layer, heads_used): `recovered`, `recovered_orthonormal` and `recovered_cka` with their nulls, `joint_rank_share`,
+    `head_order`, `recovered_random` (random order), `recovered_projection` (random projections to as many dimensions). (layer):
+    `recovered_layers` and its null, `overlap_null`, `rank_ratio`. (layer, head, other): `overlap`. Over all layers with all heads:
+    `mean_recovered` and `mean_recovered_orthonormal`, each with `…_null_draws` (draw) of random heads.
 
-    **Laws** the concatenation of isometric covers recovers everything; overlap is symmetric, 1 on the diagonal; all heads
-    together recover the same in any order; the span never falls; unchanged by every move that leaves the logits unchanged.
+    **Laws** Isometries of complementary subspaces recover everything. `overlap` is symmetric and 1 on the diagonal. All heads
+    together recover the same in any order. `joint_rank_share` never falls. Transformations that leave the logits unchanged leave every
+    field unchanged.
 
-    **Siblings** `distortion` asks the same of single heads.
+    **See also** `distortion`, for single heads.
 
     >>> import rheoscope as rs
-    >>> found = rs.stack(rs.load().trace("The keys to the cabinet are on the table in the hall"), draws=2)
-    >>> bool((abs(found.recovered - found.recovered_random)[:, -1] < 1e-6).all())
+    >>> result = rs.stack(rs.load().trace("The keys to the cabinet are on the table in the hall"), draws=2)
+    >>> bool((abs(result.recovered - result.recovered_random)[:, -1] < 1e-6).all())
     True
     """
-    if image not in IMAGES or draws < 0:
-        raise RheoscopeError(
-            f"image is one of {', '.join(IMAGES)} and draws 0 or more, got image={image!r}, draws={draws}; "
-            "type image='query', draws=20"
-        )
     positions = included_positions(trace, keep_massive, min_tokens=4)
     embedding_products, rows = centred_inner_products(at_least_float32(trace.points[0])[positions].double()), []
     image_products, cloud_products, embedding_rsa = (
@@ -103,12 +99,12 @@ def stack(
 def kernel(
     x_hat: Float[Tensor, "n d"], head_image: OperatorImage, width: int, rotations: Float[Tensor, "draw d d"], seed: int
 ) -> dict[str, Tensor]:
-    """All numbers of one layer, from the inner products of the images that its heads have of the cloud."""
+    """All fields of one layer, from the inner products of the images of the cloud under its heads."""
     cloud_products = centred_inner_products(x_hat)
     values = {name: x[0] for name, x in greedy_recovery(cloud_products, x_hat[None], head_image).items()}
     ranks = head_image.rank
     values |= {
-        "span": union_ranks(head_image.basis[values["order"]]) / width,
+        "joint_rank_share": union_ranks(head_image.basis[values["head_order"]]) / width,
         "overlap": subspace_overlaps(head_image),
         "overlap_null": (ranks.mean() / width).clamp(max=1),
         "rank_ratio": ranks.sum() / union_ranks(head_image.basis)[-1],
@@ -119,7 +115,7 @@ def kernel(
 def greedy_recovery(
     cloud_products: InnerProducts, clouds: Float[Tensor, "t n d"], head_image: OperatorImage
 ) -> dict[str, Float[Tensor, "t h"]]:
-    """What the first 1, 2, … heads recover of the cloud `of` by what they see of others, the head that adds most first."""
+    """The part of one cloud that the first 1, 2, … heads recover from other clouds, in greedy order."""
     cloud_rsa, cloud_cka = rsa_with(cloud_products), cka_with(cloud_products)
     image_products, projected_products = (
         centred_inner_products(head_image.apply(clouds)),
@@ -133,14 +129,14 @@ def greedy_recovery(
         "recovered": cloud_rsa(image_products),
         "recovered_orthonormal": cloud_rsa(projected_products),
         "recovered_cka": cloud_cka(image_products),
-        "order": order,
+        "head_order": order,
     }
 
 
 def null_values(
     cloud_products: InnerProducts, x_hat: Float[Tensor, "n d"], head_image: OperatorImage, rotations: Tensor, seed: int
 ) -> dict[str, Tensor]:
-    """What heads in random order recover, and what heads turned at random and random projections do."""
+    """The values of randomly rotated heads, of heads in random order and of random projections."""
     generator, image_products, cloud_rsa = (
         torch.Generator().manual_seed(seed),
         centred_inner_products(head_image.apply(x_hat)),
@@ -151,7 +147,7 @@ def null_values(
     random_maps = [torch.randn(head_image.left.shape, generator=generator).to(x_hat) for _ in rotations]
     null_chunks = [greedy_recovery(cloud_products, x_hat @ Q.double(), head_image) for Q in rotation_chunks]
     null_samples = {
-        name: torch.cat([chunk[name] for chunk in null_chunks]) for name in null_chunks[0] if name != "order"
+        name: torch.cat([chunk[name] for chunk in null_chunks]) for name in null_chunks[0] if name != "head_order"
     }
     return {
         **{f"{name}_null": x.mean(0) for name, x in null_samples.items()},
@@ -164,7 +160,7 @@ def null_values(
 
 
 def with_layer_means(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With means over layers of what all heads recover, and the same of random heads, draw by draw."""
+    """Adds the means over layers with all heads used, and their null draws."""
     means = {f"mean_{name}": values[name][:, -1].mean() for name in MEAN_FIELDS}
     null_means = {
         f"mean_{name}_null_draws": values.pop(f"{name}_null_draws").mean(0)
@@ -175,18 +171,18 @@ def with_layer_means(values: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def rsa_with(reference: InnerProducts) -> Similarity:
-    """Spearman correlation of the pairwise distances of clouds with those of this one; 0 where one of them has none."""
+    """A function that correlates (Spearman) the pairwise distances of clouds with those of the reference."""
     reference_ranks = unit_ranks(upper_triangle(distances(reference)))
     return lambda inner: unit_ranks(upper_triangle(distances(inner))) @ reference_ranks
 
 
 def cka_with(reference: InnerProducts) -> Similarity:
-    """Cosine of the inner products of clouds with those of this one; 0 where one of them has none."""
+    """A function that gives the cosine of the inner products of clouds and of the reference (linear CKA)."""
     return lambda inner: safe_divide((inner * reference).sum((-2, -1)), inner.norm(dim=(-2, -1)) * reference.norm())
 
 
 def greedy_order(image_products: Float[Tensor, "t h n n"], similarity: Similarity) -> Int[Tensor, "t h"]:
-    """Heads in the order in which each raises the correlation of distances most, for many clouds at once."""
+    """The greedy order of the heads by similarity, for many clouds at once."""
     n_heads = image_products.shape[1]
     remaining_heads, order = torch.arange(n_heads, device=image_products.device).expand(len(image_products), -1), []
     current_products = torch.zeros_like(image_products[:, :1])
@@ -200,7 +196,7 @@ def greedy_order(image_products: Float[Tensor, "t h n n"], similarity: Similarit
 
 
 def union_ranks(basis: Float[Tensor, "h d r"]) -> Float[Tensor, " h"]:
-    """The rank of all that the first 1, 2, …, h heads read: each adds what of its space is not seen yet."""
+    """The rank of the joint space of the first 1, 2, …, h heads. Each head adds its new directions."""
     union_basis, ranks = basis[0, :, :0], []
     for head_basis in basis:
         residual = head_basis - union_basis @ (union_basis.mT @ head_basis)
@@ -213,83 +209,87 @@ def union_ranks(basis: Float[Tensor, "h d r"]) -> Float[Tensor, " h"]:
 
 
 def subspace_overlaps(head_image: OperatorImage) -> Float[Tensor, "h h"]:
-    """The mean cos² of the principal angles of every two spaces, over as many as the smaller of the two has."""
+    """The mean cos² of the principal angles between every two spaces, over the smaller of their ranks."""
     squared_cosines = torch.einsum("adr,bds->abrs", head_image.basis, head_image.basis).square().sum((-2, -1))
     return safe_divide(squared_cosines, torch.minimum(head_image.rank[:, None], head_image.rank))
 
 
 MEAN_FIELDS = ("recovered", "recovered_orthonormal")
-"""What all heads of a layer recover, told over all layers."""
+"""Fields whose mean over layers, with all heads used, is compared with random heads."""
 HEADS_USED_DIMS = ("layer", "heads_used")
 STACK = Analysis(
     name="stack",
-    question="Do the heads of a layer together see where all tokens lie, or do they all look at the same part?",
+    question="Do the heads of a layer together preserve the geometry of the tokens, or do they read the same part?",
     ask=stack,
     needs="trace",
     expensive=True,
     fields={
         "recovered": Field(
             HEADS_USED_DIMS,
-            "Spearman correlation of all pairwise distances in the concatenated images of the heads used and in E; best first",
+            "Spearman correlation of the pairwise distances in the concatenated images of the first heads and in E",
             null="recovered_null",
         ),
-        "order": Field(
-            HEADS_USED_DIMS, "which head is added at each step, the one with which the distances agree best"
-        ),
-        "recovered_random": Field(HEADS_USED_DIMS, "mean of recovered for heads added in random order"),
+        "head_order": Field(HEADS_USED_DIMS, "the head that is added at each step, chosen to maximise recovered"),
+        "recovered_random": Field(HEADS_USED_DIMS, "mean of recovered with heads in random order"),
         "recovered_null": Field(
             HEADS_USED_DIMS,
-            "mean of recovered for random heads of the same singular values, best first",
+            "mean of recovered for random heads with the same singular values, in greedy order",
             basis_dependent=True,
         ),
         "recovered_projection": Field(
-            HEADS_USED_DIMS, "mean of recovered for random projections to as many dimensions", basis_dependent=True
+            HEADS_USED_DIMS,
+            "mean of recovered for random projections to the same number of dimensions",
+            basis_dependent=True,
         ),
         "recovered_orthonormal": Field(
             HEADS_USED_DIMS,
-            "the same, every head's image through an orthonormal basis of what it reads: each direction counts once",
+            "recovered with every head's image projected on an orthonormal basis, so each direction counts once",
             null="recovered_orthonormal_null",
         ),
         "recovered_orthonormal_null": Field(
             HEADS_USED_DIMS,
-            "mean of recovered_orthonormal for random heads of the same singular values",
+            "mean of recovered_orthonormal for random heads with the same singular values",
             basis_dependent=True,
         ),
-        "span": Field(
+        "joint_rank_share": Field(
             HEADS_USED_DIMS,
-            "rank of all that the heads used read together, as a share of the dimensions in which x̂ lies",
+            "rank of the joint space that the first heads read, divided by the dimension of x̂",
         ),
         "recovered_cka": Field(
             HEADS_USED_DIMS,
-            "cosine of centred inner products (linear CKA) of the concatenated images, heads in the same order",
+            "linear CKA of the concatenated images of the first heads and of E",
             null="recovered_cka_null",
         ),
         "recovered_cka_null": Field(
-            HEADS_USED_DIMS, "the same for random heads of the same singular values", basis_dependent=True
+            HEADS_USED_DIMS,
+            "mean of recovered_cka for random heads with the same singular values",
+            basis_dependent=True,
         ),
         "recovered_layers": Field(
             ("layer",),
-            "Spearman correlation of distances in the images of all heads up to this layer and of the embeddings",
+            "Spearman correlation of the distances in the images of all heads up to this layer and between embeddings",
             null="recovered_layers_null",
         ),
         "recovered_layers_null": Field(
-            ("layer",), "the same for the clouds that these layers read, themselves: covers that lose nothing"
+            ("layer",), "recovered_layers of the layer inputs themselves, without any loss by the heads"
         ),
         "overlap": Field(
             ("layer", "head", "other"),
-            "mean cos² of the principal angles between the spaces that two heads read: 1 the same, 0 nothing in common",
+            "mean cos² of the principal angles between the spaces that two heads read (1: equal, 0: orthogonal)",
             null="overlap_null",
         ),
-        "overlap_null": Field(("layer",), "the same for random spaces: r/d"),
+        "overlap_null": Field(("layer",), "mean overlap of random spaces, r/d"),
         "rank_ratio": Field(
             ("layer",),
-            "sum of the heads' ranks over the rank of all that they read together: 1 where no two heads read the same",
+            "sum of the ranks of the heads divided by the rank of their joint space (1 if no directions are shared)",
         ),
-        "mean_recovered": Field((), "mean over layers of what all heads recover"),
-        "mean_recovered_null_draws": Field(("draw",), "the same for random heads, draw by draw", basis_dependent=True),
-        "mean_recovered_orthonormal": Field((), "mean over layers of what all heads recover with orthonormal reads"),
+        "mean_recovered": Field((), "mean over layers of recovered with all heads"),
+        "mean_recovered_null_draws": Field(
+            ("draw",), "mean_recovered of random heads, draw by draw", basis_dependent=True
+        ),
+        "mean_recovered_orthonormal": Field((), "mean over layers of recovered_orthonormal with all heads"),
         "mean_recovered_orthonormal_null_draws": Field(
-            ("draw",), "the same for random heads, draw by draw", basis_dependent=True
+            ("draw",), "mean_recovered_orthonormal of random heads, draw by draw", basis_dependent=True
         ),
     },
 )

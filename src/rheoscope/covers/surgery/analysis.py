@@ -1,4 +1,4 @@
-"""What does it cost to change M or F? The loss of a running model whose heads have another form or another content."""
+"""Surgery: the loss of a model after M or F of some heads is replaced, compared with random changes and ablations."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from rheoscope.covers.comparison_arms import (
 from rheoscope.covers.head_replacement import model_edits, plan_edits
 from rheoscope.covers.head_selection import HeadsByLayer, HeadSelection, format_heads, select_heads
 from rheoscope.covers.replacements import CONTENT, RELEVANCE, find_replacement
-from rheoscope.covers.surgery import per_head
+from rheoscope.covers.surgery.per_head import FIELDS, sweep_heads
 from rheoscope.covers.text_batches import (
     Batch,
     OnProgress,
@@ -30,6 +30,8 @@ from rheoscope.covers.text_batches import (
     next_token_losses,
     split_into_windows,
 )
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message, join
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field, with_interval
 from rheoscope.space.model import Model
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     import xarray
 
 WindowRow = dict[str, Any]
-"""Of one piece: its losses (m) under every change, the divergence of the edit, its massive tokens."""
+"""One window: its losses (m) under every change, the KL divergence of the edit and its massive tokens."""
 
 
 def surgery(
@@ -51,73 +53,75 @@ def surgery(
     M: str | None = None,
     F: str | None = None,
     comparisons: Comparisons | None = None,
-    each: bool = False,
+    per_head: bool = False,
     progress: OnProgress | None = None,
 ) -> "xarray.Dataset":
-    """What a change of M or F costs: the loss before, after, and under changes that mean nothing.
+    """The cost of replacing M or F of some heads: the loss before, after, under random changes and under ablation.
 
-    **Answers** "does the model need the asymmetry of this head (its offset, its rank, …), or only something of that size?"; with
-    `each=True` "which heads need theirs?", every head changed alone.
+    **Question** Does the model need this property of its heads (asymmetry, offset, rank, …), or does any change of that size cost as
+    much? With `per_head=True`: which heads need it, each changed alone?
 
-    **Formula** s_ij = (x̂_i − x̄) M(δ) (x̂_j − x̄)ᵀ + the rest; only the first part changes, M → M', so what the mean of the cloud and the
-    biases ask for stays (`…_naive` changes x̂_i M x̂_jᵀ whole). Δ(x_i) = Σ_j α_ij ((x̂_j − x̄) F + the rest) the same for F → F'.
-    M: symmetric, symmetric_scores, skew, at_zero, positive, 'rank 8'; F: symmetric, 'rank 8'; `identity` and `…_naive` for both.
-    With neither M nor F, M is made symmetric.
+    **Formula** s_ij = (x̂_i − x̄) M(δ) (x̂_j − x̄)ᵀ + rest. Only the first term changes, M → M', so the terms of the mean and the biases
+    stay. The suffix `_naive` replaces x̂_i M x̂_jᵀ instead. F → F' works in the same way in Δ(x_i) = Σ_j α_ij ((x̂_j − x̄) F + rest).
 
-    **Shapes** `text`: one or a list, cut into pieces of 512 tokens; pieces of one length run side by side. `heads`: [(layer, head), …],
-    None for all, `model.view.head_indices(5)` for a layer. `comparisons`: `rs.Comparisons(("size", "mean"), draws=3)`; unless said all
-    comparisons, with `each` the random ones of the size of the edit ("size", "cloud").
+    **Settings**
+    `text` is one text or a list, cut into windows of 512 tokens.
+    `heads` is [(layer, head), …], `model.view.head_indices(5)` for a layer, or None for all.
+    `M` is symmetric, symmetric_scores, skew, at_zero, positive, 'rank 8' or identity. `F` is symmetric, 'rank 8' or identity. Most have
+    a variant `…_naive`. Without M and F, M becomes symmetric.
+    `comparisons` selects the comparisons: `rs.Comparisons(("size", "mean"), draws=3, seed=1)`. The default is all of them, and with `per_head`
+    the random changes of the same size ("size", "cloud").
+    `per_head` changes every head alone.
 
-    **Gives** (text): `loss_before`, `tokens`, `loss_after`, `kl`; (control, text): `loss_control`; (ablation, text): `loss_ablated`;
-    (change): `cost`, and `excess` of the edit above each change, with bootstrap intervals (`cost_low`, `cost_high`, …) over texts, or over
-    chunks where there are fewer than five. With `each`, beside the first two, (change, layer, head): `each_cost`, `each_excess`,
-    NaN where a head was not asked for; (change, layer, head, text): `each_cost_of_text`; (change): `total`, `total_excess` over heads.
+    **Returns** (text): `loss_before`, `tokens`, `loss_after`, `kl`. (control, text): `loss_control`. (ablation, text): `loss_ablated`.
+    (change): `cost`, and `excess` of the edit over each change. Both have bootstrap intervals (`cost_low`, `cost_high`, …) over texts, or
+    over chunks if there are fewer than five texts. With `per_head`: `loss_before`, `tokens`, (change, layer, head): `head_cost` and
+    `head_excess` (NaN for unselected heads), (change, layer, head, text): `head_cost_by_text`, (change): `total_cost`, `total_excess`.
 
-    **Laws** `identity` changes no bit; equal to scores computed from dense M(δ) in every family; controls have the size and the
-    spectrum of the edit at every offset; texts side by side give what each gives alone; the model is as before on exit; no gauge
-    moves any number. A head's cost with `each` is that of the head asked for alone, whichever others are (random turns belong to a
-    layer and the seed).
+    **Laws** `identity` changes no bit. The edited scores equal those of dense M(δ) in every family. Controls have the size and the
+    spectrum of the edit at every offset. Batches give the values of single texts. The model is unchanged afterwards. No gauge changes
+    any field. The cost of a head with `per_head` does not depend on which other heads are selected.
 
-    **Limits** x̄ is the mean over all tokens of the text that are not massive, of the running, edited model: so a token's edited
-    scores know a little of what comes after it. Under QK-norm the realised scales of queries and keys stay.
+    **Limits** x̄ is the mean over all tokens of the text that are not massive, in the edited model. So an edited score depends slightly
+    on later tokens. Under QK-norm, the scales of queries and keys stay as they are.
 
-    **Cost** with `each`, a head of layer ℓ runs layers ℓ and after: the stream before it is unchanged and reused. All 270 heads of a
-    model of 135M parameters cost about as much as 135 forward passes a change.
+    **Cost** With `per_head`, a head of layer ℓ runs only the layers from ℓ on. All 270 heads of a model with 135M parameters cost about
+    135 forward passes per change.
 
-    **Siblings** `decay` asks what later layers make of the change; `trace_under` gives the points under it; `operators` says how
-    symmetric M is, this what that is worth.
+    **See also** `decay`, the effect on later layers; `trace_under`, the points after the change; `operators`, the symmetry of M.
 
     >>> import rheoscope as rs
-    >>> found = rs.surgery(rs.load(), "The keys to the cabinet are on the table", heads=[(2, 1)], M="symmetric")
-    >>> found.loss_control.dims, bool(abs(found.cost.sel(change="edit") - (found.loss_after - found.loss_before)) < 1e-6)
+    >>> text = "The keys to the cabinet are on the table"
+    >>> result = rs.surgery(rs.load(), text, heads=[(2, 1)], M="symmetric")
+    >>> result.loss_control.dims, bool(abs(result.cost.sel(change="edit") - (result.loss_after - result.loss_before)) < 1e-6)
     (('control', 'text'), True)
-    >>> found = rs.surgery(rs.load(), "The keys to the cabinet are on the table", heads=[(2, 1), (3, 0)], each=True)
-    >>> found.each_cost.dims, int(found.each_cost.sel(change="edit").notnull().sum())
+    >>> result = rs.surgery(rs.load(), text, heads=[(2, 1), (3, 0)], per_head=True)
+    >>> result.head_cost.dims, int(result.head_cost.sel(change="edit").notnull().sum())
     (('change', 'layer', 'head'), 2)
     """
     view, M = model.view, default_form(M, F)
-    comparisons = comparisons or (SIZE_MATCHED if each else ALL_COMPARISONS)
+    comparisons = comparisons or (SIZE_MATCHED if per_head else ALL_COMPARISONS)
     heads_by_layer, windows = select_predicting_heads(view, heads), split_into_windows(model, text)
-    measure = per_head.sweep_heads if each else measure_all_heads
+    measure = sweep_heads if per_head else measure_all_heads
     values, massive = measure(model, windows, heads_by_layer, M, F, comparisons, progress)
     coords: dict[str, Any] = {"text": range(len(windows)), "change": comparisons.changes}
     head_coords = {"layer": range(view.layers), "head": range(view.heads)}
     comparison_coords = {"control": comparisons.controls, "ablation": comparisons.ablations}
-    coords |= head_coords if each else {dim: names for dim, names in comparison_coords.items() if names}
-    settings = {"draws": comparisons.draws, "seed": comparisons.seed, "each": int(each), "massive": massive}
+    coords |= head_coords if per_head else {dim: names for dim, names in comparison_coords.items() if names}
+    settings = {"draws": comparisons.draws, "seed": comparisons.seed, "per_head": int(per_head), "massive": massive}
     settings["bootstrap"] = f"{RESAMPLES} draws of {unit_name(values['tokens'])}"
     return SURGERY.label(values, coords, edit_attributes(view, heads, heads_by_layer, M, F) | settings)
 
 
 def default_form(M: str | None, F: str | None) -> str | None:
-    """What stands in the place of M: with neither M nor F given, its symmetric part."""
+    """The replacement of M: its symmetric part if neither M nor F is set."""
     return "symmetric" if M is None and F is None else M
 
 
 def edit_attributes(
     view: View, heads: HeadSelection, heads_by_layer: HeadsByLayer, M: str | None, F: str | None
 ) -> dict[str, Any]:
-    """What was changed, as results carry it."""
+    """The change as attributes of the result."""
     replacements = [
         *([] if M is None else [find_replacement(M, RELEVANCE, "M")]),
         *([] if F is None else [find_replacement(F, CONTENT, "F")]),
@@ -126,22 +130,30 @@ def edit_attributes(
         "heads": "all" if heads is None and len(heads_by_layer) == view.layers else format_heads(heads_by_layer),
         "M": M or "identity",
         "F": F or "identity",
-        "replaces": " and ".join(replacement.description for replacement in replacements),
-        "centre": "mean of x̂ over the tokens of each text that are not massive, layer by layer, as the edited model runs",
+        "replaces": _join_descriptions([replacement.description for replacement in replacements]),
+        "centre": Message(
+            "mean of x̂ over the tokens of each text that are not massive, in every layer of the edited model"
+        ),
     } | {name: str(value) for name, value in view.facts.items()}
+
+
+def _join_descriptions(descriptions: list[str]) -> str:
+    if len(descriptions) == 2:
+        return Message("{first} and {second}", first=descriptions[0], second=descriptions[1])
+    return join("", descriptions)
 
 
 def trace_under(
     model: Model, text: Any, heads: HeadSelection = None, M: str | None = None, F: str | None = None
 ) -> Trace:
-    """The points (and logits) of one text under a change of M or F, for every analysis of the flow (see `surgery`).
+    """The Trace of one text in the model with M or F of some heads replaced (see `surgery`).
 
-    What the Trace recomputes, its weights and displacements, is by the View, which is not changed.
+    Its points and logits are those of the edited model. Weights and displacements that it recomputes use the unchanged View.
 
     >>> import rheoscope as rs
-    >>> model = rs.load()
-    >>> after = rs.trace_under(model, "The keys to the cabinet are", heads=model.view.head_indices(3), M="symmetric")
-    >>> bool((after.points_at("L2.resid_post") == model.trace("The keys to the cabinet are").points_at("L2.resid_post")).all())
+    >>> model, text, step = rs.load(), "The keys to the cabinet are", "L2.resid_post"
+    >>> edited = rs.trace_under(model, text, heads=model.view.head_indices(3), M="symmetric")
+    >>> bool((edited.points_at(step) == model.trace(text).points_at(step)).all())
     True
     """
     operator_edits = [
@@ -152,7 +164,7 @@ def trace_under(
     return model.trace(text, logits=model.view.unembed is not None, edit=edits)
 
 
-# All chosen heads together
+# All selected heads at once
 
 
 def measure_all_heads(
@@ -164,7 +176,7 @@ def measure_all_heads(
     comparisons: Comparisons,
     progress: OnProgress | None = None,
 ) -> tuple[dict[str, Any], list[list[int]]]:
-    """Every field with all chosen heads changed at once, and the massive tokens of every piece."""
+    """Every field with all selected heads changed at once, and the massive tokens of every window."""
     edit_draws = comparisons.build_edits(
         plan_edits(model.view, heads_by_layer, M, F), Generator().manual_seed(comparisons.seed)
     )
@@ -181,7 +193,7 @@ def measure_all_heads(
 def _measure_batch(
     model: Model, batch: Batch, heads_by_layer: HeadsByLayer, edit_draws: EditDraws, comparisons: Comparisons
 ) -> dict[int, WindowRow]:
-    """Number of a piece → what was measured of it; nothing before the first edit runs twice."""
+    """Window index → its measurements. The layers before the first edit run only once."""
     first_layer = min(heads_by_layer)
     block_outputs = model.block_outputs(batch.ids)[:first_layer] if first_layer else []
     losses_by_change: dict[str, list[Tensor]] = {}
@@ -203,7 +215,7 @@ def _measure_batch(
 
 
 def kernel(rows: list[WindowRow], comparisons: Comparisons) -> dict[str, Any]:
-    """Mean losses of every piece, costs and excesses over all of them with their intervals."""
+    """Mean losses of every window, and the costs and excesses over all windows with their intervals."""
     changes, lengths = comparisons.changes, [len(row["before"]) for row in rows]
     costs = torch.stack([torch.cat([row[name] - row["before"] for row in rows]).double() for name in changes])
     costs_and_excesses = torch.stack([costs, costs[:1] - costs])
@@ -222,51 +234,59 @@ def kernel(rows: list[WindowRow], comparisons: Comparisons) -> dict[str, Any]:
     return values
 
 
-# What comes from a user
+# Checks of the arguments
 
 
 def select_predicting_heads(view: View, heads: HeadSelection) -> HeadsByLayer:
-    """The heads asked for, of a model that predicts next tokens."""
+    """The selected heads of a model that predicts next tokens."""
     if view.cross_heads:
-        raise RheoscopeError("surgery reads one text, this model reads pairs; type model.run(pair, edit={layer: f})")
+        raise RheoscopeError(
+            Message("surgery supports models that read one text, got an encoder-decoder"),
+            Advice("model.run(pair, edit={layer: f})"),
+        )
     i, j = query_key_positions(2, 2, view.embed.device)
     if not all(bool(~block.mechanism.mask(i, j)[0, 1]) for block in view.layer_heads):
         raise RheoscopeError(
-            "this model reads both ways, so it predicts no next token; type rs.trace_under(…) for its points under the change"
+            Message("this model is bidirectional, so it predicts no next token and has no loss"),
+            Advice("rs.trace_under(model, text)"),
         )
     if view.unembed is None:
-        raise RheoscopeError("this model has no unembedding, so it has no loss; type rs.trace_under(…) for its points")
+        raise RheoscopeError(
+            Message("this model has no unembedding, so it has no loss"), Advice("rs.trace_under(model, text)")
+        )
     return select_heads(view, heads)
 
 
-COST = Field(("change",), "loss after a change less the loss before it, per token, over all texts", "nats")
+COST = Field(("change",), "loss after a change minus the loss before it, per token, over all texts", "nats")
 EXCESS = Field(
-    ("change",), "cost of the replacement less that of each change, over the same texts: above 0 it costs more", "nats"
+    ("change",),
+    "cost of the replacement minus that of each change, over the same texts (above 0: the replacement costs more)",
+    "nats",
 )
 SURGERY = Analysis(
     name="surgery",
-    question="What does it cost the model when its heads look, or carry, in another way?",
+    question="How much does the loss rise if M or F of some heads is replaced?",
     ask=surgery,
     needs="model",
     fields={
-        "loss_before": Field(("text",), "mean −log p of the next token of each text, of the model as it is", "nats"),
-        "tokens": Field(("text",), "how many next tokens of the text were predicted"),
-        "loss_after": Field(("text",), "mean −log p of the next token with the heads' operators replaced", "nats"),
-        "kl": Field(("text",), "mean over tokens of KL(model as it is ‖ model with the replacement)", "nats"),
+        "loss_before": Field(("text",), "mean −log p of the next token of each text, in the unchanged model", "nats"),
+        "tokens": Field(("text",), "number of predicted tokens of each text"),
+        "loss_after": Field(("text",), "mean −log p of the next token with M or F of the heads replaced", "nats"),
+        "kl": Field(("text",), "mean over tokens of KL(unchanged model ‖ edited model)", "nats"),
         "loss_control": Field(
             ("control", "text"),
-            "mean −log p under a control, mean over draws: the change turned at random (size: the same singular values at every "
-            "offset), scaled to the size that the edit has on the text (cloud), or the replacement turned at random (spectrum)",
+            "mean −log p under a random control, mean over draws: the change randomly rotated (size), scaled to the size of the edit on "
+            "the text (cloud), or the replacement randomly rotated (spectrum)",
             "nats",
             basis_dependent=True,
         ),
         "loss_ablated": Field(
             ("ablation", "text"),
-            "mean −log p with the heads silenced: each output its mean over the text, or attention uniform",
+            "mean −log p with the heads ablated: outputs replaced by their mean over the text, or uniform attention",
             "nats",
         ),
     }
     | with_interval("cost", COST)
     | with_interval("excess", EXCESS)
-    | per_head.FIELDS,
+    | FIELDS,
 )

@@ -1,4 +1,4 @@
-"""Surgery of every head alone: one sweep over the heads, which computes only what comes after each of them."""
+"""Surgery of one head at a time: a sweep over the heads that runs only the layers from each head on."""
 
 from functools import partial
 from typing import Any
@@ -17,9 +17,9 @@ from rheoscope.space.view import View
 from rheoscope.statistics.nulls import bootstrap_interval, bootstrap_unit_sizes
 
 CostSums = Float[Tensor, "change heads _"]
-"""Costs of the tokens of every unit (a text, or a chunk of one) added up."""
+"""The costs summed over the tokens of every unit, which is a text or a chunk."""
 WindowSweep = tuple[float, CostSums, list[int]]
-"""Of one piece: its loss before, what every change of every head costs it, its massive tokens."""
+"""One window: its loss before, the cost of every change of every head, and its massive tokens."""
 
 
 def sweep_heads(
@@ -31,7 +31,7 @@ def sweep_heads(
     comparisons: Comparisons,
     progress: OnProgress | None = None,
 ) -> tuple[dict[str, Any], list[list[int]]]:
-    """Every field of `surgery` with each chosen head changed alone, and the massive tokens of every piece."""
+    """Every field of `surgery` with each selected head changed alone, and the massive tokens of every window."""
     edit_draws = _edit_draws_by_layer(model.view, heads_by_layer, M, F, comparisons)
     sweep = partial(
         _sweep_batch,
@@ -44,7 +44,7 @@ def sweep_heads(
     rows: list[WindowSweep] = measure_windows(model, windows, sweep, progress)
     values = kernel([sums for _, sums, _ in rows], [len(ids) - 1 for ids in windows], comparisons.seed)
     grid_values = {
-        name: _on_head_grid(x, heads_by_layer, model.view) if name.startswith("each_") else x
+        name: _on_head_grid(x, heads_by_layer, model.view) if name.startswith("head_") else x
         for name, x in values.items()
     }
     return {"loss_before": [loss_before for loss_before, *_ in rows]} | grid_values, [massive for *_, massive in rows]
@@ -53,7 +53,7 @@ def sweep_heads(
 def _edit_draws_by_layer(
     view: View, heads_by_layer: HeadsByLayer, M: str | None, F: str | None, comparisons: Comparisons
 ) -> dict[int, EditDraws]:
-    """The changes of every layer; its random turns are its own, whatever else is asked for."""
+    """The edits of every layer. Each layer has its own random seed, so they do not depend on the selected heads."""
     return {
         layer: comparisons.build_edits(
             plan_edits(view, {layer: head_indices}, M, F), Generator().manual_seed(1000 * comparisons.seed + layer)
@@ -71,7 +71,7 @@ def _sweep_batch(
     comparisons: Comparisons,
     n_windows: int,
 ) -> dict[int, WindowSweep]:
-    """Number of a piece → its loss before, and what every change of every head costs it."""
+    """Window index → its loss before and the cost of every change of every head."""
     block_outputs, means = model.block_outputs(batch.ids), batch_mean_outputs(batch, comparisons)
     unit_size = bootstrap_unit_sizes([batch.losses_before.shape[-1]] * n_windows)[0]
     head_costs = []
@@ -94,18 +94,18 @@ def _sweep_batch(
 
 
 def _sum_by_unit(costs: Float[Tensor, "b m"], unit_size: int) -> Float[Tensor, "b u"]:
-    """Costs added up, `size` tokens after the other."""
+    """Costs summed over consecutive units of `unit_size` tokens."""
     return torch.nn.functional.pad(costs, (0, -costs.shape[-1] % unit_size)).unflatten(-1, (-1, unit_size)).sum(-1)
 
 
 def kernel(window_sums: list[CostSums], lengths: list[int], seed: int) -> dict[str, Any]:
-    """Costs, excesses and totals with their intervals, from the costs of units of every piece and the pieces' tokens."""
+    """Costs, excesses and totals with their intervals, from the unit costs and the length of every window."""
     sums = torch.cat(window_sums, -1)
     window_costs = [unit_sums.sum(-1) / length for unit_sums, length in zip(window_sums, lengths, strict=True)]
-    values: dict[str, Any] = {"tokens": lengths, "each_cost_of_text": torch.stack(window_costs, -1)}
+    values: dict[str, Any] = {"tokens": lengths, "head_cost_by_text": torch.stack(window_costs, -1)}
     for name, total_name, change_sums in (
-        ("each_cost", "total", sums),
-        ("each_excess", "total_excess", sums[:1] - sums),
+        ("head_cost", "total_cost", sums),
+        ("head_excess", "total_excess", sums[:1] - sums),
     ):
         values |= _mean_with_interval(name, change_sums, lengths, seed) | _mean_with_interval(
             total_name, change_sums.sum(1), lengths, seed
@@ -116,7 +116,7 @@ def kernel(window_sums: list[CostSums], lengths: list[int], seed: int) -> dict[s
 def _mean_with_interval(
     name: str, sums: Float[Tensor, "*c u"], lengths: list[int], seed: int
 ) -> dict[str, Float[Tensor, "*c"]]:
-    """The mean over tokens, and both ends of its interval."""
+    """The mean over tokens and both ends of its bootstrap interval."""
     low, high = bootstrap_interval(sums, bootstrap_unit_sizes(lengths), Generator().manual_seed(seed))
     return {name: sums.sum(-1) / sum(lengths), f"{name}_low": low, f"{name}_high": high}
 
@@ -124,7 +124,7 @@ def _mean_with_interval(
 def _on_head_grid(
     x: Float[Tensor, "change heads *t"], heads_by_layer: HeadsByLayer, view: View
 ) -> Float[Tensor, "change layer head *t"]:
-    """What belongs to the chosen heads, where they stand; NaN elsewhere."""
+    """Values of the selected heads on the grid of all heads, with NaN elsewhere."""
     grid = x.new_full((len(x), view.layers, view.heads, *x.shape[2:]), torch.nan)
     layers, heads = zip(
         *((layer, head) for layer, head_indices in heads_by_layer.items() for head in head_indices), strict=True
@@ -136,21 +136,21 @@ def _on_head_grid(
 HEAD_DIMS = ("change", "layer", "head")
 COST = Field(
     HEAD_DIMS,
-    "loss with this head alone changed less the loss before, per token, over all texts (and draws of a control)",
+    "loss with only this head changed minus the loss before, per token, over all texts (and draws of a control)",
     "nats",
 )
 EXCESS = Field(
     HEAD_DIMS,
-    "cost of the replacement less that of each change in the same head, over the same texts: above 0 it costs more",
+    "cost of the replacement minus that of each change in the same head (above 0: the replacement costs more)",
     "nats",
 )
-TOTAL = Field(("change",), "the cost summed over the heads that were changed, one at a time", "nats")
-TOTAL_EXCESS = Field(("change",), "the excess summed over the same heads", "nats")
+TOTAL = Field(("change",), "head_cost summed over the selected heads", "nats")
+TOTAL_EXCESS = Field(("change",), "head_excess summed over the selected heads", "nats")
 FIELDS = (
-    with_interval("each_cost", COST)
-    | with_interval("each_excess", EXCESS)
-    | {"each_cost_of_text": Field((*HEAD_DIMS, "text"), "the cost of the head alone in each text", "nats")}
-    | with_interval("total", TOTAL)
+    with_interval("head_cost", COST)
+    | with_interval("head_excess", EXCESS)
+    | {"head_cost_by_text": Field((*HEAD_DIMS, "text"), "head_cost in each text", "nats")}
+    | with_interval("total_cost", TOTAL)
     | with_interval("total_excess", TOTAL_EXCESS)
 )
-"""What `surgery(each=True)` answers with, beside the loss before and the number of tokens."""
+"""The fields of `surgery(per_head=True)` besides `loss_before` and `tokens`."""

@@ -24,7 +24,7 @@ def blocks(results: Results) -> list[Block]:
     if "surgery" not in results.datasets:
         return []
     dataset = results.datasets["surgery"]
-    if "each_cost" in dataset:
+    if "head_cost" in dataset:
         return [head_cost_table(dataset)]
     return [cost_table(dataset), Lines("What the numbers say", cost_sentences(dataset))]
 
@@ -63,11 +63,11 @@ def head_cost_table(dataset: "xarray.Dataset", max_heads: int = 12) -> Table:
     """The heads that cost most when changed alone, beside random changes of the same size in them."""
     changes = list(map(str, dataset.change.values))
     cost = (
-        dataset.each_cost.stack(at=("layer", "head"))
+        dataset.head_cost.stack(at=("layer", "head"))
         .dropna("at")
-        .sortby(dataset.each_cost.sel(change="edit").stack(at=("layer", "head")).dropna("at"), ascending=False)
+        .sortby(dataset.head_cost.sel(change="edit").stack(at=("layer", "head")).dropna("at"), ascending=False)
     )
-    header = [Cell("head"), *(Cell(CHANGE_NAMES[name], str(dataset.each_cost.attrs["definition"])) for name in changes)]
+    header = [Cell("head"), *(Cell(CHANGE_NAMES[name], str(dataset.head_cost.attrs["definition"])) for name in changes)]
     rows = [
         [
             Cell(f"L{int(layer)}.H{int(head)}"),
