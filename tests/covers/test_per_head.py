@@ -24,7 +24,9 @@ def surgery_per_head(network: Any, texts: Any, **settings: Any) -> Any:
 def test_every_head_costs_what_surgery_of_it_alone_costs(name: str) -> None:
     network = double(name)
     comparisons = rs.Comparisons(("size", "mean", "uniform"))
-    result = surgery_per_head(network, TEXTS, heads=[(0, 1), (1, 3)], M="symmetric", F="rank 3", comparisons=comparisons)
+    result = surgery_per_head(
+        network, TEXTS, heads=[(0, 1), (1, 3)], M="symmetric", F="rank 3", comparisons=comparisons
+    )
     for layer, head in ((0, 1), (1, 3)):
         single = rs.surgery(network, TEXTS, heads=[(layer, head)], M="symmetric", F="rank 3", comparisons=comparisons)
         head_result = result.sel(layer=layer, head=head)
@@ -50,7 +52,9 @@ def test_the_cost_of_a_head_does_not_depend_on_the_other_selected_heads() -> Non
         assert int(is_selected.sum()) == 3 * len(selection)
         for field in ("head_cost", "head_excess_low"):
             assert np.allclose(result[field].values[is_selected], all_heads[field].values[is_selected], atol=1e-12)
-    reseeded = surgery_per_head(network, TEXTS, heads=layer_heads, M="symmetric", comparisons=rs.Comparisons(("size",), seed=1))
+    reseeded = surgery_per_head(
+        network, TEXTS, heads=layer_heads, M="symmetric", comparisons=rs.Comparisons(("size",), seed=1)
+    )
     costs, reseeded_costs = all_heads.head_cost.sel(layer=1), reseeded.head_cost.sel(layer=1)
     assert np.allclose(reseeded_costs.sel(change="edit"), costs.sel(change="edit"))
     assert not np.allclose(reseeded_costs.sel(change="size"), costs.sel(change="size"))
@@ -92,7 +96,12 @@ def test_identity_costs_nothing_and_the_model_is_unchanged(name: str) -> None:
     network, steps = model(name), []
     before = [x.clone() for x in network.network.parameters()]
     result = surgery_per_head(
-        network, TEXTS, M="identity", F="identity", comparisons=rs.Comparisons(()), progress=lambda *step: steps.append(step)
+        network,
+        TEXTS,
+        M="identity",
+        F="identity",
+        comparisons=rs.Comparisons(()),
+        progress=lambda *step: steps.append(step),
     )
     assert (result.head_cost.values == 0).all()
     assert steps[-1] == (5, 5)

@@ -267,7 +267,13 @@ def surgery_command(
         raise RheoscopeError("nothing to change; type --M symmetric or --F symmetric")
     network = load_model(model, device, dtype)
     comparisons = Comparisons(SIZE_MATCHED.names if per_head else COMPARISONS, draws=draws)
-    options = {"heads": parse_heads(heads, network.view), "M": M, "F": F, "per_head": per_head, "comparisons": comparisons}
+    options = {
+        "heads": parse_heads(heads, network.view),
+        "M": M,
+        "F": F,
+        "per_head": per_head,
+        "comparisons": comparisons,
+    }
     run_report.run_report(
         REPORTS["surgery"], network, truncate_text(network, input_text, first), options, files, explain=explain
     )
