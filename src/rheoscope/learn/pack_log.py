@@ -1,4 +1,4 @@
-"""What a pack of seeds writes to its log and to its checkpoint."""
+"""The entries that a pack of seeds writes to its log and its checkpoint."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from rheoscope.learn.race_plan import Pack
 
 @dataclass(frozen=True)
 class IntervalLosses:
-    """The mean loss of every seed on the way to a mark, and the step at which it was no number."""
+    """The mean training loss of every seed since the last evaluation, and the step at which it stopped being finite."""
 
     losses: list[float]
     divergence_steps: list[int | None]
@@ -25,7 +25,7 @@ def log_entries(
     held_out_losses: list[float],
     earlier_lines: list[race_files.JsonObject],
 ) -> list[race_files.JsonObject]:
-    """A line for every seed; what has diverged stays so."""
+    """One log entry per seed. A seed that diverged once stays marked as diverged."""
     diverged_steps = {line["seed"]: line["diverged"] for line in earlier_lines[-len(pack.seeds) :]}
     entries, total_flops = [], pack.flops_per_step * eval_step
     for index, seed in enumerate(pack.seeds):
