@@ -62,9 +62,7 @@ def scaled_branches(config: Config) -> dict[str, Any]:
 
 BASELINE = "untied"
 ENTRANTS: dict[str, Entrant] = {
-    BASELINE: Entrant(
-        Message("the baseline: W_Q and W_K are separate and scores are dot products"), set_fields()
-    ),
+    BASELINE: Entrant(Message("the baseline: W_Q and W_K are separate and scores are dot products"), set_fields()),
     "symmetric_start": Entrant(
         Message("W_Q = W_K at initialisation, then both are free"), set_fields(start="symmetric")
     ),
@@ -81,23 +79,30 @@ ENTRANTS: dict[str, Entrant] = {
         Message("tied, but only the first token attends to itself"), set_fields(projection="tied_no_diagonal")
     ),
     "tied_positional": Entrant(
-        Message("tied, with one learned vector added to queries and another to keys"), set_fields(projection="tied_positional")
+        Message("tied, with one learned vector added to queries and another to keys"),
+        set_fields(projection="tied_positional"),
     ),
     "symmetric_skew": Entrant(
-        Message("M is a symmetric matrix plus a low-rank skew-symmetric matrix"), set_fields(projection="symmetric_skew")
+        Message("M is a symmetric matrix plus a low-rank skew-symmetric matrix"),
+        set_fields(projection="symmetric_skew"),
     ),
     "psd_skew": Entrant(
-        Message("M is a positive semi-definite matrix plus a low-rank skew-symmetric matrix"), set_fields(projection="psd_skew")
+        Message("M is a positive semi-definite matrix plus a low-rank skew-symmetric matrix"),
+        set_fields(projection="psd_skew"),
     ),
     "isometric": Entrant(
-        Message("W_Q and W_K have orthonormal columns: heads project onto a subspace without distortion"), set_fields(projection="isometric")
+        Message("W_Q and W_K have orthonormal columns: heads project onto a subspace without distortion"),
+        set_fields(projection="isometric"),
     ),
     "identity_queries": Entrant(
         Message("W_Q = I: queries are the coordinates of the token itself"), set_fields(projection="identity_queries")
     ),
-    "shared_kv": Entrant(Message("W_K = W_V: keys and values are the same vectors"), set_fields(projection="shared_kv")),
+    "shared_kv": Entrant(
+        Message("W_K = W_V: keys and values are the same vectors"), set_fields(projection="shared_kv")
+    ),
     "gated": Entrant(
-        Message("the output of each head is multiplied by a gate computed from the token"), set_fields(projection="gated")
+        Message("the output of each head is multiplied by a gate computed from the token"),
+        set_fields(projection="gated"),
     ),
     "qk_norm": Entrant(
         Message("queries and keys have length 1 and scores are 10 times their cosine"), set_fields(mechanism="cosine")
@@ -118,24 +123,40 @@ ENTRANTS: dict[str, Entrant] = {
         Message("tied, and scores decrease with the squared distance"), gaussian_metric(projection="tied")
     ),
     "symmetric_relation": Entrant(
-        Message("one learned map of queries and keys; scores are dot products of the images"), set_fields(mechanism="symmetric_relation")
+        Message("one learned map of queries and keys; scores are dot products of the images"),
+        set_fields(mechanism="symmetric_relation"),
     ),
     "relation": Entrant(
-        Message("separate learned maps of queries and keys; scores are dot products of the images"), set_fields(mechanism="relation")
+        Message("separate learned maps of queries and keys; scores are dot products of the images"),
+        set_fields(mechanism="relation"),
     ),
     "scaled_branches": Entrant(
-        Message("outputs of attention and FFN are multiplied by 1/√(2 depth): initial updates are small"), scaled_branches
+        Message("outputs of attention and FFN are multiplied by 1/√(2 depth): initial updates are small"),
+        scaled_branches,
     ),
     "scaled_embedding": Entrant(
-        Message("embeddings are multiplied by √width: initial updates are small in comparison"), set_fields(scaled_embedding=True)
+        Message("embeddings are multiplied by √width: initial updates are small in comparison"),
+        set_fields(scaled_embedding=True),
     ),
-    "sink": Entrant(Message("softmax with a sink: weights may sum to less than 1"), set_fields(mechanism="softmax_sink")),
+    "sink": Entrant(
+        Message("softmax with a sink: weights may sum to less than 1"), set_fields(mechanism="softmax_sink")
+    ),
     "sigmoid": Entrant(Message("each weight is the sigmoid of its own score"), set_fields(mechanism="sigmoid")),
     "linear": Entrant(
-        Message("linear attention: normalised products of positive features, without softmax"), set_fields(mechanism="linear")
+        Message("linear attention: normalised products of positive features, without softmax"),
+        set_fields(mechanism="linear"),
     ),
 }
 """Entrants by name."""
+
+
+def base_entrant(name: str) -> str:
+    """The name of an entrant without its penalties and its size measure.
+
+    >>> base_entrant("metric:flops"), base_entrant("untied+asymmetry=0.1")
+    ('metric', 'untied')
+    """
+    return name.partition("+")[0].partition(":")[0]
 
 
 def entrant_config(name: str, config: Config, n_tokens: int | None = None) -> Config:
@@ -148,7 +169,7 @@ def entrant_config(name: str, config: Config, n_tokens: int | None = None) -> Co
     >>> entrant_config("metric", config).mechanism, entrant_config("metric:parameters", config).hidden == config.hidden
     ('metric', True)
     """
-    base_name, _, measure_name = name.partition("+")[0].partition(":")
+    base_name, measure_name = base_entrant(name), name.partition("+")[0].partition(":")[2]
     if base_name not in ENTRANTS:
         raise RheoscopeError(
             Message("unknown entrant {name!r}, expected one of {names}", name=base_name, names=", ".join(ENTRANTS)),

@@ -358,8 +358,8 @@ def read_healing(out: Path) -> "xarray.Dataset":
 def tokens_until_recovery(tokens: Sequence[float], loss: Sequence[float], reference: Sequence[float]) -> float:
     """The number of tokens after which a loss has recovered, NaN if it never has.
 
-    >>> tokens_until_recovery([0, 10, 20], [2.0, 1.5, 1.005], [1.0, 1.0, 1.0])
-    20
+    >>> tokens_until_recovery([0.0, 10.0, 20.0], [2.0, 1.5, 1.005], [1.0, 1.0, 1.0])
+    20.0
     """
     recovered_at: Iterator[float] = (
         n_tokens

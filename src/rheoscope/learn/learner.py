@@ -1,6 +1,6 @@
 """Training steps of one seed or of all seeds at once (packed), behind the same interface.
 
-    losses ─► gradient of each seed ─► clipped by its own norm ─► AdamW or Muon
+losses ─► gradient of each seed ─► clipped by its own norm ─► AdamW or Muon
 """
 
 import warnings

@@ -54,10 +54,12 @@ def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _prefixed_tensors(learner: Learner, resumable: bool) -> dict[str, Tensor]:
+def prefixed_tensors(learner: Learner, resumable: bool) -> dict[str, Tensor]:
+    """The state of a learner, keyed by its first seed."""
     return {f"{learner.seeds[0]}.{name}": x for name, x in learner.state_tensors(resumable).items()}
 
 
-def _tensors_of_learner(state: dict[str, Tensor], learner: Learner) -> dict[str, Tensor]:
+def tensors_of_learner(state: dict[str, Tensor], learner: Learner) -> dict[str, Tensor]:
+    """The tensors of one learner in the state of a pack."""
     prefix = f"{learner.seeds[0]}."
     return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}

@@ -65,7 +65,9 @@ class PackedModel(nn.Module):
         self.configs = [model.config for model in models if isinstance(model, Transformer | Translator)]
         parameters_by_model = [dict(model.named_parameters(remove_duplicate=False)) for model in models]
         if len({tuple((name, p.shape) for name, p in parameters.items()) for parameters in parameters_by_model}) != 1:
-            raise PackingError(Message("models must have the same parameter shapes to be packed; pack each architecture alone"))
+            raise PackingError(
+                Message("models must have the same parameter shapes to be packed; pack each architecture alone")
+            )
         body = copy.deepcopy(models[0])
         stacked_parameters: dict[int, nn.Parameter] = {}
         for name, parameter in body.named_parameters(remove_duplicate=False):
@@ -100,7 +102,7 @@ class PackedModel(nn.Module):
 
     @torch.no_grad()
     def unpack(self, index: int) -> Transformer | Translator:
-        """One of the models by itself, on the CPU: for looks, checkpoints and every analysis.
+        """One of the models alone, on the CPU, for analyses, observations and checkpoints.
 
         >>> from rheoscope.models.config import Config
         >>> model = Transformer(Config(vocabulary=9, width=8, depth=1, heads=2))

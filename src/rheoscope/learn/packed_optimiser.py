@@ -1,8 +1,8 @@
 """Optimisers of packed seeds: those of `models/optimiser.py` on stacked tensors, each seed independent of the others.
 
-    AdamW     elementwise: torch's fused version on (seeds, …)
-    Muon      orthogonalises matrices: all seeds in one batched product
-    clipping  by the gradient norm of each seed
+AdamW     elementwise: torch's fused version on (seeds, …)
+Muon      orthogonalises matrices: all seeds in one batched product
+clipping  by the gradient norm of each seed
 """
 
 from collections.abc import Callable, Iterable, Sequence
