@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rheoscope.learn.healing import ARMS, HEALING, HealingSettings, heal
+from rheoscope.messages.catalogue import render
 from rheoscope.messages.message import Message
 from rheoscope.models.text_files import read_fragments
 from rheoscope.picture.blocks import Cell, Table
@@ -60,7 +61,7 @@ def run_healing(
 def print_measurement(arm: str, tokens: int, loss: float) -> None:
     """Print a measurement on stderr."""
     line = Message("{arm}: held-out loss {loss:.4f} after {tokens:,} tokens", arm=arm, loss=loss, tokens=tokens)
-    console(stderr=True).print(line)
+    console(stderr=True).print(render(line))
 
 
 def tokenise_files(model: RunnableModel, files: Sequence[Path]) -> torch.Tensor:
