@@ -197,24 +197,6 @@ def test_missing_arguments_are_bad_usage() -> None:
     assert "symmetric_start" in outcome_list.output
 
 
-def test_races_below_a_folder_are_listed_with_their_progress(
-    finished_race: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    out, _ = finished_race
-    shutil.copytree(out, tmp_path / "run")
-    shutil.copytree(out, tmp_path / "run" / race_files.SCREEN_FOLDER)
-    log_file = race_files.pack_folder(tmp_path / "run", "tied", 1e-2) / race_files.LOG_FILE
-    log_file.write_text("".join(log_file.read_text().splitlines(keepends=True)[:4]))
-    assert race_files.find_races(tmp_path) == [tmp_path / "run"]
-    race_report.show_races(tmp_path)
-    output = capsys.readouterr().out
-    assert "untied, tied, untied+asymmetry=1" in output
-    assert "1 of 2" in output
-    with pytest.raises(RheoscopeError, match="holds no race"):
-        race_report.show_races(tmp_path / "run" / race_files.PACKS_FOLDER)
-
-
 # Values
 
 

@@ -52,7 +52,7 @@ def test_a_finished_run_is_reported_again(folder: Path, capsys: pytest.CaptureFi
     assert output.out.endswith(', at step 4); type rheoscope generate --model run "…"\n')
     train()
     assert re.fullmatch(
-        r"run is finished \(held out: loss .*, at step 4\); type .*, or --steps 8 to train longer\n",
+        r"run is finished at step 4 \(held out: loss .*, at step 4\); type .*, or --steps 8 to train longer\n",
         capsys.readouterr().out,
     )
 

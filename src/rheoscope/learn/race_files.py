@@ -234,18 +234,6 @@ def read_all_logs(race_path: Path) -> Iterable[JsonObject]:
         yield from read_log(pack_folder(race_path, entrant, rate))
 
 
-def find_races(folder: Path) -> list[Path]:
-    """The folders below `folder` that hold a race, without their screens."""
-    return sorted(file.parent for file in folder.rglob(RACE_FILE) if file.parent.name != SCREEN_FOLDER)
-
-
-def completed_steps(race_folder: Path) -> int:
-    """The step that every pack of a race has reached."""
-    settings = read_race_settings(race_folder)
-    logs = [read_log(pack_folder(race_folder, entrant, rate)) for entrant, rate in list_packs(settings)]
-    return min((last_step(lines) or 0 for lines in logs), default=0)
-
-
 # Logs in one file
 
 

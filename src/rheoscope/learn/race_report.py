@@ -16,9 +16,6 @@ from rheoscope.learn.race_files import (
     DATA_FOLDER,
     RACE_FILE,
     SCREEN_FOLDER,
-    completed_steps,
-    find_races,
-    read_race_settings,
     restore_from_logs,
     screen_logs_file,
     write_logs,
@@ -37,7 +34,7 @@ from rheoscope.models.corpus_sources import check_data, load_task
 from rheoscope.models.recipes import parse_setting
 from rheoscope.models.task import Task
 from rheoscope.models.train import Process, distributed_process
-from rheoscope.picture.blocks import Cell, Table, to_cells
+from rheoscope.picture.blocks import Table, to_cells
 from rheoscope.ray_workers import set_threads, worker_count
 from rheoscope.report.console import console
 from rheoscope.report.csv_files import check_table_directory, save_csv
@@ -57,26 +54,6 @@ def show_entrants() -> None:
         Message("NAME:parameters and NAME:flops have the FFN width that matches the size of the recipe's own model."),
         "dim",
     )
-
-
-def show_races(folder: Path) -> None:
-    """Print the races below a folder, each with its entrants and its progress."""
-    races = find_races(folder)
-    if not races:
-        raise RheoscopeError(
-            Message("{folder} holds no race", folder=str(folder)),
-            Advice("", f"rheoscope race run tiny --mechanisms metric --data FILE --out {folder / 'race'}"),
-        )
-    header = to_cells([Message("race"), Message("entrants"), Message("seeds"), Message("steps")])
-    rows = [_race_cells(race_folder) for race_folder in races]
-    terminal = Terminal(console(), [])
-    terminal.print_block(Table(Message("Races in {folder}", folder=str(folder)), header, rows, frozenset({0, 1})))
-
-
-def _race_cells(race_folder: Path) -> list[Cell]:
-    settings = read_race_settings(race_folder)
-    steps = Message("{n} of {total}", n=completed_steps(race_folder), total=settings["recipe"]["steps"])
-    return to_cells([str(race_folder), ", ".join(settings["mechanisms"]), str(settings["seeds"]), steps])
 
 
 def make_job(job_file: Path | None, options: Mapping[str, Any], assignments: Sequence[str]) -> Job:

@@ -150,9 +150,11 @@ def _train(
     if start_step < target_recipe.steps:
         return Message("wrote {out} (held out: {figures}, at step {step:,}); type {command}", command=command, **facts)
     return Message(
-        "{out} is finished (held out: {figures}, at step {step:,}); type {command}, or --steps {steps} to train longer",
+        "{out} is finished at step {last:,} (held out: {figures}, at step {step:,}); type {command}, or --steps {more} to train "
+        "longer",
         command=command,
-        steps=2 * target_recipe.steps,
+        last=target_recipe.steps,
+        more=2 * target_recipe.steps,
         **facts,
     )
 

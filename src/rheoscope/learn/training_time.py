@@ -61,16 +61,16 @@ def min_training_seconds(recipe: Recipe, steps: int, flop_rate: float) -> float:
     return FLOPS_PER_WEIGHT * n_weights * recipe.batch * recipe.context * steps / flop_rate
 
 
-def long_run_warning(recipe: Recipe, start_step: int, flop_rate: float) -> Message | None:
-    """A warning before the first step, or None if the run may finish within the hour."""
+def long_run_warning(recipe: Recipe, start_step: int, flop_rate: float) -> str:
+    """A warning before the first step; empty if the run may finish within the hour."""
     steps = recipe.steps - start_step
     seconds = min_training_seconds(recipe, steps, flop_rate)
     if seconds < LONG_RUN_SECONDS:
-        return None
+        return ""
     suggested_steps = max(1, int(steps * LONG_RUN_SECONDS / 6 / seconds))
     return Message(
-        "{steps:,} steps take at least {duration} on this CPU; use --device cuda if there is a GPU, --steps {suggested} for at "
-        "least ten minutes, or a smaller --set batch or width",
+        "{steps:,} steps take {duration} or more on this CPU; use --device cuda if there is a GPU, --steps {suggested} for ten "
+        "minutes or more, or a smaller --set batch or width",
         steps=steps,
         duration=format_duration(seconds),
         suggested=start_step + suggested_steps,
@@ -92,7 +92,7 @@ def pace_reporter(recipe: Recipe, start_step: int, log: Callable[[str], object])
             )  # without the first step, which also warms up
             log(
                 Message(
-                    "the remaining {steps:,} steps will take about {duration} on this CPU ({seconds:.2g} s per step)",
+                    "{steps:,} steps to go will take about {duration} on this CPU ({seconds:.2g} s per step)",
                     steps=steps_left,
                     duration=format_duration(seconds_per_step * steps_left),
                     seconds=seconds_per_step,
