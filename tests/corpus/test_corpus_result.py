@@ -193,9 +193,9 @@ def test_an_interrupted_run_says_how_to_resume(
         "300",
     ]
     outcome = rheoscope("corpus", "run", *arguments, "--out", str(tmp_path / "run"))
-    assert outcome.returncode == 1
+    assert outcome.returncode == 130
     assert re.fullmatch(
-        r"rheoscope: stopped; \d shards? (is|are) complete; type rheoscope corpus resume \S+\n", outcome.stderr
+        r"rheoscope: stopped, \d shards? (is|are) complete; type rheoscope corpus resume \S+\n", outcome.stderr
     )
     monkeypatch.undo()
     assert rheoscope("corpus", "resume", str(tmp_path / "run")).returncode == 0

@@ -1,95 +1,97 @@
 """The report of a race: one table, JSON, CSV and a page, and errors of one line."""
 
+import io
 import json
 import shutil
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from rheoscope.commands.app import app
 from rheoscope.learn import race_files, race_tables
 from rheoscope.learn.curves import compare_entrants
+from rheoscope.learn.entrants import ENTRANTS
 from rheoscope.learn.race_page import build_page, race_picture
+from rheoscope.learn.race_report import make_job, run_race_job, show_entrants, show_report
 from rheoscope.learn.race_result import FIELDS, comparison_dataset, median_speeds, race_result
 from rheoscope.picture.picture import Line, Shape
 from rheoscope.shapes import RheoscopeError
 from tests.learn.test_curves import curves
 
 TEXT = " ".join(("the cat sat on the mat", "a dog ran over hills")[i * i % 5 % 2] for i in range(300))
-ARGUMENTS = ["tiny", "--mechanisms", "tied,untied+asymmetry=1", "--seeds", "2", "--rates", "1e-3,1e-2", "--steps", "2",
-         "--held-out-tokens", "64", "--device", "cpu", "--set", "evaluate_every=1", "batch=2", "context=8", "width=16", "heads=2",
-         "vocabulary=characters", "depth=1"]  # fmt: skip
+OPTIONS: dict[str, Any] = {
+    "recipe": "tiny",
+    "mechanisms": ["tied", "untied+asymmetry=1"],
+    "seeds": 2,
+    "rates": [1e-3, 1e-2],
+    "steps": 2,
+    "held_out_tokens": 64,
+}
+SETTINGS = ["evaluate_every=1", "batch=2", "context=8", "width=16", "heads=2", "vocabulary=characters", "depth=1"]
 
 
-def run_command(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["race", *arguments], env={"COLUMNS": "160"})
+def run(out: Path, data: Path, join_logs: Path | None = None, settings: Sequence[str] = (), **options: Any) -> bool:
+    """Run or continue a tiny race on the CPU."""
+    job = make_job(None, OPTIONS | {"data": [data]} | options, [*SETTINGS, *settings])
+    return run_race_job(job, out, "cpu", join_logs=join_logs)
+
+
+def report(path: Path, **files: Any) -> str:
+    """The printed report of a race."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as output:
+        patch.setenv("COLUMNS", "160")
+        show_report(path, **files)
+    return output.getvalue()
 
 
 @pytest.fixture(scope="module")
-def finished_race(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def finished_race(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("race")
     (folder / "book.txt").write_text(TEXT)
-    output = run_command(
-        *ARGUMENTS,
-        "--data",
-        str(folder / "book.txt"),
-        "--out",
-        str(folder / "run"),
-        "--json",
-        str(folder / "race.json"),
-    )
-    assert output.exit_code == 0, output.output
-    return folder / "run", output
+    assert run(folder / "run", folder / "book.txt")
+    return folder / "run"
 
 
-def test_the_command_runs_a_race_and_prints_its_table(finished_race: tuple[Path, Any]) -> None:
-    out, output = finished_race
-    assert "Held-out loss after 2 steps, 2 seeds" in output.output
+def test_the_report_prints_one_table_and_writes_every_number(finished_race: Path, tmp_path: Path) -> None:
+    output = report(finished_race, json=tmp_path / "race.json")
+    assert "Held-out loss after 2 steps, 2 seeds" in output
     for name in ("untied", "tied", "untied+asymmetry=1"):
-        assert name in output.output
-    assert "at the best of 2 rates, chosen on the same seeds" in output.output
-    stored = json.loads((out.parent / "race.json").read_text())
+        assert name in output
+    assert "at the best of 2 rates, chosen on the same seeds" in output
+    stored = json.loads((tmp_path / "race.json").read_text())
     assert set(stored["race"]["data_vars"]) == set(FIELDS)
     assert set(stored["tokens_per_second"]) == {"untied", "tied", "untied+asymmetry=1"}
 
 
-def test_a_report_without_running_is_the_same(finished_race: tuple[Path, Any], tmp_path: Path) -> None:
-    out, output = finished_race
-    arguments = [
-        "--json",
-        str(tmp_path / "a.json"),
-        "--csv",
-        str(tmp_path / "tables"),
-        "--html",
-        str(tmp_path / "a.html"),
-    ]
-    report = run_command("--report", str(out), *arguments, "--explain")
-    assert report.exit_code == 0, report.output
-    assert "The p value after Holm's correction" not in output.output
-    assert "The p value after Holm's correction" in report.output
-    assert (tmp_path / "a.json").read_bytes() == (out.parent / "race.json").read_bytes()
+def test_the_report_explains_columns_and_writes_tables_and_a_page(finished_race: Path, tmp_path: Path) -> None:
+    output = report(finished_race, csv=tmp_path / "tables", html=tmp_path / "race.html", explain=True)
+    assert "The p value after Holm's correction" in output
+    assert "The p value after Holm's correction" not in report(finished_race)
     assert (tmp_path / "tables" / "race.entrant.csv").read_text().startswith("entrant,best_rate,final_loss")
-    page = (tmp_path / "a.html").read_text()
+    page = (tmp_path / "race.html").read_text()
     assert "Final difference from the baseline" in page
     assert "W_Q = W_K throughout" in page
 
 
-def test_a_file_of_logs_gives_the_report_of_its_folder(finished_race: tuple[Path, Any], tmp_path: Path) -> None:
-    out, _ = finished_race
+def test_entrants_are_listed_with_their_descriptions() -> None:
+    with redirect_stdout(io.StringIO()) as output:
+        show_entrants()
+    assert all(name in output.getvalue() for name in ENTRANTS)
+
+
+def test_a_file_of_logs_gives_the_report_of_its_folder(finished_race: Path, tmp_path: Path) -> None:
     logs_file, second_file = tmp_path / "logs.json", tmp_path / "again.json"
-    assert (
-        run_command("--report", str(out), "--logs", str(logs_file), "--json", str(tmp_path / "a.json")).exit_code == 0
-    )
-    output = run_command("--report", str(logs_file), "--logs", str(second_file), "--json", str(tmp_path / "b.json"))
-    assert output.exit_code == 0, output.output
+    report(finished_race, logs=logs_file, json=tmp_path / "a.json")
+    report(logs_file, logs=second_file, json=tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert logs_file.read_bytes() == second_file.read_bytes()
-    assert list(race_files.read_all_logs(logs_file)) == list(race_files.read_all_logs(out))
-    assert logs_file.stat().st_size < sum(log_file.stat().st_size for log_file in out.rglob(race_files.LOG_FILE))
+    assert list(race_files.read_all_logs(logs_file)) == list(race_files.read_all_logs(finished_race))
+    size = sum(log_file.stat().st_size for log_file in finished_race.rglob(race_files.LOG_FILE))
+    assert logs_file.stat().st_size < size
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(RheoscopeError, match="holds no logs of a race"):
         race_result(tmp_path / "other.json")
@@ -105,54 +107,49 @@ def test_a_file_of_logs_keeps_divergence() -> None:
     assert list(race_files.log_lines(race_files.log_columns(lines))) == lines
 
 
-def test_entrants_join_a_race_from_its_logs(finished_race: tuple[Path, Any], tmp_path: Path) -> None:
-    out, _ = finished_race
-    race_files.write_logs(out, tmp_path / "logs.json")
-    join = ["--data", str(out.parent / "book.txt"), "--join", str(tmp_path / "logs.json"), "--out"]
-    output = run_command(*ARGUMENTS, "--mechanisms", "tied,metric", *join, str(tmp_path / "joined"))
-    assert output.exit_code == 0, output.output
-    result, result_before = race_result(tmp_path / "joined"), race_result(out)
+def test_entrants_join_a_race_from_its_logs(finished_race: Path, tmp_path: Path) -> None:
+    race_files.write_logs(finished_race, tmp_path / "logs.json")
+    data = finished_race.parent / "book.txt"
+    run(tmp_path / "joined", data, tmp_path / "logs.json", mechanisms=["tied", "metric"])
+    result, result_before = race_result(tmp_path / "joined"), race_result(finished_race)
     assert list(result.entrant.values) == [*result_before.entrant.values, "metric"]
     assert result.loss.sel(entrant=result_before.entrant).equals(result_before.loss)
-    trained_packs = {logs_file.parent.name for logs_file in (tmp_path / "joined").rglob("state-*")}
+    trained_packs = {state_file.parent.name for state_file in (tmp_path / "joined").rglob("state-*")}
     assert trained_packs == {"metric@0.001", "metric@0.01"}
     assert set(median_speeds(tmp_path / "joined")) == {"metric"}
-    outcome_alone = run_command(*ARGUMENTS, "--mechanisms", "metric", *join[:2], "--out", str(tmp_path / "alone"))
-    assert outcome_alone.exit_code == 0, outcome_alone.output
+    run(tmp_path / "alone", data, mechanisms=["metric"])
     assert result.loss.sel(entrant="metric").equals(race_result(tmp_path / "alone").loss.sel(entrant="metric"))
 
 
-def test_only_finished_packs_of_the_same_race_are_restored(finished_race: tuple[Path, Any], tmp_path: Path) -> None:
-    out, _ = finished_race
-    race_files.write_logs(out, tmp_path / "logs.json")
+def test_only_finished_packs_are_restored(finished_race: Path, tmp_path: Path) -> None:
+    race_files.write_logs(finished_race, tmp_path / "logs.json")
     unfinished = json.loads((tmp_path / "logs.json").read_text())
     unfinished["packs"][0]["step"][-1] -= 1
     (tmp_path / "logs.json").write_text(json.dumps(unfinished))
-    race_files.restore_from_logs(tmp_path / "logs.json", tmp_path / "joined", race_files.read_race_settings(out))
+    settings = race_files.read_race_settings(finished_race)
+    race_files.restore_from_logs(tmp_path / "logs.json", tmp_path / "joined", settings)
     assert len(list((tmp_path / "joined" / race_files.PACKS_FOLDER).iterdir())) == len(unfinished["packs"]) - 1
-    join = ["--data", str(out.parent / "book.txt"), "--join", str(tmp_path / "logs.json"), "--out"]
-    outcome_other = run_command(*ARGUMENTS, "--seeds", "3", *join, str(tmp_path / "other"))
-    assert "logs.json holds a race with seeds=2, now seeds=3; use the stored value or another path" in str(
-        outcome_other.exception
-    )
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "letter.txt").write_text("mine")
-    outcome_foreign = run_command(
-        *ARGUMENTS, "--data", str(out / race_files.DATA_FOLDER), *join[2:], str(tmp_path / "theirs")
-    )
-    assert "contains files of other programs" in str(outcome_foreign.exception)
-    assert [logs_file.name for logs_file in (tmp_path / "theirs").glob("[!.]*")] == ["letter.txt"]
-    outcome_missing = run_command(
-        *ARGUMENTS, *join[:2], "--join", str(tmp_path / "none.json"), "--out", str(tmp_path / "none")
-    )
-    assert f"there is no file {tmp_path / 'none.json'}, expected a file written with --logs" in str(
-        outcome_missing.exception
-    )
-    assert sorted(logs_file.name for logs_file in tmp_path.iterdir()) == ["joined", "logs.json", "theirs"]
 
 
-def test_an_unfinished_race_is_reported_up_to_the_common_step(finished_race: tuple[Path, Any], tmp_path: Path) -> None:
-    shutil.copytree(finished_race[0], tmp_path / "run")
+def test_logs_of_another_race_and_foreign_folders_are_refused(finished_race: Path, tmp_path: Path) -> None:
+    logs_file, data = tmp_path / "logs.json", finished_race.parent / "book.txt"
+    race_files.write_logs(finished_race, logs_file)
+    with pytest.raises(
+        RheoscopeError, match=r"logs\.json holds a race with seeds=2, now seeds=3; use the stored value"
+    ):
+        run(tmp_path / "other", data, logs_file, seeds=3)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "letter.txt").write_text("mine")
+    with pytest.raises(RheoscopeError, match="contains files of other programs"):
+        run(tmp_path / "foreign", finished_race / race_files.DATA_FOLDER, logs_file)
+    assert [file.name for file in (tmp_path / "foreign").glob("[!.]*")] == ["letter.txt"]
+    with pytest.raises(RheoscopeError, match=r"there is no file .*none\.json, expected a file written with --logs"):
+        run(tmp_path / "none", data, tmp_path / "none.json")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["foreign", "logs.json"]
+
+
+def test_an_unfinished_race_is_reported_up_to_the_common_step(finished_race: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished_race, tmp_path / "run")
     log_file = race_files.pack_folder(tmp_path / "run", "tied", 1e-2) / race_files.LOG_FILE
     log_file.write_text("".join(log_file.read_text().splitlines(keepends=True)[:4]))
     result = race_result(tmp_path / "run")
@@ -164,37 +161,29 @@ def test_an_unfinished_race_is_reported_up_to_the_common_step(finished_race: tup
 
 
 @pytest.mark.parametrize(
-    ("arguments", "pattern"),
+    ("changes", "pattern"),
     [
-        (["--report", "nowhere"], "holds no race"),
-        (["tiny", "--mechanisms", "metrik", "--data", "a", "--out", "b"], "unknown entrant 'metrik'"),
-        (
-            ["tiny", "--mechanisms", "untied+asymmetry=x", "--data", "a", "--out", "b"],
-            "a penalty has the form NAME=NUMBER",
-        ),
-        (["tiny", "--mechanisms", "untied+beauty=1", "--data", "a", "--out", "b"], "beauty"),
-        (["tiny", "--mechanisms", "tied", "--rates", "fast", "--data", "a", "--out", "b"], "fast"),
-        (["tiny", "--mechanisms", "tied", "--set", "clip=-1", "--data", "a", "--out", "b"], "clip must be between"),
+        ({"mechanisms": ["metrik"]}, "unknown entrant 'metrik', expected one of untied"),
+        ({"mechanisms": ["untied+asymmetry=x"]}, "a penalty has the form NAME=NUMBER, got 'asymmetry=x'"),
+        ({"mechanisms": ["untied+beauty=1"]}, "beauty"),
+        ({"seeds": -1}, "seeds must be at least 1, got -1; type seeds=12"),
+        ({"settings": ["clip=-1"]}, "clip must be between"),
     ],
 )
 def test_mistakes_are_errors_of_one_line_and_write_nothing(
-    arguments: list[str], pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], pattern: str, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a").write_text(TEXT)
-    output = run_command(*arguments)
-    assert output.exit_code == 1
-    assert isinstance(output.exception, RheoscopeError)
-    assert pattern in str(output.exception)
-    assert [logs_file.name for logs_file in tmp_path.iterdir()] == ["a"]
+    (tmp_path / "book.txt").write_text(TEXT)
+    with pytest.raises(RheoscopeError) as error:
+        run(tmp_path / "run", tmp_path / "book.txt", **changes)
+    assert pattern in str(error.value)
+    assert "\n" not in str(error.value)
+    assert [file.name for file in tmp_path.iterdir()] == ["book.txt"]
 
 
-def test_missing_arguments_are_bad_usage() -> None:
-    assert run_command("tiny").exit_code == 2
-    assert run_command("--report", "a", "--join", "b.json").exit_code == 2
-    outcome_list = run_command("--list")
-    assert outcome_list.exit_code == 0
-    assert "symmetric_start" in outcome_list.output
+def test_a_report_of_a_missing_race_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RheoscopeError, match="nowhere holds no race"):
+        report(tmp_path / "nowhere")
 
 
 # Values

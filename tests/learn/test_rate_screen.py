@@ -7,18 +7,17 @@ from runpy import run_path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from rheoscope import load, operators
-from rheoscope.commands.app import app
 from rheoscope.learn import race_files
 from rheoscope.learn.geometry_over_training import learned
 from rheoscope.learn.race_job import job_from_mapping, settings_from_toml
 from rheoscope.learn.race_models import load_race_model
 from rheoscope.learn.race_page import geometry_picture
 from rheoscope.learn.race_plan import Race
+from rheoscope.learn.race_report import make_job, run_race_job, show_report
 from rheoscope.learn.race_result import best_rate_observations, race_result
-from rheoscope.learn.race_tables import table_note
+from rheoscope.learn.race_tables import entrant_table, table_note
 from rheoscope.learn.rate_screen import RateScreen
 from rheoscope.models.recipes import tiny
 from rheoscope.picture.picture import Line
@@ -50,18 +49,16 @@ vocabulary = "characters"
 
 
 @pytest.fixture(scope="module")
-def screened_race(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def screened_race(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("screened")
     (folder / "book.txt").write_text(TEXT)
     (folder / "job.toml").write_text(JOB)
-    arguments = ["race", "--job", str(folder / "job.toml"), "--out", str(folder / "run"), "--device", "cpu"]
-    outcome = CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
-    assert outcome.exit_code == 0, outcome.output
-    return folder / "run", outcome
+    assert run_race_job(make_job(folder / "job.toml", {}, []), folder / "run", "cpu")
+    return folder / "run"
 
 
-def test_entrants_run_at_the_best_rate_of_the_screen_with_new_seeds(screened_race: tuple[Path, Any]) -> None:
-    out, outcome = screened_race
+def test_entrants_run_at_the_best_rate_of_the_screen_with_new_seeds(screened_race: Path) -> None:
+    out = screened_race
     screen_settings, race_settings = (
         race_files.read_race_settings(out / race_files.SCREEN_FOLDER),
         race_files.read_race_settings(out),
@@ -81,19 +78,19 @@ def test_entrants_run_at_the_best_rate_of_the_screen_with_new_seeds(screened_rac
     result = race_result(out)
     assert result.loss_by_rate.isnull().values.tolist() == [[True, False]] * 3
     assert "best of 2 rates, chosen on seeds 0, 1 and judged on seeds 2–4" in table_note(result)
-    assert "Held-out loss after 8 steps, 3 seeds" in outcome.output
+    assert entrant_table(result).heading == "Held-out loss after 8 steps, 3 seeds"
 
 
-def test_models_of_a_screened_race_load_by_seed_number(screened_race: tuple[Path, Any]) -> None:
-    out, _ = screened_race
+def test_models_of_a_screened_race_load_by_seed_number(screened_race: Path) -> None:
+    out = screened_race
     weights, other_weights = (load_race_model(out, "tied", seed).unembed.weight for seed in (2, 3))
     assert not weights.equal(other_weights)
     with pytest.raises(RheoscopeError, match="with seeds 2 to 4"):
         load_race_model(out, "tied", 1)
 
 
-def test_the_first_seed_of_each_entrant_is_observed(screened_race: tuple[Path, Any], tmp_path: Path) -> None:
-    out, _ = screened_race
+def test_the_first_seed_of_each_entrant_is_observed(screened_race: Path, tmp_path: Path) -> None:
+    out = screened_race
     race_files.write_logs(out, tmp_path / "logs.json")
     for path in (out, tmp_path / "logs.json"):
         observations = race_files.read_observations(path, "tied", 1e-2)
@@ -105,10 +102,11 @@ def test_the_first_seed_of_each_entrant_is_observed(screened_race: tuple[Path, A
     assert float(result.symmetry[-1]) == pytest.approx(float(operators(model.view, draws=0).symmetry.mean()), abs=1e-5)
 
 
-def test_only_evaluation_steps_can_be_observed(screened_race: tuple[Path, Any], tmp_path: Path) -> None:
-    job = str(screened_race[0].parent / "job.toml")
-    outcome = CliRunner().invoke(app, ["race", "--job", job, "--out", str(tmp_path / "run"), "--look", "3"])
-    assert "look must be an evaluation step (0, 4, 8), got 3" in str(outcome.exception)
+def test_only_evaluation_steps_can_be_observed(screened_race: Path, tmp_path: Path) -> None:
+    job = make_job(screened_race.parent / "job.toml", {"look": "0,3"}, [])
+    with pytest.raises(RheoscopeError, match=r"look must be an evaluation step \(0, 4, 8\), got 3") as error:
+        run_race_job(job, tmp_path / "run", "cpu")
+    assert error.value.on("shell").endswith("; type --look 0,8")
     assert not (tmp_path / "run").exists()
 
 
@@ -144,8 +142,8 @@ def test_the_published_job_files_are_valid(file: Path) -> None:
     assert screen is None or screen.screening_race(job.build_race()).recipe.steps <= job.build_recipe().steps / 4
 
 
-def test_the_page_plots_the_observations(screened_race: tuple[Path, Any]) -> None:
-    panels = {panel.title: panel for panel in geometry_picture(best_rate_observations(screened_race[0])).panels}
+def test_the_page_plots_the_observations(screened_race: Path) -> None:
+    panels = {panel.title: panel for panel in geometry_picture(best_rate_observations(screened_race)).panels}
     tied_line = next(mark for mark in panels["Symmetry"].marks if isinstance(mark, Line) and mark.name == "tied")
     assert list(tied_line.x) == [0, 8]
     assert list(tied_line.y) == pytest.approx([1, 1])
@@ -158,8 +156,8 @@ def test_a_screen_must_not_be_longer_than_its_race() -> None:
         RateScreen.parse("short")
 
 
-def test_entrants_may_join_a_screened_race(screened_race: tuple[Path, Any], tmp_path: Path) -> None:
-    out = Path(shutil.copytree(screened_race[0], tmp_path / "copy"))
+def test_entrants_may_join_a_screened_race(screened_race: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(screened_race, tmp_path / "copy"))
     settings_before = race_files.read_race_settings(out)
     joined_settings = race_files.store_or_check_race(
         out,
@@ -170,14 +168,12 @@ def test_entrants_may_join_a_screened_race(screened_race: tuple[Path, Any], tmp_
     assert joined_settings["mechanisms"] == [*settings_before["mechanisms"], "gated"]
 
 
-def test_logs_include_the_screen_and_restore_it(screened_race: tuple[Path, Any], tmp_path: Path) -> None:
-    out, file = screened_race[0], tmp_path / "logs.json"
-    invoke = CliRunner().invoke
-    assert invoke(app, ["race", "--report", str(out), "--logs", str(file)]).exit_code == 0
+def test_logs_include_the_screen_and_restore_it(screened_race: Path, tmp_path: Path) -> None:
+    out, file = screened_race, tmp_path / "logs.json"
+    show_report(out, logs=file)
     assert {path.name for path in tmp_path.iterdir()} == {"logs.json", "logs.screen.json"}
-    arguments = ["race", "--job", str(out.parent / "job.toml"), "--device", "cpu", "--mechanisms", "tied,gated"]
-    outcome = invoke(app, [*arguments, "--join", str(file), "--out", str(tmp_path / "joined")])
-    assert outcome.exit_code == 0, outcome.output
+    job = make_job(out.parent / "job.toml", {"mechanisms": ["tied", "gated"]}, [])
+    run_race_job(job, tmp_path / "joined", "cpu", join_logs=file)
     trained_packs = {
         path.parent.relative_to(tmp_path / "joined").as_posix() for path in (tmp_path / "joined").rglob("state-*")
     }
@@ -188,12 +184,10 @@ def test_logs_include_the_screen_and_restore_it(screened_race: tuple[Path, Any],
     assert best_rate_observations(tmp_path / "joined")["tied"] == best_rate_observations(out)["tied"]
 
 
-def test_the_example_plots_a_race(
-    screened_race: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_plots_a_race(screened_race: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = Path(__file__).parents[2] / "examples" / "plot_race.py"
     script = run_path(str(file))
-    race_files.write_logs(screened_race[0], tmp_path / "logs.json")
+    race_files.write_logs(screened_race, tmp_path / "logs.json")
     monkeypatch.setattr("sys.argv", ["plot_race.py", str(tmp_path / "logs.json"), "--out", str(tmp_path / "figures")])
     script["main"]()
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {

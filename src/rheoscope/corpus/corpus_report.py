@@ -1,5 +1,7 @@
 """The commands of a corpus run: run it with a progress bar, show its status, and query it."""
 
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +13,7 @@ from rheoscope.corpus.corpus_job import Job
 from rheoscope.corpus.corpus_run import CorpusProgress, OnProgress, local_engine, run_job
 from rheoscope.corpus.distributed_run import ray_engine
 from rheoscope.corpus.merged_summary import total_counts
-from rheoscope.corpus.parquet_tables import import_parquet, resume_advice
+from rheoscope.corpus.parquet_tables import import_parquet
 from rheoscope.corpus.query import connect, table_columns
 from rheoscope.corpus.shards import finished_shards, read_manifest, read_shards, table_files
 from rheoscope.files import write_file
@@ -20,21 +22,22 @@ from rheoscope.messages.message import Message, join, plural
 from rheoscope.ray_workers import set_threads, worker_count
 from rheoscope.report.console import console
 from rheoscope.report.tables import csv_text
-from rheoscope.shapes import RheoscopeError
 
 
 def run_corpus(job: Job, folder: Path, workers: int | None, address: str | None, threads: int | None) -> None:
-    """Run a job with a progress bar. If interrupted, the error says how to resume."""
+    """Run a job with a progress bar. If interrupted, print how to resume."""
     try:
         with _progress_bar() as on_progress:
             progress = run_job(job, folder, _make_engine(job, workers, address, threads), on_progress)
     except KeyboardInterrupt:
-        raise RheoscopeError(
-            plural(
-                "stopped; {n} shard is complete", "stopped; {n} shards are complete", n=len(finished_shards(folder))
-            ),
-            resume_advice(folder),
-        ) from None
+        line = plural(
+            "stopped, {n} shard is complete; type rheoscope corpus resume {folder}",
+            "stopped, {n} shards are complete; type rheoscope corpus resume {folder}",
+            n=len(finished_shards(folder)),
+            folder=shlex.quote(str(folder)),
+        )
+        print(f"rheoscope: {render(line)}", file=sys.stderr)
+        raise SystemExit(130) from None
     totals = total_counts(folder)
     counts = [
         plural("{n:,} shard", "{n:,} shards", n=progress.shards_done),
