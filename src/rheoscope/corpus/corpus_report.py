@@ -39,7 +39,7 @@ def run_corpus(job: Job, folder: Path, workers: int | None, address: str | None,
         print(f"rheoscope: {render(line)}", file=sys.stderr)
         raise SystemExit(130) from None
     totals = total_counts(folder)
-    counts = [
+    counts: list[str] = [
         plural("{n:,} shard", "{n:,} shards", n=progress.shards_done),
         _texts_count(totals["texts"]),
         _tokens_count(totals["tokens"]),
@@ -107,7 +107,7 @@ def _progress_bar() -> Iterator[OnProgress]:
         task_id = display.add_task(render(Message("opening the corpus")), total=None)
 
         def on_progress(progress: CorpusProgress) -> None:
-            counts = [_tokens_count(progress.tokens), *_speed(progress), _rejects_count(progress.rejects)]
+            counts: list[str] = [_tokens_count(progress.tokens), *_speed(progress), _rejects_count(progress.rejects)]
             display.update(
                 task_id,
                 description=render(join(", ", counts)),
@@ -126,7 +126,7 @@ def show_status(folder: Path) -> None:
         read_shards(folder),
         total_counts(folder),
     )
-    counts = [
+    counts: list[str] = [
         plural("{done:,} of {n:,} shard", "{done:,} of {n:,} shards", n=len(shards), done=len(finished)),
         _texts_count(totals["texts"]),
         _tokens_count(totals["tokens"]),

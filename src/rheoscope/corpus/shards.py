@@ -156,7 +156,7 @@ def start_run(folder: Path, job: Job, model: dict[str, Any], inputs: list[Input]
 def _difference(stored: Manifest, requested: Manifest) -> Message:
     """The settings in which two runs differ."""
     old, new = stored.job.fingerprint_settings() | stored.model, requested.job.fingerprint_settings() | requested.model
-    changes = [
+    changes: list[str] = [
         Message(
             "{setting} is {stored!r} there, {requested!r} here", setting=name, stored=old.get(name), requested=new[name]
         )

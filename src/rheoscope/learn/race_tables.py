@@ -68,7 +68,7 @@ def table_note(result: "xarray.Dataset") -> Message:
     grid_ends = {float(result.rate.min()), float(result.rate.max())} if result.sizes["rate"] > 2 else set()
     at_grid_end = [name for name, rate in rate_by_entrant.items() if rate in grid_ends]
     at_other_rate = [name for name, rate in rate_by_entrant.items() if rate != rate_by_entrant[BASELINE]]
-    sentences = [
+    sentences: list[str] = [
         Message("Differences are paired by seed."),
         *_rate_choice(result),
         plural(
