@@ -275,9 +275,7 @@ def test_with_halves_the_numbers_are_those_of_the_judged_seeds() -> None:
     result = comparison_dataset(comparison, race_settings(rates=[1e-3], seeds=4))
     assert result.final_loss.values == pytest.approx([3.1, 4.1])
     assert result.judged.values.tolist() == [2, 3]
-    assert "chosen on seeds 0, 1, judged on 2, 3" not in race_tables.table_note(
-        result
-    )  # there is no choice with one rate
+    assert "chosen on" not in race_tables.table_note(result)  # there is no choice with one rate
 
 
 def test_entrants_at_another_rate_or_an_end_of_the_grid_are_named() -> None:
@@ -293,9 +291,11 @@ def test_entrants_at_another_rate_or_an_end_of_the_grid_are_named() -> None:
     )
     assert "Best at an end of the grid, so a wider grid may help: tied." in note
     assert "At another rate than the baseline, so the rate may explain the difference: tied." in note
-    assert " grid" not in race_tables.table_note(
+    note_at_one_rate = race_tables.table_note(
         comparison_dataset(compare_entrants(all_curves[:6]), race_settings(rates=list(grid), seeds=4))
     )
+    assert "end of the grid" not in note_at_one_rate
+    assert "another rate" not in note_at_one_rate
 
 
 def test_rates_are_plotted_if_an_entrant_has_several() -> None:
