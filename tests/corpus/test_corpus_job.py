@@ -52,8 +52,8 @@ def test_an_invalid_job_is_refused(settings: dict[str, object], pattern: str) ->
 
 def test_typed_settings_are_toml_values() -> None:
     assignments = ["clusters.grain=half", "clusters.keep_massive=true", "readout.top=3"]
-    result = apply_settings({"clusters": {}, "readout": {"before": 2}}, assignments)
-    assert result == {"clusters": {"grain": "half", "keep_massive": True}, "readout": {"before": 2, "top": 3}}
+    result = apply_settings({"clusters": {}, "readout": {"tokens_before": 2}}, assignments)
+    assert result == {"clusters": {"grain": "half", "keep_massive": True}, "readout": {"tokens_before": 2, "top": 3}}
     with pytest.raises(RheoscopeError, match=r"must have the form ANALYSIS\.SETTING=VALUE"):
         apply_settings({"clusters": {}}, ["grain=half"])
 

@@ -13,6 +13,7 @@ import rheoscope as rs
 from rheoscope.catalogue import analysis_by_name
 from rheoscope.corpus import corpus_report
 from rheoscope.corpus.corpus_job import Job
+from rheoscope.corpus.corpus_page import save_page
 from rheoscope.corpus.corpus_run import CorpusProgress, run_job
 from rheoscope.corpus.drift import drift
 from rheoscope.corpus.segments import MAX_SEGMENTS
@@ -137,7 +138,7 @@ def test_drift_needs_the_same_model(runs: tuple[Job, Path, Path], tmp_path: Path
 
 
 def test_the_commands_run_resume_query_and_report(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
-    base_job, first_folder, second_folder = runs
+    base_job, first_folder, _ = runs
     (tmp_path / "job.toml").write_text(
         f'texts = "{base_job.texts[0]}"\nmodel = "{base_job.model}"\nlength = 40\n[analyses.head_types]\nreach = 4\n'
     )
@@ -157,15 +158,20 @@ def test_the_commands_run_resume_query_and_report(runs: tuple[Job, Path, Path], 
     )
     assert query_outcome.returncode == 0
     assert int((tmp_path / "n.csv").read_text().split()[1]) > 100
-    page_outcome = rheoscope(
-        "corpus", "report", str(first_folder), "--beside", str(second_folder), "--html", str(tmp_path / "page.html")
-    )
+    page_outcome = rheoscope("corpus", "report", str(first_folder), "--html", str(tmp_path / "page.html"))
     assert page_outcome.returncode == 0, page_outcome.stderr
     html = (tmp_path / "page.html").read_text()
     assert all(
-        pattern in html
-        for pattern in ("Distributions: head_types", "Example texts: head_types", "Largest drift", "95 % interval")
+        pattern in html for pattern in ("Distributions: head_types", "Example texts: head_types", "95 % interval")
     )
+
+
+def test_the_page_compares_two_runs(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
+    _, first_folder, second_folder = runs
+    save_page(first_folder, second_folder, tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text()
+    assert "Largest drift" in html
+    assert "cells differ significantly (q ≤ 0.05). For the others the difference is unclear." in html
 
 
 def test_an_interrupted_run_says_how_to_resume(

@@ -113,12 +113,12 @@ def test_a_terminal_shows_a_bar_and_held_out_figures(
 @pytest.mark.parametrize(
     ("changes", "pattern"),
     [
-        ({"settings": [*SMALL, "rate=0.5"]}, "holds a run with rate=0.003, now rate=0.5"),
+        ({"settings": [*SMALL, "rate=0.5"]}, "holds a run with rate=0.003, .* rate=0.5"),
         ({"settings": [*SMALL, "colour=red"]}, "a recipe has no .*'colour'"),
-        ({"data": "nowhere.txt"}, "was made with data a.txt"),
+        ({"data": "nowhere.txt"}, "was .* with data a.txt"),
         ({"out": "a.txt"}, "a.txt is a file, expected a directory"),
         ({"out": "new", "data": "nowhere.txt"}, "there is no file nowhere.txt"),
-        ({"out": "new", "settings": [*SMALL, "context=5000"]}, "the training part has .* tokens, a context of 5,000"),
+        ({"out": "new", "settings": [*SMALL, "context=5000"]}, "the training part has .* tokens, .*a context of 5,000"),
         ({"out": "new", "settings": [*SMALL, "rate=1e3", "clip=1e9", "norm=none", "warmup=0"], "steps": 40}, "the loss is (nan|inf)"),
     ],
 )  # fmt: skip

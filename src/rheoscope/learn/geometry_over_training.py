@@ -37,13 +37,10 @@ if TYPE_CHECKING:
 MAX_TOKENS = 64
 """The largest number of tokens of the held-out text."""
 
-EXAMPLE_STEPS = use(look=[0, 100, 300, 1000])
-"""Steps to type where the given ones are not usable."""
-
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity: a field of an analysis, the field of its null, and how the field is reduced to one number per model."""
+    """One quantity: a field of an analysis and of its null, and how it becomes one number a model."""
 
     analysis_name: str
     field_name: str
@@ -52,7 +49,7 @@ class Quantity:
     settings: dict[str, Any] = field(default_factory=dict)
     reduce: Callable[["xarray.DataArray"], "xarray.DataArray"] = lambda x: x.mean()
     uses_text: bool = True
-    """Whether the analysis uses the held-out text; otherwise it brings its own."""
+    """Whether it is asked of the held-out text; else the analysis brings its own."""
 
 
 def _last_point(x: "xarray.DataArray") -> "xarray.DataArray":
@@ -146,6 +143,10 @@ class GeometryObserver:
             )
         inputs, _ = next(iter(task.held_out_batches(recipe)))
         return GeometryObserver(frozenset(steps), out, inputs[0, :MAX_TOKENS])
+
+
+EXAMPLE_STEPS = use(look=[0, 100, 300, 1000])
+"""Steps to type where the given ones are not usable."""
 
 
 def parse_steps(text: str) -> list[int]:
