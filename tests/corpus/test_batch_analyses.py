@@ -15,7 +15,7 @@ from tests.elsewhere import elsewhere
 from tests.waiting import record_waits
 
 STANDARD = [Request(name, {}) for name in ("trajectory", "readout", "head_statistics", "clusters")]
-AGREEMENT = Request("agreement", {"draws": 0, "queries": 8, "min_keys": 4})
+AGREEMENT = Request("agreement", {"draws": 0, "max_queries": 8, "min_keys": 4})
 
 
 @pytest.mark.parametrize("lengths", [[12, 12, 12], [12, 9, 12]], ids=["as long", "padded"])
