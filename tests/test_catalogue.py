@@ -188,7 +188,7 @@ def test_functions_that_take_both_refuse_them_too() -> None:
 
 
 def test_a_name_that_is_not_there_is_one_line() -> None:
-    with pytest.raises(RheoscopeError, match=r"there is no analysis 'nowhere'; expected one of frames"):
+    with pytest.raises(RheoscopeError, match=r"there is no analysis 'nowhere'; type rs\.analyses\(\)"):
         catalogue.analysis_by_name("nowhere")
     with pytest.raises(AttributeError, match="has no attribute 'nowhere'"):
         _ = rs.nowhere

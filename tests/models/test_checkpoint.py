@@ -182,7 +182,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "infinity": (lambda to: with_tensors(to, filled(Q, torch.inf)), rf"the weight {Q} holds NaN or infinity"),
     "unknown field": (lambda to: told(to, flavour="sweet"), r"this config has the unknown field 'flavour'; "),
-    "unknown mechanism": (lambda to: told(to, mechanism="magic"), r"unknown mechanism 'magic'; the mechanisms are"),
+    "unknown mechanism": (lambda to: told(to, mechanism="magic"), r"unknown mechanism 'magic'; type rs.mechanism"),
     "unknown form": (lambda to: told(to, form="loop"), r"unknown form 'loop'; type one of decoder, encoder"),
     "no tokenizer at all": (
         lambda to: written(to, "tokenizer.json", "{"),

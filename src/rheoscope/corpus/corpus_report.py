@@ -1,5 +1,7 @@
 """What a corpus run tells a person: a bar with rate, time left and rejects; how far it is; what a question found."""
 
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +15,11 @@ from rheoscope.corpus.merged_summary import total_counts
 from rheoscope.corpus.parquet_tables import import_parquet
 from rheoscope.corpus.query import connect, table_columns
 from rheoscope.corpus.shards import finished_shards, read_manifest, read_shards, table_files
+from rheoscope.messages.catalogue import render
+from rheoscope.messages.message import plural
 from rheoscope.ray_workers import set_threads, worker_count
 from rheoscope.report.console import console
 from rheoscope.report.tables import csv_text
-from rheoscope.shapes import RheoscopeError
 
 
 def run_corpus(job: Job, folder: Path, workers: int | None, address: str | None, threads: int | None) -> None:
@@ -25,9 +28,14 @@ def run_corpus(job: Job, folder: Path, workers: int | None, address: str | None,
         with _progress_bar() as on_progress:
             progress = run_job(job, folder, _make_engine(job, workers, address, threads), on_progress)
     except KeyboardInterrupt:
-        raise RheoscopeError(
-            f"stopped; {len(finished_shards(folder))} shards are there and whole; type rheoscope corpus resume {folder}"
-        ) from None
+        line = plural(
+            "stopped, {n} shard is complete; type rheoscope corpus resume {folder}",
+            "stopped, {n} shards are complete; type rheoscope corpus resume {folder}",
+            n=len(finished_shards(folder)),
+            folder=shlex.quote(str(folder)),
+        )
+        print(f"rheoscope: {render(line)}", file=sys.stderr)
+        raise SystemExit(130) from None
     totals = total_counts(folder)
     print(
         f"{folder}: {_pluralise(progress.shards_done, 'shard')}, {_pluralise(totals['texts'], 'text')}, {totals['tokens']:,} tokens, "
