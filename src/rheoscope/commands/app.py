@@ -35,7 +35,6 @@ from rheoscope.report.console import ignore_zero_width, replace_unencodable
 
 app = typer.Typer(
     cls=RootGroup,
-    invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -53,7 +52,6 @@ def _print_version(is_requested: bool) -> bool:
 
 @app.callback()
 def rheoscope(
-    context: typer.Context,
     lang: Annotated[
         Language | None,
         typer.Option("--lang", help="Language of the output (default: the locale). Allowed anywhere."),
@@ -70,9 +68,6 @@ def rheoscope(
     """
     if lang is not None:
         set_language(lang.value)
-    if context.invoked_subcommand is None:
-        help_text = context.get_help()  # typer prints it itself if rich is installed
-        print(help_text, end="" if not help_text else "\n")
 
 
 A_TEXT, A_MODEL = "One text in a model", "The weights of a model"

@@ -25,13 +25,14 @@ class CommandGroup(TyperGroup):
 
 
 class RootGroup(CommandGroup):
-    """The group `rheoscope`. A text without a command runs the default command."""
+    """The group `rheoscope`. A text without a command runs the default command, and no argument prints the help."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         language, rest = split_language(args)
         with suppress(UsageProblem) if ctx.resilient_parsing else nullcontext():  # resilient: for shell completion
             rest = insert_default_command(rest, self.commands)
-        return super().parse_args(ctx, [*language, *rest])
+        is_empty = not rest and not ctx.resilient_parsing
+        return super().parse_args(ctx, [*language, *(["--help"] if is_empty else rest)])
 
 
 def unknown_command(path: str, arguments: list[str], names: Collection[str]) -> UsageProblem:
