@@ -11,7 +11,7 @@ import pytest
 import rheoscope as rs
 from rheoscope import catalogue
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
-from rheoscope.commands.analyse import COMMON_OPTIONS
+from rheoscope.commands.analysis_command import COMMON_OPTIONS
 from rheoscope.report.analysis_list import catalogue_page, catalogue_table
 from rheoscope.report.setting_options import typeable_options
 from rheoscope.shapes import RheoscopeError

@@ -108,11 +108,11 @@ def _move_together(folder: Path, directory: Path, files: list[str]) -> None:
             moved_files.append(file)
     except BaseException:
         for file in moved_files:
+            target = _real_path(directory / file)
             with suppress(OSError):
+                target.unlink()
                 if file in replaced_files:
-                    (backups / file).replace(_real_path(directory / file))
-                else:
-                    (directory / file).unlink()
+                    _link_or_copy(backups / file, target)
         raise
 
 

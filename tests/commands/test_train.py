@@ -100,7 +100,9 @@ def test_training_leaves_a_foreign_directory_alone(name: str, refused: Callable[
 def test_refused_data_leave_no_directory(data: str, refused: Callable[..., str]) -> None:
     Path("empty.txt").write_text("")
     Path("short.txt").write_text("to be or not")
-    assert data in refused("train", "tiny", "--data", data, "--out", "new/run", "--device", "cpu") or data == "short.txt"
+    assert (
+        data in refused("train", "tiny", "--data", data, "--out", "new/run", "--device", "cpu") or data == "short.txt"
+    )
 
 
 def test_foreign_data_are_left_alone(refused: Callable[..., str]) -> None:
