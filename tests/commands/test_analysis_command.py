@@ -11,6 +11,7 @@ import typer
 import rheoscope as rs
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.commands.analysis_command import build_command
+from rheoscope.commands.setting_help import SHARED_SETTINGS
 from rheoscope.report.setting_options import option_for_setting, typeable_options
 from tests.commands.conftest import Run
 from tests.report.cases import TEXT, model
@@ -40,6 +41,8 @@ def test_help_shows_the_question_and_the_settings(name: str, capsys: pytest.Capt
     assert analysis_by_name(name).question.split()[-1] in text
     for setting in typeable_options(analysis_by_name(name)):
         assert f"--{setting.replace('_', '-')}" in text
+        if setting in SHARED_SETTINGS:
+            assert SHARED_SETTINGS[setting].split()[0] in text
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,9 @@ def test_a_second_driver_is_refused_and_the_first_goes_on(undisturbed: Path, tmp
     def second(tokens: int, total: int, what: str) -> None:
         drivers = (run_race, partial(run_distributed_race, workers=1)) if not said else ()
         for drive in drivers:
-            with pytest.raises(RheoscopeError, match=r"out is in use by process \d+ on .*; wait until it ends") as told:
+            with pytest.raises(
+                RheoscopeError, match=r"out is in use by process \d+ on .*, so wait until it ends"
+            ) as told:
                 drive(small(), Letters(), tmp_path / "out", device="cpu")
             said.append(str(told.value))
 

@@ -21,6 +21,7 @@ from rheoscope.commands.options import (
     Untrained,
     Window,
 )
+from rheoscope.commands.setting_help import setting_help
 from rheoscope.messages.catalogue import render
 from rheoscope.messages.message import Message
 from rheoscope.picture.blocks import Cell, Table
@@ -96,9 +97,9 @@ def _command_function(spec: Analysis, options: dict[str, Option]) -> Callable[..
         )
         if isinstance(cli_default, tuple | list):
             cli_default = ",".join(map(str, cli_default))
-        parameters[name] = _keyword_parameter(
-            name, Annotated[option.cli_type, typer.Option(f"--{name.replace('_', '-')}")], cli_default
-        )
+        help_text = render(setting_help(name, spec.settings[name].annotation))
+        cli_option = typer.Option(f"--{name.replace('_', '-')}", help=help_text)
+        parameters[name] = _keyword_parameter(name, Annotated[option.cli_type, cli_option], cli_default)
     if build_control is not None:
         parameters["untrained"] = _keyword_parameter("untrained", Untrained, False)
     for name, hint in COMMON_OPTIONS.items():

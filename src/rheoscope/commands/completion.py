@@ -13,7 +13,7 @@ def registry_names(file: str, variable: str) -> list[str]:
     """The names in a registry of the package: a tuple, the keys of a dict, or the items of a dict comprehension.
 
     >>> registry_names("attention/zoo.py", "ZOO")[:2]
-    ['scaled_dot', 'softmax_sink']
+    ['scaled_dot', 'bilinear']
     """
     tree = ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
     values = dict(_assignments(tree))
