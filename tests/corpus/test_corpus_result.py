@@ -17,7 +17,7 @@ from rheoscope.corpus.corpus_run import CorpusProgress, run_job
 from rheoscope.corpus.drift import drift
 from rheoscope.corpus.segments import MAX_SEGMENTS
 from rheoscope.shapes import RheoscopeError
-from tests.commands.test_app import rheoscope
+from tests.commands.cases import run_rheoscope
 from tests.corpus.cases import LETTERS, job, lines, text_file, tiny_model
 
 pytest.importorskip("pyarrow")
@@ -136,24 +136,24 @@ def test_the_commands(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(
         f'texts = "{asked.texts[0]}"\nmodel = "{asked.model}"\nlength = 40\n[analyses.head_types]\nreach = 4\n'
     )
-    ran = rheoscope(
+    ran = run_rheoscope(
         "corpus", "run", "--job", str(tmp_path / "job.toml"), "--length", "32", "--out", str(tmp_path / "run")
     )
-    assert ran.returncode == 0, ran.stderr
-    assert re.search(r"1 shard, \d+ texts, [\d,]+ tokens, \d+ rejects", ran.stdout)
-    assert not ran.stderr
+    assert ran.status == 0, ran.err
+    assert re.search(r"1 shard, \d+ texts, [\d,]+ tokens, \d+ rejects", ran.out)
+    assert not ran.err
     held = rs.open_corpus(tmp_path / "run").manifest.job
     assert (held.length, held.analyses) == (32, {"head_types": {"reach": 4}})
-    assert "1 of 1 shard," in rheoscope("corpus", "status", str(tmp_path / "run")).stdout
-    assert rheoscope("corpus", "resume", str(tmp_path / "run")).returncode == 0
-    assert "head_types.layer_head: text, layer, head" in rheoscope("corpus", "query", str(one)).stdout
-    asks = rheoscope(
+    assert "1 of 1 shard," in run_rheoscope("corpus", "status", str(tmp_path / "run")).out
+    assert run_rheoscope("corpus", "resume", str(tmp_path / "run")).status == 0
+    assert "head_types.layer_head: text, layer, head" in run_rheoscope("corpus", "query", str(one)).out
+    asks = run_rheoscope(
         "corpus", "query", str(one), "SELECT count(*) AS n FROM head_types", "--csv", str(tmp_path / "n.csv")
     )
-    assert asks.returncode == 0
+    assert asks.status == 0
     assert int((tmp_path / "n.csv").read_text().split()[1]) > 100
-    page = rheoscope("corpus", "report", str(one), "--compare", str(other), "--html", str(tmp_path / "page.html"))
-    assert page.returncode == 0, page.stderr
+    page = run_rheoscope("corpus", "report", str(one), "--compare", str(other), "--html", str(tmp_path / "page.html"))
+    assert page.status == 0, page.err
     html = (tmp_path / "page.html").read_text()
     assert all(
         said in html
@@ -185,13 +185,13 @@ def test_a_run_that_is_stopped_says_how_to_go_on(
         "--shard",
         "300",
     ]
-    done = rheoscope("corpus", "run", *words, "--out", str(tmp_path / "run"))
-    assert done.returncode == 130
+    done = run_rheoscope("corpus", "run", *words, "--out", str(tmp_path / "run"))
+    assert done.status == 130
     assert re.fullmatch(
-        r"rheoscope: stopped, \d shards? (is|are) complete; type rheoscope corpus resume \S+\n", done.stderr
+        r"rheoscope: stopped, \d shards? (is|are) complete; type rheoscope corpus resume \S+\n", done.err
     )
     monkeypatch.undo()
-    assert rheoscope("corpus", "resume", str(tmp_path / "run")).returncode == 0
+    assert run_rheoscope("corpus", "resume", str(tmp_path / "run")).status == 0
 
 
 def test_a_terminal_shows_rate_and_rejects_and_a_pipe_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ def test_a_terminal_shows_rate_and_rejects_and_a_pipe_nothing(monkeypatch: pytes
     ],
 )
 def test_mistakes_are_one_line(words: list[str], said: str, tmp_path: Path) -> None:
-    done = rheoscope("corpus", *words, cwd=tmp_path)
-    assert done.returncode == 1
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+    done = run_rheoscope("corpus", *words, cwd=tmp_path)
+    assert done.status == 1
+    assert said in done.err
+    assert done.err.count("\n") == 1

@@ -72,8 +72,7 @@ def insert_default_command(arguments: list[str], command_names: Collection[str])
     command = None if word in ("-", "--") or " " in word else closest_name(word, command_names, cutoff=0.75)
     if command is None:
         return [DEFAULT_COMMAND, *arguments]
-    corrected = shlex.join([*arguments[:index], command, *arguments[index + 1 :]])
-    raise UsageProblem(
-        Message("{word!r} is not a command", word=word),
-        f"rheoscope {corrected}, or rheoscope -- {shlex.quote(word)} to analyse it as a text",
-    )
+    corrected = shlex.join(["rheoscope", *arguments[:index], command, *arguments[index + 1 :]])
+    as_text = shlex.join(["rheoscope", "--", word])
+    advice = Message("{corrected}, or {as_text} to analyse it as a text", corrected=corrected, as_text=as_text)
+    raise UsageProblem(Message("{word!r} is not a command", word=word), advice)

@@ -22,38 +22,46 @@ from rheoscope.commands.options import (
 )
 
 
+ComparedText = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="A second text, compared with the first layer by layer.")
+]
+SpaceOption = Annotated[
+    str,
+    typer.Option(
+        help="raw, normed (after the final norm) or sphere (directions).", autocompletion=complete_from(space_names)
+    ),
+]
+Controls = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=64,
+        help="Number of untrained controls (default: 4, or 1 for large models and long texts). A null needs 3.",
+    ),
+]
+NoControl = Annotated[bool, typer.Option("--no-control", help="Use no untrained control.")]
+ReportFile = Annotated[
+    Path | None, typer.Option(help="Write the report to this file (default: an unused report.html).")
+]
+NoReport = Annotated[bool, typer.Option("--no-html", help="Write no report.")]
+
+
 def flow(
     text: Text = None,
     file: File = None,
-    compare: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="A second text, compared with the first layer by layer.")
-    ] = None,
+    compare: ComparedText = None,
     first: First = None,
     window: Window = None,
     model: ModelName = None,
-    space: Annotated[
-        str,
-        typer.Option(
-            help="raw, normed (after the final norm) or sphere (directions).", autocompletion=complete_from(space_names)
-        ),
-    ] = "raw",
-    controls: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=64,
-            help="Number of untrained controls (default: 4, or 1 for large models and long texts). A null needs 3.",
-        ),
-    ] = None,
-    no_control: Annotated[bool, typer.Option("--no-control", help="Use no untrained control.")] = False,
+    space: SpaceOption = "raw",
+    controls: Controls = None,
+    no_control: NoControl = False,
     fast: Fast = False,
     explain: Explain = False,
     json: Json = None,
     csv: Csv = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write the report to this file (default: an unused report.html).")
-    ] = None,
-    no_html: Annotated[bool, typer.Option("--no-html", help="Write no report.")] = False,
+    html: ReportFile = None,
+    no_html: NoReport = False,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:

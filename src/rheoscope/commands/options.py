@@ -65,7 +65,8 @@ def refuse_both(option: str, is_given: bool, other: str, is_other_given: bool) -
     """Raise if two options that exclude each other are both given."""
     if is_given and is_other_given:
         raise UsageProblem(
-            Message("{option} and {other} exclude each other", option=option, other=other), f"{option} or {other}"
+            Message("{option} and {other} exclude each other", option=option, other=other),
+            Message("{option} or {other}", option=option, other=other),
         )
 
 

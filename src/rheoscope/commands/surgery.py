@@ -50,7 +50,7 @@ def surgery(
 
     input_text, files = resolve_text(text, file, first), run_report.OutputFiles(json, csv, html, file)
     if M is None and F is None:
-        raise RheoscopeError(Message("nothing to replace"), Advice("", "--M symmetric or --F symmetric"))
+        raise RheoscopeError(Message("nothing to replace"), Advice("", Message("--M symmetric or --F symmetric")))
     network = load_model(model, device, dtype)
     against = Against(SIZE_MATCHED.names if each else COMPARISONS, draws=draws)
     options = {"heads": parse_heads(heads, network.view), "M": M, "F": F, "each": each, "against": against}

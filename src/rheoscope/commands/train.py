@@ -71,7 +71,7 @@ def train(
     if not show_list and (recipe is None or out is None):
         raise UsageProblem(
             Message("training needs a recipe and --out"),
-            "rheoscope train RECIPE --data FILE… --out DIR, or rheoscope train --list",
+            Message("rheoscope train RECIPE --data FILE… --out DIR, or rheoscope train --list"),
         )
     from rheoscope.learn.train_report import run_training, show_recipes
 

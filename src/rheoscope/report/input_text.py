@@ -20,7 +20,7 @@ BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 TYPE_A_TEXT = Advice("", 'rheoscope "The keys to the cabinet are"')
 TYPE_A_FILE = Advice("", "--file notes.txt")
 CUT_THE_TEXT = Advice(
-    "", "--first 1000 for its first tokens, or --first 100000 --window 500 to analyse more of it in windows"
+    "", Message("--first 1000 for its first tokens, or --first 100000 --window 500 to analyse more of it in windows")
 )
 
 
@@ -34,11 +34,13 @@ def resolve_text(text: str | None, file: Path | None, n_first: int | None = None
     """
     if text is None and file is None:
         raise RheoscopeError(
-            Message("got no text"), Advice("", 'rheoscope "The keys to the cabinet are", or rheoscope --file notes.txt')
+            Message("got no text"),
+            Advice("", Message('rheoscope "The keys to the cabinet are", or rheoscope --file notes.txt')),
         )
     if text is not None and file is not None:
         raise RheoscopeError(
-            Message("got a text and --file, expected one of them"), Advice("", f"--file {shlex.quote(str(file))} alone")
+            Message("got a text and --file, expected one of them"),
+            Advice("", f"rheoscope --file {shlex.quote(str(file))}"),
         )
     if file is not None:
         return read_text_file(file, n_first)

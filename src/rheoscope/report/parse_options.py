@@ -33,7 +33,7 @@ def parse_heads(text: str | None, view: View) -> HeadList | None:
         else:
             raise RheoscopeError(
                 Message("a head is typed as layer.head, got {text!r}", text=part),
-                Advice("heads=[(5, 1), (3, 2)]", "--heads 5.1,3.2, or --heads L5 for a layer"),
+                Advice("heads=[(5, 1), (3, 2)]", Message("--heads 5.1,3.2, or --heads L5 for a layer")),
             )
     return heads
 
