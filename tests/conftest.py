@@ -24,10 +24,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 ROOT = Path(__file__).parents[1]
-BATTERIES = (
-    *(f"tests/laws/every_{what}.py" for what in ("analysis", "batch", "family", "move")),
-    "tests/laws/every_dtype.py",
-)
+BATTERIES = tuple(f"tests/laws/every_{subject}.py" for subject in ("analysis", "batch", "dtype", "family", "move"))
 """Laws of models: with `-m gpu` the models stand on the GPU (tests/place.py), and so their laws are tests of it."""
 UNCHECKED = (
     "src/",

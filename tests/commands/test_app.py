@@ -53,6 +53,14 @@ def test_the_first_screen_fits_and_lists_every_command() -> None:
         assert command.help.split("\n")[0] in line
 
 
+@pytest.mark.parametrize("group", ["race", "corpus"])
+def test_a_group_without_a_command_prints_its_help(group: str) -> None:
+    outcome = run_rheoscope(group)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out == run_rheoscope(group, "--help").out
+    assert "report" in outcome.out
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_help_text_and_an_example(name: str) -> None:
     text = run_rheoscope(name, "--help", width=200).words
@@ -79,6 +87,11 @@ def test_help_needs_no_torch() -> None:
         (["The keys"], ["flow", "The keys"]),
         (["train me well"], ["flow", "train me well"]),
         (["-m", "gpt2", "The keys"], ["flow", "-m", "gpt2", "The keys"]),
+        (["-m", "train", "The keys"], ["flow", "-m", "train", "The keys"]),
+        (["--file", "corpus.txt"], ["flow", "--file", "corpus.txt"]),
+        (["--file=corpus"], ["flow", "--file=corpus"]),
+        (["--explain", "train"], ["--explain", "train"]),
+        (["--explain"], ["flow", "--explain"]),
         (["-"], ["flow", "-"]),
         (["--", "attention"], ["flow", "--", "attention"]),
         (["--", "trian"], ["flow", "--", "trian"]),
@@ -88,7 +101,8 @@ def test_help_needs_no_torch() -> None:
     ],
 )
 def test_a_text_without_a_command_runs_flow(arguments: list[str], expected: list[str]) -> None:
-    assert insert_default_command(arguments, COMMANDS) == expected
+    options = {"-m": True, "--file": True, "--explain": False}
+    assert insert_default_command(arguments, COMMANDS, options) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The groups of commands: the default command, mistyped commands, and `--lang` anywhere on the line."""
 
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -16,7 +16,10 @@ LANGUAGE_OPTION = "--lang"
 
 
 class CommandGroup(TyperGroup):
-    """A group in which a mistyped command is an error of one line."""
+    """A group in which no argument prints the help, and a mistyped command is an error of one line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args or ctx.resilient_parsing else ["--help"])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands and not ctx.resilient_parsing and not args[0].startswith("-"):
@@ -25,14 +28,19 @@ class CommandGroup(TyperGroup):
 
 
 class RootGroup(CommandGroup):
-    """The group `rheoscope`. A text without a command runs the default command, and no argument prints the help."""
+    """The group `rheoscope`. A text without a command runs the default command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         language, rest = split_language(args)
         with suppress(UsageProblem) if ctx.resilient_parsing else nullcontext():  # resilient: for shell completion
-            rest = insert_default_command(rest, self.commands)
-        is_empty = not rest and not ctx.resilient_parsing
-        return super().parse_args(ctx, [*language, *(["--help"] if is_empty else rest)])
+            options = {
+                name: not option.is_flag
+                for option in self.commands[DEFAULT_COMMAND].params
+                if option.param_type_name == "option"
+                for name in option.opts
+            }
+            rest = insert_default_command(rest, self.commands, options)
+        return super().parse_args(ctx, [*language, *rest] if rest else [])
 
 
 def unknown_command(path: str, arguments: list[str], names: Collection[str]) -> UsageProblem:
@@ -57,18 +65,27 @@ def split_language(arguments: list[str]) -> tuple[list[str], list[str]]:
     return [], arguments
 
 
-def insert_default_command(arguments: list[str], command_names: Collection[str]) -> list[str]:
+def insert_default_command(
+    arguments: list[str], command_names: Collection[str], options: Mapping[str, bool] | None = None
+) -> list[str]:
     """The arguments, with `flow` inserted if the first word is a text and not a command.
 
-    A single word that resembles a command raises `UsageProblem`. After `--` every word is text.
+    `options` maps the options of `flow` to whether they take a value, which is not the first word. A single word that
+    resembles a command raises `UsageProblem`. After `--` every word is text.
 
     >>> insert_default_command(["The keys to the cabinet are", "--explain"], ["flow", "train"])
     ['flow', 'The keys to the cabinet are', '--explain']
+    >>> insert_default_command(["--file", "train.txt"], ["flow", "train"], {"--file": True})
+    ['flow', '--file', 'train.txt']
     """
-    index = next((i for i, word in enumerate(arguments) if word in ("-", "--") or not word.startswith("-")), None)
-    if index is None or arguments[index] in command_names:
-        return arguments
+    options = options or {}
+    index = _first_word(arguments, options)
+    if index is None:
+        is_of_default = any(argument.partition("=")[0] in options for argument in arguments)
+        return [DEFAULT_COMMAND, *arguments] if is_of_default else arguments
     word = arguments[index]
+    if word in command_names:
+        return arguments
     command = None if word in ("-", "--") or " " in word else closest_name(word, command_names, cutoff=0.75)
     if command is None:
         return [DEFAULT_COMMAND, *arguments]
@@ -76,3 +93,13 @@ def insert_default_command(arguments: list[str], command_names: Collection[str])
     as_text = shlex.join(["rheoscope", "--", word])
     advice = Message("{corrected}, or {as_text} to analyse it as a text", corrected=corrected, as_text=as_text)
     raise UsageProblem(Message("{word!r} is not a command", word=word), advice)
+
+
+def _first_word(arguments: list[str], options: Mapping[str, bool]) -> int | None:
+    """The index of the first argument that is neither an option nor the value of an option."""
+    is_value = False
+    for index, argument in enumerate(arguments):
+        if not is_value and (argument in ("-", "--") or not argument.startswith("-")):
+            return index
+        is_value = not is_value and options.get(argument, False)
+    return None

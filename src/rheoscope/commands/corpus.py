@@ -10,9 +10,7 @@ from rheoscope.commands.completion import analysis_names, complete_from, complet
 from rheoscope.commands.options import Address, Dtype, ModelName, Threads, Workers, split_names
 from rheoscope.commands.variadic_options import VariadicCommand
 
-corpus = typer.Typer(
-    cls=CommandGroup, no_args_is_help=True, help="Run analyses over a whole corpus: run, resume, query, report."
-)
+corpus = typer.Typer(cls=CommandGroup, help="Run analyses over a whole corpus: run, resume, query, report.")
 
 Folder = Annotated[Path, typer.Argument(help="The folder of a run.")]
 AnalysisNames = Annotated[

@@ -28,8 +28,7 @@ def run_to_status(command: Callable[[], object]) -> int:
         discard_output()
         return 0
     except UsageError as error:
-        if type(error).__name__ != "NoArgsIsHelpError":  # its help is on the screen already
-            print_error(usage_line(error))
+        print_error(usage_line(error))
         return 2
     except Exception as error:
         line = error_line(error)
@@ -64,12 +63,7 @@ def error_line(error: Exception) -> Message | None:
         return with_advice(message, Advice("", "rheoscope doctor"), "shell")
     from rheoscope.shapes import RheoscopeError  # imports torch, which `rheoscope --help` does not need
 
-    return shell_line(error) if isinstance(error, RheoscopeError) else None
-
-
-def shell_line(error: Exception) -> Message:
-    """A RheoscopeError with the advice for the command line."""
-    return error.on("shell")  # type: ignore[attr-defined, no-any-return]
+    return error.on("shell") if isinstance(error, RheoscopeError) else None
 
 
 def exit_now(status: int) -> None:

@@ -21,7 +21,6 @@ from rheoscope.commands.options import (
     refuse_both,
 )
 
-
 ComparedText = Annotated[
     str | None, typer.Option(metavar="TEXT", help="A second text, compared with the first layer by layer.")
 ]

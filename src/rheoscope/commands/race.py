@@ -24,7 +24,6 @@ from rheoscope.messages.message import Message
 
 race = typer.Typer(
     cls=CommandGroup,
-    no_args_is_help=True,
     help="Race mechanisms under one budget: run, report, list.",
 )
 

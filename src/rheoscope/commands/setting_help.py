@@ -34,7 +34,7 @@ def setting_help(name: str, annotation: Any) -> Message:
     >>> setting_help("space", SpaceName)
     'Space in which points are compared. One of raw, normed, sphere.'
     """
-    parts = [SHARED_SETTINGS[name]] if name in SHARED_SETTINGS else []
+    parts: list[str] = [SHARED_SETTINGS[name]] if name in SHARED_SETTINGS else []
     for rule in rules(annotation):
         if not isinstance(rule, Bounds):
             parts.append(Message("One of {names}.", names=", ".join(rule.names)))

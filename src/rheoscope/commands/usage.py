@@ -5,11 +5,11 @@ import typer
 from rheoscope.messages.advice import Advice, with_advice
 from rheoscope.messages.message import Message
 
-UsageError = typer.BadParameter.__base__
+UsageError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assignment]
 """The class of every usage error, in versions of typer with and without click."""
 
 
-class UsageProblem(UsageError):  # type: ignore[misc, valid-type]
+class UsageProblem(UsageError):  # type: ignore[valid-type, misc]
     """A command line that cannot be understood, and the command to type instead."""
 
     def __init__(self, message: Message, command: str) -> None:
