@@ -34,7 +34,7 @@ class RootGroup(CommandGroup):
         language, rest = split_language(args)
         with suppress(UsageProblem) if ctx.resilient_parsing else nullcontext():  # resilient: for shell completion
             options = {
-                name: not option.is_flag
+                name: not getattr(option, "is_flag", False)
                 for option in self.commands[DEFAULT_COMMAND].params
                 if option.param_type_name == "option"
                 for name in option.opts
