@@ -63,14 +63,17 @@ def analysis_by_name(name: str) -> "Analysis":
     'trace'
     """
     if name not in ANALYSIS_MODULES:
+        from rheoscope.messages.advice import Advice
+        from rheoscope.messages.closest_name import closest_name
         from rheoscope.messages.message import Message
         from rheoscope.shapes import RheoscopeError  # imports torch, which the table does not need
 
-        raise RheoscopeError(
-            Message(
-                "there is no analysis {name!r}; expected one of {names}", name=name, names=", ".join(ANALYSIS_MODULES)
-            )
-        )
+        closest = closest_name(str(name), ANALYSIS_MODULES)
+        if closest is None:
+            advice = Advice("rs.analyses()", "rheoscope analyses")
+        else:
+            advice = Advice(f"rs.{closest}", f"rheoscope analyse {closest}")
+        raise RheoscopeError(Message("there is no analysis {name!r}", name=name), advice)
     return getattr(import_module(ANALYSIS_MODULES[name]), name.upper())
 
 

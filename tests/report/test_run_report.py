@@ -34,7 +34,7 @@ def read(path: str) -> Any:
     ],
 )
 def test_equal_paths_are_refused(named: dict[str, Path]) -> None:
-    with pytest.raises(rs.RheoscopeError, match=r"^two outputs have the name a; choose a different name for each"):
+    with pytest.raises(rs.RheoscopeError, match=r"^two outputs have the name a; type "):
         OutputFiles(**named)
 
 
@@ -183,7 +183,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Path("report.html").write_text("mine")
-    with pytest.raises(rs.RheoscopeError, match=r"report.html is a file; choose another directory"):
+    with pytest.raises(rs.RheoscopeError, match=r"report.html is a file; type "):
         OutputFiles(html=Path("report.html/below.html"))
     monkeypatch.setattr(run_report, "DEFAULT_REPORT_PATH", Path("report.html/below.html"))
     with pytest.raises(

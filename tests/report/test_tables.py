@@ -1,5 +1,7 @@
 """Tidy tables: every number once beside its place, and nothing that multiplies dimensions that do not belong together."""
 
+import math
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -89,3 +91,16 @@ def test_token_texts_stand_beside_token_numbers() -> None:
         frame = rs.table(found)[name].reset_index()
         assert len(frame) > 0
         assert [trace.tokens[at] for at in frame.token] == frame.token_text.tolist()
+
+
+def test_tables_stay_small_where_one_table_of_everything_explodes() -> None:
+    result = rs.trajectory(small().trace(TEXT))
+    tables = rs.table(result)
+    n_rows = sum(map(len, tables.values()))
+    assert math.prod(result.sizes.values()) > 1000 * n_rows  # the rows of result.to_dataframe()
+    frame = tables["step token"]
+    assert list(frame.index.names) == ["step", "token"]
+    assert frame.token_text.tolist()[: len(result.token)] == result.token_text.values.tolist()
+    assert set(frame.attrs["definitions"]) == set(frame.columns) - {"token_text"}
+    assert frame.attrs["provenance"]["text"] == TEXT
+    assert frame.attrs["provenance"]["analysis"] == "trajectory"

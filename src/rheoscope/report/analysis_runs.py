@@ -188,11 +188,14 @@ ControlResults = tuple[tuple[Subject, Results], ...]
 @contextmanager
 def _background_thread() -> "Iterator[Callable[..., Future[Any]]]":
     """Does one thing after the other on a core that the text itself leaves idle; what has not begun at the end is dropped."""
-    executor = ThreadPoolExecutor(1)
+    executor, is_interrupted = ThreadPoolExecutor(1), False
     try:
         yield executor.submit
+    except KeyboardInterrupt:
+        is_interrupted = True  # the command ends at once, without waiting for the running analysis
+        raise
     finally:
-        executor.shutdown(cancel_futures=True)
+        executor.shutdown(wait=not is_interrupted, cancel_futures=True)
 
 
 def submit_controls(
