@@ -70,8 +70,8 @@ def test_what_refuses_is_left_out_with_its_reason() -> None:
     asks = [Request("clusters"), Request("score_attribution", refuse), Request("trajectory")]
     last = run_analyses(subject("a"), asks)
     assert list(last.datasets) == ["trajectory"]
-    assert last.skipped["clusters"].startswith("this analysis needs at least 3 tokens")
-    assert last.skipped["score_attribution"] == "it has nothing to stand on"
+    assert last.reason("clusters").startswith("this analysis needs at least 3 tokens")
+    assert last.reason("score_attribution") == "it has nothing to stand on"
     assert last.has_run("clusters", "trajectory")
     assert last.has("trajectory")
     assert not last.has("clusters", "trajectory")
@@ -81,8 +81,8 @@ def test_what_refuses_is_left_out_with_its_reason() -> None:
 def test_a_fault_of_the_program_is_no_refusal_and_takes_no_answer_with_it() -> None:
     found = run_analyses(subject(), [request("trajectory", nowhere=1), Request("massive_tokens")])
     assert found.failed_keys == ("trajectory",)
-    assert "nowhere" in found.skipped["trajectory"]
-    assert found.skipped["trajectory"].startswith("internal error (TypeError: ")
+    assert "nowhere" in found.reason("trajectory")
+    assert found.reason("trajectory").startswith("internal error (TypeError: ")
     assert found.has("massive_tokens")
 
 
@@ -168,7 +168,7 @@ def test_a_control_that_cannot_be_made_says_so_in_one_line() -> None:
 
     told = run_analyses(subject(), [Request("clusters")], controls=[none])
     assert told.has("clusters")
-    assert told.skipped == {"the untrained control": "no room for a control"}
+    assert told.reasons == {"untrained control": "no room for a control"}
 
 
 def test_what_the_second_thread_answers_early_is_what_is_answered_in_turn() -> None:
@@ -186,7 +186,7 @@ def test_what_the_second_thread_answers_early_is_what_is_answered_in_turn() -> N
     alone = run_analyses(own, asks)
     assert heard[-1] == [*alone.datasets]
     assert len(heard) == len(asks)
-    assert both.skipped == alone.skipped
+    assert both.reasons == alone.reasons
     assert set(both.skipped) == {"trajectory"}
     for name in alone.datasets:
         assert both.datasets[name].identical(alone.datasets[name]), name

@@ -43,18 +43,18 @@ def test_a_page_is_well_formed_and_has_every_section(html: str) -> None:
     parts = Parts(html)
     assert [tag for tag in parts.open if tag not in ("html", "meta")] == []
     assert parts.texts["h1"] == [FLOW.title(told())]
-    tables = ["How each layer moves the cloud", "What each layer says comes next", "Heads as operators"]
+    tables = ["How each layer moves the cloud", "Prediction after each layer", "Heads as operators"]
     heads = parts.texts["h2"]
     assert heads[0] == "The text"
     assert heads[1:3] == ["Seven questions about this text in this model", "The cloud, layer by layer"]
     assert [next(head for head in heads if head.startswith(table)) for table in tables] == heads[3:6]
-    assert heads[6] == "What else beat chance"
+    assert heads[6] == "Other significant findings"
     asked = [told().datasets[name] for name in ANALYSIS_MODULES if name in told().datasets]
     assert [heads[2], *heads[7:-2]] == [
         picture_of(dataset, token_strings=model().token_strings).title for dataset in asked
     ]
     assert len(asked) == len(told().datasets)
-    assert heads[-2:] == ["Where the numbers come from", "Open this in the studio"]
+    assert heads[-2:] == ["Origin of the numbers", "Open this in the studio"]
     for line in finding_sentences(*findings(told())):
         assert line in parts.texts["li"]
     assert f"{AGREEMENT.report['draws']} random heads for each" in html
@@ -127,11 +127,11 @@ def test_massive_tokens_are_named_and_marked() -> None:
 def test_a_short_text_says_what_is_left_out() -> None:
     parts = Parts(report_page(FLOW, told("a")).to_html())
     assert any(
-        line.startswith("clusters is left out: this analysis needs at least 3 tokens") for line in parts.texts["li"]
+        line.startswith("clusters was skipped: this analysis needs at least 3 tokens") for line in parts.texts["li"]
     )
     assert "Do tokens gather?" not in parts.texts["h2"]
     assert "Where the prediction forms" in parts.texts["h2"]
-    assert "Left out" in parts.texts["h2"]
+    assert "Skipped" in parts.texts["h2"]
 
 
 def test_maps_of_heads_are_coloured_by_the_types_of_heads(html: str) -> None:
@@ -169,11 +169,11 @@ def test_a_report_is_saved_replaced_aloud_and_refuses_what_is_no_trace(tmp_path:
             "covers",
             {"draws": 4},
             ["Does attention read similarity?", "What kind of heads they are", "What projections do to the geometry",
-             "What heads see together, as queries", "Which heads work together", "Would a layer settle?", "What else beat chance",
-             "What it settles", "Heads and the tokens that they see otherwise"],
+             "What heads see together, as queries", "Which heads work together", "Would a layer settle?", "Other significant findings",
+             "Similarity in this text", "Heads, and the pairs of tokens that they separate or merge"],
         ),
-        ("reverse", {"target": " on", "token": -1}, ["How the loss wants scores to change", "What the pull says"]),
-        ("surgery", {"M": "symmetric", "heads": [(2, 1)]}, ["What the numbers say"]),
+        ("reverse", {"target": " on", "token": -1}, ["How the loss wants scores to change", "How a gradient step would change attention"]),
+        ("surgery", {"M": "symmetric", "heads": [(2, 1)]}, ["Comparison with random changes and ablation"]),
     ],
 )  # fmt: skip
 def test_every_command_has_a_page(name: str, options: dict[str, Any], titles: list[str]) -> None:
@@ -182,7 +182,7 @@ def test_every_command_has_a_page(name: str, options: dict[str, Any], titles: li
     parts = Parts(report_page(REPORTS[name], answers).to_html())
     assert set(titles) <= set(parts.texts["h2"])
     assert parts.count("svg") == sum(len(one.picture.panels) for one in result_pictures(answers))
-    assert "Left out" not in parts.texts["h2"]
+    assert "Skipped" not in parts.texts["h2"]
 
 
 def test_weights_alone_have_a_page_without_a_text() -> None:
@@ -215,9 +215,9 @@ def test_both_texts_have_their_tokens_findings_and_pictures(compared: str) -> No
     assert heads[:2] == ["Text 1", "Text 2"]
     for name in ("text 1", "text 2"):
         assert {
-            f"What else beat chance ({name})",
+            f"Other significant findings ({name})",
             f"Do tokens gather? ({name})",
-            f"Where the numbers of {name} come from",
+            f"Origin of the numbers of {name}",
         } <= set(heads)
     assert "Layer by layer, both texts" in heads
     assert parts.count("script") == 1
@@ -249,8 +249,8 @@ def test_curves_are_those_of_the_table() -> None:
 def test_what_one_text_lacks_is_left_out() -> None:
     parts = Parts(comparison_page(FLOW, told(), told("a")).to_html())
     assert any(
-        line.startswith("clusters is left out: this analysis needs at least 3 tokens") for line in parts.texts["li"]
+        line.startswith("clusters was skipped: this analysis needs at least 3 tokens") for line in parts.texts["li"]
     )
-    assert "Left out (text 2)" in parts.texts["h2"]
-    assert "Left out (text 1)" not in parts.texts["h2"]
+    assert "Skipped (text 2)" in parts.texts["h2"]
+    assert "Skipped (text 1)" not in parts.texts["h2"]
     assert TEXT.split()[1] in parts.texts["h1"][0]

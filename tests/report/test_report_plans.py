@@ -47,9 +47,9 @@ def test_pictures_of_one_head_are_of_the_heads_that_agreement_picks() -> None:
 
 def test_a_text_too_short_for_agreement_says_why_and_has_the_rest() -> None:
     short = told("The keys to the old")
-    assert short.skipped["agreement"].startswith("agreement needs a query with at least 8 other keys")
+    assert short.reason("agreement").startswith("agreement needs a query with at least 8 other keys")
     for name in ("distorted_pairs", "score_attribution"):
-        assert short.skipped[name] == "agreement has no result, so no head can be picked"
+        assert short.reason(name) == "agreement has no result, so no head can be picked"
     assert {"head_types", "trajectory", "geometry_kept", "purity"} <= set(short.datasets)
 
 
@@ -59,7 +59,7 @@ def test_a_model_that_cannot_read_the_probe_has_no_types_and_all_else(monkeypatc
 
     monkeypatch.setitem(vars(analysis_by_name("head_types")), "ask", refuse)  # a frozen value
     told_so = answered(REPORTS["covers"], draws=2, of=small())
-    assert told_so.skipped == {"head_types": "the probe has 2 tokens or more"}
+    assert told_so.reasons == {"head_types": "the probe has 2 tokens or more"}
     table = REPORTS["covers"].sections[0].blocks(told_so)[0]
     assert isinstance(table, Table)
     assert [row[-1].text for row in table.rows] == [""] * 3
@@ -87,7 +87,7 @@ def test_findings_are_not_told_without_nulls() -> None:
     quick = answered(REPORTS["covers"], fast=True)
     (block,) = REPORTS["covers"].sections[1].blocks(quick)
     assert isinstance(block, Lines)
-    assert block.lines == ["Nothing is told: nulls are left out (--fast)."]
+    assert block.lines == ["Nothing was tested: nulls are left out (--fast)."]
 
 
 def test_titles_name_the_command_and_the_text() -> None:

@@ -49,9 +49,9 @@ def test_the_command_covers_tells_a_row_a_layer_and_writes_what_was_asked(capsys
         "similar",
         "opposite",
         "24 heads",
-        "torn apart (near in E",
-        "glued together (far in E",
-        "given distance and key length",
+        "separates (near in E",
+        "merges (far in E",
+        "given distance and norm",
         "null sd",
         "untrained",
         "at initial weights",
@@ -61,14 +61,14 @@ def test_the_command_covers_tells_a_row_a_layer_and_writes_what_was_asked(capsys
         "wrote c.html",
     ):
         assert word in said.replace("\n", " ")
-    assert "not asked" not in said
+    assert "not computed" not in said
     numbers = read("c.json")
     asked = {one.name for one in (*REPORTS["covers"].requests({}), *REPORTS["covers"].file_requests({}))}
     assert {key.split()[0] for key in numbers} == {*asked, "findings", "written_by"}
     assert "agreement_untrained" in numbers["agreement"]["data_vars"]
     assert Path("tables/agreement.layer_head.csv").exists()
     page = Parts(Path("c.html").read_text())
-    assert "Left out" not in page.texts["h2"]
+    assert "Skipped" not in page.texts["h2"]
     assert page.count("svg") > 40
 
 
@@ -84,7 +84,7 @@ def test_what_no_file_asks_for_is_not_computed(capsys: pytest.CaptureFixture, mo
     run_report.run_report(REPORTS["covers"], small(), TEXT, {"draws": 2}, OutputFiles())
     assert asked == [one.name for one in REPORTS["covers"].requests({})]
     said = capsys.readouterr().out
-    assert "Does attention read similarity" in said
+    assert "Does attention follow similarity" in said
     assert "untrained" not in said
     assert "initial weights" not in said
     assert list(Path().iterdir()) == []
@@ -114,9 +114,9 @@ def test_surgery_prints_every_change_and_writes_every_number(capsys: pytest.Capt
     out = capsys.readouterr().out
     for line in (
         "the replacement",
-        "a random change of the same size",
-        "a random change as large on this text",
-        "heads silenced: their mean",
+        "a random change of the same norm",
+        "a random change with the same effect on this text",
+        "heads ablated to their mean output",
         "L2.H1 L3.H2",
     ):
         assert line in out
@@ -151,7 +151,7 @@ def test_two_texts_are_told_below_each_other_and_written_beside(capsys: pytest.C
     run_report.compare_texts(REPORTS["flow"], small(), (SHORT, "The key\x1b[31m"), {}, files, fast=True)
     said = capsys.readouterr().out
     assert said.index("the difference") < said.index(f"Text 1: {SHORT}") < said.index("Text 2: The key�[31m")
-    assert said.index("Text 2: ") < said.index("agreement is left out", said.index("Text 2: "))
+    assert said.index("Text 2: ") < said.index("agreement was skipped", said.index("Text 2: "))
     assert "\x1b" not in said
     numbers = read("both.json")
     assert numbers["readout"]["attrs"]["text"] == SHORT
@@ -165,7 +165,7 @@ def test_in_a_hurry_nulls_are_left_out_aloud(capsys: pytest.CaptureFixture) -> N
     run_report.run_report(REPORTS["flow"], model(), SHORT, {}, OutputFiles(json=Path("fast.json")), fast=True)
     said, error = capsys.readouterr()
     assert "nulls are left out (--fast)" in said
-    assert said.count("Nothing is told: nulls are left out (--fast).") == 1
+    assert said.count("Nothing was tested: nulls are left out (--fast).") == 1
     assert error == ""
     numbers = read("fast.json")
     assert "findings" not in numbers
@@ -188,7 +188,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_computed(
     monkeypatch.setattr(run_report, "DEFAULT_REPORT_PATH", Path("report.html/below.html"))
     with pytest.raises(
         rs.RheoscopeError,
-        match=r"is a file; .*type --html and a name in another directory, or --no-html",
+        match=r"is a file; .*type --no-html, or --html with a path in another directory",
     ):
         OutputFiles(default_page=True)
 

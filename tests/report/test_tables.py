@@ -36,7 +36,7 @@ def test_one_table_for_each_set_of_dimensions() -> None:
     }
     frame = tables["step token"]
     assert frame.index.names == ["step", "token"]
-    assert list(frame.columns) == ["word", "speed", "turned"]
+    assert list(frame.columns) == ["token_text", "speed", "turned"]
     assert frame.loc[("L1", 5)].tolist() == ['b"', 4.0, 40.0]
     assert tables["draw"].index.tolist() == [0, 1]
     assert float(tables["scalar"].logit.iloc[0]) == 0.5

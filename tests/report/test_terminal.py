@@ -6,6 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
+import rheoscope as rs
 from rheoscope.picture.blocks import Cell, Drawing, Facts, Lines, Table, Tokens
 from rheoscope.report import layer_table
 from rheoscope.report.analysis_runs import Subject, run_analyses
@@ -45,9 +46,9 @@ def test_a_block_is_printed_as_soon_as_what_it_needs_is_known() -> None:
     firsts = {
         **{one.question: max(needed[: at + 1], key=FIRST_ANALYSES.index) for at, one in enumerate(QUESTIONS)},
         "How each layer moves the cloud": "trajectory",
-        "What each layer says comes next": "trajectory",
+        "Prediction after each layer": "trajectory",
         "Heads as operators": "operators",
-        "What else beat chance": "operators",
+        "Other significant findings": "operators",
     }
     for heading, name in firsts.items():
         assert next(after for after, text in seen.items() if heading in text) == name
@@ -89,7 +90,9 @@ def test_blocks_stay_in_their_order() -> None:
     so_far = Results(model().view, model().token_strings, None)
     one.print_ready(so_far.with_result("readout", told().datasets["readout"]))
     assert said(one) == ""
-    one.print_ready(so_far.with_result("readout", told().datasets["readout"]).with_skipped("energy", "no text"))
+    one.print_ready(
+        so_far.with_result("readout", told().datasets["readout"]).with_failure("energy", rs.RheoscopeError("no text"))
+    )
     assert said(one).split() == ["first", "second"]
 
 
@@ -134,7 +137,7 @@ def test_nulls_stand_where_there_is_room() -> None:
     for width in (WIDE_COLUMNS, WIDE_COLUMNS - 1):
         one, (table,) = terminal(width), layer_table.blocks(told())
         one.print_block(table)
-        assert ("small: what chance gives" in said(one)) == (width == WIDE_COLUMNS)
+        assert ("small: mean of the null" in said(one)) == (width == WIDE_COLUMNS)
         one.print_block(WORDY)
         assert ("12345.678  .25" in said(one)) == (width == WIDE_COLUMNS)
 
@@ -156,7 +159,7 @@ def test_a_text_can_neither_colour_nor_move_nor_mark_up() -> None:
     one.print_heading(NASTY)
     one.print_block(Lines(NASTY, [NASTY]))
     one.print_block(Table(NASTY, [Cell(NASTY)], [[Cell(NASTY, NASTY, NASTY)]], small_caption=NASTY, note=NASTY))
-    one.print_skipped(answers.with_skipped("some", NASTY))
+    one.print_skipped(answers.with_failure("some", rs.RheoscopeError(NASTY)))
     assert re.findall(r"[\x00-\x09\x0b-\x1f]", said(one)) == []
     assert said(one).count("[bold]b[/bold]") >= 8
 
@@ -167,7 +170,7 @@ def test_the_beginning_names_the_model_and_the_text_and_the_end_what_is_missing(
     one.print_skipped(told("a"))
     assert "the default model · 6 layers, 4 heads, width 256 · exact on " in said(one)
     assert "2 tokens: <|endoftext|> a" in said(one)
-    assert "• clusters is left out: this analysis needs at least 3 tokens" in said(one)
+    assert "• clusters was skipped: this analysis needs at least 3 tokens" in said(one)
     whole = terminal(300)
     whole.print_skipped(told())
     assert said(whole) == ""

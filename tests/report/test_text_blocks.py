@@ -56,7 +56,7 @@ def test_two_texts_share_a_lead() -> None:
 def test_what_is_left_out_has_its_reason() -> None:
     assert skipped_blocks(told()) == []
     (block,) = skipped_blocks(told("a"))
-    assert all(" is left out: " in line for line in block.lines)  # type: ignore[union-attr]
+    assert all(" was skipped: " in line for line in block.lines)  # type: ignore[union-attr]
 
 
 def test_provenance_has_the_weights_and_every_setting_but_not_the_text() -> None:

@@ -8,7 +8,8 @@ import xarray as xr
 import rheoscope as rs
 from rheoscope.report.findings import FAMILY_SIZE, N_VERDICT_STATEMENTS
 from rheoscope.report.report_plans import REPORTS
-from rheoscope.report.verdicts import NO, QUESTIONS, UNCLEAR, YES, Verdict, verdicts_dataset
+from rheoscope.report.verdicts import QUESTIONS, verdicts_dataset
+from rheoscope.statistics.verdict import NO, UNCLEAR, YES, Verdict
 from rheoscope.space.results import Results
 from tests.report import planted
 from tests.report.cases import answered
@@ -68,7 +69,7 @@ def test_a_wide_null_denies_nothing() -> None:
 
 
 def test_what_was_not_measured_is_not_answered() -> None:
-    nothing = planted.answers({}).with_skipped("agreement", "the text is too short")
+    nothing = planted.answers({}).with_failure("agreement", rs.RheoscopeError("the text is too short"))
     assert (ASKED["similarity"].verdict(nothing).answer, ASKED["similarity"].verdict(nothing).line) == (
         UNCLEAR,
         "the text is too short",

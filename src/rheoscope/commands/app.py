@@ -431,9 +431,9 @@ def main() -> None:
 
         if not isinstance(error, RheoscopeError):
             raise
-        from rheoscope.report.shell_advice import as_cli_advice
+        from rheoscope.messages.catalogue import render
 
-        print(f"rheoscope: {as_cli_advice(str(error))}", file=sys.stderr)
+        print(f"rheoscope: {render(error.on('shell'))}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from rheoscope.messages.message import Message
+from rheoscope.messages.message import Message, Verbatim
 
 FOLDER = Path(__file__).parent
 LANGUAGES = ("en", "zh")
@@ -20,12 +20,12 @@ LANGUAGES = ("en", "zh")
 def translate(text: str, language: str) -> str:
     """A message in a language: its template looked up, its parameters translated and filled in.
 
-    A plain string is looked up as a whole. What the catalogue does not have stays English.
+    A plain string is looked up as a whole, unless it is Verbatim. What the catalogue does not have stays English.
 
     >>> translate(Message("{n} heads", n=3), "en")
     '3 heads'
     """
-    if language == "en":
+    if language == "en" or isinstance(text, Verbatim):
         return str(text)
     if not isinstance(text, Message):
         return templates(language).get(text, text)

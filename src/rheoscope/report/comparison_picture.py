@@ -1,7 +1,7 @@
 """Two texts layer by layer: every number of the table as curves, one text beside the other."""
 
 from rheoscope.picture.picture import Axis, Line, Panel, Picture
-from rheoscope.report.layer_table import available_columns
+from rheoscope.report.layer_table import shared_columns
 from rheoscope.space.results import Results
 
 CAPTION = (
@@ -13,12 +13,9 @@ TEXT_COLOURS = {"text 1": "first", "text 2": "second"}
 
 def picture(first_results: Results, second_results: Results) -> Picture:
     """A panel for every number that both texts have."""
-    shared_columns = [
-        column for column in available_columns(first_results.datasets) if column.analysis in second_results.datasets
-    ]
     layers = tuple(f"L{layer}" for layer in range(first_results.view.layers))
     panels = []
-    for column in shared_columns:
+    for column in shared_columns(first_results, second_results):
         lines = []
         for (name, colour), results in zip(TEXT_COLOURS.items(), (first_results, second_results), strict=True):
             dataset, x = results.datasets[column.analysis], range(len(layers))

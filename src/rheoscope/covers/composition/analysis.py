@@ -12,6 +12,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.decompositions import triangular_factor
 from rheoscope.space.head import Heads
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.settings import Top
 from rheoscope.space.trace import Trace
@@ -161,6 +162,7 @@ COMPOSITION = Analysis(
     question="Which heads work together: what does each head write that later heads read?",
     ask=composition,
     needs="view",
+    report_runs=(ReportRun("covers", 6, for_files=True),),
     expensive=True,
     fields={
         "q": Field(

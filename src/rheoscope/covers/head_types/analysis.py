@@ -11,11 +11,13 @@ from torch import Tensor
 from rheoscope.attention.lower.block_size import block_numel
 from rheoscope.attention.lower.blocks import iterate_blocks
 from rheoscope.attention.mask import Mask
+from rheoscope.covers.operators.words import REPORT
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.device_transfer import to_device
 from rheoscope.space.head import Heads
 from rheoscope.space.model import Model, check_same_weights
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.settings import Bounds, Fraction, Seed
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
@@ -250,6 +252,13 @@ HEAD_TYPES = Analysis(
     question="What kind of head is it: previous-token, induction, duplicate-token, sink, local, uniform?",
     ask=head_types,
     needs="model",
+    last=1,
+    classifies_heads=True,
+    report_runs=(
+        ReportRun("covers", 2),
+        ReportRun("reverse", 3, for_files=True),
+        ReportRun(REPORT.name, 2, for_files=True),
+    ),
     report={"trace": None},
     batch=batch,
     fields={

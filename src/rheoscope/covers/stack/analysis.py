@@ -15,6 +15,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.operator import RANK_TOLERANCE
 from rheoscope.space.pair_distances import centred_inner_products, distances, upper_triangle
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.safe_arithmetic import at_least_float32, safe_divide
 from rheoscope.space.settings import Draws, ImageName, Seed
 from rheoscope.space.trace import Trace
@@ -226,6 +227,7 @@ STACK = Analysis(
     question="Do the heads of a layer together see where all tokens lie, or do they all look at the same part?",
     ask=stack,
     needs="trace",
+    report_runs=(ReportRun("covers", 5, for_files=True),),
     expensive=True,
     fields={
         "recovered": Field(

@@ -33,6 +33,7 @@ from rheoscope.covers.text_batches import (
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field, with_interval
 from rheoscope.space.model import Model
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 from rheoscope.statistics.nulls import RESAMPLES, bootstrap_interval, bootstrap_unit_sizes, unit_name
@@ -246,6 +247,7 @@ SURGERY = Analysis(
     question="What does it cost the model when its heads look, or carry, in another way?",
     ask=surgery,
     needs="model",
+    report_runs=(ReportRun("surgery", 0, options=("heads", "M", "F", "each", "against")),),
     fields={
         "loss_before": Field(("text",), "mean −log p of the next token of each text, of the model as it is", "nats"),
         "tokens": Field(("text",), "how many next tokens of the text were predicted"),

@@ -259,6 +259,7 @@ READOUT = Analysis(
     ask=readout,
     batch=batch,
     needs="trace",
+    corpus=2,
     fields={
         "probability": Field(("point",), "probability of the target, read off this step"),
         "rank": Field(("point",), "how many tokens are likelier than the target at this step, plus 1"),

@@ -256,6 +256,8 @@ TRAJECTORY = Analysis(
     ask=trajectory,
     batch=batch,
     needs="trace",
+    corpus=0,
+    colours_cloud=True,
     fields={
         "speed": Field(("step", "token"), "‖x_after − x_before‖, how far a half-layer moves a token"),
         "relative_speed": Field(("step", "token"), "speed over ‖x_before‖"),
