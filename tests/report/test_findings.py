@@ -7,8 +7,8 @@ import torch
 import xarray as xr
 
 import rheoscope as rs
-from rheoscope.report.analysis_runs import Subject, run_analyses
 from rheoscope.covers.operators.words import OPERATOR_CLAIMS
+from rheoscope.report.analysis_runs import Subject, run_analyses
 from rheoscope.report.findings import CANDIDATES, finding_sentences, findings, findings_dataset
 from rheoscope.report.report_settings import report_request
 from tests.pretrained.cases import random

@@ -9,8 +9,8 @@ import rheoscope as rs
 from rheoscope.report.findings import FAMILY_SIZE, N_VERDICT_STATEMENTS
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.report.verdicts import QUESTIONS, verdicts_dataset
-from rheoscope.statistics.verdict import NO, UNCLEAR, YES, Verdict
 from rheoscope.space.results import Results
+from rheoscope.statistics.verdict import NO, UNCLEAR, YES, Verdict
 from tests.report import planted
 from tests.report.cases import answered
 
