@@ -86,8 +86,8 @@ def words_by_name(name: str) -> "Words":
     """
     from rheoscope.space.words import Words
 
-    module_name = f"{ANALYSIS_MODULES[name].rpartition('.')[0]}.words"
-    return import_module(module_name).WORDS if find_spec(module_name) else Words()
+    folder = ANALYSIS_MODULES[name].rpartition(".")[0]
+    return import_module(f"{folder}.words").WORDS if folder and find_spec(f"{folder}.words") else Words()
 
 
 def analyses() -> "pandas.DataFrame":

@@ -181,8 +181,8 @@ def test_a_text_too_short_to_move_says_what_is_left_out(models: Path, tmp_path: 
     done = rheoscope("a", "-m", str(models / "far"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert "clusters is left out: this analysis needs at least 3 tokens" in said
-    assert "geometry_kept is left out" in said
+    assert "clusters was skipped: this analysis needs at least 3 tokens" in said
+    assert "geometry_kept was skipped" in said
 
 
 def test_a_report_is_never_overwritten_in_silence(models: Path, tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) ->
         (["flow", "-m", "far", ""], "the text is empty; type"),
         (
             ["flow", "-m", "far", "--file", "book.txt"],
-            "the text has 4,800 tokens, the model reads at most 4,096; type --first 4096, or --window 512 to analyse all of it in pieces",
+            "the text has 4,800 tokens, the model reads at most 4,096; type --first 4096, or --window 512 to analyse all of it",
         ),
         (
             ["analyse", "agreement", "the keys to the cabinet are on the table", "-m", "far", "--draws", "99999999"],
@@ -402,8 +402,8 @@ def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Pa
     ("words", "says"),
     [
         (["flow", "-m", "far", "a a a a a a a a", "--no-html"], "likeliest next tokens"),
-        (["flow", "-m", "far", "t", "--no-html"], "is left out: this analysis needs at least 3 tokens"),
-        (["flow", "-m", "bert", "w5 w6 w7 w9 w5 w8", "--no-html"], "readout is left out: "),
+        (["flow", "-m", "far", "t", "--no-html"], "was skipped: this analysis needs at least 3 tokens"),
+        (["flow", "-m", "bert", "w5 w6 w7 w9 w5 w8", "--no-html"], "readout was skipped: "),
         (["flow", "-m", "hard", "the keys to the cabinet", "--no-html"], "straight"),
         (
             ["covers", "-m", "far", "a a a a a a a a a a a a a a a a", "--draws", "2"],

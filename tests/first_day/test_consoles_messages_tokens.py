@@ -151,7 +151,7 @@ def words_of(said: str, folded: str) -> set[str]:
 def test_a_compared_finding_says_which_text_it_is_about(run: Run) -> None:
     said = run(TEXT, "--compare", "The key to the cabinets is", "--no-html", "--fast", width=40)
     for at in (1, 2):
-        assert f"What else beat chance (text {at})" in said.words
+        assert f"Other significant findings (text {at})" in said.words
         assert f"L0 {at} " in said.words
     assert "Seven questions about this text in this model (text 2)" in said.words
     assert "--explain defines every column" in said.words

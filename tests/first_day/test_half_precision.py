@@ -172,11 +172,11 @@ def test_an_analysis_that_fails_takes_no_other_with_it(
     assert status == 1
     line = "internal error (RuntimeError: expected m1 and m2 to have the same dtype but got: float != c10::Half)"
     assert said.err.startswith(
-        f"rheoscope: energy failed, {line}; please report it; everything else is told and written"
+        f"rheoscope: energy failed: {line}; please report it; all other results were printed and written"
     )
     assert said.err.count("\n") == 1
-    assert f"energy is left out: {line}" in " ".join(said.out.split())
-    assert f"energy is left out: {line}" in Path("r.html").read_text()
+    assert f"energy was skipped: {line}" in " ".join(said.out.split())
+    assert f"energy was skipped: {line}" in Path("r.html").read_text()
     numbers = json.loads(Path("r.json").read_text())
     assert "energy" not in numbers
     assert {"trajectory", "transport", "agreement", "operators"} <= {*numbers}
@@ -200,7 +200,7 @@ def test_a_report_names_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(report_page, "REPORTS", {"flow": REPORTS["operators"]})
     said = rs.save_report(small(), small().trace(TEXT), tmp_path / "r.html")
     assert said.startswith("wrote ")
-    assert said.endswith("; clusters failed, internal error (RuntimeError: no more); please report it")
+    assert said.endswith("; clusters failed: internal error (RuntimeError: no more); please report it")
 
 
 def test_every_sentence_can_do_without_any_one_analysis() -> None:
@@ -224,4 +224,4 @@ def test_a_control_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         subject, [analysis_runs.Request("clusters"), analysis_runs.Request("trajectory")], controls=[broken]
     )
     assert {*found.datasets} == {"clusters", "trajectory"}
-    assert found.failed_keys == ("the untrained control",)
+    assert found.failed_keys == ("untrained control",)

@@ -60,22 +60,22 @@ def test_300_megabytes_are_refused_by_their_size_or_read_no_further_than_needed(
     assert "\n12 tokens: " in done.stdout
 
 
-def test_a_book_in_pieces(here: Path) -> None:
-    """The seven questions over the pieces, and every number with its interval."""
+def test_a_long_text_is_reported_in_windows(here: Path) -> None:
+    """The report has the seven questions over windows, and every number with its interval."""
     words = ["--file", "book.txt", "--first", "50", "--window", "25", "--fast", "--no-html", "--json", "a.json"]
     done = typed("flow", *words)
-    assert "50 tokens in 2 pieces of 25" in done.stdout
-    assert "Seven questions to 2 pieces" in done.stdout
-    assert done.stdout.count("of 2 pieces") == 7
+    assert "50 tokens in 2 windows of 25" in done.stdout
+    assert "Seven questions about 2 windows" in done.stdout
+    assert done.stdout.count("of 2 windows") == 7
     kept = json.loads((here / "a.json").read_text())
     assert {"agreement", "agreement_low", "agreement_high"} <= set(kept["agreement"]["data_vars"])
 
 
-def test_one_analysis_in_pieces_is_over_texts(here: Path) -> None:
+def test_one_analysis_of_windows_equals_over_texts(here: Path) -> None:
     done = typed("analyse", "trajectory", "--file", "book.txt", "--first", "60", "--window", "20", "--json", "a.json")
-    assert "in 3 pieces of 20" in done.stdout or "in 2 pieces of 20" in done.stdout
-    pieces = split_into_windows(small(), TEXT * 400, 60, 20)
-    assert json.loads((here / "a.json").read_text())["trajectory"]["attrs"]["texts"] == len(pieces.texts)
+    assert "in 3 windows of 20" in done.stdout or "in 2 windows of 20" in done.stdout
+    windows = split_into_windows(small(), TEXT * 400, 60, 20)
+    assert json.loads((here / "a.json").read_text())["trajectory"]["attrs"]["texts"] == len(windows.texts)
 
 
 # Training

@@ -25,7 +25,7 @@ def test_files_have_the_names_of_analyses_and_dimensions_and_read_back(tmp_path:
     back = pd.read_csv(there / "toy.step_token.csv", index_col=["step", "token"])
     pd.testing.assert_frame_equal(back, rs.table(toy())["step token"])
     assert (there / "toy.token.csv").read_text().splitlines()[2] == '5,"b""",'
-    assert save_csv({"toy": toy()}, there).endswith("(replaced 4)")
+    assert save_csv({"toy": toy()}, there).endswith("; 4 were replaced")
 
 
 def test_a_file_in_the_place_of_the_directory_is_kept(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_definitions_and_provenance_stand_beside_the_tables(tmp_path: Path) -> N
 def test_another_analysis_adds_to_what_is_told(tmp_path: Path) -> None:
     save_csv({"toy": toy()}, tmp_path)
     save_csv({"more": toy().assign_attrs(model="another")[["logit"]]}, tmp_path)
-    assert save_csv({"toy": toy()[["length"]]}, tmp_path) == f"wrote 1 tables in {tmp_path} (replaced 1)"
+    assert save_csv({"toy": toy()[["length"]]}, tmp_path) == f"wrote 1 tables in {tmp_path}; 1 were replaced"
     told = pd.read_csv(tmp_path / "definitions.csv")
     assert sorted(told.file.unique()) == [
         "more.scalar.csv",
@@ -99,5 +99,5 @@ def test_tables_with_other_names_are_no_matter(tmp_path: Path) -> None:
 
 def test_a_table_too_large_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_files, "table", lambda one: rs.table(one, largest=5))
-    assert save_csv({"toy": toy()}, tmp_path).endswith("left out for their size: toy step token")
+    assert save_csv({"toy": toy()}, tmp_path).endswith("too large and left out: toy step token")
     assert not (tmp_path / "toy.step_token.csv").exists()

@@ -22,7 +22,7 @@ def test_it_is_told_once(
     monkeypatch.setattr("rheoscope.opening.load", lambda *_, dtype, **__: models[dtype])
     for _ in range(2):
         load_model(None, "cpu", dtype)
-    said = f"on this CPU a matrix product in {dtype} takes 140 times as long as in float32; type --dtype float32\n"
+    said = f"On this CPU a matrix product in {dtype} takes 140 times as long as in float32; type --dtype float32\n"
     assert capsys.readouterr().err == said
     load_model(None, "cpu", "float32")
     assert capsys.readouterr().err == ""

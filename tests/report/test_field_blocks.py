@@ -74,7 +74,7 @@ def test_long_and_wide_answers_are_cut_aloud() -> None:
     assert len(first.header) == MAX_COLUMNS + 1
     assert len(second.header) == 2
     assert len(first.rows) == MAX_ROWS
-    assert first.note == f"the first {MAX_ROWS} of {MAX_ROWS + 5}; the files have all"
+    assert first.note == f"the first {MAX_ROWS} of {MAX_ROWS + 5} rows; the files have all"
 
 
 @pytest.mark.parametrize("name", ANALYSIS_MODULES)

@@ -11,7 +11,7 @@ from tests.report.cases import model
 
 @pytest.mark.parametrize("typed", ["a", "5.", "5.1,", "5-1", "5.1.2", "", "5", "L", "H3"])
 def test_heads_that_cannot_be_read(typed: str) -> None:
-    with pytest.raises(rs.RheoscopeError, match=r"heads are typed as layer.head, got .*; type --heads 5.1,3.2"):
+    with pytest.raises(rs.RheoscopeError, match=r"expected heads as layer.head, got .*; .*type --heads 5.1,3.2"):
         parse_heads(typed, model().view)
 
 
@@ -24,7 +24,9 @@ def test_heads_and_layers_can_be_mixed() -> None:
 
 @pytest.mark.parametrize("typed", ["", "1,", "a", "1;2", "1.5"])
 def test_numbers_that_cannot_be_read(typed: str) -> None:
-    with pytest.raises(rs.RheoscopeError, match=r"--layers takes numbers between commas, got .*; type --layers 1,4"):
+    with pytest.raises(
+        rs.RheoscopeError, match=r"--layers expects numbers separated by commas, got .*; .*type --layers 1,4"
+    ):
         parse_numbers(typed, int, "layers")
 
 
@@ -38,7 +40,7 @@ def test_names_of_words_are_read_from_a_file_under_its_name(tmp_path: Path) -> N
 def test_a_line_without_a_word_and_its_name_is_refused(tmp_path: Path, line: str) -> None:
     file = tmp_path / "class.tsv"
     file.write_text(f"are\tverb\n{line}\n")
-    with pytest.raises(rs.RheoscopeError, match=r"class.tsv, line 2: expected a word, a tab and its name, got '"):
+    with pytest.raises(rs.RheoscopeError, match=r"class.tsv, line 2: expected a word, a tab and its label, got '"):
         read_labels(str(file))
     with pytest.raises(rs.RheoscopeError, match="there is no file"):
         read_labels(str(tmp_path / "none.tsv"))

@@ -87,7 +87,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_setting(None) == CPU_SETTING
     for device in ("cuda", "tpu"):
-        with pytest.raises(RheoscopeError, match="type --device cpu"):
+        with pytest.raises(RheoscopeError, match="type device='cpu'"):
             device_setting(device)
 
 

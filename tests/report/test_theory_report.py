@@ -54,5 +54,5 @@ def test_a_number_that_is_far_fails(value: float, monkeypatch: pytest.MonkeyPatc
     far = done("rank_collapse").copy(deep=True)
     far.gap[0] = abs(value - 3) / 3
     monkeypatch.setattr(report, "dynamics", lambda name, seed: far)
-    with pytest.raises(rs.RheoscopeError, match="more than 2 % from the expected one in rank_collapse"):
+    with pytest.raises(rs.RheoscopeError, match="differs by more than 2 % from theory in rank_collapse"):
         report.run_experiments(["rank_collapse"], 0, None, None)

@@ -1,4 +1,4 @@
-"""Consoles as they are: what one cannot show is written otherwise, and nothing that is printed means anything to it."""
+"""Consoles: replacements for characters that a console cannot show, and output without markup."""
 
 import codecs
 import os
@@ -14,11 +14,11 @@ ASCII_FALLBACKS = {
     "±": "+-", "≤": "<=", "≥": ">=", "≈": "~", "∞": "inf", "°": " deg", "↵": "$", "⇥": ">", "⟨": "<", "⟩": ">", "◌": "",
     "╭": "+", "╮": "+", "╰": "+", "╯": "+", "│": "|", "─": "-", "━": "-", "“": '"', "”": '"', "‘": "'", "’": "'", "�": "?",
 }  # fmt: skip
-"""Signs of ours, by what stands for them on a console that has no such sign."""
+"""ASCII replacements of the characters that Rheoscope prints."""
 
 
 def ascii_fallback(character: str) -> str:
-    """What stands for a sign: a readable one of ours, or its number.
+    """The ASCII replacement of a character: a readable one, or its code point.
 
     >>> ascii_fallback("κ"), ascii_fallback("中")
     ('k', '\\\\u4e2d')
@@ -35,7 +35,7 @@ codecs.register_error("readable", _unencodable_handler)
 
 
 def replace_unencodable(*streams: TextIO | Any) -> None:
-    """From now on these streams write what they have no sign for as `replaced` says, instead of failing.
+    """Let these streams replace characters that they cannot encode by `ascii_fallback`, instead of failing.
 
     >>> import io
     >>> old = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
@@ -45,16 +45,14 @@ def replace_unencodable(*streams: TextIO | Any) -> None:
     b'k >= \\\\u4e2d'
     """
     for stream in streams:
-        if hasattr(
-            stream, "reconfigure"
-        ):  # what stands in for a console in a notebook or in a test may have no encoding
+        if hasattr(stream, "reconfigure"):  # a notebook or a test may replace a console by an object without encoding
             stream.reconfigure(errors="readable")
 
 
 def console(stderr: bool = False) -> "Console":
-    """A console that takes every text as it is: square brackets and colons mean nothing, and styles are given as styles.
+    """A console that prints text verbatim: square brackets and colons are not markup.
 
-    Where the reader of a pipe has gone (`| head`), what is still to be said is dropped, and files are written all the same.
+    If the reader of a pipe has gone (`| head`), further output is dropped. Files are still written.
     """
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""Tables as a directory of CSV files, with their definitions and their provenance beside them."""
+"""Tables as a directory of CSV files, with a file of definitions and a file of provenance."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from rheoscope.catalogue import ANALYSIS_MODULES
 from rheoscope.files import check_directory, check_writable, signature, write_file
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message, join
 from rheoscope.report.tables import csv_text, table
 from rheoscope.shapes import RheoscopeError
 
@@ -18,15 +20,15 @@ Rows = list[dict[str, str]]
 DEFINITIONS_FILE, PROVENANCE_FILE, COMPARED_DIRECTORY = "definitions.csv", "provenance.csv", "compared"
 DEFINITION_COLUMNS = ("analysis", "file", "column", "definition", "unit", "null", "depends_on")
 PROVENANCE_COLUMNS = ("analysis", "setting", "value", "written_by")
-"""The headers of both; by them files are known again (`files.SIGNED`)."""
+"""The headers of both files, by which `rheoscope.files` recognises them."""
 OTHER_TABLES = ("findings", "verdicts", "learned", "race", "healing")
-"""What has tables and is no analysis."""
+"""Names of tables that do not belong to an analysis."""
 
 
 def save_csv(datasets: "Mapping[str, xarray.Dataset]", directory: Path) -> str:
-    """Every table of every analysis as `NAME.DIMENSIONS.csv` (`trajectory.step_token.csv`); says how many, and how many were there.
+    """Write every table as `NAME.DIMENSIONS.csv`, such as `trajectory.step_token.csv`. Returns a summary.
 
-    `definitions.csv` says what every column of every table is, `provenance.csv` where each analysis comes from.
+    `definitions.csv` defines every column of every table, `provenance.csv` has the settings and the origin of each analysis.
     """
     check_table_directory(directory)
     tables = {name: table(dataset) for name, dataset in datasets.items()}
@@ -47,27 +49,32 @@ def save_csv(datasets: "Mapping[str, xarray.Dataset]", directory: Path) -> str:
         for name, dataset in datasets.items()
         for setting, value in dataset.attrs.items()
     ]
-    _merge_rows(
-        directory / DEFINITIONS_FILE, DEFINITION_COLUMNS, definition_rows
-    )  # first: files are known by being listed there
+    # The definitions come first, because they list the files that belong to Rheoscope.
+    _merge_rows(directory / DEFINITIONS_FILE, DEFINITION_COLUMNS, definition_rows)
     _merge_rows(directory / PROVENANCE_FILE, PROVENANCE_COLUMNS, provenance_rows)
-    messages = [_write_text(csv_text(frame), directory / file) for (_, file), frame in frames.items()]
+    n_replaced = sum((directory / file).exists() for _, file in frames)
+    for (_, file), frame in frames.items():
+        _write_text(csv_text(frame), directory / file)
     skipped_tables = [
         f"{name} {dims}"
         for name, frames_by_dims in tables.items()
         for frame in [*frames_by_dims.values()][:1]
         for dims in frame.attrs["left_out"]
     ]
-    n_replaced = sum(line.startswith("replaced") for line in messages)
-    summary = f"wrote {len(messages)} tables in {directory}" + f" (replaced {n_replaced})" * bool(n_replaced)
-    return summary + f", left out for their size: {', '.join(skipped_tables)}" * bool(skipped_tables)
+    parts = [Message("wrote {n} tables in {directory}", n=len(frames), directory=str(directory))]
+    if n_replaced:
+        parts.append(Message("{n} were replaced", n=n_replaced))
+    if skipped_tables:
+        parts.append(Message("too large and left out: {tables}", tables=", ".join(skipped_tables)))
+    return join("; ", parts)
 
 
 def check_table_directory(directory: Path) -> None:
-    """Refuse a place where no tables can be written, or where others' files have the names of tables."""
-    if os.path.isfile(directory):  # a Path would raise where it may not be looked at
+    """Raise if tables cannot be written there, or if files of others have the names of tables."""
+    if os.path.isfile(directory):  # Path.is_file raises without permission
         raise RheoscopeError(
-            f"{directory} is a file, expected a directory, in which every table has its file; type {directory.with_suffix('')}-tables"
+            Message("{path} is a file, expected a directory for the tables", path=str(directory)),
+            Advice("", f"--csv {directory.with_suffix('')}-tables"),
         )
     check_directory(directory)
     for name in (DEFINITIONS_FILE, PROVENANCE_FILE):
@@ -75,13 +82,16 @@ def check_table_directory(directory: Path) -> None:
     own_files = {row["file"] for row in _read_rows(directory / DEFINITIONS_FILE)}
     for file in sorted(directory.glob("*.csv")):
         if file.name.split(".")[0].split(" ")[0] in (*ANALYSIS_MODULES, *OTHER_TABLES) and file.name not in own_files:
-            raise RheoscopeError(f"{file} exists and was not written by Rheoscope; type another directory")
+            raise RheoscopeError(
+                Message("{path} exists and was not written by Rheoscope", path=str(file)),
+                Advice("", "--csv with another directory"),
+            )
     if (directory / COMPARED_DIRECTORY).exists():
         check_table_directory(directory / COMPARED_DIRECTORY)
 
 
 def _merge_rows(path: Path, header: Sequence[str], rows: Rows) -> None:
-    """Put rows in the place of those of the same file, or analysis; what is told of other tables stays."""
+    """Replace the rows of the same file or analysis, and retain those of other tables."""
     import pandas as pd
 
     key = "file" if "file" in header else "analysis"

@@ -1,4 +1,4 @@
-"""A bar on stderr while something takes long, and a line now and then where stderr is a file or a pipe."""
+"""Progress on stderr: a bar in a terminal, a line every ten seconds in a file or a pipe."""
 
 import threading
 import time
@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rheoscope.messages.catalogue import render
+from rheoscope.messages.message import Message, Verbatim
 from rheoscope.report.console import console
 from rheoscope.report.idle_cores import use_idle_cores
 
@@ -17,28 +19,28 @@ if TYPE_CHECKING:
 
 
 LINE_INTERVAL = 10.0
-"""Seconds between two lines where stderr is a file or a pipe."""
+"""Seconds between two lines in a file or a pipe."""
 
 
 @contextmanager
 def progress(task: str) -> Iterator[Callable[[int, int], None]]:
-    """While it is open, tell it how many are done, and of how many.
+    """Show the progress of one task. Call the result with the number of finished steps and of all steps.
 
-    >>> with progress("counting") as tell:
-    ...     tell(1, 2)
+    >>> with progress("counting") as update:
+    ...     update(1, 2)
     """
     with progress_bar(task) as start_task:
         yield start_task(task)
 
 
 @contextmanager
-def progress_bar(first_task: str = "reading") -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """While it is open, tell it what is asked; it gives what hears how much of that is done.
+def progress_bar(
+    first_task: str = Message("reading the text"),
+) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """Show the progress of several tasks. Call the result with the name of a task to get its update function.
 
-    A bar where a person looks at it; else a line every ten seconds.
-
-    >>> with progress_bar() as tell:
-    ...     tell("transport")(1, 2)
+    >>> with progress_bar() as start_task:
+    ...     start_task("counting")(1, 2)
     """
     target = console(stderr=True)
     with _rich_bar(target, first_task) if target.is_terminal else _periodic_lines(target, first_task) as start_task:
@@ -51,10 +53,10 @@ def _rich_bar(target: "Console", first_task: str) -> Iterator[Callable[[str], Ca
     from rich.progress import Progress
 
     with Progress(console=target, transient=True) as rich_progress:
-        task_id = rich_progress.add_task(escape(first_task), total=None)
+        task_id = rich_progress.add_task(escape(render(first_task)), total=None)
 
         def start_task(task: str) -> Callable[[int, int], None]:
-            rich_progress.reset(task_id, description=escape(task), total=None)
+            rich_progress.reset(task_id, description=escape(render(task)), total=None)
             return lambda done, total: rich_progress.update(task_id, completed=done, total=total)
 
         yield start_task
@@ -62,7 +64,7 @@ def _rich_bar(target: "Console", first_task: str) -> Iterator[Callable[[str], Ca
 
 @contextmanager
 def _periodic_lines(target: "Console", first_task: str) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """What goes on and its share done, said by a thread that ends with it."""
+    """A thread that prints the current task and its progress, and ends with the block."""
     current_line, finished, start = [first_task, ""], threading.Event(), time.monotonic()
 
     def start_task(task: str) -> Callable[[int, int], None]:
@@ -77,7 +79,10 @@ def _periodic_lines(target: "Console", first_task: str) -> Iterator[Callable[[st
         while not finished.wait(LINE_INTERVAL):
             seconds = time.monotonic() - start
             target.print(
-                f"rheoscope: {''.join(current_line)} ({seconds:.0f} s)", soft_wrap=True, markup=False, highlight=False
+                f"rheoscope: {render(current_line[0])}{current_line[1]} ({seconds:.0f} s)",
+                soft_wrap=True,
+                markup=False,
+                highlight=False,
             )
 
     printer = threading.Thread(target=print_lines, daemon=True)
@@ -92,9 +97,10 @@ def _periodic_lines(target: "Console", first_task: str) -> Iterator[Callable[[st
 def load_model(
     source: str | None, device: str | None, dtype: str | None, untrained: bool = False, seed: int = 0
 ) -> "RunnableModel":
-    """`rheoscope.load` with a bar and on idle cores, as every command opens its model."""
+    """`rheoscope.load` with a progress bar, on idle cores. All commands open their model this way."""
     use_idle_cores()
-    with progress(f"loading {source or 'the default model'}") as on_progress:
+    name = Message("the default model") if source is None else Verbatim(source)
+    with progress(Message("loading {model}", model=name)) as on_progress:
         from rheoscope.opening import load
 
         model = load(source, device=device, dtype=dtype, untrained=untrained, seed=seed, progress=on_progress)
@@ -106,7 +112,7 @@ def load_model(
 
 
 LARGE_MODEL_WEIGHTS = 30_000_000
-"""Weights of a model from which on one untrained control stands beside it, not several; beside a long text too."""
+"""The number of weights from which on a model is compared with one untrained control, not several."""
 
 
 def control_factories(
@@ -117,7 +123,7 @@ def control_factories(
     requested: int | None,
     n_tokens: int,
 ) -> "Sequence[Callable[[], RunnableModel]]":
-    """Each makes the same architecture at initial weights: as often as is asked for, or as model and text allow."""
+    """Functions that build untrained controls: the requested number, or one for large models and long texts."""
     from rheoscope.opening import load
     from rheoscope.report.analysis_runs import LONG_TEXT, MAX_CONTROLS
 

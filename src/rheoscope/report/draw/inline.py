@@ -1,6 +1,6 @@
-"""Pictures for pages: SVG written by hand, a few kilobytes a panel, in the page's own colours, with words under the pointer.
+"""Pictures as inline SVG for pages: a few kilobytes per panel, in the colours of the page, with tooltips.
 
-A chart library would weigh more than everything a report says (plotly.js: 4.6 MB); this needs no script to be read.
+A chart library would be larger than a whole report (plotly.js: 4.6 MB). These drawings need no script.
 """
 
 import math
@@ -29,11 +29,11 @@ TOP_MARGIN, RIGHT_MARGIN, BOTTOM_MARGIN = 10, 12, 36
 LETTER_WIDTH = 6.2
 """Mean width of a letter of 11 units."""
 MAX_LABEL_CHARS = 20
-"""Letters of a name on the left; the rest is cut."""
+"""The longest label of the vertical axis; longer ones are truncated."""
 
 
 class PanelFrame:
-    """Where the numbers of a panel are on its sheet."""
+    """The coordinates of a panel: from data to pixels."""
 
     def __init__(self, panel: Panel) -> None:
         self.width = COLUMN_WIDTH * panel.columns + COLUMN_GAP * (panel.columns - 1)
@@ -66,7 +66,7 @@ class PanelFrame:
 
 
 def picture_html(picture: Picture) -> str:
-    """Every panel of a picture as an HTML figure, with its key and how to read it; maps share one key."""
+    """All panels of a picture as HTML, with caption and legend. Maps share one legend."""
     header = (
         f'<p class="caption">{html_text(picture.caption)}</p>{legend_html(picture.legend) if picture.legend else ""}'
     )
@@ -94,7 +94,7 @@ def panel_html(panel: Panel) -> str:
 
 
 def scale_html(mark: Cells) -> str:
-    """Which colour is how much: a bar with both its ends and a number between them, and what they measure.
+    """The colour scale: a bar with its ticks and the name of the quantity.
 
     >>> import numpy as np
     >>> scale_html(Cells(np.array([[0.5]]), name="share")).count("<b")
@@ -113,12 +113,12 @@ def scale_html(mark: Cells) -> str:
 
 
 def shade_css(colour: str, shade: float) -> str:
-    """A colour of the palette as faint as a cell of this shade, in CSS; what is behind it is seen through it."""
+    """A palette colour in CSS, with the opacity of a cell of this shade."""
     return f"{colour_of(colour)}{round(255 * shade):02x}"
 
 
 def legend_html(entries: dict[str, tuple[str, str]]) -> str:
-    """Which colour is what, as a list."""
+    """The legend as a list."""
     items = (
         f'<li><i class="{style}" style="--c:{colour_of(colour)}"></i>{html_text(name)}</li>'
         for name, (colour, style) in entries.items()
@@ -127,7 +127,7 @@ def legend_html(entries: dict[str, tuple[str, str]]) -> str:
 
 
 def panel_svg(panel: Panel) -> str:
-    """One panel as an SVG element, scalable, its text selectable.
+    """One panel as a scalable SVG element with selectable text.
 
     >>> one = Panel("Speed", "how fast", (Line("speed", [0, 1], [1.0, 2.0]),))
     >>> panel_svg(one).count("<polyline"), panel_svg(one).count('class="hit"')
@@ -159,7 +159,7 @@ def line_svg(frame: PanelFrame, mark: Line) -> str:
 
 
 def markers_svg(frame: PanelFrame, mark: Line) -> str:
-    """Dots, rings or stars, each with its own words under the pointer or with those of all."""
+    """Dots, rings or stars, each with its own tooltip or with a shared one."""
     radius, colour, elements = dot_radius(frame), colour_of(mark.colour), []
     for index, (x, y) in enumerate(zip(mark.x, mark.y, strict=True)):
         if _is_drawable(frame, float(y)):
@@ -191,7 +191,7 @@ MARKERS = {"dots": dot_svg, "rings": ring_svg, "stars": star_svg}
 
 
 def dot_radius(frame: PanelFrame) -> float:
-    """The radius of a dot: on a map it leaves room for the cell around it."""
+    """The radius of a dot. On a map it is smaller than a cell."""
     if not frame.is_map:
         return 3.2
     return min(4.0, 0.3 * abs(frame.x(1.0) - frame.x(0.0)), 0.36 * abs(frame.y(1.0) - frame.y(0.0)))
@@ -249,7 +249,7 @@ def label_svg(frame: PanelFrame, mark: Label) -> str:
 
 
 def hover_columns(frame: PanelFrame) -> str:
-    """A column for every x that says all values there; none where lines, or cells, answer for themselves."""
+    """A tooltip with all values at every x, unless the marks have tooltips of their own."""
     series = [mark for mark in frame.panel.marks if isinstance(mark, Line) and mark.name]
     if frame.is_map or any(mark.has_tip for mark in series) or not series:
         return ""
@@ -294,7 +294,7 @@ def axes_svg(frame: PanelFrame) -> str:
         frame.panel.x, frame.x_range, _n_fitting(right - frame.left_margin, (max_chars + 1) * LETTER_WIDTH)
     ):
         half_width = len(text) * LETTER_WIDTH / 2
-        x = min(max(frame.x(value), half_width), frame.width - half_width)  # a long word at the edge stays on the sheet
+        x = min(max(frame.x(value), half_width), frame.width - half_width)  # long labels stay inside the drawing
         elements.append(f'<text x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{html_label(text)}</text>')
     centre = (frame.left_margin + right) / 2
     label = html_text(frame.panel.x.label)
@@ -309,7 +309,7 @@ def axes_svg(frame: PanelFrame) -> str:
 
 
 def _tick_texts(axis: Axis, span: tuple[float, float], max_ticks: int) -> list[tuple[float, str]]:
-    """Ticks with their words."""
+    """Ticks with their labels."""
     if axis.bare:
         return []
     if axis.names:
@@ -322,12 +322,12 @@ def _tick_texts(axis: Axis, span: tuple[float, float], max_ticks: int) -> list[t
 
 
 def _n_fitting(length: int, label_size: float) -> int:
-    """How many labels fit."""
+    """The number of labels that fit."""
     return max(1, int(length / label_size))
 
 
 def _axis_range(panel: Panel, direction: str) -> tuple[float, float]:
-    """The span of an axis, in powers of ten where it is logarithmic."""
+    """The range of an axis, in powers of ten if it is logarithmic."""
     low, high = panel.span(direction)
     axis: Axis = getattr(panel, direction)
     if axis.log:
@@ -341,7 +341,7 @@ def _axis_range(panel: Panel, direction: str) -> tuple[float, float]:
 def _equalise_units(
     x_range: tuple[float, float], y_range: tuple[float, float], width: float, height: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Both spans, the one that has room to spare made longer, so that a unit is as long on both axes.
+    """Both ranges, one of them extended so that a unit has the same length on both axes.
 
     >>> _equalise_units((0.0, 1.0), (0.0, 1.0), 200.0, 100.0)
     ((-0.5, 1.5), (0.0, 1.0))
@@ -355,7 +355,7 @@ def _equalise_units(
 
 
 def _left_margin(panel: Panel) -> int:
-    """Room for the words on the left."""
+    """The width of the labels on the left."""
     if panel.y.bare:
         return 26 if panel.y.label else 10
     max_chars = max((len(name) for name in panel.y.names), default=5)

@@ -1,4 +1,4 @@
-"""A picture as one SVG file, light or dark: for a README, a talk, a page that is not ours."""
+"""A picture as one SVG file, light or dark, for a README or slides."""
 
 import re
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from rheoscope.report.html_text import html_text
 from rheoscope.report.style import DRAWING_CSS, LIGHT_COLOURS
 
 TIP_PATTERN = re.compile(r"<title>.*?</title>", re.S)
-"""Words under the pointer, which an image does not show."""
+"""Tooltips, which an image does not show."""
 
 
 def picture_svg(picture: Picture, colours: Mapping[str, str] = LIGHT_COLOURS) -> str:
-    """All panels of a picture as one SVG file, which needs no page around it.
+    """All panels of a picture as one self-contained SVG file.
 
     >>> from rheoscope.picture.picture import Panel
     >>> picture_svg(Picture("", "", (Panel("a", "", ()), Panel("b", "", ())))).count("<g ")
