@@ -21,7 +21,7 @@ def test_the_table_of_a_layer_is_about_the_end_of_that_layer() -> None:
         "straight": float(path.straightness_so_far.sel(layer=2).median()),
         "κ": float(moves.kappa.sel(step="L2.resid_post")),
         "clusters": float(end.cluster_count),
-        "rank": float(end.effective_rank),
+        "eff. rank": float(end.effective_rank),
         "dim": float(end.intrinsic_dimension),
     }
     nulls = {

@@ -1,6 +1,6 @@
 """A sentence for people that remembers its template and its parameters, so that any surface can show it in any language."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -54,7 +54,7 @@ def plural(singular: str, several: str, /, n: int, **parameters: Any) -> Message
     return Message(singular if n == 1 else several, n=n, **parameters)
 
 
-def join(separator: str, parts: "list[str] | tuple[str, ...] | Iterator[str]") -> Message:
+def join(separator: str, parts: Iterable[str]) -> Message:
     """Messages one after the other, each of them still translatable.
 
     >>> join(" ", [Message("Layer {layer}.", layer=3), Message("No change.")]).parameters["part1"].template

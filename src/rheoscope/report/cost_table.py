@@ -69,7 +69,7 @@ def cost_lines(numbers: dict[str, Any]) -> Lines:
                 "Attention costs more than its own projections beyond {n:,.0f} tokens (no mask; twice that if causal).",
                 n=numbers["crossover_projections"],
             ),
-            Message("The matrices have {n}parameters.", n=format_si(numbers["parameters"])),
+            Message("The matrices have {n} parameters.", n=format_si(numbers["parameters"])),
             Message("The keys and values take {n}B.", n=format_si(numbers["key_value_bytes"])),
             Message(
                 "The attention weights would take {n}B if they were stored.", n=format_si(numbers["weights_bytes"])

@@ -117,7 +117,7 @@ def markdown_table(rows: Sequence[BenchmarkRow]) -> str:
     >>> print(markdown_table([BenchmarkRow("metric", 8, "sdpa", "it folds", SpeedRatio(0.5, 0.01, 3))]).splitlines()[-1])
     | metric | 8 | 0.50 ± 0.01 |  |  |  |  |  | sdpa |
     """
-    lines = [HEADER, ["---"] * len(HEADER), *map(row_texts, sort_by_mechanism(rows))]
+    lines: list[list[str]] = [[*HEADER], ["---"] * len(HEADER), *map(row_texts, sort_by_mechanism(rows))]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -34,7 +34,7 @@ LAYER_COLUMNS = (
     ),
     LayerColumn(
         "clusters",
-        Message("rank"),
+        Message("eff. rank"),
         Message("effective rank of the cloud after the layer; null: every coordinate shuffled among the tokens"),
         after_layer("effective_rank"),
         after_layer("effective_rank_null"),
