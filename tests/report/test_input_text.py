@@ -1,4 +1,4 @@
-"""Where a text comes from, and what is refused."""
+"""The sources of a text, and invalid input."""
 
 import io
 from pathlib import Path
@@ -10,7 +10,7 @@ from rheoscope.files import unused_name
 from rheoscope.report.input_text import MAX_TEXT_BYTES, resolve_text
 
 
-def test_typed_piped_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_comes_from_the_command_line_a_pipe_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a.txt"
     file.write_text("Grüße\n\n", encoding="utf-8")
     assert resolve_text("a", None) == "a"
@@ -19,15 +19,15 @@ def test_typed_piped_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert resolve_text("-", None) == "from a pipe"
 
 
-def test_a_file_without_text_is_one_line(tmp_path: Path) -> None:
+def test_files_without_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "zero").write_bytes(b"a\0b")
     (tmp_path / "blank").write_text(" \n")
-    for name, says in (("zero", "it has zero bytes"), ("blank", "is empty"), ("none", "there is no file")):
-        with pytest.raises(rs.RheoscopeError, match=says):
+    for name, reason in (("zero", "it has zero bytes"), ("blank", "is empty"), ("none", "there is no file")):
+        with pytest.raises(rs.RheoscopeError, match=reason):
             resolve_text(None, tmp_path / name)
 
 
-def test_a_free_name_is_the_first_that_is_not_taken(tmp_path: Path) -> None:
+def test_unused_name_adds_a_number(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     assert unused_name(path) == path
     path.touch()
@@ -35,8 +35,8 @@ def test_a_free_name_is_the_first_that_is_not_taken(tmp_path: Path) -> None:
     assert unused_name(path) == tmp_path / "report-3.html"
 
 
-def test_of_a_large_file_only_what_is_needed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file with a hole: a gigabyte that takes no room, and would take minutes to read as text."""
+def test_only_the_needed_start_of_a_large_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sparse file of a gigabyte, which would take minutes to read as text."""
     file = tmp_path / "large.txt"
     with file.open("wb") as opened:
         opened.write("é".encode() * 40_000)
