@@ -251,6 +251,6 @@ def test_a_byte_order_mark_is_no_token_and_is_said(run: Run) -> None:
 
 
 def test_bytes_that_are_no_text_are_refused_in_one_line(run: Run) -> None:
-    assert "standard input is no text in UTF-8 (byte 3)" in run("generate", "-", stdin=b"caf\xe9").err
+    assert "standard input is not UTF-8 (byte 3)" in run("generate", "-", stdin=b"caf\xe9").err
     assert "the text is no UTF-8 at character 3" in run("generate", "caf\udce9").err
     assert "the text is no UTF-8" in run("caf\udce9").err
