@@ -132,7 +132,7 @@ def test_operators_are_those_of_the_default_model_where_nobody_says(tmp_path: Pa
     done = rheoscope("operators", "--csv", "tables", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "the default model" in done.stdout
-    assert "From head to head" in done.stdout
+    assert "Range over heads" in done.stdout
     assert (tmp_path / "tables" / "operators.layer_head.csv").read_text().startswith("layer,head,symmetry")
 
 
