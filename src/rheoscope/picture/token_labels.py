@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterable
 from unicodedata import combining
 
+from rheoscope.messages.message import Verbatim
+
 TokenLabels = Callable[[list[int]], list[str]]
 """From token ids to their texts: `model.token_strings`."""
 
 
-def display_token(token: str) -> str:
+def display_token(token: str) -> Verbatim:
     """A token as one sees it: white space made visible, what has no shape by its number, an accent of its own on a circle.
 
     >>> display_token(" on\\n"), display_token("a\\u200b"), display_token("\\u0301")
@@ -15,7 +17,7 @@ def display_token(token: str) -> str:
     """
     visible = token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
     visible = "".join(character if character.isprintable() else f"⟨U+{ord(character):04X}⟩" for character in visible)
-    return f"◌{visible}" if visible and combining(visible[0]) else visible
+    return Verbatim(f"◌{visible}" if visible and combining(visible[0]) else visible)
 
 
 def printable(text: str) -> str:

@@ -442,4 +442,4 @@ def _publish_outcome(job: Job, key: str, results: Results) -> None:
     if key in results.datasets:
         job.log.publish("known", name=key)
     else:
-        job.log.publish("failed", name=key, reason=results.skipped[key])
+        job.log.publish("failed", name=key, reason=results.reason(key))
