@@ -9,7 +9,7 @@ TokenLabels = Callable[[list[int]], list[str]]
 """From token ids to their texts: `model.token_strings`."""
 
 
-def display_token(token: str) -> Verbatim:
+def display_token(token: str) -> str:
     """A token as one sees it: white space made visible, what has no shape by its number, an accent of its own on a circle.
 
     >>> display_token(" on\\n"), display_token("a\\u200b"), display_token("\\u0301")

@@ -60,7 +60,7 @@ class OwnReport:
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """Everything that an analysis says in a report, declared as `WORDS` in its `words.py`.
+    """Everything that an analysis contributes to reports, declared as `WORDS` in its `words.py`.
 
     `training_quantities` are followed while a model trains. `sampling_note` describes the sample that the analysis took from a
     long text. `token_tips` maps a token's position to a line that is shown with the token.

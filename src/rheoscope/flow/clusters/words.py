@@ -20,7 +20,7 @@ def log_rank_reduction(clusters: "xarray.Dataset") -> float:
 
 
 def after_layer(name: str) -> Callable[["xarray.Dataset", int], float]:
-    """A number of the cloud after a layer; none where it was left out."""
+    """A field of the cloud after a layer; NaN if the result does not have it."""
     return lambda cloud, layer: float(cloud[name][layer + 1]) if name in cloud else float("nan")
 
 

@@ -41,12 +41,12 @@ def _steps_of_layer(trajectory: "xarray.Dataset", layer: int) -> np.ndarray:
 
 
 def relative_path_length(trajectory: "xarray.Dataset", layer: int) -> float:
-    """The way that a layer makes a token go, over its length before each half-layer; the median token's."""
+    """The path length in a layer, relative to the norm before each half-layer; median over tokens."""
     return float(np.median(trajectory.relative_speed.values[_steps_of_layer(trajectory, layer)], axis=1).sum())
 
 
 def straightness_null(trajectory: "xarray.Dataset", layer: int) -> float:
-    """Straightness up to the end of a layer, had the displacements random directions: √Σ speed² / Σ speed."""
+    """Straightness up to the end of a layer for displacements in random directions: √Σ speed² / Σ speed."""
     speed = trajectory.speed.values[: int(np.flatnonzero(_steps_of_layer(trajectory, layer))[-1]) + 1]
     return float(np.median(np.sqrt((speed**2).sum(0)) / np.maximum(speed.sum(0), 1e-30)))
 
