@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rheoscope.commands.app import main
+from rheoscope.messages.catalogue import set_language
 
 
 @dataclass(frozen=True)
@@ -42,5 +43,7 @@ def run_rheoscope(
             main()
         except SystemExit as end:
             status = int(end.code or 0)
+        finally:
+            set_language(None)
     out, err = (stream.buffer.getvalue().decode(encoding) for stream in streams)  # type: ignore[attr-defined]
     return Outcome(status, out, err)
