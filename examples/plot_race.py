@@ -98,7 +98,7 @@ def forest(races: dict[str, Any]) -> Any:
         axes.tick_params(axis="y", length=0)
     every[0].set_yticks(range(len(names)), names)
     every[0].invert_yaxis()
-    figure.suptitle("◂ ahead   ● cannot tell   ▸ behind, at 5 % after Holm's correction", fontsize=8, color=MUTED)
+    figure.suptitle("◂ ahead   ● unclear   ▸ behind, at 5 % after Holm's correction", fontsize=8, color=MUTED)
     return figure
 
 

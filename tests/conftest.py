@@ -49,7 +49,7 @@ UNCHECKED = (
     "tests/laws/",
     "tests/learn/test_geometry_over_training.py",
     "tests/learn/test_entrants.py::test_every_entrant_",
-    "tests/learn/test_packed_model.py::test_a_step_never_waits_for_the_device",
+    "tests/learn/test_packed_model.py::test_a_step_never_synchronises_with_the_device",
     "tests/learn/test_distributed_race.py",
     "tests/learn/test_small_tasks.py::test_a_few_steps_beat_chance",
     "tests/report/",

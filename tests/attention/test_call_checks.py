@@ -148,9 +148,9 @@ INVALID_CALLS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "a kernel for a function": (
         lambda: Mechanism(score=wave)(Q, K, V, lowering="sdpa"),
         (
-            "'sdpa' cannot run this",
+            "'sdpa' cannot run this call",
             "the Python function wave, which a fused kernel cannot inspect",
-            "leave lowering= out",
+            "type lowering=None",
         ),
     ),
     # names and options
@@ -165,10 +165,13 @@ INVALID_CALLS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         call_by_name("linear", scale=2.0),
         ("'linear' has no options", "got 'scale'", "type rs.mechanism('linear')"),
     ),
-    "unknown lowering": (dot(lowering="cuda"), ("unknown lowering 'cuda'", "type one of", "sdpa", "reference")),
+    "unknown lowering": (
+        dot(lowering="cuda"),
+        ("lowering must be one of", "got 'cuda'", "sdpa", "type lowering='reference'"),
+    ),
     "lowering that cannot": (
         lambda: rs.mechanism("sigmoid")(Q, K, V, lowering="sdpa"),
-        ("'sdpa' cannot run this", "Sigmoid, not softmax", "leave lowering= out"),
+        ("'sdpa' cannot run this call", "Sigmoid, not softmax", "type lowering=None"),
     ),
     "negative sigma": (
         call_by_name("metric", sigma=-1.0),

@@ -1,4 +1,4 @@
-"""What the tests of a corpus share: a tiny model in a directory, texts in a file, a job, and a folder as bytes."""
+"""Shared cases of the tests of corpus/: a tiny model in a directory, a file of texts, a job, and the bytes of a folder."""
 
 import random
 from pathlib import Path
@@ -13,11 +13,11 @@ from rheoscope.models.transformer import Transformer
 from rheoscope.models.vocabulary import character_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
-ASKED: dict[str, dict[str, Any]] = {"trajectory": {"draws": 4}, "head_types": {}, "agreement": {"draws": 0}}
+ANALYSES: dict[str, dict[str, Any]] = {"trajectory": {"draws": 4}, "head_types": {}, "agreement": {"draws": 0}}
 
 
 def tiny_model(folder: Path) -> str:
-    """A model of two layers that reads letters, as a directory."""
+    """A two-layer model with a character tokenizer, as a directory."""
     torch.manual_seed(0)
     config = Config(vocabulary=40, width=16, depth=2, heads=2, hidden=24, context=64)
     save(Transformer(config), folder, tokenizer=character_tokenizer([LETTERS], []))
@@ -26,8 +26,8 @@ def tiny_model(folder: Path) -> str:
 
 def lines(count: int, seed: int = 0) -> list[str]:
     """Texts of 12 to 60 letters."""
-    draw = random.Random(seed)
-    return ["".join(draw.choices(LETTERS[:-1], k=draw.randint(12, 60))) for _ in range(count)]
+    generator = random.Random(seed)
+    return ["".join(generator.choices(LETTERS[:-1], k=generator.randint(12, 60))) for _ in range(count)]
 
 
 def text_file(path: Path, texts: list[str]) -> str:
@@ -35,13 +35,13 @@ def text_file(path: Path, texts: list[str]) -> str:
     return str(path)
 
 
-def job(model: str, texts: str, **more: Any) -> Job:
+def job(model: str, texts: str, **changes: Any) -> Job:
     """Three analyses of short texts, in several shards and batches."""
-    usual = {"analyses": ASKED, "length": 32, "least": 12, "batch": 128, "shard": 500, "top": 3}
-    return Job(**{"texts": (texts,), "model": model} | usual | more)
+    defaults = {"analyses": ANALYSES, "length": 32, "least": 12, "batch": 128, "shard": 500, "top": 3}
+    return Job(**{"texts": (texts,), "model": model} | defaults | changes)
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file of a run but its lock."""
+    """All files of a run except its lock."""
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != ".lock")
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}

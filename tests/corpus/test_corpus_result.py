@@ -1,4 +1,4 @@
-"""A run as xarray, SQL, examples, drift and a page; and the commands that show them."""
+"""A corpus run as xarray, SQL, examples, drift and a page, and the commands that show them."""
 
 import io
 import re
@@ -13,6 +13,7 @@ import rheoscope as rs
 from rheoscope.catalogue import analysis_by_name
 from rheoscope.corpus import corpus_report
 from rheoscope.corpus.corpus_job import Job
+from rheoscope.corpus.corpus_page import save_page
 from rheoscope.corpus.corpus_run import CorpusProgress, run_job
 from rheoscope.corpus.drift import drift
 from rheoscope.corpus.segments import MAX_SEGMENTS
@@ -26,49 +27,49 @@ pytest.importorskip("duckdb")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path, Path]:
-    """A job, the folder of its run, and that of another corpus, which says one letter again and again."""
+    """A job, the folder of its run, and the folder of another corpus that mostly repeats one letter."""
     root = tmp_path_factory.mktemp("runs")
-    asked = job(
+    base_job = job(
         tiny_model(root / "model"),
         text_file(root / "one.txt", lines(40)),
         shard=10**6,
         analyses={"head_types": {}, "trajectory": {}},
     )
-    run_job(asked, root / "one")
-    other = [text.translate({ord(letter): "e" for letter in LETTERS[5:26]}) for text in lines(40, seed=1)]
-    run_job(replace(asked, texts=(text_file(root / "other.txt", other),)), root / "other")
-    return asked, root / "one", root / "other"
+    run_job(base_job, root / "one")
+    texts = [text.translate({ord(letter): "e" for letter in LETTERS[5:26]}) for text in lines(40, seed=1)]
+    run_job(replace(base_job, texts=(text_file(root / "other.txt", texts),)), root / "other")
+    return base_job, root / "one", root / "other"
 
 
-def test_means_and_intervals_are_those_of_the_rows(runs: tuple[Job, Path, Path]) -> None:
+def test_means_and_intervals_equal_those_of_the_rows(runs: tuple[Job, Path, Path]) -> None:
     corpus = rs.open_corpus(runs[1])
-    found, rows = corpus["head_types"], corpus.sql("SELECT * FROM head_types").df()
-    own = rows.groupby(["layer", "head"])["sink"]
-    np.testing.assert_allclose(found.sink.values.ravel(), own.mean(), rtol=1e-6)
-    np.testing.assert_allclose(found.sink_sd.values.ravel(), own.std(), rtol=1e-5)
-    rows["off"] = rows["sink"] - own.transform("mean")
+    result, rows = corpus["head_types"], corpus.sql("SELECT * FROM head_types").df()
+    by_head = rows.groupby(["layer", "head"])["sink"]
+    np.testing.assert_allclose(result.sink.values.ravel(), by_head.mean(), rtol=1e-6)
+    np.testing.assert_allclose(result.sink_sd.values.ravel(), by_head.std(), rtol=1e-5)
+    rows["off"] = rows["sink"] - by_head.transform("mean")
     rows["document"] = rows["text"] // MAX_SEGMENTS
-    off = rows.groupby(["layer", "head", "document"])["off"].sum().groupby(["layer", "head"])
-    documents = off.count()
-    assert (documents < own.count()).all()
-    error = np.sqrt(off.apply(lambda x: (x**2).sum()) * documents / (documents - 1)) / own.count()
-    half = (1.959964 * error).to_numpy()
-    assert (found.sink_documents.values.ravel() == documents).all()
-    np.testing.assert_allclose((found.sink_high - found.sink_low).values.ravel(), 2 * half, rtol=1e-5)
-    middle = own.quantile(0.5).to_numpy()
-    np.testing.assert_allclose(found.sink_quantiles.sel(quantile=0.5).values.ravel(), middle, rtol=0.02)
-    assert found.sink.attrs["null"] == "sink_null"
+    deviations = rows.groupby(["layer", "head", "document"])["off"].sum().groupby(["layer", "head"])
+    documents = deviations.count()
+    assert (documents < by_head.count()).all()
+    error = np.sqrt(deviations.apply(lambda x: (x**2).sum()) * documents / (documents - 1)) / by_head.count()
+    half_width = (1.959964 * error).to_numpy()
+    assert (result.sink_documents.values.ravel() == documents).all()
+    np.testing.assert_allclose((result.sink_high - result.sink_low).values.ravel(), 2 * half_width, rtol=1e-5)
+    medians = by_head.quantile(0.5).to_numpy()
+    np.testing.assert_allclose(result.sink_quantiles.sel(quantile=0.5).values.ravel(), medians, rtol=0.02)
+    assert result.sink.attrs["null"] == "sink_null"
 
 
-def test_places_have_the_names_that_the_analysis_gives_them(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
-    asked: dict[str, dict[str, Any]] = {"distortion": {}, "transport": {"draws": 0, "strides": [1, 2]}}
-    few = text_file(tmp_path / "few.txt", lines(3))
-    run_job(replace(runs[0], analyses=asked, texts=(few,)), tmp_path / "run")
+def test_axes_have_the_labels_of_the_analysis(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
+    analyses: dict[str, dict[str, Any]] = {"distortion": {}, "transport": {"draws": 0, "strides": [1, 2]}}
+    texts_path = text_file(tmp_path / "few.txt", lines(3))
+    run_job(replace(runs[0], analyses=analyses, texts=(texts_path,)), tmp_path / "run")
     corpus, trace = rs.open_corpus(tmp_path / "run"), rs.load(runs[0].model).trace(lines(1)[0])
-    for name, settings in asked.items():
-        found, alone = corpus[name], analysis_by_name(name).ask(trace, **{"draws": 0} | settings)
-        for dim in set(found.dims) - {"quantile"}:
-            assert found[dim].values.tolist() == alone[dim].values.tolist(), (name, dim)
+    for name, settings in analyses.items():
+        result, single_result = corpus[name], analysis_by_name(name).ask(trace, **{"draws": 0} | settings)
+        for dim in set(result.dims) - {"quantile"}:
+            assert result[dim].values.tolist() == single_result[dim].values.tolist(), (name, dim)
     rows = corpus.sql("SELECT name FROM places WHERE axis = 'image' ORDER BY place").fetchall()
     assert [name for (name,) in rows] == ["query", "key", "content"]
     assert len(corpus.examples("distortion", "rsa", layer=0, head=0, image="key"))
@@ -76,108 +77,120 @@ def test_places_have_the_names_that_the_analysis_gives_them(runs: tuple[Job, Pat
         corpus.examples("distortion", "rsa", layer=0, head=0, image="value")
 
 
-def test_examples_are_the_largest_with_their_words(runs: tuple[Job, Path, Path]) -> None:
+def test_examples_are_the_largest_values_with_their_texts(runs: tuple[Job, Path, Path]) -> None:
     corpus = rs.open_corpus(runs[1])
-    found = corpus.examples("head_types", "local", layer=1, head=0)
-    every = corpus.sql(
+    result = corpus.examples("head_types", "local", layer=1, head=0)
+    expected = corpus.sql(
         "SELECT text, local FROM head_types WHERE layer = 1 AND head = 0 ORDER BY local DESC, text LIMIT 3"
     ).df()
-    assert found["text"].tolist() == every["text"].tolist()
+    assert result["text"].tolist() == expected["text"].tolist()
     source = Path(runs[0].texts[0]).read_text().splitlines()
-    assert all(row.words in source[row.line - 1] for row in found.itertuples())
-    speed = corpus.examples("trajectory", "speed", smallest=True, step="L0.resid_mid")
-    assert (speed["token"] < speed["tokens"]).all()
+    assert all(row.words in source[row.line - 1] for row in result.itertuples())
+    examples = corpus.examples("trajectory", "speed", smallest=True, step="L0.resid_mid")
+    assert (examples["token"] < examples["tokens"]).all()
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("access", "pattern"),
     [
-        (lambda corpus: corpus["energy"], "holds no energy; it has head_types, trajectory"),
-        (lambda corpus: corpus.examples("head_types", "sunk", layer=0, head=0), "holds no 'sunk' of head_types"),
-        (lambda corpus: corpus.examples("head_types", "sink", layer=0), "a number for every layer, head"),
-        (lambda corpus: corpus.sql("SELECT nothing FROM head_types"), "DuckDB says"),
+        (lambda corpus: corpus["energy"], "has no analysis energy; its analyses are head_types, trajectory"),
+        (lambda corpus: corpus.examples("head_types", "sunk", layer=0, head=0), "has no field 'sunk' of head_types"),
+        (lambda corpus: corpus.examples("head_types", "sink", layer=0), "sink has the axes layer, head, got layer"),
+        (lambda corpus: corpus.sql("SELECT nothing FROM head_types"), "DuckDB rejected the query"),
     ],
 )
-def test_what_is_not_there_is_refused_by_name(runs: tuple[Job, Path, Path], wrong: object, said: str) -> None:
-    with pytest.raises(RheoscopeError, match=re.escape(said)):
-        wrong(rs.open_corpus(runs[1]))  # type: ignore[operator]
+def test_unknown_names_are_refused(runs: tuple[Job, Path, Path], access: object, pattern: str) -> None:
+    with pytest.raises(RheoscopeError, match=re.escape(pattern)):
+        access(rs.open_corpus(runs[1]))  # type: ignore[operator]
 
 
-def test_drift_is_found_between_corpora_and_not_within_one(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
-    asked, one, other = runs
-    found = drift(rs.open_corpus(one), rs.open_corpus(other))["head_types"]
+def test_drift_is_detected_between_corpora_and_not_within_one(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
+    base_job, first_folder, second_folder = runs
+    head_types = drift(rs.open_corpus(first_folder), rs.open_corpus(second_folder))["head_types"]
     rows = [
-        rs.open_corpus(where).sql("SELECT * FROM head_types WHERE layer = 0 AND head = 1").df()["local"]
-        for where in (one, other)
+        rs.open_corpus(folder).sql("SELECT * FROM head_types WHERE layer = 0 AND head = 1").df()["local"]
+        for folder in (first_folder, second_folder)
     ]
     effect = (rows[1].mean() - rows[0].mean()) / np.sqrt((rows[0].var() + rows[1].var()) / 2)
-    np.testing.assert_allclose(found.local_effect.values[0, 1], effect, rtol=1e-5)
-    again = replace(asked, texts=(text_file(tmp_path / "again.txt", lines(40, seed=2)),))
-    run_job(again, tmp_path / "again")
-    alike = drift(rs.open_corpus(one), rs.open_corpus(tmp_path / "again"))
+    np.testing.assert_allclose(head_types.local_effect.values[0, 1], effect, rtol=1e-5)
+    third_job = replace(base_job, texts=(text_file(tmp_path / "again.txt", lines(40, seed=2)),))
+    run_job(third_job, tmp_path / "again")
+    null_drift = drift(rs.open_corpus(first_folder), rs.open_corpus(tmp_path / "again"))
     shares = [
         np.mean(
-            [float((data[key] <= 0.05).mean()) for data in both.values() for key in data if key.endswith("_q_value")]
+            [
+                float((data[key] <= 0.05).mean())
+                for data in datasets.values()
+                for key in data
+                if key.endswith("_q_value")
+            ]
         )
-        for both in (drift(rs.open_corpus(one), rs.open_corpus(other)), alike)
+        for datasets in (drift(rs.open_corpus(first_folder), rs.open_corpus(second_folder)), null_drift)
     ]
     assert shares[0] > 0.3
     assert shares[1] < 0.02
 
 
-def test_drift_needs_one_model(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
+def test_drift_needs_the_same_model(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
     run_job(replace(runs[0], untrained=True, seed=5, analyses={"head_types": {}}), tmp_path / "untrained")
-    with pytest.raises(RheoscopeError, match="two corpora in one model"):
+    with pytest.raises(RheoscopeError, match="two runs of the same model"):
         drift(rs.open_corpus(runs[1]), rs.open_corpus(tmp_path / "untrained"))
 
 
-def test_the_commands(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
-    asked, one, other = runs
+def test_the_commands_run_resume_query_and_report(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
+    base_job, first_folder, _ = runs
     (tmp_path / "job.toml").write_text(
-        f'texts = "{asked.texts[0]}"\nmodel = "{asked.model}"\nlength = 40\n[analyses.head_types]\nlocal_window = 4\n'
+        f'texts = "{base_job.texts[0]}"\nmodel = "{base_job.model}"\nlength = 40\n[analyses.head_types]\nlocal_window = 4\n'
     )
-    ran = rheoscope(
+    outcome = rheoscope(
         "corpus", "run", "--job", str(tmp_path / "job.toml"), "--length", "32", "--out", str(tmp_path / "run")
     )
-    assert ran.returncode == 0, ran.stderr
-    assert re.search(r"1 shard, \d+ texts, [\d,]+ tokens, \d+ rejects", ran.stdout)
-    assert not ran.stderr
-    held = rs.open_corpus(tmp_path / "run").manifest.job
-    assert (held.length, held.analyses) == (32, {"head_types": {"local_window": 4}})
+    assert outcome.returncode == 0, outcome.stderr
+    assert re.search(r"1 shard, \d+ texts, [\d,]+ tokens, \d+ rejects", outcome.stdout)
+    assert not outcome.stderr
+    stored_job = rs.open_corpus(tmp_path / "run").manifest.job
+    assert (stored_job.length, stored_job.analyses) == (32, {"head_types": {"local_window": 4}})
     assert "1 of 1 shard," in rheoscope("corpus", "status", str(tmp_path / "run")).stdout
     assert rheoscope("corpus", "resume", str(tmp_path / "run")).returncode == 0
-    assert "head_types.layer_head: text, layer, head" in rheoscope("corpus", "query", str(one)).stdout
-    asks = rheoscope(
-        "corpus", "query", str(one), "SELECT count(*) AS n FROM head_types", "--csv", str(tmp_path / "n.csv")
+    assert "head_types.layer_head: text, layer, head" in rheoscope("corpus", "query", str(first_folder)).stdout
+    query_outcome = rheoscope(
+        "corpus", "query", str(first_folder), "SELECT count(*) AS n FROM head_types", "--csv", str(tmp_path / "n.csv")
     )
-    assert asks.returncode == 0
+    assert query_outcome.returncode == 0
     assert int((tmp_path / "n.csv").read_text().split()[1]) > 100
-    page = rheoscope("corpus", "report", str(one), "--beside", str(other), "--html", str(tmp_path / "page.html"))
-    assert page.returncode == 0, page.stderr
+    page_outcome = rheoscope("corpus", "report", str(first_folder), "--html", str(tmp_path / "page.html"))
+    assert page_outcome.returncode == 0, page_outcome.stderr
     html = (tmp_path / "page.html").read_text()
     assert all(
-        said in html
-        for said in ("Distributions: head_types", "Texts: head_types", "The largest drift", "95 % interval")
+        pattern in html for pattern in ("Distributions: head_types", "Example texts: head_types", "95 % interval")
     )
 
 
-def test_a_run_that_is_stopped_says_how_to_go_on(
+def test_the_page_compares_two_runs(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
+    _, first_folder, second_folder = runs
+    save_page(first_folder, second_folder, tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text()
+    assert "Largest drift" in html
+    assert "cells differ significantly (q ≤ 0.05). For the others the difference is unclear." in html
+
+
+def test_an_interrupted_run_says_how_to_resume(
     runs: tuple[Job, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, _, _ = runs
+    base_job, _, _ = runs
 
-    def stopped(progress: CorpusProgress) -> None:
+    def interrupt(progress: CorpusProgress) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(
         "rheoscope.corpus.corpus_report.run_job",
-        lambda job, folder, engine, hear: run_job(job, folder, engine, stopped),
+        lambda job, folder, engine, on_progress: run_job(job, folder, engine, interrupt),
     )
-    words = [
+    arguments = [
         "--texts",
-        asked.texts[0],
+        base_job.texts[0],
         "--model",
-        str(asked.model),
+        str(base_job.model),
         "--analyses",
         "head_types",
         "--length",
@@ -185,44 +198,44 @@ def test_a_run_that_is_stopped_says_how_to_go_on(
         "--shard",
         "300",
     ]
-    done = rheoscope("corpus", "run", *words, "--out", str(tmp_path / "run"))
-    assert done.returncode == 1
+    outcome = rheoscope("corpus", "run", *arguments, "--out", str(tmp_path / "run"))
+    assert outcome.returncode == 130
     assert re.fullmatch(
-        r"rheoscope: stopped; \d shards are there and whole; type rheoscope corpus resume \S+\n", done.stderr
+        r"rheoscope: stopped, \d shards? (is|are) complete; type rheoscope corpus resume \S+\n", outcome.stderr
     )
     monkeypatch.undo()
     assert rheoscope("corpus", "resume", str(tmp_path / "run")).returncode == 0
 
 
-def test_a_terminal_shows_rate_and_rejects_and_a_pipe_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_speed_and_rejects_and_a_pipe_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
-    for terminal in (True, False):
+    for is_terminal in (True, False):
         out = io.StringIO()
         monkeypatch.setattr(
             corpus_report,
             "console",
-            lambda stderr, out=out, is_it=terminal: Console(file=out, force_terminal=is_it, width=120),
+            lambda stderr, out=out, is_terminal=is_terminal: Console(file=out, force_terminal=is_terminal, width=120),
         )
-        with corpus_report._progress_bar() as hear:
-            hear(CorpusProgress(2, 9, 40, 12_000, 3, 4.0))
-        assert ("12,000 tokens, 3,000 tokens/s, 3 rejects" in out.getvalue()) == terminal
-        assert terminal or not out.getvalue()
+        with corpus_report._progress_bar() as on_progress:
+            on_progress(CorpusProgress(2, 9, 40, 12_000, 3, 4.0))
+        assert ("12,000 tokens, 3,000 tokens/s, 3 rejects" in out.getvalue()) == is_terminal
+        assert is_terminal or not out.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "pattern"),
     [
         (["run", "--texts", "no.txt", "--out", "run", "--analyses", "readout"], "there is no file no.txt"),
-        (["run", "--out", "run"], "no texts were named"),
-        (["run", "--texts", "a.txt", "--out", "run", "--set", "readout"], "expected ANALYSIS.SETTING=VALUE"),
+        (["run", "--out", "run"], "needs at least one file of texts, got none"),
+        (["run", "--texts", "a.txt", "--out", "run", "--set", "readout"], "must have the form ANALYSIS.SETTING=VALUE"),
         (["run", "--job", "no.toml", "--out", "run"], "there is no file no.toml"),
         (["status", "nowhere"], "holds no corpus run"),
         (["report", "nowhere"], "holds no corpus run"),
     ],
 )
-def test_mistakes_are_one_line(words: list[str], said: str, tmp_path: Path) -> None:
-    done = rheoscope("corpus", *words, cwd=tmp_path)
-    assert done.returncode == 1
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_mistakes_are_errors_of_one_line(arguments: list[str], pattern: str, tmp_path: Path) -> None:
+    outcome = rheoscope("corpus", *arguments, cwd=tmp_path)
+    assert outcome.returncode == 1
+    assert pattern in outcome.stderr
+    assert outcome.stderr.count("\n") == 1

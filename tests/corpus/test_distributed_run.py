@@ -1,4 +1,4 @@
-"""Ray: the same bytes by workers of two nodes, and whatever is killed on the way."""
+"""A corpus run on Ray: the same bytes on two nodes, and after workers, nodes and drivers are killed."""
 
 import signal
 import subprocess
@@ -25,41 +25,43 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path]:
-    """A job, and its run by one process that nothing disturbed."""
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path]:
+    """A job and its uninterrupted run in one process."""
     root = tmp_path_factory.mktemp("whole")
-    asked = job(tiny_model(root / "model"), text_file(root / "texts.txt", lines(60)), shard=200)
-    run_job(asked, root / "run")
-    return asked, root / "run"
+    base_job = job(tiny_model(root / "model"), text_file(root / "texts.txt", lines(60)), shard=200)
+    run_job(base_job, root / "run")
+    return base_job, root / "run"
 
 
-def two(asked: Job, folder: Path) -> Any:
-    return ray_engine(asked, folder, workers=2, threads=1)
+def two_workers(base_job: Job, folder: Path) -> Any:
+    return ray_engine(base_job, folder, workers=2, threads=1)
 
 
-def test_two_nodes_give_the_bytes_of_one_process(cluster: Any, whole: tuple[Job, Path], tmp_path: Path) -> None:
-    asked, folder = whole
+def test_two_nodes_give_the_bytes_of_one_process(cluster: Any, reference: tuple[Job, Path], tmp_path: Path) -> None:
+    base_job, folder = reference
     raylets: set[int] = set()
-    run_job(asked, tmp_path / "run", two, lambda progress: raylets.update(one.ppid() for one in workers()))
+    run_job(
+        base_job, tmp_path / "run", two_workers, lambda progress: raylets.update(worker.ppid() for worker in workers())
+    )
     assert len(raylets) == 2
     assert content(tmp_path / "run") == content(folder)
     assert len(finished_shards(folder)) > 8
 
 
-def test_dead_workers_and_a_dead_node_are_survived(cluster: Any, whole: tuple[Job, Path], tmp_path: Path) -> None:
-    asked, folder = whole
+def test_dead_workers_and_a_dead_node_are_survived(cluster: Any, reference: tuple[Job, Path], tmp_path: Path) -> None:
+    base_job, folder = reference
     killed: list[int] = []
 
-    def kill(progress: Any) -> None:
-        """Two workers, one after the other, and then a node with whoever is on it."""
+    def kill_something(progress: Any) -> None:
+        """Kill two workers one after the other, then a node with its workers."""
         if progress.shards_done in (2, 4):
-            one = next(one for one in workers() if one.pid not in killed)
-            killed.append(one.pid)
-            one.send_signal(signal.SIGKILL)
+            worker = next(worker for worker in workers() if worker.pid not in killed)
+            killed.append(worker.pid)
+            worker.send_signal(signal.SIGKILL)
         elif progress.shards_done == 6:
             cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
 
-    run_job(asked, tmp_path / "run", two, kill)
+    run_job(base_job, tmp_path / "run", two_workers, kill_something)
     assert len(killed) == 2
     assert not cluster.worker_nodes
     assert content(tmp_path / "run") == content(folder)
@@ -78,15 +80,17 @@ run_job(job(sys.argv[1], sys.argv[2], shard=200), Path(sys.argv[3]), engine)
 """
 
 
-def test_a_dead_driver_leaves_a_folder_that_goes_on(cluster: Any, whole: tuple[Job, Path], tmp_path: Path) -> None:
-    asked, folder = whole
+def test_a_dead_driver_leaves_a_folder_that_can_be_resumed(
+    cluster: Any, reference: tuple[Job, Path], tmp_path: Path
+) -> None:
+    base_job, folder = reference
     run = tmp_path / "run"
-    words = [sys.executable, "-c", DRIVER, str(asked.model), asked.texts[0], str(run), cluster.address]
-    driver = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    arguments = [sys.executable, "-c", DRIVER, str(base_job.model), base_job.texts[0], str(run), cluster.address]
+    driver = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not finished_shards(run):
         assert driver.poll() is None
         time.sleep(0.01)
-    driver.send_signal(signal.SIGSTOP)  # it holds the folder, and hands out nothing more
+    driver.send_signal(signal.SIGSTOP)  # it keeps the lock but assigns no more shards
     with pytest.raises(RheoscopeError, match="is in use by process"):
         resume(run)
     driver.kill()
@@ -96,7 +100,7 @@ def test_a_dead_driver_leaves_a_folder_that_goes_on(cluster: Any, whole: tuple[J
     assert content(run) == content(folder)
 
 
-def test_a_model_that_no_worker_can_open_stops_the_run(cluster: Any, whole: tuple[Job, Path], tmp_path: Path) -> None:
-    asked, _ = whole
-    with pytest.raises(RheoscopeError, match="reads at most 64 tokens"):
-        run_job(replace(asked, length=65), tmp_path / "run", partial(ray_engine, workers=1, threads=1))
+def test_an_error_of_all_workers_stops_the_run(cluster: Any, reference: tuple[Job, Path], tmp_path: Path) -> None:
+    base_job, _ = reference
+    with pytest.raises(RheoscopeError, match="length must be at most 64"):
+        run_job(replace(base_job, length=65), tmp_path / "run", partial(ray_engine, workers=1, threads=1))

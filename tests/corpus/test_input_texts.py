@@ -1,4 +1,4 @@
-"""Texts from files: the same rows whatever the format, each row in one shard, and a reason for every row without a text."""
+"""Texts from files: the same rows in every format, every row in one shard, and a reason for every unusable row."""
 
 import gzip
 import json
@@ -18,50 +18,50 @@ TEXTS = ["one two", "drei für", "", "四", "five " * 30, "six"]
 
 
 def read(path: Path, size: int = 40) -> list[Row]:
-    """Every row, shard by shard."""
+    """All rows, shard by shard."""
     inputs, shards = plan_shards([str(path)], "text", size)
     reader = Reader("text")
-    assert [shard.first for shard in shards] == [0, *(one.first + one.rows for one in shards)][:-1]
+    assert [shard.first for shard in shards] == [0, *(shard.first + shard.rows for shard in shards)][:-1]
     return [row for shard in shards for row in reader.read_rows(inputs[shard.file].path, shard)]
 
 
-def written(folder: Path, kind: str) -> Path:
-    """The same texts as a file of a kind."""
-    file = folder / f"texts{kind}"
+def write_texts(folder: Path, suffix: str) -> Path:
+    """The same texts in a file of some type."""
+    file = folder / f"texts{suffix}"
     plain = "".join(f"{text}\n" for text in TEXTS).encode()
-    lines = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXTS).encode()
-    if kind == ".parquet":
+    content = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXTS).encode()
+    if suffix == ".parquet":
         pq.write_table(pa.table({"id": range(6), "text": TEXTS}), file, row_group_size=4)
-    elif kind == ".arrow":
+    elif suffix == ".arrow":
         with pa.ipc.new_stream(file, pa.schema([("text", pa.string())])) as stream:
             stream.write_table(pa.table({"text": TEXTS}), max_chunksize=4)
-    elif kind.endswith(".gz"):
-        file.write_bytes(gzip.compress(lines if "jsonl" in kind else plain))
-    elif kind.endswith(".zst"):
+    elif suffix.endswith(".gz"):
+        file.write_bytes(gzip.compress(content if "jsonl" in suffix else plain))
+    elif suffix.endswith(".zst"):
         with pa.CompressedOutputStream(str(file), "zstd") as stream:
-            stream.write(lines if "jsonl" in kind else plain)
+            stream.write(content if "jsonl" in suffix else plain)
     else:
-        file.write_bytes(lines if "jsonl" in kind else plain)
+        file.write_bytes(content if "jsonl" in suffix else plain)
     return file
 
 
-KINDS = [".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow"]
+SUFFIXES = [".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_format_has_the_same_rows(kind: str, tmp_path: Path) -> None:
-    assert read(written(tmp_path, kind)) == [Row(at, text) for at, text in enumerate(TEXTS) if text]
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_format_gives_the_same_rows(suffix: str, tmp_path: Path) -> None:
+    assert read(write_texts(tmp_path, suffix)) == [Row(number, text) for number, text in enumerate(TEXTS) if text]
 
 
-@pytest.mark.parametrize("kind", [".jsonl", ".jsonl.gz", ".parquet", ".arrow"])
-def test_shards_can_be_read_in_any_order(kind: str, tmp_path: Path) -> None:
-    inputs, shards = plan_shards([str(written(tmp_path, kind))], "text", 10)
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".parquet", ".arrow"])
+def test_shards_can_be_read_in_any_order(suffix: str, tmp_path: Path) -> None:
+    inputs, shards = plan_shards([str(write_texts(tmp_path, suffix))], "text", 10)
     assert len(shards) > 2
     reader = Reader("text")
     backwards = [row for shard in reversed(shards) for row in reversed(reader.read_rows(inputs[0].path, shard))]
     assert [row.text for row in reversed(backwards)] == [text for text in TEXTS if text]
-    every_second = [row.number for shard in shards[::2] for row in Reader("text").read_rows(inputs[0].path, shard)]
-    assert every_second == sorted(every_second)
+    row_numbers = [row.number for shard in shards[::2] for row in Reader("text").read_rows(inputs[0].path, shard)]
+    assert row_numbers == sorted(row_numbers)
 
 
 @given(
@@ -71,16 +71,16 @@ def test_shards_can_be_read_in_any_order(kind: str, tmp_path: Path) -> None:
     st.integers(1, 80),
 )
 @settings(max_examples=15)
-def test_each_line_is_in_one_shard(texts: list[str], size: int) -> None:
+def test_every_line_is_in_exactly_one_shard(texts: list[str], size: int) -> None:
     with TemporaryDirectory() as folder:
         file = Path(folder) / "a.txt"
         file.write_bytes("".join(f"{text}\n" for text in texts).encode())
-        assert read(file, size) == [Row(at, text) for at, text in enumerate(texts) if text.strip()]
+        assert read(file, size) == [Row(number, text) for number, text in enumerate(texts) if text.strip()]
 
 
-def test_what_holds_no_text_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_unusable_rows_have_a_reason_and_the_others_are_read(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
-    rows = [
+    raw_lines = [
         b'{"text": "fine"}',
         b"{broken",
         b'{"text": 3}',
@@ -88,37 +88,38 @@ def test_what_holds_no_text_is_told_and_the_rest_is_read(tmp_path: Path) -> None
         b'{"text": "\xff"}',
         b'{"text": "half \\ud800"}',
     ]
-    rows += [b'{"text": "' + b"x" * MAX_ROW_BYTES + b'"}', b"", b'{"text": "last"}']
-    file.write_bytes(b"\n".join(rows))
-    found = read(file, 10**9)
-    assert [row.text for row in found if not row.reason] == ["fine", "last"]
-    assert [row.number for row in found if row.reason] == [1, 2, 3, 4, 5, 6]
-    told = " ".join(row.reason for row in found)
+    raw_lines += [b'{"text": "' + b"x" * MAX_ROW_BYTES + b'"}', b"", b'{"text": "last"}']
+    file.write_bytes(b"\n".join(raw_lines))
+    rows = read(file, 10**9)
+    assert [row.text for row in rows if not row.reason] == ["fine", "last"]
+    assert [row.number for row in rows if row.reason] == [1, 2, 3, 4, 5, 6]
+    reasons = " ".join(row.reason for row in rows)
     assert all(
-        word in told for word in ("no JSON", "no text in 'text'", "no UTF-8 at byte", "half a character", "4 MB")
+        pattern in reasons
+        for pattern in ("invalid JSON", "no text in 'text'", "invalid UTF-8 at byte", "unpaired surrogate", "4 MB")
     )
 
 
-def test_a_damaged_archive_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_damaged_archive_is_read_up_to_the_damage(tmp_path: Path) -> None:
     file = tmp_path / "a.txt.gz"
-    lines = "".join(f"line {at} {at * 7919 % 1000003}\n" for at in range(20_000)).encode()
-    file.write_bytes(gzip.compress(lines)[:-4000])
-    found = read(file, 10**5)
-    assert len(found) > 100
-    assert "damaged" in found[-1].reason
-    assert all(row.text.startswith("line") for row in found[:-1])
+    content = "".join(f"line {number} {number * 7919 % 1000003}\n" for number in range(20_000)).encode()
+    file.write_bytes(gzip.compress(content)[:-4000])
+    rows = read(file, 10**5)
+    assert len(rows) > 100
+    assert "damaged" in rows[-1].reason
+    assert all(row.text.startswith("line") for row in rows[:-1])
 
 
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:
-    file = written(tmp_path, ".txt")
+    file = write_texts(tmp_path, ".txt")
     inputs, shards = plan_shards([str(file)], "text", 40)
     file.write_bytes(file.read_bytes().replace(b"six", b"SIX"))
     assert Reader("text").read_rows(inputs[0].path, shards[0])
-    with pytest.raises(RheoscopeError, match="has changed since"):
+    with pytest.raises(RheoscopeError, match="has changed in rows"):
         Reader("text").read_rows(inputs[0].path, shards[-1])
 
 
-def test_a_directory_is_every_file_of_a_known_kind(tmp_path: Path) -> None:
+def test_a_directory_means_its_files_of_known_types(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name in ("b.txt", "sub/a.jsonl.gz", "notes.md", "state.json", "cache-1.arrow", ".hidden.txt"):
         (tmp_path / name).write_bytes(b"")
@@ -126,25 +127,25 @@ def test_a_directory_is_every_file_of_a_known_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "pattern"),
     [
         ("missing.txt", "there is no file"),
-        ("a.png", "is of no kind"),
-        ("empty", "holds no .txt"),
-        ("blank.txt", "hold no row"),
+        ("a.png", "unknown file type"),
+        ("empty", "contains no .txt"),
+        ("blank.txt", "has no rows"),
     ],
 )
-def test_what_cannot_be_read_is_refused_at_once(name: str, said: str, tmp_path: Path) -> None:
+def test_unreadable_inputs_are_refused(name: str, pattern: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.png").write_bytes(b"x")
     (tmp_path / "blank.txt").write_bytes(b"")
-    with pytest.raises(RheoscopeError, match=said):
+    with pytest.raises(RheoscopeError, match=pattern):
         plan_shards([str(tmp_path / name)], "text", 10)
 
 
 def test_a_table_without_the_column_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "a.parquet")
-    with pytest.raises(RheoscopeError, match="has no column 'text', it has id"):
+    with pytest.raises(RheoscopeError, match="has no column 'text'; its columns are id; type column='id'"):
         plan_shards([str(tmp_path / "a.parquet")], "text", 10)
-    with pytest.raises(RheoscopeError, match="expected texts"):
+    with pytest.raises(RheoscopeError, match="has the type int64, expected strings"):
         plan_shards([str(tmp_path / "a.parquet")], "id", 10)

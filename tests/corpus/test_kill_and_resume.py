@@ -1,80 +1,78 @@
-"""kill −9 at any moment: after resume every byte is that of a run that nothing disturbed.
+"""A run that is killed at any point resumes to the bytes of an uninterrupted run.
 
-This process opens the model; each run is a fork of it, killed after a share of the time that a whole run takes, or at one of the
-moments at which a file becomes permanent.
+The test process loads the model once. Each run is a fork of it that kills itself at a given call of a function: while a
+segment is cut, while a batch is computed, or when a file is flushed to the disk.
 """
 
 import os
-import random
 import signal
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rheoscope.corpus import corpus_run
+from rheoscope.corpus import corpus_run, shard_worker
 from rheoscope.corpus.corpus_job import Job
 from rheoscope.corpus.shards import finished_shards
 from tests.attention.cases import without_jaxtyping_checks
 from tests.corpus.cases import content, job, lines, text_file, tiny_model
-from tests.processes import Fork, run_in_fork
+from tests.processes import run_in_fork
 
 pytest.importorskip("pyarrow")
-MOMENTS = 16
+KILL_POINTS: list[tuple[Any, str, int]] = [
+    *((os, "fsync", n_calls) for n_calls in (0, 1, 2, 3, 7, 13, 20, 30, 40)),
+    *((shard_worker, "cut_segments", n_calls) for n_calls in (0, 1, 3)),
+    *((shard_worker, "run_request", n_calls) for n_calls in (0, 2, 3)),
+]
+"""A module, one of its functions, and the number of calls that return before the process is killed."""
 
 
-@pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """What every run does, done once: what a process imports, opens and plans, no run does again."""
-    model, texts = tiny_model(tmp_path / "model"), text_file(tmp_path / "texts.txt", lines(14))
-    asked = job(model, texts, shard=125, analyses={"clusters": {}})
-    opened = corpus_run.open_model(asked)
-    monkeypatch.setattr(corpus_run, "open_model", lambda job: opened)
-    corpus_run.run_job(asked, tmp_path / "before")
-    return asked
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Job, dict[str, bytes]]]:
+    """A job and the files of its uninterrupted run."""
+    root = tmp_path_factory.mktemp("reference")
+    model, texts = tiny_model(root / "model"), text_file(root / "texts.txt", lines(14))
+    small_job = job(model, texts, shard=125, analyses={"clusters": {}})
+    loaded_model = corpus_run.open_model(small_job)
+    with pytest.MonkeyPatch.context() as patch, without_jaxtyping_checks():
+        patch.setattr(corpus_run, "open_model", lambda job: loaded_model)
+        corpus_run.run_job(small_job, root / "warm up")  # imports happen here, not in every fork
+        outcome = run_in_fork(lambda: corpus_run.run_job(small_job, root / "run"))
+        assert outcome.returncode == 0, outcome.stderr
+        assert len(finished_shards(root / "run")) >= 4
+        yield small_job, content(root / "run")
 
 
-def dying(calls: int) -> Callable[[Any], None]:
-    """fsync, but that the call after so many is the last thing that its process does."""
-    sync, left = os.fsync, iter(range(calls))
+def kill_after(function: Callable[..., Any], n_calls: int) -> Callable[..., Any]:
+    """The function, except that the process is killed at the call after `n_calls`."""
+    remaining = iter(range(n_calls))
 
-    def sync_or_die(file: Any) -> None:
-        if next(left, None) is None:
+    def call_or_die(*arguments: Any, **options: Any) -> Any:
+        if next(remaining, None) is None:
             os.kill(os.getpid(), signal.SIGKILL)
-        sync(file)
+        return function(*arguments, **options)
 
-    return sync_or_die
-
-
-def run(asked: Job, folder: Path, dies_at: int | None = None) -> None:
-    if dies_at is not None:
-        os.fsync = dying(dies_at)
-    corpus_run.run_job(asked, folder)
+    return call_or_die
 
 
-def test_killed_at_random_moments_it_resumes_to_the_same_bytes(asked: Job, tmp_path: Path) -> None:
-    draw, killed, begun = random.Random(0), 0, time.monotonic()
-    with without_jaxtyping_checks():
-        first = run_in_fork(lambda: run(asked, tmp_path / "whole"))
-        assert first.returncode == 0, first.stderr
-        takes, whole = time.monotonic() - begun, content(tmp_path / "whole")
-        assert len(finished_shards(tmp_path / "whole")) >= 4
-        for moment in range(MOMENTS):
-            folder = tmp_path / f"run{moment}"
-            if moment % 2:
-                dies_at = moment // 2 if moment < 8 else draw.randrange(4, 2 * len(whole) - 2)
-                status = run_in_fork(lambda: run(asked, folder, dies_at)).returncode
-            else:
-                with Fork(lambda: run(asked, folder)) as child:
-                    time.sleep(draw.uniform(0, 0.8 * takes))  # the last moments are those of files
-                    os.kill(child.pid, signal.SIGKILL)
-                    status = child.done().returncode
-            killed += status == -signal.SIGKILL
-            again = run_in_fork(lambda: run(asked, folder))
-            assert again.returncode == 0, (moment, again.stderr)
-            found = content(folder)
-            apart = [name for name in {**found, **whole} if found.get(name) != whole.get(name)]
-            assert not apart, moment
-    assert killed >= MOMENTS - 4, "most runs were killed before their end"
+def run_and_die(run_job: Job, folder: Path, module: Any, name: str, n_calls: int) -> None:
+    """Run a job in a fork; the replaced function exists only there."""
+    setattr(module, name, kill_after(getattr(module, name), n_calls))
+    corpus_run.run_job(run_job, folder)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "n_calls"), KILL_POINTS, ids=lambda value: getattr(value, "__name__", value)
+)
+def test_a_killed_run_resumes_to_the_same_bytes(
+    module: Any, name: str, n_calls: int, reference: tuple[Job, dict[str, bytes]], tmp_path: Path
+) -> None:
+    killed_job, expected = reference
+    folder = tmp_path / "run"
+    killed = run_in_fork(lambda: run_and_die(killed_job, folder, module, name, n_calls))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = run_in_fork(lambda: corpus_run.run_job(killed_job, folder))
+    assert resumed.returncode == 0, resumed.stderr
+    files = content(folder)
+    assert [file for file in {**files, **expected} if files.get(file) != expected.get(file)] == []

@@ -1,4 +1,4 @@
-"""A race on Ray: the bytes of one process by workers of two nodes, and whatever is killed on the way."""
+"""A race on Ray: the same bytes as one process, on two nodes and after workers and nodes are killed."""
 
 import signal
 from functools import partial
@@ -14,73 +14,73 @@ from rheoscope.learn.race_plan import Race
 from rheoscope.shapes import RheoscopeError
 from tests.cluster import workers
 from tests.learn.cases import Letters, recipe
-from tests.learn.test_race import Stopped, files, stopping
+from tests.learn.test_race import Stopped, files, stop_after
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'rheoscope[corpus]'")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
-ASKED = Race(recipe(steps=40, evaluate_every=10), ("tied", "metric_map"), 2, (1e-2, 1e-3))
-two = partial(run_distributed_race, workers=2, threads=1, device="cpu")
+RACE = Race(recipe(steps=40, evaluate_every=10), ("tied", "metric_map"), 2, (1e-2, 1e-3))
+run_on_two_workers = partial(run_distributed_race, workers=2, threads=1, device="cpu")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A race of one process that nothing disturbed."""
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A race of one process without interruption."""
     out = tmp_path_factory.mktemp("races") / "whole"
-    run_race(ASKED, Letters(), out, "cpu")
+    run_race(RACE, Letters(), out, "cpu")
     return out
 
 
-def test_two_nodes_give_the_bytes_of_one_process(cluster: Any, whole: Path, tmp_path: Path) -> None:
+def test_two_nodes_give_the_bytes_of_one_process(cluster: Any, reference: Path, tmp_path: Path) -> None:
     raylets: set[int] = set()
-    heard: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
 
-    def tell(tokens: int, total: int, what: str) -> None:
-        heard.append((tokens, total))
-        raylets.update(one.ppid() for one in workers())
+    def on_progress(tokens: int, total: int, pack_name: str) -> None:
+        progress.append((tokens, total))
+        raylets.update(worker.ppid() for worker in workers())
 
-    two(ASKED, Letters(), tmp_path / "out", on_progress=tell)
+    run_on_two_workers(RACE, Letters(), tmp_path / "out", on_progress=on_progress)
     assert len(raylets) == 2
-    assert [total - tokens for tokens, total in heard] == [40 * 4 * 8 * 2 * left for left in range(5, -1, -1)]
-    assert files(tmp_path / "out") == files(whole)
-    two(ASKED, Letters(), tmp_path / "out", on_progress=pytest.fail)  # all of it is there
+    assert [total - tokens for tokens, total in progress] == [40 * 4 * 8 * 2 * n_left for n_left in range(5, -1, -1)]
+    assert files(tmp_path / "out") == files(reference)
+    run_on_two_workers(RACE, Letters(), tmp_path / "out", on_progress=pytest.fail)  # nothing is left to train
 
 
-def test_a_mistake_of_the_user_comes_back_as_one_line(cluster: Any, whole: Path, tmp_path: Path) -> None:
+def test_an_error_of_a_worker_is_raised_by_the_driver(cluster: Any, reference: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(Stopped):
-        run_race(ASKED, Letters(), out, "cpu", on_progress=stopping(15))
+        run_race(RACE, Letters(), out, "cpu", on_progress=stop_after(15))
     folder = next(iter((out / race_files.PACKS_FOLDER).iterdir()))
     for state in folder.glob("state-*"):
         state.unlink()
-    with pytest.raises(RheoscopeError, match="is gone, its log says that it was written"):
-        two(ASKED, Letters(), out)
+    with pytest.raises(RheoscopeError, match="is missing, although the log refers to it"):
+        run_on_two_workers(RACE, Letters(), out)
 
 
-def test_what_cannot_be_packed_is_said(cluster: Any, tmp_path: Path) -> None:
-    said: list[str] = []
-    asked = Race(recipe(position="buckets", steps=2, evaluate_every=2), (), 2)
-    two(asked, Letters(), tmp_path / "out", log=said.append)
-    assert said == [
-        "untied: no packed form of BucketTable is known; add a line to PACKED_FORMS; its seeds are trained one after another"
+def test_unpackable_models_are_logged(cluster: Any, tmp_path: Path) -> None:
+    log: list[str] = []
+    race = Race(recipe(position="buckets", steps=2, evaluate_every=2), (), 2)
+    run_on_two_workers(race, Letters(), tmp_path / "out", log=log.append)
+    assert log == [
+        "untied: seeds are trained one after another (BucketTable has no packed form; add one to PACKED_FORMS)"
     ]
 
 
-def test_dead_workers_and_a_dead_node_are_survived(cluster: Any, whole: Path, tmp_path: Path) -> None:
+def test_dead_workers_and_a_dead_node_are_survived(cluster: Any, reference: Path, tmp_path: Path) -> None:
     killed: list[int] = []
-    told: list[str] = []
+    pack_names: list[str] = []
 
-    def kill(tokens: int, total: int, what: str) -> None:
-        """A worker, then a node with whoever is on it."""
-        told.append(what)
-        if len(told) == 1:
-            one = next(iter(workers()))
-            killed.append(one.pid)
-            one.send_signal(signal.SIGKILL)
-        elif len(told) == 3:
+    def kill_something(tokens: int, total: int, pack_name: str) -> None:
+        """Kill a worker, then a node with its workers."""
+        pack_names.append(pack_name)
+        if len(pack_names) == 1:
+            worker = next(iter(workers()))
+            killed.append(worker.pid)
+            worker.send_signal(signal.SIGKILL)
+        elif len(pack_names) == 3:
             cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
 
-    two(ASKED, Letters(), tmp_path / "out", on_progress=kill)
+    run_on_two_workers(RACE, Letters(), tmp_path / "out", on_progress=kill_something)
     assert len(killed) == 1
     assert not cluster.worker_nodes
-    assert sorted(told) == sorted(pack.name for pack in ASKED.packs())
-    assert files(tmp_path / "out") == files(whole)
+    assert sorted(pack_names) == sorted(pack.name for pack in RACE.packs())
+    assert files(tmp_path / "out") == files(reference)

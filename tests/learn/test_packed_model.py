@@ -1,4 +1,4 @@
-"""Packed seeds are each seed alone, to rounding: logits, gradients, clipping, AdamW and Muon."""
+"""Packed seeds equal each seed alone up to rounding: logits, gradients, clipping, AdamW and Muon."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ from tests.pretrained.cases import randomised
 from tests.waiting import WaitRecorder
 
 SEEDS = 3
-KINDS_OF_MODEL = [
+MODEL_NAMES = [
     "own",
     "own_biased",
     "own_encoder",
@@ -36,7 +36,10 @@ KINDS_OF_MODEL = [
     "own_translator",
     "own_translator_bilinear",
 ]
-"""Every class of `PACKED_FORMS`, and mechanisms that learn with and without a bias of positions; the entrants are tested by name."""
+"""All classes of `PACKED_FORMS`, and learned mechanisms with and without position bias.
+
+The entrants have their own test.
+"""
 
 
 TRANSLATOR = {"form": "encoder-decoder", "norm": "layer", "position": "sinusoidal", "bias": True, "ffn": "relu"}
@@ -46,56 +49,59 @@ CONFIGS = CASES | {
 }
 
 
-def given(of: Config) -> tuple[torch.Tensor, ...]:
-    """What a model is called with, two texts for each seed; sources are of different lengths, so that what is padding differs."""
-    ids = torch.randint(of.vocabulary, (2 * SEEDS, 7))
-    if of.form != "encoder-decoder":
+def model_inputs(model_config: Config) -> tuple[torch.Tensor, ...]:
+    """Inputs of two texts per seed. Sources have different lengths, so their padding differs."""
+    ids = torch.randint(model_config.vocabulary, (2 * SEEDS, 7))
+    if model_config.form != "encoder-decoder":
         return (ids,)
-    real = torch.arange(7) < torch.tensor([7, 3, 5, 1, 6, 7])[:, None]
-    return ids, torch.randint(of.vocabulary, (2 * SEEDS, 5)), real
+    is_real = torch.arange(7) < torch.tensor([7, 3, 5, 1, 6, 7])[:, None]
+    return ids, torch.randint(model_config.vocabulary, (2 * SEEDS, 5)), is_real
 
 
-def models(of: Config, dtype: torch.dtype = torch.float32) -> list[Transformer | Translator]:
-    """One for each seed, nothing at its initial value."""
-    made = []
+def models(model_config: Config, dtype: torch.dtype = torch.float32) -> list[Transformer | Translator]:
+    """One model per seed, with no parameter at its initial value."""
+    result = []
     for seed in range(SEEDS):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            made.append(randomised(make_architecture(of)).to(dtype))
-    return made
+            result.append(randomised(make_architecture(model_config)).to(dtype))
+    return result
 
 
-@pytest.mark.parametrize("name", KINDS_OF_MODEL)
-def test_logits_and_gradients_are_those_of_each_alone(name: str) -> None:
-    alone = models(CONFIGS[name])
-    packed, seen = PackedModel(alone), given(CONFIGS[name])
-    ours, each = packed(*seen), zip(*(part.chunk(SEEDS) for part in seen), strict=True)
-    theirs = torch.cat([model(*rows) for model, rows in zip(alone, each, strict=True)])
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    for logits in (ours, theirs):
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_logits_and_gradients_equal_those_of_each_model(name: str) -> None:
+    single_models = models(CONFIGS[name])
+    packed, inputs = PackedModel(single_models), model_inputs(CONFIGS[name])
+    packed_logits, inputs_by_seed = packed(*inputs), zip(*(part.chunk(SEEDS) for part in inputs), strict=True)
+    single_logits = torch.cat([model(*rows) for model, rows in zip(single_models, inputs_by_seed, strict=True)])
+    torch.testing.assert_close(packed_logits, single_logits, rtol=1e-4, atol=1e-4)
+    for logits in (packed_logits, single_logits):
         logits.square().sum().backward()
-    together = dict(packed.body.named_parameters())
-    for at, model in enumerate(alone):
-        for own, p in model.named_parameters():
+    packed_parameters = dict(packed.body.named_parameters())
+    for index, model in enumerate(single_models):
+        for name_of_parameter, p in model.named_parameters():
             if p.grad is not None:
                 torch.testing.assert_close(
-                    together[own].grad[at], p.grad, rtol=1e-3, atol=1e-4 * float(p.grad.abs().max())
+                    packed_parameters[name_of_parameter].grad[index],
+                    p.grad,
+                    rtol=1e-3,
+                    atol=1e-4 * float(p.grad.abs().max()),
                 )
 
 
 @pytest.mark.parametrize("name", ["own_biased", "own_translator"])
-def test_unpacked_is_what_was_packed(name: str) -> None:
-    alone = models(CONFIGS[name])
-    packed = PackedModel(alone)
-    for at, model in enumerate(alone):
-        again = packed.unpack(at)
-        assert again.config == model.config
+def test_unpacking_restores_each_model(name: str) -> None:
+    single_models = models(CONFIGS[name])
+    packed = PackedModel(single_models)
+    for index, model in enumerate(single_models):
+        unpacked = packed.unpack(index)
+        assert unpacked.config == model.config
         assert all(
-            torch.equal(a, b) for a, b in zip(again.state_dict().values(), model.state_dict().values(), strict=True)
+            torch.equal(a, b) for a, b in zip(unpacked.state_dict().values(), model.state_dict().values(), strict=True)
         )
 
 
-def test_tied_weights_stay_one() -> None:
+def test_tied_weights_stay_tied() -> None:
     packed = PackedModel(models(config()))
     assert packed.body.stack.embed.weight is packed.body.unembed.weight
     assert packed.unpack(1).unembed.weight is not None
@@ -103,64 +109,70 @@ def test_tied_weights_stay_one() -> None:
     assert translator.encoder.embed.weight is translator.decoder.embed.weight is translator.unembed.weight
 
 
-@pytest.mark.parametrize("name", KINDS_OF_MODEL)
-def test_a_forward_puts_no_mechanism_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_a_forward_pass_constructs_no_mechanism(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = PackedModel(models(CONFIGS[name]))
-    made = record_constructions(monkeypatch)
-    packed(*given(CONFIGS[name]))
-    assert not made
+    constructions = record_constructions(monkeypatch)
+    packed(*model_inputs(CONFIGS[name]))
+    assert not constructions
 
 
-def test_what_cannot_be_packed_is_refused() -> None:
-    with pytest.raises(PackingError, match="no packed form of BucketTable"):
+def test_unpackable_models_are_refused() -> None:
+    with pytest.raises(PackingError, match="BucketTable has no packed form"):
         PackedModel(models(CASES["own_buckets"]))
-    with pytest.raises(PackingError, match="one shape"):
+    with pytest.raises(PackingError, match="same parameter shapes"):
         PackedModel([Transformer(config()), Transformer(config(hidden=8))])
 
 
 def test_every_module_that_holds_parameters_is_packed_or_refused() -> None:
-    class Strange(nn.Module):
+    class UnknownModule(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.gain = nn.Parameter(torch.ones(3))
 
     model = Transformer(config())
-    model.stack.norm = Strange()
-    with pytest.raises(PackingError, match="Strange"):
+    model.stack.norm = UnknownModule()
+    with pytest.raises(PackingError, match="UnknownModule has no packed form"):
         PackedModel([model])
-    assert Strange not in PACKED_FORMS
+    assert UnknownModule not in PACKED_FORMS
 
 
 # Training
 
 
-def trained(learner: Learner, by: Recipe, task: Task, steps: int = 4) -> list[torch.Tensor]:
-    """Losses of each step."""
-    told = []
+def train_steps(learner: Learner, training_recipe: Recipe, task: Task, steps: int = 4) -> list[torch.Tensor]:
+    """The losses of each step."""
+    losses = []
     for step in range(steps):
-        each = [task.batch(step, by.with_changes(seed=seed)) for seed in learner.seeds]
-        tokens = torch.tensor([float(task.n_targets(one)) for one in each])
-        told.append(learner.step(by, step, task.concat_batches(each), tokens))
-    return told
+        batches = [task.batch(step, training_recipe.with_changes(seed=seed)) for seed in learner.seeds]
+        tokens = torch.tensor([float(task.n_targets(batch)) for batch in batches])
+        losses.append(learner.step(training_recipe, step, task.concat_batches(batches), tokens))
+    return losses
 
 
-def compared(by: Recipe, task: Task) -> None:
-    """In float64, to rounding; Muon works in bfloat16, where one step of rounding is larger."""
-    exact = by.optimiser == "adamw"
-    dtype, near = (torch.float64, 1e-9) if exact else (torch.float32, 3e-4)
-    alone, packed = models(by.config, dtype), make_packed_learner(models(by.config, dtype), range(SEEDS), by, task)
-    ours = torch.stack(trained(packed, by, task), 1)
-    for at, model in enumerate(alone):
-        theirs = trained(make_single_learner(model, at, by, task), by, task)
+def check_packed_equals_single(training_recipe: Recipe, task: Task) -> None:
+    """In float64 up to rounding. Muon works in bfloat16, where rounding is larger."""
+    is_adamw = training_recipe.optimiser == "adamw"
+    dtype, tolerance = (torch.float64, 1e-9) if is_adamw else (torch.float32, 3e-4)
+    single_models, packed = (
+        models(training_recipe.config, dtype),
+        make_packed_learner(models(training_recipe.config, dtype), range(SEEDS), training_recipe, task),
+    )
+    packed_losses = torch.stack(train_steps(packed, training_recipe, task), 1)
+    for index, model in enumerate(single_models):
+        single_losses = train_steps(make_single_learner(model, index, training_recipe, task), training_recipe, task)
         torch.testing.assert_close(
-            ours[at], torch.cat(theirs), rtol=1e-6 if exact else 2e-5, atol=1e-6 if exact else 1e-5
+            packed_losses[index],
+            torch.cat(single_losses),
+            rtol=1e-6 if is_adamw else 2e-5,
+            atol=1e-6 if is_adamw else 1e-5,
         )
-        for a, b in zip(packed.model.unpack(at).parameters(), model.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=near)
+        for a, b in zip(packed.model.unpack(index).parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
 
 
-# Without biases: that of keys has no gradient but rounding, which AdamW makes as large as any other.
-KINDS: list[dict[str, Any]] = [
+# Without biases: the gradient of the key bias is pure rounding error, which AdamW scales up.
+MODEL_CHANGES: list[dict[str, Any]] = [
     {},
     {"form": "encoder", "norm": "layer", "position": "learned", "tied": False},
     {"form": "encoder", "mechanism": "mahalanobis"},
@@ -169,78 +181,99 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-WAYS = [
-    ("adamw", KINDS[0]),
-    ("muon", KINDS[0]),
-    ("adamw", KINDS[1]),
-    ("muon", KINDS[2]),
-    ("adamw", KINDS[3]),
-    ("adamw", KINDS[4]),
+TRAINING_CASES = [
+    ("adamw", MODEL_CHANGES[0]),
+    ("muon", MODEL_CHANGES[0]),
+    ("adamw", MODEL_CHANGES[1]),
+    ("muon", MODEL_CHANGES[2]),
+    ("adamw", MODEL_CHANGES[3]),
+    ("adamw", MODEL_CHANGES[4]),
 ]
 
 
-@pytest.mark.parametrize(("optimiser", "kind"), WAYS, ids=str)
-def test_training_is_that_of_each_alone(optimiser: str, kind: dict[str, Any]) -> None:
-    by = recipe(optimiser=optimiser, rate=1e-3, clip=0.5, accumulate=2, label_smoothing=0.1, **kind)
-    compared(by, task_for(by))
+@pytest.mark.parametrize(("optimiser", "changes"), TRAINING_CASES, ids=str)
+def test_training_equals_that_of_each_model(optimiser: str, changes: dict[str, Any]) -> None:
+    training_recipe = recipe(optimiser=optimiser, rate=1e-3, clip=0.5, accumulate=2, label_smoothing=0.1, **changes)
+    check_packed_equals_single(training_recipe, task_for(training_recipe))
 
 
-def test_gradients_are_clipped_by_each_seeds_own_length() -> None:
+def test_gradients_are_clipped_by_the_norm_of_each_seed() -> None:
     stacked = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2, 2, 2))]
     for p in stacked:
         p.grad = torch.randn(p.shape) * torch.tensor([0.01, 9.0]).view(-1, *[1] * (p.ndim - 1))
-    before = [[p.grad[at].clone() for p in stacked] for at in range(2)]
-    lengths = clip_per_seed(stacked, 1.0)
-    for at, own in enumerate(before):
-        plain = [nn.Parameter(torch.zeros_like(g)) for g in own]
-        for p, g in zip(plain, own, strict=True):
+    before = [[p.grad[index].clone() for p in stacked] for index in range(2)]
+    norms = clip_per_seed(stacked, 1.0)
+    for index, seed_gradients in enumerate(before):
+        single_parameters = [nn.Parameter(torch.zeros_like(g)) for g in seed_gradients]
+        for p, g in zip(single_parameters, seed_gradients, strict=True):
             p.grad = g
-        torch.testing.assert_close(lengths[at], nn.utils.clip_grad_norm_(plain, 1.0))
-        for p, q in zip(stacked, plain, strict=True):
-            torch.testing.assert_close(p.grad[at], q.grad)
+        torch.testing.assert_close(norms[index], nn.utils.clip_grad_norm_(single_parameters, 1.0))
+        for p, q in zip(stacked, single_parameters, strict=True):
+            torch.testing.assert_close(p.grad[index], q.grad)
 
 
-def test_a_seed_that_is_no_number_leaves_the_others_alone() -> None:
+def test_a_diverged_seed_does_not_affect_the_others() -> None:
     for optimiser in ("adamw", "muon"):
-        by = recipe(optimiser=optimiser)
-        task, broken = Letters("decoder"), models(by.config)
+        training_recipe = recipe(optimiser=optimiser)
+        task, models_with_nan = Letters("decoder"), models(training_recipe.config)
         with torch.no_grad():
-            broken[1].stack.norm.weight[0] = torch.nan
-        losses = torch.stack(trained(make_packed_learner(broken, range(SEEDS), by, task), by, task), 1)
-        whole = torch.stack(trained(make_packed_learner(models(by.config), range(SEEDS), by, task), by, task), 1)
+            models_with_nan[1].stack.norm.weight[0] = torch.nan
+        losses = torch.stack(
+            train_steps(
+                make_packed_learner(models_with_nan, range(SEEDS), training_recipe, task), training_recipe, task
+            ),
+            1,
+        )
+        expected = torch.stack(
+            train_steps(
+                make_packed_learner(models(training_recipe.config), range(SEEDS), training_recipe, task),
+                training_recipe,
+                task,
+            ),
+            1,
+        )
         assert losses[1].isnan().all()
-        assert torch.equal(losses[[0, 2]], whole[[0, 2]])
+        assert torch.equal(losses[[0, 2]], expected[[0, 2]])
 
 
-def test_what_is_kept_is_what_goes_on() -> None:
-    by, task = recipe(optimiser="muon"), Letters("decoder")
-    whole, parted = (make_packed_learner(models(by.config), range(SEEDS), by, task) for _ in range(2))
-    trained(whole, by, task, 3)
-    trained(parted, by, task, 3)
-    held = parted.state_tensors()
-    parted.release_device()
-    assert sum(p.numel() for p in parted.model.parameters()) == 0
-    parted.load_state(held, torch.device("cpu"))
+def test_a_restored_learner_continues_identically() -> None:
+    training_recipe, task = recipe(optimiser="muon"), Letters("decoder")
+    uninterrupted, resumed = (
+        make_packed_learner(models(training_recipe.config), range(SEEDS), training_recipe, task) for _ in range(2)
+    )
+    train_steps(uninterrupted, training_recipe, task, 3)
+    train_steps(resumed, training_recipe, task, 3)
+    saved_state = resumed.state_tensors()
+    resumed.release_device()
+    assert sum(p.numel() for p in resumed.model.parameters()) == 0
+    resumed.load_state(saved_state, torch.device("cpu"))
     assert all(
-        torch.equal(a, b) for a, b in zip(trained(whole, by, task, 2), trained(parted, by, task, 2), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(
+            train_steps(uninterrupted, training_recipe, task, 2),
+            train_steps(resumed, training_recipe, task, 2),
+            strict=True,
+        )
     )
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])
-def test_penalties_are_those_of_each_alone(norm: str) -> None:
-    by = recipe(norm=norm, penalty={"asymmetry": 3.0, "residual": 0.5}, accumulate=2)
-    compared(by, Letters("decoder"))
+def test_penalties_equal_those_of_each_model(norm: str) -> None:
+    training_recipe = recipe(norm=norm, penalty={"asymmetry": 3.0, "residual": 0.5}, accumulate=2)
+    check_packed_equals_single(training_recipe, Letters("decoder"))
 
 
 @pytest.mark.parametrize(("form", "names"), [("decoder", [*ENTRANTS]), ("encoder-decoder", ["untied", "metric_map"])])
-def test_a_step_never_waits_for_the_device(form: str, names: list[str]) -> None:
-    """Else it could not be recorded on a GPU."""
-    usual = recipe(form=form)
+def test_a_step_never_synchronises_with_the_device(form: str, names: list[str]) -> None:
+    """Otherwise it could not be recorded on a GPU."""
+    base_recipe = recipe(form=form)
     for name in names:
-        by = replace(usual, config=entrant_config(name, usual.config))
-        pack, task = Pack(name, by, (0, 1)), task_for(by)
-        learner = make_packed_learner([initial_model(by.config, seed) for seed in pack.seeds], pack.seeds, by, task)
+        training_recipe = replace(base_recipe, config=entrant_config(name, base_recipe.config))
+        pack, task = Pack(name, training_recipe, (0, 1)), task_for(training_recipe)
+        learner = make_packed_learner(
+            [initial_model(training_recipe.config, seed) for seed in pack.seeds], pack.seeds, training_recipe, task
+        )
         batch, tokens = pack.batch(task, pack.seeds, 0)
-        with WaitRecorder() as waited:
-            learner.step(by, 0, batch, tokens)
-        assert waited.operations == [], name
+        with WaitRecorder() as recorder:
+            learner.step(training_recipe, 0, batch, tokens)
+        assert recorder.operations == [], name

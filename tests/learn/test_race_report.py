@@ -1,216 +1,232 @@
-"""What a race tells a person: one table, JSON, CSV and a page; mistakes in one line."""
+"""The report of a race: one table, JSON, CSV and a page, and errors of one line."""
 
+import io
 import json
+import shutil
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from rheoscope.commands.app import app
-from rheoscope.learn import race_files, race_report
+from rheoscope.learn import race_files, race_tables
 from rheoscope.learn.curves import compare_entrants
+from rheoscope.learn.entrants import ENTRANTS
 from rheoscope.learn.race_page import build_page, race_picture
+from rheoscope.learn.race_report import make_job, run_race_job, show_entrants, show_report
 from rheoscope.learn.race_result import FIELDS, comparison_dataset, median_speeds, race_result
 from rheoscope.picture.picture import Line, Shape
 from rheoscope.shapes import RheoscopeError
 from tests.learn.test_curves import curves
 
 TEXT = " ".join(("the cat sat on the mat", "a dog ran over hills")[i * i % 5 % 2] for i in range(300))
-WORDS = ["tiny", "--mechanisms", "tied,untied+asymmetry=1", "--seeds", "2", "--rates", "1e-3,1e-2", "--steps", "2",
-         "--held-out-tokens", "64", "--device", "cpu", "--set", "evaluate_every=1", "batch=2", "context=8", "width=16", "heads=2",
-         "vocabulary=characters", "depth=1"]  # fmt: skip
+OPTIONS: dict[str, Any] = {
+    "recipe": "tiny",
+    "mechanisms": ["tied", "untied+asymmetry=1"],
+    "seeds": 2,
+    "rates": [1e-3, 1e-2],
+    "steps": 2,
+    "held_out_tokens": 64,
+}
+SETTINGS = ["evaluate_every=1", "batch=2", "context=8", "width=16", "heads=2", "vocabulary=characters", "depth=1"]
 
 
-def typed(*words: str) -> Any:
-    return CliRunner().invoke(app, ["race", *words], env={"COLUMNS": "160"})
+def run(out: Path, data: Path, join_logs: Path | None = None, settings: Sequence[str] = (), **options: Any) -> bool:
+    """Run or continue a tiny race on the CPU."""
+    job = make_job(None, OPTIONS | {"data": [data]} | options, [*SETTINGS, *settings])
+    return run_race_job(job, out, "cpu", join_logs=join_logs)
+
+
+def report(path: Path, **files: Any) -> str:
+    """The printed report of a race."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as output:
+        patch.setenv("COLUMNS", "160")
+        show_report(path, **files)
+    return output.getvalue()
 
 
 @pytest.fixture(scope="module")
-def raced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def finished_race(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("race")
     (folder / "book.txt").write_text(TEXT)
-    told = typed(
-        *WORDS, "--data", str(folder / "book.txt"), "--out", str(folder / "run"), "--json", str(folder / "race.json")
-    )
-    assert told.exit_code == 0, told.output
-    return folder / "run", told
+    assert run(folder / "run", folder / "book.txt")
+    return folder / "run"
 
 
-def test_the_command_races_and_tells_one_table(raced: tuple[Path, Any]) -> None:
-    out, told = raced
-    assert "Held-out loss after 2 steps, 2 seeds" in told.output
+def test_the_report_prints_one_table_and_writes_every_number(finished_race: Path, tmp_path: Path) -> None:
+    output = report(finished_race, json=tmp_path / "race.json")
+    assert "Held-out loss after 2 steps, 2 seeds" in output
     for name in ("untied", "tied", "untied+asymmetry=1"):
-        assert name in told.output
-    assert "each at the best of 2 rates, chosen on the same seeds" in told.output
-    written = json.loads((out.parent / "race.json").read_text())
-    assert set(written["race"]["data_vars"]) == set(FIELDS)
-    assert set(written["tokens_per_second"]) == {"untied", "tied", "untied+asymmetry=1"}
+        assert name in output
+    assert "at the best of 2 rates, chosen on the same seeds" in output
+    stored = json.loads((tmp_path / "race.json").read_text())
+    assert set(stored["race"]["data_vars"]) == set(FIELDS)
+    assert set(stored["tokens_per_second"]) == {"untied", "tied", "untied+asymmetry=1"}
 
 
-def test_the_report_is_the_same_without_racing(raced: tuple[Path, Any], tmp_path: Path) -> None:
-    out, told = raced
-    words = ["--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "tables"), "--html", str(tmp_path / "a.html")]
-    again = typed("--report", str(out), *words, "--explain")
-    assert again.exit_code == 0, again.output
-    assert "how often chance goes as far" not in told.output
-    assert "the same after Holm's correction" in again.output
-    assert (tmp_path / "a.json").read_bytes() == (out.parent / "race.json").read_bytes()
+def test_the_report_explains_columns_and_writes_tables_and_a_page(finished_race: Path, tmp_path: Path) -> None:
+    output = report(finished_race, csv=tmp_path / "tables", html=tmp_path / "race.html", explain=True)
+    assert "The p value after Holm's correction" in output
+    assert "The p value after Holm's correction" not in report(finished_race)
     assert (tmp_path / "tables" / "race.entrant.csv").read_text().startswith("entrant,best_rate,final_loss")
-    page = (tmp_path / "a.html").read_text()
-    assert "The race" in page
+    page = (tmp_path / "race.html").read_text()
+    assert "Final difference from the baseline" in page
     assert "W_Q = W_K throughout" in page
 
 
-def test_a_file_of_logs_is_told_of_as_its_folder_is(raced: tuple[Path, Any], tmp_path: Path) -> None:
-    out, _ = raced
-    file, again = tmp_path / "logs.json", tmp_path / "again.json"
-    assert typed("--report", str(out), "--logs", str(file), "--json", str(tmp_path / "a.json")).exit_code == 0
-    told = typed("--report", str(file), "--logs", str(again), "--json", str(tmp_path / "b.json"))
-    assert told.exit_code == 0, told.output
+def test_entrants_are_listed_with_their_descriptions() -> None:
+    with redirect_stdout(io.StringIO()) as output:
+        show_entrants()
+    assert all(name in output.getvalue() for name in ENTRANTS)
+
+
+def test_a_file_of_logs_gives_the_report_of_its_folder(finished_race: Path, tmp_path: Path) -> None:
+    logs_file, second_file = tmp_path / "logs.json", tmp_path / "again.json"
+    report(finished_race, logs=logs_file, json=tmp_path / "a.json")
+    report(logs_file, logs=second_file, json=tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-    assert file.read_bytes() == again.read_bytes()
-    assert list(race_files.read_all_logs(file)) == list(race_files.read_all_logs(out))
-    assert file.stat().st_size < sum(log.stat().st_size for log in out.rglob(race_files.LOG_FILE))
+    assert logs_file.read_bytes() == second_file.read_bytes()
+    assert list(race_files.read_all_logs(logs_file)) == list(race_files.read_all_logs(finished_race))
+    size = sum(log_file.stat().st_size for log_file in finished_race.rglob(race_files.LOG_FILE))
+    assert logs_file.stat().st_size < size
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(RheoscopeError, match="holds no logs of a race"):
         race_result(tmp_path / "other.json")
 
 
-def test_what_diverged_is_the_same_in_a_file_of_logs() -> None:
+def test_a_file_of_logs_keeps_divergence() -> None:
     line = {"entrant": "tied", "rate": 1e-3, "tokens": 0, "flops": 0, "train loss": None}
     lines = [
-        line | {"seed": seed, "step": step, "loss": loss, "diverged": lost}
-        for step, first, lost in ((0, 1.5, None), (8, None, 5), (16, None, 5))
-        for seed, loss, lost in ((3, first, lost), (4, float(torch.tensor(0.1)), None))
+        line | {"seed": seed, "step": step, "loss": loss, "diverged": diverged}
+        for step, first_loss, diverged in ((0, 1.5, None), (8, None, 5), (16, None, 5))
+        for seed, loss, diverged in ((3, first_loss, diverged), (4, float(torch.tensor(0.1)), None))
     ]
     assert list(race_files.log_lines(race_files.log_columns(lines))) == lines
 
 
-def test_others_join_a_race_of_which_the_logs_are_left(raced: tuple[Path, Any], tmp_path: Path) -> None:
-    out, _ = raced
-    race_files.write_logs(out, tmp_path / "logs.json")
-    join = ["--data", str(out.parent / "book.txt"), "--join", str(tmp_path / "logs.json"), "--out"]
-    told = typed(*WORDS, "--mechanisms", "tied,metric", *join, str(tmp_path / "joined"))
-    assert told.exit_code == 0, told.output
-    found, before = race_result(tmp_path / "joined"), race_result(out)
-    assert list(found.entrant.values) == [*before.entrant.values, "metric"]
-    assert found.loss.sel(entrant=before.entrant).equals(before.loss)
-    trained = {file.parent.name for file in (tmp_path / "joined").rglob("state-*")}
-    assert trained == {"metric@0.001", "metric@0.01"}
+def test_entrants_join_a_race_from_its_logs(finished_race: Path, tmp_path: Path) -> None:
+    race_files.write_logs(finished_race, tmp_path / "logs.json")
+    data = finished_race.parent / "book.txt"
+    run(tmp_path / "joined", data, tmp_path / "logs.json", mechanisms=["tied", "metric"])
+    result, result_before = race_result(tmp_path / "joined"), race_result(finished_race)
+    assert list(result.entrant.values) == [*result_before.entrant.values, "metric"]
+    assert result.loss.sel(entrant=result_before.entrant).equals(result_before.loss)
+    trained_packs = {state_file.parent.name for state_file in (tmp_path / "joined").rglob("state-*")}
+    assert trained_packs == {"metric@0.001", "metric@0.01"}
     assert set(median_speeds(tmp_path / "joined")) == {"metric"}
-    alone = typed(*WORDS, "--mechanisms", "metric", *join[:2], "--out", str(tmp_path / "alone"))
-    assert alone.exit_code == 0, alone.output
-    assert found.loss.sel(entrant="metric").equals(race_result(tmp_path / "alone").loss.sel(entrant="metric"))
+    run(tmp_path / "alone", data, mechanisms=["metric"])
+    assert result.loss.sel(entrant="metric").equals(race_result(tmp_path / "alone").loss.sel(entrant="metric"))
 
 
-def test_only_what_is_finished_is_joined_and_the_same_race_alone(raced: tuple[Path, Any], tmp_path: Path) -> None:
-    out, _ = raced
-    race_files.write_logs(out, tmp_path / "logs.json")
-    stopped = json.loads((tmp_path / "logs.json").read_text())
-    stopped["packs"][0]["step"][-1] -= 1
-    (tmp_path / "logs.json").write_text(json.dumps(stopped))
-    race_files.restore_from_logs(tmp_path / "logs.json", tmp_path / "joined", race_files.read_race_settings(out))
-    assert len(list((tmp_path / "joined" / race_files.PACKS_FOLDER).iterdir())) == len(stopped["packs"]) - 1
-    join = ["--data", str(out.parent / "book.txt"), "--join", str(tmp_path / "logs.json"), "--out"]
-    other = typed(*WORDS, "--seeds", "3", *join, str(tmp_path / "other"))
-    assert "logs.json holds a race with seeds=2, now seeds=3; type the same, or another --join" in str(other.exception)
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "letter.txt").write_text("mine")
-    theirs = typed(*WORDS, "--data", str(out / race_files.DATA_FOLDER), *join[2:], str(tmp_path / "theirs"))
-    assert "holds other files" in str(theirs.exception)
-    assert [file.name for file in (tmp_path / "theirs").glob("[!.]*")] == ["letter.txt"]
-    none = typed(*WORDS, *join[:2], "--join", str(tmp_path / "none.json"), "--out", str(tmp_path / "none"))
-    assert f"there is no file {tmp_path / 'none.json'}; type one that --logs wrote" in str(none.exception)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["joined", "logs.json", "theirs"]
+def test_only_finished_packs_are_restored(finished_race: Path, tmp_path: Path) -> None:
+    race_files.write_logs(finished_race, tmp_path / "logs.json")
+    unfinished = json.loads((tmp_path / "logs.json").read_text())
+    unfinished["packs"][0]["step"][-1] -= 1
+    (tmp_path / "logs.json").write_text(json.dumps(unfinished))
+    settings = race_files.read_race_settings(finished_race)
+    race_files.restore_from_logs(tmp_path / "logs.json", tmp_path / "joined", settings)
+    assert len(list((tmp_path / "joined" / race_files.PACKS_FOLDER).iterdir())) == len(unfinished["packs"]) - 1
 
 
-def test_a_race_that_goes_on_is_told_as_far_as_all_are(raced: tuple[Path, Any], tmp_path: Path) -> None:
-    import shutil
+def test_logs_of_another_race_and_foreign_folders_are_refused(finished_race: Path, tmp_path: Path) -> None:
+    logs_file, data = tmp_path / "logs.json", finished_race.parent / "book.txt"
+    race_files.write_logs(finished_race, logs_file)
+    with pytest.raises(
+        RheoscopeError, match=r"logs\.json holds a race with seeds=2, now seeds=3; use the stored value"
+    ):
+        run(tmp_path / "other", data, logs_file, seeds=3)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "letter.txt").write_text("mine")
+    with pytest.raises(RheoscopeError, match="contains files of other programs"):
+        run(tmp_path / "foreign", finished_race / race_files.DATA_FOLDER, logs_file)
+    assert [file.name for file in (tmp_path / "foreign").glob("[!.]*")] == ["letter.txt"]
+    with pytest.raises(RheoscopeError, match=r"there is no file .*none\.json, expected a file written with --logs"):
+        run(tmp_path / "none", data, tmp_path / "none.json")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["foreign", "logs.json"]
 
-    shutil.copytree(raced[0], tmp_path / "run")
-    log = race_files.pack_folder(tmp_path / "run", "tied", 1e-2) / race_files.LOG_FILE
-    log.write_text("".join(log.read_text().splitlines(keepends=True)[:4]))
-    found = race_result(tmp_path / "run")
-    assert found.attrs["steps"] == 1
-    assert "after 1 steps of 2, the race goes on" in race_report.entrant_table(found).heading
-    log.unlink()
-    with pytest.raises(RheoscopeError, match="has nothing of tied yet"):
+
+def test_an_unfinished_race_is_reported_up_to_the_common_step(finished_race: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished_race, tmp_path / "run")
+    log_file = race_files.pack_folder(tmp_path / "run", "tied", 1e-2) / race_files.LOG_FILE
+    log_file.write_text("".join(log_file.read_text().splitlines(keepends=True)[:4]))
+    result = race_result(tmp_path / "run")
+    assert result.attrs["steps"] == 1
+    assert "after 1 of 2 steps (unfinished)" in race_tables.entrant_table(result).heading
+    log_file.unlink()
+    with pytest.raises(RheoscopeError, match="has no results for tied yet"):
         race_result(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("changes", "pattern"),
     [
-        (["--report", "nowhere"], "holds no race"),
-        (["tiny", "--mechanisms", "metrik", "--data", "a", "--out", "b"], "unknown entrant 'metrik'"),
-        (["tiny", "--mechanisms", "untied+asymmetry=x", "--data", "a", "--out", "b"], "a penalty is NAME=NUMBER"),
-        (
-            ["tiny", "--mechanisms", "untied+beauty=1", "--data", "a", "--out", "b"],
-            "penalty must be one of asymmetry",
-        ),
-        (["tiny", "--mechanisms", "tied", "--rates", "fast", "--data", "a", "--out", "b"], "rates are numbers"),
-        (["tiny", "--mechanisms", "tied", "--set", "clip=-1", "--data", "a", "--out", "b"], "; type --set clip="),
+        ({"mechanisms": ["metrik"]}, "unknown entrant 'metrik', expected one of untied"),
+        ({"mechanisms": ["untied+asymmetry=x"]}, "a penalty has the form NAME=NUMBER, got 'asymmetry=x'"),
+        ({"mechanisms": ["untied+beauty=1"]}, "beauty"),
+        ({"seeds": -1}, "seeds must be at least 1, got -1; type seeds=12"),
+        ({"settings": ["clip=-1"]}, "clip must be between"),
     ],
 )
-def test_mistakes_are_one_line_and_leave_nothing(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_mistakes_are_errors_of_one_line_and_write_nothing(
+    changes: dict[str, Any], pattern: str, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a").write_text(TEXT)
-    told = typed(*words)
-    assert told.exit_code == 1
-    assert isinstance(told.exception, RheoscopeError)
-    assert said in str(told.exception)
-    assert [file.name for file in tmp_path.iterdir()] == ["a"]
+    (tmp_path / "book.txt").write_text(TEXT)
+    with pytest.raises(RheoscopeError) as error:
+        run(tmp_path / "run", tmp_path / "book.txt", **changes)
+    assert pattern in str(error.value)
+    assert "\n" not in str(error.value)
+    assert [file.name for file in tmp_path.iterdir()] == ["book.txt"]
 
 
-def test_what_is_missing_is_bad_usage() -> None:
-    assert typed("tiny").exit_code == 2
-    assert typed("--report", "a", "--join", "b.json").exit_code == 2
-    listed = typed("--list")
-    assert listed.exit_code == 0
-    assert "symmetric_start" in listed.output
+def test_a_report_of_a_missing_race_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RheoscopeError, match="nowhere holds no race"):
+        report(tmp_path / "nowhere")
 
 
 # Values
 
 
-def by_hand(**told: Any) -> dict[str, Any]:
-    return {"recipe": {"steps": 40}, "data": "by hand", "first_seed": 0, "chosen": {}} | told
+def race_settings(**settings: Any) -> dict[str, Any]:
+    return {"recipe": {"steps": 40}, "data": "by hand", "first_seed": 0, "chosen": {}} | settings
 
 
-def raced_by_hand() -> Any:
-    """Four seeds, a dial of two strengths, an entrant that diverged."""
-    draw = torch.Generator().manual_seed(0)
-    base = 3.5 + 0.01 * torch.randn(6, generator=draw, dtype=torch.float64)
-    lost = base.clone()
-    lost[0] = torch.nan
-    made = {
-        "untied": base, "untied+asymmetry=0.1": base + 0.02, "untied+asymmetry=10": base + 0.2 + 0.001 * torch.arange(6), "sink": lost,
-        "tied+asymmetry=1": base,
-    }  # fmt: skip
-    found = compare_entrants([curves(name, last, rate) for name, last in made.items() for rate in (1e-3, 1e-2)])
-    return comparison_dataset(found, by_hand(rates=[1e-3, 1e-2], seeds=6))
+def example_result() -> Any:
+    """Six seeds, a penalty at two strengths, and an entrant with a diverged seed."""
+    generator = torch.Generator().manual_seed(0)
+    baseline_losses = 3.5 + 0.01 * torch.randn(6, generator=generator, dtype=torch.float64)
+    diverged_losses = baseline_losses.clone()
+    diverged_losses[0] = torch.nan
+    losses_by_entrant = {
+        "untied": baseline_losses,
+        "untied+asymmetry=0.1": baseline_losses + 0.02,
+        "untied+asymmetry=10": baseline_losses + 0.2 + 0.001 * torch.arange(6),
+        "sink": diverged_losses,
+        "tied+asymmetry=1": baseline_losses,
+    }
+    comparison = compare_entrants(
+        [curves(name, final_losses, rate) for name, final_losses in losses_by_entrant.items() for rate in (1e-3, 1e-2)]
+    )
+    return comparison_dataset(comparison, race_settings(rates=[1e-3, 1e-2], seeds=6))
 
 
-def test_times_are_told_where_they_were_kept_and_over_the_baseline_s() -> None:
-    found = raced_by_hand()
-    assert len(race_report.report_tables(found, {})) == 1
-    (_, told) = race_report.report_tables(found, {"sink": 50.0, "untied": 100.0})
-    assert [[cell.text for cell in row[:3]] for row in told.rows] == [
+def test_speeds_are_relative_to_the_baseline() -> None:
+    result = example_result()
+    assert len(race_tables.report_tables(result, {})) == 1
+    (_, speeds) = race_tables.report_tables(result, {"sink": 50.0, "untied": 100.0})
+    assert [[cell.text for cell in row[:3]] for row in speeds.rows] == [
         ["sink", "50", "2.00 ×"],
         ["untied", "100", "1.00 ×"],
     ]
-    assert race_report.speed_table(found, {"sink": 50.0}).rows[0][2].text == ""
+    assert race_tables.speed_table(result, {"sink": 50.0}).rows[0][2].text == ""
 
 
-def test_the_table_says_what_the_numbers_are() -> None:
-    found = raced_by_hand()
-    told = race_report.entrant_table(found)
-    rows = [[cell.text for cell in row] for row in told.rows]
+def test_the_table_shows_the_result() -> None:
+    result = example_result()
+    table = race_tables.entrant_table(result)
+    rows = [[cell.text for cell in row] for row in table.rows]
     assert [row[0] for row in rows] == [
         "untied",
         "untied+asymmetry=0.1",
@@ -224,59 +240,69 @@ def test_the_table_says_what_the_numbers_are() -> None:
     assert rows[2][7] == "never"
     assert rows[2][9] == "0 of 6"
     assert rows[3][10] == "1"
-    assert all(cell.definition for cell in told.header[1:])
+    assert all(cell.definition for cell in table.header[1:])
 
 
-def test_the_page_draws_the_dial() -> None:
-    found = raced_by_hand()
-    panels = {panel.title: panel for panel in race_picture(found).panels}
+def test_the_page_plots_penalties_by_strength() -> None:
+    result = example_result()
+    panels = {panel.title: panel for panel in race_picture(result).panels}
     assert len(panels) == 6
-    told = [mark.tip for mark in panels["Who is ahead"].marks if isinstance(mark, Shape)]
-    assert told[0].startswith("untied+asymmetry=10: +0.20")  # places count from below
-    assert told[0].endswith("behind")
-    dial = panels["Final loss along the dial: asymmetry"]
-    line = next(mark for mark in dial.marks if isinstance(mark, Line) and mark.name == "asymmetry")
-    assert list(line.x) == [0.1, 10]
-    assert list(line.y) == pytest.approx([0.02, 0.2025])
-    soon = panels["Tokens along the dial: asymmetry"]
-    assert "which all reach" in soon.about
-    slower = next(mark for mark in soon.marks if isinstance(mark, Line) and mark.name == "asymmetry")
-    assert 1 < slower.y[0] < slower.y[1] < float("inf")
-    html = build_page(found, {"untied": 100.0, "sink": 50.0}, "by hand").to_html()
+    tips = [mark.tip for mark in panels["Final difference from the baseline"].marks if isinstance(mark, Shape)]
+    assert tips[0].startswith("untied+asymmetry=10: +0.20")  # rows count from the bottom
+    assert tips[0].endswith("behind")
+    loss_panel = panels["Final loss by strength of asymmetry"]
+    curve = next(mark for mark in loss_panel.marks if isinstance(mark, Line) and mark.name == "asymmetry")
+    assert list(curve.x) == [0.1, 10]
+    assert list(curve.y) == pytest.approx([0.02, 0.2025])
+    tokens_panel = panels["Tokens by strength of asymmetry"]
+    assert "which all reach" in tokens_panel.about
+    tokens_curve = next(mark for mark in tokens_panel.marks if isinstance(mark, Line) and mark.name == "asymmetry")
+    assert 1 < tokens_curve.y[0] < tokens_curve.y[1] < float("inf")
+    html = build_page(result, {"untied": 100.0, "sink": 50.0}, "by hand").to_html()
     assert "2.00 ×" in html
-    assert "along the dial" in html
+    assert "by strength of asymmetry" in html
 
 
 def test_every_field_has_a_definition() -> None:
-    found = raced_by_hand()
-    assert set(found.data_vars) == set(FIELDS)
-    assert all(field.attrs["definition"] for field in found.data_vars.values())
+    result = example_result()
+    assert set(result.data_vars) == set(FIELDS)
+    assert all(field.attrs["definition"] for field in result.data_vars.values())
 
 
-def test_with_halves_every_number_is_of_the_seeds_that_are_judged() -> None:
-    last = torch.tensor([1.0, 1.0, 3.0, 3.2], dtype=torch.float64)
-    found = compare_entrants([curves("untied", last), curves("tied", last + 1)], halves=True)
-    told = comparison_dataset(found, by_hand(rates=[1e-3], seeds=4))
-    assert told.final_loss.values == pytest.approx([3.1, 4.1])
-    assert told.judged.values.tolist() == [2, 3]
-    assert "chosen on seeds 0, 1, judged on 2, 3" not in race_report.table_note(told)  # one rate is no choice
+def test_with_halves_the_numbers_are_those_of_the_judged_seeds() -> None:
+    final_losses = torch.tensor([1.0, 1.0, 3.0, 3.2], dtype=torch.float64)
+    comparison = compare_entrants([curves("untied", final_losses), curves("tied", final_losses + 1)], halves=True)
+    result = comparison_dataset(comparison, race_settings(rates=[1e-3], seeds=4))
+    assert result.final_loss.values == pytest.approx([3.1, 4.1])
+    assert result.judged.values.tolist() == [2, 3]
+    assert "chosen on" not in race_tables.table_note(result)  # there is no choice with one rate
 
 
-def test_who_stands_at_another_rate_or_at_an_end_is_named() -> None:
-    last, grid = torch.linspace(3.0, 3.3, 4, dtype=torch.float64), (1e-3, 2e-3, 4e-3)
-    best = {"untied": 2e-3, "sink": 2e-3, "tied": 4e-3}
-    every = [curves(name, last + (rate != own), rate) for name, own in best.items() for rate in grid]
-    said = race_report.table_note(comparison_dataset(compare_entrants(every), by_hand(rates=list(grid), seeds=4)))
-    assert "At an end of the grid, where a wider one might help: tied." in said
-    assert "At another rate than the baseline, so that a difference may be the rate's: tied." in said
-    assert "At " not in race_report.table_note(
-        comparison_dataset(compare_entrants(every[:6]), by_hand(rates=list(grid), seeds=4))
+def test_entrants_at_another_rate_or_an_end_of_the_grid_are_named() -> None:
+    final_losses, grid = torch.linspace(3.0, 3.3, 4, dtype=torch.float64), (1e-3, 2e-3, 4e-3)
+    best_rate_by_entrant = {"untied": 2e-3, "sink": 2e-3, "tied": 4e-3}
+    all_curves = [
+        curves(name, final_losses + (rate != best_rate), rate)
+        for name, best_rate in best_rate_by_entrant.items()
+        for rate in grid
+    ]
+    note = race_tables.table_note(
+        comparison_dataset(compare_entrants(all_curves), race_settings(rates=list(grid), seeds=4))
     )
+    assert "Best at an end of the grid, so a wider grid may help: tied." in note
+    assert "At another rate than the baseline, so the rate may explain the difference: tied." in note
+    note_at_one_rate = race_tables.table_note(
+        comparison_dataset(compare_entrants(all_curves[:6]), race_settings(rates=list(grid), seeds=4))
+    )
+    assert "end of the grid" not in note_at_one_rate
+    assert "another rate" not in note_at_one_rate
 
 
-def test_rates_are_drawn_where_somebody_raced_at_several() -> None:
-    found = raced_by_hand()
-    own = found.loss_by_rate.where(np.eye(*found.loss_by_rate.shape, dtype=bool))  # each at a rate of its own
-    for rates, drawn in ((found.loss_by_rate, True), (own, False)):
-        titles = {panel.title for panel in race_picture(found.assign(loss_by_rate=rates)).panels}
-        assert ("Learning rates" in titles) == drawn
+def test_rates_are_plotted_if_an_entrant_has_several() -> None:
+    result = example_result()
+    own_rates = result.loss_by_rate.where(
+        np.eye(*result.loss_by_rate.shape, dtype=bool)
+    )  # every entrant at another rate
+    for rates, is_drawn in ((result.loss_by_rate, True), (own_rates, False)):
+        titles = {panel.title for panel in race_picture(result.assign(loss_by_rate=rates)).panels}
+        assert ("Learning rates" in titles) == is_drawn

@@ -11,7 +11,16 @@ from babel.messages.catalog import Message as CatalogueEntry
 
 from rheoscope.messages import catalogue
 from rheoscope.messages.advice import Advice, analyse, use, with_advice
-from rheoscope.messages.catalogue import default_language, parameters_of, read_po, translate
+from rheoscope.messages.catalogue import (
+    current_language,
+    default_language,
+    parameters_of,
+    read_po,
+    render,
+    set_language,
+    translate,
+    use_language,
+)
 from rheoscope.messages.extraction import python_templates
 from rheoscope.messages.message import Message, join, plural
 
@@ -120,3 +129,23 @@ def test_a_translation_with_other_parameters_is_missing(script: SimpleNamespace)
 
 def test_templates_with_other_parameter_names_are_distinguished() -> None:
     assert parameters_of("{n} of {total:,}") != parameters_of("{n} von {all}")
+
+
+def test_render_uses_the_innermost_language(monkeypatch) -> None:
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    model = Message("Model")
+    assert (current_language(), render(model)) == ("zh", "模型")
+    with use_language("en"):
+        assert render(model) == "Model"
+        with use_language("zh"):
+            assert render(model) == "模型"
+        assert render(model) == "Model"
+    assert current_language() == "zh"
+
+
+def test_set_language_overrides_the_locale(monkeypatch) -> None:
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    with use_language(None):
+        set_language("en")
+        assert current_language() == "en"
+    assert current_language() == "zh"

@@ -1,1 +1,1 @@
-"""Whole corpora: the same analyses over millions of tokens, to Parquet, resumable, with summaries that merge exactly."""
+"""Analyses of whole corpora: written to Parquet, resumable, with summaries that merge exactly."""

@@ -1,4 +1,4 @@
-"""Analyses asked of a batch of texts: the numbers of every text, and which texts an analysis refuses."""
+"""Analyses of a batch of texts: the numbers of every text, and the texts that an analysis rejects."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,17 @@ from rheoscope.catalogue import analysis_by_name
 from rheoscope.corpus.field_cells import TEXT_AXES, Cells, reduce_to_cells
 from rheoscope.corpus.histogram import Histogram
 from rheoscope.corpus.segments import Segment
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis
 from rheoscope.space.traces import Traces
 
 NUMBERED_AXES = frozenset({"layer", "head"})
-"""Axes whose places are numbers in every model."""
+"""Axes whose coordinates are numbers in every model."""
 PROBE_TOKENS = 48
-"""Tokens of the text that an analysis is asked once, only to see how it names its axes."""
+"""The length of the text on which an analysis runs once to learn the labels of its axes."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,13 @@ class Request:
 
     @property
     def needs_massive_tokens(self) -> bool:
-        """Whether it has to know which tokens are massive."""
+        """Whether the analysis needs to know which tokens are massive."""
         return "keep_massive" in self.analysis.settings
 
 
 @dataclass(frozen=True, eq=False)
 class BatchResult:
-    """What an analysis answered to some texts, field by field, and why others have no answer, by their place in the batch."""
+    """The fields of the accepted texts, and the reason for every rejected one by its index in the batch."""
 
     texts: list[int]
     fields: dict[str, Cells]
@@ -51,17 +53,17 @@ class BatchResult:
 
 
 def to_host(result: BatchResult) -> BatchResult:
-    """The same, as arrays of numpy."""
+    """The result as numpy arrays."""
     return replace(result, fields={name: cells.to_host() for name, cells in result.fields.items()})
 
 
 def check_request(request: Request) -> None:
-    """Refuse what cannot be asked of the texts of a corpus, and settings that are not known."""
+    """Raise for an analysis that does not run on single texts, and for unknown settings."""
     declared = request.analysis
     if not declared.reads_text or "texts" in declared.subjects:
         raise RheoscopeError(
-            f"{declared.name} is not asked of one text after the other; type rheoscope analyse {declared.name}, or another of "
-            "rheoscope analyses"
+            Message("{analysis} does not run on single texts, expected one that does", analysis=declared.name),
+            Advice("rs.analyses()", "rheoscope analyses"),
         )
     setting_names = [
         name for name in inspect.signature(declared.batch or declared.ask).parameters if name in declared.settings
@@ -69,15 +71,21 @@ def check_request(request: Request) -> None:
     for name in request.settings:
         if name not in setting_names:
             raise RheoscopeError(
-                f"{declared.name} has no setting {name!r} for many texts; it has {', '.join(setting_names) or 'none'}"
+                Message(
+                    "{analysis} has no setting {setting!r} in a corpus run; its settings are {settings}",
+                    analysis=declared.name,
+                    setting=name,
+                    settings=", ".join(setting_names) or Message("none"),
+                )
             )
 
 
 def order_for_gpu(requests: Sequence[Request]) -> list[Request]:
-    """In the order that keeps a GPU busy: those first that need not know which tokens are massive. The others wait until it has said so,
-    and then it has the first to do.
+    """The order that keeps a GPU busy: first the requests that do not need to know which tokens are massive.
 
-    >>> [one.name for one in order_for_gpu([Request("trajectory", {}), Request("readout", {})])]
+    The GPU works on them while the massive tokens are transferred to the host.
+
+    >>> [request.name for request in order_for_gpu([Request("trajectory", {}), Request("readout", {})])]
     ['readout', 'trajectory']
     """
     return sorted(requests, key=lambda request: request.needs_massive_tokens)
@@ -86,14 +94,16 @@ def order_for_gpu(requests: Sequence[Request]) -> list[Request]:
 def run_request(
     model: RunnableModel, request: Request, traces: Traces, segments: Sequence[Segment], keep_tokens: bool = False
 ) -> BatchResult:
-    """One question to all texts of a batch. Where they are refused together, each is asked alone, so that only those are left
-    out that are refused themselves."""
+    """Run one request on all texts of a batch.
+
+    If the batch is refused, each text runs alone, so that only the refused ones are left out.
+    """
     try:
         fields = _analysis_fields(model, request, traces)
         return BatchResult([segment.text_id for segment in segments], _to_cells(request, fields, keep_tokens), {})
     except RheoscopeError as error:
         if len(segments) == 1:
-            return BatchResult([], {}, {0: str(error)})
+            return BatchResult([], {}, {0: error.message})
     single_results = [
         run_request(model, request, traces[index : index + 1], segments[index : index + 1], keep_tokens)
         for index in range(len(segments))
@@ -103,7 +113,10 @@ def run_request(
 
 
 def append_result(results: Sequence[BatchResult], result: BatchResult) -> list[BatchResult]:
-    """An answer below those before it. Histograms are counted into those of the first: a shard of many batches holds one of each."""
+    """Append a result.
+
+    Histograms are added to those of the first result, so a shard of many batches holds one per field.
+    """
     if not results:
         return [result]
     first_fields, last_fields = dict(results[0].fields), dict(result.fields)
@@ -116,7 +129,7 @@ def append_result(results: Sequence[BatchResult], result: BatchResult) -> list[B
 
 
 def merge_results(results: Sequence[BatchResult], rejections: dict[int, str] | None = None) -> BatchResult:
-    """Several answers as one. A field that some of them lack has no number there."""
+    """Merge several results. A field that is missing in one of them has no numbers there."""
     names = dict.fromkeys(name for result in results for name in result.fields)
     fields = {
         name: Cells.join([result.fields.get(name) for result in results], [len(result.texts) for result in results])
@@ -126,8 +139,12 @@ def merge_results(results: Sequence[BatchResult], rejections: dict[int, str] | N
 
 
 def axis_labels_of(model: RunnableModel, request: Request) -> dict[str, list[Any]]:
-    """The names of the places along those axes of an analysis that mean the same in every text, layers and heads apart, which have
-    numbers: from what it answers to a short text of any tokens, without draws. Nothing of an analysis that refuses it.
+    """The labels along the axes of an analysis that mean the same in every text.
+
+    Layers and heads are numbers and left out.
+
+    The labels come from a run on a short text of arbitrary tokens, without draws. The result is empty if the
+    analysis rejects that text.
 
     >>> import rheoscope as rs
     >>> axis_labels_of(rs.load(), Request("distortion", {}))["image"]
@@ -149,7 +166,7 @@ def axis_labels_of(model: RunnableModel, request: Request) -> dict[str, list[Any
 
 
 def _analysis_fields(model: RunnableModel, request: Request, traces: Traces) -> dict[str, Any]:
-    """Every field as (text, *dims): by the analysis's batch, or one text after the other where it has none."""
+    """Every field as (text, *dims): from the batched version of the analysis, or text by text if there is none."""
     declared = request.analysis
     if declared.batch is not None:
         return declared.batch(traces, **request.settings)
@@ -159,7 +176,7 @@ def _analysis_fields(model: RunnableModel, request: Request, traces: Traces) -> 
 
 
 def _stack_fields(fields: Sequence[Any]) -> Any:
-    """The same field of several texts: padded where texts differ in size, tokens at their own places."""
+    """The same field of several texts, padded where sizes differ, with tokens at their own positions."""
     arrays = [_at_token_positions(field) for field in fields]
     if arrays[0].dtype.kind not in "fiub":
         return np.stack([array.astype(str) for array in arrays])
@@ -173,7 +190,7 @@ def _stack_fields(fields: Sequence[Any]) -> Any:
 
 
 def _at_token_positions(field: Any) -> np.ndarray:
-    """The array of a field, along `token` as long as the text, with nothing where a token was dropped."""
+    """The array of a field with the axis `token` as long as the text, and padding where a token was dropped."""
     array = np.asarray(field.values)
     if "token" not in field.dims or array.dtype.kind not in "fiub" or field.coords.get("token") is None:
         return array

@@ -1,4 +1,4 @@
-"""What a corpus run is asked to do, as one frozen value: from the command line or from a TOML file, and back from its folder."""
+"""The settings of a corpus run as one frozen value, from the command line, a TOML file or the folder of a run."""
 
 import tomllib
 from collections.abc import Mapping
@@ -8,6 +8,8 @@ from typing import Any
 
 from rheoscope.corpus.batch_analyses import Request, check_request
 from rheoscope.files import read_job_file
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
 DEFAULT_ANALYSES = ("trajectory", "clusters", "readout", "head_statistics")
@@ -16,11 +18,12 @@ DEFAULT_ANALYSES = ("trajectory", "clusters", "readout", "head_statistics")
 
 @dataclass(frozen=True)
 class Job:
-    """A model, texts, and the analyses that are asked of each text.
+    """A model, texts, and the analyses that run on each text.
 
-    `length` tokens at most make a text, `least` at least; with `pack` the rows of a shard are joined by `join` and cut into texts of
-    exactly `length`. `batch` tokens are computed at once, `shard` bytes of input are one unit of work, `top` examples are kept in
-    every cell. `tokens` writes a row for every token too, where a field has a number for every token.
+    **Settings** A text has at least `least` and at most `length` tokens. With `pack`, the rows of a shard are
+    joined by `join` and cut into texts of exactly `length` tokens. `batch` tokens are computed at once, `shard`
+    bytes of input are one unit of work, and `top` examples are kept per cell. `tokens` also writes one row per
+    token, for fields that have a value per token.
     """
 
     texts: tuple[str, ...]
@@ -46,29 +49,43 @@ class Job:
         return [Request(name, settings) for name, settings in self.analyses.items()]
 
     def validate(self) -> "Job":
-        """The same, once nothing in it is impossible."""
+        """The job itself, after checking its settings."""
         minimums = {"length": 2, "least": 1, "batch": 1, "shard": 1, "top": 0, "seed": 0}
         for name, minimum in minimums.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-                raise RheoscopeError(f"{name} is a whole number, {minimum} or more, got {value!r}")
+                raise RheoscopeError(
+                    Message(
+                        "{setting} must be an integer of at least {minimum}, got {value!r}",
+                        setting=name,
+                        minimum=minimum,
+                        value=value,
+                    ),
+                    use(**{name: getattr(Job, name)}),
+                )
         if self.least > self.length:
             raise RheoscopeError(
-                f"texts have {self.least} to {self.length} tokens, which none has; type a smaller --least"
+                Message("least ({least}) is larger than length ({length})", least=self.least, length=self.length),
+                use(least=self.length),
             )
         if not self.analyses:
-            raise RheoscopeError(f"no analysis was named; type --analyses {','.join(DEFAULT_ANALYSES)}")
+            raise RheoscopeError(
+                Message("a corpus run needs at least one analysis, got none"), use(analyses=list(DEFAULT_ANALYSES))
+            )
         for request in self.requests:
             check_request(request)
         return self
 
     def fingerprint_settings(self) -> dict[str, Any]:
-        """All that changes a number, for the fingerprint; where the texts lie is told by their content."""
+        """All settings that change a number.
+
+        The location of the texts is replaced by their content in the fingerprint.
+        """
         return {name: value for name, value in asdict(self).items() if name not in ("texts", "model", "device")}
 
 
 def job_from_mapping(settings: Mapping[str, Any]) -> Job:
-    """A job from what a TOML file or a manifest says.
+    """A job from the settings of a TOML file or a manifest.
 
     >>> job_from_mapping({"texts": ["a.txt"], "analyses": {"readout": {"top": 3}}}).length
     512
@@ -76,7 +93,13 @@ def job_from_mapping(settings: Mapping[str, Any]) -> Job:
     field_names = {job_field.name for job_field in fields(Job)}
     for name in settings:
         if name not in field_names:
-            raise RheoscopeError(f"a job has no setting {name!r}; it has {', '.join(sorted(field_names))}")
+            raise RheoscopeError(
+                Message(
+                    "a corpus job has no setting {setting!r}; its settings are {settings}",
+                    setting=name,
+                    settings=", ".join(sorted(field_names)),
+                )
+            )
     values = dict(settings)
     texts = values.get("texts", ())
     values["texts"] = (texts,) if isinstance(texts, str) else tuple(texts)
@@ -87,7 +110,7 @@ def job_from_mapping(settings: Mapping[str, Any]) -> Job:
 
 
 def settings_from_toml(path: Path) -> dict[str, Any]:
-    """The settings of a TOML file; names of files in it are seen from where it lies."""
+    """The settings of a TOML file. File names in it are relative to its folder."""
     settings = read_job_file(path)
     texts = settings.get("texts", [])
     settings["texts"] = [str(path.parent / file_name) for file_name in ([texts] if isinstance(texts, str) else texts)]
@@ -95,7 +118,7 @@ def settings_from_toml(path: Path) -> dict[str, Any]:
 
 
 def apply_settings(analyses: Mapping[str, Mapping[str, Any]], assignments: list[str]) -> dict[str, dict[str, Any]]:
-    """Analyses with settings as they are typed: agreement.draws=0, clusters.grain=half.
+    """Analyses with typed settings such as agreement.draws=0 or clusters.grain=half.
 
     >>> apply_settings({"agreement": {}}, ["agreement.draws=0"])
     {'agreement': {'draws': 0}}
@@ -106,14 +129,19 @@ def apply_settings(analyses: Mapping[str, Mapping[str, Any]], assignments: list[
         name, dot, setting = path.partition(".")
         if not equals or not dot or name not in result:
             raise RheoscopeError(
-                f"got --set {assignment}, expected ANALYSIS.SETTING=VALUE of one of {', '.join(result)}; type --set agreement.draws=0"
+                Message(
+                    "--set must have the form ANALYSIS.SETTING=VALUE with an analysis of this run ({analyses}), got {text}",
+                    analyses=", ".join(result),
+                    text=assignment,
+                ),
+                Advice("", f"--set {next(iter(result), 'ANALYSIS')}.draws=0"),
             )
         result[name][setting] = _parse_value(value)
     return result
 
 
 def _parse_value(text: str) -> Any:
-    """What was typed as TOML has it; what is none is a word."""
+    """A TOML value, or the text itself if it is not valid TOML."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

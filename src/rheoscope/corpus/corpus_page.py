@@ -1,4 +1,4 @@
-"""The page of a run: what it is of, every field with intervals, its distributions, texts that show it, and drift from another run."""
+"""The page of a corpus run: every field with intervals, distributions, example texts, and drift from another run."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
+from rheoscope.corpus.corpus_job import Job
 from rheoscope.corpus.corpus_result import (
     QUANTILES,
     CorpusRun,
@@ -22,6 +23,8 @@ from rheoscope.corpus.merged_summary import FieldSummary, total_counts
 from rheoscope.corpus.shards import finished_shards, read_shards
 from rheoscope.corpus.summaries import quantiles
 from rheoscope.files import check_writable
+from rheoscope.messages.catalogue import render
+from rheoscope.messages.message import Message
 from rheoscope.messages.numbers import format_number
 from rheoscope.picture import field_panels
 from rheoscope.picture.picture import format_value
@@ -31,59 +34,73 @@ if TYPE_CHECKING:
     import xarray
 
 MAX_TABLE_ROWS = 1500
-"""Rows of a table of distributions; larger ones are asked in SQL."""
+"""The largest number of rows in a table of distributions. Larger tables are available through SQL."""
 MAX_EXAMPLES, MAX_EXAMPLE_CHARACTERS = 3, 200
-"""Texts that are shown of a head, and letters of each."""
+"""The number of example texts per head, and of characters per text."""
 MIN_Q_VALUE = 1e-15
-"""A q below this is told as such: no law of errors holds so far out."""
-EFFECT_NOTE = (
-    "The effect is the difference of the means over the standard deviation of texts (Cohen's d); q takes the pieces of one document "
-    "together."
+"""Smaller q values are shown as smaller than this, because the normal approximation does not hold so far out."""
+EFFECT_NOTE = Message(
+    "The effect is the difference of means in standard deviations over texts (Cohen's d). q values treat the segments of a "
+    "document as one unit."
 )
+DEFAULT_MODEL_LABEL = Message("the default model")
 MAX_DRIFT_ROWS = 25
-"""Places that a table of drift names."""
+"""The number of rows in the table of drift."""
 
 
 def save_page(folder: Path, other_folder: Path | None, path: Path | None) -> str:
-    """The page as a file, and a line that says where."""
+    """Write the page and return a line with its path."""
     target_path = folder / "report.html" if path is None else path
     check_writable(target_path)
     corpus = open_corpus(folder)
     page = build_page(corpus)
     page = page if other_folder is None else with_drift(page, corpus, open_corpus(other_folder))
-    return page.with_facts("Where the numbers come from", run_facts(corpus)).save(target_path)
+    return page.with_facts(Message("Provenance"), run_facts(corpus)).save(target_path)
 
 
 def build_page(corpus: CorpusRun) -> Page:
-    """Every analysis: its picture, its distributions, its examples."""
+    """For every analysis its picture, its distributions and its examples."""
     totals, job = total_counts(corpus.folder), corpus.manifest.job
-    intro = (
-        f"{totals['texts']:,} texts, {totals['tokens']:,} tokens, {totals['rejects']:,} rejects; {len(finished_shards(corpus.folder))} of "
-        f"{len(read_shards(corpus.folder))} shards; {job.model or 'the default model'}. Means are over texts; intervals are 95 %, "
-        "pieces of one document taken together."
+    intro = Message(
+        "{texts:,} texts with {tokens:,} tokens, {rejects:,} rejects, {done} of {shards} shards, model {model}. Means are over "
+        "texts. Intervals are 95 % intervals that treat the segments of a document as one unit.",
+        **totals,
+        done=len(finished_shards(corpus.folder)),
+        shards=len(read_shards(corpus.folder)),
+        model=job.model or DEFAULT_MODEL_LABEL,
     )
-    page = Page(f"A corpus: {corpus.folder.resolve().name}", intro)
+    page = Page(Message("Corpus: {name}", name=corpus.folder.resolve().name), intro)
     for name in sorted(corpus.analyses, key=list(ANALYSIS_MODULES).index):
         if any(analysis_name == name for analysis_name, _ in corpus.summaries):
             page = page.with_picture(field_panels.picture(_plotted_fields(analysis_dataset(corpus, name))))
-            page = page.with_section(f"Distributions: {name}", "".join(_distributions(corpus, name)))
+            page = page.with_section(
+                Message("Distributions: {analysis}", analysis=name), "".join(_distributions(corpus, name))
+            )
             page = _with_examples(page, corpus, name)
     return page
 
 
 def run_facts(corpus: CorpusRun) -> dict[str, str]:
-    """Model, settings and inputs."""
+    """The model, the settings and the inputs."""
     job = corpus.manifest.job
     return {key: str(value) for key, value in corpus.manifest.model.items() if key != "places"} | {
         "fingerprint": corpus.manifest.fingerprint,
-        "analyses": "; ".join(f"{name} {dict(settings) or ''}".strip() for name, settings in job.analyses.items()),
-        "texts": f"{job.least} to {job.length} tokens{', packed' if job.pack else ''}",
+        "analyses": "; ".join(
+            f"{name} {dict(settings)}" if settings else name for name, settings in job.analyses.items()
+        ),
+        "texts": _length_text(job),
         "inputs": ", ".join(input_file.path for input_file in corpus.manifest.inputs),
     }
 
 
+def _length_text(job: Job) -> Message:
+    if job.pack:
+        return Message("{least} to {length} tokens, packed", least=job.least, length=job.length)
+    return Message("{least} to {length} tokens", least=job.least, length=job.length)
+
+
 def _plotted_fields(data: "xarray.Dataset") -> "xarray.Dataset":
-    """What a picture shows: means and both ends of their intervals."""
+    """The fields to plot: means and both ends of their intervals."""
     return data[
         [
             name
@@ -98,28 +115,34 @@ def _is_declared_field(data: "xarray.Dataset", name: object) -> bool:
 
 
 def _distributions(corpus: CorpusRun, name: str) -> Iterator[str]:
-    """Every field as a table that opens: a row a place."""
+    """Every field as a collapsible table with one row per cell."""
     for (analysis_name, field), field_summary in corpus.summaries.items():
         if analysis_name != name:
             continue
         if field_summary.summary.n_cells > MAX_TABLE_ROWS:
-            yield f"<p>{escape(field)}: {field_summary.summary.n_cells:,} places; type rheoscope corpus query for them.</p>"
+            note = Message(
+                "{field} has {n:,} cells; type rheoscope corpus query {folder}",
+                field=field,
+                n=field_summary.summary.n_cells,
+                folder=str(corpus.folder),
+            )
+            yield f"<p>{escape(render(note))}</p>"
             continue
         header = [
             *field_summary.dims,
-            "mean",
-            "95 % interval",
-            "sd",
+            Message("mean"),
+            Message("95 % interval"),
+            Message("sd"),
             *(f"{fraction:.0%}" for fraction in QUANTILES),
-            "texts",
-            "documents",
+            Message("texts"),
+            Message("documents"),
         ]
-        header_html = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+        header_html = "".join(f"<th>{escape(render(cell))}</th>" for cell in header)
         body_html = "".join(
-            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
+            f"<tr>{''.join(f'<td>{escape(render(cell))}</td>' for cell in row)}</tr>"
             for row in _distribution_rows(corpus, name, field_summary)
         )
-        definition = escape(analysis_by_name(name).fields[field].definition)
+        definition = escape(render(analysis_by_name(name).fields[field].definition))
         yield (
             f"<details><summary>{escape(field)}: {definition}</summary><div class=scroll><table class=numbers><thead><tr>{header_html}</tr>"
             f"</thead><tbody>{body_html}</tbody></table></div></details>"
@@ -138,8 +161,10 @@ def _distribution_rows(corpus: CorpusRun, name: str, field_summary: FieldSummary
     ]
     for cell, indices in enumerate(np.ndindex(field_summary.shape)):
         labels = [str(axis[index]) for axis, index in zip(axes, indices, strict=True)]
-        interval_text = (
-            f"{format_number(mean[cell] - half_width[cell])} to {format_number(mean[cell] + half_width[cell])}"
+        interval_text = Message(
+            "{low} to {high}",
+            low=format_number(mean[cell] - half_width[cell]),
+            high=format_number(mean[cell] + half_width[cell]),
         )
         yield [
             *labels,
@@ -153,7 +178,7 @@ def _distribution_rows(corpus: CorpusRun, name: str, field_summary: FieldSummary
 
 
 def _with_examples(page: Page, corpus: CorpusRun, name: str) -> Page:
-    """Of every field of heads, the texts in which the strongest head is strongest."""
+    """For every field per head, the texts with the largest values of the head that has the overall maximum."""
     rows = []
     for (analysis_name, field), field_summary in corpus.summaries.items():
         if analysis_name != name or field_summary.dims != ("layer", "head") or not len(field_summary.summary.most):
@@ -173,14 +198,18 @@ def _with_examples(page: Page, corpus: CorpusRun, name: str) -> Page:
             )
     if not rows:
         return page
+    header = [Message("field"), Message("head"), Message("value"), Message("location"), Message("text")]
     return page.with_table(
-        f"Texts: {name}", ["field", "head", "value", "where", "text"], rows, frozenset({0, 1, 3, 4}),
-        "The head that reaches the largest number of a field, and the texts in which it does.",
-    )  # fmt: skip
+        Message("Example texts: {analysis}", analysis=name),
+        header,
+        rows,
+        frozenset({0, 1, 3, 4}),
+        Message("For each field, the head with the largest value and the texts in which it occurs."),
+    )
 
 
 class DriftRow(NamedTuple):
-    """One place of a field in two runs."""
+    """One cell of a field in two runs."""
 
     analysis: str
     field: str
@@ -190,30 +219,45 @@ class DriftRow(NamedTuple):
     q: float
 
     def row(self) -> list[str]:
-        """As a table tells it."""
+        """The cells of its row in the table."""
         q = f"{self.q:.2g}" if self.q >= MIN_Q_VALUE else f"< {MIN_Q_VALUE}"
         return [self.analysis, self.field, self.location, format_value(self.difference), f"{self.effect:+.2f}", q]
 
 
 def with_drift(page: Page, first: CorpusRun, second: CorpusRun) -> Page:
-    """What another run of the same model has more or less of."""
+    """Add the differences from another run of the same model."""
     datasets = drift(first, second)
     for data in datasets.values():
         effects = {key: str(key).removesuffix("_effect") for key in data.data_vars if str(key).endswith("_effect")}
         picture = field_panels.picture(data[list(effects)].rename(effects).assign_attrs(data.attrs))
-        page = page.with_picture(replace(picture, title=f"Drift: {picture.title}", caption=EFFECT_NOTE))
+        page = page.with_picture(
+            replace(picture, title=Message("Drift: {title}", title=picture.title), caption=EFFECT_NOTE)
+        )
     drift_rows = sorted(
         (drift_row for name, data in datasets.items() for drift_row in _compared_rows(name, data)),
         key=lambda row: -abs(row.effect),
     )
     n_significant = sum(drift_row.q <= FALSE_DISCOVERY_RATE for drift_row in drift_rows)
-    note = (
-        f"From {first.folder.resolve().name} to {second.folder.resolve().name}: {n_significant:,} of "
-        f"{len(drift_rows):,} differ (q ≤ {FALSE_DISCOVERY_RATE}). {EFFECT_NOTE}"
+    note = Message(
+        "From {first} to {second}: {n:,} of {total:,} cells differ significantly (q ≤ {level}). For the others the difference "
+        "is unclear. {effect_note}",
+        first=first.folder.resolve().name,
+        second=second.folder.resolve().name,
+        n=n_significant,
+        total=len(drift_rows),
+        level=FALSE_DISCOVERY_RATE,
+        effect_note=EFFECT_NOTE,
     )
-    header = ["analysis", "field", "place", "difference", "effect", "q"]
+    header = [
+        Message("analysis"),
+        Message("field"),
+        Message("cell"),
+        Message("difference"),
+        Message("effect"),
+        Message("q"),
+    ]
     return page.with_table(
-        "The largest drift",
+        Message("Largest drift"),
         header,
         [drift_row.row() for drift_row in drift_rows[:MAX_DRIFT_ROWS]],
         frozenset({0, 1, 2}),
@@ -222,7 +266,7 @@ def with_drift(page: Page, first: CorpusRun, second: CorpusRun) -> Page:
 
 
 def _compared_rows(name: str, data: "xarray.Dataset") -> Iterator[DriftRow]:
-    """Every place that can be compared."""
+    """Every cell that can be compared."""
     for field in [str(key) for key in data.data_vars if f"{key}_effect" in data]:
         numbers = [np.atleast_1d(data[key].values) for key in (field, f"{field}_effect", f"{field}_q_value")]
         dims = data[field].dims

@@ -1,5 +1,7 @@
-"""What a corpus run tells a person: a bar with rate, time left and rejects; how far it is; what a question found."""
+"""The commands of a corpus run: run it with a progress bar, show its status, and query it."""
 
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,56 +11,83 @@ from typing import Any
 
 from rheoscope.corpus.corpus_job import Job
 from rheoscope.corpus.corpus_run import CorpusProgress, OnProgress, local_engine, run_job
+from rheoscope.corpus.distributed_run import ray_engine
 from rheoscope.corpus.merged_summary import total_counts
 from rheoscope.corpus.parquet_tables import import_parquet
 from rheoscope.corpus.query import connect, table_columns
 from rheoscope.corpus.shards import finished_shards, read_manifest, read_shards, table_files
+from rheoscope.files import write_file
+from rheoscope.messages.catalogue import render
+from rheoscope.messages.message import Message, join, plural
 from rheoscope.ray_workers import set_threads, worker_count
 from rheoscope.report.console import console
 from rheoscope.report.tables import csv_text
-from rheoscope.shapes import RheoscopeError
 
 
 def run_corpus(job: Job, folder: Path, workers: int | None, address: str | None, threads: int | None) -> None:
-    """A run with a bar; stopped, it says how to go on."""
+    """Run a job with a progress bar. If interrupted, print how to resume."""
     try:
         with _progress_bar() as on_progress:
             progress = run_job(job, folder, _make_engine(job, workers, address, threads), on_progress)
     except KeyboardInterrupt:
-        raise RheoscopeError(
-            f"stopped; {len(finished_shards(folder))} shards are there and whole; type rheoscope corpus resume {folder}"
-        ) from None
+        line = plural(
+            "stopped, {n} shard is complete; type rheoscope corpus resume {folder}",
+            "stopped, {n} shards are complete; type rheoscope corpus resume {folder}",
+            n=len(finished_shards(folder)),
+            folder=shlex.quote(str(folder)),
+        )
+        print(f"rheoscope: {render(line)}", file=sys.stderr)
+        raise SystemExit(130) from None
     totals = total_counts(folder)
-    print(
-        f"{folder}: {_pluralise(progress.shards_done, 'shard')}, {_pluralise(totals['texts'], 'text')}, {totals['tokens']:,} tokens, "
-        f"{_pluralise(totals['rejects'], 'reject')}"
-        f"{_rate_text(progress)}; type rheoscope corpus report {folder}"
+    counts: list[str] = [
+        plural("{n:,} shard", "{n:,} shards", n=progress.shards_done),
+        _texts_count(totals["texts"]),
+        _tokens_count(totals["tokens"]),
+        _rejects_count(totals["rejects"]),
+        *_speed(progress),
+    ]
+    _print(
+        Message(
+            "{folder}: {counts}; type rheoscope corpus report {folder}", folder=str(folder), counts=join(", ", counts)
+        )
     )
 
 
-def _pluralise(count: int, noun: str) -> str:
-    """1 shard, 2,000 shards."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def _texts_count(n: int) -> Message:
+    return plural("{n:,} text", "{n:,} texts", n=n)
+
+
+def _tokens_count(n: int) -> Message:
+    return plural("{n:,} token", "{n:,} tokens", n=n)
+
+
+def _rejects_count(n: int) -> Message:
+    return plural("{n:,} reject", "{n:,} rejects", n=n)
+
+
+def _print(line: str) -> None:
+    print(render(line))
 
 
 def _make_engine(job: Job, workers: int | None, address: str | None, threads: int | None) -> Any:
-    """This process, or Ray."""
+    """An engine of this process, or of Ray workers."""
     n_workers = worker_count(workers, address, job.device)
     if n_workers:
-        from rheoscope.corpus.distributed_run import ray_engine
-
         return partial(ray_engine, workers=n_workers, address=address, threads=threads)
     set_threads(threads)
     return local_engine
 
 
-def _rate_text(progress: CorpusProgress) -> str:
-    return f", {progress.tokens / progress.seconds:,.0f} tokens/s" if progress.tokens else ""
+def _speed(progress: CorpusProgress) -> list[Message]:
+    """The speed, if any token was processed."""
+    if not progress.tokens:
+        return []
+    return [Message("{speed:,.0f} tokens/s", speed=progress.tokens / progress.seconds)]
 
 
 @contextmanager
 def _progress_bar() -> Iterator[OnProgress]:
-    """On a terminal a bar with rate, time left and rejects; nothing where stderr is a file or a pipe."""
+    """A bar with speed, time left and rejects on a terminal; nothing if stderr is a file or a pipe."""
     stderr_console = console(stderr=True)
     if not stderr_console.is_terminal:
         yield lambda progress: None
@@ -75,43 +104,60 @@ def _progress_bar() -> Iterator[OnProgress]:
         console=stderr_console,
         transient=True,
     ) as display:
-        task_id = display.add_task("corpus: opening", total=None)
+        task_id = display.add_task(render(Message("opening the corpus")), total=None)
 
         def on_progress(progress: CorpusProgress) -> None:
-            description = f"corpus: {progress.tokens:,} tokens{_rate_text(progress)}, {progress.rejects:,} rejects"
-            display.update(task_id, description=description, completed=progress.shards_done, total=progress.shards)
+            counts: list[str] = [_tokens_count(progress.tokens), *_speed(progress), _rejects_count(progress.rejects)]
+            display.update(
+                task_id,
+                description=render(join(", ", counts)),
+                completed=progress.shards_done,
+                total=progress.shards,
+            )
 
         yield on_progress
 
 
 def show_status(folder: Path) -> None:
-    """How far a run is, and the reasons of its rejects, the most frequent first."""
+    """Print the progress of a run and the most frequent reasons for rejects."""
     manifest, finished, shards, totals = (
         read_manifest(folder),
         finished_shards(folder),
         read_shards(folder),
         total_counts(folder),
     )
-    total_text = _pluralise(len(shards), "shard")
-    print(
-        f"{folder}: {len(finished)} of {total_text}, {_pluralise(totals['texts'], 'text')}, {totals['tokens']:,} tokens"
-    )
-    print(
-        f"model {manifest.job.model or 'the default model'} ({manifest.model['weights']}), {', '.join(manifest.job.analyses)}"
+    counts: list[str] = [
+        plural("{done:,} of {n:,} shard", "{done:,} of {n:,} shards", n=len(shards), done=len(finished)),
+        _texts_count(totals["texts"]),
+        _tokens_count(totals["tokens"]),
+    ]
+    _print(Message("{folder}: {counts}", folder=str(folder), counts=join(", ", counts)))
+    _print(
+        Message(
+            "model {model} ({weights}), analyses {analyses}",
+            model=manifest.job.model or Message("the default model"),
+            weights=manifest.model["weights"],
+            analyses=", ".join(manifest.job.analyses),
+        )
     )
     reasons: Counter[str] = Counter()
     for file in table_files(folder, "rejects"):
         rows = import_parquet().read_table(file, columns=["analysis", "reason"]).to_pylist()
         reasons.update(": ".join(part for part in (row["analysis"], row["reason"]) if part) for row in rows)
-    print(f"{sum(reasons.values()):,} rejects" + ("" if not reasons else ", the most frequent:"))
+    n_rejects = sum(reasons.values())
+    _print(
+        plural("{n:,} reject:", "{n:,} rejects, most frequent first:", n=n_rejects)
+        if reasons
+        else _rejects_count(n_rejects)
+    )
     for reason, count in reasons.most_common(5):
-        print(f"  {count:,} x {reason}")
+        print(f"  {count:,} × {reason}")
     if len(finished) < len(shards):
-        print(f"type rheoscope corpus resume {folder}")
+        _print(Message("type rheoscope corpus resume {folder}", folder=str(folder)))
 
 
 def show_query(folder: Path, sql: str, csv: Path | None) -> None:
-    """What a question in SQL finds; without one, what can be asked."""
+    """Print the result of a SQL query; without a query, the tables and their columns."""
     if not sql:
         for name, columns in table_columns(folder).items():
             print(f"{name}: {', '.join(columns)}")
@@ -120,6 +166,4 @@ def show_query(folder: Path, sql: str, csv: Path | None) -> None:
     if csv is None:
         print(relation)
         return
-    from rheoscope.files import write_file
-
-    print(write_file(csv, lambda path: path.write_text(csv_text(relation.df()), encoding="utf-8")))
+    _print(write_file(csv, lambda path: path.write_text(csv_text(relation.df()), encoding="utf-8")))

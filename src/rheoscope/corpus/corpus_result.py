@@ -1,4 +1,4 @@
-"""rs.open_corpus: a run as xarray, as a DuckDB relation, and as examples with their text."""
+"""`rs.open_corpus`: a corpus run as xarray, as DuckDB relations, and as example texts."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +13,7 @@ from rheoscope.corpus.parquet_tables import import_parquet
 from rheoscope.corpus.query import Database, connect
 from rheoscope.corpus.shards import Manifest, finished_shards, read_manifest
 from rheoscope.corpus.summaries import Summary, quantiles
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.statistics.nulls import MIN_UNITS
 
@@ -22,14 +23,15 @@ if TYPE_CHECKING:
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 NORMAL_95 = 1.959964
-"""How many standard errors the ends of a 95 % interval lie from the mean."""
+"""The half-width of a 95 % interval in standard errors."""
 
 
 @dataclass(frozen=True, eq=False)
 class CorpusRun:
-    """A run over a corpus: `corpus["agreement"]` is an xarray Dataset, `corpus.sql("…")` a DuckDB relation.
+    """A corpus run: `corpus["agreement"]` is an xarray Dataset and `corpus.sql("…")` a DuckDB relation.
 
-    `analyses` are those that it holds; `examples` shows the texts in which a head has its largest or smallest numbers.
+    `analyses` lists the analyses of the run. `examples` returns the texts in which a cell has its largest or
+    smallest values.
     """
 
     folder: Path
@@ -40,7 +42,7 @@ class CorpusRun:
 
     @cached_property
     def summaries(self) -> FieldSummaries:
-        """What is kept of every field, of all shards that are done."""
+        """The summary of every field over all finished shards."""
         file = self.folder / SUMMARY
         if file.exists() and int(import_parquet().read_schema(file).metadata[b"shards"]) == len(
             finished_shards(self.folder)
@@ -50,18 +52,24 @@ class CorpusRun:
 
     @property
     def analyses(self) -> list[str]:
-        """The analyses that the run holds."""
+        """The analyses of the run."""
         return list(self.manifest.job.analyses)
 
     def __getitem__(self, name: str) -> "xarray.Dataset":
         return analysis_dataset(self, name)
 
     def field_summary(self, name: str, field: str) -> FieldSummary:
-        """The summary of one field; what is not there is refused by name."""
+        """The summary of one field. Raises if the run does not have it."""
         if (name, field) not in self.summaries:
             field_names = [field_name for analysis_name, field_name in self.summaries if analysis_name == name]
             raise RheoscopeError(
-                f"{self.folder} holds no {field!r} of {name}; it has {', '.join(field_names) or 'nothing of it'}"
+                Message(
+                    "{folder} has no field {field!r} of {analysis}; its fields are {fields}",
+                    folder=str(self.folder),
+                    field=field,
+                    analysis=name,
+                    fields=", ".join(field_names) or Message("none"),
+                )
             )
         return self.summaries[name, field]
 
@@ -70,18 +78,23 @@ class CorpusRun:
         return connect(self.folder)
 
     def sql(self, query: str) -> Any:
-        """A question in SQL as a DuckDB relation: every analysis is a view, so are texts, rejects and summary."""
+        """A SQL query as a DuckDB relation. Every analysis is a view, and so are texts, rejects and summary."""
         return self._database.query(query)
 
     def examples(self, name: str, field: str, smallest: bool = False, **coordinates: Any) -> "pandas.DataFrame":
-        """The texts in which a field is largest (or smallest), with their words: `examples("agreement", "agreement", layer=3, head=1)`.
+        """The texts in which a field is largest (or smallest), such as `examples("agreement", "agreement", layer=3, head=1)`.
 
-        A place is told as `corpus[name]` names it.
+        The coordinates are those of `corpus[name]`.
         """
         field_summary = self.field_summary(name, field)
         if set(coordinates) != set(field_summary.dims):
             raise RheoscopeError(
-                f"{field} has a number for every {', '.join(field_summary.dims) or 'text'}, got {', '.join(coordinates) or 'no place'}"
+                Message(
+                    "{field} has the axes {axes}, got {coordinates}",
+                    field=field,
+                    axes=", ".join(field_summary.dims) or Message("none"),
+                    coordinates=", ".join(coordinates) or Message("none"),
+                )
             )
         indices = [
             self._axis_index(name, dim, size, coordinates[dim])
@@ -94,7 +107,7 @@ class CorpusRun:
         )
 
     def cell_examples(self, field_summary: FieldSummary, cell: int, smallest: bool = False) -> "pandas.DataFrame":
-        """The same of one cell of a field, by its number."""
+        """The examples of one cell of a field, by its number."""
         import pandas as pd
 
         records = field_summary.summary.least if smallest else field_summary.summary.most
@@ -102,54 +115,72 @@ class CorpusRun:
         return examples.merge(self.texts(examples["text"].tolist()), on="text", how="left")
 
     def _axis_index(self, name: str, dim: str, size: int, label: Any) -> int:
-        """The number of a place that is told by its name."""
+        """The index of a label along an axis."""
         labels = axis_labels(name, dim, size, self.manifest.model)
         if label not in labels:
-            shown = ", ".join(repr(shown_label) for shown_label in labels[:3])
-            raise RheoscopeError(f"{name} has no {dim} {label!r}; it has {shown}{', …' if len(labels) > 3 else ''}")
+            shown_labels = [repr(shown_label) for shown_label in labels[:3]] + ["…"] * (len(labels) > 3)
+            raise RheoscopeError(
+                Message(
+                    "{analysis} has no {axis} {label!r}; it has {labels}",
+                    analysis=name,
+                    axis=dim,
+                    label=label,
+                    labels=", ".join(shown_labels),
+                )
+            )
         return labels.index(label)
 
     def texts(self, ids: list[int]) -> "pandas.DataFrame":
-        """Some texts by their ids: where they come from, and their words."""
+        """Texts by their ids, with their origin."""
         id_list = ", ".join(map(str, ids)) or "-1"
         return self.sql(f"SELECT * FROM texts WHERE text IN ({id_list})").df()
 
 
 def _in_declared_order(summaries: FieldSummaries) -> FieldSummaries:
-    """The same, as the analyses declare their fields."""
+    """The summaries in the order in which the analyses declare their fields."""
     names = [name for name in ANALYSIS_MODULES if any(analysis_name == name for analysis_name, _ in summaries)]
     order = [(name, field) for name in names for field in analysis_by_name(name).fields]
     return {key: summaries[key] for key in order if key in summaries}
 
 
 def open_corpus(path: str | Path) -> CorpusRun:
-    """A corpus run as xarray and DuckDB.
+    """Open a corpus run.
 
-    **Answers** "what did the run find?": `corpus["agreement"]` has the mean of every field over all texts with its 95 % interval (`_low`,
-    `_high`; pieces of one document count together), the standard deviation (`_sd`) and quantiles of its distribution.
+    **Question** What did the run measure?
 
-    **Gives** a `Corpus`: `corpus.sql("SELECT …")` asks its rows, `corpus.examples("agreement", "agreement", layer=3, head=1)` shows texts.
+    **Returns** A `CorpusRun`. `corpus["agreement"]` has the mean of every field over all texts, its 95 % interval
+    (`_low`, `_high`), the standard deviation (`_sd`) and quantiles. Intervals treat the segments of a document as
+    one unit. `corpus.sql("SELECT …")` queries the rows. `corpus.examples("agreement", "agreement", layer=3,
+    head=1)` shows texts.
 
-    **Laws** however the texts were split among workers, and whatever was killed on the way, these are the same bits.
+    **Laws** The result is bit-identical however the texts were distributed over workers and whatever was killed on
+    the way.
 
-    **Siblings** `over_texts` does it for a few texts at hand.
+    **See also** `over_texts` runs an analysis over a few texts in memory.
 
     >>> import rheoscope as rs
     >>> rs.open_corpus("no such folder")
     Traceback (most recent call last):
     ...
-    rheoscope.shapes.RheoscopeError: no such folder holds no corpus run; type rheoscope corpus run --out no such folder …
+    rheoscope.shapes.RheoscopeError: no such folder holds no corpus run; on the command line type rheoscope corpus run ...
     """
     folder = Path(path)
     return CorpusRun(folder, read_manifest(folder))
 
 
 def analysis_dataset(corpus: CorpusRun, name: str) -> "xarray.Dataset":
-    """What a run found of one analysis: means over texts, intervals, spread, quantiles."""
+    """The results of one analysis: means over texts, intervals, standard deviations and quantiles."""
     import xarray as xr
 
     if name not in corpus.analyses:
-        raise RheoscopeError(f"{corpus.folder} holds no {name}; it has {', '.join(corpus.analyses)}")
+        raise RheoscopeError(
+            Message(
+                "{folder} has no analysis {analysis}; its analyses are {analyses}",
+                folder=str(corpus.folder),
+                analysis=name,
+                analyses=", ".join(corpus.analyses),
+            )
+        )
     data: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     for (analysis_name, field), field_summary in corpus.summaries.items():
@@ -174,19 +205,17 @@ def _variables(field: str, field_summary: FieldSummary, attributes: dict[str, st
     }
     columns["_documents"] = field_summary.summary.documents.count
     definitions = {
-        "_sd": "standard deviation over texts of",
-        "_low": "lower end of the 95 % interval of the mean over texts of",
-    }
-    definitions |= {
-        "_high": "upper end of the 95 % interval of the mean over texts of",
-        "_texts": "texts that have a number of",
-        "_documents": "documents with a text that has a number of",
+        "_sd": Message("Standard deviation of {field} over texts.", field=field),
+        "_low": Message("Lower end of the 95 % interval of the mean of {field} over texts.", field=field),
+        "_high": Message("Upper end of the 95 % interval of the mean of {field} over texts.", field=field),
+        "_texts": Message("Number of texts with a value of {field}.", field=field),
+        "_documents": Message("Number of documents with a value of {field}.", field=field),
     }
     variables: dict[str, Any] = {
         field + suffix: (
             field_summary.dims,
             x.reshape(field_summary.shape),
-            attributes if not suffix else {"definition": f"{definitions[suffix]} {field}"},
+            {"definition": definitions[suffix]} if suffix else attributes,
         )
         for suffix, x in columns.items()
     }
@@ -195,18 +224,21 @@ def _variables(field: str, field_summary: FieldSummary, attributes: dict[str, st
         f"{field}_quantiles": (
             (*field_summary.dims, "quantile"),
             quantile_values,
-            {"definition": f"quantiles of {field}"},
+            {"definition": Message("Quantiles of {field}.", field=field)},
         )
     }
 
 
 def interval_half_width(summary: Summary) -> np.ndarray:
-    """Half of the 95 % interval of every mean over texts, pieces of one document taken together; NaN for too few documents."""
+    """Half the width of every mean's 95 % interval, with the segments of a document as one unit.
+
+    NaN for too few documents.
+    """
     return np.where(summary.documents.count >= MIN_UNITS, NORMAL_95 * summary.standard_errors(), np.nan)
 
 
 def axis_labels(name: str, dim: str, size: int, model_facts: dict[str, Any]) -> list[Any]:
-    """The names of the places along an axis of an analysis, as the analysis itself gives them; numbers where it gives none.
+    """The labels along an axis of an analysis, or numbers if it has none.
 
     >>> axis_labels("distortion", "image", 3, {"places": {"distortion": {"image": ["query", "key", "content"]}}})
     ['query', 'key', 'content']

@@ -1,4 +1,4 @@
-"""A run from its beginning to its end: the folder, the model, the shards that are not done, their summaries together."""
+"""A corpus run from start to end: lock the folder, load the model, process the unfinished shards, merge their summaries."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +18,8 @@ from rheoscope.corpus.merged_summary import write_summary
 from rheoscope.corpus.parquet_tables import import_parquet
 from rheoscope.corpus.shard_worker import ShardReport, Worker
 from rheoscope.corpus.shards import finished_shards, load_or_plan, read_manifest, run_lock, start_run
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.opening import load
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
@@ -25,7 +27,7 @@ from rheoscope.shapes import RheoscopeError
 
 @dataclass(frozen=True)
 class CorpusProgress:
-    """How far a run is."""
+    """The progress of a run."""
 
     shards_done: int
     shards: int
@@ -33,27 +35,27 @@ class CorpusProgress:
     tokens: int
     rejects: int
     seconds: float
-    """Since this driver began."""
+    """Seconds since this driver started."""
 
 
 OnProgress = Callable[[CorpusProgress], None]
 
 
 class Engine(Protocol):
-    """What works on shards: this process, or many."""
+    """An engine that processes shards, in this process or on workers."""
 
     @property
     def model(self) -> dict[str, Any]:
-        """What the model is: its weights, its dtype, where it runs."""
+        """Facts about the model: its weights, dtype and device."""
         ...
 
     def process_shards(self, inputs: list[Input], shards: Sequence[Shard]) -> Iterator[ShardReport]:
-        """Every shard, in any order, told when its files are there."""
+        """Process the shards in any order and yield a report for each when its files are complete."""
         ...
 
 
 class LocalEngine:
-    """This process, without Ray."""
+    """An engine of this process, without Ray."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -85,22 +87,29 @@ def local_engine(job: Job, folder: Path) -> Iterator[LocalEngine]:
 
 
 def open_model(job: Job) -> RunnableModel:
-    """The model of a job; one that cannot be read, and a length that it does not read, are refused at once."""
+    """The model of a job. Raises if it has no tokenizer or does not support the length."""
     model = load(job.model, device=job.device, dtype=job.dtype, untrained=job.untrained, seed=job.seed)
     max_tokens = model.view.context_length
     if max_tokens is not None and job.length > max_tokens:
         raise RheoscopeError(
-            f"the model reads at most {max_tokens} tokens, got a length of {job.length}; type --length {max_tokens}"
+            Message(
+                "length must be at most {max_tokens}, the context length of the model, got {length}",
+                max_tokens=max_tokens,
+                length=job.length,
+            ),
+            use(length=max_tokens),
         )
     if model.tokenizer is None:
         raise RheoscopeError(
-            "this model has no tokenizer, so it reads no text; put its tokenizer.json beside its weights"
+            Message(
+                "a corpus run needs a tokenizer, but the model has none; put its tokenizer.json next to its weights"
+            )
         )
     return model
 
 
 def worker_facts(worker: Worker) -> dict[str, Any]:
-    """What makes the numbers of a model its own, and how every analysis names the places along its axes."""
+    """The facts that determine the numbers of a model, and the axis labels of every analysis."""
     model, facts = worker.model, worker.model.view.facts
     return {
         "weights": facts["weights"],
@@ -119,9 +128,9 @@ def run_job(
     engine: Callable[[Job, Path], AbstractContextManager[Engine]] = local_engine,
     on_progress: OnProgress = lambda progress: None,
 ) -> CorpusProgress:
-    """Do all that is not done yet of a job in a folder: begun, or gone on with."""
+    """Start or continue a job in a folder and process all its unfinished shards."""
     job = job.validate()
-    input_files(list(job.texts))  # a name that nobody has is told before a model is opened
+    input_files(list(job.texts))  # raises for a missing file before the model is loaded
     import_parquet()
     start_time = time.monotonic()
     with run_lock(folder), engine(job, folder) as workers:
@@ -149,5 +158,5 @@ def resume(
     engine: Callable[[Job, Path], AbstractContextManager[Engine]] = local_engine,
     on_progress: OnProgress = lambda progress: None,
 ) -> CorpusProgress:
-    """Go on with the job that a folder holds."""
+    """Continue the job of a folder."""
     return run_job(read_manifest(folder).job, folder, engine, on_progress)

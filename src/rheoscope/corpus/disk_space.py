@@ -1,7 +1,7 @@
-"""A full disk: the shard that meets it waits for room with all that it has computed, and the run goes on by itself.
+"""Wait for free disk space. A shard that meets a full disk keeps its results and continues when there is space.
 
-A text that could not be written is no reject: a reject says that a text is missing, needs room itself, and would make the tables of a run
-depend on its disk. So nothing is told in the tables, and after the wait they hold the same bytes.
+A text that could not be written is not a reject. Rejects need disk space too, and the tables of a run would depend
+on its disk. After the wait, the tables contain the same bytes as without it.
 """
 
 import sys
@@ -10,33 +10,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rheoscope.corpus.parquet_tables import DiskFullError, run_folder, write_table
+from rheoscope.messages.catalogue import render
+from rheoscope.messages.message import Message
 
 if TYPE_CHECKING:
     import pyarrow
 
 RETRY_PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, *(30.0,) * 19)
-"""Seconds between two tries: ten minutes in all, then the run stops and can be resumed."""
+"""Seconds between attempts, ten minutes in all. After that the run stops and can be resumed."""
 
 
 class RetryingWriter:
-    """Writes tables, and waits where there is no room; `close` ends the waiting."""
+    """Writes tables and waits if the disk is full. `close` ends the waiting."""
 
     def __init__(self) -> None:
         self._closed = threading.Event()
 
     def close(self) -> None:
-        """Nobody waits any longer: what finds no room is an error at once."""
+        """Stop waiting: a full disk is an error from now on."""
         self._closed.set()
 
     def write(self, path: Path, table: "pyarrow.Table") -> None:
-        """A table as a file that is there whole or not at all, as soon as there is room."""
+        """Write a table atomically, as soon as there is space."""
         for attempt, pause in enumerate(RETRY_PAUSES):
             try:
                 return write_table(path, table)
             except DiskFullError:
                 if not attempt:
-                    advice = f"make room within {sum(RETRY_PAUSES) / 60:.0f} minutes, and the run goes on"
-                    print(f"rheoscope: the disk of {run_folder(path)} is full; {advice}", file=sys.stderr, flush=True)
+                    warning = Message(
+                        "the disk of {folder} is full; free space within {minutes:.0f} minutes and the run continues",
+                        folder=str(run_folder(path)),
+                        minutes=sum(RETRY_PAUSES) / 60,
+                    )
+                    print(f"rheoscope: {render(warning)}", file=sys.stderr, flush=True)
                 if self._closed.wait(pause):
                     raise
         return write_table(path, table)

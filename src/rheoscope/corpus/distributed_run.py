@@ -1,4 +1,4 @@
-"""A corpus by many workers: each holds the model, and works on one shard after the other while the next one is read."""
+"""A corpus run on Ray: every worker holds the model and processes one shard after another."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from rheoscope.corpus.corpus_job import Job
 from rheoscope.corpus.corpus_run import open_model, worker_facts
 from rheoscope.corpus.input_texts import Input, Shard
 from rheoscope.corpus.shard_worker import ShardReport, Worker
-from rheoscope.messages.advice import Advice
+from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.ray_workers import WorkerMessages, WorkerPool
 from rheoscope.ray_workers import worker_pool as spread_workers
@@ -19,15 +19,15 @@ from rheoscope.ray_workers import worker_pool as spread_workers
 WORKER_MESSAGES = WorkerMessages(
     opening_text=Message("opening the model"),
     describe_task=lambda shard: Message("shard {number}", number=shard.number),
-    death_advice=Advice("batch=4096, workers=1", "--batch 4096 --workers 1"),
+    death_advice=use(batch=4096, workers=1),
     mismatch_error=Message("the workers have different models, dtypes or devices"),
-    mismatch_advice=Advice("device='cpu', dtype='float32'", "--device cpu --dtype float32"),
+    mismatch_advice=use(device="cpu", dtype="float32"),
 )
 
 
 @dataclass(frozen=True, eq=False)
 class RayWorker:
-    """What an actor holds: a model, and a worker that has it."""
+    """The state of a Ray actor: a worker with its model."""
 
     worker: Worker
 
@@ -46,7 +46,7 @@ def open_worker(job: Job, folder: Path) -> RayWorker:
 
 @dataclass(frozen=True, eq=False)
 class RayEngine:
-    """An engine of many workers."""
+    """An engine of Ray workers."""
 
     pool: "WorkerPool[Shard, ShardReport]"
 
@@ -62,7 +62,7 @@ class RayEngine:
 def ray_engine(
     job: Job, folder: Path, workers: int = 1, address: str | None = None, threads: int | None = None
 ) -> Iterator[RayEngine]:
-    """Workers of a Ray cluster at an address, or of this machine."""
+    """An engine of workers on the Ray cluster at `address`, or on this machine."""
     factory = partial(open_worker, job, folder.resolve())
     with spread_workers(factory, WORKER_MESSAGES, workers, address, threads, job.device) as pool:
         yield RayEngine(pool)

@@ -1,12 +1,14 @@
-"""Documents: rows of the input. Pieces of one row are more alike than pieces of two, so how sure a mean is goes by documents.
+"""Standard errors by document.
 
-With T_g the sum and n_g the number of the texts of document g, n = Σ n_g and m = Σ T_g / n the mean over texts, the variance of m that
-holds however alike the pieces of a document are (the sandwich, clusters being documents) is
+Segments of one row are more similar than segments of two, so each document is one unit.
+
+Let T_g be the sum and n_g the number of the texts of document g, n = Σ n_g, and m = Σ T_g / n the mean over texts.
+The cluster-robust (sandwich) variance of m, with documents as clusters, is
 
     G/(G − 1) · Σ_g (T_g − m n_g)² / n² = G/(G − 1) · (Σ T² − 2m Σ T n + m² Σ n²) / n²
 
-A document lies in one shard as a whole, so these four sums merge as all others do: without rounding, in any order. Where every document is
-one text it is s²/n.
+A document lies in a single shard, so these four sums merge exactly and in any order. If every document is one text,
+the variance is s²/n.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,7 @@ MAX_FLOAT32 = np.finfo(np.float32).max
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """Of the documents that have a number in each cell: how many (`count`), Σ n², Σ T² and Σ T n."""
+    """For each cell, over the documents with a value: their number (`count`), Σ n², Σ T² and Σ T n."""
 
     count: np.ndarray
     sizes: np.ndarray
@@ -32,7 +34,7 @@ class Documents:
 
     @staticmethod
     def merge(parts: "Sequence[Documents]") -> "Documents":
-        """Of several summaries that share no document."""
+        """Merge summaries that share no document."""
 
         def sum_lists(name: str) -> list[int]:
             return [sum(cell) for cell in zip(*(getattr(part, name) for part in parts), strict=True)]
@@ -42,16 +44,18 @@ class Documents:
 
 
 def document_sums(text_ids: np.ndarray, values: np.ndarray, total: list[int], squares: list[int]) -> Documents:
-    """What is kept of the documents of some texts; `value` (text, cell) has NaN where there is none, `total` and `squares` are its sums.
+    """The document sums of some texts.
+
+    `values` (text, cell) is NaN where there is no value; `total` and `squares` are its sums.
 
     >>> x = np.float32([[1], [2], [5]])
-    >>> one = document_sums(np.int64([0, 1, MAX_SEGMENTS]), x, *exact_sums(x[:, 0], np.zeros(3, int), 1))
-    >>> one.count.tolist(), one.sizes.tolist(), one.squares[0] >> 2 * UNIT_BITS, one.products[0] >> UNIT_BITS
-    ([2], [5], 34, 11)
+    >>> documents = document_sums(np.int64([0, 1, MAX_SEGMENTS]), x, *exact_sums(x[:, 0], np.zeros(3, int), 1))
+    >>> documents.count.tolist(), documents.sizes.tolist()
+    ([2], [5])
+    >>> documents.squares[0] >> 2 * UNIT_BITS, documents.products[0] >> UNIT_BITS
+    (34, 11)
     """
-    order = np.argsort(
-        text_ids, kind="stable"
-    )  # a sum of float64 depends on its order, and batches have one of their own
+    order = np.argsort(text_ids, kind="stable")  # float64 sums depend on the order, and batches reorder the texts
     document = text_ids[order] // MAX_SEGMENTS
     starts = np.flatnonzero(np.diff(document, prepend=-1))
     is_finite = np.isfinite(values[order])
@@ -63,7 +67,7 @@ def document_sums(text_ids: np.ndarray, values: np.ndarray, total: list[int], sq
     sums = np.add.reduceat(np.where(is_finite, values[order], 0).astype(np.float64), starts)
     has_value, cell_index = n > 0, np.broadcast_to(np.arange(n_cells), n.shape)
     T = _clip_to_float32(sums[has_value])
-    product = T.astype(np.float64) * n[has_value]  # 24 and 15 bits: exact, and so are its two halves in float32
+    product = T.astype(np.float64) * n[has_value]  # 24 + 15 bits are exact, and so are the two float32 halves
     upper = _clip_to_float32(product)
     lower = _clip_to_float32(product - upper)
     product_sums = [exact_sums(half, cell_index[has_value], n_cells)[0] for half in (upper, lower)]
@@ -76,12 +80,12 @@ def document_sums(text_ids: np.ndarray, values: np.ndarray, total: list[int], sq
 
 
 def _clip_to_float32(x: np.ndarray) -> np.ndarray:
-    """As float32, which numbers beyond it end at."""
+    """As float32, with larger numbers clipped to its range."""
     return np.clip(x, -MAX_FLOAT32, MAX_FLOAT32).astype(np.float32)
 
 
 def standard_error(total: int, n_texts: int, n_documents: int, sizes: int, squares: int, products: int) -> float:
-    """The standard error of a mean over texts, by documents, rounded once; NaN of fewer than two documents.
+    """The standard error of a mean over texts, by documents, rounded once. NaN for fewer than two documents.
 
     >>> round(standard_error(8 << UNIT_BITS, 3, 2, 5, 34 << 2 * UNIT_BITS, 11 << UNIT_BITS), 6)
     1.555556

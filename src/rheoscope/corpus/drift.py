@@ -1,4 +1,4 @@
-"""How far two corpora differ, field by field and head by head: effect sizes, and how sure after all these tests."""
+"""Drift between two corpora, per field and cell: effect sizes and q values."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +8,7 @@ import torch
 from rheoscope.catalogue import analysis_by_name
 from rheoscope.corpus.corpus_result import CorpusRun, axis_labels
 from rheoscope.corpus.merged_summary import FieldSummary
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.statistics.nulls import normal_two_sided_p, q_values
 
@@ -15,28 +16,38 @@ if TYPE_CHECKING:
     import xarray
 
 MIN_DOCUMENTS = 30
-"""Documents on each side from which on the difference of two means is near a normal law."""
+"""The number of documents per corpus from which the difference of means is close to normal."""
 FALSE_DISCOVERY_RATE = 0.05
-"""Share of false finds that is put up with."""
+"""The accepted share of false discoveries."""
 
 
 def drift(first: CorpusRun, second: CorpusRun) -> "dict[str, xarray.Dataset]":
-    """Every analysis that two runs share, with how far each field moved from the first to the second.
+    """The differences between two runs of the same model, for every analysis that both have.
 
-    **Formula** effect d = (m₂ − m₁)/√((s₁² + s₂²)/2) (Cohen); z = (m₂ − m₁)/√(e₁² + e₂²) of means over texts, whose standard
-    errors e take the pieces of one document together (Welch's, where a document is one text). q corrects for all fields and places of both
-    runs together.
+    **Formula** Effect d = (m₂ − m₁)/√((s₁² + s₂²)/2) (Cohen). z = (m₂ − m₁)/√(e₁² + e₂²) for means over texts. The
+    standard errors e treat the segments of a document as one unit (Welch's if every document is one text). q is
+    corrected over all fields and cells of both runs.
 
-    **Gives** by analysis: `field` (the second mean less the first), `field_effect`, `field_q_value`, each with the axes of the field.
+    **Returns** By analysis: `field` (second mean − first mean), `field_effect` and `field_q_value`, with the axes
+    of the field.
     """
     if first.manifest.model["weights"] != second.manifest.model["weights"]:
         raise RheoscopeError(
-            f"drift is between two corpora in one model, got {first.manifest.model['weights']} and "
-            f"{second.manifest.model['weights']}; type runs of the same --model"
+            Message(
+                "drift needs two runs of the same model, got weights {first} and {second}",
+                first=first.manifest.model["weights"],
+                second=second.manifest.model["weights"],
+            )
         )
     shared = [key for key in first.summaries if key in second.summaries and _is_comparable(first, second, key)]
     if not shared:
-        raise RheoscopeError(f"{first.folder} and {second.folder} share no analysis; type runs of the same --analyses")
+        raise RheoscopeError(
+            Message(
+                "{first} and {second} have no analysis with the same settings in common",
+                first=str(first.folder),
+                second=str(second.folder),
+            )
+        )
     comparisons = {key: _compare(first.summaries[key], second.summaries[key]) for key in shared}
     p = torch.cat([torch.from_numpy(values["p_value"]) for values in comparisons.values()])
     q = dict(
@@ -53,7 +64,7 @@ def drift(first: CorpusRun, second: CorpusRun) -> "dict[str, xarray.Dataset]":
 
 
 def _is_comparable(first: CorpusRun, second: CorpusRun, key: tuple[str, str]) -> bool:
-    """The same settings and the same places; what chance gives is no field of its own here."""
+    """Whether both runs have the same settings and cells. Null fields are not compared."""
     name, field = key
     settings = [corpus.manifest.job.analyses.get(name) for corpus in (first, second)]
     nulls = {
@@ -67,7 +78,7 @@ def _is_comparable(first: CorpusRun, second: CorpusRun, key: tuple[str, str]) ->
 
 
 def _compare(first: FieldSummary, second: FieldSummary) -> dict[str, np.ndarray]:
-    """Difference, effect and p of every cell; NaN where there are too few documents, or no spread."""
+    """The difference, effect and p value of every cell. NaN for too few documents or without spread."""
     (m1, s1), (m2, s2) = first.summary.moments(), second.summary.moments()
     n1, n2 = first.summary.documents.count, second.summary.documents.count
     pooled, error = (

@@ -1,7 +1,7 @@
-"""One field of some texts: a number a text in every cell (of every head, of every layer), and what its tokens' numbers are like.
+"""One field of a batch of texts: a number per text and cell, and statistics over its tokens.
 
-The axes that mean the same in every text (layer, head, step, …) make cells. Those that belong to one text (its tokens, the draws of its
-null) are taken together, on the device that the numbers are on: their mean, the largest, the smallest, a histogram.
+Axes that mean the same in every text (layer, head, step, …) form cells. Axes that belong to one text (its tokens,
+the draws of its null) are reduced on the device: to their mean, maximum, minimum and a histogram.
 """
 
 from collections.abc import Sequence
@@ -14,20 +14,21 @@ from torch import Tensor
 
 from rheoscope.corpus.histogram import Histogram
 from rheoscope.corpus.summaries import FieldValues
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Field
 
 TEXT_AXES = frozenset({"token", "type", "token_text", "word", "pair", "earlier_token", "draw", "text", "group"})
-"""Axes whose places are other things in another text."""
+"""Axes whose coordinates differ between texts."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """`value` (text, *kept): of numbers the mean over the tokens, float32, NaN where there is none. `kept` are its axes.
+    """The values of a field (text, *cell_dims), float32, NaN where there is none. Token axes are averaged.
 
-    `each` (text, *dims) are the numbers of all tokens, `dims` their axes, where the field has some; then `largest` and `smallest` are
-    numbers of single tokens and their places, and `histogram` counts those of all tokens. `names`: it is no number.
-    Tensors stay on the device until `on_host`, so that nobody waits for them.
+    If the field has token axes, `token_values` (text, *token_dims) holds all numbers. `largest` and `smallest` are
+    single-token values with their positions, and `histogram` counts all tokens. `is_categorical`: the values are
+    labels. Tensors stay on the device until `to_host`, so that the device need not be waited for.
     """
 
     cell_dims: tuple[str, ...]
@@ -41,11 +42,11 @@ class Cells:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many places each kept axis has."""
+        """The sizes of the cell axes."""
         return tuple(self.value.shape[1:])
 
     def to_host(self) -> "Cells":
-        """The same as arrays of numpy, with a histogram of texts where there is none of tokens."""
+        """The same as numpy arrays, with a histogram over texts if there is none over tokens."""
         if not isinstance(self.value, Tensor):
             return self
         histogram = self.histogram
@@ -59,7 +60,7 @@ class Cells:
         return replace(self, value=_to_numpy(self.value), largest=largest, smallest=smallest, histogram=host_histogram)
 
     def to_field_values(self, text_ids: np.ndarray) -> FieldValues | None:
-        """What a summary is made of; None of what is no number."""
+        """The input of a summary; None for categorical fields."""
         if self.is_categorical or self.value is None:
             return None
         host = self.to_host()
@@ -77,11 +78,11 @@ class Cells:
 
     @staticmethod
     def join(parts: "Sequence[Cells | None]", sizes: Sequence[int]) -> "Cells":
-        """The same field of more texts; a part that has not got it has as many texts without a number."""
+        """Concatenate the field over texts. A part without the field counts as texts without a value."""
         first = next(part for part in parts if part is not None)
         if first.value is not None and len({part.shape for part in parts if part is not None}) > 1:
             raise RheoscopeError(
-                f"a field has other places along {first.cell_dims} in another text, so texts cannot be joined"
+                Message("the coordinates along {axes} differ between texts", axes=", ".join(first.cell_dims))
             )
         filled_parts = [
             _missing_cells(first, size) if part is None else part for part, size in zip(parts, sizes, strict=True)
@@ -114,7 +115,7 @@ class Cells:
 
 
 def reduce_to_cells(x: Tensor | np.ndarray, field: Field, keep_tokens: bool = True) -> Cells:
-    """A field of a batch (text, *dims), as the cells that its axes make."""
+    """Reduce a field of a batch (text, *dims) to its cells."""
     text_dims = tuple(dim for dim in field.dims if dim in TEXT_AXES)
     cell_dims = tuple(dim for dim in field.dims if dim not in TEXT_AXES)
     if isinstance(x, np.ndarray):
@@ -141,7 +142,7 @@ def reduce_to_cells(x: Tensor | np.ndarray, field: Field, keep_tokens: bool = Tr
 
 
 def _to_finite_float32(x: Tensor) -> Tensor:
-    """float32, NaN for all that is not finite there; 0 and -0 are one number."""
+    """As float32, with NaN for all values that are not finite. −0 becomes 0."""
     x = x.float() + 0.0
     return torch.where(x.isfinite(), x, torch.nan)
 
@@ -150,7 +151,7 @@ Extreme = tuple[Tensor, Tensor]
 
 
 def _reduce_items(x: Tensor, is_finite: Tensor) -> tuple[Tensor, Extreme, Extreme]:
-    """Over the last axis: the mean, the largest and the smallest (NaN where there is nothing), and where these are first."""
+    """The mean, maximum and minimum over the last axis (NaN if empty), and the first positions of the extremes."""
     has_items = is_finite.any(-1)
     mean = torch.where(is_finite, x, 0).double().sum(-1) / is_finite.sum(-1).clamp(min=1)
     largest, smallest = torch.where(is_finite, x, -torch.inf).max(-1), torch.where(is_finite, x, torch.inf).min(-1)
@@ -165,18 +166,18 @@ def _to_numpy(x: Tensor) -> np.ndarray:
 
 
 def _concatenate(parts: Sequence[Any]) -> Any:
-    """Texts below each other."""
+    """Concatenate along texts."""
     return torch.cat(list(parts)) if isinstance(parts[0], Tensor) else np.concatenate(parts)
 
 
 def _to_storage_dtype(x: Tensor) -> Tensor:
-    """As rows hold it: float32, int32 or a truth."""
+    """In the dtype of the tables: float32, int32 or bool."""
     dtype = torch.float32 if x.is_floating_point() else x.dtype if x.dtype is torch.bool else torch.int32
     return x.to(dtype)
 
 
 def _pad_and_concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Texts of other sizes below each other, with nothing where a text has no such place."""
+    """Concatenate texts of different sizes, with padding."""
     if len({part.shape[1:] for part in parts}) == 1:
         return np.concatenate(parts)
     shape = np.max([part.shape[1:] for part in parts], 0)
@@ -190,7 +191,7 @@ def _pad_and_concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _missing_cells(template: Cells, n_texts: int) -> Cells:
-    """As many texts without a number."""
+    """Cells of `n_texts` texts without a value."""
 
     def empty(x: Any) -> Any:
         if x is None:

@@ -1,6 +1,7 @@
-"""How often each number occurs in every cell, counted where the numbers are, without waiting for them.
+"""Histograms per cell, counted on the device without synchronisation.
 
-The bins are the numbers that bfloat16 can tell apart: the upper 16 bits of a float32, the same on every device.
+The bins are the values that bfloat16 distinguishes (the upper 16 bits of a float32), so they are the same on every
+device.
 """
 
 from collections.abc import Sequence
@@ -14,13 +15,16 @@ from torch import Tensor
 from rheoscope.corpus.summaries import BINS_PER_CELL, merge_bins
 
 DENSE_FACTOR = 16
-"""Bins for each number, above which numbers are sorted instead of counted in a table."""
+"""If there are more bins per number than this, numbers are sorted instead of counted in a table."""
 
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Counts of bins (cell · 65536 + bin), of which there are `size`: some as a `table` of all of them on a device, some as the bin of
-    every number there (−1: there is none), to be sorted when somebody asks, and some one by one on the host."""
+    """Counts of the bins (cell · 65536 + bin), of which there are `size`.
+
+    Some counts are a dense `table` on the device. Some are the `unsorted` bins of single numbers there (−1: none),
+    sorted on demand. Some are on the host as `bins` with their `counts`.
+    """
 
     size: int = 0
     table: Int[Tensor, " size"] | None = None
@@ -30,10 +34,10 @@ class Histogram:
 
     @staticmethod
     def from_values(x: Float[Tensor, "text *cell item"], is_valid: Bool[Tensor, "text *cell item"]) -> "Histogram":
-        """Of the numbers that are there, float32.
+        """The histogram of the valid numbers, float32.
 
-        >>> found = Histogram.from_values(torch.tensor([[[1.0, 1.001, 2.0]]]), torch.ones(1, 1, 3, dtype=torch.bool))
-        >>> found.to_counts()[1].tolist()
+        >>> x = torch.tensor([[[1.0, 1.001, 2.0]]])
+        >>> Histogram.from_values(x, torch.ones_like(x, dtype=torch.bool)).to_counts()[1].tolist()
         [2, 1]
         """
         bin_index = (x.contiguous().view(torch.int32) >> 16) + BINS_PER_CELL // 2
@@ -43,7 +47,7 @@ class Histogram:
 
     @staticmethod
     def join(parts: "Sequence[Histogram]") -> "Histogram":
-        """The counts of all of them, in no more memory than one table and as many numbers as are worth none."""
+        """The sum of several histograms, in the memory of one table plus the numbers that are too few for one."""
         tables = [part.table for part in parts if part.table is not None]
         unsorted = [part.unsorted for part in parts if part.unsorted is not None]
         return Histogram(
@@ -54,7 +58,7 @@ class Histogram:
         )._tabulate()
 
     def _tabulate(self) -> "Histogram":
-        """Numbers counted in the table where they are many, or where there is one."""
+        """Move numbers to the table if there are many of them, or if a table exists."""
         unsorted, table = self.unsorted, self.table
         if unsorted is None or (table is None and len(unsorted) * DENSE_FACTOR < self.size):
             return self
@@ -63,7 +67,7 @@ class Histogram:
         return replace(self, table=table.scatter_add(0, unsorted.clamp(min=0), (unsorted >= 0).int()), unsorted=None)
 
     def to_counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Every bin that has something once, rising, and how much: here the device is waited for."""
+        """The occupied bins in ascending order and their counts. This synchronises with the device."""
         bins, counts = [self.bins], [self.counts]
         if self.table is not None:
             occupied = self.table.nonzero()[:, 0]

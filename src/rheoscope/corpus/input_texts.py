@@ -1,6 +1,6 @@
-"""Texts from files: .txt, .jsonl, both also .gz and .zst, Parquet, and directories of these or of Arrow files (data sets).
+"""Texts from files: .txt, .jsonl (also .gz and .zst), Parquet, Arrow, and directories of these.
 
-A row is a line, or a row of a table. A row that holds no usable text is no error: it comes with the reason.
+A row is a line or a row of a table. A row without a usable text is not an error; it carries a reason.
 """
 
 import gzip
@@ -14,19 +14,22 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
 from rheoscope.report.input_text import BYTE_ORDER_MARK, format_size
 from rheoscope.shapes import RheoscopeError
 
 MAX_ROW_BYTES = 2**22
-"""Bytes of one row: more is a whole data set in one line, which nobody meant as a text."""
+"""The largest size of a row. A larger one is probably a whole data set on one line."""
 TABLE_SUFFIXES = (".parquet", ".arrow")
 TEXT_SUFFIXES = (".txt", ".text", ".jsonl", ".ndjson")
 COMPRESSED_SUFFIXES = (".gz", ".zst")
+EXAMPLE_TEXTS = use(texts=["texts.txt"])
 READ_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 class Row(NamedTuple):
-    """One row of a file: its number from 0, its text, or why it has none."""
+    """One row of a file: its number from 0 and its text, or the reason why it has none."""
 
     number: int
     text: str
@@ -34,7 +37,10 @@ class Row(NamedTuple):
 
 
 class RawRow(NamedTuple):
-    """A row as it stands in its file: `size` bytes of it, and the `data`, or why there is none (then what tells it apart)."""
+    """A row as stored in its file: its size in bytes and its data.
+
+    If there is a `reason`, `data` only identifies the row.
+    """
 
     number: int
     data: bytes
@@ -44,7 +50,10 @@ class RawRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Shard:
-    """A unit of work: rows of one input file, fixed by the input alone. `offset` is the byte at which its first line begins."""
+    """A unit of work: rows of one input file, determined by the input alone.
+
+    `offset` is the byte position of its first line.
+    """
 
     number: int
     file: int
@@ -56,7 +65,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Input:
-    """A file that texts come from, as it was when the work was planned."""
+    """An input file, as it was when the shards were planned."""
 
     path: str
     size: int
@@ -65,7 +74,7 @@ class Input:
 
 
 def input_files(paths: list[str]) -> list[Path]:
-    """Every file that is named, and of a directory every file of a kind that is known, in the order of their names."""
+    """All named files, and all files of known types in named directories, sorted by name."""
     files: list[Path] = []
     for name in paths:
         path = Path(name)
@@ -74,42 +83,50 @@ def input_files(paths: list[str]) -> list[Path]:
                 file for file in path.rglob("*") if file.is_file() and file_kind(file) and not _is_hidden(file, path)
             )
             if not directory_files:
-                raise RheoscopeError(f"{path} holds no .txt, .jsonl, .parquet or .arrow file; type the name of a file")
+                raise RheoscopeError(
+                    Message("{path} contains no .txt, .jsonl, .parquet or .arrow file", path=str(path)), EXAMPLE_TEXTS
+                )
             files += directory_files
         elif not path.exists():
-            raise RheoscopeError(f"there is no file {path}; type --texts and the name of a file or of a directory")
+            raise RheoscopeError(Message("there is no file {path}", path=str(path)), EXAMPLE_TEXTS)
         elif not file_kind(path):
             raise RheoscopeError(
-                f"{path} is of no kind that is read; type a name that ends in .txt, .jsonl (.gz, .zst), .parquet or .arrow"
+                Message(
+                    "{path} has an unknown file type, expected .txt, .jsonl (also .gz or .zst), .parquet or .arrow",
+                    path=str(path),
+                ),
+                EXAMPLE_TEXTS,
             )
         else:
             files.append(path)
     if not files:
-        raise RheoscopeError("no texts were named; type --texts and the name of a file or of a directory")
+        raise RheoscopeError(Message("a corpus run needs at least one file of texts, got none"), EXAMPLE_TEXTS)
     return files
 
 
 def _is_hidden(file: Path, root: Path) -> bool:
-    """Whether it lies among what tools keep for themselves."""
+    """Whether a file is hidden or a cache."""
     return any(part.startswith((".", "cache-")) for part in file.relative_to(root).parts)
 
 
 def file_kind(path: Path) -> str:
-    """How a file is read, by how its name ends; empty where it is not. A compressed file that says no more holds lines.
+    """The type of a file by its suffix, empty if it is unknown.
 
-    >>> file_kind(Path("a.jsonl.gz")), file_kind(Path("a.parquet")), file_kind(Path("a.png")), file_kind(Path("enwik8.gz"))
-    ('.jsonl', '.parquet', '', '.txt')
+    A compressed file without another suffix contains lines.
+
+    >>> [file_kind(Path(name)) for name in ("a.jsonl.gz", "a.parquet", "a.png", "enwik8.gz")]
+    ['.jsonl', '.parquet', '', '.txt']
     """
     name = path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
     suffix = name.suffix.lower() or ("" if name == path else ".txt")
     return suffix if suffix in TEXT_SUFFIXES or (suffix in TABLE_SUFFIXES and name == path) else ""
 
 
-# Planning: every row is read once, so that each shard has a digest that whoever reads it later can check
+# Planning: every row is read once, so that each shard has a digest that can be checked later
 
 
 def plan_shards(paths: list[str], column: str, shard_bytes: int) -> tuple[list[Input], list[Shard]]:
-    """The inputs, and all of them as units of work of about `size` bytes each."""
+    """The input files, and their shards of about `shard_bytes` bytes each."""
     inputs: list[Input] = []
     shards: list[Shard] = []
     for file_index, path in enumerate(input_files(paths)):
@@ -119,7 +136,7 @@ def plan_shards(paths: list[str], column: str, shard_bytes: int) -> tuple[list[I
             rows = first + count
         inputs.append(Input(str(path.resolve()), file_stat.st_size, file_stat.st_mtime_ns, rows))
     if not shards:
-        raise RheoscopeError(f"{', '.join(paths)} hold no row; type the name of a file with texts")
+        raise RheoscopeError(Message("{paths} has no rows", paths=", ".join(paths)), EXAMPLE_TEXTS)
     return inputs, shards
 
 
@@ -138,7 +155,7 @@ def _shard_ranges(path: Path, column: str, shard_bytes: int) -> Iterator[tuple[i
 
 
 def rows_digest(rows: list[RawRow]) -> str:
-    """What tells these rows from all others."""
+    """A hash of the rows."""
     digest = blake2b(digest_size=16)
     for raw in rows:
         digest.update(raw.size.to_bytes(8, "little"))
@@ -150,23 +167,33 @@ def rows_digest(rows: list[RawRow]) -> str:
 
 
 class Reader:
-    """Reads shards of files. What cannot be jumped into, a compressed file or a table, is read on from where it was left."""
+    """Reads shards. Compressed files and tables have no random access, so reading continues from the last position."""
 
     def __init__(self, column: str) -> None:
         self.column = column
         self.resume_point: tuple[str, int, Iterator[RawRow]] | None = None
 
     def read_rows(self, path: str, shard: Shard) -> list[Row]:
-        """The rows of a shard; refused where they are not those that were planned."""
+        """The rows of a shard. Raises if they changed since the shards were planned."""
         try:
             shard_rows = list(islice(self._rows_from(path, shard), shard.rows))
         except OSError as error:
-            raise RheoscopeError(f"cannot read {path}: {error.strerror or error}; put it back and resume") from error
+            raise RheoscopeError(
+                Message(
+                    "cannot read {path}: {reason}; restore it and resume the run",
+                    path=path,
+                    reason=error.strerror or str(error),
+                )
+            ) from error
         if len(shard_rows) != shard.rows or rows_digest(shard_rows) != shard.digest:
             self.resume_point = None
             raise RheoscopeError(
-                f"{path} has changed since the work was planned (rows {shard.first} to {shard.first + shard.rows - 1}); "
-                "put the old file back, or type another --out"
+                Message(
+                    "{path} has changed in rows {first} to {last} since the run started; restore it or choose another folder",
+                    path=path,
+                    first=shard.first,
+                    last=shard.first + shard.rows - 1,
+                )
             )
         kind = file_kind(Path(path))
         return [row for row in (_parse_row(raw, kind, self.column) for raw in shard_rows) if row.text or row.reason]
@@ -186,7 +213,7 @@ class Reader:
 
 
 def raw_rows(path: Path, column: str, first: int = 0, offset: int = 0) -> Iterator[RawRow]:
-    """The rows of a file from one on; `offset` is the byte at which it begins, where rows are lines."""
+    """The rows of a file from `first` on. For lines, `offset` is the byte position of that row."""
     return _column_rows(path, column, first) if file_kind(path) in TABLE_SUFFIXES else _line_rows(path, first, offset)
 
 
@@ -198,7 +225,8 @@ def _line_rows(path: Path, number: int, offset: int) -> Iterator[RawRow]:
             try:
                 raw = _read_line(stream, number)
             except READ_ERRORS as error:
-                yield RawRow(number, b"", 1, f"the file is damaged here ({error}); nothing after it can be read")
+                reason = Message("the file is damaged from here on: {reason}", reason=str(error))
+                yield RawRow(number, b"", 1, reason)
                 return
             if raw is None:
                 return
@@ -207,7 +235,7 @@ def _line_rows(path: Path, number: int, offset: int) -> Iterator[RawRow]:
 
 
 def _read_line(stream: BinaryIO, number: int) -> RawRow | None:
-    """The next line, or what tells a too long one apart; None at the end."""
+    """The next line, or a digest if it is too long; None at the end."""
     data = stream.readline(MAX_ROW_BYTES + 1)
     if len(data) <= MAX_ROW_BYTES:
         return RawRow(number, data, len(data)) if data else None
@@ -215,9 +243,10 @@ def _read_line(stream: BinaryIO, number: int) -> RawRow | None:
     while not data.endswith(b"\n") and (data := stream.readline(MAX_ROW_BYTES)):
         digest.update(data)
         size += len(data)
-    return RawRow(
-        number, digest.digest(), size, f"it has {format_size(size)}, a text at most {format_size(MAX_ROW_BYTES)}"
+    reason = Message(
+        "the row has {size}, at most {limit} are allowed", size=format_size(size), limit=format_size(MAX_ROW_BYTES)
     )
+    return RawRow(number, digest.digest(), size, reason)
 
 
 def _open_stream(path: Path) -> Any:
@@ -232,7 +261,7 @@ def _open_stream(path: Path) -> Any:
 
 
 def _column_rows(path: Path, column: str, first: int) -> Iterator[RawRow]:
-    """The texts of a column of a table, from a row on."""
+    """The texts of a table column, from row `first` on."""
     number = first
     for values in _column_batches(path, column, first):
         for value in values.to_pylist():
@@ -240,12 +269,12 @@ def _column_rows(path: Path, column: str, first: int) -> Iterator[RawRow]:
                 data = value.encode("utf-8", "surrogatepass")
                 yield RawRow(number, data, len(data) + 1)
             else:
-                yield RawRow(number, b"", 1, "it has no text")
+                yield RawRow(number, b"", 1, Message("the row has no text"))
             number += 1
 
 
 def _column_batches(path: Path, column: str, first: int) -> Iterator[Any]:
-    """Pieces of a column, without the rows before the first."""
+    """Batches of a column, without the rows before `first`."""
     import pyarrow as pa
 
     try:
@@ -261,11 +290,19 @@ def _column_batches(path: Path, column: str, first: int) -> Iterator[Any]:
                 or pa.types.is_string_view(arrow_type)
             ):
                 raise RheoscopeError(
-                    f"the column {column!r} of {path} is {arrow_type}, expected texts; type --column NAME"
+                    Message(
+                        "the column {column!r} of {path} has the type {type}, expected strings",
+                        column=column,
+                        path=str(path),
+                        type=str(arrow_type),
+                    ),
+                    Advice("column=NAME", "--column NAME"),
                 )
             yield batch
     except pa.ArrowException as error:
-        raise RheoscopeError(f"cannot read {path}: {str(error).splitlines()[0]}; type another file") from error
+        raise RheoscopeError(
+            Message("cannot read {path}: {reason}", path=str(path), reason=str(error).splitlines()[0])
+        ) from error
 
 
 def _parquet_batches(path: Path, column: str, first: int) -> Iterator[Any]:
@@ -304,39 +341,47 @@ def _arrow_batches(path: Path, column: str, first: int) -> Iterator[Any]:
 
 def _check_column(path: Path, column: str, names: list[str]) -> None:
     if column not in names:
-        raise RheoscopeError(f"{path} has no column {column!r}, it has {', '.join(names)}; type --column NAME")
+        raise RheoscopeError(
+            Message(
+                "{path} has no column {column!r}; its columns are {columns}",
+                path=str(path),
+                column=column,
+                columns=", ".join(names),
+            ),
+            use(column=names[0]) if names else None,
+        )
 
 
 # From a row to its text
 
 
 def _parse_row(raw: RawRow, kind: str, column: str) -> Row:
-    """The text of a row, or why it has none; neither where it is blank."""
+    """The text of a row, or the reason why it has none. A blank row has neither."""
     if raw.reason:
         return Row(raw.number, "", raw.reason)
     try:
         text = raw.data.decode("utf-8")
     except UnicodeDecodeError as error:
-        return Row(raw.number, "", f"it is no UTF-8 at byte {error.start}")
+        return Row(raw.number, "", Message("invalid UTF-8 at byte {position}", position=error.start))
     text = text.removesuffix("\n").removesuffix("\r") if kind in TEXT_SUFFIXES else text
     text = text.removeprefix(BYTE_ORDER_MARK) if raw.number == 0 else text
     if not text.strip():
         return Row(raw.number, "")
     if kind in (".jsonl", ".ndjson"):
         return _parse_json_row(raw.number, text, column)
-    return Row(raw.number, text) if "\0" not in text else Row(raw.number, "", "it holds zero bytes")
+    return Row(raw.number, text) if "\0" not in text else Row(raw.number, "", Message("the text contains null bytes"))
 
 
 def _parse_json_row(number: int, line: str, column: str) -> Row:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return Row(number, "", f"it is no JSON: {str(error).splitlines()[0]}")
+        return Row(number, "", Message("invalid JSON: {reason}", reason=str(error).splitlines()[0]))
     text = value.get(column) if isinstance(value, dict) else value
     if not isinstance(text, str):
-        return Row(number, "", f"it has no text in {column!r}")
+        return Row(number, "", Message("no text in {column!r}", column=column))
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        return Row(number, "", "its text holds half a character")
+        return Row(number, "", Message("the text contains an unpaired surrogate"))
     return Row(number, text if text.strip() else "")

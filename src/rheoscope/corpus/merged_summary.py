@@ -1,4 +1,4 @@
-"""The summaries of all shards together, a few shards at a time: memory does not grow with the corpus."""
+"""The merged summaries of all shards. A few shards are merged at a time, so memory does not grow with the corpus."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +11,17 @@ from rheoscope.corpus.parquet_tables import import_parquet, write_table
 from rheoscope.corpus.shard_worker import label_summary
 from rheoscope.corpus.shards import finished_shards, table_files
 from rheoscope.corpus.summaries import Summary, from_columns, merge_parts, to_columns
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
 SHARDS_PER_MERGE = 16
-"""Shards that are merged at once."""
+"""The number of shards merged at once."""
 SUMMARY = "summary.parquet"
 
 
 @dataclass(frozen=True, eq=False)
 class FieldSummary:
-    """A summary of a field, and the axes that make its cells."""
+    """A summary of a field, with the axes and sizes of its cells."""
 
     dims: tuple[str, ...]
     shape: tuple[int, ...]
@@ -28,7 +29,7 @@ class FieldSummary:
 
 
 FieldSummaries = dict[tuple[str, str], FieldSummary]
-"""(analysis, field) → what is kept of it."""
+"""(analysis, field) → its summary."""
 
 
 def read_summaries(file: Path) -> FieldSummaries:
@@ -37,7 +38,9 @@ def read_summaries(file: Path) -> FieldSummaries:
     if not table.num_columns:
         return {}
     if "document_count" not in table.column_names:
-        raise RheoscopeError(f"{file} was written by an earlier version, without documents; run the corpus again")
+        raise RheoscopeError(
+            Message("{file} was written by an earlier version, without documents; run the corpus again", file=str(file))
+        )
     names = [np.asarray(table[name].to_pylist(), dtype=object) for name in ("analysis", "field")]
     starts = np.flatnonzero(np.asarray(table["cell"]) == 0).tolist()
     summaries: FieldSummaries = {}
@@ -49,7 +52,7 @@ def read_summaries(file: Path) -> FieldSummaries:
 
 
 def merge_summaries(parts: Sequence[FieldSummaries], top: int) -> FieldSummaries:
-    """Several of them as one: every field that any of them has."""
+    """Merge several sets of summaries, over all their fields."""
     keys = dict.fromkeys(key for part in parts for key in part)
     groups = {key: [part[key] for part in parts if key in part] for key in keys}
     return {
@@ -61,7 +64,7 @@ def merge_summaries(parts: Sequence[FieldSummaries], top: int) -> FieldSummaries
 
 
 def merge_shards(folder: Path, top: int) -> FieldSummaries:
-    """The summaries of all shards that are done."""
+    """The summaries of all finished shards."""
     files, accumulated = table_files(folder, "done"), list[FieldSummaries]()
     for start in range(0, len(files), SHARDS_PER_MERGE):
         accumulated = [
@@ -73,7 +76,7 @@ def merge_shards(folder: Path, top: int) -> FieldSummaries:
 
 
 def write_summary(folder: Path, top: int) -> None:
-    """The summaries of all shards as one file, fields in the order of their names: no order of the shards shows."""
+    """Write the merged summaries to one file, sorted by field, so that the order of the shards has no effect."""
     import pyarrow as pa
 
     summaries = merge_shards(folder, top)
@@ -86,7 +89,7 @@ def write_summary(folder: Path, top: int) -> None:
 
 
 def total_counts(folder: Path) -> dict[str, Any]:
-    """How many texts, tokens and rejects the shards hold that are done."""
+    """The numbers of texts, tokens and rejects in the finished shards."""
     totals = {"texts": 0, "tokens": 0, "rejects": 0}
     for file in table_files(folder, "done"):
         metadata = import_parquet().read_schema(file).metadata

@@ -1,7 +1,8 @@
-"""Answers as Parquet: one table for each analysis and set of axes, a row a place, a column a field."""
+"""Parquet tables of results: one table per analysis and set of axes, one row per cell, one column per field."""
 
 import errno
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ import numpy as np
 
 from rheoscope.corpus.field_cells import Cells
 from rheoscope.files import atomic_file
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.report.tables import SCALAR_TABLE
 from rheoscope.shapes import RheoscopeError
 
@@ -18,25 +21,24 @@ if TYPE_CHECKING:
 
 
 MANIFEST = "manifest.json"
+INSTALL_CORPUS = Advice("", "pip install 'rheoscope[corpus]'")
 
 
 class DiskFullError(RheoscopeError):
-    """There is no room on the disk; there may be some soon."""
+    """The disk is full; writing may succeed later."""
 
 
 def import_parquet() -> Any:
-    """pyarrow.parquet, or one line that says how to get it."""
+    """The module pyarrow.parquet, or an error that says how to install it."""
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise RheoscopeError(
-            "a corpus is kept in Parquet, and pyarrow is not here; type pip install 'rheoscope[corpus]'"
-        ) from error
+        raise RheoscopeError(Message("corpus runs need the package pyarrow"), INSTALL_CORPUS) from error
     return pyarrow.parquet
 
 
 def build_tables(texts: Sequence[int], fields: Mapping[str, Cells]) -> "dict[str, pyarrow.Table]":
-    """Fields of the same axes side by side, by the name of the table: layer_head, step, step_token, text where there is none."""
+    """Fields with the same axes as one table, named after the axes: layer_head, step, step_token, or text if there are none."""
     groups: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
     for name, cells in fields.items():
         if cells.value is not None:
@@ -60,12 +62,12 @@ def _build_table(texts: Sequence[int], dims: tuple[str, ...], columns: Mapping[s
 
 
 def _has_value(data: Mapping[str, np.ndarray], columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Rows of tokens that some field has a number for; the others are padding."""
+    """Rows of tokens with a value in at least one field; the others are padding."""
     return np.any([~np.isnan(data[name]) if data[name].dtype.kind == "f" else data[name] != -1 for name in columns], 0)
 
 
 def write_table(path: Path, table: "pyarrow.Table") -> None:
-    """A table as a file that is there whole or not at all, whatever happens: temporary name, fsync, rename, fsync of the folder."""
+    """Write a table atomically and durably: temporary name, fsync, rename, fsync of the folder."""
     try:
         _make_directory(path.parent)
         with atomic_file(path) as temporary:
@@ -75,12 +77,17 @@ def write_table(path: Path, table: "pyarrow.Table") -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(
-                f"the disk is full; make room, then type rheoscope corpus resume {run_folder(path)}"
+                Message("the disk is full; free space and resume the run"), resume_advice(run_folder(path))
             ) from error
-        problem = f"cannot write {path}: {error.strerror or error}"
         raise RheoscopeError(
-            f"{problem}; put that right, then type rheoscope corpus resume {run_folder(path)}"
+            Message("cannot write {path}: {reason}", path=str(path), reason=error.strerror or str(error)),
+            resume_advice(run_folder(path)),
         ) from error
+
+
+def resume_advice(folder: Path) -> Advice:
+    """The command that resumes a run."""
+    return Advice("", f"rheoscope corpus resume {shlex.quote(str(folder))}")
 
 
 def run_folder(path: Path) -> Path:
@@ -89,7 +96,7 @@ def run_folder(path: Path) -> Path:
 
 
 def _make_directory(folder: Path) -> None:
-    """The folder is there, and stays."""
+    """Create a folder durably."""
     if not folder.is_dir():
         _make_directory(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -97,7 +104,7 @@ def _make_directory(folder: Path) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """Make what was written stay, whatever happens to the machine."""
+    """Flush a file or a folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

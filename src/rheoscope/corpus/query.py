@@ -1,15 +1,18 @@
-"""The rows of a run in SQL: DuckDB on the Parquet files, a view for every analysis.
+"""SQL queries of a run: DuckDB on its Parquet files, with one view per analysis.
 
-Rows tell the places along an axis by their numbers; `places` has the name of each.
+Rows identify the coordinates along an axis by number. The table `places` maps the numbers to labels.
 """
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rheoscope.corpus.merged_summary import SUMMARY
-from rheoscope.corpus.parquet_tables import import_parquet
+from rheoscope.corpus.parquet_tables import INSTALL_CORPUS, import_parquet
 from rheoscope.corpus.shards import read_manifest, table_files
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
 AXIS_LABEL_COLUMNS = {"analysis": "VARCHAR", "axis": "VARCHAR", "place": "INTEGER", "name": "VARCHAR"}
@@ -17,27 +20,32 @@ AXIS_LABEL_COLUMNS = {"analysis": "VARCHAR", "axis": "VARCHAR", "place": "INTEGE
 
 @dataclass(frozen=True, eq=False)
 class Database:
-    """A connection to DuckDB that knows the tables of a run."""
+    """A DuckDB connection with the tables of a run."""
 
     connection: Any
+    folder: Path
 
     def query(self, sql: str) -> Any:
-        """A DuckDB relation; what is no SQL is told in one line."""
+        """A query as a DuckDB relation. Invalid SQL gives an error of one line."""
         import duckdb
 
         try:
             relation = self.connection.sql(sql)
         except duckdb.Error as error:
             raise RheoscopeError(
-                f"DuckDB says: {str(error).splitlines()[0]}; type rheoscope corpus query DIR for the views"
+                Message("DuckDB rejected the query: {reason}", reason=str(error).splitlines()[0]),
+                Advice("", f"rheoscope corpus query {shlex.quote(str(self.folder))}"),
             ) from None
         if relation is None:
-            raise RheoscopeError("this asks nothing; type a SELECT")
+            raise RheoscopeError(
+                Message("the statement returns no rows, expected a SELECT"),
+                Advice('corpus.sql("SELECT * FROM texts")', '"SELECT * FROM texts"'),
+            )
         return relation
 
 
 def run_tables(folder: Path) -> dict[str, list[Path]]:
-    """Every table of a run, by the name of its view: analysis.axes, texts, rejects, summary."""
+    """All tables of a run by the name of their view: analysis.axes, texts, rejects, summary."""
     read_manifest(folder)
     names = sorted(path.name for path in (folder / "rows").glob("*")) if (folder / "rows").is_dir() else []
     files_by_table = {name: table_files(folder, f"rows/{name}") for name in names}
@@ -47,7 +55,7 @@ def run_tables(folder: Path) -> dict[str, list[Path]]:
 
 
 def default_table(analysis: str, names: list[str]) -> str:
-    """The table that goes by the name of its analysis alone: that of its heads, or else the one with the fewest axes."""
+    """The table with the plain name of its analysis: the one per head, or the one with the fewest axes."""
     candidates = [name for name in names if name.split(".")[0] == analysis]
     return next(
         (name for name in candidates if name.endswith(".layer_head")),
@@ -56,13 +64,11 @@ def default_table(analysis: str, names: list[str]) -> str:
 
 
 def connect(folder: Path) -> Database:
-    """DuckDB with a view for every table: agreement.layer_head, and agreement for short; texts, rejects, summary."""
+    """DuckDB with a view per table: agreement.layer_head (short: agreement), texts, rejects and summary."""
     try:
         import duckdb
     except ImportError as error:
-        raise RheoscopeError(
-            "a corpus is asked by DuckDB, which is not here; type pip install 'rheoscope[corpus]'"
-        ) from error
+        raise RheoscopeError(Message("SQL queries need the package duckdb"), INSTALL_CORPUS) from error
     connection, tables = duckdb.connect(), run_tables(folder)
     for name, table_paths in tables.items():
         path_list = ", ".join("'" + str(file).replace("'", "''") + "'" for file in table_paths)
@@ -78,11 +84,11 @@ def connect(folder: Path) -> Database:
     )
     for row in axis_label_rows(folder):
         connection.execute("INSERT INTO places VALUES (?, ?, ?, ?)", row)
-    return Database(connection)
+    return Database(connection, folder)
 
 
 def axis_label_rows(folder: Path) -> list[tuple[str, str, int, str]]:
-    """Every place along an axis that has a name: analysis, axis, its number, its name."""
+    """All labelled coordinates: analysis, axis, number, label."""
     return [
         (analysis, axis, index, str(name))
         for analysis, axes in read_manifest(folder).model.get("places", {}).items()
@@ -92,7 +98,7 @@ def axis_label_rows(folder: Path) -> list[tuple[str, str, int, str]]:
 
 
 def table_columns(folder: Path) -> dict[str, list[str]]:
-    """Every view and its columns."""
+    """All views and their columns."""
     return {
         name: import_parquet().read_schema(table_paths[0]).names for name, table_paths in run_tables(folder).items()
     } | {"places": list(AXIS_LABEL_COLUMNS)}

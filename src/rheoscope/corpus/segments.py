@@ -1,6 +1,7 @@
-"""Texts as a model reads them: tokenised, cut or packed to a length, and put together in batches of about one length.
+"""Segments of texts: tokenised, cut or packed to a length, and batched by similar length.
 
-A piece begins and ends as the tokenizer begins and ends any text, so its numbers are those of `model.trace(piece)` alone.
+A segment starts and ends as the tokenizer starts and ends any text, so its numbers equal those of `model.trace` on
+it alone.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,19 +14,23 @@ from jaxtyping import Int
 from torch import Tensor
 
 from rheoscope.corpus.input_texts import Row
+from rheoscope.messages.message import Message
 from rheoscope.report.long_texts import split_by_special_ids
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 
 MAX_FILES, MAX_ROWS, MAX_SEGMENTS = 2**16, 2**32, 2**15
-"""How many of each a text id can tell apart; together 63 bits."""
+"""The numbers of files, rows and segments that a text id can distinguish, 63 bits together."""
 ROWS_PER_BATCH = 64
-"""Rows that the tokenizer is given at once."""
+"""The number of rows passed to the tokenizer at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A text as the model reads it. `text` is its id, fixed by the input; it begins at token `first` of row `row`."""
+    """A text as the model reads it.
+
+    `text_id` depends only on the input. The text starts at token `first_token` of row `row`.
+    """
 
     text_id: int
     row: int
@@ -35,7 +40,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Reject:
-    """A row of an input file, or a text of it, that has no place among the rows, and why."""
+    """A row of an input file, or a segment of it, that has no results, and the reason."""
 
     row: int
     reason: str
@@ -45,7 +50,10 @@ class Reject:
 
 @runtime_checkable
 class SegmentSettings(Protocol):
-    """How texts become pieces: at most `length` tokens each, at least `least`; packed ones are joined by `join` first."""
+    """How texts become segments: between `least` and `length` tokens each.
+
+    With `pack`, rows are joined by `join` first.
+    """
 
     @property
     def length(self) -> int: ...
@@ -58,7 +66,7 @@ class SegmentSettings(Protocol):
 
 
 def text_id(file: int, row: int, segment: int) -> int:
-    """A text's id: later files, rows and pieces have larger ones.
+    """The id of a text. Later files, rows and segments have larger ids.
 
     >>> text_id(0, 0, 1) < text_id(0, 1, 0) < text_id(1, 0, 0) < 2**63
     True
@@ -69,7 +77,7 @@ def text_id(file: int, row: int, segment: int) -> int:
 def cut_segments(
     model: RunnableModel, file: int, rows: Iterable[Row], settings: SegmentSettings
 ) -> tuple[list[Segment], list[Reject]]:
-    """The texts of some rows in pieces, and what has none."""
+    """The segments of some rows, and the rejects."""
     segments: list[Segment] = []
     rejects: list[Reject] = []
     empty_ids = model.encode("")
@@ -81,9 +89,9 @@ def cut_segments(
     ):
         ids = torch.tensor([*prefix, *content_ids, *suffix])
         if len(ids) < settings.least:
-            rejects.append(Reject(row, f"it has fewer than {settings.least} tokens", first_token))
+            rejects.append(Reject(row, Message("fewer than {least} tokens", least=settings.least), first_token))
         elif segment_index >= MAX_SEGMENTS:
-            rejects.append(Reject(row, f"it has more than {MAX_SEGMENTS} pieces", first_token))
+            rejects.append(Reject(row, Message("more than {n:,} segments", n=MAX_SEGMENTS), first_token))
         else:
             segments.append(Segment(text_id(file, row, segment_index), row, first_token, ids))
     return segments, rejects
@@ -92,7 +100,7 @@ def cut_segments(
 def _tokenise(
     model: RunnableModel, empty_ids: list[int], rows: Iterable[Row], settings: SegmentSettings, rejects: list[Reject]
 ) -> Iterator[tuple[int, list[int]]]:
-    """(row, the tokens of its text alone)."""
+    """(row, the tokens of its text without special tokens)."""
     remaining = iter(rows)
     while chunk := list(islice(remaining, ROWS_PER_BATCH)):
         rejects += [Reject(row.number, row.reason) for row in chunk if row.reason]
@@ -104,11 +112,12 @@ def _tokenise(
             if content_ids:
                 yield row.number, content_ids
             else:
-                rejects.append(Reject(row.number, str(ids) if isinstance(ids, RheoscopeError) else "it has no tokens"))
+                reason = ids.message if isinstance(ids, RheoscopeError) else Message("no tokens")
+                rejects.append(Reject(row.number, reason))
 
 
 def _encode(model: RunnableModel, texts: list[str]) -> list[list[int] | RheoscopeError]:
-    """The ids of every text; where one cannot be read, why."""
+    """The ids of every text, or the error for a text that cannot be encoded."""
     try:
         return [*model.encode_batch(texts)]
     except RheoscopeError as error:
@@ -120,7 +129,7 @@ def _encode(model: RunnableModel, texts: list[str]) -> list[list[int] | Rheoscop
 def _segments_per_text(
     texts: Iterable[tuple[int, list[int]]], content_length: int
 ) -> Iterator[tuple[int, int, int, list[int]]]:
-    """(row, first token, number of the piece, its tokens), text by text."""
+    """(row, first token, number of the segment, its tokens), text by text."""
     for row, content_ids in texts:
         for index, start in enumerate(range(0, len(content_ids), content_length)):
             yield row, start, index, content_ids[start : start + content_length]
@@ -129,7 +138,7 @@ def _segments_per_text(
 def _packed_segments(
     texts: Iterable[tuple[int, list[int]]], content_length: int
 ) -> Iterator[tuple[int, int, int, list[int]]]:
-    """The same of all texts joined: a piece belongs to the row in which it begins."""
+    """The same for all texts joined. A segment belongs to the row in which it starts."""
     pending: list[int] = []
     segment_start, index = (0, 0), 0
     for row, content_ids in texts:
@@ -148,10 +157,10 @@ def _packed_segments(
 
 
 def batches(segments: Sequence[Segment], max_tokens: int) -> Iterator[list[Segment]]:
-    """Pieces of about one length together, with at most so many tokens, padding counted: the shortest first.
+    """Segments of similar length together, shortest first, with at most `max_tokens` tokens including padding.
 
-    >>> some = [Segment(at, at, 0, torch.arange(n)) for at, n in enumerate([5, 2, 5, 3])]
-    >>> [[len(one.ids) for one in batch] for batch in batches(some, 10)]
+    >>> segments = [Segment(number, number, 0, torch.arange(n)) for number, n in enumerate([5, 2, 5, 3])]
+    >>> [[len(segment.ids) for segment in batch] for batch in batches(segments, 10)]
     [[2, 3], [5, 5]]
     """
     batch: list[Segment] = []

@@ -1,4 +1,4 @@
-"""One shard, from its rows of input to its files: read, tokenise, compute, summarise, commit."""
+"""The work on one shard: read, tokenise, compute, summarise and write."""
 
 import sys
 from collections.abc import Sequence
@@ -34,13 +34,15 @@ if TYPE_CHECKING:
 
 SegmentsAndRejects = tuple[list[Segment], list[Reject]]
 SWITCH_INTERVAL = 5e-4
-"""Seconds after which threads take turns. The one that feeds a GPU often waits for it for a moment, and then for the others: Python's own
-5 ms would be a GPU that stands still."""
+"""Seconds between thread switches.
+
+Python's default of 5 ms would leave the GPU idle while the thread that feeds it waits for its turn.
+"""
 
 
 @dataclass(frozen=True)
 class ShardReport:
-    """What became of a shard."""
+    """The counts of a finished shard."""
 
     shard: int
     texts: int
@@ -49,8 +51,9 @@ class ShardReport:
 
 
 class Worker:
-    """A model that works on shards. While one is computed, a thread reads and tokenises the next one, and another thread summarises and
-    writes the one before.
+    """A model that processes shards.
+
+    While one shard is computed, one thread reads and tokenises the next and another writes the previous one.
     """
 
     def __init__(self, job: Job, folder: Path, model: RunnableModel) -> None:
@@ -63,14 +66,14 @@ class Worker:
         sys.setswitchinterval(SWITCH_INTERVAL)
 
     def close(self) -> None:
-        """End the threads; what is being written is written to its end, if there is room."""
+        """End the threads. A pending write is completed if there is disk space."""
         self.table_writer.close()
         self.reader_pool.shutdown(cancel_futures=True)
         self.writer_pool.shutdown()
         sys.setswitchinterval(self.old_switch_interval)
 
     def work(self, inputs: list[Input], shard: Shard, next_shard: Shard | None = None) -> "Future[ShardReport]":
-        """Compute a shard; its files are there when the future says so. `then` is the one that will come next."""
+        """Compute a shard. The future completes when its files are written. `next_shard` is read ahead."""
         self.inputs = inputs
         segments, rejects = self._prefetch(shard).result()
         self.prefetched = {next_shard.number: self._prefetch(next_shard)} if next_shard is not None else {}
@@ -88,7 +91,7 @@ class Worker:
     def _compute(
         self, segments: Sequence[Segment], rejects: list[Reject]
     ) -> tuple[dict[str, BatchResult], dict[int, str]]:
-        """What every analysis says of every piece, and the pieces as text."""
+        """The results of every analysis for every segment, and the texts of the segments."""
         results: dict[str, list[BatchResult]] = {request.name: [] for request in self.job.requests}
         segment_texts: dict[int, str] = {}
         for batch in batches(segments, self.job.batch):
@@ -112,12 +115,12 @@ class Worker:
         return {name: merge_results(parts) for name, parts in results.items() if parts}, segment_texts
 
     def _trace_batch(self, batch: list[Segment], rejects: list[Reject]) -> tuple[list[Segment], Any] | None:
-        """The points of a batch; texts that the model refuses are left out, each by itself."""
+        """The traces of a batch, without the texts that the model rejects."""
         try:
             return batch, self.model.trace([segment.ids for segment in batch])
         except RheoscopeError as error:
             if len(batch) == 1:
-                rejects.append(Reject(batch[0].row, str(error), batch[0].first_token))
+                rejects.append(Reject(batch[0].row, error.message, batch[0].first_token))
                 return None
         accepted = [segment for segment in batch if self._trace_batch([segment], rejects) is not None]
         return (accepted, self.model.trace([segment.ids for segment in accepted])) if accepted else None
@@ -130,7 +133,10 @@ class Worker:
         results: dict[str, BatchResult],
         segment_texts: dict[int, str],
     ) -> ShardReport:
-        """Every file of the shard; its summaries last, which say that it is done. Here the device is waited for."""
+        """Write all files of the shard, its summaries last, because they mark it as finished.
+
+        Synchronises with the device.
+        """
         results = {analysis: to_host(result) for analysis, result in results.items()}
         name, file = part_file_name(shard.number), self.inputs[shard.file].path
         for analysis, result in results.items():
@@ -149,7 +155,7 @@ class Worker:
 
 
 def _texts_table(file: str, segments: Sequence[Segment], segment_texts: dict[int, str]) -> "pyarrow.Table":
-    """Every text with where it comes from: lines are counted from 1, as editors do."""
+    """Every text with its origin. Lines are counted from 1, as in editors."""
     import pyarrow as pa
 
     ordered = sorted(segments, key=lambda segment: segment.text_id)
@@ -166,7 +172,7 @@ def _texts_table(file: str, segments: Sequence[Segment], segment_texts: dict[int
 
 
 def _rejects_table(file: str, rejects: Sequence[Reject]) -> "pyarrow.Table":
-    """What could not be asked, and why."""
+    """All rejects with their reasons."""
     import pyarrow as pa
 
     ordered = sorted(rejects, key=lambda reject: (reject.row, reject.first_token, reject.analysis, reject.reason))
@@ -184,7 +190,7 @@ def _rejects_table(file: str, rejects: Sequence[Reject]) -> "pyarrow.Table":
 def summary_table(
     results: dict[str, BatchResult], requests: Sequence[Request], top: int, report: ShardReport
 ) -> "pyarrow.Table":
-    """The summaries of every field of a shard as one table, with how much it holds in its metadata."""
+    """The summaries of all fields of a shard as one table, with its counts as metadata."""
     import pyarrow as pa
 
     parts = []
@@ -207,7 +213,7 @@ def summary_table(
 def label_summary(
     data: dict[str, Any], analysis: str, field: str, dims: Sequence[str], shape: Sequence[int]
 ) -> "pyarrow.Table":
-    """A summary with what it is of."""
+    """A summary with its analysis, field and axes."""
     import pyarrow as pa
 
     n_rows = len(data["cell"])

@@ -1,17 +1,18 @@
-"""The folder of a run: what was asked, the units of work, what is done, and who works on it.
+"""The folder of a run: its manifest, its shards and what is finished.
 
     manifest.json            the job, its fingerprint, the model, the inputs
     plan.parquet             every shard: rows of one input file, with their digest
     rows/<analysis>.<axes>/  part-<shard>.parquet
-    texts/ rejects/          the same for the texts themselves, and for what could not be asked
-    done/                    the summaries of a shard: written last, so what has them is whole
-    summary.parquet          those of all shards together
+    texts/ rejects/          the same for the texts and for the rejects
+    done/                    the summaries of a shard, written last
+    summary.parquet          the summaries of all shards, merged
 
-A shard is done when its file in done/ is there. Everything before that is written again, with the same bytes.
+A shard is finished if its file in done/ exists. Everything else is written again, with the same bytes.
 """
 
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,6 +24,8 @@ from rheoscope.corpus.corpus_job import Job, job_from_mapping
 from rheoscope.corpus.input_texts import Input, Shard, plan_shards
 from rheoscope.corpus.parquet_tables import MANIFEST, fsync_path, import_parquet, write_table
 from rheoscope.files import atomic_file, directory_lock, foreign_files, signature
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message, join
 from rheoscope.shapes import RheoscopeError
 
 PLAN = "plan.parquet"
@@ -30,7 +33,7 @@ PLAN = "plan.parquet"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a run is: another fingerprint is another run."""
+    """The identity of a run. A different fingerprint is a different run."""
 
     fingerprint: str
     job: Job
@@ -46,7 +49,7 @@ class Manifest:
 
 @cache
 def code_version() -> str:
-    """The version of this package and a hash of its source: other code may give other numbers."""
+    """The version of this package and a hash of its source, because other code may give other numbers."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for file in sorted(root.rglob("*.py")):
@@ -55,7 +58,7 @@ def code_version() -> str:
 
 
 def fingerprint(job: Job, model: dict[str, Any], shards: list[Shard]) -> str:
-    """Of the weights, the code, the settings and every row of the input."""
+    """A hash of the weights, the code, the settings and every row of the input."""
     settings_json = json.dumps(
         {"settings": job.fingerprint_settings(), "model": model, "code": code_version()}, sort_keys=True
     )
@@ -70,36 +73,43 @@ def fingerprint(job: Job, model: dict[str, Any], shards: list[Shard]) -> str:
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Inside, nobody else works on the folder of a run; before and after nothing in it is half-written."""
+    """Lock the folder of a run, and remove partial files before and after."""
     foreign = [path for path in foreign_files(folder) if path.name != PLAN]
     if foreign and not (folder / MANIFEST).exists():  # the plan is written before the manifest
-        raise RheoscopeError(f"{folder} is there and holds no corpus run; type another --out")
+        raise RheoscopeError(
+            Message("{folder} exists and holds no corpus run; choose another folder", folder=str(folder))
+        )
     with directory_lock(folder):
         _remove_partial_files(folder)
         yield
-        _remove_partial_files(folder)  # workers that were killed meanwhile
+        _remove_partial_files(folder)  # of workers that were killed meanwhile
 
 
 def _remove_partial_files(folder: Path) -> None:
-    """Remove what was being written when a run was killed."""
+    """Remove the files that a killed run was writing."""
     for partial_file in [*folder.glob(".*-*"), *folder.glob("*/.part-*"), *folder.glob("rows/*/.part-*")]:
         partial_file.unlink(missing_ok=True)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder that holds a run."""
+    """The manifest of a run."""
     try:
         content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         inputs = [Input(**entry) for entry in content["inputs"]]
         return Manifest(content["fingerprint"], job_from_mapping(content["job"]), content["model"], inputs)
     except FileNotFoundError:
-        raise RheoscopeError(f"{folder} holds no corpus run; type rheoscope corpus run --out {folder} …") from None
+        raise RheoscopeError(
+            Message("{folder} holds no corpus run", folder=str(folder)),
+            Advice("", f"rheoscope corpus run --texts FILE --out {shlex.quote(str(folder))}"),
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RheoscopeError(f"the manifest of {folder} cannot be read ({error}); type another --out") from error
+        raise RheoscopeError(
+            Message("cannot read the manifest of {folder}: {reason}", folder=str(folder), reason=str(error))
+        ) from error
 
 
 def load_or_plan(folder: Path, job: Job) -> tuple[list[Input], list[Shard]]:
-    """The inputs and the units of work: those of the folder where no input was touched since, else read anew."""
+    """The inputs and shards: the stored ones if no input file changed, otherwise planned again."""
     if (folder / MANIFEST).exists():
         manifest = read_manifest(folder)
         is_same_plan = manifest.job.texts == job.texts and (manifest.job.column, manifest.job.shard) == (
@@ -120,12 +130,18 @@ def _is_unchanged(input_file: Input) -> bool:
 
 
 def start_run(folder: Path, job: Job, model: dict[str, Any], inputs: list[Input], shards: list[Shard]) -> Manifest:
-    """The manifest of this job in a folder: written, or found there; that of another job is refused."""
+    """Write the manifest of this job, or check the stored one. Another job in the same folder is refused."""
     manifest = Manifest(fingerprint(job, model, shards), job, model, inputs)
     if (folder / MANIFEST).exists():
         stored = read_manifest(folder)
         if stored.fingerprint != manifest.fingerprint:
-            raise RheoscopeError(f"{folder} holds another run ({_difference(stored, manifest)}); type another --out")
+            raise RheoscopeError(
+                Message(
+                    "{folder} holds another run ({difference}); choose another folder",
+                    folder=str(folder),
+                    difference=_difference(stored, manifest),
+                )
+            )
     else:
         import pyarrow as pa
 
@@ -137,27 +153,33 @@ def start_run(folder: Path, job: Job, model: dict[str, Any], inputs: list[Input]
     return manifest
 
 
-def _difference(stored: Manifest, requested: Manifest) -> str:
-    """What makes it another run, as far as the manifest tells."""
+def _difference(stored: Manifest, requested: Manifest) -> Message:
+    """The settings in which two runs differ."""
     old, new = stored.job.fingerprint_settings() | stored.model, requested.job.fingerprint_settings() | requested.model
-    changes = [f"{name} {old.get(name)!r}, not {new[name]!r}" for name in new if old.get(name) != new[name]]
+    changes: list[str] = [
+        Message(
+            "{setting} is {stored!r} there, {requested!r} here", setting=name, stored=old.get(name), requested=new[name]
+        )
+        for name in new
+        if old.get(name) != new[name]
+    ]
     if not changes and [(input_file.size, input_file.rows) for input_file in stored.inputs] != [
         (input_file.size, input_file.rows) for input_file in requested.inputs
     ]:
-        return "its input files have changed"
-    return "; ".join(changes) or "its input files or the code have changed"
+        return Message("its input files have changed")
+    return join("; ", changes) if changes else Message("its input files or the code have changed")
 
 
 def read_shards(folder: Path) -> list[Shard]:
-    """Every unit of work of a run."""
+    """All shards of a run."""
     return [Shard(**row) for row in import_parquet().read_table(folder / PLAN).to_pylist()]
 
 
-# What is done
+# Finished shards
 
 
 def part_file_name(shard: int) -> str:
-    """The name of a shard's file.
+    """The file name of a shard.
 
     >>> part_file_name(7)
     'part-0000007.parquet'
@@ -166,11 +188,11 @@ def part_file_name(shard: int) -> str:
 
 
 def finished_shards(folder: Path) -> list[int]:
-    """The shards that are whole, rising."""
+    """The numbers of the finished shards, in ascending order."""
     return sorted(int(file.stem.removeprefix("part-")) for file in (folder / "done").glob("part-*.parquet"))
 
 
 def table_files(folder: Path, table: str) -> list[Path]:
-    """The files of a table, of shards that are whole."""
+    """The files of a table, for finished shards only."""
     paths = (folder / table / part_file_name(shard) for shard in finished_shards(folder))
     return [file for file in paths if file.exists()]

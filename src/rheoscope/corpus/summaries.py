@@ -1,8 +1,8 @@
-"""Summaries of a field, cell by cell (of every head, of every layer): they merge exactly, whatever the order and the split.
+"""Summaries of a field per cell. They merge exactly, in any order and for any split of the texts.
 
-Counts are whole numbers. Sums are whole numbers of the smallest float32 (`sums.py`). The bins of a histogram are the
-numbers that bfloat16 can tell apart: the upper 16 bits of a float32, at most 0.8 % wide, the same on every device. Examples are the
-largest and the smallest by (value, text id).
+Counts are integers. Sums are integer multiples of the smallest float32 (`statistics/exact_sums.py`). The bins of a
+histogram are the values that bfloat16 distinguishes: the upper 16 bits of a float32, at most 0.8 % wide, the same
+on every device. Examples are the largest and smallest values by (value, text id).
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,17 @@ from rheoscope.statistics.exact_sums import exact_sums, mean_and_sd
 
 BINS_PER_CELL = 2**16
 EXAMPLE_DTYPE = np.dtype([("cell", np.int64), ("value", np.float32), ("text", np.int64), ("token", np.int32)])
-"""A text beside its number, and the token that it is about (−1: all of it)."""
+"""A text with its value and the token it refers to (−1: the whole text)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """What is kept of a field in `cells` places.
+    """The summary of a field over `n_cells` cells.
 
-    `texts` have a number, `missing` have none; `items` are their numbers, of every token where the field has one for every token.
-    `total` and `squares` are those of one number a text (the mean over its tokens), and `documents` tell how sure their mean is. `bins`
-    (cell · 65536 + bin, rising) and `counts` are the histogram of the items; `most` and `least` the examples.
+    `texts` have a value and `missing` have none. `items` counts their values, one per token if the field has one
+    per token. `total` and `squares` are sums over texts (means over tokens), and `documents` gives their standard
+    errors. `bins` (cell · 65536 + bin, ascending) and `counts` are the histogram of the items. `most` and `least`
+    are the examples.
     """
 
     texts: np.ndarray
@@ -44,13 +45,13 @@ class Summary:
         return len(self.texts)
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation over texts, of every cell."""
+        """The mean and standard deviation over texts, per cell."""
         cell_sums = zip(self.total, self.squares, self.texts.tolist(), strict=True)
         mean, sd = np.array([mean_and_sd(*sums) for sums in cell_sums]).reshape(-1, 2).T
         return mean, sd
 
     def standard_errors(self) -> np.ndarray:
-        """The standard error of every mean, pieces of one document taken together; NaN where there are fewer than two documents."""
+        """The standard error of every mean, with documents as units. NaN for fewer than two documents."""
         documents = self.documents
         counts = [x.tolist() for x in (self.texts, documents.count, documents.sizes)]
         cell_sums = zip(self.total, *counts, documents.squares, documents.products, strict=True)
@@ -59,8 +60,11 @@ class Summary:
 
 @dataclass(frozen=True, eq=False)
 class FieldValues:
-    """One field of some texts: `value` (text, cell) float32, NaN where there is none; the largest and the smallest number of each text
-    and the token that each is about; the histogram of all items."""
+    """One field of some texts.
+
+    `value` (text, cell) is float32, NaN where there is none. `largest` and `smallest` are the extremes of each
+    text, with the tokens they refer to. `bins` and `counts` are the histogram of all items.
+    """
 
     text_ids: np.ndarray
     value: np.ndarray
@@ -73,12 +77,13 @@ class FieldValues:
 
 
 def summarise(field_values: FieldValues, top: int) -> Summary:
-    """What is kept of some texts.
+    """The summary of some texts.
 
     >>> x = np.float32([[1.0], [3.0], [np.nan]])
     >>> token = np.full(x.shape, -1, np.int32)
-    >>> one = summarise(FieldValues(np.arange(3), x, x, token, x, token, np.int64([16256, 16448]), np.int64([1, 1])), top=1)
-    >>> one.moments()[0].tolist(), one.missing.tolist(), one.most["text"].tolist()
+    >>> values = FieldValues(np.arange(3), x, x, token, x, token, np.int64([16256, 16448]), np.int64([1, 1]))
+    >>> summary = summarise(values, top=1)
+    >>> summary.moments()[0].tolist(), summary.missing.tolist(), summary.most["text"].tolist()
     ([2.0], [1], [1])
     """
     is_finite = np.isfinite(field_values.value)
@@ -86,7 +91,7 @@ def summarise(field_values: FieldValues, top: int) -> Summary:
     cell_index = np.broadcast_to(np.arange(n_cells), is_finite.shape)
     total, squares = exact_sums(
         field_values.value.T[is_finite.T], cell_index.T[is_finite.T], n_cells
-    )  # cell after cell, as memory likes it
+    )  # in the order of cells, for memory locality
     items = np.bincount(field_values.bins // BINS_PER_CELL, field_values.counts, n_cells).astype(np.int64)
 
     def examples(value: np.ndarray, token: np.ndarray, sign: int) -> np.ndarray:
@@ -96,7 +101,7 @@ def summarise(field_values: FieldValues, top: int) -> Summary:
             if top and len(sort_values)
             else -np.inf
         )
-        is_candidate = is_finite & (sort_values <= threshold)  # the few that can be among the first
+        is_candidate = is_finite & (sort_values <= threshold)  # the few that can be among the top
         records = np.empty(int(is_candidate.sum()), EXAMPLE_DTYPE)
         records["cell"], records["value"], records["token"] = (
             cell_index[is_candidate],
@@ -121,7 +126,10 @@ def summarise(field_values: FieldValues, top: int) -> Summary:
 
 
 def merge_parts(parts: Sequence[Summary], top: int) -> Summary:
-    """The summary of all texts of several summaries: bit for bit that of the whole, in any order, as long as a document is in one."""
+    """Merge summaries.
+
+    The result is bit-identical to the summary of all texts, as long as every document is in one part.
+    """
 
     def concatenate_field(name: str) -> np.ndarray:
         return np.concatenate([getattr(part, name) for part in parts])
@@ -142,7 +150,7 @@ def merge_parts(parts: Sequence[Summary], top: int) -> Summary:
 
 
 def merge_bins(bins: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A histogram with each bin once, rising."""
+    """A histogram with every bin once, in ascending order."""
     order = np.argsort(bins, kind="stable")
     bins, counts = bins[order], counts[order]
     starts = np.flatnonzero(np.diff(bins, prepend=-1))
@@ -150,17 +158,17 @@ def merge_bins(bins: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _top_examples(records: np.ndarray, top: int, sign: int) -> np.ndarray:
-    """The first few examples of every cell: by value (the largest first where sign is −1), then by text and token."""
+    """The first `top` examples of every cell: by value (largest first if `sign` is −1), then by text and token."""
     records = records[np.lexsort((records["token"], records["text"], sign * records["value"], records["cell"]))]
     starts = np.searchsorted(records["cell"], records["cell"])
     return records[np.arange(len(records)) - starts < top]
 
 
-# What a histogram tells
+# Quantiles
 
 
 def bin_edges(bins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The two ends of bins, by their number within a cell.
+    """The edges of bins, by their number within a cell.
 
     >>> [float(end[0]) for end in bin_edges(np.array([49152 - 128]))]
     [1.0, 1.0078125]
@@ -171,7 +179,7 @@ def bin_edges(bins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def quantiles(summary: Summary, fractions: Sequence[float]) -> np.ndarray:
-    """Quantiles (cell, share) of the items, in the middle of the bin that holds each; NaN where there is none."""
+    """Quantiles (cell, fraction) of the items, at the centre of their bins; NaN if there are none."""
     result = np.full((summary.n_cells, len(fractions)), np.nan)
     bin_cells, low, high = summary.bins // BINS_PER_CELL, *bin_edges(summary.bins % BINS_PER_CELL)
     ends = np.searchsorted(bin_cells, np.arange(summary.n_cells + 1))
@@ -189,7 +197,7 @@ def quantiles(summary: Summary, fractions: Sequence[float]) -> np.ndarray:
 
 
 def to_columns(summary: Summary) -> dict[str, Any]:
-    """A row a cell; what has several numbers in a cell is a list there."""
+    """A row per cell; values with several numbers per cell become lists."""
     import pyarrow as pa
 
     def list_column(cell: np.ndarray, x: np.ndarray) -> Any:
@@ -221,7 +229,7 @@ def to_columns(summary: Summary) -> dict[str, Any]:
 
 
 def from_columns(table: Any) -> Summary:
-    """The summary that such a table (of pyarrow) was made of."""
+    """The summary stored in such a pyarrow table."""
 
     def read_lists(name: str) -> tuple[np.ndarray, np.ndarray]:
         column = table[name].combine_chunks()

@@ -1,1 +1,1 @@
-"""The learning race: the same budget, data and draws for every way to attend, many seeds at once, and what they show."""
+"""The learning race: every entrant gets the same budget, data and initial draws, with many seeds at once."""

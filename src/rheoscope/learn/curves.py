@@ -1,9 +1,10 @@
-"""What a race shows: paired differences with their intervals, tokens to a target, and a word for each entrant.
+"""Statistics of a race: paired differences with intervals, tokens to a target loss, and a verdict per entrant.
 
-    difference_s = loss of the entrant − loss of the baseline, both of seed s         the same data, order and draws
-    verdict      = ahead or behind where p ≤ 5 % after Holm's correction over entrants, else cannot tell
+    difference_s = loss of the entrant − loss of the baseline, both with seed s
+    verdict      = ahead or behind if p ≤ 5 % after Holm's correction over entrants, otherwise unclear
 
-Each entrant stands at the rate of the grid at which its mean loss is least, and so does the baseline.
+Runs with the same seed share their data, their order and their initial draws. Every entrant, including the
+baseline, is judged at the rate of the grid with the lowest mean loss.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,8 @@ from torch import Generator, Tensor
 
 from rheoscope.learn.entrants import BASELINE
 from rheoscope.learn.race_files import JsonObject, list_packs, read_all_logs, read_race_settings
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.statistics.nulls import (
     bootstrap_interval,
@@ -28,12 +31,15 @@ from rheoscope.statistics.nulls import (
 )
 
 SIGNIFICANCE_LEVEL = 0.05
-AHEAD, BEHIND, UNDECIDED = "ahead", "behind", "cannot tell"
+AHEAD, BEHIND, UNDECIDED = "ahead", "behind", "unclear"
 
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """Held-out and training losses of one entrant at one rate: a row for each seed, a column for each mark; NaN once diverged."""
+    """Held-out and training losses of one entrant at one rate.
+
+    One row per seed and one column per evaluation; NaN after divergence.
+    """
 
     entrant: str
     rate: float
@@ -47,11 +53,11 @@ class Curves:
 
     @property
     def final_loss(self) -> Float[Tensor, " s"]:
-        """The loss at the last mark."""
+        """The loss at the last evaluation."""
         return self.loss[:, -1]
 
     def first_evaluations(self, n_evaluations: int) -> "Curves":
-        """The first marks alone."""
+        """The curves cut after the first `n_evaluations` evaluations."""
         return Curves(
             self.entrant, self.rate, self.seeds, self.steps[:n_evaluations], self.tokens[:n_evaluations], self.flops[:n_evaluations],
             self.loss[:, :n_evaluations], self.train_loss[:, :n_evaluations], self.divergence_steps,
@@ -59,14 +65,21 @@ class Curves:
 
 
 def read_curves(race_path: Path) -> list[Curves]:
-    """The curves of a race, each as far as all of them are: a race that goes on is compared at the last mark that all have passed."""
+    """The curves of a race, up to the last evaluation that every entrant has reached.
+
+    This makes an unfinished race comparable.
+    """
     lines_by_pack: dict[tuple[str, float], list[JsonObject]] = {}
     for line in read_all_logs(race_path):
         lines_by_pack.setdefault((line["entrant"], line["rate"]), []).append(line)
     missing = [name for name, rate in list_packs(read_race_settings(race_path)) if (name, rate) not in lines_by_pack]
     if missing:
         raise RheoscopeError(
-            f"{race_path} has nothing of {missing[0]} yet; type the command of the race again to go on"
+            Message(
+                "{path} has no results for {entrant} yet; run the race again to continue it",
+                path=str(race_path),
+                entrant=missing[0],
+            )
         )
     curves = [_make_curves(name, rate, lines) for (name, rate), lines in lines_by_pack.items()]
     return [curve.first_evaluations(min(len(shortest.steps) for shortest in curves)) for curve in curves]
@@ -88,10 +101,13 @@ def _make_curves(entrant: str, rate: float, lines: Sequence[JsonObject]) -> Curv
 
 
 def best_curves(candidates: Sequence[Curves], seeds: slice = slice(None)) -> Curves:
-    """The curves at the rate of the least mean loss over these seeds; one at which a seed diverged only where all have one.
+    """The curves at the rate with the lowest mean loss over `seeds`.
 
-    >>> at = lambda rate, loss: Curves("untied", rate, (0,), (1,), (9,), (9,), torch.tensor([[loss]]), torch.zeros(1, 1), (None,))
-    >>> best_curves([at(1e-3, 3.0), at(3e-3, 2.0), at(1e-2, float("nan"))]).rate
+    A rate at which a seed diverged is chosen only if a seed diverged at every rate.
+
+    >>> def single(rate, loss):
+    ...     return Curves("untied", rate, (0,), (1,), (9,), (9,), torch.tensor([[loss]]), torch.zeros(1, 1), (None,))
+    >>> best_curves([single(1e-3, 3.0), single(3e-3, 2.0), single(1e-2, float("nan"))]).rate
     0.003
     """
 
@@ -108,7 +124,10 @@ def best_curves(candidates: Sequence[Curves], seeds: slice = slice(None)) -> Cur
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """Mean over seeds of entrant − baseline, 95 % intervals by Student's law and by bootstrap, and p (two-sided)."""
+    """The mean over seeds of entrant − baseline.
+
+    With 95 % intervals (Student's t and bootstrap) and the two-sided p value.
+    """
 
     mean: Float[Tensor, "*c"]
     low: Float[Tensor, "*c"]
@@ -120,13 +139,13 @@ class Difference:
 
 
 def paired_difference(entrant_losses: Float[Tensor, " s"], baseline_losses: Float[Tensor, " s"]) -> Difference:
-    """Losses of the same seeds compared.
+    """Compare two entrants seed by seed.
 
-    Where a seed of either has diverged (NaN) the mean and its intervals are of the pairs that are left, and p is that of a sign test
-    in which what diverged is behind: a run that is lost has no loss, but it has lost.
+    If a seed of either diverged (NaN), the mean and its intervals use the remaining pairs. The p value then comes
+    from a sign test in which a diverged run counts as behind.
 
-    >>> found = paired_difference(torch.tensor([1.0, 1.1, 1.2]), torch.tensor([1.3, 1.5, 1.4]))
-    >>> round(float(found.mean), 2), round(float(found.p), 3)
+    >>> difference = paired_difference(torch.tensor([1.0, 1.1, 1.2]), torch.tensor([1.3, 1.5, 1.4]))
+    >>> round(float(difference.mean), 2), round(float(difference.p), 3)
     (-0.3, 0.035)
     """
     d = entrant_losses - baseline_losses
@@ -141,7 +160,7 @@ def paired_difference(entrant_losses: Float[Tensor, " s"], baseline_losses: Floa
 
 
 def t_test_p_value(d: Float[Tensor, "*c s"]) -> Float[Tensor, "*c"]:
-    """p of a mean that is not 0, by Student's law; NaN where the numbers have no spread, or are fewer than 2.
+    """Two-sided p value of Student's t test that the mean is 0. NaN without spread or with fewer than 2 values.
 
     >>> round(float(t_test_p_value(torch.tensor([1.0, 2.0, 3.0]))), 3)
     0.074
@@ -155,12 +174,15 @@ def t_test_p_value(d: Float[Tensor, "*c s"]) -> Float[Tensor, "*c"]:
 
 
 def verdicts(p: Float[Tensor, "*c m"], is_behind: Tensor, level: float = SIGNIFICANCE_LEVEL) -> list[str]:
-    """A word for each entrant, after Holm's correction over all of them.
+    """A verdict per entrant, after Holm's correction over all of them.
+
+    "unclear" means that the race does not separate the entrant from the baseline. It does not mean that they are
+    equal.
 
     >>> verdicts(torch.tensor([0.001, 0.2, float("nan")]), torch.tensor([False, True, True]))
-    ['ahead', 'cannot tell', 'cannot tell']
+    ['ahead', 'unclear', 'unclear']
     """
-    is_significant = holm_p_values(p) <= level  # NaN is not
+    is_significant = holm_p_values(p) <= level  # False for NaN
     return [
         UNDECIDED if not significant else BEHIND if is_worse else AHEAD
         for significant, is_worse in zip(is_significant.tolist(), is_behind.tolist(), strict=True)
@@ -171,11 +193,13 @@ def verdicts(p: Float[Tensor, "*c m"], is_behind: Tensor, level: float = SIGNIFI
 
 
 def tokens_to_target(target: float, curves: Curves) -> Float[Tensor, " s"]:
-    """Tokens after which the held-out loss of each seed is first at the target, between marks by a straight line; ∞ where it never is.
+    """The number of tokens after which each seed first reaches the target loss; ∞ if it never does.
+
+    Between two evaluations the loss is interpolated linearly.
 
     >>> loss = torch.tensor([[4.0, 3.0, 2.0], [4.0, 3.5, 3.2]])
-    >>> told = Curves("untied", 1e-3, (0, 1), (0, 1, 2), (0, 100, 200), (0, 1, 2), loss, loss, (None, None))
-    >>> tokens_to_target(2.5, told).tolist()
+    >>> curves = Curves("untied", 1e-3, (0, 1), (0, 1, 2), (0, 100, 200), (0, 1, 2), loss, loss, (None, None))
+    >>> tokens_to_target(2.5, curves).tolist()
     [150.0, inf]
     """
     return interpolate_target_tokens(target, torch.tensor(curves.tokens, dtype=torch.float64), curves.loss.double())
@@ -184,8 +208,8 @@ def tokens_to_target(target: float, curves: Curves) -> Float[Tensor, " s"]:
 def interpolate_target_tokens(
     target: float, tokens: Float[Tensor, " t"], loss: Float[Tensor, "s t"]
 ) -> Float[Tensor, " s"]:
-    """The same of losses by themselves."""
-    is_reached = loss <= target  # NaN is not
+    """Like `tokens_to_target`, from the losses and token counts alone."""
+    is_reached = loss <= target  # False for NaN
     first_index = is_reached.double().argmax(-1)
     previous_index = (first_index - 1).clamp(min=0)
     first_loss, previous_loss = (loss.gather(-1, index[:, None]).squeeze(-1) for index in (first_index, previous_index))
@@ -195,7 +219,7 @@ def interpolate_target_tokens(
 
 
 def default_target(baseline: Curves, judged_slice: slice) -> float:
-    """The loss that every seed of the baseline reaches: that of its worst one at the end."""
+    """A loss that every seed of the baseline reaches: the largest final loss over its seeds."""
     return float(baseline.final_loss[judged_slice].nan_to_num(-torch.inf).max())
 
 
@@ -204,7 +228,7 @@ def default_target(baseline: Curves, judged_slice: slice) -> float:
 
 @dataclass(frozen=True, eq=False)
 class EntrantComparison:
-    """One entrant beside the baseline, at the best rate of each."""
+    """One entrant compared with the baseline, each at its best rate."""
 
     curves: Curves
     difference: Difference
@@ -220,7 +244,7 @@ class EntrantComparison:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What a race shows: the baseline first, and what was compared."""
+    """The result of a race: the rows, the baseline first, and what was compared."""
 
     rows: list[EntrantComparison]
     target: float
@@ -233,23 +257,29 @@ class Comparison:
 def compare_entrants(
     curves: Iterable[Curves], target: float | None = None, halves: bool = False, facts: dict[str, Any] | None = None
 ) -> Comparison:
-    """Every entrant beside the baseline at the best rate of each.
+    """Compare every entrant with the baseline, each at its best rate.
 
-    With `halves` rates are chosen on the first half of the seeds and judged on the others: what was chosen because it was lucky is
-    then judged where it was not. Without, both are done on all seeds, which favours nobody, as all choose from the same grid.
+    With `halves`, rates are chosen on the first half of the seeds and judged on the second half. This removes the
+    bias of choosing a rate that was lucky on the judged seeds. Without it, both steps use all seeds. All entrants
+    choose from the same grid, so none is favoured.
     """
     curves_by_entrant: dict[str, list[Curves]] = {}
     for curve in curves:
         curves_by_entrant.setdefault(curve.entrant, []).append(curve)
     if BASELINE not in curves_by_entrant:
         raise RheoscopeError(
-            f"a race is compared with {BASELINE!r}, which is not there; type --mechanisms {BASELINE},…"
+            Message(
+                "entrants are compared with {baseline!r}, which is not among {entrants}",
+                baseline=BASELINE,
+                entrants=", ".join(curves_by_entrant),
+            ),
+            Advice("", f"--mechanisms {','.join([BASELINE, *curves_by_entrant])}"),
         )
     seeds = curves_by_entrant[BASELINE][0].seeds
     half = len(seeds) // 2
     if halves and half < 2:
         raise RheoscopeError(
-            f"half of {len(seeds)} seeds judges nothing; type --seeds 4 or more, or leave --halves out"
+            Message("halves needs at least 4 seeds, got {seeds}; add seeds or leave halves out", seeds=len(seeds))
         )
     rate_slice, judged_slice = (slice(0, half), slice(half, None)) if halves else (slice(None), slice(None))
     best_by_entrant = {name: best_curves(candidates, rate_slice) for name, candidates in curves_by_entrant.items()}
@@ -285,12 +315,14 @@ def compare_entrants(
 
 
 def tokens_ratio(entrant_tokens: Float[Tensor, " s"], baseline_tokens: Float[Tensor, " s"]) -> Float[Tensor, " s"]:
-    """Tokens of the entrant over those of the baseline, seed by seed; ∞ where it never arrived, NaN where the baseline did not."""
+    """Tokens of the entrant over tokens of the baseline, per seed. ∞ if the entrant never reached the target, NaN
+    if the baseline did not.
+    """
     return torch.where(baseline_tokens.isinf(), torch.nan, entrant_tokens / baseline_tokens)
 
 
 def median_and_interval(x: Float[Tensor, " s"]) -> tuple[float, float, float]:
-    """The median of what there is, and its interval."""
+    """The median of the values that are not NaN, and its confidence interval."""
     valid = x[~x.isnan()]
     if not len(valid):
         return (torch.nan,) * 3

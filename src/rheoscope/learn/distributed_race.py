@@ -1,4 +1,4 @@
-"""A race by many workers: each has a device, and trains one pack after the other, from where it stands to its last step."""
+"""A race on Ray: every worker has a device and trains one pack after another to its last step."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ WORKER_MESSAGES = WorkerMessages(
 
 @dataclass(frozen=True)
 class FinishedPack:
-    """A pack that is at its end, and what was to be said on the way."""
+    """A pack that reached its last step, with the log lines of its training."""
 
     pack: Pack
     log_lines: tuple[str, ...]
@@ -37,7 +37,7 @@ class FinishedPack:
 
 @dataclass(eq=False)
 class RaceWorker:
-    """What an actor holds: the race at a place of its own. What it compiled serves every rate of an entrant."""
+    """The state of a Ray actor: a trainer on its own device. A compiled model serves every rate of an entrant."""
 
     trainer: PackTrainer
     log_lines: list[str]
@@ -55,7 +55,7 @@ class RaceWorker:
 
 
 def open_worker(race: Race, task: Task, out: Path, device: str | None, mode: TrainingMode) -> RaceWorker:
-    """A place that trains packs until `kept_open` is closed, or its process ends."""
+    """A worker that trains packs until its `exit_stack` is closed or its process ends."""
     exit_stack, log_lines = ExitStack(), list[str]()
     process = exit_stack.enter_context(distributed_process(device))
     trainer = exit_stack.enter_context(pack_trainer(race, task, out, process, mode, log=log_lines.append))
@@ -74,15 +74,15 @@ def run_distributed_race(
     on_progress: OnProgress = lambda tokens, total, pack_name: None,
     log: LogMessage = lambda line: None,
 ) -> None:
-    """Train every entrant at every rate with every seed, as `race` does, by workers of a Ray cluster or of this machine.
+    """Train every entrant at every rate with every seed on workers of a Ray cluster or of this machine.
 
-    **Laws** the files are those of `race`, byte for byte on CPUs with as many threads each; a worker or a node that dies costs at
-    most one turn of its pack, which another goes on with; a driver that dies leaves a folder that either goes on with; a second driver is
-    refused.
+    All machines must see `out` and the prepared data under the same paths.
 
-    **Asks** that all machines see `out` and the prepared data under the same names.
+    **Laws** On CPUs with the same number of threads, the files equal those of `run_race`, byte for byte. If a
+    worker or node dies, at most one interval of its pack is lost and another worker continues it. If the driver
+    dies, either function continues the folder. A second driver is refused.
 
-    **Siblings** `race` in one process, or under `torchrun`.
+    **See also** `run_race` runs in one process or under `torchrun`.
     """
     race, out = with_task_vocabulary(race, task), out.resolve()
     with race_files.race_lock(out):
@@ -103,6 +103,6 @@ def run_distributed_race(
 
 
 def is_finished(out: Path, pack: Pack) -> bool:
-    """Whether a pack is at its last step."""
+    """Whether a pack has reached its last step."""
     lines = race_files.read_log(race_files.pack_folder(out, pack.entrant, pack.recipe.rate))
     return race_files.last_step(lines) == pack.recipe.steps

@@ -1,8 +1,10 @@
-"""Who races: one line each, a name, what it is, and what of the model it changes. `untied` is what all are compared with.
+"""The entrants of a race: a name, a description and the fields of the model config that each one changes.
 
-metric              the entrant itself
-metric:parameters   with an FFN as wide as it takes to have as many parameters as the recipe's own model
-metric:flops        … to cost as many FLOPs a token
+    metric              the entrant itself
+    metric:parameters   with an FFN width that matches the parameter count of the recipe's own model
+    metric:flops        with an FFN width that matches its FLOPs per token
+
+All entrants are compared with the baseline, `untied`.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +16,8 @@ from torch import nn
 
 from rheoscope.attention.cost import attention_cost
 from rheoscope.attention.modules import Attention
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.models.checkpoint import SkipInit
 from rheoscope.models.config import Config
 from rheoscope.models.position_modules import PositionEncoding
@@ -25,126 +29,165 @@ ConfigChanges = Callable[[Config], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Entrant:
-    """A way to attend: what it is, in one sentence, and the fields of a `Config` that make it."""
+    """A variant of attention: its description and the fields of a `Config` that define it."""
 
-    sentence: str
+    description: Message
     changes: ConfigChanges
 
     def apply_to(self, config: Config) -> Config:
-        """The recipe's model, attending in this way."""
+        """The recipe's model with this variant of attention."""
         return config.with_changes(**self.changes(config))
 
 
 def set_fields(**changes: Any) -> ConfigChanges:
-    """These fields, whatever the model."""
+    """The same changes for every model."""
     return lambda config: changes
 
 
 def gaussian_metric(**changes: Any) -> ConfigChanges:
-    """A Gaussian metric as warm as scaled dot products are, σ² = √(head width): what differs from them is −‖k‖²/2σ² alone."""
+    """A Gaussian metric with σ² = √(head width), the temperature of scaled dot products.
+
+    It differs from scaled dot products only by the term −‖k‖²/2σ².
+    """
     return lambda config: {"mechanism": "metric", "options": {"sigma": config.head_width**0.25}} | changes
 
 
 def scaled_branches(config: Config) -> dict[str, Any]:
-    """What attention and FFN add to the residual stream, each times 1/√(2 depth): all together move a token as far as one would."""
+    """Multiply the outputs of attention and FFN by 1/√(2 depth) before they are added to the residual stream.
+
+    All branches together then move a token as far as a single unscaled branch.
+    """
     return {"branch": (2 * config.depth) ** -0.5}
 
 
 BASELINE = "untied"
 ENTRANTS: dict[str, Entrant] = {
-    BASELINE: Entrant("queries and keys by matrices of their own, scores are dot products: the baseline", set_fields()),
-    "symmetric_start": Entrant("W_Q = W_K before the first step, then both are free", set_fields(start="symmetric")),
+    BASELINE: Entrant(Message("the baseline: W_Q and W_K are separate and scores are dot products"), set_fields()),
+    "symmetric_start": Entrant(
+        Message("W_Q = W_K at initialisation, then both are free"), set_fields(start="symmetric")
+    ),
     "mimetic_start": Entrant(
-        "M near I and F near −I before the first step, as in trained models", set_fields(start="mimetic")
+        Message("M ≈ I and F ≈ −I at initialisation, as in trained models"), set_fields(start="mimetic")
     ),
     "tied": Entrant(
-        "W_Q = W_K throughout: tokens are compared in one coordinate system", set_fields(projection="tied")
+        Message("W_Q = W_K throughout: queries and keys share one coordinate system"), set_fields(projection="tied")
     ),
     "untied_no_diagonal": Entrant(
-        "the baseline, and no token but the first sees itself", set_fields(projection="untied_no_diagonal")
+        Message("the baseline, but only the first token attends to itself"), set_fields(projection="untied_no_diagonal")
     ),
     "tied_no_diagonal": Entrant(
-        "tied, and no token but the first sees itself", set_fields(projection="tied_no_diagonal")
+        Message("tied, but only the first token attends to itself"), set_fields(projection="tied_no_diagonal")
     ),
     "tied_positional": Entrant(
-        "tied, with a vector added to queries and one to keys", set_fields(projection="tied_positional")
+        Message("tied, with one learned vector added to queries and another to keys"),
+        set_fields(projection="tied_positional"),
     ),
     "symmetric_skew": Entrant(
-        "M is any symmetric part and a skew one of low rank", set_fields(projection="symmetric_skew")
+        Message("M is a symmetric matrix plus a low-rank skew-symmetric matrix"),
+        set_fields(projection="symmetric_skew"),
     ),
     "psd_skew": Entrant(
-        "M is a positive semi-definite part and a skew one of low rank", set_fields(projection="psd_skew")
+        Message("M is a positive semi-definite matrix plus a low-rank skew-symmetric matrix"),
+        set_fields(projection="psd_skew"),
     ),
     "isometric": Entrant(
-        "W_Q and W_K orthonormal: heads look at a subspace without deforming it", set_fields(projection="isometric")
+        Message("W_Q and W_K have orthonormal columns: heads project onto a subspace without distortion"),
+        set_fields(projection="isometric"),
     ),
     "identity_queries": Entrant(
-        "W_Q = I: queries are the token's own coordinates", set_fields(projection="identity_queries")
+        Message("W_Q = I: queries are the coordinates of the token itself"), set_fields(projection="identity_queries")
     ),
-    "shared_kv": Entrant("W_K = W_V: what a token is found by is what it gives", set_fields(projection="shared_kv")),
-    "gated": Entrant("what a head takes is multiplied by a gate that the token opens", set_fields(projection="gated")),
+    "shared_kv": Entrant(
+        Message("W_K = W_V: keys and values are the same vectors"), set_fields(projection="shared_kv")
+    ),
+    "gated": Entrant(
+        Message("the output of each head is multiplied by a gate computed from the token"),
+        set_fields(projection="gated"),
+    ),
     "qk_norm": Entrant(
-        "queries and keys of length 1, scores are 10 times their cosine", set_fields(mechanism="cosine")
+        Message("queries and keys have length 1 and scores are 10 times their cosine"), set_fields(mechanism="cosine")
     ),
     "unscaled": Entrant(
-        "dot products not divided by √(head width), as sharp as mahalanobis at the start",
+        Message("dot products are not divided by √(head width): initially as sharp as mahalanobis"),
         set_fields(options={"scale": 1.0}),
     ),
-    "metric": Entrant("scores fall with the squared distance of query and key", gaussian_metric()),
+    "metric": Entrant(Message("scores decrease with the squared distance between query and key"), gaussian_metric()),
     "metric_map": Entrant(
-        "one learned map of queries and keys, scores fall with the squared distance in it",
+        Message("one learned map of queries and keys; scores decrease with the squared distance of the images"),
         set_fields(mechanism="metric_map"),
     ),
     "mahalanobis": Entrant(
-        "a learned metric, scores fall with the squared distance in it", set_fields(mechanism="mahalanobis")
+        Message("scores decrease with the squared distance under a learned metric"), set_fields(mechanism="mahalanobis")
     ),
-    "tied_metric": Entrant("tied, and scores fall with the squared distance", gaussian_metric(projection="tied")),
+    "tied_metric": Entrant(
+        Message("tied, and scores decrease with the squared distance"), gaussian_metric(projection="tied")
+    ),
     "symmetric_relation": Entrant(
-        "one learned map of queries and keys, scores are dot products in it", set_fields(mechanism="symmetric_relation")
+        Message("one learned map of queries and keys; scores are dot products of the images"),
+        set_fields(mechanism="symmetric_relation"),
     ),
     "relation": Entrant(
-        "a learned map of queries and one of keys, scores are dot products of the two", set_fields(mechanism="relation")
+        Message("separate learned maps of queries and keys; scores are dot products of the images"),
+        set_fields(mechanism="relation"),
     ),
     "scaled_branches": Entrant(
-        "what attention and FFN add is multiplied by 1/√(2 depth): layers start with small steps", scaled_branches
+        Message("outputs of attention and FFN are multiplied by 1/√(2 depth): initial updates are small"),
+        scaled_branches,
     ),
     "scaled_embedding": Entrant(
-        "words begin √width times as long: first steps are small beside them", set_fields(scaled_embedding=True)
+        Message("embeddings are multiplied by √width: initial updates are small in comparison"),
+        set_fields(scaled_embedding=True),
     ),
-    "sink": Entrant("a softmax that may give nothing to anybody", set_fields(mechanism="softmax_sink")),
-    "sigmoid": Entrant("every weight by itself, a sigmoid of its score", set_fields(mechanism="sigmoid")),
+    "sink": Entrant(
+        Message("softmax with a sink: weights may sum to less than 1"), set_fields(mechanism="softmax_sink")
+    ),
+    "sigmoid": Entrant(Message("each weight is the sigmoid of its own score"), set_fields(mechanism="sigmoid")),
     "linear": Entrant(
-        "positive features of queries and keys, divided by their sum: no softmax", set_fields(mechanism="linear")
+        Message("linear attention: normalised products of positive features, without softmax"),
+        set_fields(mechanism="linear"),
     ),
 }
-"""A name, a sentence, and what it changes."""
+"""Entrants by name."""
+
+
+def base_entrant(name: str) -> str:
+    """The name of an entrant without its penalties and its size measure.
+
+    >>> base_entrant("metric:flops"), base_entrant("untied+asymmetry=0.1")
+    ('metric', 'untied')
+    """
+    return name.partition("+")[0].partition(":")[0]
 
 
 def entrant_config(name: str, config: Config, n_tokens: int | None = None) -> Config:
-    """The model of an entrant by name, from the recipe's own model; `NAME:parameters` and `NAME:flops` are matched to it, the latter
-    on texts of so many `tokens` (or the longest).
+    """The model config of an entrant, derived from the recipe's own model.
+
+    `NAME:parameters` and `NAME:flops` match its size to that model. FLOPs are counted for texts of `n_tokens`
+    tokens (default: the context length).
 
     >>> config = Config(vocabulary=64, width=32, heads=2)
     >>> entrant_config("metric", config).mechanism, entrant_config("metric:parameters", config).hidden == config.hidden
     ('metric', True)
     """
-    base_name, _, measure_name = name.partition("+")[0].partition(":")
+    base_name, measure_name = base_entrant(name), name.partition("+")[0].partition(":")[2]
     if base_name not in ENTRANTS:
         raise RheoscopeError(
-            f"unknown entrant {base_name!r}; type one of {', '.join(ENTRANTS)}, or --list for what they are"
+            Message("unknown entrant {name!r}, expected one of {names}", name=base_name, names=", ".join(ENTRANTS)),
+            Advice("", "rheoscope race list"),
         )
     changed_config = ENTRANTS[base_name].apply_to(config)
     if not measure_name:
         return changed_config
     if measure_name not in SIZE_MEASURES:
         raise RheoscopeError(
-            f"an entrant is matched by {' or '.join(SIZE_MEASURES)}, got {name!r}; type {base_name}:parameters"
+            Message("an entrant is matched by parameters or flops, got {name!r}", name=name),
+            Advice(f'"{base_name}:parameters"', f"--mechanisms {base_name}:parameters"),
         )
     return match_ffn_width(changed_config, config, lambda candidate: SIZE_MEASURES[measure_name](candidate, n_tokens))
 
 
 def entrant_configs(names: Sequence[str], config: Config, n_tokens: int | None = None) -> dict[str, Config]:
-    """The models of a race, the baseline first whether or not it was named.
+    """The model configs of a race. The baseline comes first, even if it was not named.
 
     >>> list(entrant_configs(["metric"], Config(vocabulary=64, width=32, heads=2)))
     ['untied', 'metric']
@@ -153,7 +196,7 @@ def entrant_configs(names: Sequence[str], config: Config, n_tokens: int | None =
 
 
 def parse_penalties(name: str) -> dict[str, float]:
-    """What an entrant keeps small besides its loss, and how strongly.
+    """The penalties that an entrant adds to its loss, with their strengths.
 
     >>> parse_penalties("untied+asymmetry=0.1"), parse_penalties("tied")
     ({'asymmetry': 0.1}, {})
@@ -165,13 +208,14 @@ def parse_penalties(name: str) -> dict[str, float]:
             strengths[penalty] = float(strength)
         except ValueError as error:
             raise RheoscopeError(
-                f"a penalty is NAME=NUMBER, got {term!r}; type --mechanisms untied+asymmetry=0.1"
+                Message("a penalty has the form NAME=NUMBER, got {penalty!r}", penalty=term),
+                Advice('"untied+asymmetry=0.1"', "--mechanisms untied+asymmetry=0.1"),
             ) from error
     return strengths
 
 
 def penalty_sweeps(names: Sequence[str]) -> dict[str, list[tuple[float, str]]]:
-    """For every penalty, the entrants that are the baseline under it at two or more strengths, weakest first: points of one curve.
+    """For each penalty, the baseline under it at two or more strengths, weakest first.
 
     >>> penalty_sweeps(["untied", "untied+asymmetry=10", "untied+asymmetry=0.1", "tied+asymmetry=1", "untied+residual=1"])
     {'asymmetry': [(0.1, 'untied+asymmetry=0.1'), (10.0, 'untied+asymmetry=10')]}
@@ -186,7 +230,7 @@ def penalty_sweeps(names: Sequence[str]) -> dict[str, list[tuple[float, str]]]:
 
 
 def match_ffn_width(config: Config, reference: Config, measure: Callable[[Config], int]) -> Config:
-    """The config with the width of the FFN at which it measures as another does, as near as a whole number comes.
+    """The config with the FFN width at which `measure` is closest to that of the reference.
 
     >>> small = Config(vocabulary=64, width=32, heads=2, kv_heads=1)
     >>> other = small.with_changes(kv_heads=2)
@@ -198,21 +242,26 @@ def match_ffn_width(config: Config, reference: Config, measure: Callable[[Config
     hidden = 1 + round((target_size - base_size) / size_per_unit)
     if hidden < 1:
         raise RheoscopeError(
-            f"{config.mechanism} is larger than {reference.mechanism} without any FFN; type a wider model"
+            Message(
+                "{mechanism} without an FFN is already larger than the model with {reference}, expected a wider model",
+                mechanism=config.mechanism,
+                reference=reference.mechanism,
+            ),
+            Advice(f"width={2 * reference.width}", f"--set width={2 * reference.width}"),
         )
     return config.with_changes(hidden=hidden)
 
 
 def n_parameters(config: Config, n_tokens: int | None = None) -> int:
-    """How many numbers a model trains, however long its texts are."""
+    """The number of trainable parameters; it does not depend on the length of texts."""
     return parameter_count(_meta_model(config))
 
 
 def flops_per_token(config: Config, n_tokens: int | None = None) -> int:
-    """FLOPs of one token in training on texts of n `tokens` (or the longest), by counting matrix products.
+    """FLOPs per token in training on texts of `n_tokens` tokens (default: the context length).
 
-    **Formula** 3 · (2 · weights that a token is multiplied with + attention of n tokens / n); looking something up in a table costs
-    nothing.
+    **Formula** 3 · (2 · weights that a token is multiplied with + attention FLOPs of n tokens / n). Table lookups
+    cost nothing.
     """
     n, model = n_tokens or config.context, _meta_model(config)
     n_weights = sum(
@@ -232,7 +281,7 @@ def flops_per_token(config: Config, n_tokens: int | None = None) -> int:
 
 
 LOOKUP_MODULES = (nn.Embedding, PositionEncoding, nn.ParameterDict)
-"""What holds numbers that are looked up; those that a mechanism learns are counted with it."""
+"""Modules whose parameters are looked up, not multiplied. Parameters of a mechanism are counted in its own cost."""
 
 
 def _meta_model(config: Config) -> nn.Module:
@@ -241,4 +290,4 @@ def _meta_model(config: Config) -> nn.Module:
 
 
 SIZE_MEASURES: dict[str, Callable[[Config, int | None], int]] = {"parameters": n_parameters, "flops": flops_per_token}
-"""By what an entrant may be matched with the recipe's own model."""
+"""The measures by which an entrant can be matched to the recipe's own model."""

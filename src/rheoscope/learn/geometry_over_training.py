@@ -1,9 +1,10 @@
-"""Geometry while a model learns: the catalogue's analyses of one held-out text, at marked steps of a run.
+"""Geometry during training: the catalogue's analyses of one held-out text at chosen steps of a run.
 
-    out/looks/step-000100.json    what was seen at step 100: one number a quantity, and one a head where there is one
+    out/looks/step-000100.json    the observation at step 100: one number per quantity, and one per head where available
 
-`rheoscope train … --look 0,100,300,1000` looks, `rheoscope learned RUN` tells. A look is a function of the weights and of a text that
-depends on the data and the recipe alone, so that a run that was killed and resumed has the same looks.
+`rheoscope train … --look 0,100,300,1000` records observations and `rheoscope learned RUN` shows them. An
+observation depends only on the weights and on a text fixed by the data and the recipe. A run that was killed and
+resumed has the same ones.
 """
 
 import json
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 
 from rheoscope.catalogue import analysis_by_name
 from rheoscope.files import write_file
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Task
 from rheoscope.models.training_state import OBSERVATIONS, observation_file
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     import xarray
 
 MAX_TOKENS = 64
-"""Tokens of the held-out text that is looked at, at most."""
+"""The largest number of tokens of the held-out text."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ QUANTITIES: dict[str, Quantity] = {
 
 @dataclass(frozen=True, eq=False)
 class GeometryObserver:
-    """What `train(look=…)` is given: at marked steps the model is looked at, and what was seen is kept in the folder of the run."""
+    """An observer for `train(observe=…)`: at chosen steps it measures the model and writes the observation to the run's folder."""
 
     steps: frozenset[int]
     out: Path
@@ -124,20 +127,32 @@ class GeometryObserver:
 
     @staticmethod
     def from_task(steps: Sequence[int], out: Path, task: Task, recipe: Recipe) -> "GeometryObserver":
-        """Looks of the first held-out text."""
+        """An observer that uses the first held-out text."""
         if recipe.config.form == "encoder-decoder":
-            raise RheoscopeError("a look is at one stack of layers, got an encoder-decoder; leave --look out")
+            raise RheoscopeError(
+                Message("look needs a model with a single stack of layers, got an encoder-decoder; leave look out")
+            )
         too_late = [step for step in steps if step > recipe.steps]
         if too_late:
+            valid_steps = [step for step in steps if step <= recipe.steps] or [0, recipe.steps]
             raise RheoscopeError(
-                f"this run has {recipe.steps:,} steps, got --look {too_late[0]}; type steps from 0 to {recipe.steps}"
+                Message(
+                    "look must be between 0 and {steps}, the last step of the run, got {step}",
+                    steps=recipe.steps,
+                    step=too_late[0],
+                ),
+                use(look=valid_steps),
             )
         inputs, _ = next(iter(task.held_out_batches(recipe)))
         return GeometryObserver(frozenset(steps), out, inputs[0, :MAX_TOKENS])
 
 
+EXAMPLE_STEPS = use(look=[0, 100, 300, 1000])
+"""Steps to type where the given ones are not usable."""
+
+
 def parse_steps(text: str) -> list[int]:
-    """Steps as a person types them.
+    """Steps from a comma-separated list.
 
     >>> parse_steps("0,100,300")
     [0, 100, 300]
@@ -145,14 +160,16 @@ def parse_steps(text: str) -> list[int]:
     try:
         steps = sorted({int(part) for part in text.split(",")})
     except ValueError as error:
-        raise RheoscopeError(f"looks are at whole steps, got {text!r}; type --look 0,100,300,1000") from error
+        raise RheoscopeError(
+            Message("look must be a comma-separated list of whole numbers, got {text!r}", text=text), EXAMPLE_STEPS
+        ) from error
     if steps[0] < 0:
-        raise RheoscopeError(f"looks are at steps from 0 on, got {steps[0]}; type --look 0,100,300,1000")
+        raise RheoscopeError(Message("look must be 0 or more, got {step}", step=steps[0]), EXAMPLE_STEPS)
     return steps
 
 
 def observe_geometry(model: nn.Module, token_ids: Int[Tensor, " n"]) -> dict[str, Any]:
-    """Every quantity of a model on a text: `values` and `nulls` by name, `heads` (layer, head), and why some are `left_out`."""
+    """Every quantity of a model on a text: `values` and `nulls` by name, `heads` (layer, head), and the reasons for those `left_out`."""
     values: dict[str, float] = {}
     nulls: dict[str, float] = {}
     heads: dict[str, Any] = {}
@@ -173,13 +190,13 @@ def observe_geometry(model: nn.Module, token_ids: Int[Tensor, " n"]) -> dict[str
                     nulls[name] = float(quantity.reduce(result[quantity.null_field]))
                 if result[quantity.field_name].dims == ("layer", "head"):
                     heads[name] = result[quantity.field_name].values.astype(float).tolist()
-            except (RheoscopeError, KeyError) as error:  # no M, no next token, norms after sums: the reason is kept
+            except (RheoscopeError, KeyError) as error:  # no M, no next token, post-norm
                 skipped[name] = str(error)
     return {"tokens": len(token_ids), "values": values, "nulls": nulls, "heads": heads, "left_out": skipped}
 
 
 def _run_analysis(model: Any, trace: Any, name: str, settings: dict[str, Any]) -> "xarray.Dataset":
-    """One analysis, given what it is about."""
+    """Run one analysis on the subjects that it needs."""
     declaration = analysis_by_name(name)
     subjects = {"view": model.view, "trace": trace, "model": model}
     return declaration.ask(
@@ -189,7 +206,7 @@ def _run_analysis(model: Any, trace: Any, name: str, settings: dict[str, Any]) -
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Inside, a model that is being trained does not learn and draws nothing that training would miss."""
+    """Put a model that is being trained into evaluation mode, and restore its mode and the random state afterwards."""
     was_training = model.training
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices), torch.no_grad():
@@ -201,7 +218,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def save_observation(out: Path, step: int, observation: dict[str, Any]) -> None:
-    """One file, renamed into place when it is whole; NaN is null."""
+    """Write an observation atomically. NaN becomes null."""
     (out / OBSERVATIONS).mkdir(parents=True, exist_ok=True)
     text = json.dumps(_nan_to_none({"step": step} | observation), indent=1)
     write_file(observation_file(out, step), lambda file: file.write_text(text + "\n"))
@@ -216,20 +233,26 @@ def _nan_to_none(value: Any) -> Any:
 
 
 def learned(run: Path) -> "xarray.Dataset":
-    """How geometry formed while a model learned: every quantity beside its null, at the steps that were looked at.
+    """Geometry during training: every quantity and its null at the observed steps.
 
-    **Answers** "when did heads become symmetric, follow similarity, find the first token, copy what came before?"
+    **Question** When did heads become symmetric, attend to similar tokens, attend to the first token, or copy
+    earlier tokens?
 
-    **Gives** (training_step): each quantity and its null; (training_step, layer, head): `…_by_head` where there is one a head.
-    `attrs["missing"]` says what could not be asked of this model, and why.
+    **Returns** (training_step): each quantity and its null. (training_step, layer, head): `…_by_head` where it
+    exists. `attrs["missing"]` lists the quantities that this model does not support, with the reasons.
 
-    **Laws** the look at step 0 is that of the untrained model, the control of all others; a run that was killed and resumed has the same.
+    **Laws** The observation at step 0 is the untrained model, the control of all others. A run that was killed and
+    resumed has the same observations.
 
-    **Siblings** `rheoscope train --look` makes them; `rs.operators`, `rs.agreement`, … ask the same of any model.
+    **See also** `rheoscope train --look` records them. `rs.operators`, `rs.agreement`, … measure the same for any
+    model.
     """
     files = sorted((run / OBSERVATIONS).glob("step-*.json"))
     if not files:
-        raise RheoscopeError(f"{run} holds no looks; type rheoscope train … --look 0,100,300,1000 --out {run}")
+        raise RheoscopeError(
+            Message("{run} has no observations", run=str(run)),
+            Advice("", f"rheoscope train RECIPE --look 0,100,300,1000 --out {run}"),
+        )
     observations = sorted((json.loads(file.read_text()) for file in files), key=lambda observation: observation["step"])
     values: dict[str, Any] = {}
     for name in QUANTITIES:
@@ -258,7 +281,7 @@ def _quantity_values(observations: list[dict[str, Any]], section: str, name: str
 def _float_array(values: Any) -> Any:
     import numpy as np
 
-    return np.array(values, dtype=float)  # null is NaN
+    return np.array(values, dtype=float)  # None becomes NaN
 
 
 def _quantity_fields() -> dict[str, Field]:
@@ -268,10 +291,12 @@ def _quantity_fields() -> dict[str, Field]:
             ("training_step",), quantity.definition, null=f"{name}_null" if quantity.null_field else ""
         )
         quantity_fields[f"{name}_null"] = Field(
-            ("training_step",), f"what chance gives for {name} in the same model, or equal weights"
+            ("training_step",), Message("{quantity} expected by chance in the same model", quantity=name)
         )
-        quantity_fields[f"{name}_by_head"] = Field(("training_step", "layer", "head"), f"{name} of every head")
+        quantity_fields[f"{name}_by_head"] = Field(
+            ("training_step", "layer", "head"), Message("{quantity} of each head", quantity=name)
+        )
     return quantity_fields
 
 
-LEARNED = Analysis("learned", "How does geometry form while a model learns?", learned, "view", _quantity_fields())
+LEARNED = Analysis("learned", "How does geometry form during training?", learned, "view", _quantity_fields())

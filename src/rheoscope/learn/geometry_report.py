@@ -1,10 +1,11 @@
-"""`rheoscope learned`: how geometry formed, as a table in the terminal, as files, and as a page."""
+"""The output of `rheoscope learned`: a table in the terminal, files and a page."""
 
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rheoscope.learn.geometry_over_training import LEARNED, QUANTITIES, learned
+from rheoscope.messages.message import Message, plural
 from rheoscope.picture.blocks import Cell, Table
 from rheoscope.picture.field_panels import field_title
 from rheoscope.picture.picture import format_value
@@ -17,27 +18,31 @@ from rheoscope.report.terminal import Terminal
 if TYPE_CHECKING:
     import xarray
 
-NOTE = "Small: what chance gives in the same model, or equal weights. The look at step 0 is the untrained model, the control of all others."
+NOTE = Message(
+    "Small numbers are the values expected by chance in the same model. Step 0 is the untrained model, the control of all "
+    "others."
+)
 
 
 def show_learned(run: Path, files: OutputFiles, explain: bool = False) -> None:
-    """What `rheoscope learned` does."""
+    """Run `rheoscope learned`."""
     result, terminal = learned(run), Terminal(console(), [], explain)
     terminal.print_block(build_table(result))
     for name, reason in skipped_quantities(result).items():
-        terminal.print_line(f"no {field_title(name).lower()}: {reason}", "dim")
+        terminal.print_line(Message("{quantity} is missing: {reason}", quantity=name, reason=reason), "dim")
     terminal.print_files(write_files({"learned": result}, build_page(result).save if files.wants_page else None, files))
 
 
 def build_table(result: "xarray.Dataset") -> Table:
-    """A row a look, a column a quantity."""
+    """One row per observed step, one column per quantity."""
     names = [name for name in QUANTITIES if name in result]
-    header = [Cell("step"), *(Cell(field_title(name).lower(), QUANTITIES[name].definition) for name in names)]
+    header = [Cell(Message("step")), *(Cell(field_title(name), QUANTITIES[name].definition) for name in names)]
     rows = [
         [Cell(f"{step:,}"), *(_value_cell(result, name, index) for name in names)]
         for index, step in enumerate(result.training_step.values)
     ]
-    return Table(f"{LEARNED.question} {result.attrs['run']}", header, rows, frozenset(), note=NOTE)
+    heading = Message("{question} {run}", question=LEARNED.question, run=result.attrs["run"])
+    return Table(heading, header, rows, frozenset(), note=NOTE)
 
 
 def _value_cell(result: "xarray.Dataset", name: str, index: int) -> Cell:
@@ -48,21 +53,28 @@ def _value_cell(result: "xarray.Dataset", name: str, index: int) -> Cell:
 
 
 def skipped_quantities(result: "xarray.Dataset") -> dict[str, str]:
-    """What could not be asked of this model, and why."""
+    """The quantities that this model does not support, with the reasons."""
     reasons: dict[str, str] = json.loads(result.attrs.get("missing", "{}"))
     return reasons
 
 
 def build_page(result: "xarray.Dataset") -> Page:
-    """The curves, and the same as a table."""
+    """The curves, and the same numbers as a table."""
     table = build_table(result)
-    intro = f"{result.sizes['training_step']} looks at {result.attrs['tokens']} held-out tokens. {NOTE}"
+    intro = plural(
+        "{n} observation of {tokens} held-out tokens. {note}",
+        "{n} observations of {tokens} held-out tokens. {note}",
+        n=result.sizes["training_step"],
+        tokens=result.attrs["tokens"],
+        note=NOTE,
+    )
+    title = Message("{question} {run}", question=LEARNED.question, run=Path(result.attrs["run"]).resolve().name)
     return (
-        Page(f"{LEARNED.question} {Path(result.attrs['run']).resolve().name}", intro)
+        Page(title, intro)
         .with_picture(picture_of(result))
-        .with_table("Every look", table.header, table.rows, table.text_columns)
+        .with_table(Message("All observations"), table.header, table.rows, table.text_columns)
         .with_facts(
-            "What the columns are",
+            Message("Definitions of the columns"),
             {field_title(name): QUANTITIES[name].definition for name in QUANTITIES if name in result},
         )
     )

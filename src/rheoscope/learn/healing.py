@@ -1,15 +1,18 @@
-"""Is the change tolerable? A pretrained model is fine-tuned after every M was made symmetric, until its loss is back.
+"""Fine-tune a pretrained model after every M was made symmetric, and measure how soon its loss recovers.
 
-    untouched      the model as it is, trained on
-    symmetric      M → ½(M + Mᵀ) everywhere at step 0, then free
-    symmetric_kept the same at every step: M stays symmetric while the model learns around it
-    size, cloud, spectrum    random changes of the same size in E, of the same size on the text, of the same spectrum (`surgery`)
+    untouched                the model as it is, fine-tuned
+    symmetric                M → ½(M + Mᵀ) everywhere at step 0, then free
+    symmetric_kept           the same at every step: M stays symmetric during fine-tuning
+    size, cloud, spectrum    random changes of the same size in E, of the same size on the text, of the same spectrum
 
-**How a change is carried.** ½(M + Mᵀ) of rank r has rank up to 2r, so no weights of the model hold it. The change ΔM stands beside them
-instead, as further columns of queries and keys, x̂ − x̄ through its factors: exact at step 0 for every family (rotations, grouped
-heads, QK-norm), and everything of the model stays trainable. A fixed ΔM may be unlearned; `symmetric_kept` makes it anew from the
-weights before every step (projected gradient descent). x̄ is the mean of x̂ over one batch of the untouched model, held fixed: a mean
-over each text would tell tokens what comes after them.
+**How a change is represented** ½(M + Mᵀ) of a form of rank r has rank up to 2r, so the weights of the model cannot
+hold it. The change ΔM is kept separately, as additional columns of queries and keys that are computed from x̂ − x̄
+through its factors. This is exact at step 0 for every family (rotary, grouped heads, QK-norm), and all weights stay
+trainable.
+
+Training can undo a fixed ΔM. `symmetric_kept` recomputes it from the weights before every step (projected gradient
+descent). x̄ is the mean of x̂ over one batch of the untouched model and stays fixed. A mean over each text would
+leak information about later tokens.
 """
 
 import json
@@ -32,6 +35,8 @@ from rheoscope.covers.replacements import RELEVANCE
 from rheoscope.covers.surgery.analysis import select_predicting_heads
 from rheoscope.covers.text_batches import included_tokens, next_token_losses
 from rheoscope.files import write_file
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
 from rheoscope.models.cuda_graph_steps import Recorder, reset_accumulate_grad
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
@@ -48,16 +53,20 @@ if TYPE_CHECKING:
 Windows = Int[Tensor, "_ length"]
 LayerEdits = dict[int, Rewrite]
 OnMeasurement = Callable[[str, int, float], object]
-"""Told of every measurement: the arm, tokens seen, held-out loss."""
+"""Called after every measurement with the arm, the number of tokens seen and the held-out loss."""
 UNTOUCHED, SYMMETRIC, SYMMETRIC_KEPT = "untouched", "symmetric", "symmetric_kept"
 ARMS = (UNTOUCHED, SYMMETRIC, SYMMETRIC_KEPT, *CONTROLS)
 RECOVERY_FACTOR = 1.01
-"""A loss is back where it is at most so many times the untouched model's."""
+"""A loss has recovered if it is at most this multiple of the untouched model's loss."""
 
 
 @dataclass(frozen=True)
 class HealingSettings:
-    """How it is fine-tuned: AdamW at one rate without decay, `batch` windows of `length` tokens a step, measured on `held_out` windows."""
+    """Settings of the fine-tuning.
+
+    AdamW at a constant rate without weight decay, `batch` windows of `length` tokens per step, measured on
+    `held_out` windows.
+    """
 
     steps: int = 200
     batch: int = 8
@@ -71,11 +80,12 @@ class HealingSettings:
         for name, value in asdict(self).items():
             if value < (0 if name == "seed" else 1e-12 if name == "rate" else 2 if name == "length" else 1):
                 raise RheoscopeError(
-                    f"{name} must be larger, got {value}; type --{name.replace('_', '-')} {getattr(HealingSettings, name)}"
+                    Message("{setting} is too small, got {value}", setting=name, value=value),
+                    use(**{name: getattr(HealingSettings, name)}),
                 )
 
     def evaluation_steps(self) -> list[int]:
-        """The steps after which the loss is measured: 0, every so many, and the last."""
+        """The steps at which the loss is measured: 0, every `every` steps, and the last."""
         return sorted({*range(0, self.steps, self.every), self.steps})
 
 
@@ -87,25 +97,37 @@ def heal(
     arms: Sequence[str] = ARMS,
     on_measurement: OnMeasurement | None = None,
 ) -> "xarray.Dataset":
-    """How many tokens of fine-tuning bring the loss back after every M was made symmetric, beside random changes and no change.
+    """Fine-tune after making every M symmetric, and compare with random changes and with no change.
 
-    **Answers** "is comparing tokens in two coordinate systems needed, or can the model learn around its loss?"
+    **Question** Does the model need separate coordinate systems for queries and keys, or can fine-tuning compensate
+    for a symmetric M?
 
-    **Gives** (arm, measurement): `loss`, held out; (arm): `tokens_to_heal` until it is within 1 % of the untouched model's first loss,
-    `tokens_to_catch_up` until within 1 % of the untouched model trained on as many tokens; NaN where it never was.
+    **Returns** (arm, tokens): `loss` on held-out windows. (arm): `tokens_to_heal`, the tokens until the loss is
+    within 1 % of the untouched model's initial loss. (arm): `tokens_to_catch_up`, the tokens until it is within 1 %
+    of the untouched model after the same number of tokens. NaN if it never is.
 
-    **Laws** all arms see the same batches in the same order and start from the same weights; the change at step 0 is that of
-    `surgery` with this x̄; every arm is one file in `out`, renamed into place, so that what is done is not done again; the model
-    is as before at the end.
+    **Laws** All arms start from the same weights and see the same batches in the same order. The change at step 0
+    equals that of `surgery` with this x̄. Each arm is one file in `out`, written atomically, and a finished arm is
+    not trained again. The model's weights are restored at the end.
+
+    **See also** `surgery` measures the loss directly after a change.
     """
     settings, on_measurement = settings or HealingSettings(), on_measurement or (lambda *_: None)
     unknown_arms = [arm for arm in arms if arm not in ARMS]
     if unknown_arms:
-        raise RheoscopeError(f"unknown arm {unknown_arms[0]!r}; type some of {', '.join(ARMS)}")
-    if SYMMETRIC_KEPT in arms and not all(shares_weights(model, heads) for heads in edited_heads(model)):
         raise RheoscopeError(
-            "M is made of copies of the weights (half precision, or gains of 1 + w), which do not follow training; "
-            f"type --arms {','.join(arm for arm in arms if arm not in (UNTOUCHED, SYMMETRIC_KEPT)) or SYMMETRIC}"
+            Message("unknown arm {arm!r}, expected some of {arms}", arm=unknown_arms[0], arms=", ".join(ARMS)),
+            use(arms=[SYMMETRIC]),
+        )
+    if SYMMETRIC_KEPT in arms and not all(shares_weights(model, heads) for heads in edited_heads(model)):
+        other_arms = [arm for arm in arms if arm not in (UNTOUCHED, SYMMETRIC_KEPT)]
+        raise RheoscopeError(
+            Message(
+                "{arm} needs an M that shares memory with the weights, but this model's M is a copy (half precision, or "
+                "gains of 1 + w)",
+                arm=SYMMETRIC_KEPT,
+            ),
+            use(arms=other_arms or [SYMMETRIC]),
         )
     train_windows, held_out_windows = split_windows(ids, settings)
     first_batch = sample_batch(train_windows, settings, 0).to(model.device)
@@ -121,25 +143,30 @@ def heal(
 
 
 def split_windows(ids: Int[Tensor, " all"], settings: HealingSettings) -> tuple[Windows, Windows]:
-    """Windows to train on, and the last ones to measure on."""
+    """The windows for training, and the last `held_out` ones for measuring."""
     windows = ids[: len(ids) // settings.length * settings.length].view(-1, settings.length)
     if len(windows) < settings.held_out + settings.batch:
         raise RheoscopeError(
-            f"the text has {len(windows)} windows of {settings.length} tokens, {settings.held_out} are held "
-            f"out and {settings.batch} make a batch; "
-            "type more --data, or a smaller --held-out or --length"
+            Message(
+                "the data has {windows} windows of {length} tokens, expected at least {held_out} held-out windows and a "
+                "batch of {batch}; add data or lower held_out or length",
+                windows=len(windows),
+                length=settings.length,
+                held_out=settings.held_out,
+                batch=settings.batch,
+            )
         )
     return windows[: -settings.held_out], windows[-settings.held_out :]
 
 
 def sample_batch(train_windows: Windows, settings: HealingSettings, step: int) -> Windows:
-    """The windows of a step: the same for every arm."""
+    """The windows of a step, the same for every arm."""
     generator = Generator().manual_seed(settings.seed * 1_000_003 + step)
     return train_windows[torch.randint(len(train_windows), (settings.batch,), generator=generator)]
 
 
 def make_arm_edits(model: RunnableModel, arm: str, first_batch: Windows, seed: int) -> LayerEdits:
-    """What stands beside the weights of every layer in an arm."""
+    """The edits of all layers in an arm."""
     view = model.view
     selected_heads = select_predicting_heads(view, None)
     if arm == UNTOUCHED:
@@ -164,7 +191,10 @@ def make_arm_edits(model: RunnableModel, arm: str, first_batch: Windows, seed: i
 
 @torch.no_grad()
 def detach_change(edit: OperatorEdit, cloud: Float[Tensor, "n d"], x_hat: Float[Tensor, "n d"]) -> Form:
-    """The change of a form as it is now, in tensors of its own: the weights it was made of are about to be trained."""
+    """The current change of a form, in tensors of its own.
+
+    The weights that it was computed from are about to be trained.
+    """
     scale = torch.ones(edit.heads.n_heads, 1, 1, device=cloud.device)
     if edit.size_reference is not None:
         target_norm, actual_norm = (
@@ -181,12 +211,12 @@ def detach_change(edit: OperatorEdit, cloud: Float[Tensor, "n d"], x_hat: Float[
 
 
 def edited_heads(model: RunnableModel) -> list[Heads]:
-    """The heads of every layer that is changed."""
+    """The heads of every edited layer."""
     return [model.view.layer_heads[layer] for layer in select_predicting_heads(model.view, None)]
 
 
 def shares_weights(model: RunnableModel, heads: Heads) -> bool:
-    """Whether all that M is made of lies where the weights lie, and so is trained with them."""
+    """Whether every tensor that M is made of shares memory with the model's weights, and is thus trained with them."""
     weight_pointers = {p.untyped_storage().data_ptr() for p in model.network.parameters()}
     gains = [norm.gain for norm in (heads.norm, heads.q_norm, heads.k_norm) if norm is not None]
     M_tensors = (heads.W_Q, heads.W_K, *(gain for gain in gains if gain is not None))
@@ -194,7 +224,7 @@ def shares_weights(model: RunnableModel, heads: Heads) -> bool:
 
 
 def symmetrising_change(heads: Heads) -> Callable[[], Form]:
-    """½(M + Mᵀ) − M of the weights as they are: a step goes along the gradient, and then back to where M is symmetric."""
+    """A function that returns ½(M + Mᵀ) − M for the current weights: the projection onto symmetric M."""
 
     @torch.no_grad()
     def change() -> Form:
@@ -207,7 +237,7 @@ def symmetrising_change(heads: Heads) -> Callable[[], Form]:
 def make_score_edit(
     heads: Heads, mean: Float[Tensor, " d"], get_form: Callable[[], Form]
 ) -> Callable[..., tuple[Tensor, None]]:
-    """An edit of a layer: scores with those of a form between x̂ − x̄ added to them."""
+    """An edit of a layer that adds to the scores those of a form between the rows of x̂ − x̄."""
 
     def edit(x: Tensor, q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> tuple[Tensor, None]:
         x_hat = heads.norm.normalise(at_least_float32(x))
@@ -226,14 +256,14 @@ def train_arm(
     settings: HealingSettings,
     on_measurement: Callable[[int, float], object],
 ) -> dict[str, list[Any]]:
-    """One arm: tokens seen and held-out losses; the weights are as before at the end."""
+    """Train one arm and return the tokens seen and the held-out losses. The weights are restored afterwards."""
     weights = [p for p in model.network.parameters() if p.is_floating_point()]
     initial_values, requires_grad = [p.detach().clone() for p in weights], [p.requires_grad for p in weights]
-    model.network.requires_grad_(True)  # a model that is only looked at may be frozen
-    reset_accumulate_grad(weights)  # the View, which is made of them, holds them to the default stream
+    model.network.requires_grad_(True)  # a model opened for analysis may be frozen
+    reset_accumulate_grad(weights)  # the View refers to the weights, which ties them to the default stream
     on_gpu = model.device.type == "cuda"
     optimiser = torch.optim.AdamW(weights, settings.rate, (0.9, 0.95), weight_decay=0.0, capturable=on_gpu)
-    # Columns beside a QK-norm take its scale from the View, whose gradients are gathered where no recording may wait.
+    # With QK-norm the added columns take their scale from the View, and its gradients cannot be recorded.
     has_qk_norm = bool(edits) and any(heads.q_norm is not None for heads in edited_heads(model))
     train_recorder, eval_recorder = Recorder(on_gpu and not has_qk_norm), Recorder(on_gpu)
 
@@ -269,7 +299,7 @@ def train_arm(
 def held_out_loss(
     model: RunnableModel, edits: LayerEdits, held_out_windows: Windows, batch_size: int, recorder: Recorder
 ) -> float:
-    """Nats a token on all held-out windows."""
+    """The loss on all held-out windows, in nats per token."""
 
     def nats(windows: Windows) -> Tensor:
         return next_token_losses(model.run_batch(windows, edits), windows).double().sum()
@@ -279,13 +309,13 @@ def held_out_loss(
 
 
 def save_arm(out: Path, arm: str, content: dict[str, Any]) -> None:
-    """One file an arm, renamed into place."""
+    """Write the results of an arm atomically."""
     out.mkdir(parents=True, exist_ok=True)
     write_file(out / f"{arm}.json", lambda file: file.write_text(json.dumps(content) + "\n"))
 
 
 def is_arm_done(out: Path, arm: str, settings: dict[str, Any]) -> bool:
-    """Whether an arm is there; one that was trained otherwise is refused."""
+    """Whether an arm is finished. An arm that was trained with other settings is refused."""
     file = out / f"{arm}.json"
     if not file.is_file():
         return False
@@ -293,18 +323,27 @@ def is_arm_done(out: Path, arm: str, settings: dict[str, Any]) -> bool:
     for name, value in settings.items():
         if stored.get(name) != value:
             raise RheoscopeError(
-                f"{file} was made with {name}={stored.get(name)}, now {name}={value}; type another --out"
+                Message(
+                    "{file} was made with {setting}={stored}, now {setting}={value}; choose another folder",
+                    file=str(file),
+                    setting=name,
+                    stored=stored.get(name),
+                    value=value,
+                )
             )
     return True
 
 
 def read_healing(out: Path) -> "xarray.Dataset":
-    """What the arms in a folder came to."""
+    """The results of all arms in a folder."""
     content_by_arm = {
         arm: json.loads((out / f"{arm}.json").read_text()) for arm in ARMS if (out / f"{arm}.json").is_file()
     }
     if UNTOUCHED not in content_by_arm:
-        raise RheoscopeError(f"{out} holds no healing; type rheoscope heal --data FILE --out {out}")
+        raise RheoscopeError(
+            Message("{folder} has no results of heal", folder=str(out)),
+            Advice("heal(model, ids, out)", f"rheoscope heal --data FILE --out {out}"),
+        )
     tokens, baseline_loss = content_by_arm[UNTOUCHED]["tokens"], content_by_arm[UNTOUCHED]["loss"]
     loss = [row["loss"] for row in content_by_arm.values()]
     values = {
@@ -317,10 +356,10 @@ def read_healing(out: Path) -> "xarray.Dataset":
 
 
 def tokens_until_recovery(tokens: Sequence[float], loss: Sequence[float], reference: Sequence[float]) -> float:
-    """The tokens after which a loss is back, NaN where it never was.
+    """The number of tokens after which a loss has recovered, NaN if it never has.
 
-    >>> tokens_until_recovery([0, 10, 20], [2.0, 1.5, 1.005], [1.0, 1.0, 1.0])
-    20
+    >>> tokens_until_recovery([0.0, 10.0, 20.0], [2.0, 1.5, 1.005], [1.0, 1.0, 1.0])
+    20.0
     """
     recovered_at: Iterator[float] = (
         n_tokens
@@ -332,16 +371,16 @@ def tokens_until_recovery(tokens: Sequence[float], loss: Sequence[float], refere
 
 HEALING = Analysis(
     "healing",
-    "How soon is the loss back after every M was made symmetric?",
+    "How soon does the loss recover after every M was made symmetric?",
     heal,
     "model",
     {
-        "loss": Field(("arm", "tokens"), "held-out loss after fine-tuning on so many tokens", "nats"),
+        "loss": Field(("arm", "tokens"), "Held-out loss after fine-tuning on this number of tokens.", "nats"),
         "tokens_to_heal": Field(
-            ("arm",), "tokens until the loss is within 1 % of the untouched model's at first", "tokens"
+            ("arm",), "Tokens until the loss is within 1 % of the untouched model's initial loss.", "tokens"
         ),
         "tokens_to_catch_up": Field(
-            ("arm",), "tokens until the loss is within 1 % of the untouched model's, trained on as many", "tokens"
+            ("arm",), "Tokens until the loss is within 1 % of the untouched model's after the same tokens.", "tokens"
         ),
     },
 )

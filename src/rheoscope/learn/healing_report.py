@@ -1,4 +1,4 @@
-"""`rheoscope heal`: how soon a loss is back, as a table in the terminal, as files, and as a page."""
+"""The output of `rheoscope heal`: a table in the terminal, files and a page."""
 
 import math
 from collections.abc import Sequence
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from rheoscope.learn.healing import ARMS, HEALING, HealingSettings, heal
+from rheoscope.messages.catalogue import render
+from rheoscope.messages.message import Message
 from rheoscope.models.text_files import read_fragments
 from rheoscope.picture.blocks import Cell, Table
 from rheoscope.report.console import console
@@ -22,18 +24,21 @@ if TYPE_CHECKING:
     import xarray
 
 ARM_DESCRIPTIONS = {
-    "untouched": "the model as it is, trained on",
-    "symmetric": "M made symmetric at step 0, then free",
-    "symmetric_kept": "M made symmetric, and kept so",
-    "size": "random, of the same singular values",
-    "cloud": "random, as large on the text",
-    "spectrum": "M at random, of the spectrum of the symmetric one",
+    "untouched": Message("the model as it is, fine-tuned"),
+    "symmetric": Message("M made symmetric at step 0, then free"),
+    "symmetric_kept": Message("M kept symmetric at every step"),
+    "size": Message("random change with the same singular values"),
+    "cloud": Message("random change of the same size on the text"),
+    "spectrum": Message("random M with the spectrum of the symmetric M"),
 }
 CHUNK_CHARACTERS = 20_000
-"""Of a text that is tokenised as one."""
+"""The length of the pieces that are tokenised separately."""
 CHUNKS_PER_BATCH = 64
-"""Such texts that are tokenised at once."""
-NOTE = "Back: within 1 % of the untouched model's loss, before any training (healed) or trained on as many tokens (caught up)."
+"""The number of pieces that are tokenised in one call."""
+NOTE = Message(
+    "A loss has healed when it is within 1 % of the untouched model's initial loss. It has caught up when it is within 1 % "
+    "of the untouched model after the same number of tokens."
+)
 
 
 def run_healing(
@@ -46,7 +51,7 @@ def run_healing(
     files: OutputFiles,
     explain: bool = False,
 ) -> None:
-    """What `rheoscope heal` does."""
+    """Run `rheoscope heal`."""
     terminal, model = Terminal(console(), [], explain), load_model(model_name, device, "float32")
     result = heal(model, tokenise_files(model, data), out, settings, arms or ARMS, print_measurement)
     terminal.print_block(build_table(result))
@@ -54,17 +59,21 @@ def run_healing(
 
 
 def print_measurement(arm: str, tokens: int, loss: float) -> None:
-    """A line for every measurement, on stderr."""
-    console(stderr=True).print(f"{arm}: held-out loss {loss:.4f} after {tokens:,} tokens")
+    """Print a measurement on stderr."""
+    line = Message("{arm}: held-out loss {loss:.4f} after {tokens:,} tokens", arm=arm, loss=loss, tokens=tokens)
+    console(stderr=True).print(render(line))
 
 
 def tokenise_files(model: RunnableModel, files: Sequence[Path]) -> torch.Tensor:
-    """All tokens of some files, read as `rheoscope train` reads them, an empty line between documents; a tokenizer that begins every
-    text with a token begins one in so many letters with it."""
-    with progress_bar("reading") as start_task:
+    """The tokens of all files, read as `rheoscope train` reads them, with an empty line between documents.
+
+    The text is tokenised in pieces of `CHUNK_CHARACTERS`. A tokenizer that starts every text with a special token
+    starts every piece with it.
+    """
+    with progress_bar(Message("reading")) as start_task:
         text = "".join("\n\n" if fragment is None else fragment for file in files for fragment in read_fragments(file))
         chunks = [text[start : start + CHUNK_CHARACTERS] for start in range(0, len(text), CHUNK_CHARACTERS)]
-        on_progress, token_ids = start_task("tokenising"), [torch.zeros(0, dtype=torch.long)]
+        on_progress, token_ids = start_task(Message("tokenising")), [torch.zeros(0, dtype=torch.long)]
         for first_chunk in range(0, len(chunks), CHUNKS_PER_BATCH):
             token_ids += map(torch.tensor, model.encode_batch(chunks[first_chunk : first_chunk + CHUNKS_PER_BATCH]))
             on_progress(len(token_ids) - 1, len(chunks))
@@ -72,14 +81,14 @@ def tokenise_files(model: RunnableModel, files: Sequence[Path]) -> torch.Tensor:
 
 
 def build_table(result: "xarray.Dataset") -> Table:
-    """A row an arm."""
+    """One row per arm."""
     header = [
-        Cell("arm"),
-        Cell("what it is"),
-        Cell("loss at first"),
-        Cell("at the end", result.loss.attrs["definition"]),
-        Cell("healed after", result.tokens_to_heal.attrs["definition"]),
-        Cell("caught up after", result.tokens_to_catch_up.attrs["definition"]),
+        Cell(Message("arm")),
+        Cell(Message("description")),
+        Cell(Message("initial loss")),
+        Cell(Message("final loss"), result.loss.attrs["definition"]),
+        Cell(Message("healed after"), result.tokens_to_heal.attrs["definition"]),
+        Cell(Message("caught up after"), result.tokens_to_catch_up.attrs["definition"]),
     ]
     rows = []
     for arm in map(str, result.arm.values):
@@ -93,18 +102,18 @@ def build_table(result: "xarray.Dataset") -> Table:
 
 
 def format_tokens(n_tokens: float) -> str:
-    """A number of tokens, or that it did not come to it.
+    """A number of tokens, or "not yet".
 
     >>> format_tokens(4096.0), format_tokens(float("nan"))
     ('4,096', 'not yet')
     """
-    return "not yet" if math.isnan(n_tokens) else f"{n_tokens:,.0f}"
+    return Message("not yet") if math.isnan(n_tokens) else f"{n_tokens:,.0f}"
 
 
 def build_page(result: "xarray.Dataset") -> Page:
     """The losses, and the table."""
     table = build_table(result)
     page = Page(HEALING.question, NOTE).with_picture(picture_of(result))
-    return page.with_table("Every arm", table.header, table.rows, table.text_columns).with_facts(
-        "How", {str(name): str(value) for name, value in result.attrs.items()}
+    return page.with_table(Message("All arms"), table.header, table.rows, table.text_columns).with_facts(
+        Message("Settings"), {str(name): str(value) for name, value in result.attrs.items()}
     )

@@ -1,7 +1,7 @@
-"""Initial weights that are paired: of one seed, every entrant of a race draws the same numbers for the parameters that they share.
+"""Paired initial weights: with the same seed, all entrants draw the same numbers for the parameters that they share.
 
-The draw of a parameter is a function of (seed, its name), not of how many were drawn before it: an entrant with a matrix more or less
-starts all the others as everybody does.
+The draw of a parameter is a function of the seed and the parameter's name, not of the draws before it. An entrant
+with an additional matrix starts all its other parameters like the rest.
 """
 
 import hashlib
@@ -20,12 +20,13 @@ from rheoscope.models.transformer import Transformer, Translator, build
 
 
 def initial_model(config: Config, seed: int) -> Transformer | Translator:
-    """The model of a config at its initial weights.
+    """A model at its initial weights.
 
-    **Laws** the same for the same seed; equal in every parameter of the same name, shape and start to that of another config.
+    **Laws** The same seed gives the same weights. Two configs agree in every parameter of the same name, shape and
+    initialisation.
 
-    >>> one, other = (initial_model(Config(vocabulary=9, width=8, depth=1, heads=2, hidden=hidden), 3) for hidden in (16, 24))
-    >>> torch.equal(one.stack.blocks[0].attention.read.weight, other.stack.blocks[0].attention.read.weight)
+    >>> narrow, wide = (initial_model(Config(vocabulary=9, width=8, depth=1, heads=2, hidden=n), 3) for n in (16, 24))
+    >>> torch.equal(narrow.stack.blocks[0].attention.read.weight, wide.stack.blocks[0].attention.read.weight)
     True
     """
     config = with_mechanism_seed(config, seed)
@@ -35,9 +36,10 @@ def initial_model(config: Config, seed: int) -> Transformer | Translator:
 
 
 def initialised_parameter_names(config: Config) -> list[str]:
-    """For whom each draw is, in the order in which a model of this config draws: the parameter, or its number where it is for none.
+    """The parameter that each draw initialises, in the order of the draws, or a number for a draw without a parameter.
 
-    A parameter is known by the module that it was made for: some are cut down after they were drawn.
+    A parameter is identified by the module that registered it first, because some are cut down after they were
+    drawn.
     """
     owners: dict[int, tuple[nn.Module, str]] = {}
     hook = register_module_parameter_registration_hook(
@@ -56,7 +58,7 @@ def initialised_parameter_names(config: Config) -> list[str]:
 
 
 def with_mechanism_seed(config: Config, seed: int) -> Config:
-    """The config with a mechanism that starts from this seed, where it draws maps of its own and no seed was given."""
+    """The config with this seed for its mechanism, if the mechanism draws its own maps and has no seed yet."""
     zoo_entry = ZOO.get(config.mechanism)
     if zoo_entry is None or "seed" not in signature(zoo_entry.factory).parameters:
         return config
@@ -64,7 +66,7 @@ def with_mechanism_seed(config: Config, seed: int) -> Config:
 
 
 class RecordInit(TorchFunctionMode):
-    """Meanwhile nothing is drawn; what initial weights were to be drawn for is written down, in order."""
+    """A mode in which nothing is drawn; it records the tensors to be initialised, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +81,7 @@ class RecordInit(TorchFunctionMode):
 
 
 class SeedInitByName(TorchFunctionMode):
-    """Meanwhile the draws, in order, are those of these names."""
+    """A mode that seeds each draw, in order, by the corresponding name."""
 
     def __init__(self, seed: int, names: list[str]) -> None:
         super().__init__()

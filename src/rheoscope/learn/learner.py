@@ -1,6 +1,6 @@
-"""What takes a step: all seeds at once (packed), or one by itself; who drives it cannot tell which.
+"""Training steps of one seed or of all seeds at once (packed), behind the same interface.
 
-losses ─► gradient of each seed ─► clipped, each by its own length ─► AdamW or Muon
+losses ─► gradient of each seed ─► clipped by its own norm ─► AdamW or Muon
 """
 
 import warnings
@@ -25,11 +25,14 @@ from rheoscope.models.training_state import optimiser_tensors, restore_optimiser
 from rheoscope.models.transformer import Stack
 
 SeedLosses = Float[Tensor, " seeds"]
-"""A number for each seed."""
+"""A number per seed."""
 
 
 class SeedLoss(nn.Module):
-    """From points to nats of each seed, summed over its tokens: logits of a large vocabulary need never exist in float32."""
+    """From points to the loss of each seed in nats, summed over its tokens.
+
+    Compiled, the logits of a large vocabulary never exist in float32.
+    """
 
     def __init__(self, unembed: nn.Module, n_seeds: int, ignore_index: int) -> None:
         super().__init__()
@@ -44,43 +47,41 @@ class SeedLoss(nn.Module):
 
 
 class SeedObjective(nn.Module):
-    """Packed models with their losses, and what is kept small besides, of one forward pass, as one module to compile."""
+    """Packed models, their losses and their penalties in one forward pass, as one module to compile."""
 
     def __init__(self, model: PackedModel, task: Task, penalties: Mapping[str, float]) -> None:
         super().__init__()
         self.model, self.task, self.loss = model, task, SeedLoss(model.unembed, model.n_seeds, task.ignore_index)
-        self.besides = PenaltyTerm(model.body, penalties)
+        self.penalty_term = PenaltyTerm(model.body, penalties)
 
     def forward(
         self, x: Int[Tensor, "sb s"], y: Int[Tensor, "sb t"], smoothing: float = 0.0
     ) -> tuple[SeedLosses, SeedLosses | None]:
-        (inputs, targets), hidden_states = self.task.inputs_and_targets((x, y)), self.besides.hidden_states()
-        return self.loss(self.model.points(*inputs, hidden_states=hidden_states), targets, smoothing), self.besides(
-            hidden_states
-        )
+        (inputs, targets), hidden_states = self.task.inputs_and_targets((x, y)), self.penalty_term.hidden_states()
+        points = self.model.points(*inputs, hidden_states=hidden_states)
+        return self.loss(points, targets, smoothing), self.penalty_term(hidden_states)
 
 
 class SingleObjective(nn.Module):
-    """One model with its loss, and what is kept small besides, whatever the task: a row of one seed."""
+    """One model, its loss and its penalties, for any task; the result has one row, for one seed."""
 
     def __init__(self, model: nn.Module, task: Task, penalties: Mapping[str, float]) -> None:
         super().__init__()
-        self.model, self.task, self.besides = model, task, PenaltyTerm(model, penalties)
+        self.model, self.task, self.penalty_term = model, task, PenaltyTerm(model, penalties)
 
     def forward(
         self, x: Int[Tensor, "b s"], y: Int[Tensor, "b t"], smoothing: float = 0.0
     ) -> tuple[SeedLosses, SeedLosses | None]:
-        hidden_states = self.besides.hidden_states()
-        return self.task.loss(with_hidden_states(self.model, hidden_states), (x, y), smoothing)[None], self.besides(
-            hidden_states
-        )
+        hidden_states = self.penalty_term.hidden_states()
+        loss = self.task.loss(with_hidden_states(self.model, hidden_states), (x, y), smoothing)
+        return loss[None], self.penalty_term(hidden_states)
 
 
 @dataclass(frozen=True, eq=False)
 class Learner:
-    """Seeds that learn together; `seeds` are their numbers, in the order of the rows of a batch.
+    """Seeds that train together. `seeds` are their numbers, in the order of the rows of a batch.
 
-    A batch of theirs is (seeds · b, n), the rows of the first seed first.
+    A batch has the shape (seeds · b, n), with the rows of the first seed first.
     """
 
     seeds: tuple[int, ...]
@@ -100,11 +101,11 @@ class Learner:
         return next(self.model.parameters()).device
 
     def first_model(self) -> nn.Module:
-        """The model of the first seed by itself, as it is now: on the CPU where seeds are packed."""
+        """The current model of the first seed alone; on the CPU if seeds are packed."""
         return self.model.unpack(0) if isinstance(self.model, PackedModel) else self.model
 
     def compile(self, per_block: bool = False) -> None:
-        """Have `torch.compile` make one graph of model and loss; or one of a block, which serves them all, and one of the loss."""
+        """Compile model and loss into one graph, or (`per_block`) one graph for all blocks and one for the loss."""
         stacks = [module for module in self.model.modules() if isinstance(module, Stack)]
         block_modules = [block for stack in stacks for block in stack.blocks]
         loss_modules = [module for module in self.objective.modules() if isinstance(module, SeedLoss | PenaltyTerm)]
@@ -112,18 +113,21 @@ class Learner:
             part.compile()
 
     def enable_recording(self) -> None:
-        """From now on record steps and play them: on a GPU, where the optimisers read their rate from the device."""
+        """Record steps as CUDA graphs from now on, if the optimisers read their rate from the device."""
         self.recorder.enabled = is_recordable(self.optimisers)
 
     def step(self, recipe: Recipe, step: int, batch: Batch, token_counts: Float[Tensor, " seeds"]) -> SeedLosses:
-        """One step of the optimisers, `tokens` of each seed predicted; gives each seed's loss per token before it."""
+        """One optimiser step; `token_counts` is the number of targets per seed.
+
+        Returns each seed's loss per token before the step.
+        """
         if recipe.config.dropout or recipe.config.attention_dropout:
             seed_generators((step * 1_000_003 + self.seeds[0]) % 2**63, self.device)
         set_rate(self.optimisers, learning_rate(recipe, step))
         return self.recorder(lambda *inputs: self._device_step(recipe, *inputs), *batch, token_counts)
 
     def _device_step(self, recipe: Recipe, x: Tensor, y: Tensor, token_counts: Float[Tensor, " seeds"]) -> SeedLosses:
-        """All of it that a device does."""
+        """The part of a step that runs on the device."""
         total = torch.zeros(len(self.seeds), device=self.device)
         for micro_batch in self._micro_batches((x, y), recipe.accumulate):
             with autocast(self.device):
@@ -139,13 +143,13 @@ class Learner:
         return total
 
     def _micro_batches(self, batch: Batch, n_micro_batches: int) -> list[MicroBatch]:
-        """Some rows of every seed at a time."""
+        """Micro-batches with an equal number of rows of every seed."""
         chunks_by_part = [part.unflatten(0, (len(self.seeds), -1)).chunk(n_micro_batches, 1) for part in batch]
         return [(x.flatten(0, 1), y.flatten(0, 1)) for x, y in zip(*chunks_by_part, strict=True)]
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch], count_targets: Callable[[Batch], int]) -> SeedLosses:
-        """The loss per token of each seed on batches that are the same for all."""
+        """The loss per token of each seed on the same batches."""
         self.model.eval()
         total, n_tokens = torch.zeros(len(self.seeds), device=self.device, dtype=torch.float64), 0
         for x, y in batches:
@@ -157,20 +161,20 @@ class Learner:
         return (total / n_tokens).float()
 
     def state_tensors(self, resumable: bool = True) -> dict[str, Tensor]:
-        """All that it is, on the CPU: weights and, where it is to go on, what its optimisers remember."""
+        """The weights and, if `resumable`, the states of the optimisers, on the CPU."""
         weights = {f"weights.{name}": p.detach().cpu() for name, p in self.model.named_parameters()}
         return weights | (optimiser_tensors(self.optimisers, "optimiser.") if resumable else {})
 
     def load_state(self, state: dict[str, Tensor], device: torch.device) -> None:
-        """Be what was kept, on a device."""
+        """Load a saved state onto a device."""
         self.recorder.reset()
-        self.model.to(device)  # tables of positions
+        self.model.to(device)  # buffers, such as position tables
         for name, parameter in self.model.named_parameters():
             parameter.data = state[f"weights.{name}"].to(device, copy=True)
         restore_optimisers(self.optimisers, state, "optimiser.")
 
     def release_device(self) -> None:
-        """Give the device back: what it was is kept elsewhere. What `torch.compile` made of it stays."""
+        """Free the memory on the device. The state must have been saved; the compiled graphs stay."""
         self.recorder.reset()
         for parameter in self.model.parameters():
             parameter.data = parameter.data.new_empty(0)
@@ -178,19 +182,22 @@ class Learner:
         for optimiser in self.optimisers:
             optimiser.state.clear()
         if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # the memory of recordings
+            torch.cuda.empty_cache()  # frees the memory of recorded graphs
 
 
 @contextmanager
 def eager_mode() -> Iterator[None]:
-    """Meanwhile nothing is compiled: held-out batches have many shapes, and are few; so torch need not say that they take longer."""
+    """Run without compiled graphs.
+
+    Held-out batches are few and have many shapes, and torch's warning about it is silenced.
+    """
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         yield
 
 
 def make_packed_learner(models: Sequence[nn.Module], seeds: Sequence[int], recipe: Recipe, task: Task) -> Learner:
-    """All seeds at once; models that cannot be packed are refused."""
+    """A learner of all seeds at once. Raises `PackingError` for models that cannot be packed."""
     packed = PackedModel(models).train()
     parameters, objective = list(packed.parameters()), SeedObjective(packed, task, recipe.penalty)
     return Learner(
@@ -202,7 +209,7 @@ def make_packed_learner(models: Sequence[nn.Module], seeds: Sequence[int], recip
 
 
 def make_single_learner(model: nn.Module, seed: int, recipe: Recipe, task: Task) -> Learner:
-    """One seed by itself: any model, any task."""
+    """A learner of one seed, for any model and task."""
     parameters, objective = list(model.train().parameters()), SingleObjective(model, task, recipe.penalty)
     optimiser_list = make_optimisers(model, recipe)
     return Learner((seed,), objective, optimiser_list, lambda max_norm: nn.utils.clip_grad_norm_(parameters, max_norm))

@@ -1,4 +1,4 @@
-"""What a pack of seeds writes to its log and to its checkpoint."""
+"""The entries that a pack of seeds writes to its log and its checkpoint."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from rheoscope.learn.race_plan import Pack
 
 @dataclass(frozen=True)
 class IntervalLosses:
-    """The mean loss of every seed on the way to a mark, and the step at which it was no number."""
+    """The mean training loss of every seed since the last evaluation, and the step at which it stopped being finite."""
 
     losses: list[float]
     divergence_steps: list[int | None]
@@ -25,7 +25,7 @@ def log_entries(
     held_out_losses: list[float],
     earlier_lines: list[race_files.JsonObject],
 ) -> list[race_files.JsonObject]:
-    """A line for every seed; what has diverged stays so."""
+    """One log entry per seed. A seed that diverged once stays marked as diverged."""
     diverged_steps = {line["seed"]: line["diverged"] for line in earlier_lines[-len(pack.seeds) :]}
     entries, total_flops = [], pack.flops_per_step * eval_step
     for index, seed in enumerate(pack.seeds):
@@ -54,10 +54,12 @@ def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _prefixed_tensors(learner: Learner, resumable: bool) -> dict[str, Tensor]:
+def prefixed_tensors(learner: Learner, resumable: bool) -> dict[str, Tensor]:
+    """The state of a learner, keyed by its first seed."""
     return {f"{learner.seeds[0]}.{name}": x for name, x in learner.state_tensors(resumable).items()}
 
 
-def _tensors_of_learner(state: dict[str, Tensor], learner: Learner) -> dict[str, Tensor]:
+def tensors_of_learner(state: dict[str, Tensor], learner: Learner) -> dict[str, Tensor]:
+    """The tensors of one learner in the state of a pack."""
     prefix = f"{learner.seeds[0]}."
     return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}

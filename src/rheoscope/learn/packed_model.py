@@ -1,10 +1,10 @@
-"""All seeds of one model as one batched model: tiny models one after another leave a GPU idle, twelve at once fill it.
+"""All seeds of one architecture as one batched model, because a single tiny model leaves a GPU mostly idle.
 
-    a cloud of tokens           (b, n, d)      ─►  (seeds · b, n, d)      seeds are folded into the batch
-    a matrix of weights         (out, in)      ─►  (seeds, out, in)       one product for all seeds (bmm)
+    a cloud of tokens      (b, n, d)    ─►  (seeds · b, n, d)    seeds are folded into the batch
+    a weight matrix        (out, in)    ─►  (seeds, out, in)     one batched product (bmm) for all seeds
 
-So attention, positions, masks and losses see nothing but a larger batch; only modules that hold parameters know of seeds.
-`PACKED_FORMS` says how each kind does: one class, one line. A kind that is not there is refused by name.
+Attention, positions, masks and losses see only a larger batch. Only modules with parameters know about seeds.
+`PACKED_FORMS` maps each class of such modules to its packed form. A class that is not listed is refused by name.
 """
 
 import copy
@@ -24,6 +24,7 @@ from rheoscope.attention.modules import Attention
 from rheoscope.attention.parameters import with_fields, with_tensors
 from rheoscope.attention.position import NoPosition
 from rheoscope.attention.position_bias import ALiBi
+from rheoscope.messages.message import Message
 from rheoscope.models.checkpoint import SkipInit
 from rheoscope.models.position_modules import LearnedTable, PositionEncoding
 from rheoscope.models.projections import SymmetricSkew, TiedPositional
@@ -32,23 +33,26 @@ from rheoscope.shapes import RheoscopeError
 
 Cloud = Float[Tensor, "sb n d"]
 PackParameter = Callable[[Tensor], nn.Parameter]
-"""From a parameter of the first model to that of all, one below the other: (…) to (seeds, …). The same one for a tied one."""
+"""From a parameter of the first model (…) to the stack over all models (seeds, …).
+
+Tied parameters give the same stack.
+"""
 
 
 class PackingError(RheoscopeError):
-    """Why models cannot be trained as one; one after another they can."""
+    """Models that cannot be trained as one; they can still be trained one after another."""
 
 
 class PackedModel(nn.Module):
-    """Models of one shape as one: ids (seeds · b, n), the rows of the first seed first, give logits (seeds · b, n, vocabulary).
+    """Models of one architecture as one: ids (seeds · b, n) give logits (seeds · b, n, vocabulary).
 
-    An encoder-decoder takes what it takes alone, sources, targets and which tokens of the sources are real, each (seeds · b, …).
+    The rows of the first seed come first. An encoder-decoder takes its usual inputs (sources, targets and a mask of
+    real source tokens), each of shape (seeds · b, …).
 
-    **Answers** what each of them would, in the time of little more than one on a machine that one alone leaves idle.
+    **Laws** Logits and gradients equal those of each model alone, up to rounding. `unpack(i)` returns the i-th
+    model unchanged.
 
-    **Laws** logits and gradients are those of each model alone, to rounding; `unpack(i)` gives back the i-th as it was.
-
-    **Siblings** `learner.packed_learner` trains one; `Transformer` and `Translator` are what is packed.
+    **See also** `learner.make_packed_learner` trains one. `Transformer` and `Translator` are the models to pack.
 
     >>> from rheoscope.models.config import Config
     >>> models = [Transformer(Config(vocabulary=9, width=8, depth=1, heads=2)) for _ in range(3)]
@@ -61,7 +65,9 @@ class PackedModel(nn.Module):
         self.configs = [model.config for model in models if isinstance(model, Transformer | Translator)]
         parameters_by_model = [dict(model.named_parameters(remove_duplicate=False)) for model in models]
         if len({tuple((name, p.shape) for name, p in parameters.items()) for parameters in parameters_by_model}) != 1:
-            raise PackingError("only models of one shape are packed, got several; pack each shape by itself")
+            raise PackingError(
+                Message("models must have the same parameter shapes to be packed; pack each architecture alone")
+            )
         body = copy.deepcopy(models[0])
         stacked_parameters: dict[int, nn.Parameter] = {}
         for name, parameter in body.named_parameters(remove_duplicate=False):
@@ -70,7 +76,7 @@ class PackedModel(nn.Module):
                     torch.stack([parameters[name].detach() for parameters in parameters_by_model])
                 )
         packed_body = pack_module(body, lambda parameter: stacked_parameters[id(parameter)])
-        assert isinstance(packed_body, Transformer | Translator)  # its parts are others, it is still one
+        assert isinstance(packed_body, Transformer | Translator)  # only its parts were replaced
         self.body = packed_body
 
     @property
@@ -79,11 +85,14 @@ class PackedModel(nn.Module):
 
     @property
     def unembed(self) -> nn.Module:
-        """From points to logits."""
+        """The map from points to logits."""
         return self.body.unembed
 
     def points(self, *inputs: Tensor, hidden_states: list[Tensor] | None = None) -> Cloud:
-        """What is unembedded; `hidden_states` is filled with the points before every layer, and after the last."""
+        """The points before unembedding.
+
+        `hidden_states` is filled with the points before every layer and after the last.
+        """
         body_points: Callable[..., Tensor] = self.body.points
         return body_points(*inputs) if hidden_states is None else body_points(*inputs, hidden_states=hidden_states)
 
@@ -93,7 +102,7 @@ class PackedModel(nn.Module):
 
     @torch.no_grad()
     def unpack(self, index: int) -> Transformer | Translator:
-        """One of the models by itself, on the CPU: for looks, checkpoints and every analysis.
+        """One of the models alone, on the CPU, for analyses, observations and checkpoints.
 
         >>> from rheoscope.models.config import Config
         >>> model = Transformer(Config(vocabulary=9, width=8, depth=1, heads=2))
@@ -109,11 +118,13 @@ class PackedModel(nn.Module):
 
 
 def pack_module(module: nn.Module, pack_parameter: PackParameter) -> nn.Module:
-    """The module with every part that holds parameters in its packed form."""
+    """The module with every parameter-holding part replaced by its packed form."""
     if type(module) in PACKED_FORMS:
         return PACKED_FORMS[type(module)](module, pack_parameter)
     if any(True for _ in module.parameters(recurse=False)):
-        raise PackingError(f"no packed form of {type(module).__name__} is known; add a line to PACKED_FORMS")
+        raise PackingError(
+            Message("{module} has no packed form; add one to PACKED_FORMS", module=type(module).__name__)
+        )
     for name, child in module.named_children():
         setattr(module, name, pack_module(child, pack_parameter))
     return module
@@ -134,7 +145,7 @@ class PackedLinear(nn.Module):
 
 
 class PackedEmbedding(nn.Module):
-    """Row id + s · vocabulary of the tables of all seeds, one below the other."""
+    """Row id + s · vocabulary of the concatenated tables of all seeds."""
 
     def __init__(self, module: nn.Embedding, pack_parameter: PackParameter) -> None:
         super().__init__()
@@ -149,7 +160,7 @@ class PackedEmbedding(nn.Module):
 
 
 class PackedRMSNorm(nn.Module):
-    """x/rms times the gain of its seed."""
+    """x/rms times the gain of each seed."""
 
     def __init__(self, module: nn.RMSNorm, pack_parameter: PackParameter) -> None:
         super().__init__()
@@ -160,7 +171,7 @@ class PackedRMSNorm(nn.Module):
 
 
 class PackedLayerNorm(nn.LayerNorm):
-    """(x − mean)/sd times the gain of its seed, plus its bias."""
+    """(x − mean)/sd times the gain of each seed, plus its bias."""
 
     def __init__(self, module: nn.LayerNorm, pack_parameter: PackParameter) -> None:
         super().__init__(module.normalized_shape, module.eps, elementwise_affine=False)
@@ -173,7 +184,7 @@ class PackedLayerNorm(nn.LayerNorm):
 
 
 class PackedTable(PositionEncoding):
-    """x_i + table_s[i], trained."""
+    """x_i + table_s[i] with a learned table per seed."""
 
     def __init__(self, module: LearnedTable, pack_parameter: PackParameter) -> None:
         super().__init__()
@@ -185,17 +196,17 @@ class PackedTable(PositionEncoding):
 
 
 def combine_per_seed(seed_rows: Float[Tensor, "s d"], x: Cloud, operation: Callable[[Tensor, Tensor], Tensor]) -> Cloud:
-    """A row of each seed put together with all of its tokens."""
+    """Combine a row per seed with all tokens of that seed."""
     return operation(x.view(len(seed_rows), -1, x.shape[-1]), seed_rows[:, None]).view_as(x)
 
 
 class PackedAttention(nn.Module):
-    """A mechanism that learns: the seeds are told apart as heads are, each with tensors of its own."""
+    """A mechanism with learned tensors. Seeds are folded into the heads, each with its own tensors."""
 
     def __init__(self, attention: Attention, pack_parameter: PackParameter) -> None:
         super().__init__()
         if len(attention.functions):
-            raise PackingError("a score that is a module of its own has no packed form")
+            raise PackingError(Message("a score that is a torch module has no packed form"))
         self.learned = nn.ParameterDict(
             {name: pack_parameter(parameter) for name, parameter in attention.learned.items()}
         )
@@ -205,37 +216,40 @@ class PackedAttention(nn.Module):
         )
 
     def current_mechanism(self) -> "PerSeedMechanism":
-        """The mechanism with the parameters as they are now."""
+        """The mechanism with the current parameters."""
         return with_fields(self.mechanism, tensors={self.parameter_paths[name]: x for name, x in self.learned.items()})
 
 
 TEMPLATE_MECHANISM = Mechanism()
-"""What the mechanism of each seed is made from: one that is constructed inside a forward breaks the graph of torch 2.11."""
+"""The template of each seed's mechanism.
+
+Constructing a mechanism inside a forward pass breaks the graph of torch 2.11.
+"""
 
 
 def mechanism_fields(mechanism: Mechanism) -> dict[str, Any]:
-    """The five of any mechanism, by name."""
+    """The five parts of a mechanism, by name."""
     return {part.name: getattr(mechanism, part.name) for part in fields(TEMPLATE_MECHANISM)}
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class PerSeedMechanism(Mechanism):
-    """A mechanism with tensors of its own for every seed, called as a mechanism is, on the queries of all seeds.
+    """A mechanism with separate tensors for every seed, called on the queries of all seeds.
 
-    A mechanism may learn something for every head; so h heads of s seeds are s · h heads of one.
+    A mechanism may have tensors per head, so the h heads of s seeds are treated as s · h heads.
     """
 
     tensors: dict[str, Float[Tensor, "s ..."]] = field(kw_only=True)
 
     def __init__(self, tensors: dict[str, Float[Tensor, "s ..."]], **parts: Any) -> None:
         super().__init__(**parts)
-        object.__setattr__(self, "tensors", tensors)  # frozen from now on
+        object.__setattr__(self, "tensors", tensors)  # the dataclass is frozen
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike = None, lowering: str | None = None) -> Tensor:
-        """Each seed by its own tensors."""
+        """Attention of each seed with its own tensors."""
         if not isinstance(self.position, ALiBi | NoPosition):
-            raise PackingError("a packed mechanism that learns takes no table of buckets")
+            raise PackingError(Message("a packed mechanism with learned tensors does not support position buckets"))
         n_seeds, n_heads = len(next(iter(self.tensors.values()))), q.shape[1]
         encoding = self.position
         position = ALiBi(encoding.slopes.repeat(n_seeds)) if isinstance(encoding, ALiBi) else encoding
@@ -250,7 +264,7 @@ class PerSeedMechanism(Mechanism):
 
 
 def fold_seeds_into_heads(x: Shaped[Tensor, "sb h n d"], n_seeds: int) -> Shaped[Tensor, "b sh n d"]:
-    """Seeds that are folded into the batch, folded into the heads instead.
+    """Move seeds from the batch axis to the head axis.
 
     >>> fold_seeds_into_heads(torch.zeros(6, 4, 5, 8), 3).shape
     torch.Size([2, 12, 5, 8])
@@ -261,7 +275,7 @@ def fold_seeds_into_heads(x: Shaped[Tensor, "sb h n d"], n_seeds: int) -> Shaped
 def mask_per_head(
     mask: Mask | str | Tensor, q: Float[Tensor, "sb h m d"], k: Float[Tensor, "sb g n d"], n_seeds: int
 ) -> BooleanMask:
-    """A mask of texts whose seeds are folded into the batch, where they are folded into the heads: each seed has texts of its own.
+    """A mask for texts with seeds in the batch axis, moved to the head axis. Each seed has its own texts.
 
     >>> from rheoscope.attention.mask import Padding
     >>> real, q = torch.tensor([[True, True], [True, False]]), torch.zeros(2, 1, 2, 4)
@@ -273,7 +287,7 @@ def mask_per_head(
 
 
 def tensor_per_head(x: Float[Tensor, "s ..."], n_heads: int) -> Float[Tensor, "sh ..."]:
-    """What a seed shares among its heads, or has for each of them, for every head of every seed.
+    """A tensor per seed, shared by its heads or given per head, expanded to every head of every seed.
 
     >>> [tuple(tensor_per_head(torch.zeros(shape), 4).shape) for shape in ((3, 8, 6), (3, 4, 8, 6), (3,))]
     [(12, 8, 6), (12, 8, 6), (12,)]
@@ -283,12 +297,12 @@ def tensor_per_head(x: Float[Tensor, "s ..."], n_heads: int) -> Float[Tensor, "s
 
 
 def pack_attention(attention: Attention, pack_parameter: PackParameter) -> nn.Module:
-    """As it is where nothing is learned: a batch is a batch."""
+    """Unchanged if nothing is learned: then seeds are just a larger batch."""
     return PackedAttention(attention, pack_parameter) if any(True for _ in attention.parameters()) else attention
 
 
 def stack_parameters(module: nn.Module, pack_parameter: PackParameter) -> nn.Module:
-    """A module that knows by itself what to do with parameters of several models, (models, …)."""
+    """Replace the parameters of a module that handles stacked parameters (models, …) itself."""
     for name, parameter in [*module.named_parameters(recurse=False)]:
         setattr(module, name, pack_parameter(parameter))
     return module
@@ -304,4 +318,4 @@ PACKED_FORMS: dict[type[nn.Module], Callable[[Any, PackParameter], nn.Module]] =
     TiedPositional: stack_parameters,
     SymmetricSkew: stack_parameters,
 }
-"""From a class that holds parameters to its packed form."""
+"""From a class of parameter-holding modules to its packed form."""

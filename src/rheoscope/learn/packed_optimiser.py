@@ -1,8 +1,8 @@
-"""How packed seeds learn: the optimisers of `models/optimiser.py` on stacked tensors, every seed as if it were alone.
+"""Optimisers of packed seeds: those of `models/optimiser.py` on stacked tensors, each seed independent of the others.
 
-AdamW     is elementwise: torch's own, fused, on (seeds, …)
+AdamW     elementwise: torch's fused version on (seeds, …)
 Muon      orthogonalises matrices: all seeds in one batched product
-clip      by the gradient's length, each seed by its own
+clipping  by the gradient norm of each seed
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,13 +17,13 @@ from rheoscope.models.recipes import Recipe
 from rheoscope.models.transformer import Stack
 
 MOMENTUM, NEWTON_SCHULZ_STEPS, NEWTON_SCHULZ_COEFFICIENTS, MIN_NORM = 0.95, 5, (3.4445, -4.7750, 2.0315), 1e-7
-"""As torch's Muon has them."""
+"""The constants of torch's Muon."""
 
 
 def make_packed_optimisers(packed: PackedModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """As `models.optimiser.optimisers`: AdamW, or Muon for the matrices inside blocks and AdamW for the rest.
+    """Like `models.optimiser.make_optimisers`: AdamW, or Muon for the matrices inside blocks and AdamW for the rest.
 
-    What is a matrix for one seed has three dimensions here.
+    A matrix of one seed has three dimensions here.
     """
     block_ids = {id(p) for stack in packed.modules() if isinstance(stack, Stack) for p in stack.blocks.parameters()}
     matrices = [p for p in packed.parameters() if p.ndim == 3 and id(p) in block_ids and recipe.optimiser == "muon"]
@@ -43,9 +43,9 @@ def make_packed_optimisers(packed: PackedModel, recipe: Recipe) -> list[torch.op
 
 
 class PackedMuon(torch.optim.Optimizer):
-    """Muon on stacks of matrices (seeds, rows, columns), with the rate that matches AdamW's.
+    """Muon on stacks of matrices (seeds, rows, columns), with the rate adjusted to match AdamW's.
 
-    **Laws** equal to `torch.optim.Muon` seed by seed.
+    **Laws** Equal to `torch.optim.Muon`, seed by seed.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], rate: float | Tensor, weight_decay: float) -> None:
@@ -53,7 +53,7 @@ class PackedMuon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """All matrices of one shape in one product, of all layers and seeds."""
+        """Update all matrices of the same shape, of all layers and seeds, in one batched product."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = {}
             for parameter in group["params"]:
@@ -76,7 +76,7 @@ class PackedMuon(torch.optim.Optimizer):
 
 
 def orthogonalise(G: Float[Tensor, "s r c"]) -> Float[Tensor, "s r c"]:
-    """Matrices with nearly the same singular vectors and all singular values near 1 (Newton–Schulz, in bfloat16, as Muon's).
+    """Matrices with nearly the same singular vectors and all singular values near 1, by Newton–Schulz iterations in bfloat16.
 
     >>> G = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0))
     >>> bool((torch.linalg.svdvals(orthogonalise(G).float()) - 1).abs().max() < 0.5)
@@ -93,9 +93,12 @@ def orthogonalise(G: Float[Tensor, "s r c"]) -> Float[Tensor, "s r c"]:
 
 
 def clip_per_seed(parameters: Sequence[nn.Parameter], max_norm: float) -> Float[Tensor, " s"]:
-    """Shorten every seed's gradient to `longest`; gives how long they were. A seed that has diverged leaves the others alone.
+    """Scale each seed's gradient to a norm of at most `max_norm` and return the norms before.
 
-    **Formula** as `torch.nn.utils.clip_grad_norm_`: g_s · min(1, longest / (‖g_s‖ + 10⁻⁶)), over all parameters of seed s.
+    A seed that has diverged does not affect the others.
+
+    **Formula** As `torch.nn.utils.clip_grad_norm_`: g_s · min(1, max_norm / (‖g_s‖ + 10⁻⁶)), over all parameters of
+    seed s.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients])

@@ -1,11 +1,12 @@
-"""The race: one budget, one data order and one stream of initial draws a seed, all entrants in turns.
+"""Run a race: all entrants train in alternation with the same budget, data order and initial draws per seed.
 
-    for every mark (a step at which all are measured):
+    for every evaluation step:
         for every pack (all seeds of one entrant at one rate):
-            fetch its state ─► train to the mark ─► measure ─► keep its state ─► leave the device, where others need it
+            load its state ─► train to the evaluation step ─► evaluate ─► save its state ─► free the device if others need it
 
-So noise of the machine hits all alike, and what is killed loses at most one turn. A step is a function of (seed, step) alone: a race that
-goes on ends with the numbers of one that nothing disturbed.
+Alternation spreads disturbances of the machine over all entrants, and a killed race loses at most one interval. A
+step depends only on the seed and the step number, so a resumed race ends with the same numbers as an undisturbed
+one.
 """
 
 import math
@@ -24,10 +25,11 @@ from torch import Tensor
 from rheoscope.learn import race_files
 from rheoscope.learn.initial_weights import initial_model
 from rheoscope.learn.learner import Learner, SeedLosses, make_packed_learner, make_single_learner
-from rheoscope.learn.pack_log import IntervalLosses, _prefixed_tensors, _tensors_of_learner, log_entries
+from rheoscope.learn.pack_log import IntervalLosses, log_entries, prefixed_tensors, tensors_of_learner
 from rheoscope.learn.packed_model import PackingError
 from rheoscope.learn.race_plan import Pack, Race
 from rheoscope.learn.torch_modes import deterministic_algorithms, raised_recompile_limit
+from rheoscope.messages.message import Message
 from rheoscope.models.config import Config
 from rheoscope.models.input_encoders import init_embedding
 from rheoscope.models.task import Batch, Task
@@ -36,21 +38,24 @@ from rheoscope.models.training_state import LogMessage
 from rheoscope.space.device_transfer import to_device
 
 OnProgress = Callable[[int, int, str], object]
-"""Told after every step of a pack: tokens trained now, by all seeds together, in all, and which pack it is."""
+"""Called after every step of a pack with the tokens trained so far by all seeds, the total and the name of the pack."""
 PackObserver = Callable[[Path, int, torch.nn.Module], object]
-"""Shown the folder of a pack, a mark, and the model of its first seed there."""
+"""Called at every evaluation with the folder of the pack, the step and the model of the first seed."""
 COMPILE_PER_BLOCK = True
-"""One graph of a block serves all of them: a race compiles every entrant anew, and trains many for less time than a whole graph takes."""
+"""Whether to compile one graph per block instead of the whole model.
+
+A race compiles every entrant, and many train for less time than compiling a whole model takes.
+"""
 SeedBatch = tuple[Batch, Float[Tensor, " seeds"]]
-"""A batch of some seeds, and how many tokens each predicts."""
+"""A batch of several seeds and the number of targets of each."""
 
 
 def no_progress(tokens: int, total: int, pack_name: str) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 def no_log(line: str) -> None:
-    """Nobody listens."""
+    """Ignore log messages."""
 
 
 def run_race(
@@ -65,19 +70,22 @@ def run_race(
     log: LogMessage = no_log,
     observe: PackObserver | None = None,
 ) -> None:
-    """Train every entrant at every rate with every seed; the logs lie in `out`, `curves.read` and `rheoscope race --report` tell of them.
+    """Train every entrant at every rate with every seed. The logs are written to `out`.
 
-    **Fair** every entrant sees the same batches of a seed in the same order and starts from the same draws wherever it has the same
-    parameters; all have the same steps, batch and schedule.
+    `curves.read_curves` reads them and `rheoscope race report` shows them.
 
-    **Laws** killed at any moment and called again, it ends with the same logs and weights, byte for byte on a CPU, and on a GPU where
-    it is `deterministic`, which takes longer; packed seeds learn what each would alone, to rounding; a seed that diverges is logged as
-    diverged and the others of its pack go on; a second driver of the same folder is refused.
+    **Fairness** For each seed, every entrant sees the same batches in the same order and starts from the same draws
+    wherever it has the same parameters. All have the same steps, batch size and schedule.
 
-    **Many GPUs** under `torchrun` every process takes its share of the entrants, on a device of its own, into one folder;
-    `learn.spread.race_spread` gives one pack after the other to workers of a Ray cluster.
+    **Laws** A race that is killed and run again ends with the same logs and weights. On a CPU they are equal byte
+    for byte; on a GPU only with `deterministic`, which is slower. Packed seeds learn what each seed learns alone,
+    up to rounding. A seed that diverges is logged and the rest of its pack continues. A second driver of the same
+    folder is refused.
 
-    **Siblings** `models.train.train` trains one model and keeps the best of it.
+    **Several GPUs** Under `torchrun`, every process takes some of the entrants on its own device and writes to the
+    same folder. `distributed_race.run_distributed_race` assigns packs to workers of a Ray cluster.
+
+    **See also** `models.train.train` trains a single model and keeps its best checkpoint.
     """
     race = with_task_vocabulary(race, task)
     with distributed_process(device) as process, race_files.race_lock(out) if process.is_first else nullcontext():
@@ -87,11 +95,11 @@ def run_race(
         mode = TrainingMode(compiled, packed, deterministic, observe)
         with pack_trainer(race, task, out, process, mode, on_progress, log) as trainer:
             trainer.run(packs_of_process(race.packs(), process))
-        process.barrier()  # the first one holds the folder for all
+        process.barrier()  # the first process holds the lock for all
 
 
 def with_task_vocabulary(race: Race, task: Task) -> Race:
-    """The race with models for the vocabulary of its task, which is checked."""
+    """The race with the vocabulary of its task. Raises if the task does not fit the recipe."""
     race = replace(
         race, recipe=replace(race.recipe, config=race.recipe.config.with_changes(vocabulary=task.vocabulary))
     )
@@ -100,29 +108,33 @@ def with_task_vocabulary(race: Race, task: Task) -> Race:
 
 
 def packs_of_process(packs: Sequence[Pack], process: Process) -> list[Pack]:
-    """Those of one process of several: entrants are dealt out, each with all its rates."""
+    """The packs of one process of several: entrants are distributed, each with all its rates."""
     entrant_names = list(dict.fromkeys(pack.entrant for pack in packs))
     return [pack for pack in packs if entrant_names.index(pack.entrant) % process.world_size == process.rank]
 
 
 @dataclass(frozen=True)
 class TrainingMode:
-    """How packs are trained, whatever they are: compiled (None: as `compiles` says), all seeds as one, with the same rounding each time."""
+    """How packs are trained.
+
+    Compiled (None: as `compiles_by_default` decides), with seeds packed, deterministic, and observed.
+    """
 
     compiled: bool | None = None
     packed: bool = True
     deterministic: bool = False
     observe: PackObserver | None = None
-    """What looks at the first seed of every entrant where it is measured."""
+    """Called with the first seed of every entrant at every evaluation."""
 
 
 DEFAULT_MODE = TrainingMode()
 
 
 def compiles_by_default(device: torch.device, config: Config) -> bool:
-    """Whether models are compiled where nobody says: on a GPU, but for sentence pairs, where nearly every step has a shape of its own.
+    """Whether models are compiled by default: on a GPU, except for sentence pairs, whose shapes change nearly every step.
 
-    >>> compiles_by_default(torch.device("cuda"), Config(9)), compiles_by_default(torch.device("cuda"), Config(9, form="encoder-decoder"))
+    >>> decoder, translator = Config(9), Config(9, form="encoder-decoder")
+    >>> compiles_by_default(torch.device("cuda"), decoder), compiles_by_default(torch.device("cuda"), translator)
     (True, False)
     """
     return device.type == "cuda" and config.form != "encoder-decoder"
@@ -138,7 +150,7 @@ def pack_trainer(
     on_progress: OnProgress = no_progress,
     log: LogMessage = no_log,
 ) -> "Iterator[PackTrainer]":
-    """What trains packs of a race at one place, while torch is as the race needs it."""
+    """A trainer of packs on one device, with torch set up as the race needs it."""
     compiled = compiles_by_default(process.device, race.recipe.config) if mode.compiled is None else mode.compiled
     with (
         ThreadPoolExecutor(1) as writer,
@@ -150,7 +162,7 @@ def pack_trainer(
 
 @dataclass(eq=False)
 class PackTrainer:
-    """Packs of a race on one device, all of them or some."""
+    """Trains packs of a race on one device."""
 
     race: Race
     task: Task
@@ -166,7 +178,7 @@ class PackTrainer:
     pending_folder: Path | None = None
     learners: dict[str, list[Learner]] = field(default_factory=dict)
     resident_packs: dict[str, tuple[Path, int]] = field(default_factory=dict)
-    """Which pack of an entrant is on the device, and at which mark."""
+    """For each entrant, the pack that is on the device and its step."""
     tokens_done: int = 0
     total_tokens: int = 0
 
@@ -175,7 +187,7 @@ class PackTrainer:
         return self.process.device
 
     def run(self, packs: Sequence[Pack]) -> None:
-        """Every one of these packs to every mark, in turns; one is kept while the next one trains."""
+        """Train all packs to every evaluation step, in alternation. One pack is saved while the next one trains."""
         pack_folders = [(pack, race_files.pack_folder(self.out, pack.entrant, pack.recipe.rate)) for pack in packs]
         start_steps = [race_files.last_step(race_files.read_log(folder)) or 0 for _, folder in pack_folders]
         self.tokens_done = sum(
@@ -196,12 +208,12 @@ class PackTrainer:
     def advance_pack(
         self, pack: Pack, folder: Path, lines: list[race_files.JsonObject], step: int | None, eval_step: int
     ) -> None:
-        """One pack from where it stands to a mark."""
+        """Train one pack from its current step to an evaluation step."""
         learners = self._get_learners(pack, is_new=step is None)
         if step is not None and self.resident_packs.get(pack.entrant) != (folder, step):
             state = race_files.load_state(folder, step)
             for learner in learners:
-                learner.load_state(_tensors_of_learner(state, learner), self.device)
+                learner.load_state(tensors_of_learner(state, learner), self.device)
         interval_losses, seconds = self._train_to_step(pack, learners, lines, step or 0, eval_step)
         held_out_losses = torch.cat(
             [learner.evaluate(self._held_out_batches(), self.task.n_targets) for learner in learners]
@@ -210,7 +222,7 @@ class PackTrainer:
             self.observe(folder, eval_step, learners[0].first_model())
         lines = [*lines, *log_entries(pack, eval_step, interval_losses, held_out_losses, lines)]
         is_last = eval_step == self.race.recipe.steps
-        tensors = {name: x for learner in learners for name, x in _prefixed_tensors(learner, not is_last).items()}
+        tensors = {name: x for learner in learners for name, x in prefixed_tensors(learner, not is_last).items()}
         self._wait_for_write()
         self.pending_write, self.pending_folder = (
             self.writer.submit(race_files.save_state, folder, eval_step, tensors, lines),
@@ -234,12 +246,15 @@ class PackTrainer:
                 learner.release_device()
 
     def _wait_for_write(self) -> None:
-        """Until what was handed over last is written; what went wrong with it goes wrong here."""
+        """Wait for the pending write and raise its error, if any."""
         if self.pending_write is not None:
             self.pending_write.result()
 
     def _get_learners(self, pack: Pack, is_new: bool) -> list[Learner]:
-        """Those of an entrant, made once: what is compiled serves all its rates; fresh ones are at their initial weights."""
+        """The learners of an entrant, created once because compiled graphs serve all its rates.
+
+        New ones have initial weights.
+        """
         if is_new or pack.entrant not in self.learners:
             models = [initial_model(pack.recipe.config, seed).to(self.device) for seed in pack.seeds]
             for model in models:
@@ -256,7 +271,13 @@ class PackTrainer:
             try:
                 return [make_packed_learner(models, pack.seeds, pack.recipe, self.task)]
             except PackingError as error:
-                self.log(f"{pack.entrant}: {error}; its seeds are trained one after another")
+                self.log(
+                    Message(
+                        "{entrant}: seeds are trained one after another ({reason})",
+                        entrant=pack.entrant,
+                        reason=error.message,
+                    )
+                )
         return [
             make_single_learner(model, seed, pack.recipe, self.task)
             for model, seed in zip(models, pack.seeds, strict=True)
@@ -265,7 +286,10 @@ class PackTrainer:
     def _train_to_step(
         self, pack: Pack, learners: list[Learner], lines: list[race_files.JsonObject], step: int, eval_step: int
     ) -> tuple["IntervalLosses", float]:
-        """Losses of the way to a mark, and the seconds it took; nothing where no seed of the pack is left."""
+        """The losses up to an evaluation step and the seconds it took.
+
+        Nothing is trained if all seeds have diverged.
+        """
         is_diverged = [line["diverged"] is not None for line in lines[-len(pack.seeds) :]]
         if step == eval_step or (is_diverged and all(is_diverged)):
             no_losses = [math.nan] * len(pack.seeds)
@@ -274,13 +298,16 @@ class PackTrainer:
         results = [self._run_steps(pack, learner, step, eval_step) for learner in learners]
         losses, divergence_steps = (
             torch.cat(tensors).tolist() for tensors in zip(*results, strict=True)
-        )  # waits for the device
+        )  # synchronises with the device
         return IntervalLosses(
             losses, [int(diverged_step) if diverged_step else None for diverged_step in divergence_steps]
         ), time.perf_counter() - start_time
 
     def _run_steps(self, pack: Pack, learner: Learner, step: int, eval_step: int) -> tuple[SeedLosses, Tensor]:
-        """Steps up to a mark: the mean loss of each seed on the way, and the step at which it was no number, 0 where it was one."""
+        """Train up to an evaluation step.
+
+        Returns each seed's mean loss and the step at which it stopped being finite (0: never).
+        """
         total = torch.zeros(len(learner.seeds), device=self.device, dtype=torch.float64)
         divergence_steps = torch.zeros(len(learner.seeds), device=self.device, dtype=torch.long)
         with ThreadPoolExecutor(1) as reader:
@@ -301,14 +328,14 @@ class PackTrainer:
         return (to_device(x, self.device), to_device(y, self.device)), to_device(token_counts, self.device)
 
     def _held_out_batches(self) -> Iterator[Batch]:
-        """The first held-out tokens, as many as are asked for, the same for all."""
+        """The first `held_out` held-out tokens, the same for all."""
         recipe = self.race.recipe
         tokens_per_batch = recipe.batch // recipe.accumulate * recipe.context
         return islice(self.task.held_out_batches(recipe), max(1, self.race.held_out // tokens_per_batch))
 
 
 def has_free_memory(device: torch.device) -> bool:
-    """Whether a pack may stay on the device while others train, with its recordings: more than half of it is free."""
+    """Whether a pack may stay on the device while others train: more than half of the memory is free."""
     if device.type != "cuda":
         return False
     free, total = torch.cuda.mem_get_info(device)
@@ -318,7 +345,7 @@ def has_free_memory(device: torch.device) -> bool:
 def prefetch_batches(
     executor: ThreadPoolExecutor, read_batch: Callable[[int], SeedBatch], start_step: int, end_step: int
 ) -> Iterator[tuple[int, SeedBatch]]:
-    """What is read for every step, one step ahead of whoever works on it."""
+    """The batches of all steps, each read while the previous one is used."""
     pending = executor.submit(read_batch, start_step)
     for step in range(start_step, end_step):
         batch = pending.result()

@@ -1,16 +1,16 @@
-"""What a race keeps on disk, so that it can be killed at any moment and goes on to the same numbers, byte for byte.
+"""The files of a race. A race can be killed at any moment and continues to the same numbers, byte for byte.
 
-    out/race.json                         what is raced: recipe, entrants, seeds, rates
-    out/data/                             its tokens, unless they were prepared elsewhere
-    out/screen/                           a shorter race in which rates were chosen, where there was one
-    out/.lock                             held by the kernel for the one driver that works here
-    out/packs/NAME@RATE/log.jsonl         a line for each seed and each time it was measured
-                        state-STEP.safetensors    where that pack stands: weights and, until the end, its optimisers
-                        looks/            its first seed at marked steps, where it was looked at
-                        times.jsonl       how long it took: never part of a table
+    out/race.json                         the settings: recipe, entrants, seeds, rates
+    out/data/                             the tokens, unless they were prepared elsewhere
+    out/screen/                           a shorter race in which the rates were chosen, if there was one
+    out/.lock                             held by the process that works on the folder
+    out/packs/NAME@RATE/log.jsonl         one line per seed and evaluation
+                        state-STEP.safetensors    the current weights and, before the last step, optimiser states
+                        looks/            observations of the first seed at chosen steps
+                        times.jsonl       durations; they are never part of a result
 
-A pack is all seeds of one entrant at one rate. Its state is written first, under a temporary name, then its log, which says which state
-counts; only then is the state before it removed.
+A pack is all seeds of one entrant at one rate. Its state is written first, under a temporary name. Then its log is
+written, which determines the valid state. The previous state is removed last.
 """
 
 import json
@@ -24,6 +24,8 @@ import numpy as np
 from torch import Tensor
 
 from rheoscope.files import directory_lock, foreign_files, signature, write_file, write_report
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.models.checkpoint import save_tensors
 from rheoscope.models.training_state import OBSERVATIONS, observation_file
 from rheoscope.shapes import RheoscopeError
@@ -40,7 +42,7 @@ JsonObject = dict[str, Any]
 
 
 def pack_folder(out: Path, entrant: str, rate: float) -> Path:
-    """Where the pack of an entrant at a rate lies.
+    """The folder of an entrant's pack at a rate.
 
     >>> pack_folder(Path("run"), "metric:flops", 0.001).name
     'metric-by-flops@0.001'
@@ -49,7 +51,7 @@ def pack_folder(out: Path, entrant: str, rate: float) -> Path:
 
 
 def entrant_rates(entrant: str, rates: Sequence[float], chosen_rates: Mapping[str, float]) -> list[float]:
-    """The rates at which an entrant races: the one that was chosen for it before, or all of the grid.
+    """The rates of an entrant: the one chosen for it before, or the whole grid.
 
     >>> entrant_rates("tied", [1e-3, 3e-3], {}), entrant_rates("tied", [1e-3, 3e-3], {"untied": 1e-3, "tied": 3e-3})
     ([0.001, 0.003], [0.003])
@@ -58,7 +60,7 @@ def entrant_rates(entrant: str, rates: Sequence[float], chosen_rates: Mapping[st
 
 
 def list_packs(settings: JsonObject) -> list[tuple[str, float]]:
-    """Every pack of a race, entrant after entrant, rate after rate."""
+    """All packs of a race, grouped by entrant."""
     return [
         (entrant, rate)
         for entrant in settings["mechanisms"]
@@ -67,25 +69,29 @@ def list_packs(settings: JsonObject) -> list[tuple[str, float]]:
 
 
 def read_log(folder: Path) -> list[JsonObject]:
-    """All that was measured of a pack, in order."""
+    """The log entries of a pack, in order."""
     file = folder / LOG_FILE
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def last_step(lines: list[JsonObject]) -> int | None:
-    """The step at which a pack stands; None where it has not begun."""
+    """The step that a pack has reached; None if it has not started."""
     return int(lines[-1]["step"]) if lines else None
 
 
 def save_state(folder: Path, step: int, tensors: dict[str, Tensor], lines: list[JsonObject]) -> None:
-    """The state of a step, then the log that names it; what was there before goes last."""
+    """Write the state of a step, then the log that refers to it, and remove the previous state last."""
     state_file = _state_file(folder, step)
     try:
         write_file(state_file, lambda file: save_tensors(tensors, file))
         write_file(folder / LOG_FILE, lambda file: file.write_text("".join(json.dumps(line) + "\n" for line in lines)))
     except OSError as error:
         raise RheoscopeError(
-            f"cannot write to {folder} ({error.strerror or error}); make room and type the same command to go on"
+            Message(
+                "cannot write to {folder}: {reason}; free disk space and run the same command to continue",
+                folder=str(folder),
+                reason=error.strerror or str(error),
+            )
         ) from error
     for old_file in [*folder.glob("state-*.safetensors"), *folder.glob(".state-*"), *folder.glob(".log-*")]:
         if old_file != state_file:
@@ -93,14 +99,20 @@ def save_state(folder: Path, step: int, tensors: dict[str, Tensor], lines: list[
 
 
 def load_state(folder: Path, step: int) -> dict[str, Tensor]:
-    """The tensors of a pack at the step at which it stands."""
+    """The tensors of a pack at its current step."""
     from safetensors.torch import load_file
 
     from rheoscope.running.weight_files import check_safetensors
 
     file = _state_file(folder, step)
     if not file.exists():
-        raise RheoscopeError(f"{file} is gone, its log says that it was written; remove {folder} to run it again")
+        raise RheoscopeError(
+            Message(
+                "{file} is missing, although the log refers to it; remove {folder} to train this pack again",
+                file=str(file),
+                folder=str(folder),
+            )
+        )
     check_safetensors(file)
     tensors: dict[str, Tensor] = load_file(file)
     return tensors
@@ -111,14 +123,14 @@ def _state_file(folder: Path, step: int) -> Path:
 
 
 def append_time(folder: Path, entry: JsonObject) -> None:
-    """One more line of how long something took."""
+    """Append a line to the durations of a pack."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / TIMES_FILE).open("a") as file:
         file.write(json.dumps(entry) + "\n")
 
 
 def read_times(folder: Path) -> list[JsonObject]:
-    """How long the steps of a pack took; a line that a kill cut short is left out."""
+    """The durations of a pack. A line that was cut short by a kill is skipped."""
     entries = []
     for line in (folder / TIMES_FILE).read_text().splitlines() if (folder / TIMES_FILE).exists() else []:
         try:
@@ -130,21 +142,26 @@ def read_times(folder: Path) -> list[JsonObject]:
 
 @contextmanager
 def race_lock(race_folder: Path) -> Iterator[None]:
-    """Inside, no other driver works on the folder of a race."""
+    """Lock the folder of a race against other drivers."""
     if not (race_folder / RACE_FILE).exists() and any(
         path.name not in (DATA_FOLDER, SCREEN_FOLDER) for path in foreign_files(race_folder)
     ):
-        raise RheoscopeError(f"{race_folder} holds other files; type another --out")
+        raise RheoscopeError(
+            Message("{folder} contains files of other programs; choose another folder", folder=str(race_folder))
+        )
     with directory_lock(race_folder):
         yield
 
 
 def store_or_check_race(race_folder: Path, new_settings: JsonObject) -> JsonObject:
-    """Store what is raced, or go on with what is there: more entrants and rates may join, nothing else may change."""
+    """Store the settings of a race, or check them against the stored ones.
+
+    Entrants and rates may be added; nothing else may change.
+    """
     new_settings, file = json.loads(json.dumps(new_settings)), race_folder / RACE_FILE
     if file.exists():
         stored_settings = read_race_settings(race_folder)
-        _check_same_race(race_folder, stored_settings, new_settings, "another --out")
+        _check_same_race(race_folder, stored_settings, new_settings)
         new_settings |= {
             name: list(dict.fromkeys([*stored_settings[name], *new_settings[name]])) for name in ("mechanisms", "rates")
         }
@@ -156,30 +173,37 @@ def store_or_check_race(race_folder: Path, new_settings: JsonObject) -> JsonObje
 
 
 EXTENDABLE_KEYS = ("mechanisms", "rates", "chosen")
-"""What may be added to a race that is there."""
+"""Settings that may be extended in an existing race."""
 
 
-def _check_same_race(path: Path, stored: JsonObject, new: JsonObject, alternative: str) -> None:
+def _check_same_race(path: Path, stored: JsonObject, new: JsonObject) -> None:
     for name in sorted((set(stored) | set(new)) - {"written_by", "packs", *EXTENDABLE_KEYS}):
         if stored.get(name) != new.get(name):
+            setting, stored_value, new_value = _first_difference(name, stored, new)
             raise RheoscopeError(
-                f"{path} holds a race with {_describe_difference(name, stored, new)}; type the same, or {alternative}"
+                Message(
+                    "{path} holds a race with {setting}={stored}, now {setting}={new}; use the stored value or another path",
+                    path=str(path),
+                    setting=setting,
+                    stored=stored_value,
+                    new=new_value,
+                )
             )
 
 
-def _describe_difference(name: str, stored: JsonObject, new: JsonObject) -> str:
-    """Which setting differs, in words."""
+def _first_difference(name: str, stored: JsonObject, new: JsonObject) -> tuple[str, Any, Any]:
+    """The first setting that differs, at any depth, with its stored and its new value."""
     stored_value, new_value = stored.get(name), new.get(name)
     if isinstance(stored_value, dict) and isinstance(new_value, dict):
         differing_key = next(
             key for key in sorted(set(stored_value) | set(new_value)) if stored_value.get(key) != new_value.get(key)
         )
-        return _describe_difference(differing_key, stored_value, new_value)
-    return f"{name}={stored_value}, now {name}={new_value}"
+        return _first_difference(differing_key, stored_value, new_value)
+    return name, stored_value, new_value
 
 
 def read_race_settings(race_path: Path) -> JsonObject:
-    """What is raced in a folder."""
+    """The settings of the race in a folder or a file of logs."""
     return {name: value for name, value in _read_race_json(race_path).items() if name not in ("written_by", "packs")}
 
 
@@ -189,17 +213,20 @@ def _read_race_json(race_path: Path) -> JsonObject:
         content: JsonObject = json.loads(file.read_text())
     except FileNotFoundError as error:
         raise RheoscopeError(
-            f"{race_path} holds no race; type the --out of a race, as rheoscope race tiny --out DIR"
+            Message("{path} holds no race", path=str(race_path)),
+            Advice("", f"rheoscope race run tiny --mechanisms metric --data FILE --out {race_path}"),
         ) from error
     except (OSError, ValueError) as error:
-        raise RheoscopeError(f"{file} cannot be read ({error}); type another --out") from error
+        raise RheoscopeError(Message("cannot read {file}: {reason}", file=str(file), reason=str(error))) from error
     if "mechanisms" not in content or (race_path.is_file() and "packs" not in content):
-        raise RheoscopeError(f"{file} holds no logs of a race; type a file that --logs wrote")
+        raise RheoscopeError(
+            Message("{file} holds no logs of a race, expected a file written with --logs", file=str(file))
+        )
     return content
 
 
 def read_all_logs(race_path: Path) -> Iterable[JsonObject]:
-    """Every line of every pack of a race, entrant after entrant, rate after rate; of a folder, or of a file of logs."""
+    """The log entries of all packs, grouped by entrant and rate, from a folder or a file of logs."""
     if race_path.is_file():
         yield from (line for pack in _read_race_json(race_path)["packs"] for line in log_lines(pack))
         return
@@ -207,11 +234,14 @@ def read_all_logs(race_path: Path) -> Iterable[JsonObject]:
         yield from read_log(pack_folder(race_path, entrant, rate))
 
 
-# One small file
+# Logs in one file
 
 
 def write_logs(race_path: Path, logs_file: Path) -> str:
-    """The logs of a race in one file, a column a quantity: it can be told of as its folder can, to the same bytes."""
+    """Write the logs of a race to one file, one column per quantity.
+
+    Reports from the file and from the folder are byte-identical.
+    """
     settings = read_race_settings(race_path)
     lines_by_pack: dict[tuple[str, float], list[JsonObject]] = {}
     for line in read_all_logs(race_path):
@@ -226,7 +256,7 @@ def write_logs(race_path: Path, logs_file: Path) -> str:
 
 
 def screen_logs_file(logs_file: Path) -> Path:
-    """Where the logs of the race before lie, in which rates were chosen: beside those of the race.
+    """The file with the logs of the screen, next to those of the race.
 
     >>> screen_logs_file(Path("small.json")).name
     'small.screen.json'
@@ -235,23 +265,25 @@ def screen_logs_file(logs_file: Path) -> Path:
 
 
 def restore_from_logs(logs_file: Path, race_folder: Path, new_settings: JsonObject) -> None:
-    """Make the folder of a race from its file of logs, so that others can join it.
+    """Create the folder of a race from its file of logs, so that other entrants can join it.
 
-    Nothing is done where a race is there; a file of another race than the one that is asked for `now` is refused. The logs of a screen
-    are taken from beside it. What is finished needs no weights; what is not is left out and trained from its start. How long it took
-    was another machine's, or another hour's, and is left out too.
+    Nothing happens if the folder already holds a race. A file of a different race than `new_settings` is refused.
+    The logs of a screen are read from the file next to it. Finished packs need no weights; unfinished packs are
+    left out and trained from the start. Durations are left out because they belong to another machine.
     """
     if (race_folder / RACE_FILE).exists():
         return
     if not logs_file.is_file():
-        raise RheoscopeError(f"there is no file {logs_file}; type one that --logs wrote")
+        raise RheoscopeError(
+            Message("there is no file {file}, expected a file written with --logs", file=str(logs_file))
+        )
     content = _read_race_json(logs_file)
-    _check_same_race(logs_file, content, json.loads(json.dumps(new_settings)), "another --join")
+    _check_same_race(logs_file, content, json.loads(json.dumps(new_settings)))
     with race_lock(race_folder), tempfile.TemporaryDirectory(prefix=".join-", dir=race_folder) as temporary_folder:
         _write_race_folder(content, Path(temporary_folder))
         if screen_logs_file(logs_file).is_file():
             _write_race_folder(_read_race_json(screen_logs_file(logs_file)), Path(temporary_folder) / SCREEN_FOLDER)
-        for name in (RACE_FILE, SCREEN_FOLDER, PACKS_FOLDER):  # stopped between them, some are trained again
+        for name in (RACE_FILE, SCREEN_FOLDER, PACKS_FOLDER):  # if stopped in between, some packs are trained again
             if (Path(temporary_folder) / name).exists():
                 (Path(temporary_folder) / name).rename(race_folder / name)
 
@@ -269,14 +301,14 @@ def _write_race_folder(content: JsonObject, race_folder: Path) -> None:
 
 
 def read_speeds(race_path: Path, entrant: str, rate: float) -> list[float]:
-    """Tokens a second of a pack in each of its turns."""
+    """Tokens per second of a pack in each of its intervals."""
     if race_path.is_file():
         return _pack_column(race_path, entrant, rate, "speeds")
     return [line["tokens per second"] for line in read_times(pack_folder(race_path, entrant, rate))]
 
 
 def read_observations(race_path: Path, entrant: str, rate: float) -> list[JsonObject]:
-    """What was seen of the first seed of a pack: step, values and nulls by name."""
+    """The observations of a pack's first seed: step, values and nulls by name."""
     if race_path.is_file():
         return _pack_column(race_path, entrant, rate, "looks")
     files = sorted((pack_folder(race_path, entrant, rate) / OBSERVATIONS).glob("step-*.json"))
@@ -294,7 +326,7 @@ def _pack_column(logs_file: Path, entrant: str, rate: float, column: str) -> lis
 
 
 def log_columns(lines: Sequence[JsonObject]) -> JsonObject:
-    """The lines of a pack as columns: losses (step, seed), in as few digits as tell a float32 from its neighbours."""
+    """The log of a pack as columns: losses (step, seed) with the shortest digits that identify a float32."""
     seeds = list(dict.fromkeys(line["seed"] for line in lines))
     first_seed_lines = lines[:: len(seeds)]
     flat_columns = {name: [_shortest_float32(line[name]) for line in lines] for name in ("loss", "train loss")}
@@ -316,7 +348,7 @@ def _shortest_float32(loss: float | None) -> float | None:
 
 
 def log_lines(pack: JsonObject) -> Iterable[JsonObject]:
-    """The lines of a pack, from its columns."""
+    """The log entries of a pack, from its columns."""
     for index, step in enumerate(pack["step"]):
         for seed_index, seed in enumerate(pack["seeds"]):
             divergence_step = pack["diverged"][seed_index]

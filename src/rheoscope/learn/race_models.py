@@ -1,4 +1,4 @@
-"""The models of a race, one at a time: for every analysis, for checkpoints, for a look at what was learned."""
+"""The models of a race, one at a time."""
 
 from pathlib import Path
 
@@ -7,6 +7,8 @@ import torch
 from rheoscope.learn.entrants import entrant_config as entrant_config
 from rheoscope.learn.initial_weights import with_mechanism_seed
 from rheoscope.learn.race_files import last_step, list_packs, load_state, pack_folder, read_log, read_race_settings
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.models.checkpoint import SkipInit
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer, Translator, make_architecture
@@ -15,11 +17,15 @@ from rheoscope.shapes import RheoscopeError
 
 @torch.no_grad()
 def load_race_model(race_folder: Path, entrant: str, seed: int, rate: float | None = None) -> Transformer | Translator:
-    """One model of a race as it stands: `rheoscope.load(model_of("run", "tied", seed=0))` opens it, `rs.save` keeps it.
+    """One model of a race at its current step.
 
-    **Takes** the folder of a race, the name of an entrant, the number of a seed, and a rate where the race has several.
+    **Settings** The folder of the race, the name of the entrant, the number of the seed, and the rate if the race
+    has several.
 
-    **Laws** its weights are those of the pack, whether seeds were packed or not.
+    **Laws** The weights are those of the pack, whether or not the seeds were packed.
+
+    **See also** `rheoscope.load(load_race_model("run", "tied", seed=0))` opens it for every analysis, `rs.save`
+    stores it.
     """
     settings = read_race_settings(Path(race_folder))
     rates, seed_index = (
@@ -28,16 +34,33 @@ def load_race_model(race_folder: Path, entrant: str, seed: int, rate: float | No
     )
     if not rates or not 0 <= seed_index < settings["seeds"] or (rate or rates[0]) not in rates:
         raise RheoscopeError(
-            f"{race_folder} has {', '.join(settings['mechanisms'])} with seeds {settings['first_seed']} to "
-            f"{settings['first_seed'] + settings['seeds'] - 1} at "
-            f"{', '.join(map(str, rates or settings['rates']))}; got {entrant}, seed {seed}, rate {rate}"
+            Message(
+                "{folder} has the entrants {entrants} with seeds {first} to {last} at rates {rates}, got {entrant}, seed "
+                "{seed}, rate {rate}",
+                folder=str(race_folder),
+                entrants=", ".join(settings["mechanisms"]),
+                first=settings["first_seed"],
+                last=settings["first_seed"] + settings["seeds"] - 1,
+                rates=", ".join(map(str, rates or settings["rates"])),
+                entrant=entrant,
+                seed=seed,
+                rate=rate,
+            )
         )
     if rate is None and len(rates) > 1:
-        raise RheoscopeError(f"{race_folder} has several rates; type rate={rates[0]}")
+        raise RheoscopeError(
+            Message("{folder} has models at {n} rates", folder=str(race_folder), n=len(rates)), use(rate=rates[0])
+        )
     folder = pack_folder(Path(race_folder), entrant, rate or rates[0])
     step = last_step(read_log(folder))
     if step is None:
-        raise RheoscopeError(f"{race_folder} has nothing of {entrant} yet; type the command of the race again to go on")
+        raise RheoscopeError(
+            Message(
+                "{path} has no results for {entrant} yet; run the race again to continue it",
+                path=str(race_folder),
+                entrant=entrant,
+            )
+        )
     state = load_state(folder, step)
     with SkipInit():
         model = make_architecture(

@@ -1,4 +1,4 @@
-"""The page of a race: the table, and loss curves with confidence bands."""
+"""The page of a race: the tables, and loss curves with confidence bands."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,10 @@ import numpy as np
 import torch
 
 from rheoscope.learn.curves import AHEAD, BEHIND, interpolate_target_tokens, median_and_interval, tokens_ratio
-from rheoscope.learn.entrants import ENTRANTS, penalty_sweeps
+from rheoscope.learn.entrants import ENTRANTS, base_entrant, penalty_sweeps
+from rheoscope.learn.geometry_over_training import QUANTITIES
+from rheoscope.learn.race_tables import VERDICT_LABELS, report_tables
+from rheoscope.messages.message import Message
 from rheoscope.picture.field_panels import band_marks, field_title
 from rheoscope.picture.picture import SERIES_COLOURS, Axis, Line, Mark, Panel, Picture, Shape
 from rheoscope.report.page import Page
@@ -17,41 +20,39 @@ if TYPE_CHECKING:
     import xarray
 
 
+DIFFERENCE_LABEL = Message("loss − baseline's loss")
 VERDICT_COLOURS = {AHEAD: "first", BEHIND: "second"}
 LIMIT_ENTRANTS = {"asymmetry": "tied"}
-"""The entrant that a penalty of any strength leads to."""
+"""The entrant that a penalty approaches as its strength grows."""
 Observations = dict[str, list[dict[str, Any]]]
-"""Looks at the first seed of every entrant: step, values and nulls by name."""
+"""Observations of every entrant's first seed: step, values and nulls by name."""
 
 
 def build_page(
     result: "xarray.Dataset", speeds: dict[str, float], name: str, observations: Observations | None = None
 ) -> Page:
-    """What the terminal shows, the curves, what was seen of the first seeds, and where the numbers come from."""
-    from rheoscope.learn.race_report import report_tables
-
+    """The tables, the curves, the observed geometry and the provenance."""
     shown_tables = report_tables(result, speeds)
-    page = Page(f"A race: {name}", shown_tables[0].note)
+    page = Page(Message("Race: {name}", name=name), shown_tables[0].note)
     for block in shown_tables:
         page = page.with_table(block.heading, block.header, block.rows, block.text_columns, block.note)
     page = page.with_picture(race_picture(result))
     if observations:
         page = page.with_picture(geometry_picture(observations))
-    descriptions = {
-        entrant: ENTRANTS[entrant.partition("+")[0].partition(":")[0]].sentence
-        for entrant in map(str, result.entrant.values)
-    }
-    return page.with_facts("Who raced", descriptions).with_facts(
-        "Where the numbers come from", {k: str(v) for k, v in result.attrs.items()}
+    descriptions = {entrant: ENTRANTS[base_entrant(entrant)].description for entrant in map(str, result.entrant.values)}
+    return page.with_facts(Message("Entrants"), descriptions).with_facts(
+        Message("Provenance"), {k: str(v) for k, v in result.attrs.items()}
     )
 
 
 def race_picture(result: "xarray.Dataset") -> Picture:
-    """Losses, differences from the baseline of the same seed, the loss at every rate of the grid, and along a dial where there is one."""
+    """Losses, differences from the baseline, the loss at every rate, and the effect of penalties by strength."""
     return Picture(
-        "The race",
-        "Means over the seeds that did not diverge; bands are 95 % intervals of the mean by Student's law. A difference below 0 is ahead "
-        "of the baseline.",
+        Message("Race"),
+        Message(
+            "Means over the seeds that did not diverge. Bands are 95 % intervals of the mean (Student's t). A negative "
+            "difference is a lower loss than the baseline's."
+        ),
         (
             _loss_panel(result),
             _final_difference_panel(result),
@@ -63,9 +64,7 @@ def race_picture(result: "xarray.Dataset") -> Picture:
 
 
 def geometry_picture(observations: Observations) -> Picture:
-    """Every quantity of `rheoscope train --look` along training, a line an entrant."""
-    from rheoscope.learn.geometry_over_training import QUANTITIES
-
+    """Every quantity of `rheoscope train --look` during training, one line per entrant."""
     quantities_by_entrant = {
         name: [key for key in QUANTITIES if key in entrant_observations[0]["values"]]
         for name, entrant_observations in observations.items()
@@ -89,11 +88,15 @@ def geometry_picture(observations: Observations) -> Picture:
                     field_title(quantity),
                     QUANTITIES[quantity].definition,
                     marks,
-                    Axis("step"),
+                    Axis(Message("step")),
                     Axis(field_title(quantity)),
                 )
             )
-    return Picture("Geometry along training", "The first seed of every entrant; step 0 is untrained.", tuple(panels))
+    return Picture(
+        Message("Geometry during training"),
+        Message("The first seed of every entrant. Step 0 is untrained."),
+        tuple(panels),
+    )
 
 
 def _nan_if_none(value: float | None) -> float:
@@ -101,9 +104,7 @@ def _nan_if_none(value: float | None) -> float:
 
 
 def _loss_panel(result: "xarray.Dataset") -> Panel:
-    first_column = int(
-        result.sizes["step"] > 2
-    )  # untrained, all lose the same, and so much that nothing else can be seen
+    first_column = int(result.sizes["step"] > 2)  # the untrained loss would dominate the scale
     marks = [
         mark
         for index, name in enumerate(_entrant_names(result))
@@ -112,11 +113,11 @@ def _loss_panel(result: "xarray.Dataset") -> Panel:
         )
     ]
     return Panel(
-        "Held-out loss",
-        "nats a token, at each entrant's best rate, from the first measurement after the start on",
+        Message("Held-out loss"),
+        Message("nats per token at each entrant's best rate, without the untrained model"),
         tuple(marks),
-        Axis("tokens"),
-        Axis("loss"),
+        Axis(Message("tokens")),
+        Axis(Message("loss")),
         columns=2,
     )
 
@@ -129,41 +130,53 @@ def _difference_panel(result: "xarray.Dataset") -> Panel:
         if index
         for mark in _mean_curve(result.tokens.values, loss[index] - loss[0], name, index)
     ]
-    baseline_line = Line("baseline", result.tokens.values, np.zeros(result.sizes["step"]), "null", "dashed")
+    baseline_line = Line(Message("baseline"), result.tokens.values, np.zeros(result.sizes["step"]), "null", "dashed")
     return Panel(
-        "Difference from the baseline",
-        "paired by seed",
+        Message("Difference from the baseline"),
+        Message("paired by seed"),
         (baseline_line, *marks),
-        Axis("tokens"),
-        Axis("loss − baseline's"),
+        Axis(Message("tokens")),
+        Axis(DIFFERENCE_LABEL),
         columns=2,
     )
 
 
 def _final_difference_panel(result: "xarray.Dataset") -> Panel:
-    """Differences with their intervals, the best on top; the colour is the verdict."""
+    """Final differences with their intervals, the lowest loss on top, coloured by verdict."""
     order = sorted(range(1, result.sizes["entrant"]), key=lambda index: -float(result.difference[index]))
     names = [_entrant_names(result)[index] for index in order]
     marks: list[Mark] = []
     for row, index in enumerate(order):
         entrant = result.isel(entrant=index)
         low, mean, high = (float(entrant[name]) for name in ("difference_low", "difference", "difference_high"))
-        colour = VERDICT_COLOURS.get(str(entrant.verdict.values), "null")
-        tip = f"{names[row]}: {mean:+.4f} ({low:+.4f} to {high:+.4f}), {entrant.verdict.values}"
+        verdict = str(entrant.verdict.values)
+        colour = VERDICT_COLOURS.get(verdict, "null")
+        tip = Message(
+            "{entrant}: {mean:+.4f} ({low:+.4f} to {high:+.4f}), {verdict}",
+            entrant=names[row],
+            mean=mean,
+            low=low,
+            high=high,
+            verdict=VERDICT_LABELS[verdict],
+        )
         edges = [row - 0.18, row - 0.18, row + 0.18, row + 0.18]
         marks += [
             Shape("", [low, high, high, low], edges, colour, 0.45, tip),
             Line("", [mean], [row], colour, "dots"),
         ]
-    baseline_line = Line("baseline", [0.0, 0.0], [-0.5, len(order) - 0.5], "null", "dashed")
+    baseline_line = Line(Message("baseline"), [0.0, 0.0], [-0.5, len(order) - 0.5], "null", "dashed")
     return Panel(
-        "Who is ahead", "final loss less the baseline's with its 95 % interval; grey cannot be told",
-        (baseline_line, *marks), Axis("loss − baseline's"), Axis("", tuple(names)), height=max(0.6, (len(order) * 19 + 56) / 236),
-    )  # fmt: skip
+        Message("Final difference from the baseline"),
+        Message("Bars are 95 % intervals. Grey entrants are unclear: p after Holm's correction is above 5 %."),
+        (baseline_line, *marks),
+        Axis(DIFFERENCE_LABEL),
+        Axis("", tuple(names)),
+        height=max(0.6, (len(order) * 19 + 56) / 236),
+    )
 
 
 def _rate_panels(result: "xarray.Dataset") -> list[Panel]:
-    """Only where somebody raced at several: of a screened race it is the screen that has them."""
+    """The loss at every rate, if an entrant ran at several. In a screened race only the screen has them."""
     if int(np.isfinite(result.loss_by_rate.values).sum(1).max()) < 2:
         return []
     rates = result.rate.values
@@ -173,17 +186,17 @@ def _rate_panels(result: "xarray.Dataset") -> list[Panel]:
         for index, name in enumerate(_entrant_names(result))
     ]
     panel = Panel(
-        "Learning rates",
-        "mean final loss at every rate of the grid",
+        Message("Learning rates"),
+        Message("mean final loss at every rate of the grid"),
         tuple(marks),
-        Axis("rate", log=True),
-        Axis("loss"),
+        Axis(Message("rate"), log=True),
+        Axis(Message("loss")),
     )
     return [panel]
 
 
 def _sweep_panels(result: "xarray.Dataset") -> list[Panel]:
-    """For every penalty that entrants have at several strengths: how far from the baseline, and how soon at the target, against λ."""
+    """For every penalty at several strengths λ: the difference from the baseline and the tokens to the target."""
     names, panels = _entrant_names(result), []
     for penalty, points in penalty_sweeps(names).items():
         strengths = np.array([strength for strength, _ in points])
@@ -193,39 +206,45 @@ def _sweep_panels(result: "xarray.Dataset") -> list[Panel]:
 
 def _penalty_panels(result: "xarray.Dataset", penalty: str, strengths: np.ndarray, indices: list[int]) -> list[Panel]:
     rows = result.isel(entrant=indices)
-    baseline_line = Line("baseline", strengths, np.zeros(len(indices)), "null", "dashed")
+    baseline_line = Line(Message("baseline"), strengths, np.zeros(len(indices)), "null", "dashed")
     limit_names = [name for name in _entrant_names(result) if name == LIMIT_ENTRANTS.get(penalty)]
     limit_lines = [
         Line(name, strengths, np.full(len(indices), float(result.difference.sel(entrant=name))), "second", "dashed")
         for name in limit_names
     ]
-    ratio_baseline = Line("baseline", strengths, np.ones(len(indices)), "null", "dashed")
+    ratio_baseline = Line(Message("baseline"), strengths, np.ones(len(indices)), "null", "dashed")
     difference_band = band_marks(
-        strengths, rows.difference_low.values, rows.difference_high.values, "first", "95 % interval"
+        strengths, rows.difference_low.values, rows.difference_high.values, "first", Message("95 % interval")
     )
     target, (ratios, low, high) = common_target_ratios(result, indices)
-    ratio_band = band_marks(strengths, low, high, "first", "interval of the median")
-    axis = Axis(f"λ of {penalty}", log=True)
+    ratio_band = band_marks(strengths, low, high, "first", Message("interval of the median"))
+    axis = Axis(Message("λ of {penalty}", penalty=penalty), log=True)
     return [
         Panel(
-            f"Final loss along the dial: {penalty}",
-            "difference from the baseline; the stronger, the further to the right",
+            Message("Final loss by strength of {penalty}", penalty=penalty),
+            Message("difference from the baseline"),
             (*difference_band, Line(penalty, strengths, rows.difference.values), *limit_lines, baseline_line),
             axis,
-            Axis("loss − baseline's"),
+            Axis(DIFFERENCE_LABEL),
         ),
         Panel(
-            f"Tokens along the dial: {penalty}",
-            f"to a loss of {target:.4f}, which all reach, over the baseline's, median over seeds",
+            Message("Tokens by strength of {penalty}", penalty=penalty),
+            Message(
+                "tokens to a loss of {target:.4f}, which all reach, relative to the baseline (median over seeds)",
+                target=target,
+            ),
             (*ratio_band, Line(penalty, strengths, ratios), ratio_baseline),
             axis,
-            Axis("times the tokens"),
+            Axis(Message("ratio of tokens")),
         ),
     ]
 
 
 def common_target_ratios(result: "xarray.Dataset", indices: Sequence[int]) -> tuple[float, np.ndarray]:
-    """The loss that every seed of some entrants reaches, and how many times the baseline's tokens each takes to it: median, low, high."""
+    """The loss that every seed of the given entrants reaches, and the tokens to it relative to the baseline.
+
+    The second value has the rows median, low and high.
+    """
     loss, tokens = torch.as_tensor(result.loss.values).double(), torch.as_tensor(result.tokens.values).double()
     target = float(loss[[0, *indices], :, -1].nan_to_num(-torch.inf).max())
     baseline_tokens = interpolate_target_tokens(target, tokens, loss[0])
@@ -238,14 +257,14 @@ def common_target_ratios(result: "xarray.Dataset", indices: Sequence[int]) -> tu
 
 
 def _mean_curve(x: np.ndarray, y: np.ndarray, name: str, index: int) -> list[Mark]:
-    """The mean over seeds in its band, of those that did not diverge; nothing where none is left."""
+    """The mean over the seeds that did not diverge, with its band; nothing if all diverged."""
     finite_curves = y[np.isfinite(y).all(1)]
     if not len(finite_curves):
         return []
     low, high = (end.numpy() for end in student_interval(torch.as_tensor(finite_curves).mT))
     style = "dashed" if index >= len(SERIES_COLOURS) else "solid"
     return [
-        *band_marks(x, low, high, _series_colour(index), f"{name}, 95 % interval"),
+        *band_marks(x, low, high, _series_colour(index), Message("{name}, 95 % interval", name=name)),
         Line(name, x, finite_curves.mean(0), _series_colour(index), style),
     ]
 

@@ -1,4 +1,4 @@
-"""What a race consists of: entrants, seeds, steps and batches, and the packs of seeds that train together."""
+"""The plan of a race: entrants, seeds, evaluation steps and batches, and the packs of seeds that train together."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from rheoscope.learn import race_files
 from rheoscope.learn.entrants import entrant_configs, flops_per_token, parse_penalties
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.models.config import Config
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Batch, Task
@@ -22,10 +24,10 @@ SeedBatch = tuple[Batch, Float[Tensor, " seeds"]]
 
 @dataclass(frozen=True)
 class Race:
-    """What is raced: a recipe, entrants by name, how many seeds, at which rates, and on how many held-out tokens it is measured.
+    """A race: a recipe, entrants by name, the number of seeds, the rates, and the number of held-out tokens to evaluate on.
 
-    Every entrant races at every rate, or at the one that was `chosen` for it before, with other seeds (`screen.py`): then seeds are
-    counted from `first_seed`, behind those.
+    Every entrant runs at every rate, or at the rate in `chosen` that a screen picked for it with other seeds
+    (`rate_screen.py`). In that case the seeds start at `first_seed`, after those of the screen.
 
     >>> from rheoscope.models.recipes import tiny
     >>> [f"{pack.entrant}@{pack.recipe.rate:g}" for pack in Race(tiny(), ("metric",), 2, (1e-3, 3e-3)).packs()]
@@ -42,7 +44,7 @@ class Race:
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
-            raise RheoscopeError(f"a race has 1 seed or more, got {self.seeds}; type --seeds 12")
+            raise RheoscopeError(Message("seeds must be at least 1, got {seeds}", seeds=self.seeds), use(seeds=12))
         object.__setattr__(self, "rates", tuple(self.rates) or (self.recipe.rate,))
 
     def packs(self) -> list["Pack"]:
@@ -54,20 +56,20 @@ class Race:
         ]
 
     def seed_numbers(self) -> tuple[int, ...]:
-        """The seeds that race."""
+        """The numbers of the seeds."""
         return tuple(range(self.first_seed, self.first_seed + self.seeds))
 
     def entrant_recipe(self, entrant: str, config: Config, rate: float) -> Recipe:
-        """How an entrant learns: as all do, but for its model, its rate, and what it keeps small besides."""
+        """The recipe of an entrant: the common one with its own model, rate and penalties."""
         return replace(self.recipe, config=config, rate=rate, penalty=self.recipe.penalty | parse_penalties(entrant))
 
     def evaluation_steps(self) -> list[int]:
-        """The steps at which all are measured: the start, every `evaluate_every`, and the end."""
+        """The steps at which all entrants are evaluated: the start, every `evaluate_every` steps, and the end."""
         regular_steps = range(0, self.recipe.steps, self.recipe.evaluate_every)
         return [*regular_steps, self.recipe.steps]
 
     def to_json(self, task: Task) -> dict[str, Any]:
-        """As JSON keeps it, with a fingerprint of the data."""
+        """The settings as JSON stores them, with a fingerprint of the data."""
         batches = (*task.batch(0, self.recipe), *next(iter(task.held_out_batches(self.recipe))))
         data_hash = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in batches)).hexdigest()[:16]
         return {
@@ -91,27 +93,30 @@ class Pack:
     seeds: tuple[int, ...]
 
     def batch(self, task: Task, seeds: Sequence[int], step: int) -> SeedBatch:
-        """What these seeds read at a step, the rows of the first seed first: the same for every entrant and rate."""
+        """The batch of these seeds at a step, the rows of the first seed first.
+
+        It is the same for every entrant and rate.
+        """
         batches = [task.batch(step, replace(self.recipe, seed=seed)) for seed in seeds]
         counts = torch.tensor([float(task.n_targets(batch)) for batch in batches])
         return task.concat_batches(batches), counts
 
     @property
     def tokens_per_step(self) -> int:
-        """What one seed reads in one step."""
+        """The tokens that one seed reads per step."""
         return self.recipe.batch * self.recipe.context
 
     @property
     def total_tokens(self) -> int:
-        """What all its seeds read in all steps."""
+        """The tokens that all seeds read in all steps."""
         return self.recipe.steps * self.tokens_per_step * len(self.seeds)
 
     @property
-    def name(self) -> str:
-        """As a person is told of it."""
-        return f"{self.entrant} at {self.recipe.rate:g}"
+    def name(self) -> Message:
+        """The name of the pack in progress displays."""
+        return Message("{entrant} at rate {rate:g}", entrant=self.entrant, rate=self.recipe.rate)
 
     @cached_property
     def flops_per_step(self) -> int:
-        """What that costs."""
+        """The FLOPs of one seed per step."""
         return self.tokens_per_step * flops_per_token(self.recipe.config, self.recipe.context)

@@ -1,16 +1,16 @@
-"""What a race tells a person: a bar while it runs, one table, the same as JSON, CSV and a page."""
+"""The commands of a race: run it with a progress bar, and report it as a table, JSON, CSV and a page."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rheoscope.files import check_outputs, remove_created
-from rheoscope.learn.curves import AHEAD, BEHIND, SIGNIFICANCE_LEVEL
 from rheoscope.learn.distributed_race import run_distributed_race
-from rheoscope.learn.entrants import BASELINE, ENTRANTS
+from rheoscope.learn.entrants import ENTRANTS
+from rheoscope.learn.geometry_over_training import GeometryObserver, parse_steps
 from rheoscope.learn.race import OnProgress, PackObserver, TrainingMode, run_race, with_task_vocabulary
 from rheoscope.learn.race_files import (
     DATA_FOLDER,
@@ -21,16 +21,20 @@ from rheoscope.learn.race_files import (
     write_logs,
 )
 from rheoscope.learn.race_job import Job, job_from_mapping, settings_from_toml
+from rheoscope.learn.race_page import build_page
 from rheoscope.learn.race_plan import Race
-from rheoscope.learn.race_result import FIELDS, best_rate_observations, median_speeds, race_result
+from rheoscope.learn.race_result import best_rate_observations, median_speeds, race_result
+from rheoscope.learn.race_tables import report_tables
 from rheoscope.learn.train_report import preparation_bar
 from rheoscope.learn.training_time import format_duration
-from rheoscope.messages.numbers import format_fixed, format_number, pluralise
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.catalogue import render
+from rheoscope.messages.message import Message
 from rheoscope.models.corpus_sources import check_data, load_task
 from rheoscope.models.recipes import parse_setting
 from rheoscope.models.task import Task
 from rheoscope.models.train import Process, distributed_process
-from rheoscope.picture.blocks import Cell, Table, to_cells
+from rheoscope.picture.blocks import Table, to_cells
 from rheoscope.ray_workers import set_threads, worker_count
 from rheoscope.report.console import console
 from rheoscope.report.csv_files import check_table_directory, save_csv
@@ -39,29 +43,24 @@ from rheoscope.report.progress_bars import progress_bar
 from rheoscope.report.terminal import Terminal
 from rheoscope.shapes import RheoscopeError
 
-if TYPE_CHECKING:
-    import xarray
-
-VERDICT_STYLES = {AHEAD: "green", BEHIND: "red"}
-
 
 def show_entrants() -> None:
-    """What `rheoscope race --list` does."""
-    rows = [to_cells([name, entrant.sentence]) for name, entrant in ENTRANTS.items()]
+    """Print all entrants."""
+    rows = [to_cells([name, entrant.description]) for name, entrant in ENTRANTS.items()]
+    header = to_cells([Message("entrant"), Message("description")])
     terminal = Terminal(console(), [])
-    terminal.print_block(Table("Entrants", to_cells(["entrant", "what it is"]), rows, frozenset({0, 1})))
+    terminal.print_block(Table(Message("Entrants"), header, rows, frozenset({0, 1})))
     terminal.print_line(
-        "NAME:parameters and NAME:flops have an FFN as wide as it takes to match the recipe's own model", "dim"
+        Message("NAME:parameters and NAME:flops have the FFN width that matches the size of the recipe's own model."),
+        "dim",
     )
 
 
 def make_job(job_file: Path | None, options: Mapping[str, Any], assignments: Sequence[str]) -> Job:
-    """What a file says, and what was typed, which goes before."""
+    """A job from a file and from typed options. Typed options take precedence."""
     file_settings = {} if job_file is None else settings_from_toml(job_file)
     typed_settings = {name: value for name, value in options.items() if value}
     if "look" in typed_settings:
-        from rheoscope.learn.geometry_over_training import parse_steps
-
         typed_settings["look"] = parse_steps(typed_settings["look"])
     return job_from_mapping(
         file_settings
@@ -80,9 +79,12 @@ def run_race_job(
     threads: int | None = None,
     join_logs: Path | None = None,
 ) -> bool:
-    """Prepare the data, race or go on racing, also where only logs are left; gives whether this process is the one that tells of it."""
+    """Prepare the data, then start or continue the race. Returns whether this process prints the report.
+
+    With `join_logs`, finished packs are restored from a file of logs.
+    """
     full_race, screen = job.build_race(), job.build_screen()
-    full_race.packs()  # a name that is not known is told before anything is prepared
+    full_race.packs()  # raises for an unknown entrant before any data is prepared
     check_data(job.recipe, [*job.data, *job.held_out])
     screening_race = None if screen is None else screen.screening_race(full_race)
     with distributed_process(device) as process:
@@ -121,25 +123,29 @@ def run_race_job(
                     full_race = screen.main_race(full_race, out / SCREEN_FOLDER)
                 run(full_race, out, on_progress, make_observer(job.look, full_race, task) if job.look else None)
         except KeyboardInterrupt:
-            _log(f"stopped; every turn that was finished is kept in {out}; type the same command to go on")
+            _log(Message("stopped; {out} keeps all finished intervals; run the same command to continue", out=str(out)))
             raise SystemExit(130) from None
         return process.is_first
 
 
 def make_observer(steps: Sequence[int], race: Race, task: Task) -> PackObserver:
-    """Looks at the first seed of every entrant, kept in the folder of its pack, where `rheoscope learned` finds them."""
-    from rheoscope.learn.geometry_over_training import GeometryObserver
+    """An observer of every entrant's first seed.
 
+    Observations are stored in the folder of the pack, where `rheoscope learned` finds them.
+    """
     observer = GeometryObserver.from_task(steps, Path(), task, race.recipe)
     return lambda folder, step, model: replace(observer, out=folder)(step, model)
 
 
 def ray_worker_count(workers: int | None, address: str | None, device: str | None, process: Process) -> int:
-    """How many by Ray, 0 for none; under `torchrun` the processes are there already."""
+    """The number of Ray workers, 0 for none. Under `torchrun` the processes already exist."""
     if process.world_size == 1:
         return worker_count(workers, address, device)
     if workers or address:
-        raise RheoscopeError("torchrun and Ray both share out a race; type --workers without torchrun, or leave it out")
+        raise RheoscopeError(
+            Message("--workers and --address use Ray, which cannot be combined with torchrun"),
+            Advice("", "--workers 0"),
+        )
     return 0
 
 
@@ -153,7 +159,7 @@ def show_report(
     html: Path | None = None,
     explain: bool = False,
 ) -> None:
-    """One table in the terminal; every number as JSON, tables as CSV, curves as a page, logs as one small file."""
+    """Print the tables of a race without running it. Optionally write JSON, CSV, a page and the logs in one file."""
     screen_logs = (
         None if logs is None or not (race_path / SCREEN_FOLDER / RACE_FILE).exists() else screen_logs_file(logs)
     )
@@ -173,151 +179,47 @@ def show_report(
     if csv is not None:
         file_messages.append(save_csv({"race": result}, csv))
     if html is not None:
-        from rheoscope.learn.race_page import build_page
-
         file_messages.append(
             build_page(result, speeds, race_path.resolve().stem, best_rate_observations(race_path)).save(html)
         )
     terminal.print_files(file_messages)
 
 
-def report_tables(result: "xarray.Dataset", speeds: dict[str, float]) -> list[Table]:
-    """Who is ahead, and where it was kept, how long it took."""
-    return [entrant_table(result), *([speed_table(result, speeds)] if speeds else [])]
-
-
-def entrant_table(result: "xarray.Dataset") -> Table:
-    """An entrant a row: its loss, how far from the baseline, how sure, how soon."""
-    field_by_column = {
-        "entrant": "", "rate": "best_rate", "loss": "final_loss", "difference": "difference", "95 % interval": "difference_low",
-        "p": "p_holm", "verdict": "verdict", "tokens": "tokens_ratio", "FLOPs": "flops_ratio", "reached": "reached",
-        "diverged": "diverged",
-    }  # fmt: skip
-    header = [Cell(name, FIELDS[field][1] if field else "") for name, field in field_by_column.items()]
-    rows = [_entrant_cells(result, index) for index in range(result.sizes["entrant"])]
-    attributes = result.attrs
-    progress_note = (
-        ""
-        if attributes["steps"] == attributes["steps_planned"]
-        else f" of {attributes['steps_planned']:,}, the race goes on"
-    )
-    heading = f"Held-out loss after {attributes['steps']:,} steps{progress_note}, {attributes['seeds']} seeds"
-    return Table(heading, header, rows, frozenset({0, 6}), note=table_note(result))
-
-
-def table_note(result: "xarray.Dataset") -> str:
-    """How the table was made, in words."""
-    attributes, n_rates = result.attrs, result.sizes["rate"]
-    same_seeds = attributes["rates_chosen_on"] == attributes["judged_on"]
-    seeds_text = (
-        "on the same seeds"
-        if same_seeds
-        else f"on seeds {attributes['rates_chosen_on']}, judged on seeds {attributes['judged_on']}"
-    )
-    rates_text = f"each at the best of {n_rates} rates, chosen {seeds_text}; " if n_rates > 1 else ""
-    grid_ends = {float(result.rate.min()), float(result.rate.max())} if n_rates > 2 else set()
-    rate_by_entrant = {
-        str(name): float(rate) for name, rate in zip(result.entrant.values, result.best_rate.values, strict=True)
-    }
-    at_grid_end = [name for name, rate in rate_by_entrant.items() if rate in grid_ends]
-    at_other_rate = [name for name, rate in rate_by_entrant.items() if rate != rate_by_entrant[BASELINE]]
-    entrants_text = pluralise(result.sizes["entrant"] - 1, "entrant")
-    return (
-        f"Differences are paired by seed, {rates_text}p after Holm's correction over {entrants_text}. tokens and FLOPs: "
-        f"to a loss of {attributes['target']:.4f}, over the baseline's, median over seeds."
-        + f" At an end of the grid, where a wider one might help: {', '.join(at_grid_end)}." * bool(at_grid_end)
-        + f" At another rate than the baseline, so that a difference may be the rate's: {', '.join(at_other_rate)}."
-        * bool(at_other_rate)
-    )
-
-
-def _entrant_cells(result: "xarray.Dataset", index: int) -> list[Cell]:
-    values = {
-        str(name): variable.values[index]
-        for name, variable in result.data_vars.items()
-        if variable.dims == ("entrant",)
-    }
-    is_baseline = index == 0
-    interval_text = (
-        f"{format_fixed(values['difference_low'], 4, True)} to {format_fixed(values['difference_high'], 4, True)}"
-    )
-    n_seeds = result.sizes["judged"]
-    return [
-        Cell(str(result.entrant.values[index]), style="bold"),
-        Cell(f"{values['best_rate']:g}"),
-        Cell(format_fixed(values["final_loss"], 4), small_text=f"±{format_fixed(values['final_sd'], 4)}"),
-        Cell("" if is_baseline else format_fixed(values["difference"], 4, True)),
-        Cell("" if is_baseline else interval_text),
-        Cell("" if is_baseline else format_p_value(values["p_holm"])),
-        Cell(
-            "baseline" if is_baseline else str(values["verdict"]), style=VERDICT_STYLES.get(str(values["verdict"]), "")
-        ),
-        Cell(_format_ratio(values["tokens_ratio"])),
-        Cell(_format_ratio(values["flops_ratio"])),
-        Cell(f"{values['reached']} of {n_seeds}"),
-        Cell(str(values["diverged"] or "")),
-    ]
-
-
-def format_p_value(p: float) -> str:
-    """A p value, short; where two digits would hide on which side of 5 % it lies, more.
-
-    >>> format_p_value(0.3), format_p_value(0.0509), format_p_value(0.0496), format_p_value(0.002), format_p_value(float("nan"))
-    ('.30', '.0509', '.0496', '0.002', 'none')
-    """
-    if p < 0.01:
-        return f"{p:.1g}"
-    return f"{p:.3g}".removeprefix("0") if round(p, 2) == SIGNIFICANCE_LEVEL else format_number(p)
-
-
-def _format_ratio(ratio: float) -> str:
-    """How many times as much; never where it was not reached by half of the seeds; nothing where the baseline was there at once."""
-    return "never" if ratio == float("inf") else "" if ratio != ratio else f"{format_fixed(ratio, 2)} ×"
-
-
-def speed_table(result: "xarray.Dataset", speeds: dict[str, float]) -> Table:
-    """Tokens a second of every entrant on this machine, and its time to the target, beside the baseline's."""
-    baseline_speed = speeds.get(BASELINE, float("nan"))
-    tokens_ratio = dict(zip(map(str, result.entrant.values), map(float, result.tokens_ratio.values), strict=True))
-    rows = [
-        [
-            Cell(name, style="bold"),
-            Cell(f"{speed:,.0f}"),
-            Cell(_format_ratio(baseline_speed / speed)),
-            Cell(_format_ratio(tokens_ratio[name] * baseline_speed / speed)),
-        ]
-        for name, speed in speeds.items()
-    ]
-    header = to_cells(["entrant", "tokens/s, all seeds", "time of a step", "time to target"])
-    return Table("How long it took here", header, rows, note="Of this machine, in turns; no part of --json's race.")
-
-
 def _log(line: str) -> None:
-    console(stderr=True).print(line, soft_wrap=True, markup=False)
+    console(stderr=True).print(render(line), soft_wrap=True, markup=False)
 
 
 @contextmanager
 def race_progress(visible: bool) -> Iterator[OnProgress]:
-    """Who is training, the rate and the time left: a bar on a terminal, a line now and then where stderr is a file or a pipe."""
+    """Show the current pack, the speed and the time left: a bar on a terminal, otherwise a line every few seconds."""
     stderr_console, pace = console(stderr=True), PaceEstimate()
     if not visible:
         yield lambda tokens, total, pack_name: None
     elif not stderr_console.is_terminal:
-        with progress_bar("racing") as start_task:
-            yield lambda tokens, total, pack_name: start_task(f"{pack_name}, {pace(tokens, total)},")(tokens, total)
+        with progress_bar(Message("training")) as start_task:
+            yield lambda tokens, total, pack_name: start_task(_progress_text(pack_name, pace(tokens, total)))(
+                tokens, total
+            )
     else:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn()
         with Progress(*columns, console=stderr_console, transient=True, refresh_per_second=4) as display:
-            task_id = display.add_task("racing", total=None)
+            task_id = display.add_task(render(Message("training")), total=None)
             yield lambda tokens, total, pack_name: display.update(
-                task_id, completed=tokens, total=total, description=f"{pack_name}, {pace(tokens, total)}"
+                task_id,
+                completed=tokens,
+                total=total,
+                description=render(_progress_text(pack_name, pace(tokens, total))),
             )
 
 
+def _progress_text(pack_name: str, pace: Message) -> Message:
+    return Message("{pack} ({pace})", pack=pack_name, pace=pace)
+
+
 class PaceEstimate:
-    """How fast a race is since it was first asked, and how long it will take at that pace.
+    """The speed of a race since the first call and the time left at that speed.
 
     >>> pace = PaceEstimate()
     >>> pace(100, 1000), pace.format_pace(100, 300, 1000, seconds=2.0)
@@ -327,15 +229,16 @@ class PaceEstimate:
     def __init__(self) -> None:
         self.start: tuple[float, int] | None = None
 
-    def __call__(self, tokens: int, total: int) -> str:
+    def __call__(self, tokens: int, total: int) -> Message:
         now = time.monotonic()
         self.start = self.start or (now, tokens)
         return self.format_pace(self.start[1], tokens, total, now - self.start[0])
 
     @staticmethod
-    def format_pace(start_tokens: int, tokens: int, total: int, seconds: float) -> str:
-        """From so many tokens to so many, of all, in seconds."""
+    def format_pace(start_tokens: int, tokens: int, total: int, seconds: float) -> Message:
+        """The speed from `start_tokens` to `tokens`, and the time left to `total`."""
         if tokens <= start_tokens or seconds <= 0:
-            return "0 tokens/s"
+            return Message("{speed:,.0f} tokens/s", speed=0)
         speed = (tokens - start_tokens) / seconds
-        return f"{speed:,.0f} tokens/s, {format_duration((total - tokens) / speed)} left"
+        duration = format_duration((total - tokens) / speed)
+        return Message("{speed:,.0f} tokens/s, {duration} left", speed=speed, duration=duration)

@@ -1,4 +1,4 @@
-"""What a race found as a labelled Dataset: every number of the table, every curve, what was chosen; and how long it took, apart."""
+"""The result of a race as a labelled Dataset, and the training speeds, which are kept separate."""
 
 import statistics
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import torch
 from rheoscope.learn.curves import Comparison, EntrantComparison, compare_entrants, median_and_interval, read_curves
 from rheoscope.learn.entrants import BASELINE
 from rheoscope.learn.race_files import list_packs, read_observations, read_race_settings, read_speeds
+from rheoscope.space.analysis import Field
 
 if TYPE_CHECKING:
     import xarray
@@ -18,49 +19,50 @@ if TYPE_CHECKING:
 ENTRANT_DIMS = ("entrant",)
 CURVE_DIMS = ("entrant", "seed", "step")
 
-FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
-    "loss": (CURVE_DIMS, "held-out loss, nats a token, at the entrant's best rate; nothing once a seed has diverged"),
-    "train_loss": (CURVE_DIMS, "loss on the batches since the mark before, nats a token"),
-    "tokens": (("step",), "tokens that one seed has read"),
-    "loss_by_rate": (
-        ("entrant", "rate"),
-        "held-out loss at the last mark, mean over seeds; nothing where a seed diverged",
+FIELDS: dict[str, Field] = {
+    "loss": Field(CURVE_DIMS, "Held-out loss at the entrant's best rate; NaN after a seed diverged.", "nats"),
+    "train_loss": Field(CURVE_DIMS, "Mean training loss since the previous evaluation.", "nats"),
+    "tokens": Field(("step",), "Tokens that one seed has read.", "tokens"),
+    "loss_by_rate": Field(
+        ("entrant", "rate"), "Final held-out loss at each rate, mean over seeds; NaN if a seed diverged.", "nats"
     ),
-    "best_rate": (ENTRANT_DIMS, "the rate of the grid at which the mean held-out loss is least"),
-    "final_loss": (ENTRANT_DIMS, "held-out loss at the last mark, mean over the seeds that are judged"),
-    "final_sd": (ENTRANT_DIMS, "its standard deviation over seeds"),
-    "difference": (ENTRANT_DIMS, "held-out loss less the baseline's, mean over pairs of the same seed"),
-    "difference_low": (ENTRANT_DIMS, "lower end of its 95 % interval, by Student's law"),
-    "difference_high": (ENTRANT_DIMS, "upper end of its 95 % interval, by Student's law"),
-    "bootstrap_low": (ENTRANT_DIMS, "lower end of its 95 % interval, seeds drawn anew"),
-    "bootstrap_high": (ENTRANT_DIMS, "upper end of its 95 % interval, seeds drawn anew"),
-    "p_value": (ENTRANT_DIMS, "how often chance goes as far: paired t, or a sign test where a seed diverged"),
-    "p_holm": (ENTRANT_DIMS, "the same after Holm's correction over entrants"),
-    "verdict": (ENTRANT_DIMS, "ahead or behind where p_holm is at most 5 %, else cannot tell"),
-    "reached": (ENTRANT_DIMS, "seeds that reached the target loss"),
-    "tokens_to_target": (
-        ("entrant", "judged"),
-        "tokens after which a seed is at the target loss; nothing where it never was",
+    "best_rate": Field(ENTRANT_DIMS, "The rate of the grid with the lowest mean held-out loss."),
+    "final_loss": Field(ENTRANT_DIMS, "Final held-out loss, mean over the judged seeds.", "nats"),
+    "final_sd": Field(ENTRANT_DIMS, "Standard deviation of the final loss over seeds.", "nats"),
+    "difference": Field(ENTRANT_DIMS, "Final loss minus the baseline's, mean over pairs with the same seed.", "nats"),
+    "difference_low": Field(ENTRANT_DIMS, "Lower end of the 95 % interval of the difference (Student's t).", "nats"),
+    "difference_high": Field(ENTRANT_DIMS, "Upper end of the 95 % interval of the difference (Student's t).", "nats"),
+    "bootstrap_low": Field(ENTRANT_DIMS, "Lower end of the 95 % interval of the difference (bootstrap).", "nats"),
+    "bootstrap_high": Field(ENTRANT_DIMS, "Upper end of the 95 % interval of the difference (bootstrap).", "nats"),
+    "p_value": Field(ENTRANT_DIMS, "Two-sided p value of a paired t test, or of a sign test if a seed diverged."),
+    "p_holm": Field(ENTRANT_DIMS, "The p value after Holm's correction over entrants."),
+    "verdict": Field(
+        ENTRANT_DIMS, "ahead or behind if p_holm is at most 5 %, otherwise unclear (which does not mean equal)."
     ),
-    "tokens_ratio": (
-        ENTRANT_DIMS,
-        "tokens to the target over the baseline's, median over seeds; never counts as infinitely many",
+    "reached": Field(ENTRANT_DIMS, "Number of seeds that reached the target loss."),
+    "tokens_to_target": Field(
+        ("entrant", "judged"), "Tokens until a seed reaches the target loss; NaN if it never does.", "tokens"
     ),
-    "tokens_ratio_low": (ENTRANT_DIMS, "lower end of its interval, by order statistics"),
-    "tokens_ratio_high": (ENTRANT_DIMS, "upper end of its interval, by order statistics"),
-    "flops_ratio": (ENTRANT_DIMS, "FLOPs to the target over the baseline's, median over seeds"),
-    "flops_per_token": (ENTRANT_DIMS, "FLOPs of one token in training, by counting matrix products"),
-    "diverged": (ENTRANT_DIMS, "seeds whose loss was no number at some step, at the best rate"),
+    "tokens_ratio": Field(
+        ENTRANT_DIMS, "Tokens to the target over the baseline's, median over seeds; never counts as infinite."
+    ),
+    "tokens_ratio_low": Field(ENTRANT_DIMS, "Lower end of the interval of the token ratio (order statistics)."),
+    "tokens_ratio_high": Field(ENTRANT_DIMS, "Upper end of the interval of the token ratio (order statistics)."),
+    "flops_ratio": Field(ENTRANT_DIMS, "FLOPs to the target over the baseline's, median over seeds."),
+    "flops_per_token": Field(ENTRANT_DIMS, "FLOPs per token in training, counted from matrix products."),
+    "diverged": Field(ENTRANT_DIMS, "Number of seeds whose loss became infinite or NaN at the best rate."),
 }
-"""Dimensions and definition of every field."""
+"""All fields of the result."""
 
 
 def race_result(race_path: Path, target: float | None = None, halves: bool = False) -> "xarray.Dataset":
-    """What the race in a folder shows, as far as it is: dimensions entrant, seed, step, rate.
+    """The result of a race, up to the last evaluation that all entrants have reached.
 
-    **Laws** a function of the logs alone: a race that was killed and went on gives the same, byte for byte.
+    **Returns** A Dataset with the dimensions entrant, seed, step and rate. `FIELDS` defines its fields.
 
-    **Siblings** `curves.compare` has the statistics; `times` how long it took, which is no part of this.
+    **Laws** The result is a function of the logs alone. A race that was killed and resumed gives the same bytes.
+
+    **See also** `curves.compare_entrants` computes the statistics. `median_speeds` returns training speeds.
     """
     comparison = compare_entrants(read_curves(race_path), target, halves)
     return comparison_dataset(comparison, read_race_settings(race_path))
@@ -92,7 +94,7 @@ def comparison_dataset(comparison: Comparison, settings: dict[str, Any]) -> "xar
         "step": list(baseline.curves.steps),
         "rate": settings["rates"],
     }
-    arrays = {name: (dims, numbers[name], {"definition": definition}) for name, (dims, definition) in FIELDS.items()}
+    arrays = {name: (field.dims, numbers[name], field.attributes()) for name, field in FIELDS.items()}
     steps, last_step = settings["recipe"]["steps"], baseline.curves.steps[-1]
     rate_seeds = range(settings["first_seed"]) if settings["chosen"] else comparison.rate_seeds
     attributes = {
@@ -111,14 +113,14 @@ def comparison_dataset(comparison: Comparison, settings: dict[str, Any]) -> "xar
 
 
 def format_seeds(seeds: Sequence[int]) -> str:
-    """The numbers of seeds, briefly where they follow each other.
+    """Seed numbers, as a range if they are consecutive.
 
     >>> format_seeds([0, 1, 2, 3]), format_seeds([4, 6])
-    ('0 to 3', '4, 6')
+    ('0–3', '4, 6')
     """
     numbers = list(seeds)
     return (
-        f"{numbers[0]} to {numbers[-1]}"
+        f"{numbers[0]}–{numbers[-1]}"
         if len(numbers) > 2 and numbers == [*range(numbers[0], numbers[-1] + 1)]
         else ", ".join(map(str, numbers))
     )
@@ -127,7 +129,7 @@ def format_seeds(seeds: Sequence[int]) -> str:
 def _entrant_values(
     row: EntrantComparison, baseline: EntrantComparison, judged_indices: list[int]
 ) -> dict[str, float | str | int]:
-    """Everything that is one number, or one word, for an entrant."""
+    """All values of an entrant that are a single number or word."""
     difference, final_losses = row.difference, row.curves.final_loss[judged_indices]
     median_ratio, low, high = median_and_interval(row.tokens_ratio)
     flops_per_token, baseline_flops_per_token = (
@@ -164,27 +166,30 @@ def _entrant_values(
 
 
 def _standard_deviation(x: torch.Tensor) -> float:
-    """The standard deviation of what there is; none of fewer than two."""
+    """The standard deviation of the values that are not NaN; NaN for fewer than two."""
     valid = x[~x.isnan()]
     return float(valid.std()) if len(valid) > 1 else torch.nan
 
 
 def median_speeds(race_path: Path) -> dict[str, float]:
-    """Tokens a second of every entrant, all its seeds together, median over turns: of this machine and this hour, not of the race."""
+    """Tokens per second of every entrant, all seeds together, median over intervals.
+
+    They describe the machine, not the race.
+    """
     settings = read_race_settings(race_path)
     medians: dict[str, float] = {}
     for entrant in settings["mechanisms"]:
         speeds_by_pack = [read_speeds(race_path, name, rate) for name, rate in list_packs(settings) if name == entrant]
         speeds = [
             speed for pack_speeds in speeds_by_pack for speed in pack_speeds[len(pack_speeds) > 1 :]
-        ]  # in the first one things are compiled
+        ]  # the first interval includes compilation
         if speeds:
             medians[entrant] = statistics.median(speeds)
     return medians
 
 
 def best_rate_observations(race_path: Path) -> dict[str, list[dict[str, Any]]]:
-    """What was seen of the first seed of every entrant that was looked at, at its best rate."""
+    """The observations of every observed entrant's first seed, at its best rate."""
     best_rates = {row.curves.entrant: row.curves.rate for row in compare_entrants(read_curves(race_path)).rows}
     observations = {entrant: read_observations(race_path, entrant, rate) for entrant, rate in best_rates.items()}
     return {

@@ -1,12 +1,13 @@
-"""Rates chosen before a race, in a shorter one with other seeds: each at the best of the same grid, at a price that can be paid.
+"""A screen: a shorter race with other seeds that chooses the learning rate of every entrant.
 
-    out/screen/     every entrant at every rate, few seeds, few steps
-    out/            every entrant at the rate that was best for it there, all steps, seeds that were not in it
+    out/screen/     every entrant at every rate, with few seeds and few steps
+    out/            every entrant at its best rate, with all steps and with seeds that were not in the screen
 
-A full race at three rates costs three races; four seeds and a quarter of the steps at three rates cost a quarter of one. The seeds that
-judge had no part in choosing, so p-values are what they say, whatever was chosen. What is compared is an entrant at the rate that a
-shorter run picks, by the same rule for all, the baseline too: shorter runs like higher rates, so a difference that hangs on the rate
-should be looked at in the screen (`rheoscope race --report DIR/screen`).
+A full race at three rates costs three races. A screen of four seeds and a quarter of the steps at three rates costs
+a quarter of one race. The seeds that are judged had no part in the choice, so the p values stay valid.
+
+Every entrant, including the baseline, is judged at the rate that a shorter run picks. Shorter runs favour higher
+rates. Check a difference that depends on the rate in the screen (`rheoscope race report DIR/screen`).
 """
 
 import re
@@ -16,12 +17,14 @@ from pathlib import Path
 
 from rheoscope.learn.curves import best_curves, read_curves
 from rheoscope.learn.race_plan import Race
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
 
 @dataclass(frozen=True)
 class RateScreen:
-    """How short: so many seeds, so many steps.
+    """The size of a screen: its number of seeds and of steps.
 
     >>> RateScreen.parse("4x500")
     RateScreen(seeds=4, steps=500)
@@ -32,19 +35,25 @@ class RateScreen:
 
     @staticmethod
     def parse(text: str) -> "RateScreen":
-        """As a person types it: SEEDSxSTEPS."""
+        """A screen from SEEDSxSTEPS."""
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
         if match is None:
-            raise RheoscopeError(f"a screen is SEEDSxSTEPS, got {text!r}; type --screen 4x500")
+            raise RheoscopeError(
+                Message("screen must have the form SEEDSxSTEPS, got {text!r}", text=text), use(screen="4x500")
+            )
         return RateScreen(int(match[1]), int(match[2]))
 
     def screening_race(self, race: Race) -> Race:
-        """The shorter race: the same schedule over fewer steps, measured at its end."""
+        """The shorter race: the same schedule over fewer steps, evaluated at its end."""
         full_recipe = race.recipe
         if self.steps > full_recipe.steps:
             raise RheoscopeError(
-                f"a screen is shorter than its race of {full_recipe.steps:,} steps, got {self.steps:,}; "
-                f"type --screen {self.seeds}x{max(1, full_recipe.steps // 4)}"
+                Message(
+                    "a screen must be at most as long as its race of {steps:,} steps, got {screen_steps:,}",
+                    steps=full_recipe.steps,
+                    screen_steps=self.steps,
+                ),
+                use(screen=f"{self.seeds}x{max(1, full_recipe.steps // 4)}"),
             )
         warmup = round(full_recipe.warmup * self.steps / full_recipe.steps)
         short_recipe = replace(full_recipe, steps=self.steps, warmup=warmup, evaluate_every=self.steps)
@@ -52,7 +61,7 @@ class RateScreen:
         return replace(race, recipe=short_recipe, mechanisms=names, seeds=self.seeds)
 
     def main_race(self, race: Race, screen_folder: Path) -> Race:
-        """The race itself: each entrant at its best rate of the shorter one, with seeds that come after its seeds."""
+        """The full race: each entrant at its best rate of the screen, with seeds after those of the screen."""
         rates = best_rates(screen_folder)
         names = dict.fromkeys([*rates, *race.mechanisms])
         chosen_rates = {name: rates[without_penalty(name)] for name in names}
@@ -60,7 +69,7 @@ class RateScreen:
 
 
 def without_penalty(name: str) -> str:
-    """The entrant whose rate one with a penalty takes: the same model without it.
+    """The name of the entrant without its penalty, whose rate it takes.
 
     >>> without_penalty("untied+asymmetry=0.1"), without_penalty("tied:parameters")
     ('untied', 'tied:parameters')
@@ -69,7 +78,7 @@ def without_penalty(name: str) -> str:
 
 
 def best_rates(race_path: Path) -> Mapping[str, float]:
-    """The rate of the least mean loss for every entrant of a race."""
+    """The rate with the lowest mean loss for every entrant of a race."""
     curves = read_curves(race_path)
     return {
         name: best_curves([curve for curve in curves if curve.entrant == name]).rate

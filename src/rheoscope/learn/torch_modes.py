@@ -1,4 +1,4 @@
-"""Modes of torch that hold while a race runs."""
+"""Modes of torch for the duration of a race."""
 
 import os
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ import torch
 
 @contextmanager
 def deterministic_algorithms(enabled: bool) -> Iterator[None]:
-    """Meanwhile a GPU adds numbers in the same order every time, where it is asked to; what cannot is refused by torch."""
+    """Use deterministic algorithms if `enabled`. Torch raises for operations that have none."""
     was_enabled = torch.are_deterministic_algorithms_enabled()
     if enabled:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when a GPU is first used
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA is initialised
         torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -21,7 +21,7 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
 
 
 def raised_recompile_limit(compiled: bool) -> AbstractContextManager[object]:
-    """One graph an entrant of the same source code, where torch stops at 8 without a word; past this it says so."""
+    """Raise torch's limit of 8 graphs per function, which entrants with the same source code would exceed without notice."""
     if not compiled:
         return nullcontext()
     from torch._dynamo import config

@@ -1,6 +1,5 @@
-"""`rheoscope train` as a person sees it: recipes in a table, a bar while it learns, one line at the end."""
+"""The command `rheoscope train`: the table of recipes, a progress bar during training, and one line at the end."""
 
-import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -10,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from rheoscope.files import remove_created
 from rheoscope.learn.training_time import long_run_warning, measure_flop_rate, pace_reporter
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.catalogue import render
+from rheoscope.messages.message import Message, join
 from rheoscope.models import training_state
 from rheoscope.models.corpus_sources import check_data, load_task
 from rheoscope.models.recipes import RECIPES, Recipe, parse_setting, recipe_by_name
@@ -25,13 +27,17 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 ObserverFactory = Callable[[Task, Recipe], Observer]
-"""What looks at a model while it learns, once it is known what it learns."""
-REPORTED_FIGURES = ("loss", "bits per byte", "perplexity")
-"""Held-out figures that are worth a line."""
+"""Creates the observer of a run once its task and recipe are known."""
+REPORTED_FIGURES = {
+    "loss": Message("loss"),
+    "bits per byte": Message("bits per byte"),
+    "perplexity": Message("perplexity"),
+}
+"""Held-out metrics that are printed, with their labels."""
 
 
 def recipe_table() -> Table:
-    """Every recipe with its size and the first phrase of its page.
+    """Every recipe with its number of parameters and the first line of its docstring.
 
     >>> len(recipe_table().rows) == len(RECIPES)
     True
@@ -40,11 +46,12 @@ def recipe_table() -> Table:
         to_cells([name, parameter_count_text(make_recipe()), (make_recipe.__doc__ or "").split("\n")[0]])
         for name, make_recipe in RECIPES.items()
     ]
-    return Table("Recipes", to_cells(["recipe", "parameters", "what it is"]), rows, frozenset({0, 2}))
+    header = to_cells([Message("recipe"), Message("parameters"), Message("description")])
+    return Table(Message("Recipes"), header, rows, frozenset({0, 2}))
 
 
 def parameter_count_text(spec: Recipe) -> str:
-    """How many parameters a recipe trains, with the vocabulary it names.
+    """The number of parameters of a recipe, with the vocabulary that it names.
 
     >>> from rheoscope.models.recipes import gpt2
     >>> parameter_count_text(gpt2())
@@ -60,10 +67,12 @@ def parameter_count_text(spec: Recipe) -> str:
 
 
 def show_recipes() -> None:
-    """What `rheoscope train --list` does."""
+    """Run `rheoscope train --list`."""
     terminal = Terminal(console(), [])
     terminal.print_block(recipe_table())
-    terminal.print_line("rheoscope train RECIPE --data FILE… --out DIR; --set name=value changes any of it", "dim")
+    terminal.print_line(
+        Message("Type rheoscope train RECIPE --data FILE… --out DIR. --set name=value changes any setting."), "dim"
+    )
 
 
 def run_training(
@@ -78,13 +87,10 @@ def run_training(
     penalties: Sequence[str] = (),
     observer_factory: ObserverFactory | None = None,
 ) -> None:
-    """What `rheoscope train` does: prepare the data, train or go on training, say what to type next."""
+    """Run `rheoscope train`: prepare the data, start or continue training, and print the next command."""
     changes = dict(parse_setting(text) for text in settings) | ({} if steps is None else {"steps": steps})
     changes |= {"penalty": dict(map(parse_penalty, penalties))} if penalties else {}
-    try:
-        target_recipe = recipe_by_name(name).with_changes(**changes)
-    except RheoscopeError as error:  # what is typed in Python as name=value is typed here behind --set
-        raise RheoscopeError(re.sub(r"; type (\w+=)", r"; type --set \1", str(error))) from error
+    target_recipe = recipe_by_name(name).with_changes(**changes)
     check_data(name, [*data, *held_out])
     with distributed_process(device) as placement:
         if placement.is_first:
@@ -93,14 +99,15 @@ def run_training(
             line = _train(name, target_recipe, data, held_out, out, device, tensorboard, placement, observer_factory)
         except KeyboardInterrupt:
             if placement.is_first:
-                _log(f"stopped, {training_state.checkpoint_status(out)}; type the same command to go on")
+                status = training_state.checkpoint_status(out)
+                _log(Message("stopped: {status}; run the same command to continue", status=status))
             raise SystemExit(130) from None
     if placement.is_first:
-        print(line)
+        print(render(line))
 
 
 def parse_penalty(text: str) -> tuple[str, float]:
-    """A penalty and how strong it is, from `name=number` as a person types it.
+    """The name and strength of a penalty, from `name=number`.
 
     >>> parse_penalty("asymmetry=0.1")
     ('asymmetry', 0.1)
@@ -109,7 +116,10 @@ def parse_penalty(text: str) -> tuple[str, float]:
     try:
         return name, float(value)
     except ValueError as error:
-        raise RheoscopeError(f"a penalty is name=number, got {text!r}; type --penalty asymmetry=0.1") from error
+        raise RheoscopeError(
+            Message("a penalty has the form NAME=NUMBER, got {penalty!r}", penalty=text),
+            Advice("penalty={'asymmetry': 0.1}", "--penalty asymmetry=0.1"),
+        ) from error
 
 
 def _train(
@@ -122,8 +132,8 @@ def _train(
     tensorboard: bool,
     placement: Process,
     observer_factory: ObserverFactory | None,
-) -> str:
-    """Prepare, train, and the line that ends it."""
+) -> Message:
+    """Prepare the data, train, and return the final line."""
     with preparation_bar(placement.is_first) as on_stage, remove_created(out) if placement.is_first else nullcontext():
         task, tokenizer = load_task(name, target_recipe, data, held_out, out / "data", placement, on_stage)
         task.check(target_recipe)
@@ -135,17 +145,22 @@ def _train(
         figures = train(
             target_recipe, task, out, tokenizer, device, on_progress=report_step, log=_log, observe=observer
         )
-    is_finished = start_step == target_recipe.steps
-    outcome = f"{out} is finished at step {target_recipe.steps:,}" if is_finished else f"wrote {out}"
-    continue_note = f"; --steps {2 * target_recipe.steps} would go on" if is_finished else ""
-    return (
-        f"{outcome} (held out: {figures_text(figures)}, at step {figures['step']:,}){continue_note}; type "
-        f"{next_command(target_recipe, out, tokenizer)}"
+    facts = {"out": str(out), "figures": figures_text(figures), "step": figures["step"]}
+    command = next_command(target_recipe, out, tokenizer)
+    if start_step < target_recipe.steps:
+        return Message("wrote {out} (held out: {figures}, at step {step:,}); type {command}", command=command, **facts)
+    return Message(
+        "{out} is finished at step {last:,} (held out: {figures}, at step {step:,}); type {command}, or --steps {more} to train "
+        "longer",
+        command=command,
+        last=target_recipe.steps,
+        more=2 * target_recipe.steps,
+        **facts,
     )
 
 
 def _make_pace_reporter(target_recipe: Recipe, start_step: int, vocabulary: int, placement: Process) -> OnProgress:
-    """On a CPU, what tells how long it will take: at once where that is hours, and after a few steps."""
+    """On a CPU, report how long the run will take: at once if it takes hours, and again after a few steps."""
     if placement.device.type != "cpu" or not placement.is_first:
         return lambda figures: None
     warning = long_run_warning(
@@ -159,16 +174,18 @@ def _make_pace_reporter(target_recipe: Recipe, start_step: int, vocabulary: int,
 
 
 def next_command(trained_recipe: Recipe, out: Path, tokenizer: Path | None) -> str:
-    """What to type next: an encoder continues no text, but it can be looked at; what reads no text opens in Python.
+    """The next command: generate text, analyse a text, or open the model in Python.
 
     >>> from rheoscope.models.recipes import encoder, tiny
-    >>> text = Path("tokenizer.json")
-    >>> next_command(tiny(), Path("run"), text), next_command(encoder(), Path("run"), text), next_command(encoder(), Path("run"), None)
-    ('rheoscope generate --model run "…"', 'rheoscope "…" --model run', "rheoscope.load('run') in Python")
+    >>> tokenizer = Path("tokenizer.json")
+    >>> next_command(tiny(), Path("run"), tokenizer), next_command(encoder(), Path("run"), tokenizer)
+    ('rheoscope generate --model run "…"', 'rheoscope "…" --model run')
+    >>> next_command(encoder(), Path("run"), None)
+    "rheoscope.load('run') in Python"
     """
     quoted_path = shlex.quote(str(out))
     if tokenizer is None:
-        return f"rheoscope.load({str(out)!r}) in Python"
+        return Message("rheoscope.load({path!r}) in Python", path=str(out))
     return (
         f'rheoscope "…" --model {quoted_path}'
         if trained_recipe.config.form == "encoder"
@@ -176,22 +193,23 @@ def next_command(trained_recipe: Recipe, out: Path, tokenizer: Path | None) -> s
     )
 
 
-def figures_text(figures: Metrics) -> str:
-    """Held-out figures in words.
+def figures_text(figures: Metrics) -> Message:
+    """Held-out metrics as text.
 
     >>> figures_text({"loss": 1.23456, "step": 7, "bits per byte": 2.5})
     'loss 1.2346, bits per byte 2.5000'
     """
-    return ", ".join(f"{name} {figures[name]:.4f}" for name in REPORTED_FIGURES if name in figures)
+    present = {label: figures[name] for name, label in REPORTED_FIGURES.items() if name in figures}
+    return join(", ", [Message("{label} {value:.4f}", label=label, value=value) for label, value in present.items()])
 
 
 def _log(line: str) -> None:
-    console(stderr=True).print(line, soft_wrap=True)
+    console(stderr=True).print(render(line), soft_wrap=True)
 
 
 @contextmanager
 def _progress_bar(visible: bool, *columns: Any) -> Iterator["Progress"]:
-    """A bar on stderr where a person looks at it, nothing where it is piped."""
+    """A progress bar on stderr if that is a terminal, otherwise nothing."""
     from rich.progress import Progress
 
     stderr_console = console(stderr=True)
@@ -207,39 +225,43 @@ def _progress_bar(visible: bool, *columns: Any) -> Iterator["Progress"]:
 
 @contextmanager
 def preparation_bar(visible: bool) -> Iterator[Callable[[str, float], None]]:
-    """A bar while a corpus is prepared."""
+    """A progress bar while a corpus is prepared."""
     from rich.progress import BarColumn, TextColumn
 
     with _progress_bar(visible, TextColumn("{task.description}", markup=False), BarColumn()) as progress:
         task_id = progress.add_task("", total=1.0, visible=False)
-        yield lambda stage, fraction: progress.update(task_id, description=stage, completed=fraction, visible=True)
+        yield lambda stage, fraction: progress.update(
+            task_id, description=render(stage), completed=fraction, visible=True
+        )
 
 
 @contextmanager
 def training_bar(
     target_recipe: Recipe, out: Path, start_step: int, visible: bool, tensorboard: bool
 ) -> Iterator[OnProgress]:
-    """A bar while a model learns, a line above it for every held-out figure; the same figures to TensorBoard if asked."""
+    """A progress bar during training, with a line above it for every evaluation.
+
+    Optionally writes the same metrics to TensorBoard.
+    """
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
     writer = tensorboard_writer(out, start_step) if tensorboard and visible else None
-    steps_column, facts_column = (
-        TextColumn("step {task.completed:,.0f} of {task.total:,.0f}"),
-        TextColumn("{task.description}", markup=False),
-    )
+    steps_text = Message("step {step} of {steps}", step="{task.completed:,.0f}", steps="{task.total:,.0f}")
+    steps_column, facts_column = TextColumn(render(steps_text)), TextColumn("{task.description}", markup=False)
     with _progress_bar(visible, steps_column, BarColumn(), facts_column, TimeRemainingColumn()) as bar:
         task_id = bar.add_task("", total=target_recipe.steps, completed=start_step)
 
         def on_figures(figures: Metrics) -> None:
             tokens_per_second = (bar.tasks[task_id].speed or 0) * target_recipe.batch * target_recipe.context
             description = (
-                f"loss {figures['train loss']:.3f} · {tokens_per_second:,.0f} tokens/s"
+                Message("loss {loss:.3f}, {speed:,.0f} tokens/s", loss=figures["train loss"], speed=tokens_per_second)
                 if "train loss" in figures
                 else None
             )
-            bar.update(task_id, completed=figures["step"], description=description)
+            bar.update(task_id, completed=figures["step"], description=description and render(description))
             if "loss" in figures and not bar.disable:
-                bar.console.print(f"step {figures['step']:,}: held out {figures_text(figures)}")
+                line = Message("step {step:,}: held-out {figures}", step=figures["step"], figures=figures_text(figures))
+                bar.console.print(render(line))
             if "loss" in figures and writer is not None:
                 record_figures(writer, figures)
 
@@ -249,16 +271,21 @@ def training_bar(
 
 
 def record_figures(writer: Any, figures: Metrics) -> None:
-    """A line of the log as TensorBoard keeps it."""
+    """Write a line of the log to TensorBoard."""
     for name, value in figures.items():
         if name != "step":
             writer.add_scalar(name, value, int(figures["step"]))
 
 
 def tensorboard_writer(out: Path, start_step: int) -> Any:
-    """Where TensorBoard looks: `tensorboard --logdir OUT`; what a killed run wrote after its last checkpoint is dropped."""
+    """A TensorBoard writer for `tensorboard --logdir OUT`.
+
+    Entries after the last checkpoint of a killed run are dropped.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise RheoscopeError("--tensorboard needs a package; type pip install 'rheoscope[train]'") from error
+        raise RheoscopeError(
+            Message("--tensorboard needs the package tensorboard"), Advice("", "pip install 'rheoscope[train]'")
+        ) from error
     return SummaryWriter(str(out / "tensorboard"), purge_step=start_step + 1)

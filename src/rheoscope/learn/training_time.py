@@ -1,37 +1,40 @@
-"""How long a run of training will take on a CPU: at best before its first step, measured at its tenth."""
+"""Estimates of the training time on a CPU: a lower bound before the first step and a measurement after ten steps."""
 
 import time
 from collections.abc import Callable
 from functools import cache
 
+from rheoscope.messages.message import Message
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.train import Metrics
 
 PACE_STEPS = 10
-"""Steps after which the pace of a run is known."""
+"""The number of steps after which the pace is measured."""
 LONG_RUN_SECONDS = 3600.0
-"""Seconds from which on a person wants to know before it begins."""
+"""Runs that take longer than this are announced before the first step."""
 FLOPS_PER_WEIGHT = 6
-"""Multiplications and additions for each weight and token: two forwards, four backwards."""
+"""FLOPs per weight and token: two in the forward pass, four in the backward pass."""
 
 
-def format_duration(seconds: float) -> str:
-    """A stretch of time as people say it.
+def format_duration(seconds: float) -> Message:
+    """A duration with the usual units.
 
-    >>> format_duration(8), format_duration(200), format_duration(9000), format_duration(400_000)
+    >>> format_duration(8.0), format_duration(200.0), format_duration(9000.0), format_duration(400_000.0)
     ('8 s', '3 min', '2 h 30 min', '4.6 days')
     """
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return Message("{seconds:.0f} s", seconds=seconds)
     if seconds < LONG_RUN_SECONDS:
-        return f"{seconds / 60:.0f} min"
+        return Message("{minutes:.0f} min", minutes=seconds / 60)
     hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02} min" if hours < 48 else f"{seconds / 86400:.1f} days"
+    if hours < 48:
+        return Message("{hours} h {minutes:02} min", hours=hours, minutes=minutes)
+    return Message("{days:.1f} days", days=seconds / 86400)
 
 
 @cache
 def measure_flop_rate() -> float:
-    """Multiplications and additions a second in products of matrices: no step is faster than that. Measured once in a process."""
+    """FLOPs per second of matrix products, an upper bound for any step. Measured once per process."""
     import torch
 
     A, n_products = torch.randn(384, 384), 0
@@ -43,7 +46,7 @@ def measure_flop_rate() -> float:
 
 
 def min_training_seconds(recipe: Recipe, steps: int, flop_rate: float) -> float:
-    """Seconds that the products of matrices alone take, in so many steps of a recipe.
+    """The time of the matrix products alone over a number of steps.
 
     >>> from rheoscope.models.recipes import tiny
     >>> min_training_seconds(tiny(), 200, 1e10) < 60
@@ -59,20 +62,23 @@ def min_training_seconds(recipe: Recipe, steps: int, flop_rate: float) -> float:
 
 
 def long_run_warning(recipe: Recipe, start_step: int, flop_rate: float) -> str:
-    """What a person should know before the first step; nothing where a run may end within the hour."""
+    """A warning before the first step; empty if the run may finish within the hour."""
     steps = recipe.steps - start_step
     seconds = min_training_seconds(recipe, steps, flop_rate)
     if seconds < LONG_RUN_SECONDS:
         return ""
     suggested_steps = max(1, int(steps * LONG_RUN_SECONDS / 6 / seconds))
-    return (
-        f"{steps:,} steps take {format_duration(seconds)} or more on this CPU; type --device cuda where there is a GPU, or fewer: "
-        f"--steps {start_step + suggested_steps} is ten minutes or more, --set batch=… width=… make a step cheaper"
+    return Message(
+        "{steps:,} steps take {duration} or more on this CPU; use --device cuda if there is a GPU, --steps {suggested} for ten "
+        "minutes or more, or a smaller --set batch or width",
+        steps=steps,
+        duration=format_duration(seconds),
+        suggested=start_step + suggested_steps,
     )
 
 
 def pace_reporter(recipe: Recipe, start_step: int, log: Callable[[str], object]) -> Callable[[Metrics], None]:
-    """Hears every step and says, once the pace is known, how long the whole run will take."""
+    """A callback for every step that logs the expected duration once the pace is known."""
     start_times: list[float] = []
 
     def on_figures(figures: Metrics) -> None:
@@ -81,10 +87,16 @@ def pace_reporter(recipe: Recipe, start_step: int, log: Callable[[str], object])
             start_times.append(time.perf_counter())
         steps_left = recipe.steps - int(figures["step"])
         if steps_done == PACE_STEPS and start_times and steps_left:
-            seconds_per_step = (time.perf_counter() - start_times[0]) / (PACE_STEPS - 1)  # the first step also warms up
+            seconds_per_step = (time.perf_counter() - start_times[0]) / (
+                PACE_STEPS - 1
+            )  # without the first step, which also warms up
             log(
-                f"{steps_left:,} steps to go will take about {format_duration(seconds_per_step * steps_left)} "
-                f"on this CPU ({seconds_per_step:.2g} s a step)"
+                Message(
+                    "{steps:,} steps to go will take about {duration} on this CPU ({seconds:.2g} s per step)",
+                    steps=steps_left,
+                    duration=format_duration(seconds_per_step * steps_left),
+                    seconds=seconds_per_step,
+                )
             )
 
     return on_figures

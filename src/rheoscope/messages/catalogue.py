@@ -2,6 +2,9 @@
 
 import locale
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from string import Formatter
@@ -29,6 +32,47 @@ def translate(text: str, language: str) -> str:
     template = templates(language).get(text.template, text.template)
     filled = {name: _value(value, language) for name, value in text.parameters.items()}
     return template.format(**filled) if filled else template
+
+
+_LANGUAGE: ContextVar[str | None] = ContextVar("language", default=None)
+
+
+def current_language() -> str:
+    """The language in which text is rendered now: the one set by `set_language` or `use_language`, else the locale's."""
+    return _LANGUAGE.get() or default_language()
+
+
+def set_language(language: str | None) -> None:
+    """Set the language of all text rendered from now on. `None` returns to the locale's language.
+
+    A command calls this once, for its option `--lang`.
+    """
+    _LANGUAGE.set(language)
+
+
+@contextmanager
+def use_language(language: str | None) -> Iterator[None]:
+    """Render text in a language inside a `with` block.
+
+    >>> with use_language("zh"):
+    ...     render(Message("Model"))
+    '模型'
+    """
+    token = _LANGUAGE.set(language)
+    try:
+        yield
+    finally:
+        _LANGUAGE.reset(token)
+
+
+def render(text: str) -> str:
+    """A message in the current language: the one call between a Message and a reader.
+
+    >>> with use_language("en"):
+    ...     render(Message("{n} heads", n=3))
+    '3 heads'
+    """
+    return translate(text, current_language())
 
 
 def _value(value: Any, language: str) -> Any:

@@ -1,4 +1,4 @@
-"""Scores, biases and masks pair by pair are the ones over all pairs; blocks are the mask's; the whole is the reference."""
+"""Pairwise scores, biases, masks and block masks equal their full tables, and flex_attention equals the reference."""
 
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,7 @@ SCORES: dict[str, Score] = {
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_a_score_is_its_function_of_a_dot_product(name: str) -> None:
+def test_a_pointwise_form_equals_the_score(name: str) -> None:
     q, k, _ = inputs(g=4)
     form = SCORES[name].pointwise_form(q.shape[-1])
     assert form is not None
@@ -40,7 +40,7 @@ def test_a_score_is_its_function_of_a_dot_product(name: str) -> None:
     assert gap(s if form.function is None else form.function(s), SCORES[name](q, k)) < 1e-12
 
 
-def test_a_score_that_is_no_function_of_a_dot_product_says_so() -> None:
+def test_a_score_without_a_pointwise_form_returns_none() -> None:
     assert zoo_mechanism("additive").score.pointwise_form(6) is None
     assert SoftCap(zoo_mechanism("additive").score, 1.0).pointwise_form(6) is None
 
@@ -51,41 +51,41 @@ def every_pair(f: Any, b: int, h: int, m: int, n: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_a_mask_pair_by_pair_is_the_mask(name: str) -> None:
+def test_a_pairwise_mask_equals_the_mask(name: str) -> None:
     for m, n in ((9, 9), (5, 9)):
         mask = MASKS[name](m, n)
-        permitted = mask(*query_key_positions(m, n))
+        allowed = mask(*query_key_positions(m, n))
         assert mask.pair_mask is not None
         assert torch.equal(
-            every_pair(mask.pair_mask, 2, HEADS, m, n).expand(2, HEADS, m, n), permitted.expand(2, HEADS, m, n)
+            every_pair(mask.pair_mask, 2, HEADS, m, n).expand(2, HEADS, m, n), allowed.expand(2, HEADS, m, n)
         )
 
 
 @pytest.mark.parametrize("name", POSITIONS)
-def test_a_bias_pair_by_pair_is_the_bias(name: str) -> None:
+def test_a_pairwise_bias_equals_the_bias(name: str) -> None:
     position: Position = POSITIONS[name](5, 9)
-    whole, pair = position.bias(*query_key_positions(5, 9)), position.pair_bias(5, 9)
-    if whole is None:
-        assert pair is None
+    bias, pair_bias = position.bias(*query_key_positions(5, 9)), position.pair_bias(5, 9)
+    if bias is None:
+        assert pair_bias is None
     else:
-        assert pair is not None
-        assert gap(every_pair(pair, 2, HEADS, 5, 9).expand(2, HEADS, 5, 9), whole.expand(2, HEADS, 5, 9)) < 1e-6
+        assert pair_bias is not None
+        assert gap(every_pair(pair_bias, 2, HEADS, 5, 9).expand(2, HEADS, 5, 9), bias.expand(2, HEADS, 5, 9)) < 1e-6
 
 
 @pytest.mark.parametrize(
     "mask", [Causal(), Causal() & Window(40), BooleanMask(random_booleans(1, 2, HEADS, 70, 90, probability=0.01))]
 )
-def test_blocks_are_those_of_the_mask(mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_coverage_equals_that_of_the_mask(mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "MASK_BLOCK", 16)
     monkeypatch.setattr(flex, "block_numel", lambda device: 1)
-    lead = (2, HEADS) if tensors_by_path(mask) else (1, 1)
-    some, every = flex.block_coverage(mask, 70, 90, torch.device("cpu"), lead)
-    whole = mask(*query_key_positions(70, 90)).expand(*lead, 70, 90)
-    for at, row in enumerate(whole.split(16, -2)):
-        for other, block in enumerate(row.split(16, -1)):
-            assert torch.equal(some[..., at, other], block.any(-1).any(-1))
+    batch_and_heads = (2, HEADS) if tensors_by_path(mask) else (1, 1)
+    any_allowed, all_allowed = flex.block_coverage(mask, 70, 90, torch.device("cpu"), batch_and_heads)
+    table = mask(*query_key_positions(70, 90)).expand(*batch_and_heads, 70, 90)
+    for row_block, row in enumerate(table.split(16, -2)):
+        for key_block, block in enumerate(row.split(16, -1)):
+            assert torch.equal(any_allowed[..., row_block, key_block], block.any(-1).any(-1))
             full = block.shape[-2:] == (16, 16)
-            assert torch.equal(every[..., at, other], block.all(-1).all(-1) & full)
+            assert torch.equal(all_allowed[..., row_block, key_block], block.all(-1).all(-1) & full)
 
 
 CASES = {
@@ -108,8 +108,8 @@ CASES = {
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", CASES)
-def test_the_whole_is_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """flex_attention as it is on a CPU, not compiled: forward alone."""
+def test_flex_attention_equals_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward pass of flex_attention on a CPU, not compiled."""
     monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     mechanism = to_dtype(CASES[name][0].with_mask(CASES[name][1]), torch.float32)
     q, k, v = (x.bfloat16() for x in inputs(40, 50, d=16, e=16))
@@ -121,7 +121,7 @@ def test_the_whole_is_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_a_long_past_is_taken_in_two_where_its_bias_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_past_is_split_where_its_bias_becomes_constant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     monkeypatch.setattr(flex.cudnn, "input_refusal", lambda q, k: "")
     mechanism = to_dtype(CASES["T5 of a long past"][0].with_mask("causal"), torch.float32)
@@ -142,16 +142,16 @@ def test_a_long_past_is_taken_in_two_where_its_bias_ends(monkeypatch: pytest.Mon
         assert torch.equal(beyond, beyond[..., :1].expand_as(beyond))
 
 
-def test_tiles_that_do_not_fit_are_tried_smaller() -> None:
-    tried: list[Any] = []
+def test_tiles_that_do_not_fit_are_replaced_by_smaller_ones() -> None:
+    attempts: list[Any] = []
 
     def compiled(q: Tensor, tiles: Any) -> Tensor:
-        tried.append(tiles)
-        if len(tried) < 3:
+        attempts.append(tiles)
+        if len(attempts) < 3:
             raise RuntimeError("No valid triton configs. OutOfMemoryError: out of resource: shared memory")
         return q
 
-    class Played(flex.CompiledKernel):
+    class FakeKernel(flex.CompiledKernel):
         @property
         def compiled_function(self) -> Any:  # type: ignore[override]
             return compiled
@@ -159,32 +159,32 @@ def test_tiles_that_do_not_fit_are_tried_smaller() -> None:
         @compiled_function.deleter
         def compiled_function(self) -> None: ...
 
-    kernel = Played(flex.flex_outputs)
+    kernel = FakeKernel(flex.flex_outputs)
     assert kernel.run_with_fitting_tiles(torch.ones(1)).item() == 1
-    assert tried == list(flex.TILE_OPTIONS)
+    assert attempts == list(flex.TILE_OPTIONS)
     assert kernel.run_with_fitting_tiles(torch.ones(1)).item() == 1
-    assert len(tried) == 4
+    assert len(attempts) == 4
 
 
-def test_what_has_no_form_for_a_pair_is_refused() -> None:
+def test_mechanisms_without_a_pairwise_form_are_refused() -> None:
     q, k, v = inputs()
-    assert "half precision on a GPU, these are float64 on cpu" in str(
+    assert "needs half precision on a GPU, got float64 on cpu" in str(
         flex.try_lower(zoo_mechanism("scaled_dot"), q, k, v)
     )
     assert "Sigmoid, not softmax" in flex.mechanism_refusal(zoo_mechanism("sigmoid"), q, k)
-    assert "Additive is no function of a dot product" in flex.mechanism_refusal(zoo_mechanism("additive"), q, k)
-    assert "move large distances" in flex.mechanism_refusal(zoo_mechanism("metric_map"), q, k)
+    assert "Additive is not a function of a dot product" in flex.mechanism_refusal(zoo_mechanism("additive"), q, k)
+    assert "change large distances" in flex.mechanism_refusal(zoo_mechanism("metric_map"), q, k)
 
-    class Own(Causal):
+    class TableMask(Causal):
         pair_mask = None
 
-    assert "the mask Own does not answer" in flex.mechanism_refusal(
-        replace(zoo_mechanism("scaled_dot"), mask=Own()), q, k
+    assert "the mask TableMask has no pairwise form" in flex.mechanism_refusal(
+        replace(zoo_mechanism("scaled_dot"), mask=TableMask()), q, k
     )
 
-    class Apart(Buckets):
+    class TableBias(Buckets):
         def pair_bias(self, m: int, n: int) -> None:
             return None
 
-    apart = replace(zoo_mechanism("scaled_dot"), position=Apart(torch.zeros(8, HEADS)))
-    assert "Apart has no bias pair by pair" in flex.mechanism_refusal(apart, q, k)
+    mechanism = replace(zoo_mechanism("scaled_dot"), position=TableBias(torch.zeros(8, HEADS)))
+    assert "TableBias has no pairwise bias" in flex.mechanism_refusal(mechanism, q, k)

@@ -1,4 +1,4 @@
-"""The running mean that shaped attention takes away."""
+"""The running mean that shaped attention subtracts."""
 
 import torch
 
@@ -6,8 +6,8 @@ from rheoscope.attention.lower.running_mean import subtract_past_mean, subtract_
 from tests.attention.cases import gap, random
 
 
-def test_it_is_the_mean_of_the_past() -> None:
+def test_the_result_subtracts_the_mean_of_the_past() -> None:
     x, y = random(1, 2, 3, 7, 4), random(2, 2, 3, 7, 4)
-    slow = torch.stack([0.5 * x[..., i, :] + y[..., i, :] - 2 * x[..., : i + 1, :].mean(-2) for i in range(7)], -2)
-    assert gap(subtract_past_mean_torch(x, y, 0.5, 2.0), slow) < 1e-12
-    assert gap(subtract_past_mean(x, y, 0.5, 2.0), slow) < 1e-12
+    expected = torch.stack([0.5 * x[..., i, :] + y[..., i, :] - 2 * x[..., : i + 1, :].mean(-2) for i in range(7)], -2)
+    assert gap(subtract_past_mean_torch(x, y, 0.5, 2.0), expected) < 1e-12
+    assert gap(subtract_past_mean(x, y, 0.5, 2.0), expected) < 1e-12

@@ -1,4 +1,4 @@
-"""The fused kernel: what folds into it, what does not, and the fault of torch that is worked around."""
+"""torch's fused kernel: the scores that fold into it, those that do not, and a workaround for a bug in torch."""
 
 from dataclasses import replace
 
@@ -28,19 +28,19 @@ def refusal(mechanism: Mechanism, m: int = 5, n: int = 5) -> str:
 
 
 def test_torch_scales_the_minus_infinity_of_its_causal_mask() -> None:
-    """Why `kernel` takes a scale <= 0 into q: torch's CPU kernel gives NaN (0) or sees the future (negative).
+    """`fused_attention` folds a scale <= 0 into q, because torch's CPU kernel gives NaN (0) or sees the future (< 0).
 
-    When torch mends this, the assertions here fail and the two lines in `kernel` can go."""
-    q, k, v = floats(h=2, g=2, e=6)  # of one width, as the fused kernel takes them
-    nothing = scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.0)
-    backwards = scaled_dot_product_attention(q, k, v, is_causal=True, scale=-1.0)
+    When torch fixes this, the assertions fail and the two lines in `fused_attention` can be removed."""
+    q, k, v = floats(h=2, g=2, e=6)  # equal widths, as the fused kernel needs
+    zero_scale = scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.0)
+    negative_scale = scaled_dot_product_attention(q, k, v, is_causal=True, scale=-1.0)
     expected, _ = reference_attention(Mechanism(Gram(scale=-1.0), mask=Causal()), q, k, v)
-    assert bool(nothing.isnan().any())
-    assert not gap(backwards, expected) < 1e-3
+    assert bool(zero_scale.isnan().any())
+    assert not gap(negative_scale, expected) < 1e-3
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, -1e-3])
-def test_any_scale_is_right(scale: float) -> None:
+def test_any_scale_equals_the_reference(scale: float) -> None:
     q, k, v = floats()
     for mask in (None, "causal", Window(2)):
         mechanism = Mechanism(Gram(scale=scale)).with_mask(mask)
@@ -61,8 +61,8 @@ def test_padded_columns_change_nothing(d: int, e: int) -> None:
         assert gap(out, reference_attention(mechanism, q, k, v)[0]) < 1e-5
 
 
-def test_the_key_bias_travels_with_its_gradient() -> None:
-    """As a mask row it would have none: with a gradient to pass it becomes a column."""
+def test_the_key_bias_has_a_gradient() -> None:
+    """A mask row has no gradient, so a key bias that needs one becomes a column."""
     q, k, v = floats()
     exact = k.double().requires_grad_()
     k.requires_grad_()
@@ -74,45 +74,49 @@ def test_the_key_bias_travels_with_its_gradient() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 5, 600])
-def test_a_row_beside_the_causal_mask_is_the_reference(n: int) -> None:
-    """Where the bias has no gradient it is a row for torch's CPU kernel; q, k and v may still have one."""
+def test_a_bias_row_with_the_causal_mask_equals_the_reference(n: int) -> None:
+    """A bias without gradient is a mask row of torch's CPU kernel, even if q, k and v have gradients."""
     q, k, v = floats(n, n, h=2, g=1, d=8, e=4)
     mechanism = Mechanism(Distance(), mask=Causal())
     with torch.no_grad():
         assert gap(sdpa.run(mechanism, q, k, v), reference_attention(mechanism, q, k, v)[0]) < 1e-5
-        turned = q.mT.contiguous().mT  # no row in one piece: as a column
-        assert gap(sdpa.run(mechanism, turned, k, v), reference_attention(mechanism, q, k, v)[0]) < 1e-5
+        strided = q.mT.contiguous().mT  # rows that are not contiguous, so the bias is a column
+        assert gap(sdpa.run(mechanism, strided, k, v), reference_attention(mechanism, q, k, v)[0]) < 1e-5
     for mechanism in (
         Mechanism(position=ALiBi(alibi_slopes(2)), mask=Causal()),
         Mechanism(normaliser=Sink(0.3), mask=Causal()),
     ):
         g = random(5, 2, 2, n, 4).float()
-        found, expected = (gradients(run, mechanism, (q, k, v), g) for run in (sdpa.run, reference_output))
-        assert max(gap(found[at], expected[at]) for at in "qkv") < 1e-5
+        actual, expected = (gradients(run, mechanism, (q, k, v), g) for run in (sdpa.run, reference_output))
+        assert max(gap(actual[name], expected[name]) for name in "qkv") < 1e-5
 
 
-def test_alibi_of_the_past_is_a_bias_per_key() -> None:
+def test_causal_alibi_is_a_bias_per_key() -> None:
     alibi = ALiBi(alibi_slopes(4))
     q, k, v = floats(3, 6)
     mechanism = Mechanism(position=alibi, mask=Causal())
     assert sdpa.mechanism_refusal(mechanism, q, k) == ""
     assert gap(sdpa.run(mechanism, q, k, v), reference_attention(mechanism, q, k, v)[0]) < 1e-5
-    assert "bias of its own" in refusal(Mechanism(position=alibi))
-    assert "bias of its own" in refusal(Mechanism(position=alibi, mask=Causal() & Padding(random_booleans(1, 2, 5))))
+    assert "adds a bias to every pair" in refusal(Mechanism(position=alibi))
+    assert "adds a bias to every pair" in refusal(
+        Mechanism(position=alibi, mask=Causal() & Padding(random_booleans(1, 2, 5)))
+    )
 
 
-def test_what_is_no_dot_product_is_refused() -> None:
+def test_scores_that_are_not_dot_products_are_refused() -> None:
     assert "Sigmoid, not softmax" in refusal(zoo_mechanism("sigmoid"))
     assert "SoftCap cannot be written as a dot product" in refusal(Mechanism(SoftCap(Gram(), 1.0)))
     assert "Laplace cannot be written as a dot product" in refusal(zoo_mechanism("kernel_laplace"))
-    assert "a sink feels the score's row constant" in refusal(Mechanism(Distance(), normaliser=Sink()))
-    assert "bias of its own" in refusal(Mechanism(position=Buckets(torch.zeros(8, 4))))
-    assert "bias of its own" in refusal(Mechanism(position=Bias(torch.zeros(4, 1, 5))), m=1)
-    assert "bias of its own" in refusal(Mechanism(position=ALiBi(alibi_slopes(4)), mask=Causal(), normaliser=Sink()))
+    assert "a sink depends on the row constant" in refusal(Mechanism(Distance(), normaliser=Sink()))
+    assert "adds a bias to every pair" in refusal(Mechanism(position=Buckets(torch.zeros(8, 4))))
+    assert "adds a bias to every pair" in refusal(Mechanism(position=Bias(torch.zeros(4, 1, 5))), m=1)
+    assert "adds a bias to every pair" in refusal(
+        Mechanism(position=ALiBi(alibi_slopes(4)), mask=Causal(), normaliser=Sink())
+    )
     assert refusal(Mechanism(position=Rotary(), mask=Causal())) == ""
 
 
-def test_a_table_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_mask_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdpa, "MAX_MASK_ENTRIES", 10)
     assert "table of 5 x 5" in refusal(Mechanism(mask=Window(2)))
     assert refusal(Mechanism(mask=Causal())) == ""
@@ -120,12 +124,12 @@ def test_a_table_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "table of 4 x 5" in refusal(Mechanism(mask=Causal()), m=4)
 
 
-def test_a_gpu_is_given_rows_that_begin_where_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch gives its kernels rows of any length, and in half precision one of them reads others than it was given (torch 2.11)."""
-    seen = list[torch.Tensor]()
+def test_gpu_kernels_get_aligned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 does not align rows, and in half precision one of its kernels then reads wrong numbers."""
+    kernel_inputs = list[torch.Tensor]()
 
     def kernel(*qkv: torch.Tensor, **_: object) -> torch.Tensor:
-        seen.extend(qkv)
+        kernel_inputs.extend(qkv)
         return qkv[2]
 
     monkeypatch.setattr(sdpa, "scaled_dot_product_attention", kernel)
@@ -134,13 +138,13 @@ def test_a_gpu_is_given_rows_that_begin_where_it_reads(monkeypatch: pytest.Monke
         q, k, v = rows.unflatten(-1, (4, 16)).transpose(2, 3)
         assert v.stride(-2) % 8
         sdpa.run(Mechanism(mask=Causal()), q, k, v)
-    assert len(seen) == 3
-    assert not any(one % 8 for x in seen for one in (*x.stride()[:-1], x.storage_offset()))
+    assert len(kernel_inputs) == 3
+    assert not any(start % 8 for x in kernel_inputs for start in (*x.stride()[:-1], x.storage_offset()))
 
 
-@pytest.mark.parametrize("sink", [0.0, 1.5, random(1, 4).float()], ids=["zero", "number", "a head"])
+@pytest.mark.parametrize("sink", [0.0, 1.5, random(1, 4).float()], ids=["zero", "number", "per head"])
 @pytest.mark.parametrize("mask", [None, "causal", Causal() & Window(2), Padding(random_booleans(2, 2, 5))])
-def test_the_sink_is_a_key_in_front(sink: float | torch.Tensor, mask: object) -> None:
+def test_the_sink_is_a_prepended_key(sink: float | torch.Tensor, mask: object) -> None:
     q, k, v = floats()
     mechanism = replace(zoo_mechanism("softmax_sink"), normaliser=Sink(sink)).with_mask(mask)  # type: ignore[arg-type]
     assert gap(sdpa.run(mechanism, q, k, v), reference_attention(mechanism, q, k, v)[0]) < 1e-6
@@ -148,7 +152,7 @@ def test_the_sink_is_a_key_in_front(sink: float | torch.Tensor, mask: object) ->
 
 def test_reasons_name_the_score() -> None:
     q, k, _ = inputs()
-    assert "Gram is a dot product, so" in sdpa.explain_lowering(zoo_mechanism("scaled_dot"), q, k)
-    assert "a dot product with a bias per key" in sdpa.explain_lowering(zoo_mechanism("metric"), q, k)
+    assert "Gram is a dot product, which" in sdpa.explain_lowering(zoo_mechanism("scaled_dot"), q, k)
+    assert "a dot product plus a bias per key" in sdpa.explain_lowering(zoo_mechanism("metric"), q, k)
     assert "of mapped tokens" in sdpa.explain_lowering(zoo_mechanism("bilinear"), q, k)
     assert "sink as a zero key" in sdpa.explain_lowering(zoo_mechanism("softmax_sink"), q, k)

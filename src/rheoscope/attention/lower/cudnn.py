@@ -113,7 +113,7 @@ def explain_lowering(mechanism: Definition, q: Tensor, k: Tensor) -> str:
         parts.append(Message("the bias per key takes three columns"))
     if fused is not None and fused.sink is not None:
         parts.append(Message("the sink is added from the log-sum-exp"))
-    return join("; ", parts)
+    return join("; ", tuple(parts))
 
 
 def rounding_refusal() -> Message:

@@ -48,5 +48,6 @@ def first_accepted(
         rejections[name] = outcome.drawback if isinstance(outcome, LoweredCall) else outcome
     reasons = [Message("{name}: {reason}", name=name, reason=reason) for name, reason in rejections.items()]
     raise RheoscopeError(
-        Message("no lowering can run this call ({reasons})", reasons=join("; ", reasons)), use(lowering="reference")
+        Message("no lowering can run this call ({reasons})", reasons=join("; ", tuple(reasons))),
+        use(lowering="reference"),
     )

@@ -102,4 +102,4 @@ def _describe_call(signature: CallSignature) -> Message:
         )
         for name, shape, dtype, device in tensors
     ]
-    return join(", ", descriptions)
+    return join(", ", tuple(descriptions))

@@ -1,0 +1,180 @@
+"""The tables of a race: losses, differences, verdicts and training speeds per entrant."""
+
+from typing import TYPE_CHECKING
+
+from rheoscope.learn.curves import AHEAD, BEHIND, SIGNIFICANCE_LEVEL, UNDECIDED
+from rheoscope.learn.entrants import BASELINE
+from rheoscope.learn.race_result import FIELDS
+from rheoscope.messages.message import Message, join, plural
+from rheoscope.messages.numbers import format_fixed, format_number
+from rheoscope.picture.blocks import Cell, Table, to_cells
+
+if TYPE_CHECKING:
+    import xarray
+
+VERDICT_STYLES = {AHEAD: "green", BEHIND: "red"}
+VERDICT_LABELS = {AHEAD: Message("ahead"), BEHIND: Message("behind"), UNDECIDED: Message("unclear")}
+COLUMNS = (
+    (Message("entrant"), ""),
+    (Message("rate"), "best_rate"),
+    (Message("loss"), "final_loss"),
+    (Message("difference"), "difference"),
+    (Message("95 % interval"), "difference_low"),
+    (Message("p"), "p_holm"),
+    (Message("verdict"), "verdict"),
+    (Message("tokens"), "tokens_ratio"),
+    (Message("FLOPs"), "flops_ratio"),
+    (Message("reached"), "reached"),
+    (Message("diverged"), "diverged"),
+)
+"""The headings of the table of entrants, each with the field that defines it."""
+
+
+def report_tables(result: "xarray.Dataset", speeds: dict[str, float]) -> list[Table]:
+    """The table of entrants and, if speeds were measured, the table of speeds."""
+    return [entrant_table(result), *([speed_table(result, speeds)] if speeds else [])]
+
+
+def entrant_table(result: "xarray.Dataset") -> Table:
+    """One row per entrant: its loss, the difference from the baseline, the verdict and the tokens to the target."""
+    header = [Cell(label, FIELDS[field].definition if field else "") for label, field in COLUMNS]
+    rows = [_entrant_cells(result, index) for index in range(result.sizes["entrant"])]
+    return Table(_table_heading(result), header, rows, frozenset({0, 6}), note=table_note(result))
+
+
+def _table_heading(result: "xarray.Dataset") -> Message:
+    steps, planned, seeds = (result.attrs[name] for name in ("steps", "steps_planned", "seeds"))
+    if steps == planned:
+        return plural(
+            "Held-out loss after {steps:,} steps, {n} seed",
+            "Held-out loss after {steps:,} steps, {n} seeds",
+            n=seeds,
+            steps=steps,
+        )
+    return plural(
+        "Held-out loss after {steps:,} of {planned:,} steps (unfinished), {n} seed",
+        "Held-out loss after {steps:,} of {planned:,} steps (unfinished), {n} seeds",
+        n=seeds,
+        steps=steps,
+        planned=planned,
+    )
+
+
+def table_note(result: "xarray.Dataset") -> Message:
+    """How the numbers of the table were computed, and which differences may be due to the learning rate."""
+    rate_by_entrant = {
+        str(name): float(rate) for name, rate in zip(result.entrant.values, result.best_rate.values, strict=True)
+    }
+    grid_ends = {float(result.rate.min()), float(result.rate.max())} if result.sizes["rate"] > 2 else set()
+    at_grid_end = [name for name, rate in rate_by_entrant.items() if rate in grid_ends]
+    at_other_rate = [name for name, rate in rate_by_entrant.items() if rate != rate_by_entrant[BASELINE]]
+    sentences: list[str] = [
+        Message("Differences are paired by seed."),
+        *_rate_choice(result),
+        plural(
+            "p is corrected for {n} entrant (Holm).",
+            "p is corrected for {n} entrants (Holm).",
+            n=result.sizes["entrant"] - 1,
+        ),
+        Message(
+            "Tokens and FLOPs are those needed for a loss of {target:.4f}, relative to the baseline (median over seeds).",
+            target=result.attrs["target"],
+        ),
+        Message("Unclear means that these seeds do not separate an entrant from the baseline."),
+    ]
+    if at_grid_end:
+        sentences.append(
+            Message(
+                "Best at an end of the grid, so a wider grid may help: {entrants}.", entrants=", ".join(at_grid_end)
+            )
+        )
+    if at_other_rate:
+        sentences.append(
+            Message(
+                "At another rate than the baseline, so the rate may explain the difference: {entrants}.",
+                entrants=", ".join(at_other_rate),
+            )
+        )
+    return join(" ", sentences)
+
+
+def _rate_choice(result: "xarray.Dataset") -> list[Message]:
+    """How rates were chosen; nothing if there is only one."""
+    n_rates, attributes = result.sizes["rate"], result.attrs
+    if n_rates < 2:
+        return []
+    if attributes["rates_chosen_on"] == attributes["judged_on"]:
+        return [
+            Message("Each entrant runs at the best of {rates} rates, chosen on the same seeds.", rates=n_rates),
+        ]
+    return [
+        Message(
+            "Each entrant runs at the best of {rates} rates, chosen on seeds {chosen} and judged on seeds {judged}.",
+            rates=n_rates,
+            chosen=attributes["rates_chosen_on"],
+            judged=attributes["judged_on"],
+        )
+    ]
+
+
+def _entrant_cells(result: "xarray.Dataset", index: int) -> list[Cell]:
+    values = {
+        str(name): variable.values[index]
+        for name, variable in result.data_vars.items()
+        if variable.dims == ("entrant",)
+    }
+    is_baseline, verdict = index == 0, str(values["verdict"])
+    interval = Message(
+        "{low} to {high}",
+        low=format_fixed(values["difference_low"], 4, True),
+        high=format_fixed(values["difference_high"], 4, True),
+    )
+    return [
+        Cell(str(result.entrant.values[index]), style="bold"),
+        Cell(f"{values['best_rate']:g}"),
+        Cell(format_fixed(values["final_loss"], 4), small_text=f"±{format_fixed(values['final_sd'], 4)}"),
+        Cell("" if is_baseline else format_fixed(values["difference"], 4, True)),
+        Cell("" if is_baseline else interval),
+        Cell("" if is_baseline else format_p_value(values["p_holm"])),
+        Cell(Message("baseline") if is_baseline else VERDICT_LABELS[verdict], style=VERDICT_STYLES.get(verdict, "")),
+        Cell(_format_ratio(values["tokens_ratio"])),
+        Cell(_format_ratio(values["flops_ratio"])),
+        Cell(Message("{n} of {total}", n=int(values["reached"]), total=result.sizes["judged"])),
+        Cell(str(values["diverged"] or "")),
+    ]
+
+
+def format_p_value(p: float) -> str:
+    """A short p value, with more digits where two would hide on which side of 5 % it lies.
+
+    >>> [format_p_value(p) for p in (0.3, 0.0509, 0.0496, 0.002, float("nan"))]
+    ['.30', '.0509', '.0496', '0.002', 'none']
+    """
+    if p < 0.01:
+        return f"{p:.1g}"
+    return f"{p:.3g}".removeprefix("0") if round(p, 2) == SIGNIFICANCE_LEVEL else format_number(p)
+
+
+def _format_ratio(ratio: float) -> str:
+    """A ratio; "never" if half of the seeds did not reach the target, empty if the baseline started at it."""
+    return Message("never") if ratio == float("inf") else "" if ratio != ratio else f"{format_fixed(ratio, 2)} ×"
+
+
+def speed_table(result: "xarray.Dataset", speeds: dict[str, float]) -> Table:
+    """Tokens per second of every entrant on this machine, and its time to the target relative to the baseline."""
+    baseline_speed = speeds.get(BASELINE, float("nan"))
+    tokens_ratio = dict(zip(map(str, result.entrant.values), map(float, result.tokens_ratio.values), strict=True))
+    rows = [
+        [
+            Cell(name, style="bold"),
+            Cell(f"{speed:,.0f}"),
+            Cell(_format_ratio(baseline_speed / speed)),
+            Cell(_format_ratio(tokens_ratio[name] * baseline_speed / speed)),
+        ]
+        for name, speed in speeds.items()
+    ]
+    header = to_cells(
+        [Message("entrant"), Message("tokens/s, all seeds"), Message("time per step"), Message("time to target")]
+    )
+    note = Message("Measured on this machine while entrants trained in alternation. Speeds are not part of the result.")
+    return Table(Message("Training speed on this machine"), header, rows, note=note)
