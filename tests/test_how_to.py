@@ -125,6 +125,20 @@ def test_the_example_of_a_mechanism_passes_every_battery(tmp_path: Path) -> None
     assert "softplus(s)/Σ" in table.stdout, table.stderr
 
 
+@pytest.mark.slow
+def test_the_example_of_a_family_passes_every_battery(tmp_path: Path) -> None:
+    tree = copy_tree(tmp_path / "tree")
+    assert len(apply_page("add_a_family.md", tree)) <= MAX_PLACES
+    run_batteries(
+        tree,
+        "tests/laws/every_family.py",
+        "tests/pretrained",
+        "-k",
+        "seed_oss or every_family_has_a_case or cases_are_hard",
+    )
+    run_batteries(tree, "tests/test_architecture.py", "tests/test_language.py")
+
+
 def test_a_diff_that_does_not_fit_fails() -> None:
     with pytest.raises(AssertionError, match="occurs 0 times"):
         apply_diff("a\n", " b\n+c\n")
