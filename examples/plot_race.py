@@ -2,7 +2,7 @@
 
     python examples/plot_race.py small.json large.json dial.json … [--out figures]
 
-Each is a file of `rheoscope race --report DIR --logs FILE`, or the folder of a race. A figure is drawn where a race has what it shows.
+Each is a file of `rheoscope race report DIR --logs FILE`, or the folder of a race. A figure is drawn where a race has what it shows.
 """
 
 import argparse

@@ -11,7 +11,7 @@ import pytest
 import rheoscope as rs
 from rheoscope import catalogue
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
-from rheoscope.commands.analyse import COMMON_OPTIONS
+from rheoscope.commands.analysis_command import COMMON_OPTIONS
 from rheoscope.report.analysis_list import catalogue_page, catalogue_table
 from rheoscope.report.setting_options import typeable_options
 from rheoscope.shapes import RheoscopeError
@@ -188,7 +188,7 @@ def test_functions_that_take_both_refuse_them_too() -> None:
 
 
 def test_a_name_that_is_not_there_is_one_line() -> None:
-    with pytest.raises(RheoscopeError, match=r"there is no analysis 'nowhere'; expected one of frames"):
+    with pytest.raises(RheoscopeError, match=r"there is no analysis 'nowhere'; type rs\.analyses\(\)"):
         catalogue.analysis_by_name("nowhere")
     with pytest.raises(AttributeError, match="has no attribute 'nowhere'"):
         _ = rs.nowhere

@@ -1,5 +1,6 @@
 """Files are written atomically, and foreign files are never replaced."""
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -8,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rheoscope.files import check_outputs, check_writable, is_signed, signature, write_file, write_report
+from rheoscope.files import (
+    check_outputs,
+    check_writable,
+    is_signed,
+    signature,
+    write_file,
+    write_report,
+    write_together,
+)
 from rheoscope.shapes import RheoscopeError
 
 
@@ -22,7 +31,10 @@ def test_failed_write_keeps_the_old_file_and_leaves_nothing_else(tmp_path: Path)
 
     with pytest.raises(OSError, match="disk full"):
         write_file(target, fail)
-    assert target.read_text() == "old"
+    target.write_text(f'{{"written_by": "{signature()}"}}')
+    with pytest.raises(RheoscopeError, match=r"cannot write .*a.html: disk full; type "):
+        write_report(target, fail)
+    assert is_signed(target)
     assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
 
 
@@ -126,6 +138,35 @@ def test_long_name_has_a_temporary_name(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_read_only_directory_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(RheoscopeError, match="Permission denied; choose another directory"):
+    with pytest.raises(RheoscopeError, match=r"Permission denied; type .*rheoscope\.html"):
         check_writable(tmp_path / "new" / "a.html")
     tmp_path.chmod(0o700)
+
+
+def test_files_that_are_written_together_are_all_there_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "new" / "tables"
+    write_together(directory, {"a.csv": "1", "b.csv": "2"})
+    assert {path.name: path.read_text() for path in directory.iterdir()} == {"a.csv": "1", "b.csv": "2"}
+    original = Path.replace
+
+    def fail_for_c(self: Path, target: Path) -> Path:
+        if self.name == "c.csv":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail_for_c)
+    with pytest.raises(RheoscopeError, match=r"tables: No space left on device; on the command line type df -h"):
+        write_together(directory, {"a.csv": "3", "b.csv": "4", "new.csv": "5", "c.csv": "6"})
+    assert {path.name: path.read_text() for path in directory.iterdir()} == {"a.csv": "1", "b.csv": "2"}
+    with pytest.raises(RheoscopeError, match="No space left on device"):
+        write_together(tmp_path / "other" / "tables", {"a.csv": "3", "c.csv": "6"})
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_tables_follow_links_and_keep_their_mode(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "a.csv").symlink_to("target/a.csv")
+    write_together(tmp_path, {"a.csv": "1"})
+    assert (tmp_path / "a.csv").is_symlink()
+    assert (tmp_path / "target" / "a.csv").read_text() == "1"
+    assert (tmp_path / "target" / "a.csv").stat().st_mode & 0o777 == 0o644

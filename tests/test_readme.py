@@ -1,10 +1,15 @@
-"""The README is short, its links and pictures exist, and its output is what the command prints."""
+"""The front page of the project: the README, its output and links, the citation, the reference and the gallery."""
 
 import re
 from pathlib import Path
 from runpy import run_path
 
 import pytest
+
+import rheoscope as rs
+from rheoscope import catalogue
+from rheoscope.report.draw_result import picture_of
+from tests.report.parts import Parts
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -47,3 +52,27 @@ def test_the_first_page_of_the_docs_does_not_repeat_the_readme() -> None:
     readme_sentences = {sentence.strip() for sentence in re.split(r"(?<=\.)\s", README) if len(sentence.split()) > 8}
     index_sentences = {sentence.strip() for sentence in re.split(r"(?<=\.)\s", index) if len(sentence.split()) > 8}
     assert len(readme_sentences & index_sentences) <= 1
+
+
+def test_the_citation_names_this_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    assert version is not None
+    assert f"version: {version[1]}\n" in citation
+
+
+def test_the_reference_shows_every_public_name() -> None:
+    hook = run_path(str(ROOT / "docs" / "_hooks" / "reference.py"))
+    grouped_names = [name for names in hook["groups"]().values() for name in names]
+    assert sorted(grouped_names) == sorted(rs.__all__)
+    assert re.findall(r"^ +heading: rs\.(\w+)$", hook["as_page"](), re.M) == grouped_names
+    assert hook["MARK"] in (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+
+
+def test_the_gallery_shows_every_analysis() -> None:
+    """One picture is drawn here. `make docs` draws all."""
+    hook = run_path(str(ROOT / "docs" / "_hooks" / "gallery.py"))
+    page = hook["on_page_markdown"]((ROOT / "docs" / "gallery.md").read_text(encoding="utf-8"), page=None)
+    assert re.findall(r'data-picture="(\w+)"', page) == catalogue.analysis_names()
+    html = hook["on_post_page"]('<p><div data-picture="geometry_kept"></div></p>', page=None)
+    assert Parts(html).count("svg") == len(picture_of(rs.geometry_kept(hook["opened"]()["trace"])).panels)

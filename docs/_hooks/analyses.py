@@ -1,4 +1,4 @@
-"""The page of analyses is the catalogue itself: `<!-- analyses -->` becomes every analysis with its fields."""
+"""The page of analyses: `<!-- analyses -->` is replaced by every analysis of the catalogue with its fields."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""The gallery: every analysis asked and drawn when the pages are built, by the very lines that stand above its picture.
+"""The gallery page: runs the example of every analysis while the site is built, and inserts its picture.
 
-`<!-- gallery -->` becomes a section an analysis. Pictures are put into the finished page, so that search does not read their numbers, and
-their style goes to stylesheets/drawn.css.
+`<!-- gallery -->` is replaced by one section per analysis. Pictures are inserted into the finished page, so that the search
+index does not contain their numbers. Their style is written to stylesheets/drawn.css.
 """
 
 import re
@@ -16,7 +16,7 @@ from rheoscope.report.style import DRAWING_CSS
 
 OPENING, GALLERY = "<!-- opening -->", "<!-- gallery -->"
 ROOT = Path(__file__).resolve().parents[2]
-MORE = {
+EXTRA_SETTINGS = {
     "agreement": "draws=20",
     "boundary": "layers=[0, 5], iterations=4",
     "charts": "n_neighbours=5, draws=4",
@@ -34,12 +34,12 @@ MORE = {
     "score_attribution": "layer=4, head=3",
     "surgery": 'heads=model.view.head_indices(2), M="symmetric"',
 }
-"""What is asked for besides: where an analysis has nothing to show without it, and fewer draws, so that pages are built soon."""
-GIVEN = {"view": "model.view", "trace": "trace", "model": "model", "text": "text", "texts": "texts"}
+"""Settings that an analysis needs to show something, and fewer draws, so that the site builds quickly."""
+ARGUMENTS = {"view": "model.view", "trace": "trace", "model": "model", "text": "text", "texts": "texts"}
 
 
 def opening() -> str:
-    """What all examples begin with: the sample text of the Makefile, a sentence a line."""
+    """The lines before all examples. They use the sample text of the Makefile, one sentence per line."""
     text = re.findall(r'^SAMPLE := "(.*)"$', (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[0]
     sentences = [f"{sentence}. " for sentence in text.split(". ")]
     sentences[-1] = sentences[-1].removesuffix(". ")
@@ -54,14 +54,14 @@ def opening() -> str:
 
 
 def example(name: str) -> str:
-    """The lines that ask one analysis and draw its answer."""
-    subjects = ", ".join(GIVEN[one] for one in analysis_by_name(name).subjects)
-    more = f", {MORE[name]}" if name in MORE else ""
-    return f"found = rs.{name}({subjects}{more})\nrs.show(found, token_strings=model.token_strings)            # rs.plot for papers"
+    """The lines that run one analysis and plot its result."""
+    subjects = ", ".join(ARGUMENTS[subject] for subject in analysis_by_name(name).subjects)
+    settings = f", {EXTRA_SETTINGS[name]}" if name in EXTRA_SETTINGS else ""
+    return f"result = rs.{name}({subjects}{settings})\nrs.show(result, token_strings=model.token_strings)            # rs.plot for papers"
 
 
 def as_page() -> str:
-    """A section an analysis: its question, its lines, a place for its picture."""
+    """One section per analysis: its question, its example and a placeholder for its picture."""
     return "\n\n".join(
         f'## {name}\n\n{analysis_by_name(name).question}\n\n```python\n{example(name)}\n```\n\n<div data-picture="{name}"></div>'
         for name in ANALYSIS_MODULES
@@ -70,16 +70,17 @@ def as_page() -> str:
 
 @cache
 def opened() -> dict[str, Any]:
+    """The variables that the opening lines define."""
     namespace: dict[str, Any] = {}
     exec(opening(), namespace)
     return namespace
 
 
-def drawn(name: str) -> str:
-    """The picture of an analysis, asked by the first line of its example."""
+def picture(name: str) -> str:
+    """The picture of an analysis, computed by the first line of its example."""
     namespace = dict(opened())
     exec(example(name).splitlines()[0], namespace)
-    return f'<div class="drawn">{picture_html(picture_of(namespace["found"], token_strings=namespace["model"].token_strings))}</div>'
+    return f'<div class="drawn">{picture_html(picture_of(namespace["result"], token_strings=namespace["model"].token_strings))}</div>'
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -89,7 +90,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
-    return re.sub(r'<div data-picture="?(\w+)"?></div>', lambda found: drawn(found[1]), output)
+    return re.sub(r'<div data-picture="?(\w+)"?></div>', lambda match: picture(match[1]), output)
 
 
 def on_post_build(*, config: Any, **_: Any) -> None:

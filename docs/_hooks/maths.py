@@ -1,7 +1,7 @@
-"""Maths without a script: what stands between dollars becomes MathML when the site is built.
+"""Converts formulas between dollar signs to MathML when the site is built, so that pages need no script.
 
-``pymdownx.arithmatex`` finds the formulas (never inside code) and this hook converts them. It also reads the built site
-and warns, so that ``--strict`` fails, of any asset that a reader's browser would fetch from elsewhere.
+``pymdownx.arithmatex`` finds the formulas (never inside code) and this hook converts them. It also warns about every
+asset in the built site that a browser would load from another server, so that ``--strict`` fails.
 """
 
 import html
@@ -30,16 +30,16 @@ def on_page_content(content: str, *, page: Any, **_: Any) -> str:
 
 def mathml(tex: str, display: bool, where: str) -> str:
     try:
-        made = convert(tex, display="block" if display else "inline")
-    except Exception as error:  # latex2mathml has no common ancestor for its errors
+        markup = convert(tex, display="block" if display else "inline")
+    except Exception as error:  # latex2mathml has no common base class for its errors
         log.warning("%s: no MathML for %r (%s)", where, tex, type(error).__name__)
         return f"<code>{html.escape(tex)}</code>"
-    if "\\" in html.unescape(made):  # a command it does not know comes through as it was
+    if "\\" in html.unescape(markup):  # latex2mathml copies unknown commands unchanged
         log.warning("%s: a command in %r is unknown to latex2mathml", where, tex)
-    return f'<div class="formula">{made}</div>' if display else made
+    return f'<div class="formula">{markup}</div>' if display else markup
 
 
 def on_post_build(*, config: Any, **_: Any) -> None:
     for page in Path(config["site_dir"]).rglob("*.html"):
         for asset in OUTSIDE.findall(page.read_text(encoding="utf-8")):
-            log.warning("%s loads from elsewhere: %s", page.relative_to(config["site_dir"]), asset)
+            log.warning("%s loads from another server: %s", page.relative_to(config["site_dir"]), asset)

@@ -1,4 +1,4 @@
-"""Every public name on one page: `<!-- reference -->` becomes its groups, and mkdocstrings puts the docstrings there."""
+"""The reference page: `<!-- reference -->` is replaced by every public name, which mkdocstrings fills in."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ from rheoscope.catalogue import ANALYSIS_MODULES
 
 MARK = "<!-- reference -->"
 ROOMS = {
-    "Open, ask, look": ("opening", "catalogue", "report", "studio", "corpus", "running", "space", "shapes"),
+    "Load, analyse, plot": ("opening", "catalogue", "report", "studio", "corpus", "running", "space", "shapes"),
     "The flow": ("flow",),
     "The covers": ("covers",),
     "Theory": ("theory",),
     "Attention": ("attention", "pretrained"),
 }
-"""Heading → the rooms whose names stand below it."""
+"""Maps each heading to the folders of the source whose names it lists."""
 
 
 def groups() -> dict[str, dict[str, str]]:
-    """Heading → public name → where it is written, analyses first, in the order of the catalogue."""
+    """The public names under each heading with their modules, analyses first in the order of the catalogue."""
     homes = ANALYSIS_MODULES | {
         name: home for name, home in vars(rheoscope)["_PUBLIC_MODULES"].items() if name not in ANALYSIS_MODULES
     }
@@ -28,7 +28,7 @@ def groups() -> dict[str, dict[str, str]]:
 
 
 def as_page() -> str:
-    """The groups in Markdown, as mkdocstrings reads them."""
+    """The groups as Markdown for mkdocstrings."""
     return "\n\n".join(
         "\n\n".join([f"## {heading}", *(entry(name, home) for name, home in names.items())])
         for heading, names in groups().items()
@@ -36,12 +36,12 @@ def as_page() -> str:
 
 
 def entry(name: str, home: str) -> str:
-    """One name; of a module, what it is made for."""
-    whole = name == "nn"
-    members = ["Attention", "MultiHeadAttention"] if whole else []
+    """The entry of one name. For the module `nn` it lists the classes."""
+    is_module = name == "nn"
+    members = ["Attention", "MultiHeadAttention"] if is_module else []
     options = [f"heading: rs.{name}", f"toc_label: rs.{name}", f"members: {members or 'false'}"]
     return "\n".join(
-        [f"::: {home if whole else f'{home}.{name}'}", "    options:", *(f"      {one}" for one in options)]
+        [f"::: {home if is_module else f'{home}.{name}'}", "    options:", *(f"      {option}" for option in options)]
     )
 
 

@@ -1,4 +1,4 @@
-"""An extension of griffe, which reads docstrings for mkdocstrings: examples that run (`>>>`) become code blocks."""
+"""A griffe extension for mkdocstrings: doctest examples (`>>>`) of docstrings become code blocks."""
 
 import re
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 from griffe import Extension, Object
 
 SESSION = re.compile(r"^ *>>> .*(?:\n(?!\s*$).*)*", re.M)
-"""An example: from its first prompt to the next empty line."""
+"""An example, from its first prompt to the next empty line."""
 
 
 class Sessions(Extension):
-    """Fences around every example."""
+    """Put every doctest example into a fenced code block."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = SESSION.sub(lambda found: f"```pycon\n{found[0]}\n```", obj.docstring.value)
+            obj.docstring.value = SESSION.sub(lambda match: f"```pycon\n{match[0]}\n```", obj.docstring.value)

@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
         return __dir__()
     modules = ANALYSIS_MODULES | _PUBLIC_MODULES
     if name not in modules:
-        raise AttributeError(f"module 'rheoscope' has no attribute {name!r}; it has {', '.join(sorted(modules))}")
+        raise AttributeError(_unknown_name(name))
     module = import_module(modules[name])
     value = module if name == "nn" else getattr(module, name)
     if isfunction(value):
@@ -84,6 +84,15 @@ def __getattr__(name: str) -> Any:
         value = with_argument_checks(name, value)
     globals()[name] = value
     return value
+
+
+def _unknown_name(name: str) -> str:
+    """The message for a name that the package does not have, with the closest name."""
+    from rheoscope.messages.closest_name import closest_name
+
+    closest = closest_name(name, __dir__())
+    advice = "type dir(rheoscope) for all names" if closest is None else f"did you mean {closest!r}?"
+    return f"module 'rheoscope' has no attribute {name!r}; {advice}"
 
 
 def __dir__() -> list[str]:

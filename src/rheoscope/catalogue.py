@@ -4,13 +4,16 @@ A row holds a public name and the module that declares it. The module is importe
 function `transport` and its declaration `TRANSPORT` live in `flow/transport/analysis.py`.
 """
 
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pandas
 
     from rheoscope.space.analysis import Analysis
+    from rheoscope.space.words import Words
 
 ANALYSIS_MODULES: dict[str, str] = {
     "frames": "rheoscope.flow.frames.analysis",
@@ -63,15 +66,31 @@ def analysis_by_name(name: str) -> "Analysis":
     'trace'
     """
     if name not in ANALYSIS_MODULES:
+        from rheoscope.messages.advice import Advice
+        from rheoscope.messages.closest_name import closest_name
         from rheoscope.messages.message import Message
         from rheoscope.shapes import RheoscopeError  # imports torch, which the table does not need
 
-        raise RheoscopeError(
-            Message(
-                "there is no analysis {name!r}; expected one of {names}", name=name, names=", ".join(ANALYSIS_MODULES)
-            )
-        )
+        closest = closest_name(str(name), ANALYSIS_MODULES)
+        if closest is None:
+            advice = Advice("rs.analyses()", "rheoscope analyses")
+        else:
+            advice = Advice(f"rs.{closest}", f"rheoscope analyse {closest}")
+        raise RheoscopeError(Message("there is no analysis {name!r}", name=name), advice)
     return getattr(import_module(ANALYSIS_MODULES[name]), name.upper())
+
+
+@cache
+def words_by_name(name: str) -> "Words":
+    """What an analysis says in a report: `WORDS` of the file `words.py` in its folder, empty without such a file.
+
+    >>> words_by_name("transport").question.name
+    'identity'
+    """
+    from rheoscope.space.words import Words
+
+    folder = ANALYSIS_MODULES[name].rpartition(".")[0]
+    return import_module(f"{folder}.words").WORDS if folder and find_spec(f"{folder}.words") else Words()
 
 
 def analyses() -> "pandas.DataFrame":

@@ -1,5 +1,6 @@
-"""Atomic writes, checks of output paths and a lock per folder; foreign files are never replaced."""
+"""Atomic writes, checks of output paths and a lock per folder. Foreign files are never replaced."""
 
+import errno
 import os
 import re
 import shlex
@@ -7,13 +8,13 @@ import shutil
 import socket
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, count, permutations
 from pathlib import Path
 from typing import Any
 
-from rheoscope.messages.advice import Advice
+from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
@@ -45,9 +46,12 @@ def is_signed(path: Path) -> bool:
 
 
 def write_report(path: Path, write: Callable[[Path], object]) -> str:
-    """Like `write_file`, but raise if `path` exists and is not signed."""
+    """Like `write_file`, but a foreign file is not replaced and every failure is a RheoscopeError."""
     check_writable(path)
-    return write_file(path, write)
+    try:
+        return write_file(path, write)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> str:
@@ -68,9 +72,56 @@ def write_file(path: Path, write: Callable[[Path], object]) -> str:
             existed = target.exists()
             temporary = stack.enter_context(atomic_file(target))
         except OSError as error:
-            raise _cannot_write_directory(path, error) from error
+            raise _cannot_write(path, error) from error
         write(temporary)
-    return Message("replaced {path}", path=str(path)) if existed else Message("wrote {path}", path=path)
+    return Message("replaced {path}", path=str(path)) if existed else Message("wrote {path}", path=str(path))
+
+
+def write_together(directory: Path, texts: Mapping[str, str]) -> None:
+    """Write several files into a directory: all of them or none.
+
+    All contents go to temporary files first. If anything fails, every file is as it was before.
+    """
+    try:
+        with created_files(directory), tempfile.TemporaryDirectory(prefix=".tables-", dir=directory) as name:
+            folder = Path(name)
+            for file, text in texts.items():
+                temporary = folder / file
+                temporary.write_text(text, encoding="utf-8", newline="")
+                temporary.chmod(0o644)
+            _move_together(folder, directory, list(texts))
+    except OSError as error:
+        raise _cannot_write(directory, error) from error
+
+
+def _move_together(folder: Path, directory: Path, files: list[str]) -> None:
+    """Move files from `folder` to `directory`. If one move fails, undo the others."""
+    backups = folder / ".replaced"
+    backups.mkdir()
+    replaced_files = [file for file in files if (directory / file).exists()]
+    moved_files: list[str] = []
+    try:
+        for file in replaced_files:
+            _link_or_copy(_real_path(directory / file), backups / file)
+        for file in files:
+            (folder / file).replace(_real_path(directory / file))
+            moved_files.append(file)
+    except BaseException:
+        for file in moved_files:
+            target = _real_path(directory / file)
+            with suppress(OSError):
+                target.unlink()
+                if file in replaced_files:
+                    _link_or_copy(backups / file, target)
+        raise
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """A second name for a file, or a copy where the file system has no links."""
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def unused_name(path: Path) -> Path:
@@ -136,7 +187,7 @@ def directory_lock(folder: Path) -> Iterator[None]:
     ...     pass
     Traceback (most recent call last):
     ...
-    rheoscope.shapes.RheoscopeError: ... is in use by process ...; wait until it ends or choose another folder
+    rheoscope.shapes.RheoscopeError: ... is in use by process ..., so wait until it ends or choose another folder; type out=...
     """
     acquire_lock = _lock_function()
     check_directory(folder)
@@ -162,19 +213,16 @@ def directory_lock(folder: Path) -> Iterator[None]:
 
 def _in_use(folder: Path, owner: str) -> RheoscopeError:
     """The error for a folder that another process has locked; `owner` is the text of its lock file."""
+    advice = use(out=str(unused_name(folder)))
     if not owner:
-        return RheoscopeError(
-            Message(
-                "{folder} is in use by another process; wait until it ends or choose another folder", folder=str(folder)
-            )
+        message = Message(
+            "{folder} is in use by another process, so wait until it ends or choose another folder", folder=str(folder)
         )
-    return RheoscopeError(
-        Message(
-            "{folder} is in use by {owner}; wait until it ends or choose another folder",
-            folder=str(folder),
-            owner=owner,
-        )
+        return RheoscopeError(message, advice)
+    message = Message(
+        "{folder} is in use by {owner}, so wait until it ends or choose another folder", folder=str(folder), owner=owner
     )
+    return RheoscopeError(message, advice)
 
 
 def _lock_function() -> Callable[[Any], None]:
@@ -183,7 +231,7 @@ def _lock_function() -> Callable[[Any], None]:
         import fcntl
     except ImportError:
         raise RheoscopeError(
-            Message("runs that write to a folder need file locks, which Windows lacks; use WSL, Linux or macOS")
+            Message("a run locks its folder, which Windows cannot do: run it in WSL, on Linux or on macOS")
         ) from None
     return lambda file: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -207,19 +255,21 @@ def check_outputs(files: Iterable[Path], table_directory: Path | None = None, in
         for path in outputs:
             if _is_same_file(path, input_file):
                 raise RheoscopeError(
-                    Message("{path} is the input text; choose another name for the output", path=str(path))
+                    Message("{path} is the input text and would be overwritten", path=str(path)), _instead(path)
                 )
     for index, path in enumerate(outputs):
         if any(_is_same_file(path, earlier) for earlier in outputs[:index]):
+            numbered_path = path.parent / f"{path.stem or 'report'}-2{path.suffix}"
             raise RheoscopeError(
-                Message("two outputs have the name {path}; choose a different name for each", path=path.name)
+                Message("two outputs have the name {path}", path=path.name or str(path)), _instead(numbered_path)
             )
     for outer, inner in permutations(outputs, 2):
         if outer is not table_directory and _real_path(outer) in _real_path(inner).parents:
             raise RheoscopeError(
                 Message(
                     "{outer} cannot be both a file and the directory of {inner}", outer=str(outer), inner=str(inner)
-                )
+                ),
+                _instead(Path(inner.name)),
             )
     for path in files:
         if (
@@ -229,10 +279,9 @@ def check_outputs(files: Iterable[Path], table_directory: Path | None = None, in
         ):
             raise RheoscopeError(
                 Message(
-                    "{path} is reserved for the tables of {directory}; choose another directory",
-                    path=str(path),
-                    directory=str(table_directory),
-                )
+                    "{path} is reserved for the tables of {directory}", path=str(path), directory=str(table_directory)
+                ),
+                use(csv=f"{table_directory}-tables"),
             )
         check_writable(path)
 
@@ -247,17 +296,15 @@ def check_writable(path: Path) -> None:
     >>> check_writable(mine)
     Traceback (most recent call last):
     ...
-    rheoscope.shapes.RheoscopeError: ...mine.html exists and was not written by Rheoscope; choose another name
+    rheoscope.shapes.RheoscopeError: ...mine.html exists and was not written by Rheoscope; type '...mine-2.html'
     """
     _check_file(path)
     target = _real_path(path)
     try:
         if target.exists() and not is_signed(target):
-            raise RheoscopeError(
-                Message("{path} exists and was not written by Rheoscope; choose another name", path=str(path))
-            )
+            raise foreign_file_error(path)
         if target.exists() and not os.access(target, os.W_OK):
-            raise PermissionError(13, "the file is read-only")
+            raise PermissionError(errno.EACCES, "the file is read-only")
     except OSError as error:
         raise _cannot_write(path, error) from error
     check_directory(target.parent, path)
@@ -270,23 +317,33 @@ def check_directory(directory: Path, reported_path: Path | None = None) -> None:
         real_path = _real_path(directory)
         nearest_parent = next(parent for parent in (real_path, *real_path.parents) if parent.exists())
         if not nearest_parent.is_dir():
-            raise NotADirectoryError(20, f"{nearest_parent} is a file")
+            raise NotADirectoryError(errno.ENOTDIR, f"{nearest_parent} is a file")
         with tempfile.TemporaryFile(dir=nearest_parent):
             pass
     except OSError as error:
-        raise _cannot_write_directory(reported_path, error) from error
+        raise _cannot_write(reported_path, error) from error
+
+
+def foreign_file_error(path: Path) -> RheoscopeError:
+    """The error for a file that exists and that this package did not write."""
+    return RheoscopeError(Message("{path} exists and was not written by Rheoscope", path=str(path)), _instead(path))
+
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _cannot_write(path: Path, error: OSError) -> RheoscopeError:
-    return RheoscopeError(
-        Message("cannot write {path}: {reason}; choose another name", path=str(path), reason=error.strerror)
-    )
+    """The error for a path that the system refuses, with its reason."""
+    message = Message("cannot write {path}: {reason}", path=str(path), reason=error.strerror or str(error))
+    if error.errno in DISK_FULL:
+        return RheoscopeError(message, Advice("", f"df -h {shlex.quote(str(path.absolute().parent))}"))
+    return RheoscopeError(message, _instead(Path.home() / f"rheoscope{path.suffix[:20]}"))
 
 
-def _cannot_write_directory(path: Path, error: OSError) -> RheoscopeError:
-    return RheoscopeError(
-        Message("cannot write {path}: {reason}; choose another directory", path=str(path), reason=error.strerror)
-    )
+def _instead(path: Path) -> Advice:
+    """Advice to use this path, or the next unused one."""
+    free_path = str(unused_name(path))
+    return Advice(repr(free_path), shlex.quote(free_path))
 
 
 def _check_file(path: Path) -> None:
@@ -294,13 +351,13 @@ def _check_file(path: Path) -> None:
     try:
         target = _real_path(path)
         if target.is_dir():
-            suggestion = str(path / "report.html")
             raise RheoscopeError(
-                Message("{path} is a directory, expected a file name", path=str(path)),
-                Advice(repr(suggestion), shlex.quote(suggestion)),
+                Message("{path} is a directory, expected a file name", path=str(path)), _instead(path / "report.html")
             )
         if os.path.lexists(target) and not target.is_file():
-            raise RheoscopeError(Message("{path} is not a regular file; choose another name", path=str(path)))
+            raise RheoscopeError(
+                Message("{path} is not a regular file", path=str(path)), _instead(Path.home() / "report.html")
+            )
     except OSError as error:
         raise _cannot_write(path, error) from error
 
@@ -327,6 +384,6 @@ def read_job_file(path: Path) -> dict[str, Any]:
         ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise RheoscopeError(
-            Message("cannot read {path}, expected a TOML file: {reason}", path=str(path), reason=error),
+            Message("cannot read {path}, expected a TOML file: {reason}", path=str(path), reason=str(error)),
             Advice("", "--job job.toml"),
         ) from error

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
+from rheoscope.messages.catalogue import render
+
 THUMBNAIL_RENDERERS: dict[str, Callable[[Any], str]] = {}
 """Class name → function that draws a value as HTML. `rheoscope/__init__.py` fills it, since a value cannot import higher rooms."""
 
@@ -18,12 +20,12 @@ def card(value: object, title: str, facts: Mapping[str, object]) -> str:
     True
     """
     rows = "".join(
-        f'<tr style="background:none"><th style="{CELL_STYLE}; opacity:.7">{escape(name)}</th><td '
-        f'style="{CELL_STYLE}">{escape(str(fact))}</td></tr>'
+        f'<tr style="background:none"><th style="{CELL_STYLE}; opacity:.7">{escape(render(name))}</th><td '
+        f'style="{CELL_STYLE}">{escape(render(fact) if isinstance(fact, str) else str(fact))}</td></tr>'
         for name, fact in facts.items()
     )
     draw = THUMBNAIL_RENDERERS.get(type(value).__name__)
-    return f'<div style="{BOX_STYLE}"><b>{escape(title)}</b><table>{rows}</table>{draw(value) if draw else ""}</div>'
+    return f'<div style="{BOX_STYLE}"><b>{escape(render(title))}</b><table>{rows}</table>{draw(value) if draw else ""}</div>'
 
 
 def quote_start(text: str, max_chars: int = 48) -> str:

@@ -156,10 +156,10 @@ INVALID_CALLS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     # names and options
     "unknown mechanism": (
         call_by_name("metrik"),
-        ("unknown mechanism 'metrik'", "the mechanisms are scaled_dot", "metric", "type rs.mechanisms()"),
+        ("unknown mechanism 'metrik'; type rs.mechanism(\"metric\")",),
     ),
-    "a number for a name": (call_by_name(3), ("unknown mechanism 3", "the mechanisms are scaled_dot", "metric")),  # type: ignore[arg-type]
-    "a list for a name": (call_by_name(["metric"]), ("unknown mechanism ['metric']", "the mechanisms are scaled_dot")),  # type: ignore[arg-type]
+    "a number for a name": (call_by_name(3), ("unknown mechanism 3; type rs.mechanisms()",)),  # type: ignore[arg-type]
+    "a list for a name": (call_by_name(["metric"]), ("unknown mechanism ['metric']; type rs.mechanism",)),  # type: ignore[arg-type]
     "unknown option": (call_by_name("metric", tau=2.0), ("'metric' has no option 'tau'", "its options are sigma")),
     "option of none": (
         call_by_name("linear", scale=2.0),

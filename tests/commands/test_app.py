@@ -1,487 +1,179 @@
-"""The command as a user types it: exit status, what is printed, what is written, what silly input gets."""
+"""The command `rheoscope`: the first screen, the default command, mistyped commands, and the language."""
 
-import io
-import json
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-import torch
+import typer
 
-from rheoscope.commands.app import main
+import rheoscope as rs
+from rheoscope.commands.app import app, main
+from rheoscope.commands.command_group import insert_default_command, split_language
+from rheoscope.commands.usage import UsageProblem
+from tests.commands.cases import run_rheoscope
 from tests.processes import run_in_fork
 
-Said = subprocess.CompletedProcess[str]
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
-def typed(*words: str, cwd: Path | None = None) -> Said:
-    """The command in a process of its own, as a shell starts it."""
-    command = [sys.executable, "-m", "rheoscope", *words]
+def run_process(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """Run the command in its own process, as a shell does."""
+    command = [sys.executable, "-m", "rheoscope", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
 
 
-def rheoscope(*words: str, cwd: Path | None = None) -> Said:
-    """The same in this process, which has loaded torch once: its words, its directory, what it prints, how it exits."""
-    out, error, status = io.StringIO(), io.StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
-        patch.setattr(sys, "argv", ["rheoscope", *words])
-        patch.chdir(cwd or Path.cwd())
-        try:
-            main()
-        except SystemExit as end:
-            status = int(end.code or 0)
-    return subprocess.CompletedProcess(words, status, out.getvalue(), error.getvalue())
+def test_a_process_prints_what_the_tests_in_this_process_see(models: Path, tmp_path: Path) -> None:
+    arguments = ["flow", "-m", str(models / "far"), "the keys to the cabinet", "--no-html", "--fast"]
+    process, outcome = run_process(*arguments, cwd=tmp_path), run_rheoscope(*arguments, cwd=tmp_path)
+    assert process.returncode == outcome.status == 0, process.stderr
+    assert (process.stdout, process.stderr) == (outcome.out, outcome.err)
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directories of small models: one that reads far, one whose weights jump, one broken, two without an unembedding."""
-    from transformers import GPT2Config, GPT2Model
-
-    from rheoscope.models.checkpoint import save
-    from rheoscope.models.config import Config
-    from rheoscope.models.transformer import Transformer
-    from rheoscope.models.vocabulary import character_tokenizer
-    from tests.pretrained.cases import saved, tokenizer
-
-    root = tmp_path_factory.mktemp("models")
-    words = character_tokenizer(["abcdefghijklmnopqrstuvwxyz "], [])
-    small = {"vocabulary": 40, "width": 16, "depth": 2, "heads": 2, "hidden": 24, "context": 4096}
-    torch.manual_seed(0)
-    for name, more in (("far", {}), ("hard", {"mechanism": "hard"}), ("both_ways", {"form": "encoder"})):
-        save(Transformer(Config(**small | more)), root / name, tokenizer=words)
-    broken = Transformer(Config(**small))
-    with torch.no_grad():
-        broken.stack.blocks[1].ffn.write.weight[0, 0] = float("nan")
-    save(broken, root / "broken", tokenizer=words)
-    tokenizer().save_pretrained(saved("bert_bare", root / "bert"))
-    GPT2Model(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=40)).save_pretrained(root / "gpt2")
-    tokenizer().save_pretrained(root / "gpt2")
-    return root
-
-
-def on(words: list[str], models: Path) -> list[str]:
-    """What is typed, with the directory of a model in the place of its name."""
-    return [str(models / word) if before == "-m" else word for before, word in zip(["", *words], words, strict=False)]
-
-
-def test_a_shell_gets_what_the_tests_below_get(models: Path, tmp_path: Path) -> None:
-    """The same words printed on the same side, and the same status, in a process of its own and in this one."""
-    words = on(["flow", "-m", "far", "the keys to the cabinet", "--no-html", "--fast"], models)
-    one, other = typed(*words, cwd=tmp_path), rheoscope(*words, cwd=tmp_path)
-    assert one.returncode == other.returncode == 0, one.stderr
-    assert (one.stdout, one.stderr) == (other.stdout, other.stderr)
-
-
-def test_a_shell_gets_the_mistakes_that_the_tests_below_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_fails_as_the_tests_in_this_process_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    one, other = run_in_fork(main, "--file", "nowhere.txt"), rheoscope("--file", "nowhere.txt")
-    assert one.returncode == other.returncode == 1
-    assert (one.stdout, one.stderr) == (other.stdout, other.stderr)
-    assert one.stderr.count("\n") == 1
+    process, outcome = run_in_fork(main, "--file", "nowhere.txt"), run_rheoscope("--file", "nowhere.txt")
+    assert process.returncode == outcome.status == 1
+    assert (process.stdout, process.stderr) == (outcome.out, outcome.err)
+    assert process.stderr.count("\n") == 1
 
 
 def test_version() -> None:
-    assert rheoscope("--version").stdout.startswith("rheoscope ")
+    assert run_rheoscope("--version").out == f"rheoscope {rs.__version__}\n"
 
 
-def test_attention_prints_writes_and_keeps_every_number(tmp_path: Path) -> None:
-    done = rheoscope("attention", "--json", "laws.json", "--explain", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "metric" in done.stdout
-    assert "sdpa" in done.stdout
-    assert (tmp_path / "rheoscope-attention.png").read_bytes().startswith(b"\x89PNG")
-    page = (tmp_path / "rheoscope-attention.html").read_text()
-    assert "data:image/png;base64" in page
-    assert "http" not in page
-    told = json.loads((tmp_path / "laws.json").read_text())
-    assert told["metric"]["laws"]["dot_form"]["violation"] <= told["metric"]["laws"]["dot_form"]["tolerance"]
-    assert "not sdpa" in done.stdout
+def test_the_first_screen_fits_and_lists_every_command() -> None:
+    outcome = run_rheoscope(width=80)
+    assert outcome.status == 0
+    assert outcome.out == run_rheoscope("--help", width=80).out
+    assert 'rheoscope "The keys to the cabinet are"' in outcome.words
+    assert len(outcome.out.splitlines()) <= 60
+    for name, command in COMMANDS.items():
+        line = next(line for line in outcome.out.splitlines() if line.startswith(f"│ {name} "))
+        assert command.help.split("\n")[0] in line
 
 
-def test_operators_of_a_directory(tmp_path: Path) -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
+@pytest.mark.parametrize("group", ["race", "corpus"])
+def test_a_group_without_a_command_prints_its_help(group: str) -> None:
+    outcome = run_rheoscope(group)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out == run_rheoscope(group, "--help").out
+    assert "report" in outcome.out
 
-    torch.manual_seed(0)
-    GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=9, n_positions=16)).save_pretrained(
-        tmp_path / "model"
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_help_text_and_an_example(name: str) -> None:
+    text = run_rheoscope(name, "--help", width=200).words
+    assert f"rheoscope {name}" in text
+    for option in COMMANDS[name].params:
+        if option.param_type_name == "option" and option.name != "help":
+            assert option.help, f"{name} {option.name}"
+
+
+def test_help_needs_no_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['rheoscope', '--help']\n"
+        "import rheoscope.commands.app as c\n"
+        "try: c.main()\nexcept SystemExit: pass\n"
+        "assert 'torch' not in sys.modules"
     )
-    done = rheoscope(
-        "operators", "-m", "model", "--json", "heads.json", "--html", "heads.html", "--explain", cwd=tmp_path
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "exact on 8 tokens" in done.stdout
-    told = json.loads((tmp_path / "heads.json").read_text())["operators"]
-    assert told["dims"]["layer"] == 2
-    assert len(told["data_vars"]["symmetry"]["data"][0]) == 2
-    assert "<svg" in (tmp_path / "heads.html").read_text()
-
-
-def test_operators_say_what_scores_are_made_of_on_a_text(tmp_path: Path) -> None:
-    from rheoscope.opening import DEFAULT_MODEL
-
-    done = rheoscope("operators", "-m", str(DEFAULT_MODEL), "--text", "The keys", "--json", "heads.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "shares of what softmax sees" in " ".join(done.stdout.split())
-    assert {"operators", "scores"} <= set(json.loads((tmp_path / "heads.json").read_text()))
-
-
-def test_operators_are_those_of_the_default_model_where_nobody_says(tmp_path: Path) -> None:
-    done = rheoscope("operators", "--csv", "tables", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "the default model" in done.stdout
-    assert "From head to head" in done.stdout
-    assert (tmp_path / "tables" / "operators.layer_head.csv").read_text().startswith("layer,head,symmetry")
-
-
-def test_a_text_goes_through_the_default_model(tmp_path: Path) -> None:
-    done = rheoscope("The keys to the cabinet are", "--json", "keys.json", "--explain", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    for said in (
-        "the default model",
-        "<|endoftext|> The",
-        "likeliest next tokens",
-        "straight",
-        "symmetry",
-        "wrote keys.json",
-        "wrote report.html",
-    ):
-        assert said in done.stdout
-    told = json.loads((tmp_path / "keys.json").read_text())
-    flow = {
-        "frames",
-        "readout",
-        "trajectory",
-        "transport",
-        "geometry_kept",
-        "clusters",
-        "purity",
-        "massive_tokens",
-        "energy",
-    }
-    covers = {
-        "agreement",
-        "distorted_pairs",
-        "score_attribution",
-        "scores",
-        "head_statistics",
-        "head_types",
-        "operators",
-        "distortion",
-        "fixed_point",
-    }
-    assert set(told) == flow | covers | {"findings", "verdicts", "written_by"}
-    assert told["findings"]["attrs"]["tested"] > 5
-    assert told["readout"]["data_vars"]["probability"]["data"][-1] > 0.01
-
-
-def test_a_text_too_short_to_move_says_what_is_left_out(models: Path, tmp_path: Path) -> None:
-    done = rheoscope("a", "-m", str(models / "far"), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.split())
-    assert "clusters is left out: this analysis needs at least 3 tokens" in said
-    assert "geometry_kept is left out" in said
-
-
-def test_a_report_is_never_overwritten_in_silence(models: Path, tmp_path: Path) -> None:
-    far = ["-m", str(models / "far"), "--fast"]
-    (tmp_path / "report.html").write_text("mine")
-    done = rheoscope("the keys to", "--compare", "the key", *far, "--json", "both.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "wrote report-2.html" in done.stdout
-    assert (tmp_path / "report.html").read_text() == "mine"
-    assert "2−1" in done.stdout
-    told = json.loads((tmp_path / "both.json").read_text())
-    assert told["readout"]["attrs"]["text"] == "the keys to"
-    assert told["compared"]["readout"]["attrs"]["text"] == "the key"
-    again = rheoscope("the keys", "--html", "report-2.html", "--space", "sphere", *far, cwd=tmp_path)
-    assert "replaced report-2.html" in again.stdout
-    assert "<dd>sphere</dd>" in (tmp_path / "report-2.html").read_text()
-
-
-def test_a_text_from_a_file_and_no_report(models: Path, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("the keys to\n")
-    done = rheoscope("--file", "notes.txt", "--no-html", "--fast", "-m", str(models / "far"), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "11 tokens: t h e · k e y s · t o" in done.stdout
-    assert not list(tmp_path.glob("*.html"))
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    ("arguments", "expected"),
     [
         (["The keys"], ["flow", "The keys"]),
+        (["train me well"], ["flow", "train me well"]),
         (["-m", "gpt2", "The keys"], ["flow", "-m", "gpt2", "The keys"]),
+        (["-m", "train", "The keys"], ["flow", "-m", "train", "The keys"]),
+        (["--file", "corpus.txt"], ["flow", "--file", "corpus.txt"]),
+        (["--file=corpus"], ["flow", "--file=corpus"]),
+        (["--explain", "train"], ["--explain", "train"]),
+        (["--explain"], ["flow", "--explain"]),
         (["-"], ["flow", "-"]),
         (["--", "attention"], ["flow", "--", "attention"]),
+        (["--", "trian"], ["flow", "--", "trian"]),
         (["attention", "--explain"], ["attention", "--explain"]),
-        (["operatros"], ["operatros"]),
         (["--help"], ["--help"]),
         ([], []),
     ],
 )
-def test_a_first_word_that_is_no_command_is_a_text(typed: list[str], meant: list[str]) -> None:
-    from rheoscope.commands.app import insert_default_command
-
-    assert insert_default_command(typed) == meant
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "says"),
-    [
-        (["operators", "-m", "./nowhere"], 1, "there is no directory ./nowhere"),
-        (["operators", "-m", "."], 1, "contains no config.json"),
-        (["dynamics", "rank_collapse", "--out", "file.txt/below"], 1, "cannot write"),
-        (["train", "huge", "--data", "file.txt", "--out", "run"], 1, "unknown recipe 'huge'; the recipes are tiny"),
-        (["train", "tiny", "--data", "file.txt", "--out", "run"], 1, "file.txt is empty, expected text"),
-        (["train", "tiny", "--data", "file.txt"], 2, "type rheoscope train RECIPE"),
-        (["train", "tiny", "--out", "run"], 1, "recipe tiny learns from files, got none; type --data FILE…"),
-        (
-            ["train", "digits", "--data", "file.txt", "--out", "run"],
-            1,
-            "recipe digits generates its own data, got the file file.txt",
-        ),
-        (["race", "tiny", "--mechanisms", "tied", "--out", "run"], 1, "recipe tiny learns from files, got none"),
-        (["generate", "-m", "nowhere", "a"], 1, "there is no directory nowhere"),
-        (["operatros"], 2, "No such command"),
-        (["dynamics", "heet"], 1, "unknown experiment 'heet', expected one of heat"),
-        (["dynamics"], 2, "--list for the"),
-        (["flow", "two words", "--model", "./nowhere"], 1, "there is no directory ./nowhere"),
-        (["--file", "nowhere.txt"], 1, "there is no file nowhere.txt"),
-        (["--file", "file.txt"], 1, "file.txt is empty, expected text"),
-        (["--file", "binary"], 1, "binary is no text in UTF-8"),
-        (["--file", "."], 1, "cannot read .: Is a directory"),
-        (["flow"], 1, "got no text, expected one of them"),
-        (["flow", "a text", "--file", "file.txt"], 1, "got a text and --file"),
-        (["flow", "a text", "--space", "moon"], 1, "space must be one of raw, normed, sphere, got 'moon'"),
-        (["flow", "a text", "--html", "a.html", "--no-html"], 1, "exclude each other"),
-        (["covers", "a text", "--no-untrained"], 1, "type a longer text"),
-        (["covers", "a text", "--seed", "-1"], 2, "greater than or equal to 0"),
-        (["surgery", "a text"], 1, "nothing to change; type --M symmetric or --F symmetric"),
-        (["surgery", "a text", "--M", "square"], 1, "unknown replacement of M: 'square', expected one of identity"),
-        (["surgery", "a text", "--M", "symmetric", "--heads", "9.9"], 1, "there is no layer 9"),
-        (["reverse", "a text", "--target", " cabinet"], 1, "the target must be one token"),
-        (["analyse", "massive_tokens", "a text", "--html", "."], 1, "is a directory, expected a file name"),
-        (
-            ["flow", "a text", "--json", "a", "--csv", "b", "--html", "./b"],
-            1,
-            "two outputs have the name b; choose a different name",
-        ),
-        (["analyse", "nowhere", "a text"], 1, "there is no analysis 'nowhere'; expected one of frames"),
-        (["analyse", "transport"], 1, "got no text, expected one of them"),
-        (["analyse", "transport", "a text", "--file", "file.txt"], 1, "got a text and --file"),
-        (["analyse", "transport", "a text", "--nope", "3"], 2, "No such option: --nope"),
-        (["analyse", "transport", "a text", "--draws", "many"], 2, "Invalid value for '--draws'"),
-        (["analyse", "transport", "a text", "--strides", "1,two"], 1, "--strides takes numbers between commas"),
-        (
-            ["analyse", "transport", "a text", "--space", "moon"],
-            1,
-            "space must be one of raw, normed, sphere, got 'moon'",
-        ),
-        (["analyse", "fixed_point", "a text", "--layers", "9"], 1, "there is no layer 9"),
-        (["analyse", "surgery", "a text", "--heads", "5"], 1, "heads are typed as layer.head, got '5'"),
-        (["analyse", "operators", "a text"], 2, "unexpected extra argument"),
-        (["analyse", "operators", "--file", "file.txt"], 2, "No such option: --file"),
-        (["analyse", "clusters", "a"], 1, "this analysis needs at least 3 tokens"),
-        (["analyse", "transport", "a text", "--model", "./nowhere"], 1, "there is no directory ./nowhere"),
-    ],
-)
-def test_a_mistake_is_one_line(words: list[str], status: int, says: str, tmp_path: Path) -> None:
-    (tmp_path / "file.txt").write_text("")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x80")
-    done = rheoscope(*words, cwd=tmp_path)
-    assert done.returncode == status
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
-    if status == 1:
-        assert len(done.stderr.strip().splitlines()) == 1
-
-
-# What the flow and the covers cannot do, in models that are made for it
-
-
-def test_covers_stand_beside_an_untrained_model(models: Path, tmp_path: Path) -> None:
-    """Another seed is another control, none is none; the model itself stays as it is."""
-    covers = [
-        "covers",
-        "-m",
-        str(models / "far"),
-        "the keys to the cabinet",
-        "--draws",
-        "2",
-    ]
-    told = []
-    for words in (("--seed", "0"), ("--seed", "1"), ("--no-untrained",)):
-        done = rheoscope(*covers, "--json", "c.json", *words, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        told.append(json.loads((tmp_path / "c.json").read_text())["agreement"])
-        assert ("untrained" in done.stdout) == (words[0] == "--seed")
-    one, other, none = (one["data_vars"] for one in told)
-    assert one["agreement"] == other["agreement"] == none["agreement"]
-    assert one["agreement_untrained"] != other["agreement_untrained"]
-    assert "agreement_untrained" not in none
-    covers[3] = "the keys to the cabinet are on the table in the old hall " * 3
-    done = rheoscope(*covers, "--window", "24", "--json", "c.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    pieces = json.loads((tmp_path / "c.json").read_text())["agreement"]
-    assert pieces["attrs"]["texts"] > 1
-    assert {"agreement_untrained", "agreement_untrained_low"} <= set(pieces["data_vars"])
+def test_a_text_without_a_command_runs_flow(arguments: list[str], expected: list[str]) -> None:
+    options = {"-m": True, "--file": True, "--explain": False}
+    assert insert_default_command(arguments, COMMANDS, options) == expected
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "advice"),
     [
-        (
-            ["reverse", "The keys", "--target", " cabinet"],
-            "the target must be one token, ' cabinet' is 3 (' c' 'ab' 'inet'); use another word",
-        ),
-        (["reverse", "The keys", "--target", ""], "the target must be one token, '' is 0 (none); use another word"),
-        (["reverse", "The keys", "--token", "99"], "there is no token 99; this text has tokens 0 to "),
-        (
-            ["reverse", "-m", "hard", "the keys to the"],
-            "layer 0 are a discontinuous function of its scores, so they have no gradient; type rheoscope analyse surgery",
-        ),
-        (
-            ["reverse", "-m", "gpt2", "w5 w6 w7"],
-            "GPT2Model has no unembedding, so there are no logits; type the name of a language model",
-        ),
-        (
-            ["reverse", "-m", "bert", "w5 w6 w7"],
-            "BertModel has no unembedding, so there are no logits; type the name of a language model",
-        ),
-        (
-            ["surgery", "The keys", "--M", "symmetric", "--heads", "0.99"],
-            "there is no head 99 in layer 0; it has heads 0 to 3",
-        ),
-        (["surgery", "The keys", "--M", "symmetric", "--heads", "L99"], "there is no layer 99"),
-        (["surgery", "The keys", "--M", "symmetric", "--heads", "5"], "heads are typed as layer.head, got '5'"),
-        (
-            ["surgery", "The keys", "--M", "symmetric", "--heads", "one"],
-            "heads are typed as layer.head, got 'one'; type --heads 5.1",
-        ),
-        (
-            ["surgery", "-m", "both_ways", "the keys", "--M", "symmetric"],
-            "this model is bidirectional, so it predicts no next token",
-        ),
-        (
-            ["surgery", "-m", "bert", "w5 w6 w7", "--M", "symmetric"],
-            "this model is bidirectional, so it predicts no next token",
-        ),
-        (
-            ["surgery", "-m", "gpt2", "w5 w6 w7", "--M", "symmetric"],
-            "this model has no unembedding, so it has no loss; in Python type rs.trace_under",
-        ),
-        (["surgery", "-m", "far", "t", "--M", "symmetric"], "a loss needs at least 2 tokens; use a longer text"),
-        (["covers", "The keys to the"], "agreement needs a query with at least 8 other keys that are not massive"),
-        (["covers", "-m", "far", ""], "the text is empty; type"),
-        (["covers", "-m", "broken", "the keys"], "holds NaN or infinity; download the checkpoint again"),
-        (["flow", "-m", "broken", "the keys"], "holds NaN or infinity; download the checkpoint again"),
-        (["flow", "-m", "far", ""], "the text is empty; type"),
-        (
-            ["flow", "-m", "far", "--file", "book.txt"],
-            "the text has 4,800 tokens, the model reads at most 4,096; type --first 4096, or --window 512 to analyse all of it in pieces",
-        ),
-        (
-            ["analyse", "agreement", "the keys to the cabinet are on the table", "-m", "far", "--draws", "99999999"],
-            "draws must lie between 0 and 10,000, got 99999999; type --draws 10000",
-        ),
+        (["trian"], "type rheoscope train, or rheoscope -- trian to analyse it as a text"),
+        (["analyze", "transport", "The keys"], "type rheoscope analyse transport 'The keys', or rheoscope -- analyze"),
+        (["operatros", "-m", "gpt2"], "type rheoscope operators -m gpt2, or rheoscope -- operatros"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(words: list[str], says: str, models: Path, tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_text("the keys to the cabinet " * 200)
-    done = rheoscope(*on(words, models), cwd=tmp_path)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert says in done.stderr
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert "\n\n" not in done.stdout  # at most the model and the text, no table
+def test_a_word_that_resembles_a_command_is_questioned(arguments: list[str], advice: str) -> None:
+    with pytest.raises(UsageProblem):
+        insert_default_command(arguments, COMMANDS)
+    outcome = run_rheoscope(*arguments)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err.startswith(f"rheoscope: '{arguments[0]}' is not a command; {advice}")
+    assert outcome.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "message"),
     [
-        (["flow", "-m", "far", "a a a a a a a a", "--no-html"], "likeliest next tokens"),
-        (["flow", "-m", "far", "t", "--no-html"], "is left out: this analysis needs at least 3 tokens"),
-        (["flow", "-m", "bert", "w5 w6 w7 w9 w5 w8", "--no-html"], "readout is left out: "),
-        (["flow", "-m", "hard", "the keys to the cabinet", "--no-html"], "straight"),
-        (
-            ["covers", "-m", "far", "a a a a a a a a a a a a a a a a", "--draws", "2"],
-            "Similarity in E is read beyond random heads",
-        ),
-        (
-            ["covers", "-m", "hard", "the keys to the cabinet", "--draws", "2"],
-            "Similarity in E is read beyond random heads",
-        ),
-        (["flow", "-m", "far", "the keys to the cabinet", "--fast"], "nulls are left out (--fast)"),
-        (
-            ["covers", "-m", "far", "the keys to the cabinet", "--fast", "--html", "c.html"],
-            "nulls are left out (--fast)",
-        ),
-        (["reverse", "The keys to the", "--token", "2"], "pulls at most"),
-        (
-            ["surgery", "The keys to the cabinet are", "--M", "symmetric", "--heads", "L5", "--per-head"],
-            "in each head alone",
-        ),
-        (["surgery", "The keys to the cabinet are", "--F", "rank 2", "--heads", "L5"], "in L5.H0 L5.H1 L5.H2 L5.H3"),
-        (["costs", "--tokens", "64"], "twice that if causal"),
-        (["analyse", "composition", "--top", "2"], "composition"),
-        (["analyse"], "rheoscope analyse NAME"),
-        (["analyse", "--help"], "rheoscope analyse NAME"),
-        (["analyses"], "geometry_kept"),
+        (["race", "rum"], "'rum' is not a command of rheoscope race; type rheoscope race run"),
+        (["race", "tiny"], "'tiny' is not a command of rheoscope race; type rheoscope race --help"),
+        (["corpus", "querry", "run"], "'querry' is not a command of rheoscope corpus; type rheoscope corpus query run"),
     ],
 )
-def test_what_is_odd_has_a_defined_answer(words: list[str], says: str, models: Path, tmp_path: Path) -> None:
-    """Equal tokens, one token, no unembedding, weights that jump."""
-    done = rheoscope(*on(words, models), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert says in " ".join(done.stdout.split())
-    assert done.stderr == ""
+def test_a_mistyped_subcommand_is_one_line(arguments: list[str], message: str) -> None:
+    outcome = run_rheoscope(*arguments)
+    assert (outcome.status, outcome.err) == (2, f"rheoscope: {message}\n")
 
 
-def test_help_needs_no_torch() -> None:
-    code = "import sys; sys.argv = ['rheoscope', '--help']\nimport rheoscope.commands.app as c\ntry: c.main()\nexcept SystemExit: pass\n"
-    done = subprocess.run(
-        [sys.executable, "-c", code + "assert 'torch' not in sys.modules"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+def test_public_names_that_are_mistyped_are_corrected() -> None:
+    with pytest.raises(AttributeError, match=r"has no attribute 'trajektory'; did you mean 'trajectory'\?$"):
+        _ = rs.trajektory
+    with pytest.raises(AttributeError, match=r"has no attribute 'zzz'; type dir\(rheoscope\) for all names$"):
+        _ = rs.zzz
 
 
-SMALL = ["width=16", "depth=1", "heads=2", "batch=4", "context=16", "evaluate_every=2", "vocabulary=characters"]
+# The language
 
 
-def test_train_and_generate(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 100)
-    (tmp_path / "b.txt").write_text("the mat sat on the cat. " * 20)
-    words = ["train", "tiny", "--data", "a.txt", "b.txt", "--held-out", "b.txt", "--out", "run", "--set", *SMALL]
-    done = rheoscope(*words, "--steps", "4", "--device", "cpu", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("wrote run (held out: loss ")
-    assert done.stderr == ""
-    assert json.loads((tmp_path / "run" / "data" / "corpus.json").read_text())["files"] == ["a.txt", "b.txt", "b.txt"]
-    made = rheoscope("generate", "the cat", "-m", "run", "--tokens", "9", "--temperature", "0", cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
-    assert made.stdout.startswith("the cat")
-    longer = rheoscope(*words, "--steps", "5", "--device", "cpu", cwd=tmp_path)
-    assert longer.returncode == 0, longer.stderr
-    other = rheoscope(*words, "rate=0.5", "--steps", "5", "--device", "cpu", cwd=tmp_path)
-    assert other.returncode == 1
-    assert "rate=0.5; use the same recipe or another directory; type --out" in other.stderr
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["a b", "--lang", "zh", "--fast"], (["--lang", "zh"], ["a b", "--fast"])),
+        (["--lang=en", "a b"], (["--lang=en"], ["a b"])),
+        (["a b", "--", "--lang"], ([], ["a b", "--", "--lang"])),
+        (["a b", "--lang"], (["--lang"], ["a b"])),
+    ],
+)
+def test_the_language_may_be_typed_anywhere(arguments: list[str], expected: tuple[list[str], list[str]]) -> None:
+    assert split_language(arguments) == expected
 
 
-def test_recipes_are_listed() -> None:
-    done = rheoscope("train", "--list")
-    assert done.returncode == 0, done.stderr
-    assert "shakespeare" in done.stdout
-    assert "124M" in done.stdout
+def test_errors_are_in_the_language_of_the_option_or_of_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    templates = {"there is no file {file}": "没有文件 {file}", "{problem}; type {step}": "{problem};请输入 {step}"}
+    monkeypatch.setattr("rheoscope.messages.catalogue.templates", lambda language: templates)
+    chinese = "rheoscope: 没有文件 nowhere.txt;请输入 --file notes.txt\n"
+    english = "rheoscope: there is no file nowhere.txt; type --file notes.txt\n"
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    assert run_rheoscope("--file", "nowhere.txt").err == chinese
+    assert run_rheoscope("--file", "nowhere.txt", "--lang", "en").err == english
+    monkeypatch.setenv("LC_ALL", "C")
+    assert run_rheoscope("--file", "nowhere.txt").err == english
+    assert run_rheoscope("--lang", "zh", "--file", "nowhere.txt").err == chinese
+    assert run_rheoscope("analyse", "scores", "--file", "nowhere.txt", "--lang=zh").err == chinese
 
 
-def test_dynamics_prints_numbers_and_writes_what_is_asked(tmp_path: Path) -> None:
-    done = rheoscope("dynamics", "rank_collapse", "--out", "figures", "--json", "bench.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "expected" in done.stdout
-    assert (tmp_path / "figures" / "dynamics-rank_collapse.png").exists()
-    assert json.loads((tmp_path / "bench.json").read_text())["rank_collapse"]["attrs"]["seed"] == 0
-    listed = rheoscope("dynamics", "--list")
-    assert listed.returncode == 0, listed.stderr
-    assert "sinkformer" in listed.stdout
+def test_an_unknown_language_is_bad_usage() -> None:
+    outcome = run_rheoscope("The keys", "--lang", "fr")
+    assert outcome.status == 2
+    assert "'fr' is not one of 'en', 'zh'" in outcome.err
+    assert outcome.err.count("\n") == 1

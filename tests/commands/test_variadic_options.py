@@ -1,4 +1,4 @@
-"""Options of several words, and those that are typed again."""
+"""Options with several values, and lists that are typed in parts."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ app = typer.Typer()
 
 
 @app.command(cls=VariadicCommand)
-def told(
+def print_arguments(
     recipe: str = "none",
     mechanisms: Annotated[str, typer.Option(metavar="A,B,…")] = "",
     look: Annotated[str, typer.Option("--look", "-l", metavar="0,100,…")] = "",
@@ -23,7 +23,7 @@ def told(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "output"),
     [
         ("", "none   None 1"),
         ("--mechanisms tied,metric --data a b --seeds 3", "none tied,metric  ['a', 'b'] 3"),
@@ -34,10 +34,10 @@ def told(
         ("--seeds 2 --seeds 3", "none   None 3"),
     ],
 )
-def test_what_is_typed_is_told(words: str, said: str) -> None:
-    done = CliRunner().invoke(app, words.split())
+def test_repeated_and_variadic_options_are_joined(arguments: str, output: str) -> None:
+    done = CliRunner().invoke(app, arguments.split())
     assert done.exit_code == 0, done.output
-    assert done.output.strip() == said
+    assert done.output.strip() == output
 
 
 def test_an_option_without_its_value_is_refused() -> None:

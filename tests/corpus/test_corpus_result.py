@@ -18,7 +18,7 @@ from rheoscope.corpus.corpus_run import CorpusProgress, run_job
 from rheoscope.corpus.drift import drift
 from rheoscope.corpus.segments import MAX_SEGMENTS
 from rheoscope.shapes import RheoscopeError
-from tests.commands.test_app import rheoscope
+from tests.commands.cases import run_rheoscope
 from tests.corpus.cases import LETTERS, job, lines, text_file, tiny_model
 
 pytest.importorskip("pyarrow")
@@ -142,24 +142,24 @@ def test_the_commands_run_resume_query_and_report(runs: tuple[Job, Path, Path], 
     (tmp_path / "job.toml").write_text(
         f'texts = "{base_job.texts[0]}"\nmodel = "{base_job.model}"\nlength = 40\n[analyses.head_types]\nlocal_window = 4\n'
     )
-    outcome = rheoscope(
+    outcome = run_rheoscope(
         "corpus", "run", "--job", str(tmp_path / "job.toml"), "--length", "32", "--out", str(tmp_path / "run")
     )
-    assert outcome.returncode == 0, outcome.stderr
-    assert re.search(r"1 shard, \d+ texts, [\d,]+ tokens, \d+ rejects", outcome.stdout)
-    assert not outcome.stderr
+    assert outcome.status == 0, outcome.err
+    assert re.search(r"1 shard, \d+ texts, [\d,]+ tokens, \d+ rejects", outcome.out)
+    assert not outcome.err
     stored_job = rs.open_corpus(tmp_path / "run").manifest.job
     assert (stored_job.length, stored_job.analyses) == (32, {"head_types": {"local_window": 4}})
-    assert "1 of 1 shard," in rheoscope("corpus", "status", str(tmp_path / "run")).stdout
-    assert rheoscope("corpus", "resume", str(tmp_path / "run")).returncode == 0
-    assert "head_types.layer_head: text, layer, head" in rheoscope("corpus", "query", str(first_folder)).stdout
-    query_outcome = rheoscope(
+    assert "1 of 1 shard," in run_rheoscope("corpus", "status", str(tmp_path / "run")).out
+    assert run_rheoscope("corpus", "resume", str(tmp_path / "run")).status == 0
+    assert "head_types.layer_head: text, layer, head" in run_rheoscope("corpus", "query", str(first_folder)).out
+    query_outcome = run_rheoscope(
         "corpus", "query", str(first_folder), "SELECT count(*) AS n FROM head_types", "--csv", str(tmp_path / "n.csv")
     )
-    assert query_outcome.returncode == 0
+    assert query_outcome.status == 0
     assert int((tmp_path / "n.csv").read_text().split()[1]) > 100
-    page_outcome = rheoscope("corpus", "report", str(first_folder), "--html", str(tmp_path / "page.html"))
-    assert page_outcome.returncode == 0, page_outcome.stderr
+    page_outcome = run_rheoscope("corpus", "report", str(first_folder), "--html", str(tmp_path / "page.html"))
+    assert page_outcome.status == 0, page_outcome.err
     html = (tmp_path / "page.html").read_text()
     assert all(
         pattern in html for pattern in ("Distributions: head_types", "Example texts: head_types", "95 % interval")
@@ -198,13 +198,13 @@ def test_an_interrupted_run_says_how_to_resume(
         "--shard",
         "300",
     ]
-    outcome = rheoscope("corpus", "run", *arguments, "--out", str(tmp_path / "run"))
-    assert outcome.returncode == 130
+    outcome = run_rheoscope("corpus", "run", *arguments, "--out", str(tmp_path / "run"))
+    assert outcome.status == 130
     assert re.fullmatch(
-        r"rheoscope: stopped, \d shards? (is|are) complete; type rheoscope corpus resume \S+\n", outcome.stderr
+        r"rheoscope: stopped, \d shards? (is|are) complete; type rheoscope corpus resume \S+\n", outcome.err
     )
     monkeypatch.undo()
-    assert rheoscope("corpus", "resume", str(tmp_path / "run")).returncode == 0
+    assert run_rheoscope("corpus", "resume", str(tmp_path / "run")).status == 0
 
 
 def test_a_terminal_shows_speed_and_rejects_and_a_pipe_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def test_a_terminal_shows_speed_and_rejects_and_a_pipe_nothing(monkeypatch: pyte
     ],
 )
 def test_mistakes_are_errors_of_one_line(arguments: list[str], pattern: str, tmp_path: Path) -> None:
-    outcome = rheoscope("corpus", *arguments, cwd=tmp_path)
-    assert outcome.returncode == 1
-    assert pattern in outcome.stderr
-    assert outcome.stderr.count("\n") == 1
+    outcome = run_rheoscope("corpus", *arguments, cwd=tmp_path)
+    assert outcome.status == 1
+    assert pattern in outcome.err
+    assert outcome.err.count("\n") == 1

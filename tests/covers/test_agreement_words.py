@@ -50,8 +50,9 @@ def test_sentences_count_heads_on_both_sides_of_their_null() -> None:
     q[0, :3], z[0, 0], z[0, 1], z[0, 2] = 0.01, 5, 6, -4
     planted = found.assign(q_value=found.q_value.copy(data=q), z=found.z.copy(data=z))
     first = summary_lines(holding(planted))[0]
-    assert first.endswith(
-        "by 2 of 24 heads, its opposite by 1; not to be told from random: 21 (4 draws a head, false discovery rate 5 %)."
+    assert first == (
+        "2 of 24 heads attend to similar tokens more than random heads of the same spectrum, 1 less. "
+        "21 do not differ from them (4 draws per head, false discovery rate 5 %)."
     )
     picture = picture_of(planted)
     assert picture.panels[0].marks[0].marked == {(0, 0), (0, 1), (0, 2)}
@@ -80,8 +81,8 @@ def test_lists_are_sorted_by_how_clear_their_heads_are() -> None:
     assert least_similar_head(planted) == (0, 1)
     assert planted.z.values[most_similar_head(planted)] == 5
     lines = head_list_lines(holding(planted))
-    assert lines[0].startswith("Reads similarity (2 heads): L1.H0 .90, L5.H3 .20. L1.H0 has torn apart")
-    assert lines[1].startswith("Reads its opposite (2 heads): L0.H1 -.70, L3.H2 -.40. L0.H1 has torn apart")
+    assert lines[0].startswith("Attends to similar tokens (2 heads): L1.H0 .90, L5.H3 .20. L1.H0 separates")
+    assert lines[1].startswith("Attends to dissimilar tokens (2 heads): L0.H1 -.70, L3.H2 -.40. L0.H1 separates")
     assert f"and {19 - MAX_LISTED_HEADS} more" in lines[2]
     (table,) = head_table(holding(planted))
     assert isinstance(table, Table)
@@ -110,10 +111,10 @@ def test_the_command_has_the_pairs_of_every_head_that_it_names() -> None:
     for _, head_of_list in head_lists(page.datasets["agreement"]).items():
         for layer, head in head_of_list[:MAX_LISTED_HEADS]:
             assert f"distorted_pairs L{layer}.H{head}" in page.datasets
-    assert not [line for line in head_list_lines(page) if "not asked" in line]
+    assert not [line for line in head_list_lines(page) if "not computed" in line]
     (table,) = head_table(page)
     assert isinstance(table, Table)
-    assert not [cell for row in table.rows for cell in row if cell.text == "not asked"]
+    assert not [cell for row in table.rows for cell in row if cell.text == "not computed"]
 
 
 def test_an_untrained_model_stands_beside_it() -> None:

@@ -2,14 +2,8 @@
 
 import numpy as np
 
-from rheoscope.covers.operators.words import (
-    OPERATOR_COLUMNS,
-    SCORE_COLUMNS,
-    SIGNED_FIELDS,
-    blocks,
-    extreme_heads,
-    score_blocks,
-)
+from rheoscope.covers.operators.words import COLUMNS, SIGNED_FIELDS, blocks, extreme_heads
+from rheoscope.covers.scores import words as score_words
 from rheoscope.messages.numbers import format_number
 from rheoscope.picture.blocks import Lines, Table
 from rheoscope.report.report_plans import REPORTS
@@ -20,8 +14,8 @@ def test_rows_are_medians_and_the_climb_is_a_sum() -> None:
     found, heads = told().datasets["operators"], told().datasets["energy"]
     (table,) = blocks(told())
     assert isinstance(table, Table)
-    assert [cell.text for cell in table.header] == ["layer", *OPERATOR_COLUMNS.values(), "climb"]
-    medians = [format_number(float(np.median(found[name].values[3]))) for name in OPERATOR_COLUMNS]
+    assert [cell.text for cell in table.header] == ["layer", *COLUMNS.values(), "climb"]
+    medians = [format_number(float(np.median(found[name].values[3]))) for name in COLUMNS]
     climb = format_number(float((heads.energy_after - heads.energy).sel(layer=3).sum()))
     assert [cell.text for cell in table.rows[3]] == ["L3", *medians, climb]
     assert table.header[1].definition == found.symmetry.attrs["definition"]
@@ -31,8 +25,8 @@ def test_weights_alone_climb_nothing() -> None:
     alone = answered(REPORTS["operators"], None)
     (table,) = blocks(alone)
     assert isinstance(table, Table)
-    assert [cell.text for cell in table.header] == ["layer", *OPERATOR_COLUMNS.values()]
-    assert score_blocks(alone) == []
+    assert [cell.text for cell in table.header] == ["layer", *COLUMNS.values()]
+    assert score_words.blocks(alone) == []
 
 
 def test_the_ends_of_every_signed_number_are_named() -> None:
@@ -47,10 +41,10 @@ def test_the_ends_of_every_signed_number_are_named() -> None:
 
 
 def test_what_scores_are_made_of_on_a_text() -> None:
-    (table,) = score_blocks(told())
+    (table,) = score_words.blocks(told())
     assert isinstance(table, Table)
     assert table.note == "massive tokens left out: none"
     own = told().datasets["scores"]
     assert [cell.text for cell in table.rows[1][1:]] == [
-        format_number(float(np.median(own[name].values[1]))) for name in SCORE_COLUMNS
+        format_number(float(np.median(own[name].values[1]))) for name in score_words.COLUMNS
     ]

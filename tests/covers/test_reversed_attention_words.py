@@ -11,7 +11,7 @@ from rheoscope.covers.reversed_attention.words import (
     MAX_HEADS,
     PATCH_ETA,
     blocks,
-    pull_sentences,
+    gradient_sentences,
     strongest_heads,
     strongest_pulls,
 )
@@ -53,24 +53,26 @@ def test_one_head_and_no_pull_are_told_as_such(answers: Results) -> None:
     found = answers.datasets["reversed_attention"]
 
     def told(some: Any) -> list[str]:
-        return pull_sentences(Results(answers.view, answers.token_strings, answers.trace, {"reversed_attention": some}))
+        return gradient_sentences(
+            Results(answers.view, answers.token_strings, answers.trace, {"reversed_attention": some})
+        )
 
     assert "The strongest of 24 heads has" in told(found)[2]
     assert len(told(found.isel(layer=[0], head=[0]))) == 2
     still = found.assign(norm=0 * found.norm, gradient_sum=0 * found.gradient_sum)
-    assert told(still)[1:] == ["The loss pulls at no head."]
+    assert told(still)[1:] == ["The gradient is 0 in every head."]
     many = xr.concat([found] * 2, "layer", data_vars="minimal")
     assert "The strongest 2 of 48 heads have" in told(many)[2]
 
 
 def test_sentences_tell_how_likely_how_gathered_and_whether_it_helps(answers: Results) -> None:
     found, patched = (answers.datasets[name] for name in ("reversed_attention", "attention_patching"))
-    likely, hardest, gathered, helps = pull_sentences(answers)
+    likely, hardest, gathered, helps = gradient_sentences(answers)
     assert f"·on the probability {math.exp(-float(found.loss)):.3g}" in likely
     layer, head = strongest_heads(found, 1)[0]
-    assert f"pulls hardest at L{layer}.H{head}" in hardest
-    assert f"{float(found.norm.max() / found.norm.sum()):.0%} of the pull" in gathered
-    assert f"becomes {float(patched.loss.sel(eta=PATCH_ETA)):.3f}" in helps
+    assert hardest.startswith(f"L{layer}.H{head} has the largest gradient.")
+    assert f"{float(found.norm.max() / found.norm.sum()):.0%} of the sum of ‖R‖" in gathered
+    assert f"changes the loss to {float(patched.loss.sel(eta=PATCH_ETA)):.3f}" in helps
     assert len(patched.eta) > 2  # the page has the whole curve, and the same step
 
 
@@ -81,5 +83,5 @@ def test_without_patching_three_sentences_stand(answers: Results) -> None:
         answers.trace,
         {"reversed_attention": answers.datasets["reversed_attention"]},
     )
-    assert pull_sentences(bare) == pull_sentences(answers)[:3]
+    assert gradient_sentences(bare) == gradient_sentences(answers)[:3]
     assert blocks(Results(answers.view, answers.token_strings, None)) == []

@@ -2,7 +2,7 @@
 
 The device is that of `tests/elsewhere.py`, so numbers are the CPU's own, and any tensor made without the device of its inputs is
 told. On the code before analyses were declared it finds what a GPU had found: `clusters` and `geometry_kept` mixed two devices.
-What mixes precisions is found on a CPU (tests/first_day/test_half_precision.py).
+Mixed precisions are tested on a CPU (tests/laws/every_dtype.py).
 """
 
 import copy

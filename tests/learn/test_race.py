@@ -169,7 +169,9 @@ def test_a_second_driver_is_refused_and_the_first_goes_on(uninterrupted: Path, t
     def start_second_driver(tokens: int, total: int, pack_name: str) -> None:
         drivers = (run_race, partial(run_distributed_race, workers=1)) if not log else ()
         for run in drivers:
-            with pytest.raises(RheoscopeError, match=r"out is in use by process \d+ on .* wait until it ends") as error:
+            with pytest.raises(
+                RheoscopeError, match=r"out is in use by process \d+ on .*, so wait until it ends"
+            ) as error:
                 run(small_race(), Letters(), tmp_path / "out", device="cpu")
             log.append(str(error.value))
 

@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from runpy import run_path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from rheoscope.messages.catalogue import (
     use_language,
 )
 from rheoscope.messages.extraction import python_templates
-from rheoscope.messages.message import Message, join, plural
+from rheoscope.messages.message import Message, Verbatim, join, plural
 
 ROOT = Path(__file__).parents[2]
 
@@ -131,7 +132,7 @@ def test_templates_with_other_parameter_names_are_distinguished() -> None:
     assert parameters_of("{n} of {total:,}") != parameters_of("{n} von {all}")
 
 
-def test_render_uses_the_innermost_language(monkeypatch) -> None:
+def test_render_uses_the_innermost_language(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     model = Message("Model")
     assert (current_language(), render(model)) == ("zh", "模型")
@@ -143,9 +144,19 @@ def test_render_uses_the_innermost_language(monkeypatch) -> None:
     assert current_language() == "zh"
 
 
-def test_set_language_overrides_the_locale(monkeypatch) -> None:
+def test_set_language_holds_in_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
-    with use_language(None):
-        set_language("en")
-        assert current_language() == "en"
+    set_language("en")
+    try:
+        with ThreadPoolExecutor(1) as executor:
+            assert executor.submit(current_language).result() == "en"
+        with use_language("zh"):
+            assert current_language() == "zh"
+    finally:
+        set_language(None)
     assert current_language() == "zh"
+
+
+def test_verbatim_text_is_not_translated() -> None:
+    assert translate("Model", "zh") == translate(Message("{x}", x="Model"), "zh") == "模型"
+    assert translate(Verbatim("Model"), "zh") == translate(Message("{x}", x=Verbatim("Model")), "zh") == "Model"

@@ -187,7 +187,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
     "unknown field": (lambda to: with_config(to, flavour="sweet"), r"the config has an unknown field 'flavour'; train"),
     "unknown mechanism": (
         lambda to: with_config(to, mechanism="magic"),
-        r"unknown mechanism 'magic'; the mechanisms are",
+        r"unknown mechanism 'magic'; type rs.mechanism",
     ),
     "unknown form": (lambda to: with_config(to, form="loop"), r"form must be one of decoder, encoder, .*, got 'loop'"),
     "no tokenizer at all": (

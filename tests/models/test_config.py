@@ -38,10 +38,10 @@ INVALID: list[tuple[dict[str, Any], str]] = [
         ({"options": value}, "options must be a dict of values that JSON can hold")
         for value in (None, "sigma", ["sigma"], {1: 2}, {"sigma": {2.0}}, {"sigma": float("nan")})
     ),
-    ({"mechanism": "dot"}, "unknown mechanism 'dot'; the mechanisms are"),
+    ({"mechanism": "dot"}, "unknown mechanism 'dot'; type rs.mechanism"),
     ({"mechanism": "bilinear", "options": {"dim": 3}}, "options must not contain dim; type head_width=3"),
     ({"mechanism": "relation", "options": {"key_dim": 3}}, "options must not contain key_dim; type head_width=3"),
-    ({"mechanism": None}, "unknown mechanism None; the mechanisms are"),
+    ({"mechanism": None}, "unknown mechanism None; type rs.mechanism"),
     ({"mechanism": "metric", "options": {"sigma": -1.0}}, "sigma must be a positive number, got -1.0; type"),
     ({"mechanism": "sigmoid", "attention_dropout": 0.1}, "'sigmoid' normalises with Sigmoid; type attention_dropout=0"),
 ]

@@ -1,4 +1,4 @@
-"""Answers of the default model that the tests of the report share, asked once."""
+"""Results of the default model that the tests of the report share, computed once."""
 
 from functools import cache
 from typing import Any
@@ -17,7 +17,7 @@ from tests.report.parts import Parts
 
 @cache
 def small() -> Any:
-    """Untrained and narrow, with the tokens of the default model: of how a job runs it shows as much, and sooner."""
+    """A small untrained model with the tokenizer of the default model, for fast tests."""
     torch.manual_seed(0)
     tokenizer = model().tokenizer
     config = Config(vocabulary=model().view.embed.shape[0], width=16, depth=3, heads=4, hidden=24)
@@ -25,7 +25,7 @@ def small() -> Any:
 
 
 def answered(job: ReportPlan, text: str | None = TEXT, fast: bool = False, of: Any = None, **options: Any) -> Results:
-    """What a command asks, with the options that are typed behind it, and what it asks besides for a page."""
+    """The results of a report under these options, including those for files."""
     of = of or model()
     subject = Subject(of, text, None if text is None else of.trace(text))
     return run_analyses(subject, [*job.requests(options), *job.file_requests(options)], not fast)
@@ -33,7 +33,7 @@ def answered(job: ReportPlan, text: str | None = TEXT, fast: bool = False, of: A
 
 @cache
 def told(text: str = TEXT) -> Results:
-    """What the main job asks of a text."""
+    """The results of the flow report on a text."""
     return answered(REPORTS["flow"], text)
 
 

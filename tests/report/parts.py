@@ -1,4 +1,4 @@
-"""What a browser would find on a page."""
+"""The elements and texts of an HTML page, for tests."""
 
 import re
 from functools import cached_property
@@ -10,14 +10,14 @@ TOKEN = re.compile(
     rf'([^<]*)(?:<(/?)({NAME})((?:\s+{NAME}(?:=(?:"[^"]*"|[\w.-]+))?)*)\s*(/?)>|<!doctype \w+>|<!--.*?-->|$)',
     re.DOTALL | re.I,
 )
-"""A text and the tag after it, in the only ways in which pages of this package write one: any other < is a mistake."""
+"""A text and the tag after it, as the pages of this package write them. Any other < is a mistake."""
 EMPTY = ("meta", "img", "br", "link")
 RAW = ("script", "style")
-"""Elements whose text holds no tags."""
+"""Elements whose text has no tags."""
 
 
 class Parts:
-    """What a browser would find: elements with their attributes, and the text inside each kind.
+    """The elements with their attributes, and the texts of each kind of element.
 
     Strict, and in a third of the time of `html.parser`, its slow twin in test_parts.py.
     """
@@ -27,16 +27,16 @@ class Parts:
         """Names of elements, and their attributes as they are written."""
         self.texts: dict[str, list[str]] = {}
         self.open: list[str] = []
-        at = 0
-        while at < len(html):
-            token = TOKEN.match(html, at)
-            assert token, f"no tag begins so: {html[html.index('<', at) :][:40]}"
+        index = 0
+        while index < len(html):
+            token = TOKEN.match(html, index)
+            assert token, f"no tag begins so: {html[html.index('<', index) :][:40]}"
             self._seen(*token.groups())
-            at = token.end()
+            index = token.end()
             if self.open and self.open[-1] in RAW:
-                ends = html.index(f"</{self.open[-1]}", at)
-                self.texts.setdefault(self.open[-1], []).append(html[at:ends])
-                at = ends
+                ends = html.index(f"</{self.open[-1]}", index)
+                self.texts.setdefault(self.open[-1], []).append(html[index:ends])
+                index = ends
 
     def _seen(self, text: str, closes: str | None, name: str | None, attributes: str, empty: str) -> None:
         if text and self.open:
@@ -64,5 +64,8 @@ class Parts:
 
 
 def attributes_of(written: str) -> dict[str, str | None]:
-    values = ((one[1], one[3] if one[2] is None else one[2]) for one in ATTRIBUTE.finditer(written))
+    values = (
+        (attribute[1], attribute[3] if attribute[2] is None else attribute[2])
+        for attribute in ATTRIBUTE.finditer(written)
+    )
     return {name.lower(): None if value is None else unescape(value) for name, value in values}

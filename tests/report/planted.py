@@ -1,4 +1,4 @@
-"""Answers whose numbers are planted: what an analysis would give where there is something to say, and where there is not."""
+"""Results with planted numbers, with an effect or without one."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,28 +14,28 @@ DRAWS = 20
 LAYERS, HEADS, POINTS = 6, 4, 7
 
 
-def answers(found: dict[str, xr.Dataset], controls: Sequence[dict[str, xr.Dataset]] = ()) -> Results:
-    """Planted Datasets as the answers of a run on the model that ships."""
+def results(datasets: dict[str, xr.Dataset], controls: Sequence[dict[str, xr.Dataset]] = ()) -> Results:
+    """Planted Datasets as the Results of a run on the default model."""
     model = rs.load()
     text = "a b c d e f g h i j k l"
     empty = empty_results(Subject(model, text, model.trace(text)), draw_nulls=True)
-    return replace(empty, datasets=found, controls=tuple(replace(empty, datasets=one) for one in controls))
+    return replace(empty, datasets=datasets, controls=tuple(replace(empty, datasets=control) for control in controls))
 
 
-def drawn(seed: int, centre: float = 0.0, spread: float = 0.02, draws: int = DRAWS) -> np.ndarray:
+def null_samples(seed: int, centre: float = 0.0, spread: float = 0.02, draws: int = DRAWS) -> np.ndarray:
     return centre + spread * np.random.default_rng(seed).normal(size=draws)
 
 
 def agreement(mean: float, seed: int = 0) -> xr.Dataset:
     heads = (LAYERS, HEADS)
-    like = mean + drawn(seed, draws=LAYERS * HEADS).reshape(heads)
+    values = mean + null_samples(seed, draws=LAYERS * HEADS).reshape(heads)
     data = {
-        "agreement": (("layer", "head"), like),
+        "agreement": (("layer", "head"), values),
         "null_mean": (("layer", "head"), np.zeros(heads)),
-        "q_value": (("layer", "head"), np.where(abs(like) > 0.1, 0.01, 0.8)),
-        "position_baseline": (("layer", "head"), like + 0.1 * np.random.default_rng(seed + 1).normal(size=heads)),
+        "q_value": (("layer", "head"), np.where(abs(values) > 0.1, 0.01, 0.8)),
+        "position_baseline": (("layer", "head"), values + 0.1 * np.random.default_rng(seed + 1).normal(size=heads)),
         "mean_agreement": mean,
-        "mean_agreement_null_draws": ("draw", drawn(seed)),
+        "mean_agreement_null_draws": ("draw", null_samples(seed)),
     }
     return xr.Dataset(data)
 
@@ -43,7 +43,7 @@ def agreement(mean: float, seed: int = 0) -> xr.Dataset:
 def distortion(mean: float, seed: int = 0) -> xr.Dataset:
     data = {
         "mean_rsa": ("image", [mean] * 3),
-        "mean_rsa_null_draws": (("draw", "image"), drawn(seed, 0.6, draws=3 * DRAWS).reshape(DRAWS, 3)),
+        "mean_rsa_null_draws": (("draw", "image"), null_samples(seed, 0.6, draws=3 * DRAWS).reshape(DRAWS, 3)),
         "mean_mismatch": mean,
         "mean_mismatch_null": 0.6,
         "mean_mismatch_null_sd": 0.01,
@@ -67,9 +67,9 @@ def transport(stays: float, goes: float, kappa: float = 0.5, seed: int = 0) -> x
         )
     }
     data = strided | {
-        "kappa_null_draws": ("draw", drawn(seed, 0.5)),
+        "kappa_null_draws": ("draw", null_samples(seed, 0.5)),
         "next_type_share": goes,
-        "next_type_share_null_draws": ("draw", drawn(seed, 0.03, 0.01)),
+        "next_type_share_null_draws": ("draw", null_samples(seed, 0.03, 0.01)),
         "toward_own": ("point", np.linspace(1, 0, POINTS)),
         "toward_next": ("point", np.linspace(0, 0.2, POINTS)),
     }
@@ -107,7 +107,7 @@ def fixed_point(radius: float, error: float = 0.01) -> xr.Dataset:
 def readout(mean: float, seed: int = 0) -> xr.Dataset:
     data = {
         "log_probability_next": ("earlier_token", [mean, mean]),
-        "log_probability_next_null_draws": ("draw", drawn(seed, -8.0, 0.1)),
+        "log_probability_next_null_draws": ("draw", null_samples(seed, -8.0, 0.1)),
         "rank": ("point", [900, 50, 3, 1, 1, 1, 1]),
         "probability": ("point", np.linspace(0, 0.4, POINTS)),
         "attribution": ("component", [1.0, 5.0]),
@@ -118,5 +118,5 @@ def readout(mean: float, seed: int = 0) -> xr.Dataset:
 
 
 def operators(name: str, mean: float, seed: int = 0) -> xr.Dataset:
-    heads = mean + drawn(seed, draws=LAYERS * HEADS).reshape(LAYERS, HEADS)
-    return xr.Dataset({name: (("layer", "head"), heads), f"mean_{name}_null_draws": ("draw", drawn(seed))})
+    heads = mean + null_samples(seed, draws=LAYERS * HEADS).reshape(LAYERS, HEADS)
+    return xr.Dataset({name: (("layer", "head"), heads), f"mean_{name}_null_draws": ("draw", null_samples(seed))})

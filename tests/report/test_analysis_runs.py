@@ -1,4 +1,4 @@
-"""Asking: every analysis gets what it is about, what refuses is left out with its reason, and nothing is drawn in a hurry."""
+"""Running analyses: inputs, skipped analyses, controls and threads."""
 
 import threading
 from collections.abc import Callable
@@ -20,189 +20,189 @@ def subject(text: str = TEXT) -> Subject:
     return Subject(model(), text, model().trace(text))
 
 
-def test_an_answer_is_what_the_function_gives() -> None:
+def test_run_analysis_returns_the_result_of_the_function() -> None:
     of, trace = small(), small().trace(TEXT)
-    for name, found in (
+    for name, results in (
         ("transport", rs.transport(trace, draws=2)),
         ("operators", rs.operators(of.view)),
         ("surgery", rs.surgery(of, TEXT, M="symmetric")),
         ("reversed_attention", rs.reversed_attention(of, trace)),
     ):
         settings = {"transport": {"draws": 2}, "surgery": {"M": "symmetric"}}.get(name, {})
-        assert run_analysis(Subject(of, TEXT, trace), name, settings).identical(found), name
+        assert run_analysis(Subject(of, TEXT, trace), name, settings).identical(results), name
 
 
-def test_answers_grow_and_are_heard_after_each() -> None:
-    heard: list[Results] = []
+def test_on_result_gets_the_results_after_each_analysis() -> None:
+    calls: list[Results] = []
     asks = [Request("trajectory"), request("transport", draws=0), Request("massive_tokens")]
-    last = run_analyses(subject(), asks, on_result=heard.append)
-    assert [list(one.datasets) for one in heard] == [
+    last = run_analyses(subject(), asks, on_result=calls.append)
+    assert [list(item.datasets) for item in calls] == [
         ["trajectory"], ["trajectory", "transport"], ["trajectory", "transport", "massive_tokens"],
     ]  # fmt: skip
-    assert heard[-1] is last
+    assert calls[-1] is last
     assert last.datasets["transport"].attrs["draws"] == 0
     with pytest.raises(FrozenInstanceError):
         last.datasets = {}  # type: ignore[misc]
     assert "model" not in {field.name for field in fields(last)}  # what has no model cannot run one
 
 
-def test_one_analysis_is_asked_several_times_under_a_word_each() -> None:
+def test_repeated_runs_have_keys_with_suffixes() -> None:
     settings = {"L0.H1": {"layer": 0, "head": 1}, "L2.H3": {"layer": 2, "head": 3}}
-    found = run_analyses(subject(), [Request("distorted_pairs", lambda so_far: settings)]).datasets
-    assert list(found) == ["distorted_pairs L0.H1", "distorted_pairs L2.H3"]
-    assert not found["distorted_pairs L0.H1"].equals(found["distorted_pairs L2.H3"])
+    results = run_analyses(subject(), [Request("distorted_pairs", lambda so_far: settings)]).datasets
+    assert list(results) == ["distorted_pairs L0.H1", "distorted_pairs L2.H3"]
+    assert not results["distorted_pairs L0.H1"].equals(results["distorted_pairs L2.H3"])
 
 
-def test_settings_are_made_of_what_is_known_so_far() -> None:
+def test_settings_can_depend_on_earlier_results() -> None:
     def as_many(so_far: Results) -> dict[str, dict[str, Any]]:
         return {"": {"layer": len(so_far.datasets), "head": 0}}
 
-    found = run_analyses(
+    results = run_analyses(
         subject(), [Request("trajectory"), Request("energy"), Request("distorted_pairs", as_many)]
     ).datasets
-    assert found["distorted_pairs"].attrs["layer"] == 2
+    assert results["distorted_pairs"].attrs["layer"] == 2
 
 
-def test_what_refuses_is_left_out_with_its_reason() -> None:
+def test_analyses_that_raise_are_skipped_with_their_reason() -> None:
     def refuse(so_far: Results) -> dict[str, dict[str, Any]]:
         raise rs.RheoscopeError("it has nothing to stand on")
 
     asks = [Request("clusters"), Request("score_attribution", refuse), Request("trajectory")]
     last = run_analyses(subject("a"), asks)
     assert list(last.datasets) == ["trajectory"]
-    assert last.skipped["clusters"].startswith("this analysis needs at least 3 tokens")
-    assert last.skipped["score_attribution"] == "it has nothing to stand on"
+    assert last.reason("clusters").startswith("this analysis needs at least 3 tokens")
+    assert last.reason("score_attribution") == "it has nothing to stand on"
     assert last.has_run("clusters", "trajectory")
     assert last.has("trajectory")
     assert not last.has("clusters", "trajectory")
     assert not last.has_run("energy")
 
 
-def test_a_fault_of_the_program_is_no_refusal_and_takes_no_answer_with_it() -> None:
-    found = run_analyses(subject(), [request("trajectory", nowhere=1), Request("massive_tokens")])
-    assert found.failed_keys == ("trajectory",)
-    assert "nowhere" in found.skipped["trajectory"]
-    assert found.skipped["trajectory"].startswith("internal error (TypeError: ")
-    assert found.has("massive_tokens")
+def test_internal_errors_are_failures_and_other_results_remain() -> None:
+    results = run_analyses(subject(), [request("trajectory", nowhere=1), Request("massive_tokens")])
+    assert results.failed_keys == ("trajectory",)
+    assert "nowhere" in results.reason("trajectory")
+    assert results.reason("trajectory").startswith("internal error (TypeError: ")
+    assert results.has("massive_tokens")
 
 
-def test_progress_is_told_by_name() -> None:
-    said: dict[str, list[tuple[int, int]]] = {}
+def test_progress_has_the_name_of_the_analysis() -> None:
+    message: dict[str, list[tuple[int, int]]] = {}
 
-    def tell(name: str) -> Callable[[int, int], None]:
-        return lambda done, total: said.setdefault(name, []).append((done, total))
+    def on_progress(name: str) -> Callable[[int, int], None]:
+        return lambda finished, total: message.setdefault(name, []).append((finished, total))
 
-    run_analyses(subject(), [request("agreement", draws=2), Request("massive_tokens")], on_progress=tell)
-    assert list(said) == ["agreement"]
-    done, total = said["agreement"][-1]
-    assert done == total
+    run_analyses(subject(), [request("agreement", draws=2), Request("massive_tokens")], on_progress=on_progress)
+    assert list(message) == ["agreement"]
+    finished, total = message["agreement"][-1]
+    assert finished == total
 
 
 METHOD = {"frames", "trajectory", "head_types", "fixed_point"}
-"""What draws as part of its method, by a fixed seed: the plane of a picture, the tokens of a probe, where an iteration starts."""
+"""Analyses that sample as part of their method, with a fixed seed."""
 
 
-def test_in_a_hurry_nothing_is_drawn_for_a_null(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[str] = []
+def test_fast_runs_sample_no_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled: list[str] = []
     now = ""
 
-    def heard(name: str) -> Callable[..., Any]:
+    def calls(name: str) -> Callable[..., Any]:
         make = getattr(torch, name)
 
-        def draw(*given: Any, **more: Any) -> Any:
-            made = make(*given, **more)
-            drawn.extend([now] * bool(made.numel()))
-            return made
+        def draw(*arguments: Any, **more: Any) -> Any:
+            built = make(*arguments, **more)
+            sampled.extend([now] * bool(built.numel()))
+            return built
 
         return draw
 
-    def tell(name: str) -> Callable[[int, int], None]:
+    def on_progress(name: str) -> Callable[[int, int], None]:
         nonlocal now
         now = name
-        return lambda done, total: None
+        return lambda finished, total: None
 
     for name in ("rand", "randn", "randint", "randperm"):
-        monkeypatch.setattr(torch, name, heard(name))
+        monkeypatch.setattr(torch, name, calls(name))
     of = small()
     answers = run_analyses(
-        Subject(of, TEXT, of.trace(TEXT)), REPORTS["flow"].requests({}), draw_nulls=False, on_progress=tell
+        Subject(of, TEXT, of.trace(TEXT)), REPORTS["flow"].requests({}), draw_nulls=False, on_progress=on_progress
     )
-    assert set(drawn) == METHOD
+    assert set(sampled) == METHOD
     assert not answers.has_nulls
-    assert {name: one.attrs["draws"] for name, one in answers.datasets.items() if one.attrs.get("draws")} == {}
+    assert {name: item.attrs["draws"] for name, item in answers.datasets.items() if item.attrs.get("draws")} == {}
     assert {*answers.datasets, *answers.skipped} == {*told().datasets, *told().skipped}
-    drawn.clear()
+    sampled.clear()
     run_analyses(
         Subject(of, TEXT, of.trace(TEXT)),
         [request(name, draws=2) for name in ("transport", "agreement")],
-        on_progress=tell,
+        on_progress=on_progress,
     )
-    assert set(drawn) == {"transport", "agreement"}
+    assert set(sampled) == {"transport", "agreement"}
 
 
-def test_controls_are_asked_in_the_background_what_they_are_asked_alone() -> None:
+def test_background_controls_equal_direct_runs() -> None:
     asks = [
         Request("clusters"),
         Request("trajectory"),
         Request("geometry_kept", lambda so_far: {"": {"n_neighbours": 2}}),
     ]
     others = [rs.load(untrained=True, seed=seed) for seed in (1, 2)]
-    beside = [Subject(one, TEXT, one.trace(TEXT)) for one in others]
-    heard: list[int] = []
+    with_controls = [Subject(item, TEXT, item.trace(TEXT)) for item in others]
+    calls: list[int] = []
     answers = run_analyses(
         subject(),
         asks,
-        controls=[lambda one=one: one for one in beside],
-        on_result=lambda so_far: heard.append(len(so_far.controls)),
+        controls=[lambda item=item: item for item in with_controls],
+        on_result=lambda so_far: calls.append(len(so_far.controls)),
     )
-    assert heard == [2, 2, 2]
-    assert [sorted(one.datasets) for one in answers.controls] == [["clusters", "geometry_kept"]] * 2
-    for one, control in zip(beside, answers.controls, strict=True):
-        alone = run_analyses(one, asks, draw_nulls=False)
-        assert control.datasets["clusters"].identical(alone.datasets["clusters"])
+    assert calls == [2, 2, 2]
+    assert [sorted(item.datasets) for item in answers.controls] == [["clusters", "geometry_kept"]] * 2
+    for item, control in zip(with_controls, answers.controls, strict=True):
+        sequential = run_analyses(item, asks, draw_nulls=False)
+        assert control.datasets["clusters"].identical(sequential.datasets["clusters"])
     assert (
         answers.control_values("clusters", lambda d: float(d.type_count))
         == [float(answers.datasets["clusters"].type_count)] * 2
     )
 
 
-def test_a_control_that_cannot_be_made_says_so_in_one_line() -> None:
+def test_a_control_that_cannot_be_built_is_reported() -> None:
     def none() -> Subject:
         raise rs.RheoscopeError("no room for a control")
 
     told = run_analyses(subject(), [Request("clusters")], controls=[none])
     assert told.has("clusters")
-    assert told.skipped == {"the untrained control": "no room for a control"}
+    assert told.reasons == {"untrained control": "no room for a control"}
 
 
-def test_what_the_second_thread_answers_early_is_what_is_answered_in_turn() -> None:
-    """Answers, refusals and their order are the same, whichever thread comes first."""
-    one = small()
-    own, control = Subject(one, TEXT, one.trace(TEXT)), Subject(one, TEXT, one.trace(TEXT))
+def test_early_results_equal_results_in_order() -> None:
+    """Results, skipped analyses and their order do not depend on the threads."""
+    item = small()
+    own, control = Subject(item, TEXT, item.trace(TEXT)), Subject(item, TEXT, item.trace(TEXT))
     asks = [
         Request("clusters"), request("trajectory", space="nowhere"), Request("purity", clusters_so_far), Request("scores"),
         Request("massive_tokens"), Request("operators"),
     ]  # fmt: skip
-    heard: list[list[str]] = []
-    both = run_analyses(
-        own, asks, controls=[lambda: control], on_result=lambda so_far: heard.append([*so_far.datasets])
+    calls: list[list[str]] = []
+    parallel = run_analyses(
+        own, asks, controls=[lambda: control], on_result=lambda so_far: calls.append([*so_far.datasets])
     )
-    alone = run_analyses(own, asks)
-    assert heard[-1] == [*alone.datasets]
-    assert len(heard) == len(asks)
-    assert both.skipped == alone.skipped
-    assert set(both.skipped) == {"trajectory"}
-    for name in alone.datasets:
-        assert both.datasets[name].identical(alone.datasets[name]), name
+    sequential = run_analyses(own, asks)
+    assert calls[-1] == [*sequential.datasets]
+    assert len(calls) == len(asks)
+    assert parallel.reasons == sequential.reasons
+    assert set(parallel.skipped) == {"trajectory"}
+    for name in sequential.datasets:
+        assert parallel.datasets[name].identical(sequential.datasets[name]), name
 
 
 def clusters_so_far(so_far: Results) -> dict[str, Any]:
     return {"": {"clusters": so_far.datasets["clusters"], "draws": 3}}
 
 
-def test_of_a_long_text_controls_are_not_asked_what_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = small()
-    own = Subject(one, TEXT, one.trace(TEXT))
+def test_long_texts_skip_expensive_controls(monkeypatch: pytest.MonkeyPatch) -> None:
+    item = small()
+    own = Subject(item, TEXT, item.trace(TEXT))
     asks = [Request("clusters"), request("geometry_kept", n_neighbours=2)]
     assert [sorted(c.datasets) for c in run_analyses(own, asks, controls=[lambda: own]).controls] == [
         ["clusters", "geometry_kept"]
@@ -211,40 +211,40 @@ def test_of_a_long_text_controls_are_not_asked_what_is_dear(monkeypatch: pytest.
     assert [sorted(c.datasets) for c in run_analyses(own, asks, controls=[lambda: own]).controls] == [["clusters"]]
 
 
-def test_what_is_asked_twice_beside_a_control_has_both_answers() -> None:
-    one = small()
-    own = Subject(one, TEXT, one.trace(TEXT))
+def test_repeated_requests_with_controls_have_all_results() -> None:
+    item = small()
+    own = Subject(item, TEXT, item.trace(TEXT))
     twice = (
         Request("transport", lambda so_far: {"few": {"draws": 2}}),
         Request("transport", lambda so_far: {"more": {"draws": 3}}),
     )
-    found = run_analyses(own, [Request("clusters"), *twice], controls=[lambda: own]).datasets
-    assert [found[f"transport {word}"].attrs["draws"] for word in ("few", "more")] == [2, 3]
+    results = run_analyses(own, [Request("clusters"), *twice], controls=[lambda: own]).datasets
+    assert [results[f"transport {suffix}"].attrs["draws"] for suffix in ("few", "more")] == [2, 3]
 
 
-def test_neither_thread_waits_for_the_other_as_long_as_there_is_something_to_ask() -> None:
-    """The second thread is held in an answer until the first has given all others that stand on nothing unknown."""
-    one, others = small(), ["trajectory", "scores", "operators", "massive_tokens"]
-    own, done = Subject(one, TEXT, one.trace(TEXT)), list[str]()
-    begun, free = threading.Event(), threading.Event()
+def test_threads_do_not_wait_while_there_are_requests() -> None:
+    """The second thread is blocked until the first has finished all analyses without dependencies."""
+    item, others = small(), ["trajectory", "scores", "operators", "massive_tokens"]
+    own, finished = Subject(item, TEXT, item.trace(TEXT)), list[str]()
+    started, free = threading.Event(), threading.Event()
 
-    def by(asked: Subject, name: str, *given: Any) -> Any:
+    def by(requested: Subject, name: str, *arguments: Any) -> Any:
         if name == "clusters":
-            begun.set()
+            started.set()
             assert free.wait(60)
-        assert begun.wait(60)
-        found = run_analysis(asked, name, *given)
-        done.append(name)
-        if sorted(done) == sorted(others):
+        assert started.wait(60)
+        results = run_analysis(requested, name, *arguments)
+        finished.append(name)
+        if sorted(finished) == sorted(others):
             free.set()
-        return found
+        return results
 
     asks = [Request("trajectory"), Request("clusters"), Request("purity", clusters_so_far), *map(Request, others[1:])]
-    heard: list[list[str]] = []
-    both = run_analyses(
-        own, asks, controls=[lambda: own], on_result=lambda so_far: heard.append([*so_far.datasets]), runner=by
+    calls: list[list[str]] = []
+    parallel = run_analyses(
+        own, asks, controls=[lambda: own], on_result=lambda so_far: calls.append([*so_far.datasets]), runner=by
     )
-    assert done == [*others, "clusters", "purity"]
-    assert heard == [[one.name for one in asks[: at + 1]] for at in range(len(asks))]
+    assert finished == [*others, "clusters", "purity"]
+    assert calls == [[item.name for item in asks[: index + 1]] for index in range(len(asks))]
     for name, dataset in run_analyses(own, asks).datasets.items():
-        assert both.datasets[name].identical(dataset), name
+        assert parallel.datasets[name].identical(dataset), name

@@ -1,4 +1,4 @@
-"""Noise gets no answer: texts that say nothing in models that learned nothing, a few here and 200 in benchmarks/calibration.py."""
+"""Random texts in untrained models give no findings: a few here, 200 in benchmarks/calibration.py."""
 
 import pytest
 
@@ -8,12 +8,12 @@ SHAPES = ("llama, grouped keys",)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_noise_is_told_nothing(shape: str) -> None:
-    """Noise may be told something in 5 of 100 cases: seed 1 is one (M more symmetric, z = 3.5, the largest of 250 models)."""
-    said = {kind: said_of(shape, kind, tokens=40, seed=at) for at, kind in enumerate(KINDS[2:3], 2)}
-    told = {kind: [one.analysis for one in each if one.is_significant] for kind, each in said.items()}
-    assert sum(map(bool, told.values())) == 0, told
-    tested = {one.analysis for each in said.values() for one in each if one.p == one.p}
+def test_random_data_produces_no_findings(shape: str) -> None:
+    """A finding is allowed in 5 of 100 cases. Seed 1 is one (M more symmetric, z = 3.5, the largest of 250 models)."""
+    output = {kind: said_of(shape, kind, tokens=40, seed=index) for index, kind in enumerate(KINDS[2:3], 2)}
+    report = {kind: [item.analysis for item in row if item.is_significant] for kind, row in output.items()}
+    assert sum(map(bool, report.values())) == 0, report
+    tested = {item.analysis for row in output.values() for item in row if item.p == item.p}
     assert {
         "agreement",
         "distortion",

@@ -1,4 +1,4 @@
-"""From a Dataset to a figure: the file of its analysis, or its fields, and what is no Dataset of an analysis is told."""
+"""From a Dataset to a figure, by the picture file of its analysis or by its fields."""
 
 from typing import Any
 
@@ -14,30 +14,30 @@ from tests.pictures.cases import found, model
 
 
 @pytest.mark.parametrize("draw", [rs.plot, picture_of])
-def test_what_is_no_answer_of_an_analysis_is_told(draw: Any) -> None:
+def test_plot_refuses_other_objects(draw: Any) -> None:
     with pytest.raises(rs.RheoscopeError, match="got Dataset; type rs"):
         draw(xr.Dataset())
     with pytest.raises(rs.RheoscopeError, match="got list"):
         draw([1])
 
 
-def test_a_file_of_the_name_draws_an_analysis_and_the_fields_any_other() -> None:
+def test_analyses_without_a_picture_file_are_drawn_from_their_fields() -> None:
     own = picture_of(found("energy"))
     assert [panel.title for panel in own.panels] == [panel.title for panel in energy.picture(found("energy")).panels]
-    other = found("energy").assign_attrs(analysis="of_mine", question="")
-    assert [panel.title for panel in picture_of(other).panels] == [
-        panel.title for panel in field_panels.picture(other).panels
+    second = found("energy").assign_attrs(analysis="of_mine", question="")
+    assert [panel.title for panel in picture_of(second).panels] == [
+        panel.title for panel in field_panels.picture(second).panels
     ]
-    assert picture_of(other).title == "Of mine"
+    assert picture_of(second).title == "Of mine"
 
 
-def test_means_over_texts_are_drawn_from_what_is_left_of_the_fields() -> None:
+def test_means_over_texts_are_drawn() -> None:
     mean = found("transport").drop_vars("coupling").assign_attrs(texts=2, left_out=["coupling"])
     assert picture_of(mean).title.endswith("(over 2 texts)")
     assert rs.plot(mean).axes
 
 
-def test_words_stand_in_the_place_of_ids() -> None:
+def test_tokens_replace_ids() -> None:
     lens = found("readout")
     first = int(lens.top_tokens[0, 0])
     assert rs.plot(lens).axes[0].texts[0].get_text() == f"#{first}"
@@ -46,8 +46,8 @@ def test_words_stand_in_the_place_of_ids() -> None:
     )[0].replace(" ", "·")
 
 
-def test_paper_has_the_numbers_of_the_answer() -> None:
-    kept = found("geometry_kept")
-    rsa = kept.rsa.sel(reference="embed").values
-    paper = next(line for line in rs.plot(kept).axes[0].lines if line.get_label() == "embedding")
+def test_figures_show_the_numbers_of_the_result() -> None:
+    remaining = found("geometry_kept")
+    rsa = remaining.rsa.sel(reference="embed").values
+    paper = next(line for line in rs.plot(remaining).axes[0].lines if line.get_label() == "embedding")
     assert np.allclose(paper.get_ydata(), rsa)

@@ -1,4 +1,4 @@
-"""A CPU that multiplies slowly in the dtype of a model says so, in one line and once."""
+"""A slow dtype gives one warning."""
 
 import pytest
 import torch
@@ -15,20 +15,20 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_it_is_told_once(
+def test_a_slow_dtype_is_reported_once(
     dtype: str, slow: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = {name: model("own", getattr(torch, name)) for name in (dtype, "float32")}
     monkeypatch.setattr("rheoscope.opening.load", lambda *_, dtype, **__: models[dtype])
     for _ in range(2):
         load_model(None, "cpu", dtype)
-    said = f"on this CPU a matrix product in {dtype} takes 140 times as long as in float32; type --dtype float32\n"
-    assert capsys.readouterr().err == said
+    warning = f"On this CPU a matrix product in {dtype} takes 140 times as long as in float32; type --dtype float32\n"
+    assert capsys.readouterr().err == warning
     load_model(None, "cpu", "float32")
     assert capsys.readouterr().err == ""
 
 
-def test_a_quick_one_says_nothing(
+def test_a_fast_dtype_is_not_reported(
     slow: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dtype_warning, "dtype_slowdown", lambda dtype: 1.1)

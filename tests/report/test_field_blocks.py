@@ -1,4 +1,4 @@
-"""Any answer told from its fields alone: a table an axis, nulls beside what they are of, the rest by name."""
+"""Results as tables of their fields: one table per axis, with nulls, and lines for the rest."""
 
 import numpy as np
 import pytest
@@ -11,11 +11,11 @@ from rheoscope.space.results import Results
 from tests.pictures.cases import found, model
 
 
-def told(dataset: xr.Dataset) -> list[Table | Lines]:
+def toy_blocks(dataset: xr.Dataset) -> list[Table | Lines]:
     return blocks(Results(model().view, model().token_strings, None, {"toy": dataset}), "toy")  # type: ignore[return-value]
 
 
-def test_a_table_an_axis_and_a_line_for_what_is_larger() -> None:
+def test_every_axis_has_a_table_and_larger_fields_a_line() -> None:
     heads = np.array([[1.0, 2.0, 9.0], [4.0, 5.0, 6.0]])
     dataset = xr.Dataset(
         {
@@ -29,7 +29,7 @@ def test_a_table_an_axis_and_a_line_for_what_is_larger() -> None:
         },
         {"layer": [0, 1], "head": [0, 1, 2], "token": [4, 5, 6]},
     )
-    by_layer, by_token, others = told(dataset)
+    by_layer, by_token, others = toy_blocks(dataset)
     assert isinstance(by_layer, Table)
     assert by_layer.heading == "toy by layer, median over heads"
     assert [cell.text for cell in by_layer.header] == ["layer", "by_head", "kind"]
@@ -46,8 +46,8 @@ def test_a_table_an_axis_and_a_line_for_what_is_larger() -> None:
     ]
 
 
-def test_two_axes_are_a_table_with_nulls_beside() -> None:
-    """Medians over heads; what chance gives is small; no spread of a null, and no interval that there is none of."""
+def test_a_field_with_two_axes_has_a_table_with_nulls() -> None:
+    """The table has medians over heads and small nulls, but no standard deviations and no empty intervals."""
     values = np.arange(12.0).reshape(2, 3, 2)
     dataset = xr.Dataset(
         {
@@ -58,7 +58,7 @@ def test_two_axes_are_a_table_with_nulls_beside() -> None:
         },
         {"prefix": ["Once", "In"], "layer": [0, 1, 2], "head": [0, 1]},
     )
-    (table,) = told(dataset)
+    (table,) = toy_blocks(dataset)
     assert isinstance(table, Table)
     assert table.heading == "toy: stability by layer and prefix, median over heads"
     assert [cell.text for cell in table.header] == ["layer", "prefix Once", "prefix In"]
@@ -66,26 +66,30 @@ def test_two_axes_are_a_table_with_nulls_beside() -> None:
     assert [cell.small_text for cell in table.rows[1]] == ["", ".62", "2.1"]
 
 
-def test_long_and_wide_answers_are_cut_aloud() -> None:
-    many = xr.Dataset({f"x{at}": ("token", np.arange(MAX_ROWS + 5.0)) for at in range(MAX_COLUMNS + 1)})
-    first, second = told(many)
+def test_long_tables_are_truncated_with_a_note() -> None:
+    dataset = xr.Dataset({f"x{index}": ("token", np.arange(MAX_ROWS + 5.0)) for index in range(MAX_COLUMNS + 1)})
+    first, second = toy_blocks(dataset)
     assert isinstance(first, Table)
     assert isinstance(second, Table)
     assert len(first.header) == MAX_COLUMNS + 1
     assert len(second.header) == 2
     assert len(first.rows) == MAX_ROWS
-    assert first.note == f"the first {MAX_ROWS} of {MAX_ROWS + 5}; the files have all"
+    assert first.note == f"the first {MAX_ROWS} of {MAX_ROWS + 5} rows; the files have all"
 
 
 @pytest.mark.parametrize("name", ANALYSIS_MODULES)
-def test_every_analysis_can_be_told(name: str) -> None:
+def test_every_field_of_every_analysis_appears(name: str) -> None:
     dataset = found(name)
-    said = blocks(Results(model().view, model().token_strings, None, {name: dataset}), name)
-    named = {cell.text for one in said if isinstance(one, Table) for cell in one.header}
-    lines = {line.split(":")[0].split(" (")[0] for one in said if isinstance(one, Lines) for line in one.lines}
-    crossed = {one.heading.split(": ")[1].split(" by ")[0] for one in said if ": " in one.heading}
-    beside = {dataset[field].attrs.get(part) for field in dataset.data_vars for part in ("null", "null_sd")}
+    shown_blocks = blocks(Results(model().view, model().token_strings, None, {name: dataset}), name)
+    column_names = {cell.text for block in shown_blocks if isinstance(block, Table) for cell in block.header}
+    lines = {
+        line.split(":")[0].split(" (")[0] for block in shown_blocks if isinstance(block, Lines) for line in block.lines
+    }
+    crossed = {block.heading.split(": ")[1].split(" by ")[0] for block in shown_blocks if ": " in block.heading}
+    inline_fields = {dataset[field].attrs.get(part) for field in dataset.data_vars for part in ("null", "null_sd")}
     ends = {str(field) for field in dataset.data_vars if str(field).endswith(("_low", "_high"))}
     empty = {field for field in ends if not np.isfinite(dataset[field].values).any()}
-    assert set(map(str, dataset.data_vars)) - beside - empty <= named | lines | crossed
-    assert all(len(row) == len(one.header) for one in said if isinstance(one, Table) for row in one.rows)
+    assert set(map(str, dataset.data_vars)) - inline_fields - empty <= column_names | lines | crossed
+    assert all(
+        len(row) == len(block.header) for block in shown_blocks if isinstance(block, Table) for row in block.rows
+    )

@@ -1,4 +1,4 @@
-"""Threads by idle cores; what the user set stays."""
+"""The number of threads follows the idle cores, unless the user sets it."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ def threads() -> None:
     torch.set_num_threads(before)
 
 
-def test_a_busy_machine_leaves_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_leaves_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(module, "busy_threads", lambda: 9.0)
     torch.set_num_threads(2)
@@ -25,7 +25,7 @@ def test_a_busy_machine_leaves_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.get_num_threads() == 1
 
 
-def test_busy_is_now_and_not_a_minute_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_load_counts_not_the_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = tmp_path / "loadavg"
     load.write_text("9.00 9.00 9.00 1/95 20536\n")
     monkeypatch.setattr(module, "LOADAVG_FILE", load)
@@ -37,7 +37,7 @@ def test_busy_is_now_and_not_a_minute_ago(tmp_path: Path, monkeypatch: pytest.Mo
     assert busy_threads() == 7
 
 
-def test_the_limit_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quota_of_a_container_limits_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new, old = tmp_path / "cpu.max", tmp_path / "cpu.cfs_quota_us"
     assert core_quota((new, old)) > 1000
     new.write_text("max 100000\n")
@@ -52,14 +52,14 @@ def test_the_limit_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert core_quota((new, old)) > 1000
 
 
-def test_a_core_is_left_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_core_is_left_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     for _ in range(3):  # as for every piece of a long text
         leave_one_core()
     assert torch.get_num_threads() == 3
 
 
-def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_omp_num_threads_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setattr(module, "busy_threads", lambda: 9.0)
     torch.set_num_threads(2)

@@ -1,4 +1,4 @@
-"""Where a text comes from, and what is refused."""
+"""The text of a command: typed, piped or read from a file, and what is refused."""
 
 import io
 from pathlib import Path
@@ -10,7 +10,7 @@ from rheoscope.files import unused_name
 from rheoscope.report.input_text import MAX_TEXT_BYTES, resolve_text
 
 
-def test_typed_piped_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_typed_piped_or_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a.txt"
     file.write_text("Grüße\n\n", encoding="utf-8")
     assert resolve_text("a", None) == "a"
@@ -22,12 +22,12 @@ def test_typed_piped_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_file_without_text_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "zero").write_bytes(b"a\0b")
     (tmp_path / "blank").write_text(" \n")
-    for name, says in (("zero", "holds zero bytes"), ("blank", "is empty"), ("none", "there is no file")):
-        with pytest.raises(rs.RheoscopeError, match=says):
+    for name, message in (("zero", "contains zero bytes"), ("blank", "is empty"), ("none", "there is no file")):
+        with pytest.raises(rs.RheoscopeError, match=message):
             resolve_text(None, tmp_path / name)
 
 
-def test_a_free_name_is_the_first_that_is_not_taken(tmp_path: Path) -> None:
+def test_an_unused_name_has_the_lowest_free_number(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     assert unused_name(path) == path
     path.touch()
@@ -35,19 +35,22 @@ def test_a_free_name_is_the_first_that_is_not_taken(tmp_path: Path) -> None:
     assert unused_name(path) == tmp_path / "report-3.html"
 
 
-def test_of_a_large_file_only_what_is_needed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file with a hole: a gigabyte that takes no room, and would take minutes to read as text."""
+def test_a_large_file_is_read_only_as_far_as_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sparse file: a gigabyte that takes no space on the disk and would take minutes to read."""
     file = tmp_path / "large.txt"
-    with file.open("wb") as opened:
-        opened.write("é".encode() * 40_000)
-        opened.truncate(2**30)
+    with file.open("wb") as stream:
+        stream.write("é".encode() * 40_000)
+        stream.truncate(2**30)
     with pytest.raises(
-        rs.RheoscopeError, match=r"large.txt has 1074 MB, more than any model reads at once; type --first 1000 "
+        rs.RheoscopeError,
+        match=r"large.txt has 1074 MB, more than any model reads at once; on the command line type --first 1000 ",
     ):
         resolve_text(None, file)
     assert set(resolve_text(None, file, n_first=50)) == {"é"}
     monkeypatch.setattr("sys.stdin", io.StringIO("a" * (MAX_TEXT_BYTES + 1)))
-    with pytest.raises(rs.RheoscopeError, match="standard input has more than 17 MB; type --first 1000"):
+    with pytest.raises(
+        rs.RheoscopeError, match="standard input has more than 17 MB; on the command line type --first 1000"
+    ):
         resolve_text("-", None)
     monkeypatch.setattr("sys.stdin", io.StringIO("a" * (MAX_TEXT_BYTES + 1)))
     assert len(resolve_text("-", None, n_first=10)) < 10_000

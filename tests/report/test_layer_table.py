@@ -1,4 +1,4 @@
-"""The table of layers: every number is about the end of its layer, and stands beside its null."""
+"""The table of layers: every number describes the end of its layer and has its null."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ from rheoscope.report.report_plans import REPORTS
 from tests.report.cases import answered, told
 
 
-def test_the_table_of_a_layer_is_about_the_end_of_that_layer() -> None:
-    found = told().datasets
-    path, moves, cloud = (found[name] for name in ("trajectory", "transport", "clusters"))
+def test_a_row_describes_the_end_of_its_layer() -> None:
+    datasets = told().datasets
+    path, moves, cloud = (datasets[name] for name in ("trajectory", "transport", "clusters"))
     end = cloud.sel(point="L2.resid_post")
     speed = path.speed.values[:6]
     expected = {
@@ -21,29 +21,29 @@ def test_the_table_of_a_layer_is_about_the_end_of_that_layer() -> None:
         "straight": float(path.straightness_so_far.sel(layer=2).median()),
         "κ": float(moves.kappa.sel(step="L2.resid_post")),
         "clusters": float(end.cluster_count),
-        "rank": float(end.effective_rank),
+        "eff. rank": float(end.effective_rank),
         "dim": float(end.intrinsic_dimension),
     }
     nulls = {
         "straight": float(np.median(np.sqrt((speed**2).sum(0)) / speed.sum(0))),
         "κ": float(moves.kappa_null.sel(step="L2.resid_post")),
         "clusters": float(end.cluster_count_null),
-        "rank": float(end.effective_rank_null),
+        "eff. rank": float(end.effective_rank_null),
         "dim": float(end.intrinsic_dimension_null),
     }
-    asked = available_columns(found)
-    assert {c.title: c.value(found[c.analysis], 2) for c in asked} == pytest.approx(expected)
-    assert {c.title: c.null(found[c.analysis], 2) for c in asked if c.null} == pytest.approx(nulls)
+    columns = available_columns(datasets)
+    assert {c.title: c.value(datasets[c.analysis], 2) for c in columns} == pytest.approx(expected)
+    assert {c.title: c.null(datasets[c.analysis], 2) for c in columns if c.null} == pytest.approx(nulls)
     (table,) = blocks(told())
     assert isinstance(table, Table)
     assert [cell.text for cell in table.rows[2]] == ["L2", *map(format_number, expected.values())]
-    assert {table.header[at].text: cell.small_text for at, cell in enumerate(table.rows[2]) if cell.small_text} == {
-        name: format_number(null) for name, null in nulls.items()
-    }
+    assert {
+        table.header[index].text: cell.small_text for index, cell in enumerate(table.rows[2]) if cell.small_text
+    } == {name: format_number(null) for name, null in nulls.items()}
     assert (table.small_caption, table.note) == (NULL_CAPTION, "")
 
 
-def test_a_column_without_an_answer_is_left_out() -> None:
+def test_a_column_without_a_result_is_left_out() -> None:
     (table,) = blocks(told("a"))
     assert isinstance(table, Table)
     titles = [cell.text for cell in table.header]
@@ -52,29 +52,31 @@ def test_a_column_without_an_answer_is_left_out() -> None:
     assert {len(row) for row in table.rows} == {len(titles)}
 
 
-def test_in_a_hurry_the_table_has_no_drawn_nulls_and_says_so() -> None:
+def test_fast_tables_have_no_sampled_nulls_and_a_note() -> None:
     (table,) = blocks(answered(REPORTS["flow"], "The keys to the cabinet are", fast=True))
     assert isinstance(table, Table)
     assert table.note == "nulls are left out (--fast)"
     for row in table.rows:
-        assert [table.header[at].text for at, cell in enumerate(row) if cell.small_text] == [
+        assert [table.header[index].text for index, cell in enumerate(row) if cell.small_text] == [
             "straight"
         ]  # it has a formula
         assert "none" not in [cell.text for cell in row]
 
 
-def test_two_texts_stand_below_each_other_with_their_difference() -> None:
-    other = told("The keys to the old")
-    (table,) = comparison_blocks(told(), other)
+def test_two_texts_have_rows_and_their_difference() -> None:
+    second_results = told("The keys to the old")
+    (table,) = comparison_blocks(told(), second_results)
     assert isinstance(table, Table)
     assert len(table.rows) == 3 * 6
     assert table.group_ends == frozenset({2, 5, 8, 11, 14, 17})
     for layer in range(6):
-        first, second, apart = table.rows[3 * layer : 3 * layer + 3]
-        assert [row[0].text for row in (first, second, apart)] == [f"L{layer} {text}" for text in ("1", "2", "2−1")]
-        for at, column in enumerate(available_columns(told().datasets), 1):
-            a, b = (column.value(one.datasets[column.analysis], layer) for one in (told(), other))
-            assert (first[at].text, second[at].text, apart[at].text) == (
+        first, second, difference = table.rows[3 * layer : 3 * layer + 3]
+        assert [row[0].text for row in (first, second, difference)] == [
+            f"L{layer} {text}" for text in ("1", "2", "2−1")
+        ]
+        for index, column in enumerate(available_columns(told().datasets), 1):
+            a, b = (column.value(results.datasets[column.analysis], layer) for results in (told(), second_results))
+            assert (first[index].text, second[index].text, difference[index].text) == (
                 format_number(a),
                 format_number(b),
                 format_number(b - a),

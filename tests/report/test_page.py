@@ -1,5 +1,7 @@
-"""One self-contained page: escaped, no address outside itself."""
+"""A page is escaped and self-contained."""
 
+from rheoscope.messages.catalogue import use_language
+from rheoscope.messages.message import Message, Verbatim
 from rheoscope.report.page import Cell, Page, figure_png
 from rheoscope.report.style import new_figure
 
@@ -12,9 +14,22 @@ def test_text_is_escaped_and_hover_texts_too() -> None:
     assert 'title="say &quot;hi&quot; &lt;now&gt;"' in html
 
 
-def test_a_page_grows_by_values() -> None:
+def test_a_page_is_immutable() -> None:
     short = Page("T")
     longer = short.with_png("P", figure_png(new_figure(1.0, 1.0)), "a picture")
     assert short.sections == ()
     assert "data:image/png;base64," in longer.to_html()
     assert "http" not in longer.to_html()
+
+
+def test_a_page_is_rendered_in_the_current_language() -> None:
+    with use_language("zh"):
+        html = (
+            Page(Message("Model"))
+            .with_table(Message("Model"), [Cell(Message("Model"))], [[Verbatim("Model")]])
+            .to_html()
+        )
+    assert '<html lang="zh">' in html
+    assert "<h1>模型</h1>" in html
+    assert html.count("模型") == 4  # title, two headings and the column
+    assert "<span>Model</span>" in html  # tokens are never translated

@@ -1,4 +1,4 @@
-"""What is typed behind options: heads, lists of numbers, tokens, files of names."""
+"""Parsers of option values: heads, lists of numbers and files of labels."""
 
 from pathlib import Path
 
@@ -9,10 +9,13 @@ from rheoscope.report.parse_options import parse_heads, parse_numbers, read_labe
 from tests.report.cases import model
 
 
-@pytest.mark.parametrize("typed", ["a", "5.", "5.1,", "5-1", "5.1.2", "", "5", "L", "H3"])
-def test_heads_that_cannot_be_read(typed: str) -> None:
-    with pytest.raises(rs.RheoscopeError, match=r"heads are typed as layer.head, got .*; type --heads 5.1,3.2"):
-        parse_heads(typed, model().view)
+@pytest.mark.parametrize("text", ["a", "5.", "5.1,", "5-1", "5.1.2", "", "5", "L", "H3"])
+def test_heads_that_cannot_be_parsed(text: str) -> None:
+    with pytest.raises(
+        rs.RheoscopeError, match=r"a head is typed as layer.head, got .*; type heads=\[\(5, 1\)"
+    ) as error:
+        parse_heads(text, model().view)
+    assert error.value.on("shell").endswith("; type --heads 5.1,3.2, or --heads L5 for a layer")
 
 
 def test_heads_and_layers_can_be_mixed() -> None:
@@ -22,23 +25,24 @@ def test_heads_and_layers_can_be_mixed() -> None:
         parse_heads("L9", model().view)
 
 
-@pytest.mark.parametrize("typed", ["", "1,", "a", "1;2", "1.5"])
-def test_numbers_that_cannot_be_read(typed: str) -> None:
-    with pytest.raises(rs.RheoscopeError, match=r"--layers takes numbers between commas, got .*; type --layers 1,4"):
-        parse_numbers(typed, int, "layers")
+@pytest.mark.parametrize("text", ["", "1,", "a", "1;2", "1.5"])
+def test_numbers_that_cannot_be_parsed(text: str) -> None:
+    with pytest.raises(rs.RheoscopeError, match=r"--layers takes numbers separated by commas, got") as error:
+        parse_numbers(text, int, "layers")
+    assert error.value.on("shell").endswith("; type --layers 1,4")
 
 
-def test_names_of_words_are_read_from_a_file_under_its_name(tmp_path: Path) -> None:
+def test_labels_are_read_from_a_file_under_its_name(tmp_path: Path) -> None:
     file = tmp_path / "class.tsv"
     file.write_text("keys\tthing\n\nare\ta verb\n")
     assert read_labels(str(file)) == {"class": {"keys": "thing", "are": "a verb"}}
 
 
 @pytest.mark.parametrize("line", ["keys thing", "keys\t", "\tthing"])
-def test_a_line_without_a_word_and_its_name_is_refused(tmp_path: Path, line: str) -> None:
+def test_a_line_without_a_word_and_its_label_is_refused(tmp_path: Path, line: str) -> None:
     file = tmp_path / "class.tsv"
     file.write_text(f"are\tverb\n{line}\n")
-    with pytest.raises(rs.RheoscopeError, match=r"class.tsv, line 2: expected a word, a tab and its name, got '"):
+    with pytest.raises(rs.RheoscopeError, match=r"class.tsv, line 2: expected a word, a tab and its label, got '"):
         read_labels(str(file))
     with pytest.raises(rs.RheoscopeError, match="there is no file"):
         read_labels(str(tmp_path / "none.tsv"))

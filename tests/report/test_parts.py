@@ -1,4 +1,4 @@
-"""What tests find on a page is what Python's own parser finds there, and what no browser should have to guess is refused."""
+"""`Parts` agrees with Python's HTML parser and refuses malformed HTML."""
 
 from html.parser import HTMLParser
 
@@ -41,16 +41,16 @@ SMALL = """<!doctype html>
 
 
 @pytest.mark.parametrize("page", ["a small one", "a report"])
-def test_it_is_what_a_whole_parser_finds(page: str) -> None:
+def test_parts_agree_with_a_full_html_parser(page: str) -> None:
     html = SMALL if page == "a small one" else report_page(REPORTS["flow"], told()).to_html()
-    seen, due = Parts(html), Slow(html)
-    assert (seen.elements, seen.texts, seen.open) == (due.elements, due.texts, due.open)
-    assert seen.count("p", "b") == sum(
+    parser, due = Parts(html), Slow(html)
+    assert (parser.elements, parser.texts, parser.open) == (due.elements, due.texts, due.open)
+    assert parser.count("p", "b") == sum(
         tag == "p" and "b" in (has.get("class") or "").split() for tag, has in due.elements
     )
 
 
 @pytest.mark.parametrize("html", ["<p>1 < 2</p>", "<p a='b'></p>", '<p a="b></p>', "<p", "<p><b></p></b>", "</p>"])
-def test_what_is_not_written_well_is_refused(html: str) -> None:
+def test_malformed_html_is_refused(html: str) -> None:
     with pytest.raises(AssertionError):
         Parts(html)

@@ -1,4 +1,4 @@
-"""The page of a text: whole, escaped, alone, made of answers alone, and honest about what it leaves out."""
+"""The page of a report: complete, escaped and self-contained, with a list of skipped analyses."""
 
 import re
 from dataclasses import replace
@@ -32,7 +32,7 @@ def html() -> str:
 
 
 @pytest.fixture(scope="module")
-def compared() -> str:
+def comparison_html() -> str:
     return comparison_page(FLOW, told(), told(SECOND)).to_html()
 
 
@@ -43,43 +43,43 @@ def test_a_page_is_well_formed_and_has_every_section(html: str) -> None:
     parts = Parts(html)
     assert [tag for tag in parts.open if tag not in ("html", "meta")] == []
     assert parts.texts["h1"] == [FLOW.title(told())]
-    tables = ["How each layer moves the cloud", "What each layer says comes next", "Heads as operators"]
+    tables = ["How each layer moves the cloud", "Prediction after each layer", "Heads as operators"]
     heads = parts.texts["h2"]
     assert heads[0] == "The text"
     assert heads[1:3] == ["Seven questions about this text in this model", "The cloud, layer by layer"]
     assert [next(head for head in heads if head.startswith(table)) for table in tables] == heads[3:6]
-    assert heads[6] == "What else beat chance"
-    asked = [told().datasets[name] for name in ANALYSIS_MODULES if name in told().datasets]
+    assert heads[6] == "Other significant findings"
+    datasets = [told().datasets[name] for name in ANALYSIS_MODULES if name in told().datasets]
     assert [heads[2], *heads[7:-2]] == [
-        picture_of(dataset, token_strings=model().token_strings).title for dataset in asked
+        picture_of(dataset, token_strings=model().token_strings).title for dataset in datasets
     ]
-    assert len(asked) == len(told().datasets)
-    assert heads[-2:] == ["Where the numbers come from", "Open this in the studio"]
+    assert len(datasets) == len(told().datasets)
+    assert heads[-2:] == ["Origin of the numbers", "Open this in the studio"]
     for line in finding_sentences(*findings(told())):
         assert line in parts.texts["li"]
     assert f"{AGREEMENT.report['draws']} random heads for each" in html
     assert str(told().required_trace.facts["weights"]) in parts.texts["dd"]
 
 
-def test_nothing_outside_the_page_is_asked_for(html: str, compared: str) -> None:
-    for page in (html, compared):
-        there = re.sub(
+def test_a_page_loads_nothing_external(html: str, comparison_html: str) -> None:
+    for page in (html, comparison_html):
+        path_exists = re.sub(
             r'<a href="http://127\.0\.0\.1:8642/#[\w+%.&;=~*-]*" rel="noreferrer">', "", page
         )  # asked for by a hand alone
-        assert re.findall(r"https?:|url\(|@import|src=|href=", there) == []
-        assert there != page
+        assert re.findall(r"https?:|url\(|@import|src=|href=", path_exists) == []
+        assert path_exists != page
     assert len(html) < 540_000
 
 
-def test_every_picture_says_in_words_what_it_shows(html: str) -> None:
+def test_every_picture_has_a_text_alternative(html: str) -> None:
     sheets = [attrs for tag, attrs in Parts(html).elements if tag == "svg"]
-    assert len(sheets) == sum(len(one.picture.panels) for one in result_pictures(told()))
+    assert len(sheets) == sum(len(drawing.picture.panels) for drawing in result_pictures(told()))
     for attrs in sheets:
         assert attrs["role"] == "img"
         assert len(str(attrs["aria-label"])) > 30
 
 
-def test_the_table_holds_every_number_of_every_layer(html: str) -> None:
+def test_the_page_has_every_number_of_every_layer(html: str) -> None:
     table = html[html.index("<table") : html.index("</table>")]
     rows = table.split("<tr>")[2:]
     assert Parts(table).count("tr") == 7
@@ -92,20 +92,20 @@ def test_the_table_holds_every_number_of_every_layer(html: str) -> None:
     assert [len(re.findall("<td", row)) for row in rows] == [len(available_columns(told().datasets)) + 1] * 6
 
 
-def test_a_text_stays_a_text() -> None:
+def test_the_text_is_escaped() -> None:
     text = "<script>alert(1)</script> a & b \"quoted\" 'so' </svg></title> $x$ <b> \x00\x1b[31m red"
-    answers = answered(FLOW, text, of=small())
-    parts = Parts(report_page(FLOW, answers).to_html())
+    results = answered(FLOW, text, of=small())
+    parts = Parts(report_page(FLOW, results).to_html())
     plain = Parts(report_page(FLOW, told()).to_html())
     assert {tag for tag, _ in parts.elements} <= {tag for tag, _ in plain.elements}
     assert parts.count("script") == 1
     assert "alert(1)" not in "".join(parts.texts["script"])
     assert not any(name.startswith("on") for _, attrs in parts.elements for name in attrs)
     assert "\x1b" not in "".join((*parts.texts["li"], *parts.texts["h1"]))
-    assert parts.count("li") >= len(answers.required_trace)
+    assert parts.count("li") >= len(results.required_trace)
 
 
-def test_a_token_stays_a_token() -> None:
+def test_tokens_are_escaped() -> None:
     tokens = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', *told().required_trace.tokens[2:]]
     parts = Parts(report_page(FLOW, replace(told(), trace=replace(told().required_trace, tokens=tokens))).to_html())
     assert parts.count("script") == 1
@@ -124,31 +124,31 @@ def test_massive_tokens_are_named_and_marked() -> None:
     assert Parts(report_page(FLOW, told()).to_html()).count("li", "massive") == 0
 
 
-def test_a_short_text_says_what_is_left_out() -> None:
+def test_a_short_text_lists_skipped_analyses() -> None:
     parts = Parts(report_page(FLOW, told("a")).to_html())
     assert any(
-        line.startswith("clusters is left out: this analysis needs at least 3 tokens") for line in parts.texts["li"]
+        line.startswith("clusters was skipped: this analysis needs at least 3 tokens") for line in parts.texts["li"]
     )
     assert "Do tokens form clusters?" not in parts.texts["h2"]
     assert "Where the prediction forms" in parts.texts["h2"]
-    assert "Left out" in parts.texts["h2"]
+    assert "Skipped" in parts.texts["h2"]
 
 
 def test_maps_of_heads_are_coloured_by_the_types_of_heads(html: str) -> None:
-    typed = int(np.isin(told().datasets["head_types"].type.values, list(TYPE_COLOURS)).sum())
-    assert typed > 0
-    assert html.count("<circle class=on") % typed == 0
-    assert html.count("<circle class=on") > 8 * typed
+    n_typed = int(np.isin(told().datasets["head_types"].type.values, list(TYPE_COLOURS)).sum())
+    assert n_typed > 0
+    assert html.count("<circle class=on") % n_typed == 0
+    assert html.count("<circle class=on") > 8 * n_typed
     bare = replace(told(), datasets={name: x for name, x in told().datasets.items() if name != "head_types"})
     assert "<circle class=on" not in report_page(FLOW, bare).to_html()
 
 
-def test_what_was_asked_several_times_is_drawn_once() -> None:
-    several = told().with_result("distorted_pairs L1.H1", told().datasets["distorted_pairs"])
-    assert len(result_pictures(several)) == len(result_pictures(told()))
+def test_repeated_analyses_are_drawn_once() -> None:
+    repeated = told().with_result("distorted_pairs L1.H1", told().datasets["distorted_pairs"])
+    assert len(result_pictures(repeated)) == len(result_pictures(told()))
 
 
-def test_a_report_is_saved_replaced_aloud_and_refuses_what_is_no_trace(tmp_path: Path) -> None:
+def test_save_report_writes_replaces_and_checks_its_arguments(tmp_path: Path) -> None:
     trace, path = small().trace("The keys to the cabinet"), tmp_path / "new" / "report.html"
     assert rs.save_report(small(), trace, path, space="sphere") == f"wrote {path}"
     assert "<dd>sphere</dd>" in path.read_text()
@@ -170,19 +170,19 @@ def test_a_report_is_saved_replaced_aloud_and_refuses_what_is_no_trace(tmp_path:
             {"draws": 4},
             ["Does attention read similarity?", "Types of heads", "How projections change the geometry",
              "Geometry that heads recover together (queries)", "Which heads work together", "Is a layer close to a fixed point?",
-             "What else beat chance", "What it settles", "Heads and the tokens that they see otherwise"],
+             "Other significant findings", "Similarity in this text", "Heads, and the pairs of tokens that they separate or merge"],
         ),
-        ("reverse", {"target": " on", "token": -1}, ["Gradient of the loss by the scores", "What the pull says"]),
-        ("surgery", {"M": "symmetric", "heads": [(2, 1)]}, ["What the numbers say"]),
+        ("reverse", {"target": " on", "token": -1}, ["Gradient of the loss by the scores", "How a gradient step would change attention"]),
+        ("surgery", {"M": "symmetric", "heads": [(2, 1)]}, ["Comparison with random changes and ablation"]),
     ],
 )  # fmt: skip
-def test_every_command_has_a_page(name: str, options: dict[str, Any], titles: list[str]) -> None:
-    answers = answered(REPORTS[name], of=small(), **options)
-    assert answers.skipped == {}
-    parts = Parts(report_page(REPORTS[name], answers).to_html())
+def test_every_report_has_a_page(name: str, options: dict[str, Any], titles: list[str]) -> None:
+    results = answered(REPORTS[name], of=small(), **options)
+    assert results.skipped == {}
+    parts = Parts(report_page(REPORTS[name], results).to_html())
     assert set(titles) <= set(parts.texts["h2"])
-    assert parts.count("svg") == sum(len(one.picture.panels) for one in result_pictures(answers))
-    assert "Left out" not in parts.texts["h2"]
+    assert parts.count("svg") == sum(len(drawing.picture.panels) for drawing in result_pictures(results))
+    assert "Skipped" not in parts.texts["h2"]
 
 
 def test_weights_alone_have_a_page_without_a_text() -> None:
@@ -192,16 +192,16 @@ def test_weights_alone_have_a_page_without_a_text() -> None:
         assert str(model().view.facts["weights"]) in parts.texts["dd"]
 
 
-def test_no_model_runs_while_a_page_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rendering_a_page_does_not_run_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = told(), told(SECOND)
 
-    def runs(*_: object, **__: object) -> None:
+    def fail_if_called(*_: object, **__: object) -> None:
         pytest.fail("a renderer has run the model")
 
     for method in ("forward_logits", "forward_points", "trace", "run", "run_batch", "block_outputs", "gradients"):
-        monkeypatch.setattr(type(model()), method, runs)
-    monkeypatch.setattr("rheoscope.opening.load", runs)
-    monkeypatch.setattr("rheoscope.report.analysis_runs.run_analysis", runs)
+        monkeypatch.setattr(type(model()), method, fail_if_called)
+    monkeypatch.setattr("rheoscope.opening.load", fail_if_called)
+    monkeypatch.setattr("rheoscope.report.analysis_runs.run_analysis", fail_if_called)
     assert report_page(FLOW, first).to_html().startswith("<!doctype html>")
     assert comparison_page(FLOW, first, second).to_html().startswith("<!doctype html>")
 
@@ -209,48 +209,48 @@ def test_no_model_runs_while_a_page_is_made(monkeypatch: pytest.MonkeyPatch) -> 
 # Two texts
 
 
-def test_both_texts_have_their_tokens_findings_and_pictures(compared: str) -> None:
-    parts = Parts(compared)
+def test_both_texts_have_their_tokens_findings_and_pictures(comparison_html: str) -> None:
+    parts = Parts(comparison_html)
     heads = parts.texts["h2"]
     assert heads[:2] == ["Text 1", "Text 2"]
     for name in ("text 1", "text 2"):
         assert {
-            f"What else beat chance ({name})",
+            f"Other significant findings ({name})",
             f"Do tokens form clusters? ({name})",
-            f"Where the numbers of {name} come from",
+            f"Origin of the numbers of {name}",
         } <= set(heads)
     assert "Layer by layer, both texts" in heads
     assert parts.count("script") == 1
-    assert f"{len(told().required_trace)} tokens" in compared
-    assert f"{len(told(SECOND).required_trace)} tokens" in compared
+    assert f"{len(told().required_trace)} tokens" in comparison_html
+    assert f"{len(told(SECOND).required_trace)} tokens" in comparison_html
 
 
-def test_the_table_has_both_and_the_difference(compared: str) -> None:
-    table = compared[compared.index("<table") : compared.index("</table>")]
+def test_the_comparison_table_has_both_texts_and_the_difference(comparison_html: str) -> None:
+    table = comparison_html[comparison_html.index("<table") : comparison_html.index("</table>")]
     assert Parts(table).count("tr") == 1 + 3 * 6
     rows = table.split("<tr>")[2:]
     for column in available_columns(told().datasets):
-        a, b = (column.value(one.datasets[column.analysis], 2) for one in (told(), told(SECOND)))
+        a, b = (column.value(drawing.datasets[column.analysis], 2) for drawing in (told(), told(SECOND)))
         for row, value in zip(rows[6:9], (a, b, b - a), strict=True):
             assert f"<span>{format_number(value)}</span>" in row
 
 
-def test_curves_are_those_of_the_table() -> None:
-    drawn = picture_compared(told(), told(SECOND))
+def test_comparison_curves_have_the_numbers_of_the_table() -> None:
+    comparison = picture_compared(told(), told(SECOND))
     titles = [column.title for column in available_columns(told().datasets)]
-    assert [panel.title for panel in drawn.panels] == titles
-    kappa = drawn.panels[titles.index("κ")]
-    named = {mark.name: mark for mark in kappa.marks if isinstance(mark, Line)}
-    assert named["text 2"].y == pytest.approx(told(SECOND).datasets["transport"].kappa.values)
-    assert named["text 1, null"].y == pytest.approx(told().datasets["transport"].kappa_null.values)
-    assert named["text 1, null"].style == "dashed"
+    assert [panel.title for panel in comparison.panels] == titles
+    kappa = comparison.panels[titles.index("κ")]
+    lines_by_name = {mark.name: mark for mark in kappa.marks if isinstance(mark, Line)}
+    assert lines_by_name["text 2"].y == pytest.approx(told(SECOND).datasets["transport"].kappa.values)
+    assert lines_by_name["text 1, null"].y == pytest.approx(told().datasets["transport"].kappa_null.values)
+    assert lines_by_name["text 1, null"].style == "dashed"
 
 
-def test_what_one_text_lacks_is_left_out() -> None:
+def test_skipped_analyses_are_listed_per_text() -> None:
     parts = Parts(comparison_page(FLOW, told(), told("a")).to_html())
     assert any(
-        line.startswith("clusters is left out: this analysis needs at least 3 tokens") for line in parts.texts["li"]
+        line.startswith("clusters was skipped: this analysis needs at least 3 tokens") for line in parts.texts["li"]
     )
-    assert "Left out (text 2)" in parts.texts["h2"]
-    assert "Left out (text 1)" not in parts.texts["h2"]
+    assert "Skipped (text 2)" in parts.texts["h2"]
+    assert "Skipped (text 1)" not in parts.texts["h2"]
     assert TEXT.split()[1] in parts.texts["h1"][0]

@@ -1,4 +1,6 @@
-"""Tidy tables: every number once beside its place, and nothing that multiplies dimensions that do not belong together."""
+"""Tidy tables: every number appears once, and unrelated dimensions are not multiplied."""
+
+import math
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ TEXT = "The keys to the cabinet are on the table"
 
 
 def toy() -> xr.Dataset:
-    """Fields of two, one and no dimensions, one of them with its axes the other way round, and words of two kinds."""
+    """Fields of two, one and no dimensions, one with transposed axes, and two kinds of labels."""
     grid = np.arange(6.0).reshape(2, 3)
     return xr.Dataset(
         {
@@ -36,7 +38,7 @@ def test_one_table_for_each_set_of_dimensions() -> None:
     }
     frame = tables["step token"]
     assert frame.index.names == ["step", "token"]
-    assert list(frame.columns) == ["word", "speed", "turned"]
+    assert list(frame.columns) == ["token_text", "speed", "turned"]
     assert frame.loc[("L1", 5)].tolist() == ['b"', 4.0, 40.0]
     assert tables["draw"].index.tolist() == [0, 1]
     assert float(tables["scalar"].logit.iloc[0]) == 0.5
@@ -44,23 +46,23 @@ def test_one_table_for_each_set_of_dimensions() -> None:
     assert frame.attrs["units"] == {"speed": "radians"}
 
 
-def test_tables_hold_every_number_of_an_analysis_and_no_product_of_its_dimensions() -> None:
+def test_tables_have_every_number_once() -> None:
     path = rs.trajectory(rs.load().trace(TEXT), draws=3)
     tables = rs.table(path)
     for name, field in path.data_vars.items():
         frame = tables[" ".join(field.dims)]
-        back = frame[name].to_xarray() if len(field.dims) > 1 else frame[name]
-        assert np.array_equal(np.asarray(back), field.values)
+        column = frame[name].to_xarray() if len(field.dims) > 1 else frame[name]
+        assert np.array_equal(np.asarray(column), field.values)
     cells = sum(field.size for field in path.data_vars.values())
     assert sum(len(frame) for frame in tables.values()) <= cells
 
 
-def test_what_is_no_dataset_is_refused() -> None:
+def test_table_refuses_other_objects() -> None:
     with pytest.raises(rs.RheoscopeError, match=r"got list; type rs.table\("):
         rs.table([1])
 
 
-def test_a_table_says_what_its_columns_are_and_where_they_come_from() -> None:
+def test_tables_have_definitions_and_provenance() -> None:
     tables = rs.table(toy())
     assert tables["step token"].attrs["nulls"] == {"speed": "turned"}
     assert tables["token"].attrs["depends_on"] == {"length": "the basis of E"}
@@ -70,7 +72,7 @@ def test_a_table_says_what_its_columns_are_and_where_they_come_from() -> None:
         assert frame.attrs["left_out"] == {}
 
 
-def test_a_table_that_is_too_large_is_named_and_made_when_asked() -> None:
+def test_large_tables_are_left_out_unless_allowed() -> None:
     tables = rs.table(toy(), largest=5)
     assert list(tables) == ["token", "draw", "scalar"]
     assert tables["token"].attrs["left_out"] == {"step token": "6 rows"}
@@ -79,13 +81,26 @@ def test_a_table_that_is_too_large_is_named_and_made_when_asked() -> None:
         rs.table(toy(), largest=0)
 
 
-def test_token_texts_stand_beside_token_numbers() -> None:
+def test_tables_have_token_texts() -> None:
     model = small()
     trace = model.trace(TEXT)
-    for found, name in (
+    for dataset, name in (
         (rs.reversed_attention(model, trace), "layer head token"),
         (rs.massive_tokens(trace, norm_ratio=1.01), "token"),
     ):
-        frame = rs.table(found)[name].reset_index()
+        frame = rs.table(dataset)[name].reset_index()
         assert len(frame) > 0
-        assert [trace.tokens[at] for at in frame.token] == frame.token_text.tolist()
+        assert [trace.tokens[index] for index in frame.token] == frame.token_text.tolist()
+
+
+def test_tables_stay_small_where_one_table_of_everything_explodes() -> None:
+    result = rs.trajectory(small().trace(TEXT))
+    tables = rs.table(result)
+    n_rows = sum(map(len, tables.values()))
+    assert math.prod(result.sizes.values()) > 1000 * n_rows  # the rows of result.to_dataframe()
+    frame = tables["step token"]
+    assert list(frame.index.names) == ["step", "token"]
+    assert frame.token_text.tolist()[: len(result.token)] == result.token_text.values.tolist()
+    assert set(frame.attrs["definitions"]) == set(frame.columns) - {"token_text"}
+    assert frame.attrs["provenance"]["text"] == TEXT
+    assert frame.attrs["provenance"]["analysis"] == "trajectory"

@@ -1,4 +1,4 @@
-"""The terminal: blocks as soon as they can be told, numbers never cut, and texts that cannot do anything to it."""
+"""The terminal: sections are printed when ready, numbers are complete, and text has no side effects."""
 
 import io
 import re
@@ -6,7 +6,11 @@ import re
 import pytest
 from rich.console import Console
 
+import rheoscope as rs
+from rheoscope.messages.catalogue import use_language
+from rheoscope.messages.message import Message
 from rheoscope.picture.blocks import Cell, Drawing, Facts, Lines, Table, Tokens
+from rheoscope.picture.token_labels import display_token
 from rheoscope.report import layer_table
 from rheoscope.report.analysis_runs import Subject, run_analyses
 from rheoscope.report.report_plans import FIRST_ANALYSES, REPORTS, Section, report_of_analysis
@@ -25,34 +29,37 @@ def terminal(width: int = 80, job: str | None = None, explain: bool = False) -> 
     return Terminal(console, [] if job is None else REPORTS[job].sections, explain)
 
 
-def said(one: Terminal) -> str:
-    assert isinstance(one.console.file, io.StringIO)
-    return one.console.file.getvalue()
+def output(printer: Terminal) -> str:
+    assert isinstance(printer.console.file, io.StringIO)
+    return printer.console.file.getvalue()
 
 
-def test_a_block_is_printed_as_soon_as_what_it_needs_is_known() -> None:
-    """The main job, heard as it is asked: questions are answered in their order, each once it and those before it can be."""
-    one, seen = terminal(job="flow"), {}
+def test_a_section_is_printed_once_its_analyses_have_run() -> None:
+    """Questions are printed in their order, each once it and those before it can be answered."""
+    printer, outputs = terminal(job="flow"), {}
 
-    def hear(so_far: Results) -> None:
-        one.print_ready(so_far)
-        seen[[*so_far.datasets, *so_far.skipped][-1]] = said(one)
+    def on_result(so_far: Results) -> None:
+        printer.print_ready(so_far)
+        outputs[[*so_far.datasets, *so_far.skipped][-1]] = output(printer)
 
     run_analyses(
-        Subject(model(), TEXT, model().trace(TEXT)), REPORTS["flow"].requests({}), draw_nulls=False, on_result=hear
+        Subject(model(), TEXT, model().trace(TEXT)), REPORTS["flow"].requests({}), draw_nulls=False, on_result=on_result
     )
-    needed = [max(one.needs, key=FIRST_ANALYSES.index) for one in QUESTIONS]
+    needed = [max(question.needs, key=FIRST_ANALYSES.index) for question in QUESTIONS]
     firsts = {
-        **{one.question: max(needed[: at + 1], key=FIRST_ANALYSES.index) for at, one in enumerate(QUESTIONS)},
+        **{
+            question.question: max(needed[: index + 1], key=FIRST_ANALYSES.index)
+            for index, question in enumerate(QUESTIONS)
+        },
         "How each layer moves the cloud": "trajectory",
-        "What each layer says comes next": "trajectory",
+        "Prediction after each layer": "trajectory",
         "Heads as operators": "operators",
-        "What else beat chance": "operators",
+        "Other significant findings": "operators",
     }
     for heading, name in firsts.items():
-        assert next(after for after, text in seen.items() if heading in text) == name
-        assert said(one).count(heading) == 1
-    assert one.pending_sections == []
+        assert next(after for after, text in outputs.items() if heading in text) == name
+        assert output(printer).count(heading) == 1
+    assert printer.pending_sections == []
 
 
 OPTIONS = {
@@ -65,109 +72,119 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("job", REPORTS)
-def test_what_is_told_early_is_what_the_end_would_tell(job: str) -> None:
-    """No block is told before all that stands in it is known, and none is forgotten."""
-    one, early = terminal(job=job), []
-    one.print_block = early.append  # type: ignore[method-assign]
-    answers = run_analyses(
-        Subject(small(), TEXT, small().trace(TEXT)), REPORTS[job].requests(OPTIONS[job]), on_result=one.print_ready
+def test_sections_printed_early_equal_those_printed_at_the_end(job: str) -> None:
+    """No section is printed before its analyses have run, and none is missing."""
+    printer, early = terminal(job=job), []
+    printer.print_block = early.append  # type: ignore[method-assign]
+    results = run_analyses(
+        Subject(small(), TEXT, small().trace(TEXT)), REPORTS[job].requests(OPTIONS[job]), on_result=printer.print_ready
     )
-    late = [block for told in REPORTS[job].sections if not told.page_only for block in told.blocks(answers)]
+    late = [block for told in REPORTS[job].sections if not told.page_only for block in told.blocks(results)]
     assert early == late
     assert len(late) > 1
-    assert one.pending_sections == []
+    assert printer.pending_sections == []
 
 
-def test_blocks_stay_in_their_order() -> None:
-    """A later block that could be told waits for an earlier one."""
+def test_sections_keep_their_order() -> None:
+    """A section that is ready waits for those before it."""
     tells = (
         Section(("energy",), lambda _: [Lines("first", [])]),
         Section(("readout",), lambda _: [Lines("second", [])]),
     )
-    one = terminal()
-    one.pending_sections = list(tells)
+    printer = terminal()
+    printer.pending_sections = list(tells)
     so_far = Results(model().view, model().token_strings, None)
-    one.print_ready(so_far.with_result("readout", told().datasets["readout"]))
-    assert said(one) == ""
-    one.print_ready(so_far.with_result("readout", told().datasets["readout"]).with_skipped("energy", "no text"))
-    assert said(one).split() == ["first", "second"]
+    printer.print_ready(so_far.with_result("readout", told().datasets["readout"]))
+    assert output(printer) == ""
+    printer.print_ready(
+        so_far.with_result("readout", told().datasets["readout"]).with_failure("energy", rs.RheoscopeError("no text"))
+    )
+    assert output(printer).split() == ["first", "second"]
 
 
-def test_what_is_aside_is_for_pages() -> None:
-    one = terminal()
+def test_page_only_sections_are_not_printed() -> None:
+    printer = terminal()
     aside = Section((), lambda _: [Lines("aside", ["never"])], page_only=True)
-    assert Terminal(one.console, [aside]).pending_sections == []
+    assert Terminal(printer.console, [aside]).pending_sections == []
     for block in (Drawing(drawn("trajectory")), Tokens("t", ["a"], ["b"], frozenset()), Facts("f", {"a": "b"})):
-        one.print_block(block)
-    assert said(one) == ""
+        printer.print_block(block)
+    assert output(printer) == ""
 
 
 @pytest.mark.parametrize("width", [24, 40, 80, 200])
-def test_numbers_are_never_cut_and_words_are_folded(width: int) -> None:
-    one = terminal(width)
-    one.print_block(WORDY)
-    for whole in ("A heading", "L0", "12345.678", "-0.5", *["many"] * 9):
-        assert whole in said(one)
-    assert said(one).count("many") == said(one).count("words") == 9
-    assert max(map(len, said(one).splitlines())) <= width
+def test_numbers_are_never_truncated_and_text_is_folded(width: int) -> None:
+    printer = terminal(width)
+    printer.print_block(WORDY)
+    for joined_output in ("A heading", "L0", "12345.678", "-0.5", *["many"] * 9):
+        assert joined_output in output(printer)
+    assert output(printer).count("many") == output(printer).count("words") == 9
+    assert max(map(len, output(printer).splitlines())) <= width
 
 
 @pytest.mark.parametrize("width", [30, 60, 100])
-def test_every_number_of_the_main_table_stands_there_at_any_width(width: int) -> None:
-    one, (table,) = terminal(width), layer_table.blocks(told())
+def test_the_layer_table_shows_every_number_at_any_width(width: int) -> None:
+    printer, (table,) = terminal(width), layer_table.blocks(told())
     assert isinstance(table, Table)
-    one.print_block(table)
-    words = said(one).split()
+    printer.print_block(table)
+    texts = output(printer).split()
     for row in table.rows:
         for cell in row:
-            assert cell.text in words
+            assert cell.text in texts
 
 
-def test_columns_that_do_not_fit_stand_below_with_the_names_of_rows() -> None:
+def test_columns_that_do_not_fit_are_printed_below() -> None:
     groups = fit_columns(WORDY, 24, is_wide=False)
     assert [group[0] for group in groups] == [0] * len(groups)
-    assert [at for group in groups for at in group[1:]] == [1, 2, 3]
+    assert [index for group in groups for index in group[1:]] == [1, 2, 3]
     assert fit_columns(WORDY, 200) == [[0, 1, 2, 3]]
 
 
-def test_nulls_stand_where_there_is_room() -> None:
+def test_nulls_are_shown_in_wide_terminals() -> None:
     for width in (WIDE_COLUMNS, WIDE_COLUMNS - 1):
-        one, (table,) = terminal(width), layer_table.blocks(told())
-        one.print_block(table)
-        assert ("small: what chance gives" in said(one)) == (width == WIDE_COLUMNS)
-        one.print_block(WORDY)
-        assert ("12345.678  .25" in said(one)) == (width == WIDE_COLUMNS)
+        printer, (table,) = terminal(width), layer_table.blocks(told())
+        printer.print_block(table)
+        assert ("small: mean of the null" in output(printer)) == (width == WIDE_COLUMNS)
+        printer.print_block(WORDY)
+        assert ("12345.678  .25" in output(printer)) == (width == WIDE_COLUMNS)
 
 
 def test_columns_are_explained_on_demand() -> None:
     for explain in (False, True):
-        one = terminal(explain=explain)
-        one.print_block(WORDY)
-        assert ("n: a number" in said(one)) == explain
+        printer = terminal(explain=explain)
+        printer.print_block(WORDY)
+        assert ("n: a number" in output(printer)) == explain
 
 
 NASTY = "\x1b[31mred\x1b[0m [bold]b[/bold] \r\x08 [/nothing]"
 
 
-def test_a_text_can_neither_colour_nor_move_nor_mark_up() -> None:
-    one = terminal(400)
-    answers = answered(report_of_analysis("massive_tokens"), NASTY)
-    one.print_header(answers)
-    one.print_heading(NASTY)
-    one.print_block(Lines(NASTY, [NASTY]))
-    one.print_block(Table(NASTY, [Cell(NASTY)], [[Cell(NASTY, NASTY, NASTY)]], small_caption=NASTY, note=NASTY))
-    one.print_skipped(answers.with_skipped("some", NASTY))
-    assert re.findall(r"[\x00-\x09\x0b-\x1f]", said(one)) == []
-    assert said(one).count("[bold]b[/bold]") >= 8
+def test_control_characters_and_markup_have_no_effect() -> None:
+    printer = terminal(400)
+    results = answered(report_of_analysis("massive_tokens"), NASTY)
+    printer.print_header(results)
+    printer.print_heading(NASTY)
+    printer.print_block(Lines(NASTY, [NASTY]))
+    printer.print_block(Table(NASTY, [Cell(NASTY)], [[Cell(NASTY, NASTY, NASTY)]], small_caption=NASTY, note=NASTY))
+    printer.print_skipped(results.with_failure("some", rs.RheoscopeError(NASTY)))
+    assert re.findall(r"[\x00-\x09\x0b-\x1f]", output(printer)) == []
+    assert output(printer).count("[bold]b[/bold]") >= 8
 
 
-def test_the_beginning_names_the_model_and_the_text_and_the_end_what_is_missing() -> None:
-    one = terminal(300)
-    one.print_header(told("a"))
-    one.print_skipped(told("a"))
-    assert "the default model · 6 layers, 4 heads, width 256 · exact on " in said(one)
-    assert "2 tokens: <|endoftext|> a" in said(one)
-    assert "• clusters is left out: this analysis needs at least 3 tokens" in said(one)
-    whole = terminal(300)
-    whole.print_skipped(told())
-    assert said(whole) == ""
+def test_the_header_has_model_and_text_and_the_end_has_skipped_analyses() -> None:
+    printer = terminal(300)
+    printer.print_header(told("a"))
+    printer.print_skipped(told("a"))
+    assert "the default model · 6 layers, 4 heads, width 256 · exact on " in output(printer)
+    assert "2 tokens: <|endoftext|> a" in output(printer)
+    assert "• clusters was skipped: this analysis needs at least 3 tokens" in output(printer)
+    joined_output = terminal(300)
+    joined_output.print_skipped(told())
+    assert output(joined_output) == ""
+
+
+def test_text_is_rendered_in_the_current_language() -> None:
+    table = Table(Message("Model"), [Cell(Message("Model"))], [[Cell(display_token("Model"))]])
+    printer = terminal()
+    with use_language("zh"):
+        printer.print_block(table)
+    assert output(printer).split() == ["模型", "模型", "Model"]  # tokens are never translated

@@ -1,4 +1,4 @@
-"""What was run: headings that fit, tokens with what is known of them, what is left out, provenance."""
+"""Titles, tokens with tips, skipped analyses and provenance."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def test_a_long_text_has_a_short_heading() -> None:
     assert report_title(Results(model().view, model().token_strings, None)) == "the default model"
 
 
-def test_tokens_tell_how_they_moved_and_massive_ones_that_they_are() -> None:
+def test_tokens_have_tips_and_massive_ones_are_marked() -> None:
     strip = token_block(told())
     path = told().datasets["trajectory"]
     assert len(strip.token_texts) == len(strip.tips) == len(told().required_trace)
@@ -47,16 +47,16 @@ def test_tokens_tell_how_they_moved_and_massive_ones_that_they_are() -> None:
 
 
 def test_two_texts_share_a_lead() -> None:
-    both = lead_text(told(), told("a"))
-    assert both.startswith(model_line(told()))
-    assert f"{len(told().required_trace)} tokens;" in both
-    assert "2 tokens;" in both
+    lead = lead_text(told(), told("a"))
+    assert lead.startswith(model_line(told()))
+    assert f"{len(told().required_trace)} tokens;" in lead
+    assert "2 tokens;" in lead
 
 
-def test_what_is_left_out_has_its_reason() -> None:
+def test_skipped_analyses_have_a_reason() -> None:
     assert skipped_blocks(told()) == []
     (block,) = skipped_blocks(told("a"))
-    assert all(" is left out: " in line for line in block.lines)  # type: ignore[union-attr]
+    assert all(" was skipped: " in line for line in block.lines)  # type: ignore[union-attr]
 
 
 def test_provenance_has_the_weights_and_every_setting_but_not_the_text() -> None:

@@ -28,6 +28,7 @@ from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
 from rheoscope.attention.option_checks import _check_count, _check_dim, _check_finite, _check_matrix, _check_positive
 from rheoscope.attention.score import Distance, Gram, Relation
 from rheoscope.messages.advice import Advice
+from rheoscope.messages.closest_name import closest_name
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
@@ -400,10 +401,12 @@ def mechanism(name: str, **options: Any) -> Mechanism:
     torch.Size([1, 2, 5, 4])
     """
     if not isinstance(name, str) or name not in ZOO:
-        raise RheoscopeError(
-            Message("unknown mechanism {received!r}; the mechanisms are {known}", received=name, known=", ".join(ZOO)),
-            Advice("rs.mechanisms()", "rheoscope attention"),
-        )
+        closest = closest_name(str(name), ZOO)
+        if closest is None:
+            advice = Advice("rs.mechanisms()", "rheoscope attention")
+        else:
+            advice = Advice(f'rs.mechanism("{closest}")', f"--set mechanism={closest}")
+        raise RheoscopeError(Message("unknown mechanism {name!r}", name=name), advice)
     return ZOO[name](**options)
 
 

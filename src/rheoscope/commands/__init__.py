@@ -1,1 +1,1 @@
-"""The command line: one file per command, typer signatures and nothing else."""
+"""The command line: one file per command, with typer signatures and little else."""

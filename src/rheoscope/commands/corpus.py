@@ -1,49 +1,57 @@
-"""The commands `rheoscope corpus run|resume|status|query|report`: what is typed behind them."""
+"""`rheoscope corpus run|resume|status|query|report`: the same analyses over a whole corpus."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rheoscope.commands.options import Address, Dtype, ModelName, Threads, Workers
+from rheoscope.commands.command_group import CommandGroup
+from rheoscope.commands.completion import analysis_names, complete_from, complete_list_from, device_names
+from rheoscope.commands.options import Address, Dtype, ModelName, Threads, Workers, split_names
 from rheoscope.commands.variadic_options import VariadicCommand
 
-corpus = typer.Typer(
-    no_args_is_help=True, help="A whole corpus: the same analyses over millions of tokens, to Parquet."
-)
+corpus = typer.Typer(cls=CommandGroup, help="Run analyses over a whole corpus: run, resume, query, report.")
 
 Folder = Annotated[Path, typer.Argument(help="The folder of a run.")]
 AnalysisNames = Annotated[
-    str | None, typer.Option(metavar="A,B,…", help="The analyses (default: a cheap set); see rheoscope analyses.")
+    str | None,
+    typer.Option(
+        metavar="A,B,…",
+        help="Names of analyses (default: a cheap set). rheoscope analyses lists them.",
+        autocompletion=complete_list_from(analysis_names),
+    ),
 ]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="ANALYSIS.SETTING=VALUE, as agreement.draws=0.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="ANALYSIS.SETTING=VALUE, such as agreement.draws=0.")]
 TextFiles = Annotated[
-    list[str] | None, typer.Option(help="Files (.txt, .jsonl, both .gz or .zst, .parquet) or directories of them.")
+    list[str] | None,
+    typer.Option(help="Files or directories of files (.txt and .jsonl, also as .gz or .zst, and .parquet)."),
 ]
 JobFile = Annotated[
-    Path | None, typer.Option("--job", help="Read these settings from a TOML file; what is typed goes before.")
+    Path | None, typer.Option("--job", help="Read these settings from a TOML file. Typed options override it.")
 ]
 Length = Annotated[
-    int | None, typer.Option(min=2, help="Tokens of a text at most: longer ones are cut (default: 512).")
+    int | None, typer.Option(min=2, help="Maximum tokens per text. Longer texts are truncated (default: 512).")
 ]
-MinTokens = Annotated[int | None, typer.Option(min=1, help="Texts of fewer tokens are left out (default: 16).")]
-Pack = Annotated[bool | None, typer.Option("--pack", help="Join rows, and cut them into texts of exactly that length.")]
+MinTokens = Annotated[int | None, typer.Option(min=1, help="Skip texts with fewer tokens (default: 16).")]
+Pack = Annotated[bool | None, typer.Option("--pack", help="Concatenate rows and cut them into texts of --length.")]
 Column = Annotated[str | None, typer.Option(help="The column that holds the text (default: text).")]
-Batch = Annotated[int | None, typer.Option(min=1, help="Tokens computed at once (default: 16384).")]
-ShardSize = Annotated[
-    int | None, typer.Option("--shard", min=1, help="Bytes of input in a unit of work (default: 2 MiB).")
-]
-Top = Annotated[int | None, typer.Option(min=0, help="Examples kept of every head (default: 8).")]
-TokenRows = Annotated[bool | None, typer.Option("--tokens", help="Write a row for every token too.")]
-Untrained = Annotated[bool | None, typer.Option("--untrained", help="The same architecture at initial weights.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="Tokens per batch (default: 16384).")]
+ShardSize = Annotated[int | None, typer.Option("--shard", min=1, help="Input bytes per shard (default: 2 MiB).")]
+Top = Annotated[int | None, typer.Option(min=0, help="Examples to keep per head (default: 8).")]
+TokenRows = Annotated[bool | None, typer.Option("--tokens", help="Also write one row per token.")]
+Untrained = Annotated[bool | None, typer.Option("--untrained", help="Use the same architecture at initial weights.")]
 DeviceName = Annotated[
-    str | None, typer.Option(help="cpu, cuda, auto: over all GPUs (default: cuda where there is one).")
+    str | None,
+    typer.Option(
+        help="cpu, cuda, or auto for all GPUs (default: cuda if available).",
+        autocompletion=complete_from(lambda: [*device_names(), "auto"]),
+    ),
 ]
 
 
 @corpus.command("run", cls=VariadicCommand)
 def run_command(
-    out: Annotated[Path, typer.Option(help="The folder of the run; one that is there goes on.")],
+    out: Annotated[Path, typer.Option(help="The folder of the run. An existing run is resumed.")],
     texts: TextFiles = None,
     model: ModelName = None,
     analyses: AnalysisNames = None,
@@ -64,7 +72,7 @@ def run_command(
     address: Address = None,
     threads: Threads = None,
 ) -> None:
-    """Ask analyses of every text of a corpus: rows and summaries in Parquet; stopped or killed, it goes on where it was.
+    """Run analyses on every text of a corpus. The same command resumes a run that was stopped or killed.
 
     Examples:  rheoscope corpus run --texts wiki.jsonl.gz --out run    ·    rheoscope corpus run --texts data/ --model gpt2 --pack
     --length 1024 --analyses head_types,agreement --set agreement.draws=0 --out run    ·    rheoscope corpus run --job job.toml --out run
@@ -75,24 +83,19 @@ def run_command(
     options = {
         "texts": texts, "model": model, "length": length, "least": least, "pack": pack, "column": column, "batch": batch,
         "shard": shard, "top": top, "tokens": tokens, "untrained": untrained, "device": device, "dtype": dtype,
-        "analyses": None if analyses is None else [name.strip() for name in analyses.split(",") if name.strip()],
+        "analyses": None if analyses is None else split_names(analyses),
     }  # fmt: skip
     job_settings = ({} if job is None else settings_from_toml(job)) | {
         name: value for name, value in options.items() if value is not None
     }
     base_job = job_from_mapping(job_settings)
-    run_corpus(
-        job_from_mapping(job_settings | {"analyses": apply_settings(base_job.analyses, settings or [])}),
-        out,
-        workers,
-        address,
-        threads,
-    )
+    full_job = job_from_mapping(job_settings | {"analyses": apply_settings(base_job.analyses, settings or [])})
+    run_corpus(full_job, out, workers, address, threads)
 
 
 @corpus.command("resume")
 def resume_command(folder: Folder, workers: Workers = None, address: Address = None, threads: Threads = None) -> None:
-    """Go on with a run that was stopped or killed: only what is not there yet is computed.
+    """Resume a run that was stopped or killed. Finished shards are not computed again.
 
     Examples:  rheoscope corpus resume run    ·    rheoscope corpus resume run --workers 4
     """
@@ -104,7 +107,7 @@ def resume_command(folder: Folder, workers: Workers = None, address: Address = N
 
 @corpus.command("status")
 def status_command(folder: Folder) -> None:
-    """How far a run is: shards, texts, tokens, and what could not be asked.
+    """Show the progress of a run: shards, texts, tokens and rejected texts.
 
     Examples:  rheoscope corpus status run
     """
@@ -116,10 +119,12 @@ def status_command(folder: Folder) -> None:
 @corpus.command("query")
 def query_command(
     folder: Folder,
-    sql: Annotated[str, typer.Argument(help="A question in SQL; every analysis is a view (default: lists them).")] = "",
-    csv: Annotated[Path | None, typer.Option(help="Write the answer to this file.")] = None,
+    sql: Annotated[
+        str, typer.Argument(help="A query in SQL. Every analysis is a view (default: list the views).")
+    ] = "",
+    csv: Annotated[Path | None, typer.Option(help="Write the result to this file.")] = None,
 ) -> None:
-    """Ask the rows of a run in SQL (DuckDB): every analysis is a view, and so are texts, rejects and summary.
+    """Query a run in SQL (DuckDB). The views are the analyses, texts, rejects and summary.
 
     Examples:  rheoscope corpus query run    ·    rheoscope corpus query run "SELECT layer, avg(agreement) FROM agreement GROUP BY ALL"
     """
@@ -131,17 +136,18 @@ def query_command(
 @corpus.command("report")
 def report_command(
     folder: Folder,
-    beside: Annotated[
-        Path | None, typer.Option(help="Another run of the same model and analyses: the drift between them.")
+    compare: Annotated[
+        Path | None, typer.Option(help="Another run of the same model and analyses, to measure the drift between them.")
     ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write the page to this file (default: report.html in the folder).")
     ] = None,
 ) -> None:
-    """A page of a run: the distribution of every field with intervals, curves over layers, top examples, drift from another run.
+    """Write a page about a run: distributions with intervals, curves over layers, top examples and drift.
 
-    Examples:  rheoscope corpus report run    ·    rheoscope corpus report wiki --beside news --html drift.html
+    Examples:  rheoscope corpus report run    ·    rheoscope corpus report wiki --compare news --html drift.html
     """
     from rheoscope.corpus.corpus_page import save_page
+    from rheoscope.messages.catalogue import render
 
-    print(save_page(folder, beside, html))
+    print(render(save_page(folder, compare, html)))

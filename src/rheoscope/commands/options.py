@@ -1,40 +1,79 @@
-"""The options that commands share: what is typed, and what it says of itself in the help."""
+"""Options that several commands share, with their help texts."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Text = Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")]
+from rheoscope.commands.completion import complete_from, device_names, dtype_names
+from rheoscope.commands.usage import UsageProblem
+from rheoscope.messages.message import Message
+from rheoscope.report.hub_cache import cached_hub_names
+
+Text = Annotated[str | None, typer.Argument(help="The text. - reads it from standard input.")]
 File = Annotated[Path | None, typer.Option(help="Read the text from this file.")]
-First = Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N tokens of the text.")]
+First = Annotated[int | None, typer.Option(min=1, metavar="N", help="Use only the first N tokens of the text.")]
 Window = Annotated[
     int | None,
     typer.Option(
-        min=1, metavar="N", help="Analyse the text in pieces of N tokens: means, and intervals over the pieces."
+        min=1, metavar="N", help="Split the text into windows of N tokens and report means with confidence intervals."
     ),
 ]
 ModelName = Annotated[
-    str | None, typer.Option("--model", "-m", help="A hub name or a directory (default: the model that ships).")
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="A Hugging Face name or a directory (default: the model that ships with Rheoscope).",
+        autocompletion=complete_from(cached_hub_names),
+    ),
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Define every column.")]
-Fast = Annotated[
-    bool, typer.Option("--fast", help="Leave out what is drawn at random: nulls, and what is told of them.")
-]
+Fast = Annotated[bool, typer.Option("--fast", help="Skip the null distributions and everything that needs them.")]
 Json = Annotated[Path | None, typer.Option(help="Write every number to this file.")]
 Csv = Annotated[
-    Path | None, typer.Option(help="Write a table for every set of axes into this directory, with definitions.")
+    Path | None, typer.Option(help="Write one table per set of dimensions into this directory, with definitions.")
 ]
-Html = Annotated[Path | None, typer.Option(help="Write a page with every picture to this file.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cpu).")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64 (default: float32 on the CPU).")]
-Untrained = Annotated[bool, typer.Option("--untrained", help="Beside it the same architecture at initial weights.")]
+Html = Annotated[Path | None, typer.Option(help="Write a page with all plots to this file.")]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda, … (default: cpu).", autocompletion=complete_from(device_names))
+]
+TrainingDevice = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda, … (default: cuda if available).", autocompletion=complete_from(device_names)),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="float32, bfloat16, float16 or float64 (default: float32 on the CPU).",
+        autocompletion=complete_from(dtype_names),
+    ),
+]
+Untrained = Annotated[bool, typer.Option("--untrained", help="Compare with the same architecture at initial weights.")]
 Workers = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="0: this process, without Ray; else so many by Ray (default: one for each GPU, 0 where there are fewer than 2).",
+        help="Number of Ray workers. 0 runs in this process (default: one per GPU, or 0 with fewer than 2 GPUs).",
     ),
 ]
-Address = Annotated[str | None, typer.Option(help="A Ray cluster (default: this machine).")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads of each worker (default: the cores, shared out).")]
+Address = Annotated[str | None, typer.Option(help="Address of a Ray cluster (default: this machine).")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads per worker (default: the cores, divided equally).")]
+
+
+def refuse_both(option: str, is_given: bool, other: str, is_other_given: bool) -> None:
+    """Raise if two options that exclude each other are both given."""
+    if is_given and is_other_given:
+        raise UsageProblem(
+            Message("{option} and {other} exclude each other", option=option, other=other),
+            Message("{option} or {other}", option=option, other=other),
+        )
+
+
+def split_names(text: str) -> list[str]:
+    """The names in a list with commas.
+
+    >>> split_names("tied, metric")
+    ['tied', 'metric']
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -1,138 +1,176 @@
-"""The command `rheoscope race`: what is typed behind it."""
+"""`rheoscope race run|report|list`: mechanisms trained under one budget, and who learns faster."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rheoscope.commands.options import Address, Csv, Explain, Html, Json, Threads, Workers
+from rheoscope.commands.command_group import CommandGroup
+from rheoscope.commands.completion import complete_from, complete_list_from, entrant_names, recipe_names
+from rheoscope.commands.options import (
+    Address,
+    Csv,
+    Explain,
+    Html,
+    Json,
+    Threads,
+    TrainingDevice,
+    Workers,
+    split_names,
+)
+from rheoscope.commands.usage import UsageProblem
+from rheoscope.commands.variadic_options import VariadicCommand
+from rheoscope.messages.message import Message
 
-RecipeName = Annotated[str | None, typer.Argument(help="A recipe, before any option; see rheoscope train --list.")]
-Mechanisms = Annotated[str, typer.Option(metavar="A,B,…", help="Who races against the baseline; see --list.")]
-Seeds = Annotated[
-    int | None, typer.Option(min=1, help="Runs of each, paired: a seed is one data order and one start (default: 12).")
-]
-Rates = Annotated[str, typer.Option(metavar="A,B,…", help="Learning rates that each may choose from.")]
-ScreenSize = Annotated[
+race = typer.Typer(
+    cls=CommandGroup,
+    help="Race mechanisms under one budget: run, report, list.",
+)
+
+RecipeName = Annotated[
     str | None,
-    typer.Option(
-        "--screen", metavar="SEEDSxSTEPS", help="Choose rates in such a shorter race before, with other seeds."
+    typer.Argument(
+        help="A recipe, before any option. rheoscope train --list names them.",
+        autocompletion=complete_from(recipe_names),
     ),
 ]
+Mechanisms = Annotated[
+    str,
+    typer.Option(
+        metavar="A,B,…",
+        help="Entrants that race against the baseline. rheoscope race list names them.",
+        autocompletion=complete_list_from(entrant_names),
+    ),
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option(min=1, help="Paired runs of each entrant. A seed is one data order and one start (default: 12)."),
+]
+Rates = Annotated[str, typer.Option(metavar="A,B,…", help="Learning rates from which each entrant takes its best.")]
+ScreenSize = Annotated[
+    str | None,
+    typer.Option("--screen", metavar="SEEDSxSTEPS", help="Choose the rates in a shorter race first, with other seeds."),
+]
 JobFile = Annotated[
-    Path | None, typer.Option("--job", help="Read these settings from a TOML file; what is typed goes before.")
+    Path | None, typer.Option("--job", help="Read these settings from a TOML file. Typed options override it.")
 ]
 Data = Annotated[
     list[Path] | None,
-    typer.Option(help="Text files or a prepared directory, as for train; two_moons and digits need none."),
+    typer.Option(help="Text files or a prepared directory, as for train. two_moons and digits need none."),
 ]
-OutDirectory = Annotated[Path | None, typer.Option(help="Directory of the race; one that is there goes on.")]
-HeldOut = Annotated[list[Path] | None, typer.Option(help="Files to measure on (default: a share of --data).")]
+OutDirectory = Annotated[Path, typer.Option(help="Directory of the race. An existing race is resumed.")]
+HeldOut = Annotated[list[Path] | None, typer.Option(help="Files for evaluation (default: a share of --data).")]
 HeldOutTokens = Annotated[
-    int | None, typer.Option(min=1, help="Held-out tokens that are measured, the first ones (default: 100,000).")
+    int | None, typer.Option(min=1, help="Evaluate on this many held-out tokens, from the start (default: 100,000).")
 ]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="Change the recipe: name=value.")]
-Steps = Annotated[int | None, typer.Option(help="How many steps.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="Change the recipe by name=value.")]
+Steps = Annotated[int | None, typer.Option(help="Number of training steps.")]
 ObservedSteps = Annotated[
-    str, typer.Option("--look", metavar="0,100,…", help="Steps at which the geometry of each one's first seed is kept.")
+    str,
+    typer.Option("--look", metavar="0,100,…", help="Steps at which the geometry of each first seed is stored."),
 ]
-DeviceName = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cuda where there is one).")]
 Deterministic = Annotated[
-    bool, typer.Option("--deterministic", help="On a GPU too, round alike each time: resumed, the same bytes; slower.")
-]
-ReportPath = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Only tell what the race in DIR, or in a file of --logs, shows.")
-]
-LogFile = Annotated[
-    Path | None,
-    typer.Option("--logs", metavar="FILE", help="Keep the logs in one small file, which --report reads too."),
+    bool,
+    typer.Option("--deterministic", help="Round identically on a GPU, so that a resumed race is bit-equal. Slower."),
 ]
 JoinFile = Annotated[
     Path | None,
-    typer.Option(
-        "--join", metavar="FILE", help="Go on with a race of which a file of --logs is left: it is not trained again."
-    ),
+    typer.Option("--join", metavar="FILE", help="Add entrants to a race from its --logs file, without retraining it."),
 ]
-Target = Annotated[float | None, typer.Option(help="Loss to count tokens to (default: the baseline's worst seed's).")]
-Halves = Annotated[bool, typer.Option("--halves", help="Choose rates on half of the seeds, judge on the others.")]
-ListEntrants = Annotated[bool, typer.Option("--list", help="Show every entrant.")]
+RacePath = Annotated[Path, typer.Argument(help="The directory of a race, or a file written by --logs.")]
+LogFile = Annotated[
+    Path | None, typer.Option("--logs", metavar="FILE", help="Store the logs in one small file that report can read.")
+]
+Target = Annotated[
+    float | None, typer.Option(help="Count tokens until this loss (default: that of the baseline's worst seed).")
+]
+Halves = Annotated[bool, typer.Option("--halves", help="Choose rates on half of the seeds and judge on the others.")]
 
 
-def race(
+@race.command("run", cls=VariadicCommand)
+def run_command(
+    out: OutDirectory,
     recipe: RecipeName = None,
     mechanisms: Mechanisms = "",
     seeds: Seeds = None,
     rates: Rates = "",
     screen: ScreenSize = None,
     data: Data = None,
-    out: OutDirectory = None,
     held_out: HeldOut = None,
     held_out_tokens: HeldOutTokens = None,
     settings: Settings = None,
     steps: Steps = None,
     look: ObservedSteps = "",
     job: JobFile = None,
-    device: DeviceName = None,
+    join: JoinFile = None,
+    device: TrainingDevice = None,
     deterministic: Deterministic = False,
     workers: Workers = None,
     address: Address = None,
     threads: Threads = None,
-    report: ReportPath = None,
+) -> None:
+    """Train every entrant with every seed, and print who is ahead. The same command resumes a stopped race.
+
+    Examples:  rheoscope race run tiny --mechanisms metric,qk_norm --seeds 4 --data book.txt --out run
+    ·    rheoscope race run tiny --mechanisms metric --rates 1e-3,3e-3 --screen 4x50 --data book.txt --out run --workers 8
+    ·    rheoscope race run two_moons --mechanisms metric,tied --out moons    ·    rheoscope race run --job race.toml --out run
+    ·    rheoscope race run --job race.toml --join published.json --mechanisms metric --data book.txt --out run
+    """
+    if job is None and (recipe is None or not mechanisms):
+        raise UsageProblem(
+            Message("a race needs a recipe and --mechanisms, or --job"),
+            "rheoscope race run RECIPE --mechanisms A,B --data FILE… --out DIR",
+        )
+    from rheoscope.learn.race_report import make_job, run_race_job, show_report
+
+    options: dict[str, Any] = {"recipe": recipe, "seeds": seeds, "screen": screen, "steps": steps, "look": look}
+    options |= {"mechanisms": split_names(mechanisms), "rates": _parse_rates(rates), "data": data}
+    options |= {"held_out": held_out, "held_out_tokens": held_out_tokens}
+    race_job = make_job(job, options, settings or [])
+    if run_race_job(race_job, out, device, deterministic, workers, address, threads, join):
+        show_report(out)
+
+
+@race.command("report")
+def report_command(
+    path: RacePath,
     target: Target = None,
     halves: Halves = False,
     logs: LogFile = None,
-    join: JoinFile = None,
     json: Json = None,
     csv: Csv = None,
     html: Html = None,
     explain: Explain = False,
-    listed: ListEntrants = False,
 ) -> None:
-    """Race ways to attend: the same budget, data order and start for each seed; who is ahead, behind, or cannot be told.
+    """Report a race: who is ahead of the baseline, who is behind, and what is not resolved.
 
-    Examples:  rheoscope race --list    ·    rheoscope race tiny --mechanisms metric,qk_norm --seeds 4 --data book.txt --out run
-    ·    rheoscope race tiny --mechanisms metric --rates 1e-3,3e-3 --screen 4x50 --data book.txt --out run --workers 8
-    ·    rheoscope race two_moons --mechanisms metric,tied --out moons
-    ·    rheoscope race --job race.toml --out run    ·    rheoscope race --report run --html race.html
-    ·    rheoscope race --job race.toml --join published.json --mechanisms metric --data book.txt --out run
+    Examples:  rheoscope race report run --html race.html    ·    rheoscope race report run --logs race.json --csv tables
     """
-    from rheoscope.learn.race_report import make_job, run_race_job, show_entrants, show_report
+    from rheoscope.learn.race_report import show_report
 
-    if listed:
-        show_entrants()
-    elif report is not None and join is not None:
-        raise typer.BadParameter(
-            "--report trains nothing that could --join; type --report FILE for what a file of --logs holds"
-        )
-    elif report is not None:
-        show_report(report, target, halves, logs, json, csv, html, explain)
-    elif out is None or (job is None and (recipe is None or not mechanisms)):
-        raise typer.BadParameter(
-            "type rheoscope race RECIPE --mechanisms A,B --data FILE… --out DIR, --job FILE --out DIR, --report DIR, or --list"
-        )
-    else:
-        options: dict[str, Any] = {"recipe": recipe, "seeds": seeds, "screen": screen, "steps": steps, "look": look}
-        options |= {"mechanisms": _split_names(mechanisms), "rates": _parse_rates(rates), "data": data}
-        options |= {"held_out": held_out, "held_out_tokens": held_out_tokens}
-        if run_race_job(
-            make_job(job, options, settings or []), out, device, deterministic, workers, address, threads, join
-        ):
-            show_report(out, target, halves, logs, json, csv, html, explain)
+    show_report(path, target, halves, logs, json, csv, html, explain)
 
 
-def _split_names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+@race.command("list")
+def list_command() -> None:
+    """List every entrant and what it changes.
+
+    Examples:  rheoscope race list
+    """
+    from rheoscope.learn.race_report import show_entrants
+
+    show_entrants()
 
 
 def _parse_rates(text: str) -> list[float]:
-    """Rates as a person types them.
+    """Learning rates as typed.
 
     >>> _parse_rates("1e-3, 0.003"), _parse_rates("")
     ([0.001, 0.003], [])
     """
     try:
-        return [float(number) for number in _split_names(text)]
+        return [float(number) for number in split_names(text)]
     except ValueError as error:
-        from rheoscope.shapes import RheoscopeError  # beside torch, which --help does not need
-
-        raise RheoscopeError(f"rates are numbers, got {text!r}; type --rates 1e-3,3e-3") from error
+        raise UsageProblem(
+            Message("--rates takes numbers separated by commas, got {text!r}", text=text), "--rates 1e-3,3e-3"
+        ) from error

@@ -1,4 +1,4 @@
-"""The command `rheoscope studio`: what is typed behind it."""
+"""`rheoscope studio`: the interactive page, served on this machine or exported as files."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,14 +7,15 @@ import typer
 
 from rheoscope.commands.options import Device, Dtype, File, ModelName
 
-Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Where it listens; 0: any free one.")]
-Host = Annotated[str, typer.Option(help="Another than loopback asks everyone for a token.")]
-OpenPage = Annotated[bool, typer.Option("--open", help="Also open the page in a browser.")]
-ModelRoots = Annotated[list[Path] | None, typer.Option(help="Models below this directory may be opened too.")]
-ExportFolder = Annotated[Path | None, typer.Option(help="Write the page of one text as files here, and serve none.")]
+Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the page. 0: any free port.")]
+Host = Annotated[str, typer.Option(help="Address to bind to. Any other than loopback requires a token.")]
+OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+ModelRoots = Annotated[list[Path] | None, typer.Option(help="Also allow the models below this directory.")]
+ExportFolder = Annotated[
+    Path | None, typer.Option(help="Write the page of one text as files into this folder and do not serve it.")
+]
 CorpusRun = Annotated[
-    Path | None,
-    typer.Option("--corpus", help="Show a corpus run too: the folder of rheoscope corpus run."),
+    Path | None, typer.Option("--corpus", help="Also show a corpus run: the folder of rheoscope corpus run.")
 ]
 ExportText = Annotated[str | None, typer.Option(help="The text of the export.")]
 
@@ -23,7 +24,7 @@ def studio(
     model: ModelName = None,
     port: Port = None,
     host: Host = "127.0.0.1",
-    opens: OpenPage = False,
+    open_page: OpenPage = False,
     root: ModelRoots = None,
     corpus: CorpusRun = None,
     export: ExportFolder = None,
@@ -32,10 +33,12 @@ def studio(
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """The page: a text as a cloud that moves, every head and analysis, heads changed while you look; on loopback.
+    """Open the interactive page on this machine.
+
+    The page shows a text as a moving cloud of tokens, every head and every analysis, and lets you edit heads live.
 
     Examples:  rheoscope studio --open    ·    rheoscope studio --corpus run    ·    rheoscope studio --export page --text "The keys are"
     """
     from rheoscope.studio.startup import StudioOptions, run_command
 
-    run_command(StudioOptions(model, device, dtype, root or [], corpus), host, port, opens, export, text, file)
+    run_command(StudioOptions(model, device, dtype, root or [], corpus), host, port, open_page, export, text, file)

@@ -1,4 +1,4 @@
-"""The commands `rheoscope train`, `rheoscope learned` and `rheoscope heal`: what is typed behind them."""
+"""`rheoscope train`: train a Transformer by a recipe."""
 
 from functools import partial
 from pathlib import Path
@@ -6,39 +6,45 @@ from typing import Annotated
 
 import typer
 
-from rheoscope.commands.options import Csv, Device, Explain, Html, Json, ModelName
+from rheoscope.commands.completion import complete_from, recipe_names, recipe_settings
+from rheoscope.commands.options import TrainingDevice
+from rheoscope.commands.usage import UsageProblem
+from rheoscope.messages.message import Message
 
-RecipeName = Annotated[str | None, typer.Argument(help="The name of a recipe, before any option; see --list.")]
+RecipeName = Annotated[
+    str | None,
+    typer.Argument(
+        help="The name of a recipe, before any option. --list names them.", autocompletion=complete_from(recipe_names)
+    ),
+]
 Data = Annotated[
     list[Path] | None,
-    typer.Option(help="Text files (plain, .gz, MediaWiki dumps) or a prepared directory; to translate: SOURCE TARGET."),
+    typer.Option(
+        help="Text files (plain, .gz, MediaWiki dumps) or a prepared directory. For translation: SOURCE TARGET."
+    ),
 ]
-OutDirectory = Annotated[Path | None, typer.Option(help="Directory of the run; a run that is there goes on.")]
+OutDirectory = Annotated[Path | None, typer.Option(help="Directory of the run. An existing run is resumed.")]
 HeldOut = Annotated[
-    list[Path] | None, typer.Option(help="Files to measure on (default: a share of --data, at the end).")
+    list[Path] | None, typer.Option(help="Files for evaluation (default: a share of --data, from its end).")
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="Change the recipe: name=value, as rate=0.001 projection=tied.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Change the recipe by name=value, such as rate=0.001 projection=tied.",
+        autocompletion=complete_from(recipe_settings),
+    ),
 ]
-Steps = Annotated[int | None, typer.Option(help="How many steps.")]
-DeviceName = Annotated[str | None, typer.Option(help="cpu, cuda, … (default: cuda where there is one).")]
+Steps = Annotated[int | None, typer.Option(help="Number of training steps.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write the log for TensorBoard.")]
 Penalty = Annotated[
     list[str] | None,
-    typer.Option(help="Keep small besides the loss: asymmetry=0.1 (of M), residual=0.1 (of every layer)."),
+    typer.Option(help="Add a penalty to the loss: asymmetry=0.1 (of M), residual=0.1 (of every layer)."),
 ]
 ObservedSteps = Annotated[
-    str | None, typer.Option("--look", metavar="0,100,…", help="Steps at which its geometry is looked at and kept.")
+    str | None, typer.Option("--look", metavar="0,100,…", help="Steps at which the geometry is measured and stored.")
 ]
-ListRecipes = Annotated[bool, typer.Option("--list", help="Show every recipe.")]
-RunDirectory = Annotated[Path, typer.Argument(help="The directory of a run that was trained with --look.")]
-TextFiles = Annotated[list[Path], typer.Option(help="Text files to fine-tune on; the last windows are held out.")]
-ArmsFolder = Annotated[Path, typer.Option(help="The folder of the arms; those that are there are not trained again.")]
-Arms = Annotated[
-    str | None,
-    typer.Option(metavar="A,B,…", help="Some of symmetric, symmetric_kept, size, cloud, spectrum (default: all)."),
-]
-PositiveCount = Annotated[int, typer.Option(min=1)]
+ListRecipes = Annotated[bool, typer.Option("--list", help="List every recipe.")]
 
 
 def train(
@@ -48,81 +54,34 @@ def train(
     held_out: HeldOut = None,
     settings: Settings = None,
     steps: Steps = None,
-    device: DeviceName = None,
+    device: TrainingDevice = None,
     tensorboard: TensorBoard = False,
     penalty: Penalty = None,
     look: ObservedSteps = None,
-    listed: ListRecipes = False,
+    show_list: ListRecipes = False,
 ) -> None:
-    """Train a Transformer by a recipe; the same command again goes on where it was stopped, to the same weights.
+    """Train a Transformer by a recipe, or resume a run.
+
+    The same command resumes a stopped run and ends with the same weights.
 
     Examples:  rheoscope train --list    ·    rheoscope train tiny --data book.txt --out run
     ·    rheoscope train translation --data train.en train.de --out run    ·    rheoscope generate --model run "Once"
     ·    rheoscope train tiny --data book.txt --out run --set projection=tied --look 0,50,200    ·    rheoscope learned run
     """
+    if not show_list and (recipe is None or out is None):
+        raise UsageProblem(
+            Message("training needs a recipe and --out"),
+            Message("rheoscope train RECIPE --data FILE… --out DIR, or rheoscope train --list"),
+        )
     from rheoscope.learn.train_report import run_training, show_recipes
 
-    if listed:
+    if recipe is None or out is None or show_list:
         show_recipes()
-    elif recipe is None or out is None:
-        raise typer.BadParameter("type rheoscope train RECIPE --data FILE… --out DIR, or --list for the recipes")
     else:
         observer_factory = None
         if look is not None:
             from rheoscope.learn.geometry_over_training import GeometryObserver, parse_steps
 
-            observed_steps, folder = parse_steps(look), out
-            observer_factory = partial(GeometryObserver.from_task, observed_steps, folder)
+            observer_factory = partial(GeometryObserver.from_task, parse_steps(look), out)
         options = held_out or (), settings or (), steps, device, tensorboard, penalty or ()
         run_training(recipe, data or (), out, *options, observer_factory=observer_factory)
-
-
-def learned(run: RunDirectory, json: Json = None, csv: Csv = None, html: Html = None, explain: Explain = False) -> None:
-    """How geometry formed while a model learned: what was seen at the steps of --look, each number beside what chance gives.
-
-    Examples:  rheoscope train tiny --data book.txt --out run --look 0,50,200    ·    rheoscope learned run --html learned.html
-    """
-    from rheoscope.learn.geometry_report import show_learned
-    from rheoscope.report.run_report import OutputFiles
-
-    show_learned(run, OutputFiles(json, csv, html), explain)
-
-
-def heal(
-    data: TextFiles,
-    out: ArmsFolder,
-    model: ModelName = None,
-    arms: Arms = None,
-    steps: PositiveCount = 200,
-    batch: PositiveCount = 8,
-    length: PositiveCount = 256,
-    rate: Annotated[float, typer.Option(help="Of AdamW, without decay.")] = 5e-5,
-    every: Annotated[int, typer.Option(min=1, help="Steps between two measurements.")] = 20,
-    held_out: Annotated[int, typer.Option(min=1, help="Windows to measure on.")] = 32,
-    seed: int = 0,
-    device: Device = None,
-    json: Json = None,
-    csv: Csv = None,
-    html: Html = None,
-    explain: Explain = False,
-) -> None:
-    """Make every M of a model symmetric, then fine-tune: how many tokens until its loss is back, beside random changes and none?
-
-    Examples:  rheoscope heal --data book.txt --out healing    ·    rheoscope heal --model HuggingFaceTB/SmolLM2-135M --data wiki.txt
-    --out healing --device cuda --steps 500 --length 512
-    """
-    from rheoscope.learn.healing import HealingSettings
-    from rheoscope.learn.healing_report import run_healing
-    from rheoscope.report.run_report import OutputFiles
-
-    healing_settings = HealingSettings(steps, batch, length, rate, every, held_out, seed)
-    run_healing(
-        model,
-        device,
-        data,
-        out,
-        healing_settings,
-        None if arms is None else arms.split(","),
-        OutputFiles(json, csv, html),
-        explain,
-    )

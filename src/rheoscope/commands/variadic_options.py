@@ -1,17 +1,17 @@
-"""A command some of whose options take several words."""
+"""A command with options that take several values, and with lists that may be typed in parts."""
 
 from typing import Any
 
 from typer.core import TyperCommand
 
 VARIADIC_OPTIONS = ("--data", "--held-out", "--texts", "--set", "--penalty")
-"""Options that take all the words up to the next option."""
+"""Options that take all values up to the next option."""
 
 
 class VariadicCommand(TyperCommand):
-    """A command whose options --data, --held-out, --texts, --set and --penalty take all the words up to the next option.
+    """A command in which --data, --held-out, --texts, --set and --penalty take all values up to the next option.
 
-    An option whose values are parted by commas (its `metavar` is A,B,…) may be typed again: --mechanisms tied --mechanisms metric is
+    An option with a list (its `metavar` is A,B,…) may be repeated: --mechanisms tied --mechanisms metric means
     --mechanisms tied,metric.
     """
 

@@ -6,14 +6,20 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.corpus.batch_analyses import Request, check_request
 from rheoscope.files import read_job_file
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
-DEFAULT_ANALYSES = ("trajectory", "clusters", "readout", "head_statistics")
-"""What is asked when nobody says: it costs about as much as reading the texts."""
+DEFAULT_ANALYSES = tuple(
+    sorted(
+        (name for name in ANALYSIS_MODULES if analysis_by_name(name).corpus is not None),
+        key=lambda name: analysis_by_name(name).corpus or 0,
+    )
+)
+"""The default analyses of a corpus run, which together cost about as much as reading the texts."""
 
 
 @dataclass(frozen=True)

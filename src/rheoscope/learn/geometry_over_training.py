@@ -9,9 +9,9 @@ resumed has the same ones.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from rheoscope.catalogue import analysis_by_name
+from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name, words_by_name
 from rheoscope.files import write_file
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
@@ -30,6 +30,7 @@ from rheoscope.models.training_state import OBSERVATIONS, observation_file
 from rheoscope.opening import load
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.training_quantity import TrainingQuantity
 
 if TYPE_CHECKING:
     import xarray
@@ -38,79 +39,14 @@ MAX_TOKENS = 64
 """The largest number of tokens of the held-out text."""
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """One quantity: a field of an analysis and of its null, and how it becomes one number a model."""
-
-    analysis_name: str
-    field_name: str
-    null_field: str
-    definition: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    reduce: Callable[["xarray.DataArray"], "xarray.DataArray"] = lambda x: x.mean()
-    uses_text: bool = True
-    """Whether it is asked of the held-out text; else the analysis brings its own."""
-
-
-def _last_point(x: "xarray.DataArray") -> "xarray.DataArray":
-    return x.isel(point=-1)
-
-
-def _maximum(x: "xarray.DataArray") -> "xarray.DataArray":
-    return x.max()
-
-
-QUANTITIES: dict[str, Quantity] = {
-    "symmetry": Quantity("operators", "symmetry", "symmetry_null", "tr(MM)/tr(MMᵀ), mean over heads", {"draws": 0}),
-    "positive_share": Quantity(
-        "operators", "positive_share", "positive_share_null", "Σλ⁺/Σ|λ| of ½(M + Mᵀ), mean over heads", {"draws": 0}
-    ),
-    "agreement": Quantity(
-        "agreement", "agreement", "null_mean", "do scores follow similarity in E? mean over heads", {"draws": 8}
-    ),
-    "distortion": Quantity(
-        "distortion",
-        "rsa",
-        "rsa_null",
-        "rank correlation of distances before and after projection, mean over heads and images",
-        {"draws": 2},
-    ),
-    "residual": Quantity(
-        "fixed_point",
-        "residual",
-        "",
-        "‖T(X) − X‖/‖X‖ of a layer, mean over layers",
-        {"applications": 1, "iterations": 0, "draws": 0},
-    ),
-    "effective_rank": Quantity(
-        "clusters",
-        "effective_rank",
-        "effective_rank_null",
-        "directions that the last cloud spreads in",
-        reduce=_last_point,
-    ),
-    "toward_next": Quantity(
-        "transport",
-        "toward_next",
-        "toward_next_null",
-        "mean cosine of the last point of a token with the word of the next token",
-        {"strides": (1,), "draws": 20},
-        _last_point,
-    ),
-    "itself": Quantity(
-        "head_types", "self_weight", "self_weight_null", "mean weight of a token on itself, mean over heads"
-    ),
-    "sink": Quantity("head_types", "sink", "sink_null", "mean weight on the first token, mean over heads"),
-    "induction": Quantity(
-        "head_types",
-        "induction",
-        "induction_null",
-        "weight on what followed the same token before, on random tokens twice over, the largest over heads",
-        reduce=_maximum,
-        uses_text=False,
-    ),
+QUANTITIES: dict[str, TrainingQuantity] = {
+    quantity.name: quantity
+    for quantity in sorted(
+        (quantity for name in ANALYSIS_MODULES for quantity in words_by_name(name).training_quantities),
+        key=lambda quantity: quantity.order,
+    )
 }
-"""What is looked at, by name: a row here is all that a new quantity needs."""
+"""All quantities by name. An analysis declares its own in its `words.py`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +120,7 @@ def observe_geometry(model: nn.Module, token_ids: Int[Tensor, " n"]) -> dict[str
         )
         for name, quantity in QUANTITIES.items():
             try:
-                result = run_cached(quantity.analysis_name, quantity.uses_text, tuple(quantity.settings.items()))
+                result = run_cached(quantity.analysis, quantity.uses_text, tuple(quantity.settings.items()))
                 values[name] = float(quantity.reduce(result[quantity.field_name]))
                 if quantity.null_field:
                     nulls[name] = float(quantity.reduce(result[quantity.null_field]))

@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from rheoscope.messages.message import Message
+from rheoscope.messages.message import Message, Verbatim
 
 FOLDER = Path(__file__).parent
 LANGUAGES = ("en", "zh")
@@ -20,12 +20,12 @@ LANGUAGES = ("en", "zh")
 def translate(text: str, language: str) -> str:
     """A message in a language: its template looked up, its parameters translated and filled in.
 
-    A plain string is looked up as a whole. What the catalogue does not have stays English.
+    A plain string is looked up as a whole, unless it is Verbatim. What the catalogue does not have stays English.
 
     >>> translate(Message("{n} heads", n=3), "en")
     '3 heads'
     """
-    if language == "en":
+    if language == "en" or isinstance(text, Verbatim):
         return str(text)
     if not isinstance(text, Message):
         return templates(language).get(text, text)
@@ -35,24 +35,25 @@ def translate(text: str, language: str) -> str:
 
 
 _LANGUAGE: ContextVar[str | None] = ContextVar("language", default=None)
+_PROCESS_LANGUAGE: list[str | None] = [None]
 
 
 def current_language() -> str:
-    """The language in which text is rendered now: the one set by `set_language` or `use_language`, else the locale's."""
-    return _LANGUAGE.get() or default_language()
+    """The language in which text is rendered now: that of `use_language`, else of `set_language`, else of the locale."""
+    return _LANGUAGE.get() or _PROCESS_LANGUAGE[0] or default_language()
 
 
 def set_language(language: str | None) -> None:
-    """Set the language of all text rendered from now on. `None` returns to the locale's language.
+    """Set the language of the process, in all threads. `None` returns to the locale's language.
 
     A command calls this once, for its option `--lang`.
     """
-    _LANGUAGE.set(language)
+    _PROCESS_LANGUAGE[0] = language
 
 
 @contextmanager
 def use_language(language: str | None) -> Iterator[None]:
-    """Render text in a language inside a `with` block.
+    """Render text in a language inside a `with` block, in this thread or task.
 
     >>> with use_language("zh"):
     ...     render(Message("Model"))

@@ -1,6 +1,6 @@
 """A sentence for people that remembers its template and its parameters, so that any surface can show it in any language."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -37,6 +37,10 @@ class Message(str):
         return _rebuild, (self.template, self.parameters)
 
 
+class Verbatim(str):
+    """Text that is never translated, such as a token or a user's text, even where it equals a template."""
+
+
 def _rebuild(template: str, parameters: Mapping[str, Any]) -> Message:
     return Message(template, **parameters)
 
@@ -50,7 +54,7 @@ def plural(singular: str, several: str, /, n: int, **parameters: Any) -> Message
     return Message(singular if n == 1 else several, n=n, **parameters)
 
 
-def join(separator: str, parts: "list[str] | tuple[str, ...] | Iterator[str]") -> Message:
+def join(separator: str, parts: Iterable[str]) -> Message:
     """Messages one after the other, each of them still translatable.
 
     >>> join(" ", [Message("Layer {layer}.", layer=3), Message("No change.")]).parameters["part1"].template
@@ -59,3 +63,12 @@ def join(separator: str, parts: "list[str] | tuple[str, ...] | Iterator[str]") -
     named = {f"part{i}": part for i, part in enumerate(parts)}
     gap = separator.replace("{", "{{").replace("}", "}}")
     return Message(gap.join(f"{{{name}}}" for name in named), **named)
+
+
+def first_part(text: str) -> str:
+    """The first part of messages that `join` put together; any other text as it is.
+
+    >>> first_part(join(" · ", [Message("no"), Message("unclear")])), first_part("yes")
+    ('no', 'yes')
+    """
+    return text.parameters.get("part0", text) if isinstance(text, Message) else text

@@ -39,3 +39,12 @@ def format_number(value: float) -> str:
     text = f"{value:.2f}" if abs(value) < 2 else f"{value:.1f}"
     text = text.replace("0.", ".", 1) if text.lstrip("-").startswith("0.") else text
     return ".00" if text == "-.00" else text
+
+
+def format_change(first: float, last: float) -> str:
+    """The first and the last number of a series.
+
+    >>> format_change(0.894, 12.34)
+    '.89 → 12.3'
+    """
+    return f"{format_number(first)} → {format_number(last)}"

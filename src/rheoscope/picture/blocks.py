@@ -1,17 +1,18 @@
-"""What an answer says, as values: tables, lines, pictures and facts, whoever draws them.
+"""The contents of a report as values: tables, lines, pictures and facts.
 
-A block is made once, from Answers; the terminal and the page each know how to show one, and neither knows the other.
+A block is built once, from Results. The terminal and the page each render it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rheoscope.messages.message import Message
 from rheoscope.picture.picture import Picture
 
 
 @dataclass(frozen=True)
 class Cell:
-    """An entry of a table with a definition one hover away, a small addition, such as a null, and a colour in a terminal."""
+    """An entry of a table, with an optional definition (a tooltip), a small addition such as a null, and a terminal style."""
 
     text: str
     definition: str = ""
@@ -21,9 +22,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A heading, columns and rows. Numbers are flush right; `words` are the columns that hold text, by number.
+    """A heading, columns and rows. Numbers are right-aligned, except in the columns `text_columns`.
 
-    `small` says what is small beside numbers, `note` is one line below; a row in `ends` closes a group.
+    `small_caption` explains the small additions. `note` is one line below the table. Rows in `group_ends` close a group.
     """
 
     heading: str
@@ -45,7 +46,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A text in its tokens, each with what is known of it; `marked` ones stand out."""
+    """The tokens of a text, each with a tooltip. Those in `marked_tokens` are highlighted."""
 
     heading: str
     token_texts: Sequence[str]
@@ -55,14 +56,14 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture; only a page draws it."""
+    """A picture. Only a page draws it."""
 
     picture: Picture
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and what they stand for."""
+    """Names and values."""
 
     heading: str
     facts: Mapping[str, str]
@@ -70,7 +71,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class AnsweredQuestion:
-    """A question, the word that answers it, the line that says why, and what to type to see more."""
+    """A question, its answer as a word and as a sentence, and the command that shows more."""
 
     question: str
     answer: str
@@ -80,7 +81,7 @@ class AnsweredQuestion:
 
 @dataclass(frozen=True)
 class Questions:
-    """A heading and questions with their answers; `note` is one line below."""
+    """A heading and questions with their answers. `note` is one line below."""
 
     heading: str
     questions: Sequence[AnsweredQuestion]
@@ -90,19 +91,22 @@ class Questions:
 Block = Questions | Table | Lines | Tokens | Drawing | Facts
 
 
-def with_heading_suffix(block: Block, suffix: str) -> Block:
-    """The same block, its heading telling which text it is about.
+def with_text_number(block: Block, number: int) -> Block:
+    """The same block, with the number of its text in the heading.
 
-    >>> with_heading_suffix(Lines("Findings", []), " (text 1)").heading
+    >>> with_text_number(Lines("Findings", []), 1).heading
     'Findings (text 1)'
     """
     if isinstance(block, Drawing):
-        return Drawing(replace(block.picture, title=block.picture.title + suffix))
-    return replace(block, heading=block.heading + suffix if block.heading else "")
+        title = Message("{heading} (text {number})", heading=block.picture.title, number=number)
+        return Drawing(replace(block.picture, title=title))
+    if not block.heading:
+        return block
+    return replace(block, heading=Message("{heading} (text {number})", heading=block.heading, number=number))
 
 
 def to_cells(row: Sequence[str | Cell]) -> list[Cell]:
-    """Texts as entries.
+    """A row of texts and cells as cells.
 
     >>> to_cells(["a", Cell("b", small_text="c")])[0]
     Cell(text='a', definition='', small_text='', style='')

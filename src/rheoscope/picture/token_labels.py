@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 from unicodedata import combining
 
+from rheoscope.messages.message import Verbatim
+
 TokenLabels = Callable[[list[int]], list[str]]
 """From token ids to their texts: `model.token_strings`."""
 
@@ -15,7 +17,7 @@ def display_token(token: str) -> str:
     """
     visible = token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
     visible = "".join(character if character.isprintable() else f"⟨U+{ord(character):04X}⟩" for character in visible)
-    return f"◌{visible}" if visible and combining(visible[0]) else visible
+    return Verbatim(f"◌{visible}" if visible and combining(visible[0]) else visible)
 
 
 def printable(text: str) -> str:

@@ -8,7 +8,7 @@ from rheoscope.files import write_file
 from rheoscope.space.analysis import Analysis
 
 LIST_MARKERS = "<!-- analyses -->", "<!-- /analyses -->"
-"""Between them stands the list in the README."""
+"""The list in the README stands between these markers."""
 NEEDS_TEXT = {"view": "weights alone", "trace": "one text", "model": "runs the model again"}
 
 
@@ -68,7 +68,7 @@ def _escape_cell(text: str) -> str:
 
 
 def insert_catalogue_table(text: str) -> str:
-    """A page whose list between the marks is that of the catalogue.
+    """A page with the list of the catalogue between the markers.
 
     >>> insert_catalogue_table("a <!-- analyses --> old <!-- /analyses --> b").count("| `readout` |")
     1

@@ -1,4 +1,4 @@
-"""Questions put to a model and a text, one analysis after the other; an answer is heard as soon as it is known."""
+"""Run analyses on a model and a text, with untrained controls in a second thread."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +12,7 @@ from rheoscope.catalogue import analysis_by_name
 from rheoscope.messages.advice import use
 from rheoscope.running.progress import listen
 from rheoscope.space.model import Model
+from rheoscope.space.report_run import Settings, SettingsByKey
 from rheoscope.space.results import Results
 from rheoscope.space.trace import Trace
 
@@ -19,24 +20,23 @@ if TYPE_CHECKING:
     import xarray
 
 MAX_CONTROLS = 4
-"""Controls that are a null of their own: fewer have no spread worth the name, more cost more than they tell."""
+"""The number of untrained controls that serve as a null distribution. Fewer have no usable spread."""
 Progress = Callable[[int, int], None]
-Settings = dict[str, Any]
 OnResult = Callable[[Results], object]
 OnProgress = Callable[[str], Progress]
-"""Told what is asked now; gives what will hear how much of it is done."""
+"""Called with the name of the running analysis. Returns the function that reports its progress."""
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What analyses are asked about: a model, and a text where there is one."""
+    """The input of analyses: a model, and a text if there is one."""
 
     model: Model
     text: Any = None
     trace: Trace | None = None
 
     def argument(self, name: str) -> Any:
-        """What a first parameter of this name gets."""
+        """The value of a parameter of this name."""
         return {
             "model": self.model,
             "view": self.model.view,
@@ -47,9 +47,9 @@ class Subject:
 
 
 Runner = Callable[[Subject, str, Settings, bool, Progress | None], "xarray.Dataset"]
-"""From a subject, the name of an analysis, its settings, whether nulls are drawn and who hears how far it is, to its answer."""
+"""Runs one analysis: subject, name, settings, whether nulls are drawn, and a progress callback → result."""
 Controls = Sequence[Callable[[], Subject]]
-"""Each makes a control of a text, when somebody asks for it."""
+"""Each builds one untrained control when it is needed."""
 
 
 def _no_settings(results: Results) -> dict[str, Settings]:
@@ -58,21 +58,20 @@ def _no_settings(results: Results) -> dict[str, Settings]:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One analysis of the catalogue, and the settings it is asked with.
+    """One analysis of the catalogue and its settings.
 
-    `settings` makes them of what is known so far: {"": settings}, or one entry for each time that it is asked, under a word
-    that tells them apart.
+    `settings_for` derives the settings from the results so far: {"": settings}, or one entry per run, keyed by a suffix.
     """
 
     name: str
-    settings_for: Callable[[Results], dict[str, Settings]] = _no_settings
+    settings_for: SettingsByKey = _no_settings
 
     def settings_by_key(self, results: Results) -> dict[str, Settings]:
         return {f"{self.name} {suffix}".strip(): settings for suffix, settings in self.settings_for(results).items()}
 
 
 def request(name: str, **settings: Any) -> Request:
-    """An analysis asked once, with fixed settings."""
+    """One run of an analysis with fixed settings."""
     return Request(name, lambda results: {"": settings})
 
 
@@ -85,12 +84,11 @@ def run_analyses(
     on_progress: OnProgress | None = None,
     runner: "Runner | None" = None,
 ) -> Results:
-    """Ask everything; an analysis that refuses this text, or fails, is left out with its reason and takes no other with it.
+    """Run all requests. An analysis that raises is skipped with its reason, and the others still run.
 
-    `hear` is given the Answers so far after each; `tell` hears what is going on. Without `nulls` nothing is drawn at random.
-    `controls` make the same text in untrained models; they are asked what `CONTROLLED` says, without nulls, in a thread of their own,
-    which then asks of the text what comes last. Neither thread waits for the other as long as there is something to ask.
-    `by` answers of the text itself, where not `answer` does: one that remembers what was asked before.
+    `on_result` gets the Results so far after each request, `on_progress` the name of the running analysis. Without `draw_nulls`
+    no null is sampled. `controls` build the same text in untrained models. A second thread runs the declared analyses on them,
+    without nulls, and then takes requests from the end of the list. `runner` replaces `run_analysis`, for example with a cache.
 
     >>> import rheoscope as rs
     >>> model = rs.load()
@@ -130,11 +128,11 @@ def run_analyses(
 
 
 EarlyResults = dict[Request, "Future[Results]"]
-"""What is answered before its turn, or will be."""
+"""Requests that run before their turn, with their results."""
 
 
 def _cancel_if_unstarted(future: "Future[Any] | None") -> bool:
-    """Whether nobody has begun; then nobody will, but who asks here."""
+    """Cancel the job if it has not started, so that the caller runs it. Returns whether the caller should."""
     return future is None or future.cancel()
 
 
@@ -145,7 +143,7 @@ def _run_while_waiting(
     results: Results,
     run: Callable[[Request, Results], Results],
 ) -> EarlyResults:
-    """While something is awaited: what comes later, nobody has begun, and stands on nothing that is not known."""
+    """Run later requests until the awaited result is there, if they have not started and have all they depend on."""
     early_results: EarlyResults = {}
     for request in later_requests:
         if awaited_future.done():
@@ -157,12 +155,12 @@ def _run_while_waiting(
 
 
 def empty_results(subject: Subject, draw_nulls: bool) -> Results:
-    """Nothing asked yet."""
+    """Results without any analysis."""
     return Results(subject.model.view, subject.model.token_strings, subject.trace, has_nulls=draw_nulls)
 
 
 LONG_TEXT = 256
-"""Tokens beyond which a text counts as long: expensive analyses then run with smaller settings."""
+"""The number of tokens above which a text is long, so that expensive analyses run with smaller settings."""
 
 
 def is_long(trace: Trace | None) -> bool:
@@ -182,23 +180,26 @@ def _can_run(name: str, results: Results) -> bool:
 
 
 ControlResults = tuple[tuple[Subject, Results], ...]
-"""Every control with what it was asked so far."""
+"""Every control with its results so far."""
 
 
 @contextmanager
 def _background_thread() -> "Iterator[Callable[..., Future[Any]]]":
-    """Does one thing after the other on a core that the text itself leaves idle; what has not begun at the end is dropped."""
-    executor = ThreadPoolExecutor(1)
+    """A thread that runs submitted jobs in order. Jobs that have not started at the end are dropped."""
+    executor, is_interrupted = ThreadPoolExecutor(1), False
     try:
         yield executor.submit
+    except KeyboardInterrupt:
+        is_interrupted = True  # the command ends at once, without waiting for the running analysis
+        raise
     finally:
-        executor.shutdown(cancel_futures=True)
+        executor.shutdown(wait=not is_interrupted, cancel_futures=True)
 
 
 def submit_controls(
     controls: Controls, requests: Sequence[Request], submit: "Callable[..., Future[Any]]"
 ) -> "dict[str, Future[ControlResults]]":
-    """What the controls say, by the name of the analysis."""
+    """Submit the runs on the controls. Returns their results by the name of the analysis."""
     if not controls or not requests:
         return {}
     previous: Future[ControlResults] = submit(tuple)
@@ -209,7 +210,7 @@ def submit_controls(
 
 
 def _extend_controls(previous: "Future[ControlResults]", request: Request, controls: Controls) -> ControlResults:
-    """The controls, as many as this analysis is asked of having been made and asked."""
+    """The controls with one more analysis. Controls are built as soon as an analysis needs them."""
     control_results, n_controls = previous.result(), analysis_by_name(request.name).controls
     control_results += tuple(
         (subject := make_subject(), empty_results(subject, draw_nulls=False))
@@ -232,7 +233,7 @@ def _run_request(
         progress = None if on_progress is None else on_progress(key)
         try:
             results = results.with_result(key, runner(subject, request.name, settings, results.has_nulls, progress))
-        except Exception as error:  # whatever it is, the other answers are not lost with it
+        except Exception as error:  # the other analyses still run
             results = results.with_failure(key, error)
     return results
 
@@ -241,13 +242,13 @@ def _add_controls(results: Results, future: "Future[ControlResults]") -> Results
     try:
         return replace(results, controls=tuple(control_results for _, control_results in future.result()))
     except Exception as error:
-        return results.with_failure("the untrained control", error)
+        return results.with_failure("untrained control", error)
 
 
 def run_analysis(
     subject: Subject, name: str, settings: Settings, draw_nulls: bool = True, progress: Progress | None = None
 ) -> "xarray.Dataset":
-    """One analysis, given what its first parameters name; without `nulls` its draws are none."""
+    """Run one analysis on a subject. Without `draw_nulls` it samples no null."""
     spec = analysis_by_name(name)
     arguments = {parameter: subject.argument(parameter) for parameter in spec.subjects}
     settings = settings if draw_nulls or "draws" not in spec.settings else settings | {"draws": 0}

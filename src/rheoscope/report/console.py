@@ -1,8 +1,9 @@
-"""Consoles as they are: what one cannot show is written otherwise, and nothing that is printed means anything to it."""
+"""Consoles: plain printing, substitutes for characters that a console lacks, and output that cannot be written."""
 
 import codecs
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -14,11 +15,11 @@ ASCII_FALLBACKS = {
     "±": "+-", "≤": "<=", "≥": ">=", "≈": "~", "∞": "inf", "°": " deg", "↵": "$", "⇥": ">", "⟨": "<", "⟩": ">", "◌": "",
     "╭": "+", "╮": "+", "╰": "+", "╯": "+", "│": "|", "─": "-", "━": "-", "“": '"', "”": '"', "‘": "'", "’": "'", "�": "?",
 }  # fmt: skip
-"""Signs of ours, by what stands for them on a console that has no such sign."""
+"""Characters that Rheoscope prints → their ASCII substitutes."""
 
 
 def ascii_fallback(character: str) -> str:
-    """What stands for a sign: a readable one of ours, or its number.
+    """The substitute for a character that a console lacks: a readable one if there is one, otherwise its code.
 
     >>> ascii_fallback("κ"), ascii_fallback("中")
     ('k', '\\\\u4e2d')
@@ -35,7 +36,7 @@ codecs.register_error("readable", _unencodable_handler)
 
 
 def replace_unencodable(*streams: TextIO | Any) -> None:
-    """From now on these streams write what they have no sign for as `replaced` says, instead of failing.
+    """Make these streams write the substitute for a character they cannot encode, instead of failing.
 
     >>> import io
     >>> old = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
@@ -45,22 +46,33 @@ def replace_unencodable(*streams: TextIO | Any) -> None:
     b'k >= \\\\u4e2d'
     """
     for stream in streams:
-        if hasattr(
-            stream, "reconfigure"
-        ):  # what stands in for a console in a notebook or in a test may have no encoding
+        if hasattr(stream, "reconfigure"):  # the output of a notebook or of a test may have no encoding
             stream.reconfigure(errors="readable")
 
 
-def console(stderr: bool = False) -> "Console":
-    """A console that takes every text as it is: square brackets and colons mean nothing, and styles are given as styles.
+def ignore_zero_width() -> None:
+    """Remove COLUMNS and LINES from the environment where they are 0: Rich would print nothing."""
+    for name in ("COLUMNS", "LINES"):
+        if os.environ.get(name) == "0":
+            del os.environ[name]
 
-    Where the reader of a pipe has gone (`| head`), what is still to be said is dropped, and files are written all the same.
+
+def discard_output() -> None:
+    """Send standard output to the null device from now on, so that Python can exit after it could not be written."""
+    with suppress(OSError, ValueError):  # the output of a test has no file descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def console(stderr: bool = False) -> "Console":
+    """A console that prints text unchanged: square brackets and colons have no meaning.
+
+    If the reader of a pipe has gone (`| head`), the rest of the output is dropped. Files are still written.
     """
     from rich.console import Console
 
     class PipeSafeConsole(Console):
         def on_broken_pipe(self) -> None:
             self.quiet = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output()
 
     return PipeSafeConsole(stderr=stderr, highlight=False, markup=False, emoji=False)

@@ -1,11 +1,11 @@
-"""What a model costs, as a table and as JSON."""
+"""The cost of a model in FLOPs and bytes, as a table and as JSON."""
 
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rheoscope.attention.cost import TransformerCost
-from rheoscope.messages.numbers import pluralise
+from rheoscope.messages.message import Message, plural
 from rheoscope.picture.blocks import Cell, Lines, Table
 from rheoscope.report.console import console
 from rheoscope.report.json_file import write_json
@@ -14,15 +14,15 @@ from rheoscope.space.model import Model
 from rheoscope.space.model_cost import attention_map_bytes, kv_cache_bytes, model_cost
 
 PART_DEFINITIONS = {
-    "projections": "queries, keys, values and outputs: 2 · parameters · tokens",
-    "attention": "scores and averages between pairs of tokens, under each layer's own mask",
-    "ffn": "MLPs: 2 · parameters · tokens",
-    "unembedding": "from the last points to the vocabulary",
+    "projections": Message("queries, keys, values and outputs: 2 · parameters · tokens"),
+    "attention": Message("scores and weighted sums over pairs of tokens, under the mask of each layer"),
+    "ffn": Message("MLPs: 2 · parameters · tokens"),
+    "unembedding": Message("from the last points to the vocabulary"),
 }
 
 
 def cost_numbers(model: Model, n_tokens: int) -> dict[str, Any]:
-    """Every number of the table and of the lines."""
+    """All numbers of the table and of the lines."""
     view, cost = model.view, model_cost(model.view, n_tokens)
     memory = {"key_value_bytes": kv_cache_bytes(view, n_tokens), "weights_bytes": attention_map_bytes(view, n_tokens)}
     totals = {"forward": cost.forward, "training": cost.training}
@@ -30,9 +30,9 @@ def cost_numbers(model: Model, n_tokens: int) -> dict[str, Any]:
 
 
 def cost_table(cost: TransformerCost, n_tokens: int) -> Table:
-    """A row a part: FLOPs of one forward, of a training step, and the share."""
+    """One row per part: FLOPs of a forward pass, of a training step, and the share."""
     rows = [(name, getattr(cost, name), definition) for name, definition in PART_DEFINITIONS.items()]
-    rows.append(("together", cost.forward, "a backward pass costs two forwards"))
+    rows.append((Message("total"), cost.forward, Message("a backward pass costs as much as two forward passes")))
     cell_rows = [
         [
             Cell(name, definition),
@@ -42,9 +42,14 @@ def cost_table(cost: TransformerCost, n_tokens: int) -> Table:
         ]
         for name, flops, definition in rows
     ]
-    header = [Cell("part"), Cell("forward FLOPs"), Cell("training FLOPs"), Cell("share")]
+    header = [
+        Cell(Message("part")),
+        Cell(Message("forward FLOPs")),
+        Cell(Message("training FLOPs")),
+        Cell(Message("share")),
+    ]
     return Table(
-        f"One sequence of {pluralise(n_tokens, 'token')}",
+        plural("One sequence of {n} token", "One sequence of {n:,} tokens", n=n_tokens),
         header,
         cell_rows,
         group_ends=frozenset({len(PART_DEFINITIONS) - 1}),
@@ -53,21 +58,28 @@ def cost_table(cost: TransformerCost, n_tokens: int) -> Table:
 
 def cost_lines(numbers: dict[str, Any]) -> Lines:
     """Crossover lengths, parameters and bytes."""
-    mask_note = "without a mask; twice that if causal"
     return Lines(
-        "Where attention outweighs the rest, and what is held",
+        Message("Crossover lengths and memory"),
         [
-            f"attention between tokens costs more than all else of a layer beyond {numbers['crossover']:,.0f} tokens ({mask_note})",
-            f"and more than its own projections beyond {numbers['crossover_projections']:,.0f} tokens ({mask_note})",
-            f"{format_si(numbers['parameters'])} parameters in matrices",
-            f"{format_si(numbers['key_value_bytes'])}B of keys and values; "
-            f"{format_si(numbers['weights_bytes'])}B of weights, if they were held",
+            Message(
+                "Attention costs more than the rest of a layer beyond {n:,.0f} tokens (no mask; twice that if causal).",
+                n=numbers["crossover"],
+            ),
+            Message(
+                "Attention costs more than its own projections beyond {n:,.0f} tokens (no mask; twice that if causal).",
+                n=numbers["crossover_projections"],
+            ),
+            Message("The matrices have {n} parameters.", n=format_si(numbers["parameters"])),
+            Message("The keys and values take {n}B.", n=format_si(numbers["key_value_bytes"])),
+            Message(
+                "The attention weights would take {n}B if they were stored.", n=format_si(numbers["weights_bytes"])
+            ),
         ],
     )
 
 
 def format_si(number: float) -> str:
-    """A number with three digits and a letter for its thousands.
+    """A number with three digits and an SI prefix.
 
     >>> format_si(8589934592), format_si(512)
     ('8.59 G', '512 ')
@@ -80,7 +92,7 @@ def format_si(number: float) -> str:
 
 
 def show_costs(model: Model, n_tokens: int, json_file: Path | None) -> None:
-    """What `rheoscope costs` does: count, table, file."""
+    """Run `rheoscope costs`: count, print the table, write the file."""
     numbers, terminal, messages = cost_numbers(model, n_tokens), Terminal(console(), []), []
     if json_file is not None:
         messages.append(write_json(numbers, json_file))

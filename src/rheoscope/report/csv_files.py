@@ -1,4 +1,4 @@
-"""Tables as a directory of CSV files, with their definitions and their provenance beside them."""
+"""Tables as a directory of CSV files, with one file of definitions and one of provenance."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -6,68 +6,93 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rheoscope.catalogue import ANALYSIS_MODULES
-from rheoscope.files import check_directory, check_writable, signature, write_file
+from rheoscope.files import check_directory, check_writable, foreign_file_error, signature, write_together
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message, plural
 from rheoscope.report.tables import csv_text, table
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
+    import pandas
     import xarray
 
 Rows = list[dict[str, str]]
+Frames = dict[tuple[str, str], "pandas.DataFrame"]
+"""(analysis, file name) → table."""
 
 DEFINITIONS_FILE, PROVENANCE_FILE, COMPARED_DIRECTORY = "definitions.csv", "provenance.csv", "compared"
 DEFINITION_COLUMNS = ("analysis", "file", "column", "definition", "unit", "null", "depends_on")
 PROVENANCE_COLUMNS = ("analysis", "setting", "value", "written_by")
-"""The headers of both; by them files are known again (`files.SIGNED`)."""
+"""Column headings of both files. `files.SIGNATURE_PATTERN` recognises the files by them."""
 OTHER_TABLES = ("findings", "verdicts", "learned", "race", "healing")
-"""What has tables and is no analysis."""
+"""Tables that belong to no analysis."""
 
 
 def save_csv(datasets: "Mapping[str, xarray.Dataset]", directory: Path) -> str:
-    """Every table of every analysis as `NAME.DIMENSIONS.csv` (`trajectory.step_token.csv`); says how many, and how many were there.
+    """Write every table of every analysis as `NAME.DIMENSIONS.csv`, such as `trajectory.step_token.csv`.
 
-    `definitions.csv` says what every column of every table is, `provenance.csv` where each analysis comes from.
+    `definitions.csv` defines every column, and `provenance.csv` holds the settings of each analysis. If one file cannot be
+    written, none is. The returned message counts the tables.
     """
     check_table_directory(directory)
     tables = {name: table(dataset) for name, dataset in datasets.items()}
-    frames = {
+    frames: Frames = {
         (name, f"{name}.{dims.replace(' ', '_')}.csv"): frame
         for name, frames_by_dims in tables.items()
         for dims, frame in frames_by_dims.items()
     }
-    definition_rows = [
-        {"analysis": name, "file": file, "column": column}
-        | {key: frame.attrs[f"{key}s"].get(column, "") for key in ("definition", "unit", "null")}
-        | {"depends_on": frame.attrs["depends_on"].get(column, "")}
-        for (name, file), frame in frames.items()
-        for column in map(str, frame.columns)
-    ]
-    provenance_rows = [
-        {"analysis": name, "setting": str(setting), "value": str(value), "written_by": signature()}
-        for name, dataset in datasets.items()
-        for setting, value in dataset.attrs.items()
-    ]
-    _merge_rows(
-        directory / DEFINITIONS_FILE, DEFINITION_COLUMNS, definition_rows
-    )  # first: files are known by being listed there
-    _merge_rows(directory / PROVENANCE_FILE, PROVENANCE_COLUMNS, provenance_rows)
-    messages = [_write_text(csv_text(frame), directory / file) for (_, file), frame in frames.items()]
+    table_texts = {file: csv_text(frame) for (_, file), frame in frames.items()}
+    n_replaced = sum((directory / file).exists() for file in table_texts)
+    description_texts = {
+        DEFINITIONS_FILE: _merged_csv(directory / DEFINITIONS_FILE, DEFINITION_COLUMNS, _definition_rows(frames)),
+        PROVENANCE_FILE: _merged_csv(directory / PROVENANCE_FILE, PROVENANCE_COLUMNS, _provenance_rows(datasets)),
+    }
+    write_together(directory, description_texts | table_texts)
     skipped_tables = [
         f"{name} {dims}"
         for name, frames_by_dims in tables.items()
         for frame in [*frames_by_dims.values()][:1]
         for dims in frame.attrs["left_out"]
     ]
-    n_replaced = sum(line.startswith("replaced") for line in messages)
-    summary = f"wrote {len(messages)} tables in {directory}" + f" (replaced {n_replaced})" * bool(n_replaced)
-    return summary + f", left out for their size: {', '.join(skipped_tables)}" * bool(skipped_tables)
+    return _summary(len(table_texts), n_replaced, directory, skipped_tables)
+
+
+def _summary(n_tables: int, n_replaced: int, directory: Path, skipped_tables: list[str]) -> Message:
+    """How many tables were written and replaced, and which are too large."""
+    count = plural(
+        "wrote {n} table in {directory}", "wrote {n} tables in {directory}", n=n_tables, directory=str(directory)
+    )
+    if n_replaced:
+        count = Message("{count} (replaced {n_replaced})", count=count, n_replaced=n_replaced)
+    if skipped_tables:
+        return Message("{count}; too large for CSV: {tables}", count=count, tables=", ".join(skipped_tables))
+    return count
+
+
+def _definition_rows(frames: Frames) -> Rows:
+    return [
+        {"analysis": name, "file": file, "column": column}
+        | {key: frame.attrs[f"{key}s"].get(column, "") for key in ("definition", "unit", "null")}
+        | {"depends_on": frame.attrs["depends_on"].get(column, "")}
+        for (name, file), frame in frames.items()
+        for column in map(str, frame.columns)
+    ]
+
+
+def _provenance_rows(datasets: "Mapping[str, xarray.Dataset]") -> Rows:
+    return [
+        {"analysis": name, "setting": str(setting), "value": str(value), "written_by": signature()}
+        for name, dataset in datasets.items()
+        for setting, value in dataset.attrs.items()
+    ]
 
 
 def check_table_directory(directory: Path) -> None:
-    """Refuse a place where no tables can be written, or where others' files have the names of tables."""
-    if os.path.isfile(directory):  # a Path would raise where it may not be looked at
+    """Raise if tables cannot be written there, or if foreign files have the names of tables."""
+    if os.path.isfile(directory):  # Path.is_file raises where permission is missing
         raise RheoscopeError(
-            f"{directory} is a file, expected a directory, in which every table has its file; type {directory.with_suffix('')}-tables"
+            Message("{path} is a file, expected a directory for the tables", path=str(directory)),
+            use(csv=f"{directory.with_suffix('')}-tables"),
         )
     check_directory(directory)
     for name in (DEFINITIONS_FILE, PROVENANCE_FILE):
@@ -75,13 +100,13 @@ def check_table_directory(directory: Path) -> None:
     own_files = {row["file"] for row in _read_rows(directory / DEFINITIONS_FILE)}
     for file in sorted(directory.glob("*.csv")):
         if file.name.split(".")[0].split(" ")[0] in (*ANALYSIS_MODULES, *OTHER_TABLES) and file.name not in own_files:
-            raise RheoscopeError(f"{file} exists and was not written by Rheoscope; type another directory")
+            raise RheoscopeError(foreign_file_error(file).message, use(csv=f"{directory.absolute()}-tables"))
     if (directory / COMPARED_DIRECTORY).exists():
         check_table_directory(directory / COMPARED_DIRECTORY)
 
 
-def _merge_rows(path: Path, header: Sequence[str], rows: Rows) -> None:
-    """Put rows in the place of those of the same file, or analysis; what is told of other tables stays."""
+def _merged_csv(path: Path, header: Sequence[str], rows: Rows) -> str:
+    """The rows as CSV, after those of `path` that describe other tables."""
     import pandas as pd
 
     key = "file" if "file" in header else "analysis"
@@ -91,13 +116,7 @@ def _merge_rows(path: Path, header: Sequence[str], rows: Rows) -> None:
         for row in _read_rows(path)
         if row[key] not in new_keys and (key != "file" or (path.parent / row[key]).is_file())
     ]
-    text = pd.DataFrame([*retained_rows, *rows], columns=list(header)).to_csv(index=False, lineterminator="\n")
-    check_writable(path)
-    _write_text(text, path)
-
-
-def _write_text(text: str, path: Path) -> str:
-    return write_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""))
+    return pd.DataFrame([*retained_rows, *rows], columns=list(header)).to_csv(index=False, lineterminator="\n")
 
 
 def _read_rows(path: Path) -> Rows:

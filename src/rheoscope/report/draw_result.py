@@ -1,6 +1,6 @@
-"""What an analysis found as a picture, and the picture on paper: `plot`. The studio and `rs.show` draw the same one.
+"""The picture of a result, and `plot`, which draws it with matplotlib. The studio and `rs.show` draw the same picture.
 
-`picture.py` in the folder of an analysis says what its picture shows; without such a file it follows from the fields.
+An analysis defines its picture in `picture.py`. Without such a file the picture is derived from the fields.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,8 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from rheoscope.catalogue import ANALYSIS_MODULES
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.picture import field_panels
 from rheoscope.picture.picture import Picture
 from rheoscope.picture.token_labels import TokenLabels
@@ -24,12 +26,12 @@ if TYPE_CHECKING:
 def plot(
     dataset: "xarray.Dataset", token_strings: TokenLabels | None = None, types: "xarray.Dataset | None" = None
 ) -> "Figure":
-    """What an analysis found, as a matplotlib Figure for papers: `rs.plot(rs.transport(trace)).savefig("transport.pdf")`.
+    """The result of an analysis as a matplotlib Figure: `rs.plot(rs.transport(trace)).savefig("transport.pdf")`.
 
-    **Takes** the Dataset of any analysis of `rs.analyses()`, or of an experiment of `rs.dynamics`. `token_strings=model.token_strings` puts
-    texts in the place of token ids; `types=rs.head_types(model)` marks on maps of heads what kind each head is.
+    **Settings** `dataset` is the result of any analysis of `rs.analyses()`, or of an experiment of `rs.dynamics`.
+    `token_strings=model.token_strings` shows tokens instead of ids. `types=rs.head_types(model)` colours maps of heads by type.
 
-    **Relation** `show` draws the same for notebooks, `table` has its numbers, `save_report` draws all of a text on one page.
+    **See also** `rs.show` draws the same in notebooks, `rs.table` has the numbers, `rs.save_report` draws all of a text on one page.
 
     >>> import rheoscope as rs
     >>> figure = rs.plot(rs.trajectory(rs.load().trace("The keys to the cabinet are")))
@@ -43,17 +45,15 @@ def plot(
 def picture_of(
     dataset: "xarray.Dataset", token_strings: TokenLabels | None = None, types: "xarray.Dataset | None" = None
 ) -> Picture:
-    """What an analysis found as panels of lines, maps and words, which any hand can draw.
+    """The result of an analysis as panels of lines, maps and labels, for any renderer.
 
-    A picture without token ids needs no `words`, one without a map of heads no `types`.
+    Only pictures with token ids use `token_strings`, and only maps of heads use `types`.
 
     >>> import rheoscope as rs
     >>> picture_of(rs.transport(rs.load().trace("The keys to the cabinet are"))).title
     'Is keeping token identity the cheapest transport?'
     """
-    is_over_texts = "left_out" in getattr(
-        dataset, "attrs", {}
-    )  # means over texts, as rs.over_texts gives them, lack some fields
+    is_over_texts = "left_out" in getattr(dataset, "attrs", {})  # means from rs.over_texts lack some fields
     draw_picture: Callable[..., Picture] = (
         _plot_function(dataset, "over_texts" if is_over_texts else "picture") or field_panels.picture
     )
@@ -62,12 +62,12 @@ def picture_of(
 
 
 def _plot_function(dataset: "xarray.Dataset", function_name: str) -> Callable[..., Any] | None:
-    """A function of the analysis's `picture.py`, or of the file in `pictures/` that has the result's name, or none."""
+    """A function of the analysis's `picture.py`, or of the file in `pictures/` with the name of the result, or None."""
     name = str(getattr(dataset, "attrs", {}).get("analysis", ""))
     if not name.isidentifier():
         raise RheoscopeError(
-            "a picture is drawn of the Dataset of an analysis, as rs.trajectory, rs.agreement or rs.composition gives it, got "
-            f"{type(dataset).__name__}; type rs.plot(rs.trajectory(trace))"
+            Message("rs.plot expects the Dataset of an analysis, got {received}", received=type(dataset).__name__),
+            Advice("rs.plot(rs.trajectory(trace))"),
         )
     folder = ANALYSIS_MODULES[name].rpartition(".")[0] if name in ANALYSIS_MODULES else ""
     module_name = f"{folder}.picture" if folder else f"rheoscope.report.pictures.{name}"

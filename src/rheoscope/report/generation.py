@@ -1,4 +1,4 @@
-"""`rheoscope generate` as a person sees it: text that appears as it is made, or a translation."""
+"""`rheoscope generate`: a continuation that is printed token by token, or a translation."""
 
 import json
 import sys
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.models.checkpoint import CONFIG, load_network
 from rheoscope.models.generate import check_prompt, check_sampling, stream, translate
 from rheoscope.models.sentence_pairs import END, START
@@ -34,19 +36,26 @@ def generate_text(
     seed: int = 0,
     device: str | None = None,
 ) -> None:
-    """What `rheoscope generate` does: the text and what the model makes follow it, written as it comes."""
+    """Run `rheoscope generate`: print the prompt and its continuation, or the translation."""
     directory = DEFAULT_MODEL if model is None else model
     check_rheoscope_model(directory)
     network, tokenizer = load_network(directory, device or default_device())
     if tokenizer is None:
-        raise RheoscopeError(f"{directory} holds no tokenizer.json; type a directory that rheoscope train made")
+        raise RheoscopeError(
+            Message("{directory} has no tokenizer.json", directory=str(directory)),
+            Advice("", "--model with a directory that rheoscope train wrote"),
+        )
     if isinstance(network, Translator):
         print(translate_text(network, tokenizer, prompt))
         return
     if network.config.form != "decoder":
         raise RheoscopeError(
-            f"only a decoder continues a text, {directory} holds an {network.config.form}; "
-            f'type rheoscope "…" --model {directory} to look at it'
+            Message(
+                "only a decoder continues a text, {directory} has the form {form}",
+                directory=str(directory),
+                form=network.config.form,
+            ),
+            Advice("", f'rheoscope "…" --model {directory}'),
         )
     for chunk in continue_text(network, tokenizer, prompt, max_tokens, temperature, top_k, top_p, seed):
         sys.stdout.write(chunk)
@@ -64,7 +73,7 @@ def continue_text(
     top_p: float | None,
     seed: int,
 ) -> Iterator[str]:
-    """The prompt, then pieces of text as the model makes them: up to `tokens` tokens, as many as its context has room for."""
+    """The prompt, then the continuation in chunks: up to `max_tokens` tokens, as far as the context allows."""
     start_id, prompt_ids = tokenizer.token_to_id(END_OF_TEXT), encode(tokenizer, prompt)
     ids = torch.tensor(
         [([] if start_id is None else [start_id]) + prompt_ids], device=next(network.parameters()).device
@@ -78,7 +87,7 @@ def continue_text(
 
 
 def decode_stream(tokenizer: "Tokenizer", ids: Iterable[int]) -> Iterator[str]:
-    """Token ids as text, a piece as soon as its last character is whole; together they are the text of all ids.
+    """Token ids as chunks of text, each as soon as its last character is complete. Together they are the text of all ids.
 
     >>> from rheoscope.models.vocabulary import train_bpe
     >>> tokenizer = train_bpe(["a"], 257, ["<|endoftext|>"])
@@ -97,11 +106,16 @@ def decode_stream(tokenizer: "Tokenizer", ids: Iterable[int]) -> Iterator[str]:
 
 
 def translate_text(network: Translator, tokenizer: "Tokenizer", prompt: str) -> str:
-    """The translation of a sentence, by a beam of 4."""
+    """The translation of a sentence, by beam search of width 4."""
     ids = torch.tensor([[*encode(tokenizer, prompt.strip()), END]], device=next(network.parameters()).device)
     if ids.shape[1] > network.config.context:
         raise RheoscopeError(
-            f"the sentence has {ids.shape[1]} tokens, the model reads {network.config.context}; type a shorter one"
+            Message(
+                "the sentence has {n} tokens, the model reads at most {context}",
+                n=ids.shape[1],
+                context=network.config.context,
+            ),
+            Advice("", "a shorter sentence"),
         )
     max_length = min(network.config.context, 2 * ids.shape[1] + 20)
     output_ids = translate(network, ids, START, END, max_length, beam=BEAM_WIDTH)[0].tolist()
@@ -109,16 +123,19 @@ def translate_text(network: Translator, tokenizer: "Tokenizer", prompt: str) -> 
 
 
 def check_rheoscope_model(directory: Path) -> None:
-    """Refuse a model that somebody else generates with."""
+    """Raise unless this is a directory with a model of Rheoscope."""
     if not directory.is_dir():
         raise RheoscopeError(
-            f"there is no directory {directory}; type one that rheoscope train made (for a hub name use transformers' generate)"
+            Message(
+                "there is no directory {directory}; a Hub model generates with transformers", directory=str(directory)
+            ),
+            Advice("", "--model with a directory that rheoscope train wrote"),
         )
     model_type = _model_type(directory / CONFIG)
     if model_type not in (None, "rheoscope"):
         raise RheoscopeError(
-            f"{directory} is a model of transformers ({model_type}); type "
-            f"AutoModelForCausalLM.from_pretrained({str(directory)!r}).generate(…) in Python"
+            Message("{directory} is a model of transformers ({kind})", directory=str(directory), kind=model_type),
+            Advice(f"AutoModelForCausalLM.from_pretrained({str(directory)!r}).generate(…)"),
         )
 
 

@@ -1,4 +1,4 @@
-"""How many threads a command computes with: as many as there are idle cores that it may use."""
+"""The number of threads of a command: the idle cores that it may use."""
 
 import os
 import time
@@ -9,9 +9,9 @@ QUOTA_FILES = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_
 
 
 def use_idle_cores() -> None:
-    """Let torch use the cores that nobody else uses; what the user set (OMP_NUM_THREADS) stays.
+    """Let torch use the idle cores, unless the user set OMP_NUM_THREADS.
 
-    Threads that wait for a core hold up all others: on a busy machine two of them are many times slower than one.
+    A thread that waits for a core delays all others. On a busy machine two threads are much slower than one.
     """
     import torch
 
@@ -21,7 +21,7 @@ def use_idle_cores() -> None:
 
 
 def leave_one_core() -> None:
-    """Some of the cores stay for something else that computes at the same time: one thread fewer than there are idle cores."""
+    """Let torch use one thread fewer than there are idle cores, so that a second thread can compute."""
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:
@@ -31,7 +31,7 @@ def leave_one_core() -> None:
 
 
 def busy_threads(n_samples: int = 3) -> float:
-    """How many other threads want a core now, the fewest of several looks; where that is not told, in the last minute."""
+    """The number of other running threads, the minimum of several samples, or else the load of the last minute."""
     try:
         return min(running_threads(_read_after(LOADAVG_FILE, 0.01 * index)) for index in range(n_samples))
     except (OSError, ValueError, IndexError):
@@ -44,7 +44,7 @@ def _read_after(file: Path, wait: float) -> str:
 
 
 def running_threads(loadavg: str) -> int:
-    """Threads that run besides this one, from what Linux tells of its load.
+    """The number of other running threads, from /proc/loadavg.
 
     >>> running_threads("0.30 1.02 1.54 3/95 20536")
     2
@@ -53,7 +53,7 @@ def running_threads(loadavg: str) -> int:
 
 
 def core_quota(files: tuple[Path, ...]) -> int:
-    """Cores that a container may use, from what its limits say; many where there are none."""
+    """The number of cores that a container may use, from its cgroup. Without a limit it is a large number."""
     unlimited = 2**16
     for file in files:
         try:
@@ -68,7 +68,7 @@ def core_quota(files: tuple[Path, ...]) -> int:
 
 
 def idle_cores(cores: int, load: float) -> int:
-    """Cores less those that are busy, at least one.
+    """The number of cores that are not busy, at least one.
 
     >>> idle_cores(2, 0.2), idle_cores(2, 5.0), idle_cores(16, 3.6)
     (2, 1, 12)

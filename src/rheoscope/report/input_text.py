@@ -1,29 +1,46 @@
-"""The text that a command is about: typed, from a file, or from standard input."""
+"""The text of a command: typed, read from a file, or read from standard input."""
 
 import codecs
+import shlex
 import sys
 from pathlib import Path
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.catalogue import render
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
 MAX_TEXT_BYTES = 2**24
-"""Bytes of a text: far more than any model reads at once, and little enough to be read and cut in a moment."""
+"""Longest text in bytes: far more than any model reads at once, and fast to read and cut."""
 BYTES_PER_TOKEN = 256
-"""Bytes that are read for every token that is wanted: no tokens are longer, in the mean."""
+"""Bytes read per requested token. The mean token is shorter in every vocabulary."""
 BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
-"""What stands first in a file that says of itself that it is Unicode."""
+"""The first character of some Unicode files."""
+
+TYPE_A_TEXT = Advice("", 'rheoscope "The keys to the cabinet are"')
+TYPE_A_FILE = Advice("", "--file notes.txt")
+CUT_THE_TEXT = Advice(
+    "", Message("--first 1000 for its first tokens, or --first 100000 --window 500 to analyse more of it in windows")
+)
 
 
 def resolve_text(text: str | None, file: Path | None, n_first: int | None = None) -> str:
-    """The text typed, `-` for standard input, or what a file holds; one of them. Of a large file only what `first` tokens need.
+    """The typed text, standard input (`-`) or the content of a file. Exactly one source must be given.
+
+    With `n_first`, only the part of a large file that holds the first tokens is read.
 
     >>> resolve_text("The keys", None)
     'The keys'
     """
-    if (text is None) == (file is None):
-        received = "no text" if text is None else "a text and --file"
+    if text is None and file is None:
         raise RheoscopeError(
-            f'got {received}, expected one of them; type rheoscope "some text", or rheoscope --file notes.txt'
+            Message("got no text"),
+            Advice("", Message('rheoscope "The keys to the cabinet are", or rheoscope --file notes.txt')),
+        )
+    if text is not None and file is not None:
+        raise RheoscopeError(
+            Message("got a text and --file, expected one of them"),
+            Advice("", f"rheoscope --file {shlex.quote(str(file))}"),
         )
     if file is not None:
         return read_text_file(file, n_first)
@@ -33,46 +50,51 @@ def resolve_text(text: str | None, file: Path | None, n_first: int | None = None
 
 
 def check_text(text: str | None) -> None:
-    """Refuse a text of nothing but white space; none at all is another matter.
+    """Raise if a text is empty or white space. None means that no text was given, which is allowed here.
 
     >>> check_text(" ")
     Traceback (most recent call last):
     ...
-    rheoscope.shapes.RheoscopeError: the text is empty; type rheoscope "some text"
+    rheoscope.shapes.RheoscopeError: the text is empty; on the command line type rheoscope "The keys to the cabinet are"
     """
     if text is not None and not text.strip():
-        raise RheoscopeError('the text is empty; type rheoscope "some text"')
+        raise RheoscopeError(Message("the text is empty"), TYPE_A_TEXT)
 
 
 def read_stdin(n_first: int | None = None) -> str:
-    """Standard input without the end of its last line, as far as it is needed; bytes that are no UTF-8 are refused, whatever the locale."""
+    """Standard input without its last line end. Bytes that are not UTF-8 raise, whatever the locale."""
     stream, max_bytes = getattr(sys.stdin, "buffer", None), _max_bytes(n_first)
     data = sys.stdin.read(max_bytes + 1) if stream is None else stream.read(max_bytes + 1)
     if len(data) > max_bytes and n_first is None:
-        raise RheoscopeError(f"standard input has more than {format_size(max_bytes)}; {CUT_ADVICE}")
+        raise RheoscopeError(Message("standard input has more than {size}", size=format_size(max_bytes)), CUT_THE_TEXT)
     if isinstance(data, str):
         return clean_typed_text(data[:max_bytes].removesuffix("\n"))
-    try:  # what was cut anywhere may end within a letter
+    try:  # the cut may fall inside a character
         text = codecs.getincrementaldecoder("utf-8")().decode(data[:max_bytes], final=len(data) <= max_bytes)
     except UnicodeDecodeError as error:
-        raise RheoscopeError(f"standard input is no text in UTF-8 (byte {error.start:,}); pipe text into it") from None
+        raise RheoscopeError(
+            Message("standard input is not UTF-8 text (byte {position:,})", position=error.start),
+            Advice("", "iconv -t UTF-8 notes.txt | rheoscope -"),
+        ) from None
     return strip_byte_order_mark(text.replace("\r\n", "\n").removesuffix("\n"))
 
 
 def clean_typed_text(text: str) -> str:
-    """A text as it was typed; bytes that are no UTF-8 reach a program as halves of characters, and are refused."""
+    """A typed text without a byte order mark. Bytes that are not UTF-8 arrive as surrogates and raise."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise RheoscopeError(f"the text is no UTF-8 at character {error.start:,}; type it in UTF-8") from None
+        raise RheoscopeError(
+            Message("the text is not UTF-8 at character {position:,}", position=error.start), TYPE_A_TEXT
+        ) from None
     return strip_byte_order_mark(text)
 
 
 def strip_byte_order_mark(text: str) -> str:
-    """The text without the byte order mark that some editors put before it, which a model would read as a word; said aloud."""
+    """The text without a leading byte order mark, which a model would read as a token. A notice goes to stderr."""
     if not text.startswith(BYTE_ORDER_MARK):
         return text
-    print("a byte order mark (BOM) before the text is left out", file=sys.stderr)
+    print(render(Message("removed the byte order mark (BOM) before the text")), file=sys.stderr)
     return text.removeprefix(BYTE_ORDER_MARK)
 
 
@@ -80,45 +102,44 @@ def _max_bytes(n_first: int | None) -> int:
     return MAX_TEXT_BYTES if n_first is None else min(MAX_TEXT_BYTES, BYTES_PER_TOKEN * n_first + 4096)
 
 
-CUT_ADVICE = "type --first 1000 for its first tokens, or --first 100000 --window 500 for more of them in pieces"
-
-
-def format_size(n_bytes: int) -> str:
-    """Bytes as people say them.
+def format_size(n_bytes: int) -> Message:
+    """A number of bytes for people.
 
     >>> format_size(900), format_size(30_000), format_size(300_000_000)
     ('900 bytes', '30 kB', '300 MB')
     """
-    return (
-        f"{n_bytes} bytes"
-        if n_bytes < 1000
-        else f"{n_bytes / 1e3:.0f} kB"
-        if n_bytes < 1e6
-        else f"{n_bytes / 1e6:.0f} MB"
-    )
+    if n_bytes < 1000:
+        return Message("{n} bytes", n=n_bytes)
+    return Message("{n:.0f} kB", n=n_bytes / 1e3) if n_bytes < 1e6 else Message("{n:.0f} MB", n=n_bytes / 1e6)
 
 
 def read_start(file: Path, n_first: int | None) -> str:
-    """A file as text: whole, or as much of it as its first tokens need; one that is too large is refused by its size alone."""
+    """The whole file as text, or the part that holds its first tokens. A file that is too large raises unread."""
     size, max_bytes = file.stat().st_size, _max_bytes(n_first)
     if size > max_bytes and n_first is None:
-        raise RheoscopeError(f"{file} has {format_size(size)}, more than any model reads at once; {CUT_ADVICE}")
+        raise RheoscopeError(
+            Message("{file} has {size}, more than any model reads at once", file=str(file), size=format_size(size)),
+            CUT_THE_TEXT,
+        )
     with file.open(encoding="utf-8") as stream:
         return stream.read(max_bytes)
 
 
 def read_text_file(file: Path, n_first: int | None = None) -> str:
-    """A text file without the end of its last line, as far as `first` tokens need it; what holds no text is refused by name."""
+    """The text of a file without its last line end. A file without text raises, with its name."""
+    name = str(file)
     try:
         text = read_start(file, n_first)
     except FileNotFoundError:
-        raise RheoscopeError(f"there is no file {file}; type the name of a text file") from None
+        raise RheoscopeError(Message("there is no file {file}", file=name), TYPE_A_FILE) from None
     except UnicodeDecodeError:
-        raise RheoscopeError(f"{file} is no text in UTF-8; type the name of a text file") from None
+        raise RheoscopeError(Message("{file} is not UTF-8 text", file=name), TYPE_A_FILE) from None
     except OSError as error:
-        raise RheoscopeError(f"cannot read {file}: {error.strerror}; type the name of a text file") from error
+        raise RheoscopeError(
+            Message("cannot read {file}: {reason}", file=name, reason=error.strerror or str(error)), TYPE_A_FILE
+        ) from error
     if "\0" in text:
-        raise RheoscopeError(f"{file} is no text, it holds zero bytes; type the name of a text file")
+        raise RheoscopeError(Message("{file} is not a text file: it contains zero bytes", file=name), TYPE_A_FILE)
     if not text.removeprefix(BYTE_ORDER_MARK).strip():
-        raise RheoscopeError(f"{file} is empty, expected text")
+        raise RheoscopeError(Message("{file} is empty, expected text", file=name), TYPE_A_FILE)
     return strip_byte_order_mark(text.removesuffix("\n"))

@@ -1,4 +1,4 @@
-"""A Dataset for people and for programs: JSON of every number, with its definitions and its provenance."""
+"""Datasets as JSON: every number with its definition and its provenance."""
 
 import json
 import math
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def dataset_to_json(dataset: "xarray.Dataset") -> dict[str, Any]:
-    """Dimensions, coordinates, values and attrs; NaN and infinity become null."""
+    """Dimensions, coordinates, values and attributes. NaN and infinity become null."""
     return to_plain_json(dataset.to_dict())
 
 
 def save_json(
     datasets: dict[str, "xarray.Dataset"], path: Path, compared_datasets: dict[str, "xarray.Dataset"] | None = None
 ) -> str:
-    """Datasets under their analyses' names; those of a second text the same way, under "compared"."""
+    """Write each Dataset under the name of its analysis. Those of a second text go under "compared"."""
     content: dict[str, Any] = {name: dataset_to_json(dataset) for name, dataset in datasets.items()}
     if compared_datasets is not None:
         content["compared"] = {name: dataset_to_json(dataset) for name, dataset in compared_datasets.items()}
@@ -29,13 +29,17 @@ def save_json(
 
 
 def write_json(content: dict[str, Any], path: Path) -> str:
-    """A signed file: the first name says who wrote it, the others are those of `told`."""
+    """Write a signed file: the first entry is the signature, the others are those of `content`."""
     text = json.dumps({"written_by": signature()} | content, ensure_ascii=False, indent=1)
     return write_report(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def to_plain_json(value: Any) -> Any:
-    """The same as JSON can hold it: NaN and infinity become null, what is no number, word or list becomes text."""
+    """A value as JSON can hold it. NaN and infinity become null, and other types become text.
+
+    >>> to_plain_json({"loss": float("nan"), "shape": (2, 3)})
+    {'loss': None, 'shape': [2, 3]}
+    """
     if isinstance(value, dict):
         return {str(key): to_plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

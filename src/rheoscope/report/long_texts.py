@@ -1,51 +1,59 @@
-"""Texts that are longer than a model reads: the first tokens of them, or all of them in pieces of one length."""
+"""Texts that are longer than the context: their first tokens, or windows of equal length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.report.input_text import format_size
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Text
 
 MIN_WINDOW_TOKENS = 16
-"""Tokens of a piece, below which most analyses have nothing to say."""
+"""The smallest window. Most analyses need this many tokens."""
 MAX_WINDOWS = 1000
-"""Pieces beyond which nobody waits for the end."""
+"""The largest number of windows."""
 QUICK_CHARS = 2**20
-"""Letters that are tokenised in a moment."""
+"""The number of characters that are always tokenised."""
 CHARS_PER_TOKEN = 16
-"""Letters of a text for every token that a model reads: a text is looked at so far before it is tokenised whole."""
+"""Characters per requested token that are tokenised first, before the whole text is."""
 
 
 @dataclass(frozen=True)
 class TextWindows:
-    """What of a text is analysed: one text as it was typed, one that was cut, or several; `left` tokens are in none."""
+    """The parts of a text that are analysed: the text, its first tokens, or windows. `n_dropped` tokens are in none."""
 
     texts: Sequence[Text]
     n_tokens: int = 0
     n_dropped: int = 0
 
     @property
-    def description(self) -> str:
-        """Several pieces in words.
+    def description(self) -> Message:
+        """The number of windows and their size.
 
         >>> TextWindows([torch.arange(16)] * 3, 50, 2).description
-        '50 tokens in 3 pieces of 16, the last 2 left out'
+        '50 tokens in 3 windows of 16, the last 2 left out'
         """
-        dropped_note = f", the last {self.n_dropped} left out" if self.n_dropped else ""
-        return f"{self.n_tokens:,} tokens in {len(self.texts):,} pieces of {len(self.texts[0]):,}{dropped_note}"
+        sizes = {"tokens": self.n_tokens, "windows": len(self.texts), "size": len(self.texts[0])}
+        if not self.n_dropped:
+            return Message("{tokens:,} tokens in {windows:,} windows of {size:,}", **sizes)
+        return Message(
+            "{tokens:,} tokens in {windows:,} windows of {size:,}, the last {dropped} left out",
+            dropped=self.n_dropped,
+            **sizes,
+        )
 
 
 def split_into_windows(
     model: RunnableModel, text: str, n_first: int | None, window_size: int | None = None, allows_windows: bool = True
 ) -> TextWindows:
-    """A text as it is where the model reads all of it; its first tokens, or pieces, where that was typed; else it is refused.
+    """The text, its first `n_first` tokens or its windows. Raises if the text is longer than the context.
 
-    What the tokenizer puts before and after a text stands before and after each piece and counts as its tokens. `pieces` says
-    whether the command knows --window.
+    The special tokens of the tokenizer start and end every window and count as its tokens. `allows_windows` is False if the
+    command has no option --window.
     """
     context = model.view.context_length
     _check_window_size(window_size, context)
@@ -53,7 +61,7 @@ def split_into_windows(
     ids, is_complete = _encode_start(model, text, n_wanted)
     if n_first is None and window_size is None:
         if context is not None and len(ids) > context:
-            raise RheoscopeError(_too_long_message(len(ids), is_complete, text, context, allows_windows))
+            raise _too_long(len(ids), is_complete, text, context, allows_windows)
         return TextWindows([text], len(ids))
     prefix, body, suffix = split_special_tokens(model, ids)
     if n_first is not None:
@@ -62,8 +70,14 @@ def split_into_windows(
     n_windows = 1 if window_size is None or len(body) <= tokens_per_window else len(body) // tokens_per_window
     if n_windows > MAX_WINDOWS:
         raise RheoscopeError(
-            f"{len(ids):,} tokens are {n_windows:,} pieces of {window_size}, expected {MAX_WINDOWS:,} at "
-            f"most; type --first {MAX_WINDOWS * tokens_per_window} as well"
+            Message(
+                "{tokens:,} tokens are {windows:,} windows of {size}, expected at most {limit:,}",
+                tokens=len(ids),
+                windows=n_windows,
+                size=window_size,
+                limit=MAX_WINDOWS,
+            ),
+            Advice("", f"--window {window_size} --first {MAX_WINDOWS * tokens_per_window}"),
         )
     texts = [
         torch.tensor([*prefix, *window_ids, *suffix])
@@ -71,23 +85,24 @@ def split_into_windows(
     ]
     if context is not None and len(texts[0]) > context:
         raise RheoscopeError(
-            f"the model reads at most {context:,} tokens, got --first {n_first}; type --first {context}"
+            Message("the model reads at most {context:,} tokens, got --first {n}", context=context, n=n_first),
+            Advice("", f"--first {context}"),
         )
     return TextWindows(texts, len(prefix) + len(body) + len(suffix), max(0, len(body) - tokens_per_window * n_windows))
 
 
 def truncate_text(model: RunnableModel, text: str, n_first: int | None) -> Text:
-    """The text, or its first tokens: for commands that are about one text."""
+    """The text or its first tokens, for commands without windows."""
     return split_into_windows(model, text, n_first, allows_windows=False).texts[0]
 
 
 def split_special_tokens(model: RunnableModel, ids: list[int]) -> tuple[list[int], list[int], list[int]]:
-    """The ids of a text as what the tokenizer puts before any text, the text's own, and what it puts after."""
+    """The ids of a text in three parts: special tokens before it, its own tokens, special tokens after it."""
     return split_by_special_ids(model.encode(""), ids)
 
 
 def split_by_special_ids(special_ids: list[int], ids: list[int]) -> tuple[list[int], list[int], list[int]]:
-    """The same, where `bare` are the ids of no text at all.
+    """The same, given the ids of the empty text.
 
     >>> split_by_special_ids([1, 2], [1, 7, 8, 2])
     ([1], [7, 8], [2])
@@ -112,24 +127,34 @@ def _check_window_size(window_size: int | None, context: int | None) -> None:
     max_window = context or window_size or MIN_WINDOW_TOKENS
     if window_size is not None and not MIN_WINDOW_TOKENS <= window_size <= max_window:
         raise RheoscopeError(
-            f"a piece has {MIN_WINDOW_TOKENS} to {max_window:,} tokens, got --window {window_size}; type --window {min(512, max_window)}"
+            Message(
+                "a window has {low} to {high:,} tokens, got {size}",
+                low=MIN_WINDOW_TOKENS,
+                high=max_window,
+                size=window_size,
+            ),
+            Advice("", f"--window {min(512, max_window)}"),
         )
 
 
 def _encode_start(model: RunnableModel, text: str, n_wanted: int | None) -> tuple[list[int], bool]:
-    """The ids of a text, and whether of all of it: where its beginning has more tokens than are wanted, the rest is not looked at."""
+    """The ids of a text and whether they are complete. Stops once there are more than `n_wanted` tokens."""
     if model.tokenizer is None:
         return model.ids(text).tolist(), True
     n_chars = len(text) if n_wanted is None else min(len(text), max(QUICK_CHARS, CHARS_PER_TOKEN * n_wanted))
     while n_chars < len(text):
         ids = model.encode(text[:n_chars])
-        if n_wanted is not None and len(ids) > n_wanted + 8:  # what is cut may end in other tokens than the whole
+        if n_wanted is not None and len(ids) > n_wanted + 8:  # the last tokens of a truncated text may differ
             return ids[:-4], False
         n_chars = min(len(text), 4 * n_chars)
     return model.encode(text), True
 
 
-def _too_long_message(n_tokens: int, is_complete: bool, text: str, context: int, allows_windows: bool) -> str:
-    length_text = f"{n_tokens:,} tokens" if is_complete else f"{format_size(len(text))}, more than {context:,} tokens"
-    window_advice = f", or --window {min(512, context)} to analyse all of it in pieces" if allows_windows else ""
-    return f"the text has {length_text}, the model reads at most {context:,}; type --first {context}{window_advice}"
+def _too_long(n_tokens: int, is_complete: bool, text: str, context: int, allows_windows: bool) -> RheoscopeError:
+    problem = (
+        Message("the text has {n:,} tokens, the model reads at most {context:,}", n=n_tokens, context=context)
+        if is_complete
+        else Message("the text has {size}, more than {context:,} tokens", size=format_size(len(text)), context=context)
+    )
+    windows = f", or --window {min(512, context)} to analyse all of it" if allows_windows else ""
+    return RheoscopeError(problem, Advice("", f"--first {context}{windows}"))

@@ -6,6 +6,8 @@ from typing import Any
 from rheoscope.attention.laws import LAWS
 from rheoscope.attention.survey import SurveyRow, example_cloud, survey_mechanisms
 from rheoscope.files import check_outputs
+from rheoscope.messages.catalogue import render
+from rheoscope.messages.message import Message, join
 from rheoscope.picture.blocks import Cell, Lines, Table, to_cells
 from rheoscope.report.console import console
 from rheoscope.report.json_file import write_json
@@ -17,31 +19,33 @@ from rheoscope.shapes import RheoscopeError
 def domain_text(row: SurveyRow) -> str:
     domain = row.mechanism.domain
     restrictions = [
-        "square" * domain.requires_square,
-        "no mask" * (not domain.allows_masks),
-        "no gradient" * (not domain.is_differentiable),
+        Message("square") if domain.requires_square else "",
+        "" if domain.allows_masks else Message("no mask"),
+        "" if domain.is_differentiable else Message("no gradient"),
     ]
-    return ", ".join(restriction for restriction in restrictions if restriction) or "any"
+    return join(", ", [restriction for restriction in restrictions if restriction] or [Message("any")])
 
 
 def mechanism_table(rows: list[SurveyRow]) -> Table:
-    """A row a mechanism: what it is, where it is defined, its laws, how it runs."""
+    """One row per mechanism: formula, domain, laws and lowering."""
     table_rows = []
     for row in rows:
-        laws_text = f"{row.n_laws_satisfied}/{len(row.violations)}" + f", broken: {', '.join(row.broken_laws)}" * bool(
-            row.broken_laws
-        )
+        laws_text: str = f"{row.n_laws_satisfied}/{len(row.violations)}"
+        if row.broken_laws:
+            laws_text = Message("{counts}, broken: {laws}", counts=laws_text, laws=", ".join(row.broken_laws))
         laws_cell = Cell(laws_text, style="red" if row.broken_laws else "green")
         name_cell = Cell(row.entry.name, style="bold")
         table_rows.append(
             [name_cell, Cell(row.entry.formula), Cell(domain_text(row)), laws_cell, Cell(row.choice.name)]
         )
-    header = to_cells(["mechanism", "score or weight", "domain", "laws", "runs as"])
-    return Table("Mechanisms of attention", header, table_rows, frozenset(range(len(header))))
+    header = to_cells(
+        [Message("mechanism"), Message("score or weight"), Message("domain"), Message("laws"), Message("runs as")]
+    )
+    return Table(Message("Mechanisms of attention"), header, table_rows, frozenset(range(len(header))))
 
 
 def lowering_reasons(rows: list[SurveyRow], explain: bool) -> list[str]:
-    """Why each lowering is taken, one line a reason with the mechanisms that it holds for; `explain` adds why not."""
+    """The reason for each lowering, with the mechanisms that it applies to. `explain` adds the rejected lowerings."""
     if explain:
         return [f"{row.entry.name} {row.choice}" for row in rows]
     groups: dict[str, list[str]] = {}
@@ -51,7 +55,7 @@ def lowering_reasons(rows: list[SurveyRow], explain: bool) -> list[str]:
 
 
 def survey_to_json(rows: list[SurveyRow]) -> dict[str, Any]:
-    """Every number and word that the table shows, and the violation of each law."""
+    """All entries of the table, and the violation of each law."""
     return {
         row.entry.name: {
             "formula": row.entry.formula,
@@ -71,12 +75,12 @@ def survey_to_json(rows: list[SurveyRow]) -> dict[str, Any]:
 
 
 def survey_page(rows: list[SurveyRow], png_bytes: bytes, n_tokens: int) -> Page:
-    """The same as a page: the picture, then the table with a definition behind every law and lowering."""
-    lead = (
-        "Attention is a score, a mask, a position, a normaliser and a value map. Each mechanism below is one choice of "
-        "the five; its laws were checked on the cloud of the picture when this page was made."
+    """The survey as a page: the picture, then the table with tooltips for laws and lowerings."""
+    lead = Message(
+        "Attention has five parts: a score, a mask, a position, a normaliser and a value map. Each mechanism below is one choice of "
+        "them. Its laws were checked on the cloud of the picture."
     )
-    caption = "Shade: the score that a key at that place would get. Area: the weight of each token. Ring: the query."
+    caption = Message("Shade: the score of a key at that point. Area: the weight of a token. Ring: the query.")
     table_rows: list[list[str | Cell]] = [
         [
             row.entry.name,
@@ -89,38 +93,50 @@ def survey_page(rows: list[SurveyRow], png_bytes: bytes, n_tokens: int) -> Page:
         for row in rows
     ]
     header: list[str | Cell] = [
-        "mechanism",
-        Cell("score or weight", "the score f(q, k) under softmax, or the weight as a function of the score s"),
-        Cell("domain", "where it is defined; outside it refuses"),
-        Cell("laws kept", "declared laws that hold on this cloud in float64, largest violation within tolerance"),
+        Message("mechanism"),
         Cell(
-            "runs as",
-            f"the implementation taken for {n_tokens} tokens, 8 heads of width 64, float32, causal where allowed",
+            Message("score or weight"),
+            Message("the score f(q, k) under softmax, or the weight as a function of the score s"),
         ),
-        "source",
+        Cell(Message("domain"), Message("the inputs on which it is defined; others are refused")),
+        Cell(
+            Message("laws satisfied"),
+            Message("declared laws whose violation on this cloud in float64 is within tolerance"),
+        ),
+        Cell(
+            Message("runs as"),
+            Message(
+                "the implementation for {n} tokens, 8 heads of width 64, float32, causal where allowed", n=n_tokens
+            ),
+        ),
+        Message("source"),
     ]
     return (
-        Page("Mechanisms of attention", lead)
-        .with_png("What each one sees", png_bytes, caption)
-        .with_table("Laws and lowerings", header, table_rows)
+        Page(Message("Mechanisms of attention"), lead)
+        .with_png(Message("Scores and weights"), png_bytes, caption)
+        .with_table(Message("Laws and lowerings"), header, table_rows)
     )
 
 
-def violations_text(row: SurveyRow) -> str:
-    return "\n".join(f"{LAWS[law].statement}: off by {value:.1e}" for law, value in row.violations.items())
+def violations_text(row: SurveyRow) -> Message:
+    lines = [
+        Message("{law}: violated by {value:.1e}", law=LAWS[law].statement, value=value)
+        for law, value in row.violations.items()
+    ]
+    return join("\n", lines)
 
 
 def show_mechanisms(out: Path, json_file: Path | None, n_tokens: int, explain: bool) -> None:
-    """What `rheoscope attention` does: survey, table, files; fails when a declared law is broken."""
+    """Run `rheoscope attention`: survey, table, files. Raises if a declared law is broken."""
     from rheoscope.report.pictures.attention import figure
 
     output_paths = [out / f"rheoscope-attention.{kind}" for kind in ("png", "html")]
     check_outputs(output_paths if json_file is None else [*output_paths, json_file])
     terminal = Terminal(console(), [])
-    with console(stderr=True).status("checking the laws of every mechanism"):
+    with console(stderr=True).status(render(Message("checking the laws of every mechanism"))):
         points = example_cloud()
         rows = survey_mechanisms(points, n_tokens)
-    with console(stderr=True).status("drawing"):
+    with console(stderr=True).status(render(Message("drawing"))):
         picture = figure_png(figure(rows, points))
         messages = [
             save_bytes(picture, output_paths[0]),
@@ -129,9 +145,14 @@ def show_mechanisms(out: Path, json_file: Path | None, n_tokens: int, explain: b
     if json_file is not None:
         messages.append(write_json(survey_to_json(rows), json_file))
     terminal.print_block(mechanism_table(rows))
-    heading = f"Laws kept on a cloud of {len(points)} points in float64; runs as, for {n_tokens} tokens in 8 heads of width 64"
+    heading = Message(
+        "Laws were checked on {points} points in float64. Lowerings are for {tokens} tokens in 8 heads of width 64",
+        points=len(points),
+        tokens=n_tokens,
+    )
     terminal.print_block(Lines(heading, lowering_reasons(rows, explain)))
     terminal.print_files(messages)
     broken_mechanisms = [row.entry.name for row in rows if row.broken_laws]
     if broken_mechanisms:
-        raise RheoscopeError(f"declared laws are broken for {', '.join(broken_mechanisms)}; the table above names them")
+        names = ", ".join(broken_mechanisms)
+        raise RheoscopeError(Message("declared laws are broken for {names} (see the table above)", names=names))

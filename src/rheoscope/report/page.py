@@ -1,6 +1,6 @@
-"""One self-contained HTML file of headings, figures and tables: no font, no picture, no address outside itself.
+"""One self-contained HTML file of headings, figures and tables, without external fonts, images or addresses.
 
-Everything can be read without its script: the script only shows the words under the pointer at once, on touch too.
+The page is complete without its script. The script only shows tooltips immediately, also on touch screens.
 """
 
 import base64
@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rheoscope.files import signature, write_report
+from rheoscope.messages.catalogue import current_language
 from rheoscope.picture.blocks import Cell, to_cells
 from rheoscope.picture.picture import Picture
 from rheoscope.report.draw.inline import picture_html
+from rheoscope.report.html_text import html_text
 from rheoscope.report.style import DRAWING_CSS
 
 if TYPE_CHECKING:
@@ -68,15 +70,16 @@ footer { margin-top: 3rem; color: var(--muted); font-size: .85rem; }
 """
 SCRIPT = """
 const tip = document.createElement("div"); tip.id = "tip"; tip.hidden = true; document.body.append(tip);
-for (const one of document.querySelectorAll("[title]")) {
-  one.dataset.tip = one.title; one.removeAttribute("title"); one.tabIndex = 0; one.setAttribute("aria-description", one.dataset.tip); }
-for (const one of document.querySelectorAll("svg title")) { one.parentNode.dataset.tip = one.textContent; one.remove(); }
+for (const item of document.querySelectorAll("[title]")) {
+  item.dataset.tip = item.title; item.removeAttribute("title"); item.tabIndex = 0;
+  item.setAttribute("aria-description", item.dataset.tip); }
+for (const title of document.querySelectorAll("svg title")) { title.parentNode.dataset.tip = title.textContent; title.remove(); }
 const show = (event) => {
-  const of = event.target.closest?.("[data-tip]");
-  tip.hidden = !of;
-  if (!of) return;
-  tip.textContent = of.dataset.tip;
-  const box = of.getBoundingClientRect(), x = event.clientX ?? box.left, y = event.clientY ?? box.bottom;
+  const element = event.target.closest?.("[data-tip]");
+  tip.hidden = !element;
+  if (!element) return;
+  tip.textContent = element.dataset.tip;
+  const box = element.getBoundingClientRect(), x = event.clientX ?? box.left, y = event.clientY ?? box.bottom;
   tip.style.left = Math.max(4, Math.min(x + 14, innerWidth - tip.offsetWidth - 4)) + "px";
   tip.style.top = (y + 18 + tip.offsetHeight > innerHeight ? y - tip.offsetHeight - 10 : y + 18) + "px"; };
 for (const name of ["pointermove", "pointerdown", "focusin"]) document.addEventListener(name, show);
@@ -87,7 +90,7 @@ document.addEventListener("keydown", (event) => { if (event.key == "Escape") tip
 
 @dataclass(frozen=True)
 class Page:
-    """A page grows by values: `page.with_picture(...)` and `page.with_table(...)` return a longer page.
+    """A page is a value: `page.with_picture(...)` and `page.with_table(...)` return a longer page.
 
     >>> "a &lt; b" in Page("T").with_table("Numbers", ["x"], [["a < b"]]).to_html()
     True
@@ -98,24 +101,24 @@ class Page:
     sections: tuple[str, ...] = field(default=())
 
     def with_section(self, heading: str, html: str) -> "Page":
-        return Page(self.title, self.lead, (*self.sections, f"<section><h2>{escape(heading)}</h2>{html}</section>"))
+        return Page(self.title, self.lead, (*self.sections, f"<section><h2>{html_text(heading)}</h2>{html}</section>"))
 
     def with_png(self, heading: str, image_bytes: bytes, caption: str) -> "Page":
-        """A PNG (`png(figure)` makes one), embedded."""
+        """An embedded PNG, such as `figure_png(figure)` returns."""
         data = base64.b64encode(image_bytes).decode()
-        image = f'<img alt="{escape(caption, quote=True)}" src="data:image/png;base64,{data}">'
-        return self.with_section(heading, f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>")
+        image = f'<img alt="{html_text(caption)}" src="data:image/png;base64,{data}">'
+        return self.with_section(heading, f"<figure>{image}<figcaption>{html_text(caption)}</figcaption></figure>")
 
     def with_picture(self, picture: Picture) -> "Page":
-        """A picture drawn into the page, with its caption."""
+        """A picture as inline SVG, with its caption."""
         return self.with_section(picture.title, picture_html(picture))
 
     def with_lines(self, heading: str, lines: Sequence[str]) -> "Page":
-        return self.with_section(heading, f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>")
+        return self.with_section(heading, f"<ul>{''.join(f'<li>{html_text(line)}</li>' for line in lines)}</ul>")
 
     def with_facts(self, heading: str, facts: Mapping[str, str]) -> "Page":
-        """Names and what they stand for, side by side."""
-        rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
+        """Names and values in two columns."""
+        rows = "".join(f"<dt>{html_text(name)}</dt><dd>{html_text(value)}</dd>" for name, value in facts.items())
         return self.with_section(heading, f"<dl>{rows}</dl>")
 
     def with_table(
@@ -126,7 +129,7 @@ class Page:
         text_columns: frozenset[int] | None = None,
         note: str = "",
     ) -> "Page":
-        """A table; columns that are not among the `words` are flush right. All hold words, unless said."""
+        """A table. Columns outside `text_columns` are right-aligned; by default all columns hold text."""
         css_class = "" if text_columns is None else " class=numbers"
         left_aligned = text_columns or frozenset()
         head = "".join(_cell_html("th", cell, index in left_aligned) for index, cell in enumerate(to_cells(header)))
@@ -135,15 +138,15 @@ class Page:
             for row in rows
         )
         table = f"<table{css_class}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        note_html = f'<p class="caption">{escape(note)}</p>' if note else ""
+        note_html = f'<p class="caption">{html_text(note)}</p>' if note else ""
         return self.with_section(heading, f'<div class="scroll">{table}</div>{note_html}')
 
     def to_html(self) -> str:
         return (
-            f'<!doctype html><html lang="en"><meta name="generator" content="{escape(signature(), quote=True)}">'
+            f'<!doctype html><html lang="{current_language()}"><meta name="generator" content="{escape(signature(), quote=True)}">'
             f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>{escape(self.title)}</title><style>{DRAWING_CSS}{CSS}</style><body><h1>{escape(self.title)}</h1>"
-            f'<p class="lead">{escape(self.lead)}</p>{"".join(self.sections)}'
+            f"<title>{html_text(self.title)}</title><style>{DRAWING_CSS}{CSS}</style><body><h1>{html_text(self.title)}</h1>"
+            f'<p class="lead">{html_text(self.lead)}</p>{"".join(self.sections)}'
             f'<footer>{escape(signature())}</footer><script type="module">{SCRIPT}</script></body></html>\n'
         )
 
@@ -162,7 +165,7 @@ def save_bytes(data: bytes, path: Path) -> str:
 
 
 def _cell_html(tag: str, cell: Cell, is_text: bool) -> str:
-    title_attribute = f' title="{escape(cell.definition, quote=True)}"' if cell.definition else ""
-    small_html = f" <small>{escape(cell.small_text)}</small>" if cell.small_text else ""
+    title_attribute = f' title="{html_text(cell.definition)}"' if cell.definition else ""
+    small_html = f" <small>{html_text(cell.small_text)}</small>" if cell.small_text else ""
     css_class = " class=word" if is_text else ""
-    return f"<{tag}{css_class}><span{title_attribute}>{escape(cell.text)}</span>{small_html}</{tag}>"
+    return f"<{tag}{css_class}><span{title_attribute}>{html_text(cell.text)}</span>{small_html}</{tag}>"

@@ -1,10 +1,12 @@
-"""What people type behind an option, as the values that analyses take: heads, lists of numbers, tokens, files of names."""
+"""Parsers of option values: heads, lists of numbers, tokens, lists of texts and files of labels."""
 
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
 from rheoscope.report.input_text import read_text_file
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.view import View
@@ -13,7 +15,7 @@ HeadList = list[tuple[int, int]]
 
 
 def parse_heads(text: str | None, view: View) -> HeadList | None:
-    """Heads as they are typed: some (5.1,3.2 or L5.H1), all of a layer (L5), or all of them.
+    """Heads as typed: single heads (5.1,3.2 or L5.H1), a layer (L5), or "all", which is None.
 
     >>> import rheoscope as rs
     >>> parse_heads("2.1,L3.H2", rs.load().view), parse_heads("L4", rs.load().view), parse_heads("all", rs.load().view)
@@ -30,13 +32,14 @@ def parse_heads(text: str | None, view: View) -> HeadList | None:
             heads += view.head_indices(int(layer_match[1]))
         else:
             raise RheoscopeError(
-                f"heads are typed as layer.head, got {part!r}; type --heads 5.1,3.2, or --heads L5 for a layer"
+                Message("a head is typed as layer.head, got {text!r}", text=part),
+                Advice("heads=[(5, 1), (3, 2)]", Message("--heads 5.1,3.2, or --heads L5 for a layer")),
             )
     return heads
 
 
 def parse_numbers(text: str, number_type: Callable[[str], Any], option: str) -> list[Any]:
-    """Numbers between commas.
+    """Numbers separated by commas.
 
     >>> parse_numbers("1, 4", int, "strides")
     [1, 4]
@@ -44,11 +47,14 @@ def parse_numbers(text: str, number_type: Callable[[str], Any], option: str) -> 
     try:
         return [number_type(part) for part in text.split(",")]
     except ValueError:
-        raise RheoscopeError(f"--{option} takes numbers between commas, got {text!r}; type --{option} 1,4") from None
+        raise RheoscopeError(
+            Message("{option} takes numbers separated by commas, got {text!r}", option=f"--{option}", text=text),
+            use(**{option: [1, 4]}),
+        ) from None
 
 
 def parse_token(text: str) -> str | int:
-    """A token by its text, or by its id behind a #: " on", #262.
+    """A token by its text (" on") or by its id (#262).
 
     >>> parse_token("#262"), parse_token(" on")
     (262, ' on')
@@ -57,19 +63,26 @@ def parse_token(text: str) -> str | int:
 
 
 def read_labels(file_name: str) -> dict[str, dict[str, str]]:
-    """Names of words from a file: a word, a tab and its name on every line; the heading is the name of the file."""
+    """Labels of words from a file with a word, a tab and its label on every line, under the name of the file."""
     file, labels = Path(file_name), {}
     for line_number, line in enumerate(read_text_file(file).splitlines(), 1):
         labelled_word, tab, label = line.partition("\t")
         if line.strip() and not (tab and labelled_word.strip() and label.strip()):
-            raise RheoscopeError(f"{file}, line {line_number}: expected a word, a tab and its name, got {line!r}")
+            raise RheoscopeError(
+                Message(
+                    "{file}, line {line_number}: expected a word, a tab and its label, got {line!r}",
+                    file=str(file),
+                    line_number=line_number,
+                    line=line,
+                )
+            )
         if line.strip():
             labels[labelled_word.strip()] = label.strip()
     return {file.stem: labels}
 
 
 def parse_texts(text: str) -> list[str]:
-    """Texts between bars.
+    """Texts separated by bars.
 
     >>> parse_texts("Once upon a time|In 1912")
     ['Once upon a time', 'In 1912']

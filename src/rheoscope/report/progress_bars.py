@@ -1,4 +1,4 @@
-"""A bar on stderr while something takes long, and a line now and then where stderr is a file or a pipe."""
+"""Progress on stderr: a bar in a terminal, a line every ten seconds in a file or a pipe."""
 
 import threading
 import time
@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rheoscope.messages.catalogue import render
+from rheoscope.messages.message import Message
 from rheoscope.report.console import console
 from rheoscope.report.idle_cores import use_idle_cores
 
@@ -16,29 +18,28 @@ if TYPE_CHECKING:
     from rheoscope.running.runner import RunnableModel
 
 
+READING = Message("reading")
 LINE_INTERVAL = 10.0
-"""Seconds between two lines where stderr is a file or a pipe."""
+"""Seconds between two lines if stderr is a file or a pipe."""
 
 
 @contextmanager
 def progress(task: str) -> Iterator[Callable[[int, int], None]]:
-    """While it is open, tell it how many are done, and of how many.
+    """Progress of one task. The block calls the yielded function with the number done and the total.
 
-    >>> with progress("counting") as tell:
-    ...     tell(1, 2)
+    >>> with progress("counting") as on_progress:
+    ...     on_progress(1, 2)
     """
     with progress_bar(task) as start_task:
         yield start_task(task)
 
 
 @contextmanager
-def progress_bar(first_task: str = "reading") -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """While it is open, tell it what is asked; it gives what hears how much of that is done.
+def progress_bar(first_task: str = READING) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """Progress of several tasks. The block names a task and gets a function of the number done and the total.
 
-    A bar where a person looks at it; else a line every ten seconds.
-
-    >>> with progress_bar() as tell:
-    ...     tell("transport")(1, 2)
+    >>> with progress_bar() as start_task:
+    ...     start_task("transport")(1, 2)
     """
     target = console(stderr=True)
     with _rich_bar(target, first_task) if target.is_terminal else _periodic_lines(target, first_task) as start_task:
@@ -51,10 +52,10 @@ def _rich_bar(target: "Console", first_task: str) -> Iterator[Callable[[str], Ca
     from rich.progress import Progress
 
     with Progress(console=target, transient=True) as rich_progress:
-        task_id = rich_progress.add_task(escape(first_task), total=None)
+        task_id = rich_progress.add_task(escape(render(first_task)), total=None)
 
         def start_task(task: str) -> Callable[[int, int], None]:
-            rich_progress.reset(task_id, description=escape(task), total=None)
+            rich_progress.reset(task_id, description=escape(render(task)), total=None)
             return lambda done, total: rich_progress.update(task_id, completed=done, total=total)
 
         yield start_task
@@ -62,23 +63,22 @@ def _rich_bar(target: "Console", first_task: str) -> Iterator[Callable[[str], Ca
 
 @contextmanager
 def _periodic_lines(target: "Console", first_task: str) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """What goes on and its share done, said by a thread that ends with it."""
-    current_line, finished, start = [first_task, ""], threading.Event(), time.monotonic()
+    """A thread that prints the task and the share done, and ends with the block."""
+    status, finished, start = [render(first_task)], threading.Event(), time.monotonic()
 
     def start_task(task: str) -> Callable[[int, int], None]:
-        current_line[:] = [task, ""]
+        name = render(task)
+        status[:] = [name]
 
         def update(done: int, total: int) -> None:
-            current_line[:] = [task, f" {100 * done / total:.0f} %" if total else ""]
+            status[:] = [f"{name} {100 * done / total:.0f} %" if total else name]
 
         return update
 
     def print_lines() -> None:
         while not finished.wait(LINE_INTERVAL):
             seconds = time.monotonic() - start
-            target.print(
-                f"rheoscope: {''.join(current_line)} ({seconds:.0f} s)", soft_wrap=True, markup=False, highlight=False
-            )
+            target.print(f"rheoscope: {status[0]} ({seconds:.0f} s)", soft_wrap=True, markup=False, highlight=False)
 
     printer = threading.Thread(target=print_lines, daemon=True)
     printer.start()
@@ -92,9 +92,10 @@ def _periodic_lines(target: "Console", first_task: str) -> Iterator[Callable[[st
 def load_model(
     source: str | None, device: str | None, dtype: str | None, untrained: bool = False, seed: int = 0
 ) -> "RunnableModel":
-    """`rheoscope.load` with a bar and on idle cores, as every command opens its model."""
+    """`rheoscope.load` with a progress bar and on idle cores. Every command loads its model with it."""
     use_idle_cores()
-    with progress(f"loading {source or 'the default model'}") as on_progress:
+    task = Message("loading the default model") if not source else Message("loading {model}", model=source)
+    with progress(task) as on_progress:
         from rheoscope.opening import load
 
         model = load(source, device=device, dtype=dtype, untrained=untrained, seed=seed, progress=on_progress)
@@ -106,7 +107,7 @@ def load_model(
 
 
 LARGE_MODEL_WEIGHTS = 30_000_000
-"""Weights of a model from which on one untrained control stands beside it, not several; beside a long text too."""
+"""Models with at least this many weights get one untrained control by default, as do long texts."""
 
 
 def control_factories(
@@ -117,7 +118,7 @@ def control_factories(
     requested: int | None,
     n_tokens: int,
 ) -> "Sequence[Callable[[], RunnableModel]]":
-    """Each makes the same architecture at initial weights: as often as is asked for, or as model and text allow."""
+    """Functions that each build an untrained control: `requested` of them, or a number that fits model and text."""
     from rheoscope.opening import load
     from rheoscope.report.analysis_runs import LONG_TEXT, MAX_CONTROLS
 

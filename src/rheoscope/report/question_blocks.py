@@ -1,11 +1,12 @@
-"""The seven questions and their answers, each shown as soon as its analyses have run."""
+"""The questions and their answers, each shown as soon as its analyses have run."""
 
 from collections.abc import Callable
 
+from rheoscope.catalogue import ANALYSIS_MODULES, words_by_name
 from rheoscope.messages.message import Message, join, plural
-from rheoscope.messages.numbers import format_number
 from rheoscope.picture.blocks import AnsweredQuestion, Block, Questions
-from rheoscope.report.verdicts import QUESTIONS, Question
+from rheoscope.report.verdicts import QUESTIONS
+from rheoscope.space.questions import Question
 from rheoscope.space.results import Results
 
 HEADING = Message("Seven questions about this text in this model")
@@ -13,7 +14,7 @@ RULE = Message("Yes: significant after correction for all tests. No: an effect o
 
 
 def blocks(question: Question) -> Callable[[Results], list[Block]]:
-    """The block of one question; the first one brings the heading."""
+    """The block of one question. The first question brings the heading."""
 
     def question_blocks(results: Results) -> list[Block]:
         verdict = question.verdict(results)
@@ -39,23 +40,8 @@ def control_note(results: Results) -> list[Block]:
 
 
 def sampling_notes(results: Results) -> list[Message]:
-    """Which part of a long text the expensive analyses sampled, and the error of that."""
-    agreement, distortion = (results.datasets.get(name) for name in ("agreement", "distortion"))
-    notes = []
-    if agreement is not None and "agreement_error" in agreement:
-        notes.append(
-            Message(
-                "On this long text, agreement samples {n} queries (± {error} per head).",
-                n=agreement.attrs["sampled_queries"],
-                error=format_number(float(agreement.agreement_error.mean())),
-            )
-        )
-    if distortion is not None and "rsa_error" in distortion:
-        notes.append(
-            Message(
-                "Distortion samples the distances from {n} tokens (± {error} per head).",
-                n=distortion.attrs["max_tokens"],
-                error=format_number(float(distortion.rsa_error.mean())),
-            )
-        )
-    return notes
+    """What each analysis sampled from a long text, and the error of that."""
+    notes = [
+        words_by_name(name).sampling_note(results.datasets[name]) for name in ANALYSIS_MODULES if results.has(name)
+    ]
+    return [note for note in notes if note is not None]

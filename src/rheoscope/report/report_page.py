@@ -1,19 +1,20 @@
-"""Answers as one page: the text, what was found, every table, every picture, and where the numbers come from."""
+"""A report as one HTML page: the text, the answers, every table, every picture, and the origin of the numbers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 
-from rheoscope.catalogue import ANALYSIS_MODULES
+from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.files import check_writable
-from rheoscope.picture.blocks import Block, Drawing, Facts, Lines, Questions, Table, Tokens, with_heading_suffix
+from rheoscope.messages.message import Message, first_part, join
+from rheoscope.picture.blocks import Block, Drawing, Facts, Lines, Questions, Table, Tokens, with_text_number
 from rheoscope.report import layer_table, text_blocks
 from rheoscope.report.analysis_runs import Subject, run_analyses
 from rheoscope.report.comparison_picture import picture as comparison_picture
 from rheoscope.report.draw_result import picture_of
+from rheoscope.report.html_text import html_text
 from rheoscope.report.page import Page
-from rheoscope.report.report_plans import REPORTS, ReportPlan
+from rheoscope.report.report_plans import FLOW, REPORTS, ReportPlan
 from rheoscope.report.studio_link import add_studio_link
 from rheoscope.space.model import Model, check_same_weights
 from rheoscope.space.results import Results
@@ -21,17 +22,18 @@ from rheoscope.space.trace import Trace
 
 
 def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw") -> str:
-    """One self-contained HTML file about a text in a model: opens without a network, prints, and fits a phone.
+    """One self-contained HTML file about a text in a model. It works offline, in print and on a phone.
 
-    **Gives** the sentence "wrote …", or "replaced …" where there was a report of that name, and behind it the names of analyses
-    that failed, where there are any. A file that Rheoscope did not write is never overwritten.
+    **Returns** the sentence "wrote …" or "replaced …", followed by the analyses that failed. A file that Rheoscope did not write
+    is never overwritten.
 
-    **Holds** the text as tokens, a row a layer, what each layer says comes next, up to five findings that beat their nulls, the
-    heads as operators, and the picture of every analysis of a text that is not dear (`rs.analyses()` lists them all), maps of
-    heads coloured by their types; and the provenance of every number. An analysis that cannot say anything of this text is
-    named with its reason. `space` is raw, normed or sphere.
+    **Contents** The page shows the tokens, the seven questions, a table of layers and the prediction after each layer. It lists
+    up to five other significant findings and the heads as operators. It has the picture of every inexpensive analysis of a text,
+    with heads coloured by type, and the provenance of every number. Skipped analyses are listed with the reason.
 
-    **Relation** `plot` and `show` draw one of the pictures, for papers and for notebooks.
+    **Settings** `space` is raw, normed or sphere.
+
+    **See also** `rs.plot` and `rs.show` draw one of the pictures, for papers and for notebooks.
 
     >>> import rheoscope as rs, tempfile
     >>> model = rs.load()
@@ -40,14 +42,16 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
     """
     check_same_weights(model, trace)
     check_writable(Path(path))
-    plan = REPORTS["flow"]
+    plan = REPORTS[FLOW]
     results = run_analyses(Subject(model, trace.text or trace.ids, trace), plan.requests({"space": space}))
-    failure_note = "".join(f"; {name} failed, {results.skipped[name]}" for name in results.failed_keys)
-    return report_page(plan, results).save(Path(path)) + failure_note
+    failures = [
+        Message("{analysis} failed: {reason}", analysis=key, reason=results.reason(key)) for key in results.failed_keys
+    ]
+    return join("; ", [report_page(plan, results).save(Path(path)), *failures])
 
 
 def report_page(plan: ReportPlan, results: Results) -> Page:
-    """The page of one command: questions and their answers, the cloud itself, every table, every other picture."""
+    """The page of one report: the questions, the first picture, the other sections, and the other pictures."""
     page = Page(plan.title(results), text_blocks.lead_text(results))
     blocks: list[Block] = [] if results.trace is None else [text_blocks.token_block(results)]
     blocks += merge_questions([block for section in plan.sections for block in section.blocks(results)])
@@ -61,19 +65,19 @@ def report_page(plan: ReportPlan, results: Results) -> Page:
 
 
 def comparison_page(plan: ReportPlan, first_results: Results, second_results: Results) -> Page:
-    """Two texts: every layer side by side, then each with its tables and pictures."""
+    """The page of two texts: every layer of both, then the sections and pictures of each."""
     page = Page(
-        f"{text_blocks.report_title(first_results)} | {text_blocks.report_title(second_results)}",
+        join(" | ", [text_blocks.report_title(first_results), text_blocks.report_title(second_results)]),
         text_blocks.lead_text(first_results, second_results),
     )
     blocks: list[Block] = [
-        text_blocks.token_block(first_results, "Text 1"),
-        text_blocks.token_block(second_results, "Text 2"),
+        text_blocks.token_block(first_results, Message("Text {number}", number=1)),
+        text_blocks.token_block(second_results, Message("Text {number}", number=2)),
     ]
     blocks += layer_table.comparison_blocks(first_results, second_results)
     if layer_table.available_columns(first_results.datasets):
         blocks.append(Drawing(comparison_picture(first_results, second_results)))
-    for name, results in (("text 1", first_results), ("text 2", second_results)):
+    for number, results in enumerate((first_results, second_results), 1):
         section_blocks = [
             block
             for section in plan.sections
@@ -81,30 +85,30 @@ def comparison_page(plan: ReportPlan, first_results: Results, second_results: Re
             for block in section.blocks(results)
         ]
         blocks += [
-            with_heading_suffix(block, f" ({name})")
+            with_text_number(block, number)
             for block in (
                 *merge_questions(section_blocks),
                 *result_pictures(results),
                 *text_blocks.skipped_blocks(results),
             )
         ]
-        blocks.append(text_blocks.provenance_block(results, f"Where the numbers of {name} come from"))
+        blocks.append(
+            text_blocks.provenance_block(results, Message("Origin of the numbers of text {number}", number=number))
+        )
     return add_studio_link(add_blocks(page, blocks), first_results, second_results)
 
 
 def result_pictures(results: Results) -> list[Drawing]:
-    """The picture of every answer, in the order in which people read them (that of the catalogue); one where it was asked
-    several times. Maps of heads are coloured by the types of heads.
-    """
-    types = results.datasets.get("head_types")
-    names = [name for name in ANALYSIS_MODULES if name in results.datasets]
+    """The picture of every result, in the order of the catalogue. Maps of heads are coloured by the types of heads."""
+    names = [name for name in ANALYSIS_MODULES if results.has(name)]
+    types = next((results.datasets[name] for name in names if analysis_by_name(name).classifies_heads), None)
     return [
         Drawing(picture_of(results.datasets[key], token_strings=results.token_strings, types=types)) for key in names
     ]
 
 
 def add_blocks(page: Page, blocks: list[Block]) -> Page:
-    """Every block on the page, one after the other."""
+    """The page with these blocks at its end."""
     for block in blocks:
         match block:
             case Questions():
@@ -125,7 +129,7 @@ def add_blocks(page: Page, blocks: list[Block]) -> Page:
 
 
 def merge_questions(blocks: Sequence[Block]) -> list[Block]:
-    """Questions that follow each other as one block: the terminal tells them one by one."""
+    """Consecutive questions as one block. The terminal prints them one by one."""
     merged: list[Block] = []
     for block in blocks:
         if (
@@ -143,20 +147,20 @@ def merge_questions(blocks: Sequence[Block]) -> list[Block]:
 
 
 def questions_html(block: Questions) -> str:
-    """Every question with its answer as a mark, the line that says why, and the command that goes deeper."""
+    """Every question with its answer as a badge, its sentence, and the command that shows more."""
     items = []
     for item in block.questions:
-        css_class = item.answer.split(" · ")[0].replace(" ", "-")
-        badge = f'<b class="answer {escape(css_class, quote=True)}">{escape(item.answer)}</b>'
-        deeper = f"<code>{escape(item.deeper)}</code>"
-        items.append(f"<dt>{badge} {escape(item.question)}</dt><dd>{escape(item.line)} {deeper}</dd>")
-    return f'<dl class="questions">{"".join(items)}</dl><p class="caption">{escape(block.note)}</p>'
+        css_class = str(first_part(item.answer))
+        badge = f'<b class="answer {css_class}">{html_text(item.answer)}</b>'
+        deeper = f"<code>{html_text(item.deeper)}</code>"
+        items.append(f"<dt>{badge} {html_text(item.question)}</dt><dd>{html_text(item.line)} {deeper}</dd>")
+    return f'<dl class="questions">{"".join(items)}</dl><p class="caption">{html_text(block.note)}</p>'
 
 
 def tokens_html(block: Tokens) -> str:
-    """Every token in its place, marked ones standing out, the rest under the pointer."""
+    """The tokens of the text. Marked ones are highlighted, and every token has a tooltip."""
     items = []
     for index, (token_text, tip) in enumerate(zip(block.token_texts, block.tips, strict=True)):
         css_class = ' class="massive"' if index in block.marked_tokens else ""
-        items.append(f'<li{css_class} title="{escape(tip, quote=True)}">{escape(token_text)}</li>')
+        items.append(f'<li{css_class} title="{html_text(tip)}">{html_text(token_text)}</li>')
     return f'<ol class="tokens">{"".join(items)}</ol>'

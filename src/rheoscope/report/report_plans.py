@@ -1,30 +1,34 @@
-"""What every command asks and tells: one row a command, the only table. All of them are run the same way (`command.py`)."""
+"""The plan of every report: the analyses that it runs, and the sections that it shows.
 
-from collections.abc import Callable
+A plan is derived from the declarations of the analyses. An analysis with a report of its own declares it in its `words.py`.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
-from rheoscope.covers.agreement import words as agreement
-from rheoscope.covers.operators import words as operators
-from rheoscope.covers.reversed_attention import words as reversed_attention
-from rheoscope.covers.surgery import words as surgery
-from rheoscope.flow.readout import words as readout
+from rheoscope.messages.message import Message
 from rheoscope.picture.blocks import Block, Lines
 from rheoscope.report import field_blocks, layer_table, question_blocks, text_blocks
 from rheoscope.report.analysis_runs import MAX_CONTROLS, Request, request
-from rheoscope.report.findings import finding_sentences, findings
-from rheoscope.report.report_settings import clearest_head_settings, report_request
+from rheoscope.report.findings import ALL_WORDS, analyses_with_findings, finding_sentences, findings
+from rheoscope.report.report_settings import report_request
 from rheoscope.report.verdicts import QUESTIONS
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.results import Results
+from rheoscope.space.words import OwnReport
 
 Options = dict[str, Any]
-"""What was typed behind a command, by name."""
+"""The options of a command, by name."""
+FLOW = "flow"
+"""The report on a text, which belongs to no single analysis."""
 
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """Blocks that can be told once everything they need was asked; `aside` ones only on a page."""
+    """Blocks that are shown once the analyses in `needs` have run; `page_only` ones only on a page."""
 
     needs: tuple[str, ...]
     blocks: Callable[[Results], list[Block]]
@@ -33,9 +37,9 @@ class Section:
 
 @dataclass(frozen=True, eq=False)
 class ReportPlan:
-    """A command: what it asks (with the options that were typed), what it asks besides for files and pages, what it tells.
+    """What a report runs under the options of its command, what it runs in addition for files, and what it shows.
 
-    `must` names the analysis without whose answer there is nothing to tell: its reason is then the error.
+    Without a result of the analysis `required` there is no report: the reason is raised as an error.
     """
 
     title: Callable[[Results], str]
@@ -45,37 +49,24 @@ class ReportPlan:
     required: str = ""
 
 
-# The rows
-
-
-def _finding_blocks(results: Results) -> list[Block]:
-    if not results.has_nulls:
-        return [Lines("What else beat chance", ["Nothing is told: nulls are left out (--fast)."])]
-    return [Lines("What else beat chance", finding_sentences(*findings(results)))]
+# The report on a text
 
 
 QUESTIONS_BY_COST = sorted(
     QUESTIONS, key=lambda question: max(analysis_by_name(name).controls for name in question.needs) == MAX_CONTROLS
 )
 FIRST_ANALYSES = tuple(dict.fromkeys(name for question in QUESTIONS_BY_COST for name in question.needs))
-"""What the seven questions need, asked before everything else, so that answers stand there at once: in their order, but that
-what waits for several controls comes last."""
-LAST_ANALYSES = ("head_types", "distorted_pairs", "score_attribution")
-"""What takes longest, and stands on what came before."""
+"""The analyses behind the questions. They run first, those that need several controls at the end."""
 
 
 def text_analyses() -> list[str]:
-    """What the main job asks: every analysis of a text or of weights that is not dear, in an order that tells early."""
+    """The analyses that the report on a text runs, in this order: all inexpensive ones of a text or of weights."""
+    declarations = {name: analysis_by_name(name) for name in ANALYSIS_MODULES}
+    last = sorted((name for name in declarations if declarations[name].last), key=lambda name: declarations[name].last)
     inexpensive = [
-        name
-        for name in ANALYSIS_MODULES
-        if not (spec := analysis_by_name(name)).expensive and spec.needs in ("trace", "view")
+        name for name, spec in declarations.items() if not spec.expensive and spec.needs in ("trace", "view")
     ]
-    return [
-        *FIRST_ANALYSES,
-        *(name for name in inexpensive if name not in (*FIRST_ANALYSES, *LAST_ANALYSES)),
-        *LAST_ANALYSES,
-    ]
+    return [*FIRST_ANALYSES, *(name for name in inexpensive if name not in (*FIRST_ANALYSES, *last)), *last]
 
 
 def _flow_requests(options: Options) -> list[Request]:
@@ -86,98 +77,93 @@ def _flow_requests(options: Options) -> list[Request]:
     ]
 
 
-def _covers_requests(options: Options) -> list[Request]:
-    settings = {name: options[name] for name in ("draws", "control") if options.get(name) is not None}
+def flow_plan() -> ReportPlan:
+    """The plan of the report on a text."""
+    sections = (
+        *(Section(question.needs, question_blocks.blocks(question)) for question in QUESTIONS),
+        Section((), question_blocks.control_note),
+        Section(layer_table.NEEDS, layer_table.blocks),
+        *declared_sections(FLOW),
+        findings_section(text_analyses()),
+    )
+    return ReportPlan(text_blocks.report_title, _flow_requests, sections)
+
+
+# Reports that an analysis declares
+
+
+def own_plan(owner: str, report: OwnReport) -> ReportPlan:
+    """The plan of a report that an analysis declares as its own."""
+    sections = declared_sections(report.name)
+    in_terminal = [section for section in sections if not section.page_only]
+    page_only = [section for section in sections if section.page_only]
+    names = [name for name, _ in report_runs(report.name, for_files=False)]
+    found = [findings_section(names)] if report.has_findings else []
+    return ReportPlan(
+        partial(_own_title, report.title),
+        partial(_declared_requests, report.name, False),
+        (*in_terminal, *found, *page_only),
+        partial(_declared_requests, report.name, True),
+        required=owner,
+    )
+
+
+def _own_title(title: Message, results: Results) -> Message:
+    return Message(title.template, text=text_blocks.report_title(results), model=results.view.facts["model"])
+
+
+def report_runs(report: str, for_files: bool) -> list[tuple[str, ReportRun]]:
+    """The analyses that a report runs, in their order, for the terminal or in addition for files."""
+    runs = [(name, run) for name in ANALYSIS_MODULES for run in analysis_by_name(name).report_runs]
+    return sorted(
+        ((name, run) for name, run in runs if (run.report, run.for_files) == (report, for_files)),
+        key=lambda name_and_run: name_and_run[1].order,
+    )
+
+
+def _declared_requests(report: str, for_files: bool, options: Options) -> list[Request]:
     return [
-        report_request("agreement", **settings),
-        Request("distorted_pairs", clearest_head_settings(1)),
-        report_request("head_types"),
-        report_request("distortion"),
+        Request(name, run.settings_by_key)
+        if run.settings_by_key is not None
+        else report_request(name, **run.chosen_settings(options))
+        for name, run in report_runs(report, for_files)
+        if run.applies(options)
     ]
 
 
-def _covers_file_requests(options: Options) -> list[Request]:
-    names = ("distorted_pairs", "stack", "composition", "score_attribution", "rollout", "fixed_point", "operators")
-    return [*map(report_request, names), Request("distorted_pairs", clearest_head_settings(agreement.MAX_LISTED_HEADS))]
+def declared_sections(report: str) -> list[Section]:
+    """The sections that analyses declare for a report, in their order."""
+    declared = [(name, section) for name, words in ALL_WORDS.items() for section in words.sections]
+    ordered = sorted((pair for pair in declared if pair[1].report == report), key=lambda pair: pair[1].order)
+    return [Section((name, *section.needs), section.blocks, section.page_only) for name, section in ordered]
 
 
-def _surgery_requests(options: Options) -> list[Request]:
-    return [request("surgery", **{name: value for name, value in options.items() if value is not None})]
+def findings_section(names: list[str]) -> Section:
+    """The findings, shown once those of these analyses that have candidates have run."""
+    return Section(tuple(name for name in analyses_with_findings() if name in names), _finding_blocks)
 
 
-def _reverse_requests(options: Options) -> list[Request]:
-    settings = {name: options[name] for name in ("target", "token") if options.get(name) is not None}
-    etas = {"etas": (reversed_attention.PATCH_ETA, 0.0)}
-    return [request("reversed_attention", **settings), request("attention_patching", **settings | etas)]
+def _finding_blocks(results: Results) -> list[Block]:
+    heading = Message("Other significant findings")
+    if not results.has_nulls:
+        return [Lines(heading, [Message("Nothing was tested: nulls are left out (--fast).")])]
+    return [Lines(heading, finding_sentences(*findings(results)))]
 
 
-def _reverse_file_requests(options: Options) -> list[Request]:
-    settings = {name: options[name] for name in ("target", "token") if options.get(name) is not None}
-    return [request("attention_patching", **settings), report_request("head_types")]
+def _own_plans() -> Iterator[tuple[str, ReportPlan]]:
+    for name, words in ALL_WORDS.items():
+        if words.report is not None:
+            yield words.report.name, own_plan(name, words.report)
 
 
-def _operators_requests(options: Options) -> list[Request]:
-    scores = [report_request("scores")] if options.get("text") is not None else []
-    return [request("operators", raw=bool(options.get("raw"))), *scores]
-
-
-def _prefixed_title(prefix: str) -> Callable[[Results], str]:
-    return lambda results: f"{prefix}: {text_blocks.report_title(results)}"
-
-
-REPORTS: dict[str, ReportPlan] = {
-    "flow": ReportPlan(
-        text_blocks.report_title,
-        _flow_requests,
-        (
-            *(Section(question.needs, question_blocks.blocks(question)) for question in QUESTIONS),
-            Section((), question_blocks.control_note),
-            Section(layer_table.NEEDS, layer_table.blocks),
-            Section(("readout",), readout.blocks),
-            Section(("operators", "energy"), operators.blocks),
-            Section(("geometry_kept", "massive_tokens", "operators", "agreement", "distortion"), _finding_blocks),
-        ),
-    ),
-    "covers": ReportPlan(
-        _prefixed_title("Covers"),
-        _covers_requests,
-        (
-            Section(("agreement", "head_types", "distortion"), agreement.blocks),
-            Section(("agreement", "distortion"), _finding_blocks),
-            Section((), agreement.head_table, page_only=True),
-        ),
-        _covers_file_requests,
-        required="agreement",
-    ),
-    "surgery": ReportPlan(
-        _prefixed_title("Surgery"), _surgery_requests, (Section(("surgery",), surgery.blocks),), required="surgery"
-    ),
-    "reverse": ReportPlan(
-        _prefixed_title("Reversed attention"),
-        _reverse_requests,
-        (Section(("reversed_attention", "attention_patching"), reversed_attention.blocks),),
-        _reverse_file_requests,
-        required="reversed_attention",
-    ),
-    "operators": ReportPlan(
-        lambda results: f"Operators of {results.view.facts['model']}",
-        _operators_requests,
-        (
-            Section(("operators",), operators.blocks),
-            Section(("operators",), operators.extreme_heads),
-            Section(("scores",), operators.score_blocks),
-        ),
-        lambda options: [report_request("head_types")],
-        required="operators",
-    ),
-}
-"""Command → what it asks and tells."""
+REPORTS: dict[str, ReportPlan] = {FLOW: flow_plan(), **dict(_own_plans())}
+"""Name of a report → its plan."""
 
 
 def report_of_analysis(name: str) -> ReportPlan:
-    """Any analysis of the catalogue as a command of its own."""
+    """The plan of a report on any single analysis of the catalogue."""
     return ReportPlan(
-        lambda results: f"{name}: {text_blocks.report_title(results)}",
+        lambda results: Message("{analysis}: {text}", analysis=name, text=text_blocks.report_title(results)),
         lambda options: [request(name, **options)],
         (Section((name,), lambda results: field_blocks.blocks(results, name)),),
         required=name,

@@ -1,4 +1,4 @@
-"""How every command runs: ask, tell what is known, write the files that were asked for."""
+"""Run a report: the analyses, the output in the terminal as results arrive, and the requested files."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rheoscope.files import check_outputs, check_writable, unused_name
 from rheoscope.messages.advice import Advice
-from rheoscope.picture.blocks import with_heading_suffix
+from rheoscope.messages.message import Message, join
+from rheoscope.picture.blocks import with_text_number
 from rheoscope.report import layer_table, text_blocks
 from rheoscope.report.analysis_runs import Controls, Subject, run_analyses
 from rheoscope.report.console import console
@@ -19,7 +20,6 @@ from rheoscope.report.json_file import save_json
 from rheoscope.report.progress_bars import progress_bar
 from rheoscope.report.report_page import comparison_page, report_page
 from rheoscope.report.report_plans import Options, ReportPlan
-from rheoscope.report.shell_advice import as_cli_advice
 from rheoscope.report.terminal import Terminal
 from rheoscope.report.verdicts import QUESTIONS, verdicts_dataset
 from rheoscope.shapes import RheoscopeError
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     import xarray
 
 DEFAULT_REPORT_PATH = Path("report.html")
-"""Where the page goes when nobody says; a name that is taken is left alone."""
+"""The default name of the page. If it is taken, a number is added."""
 
 
 @dataclass(frozen=True)
 class OutputFiles:
-    """Where answers go besides the terminal; names that cannot be written to are refused at once, before anything is computed."""
+    """The files that a report writes. A path that cannot be written is refused before anything is computed."""
 
     json: Path | None = None
     csv: Path | None = None
     html: Path | None = None
     input_path: Path | None = None
-    """Where the text comes from, if from a file."""
+    """The file with the text, if the text comes from a file."""
     default_page: bool = False
-    """Whether a page is written beside the user even where no name was typed."""
+    """Whether a page is written to the current directory if no path was given."""
 
     def __post_init__(self) -> None:
         check_outputs([path for path in (self.json, self.html) if path is not None], self.csv, self.input_path)
@@ -58,7 +58,7 @@ class OutputFiles:
 
     @property
     def wants_page(self) -> bool:
-        """Whether there is a page among them."""
+        """Whether a page is written."""
         return self.default_page or self.html is not None
 
 
@@ -68,7 +68,7 @@ def _check_default_report() -> None:
         check_writable(unused_name(DEFAULT_REPORT_PATH))
     except RheoscopeError as error:
         raise RheoscopeError(
-            error.message, Advice("", "--html and a name in another directory, or --no-html")
+            error.message, Advice("", "--no-html, or --html with a path in another directory")
         ) from error
 
 
@@ -82,7 +82,7 @@ def run_report(
     explain: bool = False,
     control_factories: Sequence[Callable[[], Model]] = (),
 ) -> None:
-    """One command on one text, or on weights alone; `controls` make untrained models that the text is put through too."""
+    """Run a report on one text, or on weights alone. `control_factories` build the untrained controls."""
     terminal = Terminal(console(), plan.sections, explain)
     results = _run_and_print(plan, model, input_text, options, files, fast, terminal, control_factories)
     messages = write_files(all_datasets(results), report_page(plan, results).save if files.wants_page else None, files)
@@ -100,7 +100,7 @@ def compare_texts(
     fast: bool = False,
     explain: bool = False,
 ) -> None:
-    """Two texts, layer by layer beside each other."""
+    """Run a report on two texts and compare them layer by layer."""
     terminal = Terminal(console(), [], explain)
     both_results = [_run_and_print(plan, model, input_text, options, files, fast, terminal) for input_text in texts]
     first_results, second_results = both_results
@@ -109,11 +109,12 @@ def compare_texts(
     for block in layer_table.comparison_blocks(first_results, second_results):
         terminal.print_block(block)
     for number, results in enumerate(both_results, 1):
-        terminal.print_heading(f"Text {number}: {text_blocks.report_title(results)}")
+        title = text_blocks.report_title(results)
+        terminal.print_heading(Message("Text {number}: {text}", number=number, text=title))
         for section in plan.sections:
             if layer_table.blocks is not section.blocks and not section.page_only:
                 for block in section.blocks(results):
-                    terminal.print_block(with_heading_suffix(block, f" (text {number})"))
+                    terminal.print_block(with_text_number(block, number))
         terminal.print_skipped(results)
     terminal.print_files(messages)
     raise_failures(first_results, second_results)
@@ -129,7 +130,7 @@ def _run_and_print(
     terminal: Terminal,
     control_factories: Sequence[Callable[[], Model]] = (),
 ) -> Results:
-    """Everything asked, told as it is known; a job that has nothing to tell says why."""
+    """Run all analyses and print each section when it is ready. Raises if the required analysis has no result."""
     trace = None if input_text is None else model.trace(input_text)
     subject = Subject(model, input_text, trace)
     requests = [*plan.requests(options), *(plan.file_requests(options) if files.has_any else [])]
@@ -137,27 +138,17 @@ def _run_and_print(
 
     def on_result(results: Results) -> None:
         if plan.required in results.skipped:
-            raise RheoscopeError(results.skipped[plan.required])
-        terminal.print_ready(with_cli_advice(results))
+            raise results.skipped[plan.required]
+        terminal.print_ready(replace(results, surface="shell"))
 
     with progress_bar() as on_progress:
-        return with_cli_advice(
-            run_analyses(
-                subject, requests, not fast, control_subjects(control_factories, input_text), on_result, on_progress
-            )
-        )
-
-
-def with_cli_advice(results: Results) -> Results:
-    """The same, every reason why something is left out with its advice as it is typed in a shell."""
-    reasons = {
-        key: as_cli_advice(reason, f"rheoscope analyse {key.split()[0]}") for key, reason in results.skipped.items()
-    }
-    return replace(results, skipped=reasons)
+        controls = control_subjects(control_factories, input_text)
+        results = run_analyses(subject, requests, not fast, controls, on_result, on_progress)
+    return replace(results, surface="shell")
 
 
 def control_subjects(control_factories: Sequence[Callable[[], Model]], input_text: Text | None) -> Controls:
-    """The text in every control; where there is none, nothing to wait for."""
+    """The text in every untrained control; none without a text."""
     if input_text is None or not control_factories:
         return ()
     leave_one_core()
@@ -175,7 +166,7 @@ def write_files(
     files: OutputFiles,
     compared_datasets: "dict[str, xarray.Dataset] | None" = None,
 ) -> list[str]:
-    """Every file that was asked for, in the order in which they are typed, and a line for each."""
+    """Write all requested files. Returns one line per file."""
     messages = [] if files.json is None else [save_json(datasets, files.json, compared_datasets)]
     if files.csv is not None:
         messages.append(save_csv(datasets, files.csv))
@@ -186,16 +177,17 @@ def write_files(
 
 
 def raise_failures(*all_results: Results) -> None:
-    """A fault of the program is an error once everything else is told and written."""
-    reasons = {key: results.skipped[key] for results in all_results for key in results.failed_keys}
-    if reasons:
-        name, reason = next(iter(reasons.items()))
-        other_failures = f", and so did {', '.join(list(reasons)[1:])}" if len(reasons) > 1 else ""
-        raise RheoscopeError(f"{name} failed, {reason}{other_failures}; everything else is told and written")
+    """Raise the internal errors of a run, after everything else was printed and written."""
+    failures = {key: results.reason(key) for results in all_results for key in results.failed_keys}
+    if failures:
+        problems = [
+            Message("{analysis} failed: {reason}", analysis=key, reason=reason) for key, reason in failures.items()
+        ]
+        raise RheoscopeError(join("; ", [*problems, Message("all other results were printed and written")]))
 
 
 def all_datasets(results: Results) -> "dict[str, xarray.Dataset]":
-    """Every Dataset under its key, and what was found in them."""
+    """All results by key, with the findings and the verdicts."""
     datasets = dict(results.datasets)
     if len(datasets) > 1 and results.has_nulls:
         datasets["findings"] = findings_dataset(*findings(results))

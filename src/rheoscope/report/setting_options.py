@@ -1,4 +1,4 @@
-"""How the settings of an analysis are typed and read: an option for each, by its name and type."""
+"""The command-line option of each setting of an analysis, derived from the setting's name and type."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from rheoscope.space.model import Model
 from rheoscope.space.settings import plain_type
 
 ParseOption = Callable[[str, Any, Model], Any]
-"""From the name of an option, what was typed and the model to the setting."""
+"""(option name, typed value, model) → value of the setting."""
 
 
 BAR_SEPARATED_SETTINGS = ("prefixes", "targets", "foils")
-"""Settings that are lists of texts."""
+"""Settings that are lists of texts, typed with bars between them."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """How a setting of some type is typed, and read."""
+    """The type that typer parses, and the function that turns its value into the setting."""
 
     cli_type: Any
     parse: ParseOption
 
 
 def option_for_setting(name: str, hint: Any) -> Option | None:
-    """The option of a setting, by its name and type; None for what cannot be typed (a Dataset, a Trace).
+    """The option of a setting, from its name and type. None if it cannot be typed (a Dataset, a Trace).
 
     >>> option_for_setting("draws", int).cli_type, option_for_setting("strides", list[int] | None).cli_type
     (<class 'int'>, str | None)
@@ -46,9 +46,7 @@ def option_for_setting(name: str, hint: Any) -> Option | None:
         return Option(base_type | None if is_optional else base_type, lambda _, value, model: value)
     if base_type == str | int:
         return Option(str | None, lambda _, value, model: None if value is None else parse_token(value))
-    if get_origin(base_type) in (Union, UnionType) and str in get_args(
-        base_type
-    ):  # a text or the name of a file, beside what cannot be typed
+    if get_origin(base_type) in (Union, UnionType) and str in get_args(base_type):
         return Option(str | None if is_optional else str, lambda _, value, model: value)
     number_type = _element_type(base_type)
     if number_type is not None:
@@ -60,7 +58,7 @@ def option_for_setting(name: str, hint: Any) -> Option | None:
 
 
 def _element_type(hint: Any) -> Callable[[str], Any] | None:
-    """int or float where a setting is a sequence of them."""
+    """int or float if a setting is a sequence of them."""
     type_args = get_args(hint)
     if get_origin(hint) is None or not type_args:
         return None
@@ -69,6 +67,6 @@ def _element_type(hint: Any) -> Callable[[str], Any] | None:
 
 
 def typeable_options(spec: Analysis) -> dict[str, Option]:
-    """Every setting that can be typed."""
+    """The option of every setting that can be typed."""
     candidates = {name: option_for_setting(name, parameter.annotation) for name, parameter in spec.settings.items()}
     return {name: option for name, option in candidates.items() if option is not None}

@@ -1,36 +1,37 @@
-"""From a page to the studio: the command that opens the model there, and the address at which it shows the same text."""
+"""The link from a page to the studio: the command that starts it, and the address of the same text."""
 
 import shlex
 from html import escape
 from urllib.parse import urlencode
 
+from rheoscope.messages.message import Message
 from rheoscope.picture.token_labels import printable
+from rheoscope.report.html_text import html_text
 from rheoscope.report.page import Page
 from rheoscope.space.results import Results
 
 DEFAULT_PORT = 8642
-"""Where the studio listens, unless another port is typed or this one is taken."""
+"""The default port of the studio."""
 MAX_ADDRESS_CHARS = 8000
-"""Letters of an address, beyond which a text is typed on the page instead."""
+"""The longest address. A longer text is not part of it."""
 
 
 def add_studio_link(page: Page, results: Results, second_results: Results | None = None) -> Page:
-    """The page, which says how to go on in the studio; one about weights alone, or about a model at initial weights, does not."""
+    """The page with a link to the studio, if it has a text and the model is not untrained."""
     model = str(results.view.facts.get("model", ""))
     if results.trace is None or not model or "untrained (seed" in model:
         return page
-    command_html = f"<p>Type <code>{escape(studio_command(model))}</code>, then open "
     url = studio_address(
         results.trace.text, "" if second_results is None or second_results.trace is None else second_results.trace.text
     )
-    link = f'<a href="{escape(url, quote=True)}" rel="noreferrer">this text in the studio</a>'
-    return page.with_section(
-        "Open this in the studio", f"{command_html}{link}: the cloud moves, and heads can be changed.</p>"
-    )
+    command_html = f"<code>{escape(studio_command(model))}</code>"
+    link = f'<a href="{escape(url)}" rel="noreferrer">{html_text(Message("Open this text in the studio"))}</a>'
+    start = html_text(Message("Start the studio with this command, then follow the link."))
+    return page.with_section(Message("Open this in the studio"), f"<p>{start} {command_html} · {link}</p>")
 
 
 def studio_command(model: str) -> str:
-    """What is typed to open a model in the studio.
+    """The command that opens a model in the studio.
 
     >>> studio_command("the default model"), studio_command("my models/gpt2")
     ('rheoscope studio', "rheoscope studio --model 'my models/gpt2'")
@@ -39,7 +40,7 @@ def studio_command(model: str) -> str:
 
 
 def studio_address(text: str, second_text: str = "") -> str:
-    """Where the studio shows a text, and another beside it: everything of them stands behind #, percent by percent.
+    """The address of a text in the studio, optionally with a second text. Both are in the fragment, percent-encoded.
 
     >>> studio_address("The <keys>", "a & b")
     'http://127.0.0.1:8642/#text=The+%3Ckeys%3E&beside=text%3Aa+%26+b'

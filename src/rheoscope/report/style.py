@@ -1,4 +1,4 @@
-"""One look for every figure: quiet axes, one ink, one accent."""
+"""The style of all figures: colours, CSS and matplotlib parameters."""
 
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ svg text.word { pointer-events: none; paint-order: stroke; stroke: var(--paper);
 svg text.strong { font-weight: 700; }
 svg .path:hover { stroke-width: 3; stroke-opacity: 1; } svg .shape:hover { fill-opacity: .85; }
 """
-"""How drawings look on a page that says what --ink, --muted, --line and --paper are."""
+"""The CSS of drawings, for a page that defines --ink, --muted, --line and --paper."""
 LIGHT_COLOURS = {"ink": "#1d2433", "muted": "#5d6678", "line": "#dde2ec", "paper": "#ffffff"}
 DARK_COLOURS = {"ink": "#e8ecf4", "muted": "#9aa5ba", "line": "#2c3447", "paper": "#12161f"}
 
@@ -61,7 +61,7 @@ RC_PARAMS: Any = {
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """A figure that belongs to no window and to no global state."""
+    """A figure without a window and without global state."""
     from matplotlib.figure import Figure
 
     with figure_style():
@@ -69,7 +69,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def figure_style() -> AbstractContextManager[None]:
-    """Inside, everything is drawn in this look."""
+    """A context in which matplotlib uses this style."""
     import matplotlib as mpl
 
     return mpl.rc_context(RC_PARAMS)

@@ -1,7 +1,9 @@
-"""A Dataset as tidy tables: a row a place, a column a field, one table for each set of dimensions."""
+"""A Dataset as tidy tables: one table for each set of dimensions, with fields as columns."""
 
 from typing import TYPE_CHECKING, Any
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
@@ -9,24 +11,23 @@ if TYPE_CHECKING:
     import xarray
 
 SCALAR_TABLE = "scalar"
-"""The name of the table of what has no dimension."""
+"""The name of the table of fields without dimensions."""
 MAX_ROWS = 1_000_000
-"""Rows of a table that is made unasked."""
+"""The default limit on the rows of a table."""
 
 
 def table(dataset: "xarray.Dataset", largest: int = MAX_ROWS) -> "dict[str, pandas.DataFrame]":
-    """What an analysis found as pandas tables, one for each set of dimensions: `rs.table(rs.energy(trace))["layer head"]`.
+    """The result of an analysis as pandas tables, one for each set of dimensions: `rs.table(rs.energy(trace))["layer head"]`.
 
-    **Gives** a dictionary from dimensions ("layer head", "step token", "scalar") to a DataFrame: its index has a level for each
-    dimension, its columns are the fields, after words that belong to the places (the texts of tokens). The `attrs` of a table
-    say what its columns are: `definitions`, `units`, `nulls` (the column that holds what chance would give), `depends_on` (the
-    basis of E, the coordinates of a head); `provenance` says where they come from: analysis, settings, text, model, weights.
+    **Returns** a dictionary from dimensions ("layer head", "step token", "scalar") to a DataFrame. The index has a level for each
+    dimension. The columns are the labels of the coordinates, such as token texts, and the fields. The `attrs` of a table are
+    `definitions`, `units`, `nulls` (the column with the null), `depends_on` (the basis of E, the coordinates of a head) and
+    `provenance` (analysis, settings, text, model, weights).
 
-    **Laws** the tables hold every number once, beside its own place: dimensions that no field has together are not multiplied,
-    as one table of everything (`dataset.to_dataframe()`) would. A table of more than `largest` rows is not made: `left_out` in
-    the attrs of the others names it.
+    **Laws** Every number appears once. Dimensions that no field combines are not multiplied, unlike in
+    `dataset.to_dataframe()`. A table of more than `largest` rows is left out; `left_out` in the attrs of the others names it.
 
-    **Relation** `plot` draws the same numbers; `--csv DIR` writes these tables.
+    **See also** `rs.plot` draws the same numbers, `--csv DIR` writes these tables.
 
     >>> import rheoscope as rs
     >>> path = rs.trajectory(rs.load().trace("The keys to the cabinet are"))
@@ -37,7 +38,8 @@ def table(dataset: "xarray.Dataset", largest: int = MAX_ROWS) -> "dict[str, pand
 
     if not isinstance(dataset, xr.Dataset):
         raise RheoscopeError(
-            f"tables are made of the Dataset of an analysis, got {type(dataset).__name__}; type rs.table(rs.transport(trace))"
+            Message("rs.table expects the Dataset of an analysis, got {received}", received=type(dataset).__name__),
+            Advice("rs.table(rs.trajectory(trace))"),
         )
     groups: dict[frozenset[str], list[str]] = {}
     for name, field in dataset.data_vars.items():
@@ -47,7 +49,8 @@ def table(dataset: "xarray.Dataset", largest: int = MAX_ROWS) -> "dict[str, pand
     skipped = {_table_name(dims): f"{size:,} rows" for dims, size in sizes.items() if size > largest}
     if skipped and len(skipped) == len(by_dims):
         raise RheoscopeError(
-            f"every table has more than {largest:,} rows; type rs.table(dataset, largest={max(sizes.values())})"
+            Message("every table has more than {n:,} rows", n=largest),
+            Advice(f"rs.table(dataset, largest={max(sizes.values())})"),
         )
     attributes = {"provenance": dict(dataset.attrs), "left_out": skipped}
     return {
@@ -58,7 +61,7 @@ def table(dataset: "xarray.Dataset", largest: int = MAX_ROWS) -> "dict[str, pand
 
 
 def csv_text(frame: "pandas.DataFrame") -> str:
-    """A table as CSV, its places in the first columns; nothing stands where there is no number.
+    """A table as CSV with the index in the first columns. Missing numbers are empty.
 
     >>> import pandas as pd
     >>> csv_text(pd.DataFrame({"kappa": [0.5, None]}, pd.Index(["L0", "L1"], name="step")))
@@ -74,7 +77,7 @@ def _table_name(dims: tuple[str, ...]) -> str:
 def _fields_frame(
     dataset: "xarray.Dataset", dims: tuple[str, ...], names: list[str], attributes: dict[str, Any]
 ) -> "pandas.DataFrame":
-    """Fields of the same dimensions side by side."""
+    """A table of the fields with these dimensions."""
     import pandas as pd
 
     sizes = {dim: dataset.sizes[dim] for dim in dims}
@@ -93,7 +96,7 @@ def _fields_frame(
 
 
 def _column_attributes(dataset: "xarray.Dataset", names: list[str]) -> dict[str, dict[str, str]]:
-    """What the columns are, as far as there is something to say."""
+    """The definitions, units, nulls and dependences of the columns, without empty ones."""
     attribute_names = {"definitions": "definition", "units": "unit", "nulls": "null"}
     attributes = {
         attribute_name: {name: str(dataset[name].attrs.get(key, "")) for name in names}
@@ -114,7 +117,7 @@ def _column_attributes(dataset: "xarray.Dataset", names: list[str]) -> dict[str,
 
 
 def _dims_index(dataset: "xarray.Dataset", dims: tuple[str, ...]) -> "pandas.Index":
-    """A level for each dimension, in its own order (layer 10 after layer 9); places without a name are counted from 0."""
+    """An index with a level for each dimension, in the order of the Dataset. Unnamed positions count from 0."""
     import numpy as np
     import pandas as pd
 

@@ -1,9 +1,10 @@
-"""Answers in the terminal: every block is printed as soon as what it needs is known."""
+"""Reports in the terminal: every section is printed as soon as the analyses that it needs have run."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from rheoscope.messages.numbers import pluralise
+from rheoscope.messages.catalogue import render
+from rheoscope.messages.message import Message, first_part, join
 from rheoscope.picture.blocks import Block, Cell, Lines, Questions, Table
 from rheoscope.picture.token_labels import printable
 from rheoscope.report import text_blocks
@@ -16,22 +17,22 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WIDE_COLUMNS = 110
-"""Columns of a terminal that has room for nulls; the page and --json have them always."""
+"""The width from which on tables show nulls. The page and --json always have them."""
 MIN_TEXT_WIDTH = 20
-"""What a column of words is given at least; longer ones are folded. Numbers are never cut."""
+"""The smallest width of a text column. Longer text is folded, numbers are never cut."""
 COLUMN_GAP = 2
 ANSWER_COLOURS = {"yes": "green", "no": "red", "unclear": "yellow"}
 
 
 class Terminal:
-    """Prints blocks in their order, each once; `hear` is told whenever something more is known."""
+    """Prints sections in their order, each once. `print_ready` is called whenever there are new results."""
 
     def __init__(self, console: "Console", sections: Sequence[Section], explain: bool = False) -> None:
         self.console, self.explain, self.has_unexplained = console, explain, False
         self.pending_sections = [section for section in sections if not section.page_only]
 
     def print_ready(self, results: Results) -> None:
-        """Everything that can be told now, as long as nothing before it waits."""
+        """Print the next sections, up to the first one that still waits for an analysis."""
         while self.pending_sections and results.has_run(*self.pending_sections[0].needs):
             for block in self.pending_sections.pop(0).blocks(results):
                 self.print_block(block)
@@ -40,18 +41,19 @@ class Terminal:
         """The model and the text."""
         self.print_line(text_blocks.model_line(results), "dim")
         if results.trace is not None:
-            self.print_line(
-                f"{pluralise(len(results.trace), 'token')}: {' '.join(text_blocks.token_block(results).token_texts)}"
-            )
-            self.print_line(f"massive tokens left out: {text_blocks.massive_tokens_text(results)}", "dim")
+            tokens = join(" ", text_blocks.token_block(results).token_texts)
+            count = text_blocks.token_count(results)
+            self.print_line(Message("{count}: {tokens}", count=count, tokens=tokens))
+            massive = text_blocks.massive_tokens_text(results)
+            self.print_line(Message("massive tokens left out: {tokens}", tokens=massive), "dim")
 
     def print_skipped(self, results: Results) -> None:
-        """What had no answer."""
+        """Print the skipped analyses and why."""
         for block in text_blocks.skipped_blocks(results):
             self.print_block(block)
 
     def print_block(self, block: Block) -> None:
-        """One block; pictures, tokens and facts are for pages."""
+        """Print one block. Pictures, tokens and facts appear on pages only."""
         match block:
             case Questions():
                 self.print_questions(block)
@@ -61,28 +63,26 @@ class Terminal:
             case Lines():
                 self.print_heading(block.heading)
                 for line in block.lines:
-                    self.print_line(f"• {line}")
+                    self.print_line(Message("• {line}", line=line))
             case _:
                 pass
 
     def print_questions(self, block: Questions) -> None:
-        """The word that answers, the question, and below it why."""
+        """Print each answer with its question, and below them the sentence and the command."""
         from rich.padding import Padding
         from rich.text import Text
 
         if block.heading:
             self.print_heading(block.heading)
         for item in block.questions:
-            colour = ANSWER_COLOURS.get(item.answer.split(" · ")[0], "")
-            self.console.print(Text.assemble((printable(item.answer), f"bold {colour}"), f"  {item.question}"))
-            self.console.print(
-                Padding(Text.assemble(printable(item.line), (f"  → {item.deeper}", "dim")), (0, 0, 0, 2))
-            )
+            colour = ANSWER_COLOURS.get(first_part(item.answer), "")
+            self.console.print(Text.assemble((shown(item.answer), f"bold {colour}"), f"  {shown(item.question)}"))
+            self.console.print(Padding(Text.assemble(shown(item.line), (f"  → {item.deeper}", "dim")), (0, 0, 0, 2)))
         if block.note:
             self.print_line(block.note, "dim")
 
     def print_table(self, block: Table) -> None:
-        """What fits beside each other, the rest below; then what is small, and what columns mean."""
+        """Print as many columns side by side as fit and the others below, then the notes and the definitions of columns."""
         width, is_wide = self.console.width, self.console.width >= WIDE_COLUMNS
         groups = fit_columns(block, width, is_wide)
         if max(required_width(block, columns, is_wide) for columns in groups) > width:
@@ -99,30 +99,35 @@ class Terminal:
             self.has_unexplained = True
 
     def print_stacked(self, block: Table) -> None:
-        """What is too broad for a table, row after row: its name, and below it every entry behind its heading."""
+        """Print a table that is too wide row by row: the name of the row, then every entry after its heading."""
         for row in block.rows:
             self.print_line(row[0].text, "bold")
             for header, cell in zip(block.header[1:], row[1:], strict=True):
-                self.print_line(f"  {header.text}: {cell.text}")
+                self.print_line(Message("  {name}: {value}", name=header.text, value=cell.text))
 
     def print_heading(self, heading: str) -> None:
         self.console.print()
         self.print_line(heading, "bold")
 
     def print_files(self, lines: Sequence[str]) -> None:
-        """How columns are explained where nobody asked, and what was written, each name on one line, so that it can be copied."""
+        """Print the hint about --explain, and one line per written file, so that its name can be copied."""
         if self.has_unexplained:
-            self.print_line("--explain defines every column", "dim")
+            self.print_line(Message("--explain defines every column"), "dim")
         for line in lines:
-            self.console.print(printable(line), soft_wrap=True, markup=False, emoji=False)
+            self.console.print(shown(line), soft_wrap=True, markup=False, emoji=False)
 
     def print_line(self, line: str, style: str = "") -> None:
-        """A line as it is: a text can neither colour it nor move the cursor."""
-        self.console.print(printable(line), style=style, markup=False, emoji=False)
+        """Print a line verbatim: control characters and markup in it have no effect."""
+        self.console.print(shown(line), style=style, markup=False, emoji=False)
+
+
+def shown(text: str) -> str:
+    """A text in the current language, without control characters."""
+    return printable(render(text))
 
 
 def fit_columns(block: Table, width: int, is_wide: bool = True) -> list[list[int]]:
-    """The columns of a table, by number, in groups that fit on a line; the first column names the rows of each.
+    """The columns of a table in groups that fit on a line. Every group starts with the first column, which names the rows.
 
     >>> row = [Cell("L0"), Cell(".25"), Cell(".50")]
     >>> fit_columns(Table("", [Cell("layer"), Cell("moved"), Cell("straight")], [row]), 16)
@@ -137,18 +142,18 @@ def fit_columns(block: Table, width: int, is_wide: bool = True) -> list[list[int
 
 
 def required_width(block: Table, columns: Sequence[int], is_wide: bool) -> int:
-    """What columns need beside each other."""
+    """The width of several columns side by side."""
     return sum(min_column_width(block, column, is_wide) for column in columns) + COLUMN_GAP * (len(columns) - 1)
 
 
 def min_column_width(block: Table, column: int, is_wide: bool) -> int:
-    """What a column needs: its widest cell, as a terminal counts (a Chinese letter is two), or as little as words can be folded to."""
+    """The width of a column: its widest cell in terminal cells (a Chinese character takes two). Text columns can be folded."""
     max_width = max(_rich_cell(row[column], is_wide).cell_len for row in [block.header, *block.rows])
     return min(max_width, MIN_TEXT_WIDTH) if column in block.text_columns and column > 0 else max_width
 
 
 def to_rich_table(block: Table, columns: Sequence[int], is_wide: bool = True) -> "RichTable":
-    """Some columns of a table: words to the left, numbers to the right; what is small only where there is room."""
+    """Some columns of a table. Text is left-aligned, numbers right-aligned; nulls appear in wide terminals only."""
     from rich.table import Table as RichTable
 
     table = RichTable(box=None, header_style="dim", pad_edge=False, padding=(0, COLUMN_GAP, 0, 0))
@@ -167,7 +172,7 @@ def to_rich_table(block: Table, columns: Sequence[int], is_wide: bool = True) ->
 def _rich_cell(cell: Cell, is_wide: bool) -> "Text":
     from rich.text import Text
 
-    content, small = printable(cell.text), printable(cell.small_text)
+    content, small = shown(cell.text), shown(cell.small_text)
     return (
         Text.assemble((content, cell.style), (f" {small:>4}", "dim"))
         if small and is_wide
@@ -176,10 +181,10 @@ def _rich_cell(cell: Cell, is_wide: bool) -> "Text":
 
 
 def column_definitions(block: Table) -> "RenderableType":
-    """What every column means."""
+    """The definition of every column."""
     from rich.text import Text
 
     defined_cells = [cell for cell in block.header if cell.definition]
     return Text("\n").join(
-        Text.assemble((printable(cell.text), "bold"), f": {printable(cell.definition)}") for cell in defined_cells
+        Text.assemble((shown(cell.text), "bold"), f": {shown(cell.definition)}") for cell in defined_cells
     )

@@ -1,19 +1,13 @@
-"""What was run: the model, the text in its tokens, what was left out, and where the numbers come from."""
+"""What was run: the model, the tokens of the text, the skipped analyses, and the origin of the numbers."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from rheoscope.messages.numbers import pluralise
+from rheoscope.catalogue import ANALYSIS_MODULES, words_by_name
+from rheoscope.messages.message import Message, Verbatim, join, plural
 from rheoscope.picture.blocks import Block, Facts, Lines, Tokens
-from rheoscope.picture.picture import format_value
 from rheoscope.picture.token_labels import display_token, printable
 from rheoscope.space.results import Results
 
-if TYPE_CHECKING:
-    import xarray
-
 MAX_TITLE_CHARS = 90
-"""Letters of the text that a heading can carry; the tokens below it are the whole text."""
+"""The longest heading; the tokens below it are the whole text."""
 REPORTED_SETTINGS = (
     "space",
     "grain",
@@ -28,68 +22,90 @@ REPORTED_SETTINGS = (
 
 
 def report_title(results: Results) -> str:
-    """The text on one line, cut where a heading ends; the model's name where there is no text."""
+    """The text on one line, shortened to the length of a heading; the model's name without a text."""
     if results.trace is None:
-        return str(results.view.facts["model"])
+        return Verbatim(results.view.facts["model"])
     text = printable(" ".join((results.trace.text or "".join(results.trace.tokens)).split()))
-    return text if len(text) <= MAX_TITLE_CHARS else text[: MAX_TITLE_CHARS - 1].rstrip() + "…"
+    return Verbatim(text if len(text) <= MAX_TITLE_CHARS else text[: MAX_TITLE_CHARS - 1].rstrip() + "…")
 
 
-def model_line(results: Results) -> str:
+def model_line(results: Results) -> Message:
     """The model, its size and its certificate, on one line."""
     view = results.view
-    size = f"{pluralise(view.layers, 'layer')}, {pluralise(view.heads, 'head')}, width {view.width}"
-    return f"{view.facts['model']} · {size} · {view.facts['certificate']}"
+    return Message(
+        "{model} · {layers}, {heads}, width {width} · {certificate}",
+        model=view.facts["model"],
+        layers=plural("{n} layer", "{n:,} layers", n=view.layers),
+        heads=plural("{n} head", "{n:,} heads", n=view.heads),
+        width=view.width,
+        certificate=view.facts["certificate"],
+    )
+
+
+def token_count(results: Results) -> Message:
+    return plural("{n} token", "{n:,} tokens", n=len(results.required_trace))
 
 
 def massive_tokens_text(results: Results) -> str:
-    """Which tokens are left out of the clouds."""
+    """The massive tokens, which the clouds do not contain."""
     trace = results.required_trace
-    return ", ".join(f"{index} {display_token(trace.tokens[index])}" for index in trace.massive_tokens()) or "none"
+    names = [f"{index} {display_token(trace.tokens[index])}" for index in trace.massive_tokens()]
+    return ", ".join(names) or Message("none")
 
 
-def lead_text(*all_results: Results) -> str:
-    """What was run, and how large each text is, for the top of a page."""
+def lead_text(*all_results: Results) -> Message:
+    """The first paragraph of a page: the model, and the size of each text."""
     sizes = [
-        f"{pluralise(len(results.required_trace), 'token')}; massive tokens left out of the clouds: {massive_tokens_text(results)}."
+        Message(
+            "{tokens}; massive tokens left out of the clouds: {massive}.",
+            tokens=token_count(results),
+            massive=massive_tokens_text(results),
+        )
         for results in all_results
         if results.trace
     ]
-    definitions = "Definitions are under the dotted words, numbers under the pictures."
-    return " ".join([f"{model_line(all_results[0])}.", *sizes, definitions])
+    model = Message("{model}.", model=model_line(all_results[0]))
+    help_line = Message("Dotted words have definitions; point at a plot to see its numbers.")
+    return join(" ", [model, *sizes, help_line])
 
 
-def token_block(results: Results, heading: str = "The text") -> Tokens:
-    """Every token in its place; massive ones are marked, the others tell how they moved."""
-    trace, trajectory = results.required_trace, results.datasets.get("trajectory")
+def token_block(results: Results, heading: str = Message("The text")) -> Tokens:
+    """Every token of the text. Massive ones are marked, and the others show the numbers that analyses declare."""
+    trace = results.required_trace
     massive_tokens = set(trace.massive_tokens())
-    path_numbers = {} if trajectory is None else {int(token): numbers for token, *numbers in _path_columns(trajectory)}
+    analysis_tips = {
+        index: tip
+        for name in ANALYSIS_MODULES
+        if results.has(name)
+        for index, tip in words_by_name(name).token_tips(results.datasets[name]).items()
+    }
     tips = []
     for index in range(len(trace)):
-        tip = f"token {index}"
         if index in massive_tokens:
-            tip += ": massive, longer than five times the median at some step; left out of the clouds"
-        elif trajectory is not None:
-            length, straightness, null = map(format_value, path_numbers[index])
-            tip += f": path {length}, straightness {straightness} (null {null})"
-        tips.append(tip)
+            tips.append(
+                Message(
+                    "token {index}: massive, more than five times the median norm at some step; left out of the clouds",
+                    index=index,
+                )
+            )
+        elif index in analysis_tips:
+            tips.append(Message("token {index}: {numbers}", index=index, numbers=analysis_tips[index]))
+        else:
+            tips.append(Message("token {index}", index=index))
     return Tokens(heading, [display_token(token) for token in trace.tokens], tips, frozenset(massive_tokens))
 
 
-def _path_columns(trajectory: "xarray.Dataset") -> Iterator[tuple[float, ...]]:
-    """Every token with its path length, its straightness and the null of it."""
-    columns = trajectory.token, trajectory.path_length, trajectory.straightness, trajectory.straightness_null
-    return zip(*(column.values.tolist() for column in columns), strict=True)
-
-
-def skipped_blocks(results: Results, heading: str = "Left out") -> list[Block]:
-    """What has no answer, and why."""
-    lines = [f"{name} is left out: {reason}" for name, reason in results.skipped.items()]
+def skipped_blocks(results: Results, heading: str = Message("Skipped")) -> list[Block]:
+    """The analyses without a result, each with the reason."""
+    lines = [
+        Message("{analysis} was skipped: {reason}", analysis=key, reason=reason)
+        for key, reason in results.reasons.items()
+    ]
     return [Lines(heading, lines)] if lines else []
 
 
-def provenance_block(results: Results, heading: str = "Where the numbers come from") -> Facts:
-    """What made the numbers: model and weights, settings."""
+def provenance_block(results: Results, heading: str = Message("Origin of the numbers")) -> Facts:
+    """The model, its weights and the settings of every analysis."""
     source = results.view.facts if results.trace is None else results.trace.provenance
     settings = {
         f"{key}: {name}": str(dataset.attrs[name])

@@ -1,4 +1,4 @@
-"""Every definition, theorem and law of the maths of attention with its violation, as a table, as JSON and on its page."""
+"""All definitions, theorems and laws with their measured violation, as a table, as JSON and in the docs."""
 
 import re
 import sys
@@ -10,6 +10,8 @@ from rheoscope.attention.theorem import Theorem
 from rheoscope.attention.theorems import THEOREMS as ATTENTION_THEOREMS
 from rheoscope.attention.theorems import permutation_error
 from rheoscope.files import check_outputs, write_file
+from rheoscope.messages.catalogue import render
+from rheoscope.messages.message import Message
 from rheoscope.models.theorems import THEOREMS as MODEL_THEOREMS
 from rheoscope.picture.blocks import Cell, Lines, Table, to_cells
 from rheoscope.report.console import console
@@ -20,11 +22,11 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.theory.experiments import dynamics
 
 TABLE_MARKERS = "<!-- laws -->", "<!-- /laws -->"
-"""Between them stands the table on its page."""
+"""The table in the docs stands between these markers."""
 
 
 def largest_gap(experiment: str) -> float:
-    """The largest gap of an experiment of the theory bench to what theory gives."""
+    """The largest relative difference between an experiment of the theory bench and theory."""
     return float(dynamics(experiment).gap.max())
 
 
@@ -44,13 +46,13 @@ BENCH_THEOREMS = (
 
 
 def all_theorems() -> list[Theorem]:
-    """All rows in the order of the document: definitions and theorems of section 2 first."""
+    """All rows, by their number in the document."""
     rows = [*ATTENTION_THEOREMS, *MODEL_THEOREMS, *BENCH_THEOREMS]
     return sorted(rows, key=lambda row: float(match[0]) if (match := re.match(r"[\d.]+", row.item)) else 0.0)
 
 
 def measure_violations() -> list[tuple[Theorem, float]]:
-    """Every row with its violation, here and now."""
+    """All rows with their violation, measured now."""
     return [(row, row.measure()) for row in all_theorems()]
 
 
@@ -59,21 +61,24 @@ def is_kept(row: Theorem, violation: float) -> bool:
 
 
 def law_table(measurements: list[tuple[Theorem, float]]) -> Table:
-    """A row a statement: where it stands, its law, by how much it is off here, and by how much it may be."""
+    """One row per statement: its law, its number, its violation and its tolerance."""
     rows = []
     for row, violation in measurements:
         violation_cell = Cell(f"{violation:.1e}", style="green" if is_kept(row, violation) else "red")
         rows.append([*to_cells([row.law, row.item, row.statement]), violation_cell, Cell(f"{row.tolerance:.0e}")])
-    header = to_cells(["law", "where", "statement", "off by", "at most"])
-    return Table("Laws of attention", header, rows, frozenset({0, 1, 2}))
+    header = to_cells(
+        [Message("law"), Message("number"), Message("statement"), Message("violation"), Message("tolerance")]
+    )
+    return Table(Message("Laws of attention"), header, rows, frozenset({0, 1, 2}))
 
 
-def position_example() -> str:
-    """Why positions are needed, in two numbers."""
-    without_positions, with_positions = permutation_error(False), permutation_error(True)
-    return (
-        "Hence positions: six tokens in the order 3 0 5 1 4 2 give the same six outputs, in that order "
-        f"(off by {without_positions:.0e}); with a sine table added to them they give others (off by {with_positions:.2f})."
+def position_example() -> Message:
+    """Why attention needs positions, in two numbers."""
+    return Message(
+        "Attention without positions is permutation-equivariant: six permuted tokens give the six permuted outputs "
+        "(violation {without:.0e}). With sinusoidal positions they do not (violation {with_positions:.2f}).",
+        without=permutation_error(False),
+        with_positions=permutation_error(True),
     )
 
 
@@ -91,7 +96,7 @@ def laws_to_json(measurements: list[tuple[Theorem, float]]) -> list[dict[str, An
 
 
 def markdown_table() -> str:
-    """The table of the page: all but what is measured.
+    """The table of the docs, without measurements.
 
     >>> markdown_table().splitlines()[2]
     '| Theorem 1.1 | a row times Bᵀ is the row of its dot products with the rows of B | `product_of_rows` | 1e-09 |'
@@ -104,7 +109,7 @@ def markdown_table() -> str:
 
 
 def insert_table(text: str) -> str:
-    """A page whose table between the marks is this one.
+    """A page with this table between the markers.
 
     >>> insert_table("a <!-- laws --> old <!-- /laws --> b").count("| Theorem 1.1 |")
     1
@@ -116,20 +121,20 @@ def insert_table(text: str) -> str:
 
 
 def show_laws(json_file: Path | None) -> None:
-    """What `rheoscope attention --laws` does: every statement with its violation; fails where one is broken."""
+    """Run `rheoscope attention --laws`: all statements with their violation. Raises if a law is broken."""
     check_outputs([] if json_file is None else [json_file])
     terminal, messages = Terminal(console(), []), []
-    with console(stderr=True).status("measuring every law"):
+    with console(stderr=True).status(render(Message("measuring all laws"))):
         measurements = measure_violations()
     if json_file is not None:
         messages.append(write_json({"laws": laws_to_json(measurements)}, json_file))
     terminal.print_block(law_table(measurements))
-    terminal.print_block(Lines("What follows", [position_example()]))
+    terminal.print_block(Lines(Message("Example"), [position_example()]))
     terminal.print_files(messages)
     broken_laws = [row.law for row, violation in measurements if not is_kept(row, violation)]
     if broken_laws:
         raise RheoscopeError(
-            f"{', '.join(broken_laws)} is broken by more than rounding; the table above says by how much"
+            Message("laws are broken beyond their tolerance: {laws} (see the table above)", laws=", ".join(broken_laws))
         )
 
 

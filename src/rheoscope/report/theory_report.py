@@ -1,9 +1,10 @@
-"""The theory bench in the terminal: every number beside the one that theory gives, and the figure of each experiment."""
+"""The theory bench in the terminal: every measured number with its theoretical value, and a figure per experiment."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rheoscope.files import check_outputs
+from rheoscope.messages.message import Message, Verbatim
 from rheoscope.picture.blocks import Cell, Table, to_cells
 from rheoscope.report.console import console
 from rheoscope.report.json_file import save_json
@@ -16,34 +17,46 @@ if TYPE_CHECKING:
     import xarray
 
 TOLERANCE = 0.02
-"""The largest gap at which a number counts as reproduced."""
+"""The largest relative difference at which a number counts as reproduced."""
 
 
 def experiment_table() -> Table:
-    """Every experiment with its phrase and its source.
+    """All experiments with their result and their source.
 
     >>> len(experiment_table().rows) == len(EXPERIMENTS)
     True
     """
     rows = [[Cell(row.name, style="bold"), Cell(row.phrase), Cell(row.source)] for row in EXPERIMENTS.values()]
-    return Table("The theory bench", to_cells(["experiment", "what it shows", "source"]), rows, frozenset({0, 1, 2}))
+    return Table(
+        Message("The theory bench"),
+        to_cells([Message("experiment"), Message("result"), Message("source")]),
+        rows,
+        frozenset({0, 1, 2}),
+    )
 
 
 def number_table(dataset: "xarray.Dataset") -> Table:
-    """A row a number: what was measured, what theory gives, how far apart."""
+    """One row per number: the measurement, the theoretical value and their relative difference."""
     rows = []
     for index, quantity in enumerate(dataset.quantity.values):
         gap, reason = float(dataset.gap[index]), str(dataset.why.values[index])
         gap_cell = Cell(f"{100 * gap:.2f} %", style="green" if gap <= TOLERANCE else "red")
         numbers = _format_number(float(dataset.number[index])), _format_number(float(dataset.expected[index]))
         rows.append([Cell(str(index + 1)), Cell(str(quantity)), *map(Cell, numbers), gap_cell, Cell(reason)])
-    header = to_cells(["", "quantity", "number", "expected", "gap", "why"])
-    heading = f"{dataset.attrs['experiment']}: {dataset.attrs['shows']} · {dataset.attrs['source']}"
+    header = to_cells(
+        ["", Message("quantity"), Message("number"), Message("expected"), Message("difference"), Message("reason")]
+    )
+    heading = Message(
+        "{experiment}: {result} · {source}",
+        experiment=Verbatim(dataset.attrs["experiment"]),
+        result=dataset.attrs["shows"],
+        source=Verbatim(dataset.attrs["source"]),
+    )
     return Table(heading, header, rows, frozenset({1, 5}))
 
 
 def _format_number(value: float) -> str:
-    """Four digits that count; 0 for what rounding leaves of nothing.
+    """A number with four significant digits; rounding errors become 0.
 
     >>> _format_number(2.71349), _format_number(-1e-17), _format_number(466.694)
     ('2.713', '0', '466.7')
@@ -51,27 +64,27 @@ def _format_number(value: float) -> str:
     return "0" if abs(value) < 1e-9 else f"{value:.4g}"
 
 
-def contrast_lines(dataset: "xarray.Dataset") -> list[str]:
-    """The same under another rule, a line each."""
+def contrast_lines(dataset: "xarray.Dataset") -> list[Message]:
+    """The same quantity under other rules, one line each."""
     if "contrast" not in dataset:
         return []
     return [
-        f"beside it: {rule} {float(value):.4g}"
+        Message("for comparison, {rule}: {value:.4g}", rule=str(rule), value=float(value))
         for rule, value in zip(dataset.rule.values, dataset.contrast, strict=True)
     ]
 
 
 def show_experiment_list() -> None:
-    """What `rheoscope dynamics --list` does."""
+    """Run `rheoscope dynamics --list`."""
     terminal = Terminal(console(), [])
     terminal.print_block(experiment_table())
     terminal.print_line(
-        "rheoscope dynamics NAME… | --all; --out DIR draws each figure, --json FILE keeps every number", "dim"
+        Message("rheoscope dynamics NAME… or --all; --out DIR writes the figures, --json FILE the numbers"), "dim"
     )
 
 
 def run_experiments(names: list[str], seed: int, out: Path | None, json_file: Path | None) -> None:
-    """What `rheoscope dynamics` does: the numbers of every experiment, its figure, its JSON; fails where a gap is too large."""
+    """Run `rheoscope dynamics`: tables, figures and JSON. Raises if a difference is too large."""
     from rheoscope.report.pictures.dynamics import figure
 
     figure_paths = [] if out is None else [out / f"dynamics-{name}.png" for name in dict.fromkeys(names)]
@@ -90,5 +103,8 @@ def run_experiments(names: list[str], seed: int, out: Path | None, json_file: Pa
     failed_names = [name for name, dataset in datasets.items() if not bool((dataset.gap <= TOLERANCE).all())]
     if failed_names:
         raise RheoscopeError(
-            f"a number is more than 2 % from the expected one in {', '.join(failed_names)}; the table above names it"
+            Message(
+                "a number differs by more than 2 % from theory in {names} (see the tables above)",
+                names=", ".join(failed_names),
+            )
         )

@@ -1,10 +1,12 @@
-"""A long text in pieces: each is asked what a command asks, and what they say is joined as `over_texts` joins texts."""
+"""A report on a long text in windows: every window is analysed, and the results are summarised over windows."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rheoscope.catalogue import analysis_by_name
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message, Verbatim, join
 from rheoscope.messages.numbers import format_number
 from rheoscope.picture.blocks import AnsweredQuestion, Block, Questions
 from rheoscope.report import field_blocks, run_report, text_blocks
@@ -17,20 +19,22 @@ from rheoscope.report.report_page import add_blocks
 from rheoscope.report.report_plans import Options, ReportPlan
 from rheoscope.report.run_report import OutputFiles
 from rheoscope.report.terminal import Terminal
-from rheoscope.report.verdicts import QUESTIONS, Question, Verdict
+from rheoscope.report.verdicts import QUESTIONS
 from rheoscope.running.over_texts import summarise_texts
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model, Text
+from rheoscope.space.questions import Question
 from rheoscope.space.results import Results
+from rheoscope.statistics.verdict import Verdict
 
 ControlFactories = Sequence[Callable[[], Model]]
-WINDOWS_NOTE = "Means over pieces; their intervals and every other number are in --json, --csv and --html."
+WINDOWS_NOTE = Message("Means over windows. Their intervals and all other numbers are in --json, --csv and --html.")
 TextOptions = Callable[[Text], Options]
-"""What is asked of a text besides, for its own sake: the same text elsewhere."""
+"""Options that depend on the text, such as its trace in an untrained control."""
 
 
 def no_text_options(input_text: Text) -> Options:
-    """What most commands ask besides."""
+    """No further options."""
     return {}
 
 
@@ -45,7 +49,7 @@ def run_on_windows(
     control_factories: ControlFactories = (),
     text_options: TextOptions = no_text_options,
 ) -> None:
-    """One command on a text, or on its pieces one after the other; on weights alone where there is none."""
+    """Run a report on one text, on its windows one after the other, or on weights alone."""
     if windows is None or len(windows.texts) == 1:
         input_text = None if windows is None else windows.texts[0]
         all_options = {**options, **({} if input_text is None else text_options(input_text))}
@@ -55,14 +59,14 @@ def run_on_windows(
     terminal.print_line(text_blocks.model_line(Results(model.view, model.token_strings, None)), "dim")
     terminal.print_line(windows.description)
     window_results = run_windows(plan, model, windows, options, fast, control_factories, text_options)
-    results = run_report.with_cli_advice(merge_windows(window_results))
+    results = replace(merge_windows(window_results), surface="shell")
     if plan.required in results.skipped:
-        raise RheoscopeError(results.skipped[plan.required])
+        raise results.skipped[plan.required]
     blocks, terminal_blocks = (
         window_blocks(window_results, results),
         window_blocks(window_results, results, plan.required),
     )
-    lead = f"{text_blocks.model_line(results)}. {windows.description}."
+    lead = Message("{model}. {windows}.", model=text_blocks.model_line(results), windows=windows.description)
     page = add_blocks(Page(plan.title(window_results[0]), lead), [*blocks, text_blocks.provenance_block(results)])
     messages = run_report.write_files(results.datasets, page.save if files.wants_page else None, files)
     for block in terminal_blocks:
@@ -74,13 +78,14 @@ def run_on_windows(
 
 
 def refuse_windows(windows: TextWindows | None, option: str) -> None:
-    """Refuse an option that is about one text where there are several pieces."""
+    """Raise if an option for a single text is combined with windows."""
     if windows is not None and len(windows.texts) > 1:
-        raise RheoscopeError(f"{option} and --window exclude each other; type one of them, or --first N")
+        problem = Message("{option} and {other} exclude each other", option=option, other="--window")
+        raise RheoscopeError(problem, Advice("", "one of them, or --first N"))
 
 
 def window_requests(plan: ReportPlan, options: Options, is_first: bool) -> list[Request]:
-    """What a piece is asked: of the main job what its questions need; the first one also what weights alone answer."""
+    """The analyses of one window. For the report on a text: those of the questions. Weights are analysed once."""
     requests = plan.requests(options)
     needed_names = {name for question in QUESTIONS for name in question.needs}
     if needed_names <= {request.name for request in requests}:
@@ -97,7 +102,7 @@ def run_windows(
     control_factories: ControlFactories,
     text_options: TextOptions,
 ) -> list[Results]:
-    """What every piece says."""
+    """The results of every window."""
     window_results: list[Results] = []
     with progress_bar() as on_progress:
         for index, ids in enumerate(windows.texts):
@@ -105,7 +110,12 @@ def run_windows(
             requests = window_requests(plan, {**options, **text_options(ids)}, is_first=index == 0)
 
             def on_window_progress(analysis_name: str, index: int = index) -> Progress:
-                return on_progress(f"piece {index + 1} of {len(windows.texts)}: {analysis_name}")
+                total = len(windows.texts)
+                return on_progress(
+                    Message(
+                        "window {number} of {total}: {analysis}", number=index + 1, total=total, analysis=analysis_name
+                    )
+                )
 
             window_results.append(
                 run_analyses(
@@ -120,10 +130,10 @@ def run_windows(
 
 
 def merge_windows(window_results: Sequence[Results]) -> Results:
-    """What the pieces say together; an analysis that one of them has no answer to is left out, with the reason."""
+    """Means over the windows. An analysis that has no result in some window is skipped, with the reason."""
     first = window_results[0]
     skipped = {
-        key: f"{results.skipped[key]} (piece {number} of {len(window_results)})"
+        key: _in_window(results.skipped[key], number, len(window_results))
         for number, results in reversed(list(enumerate(window_results, 1)))
         for key in results.skipped
     }
@@ -138,18 +148,20 @@ def merge_windows(window_results: Sequence[Results]) -> Results:
     return replace(first, trace=None, datasets=merged, skipped=skipped, failed_keys=failed_keys, controls=())
 
 
+def _in_window(error: RheoscopeError, number: int, total: int) -> RheoscopeError:
+    reason = Message("{reason} (window {number} of {total})", reason=error.message, number=number, total=total)
+    return RheoscopeError(reason, error.advice)
+
+
 def window_blocks(window_results: Sequence[Results], results: Results, required: str = "") -> list[Block]:
-    """The seven questions, where everything they need was asked; else every number, from its fields: of all analyses, or of one
-    that `must` be told, and the others in brief."""
+    """The questions, if their analyses ran in every window; otherwise the fields of all results.
+
+    If an analysis is `required`, the others are shown in brief.
+    """
     if all(window_results[0].has_run(*question.needs) for question in QUESTIONS):
-        note = "Each piece is answered by itself."
-        return [
-            Questions(
-                f"Seven questions to {len(window_results)} pieces",
-                [count_answers(question, window_results) for question in QUESTIONS],
-                note,
-            )
-        ]
+        heading = Message("Seven questions about {n} windows", n=len(window_results))
+        note = Message("Every window is answered on its own.")
+        return [Questions(heading, [count_answers(question, window_results) for question in QUESTIONS], note)]
     full_keys = [required] if required else list(results.datasets)
     block_functions = {
         key: field_blocks.blocks if key in full_keys else field_blocks.brief_blocks for key in results.datasets
@@ -158,26 +170,32 @@ def window_blocks(window_results: Sequence[Results], results: Results, required:
 
 
 def count_answers(question: Question, window_results: Sequence[Results]) -> AnsweredQuestion:
-    """How many pieces give which answer, and the number behind it from the least to the largest."""
+    """How many windows give which answer, and the range of the numbers behind it."""
     verdicts = [question.verdict(results) for results in window_results]
-    counts = Counter(verdict.answer for verdict in verdicts)
-    (most_common, count), *other_answers = counts.most_common()
-    line = f"{most_common} in {count} of {len(window_results)} pieces" + "".join(
-        f", {answer} in {n}" for answer, n in other_answers
+    (most_common, count), *others = Counter(verdict.answer for verdict in verdicts).most_common()
+    first = Message(
+        "{answer} in {count} of {total} windows", answer=most_common, count=count, total=len(window_results)
     )
-    return AnsweredQuestion(question.question, most_common, f"{line}{_statement_ranges(verdicts)}.", question.deeper)
+    counts = [Message("{answer} in {count}", answer=answer, count=n) for answer, n in others]
+    line = join("; ", [join(", ", [first, *counts]), *_statement_ranges(verdicts)])
+    return AnsweredQuestion(question.question, most_common, Message("{line}.", line=line), question.deeper)
 
 
-def _statement_ranges(verdicts: Sequence[Verdict]) -> str:
-    """The numbers that answers rest on, over the pieces."""
-    parts = []
-    for name in dict.fromkeys(statement.analysis for verdict in verdicts for statement in verdict.statements):
-        statements = [
-            statement for verdict in verdicts for statement in verdict.statements if statement.analysis == name
-        ]
-        mean, null = (
-            sum(getattr(statement, field) for statement in statements) / len(statements) for field in ("value", "null")
+def _statement_ranges(verdicts: Sequence[Verdict]) -> list[Message]:
+    """The mean, the range and the null of every number behind an answer, over the windows."""
+    statements = [statement for verdict in verdicts for statement in verdict.statements]
+    ranges = []
+    for name in dict.fromkeys(statement.analysis for statement in statements):
+        values = [statement.value for statement in statements if statement.analysis == name]
+        nulls = [statement.null for statement in statements if statement.analysis == name]
+        ranges.append(
+            Message(
+                "{analysis}: mean {mean}, range {low} to {high}, null {null}",
+                analysis=Verbatim(name),
+                mean=format_number(sum(values) / len(values)),
+                low=format_number(min(values)),
+                high=format_number(max(values)),
+                null=format_number(sum(nulls) / len(nulls)),
+            )
         )
-        low, high = (format_number(extreme(statement.value for statement in statements)) for extreme in (min, max))
-        parts.append(f"{name} {format_number(mean)} in the mean, {low} to {high}, chance {format_number(null)}")
-    return f"; {'; '.join(parts)}" if parts else ""
+    return ranges

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from rheoscope.messages.message import Message
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.settings import check_setting, has_unbounded_number
 
 if TYPE_CHECKING:
@@ -87,7 +88,12 @@ class Analysis:
 
     **In a report** it waits for the analyses in `depends_on` and runs with the settings of `report`, on a long text also with
     those of `long_text`. `controls` untrained models are run for comparison (none on a long text unless
-    `long_text_controls`). One with `start_early` takes long and starts first.
+    `long_text_controls`). One with `start_early` takes long and starts first. One with `last` runs after all others, in the
+    order of these numbers. `report_runs` are its runs in the other reports. `shown_with` names the analyses whose results its
+    `words.py` also shows, where they exist.
+
+    **Elsewhere** `corpus` is its place in the default set of a corpus run. `colours_cloud`: the cloud of a notebook is coloured
+    by its fields. `classifies_heads`: its field `type` colours maps of heads.
 
     `batch(traces, **settings)` analyses many texts at once: some or all of the fields as tensors (text, *dims) on the device of
     the traces. Along `token` they are as long as the longest text, with NaN (−1 for integers) at padding and at tokens that the
@@ -115,6 +121,12 @@ class Analysis:
     report: ReportSettings = field(default_factory=dict)
     long_text: ReportSettings = field(default_factory=dict)
     batch: "Callable[..., dict[str, Tensor]] | None" = None
+    last: int = 0
+    report_runs: tuple[ReportRun, ...] = ()
+    shown_with: tuple[str, ...] = ()
+    corpus: int | None = None
+    colours_cloud: bool = False
+    classifies_heads: bool = False
 
     def __post_init__(self) -> None:
         for name, parameter in self.settings.items():

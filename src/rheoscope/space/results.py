@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from textwrap import shorten
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.trace import Trace
@@ -24,20 +25,21 @@ Datasets = dict[str, "xarray.Dataset"]
 class Results:
     """A model (its `view`, and `token_strings` for ids), a text (`trace`, None for analyses of weights), and the results.
 
-    `datasets` are the results by key: the name of the analysis, with a suffix if it ran more than once. `skipped` is the reason
-    why an analysis has no result, and `failed_keys` are those with an internal error. `has_nulls` is False if nulls were left
-    out for speed. `controls` are the results of the same text in untrained models of the same architecture, if they were
-    requested.
+    `datasets` are the results by key: the name of the analysis, with a suffix if it ran more than once. `skipped` holds the
+    error of every analysis without a result, and `failed_keys` are those with an internal error. `has_nulls` is False if nulls
+    were left out for speed. `controls` are the results of the same text in untrained models of the same architecture.
+    `surface` is where reasons are shown: their advice is Python code or a command line.
     """
 
     view: View
     token_strings: TokenLabels
     trace: Trace | None
     datasets: Datasets = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, RheoscopeError] = field(default_factory=dict)
     failed_keys: tuple[str, ...] = ()
     has_nulls: bool = True
     controls: tuple["Results", ...] = ()
+    surface: Literal["python", "shell"] = "python"
 
     def has(self, *names: str) -> bool:
         """Whether all these analyses have a result."""
@@ -57,16 +59,30 @@ class Results:
             self, datasets=self.datasets | other.datasets, skipped=self.skipped | other.skipped, failed_keys=failed_keys
         )
 
-    def with_skipped(self, key: str, reason: str) -> "Results":
-        return replace(self, skipped=self.skipped | {key: reason})
-
     def with_failure(self, key: str, error: Exception) -> "Results":
-        """The same with an analysis that raised: a user's mistake is the reason for skipping it, else it is an internal error."""
+        """The same with an analysis that raised: skipped after a RheoscopeError, failed after any other error."""
         if isinstance(error, RheoscopeError):
-            return self.with_skipped(key, str(error))
-        message = shorten(f"{type(error).__name__}: {error}", MAX_ERROR_CHARS, placeholder=" …")
-        updated = replace(self, failed_keys=tuple(dict.fromkeys((*self.failed_keys, key))))
-        return updated.with_skipped(key, Message("internal error ({error}); please report it", error=message))
+            reason = RheoscopeError(error.message, error.advice)  # without the traceback, which holds tensors
+            return replace(self, skipped=self.skipped | {key: reason})
+        text = shorten(f"{type(error).__name__}: {error}", MAX_ERROR_CHARS, placeholder=" …")
+        reason = RheoscopeError(Message("internal error ({error}); please report it", error=text))
+        failed_keys = tuple(dict.fromkeys((*self.failed_keys, key)))
+        return replace(self, skipped=self.skipped | {key: reason}, failed_keys=failed_keys)
+
+    def reason(self, key: str) -> Message:
+        """Why an analysis has no result, with its advice as the surface shows it."""
+        if key not in self.skipped:
+            return Message("{analysis} did not run", analysis=key)
+        error = self.skipped[key]
+        if error.advice is not None and error.advice.shell.startswith("--"):  # options of another command
+            command = f"rheoscope analyse {key.split()[0]} {error.advice.shell}"
+            error = RheoscopeError(error.message, Advice(error.advice.python, command))
+        return error.on(self.surface)
+
+    @property
+    def reasons(self) -> dict[str, Message]:
+        """Why each skipped analysis has no result."""
+        return {key: self.reason(key) for key in self.skipped}
 
     def control_values(self, name: str, measure: Callable[["xarray.Dataset"], float]) -> list[float]:
         """A number for every control that has it."""

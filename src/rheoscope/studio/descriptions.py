@@ -11,9 +11,10 @@ from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.picture.token_labels import TokenLabels, display_token, printable
 from rheoscope.report.findings import finding_sentences, findings
 from rheoscope.report.question_blocks import control_note
-from rheoscope.report.verdicts import QUESTIONS, Question
+from rheoscope.report.verdicts import QUESTIONS
 from rheoscope.running.runner import RunnableModel
 from rheoscope.space.predictions import next_token_logprobs
+from rheoscope.space.questions import Question
 from rheoscope.space.results import Results
 from rheoscope.space.trace import Trace
 from rheoscope.studio.edits import OPERATIONS, Edit

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rheoscope.files import write_file
+from rheoscope.report.hub_cache import cached_hub_names
 from rheoscope.shapes import RheoscopeError
 
 DEFAULT_SOURCE = "default"
@@ -80,18 +81,6 @@ class ModelSources:
             return is_below and (path / "config.json").is_file()
         except (OSError, RuntimeError):
             return False
-
-
-def cached_hub_names() -> list[str]:
-    """Hub names whose files are on this machine already."""
-    hf_home = os.environ.get("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
-    hub_folder = Path(os.environ.get("HF_HUB_CACHE", str(Path(hf_home) / "hub")))
-    model_folders = sorted(hub_folder.glob("models--*")) if hub_folder.is_dir() else []
-    return [
-        model_folder.name.removeprefix("models--").replace("--", "/")
-        for model_folder in model_folders
-        if any(model_folder.glob("snapshots/*"))
-    ]
 
 
 def default_history_file() -> Path:

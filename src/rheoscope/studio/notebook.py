@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rheoscope import __version__
-from rheoscope.catalogue import analysis_by_name
+from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.picture.token_labels import TokenLabels
@@ -23,7 +23,7 @@ from rheoscope.studio.stored_example import PAGE_FOLDER
 if TYPE_CHECKING:
     import xarray
 
-COLOUR_ANALYSES = ("clusters", "trajectory")
+COLOUR_ANALYSES = tuple(name for name in ANALYSIS_MODULES if analysis_by_name(name).colours_cloud)
 """Analyses that the cloud is coloured by."""
 WIDGET_EXPORT = "\nexport default { render: globalThis.rheoscopeRender };\n"
 """What makes the page's script the module of a widget."""

@@ -14,7 +14,6 @@ from rheoscope.report.analysis_runs import (
     Controls,
     Progress,
     Request,
-    Settings,
     Subject,
     empty_results,
     run_analyses,
@@ -29,6 +28,7 @@ from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Text
 from rheoscope.space.model_cost import projection_parameters
+from rheoscope.space.report_run import Settings
 from rheoscope.space.results import Results
 from rheoscope.space.trace import Trace
 from rheoscope.studio import descriptions, wire
@@ -442,4 +442,4 @@ def _publish_outcome(job: Job, key: str, results: Results) -> None:
     if key in results.datasets:
         job.log.publish("known", name=key)
     else:
-        job.log.publish("failed", name=key, reason=results.skipped[key])
+        job.log.publish("failed", name=key, reason=results.reason(key))

@@ -1,4 +1,4 @@
-"""Pictures for pages: every value has its mark, at its place, with its words."""
+"""Inline SVG: every value has a mark at its position, with its tooltip."""
 
 import math
 
@@ -9,7 +9,7 @@ from rheoscope.report.draw.inline import panel_svg
 from tests.report.parts import Parts
 
 
-def test_a_panel_has_a_mark_for_every_value_and_gaps_where_there_is_none() -> None:
+def test_missing_values_break_a_line() -> None:
     panel = Panel(
         "t", "about", (Line("a", range(5), [1, 2, math.nan, 4, 5]), Line("b", range(5), range(5), style="dots"))
     )
@@ -21,7 +21,7 @@ def test_a_panel_has_a_mark_for_every_value_and_gaps_where_there_is_none() -> No
     assert "nan" not in panel_svg(panel)
 
 
-def test_up_is_more_and_right_is_later() -> None:
+def test_axes_point_up_and_right() -> None:
     points = next(
         attrs["points"]
         for tag, attrs in Parts(panel_svg(Panel("", "", (Line("a", [0, 1], [1, 2]),)))).elements
@@ -32,14 +32,14 @@ def test_up_is_more_and_right_is_later() -> None:
     assert y1 < y0
 
 
-def test_a_logarithmic_axis_leaves_out_what_has_no_logarithm() -> None:
+def test_a_logarithmic_axis_skips_values_below_zero() -> None:
     parts = Parts(panel_svg(Panel("", "", (Line("a", range(3), [0.0, 10.0, 100.0]),), y=Axis(log=True))))
     points = next(attrs["points"] for tag, attrs in parts.elements if tag == "polyline")
     assert len(str(points).split()) == 2
     assert {"10", "100"} <= set(parts.texts["text"])
 
 
-def test_cells_shade_by_value_and_mark_the_answer() -> None:
+def test_cells_are_shaded_by_value_and_marked() -> None:
     cells = Cells(
         np.array([[0.0, 0.5], [-1.0, math.nan]]), [["a", "b"], ["<c>", "d"]], marked=frozenset({(0, 1)}), low=-1.0
     )
@@ -51,9 +51,9 @@ def test_cells_shade_by_value_and_mark_the_answer() -> None:
     assert "<c>" in parts.texts["text"]
 
 
-def test_a_long_name_at_the_edge_stays_on_the_sheet() -> None:
+def test_a_long_label_at_the_edge_stays_inside_the_drawing() -> None:
     names = ("a very long name", "b", "c", "another very long name")
-    drawn = panel_svg(Panel("", "", (Line("", range(4), range(4)),), Axis("", names)))
-    for element, attrs in Parts(drawn).elements:
+    figure_html = panel_svg(Panel("", "", (Line("", range(4), range(4)),), Axis("", names)))
+    for element, attrs in Parts(figure_html).elements:
         if element == "text":
             assert 0 < float(str(attrs["x"])) < 360

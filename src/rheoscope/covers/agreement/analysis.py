@@ -26,6 +26,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.device_transfer import to_device
 from rheoscope.space.masked_means import centre_points
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.settings import Bounds, Count, Draws, Seed
 from rheoscope.space.trace import Trace
@@ -271,6 +272,8 @@ AGREEMENT = Analysis(
     question="Does each head attend to what is similar in the space it reads?",
     ask=agreement,
     needs="trace",
+    shown_with=("head_types", "distortion", "distorted_pairs"),
+    report_runs=(ReportRun("covers", 0, options=("draws", "control")),),
     controls=1,
     start_early=True,
     report={"draws": 12},

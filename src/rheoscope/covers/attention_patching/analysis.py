@@ -11,9 +11,11 @@ from rheoscope.attention.definition import repeat_kv_heads
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers.head_selection import HeadsByLayer, HeadSelection, format_heads, select_heads
 from rheoscope.covers.reversed_attention.analysis import head_output_gradients, loss_gradients, reversed_map_of_head
+from rheoscope.covers.reversed_attention.words import PATCH_ETA
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.head import Heads
 from rheoscope.space.model import LayerEdit, Model
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.settings import Bounds, TokenId, TokenIndex
 from rheoscope.space.trace import Trace
@@ -138,6 +140,10 @@ ATTENTION_PATCHING = Analysis(
     question="Does moving attention along the gradient of its scores make the model predict the target?",
     ask=attention_patching,
     needs="model",
+    report_runs=(
+        ReportRun("reverse", 1, options=("target", "token"), settings={"etas": (PATCH_ETA, 0.0)}),
+        ReportRun("reverse", 2, options=("target", "token"), for_files=True),
+    ),
     fields={
         "loss": Field(("eta",), "−log p of the target when A + ηR replaces the weights A", "nats"),
         "predicted_loss": Field(

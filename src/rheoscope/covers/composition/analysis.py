@@ -14,6 +14,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.decompositions import triangular_factor
 from rheoscope.space.head import Heads
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.settings import Top
 from rheoscope.space.trace import Trace
@@ -169,6 +170,7 @@ COMPOSITION = Analysis(
     question="Which heads work together?",
     ask=composition,
     needs="view",
+    report_runs=(ReportRun("covers", 6, for_files=True),),
     expensive=True,
     fields={
         "q": Field(

@@ -6,7 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.covers.agreement.words import least_similar_head, required_agreement
+from rheoscope.covers.agreement.words import (
+    MAX_LISTED_HEADS,
+    clearest_heads,
+    least_similar_head,
+    required_agreement,
+)
 from rheoscope.covers.distortion.analysis import IMAGES, images_of_heads
 from rheoscope.covers.layer_inputs import LayerInput, provenance, read_layers, resolve_layer
 from rheoscope.messages.advice import use
@@ -14,6 +19,7 @@ from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.pair_distances import centred_inner_products, distances, upper_triangle
+from rheoscope.space.report_run import ReportRun, Settings, SettingsByKey
 from rheoscope.space.results import Results
 from rheoscope.space.settings import HeadIndex, ImageName, LayerIndex, Top
 from rheoscope.space.trace import Trace
@@ -134,11 +140,27 @@ def _report_settings(results: Results) -> dict[str, Any]:
     return {"layer": layer, "head": head}
 
 
+def clearest_head_settings(max_per_list: int) -> SettingsByKey:
+    """One run for each of the clearest heads of every list of `agreement`."""
+
+    def settings(results: Results) -> dict[str, Settings]:
+        heads = clearest_heads(required_agreement(results), max_per_list)
+        return {f"L{layer}.H{head}": {"layer": layer, "head": head, "top": 2} for layer, head in heads}
+
+    return settings
+
+
 DISTORTED_PAIRS = Analysis(
     name="distorted_pairs",
     question="Which similar tokens does one head separate, and which dissimilar tokens does it merge?",
     ask=distorted_pairs,
     needs="trace",
+    last=2,
+    report_runs=(
+        ReportRun("covers", 1, settings_by_key=clearest_head_settings(1)),
+        ReportRun("covers", 4, for_files=True),
+        ReportRun("covers", 11, settings_by_key=clearest_head_settings(MAX_LISTED_HEADS), for_files=True),
+    ),
     depends_on=("agreement",),
     report=_report_settings,
     fields={

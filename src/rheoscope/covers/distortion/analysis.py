@@ -31,6 +31,7 @@ from rheoscope.space.head import Heads, matmul_per_head
 from rheoscope.space.layer_stack import stack_padded
 from rheoscope.space.masked_means import centre_points
 from rheoscope.space.operator import Factored
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.results import Results
 from rheoscope.space.safe_arithmetic import at_least_float32, safe_divide
 from rheoscope.space.settings import Count, Draws, Neighbours, Seed
@@ -365,6 +366,7 @@ DISTORTION = Analysis(
     question="Are tokens that are close in E still close in the images of each head?",
     ask=distortion,
     needs="trace",
+    report_runs=(ReportRun("covers", 3),),
     controls=1,
     long_text_controls=False,
     report=_report_settings,

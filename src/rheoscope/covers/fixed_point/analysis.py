@@ -17,6 +17,7 @@ from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.model import Model, check_same_weights
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.results import Results
 from rheoscope.space.settings import Bounds, Draws, LayerIndex, Seed
 from rheoscope.space.trace import Trace
@@ -372,6 +373,7 @@ FIXED_POINT = Analysis(
     question="Does a layer leave the tokens nearly in place, and do they converge under repeated application?",
     ask=fixed_point,
     needs="model",
+    report_runs=(ReportRun("covers", 9, for_files=True),),
     controls=1,
     long_text_controls=False,
     start_early=True,

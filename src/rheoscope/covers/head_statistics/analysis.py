@@ -77,6 +77,7 @@ HEAD_STATISTICS = Analysis(
     question="Where does each head look, how sharply and how far?",
     ask=head_statistics,
     needs="trace",
+    corpus=3,
     batch=batch,
     fields={
         "entropy": Field(

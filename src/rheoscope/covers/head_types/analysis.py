@@ -11,6 +11,7 @@ from torch import Tensor
 from rheoscope.attention.lower.block_size import block_numel
 from rheoscope.attention.lower.blocks import iterate_blocks
 from rheoscope.attention.mask import Mask
+from rheoscope.covers.operators.words import REPORT
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
@@ -18,6 +19,7 @@ from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.device_transfer import to_device
 from rheoscope.space.head import Heads
 from rheoscope.space.model import Model, check_same_weights
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.settings import Bounds, Fraction, Seed
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
@@ -270,6 +272,13 @@ HEAD_TYPES = Analysis(
     question="Which type is each head: previous-token, induction, duplicate-token, sink, local or uniform?",
     ask=head_types,
     needs="model",
+    last=1,
+    classifies_heads=True,
+    report_runs=(
+        ReportRun("covers", 2),
+        ReportRun("reverse", 3, for_files=True),
+        ReportRun(REPORT.name, 2, for_files=True),
+    ),
     report={"trace": None},
     batch=batch,
     fields={

@@ -15,6 +15,7 @@ from rheoscope.space.decompositions import eigvals
 from rheoscope.space.head import Heads, Relevance
 from rheoscope.space.layer_stack import stack_padded
 from rheoscope.space.operator import Factored
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.safe_arithmetic import at_least_float32, safe_divide
 from rheoscope.space.settings import Draws, Seed
 from rheoscope.space.view import View
@@ -210,6 +211,8 @@ OPERATORS = Analysis(
     question="What kind of operator is each head: is it symmetric, does it copy, and how many directions does it use?",
     ask=operators,
     needs="view",
+    shown_with=("energy", "agreement"),
+    report_runs=(ReportRun("operators", 0, options=("raw",)), ReportRun("covers", 10, for_files=True)),
     fields={
         "symmetry": Field(
             HEAD_DIMS,

@@ -1,71 +1,55 @@
-"""Heads as operators: a row a layer, the median over its heads, and the heads at both ends of every number."""
+"""Text about operators: the heads of each layer as M and F, the extreme heads, and how heads differ from random ones."""
 
-from typing import TYPE_CHECKING
+import math
 
 import numpy as np
 
-from rheoscope.messages.numbers import format_number
+from rheoscope.covers.key_groups import key_group_means
+from rheoscope.messages.message import Message
+from rheoscope.messages.numbers import format_fixed, format_number
 from rheoscope.picture.blocks import Block, Cell, Lines, Table
+from rheoscope.picture.head_medians import head_median_table
 from rheoscope.space.results import Results
+from rheoscope.space.training_quantity import TrainingQuantity
+from rheoscope.space.words import Candidate, OwnReport, ReportSection, Words
+from rheoscope.statistics.statement import Statement, from_draws, from_moments
 
-if TYPE_CHECKING:
-    import xarray
-
-OPERATOR_COLUMNS = {
-    "symmetry": "symmetry",
-    "positive_share": "positive",
-    "directionality": "direction",
-    "stable_rank_M": "rank M",
-    "stable_rank_F": "rank F",
-    "copying": "copying",
-    "alignment": "alignment",
+COLUMNS = {
+    "symmetry": Message("symmetry"),
+    "positive_share": Message("positive"),
+    "directionality": Message("direction"),
+    "stable_rank_M": Message("rank M"),
+    "stable_rank_F": Message("rank F"),
+    "copying": Message("copying"),
+    "alignment": Message("alignment"),
 }
 SIGNED_FIELDS = ("symmetry", "positive_share", "directionality", "copying", "alignment")
-SCORE_COLUMNS = {
-    "centred": "form",
-    "mean_query": "mean q",
-    "mean_key": "mean k",
-    "query_bias": "bias q",
-    "key_bias": "bias k",
-    "row_sd": "nats",
-    "positive_share_cloud": "positive",
-}
-CLIMB_HEADER = Cell(
-    "climb",
-    "what the layer's heads climb of their own energy Λ by what they add, summed over the heads, in nats; heads turned at random "
-    "climb nothing to first order",
+ENERGY_GAIN = Cell(
+    Message("climb"),
+    Message(
+        "change of the energy Λ of the layer's heads by their own updates, summed over the heads, in nats; "
+        "randomly rotated heads change it by 0 to first order"
+    ),
 )
 
 
-def layer_table(dataset: "xarray.Dataset", columns: dict[str, str], heading: str, note: str = "") -> Table:
-    """A row a layer: the median over its heads of every number."""
-    header = [Cell("layer"), *(Cell(title, str(dataset[name].attrs["definition"])) for name, title in columns.items())]
-    medians = dataset[list(columns)].median("head")
-    rows = [
-        [Cell(f"L{layer}"), *(Cell(format_number(float(medians[name][layer]))) for name in columns)]
-        for layer in range(dataset.sizes["layer"])
-    ]
-    return Table(heading, header, rows, note=note)
-
-
 def blocks(results: Results) -> list[Block]:
-    """The table of a model's heads, with what they climb on a text where there is one."""
-    if "operators" not in results.datasets:
+    """The table of layers, with the change of the energy if a text was analysed."""
+    if not results.has("operators"):
         return []
-    table = layer_table(
-        results.datasets["operators"], OPERATOR_COLUMNS, "Heads as operators: median over the heads of a layer"
-    )
-    if "energy" not in results.datasets:
+    heading = Message("Heads as operators: median over the heads of a layer")
+    table = head_median_table(results.datasets["operators"], COLUMNS, heading)
+    if not results.has("energy"):
         return [table]
     energy = results.datasets["energy"]
     energy_gains = (energy.energy_after - energy.energy).sum("head").values
     rows = [[*row, Cell(format_number(float(gain)))] for row, gain in zip(table.rows, energy_gains, strict=True)]
-    return [Table(table.heading, [*table.header, CLIMB_HEADER], rows)]
+    return [Table(table.heading, [*table.header, ENERGY_GAIN], rows)]
 
 
 def extreme_heads(results: Results) -> list[Block]:
-    """The heads at both ends of every number that has a sign; of one head there are none."""
-    if "operators" not in results.datasets or results.datasets["operators"].symmetry.size < 2:
+    """The heads with the smallest and the largest value of every signed field; nothing for a single head."""
+    if not results.has("operators") or results.datasets["operators"].symmetry.size < 2:
         return []
     lines = []
     for name in SIGNED_FIELDS:
@@ -74,14 +58,117 @@ def extreme_heads(results: Results) -> list[Block]:
             continue
         ends = [divmod(int(index), values.shape[1]) for index in (np.nanargmin(values), np.nanargmax(values))]
         low, high = (f"L{layer}.H{head} {format_number(float(values[layer, head]))}" for layer, head in ends)
-        lines.append(f"{OPERATOR_COLUMNS[name]}: from {low} to {high}")
-    return [Lines("From head to head", lines)]
+        lines.append(Message("{quantity}: from {low} to {high}", quantity=COLUMNS[name], low=low, high=high))
+    return [Lines(Message("Range over heads"), lines)]
 
 
-def score_blocks(results: Results) -> list[Block]:
-    """What scores are made of on a text, where there is one."""
-    if "scores" not in results.datasets:
-        return []
-    massive = ", ".join(map(str, results.datasets["scores"].attrs["massive"])) or "none"
-    heading = "What scores are made of on this text (shares of what softmax sees)"
-    return [layer_table(results.datasets["scores"], SCORE_COLUMNS, heading, f"massive tokens left out: {massive}")]
+# Findings
+
+
+OPERATOR_CLAIMS = {
+    "symmetry": (
+        Message("M is more symmetric than randomly rotated heads"),
+        Message("M is less symmetric than randomly rotated heads"),
+        Message("mean tr(MM)/tr(MMᵀ)"),
+    ),
+    "positive_share": (
+        Message("M favours similar tokens more than randomly rotated heads"),
+        Message("M favours similar tokens less than randomly rotated heads"),
+        Message("mean positive share"),
+    ),
+    "copying": (
+        Message("Heads copy more than randomly rotated heads"),
+        Message("Heads copy less than randomly rotated heads"),
+        Message("mean copying score"),
+    ),
+    "alignment": (
+        Message("F is more aligned with Mᵀ than in randomly rotated heads"),
+        Message("F is less aligned with Mᵀ than in randomly rotated heads"),
+        Message("mean cosine"),
+    ),
+}
+"""Field of `operators` → the claim if it is larger, the claim if it is smaller, and what the number is."""
+
+
+def operator_candidate(name: str) -> Candidate:
+    """The mean of a field over all heads, compared with randomly rotated heads; heads that share a key stay together."""
+
+    def candidate(results: Results) -> Statement | None:
+        dataset = results.datasets.get("operators")
+        if dataset is None or f"mean_{name}_null_draws" not in dataset:
+            return None
+        value, null = float(dataset[name].mean()), dataset[f"mean_{name}_null_draws"].values
+        larger, smaller, quantity = OPERATOR_CLAIMS[name]
+        text = Message(
+            "{comparison} ({quantity} {value}; null {null}).",
+            comparison=larger if value > null.mean() else smaller,
+            quantity=quantity,
+            value=format_fixed(value),
+            null=format_fixed(null.mean()),
+        )
+        return from_draws(text, "operators", value, null)
+
+    return candidate
+
+
+def symmetry_vs_agreement(results: Results) -> Statement | None:
+    if not results.has("agreement", "operators"):
+        return None
+    paired_values = np.stack(
+        [
+            key_group_means(results, results.datasets[analysis][field])
+            for analysis, field in (("agreement", "agreement"), ("operators", "symmetry"))
+        ]
+    )
+    paired_values = paired_values[:, np.isfinite(paired_values).all(0)]
+    if paired_values.shape[1] < 8 or not paired_values.std(1).all():
+        return None
+    rho, null_sd = (
+        float(np.atleast_2d(np.corrcoef(paired_values.argsort(1).argsort(1)))[0, 1]),
+        1 / math.sqrt(paired_values.shape[1] - 1),
+    )
+    comparison = (
+        Message("Heads with a more symmetric M follow similarity more")
+        if rho > 0
+        else Message("Heads with a more symmetric M follow similarity less")
+    )
+    text = Message(
+        "{comparison} (rank correlation {rho}; null 0 ± {sd}).",
+        comparison=comparison,
+        rho=format_fixed(rho),
+        sd=format_fixed(null_sd),
+    )
+    return from_moments(text, "operators", rho, 0.0, null_sd)
+
+
+TRAINING_QUANTITIES = (
+    TrainingQuantity(
+        1,
+        "operators",
+        "symmetry",
+        "symmetry",
+        "symmetry_null",
+        Message("tr(MM)/tr(MMᵀ), mean over heads"),
+        {"draws": 0},
+    ),
+    TrainingQuantity(
+        2,
+        "operators",
+        "positive_share",
+        "positive_share",
+        "positive_share_null",
+        Message("Σλ⁺/Σ|λ| of ½(M + Mᵀ), mean over heads"),
+        {"draws": 0},
+    ),
+)
+REPORT = OwnReport("operators", Message("Operators of {model}"))
+WORDS = Words(
+    training_quantities=TRAINING_QUANTITIES,
+    findings=(*map(operator_candidate, OPERATOR_CLAIMS), symmetry_vs_agreement),
+    sections=(
+        ReportSection("flow", 1, blocks, needs=("energy",)),
+        ReportSection(REPORT.name, 0, blocks),
+        ReportSection(REPORT.name, 1, extreme_heads),
+    ),
+    report=REPORT,
+)

@@ -22,6 +22,7 @@ from rheoscope.space.float32_products import mixed_precision_matmul
 from rheoscope.space.head import Heads, single_head_mechanism
 from rheoscope.space.model import Model, check_same_weights
 from rheoscope.space.predictions import next_token_logprobs
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.settings import TokenId, TokenIndex
 from rheoscope.space.step import Step
@@ -334,6 +335,8 @@ REVERSED_ATTENTION = Analysis(
     question="Which heads would have to attend elsewhere for the model to predict the target, and to which tokens?",
     ask=reversed_attention,
     needs="model",
+    shown_with=("attention_patching",),
+    report_runs=(ReportRun("reverse", 0, options=("target", "token")),),
     batch=batch,
     fields={
         "norm": Field(("layer", "head"), "‖R‖, the norm of the gradient of the loss by the scores of the head"),

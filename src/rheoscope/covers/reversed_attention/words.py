@@ -1,26 +1,31 @@
-"""How the loss wants attention to change: the heads it pulls at most, and the tokens they should look at."""
+"""Text about reversed attention: the heads with the largest gradient, and the tokens that they should attend to."""
 
 import math
 from typing import TYPE_CHECKING
 
+from rheoscope.messages.message import Message, join, plural
 from rheoscope.messages.numbers import format_fixed
 from rheoscope.picture.blocks import Block, Cell, Lines, Table
 from rheoscope.picture.token_labels import display_token
 from rheoscope.space.results import Results
+from rheoscope.space.words import OwnReport, ReportSection, Words
 
 if TYPE_CHECKING:
     import xarray
 
+    from rheoscope.space.trace import Trace
+
 PATCH_ETA = -0.1
-"""The η whose effect is told: weights moved a tenth of R against it."""
+"""The η whose effect is reported: all weights moved by a tenth of R against the gradient."""
 MAX_HEADS = 10
 
 
 def blocks(results: Results) -> list[Block]:
-    """The heads that are pulled at most, and what the pull says."""
-    if "reversed_attention" not in results.datasets:
+    """The heads with the largest gradient, and a summary in sentences."""
+    if not results.has("reversed_attention"):
         return []
-    return [head_table(results), Lines("What the pull says", pull_sentences(results))]
+    heading = Message("How a gradient step would change attention")
+    return [head_table(results), Lines(heading, gradient_sentences(results))]
 
 
 def strongest_heads(dataset: "xarray.Dataset", n_heads: int = MAX_HEADS) -> list[tuple[int, int]]:
@@ -39,71 +44,96 @@ def strongest_pulls(
 
 
 def head_table(results: Results) -> Table:
-    """A row a head: ‖R‖, and the tokens that it should look at more and less."""
-    dataset, tokens = results.datasets["reversed_attention"], results.required_trace.tokens
-    target_text, token_index = (
-        display_token(results.token_strings([int(dataset.attrs["target"])])[0]),
-        int(dataset.attrs["token"]),
-    )
+    """One row per head: ‖R‖, and the tokens that it should attend to more and less."""
+    dataset, trace = results.datasets["reversed_attention"], results.required_trace
+    position = int(dataset.attrs["token"])
     rows = []
     for layer, head in strongest_heads(dataset, int(dataset.attrs.get("top", MAX_HEADS))):
-        more, less = (_pulls_text(strongest_pulls(dataset, layer, head, sign), tokens) for sign in (-1, 1))
+        more, less = (_pulls_text(strongest_pulls(dataset, layer, head, sign), trace) for sign in (-1, 1))
         rows.append([*map(Cell, (f"L{layer}.H{head}", f"{float(dataset.norm[layer, head]):.4f}", more, less))])
+    definition = str(dataset.gradient_sum.attrs["definition"])
     header = [
-        Cell("head"),
+        Cell(Message("head")),
         Cell("‖R‖", str(dataset.norm.attrs["definition"])),
         Cell(
-            "should look more at",
-            f"{dataset.gradient_sum.attrs['definition']}; where it is below 0, told without its sign",
+            Message("should attend more to"),
+            Message("{definition}; negative values, shown without their sign", definition=definition),
         ),
-        Cell("should look less at", f"{dataset.gradient_sum.attrs['definition']}; where it is above 0"),
+        Cell(Message("should attend less to"), Message("{definition}; positive values", definition=definition)),
     ]
-    heading = f"Heads that L = −log p({target_text}) after {display_token(tokens[token_index])}, token {token_index}, pulls at most"
+    heading = Message(
+        "Heads with the largest gradient of L = −log p({target}) after {token}, token {position}",
+        target=_target_text(results),
+        token=display_token(trace.tokens[position]),
+        position=position,
+    )
     return Table(heading, header, rows, frozenset({0, 2, 3}))
 
 
-def _pulls_text(token_pulls: list[tuple[int, float]], tokens: list[str]) -> str:
+def _target_text(results: Results) -> str:
+    dataset = results.datasets["reversed_attention"]
+    return display_token(results.token_strings([int(dataset.attrs["target"])])[0])
+
+
+def _pulls_text(token_pulls: list[tuple[int, float]], trace: "Trace") -> str:
     return "  ".join(
-        f"{display_token(tokens[token])} {token} ({format_fixed(abs(value), 3)})" for token, value in token_pulls
+        f"{display_token(trace.tokens[token])} {token} ({format_fixed(abs(value), 3)})" for token, value in token_pulls
     )
 
 
-def pull_sentences(results: Results) -> list[str]:
-    """How likely the target is, which head, how gathered the pull is, and whether following it helps."""
-    dataset, tokens = results.datasets["reversed_attention"], results.required_trace.tokens
-    target_text, norm, loss = (
-        display_token(results.token_strings([int(dataset.attrs["target"])])[0]),
-        dataset.norm.values.ravel(),
-        float(dataset.loss),
-    )
-    n_top = max(1, len(norm) // 20)
-    top_share = sum(sorted(norm.tolist())[-n_top:]) / max(float(norm.sum()), 1e-30)
-    layer, head = strongest_heads(dataset, 1)[0]
-    rising_tokens = strongest_pulls(dataset, layer, head, -1, 1)
-    look_note = (
-        f", which should look more at {display_token(tokens[rising_tokens[0][0]])} (token {rising_tokens[0][0]})"
-        if rising_tokens
-        else ""
-    )
+def gradient_sentences(results: Results) -> list[Message]:
+    """The target's probability, the strongest head, the concentration of the gradient, and the effect of a step."""
+    dataset = results.datasets["reversed_attention"]
+    norm, loss = dataset.norm.values.ravel(), float(dataset.loss)
     lines = [
-        f"The model gives {target_text} the probability {math.exp(-loss):.3g} ({loss:.3f} nats).",
-        f"The loss pulls hardest at L{layer}.H{head}{look_note}." if norm.any() else "The loss pulls at no head.",
+        Message(
+            "The model gives {target} the probability {probability:.3g} ({loss:.3f} nats).",
+            target=_target_text(results),
+            probability=math.exp(-loss),
+            loss=loss,
+        ),
+        _strongest_head_sentence(results) if norm.any() else Message("The gradient is 0 in every head."),
     ]
     if norm.any() and len(norm) > 1:
-        subject = (
-            f"The strongest of {len(norm)} heads has"
-            if n_top == 1
-            else f"The strongest {n_top} of {len(norm)} heads have"
+        n_top = max(1, len(norm) // 20)
+        share = sum(sorted(norm.tolist())[-n_top:]) / max(float(norm.sum()), 1e-30)
+        lines.append(
+            plural(
+                "The strongest of {total} heads has {share:.0%} of the sum of ‖R‖; an even split would give {even:.0%}.",
+                "The strongest {n} of {total} heads have {share:.0%} of the sum of ‖R‖; an even split would give {even:.0%}.",
+                n=n_top,
+                total=len(norm),
+                share=share,
+                even=n_top / len(norm),
+            )
         )
-        lines.append(f"{subject} {top_share:.0%} of the pull; spread evenly it would be {n_top / len(norm):.0%}.")
-    if "attention_patching" not in results.datasets:
-        return lines
-    patching = results.datasets["attention_patching"]
-    loss_after, loss_predicted = (
-        float(patching.loss.sel(eta=PATCH_ETA)),
-        float(patching.predicted_loss.sel(eta=PATCH_ETA)),
+    return [*lines, _patching_sentence(results)] if results.has("attention_patching") else lines
+
+
+def _strongest_head_sentence(results: Results) -> Message:
+    dataset = results.datasets["reversed_attention"]
+    layer, head = strongest_heads(dataset, 1)[0]
+    strongest = Message("L{layer}.H{head} has the largest gradient.", layer=layer, head=head)
+    rising_tokens = strongest_pulls(dataset, layer, head, -1, 1)
+    if not rising_tokens:
+        return strongest
+    position = rising_tokens[0][0]
+    token_text = display_token(results.required_trace.tokens[position])
+    advice = Message("It should attend more to {token} (token {position}).", token=token_text, position=position)
+    return join(" ", [strongest, advice])
+
+
+def _patching_sentence(results: Results) -> Message:
+    step = results.datasets["attention_patching"].sel(eta=PATCH_ETA)
+    return Message(
+        "Moving all weights by {eta} R changes the loss to {loss:.3f} (first-order prediction {predicted:.3f}).",
+        eta=PATCH_ETA,
+        loss=float(step.loss),
+        predicted=float(step.predicted),
     )
-    return [
-        *lines,
-        f"All weights moved by {PATCH_ETA} R: the loss becomes {loss_after:.3f} (to first order {loss_predicted:.3f}).",
-    ]
+
+
+WORDS = Words(
+    sections=(ReportSection("reverse", 0, blocks, needs=("attention_patching",)),),
+    report=OwnReport("reverse", Message("Reversed attention: {text}")),
+)

@@ -15,6 +15,7 @@ from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import resolve_positions
 from rheoscope.space.head import Heads, single_head_mechanism
 from rheoscope.space.model import Model, check_same_weights
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.settings import Bounds, Seed, TokenIndex
 from rheoscope.space.trace import Trace
 from rheoscope.statistics.ranks import unit_ranks
@@ -123,6 +124,7 @@ ROLLOUT = Analysis(
     question="Does attention, multiplied through the layers, show how information flows between tokens?",
     ask=rollout,
     needs="model",
+    report_runs=(ReportRun("covers", 8, for_files=True),),
     report={"probes": 8},
     fields={
         "rollout": Field(

@@ -16,6 +16,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import components, resolve_positions
 from rheoscope.space.head import Heads, single_head_mechanism
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.results import Results
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.settings import HeadIndex, LayerIndex, TokenIndex
@@ -177,6 +178,8 @@ SCORE_ATTRIBUTION = Analysis(
     question="Which upstream components produce the attention scores of a head?",
     ask=score_attribution,
     needs="trace",
+    last=3,
+    report_runs=(ReportRun("covers", 7, for_files=True),),
     depends_on=("agreement",),
     report=_report_settings,
     fields={

@@ -11,6 +11,7 @@ from rheoscope.attention.definition import query_key_positions, repeat_kv_heads
 from rheoscope.attention.lower.block_size import unblocked_numel
 from rheoscope.covers.layer_inputs import provenance
 from rheoscope.covers.operators.analysis import positive_share
+from rheoscope.covers.operators.words import REPORT
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
@@ -18,6 +19,7 @@ from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.head import Heads, matmul_per_head
 from rheoscope.space.model_parts import Norm
 from rheoscope.space.operator import Factored
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
@@ -195,6 +197,7 @@ SCORES = Analysis(
     question="What are the scores of each head made of: centred tokens, the mean of the cloud, or biases?",
     ask=scores,
     needs="trace",
+    report_runs=(ReportRun(REPORT.name, 1, only_with="text"),),
     batch=batch,
     fields={
         "centred": Field(

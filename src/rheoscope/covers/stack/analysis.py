@@ -14,6 +14,7 @@ from rheoscope.covers.rotated_heads import random_head_rotations
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.operator import RANK_TOLERANCE
 from rheoscope.space.pair_distances import centred_inner_products, distances, upper_triangle
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.safe_arithmetic import at_least_float32, safe_divide
 from rheoscope.space.settings import Draws, ImageName, Seed
 from rheoscope.space.trace import Trace
@@ -222,6 +223,7 @@ STACK = Analysis(
     question="Do the heads of a layer together preserve the geometry of the tokens, or do they read the same part?",
     ask=stack,
     needs="trace",
+    report_runs=(ReportRun("covers", 5, for_files=True),),
     expensive=True,
     fields={
         "recovered": Field(

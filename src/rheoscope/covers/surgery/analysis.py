@@ -35,6 +35,7 @@ from rheoscope.messages.message import Message, join
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field, with_interval
 from rheoscope.space.model import Model
+from rheoscope.space.report_run import ReportRun
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 from rheoscope.statistics.nulls import RESAMPLES, bootstrap_interval, bootstrap_unit_sizes, unit_name
@@ -69,8 +70,8 @@ def surgery(
     `heads` is [(layer, head), …], `model.view.head_indices(5)` for a layer, or None for all.
     `M` is symmetric, symmetric_scores, skew, at_zero, positive, 'rank 8' or identity. `F` is symmetric, 'rank 8' or identity. Most have
     a variant `…_naive`. Without M and F, M becomes symmetric.
-    `comparisons` selects the comparisons: `rs.Comparisons(("size", "mean"), draws=3, seed=1)`. The default is all of them, and with `per_head`
-    the random changes of the same size ("size", "cloud").
+    `comparisons` is `rs.Comparisons(("size", "mean"), draws=3, seed=1)`, for example. The default is all of them, and with `per_head` the
+    random changes of the same size ("size", "cloud").
     `per_head` changes every head alone.
 
     **Returns** (text): `loss_before`, `tokens`, `loss_after`, `kl`. (control, text): `loss_control`. (ablation, text): `loss_ablated`.
@@ -268,6 +269,7 @@ SURGERY = Analysis(
     question="How much does the loss rise if M or F of some heads is replaced?",
     ask=surgery,
     needs="model",
+    report_runs=(ReportRun("surgery", 0, options=("heads", "M", "F", "each", "against")),),
     fields={
         "loss_before": Field(("text",), "mean −log p of the next token of each text, in the unchanged model", "nats"),
         "tokens": Field(("text",), "number of predicted tokens of each text"),

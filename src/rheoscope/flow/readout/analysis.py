@@ -269,6 +269,7 @@ READOUT = Analysis(
     ask=readout,
     batch=batch,
     needs="trace",
+    corpus=2,
     fields={
         "probability": Field(("point",), "probability of the target at this step"),
         "rank": Field(("point",), "rank of the target at this step, 1 for the most likely token"),

@@ -259,6 +259,8 @@ TRAJECTORY = Analysis(
     ask=trajectory,
     batch=batch,
     needs="trace",
+    corpus=0,
+    colours_cloud=True,
     fields={
         "speed": Field(("step", "token"), "‖x_after − x_before‖, the distance by which a half-layer moves the token"),
         "relative_speed": Field(("step", "token"), "speed divided by ‖x_before‖"),

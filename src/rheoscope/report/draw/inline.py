@@ -1,11 +1,11 @@
-"""Pictures for pages: SVG written by hand, a few kilobytes a panel, in the page's own colours, with words under the pointer.
+"""Pictures as inline SVG for pages: a few kilobytes per panel, in the colours of the page, with tooltips.
 
-A chart library would weigh more than everything a report says (plotly.js: 4.6 MB); this needs no script to be read.
+A chart library would be larger than a whole report (plotly.js: 4.6 MB). These drawings need no script.
 """
 
 import math
-from html import escape
 
+from rheoscope.messages.message import join
 from rheoscope.picture.picture import (
     MISSING_CELL,
     Axis,
@@ -22,17 +22,18 @@ from rheoscope.picture.picture import (
     tick_labels,
     ticks,
 )
+from rheoscope.report.html_text import html_label, html_text, label_text
 
 COLUMN_WIDTH, ROW_HEIGHT, COLUMN_GAP = 360, 236, 28
 TOP_MARGIN, RIGHT_MARGIN, BOTTOM_MARGIN = 10, 12, 36
 LETTER_WIDTH = 6.2
 """Mean width of a letter of 11 units."""
 MAX_LABEL_CHARS = 20
-"""Letters of a name on the left; the rest is cut."""
+"""The longest label of the vertical axis; longer ones are truncated."""
 
 
 class PanelFrame:
-    """Where the numbers of a panel are on its sheet."""
+    """The coordinates of a panel: from data to pixels."""
 
     def __init__(self, panel: Panel) -> None:
         self.width = COLUMN_WIDTH * panel.columns + COLUMN_GAP * (panel.columns - 1)
@@ -65,13 +66,15 @@ class PanelFrame:
 
 
 def picture_html(picture: Picture) -> str:
-    """Every panel of a picture as an HTML figure, with its key and how to read it; maps share one key."""
-    header = f'<p class="caption">{escape(picture.caption)}</p>{legend_html(picture.legend) if picture.legend else ""}'
+    """All panels of a picture as HTML, with caption and legend. Maps share one legend."""
+    header = (
+        f'<p class="caption">{html_text(picture.caption)}</p>{legend_html(picture.legend) if picture.legend else ""}'
+    )
     return f'{header}<div class="panels">{"".join(map(panel_html, picture.panels))}</div>'
 
 
 def panel_html(panel: Panel) -> str:
-    header = f'<h3><span title="{escape(panel.about, quote=True)}">{escape(panel.title)}</span></h3>'
+    header = f'<h3><span title="{html_text(panel.about)}">{html_text(panel.title)}</span></h3>'
     has_text = panel.columns == 3 or any(
         isinstance(mark, Label) or (isinstance(mark, Cells) and mark.texts) for mark in panel.marks
     )
@@ -91,7 +94,7 @@ def panel_html(panel: Panel) -> str:
 
 
 def scale_html(mark: Cells) -> str:
-    """Which colour is how much: a bar with both its ends and a number between them, and what they measure.
+    """The colour scale: a bar with its ticks and the name of the quantity.
 
     >>> import numpy as np
     >>> scale_html(Cells(np.array([[0.5]]), name="share")).count("<b")
@@ -102,36 +105,36 @@ def scale_html(mark: Cells) -> str:
         f"{shade_css(colour, abs(shade))} {100 * fraction:.0f}%" for shade, colour, fraction in mark.colour_stops
     )
     labels = "".join(
-        f'<b style="left:{offset}">{escape(label)}</b>'
+        f'<b style="left:{offset}">{html_text(label)}</b>'
         for offset, (_, label) in zip(offsets, mark.scale_ticks, strict=True)
     )
     bar = f'<i style="background:linear-gradient(to right, {colours})">{labels}</i>'
-    return f'<div class="scale">{bar}<span>{escape(mark.name)}</span></div>'
+    return f'<div class="scale">{bar}<span>{html_text(mark.name)}</span></div>'
 
 
 def shade_css(colour: str, shade: float) -> str:
-    """A colour of the palette as faint as a cell of this shade, in CSS; what is behind it is seen through it."""
+    """A palette colour in CSS, with the opacity of a cell of this shade."""
     return f"{colour_of(colour)}{round(255 * shade):02x}"
 
 
 def legend_html(entries: dict[str, tuple[str, str]]) -> str:
-    """Which colour is what, as a list."""
+    """The legend as a list."""
     items = (
-        f'<li><i class="{style}" style="--c:{colour_of(colour)}"></i>{escape(name)}</li>'
+        f'<li><i class="{style}" style="--c:{colour_of(colour)}"></i>{html_text(name)}</li>'
         for name, (colour, style) in entries.items()
     )
     return f'<ul class="key">{"".join(items)}</ul>'
 
 
 def panel_svg(panel: Panel) -> str:
-    """One panel as an SVG element, scalable, its text selectable.
+    """One panel as a scalable SVG element with selectable text.
 
     >>> one = Panel("Speed", "how fast", (Line("speed", [0, 1], [1.0, 2.0]),))
     >>> panel_svg(one).count("<polyline"), panel_svg(one).count('class="hit"')
     (1, 2)
     """
     frame = PanelFrame(panel)
-    label = escape(f"{panel.title}. {panel.about}", quote=True)
+    label = html_text(join(". ", [panel.title, panel.about]))
     content = axes_svg(frame) + "".join(mark_elements(frame)) + hover_columns(frame)
     return f'<svg viewBox="0 0 {frame.width} {frame.height}" role="img" aria-label="{label}">{content}</svg>'
 
@@ -145,7 +148,7 @@ def line_svg(frame: PanelFrame, mark: Line) -> str:
     """A line is broken where a value is missing."""
     if mark.style in MARKERS:
         return markers_svg(frame, mark)
-    tip = f"<title>{escape(mark.tip)}</title>" if mark.tip else ""
+    tip = f"<title>{html_text(mark.tip)}</title>" if mark.tip else ""
     base_class = "path" if mark.tip else "line"
     css_class = {"solid": base_class, "dashed": f"{base_class} null", "hair": "hair"}[mark.style]
     return "".join(
@@ -156,12 +159,12 @@ def line_svg(frame: PanelFrame, mark: Line) -> str:
 
 
 def markers_svg(frame: PanelFrame, mark: Line) -> str:
-    """Dots, rings or stars, each with its own words under the pointer or with those of all."""
+    """Dots, rings or stars, each with its own tooltip or with a shared one."""
     radius, colour, elements = dot_radius(frame), colour_of(mark.colour), []
     for index, (x, y) in enumerate(zip(mark.x, mark.y, strict=True)):
         if _is_drawable(frame, float(y)):
             tip_text = mark.tips[index] if len(mark.tips) else mark.tip
-            tip = f"<title>{escape(tip_text)}</title>" if tip_text else ""
+            tip = f"<title>{html_text(tip_text)}</title>" if tip_text else ""
             elements.append(
                 MARKERS[mark.style](*_to_canvas(frame, float(x), float(y)), radius, colour, tip, frame.is_map)
             )
@@ -188,7 +191,7 @@ MARKERS = {"dots": dot_svg, "rings": ring_svg, "stars": star_svg}
 
 
 def dot_radius(frame: PanelFrame) -> float:
-    """The radius of a dot: on a map it leaves room for the cell around it."""
+    """The radius of a dot. On a map it is smaller than a cell."""
     if not frame.is_map:
         return 3.2
     return min(4.0, 0.3 * abs(frame.x(1.0) - frame.x(0.0)), 0.36 * abs(frame.y(1.0) - frame.y(0.0)))
@@ -197,7 +200,7 @@ def dot_radius(frame: PanelFrame) -> float:
 def shape_svg(frame: PanelFrame, mark: Shape) -> str:
     points = " ".join(f"{frame.x(float(x)):.1f},{frame.y(float(y)):.1f}" for x, y in zip(mark.x, mark.y, strict=True))
     attributes = f'class="shape" fill="{colour_of(mark.colour)}" fill-opacity="{mark.opacity:g}"'
-    return f'<polygon {attributes} points="{points}"><title>{escape(mark.tip or mark.name)}</title></polygon>'
+    return f'<polygon {attributes} points="{points}"><title>{html_text(mark.tip or mark.name)}</title></polygon>'
 
 
 def cells_svg(frame: PanelFrame, mark: Cells) -> str:
@@ -221,12 +224,12 @@ def cell_svg(mark: Cells, row: int, column: int, shade: float, box: tuple[float,
     frame_class = ' class="marked"' if (row, column) in mark.marked else ""
     element = (
         f'<g class="cell"><rect{frame_class} x="{x + 0.5:.1f}" y="{y + 0.5:.1f}" width="{width - 1:.1f}" height="{height - 1:.1f}" '
-        f'fill="{colour_of(colour)}" fill-opacity="{opacity:.2f}"/><title>{escape(tip)}</title>'
+        f'fill="{colour_of(colour)}" fill-opacity="{opacity:.2f}"/><title>{html_text(tip)}</title>'
     )
     if mark.texts:
         text_class = ' class="on"' if abs(shade) > 0.65 else ""
-        text = _truncate(mark.texts[row][column], int(width / LETTER_WIDTH) - 1)
-        element += f'<text{text_class} x="{x + width / 2:.1f}" y="{y + height / 2 + 4:.1f}" text-anchor="middle">{escape(text)}</text>'
+        text = _truncate(label_text(mark.texts[row][column]), int(width / LETTER_WIDTH) - 1)
+        element += f'<text{text_class} x="{x + width / 2:.1f}" y="{y + height / 2 + 4:.1f}" text-anchor="middle">{html_label(text)}</text>'
     return element + "</g>"
 
 
@@ -240,13 +243,13 @@ def label_svg(frame: PanelFrame, mark: Label) -> str:
         "middle": ("middle", 0, 4),
     }[mark.side]
     x, y = frame.x(float(mark.x)) + dx, frame.y(float(mark.y)) + dy
-    text = _truncate(mark.text, 18 if mark.side != "middle" else int(frame.width / LETTER_WIDTH) - 2)
+    text = _truncate(label_text(mark.text), 18 if mark.side != "middle" else int(frame.width / LETTER_WIDTH) - 2)
     css_class = "word strong" if mark.strong else "word"
-    return f'<text class="{css_class}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    return f'<text class="{css_class}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html_label(text)}</text>'
 
 
 def hover_columns(frame: PanelFrame) -> str:
-    """A column for every x that says all values there; none where lines, or cells, answer for themselves."""
+    """A tooltip with all values at every x, unless the marks have tooltips of their own."""
     series = [mark for mark in frame.panel.marks if isinstance(mark, Line) and mark.name]
     if frame.is_map or any(mark.has_tip for mark in series) or not series:
         return ""
@@ -268,7 +271,7 @@ def hover_columns(frame: PanelFrame) -> str:
         elements.append(
             f'<rect class="hit" x="{left:.1f}" y="{TOP_MARGIN}" width="{right - left:.1f}" '
             f'height="{frame.height - TOP_MARGIN - BOTTOM_MARGIN}">'
-            f"<title>{escape(tip)}</title></rect>"
+            f"<title>{html_text(tip)}</title></rect>"
         )
     return "".join(elements)
 
@@ -283,23 +286,22 @@ def axes_svg(frame: PanelFrame) -> str:
         y = frame.y(value)
         if not frame.is_map:
             elements.append(f'<line class="grid" x1="{frame.left_margin}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        elements.append(
-            f'<text x="{frame.left_margin - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(_truncate(text, MAX_LABEL_CHARS))}</text>'
-        )
+        label = html_label(_truncate(label_text(text), MAX_LABEL_CHARS))
+        elements.append(f'<text x="{frame.left_margin - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     names = [frame.panel.x.names[index] for index in thin_labels(frame.panel.x, len(frame.panel.x.names) or 1)]
     max_chars = max(map(len, names), default=5)
     for value, text in _tick_texts(
         frame.panel.x, frame.x_range, _n_fitting(right - frame.left_margin, (max_chars + 1) * LETTER_WIDTH)
     ):
         half_width = len(text) * LETTER_WIDTH / 2
-        x = min(max(frame.x(value), half_width), frame.width - half_width)  # a long word at the edge stays on the sheet
-        elements.append(f'<text x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{escape(text)}</text>')
+        x = min(max(frame.x(value), half_width), frame.width - half_width)  # long labels stay inside the drawing
+        elements.append(f'<text x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{html_label(text)}</text>')
     centre = (frame.left_margin + right) / 2
-    label = escape(frame.panel.x.label)
+    label = html_text(frame.panel.x.label)
     elements.append(f'<text class="axis" x="{centre:.0f}" y="{frame.height - 5}" text-anchor="middle">{label}</text>')
     if frame.panel.y.label:
         y = (TOP_MARGIN + bottom) / 2
-        label = escape(frame.panel.y.label)
+        label = html_text(frame.panel.y.label)
         elements.append(
             f'<text class="axis" x="11" y="{y:.0f}" text-anchor="middle" transform="rotate(-90 11 {y:.0f})">{label}</text>'
         )
@@ -307,7 +309,7 @@ def axes_svg(frame: PanelFrame) -> str:
 
 
 def _tick_texts(axis: Axis, span: tuple[float, float], max_ticks: int) -> list[tuple[float, str]]:
-    """Ticks with their words."""
+    """Ticks with their labels."""
     if axis.bare:
         return []
     if axis.names:
@@ -320,12 +322,12 @@ def _tick_texts(axis: Axis, span: tuple[float, float], max_ticks: int) -> list[t
 
 
 def _n_fitting(length: int, label_size: float) -> int:
-    """How many labels fit."""
+    """The number of labels that fit."""
     return max(1, int(length / label_size))
 
 
 def _axis_range(panel: Panel, direction: str) -> tuple[float, float]:
-    """The span of an axis, in powers of ten where it is logarithmic."""
+    """The range of an axis, in powers of ten if it is logarithmic."""
     low, high = panel.span(direction)
     axis: Axis = getattr(panel, direction)
     if axis.log:
@@ -339,7 +341,7 @@ def _axis_range(panel: Panel, direction: str) -> tuple[float, float]:
 def _equalise_units(
     x_range: tuple[float, float], y_range: tuple[float, float], width: float, height: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Both spans, the one that has room to spare made longer, so that a unit is as long on both axes.
+    """Both ranges, one of them extended so that a unit has the same length on both axes.
 
     >>> _equalise_units((0.0, 1.0), (0.0, 1.0), 200.0, 100.0)
     ((-0.5, 1.5), (0.0, 1.0))
@@ -353,7 +355,7 @@ def _equalise_units(
 
 
 def _left_margin(panel: Panel) -> int:
-    """Room for the words on the left."""
+    """The width of the labels on the left."""
     if panel.y.bare:
         return 26 if panel.y.label else 10
     max_chars = max((len(name) for name in panel.y.names), default=5)

@@ -1,9 +1,10 @@
-"""Pictures for papers: matplotlib."""
+"""Pictures as matplotlib figures, for papers."""
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rheoscope.messages.catalogue import render
 from rheoscope.picture.picture import (
     MISSING_CELL,
     Axis,
@@ -16,6 +17,7 @@ from rheoscope.picture.picture import (
     colour_of,
     thin_labels,
 )
+from rheoscope.report.html_text import label_text
 from rheoscope.report.style import INK, MUTED, PAPER, figure_style, new_figure
 
 if TYPE_CHECKING:
@@ -37,24 +39,26 @@ def to_figure(picture: Picture) -> "Figure":
             for panel in row:
                 draw_panel(figure.add_subplot(grid[row_index, first_column : first_column + panel.columns]), panel)
                 first_column += panel.columns
-        figure.suptitle(picture.title, x=0.01, ha="left", fontsize=11)
+        figure.suptitle(render(picture.title), x=0.01, ha="left", fontsize=11)
         if picture.legend:
             add_shared_legend(figure, picture)
     return figure
 
 
 def add_shared_legend(figure: "Figure", picture: Picture) -> None:
-    """What stands on the maps, once for all of them, below."""
+    """The legend of all maps, once, below them."""
     from matplotlib.lines import Line2D
 
     handles = [
         Line2D([], [], marker="o", linestyle="", color=colour_of(colour)) for colour, _ in picture.legend.values()
     ]
-    figure.legend(handles, list(picture.legend), loc="outside lower left", ncols=8, frameon=False, fontsize=7)
+    figure.legend(
+        handles, [render(name) for name in picture.legend], loc="outside lower left", ncols=8, frameon=False, fontsize=7
+    )
 
 
 def draw_panel(axes: "Axes", panel: Panel) -> None:
-    """One panel: its marks in their order, then its axes and its key."""
+    """One panel: its marks in their order, then its axes and its legend."""
     for mark in panel.marks:
         draw_mark(axes, mark)
     for mark in panel.cell_maps:
@@ -66,7 +70,9 @@ def draw_mark(axes: "Axes", mark: Line | Shape | Cells | Label) -> None:
     if isinstance(mark, Line):
         draw_line(axes, mark)
     elif isinstance(mark, Shape):
-        axes.fill(mark.x, mark.y, color=colour_of(mark.colour), alpha=mark.opacity, linewidth=0, label=mark.name)
+        axes.fill(
+            mark.x, mark.y, color=colour_of(mark.colour), alpha=mark.opacity, linewidth=0, label=render(mark.name)
+        )
     elif isinstance(mark, Label):
         draw_label(axes, mark)
     else:
@@ -87,13 +93,13 @@ def draw_line(axes: "Axes", mark: Line) -> None:
         mark.x,
         mark.y,
         color=colour_of(mark.colour),
-        label="" if mark.has_tip else mark.name,
+        label="" if mark.has_tip else render(mark.name),
         **styles[mark.style] | edge_style,
     )
 
 
 def draw_label(axes: "Axes", mark: Label) -> None:
-    """Beside its place, as far off as a dot is wide, or a ring; lines stop short of it."""
+    """A label next to its point, at the distance of a dot or a ring, with a pale outline."""
     from matplotlib.patheffects import withStroke
 
     dx, dy, ha, va = {
@@ -105,14 +111,15 @@ def draw_label(axes: "Axes", mark: Label) -> None:
     }[mark.side]
     offset = 7 if mark.strong else 4
     axes.annotate(
-        escape_dollars(mark.text), (mark.x, mark.y), (offset * dx, offset * dy), textcoords="offset points", ha=ha, va=va, fontsize=7,
+        escape_dollars(label_text(mark.text)), (mark.x, mark.y), (offset * dx, offset * dy),
+        textcoords="offset points", ha=ha, va=va, fontsize=7,
         color=INK, fontweight="bold" if mark.strong else "normal", annotation_clip=False,
         path_effects=[withStroke(linewidth=1.5, foreground=PAPER)],
     )  # fmt: skip
 
 
 def draw_cells(axes: "Axes", cells: Cells) -> None:
-    """Squares; marked ones in bold where they hold words, framed where not."""
+    """A map of cells. Marked cells have bold text, or a frame if the map has no text."""
     from matplotlib.colors import LinearSegmentedColormap, to_rgba
     from matplotlib.patches import Rectangle
 
@@ -128,7 +135,7 @@ def draw_cells(axes: "Axes", cells: Cells) -> None:
             axes.text(
                 column,
                 row,
-                escape_dollars(text),
+                escape_dollars(label_text(text)),
                 ha="center",
                 va="center",
                 fontsize=7,
@@ -140,7 +147,7 @@ def draw_cells(axes: "Axes", cells: Cells) -> None:
 
 
 def add_colour_bar(axes: "Axes", cells: Cells, height: float) -> None:
-    """Which colour is how much, on the right of a map: both ends, a number between them, what they measure."""
+    """The colour bar on the right of a map, with its ticks and the name of the quantity."""
     aspect = ROW_HEIGHT * height / 0.16  # inches
     bar = axes.figure.colorbar(axes.images[-1], ax=axes, fraction=0.05, pad=0.02, aspect=aspect, shrink=0.92)
     shades, labels = zip(*cells.scale_ticks, strict=True)
@@ -148,22 +155,22 @@ def add_colour_bar(axes: "Axes", cells: Cells, height: float) -> None:
     bar.set_ticks(shades, labels=labels)
     bar.ax.tick_params(labelsize=7, length=0, pad=2)
     bar.outline.set_visible(False)
-    bar.set_label(escape_dollars(cells.name), fontsize=7, color=MUTED)
+    bar.set_label(escape_dollars(render(cells.name)), fontsize=7, color=MUTED)
 
 
 def escape_dollars(text: str) -> str:
-    """A dollar sign is a dollar sign, not the start of a formula."""
+    """Escape dollar signs, which start a formula in matplotlib."""
     return text.replace("$", r"\$")
 
 
 def max_x_labels(panel: Panel) -> int:
-    """How many names find room below a panel."""
+    """The number of tick labels that fit below a panel."""
     max_chars = max((len(panel.x.names[index]) for index in thin_labels(panel.x, len(panel.x.names) or 1)), default=0)
     return max(2, 66 * panel.columns // (max_chars + 2))
 
 
 def is_integer_axis(panel: Panel, axis: Axis) -> bool:
-    """Does an axis count things? Then a tick between two of them says nothing."""
+    """Whether all values along an axis are integers, so that it needs integer ticks."""
     direction = "x" if axis is panel.x else "y"
     lines = [np.asarray(getattr(mark, direction), dtype=float) for mark in panel.marks if isinstance(mark, Line)]
     return bool(lines) and all((line == np.round(line)).all() for line in lines if np.isfinite(line).all())
@@ -174,7 +181,7 @@ def style_axes(axes: "Axes", panel: Panel) -> None:
 
     has_legend = not panel.is_map and len(panel.legend) > 1
     legend_rows = add_legend(axes, panel) if has_legend else 0
-    axes.set_title(panel.title, loc="left", fontsize=9, color=INK, pad=6 + 11 * legend_rows)
+    axes.set_title(render(panel.title), loc="left", fontsize=9, color=INK, pad=6 + 11 * legend_rows)
     for axis, mpl_axis, set_scale, set_limits in (
         (panel.x, axes.xaxis, axes.set_xscale, axes.set_xlim),
         (panel.y, axes.yaxis, axes.set_yscale, axes.set_ylim),
@@ -194,8 +201,8 @@ def style_axes(axes: "Axes", panel: Panel) -> None:
 
 
 def add_legend(axes: "Axes", panel: Panel) -> int:
-    """The key between title and axes, where it covers nothing; gives the number of its rows."""
-    max_chars, available_chars = max(map(len, panel.legend)) + 6, 74 * panel.columns
+    """Put the legend between title and axes. Returns its number of rows."""
+    max_chars, available_chars = max(len(render(name)) for name in panel.legend) + 6, 74 * panel.columns
     columns = max(1, min(len(panel.legend), available_chars // max_chars))
     style: dict[str, Any] = {"handlelength": 1.6, "columnspacing": 1.0, "borderaxespad": 0.2, "borderpad": 0.0}
     handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
@@ -213,9 +220,9 @@ def add_legend(axes: "Axes", panel: Panel) -> int:
 
 
 def label_axis(mpl_axis: object, axis: Axis, max_labels: int) -> None:
-    mpl_axis.set_label_text(axis.label, color=MUTED)  # type: ignore[attr-defined]
+    mpl_axis.set_label_text(render(axis.label), color=MUTED)  # type: ignore[attr-defined]
     if axis.bare:
         mpl_axis.set_ticks([])  # type: ignore[attr-defined]
     elif axis.names:
         indices = thin_labels(axis, max_labels)
-        mpl_axis.set_ticks(indices, [escape_dollars(axis.names[i]) for i in indices])  # type: ignore[attr-defined]
+        mpl_axis.set_ticks(indices, [escape_dollars(label_text(axis.names[i])) for i in indices])  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What each mechanism sees from one token of a small cloud: the field of its score, and the weights that follow."""
+"""A figure of all mechanisms on one small cloud: the score field of one query, and its weights."""
 
 from typing import TYPE_CHECKING
 
@@ -8,6 +8,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from torch import Tensor
 
 from rheoscope.attention.survey import SurveyRow
+from rheoscope.messages.catalogue import render
+from rheoscope.messages.message import Message
 from rheoscope.report.style import ACCENT, FIELD_COLOURS, INK, MUTED, PAPER, figure_style, new_figure
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ GRID_POINTS = 90
 
 
 def figure(rows: list[SurveyRow], points: Float[Tensor, "n 2"], query_index: int = 0) -> "Figure":
-    """One panel a mechanism: shade = score of a key placed there, area = weight of each token, ring = the query."""
+    """One panel per mechanism. Shade: score of a key at that point. Area: weight of a token. Ring: the query."""
     with figure_style():
         n_rows = -(-len(rows) // PANEL_COLUMNS)
         sheet = new_figure(2.35 * PANEL_COLUMNS, 2.6 * n_rows + 0.5)
@@ -29,8 +31,12 @@ def figure(rows: list[SurveyRow], points: Float[Tensor, "n 2"], query_index: int
         for axis in axes[len(rows) :]:
             axis.set_axis_off()
         sheet.suptitle(
-            "One cloud, one query (ring), every mechanism   ·   shade: score of a key placed there   ·   area: weight   ·   "
-            "open: negative weight",
+            render(
+                Message(
+                    "Every mechanism on one cloud   ·   ring: query   ·   shade: score of a key at that point   ·   area: weight   ·   "
+                    "open: negative weight"
+                )
+            ),
             fontsize=10,
             x=0.01,
             ha="left",
@@ -68,7 +74,7 @@ def draw_mechanism(axis: "Axes", row: SurveyRow, points: Float[Tensor, "n 2"], q
 
 
 def score_field(row: SurveyRow, q: Float[Tensor, " 2"], xs: Float[Tensor, " grid"]) -> Float[Tensor, "grid grid"]:
-    """The score that a key at each point of the plane would have for the query; a zero kernel is drawn at the floor."""
+    """The score of a key at each point of the plane, clamped from below where a kernel is zero."""
     y, x = torch.meshgrid(xs, xs, indexing="ij")
     keys = torch.stack([x, y], -1).reshape(1, 1, -1, 2)
     scores = row.mechanism.score(q.reshape(1, 1, 1, 2), keys).reshape(len(xs), len(xs))

@@ -1,10 +1,12 @@
-"""One figure for each experiment of the theory bench: lines are theory, dots are what was measured."""
+"""One figure for each experiment of the theory bench: lines are theory, dots are measurements."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rheoscope.messages.catalogue import render
+from rheoscope.messages.message import Message
 from rheoscope.report.style import ACCENT, FIELD_COLOURS, INK, MUTED, figure_style, new_figure
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 BLUE, PALE_BLUE = FIELD_COLOURS[-1], FIELD_COLOURS[3]
 SHADES = [FIELD_COLOURS[3], FIELD_COLOURS[4], FIELD_COLOURS[5], INK]
+TIME = Message("time")
 MIN_GAP_PERCENT = 1e-3
 """The smallest gap that is drawn, in percent."""
 DOT_STYLE: Any = {"linestyle": "none", "marker": "o", "markersize": 3.4, "markeredgewidth": 0}
@@ -27,16 +30,15 @@ def figure(dataset: "xarray.Dataset") -> "Figure":
         sheet = new_figure(9.6, 3.9)
         axes = list(sheet.subplots(1, 2, gridspec_kw={"width_ratios": PANEL_WIDTHS.get(name, (1, 1)), "wspace": 0.08}))
         draw(axes, dataset)
-        phrase = dataset.attrs["shows"]
-        sheet.suptitle(f"{phrase[0].upper()}{phrase[1:]}", x=0.008, ha="left", fontsize=11.5, color=INK)
+        sheet.suptitle(render(dataset.attrs["shows"]), x=0.008, ha="left", fontsize=11.5, color=INK)
         sheet.text(0.992, 0.985, dataset.attrs["source"], ha="right", va="top", fontsize=7.5, color=MUTED)
     return sheet
 
 
 def set_titles(axis: "Axes", title: str, x: str = "", y: str = "") -> None:
-    axis.set_title(title, loc="left", fontsize=9, color=MUTED)
-    axis.set_xlabel(x)
-    axis.set_ylabel(y)
+    axis.set_title(render(title), loc="left", fontsize=9, color=MUTED)
+    axis.set_xlabel(render(x))
+    axis.set_ylabel(render(y))
 
 
 def add_legend(axis: "Axes", **placement: Any) -> None:
@@ -48,7 +50,7 @@ def draw_level(axis: "Axes", y: float) -> None:
 
 
 def draw_gaps(axis: "Axes", dataset: "xarray.Dataset") -> None:
-    """How far every number is from the expected one."""
+    """The relative difference between every number and the expected one."""
     gap = np.maximum(dataset.gap.values * 100, MIN_GAP_PERCENT)
     rows = np.arange(len(gap))[::-1]
     axis.hlines(rows, MIN_GAP_PERCENT, gap, color=FIELD_COLOURS[2], linewidth=2.5)
@@ -60,7 +62,7 @@ def draw_gaps(axis: "Axes", dataset: "xarray.Dataset") -> None:
     axis.set_yticks(rows, [str(quantity) for quantity in dataset.quantity.values], fontsize=7.5)
     axis.tick_params(axis="y", length=0, labelcolor=INK, pad=8)
     axis.spines["left"].set_visible(False)
-    set_titles(axis, "gap to the expected value (line: 2 %)", "%")
+    set_titles(axis, Message("relative difference from the expected value (line: 2 %)"), "%")
 
 
 def equiangular(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
@@ -72,7 +74,12 @@ def equiangular(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
         left.plot([dataset.expected.values[2 * row]] * 2, [0, 0.9], color=colour, linewidth=0.8, linestyle=":")
     draw_level(left, dataset.attrs["level"])
     left.set(xlim=(0, None), ylim=(0, 1.02))
-    set_titles(left, "line: equation, dots: particles, dotted: published t(γ = .9)", "time", "cosine γ of a pair")
+    set_titles(
+        left,
+        Message("line: equation, dots: particles, dotted: published t(γ = .9)"),
+        TIME,
+        Message("cosine γ of a pair"),
+    )
     add_legend(left, loc=(0.46, 0.45))
     draw_gaps(right, dataset)
 
@@ -83,14 +90,19 @@ def energy(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
         left.plot(dataset.time, dataset.energy.values[row], color=colour, label=str(system))
     draw_level(left, 1.0)
     left.set_xlim(0, 10)
-    set_titles(left, "energy over its largest value", "time", r"$E\,/\,(e^\beta/2\beta)$")
+    set_titles(left, Message("energy over its largest value"), TIME, r"$E\,/\,(e^\beta/2\beta)$")
     add_legend(left, loc="center right")
     for row, colour in enumerate((BLUE, PALE_BLUE)):
         slope, height, time = dataset.slope.values[row], dataset.energy.values[row], dataset.time.values
-        right.plot(time, slope, color=colour, label=f"{dataset.system.values[row]}: formula")
+        right.plot(
+            time,
+            slope,
+            color=colour,
+            label=render(Message("{system}: formula", system=str(dataset.system.values[row]))),
+        )
         right.plot(time[::6], np.gradient(height, time)[::6], color=colour, **DOT_STYLE)
     right.set_xlim(0, 10)
-    set_titles(right, "line: Σ of squared speeds, dots: the energy's own slope", "time", "dE/dt")
+    set_titles(right, Message("line: Σ of squared speeds, dots: numerical slope of the energy"), TIME, "dE/dt")
     add_legend(right)
 
 
@@ -104,16 +116,32 @@ def metastable(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left.set_xlim(0.05, time[-1])
     set_titles(
         left,
-        f"{dataset.sizes['particle']} particles on the circle, β = {dataset.beta.values[-1]:g}",
-        "time",
-        "angle (degrees)",
+        Message(
+            "{n} particles on the circle, β = {beta:g}",
+            n=dataset.sizes["particle"],
+            beta=float(dataset.beta.values[-1]),
+        ),
+        TIME,
+        Message("angle (degrees)"),
     )
-    right.plot(dataset.beta, dataset.merging_derived, color=BLUE, label="two heavy particles: ∫ dγ/γ'")
-    right.plot(dataset.beta, dataset.merging, color=ACCENT, label="time to merge", **{**DOT_STYLE, "markersize": 6})
-    right.plot(dataset.beta, dataset.formed, color=PALE_BLUE, label="time to form", **{**DOT_STYLE, "markersize": 6})
+    right.plot(dataset.beta, dataset.merging_derived, color=BLUE, label=render(Message("two heavy particles: ∫ dγ/γ'")))
+    right.plot(
+        dataset.beta,
+        dataset.merging,
+        color=ACCENT,
+        label=render(Message("time to merge")),
+        **{**DOT_STYLE, "markersize": 6},
+    )
+    right.plot(
+        dataset.beta,
+        dataset.formed,
+        color=PALE_BLUE,
+        label=render(Message("time to form")),
+        **{**DOT_STYLE, "markersize": 6},
+    )
     right.set_yscale("log")
     right.set_xticks(dataset.beta.values)
-    set_titles(right, "a moment to form, long to merge", "β", "time")
+    set_titles(right, Message("clusters form fast and merge slowly"), "β", TIME)
     add_legend(right, loc="upper left")
 
 
@@ -122,10 +150,10 @@ def causal(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     cosine, time = dataset.cosine.values, dataset.time.values
     for token in range(2, cosine.shape[1]):
         left.plot(time, cosine[:, token], color=FIELD_COLOURS[2 + 3 * token // cosine.shape[1]], linewidth=0.9)
-    left.plot(time, cosine[:, 1], color=ACCENT, linewidth=1.8, label="second token")
-    left.plot(time, cosine[:, 0], color=INK, linewidth=1.8, label="first token")
+    left.plot(time, cosine[:, 1], color=ACCENT, linewidth=1.8, label=render(Message("second token")))
+    left.plot(time, cosine[:, 0], color=INK, linewidth=1.8, label=render(Message("first token")))
     left.set_xlim(0, 15)
-    set_titles(left, "pale: early tokens, dark: late ones", "time", "cosine with the first token")
+    set_titles(left, Message("pale: early tokens, dark: late tokens"), TIME, Message("cosine with the first token"))
     add_legend(left, loc="lower right")
     draw_gaps(right, dataset)
 
@@ -138,11 +166,11 @@ def free_space(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left.plot(z[0, :, 0], z[0, :, 1], color=BLUE, **DOT_STYLE)
     left.scatter(z[-1, :, 0], z[-1, :, 1], s=60, facecolors="none", edgecolors=ACCENT, linewidths=1.3, zorder=3)
     left.set_aspect("equal", adjustable="datalim")
-    set_titles(left, "V = I: from the start (dots) to the corners (rings)", "z₁", "z₂")
+    set_titles(left, Message("V = I: from the start (dots) to the corners (rings)"), "z₁", "z₂")
     right.plot(dataset.time, dataset.planes.values[:, :, 0], color=PALE_BLUE, linewidth=0.8)
     for value in (dataset.planes.values[-1, :, 0].min(), dataset.planes.values[-1, :, 0].max()):
         draw_level(right, value)
-    set_titles(right, "V = diag(1, −½): the first coordinate takes two values", "time", "z₁")
+    set_titles(right, Message("V = diag(1, −½): the first coordinate takes two values"), TIME, "z₁")
 
 
 def gaussian(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
@@ -153,28 +181,30 @@ def gaussian(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     for name, colour in (("ode", INK), ("extra", ACCENT)):
         left.plot(*ellipse(dataset[f"covariance_{name}"].values[-1]), color=colour, linewidth=1.6)
     left.set_aspect("equal", adjustable="datalim")
-    set_titles(left, f"{len(start)} particles, pale: start, dark: end; 2σ of both equations", "x₁", "x₂")
+    set_titles(
+        left, Message("{n} particles, pale: start, dark: end; ellipses: 2σ of both equations", n=len(start)), "x₁", "x₂"
+    )
     trace = {
         name: np.trace(dataset[name].values, axis1=1, axis2=2)
         for name in dataset.data_vars
         if "covariance" in str(name)
     }
     right.plot(dataset.time, trace["covariance_ode"], color=INK, label="Σ' = VΣAΣ + (VΣAΣ)ᵀ")
-    right.plot(dataset.time, trace["covariance_extra"], color=ACCENT, label="with VΣ + ΣVᵀ added")
-    right.plot(dataset.time, trace["covariance"], color=BLUE, label="softmax attention", **DOT_STYLE)
+    right.plot(dataset.time, trace["covariance_extra"], color=ACCENT, label=render(Message("with VΣ + ΣVᵀ added")))
+    right.plot(dataset.time, trace["covariance"], color=BLUE, label=render(Message("softmax attention")), **DOT_STYLE)
     right.plot(
         dataset.time,
         trace["covariance_linear"],
         color=PALE_BLUE,
-        label="linear attention",
+        label=render(Message("linear attention")),
         **{**DOT_STYLE, "marker": "x", "markeredgewidth": 1},
     )
-    set_titles(right, "trace of the covariance", "time", "tr Σ")
+    set_titles(right, Message("trace of the covariance"), TIME, "tr Σ")
     add_legend(right)
 
 
 def ellipse(covariance: np.ndarray) -> np.ndarray:
-    """The points two standard deviations from the middle."""
+    """The ellipse at two standard deviations."""
     angle = np.linspace(0, 2 * np.pi, 120)
     return 2 * np.linalg.cholesky(covariance) @ np.stack([np.cos(angle), np.sin(angle)])
 
@@ -190,24 +220,32 @@ def long_context(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
         dataset.c_particles / critical,
         dataset.cosine_particles,
         color=ACCENT,
-        label="1000 tokens",
+        label=render(Message("1000 tokens")),
         **{**DOT_STYLE, "markersize": 5},
     )
     left.plot(1, 4 * rho / (1 + 3 * rho), marker="D", markersize=6, color=INK, markerfacecolor="none")
     for y in (1.0, rho):
         draw_level(left, y)
-    set_titles(left, "one step of attention at β = c log n; diamond: 4ρ/(1+3ρ)", "c (1−ρ)", "cosine of a pair")
+    set_titles(
+        left,
+        Message("one step of attention at β = c log n; diamond: 4ρ/(1+3ρ)"),
+        "c (1−ρ)",
+        Message("cosine of a pair"),
+    )
     add_legend(left, loc="center right")
     draw_gaps(right, dataset)
 
 
 def rank_collapse(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
-    for name, colour, label in (("residual", ACCENT, "attention alone"), ("residual_skip", BLUE, "with the skip")):
-        left.plot(dataset[name].values, color=colour, label=label, marker="o", markersize=4)
+    for name, colour, label in (
+        ("residual", ACCENT, Message("attention alone")),
+        ("residual_skip", BLUE, Message("with the residual connection")),
+    ):
+        left.plot(dataset[name].values, color=colour, label=render(label), marker="o", markersize=4)
     left.set_yscale("log")
     left.set_xticks(range(dataset.sizes["layer"]))
-    set_titles(left, "distance of the cloud from its mean", "layer", "‖X − 1x̄‖")
+    set_titles(left, Message("distance of the cloud from its mean"), Message("layer"), "‖X − 1x̄‖")
     add_legend(left, loc="lower left")
     pairs = np.arange(dataset.sizes["pair"]) + 2
     right.bar(pairs, dataset.ratio.values, width=0.5, color=FIELD_COLOURS[2])
@@ -216,7 +254,12 @@ def rank_collapse(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     draw_level(right, 3.0)
     right.set_xticks(pairs)
     right.set_ylim(0, 3.6)
-    set_titles(right, "decrement of log‖X − 1x̄‖ over the one before: 3 is cubic", "layer", "ratio")
+    set_titles(
+        right,
+        Message("ratio of consecutive decrements of log‖X − 1x̄‖ (3 is cubic)"),
+        Message("layer"),
+        Message("ratio"),
+    )
 
 
 def shaped(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
@@ -224,14 +267,25 @@ def shaped(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     layers = np.arange(dataset.sizes["layer"])
     sampled_layers = np.unique(np.geomspace(1, layers[-1], 24).astype(int))
     left.plot(
-        layers[1:], dataset.correlation_uniform.values[1:], color=ACCENT, linewidth=1.2, label="softmax: recursion"
+        layers[1:],
+        dataset.correlation_uniform.values[1:],
+        color=ACCENT,
+        linewidth=1.2,
+        label=render(Message("softmax: recursion")),
     )
     left.plot(sampled_layers, dataset.correlation.values[0][sampled_layers], color=ACCENT, **DOT_STYLE)
-    left.plot([1, layers[-1]], [dataset.attrs["rho"]] * 2, color=BLUE, linewidth=1.2, label="shaped: stays ρ")
+    left.plot(
+        [1, layers[-1]], [dataset.attrs["rho"]] * 2, color=BLUE, linewidth=1.2, label=render(Message("shaped: stays ρ"))
+    )
     left.plot(sampled_layers, dataset.correlation.values[1][sampled_layers], color=BLUE, **DOT_STYLE)
     left.set_xscale("log")
     left.set_ylim(0, 1.05)
-    set_titles(left, "line: theory, dots: mean over drawn heads", "layer", "correlation of two tokens")
+    set_titles(
+        left,
+        Message("line: theory, dots: mean over sampled heads"),
+        Message("layer"),
+        Message("correlation of two tokens"),
+    )
     add_legend(left, loc="center right")
     draw_gaps(right, dataset)
 
@@ -246,9 +300,9 @@ def shaped_width(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left.set_xlim(0, None)
     set_titles(
         left,
-        f"line and band: equation, dots: networks of width {dataset.attrs['width']}",
-        "depth / width",
-        "mean ± spread",
+        Message("line and band: equation, dots: networks of width {width}", width=dataset.attrs["width"]),
+        Message("depth / width"),
+        Message("mean ± standard deviation"),
     )
     add_legend(left)
     draw_gaps(right, dataset)
@@ -262,25 +316,41 @@ def heat(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
         dataset.x, dataset.limit, color=ACCENT, linewidth=2.2, linestyle=(0, (1, 1.4)), label="½(f'' + 2 (log p)' f')"
     )
     left.set_ylim(None, 1.05)
-    set_titles(left, "what attention adds to f = sin x", "x", "(Sf − f) / ε")
+    set_titles(left, Message("update of f = sin x by attention"), "x", "(Sf − f) / ε")
     add_legend(left, loc="upper center", ncols=3)
     right.fill_between(dataset.x, 0, dataset.density, color=FIELD_COLOURS[1], linewidth=0)
     right.plot(dataset.x, dataset.density, color=PALE_BLUE)
     right.set_ylim(0, None)
-    set_titles(right, f"density p of the {dataset.attrs['n']:,} tokens", "x", "p")
+    set_titles(right, Message("density p of the {n:,} tokens", n=dataset.attrs["n"]), "x", "p")
 
 
 def sinkformer(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left, right = axes
     for row, (name, colour) in enumerate(zip(dataset.normaliser.values, (BLUE, ACCENT), strict=True)):
         left.plot(dataset.position, dataset["columns"].values[row], color=colour, label=str(name))
-        right.plot(dataset.time, dataset.variance_derived.values[row], color=colour, label=f"{name}: equation")
+        equation = render(Message("{name}: equation", name=str(name)))
+        right.plot(
+            dataset.time,
+            dataset.variance_derived.values[row],
+            color=colour,
+            label=equation,
+        )
         right.plot(dataset.time, dataset.variance.values[row], color=colour, **{**DOT_STYLE, "markersize": 4.5})
     right.plot(
-        dataset.time, 1 + 2 * dataset.time, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), label="heat: 1 + 2t"
+        dataset.time,
+        1 + 2 * dataset.time,
+        color=MUTED,
+        linewidth=0.9,
+        linestyle=(0, (4, 3)),
+        label=render(Message("heat equation: 1 + 2t")),
     )
-    set_titles(left, "how much each token is read (column sums)", "place of the token", r"$\sum_i \alpha_{ij}$")
-    set_titles(right, "variance of a Gaussian cloud; dots: particles", "time", "σ²")
+    set_titles(
+        left,
+        Message("total attention to each token (column sums)"),
+        Message("position of the token"),
+        r"$\sum_i \alpha_{ij}$",
+    )
+    set_titles(right, Message("variance of a Gaussian cloud; dots: particles"), TIME, "σ²")
     add_legend(left)
     add_legend(right)
 
@@ -303,7 +373,12 @@ def relations(axes: "list[Axes]", dataset: "xarray.Dataset") -> None:
     left.set_xscale("log", base=2)
     left.set_xticks(dataset["rank"].values, [str(k) for k in dataset["rank"].values])
     left.set_ylim(-0.03, 1.4)
-    set_titles(left, "line: best there is, dots: maps fitted by descent", "features", "share of the relation missed")
+    set_titles(
+        left,
+        Message("line: optimum, dots: maps fitted by gradient descent"),
+        Message("features"),
+        Message("relative error of the relation"),
+    )
     add_legend(left, loc="upper center", ncols=3)
     draw_gaps(right, dataset)
 
@@ -336,4 +411,4 @@ PANEL_WIDTHS = {
     "relations": (3, 2),
     "metastable": (3, 2),
 }
-"""Of the two panels, where they are not equal."""
+"""The relative widths of the two panels; by default they are equal."""

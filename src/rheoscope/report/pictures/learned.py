@@ -1,22 +1,23 @@
-"""How geometry forms while a model learns: a curve for every quantity along training, what chance gives dashed beside it."""
+"""The picture of `learned`: every quantity during training, with its null."""
 
 from typing import TYPE_CHECKING
 
+from rheoscope.messages.message import Message
 from rheoscope.picture.field_panels import field_panel, main_fields
 from rheoscope.picture.picture import Picture
 
 if TYPE_CHECKING:
     import xarray
 
-CAPTION = (
-    "Every quantity of the model at the steps that were looked at, on one held-out text. Dashed is what chance gives in the same model, "
-    "or equal weights; the first point, at step 0, is the untrained model."
+CAPTION = Message(
+    "Every quantity at the observed steps, on one held-out text. Dashed: the null in the same model, or equal weights. "
+    "Step 0 is the untrained model."
 )
 
 
 def picture(dataset: "xarray.Dataset") -> Picture:
-    """A panel a quantity."""
+    """One panel per quantity."""
     names = [name for name in main_fields(dataset) if dataset[name].dims == ("training_step",)]
     return Picture(
-        "How geometry forms while a model learns", CAPTION, tuple(field_panel(dataset, name) for name in names)
+        Message("How geometry forms while a model learns"), CAPTION, tuple(field_panel(dataset, name) for name in names)
     )

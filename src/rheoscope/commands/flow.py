@@ -1,0 +1,99 @@
+"""`rheoscope flow`, the default command: what a text does in a model, with a report."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rheoscope.commands.completion import complete_from, space_names
+from rheoscope.commands.options import (
+    Csv,
+    Device,
+    Dtype,
+    Explain,
+    Fast,
+    File,
+    First,
+    Json,
+    ModelName,
+    Text,
+    Window,
+    refuse_both,
+)
+
+ComparedText = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="A second text, compared with the first layer by layer.")
+]
+SpaceOption = Annotated[
+    str,
+    typer.Option(
+        help="raw, normed (after the final norm) or sphere (directions).", autocompletion=complete_from(space_names)
+    ),
+]
+Controls = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=64,
+        help="Number of untrained controls (default: 4, or 1 for large models and long texts). A null needs 3.",
+    ),
+]
+NoControl = Annotated[bool, typer.Option("--no-control", help="Use no untrained control.")]
+ReportFile = Annotated[
+    Path | None, typer.Option(help="Write the report to this file (default: an unused report.html).")
+]
+NoReport = Annotated[bool, typer.Option("--no-html", help="Write no report.")]
+
+
+def flow(
+    text: Text = None,
+    file: File = None,
+    compare: ComparedText = None,
+    first: First = None,
+    window: Window = None,
+    model: ModelName = None,
+    space: SpaceOption = "raw",
+    controls: Controls = None,
+    no_control: NoControl = False,
+    fast: Fast = False,
+    explain: Explain = False,
+    json: Json = None,
+    csv: Csv = None,
+    html: ReportFile = None,
+    no_html: NoReport = False,
+    device: Device = None,
+    dtype: Dtype = None,
+) -> None:
+    """Show what a text does in a model, and write a report.
+
+    This is the default command: `rheoscope "some text"` runs it. It asks seven questions about the text, prints the numbers
+    behind each answer, and compares them with untrained models of the same architecture.
+
+    Examples:  rheoscope "The keys to the cabinet are"    ·    rheoscope flow --model gpt2 --file notes.txt --html notes.html
+    ·    rheoscope "The keys to the cabinet are" --compare "The key to the cabinets is"
+    """
+    from rheoscope.flow.cloud import check_space
+    from rheoscope.report import run_report, windowed_report
+    from rheoscope.report.input_text import check_text, clean_typed_text, resolve_text
+    from rheoscope.report.long_texts import split_into_windows
+    from rheoscope.report.progress_bars import control_factories, load_model
+    from rheoscope.report.report_plans import REPORTS
+
+    refuse_both("--html", html is not None, "--no-html", no_html)
+    refuse_both("--controls", controls is not None, "--no-control", no_control)
+    check_space(space)
+    check_text(compare)
+    input_text = resolve_text(text, file, first)
+    files = run_report.OutputFiles(json, csv, html, file, default_page=not no_html)
+    network = load_model(model, device, dtype)
+    windows = split_into_windows(network, input_text, first, window)
+    if compare is None:
+        n_controls, n_tokens = 0 if no_control or fast else controls, windows.n_tokens // len(windows.texts)
+        control_models = control_factories(network, model, device, dtype, n_controls, n_tokens)
+        windowed_report.run_on_windows(
+            REPORTS["flow"], network, windows, {"space": space}, files, fast, explain, control_models
+        )
+    else:
+        windowed_report.refuse_windows(windows, "--compare")
+        text_pair = windows.texts[0], split_into_windows(network, clean_typed_text(compare), first).texts[0]
+        run_report.compare_texts(REPORTS["flow"], network, text_pair, {"space": space}, files, fast, explain)

@@ -1,0 +1,76 @@
+"""The text that an analysis contributes to reports: its findings, its question, its table columns and its sections."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rheoscope.messages.message import Message
+from rheoscope.space.questions import Question
+from rheoscope.space.results import Results
+from rheoscope.space.training_quantity import TrainingQuantity
+from rheoscope.statistics.statement import Statement
+
+if TYPE_CHECKING:
+    import xarray
+
+    from rheoscope.picture.blocks import Block
+
+Candidate = Callable[[Results], Statement | None]
+"""A finding to be tested: one statement, or None if its analysis has no result."""
+LayerNumber = Callable[["xarray.Dataset", int], float]
+"""A number of a result at one layer."""
+
+
+@dataclass(frozen=True)
+class LayerColumn:
+    """A column of the table of layers: how to read its number and its null from the result of `analysis` at a layer."""
+
+    analysis: str
+    title: str
+    definition: str
+    value: LayerNumber
+    null: LayerNumber | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ReportSection:
+    """Blocks of a report. They are shown as soon as this analysis and those in `needs` have run.
+
+    `order` is the place among the sections of the report. `page_only` sections appear on the page, not in the terminal.
+    """
+
+    report: str
+    order: int
+    blocks: "Callable[[Results], list[Block]]"
+    needs: tuple[str, ...] = ()
+    page_only: bool = False
+
+
+@dataclass(frozen=True)
+class OwnReport:
+    """A report, with a command of its own, that fails if this analysis has no result.
+
+    `title` is a template with the parameters {text} and {model}. `has_findings` adds the significant findings.
+    """
+
+    name: str
+    title: Message
+    has_findings: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """Everything that an analysis contributes to reports, declared as `WORDS` in its `words.py`.
+
+    `training_quantities` are followed while a model trains. `sampling_note` describes the sample that the analysis took from a
+    long text. `token_tips` maps a token's position to a line that is shown with the token.
+    """
+
+    findings: tuple[Candidate, ...] = ()
+    question: Question | None = None
+    layer_columns: tuple[LayerColumn, ...] = ()
+    sections: tuple[ReportSection, ...] = ()
+    report: OwnReport | None = None
+    training_quantities: tuple[TrainingQuantity, ...] = ()
+    sampling_note: "Callable[[xarray.Dataset], Message | None]" = lambda dataset: None
+    token_tips: "Callable[[xarray.Dataset], dict[int, Message]]" = lambda dataset: {}
