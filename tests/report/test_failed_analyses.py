@@ -72,7 +72,7 @@ def test_a_report_names_the_failed_analysis(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(report_page, "REPORTS", {"flow": REPORTS["operators"]})
     message = rs.save_report(small(), small().trace(TEXT), tmp_path / "r.html")
     assert message.startswith("wrote ")
-    assert message.endswith("; clusters failed, internal error (RuntimeError: no more); please report it")
+    assert message.endswith("; clusters failed: internal error (RuntimeError: no more); please report it")
 
 
 def test_every_section_can_do_without_any_one_analysis() -> None:
@@ -100,4 +100,4 @@ def test_a_failed_control_is_named() -> None:
     requests = [analysis_runs.Request("clusters"), analysis_runs.Request("trajectory")]
     results = analysis_runs.run_analyses(subject, requests, controls=[fail])
     assert {*results.datasets} == {"clusters", "trajectory"}
-    assert results.failed_keys == ("the untrained control",)
+    assert results.failed_keys == ("untrained control",)

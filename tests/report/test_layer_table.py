@@ -55,7 +55,7 @@ def test_a_column_without_a_result_is_left_out() -> None:
 def test_fast_tables_have_no_sampled_nulls_and_a_note() -> None:
     (table,) = blocks(answered(REPORTS["flow"], "The keys to the cabinet are", fast=True))
     assert isinstance(table, Table)
-    assert table.note == "nulls are left out (--fast)"
+    assert table.note == "null distributions were not drawn (--fast)"
     for row in table.rows:
         assert [table.header[index].text for index, cell in enumerate(row) if cell.small_text] == [
             "straight"

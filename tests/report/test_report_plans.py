@@ -87,7 +87,7 @@ def test_there_are_no_findings_without_nulls() -> None:
     quick = answered(REPORTS["covers"], fast=True)
     (block,) = REPORTS["covers"].sections[1].blocks(quick)
     assert isinstance(block, Lines)
-    assert block.lines == ["Nothing was tested: nulls are left out (--fast)."]
+    assert block.lines == ["Nothing was tested: null distributions were not drawn (--fast)."]
 
 
 def test_titles_name_the_command_and_the_text() -> None:

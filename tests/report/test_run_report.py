@@ -164,8 +164,8 @@ def test_two_texts_are_printed_and_written(capsys: pytest.CaptureFixture) -> Non
 def test_fast_leaves_out_nulls_with_a_note(capsys: pytest.CaptureFixture) -> None:
     run_report.run_report(REPORTS["flow"], model(), SHORT, {}, OutputFiles(json=Path("fast.json")), fast=True)
     output, error = capsys.readouterr()
-    assert "nulls are left out (--fast)" in output
-    assert output.count("Nothing was tested: nulls are left out (--fast).") == 1
+    assert "null distributions were not drawn (--fast)" in output
+    assert output.count("Nothing was tested: null distributions were not drawn (--fast).") == 1
     assert error == ""
     numbers = read_json("fast.json")
     assert "findings" not in numbers
