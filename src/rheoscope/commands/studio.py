@@ -36,6 +36,7 @@ def studio(
 
     Examples:  rheoscope studio --open    ·    rheoscope studio --corpus run    ·    rheoscope studio --export page --text "The keys are"
     """
-    from rheoscope.studio.startup import StudioOptions, run_command
+    from rheoscope.studio.run_studio import run_command
+    from rheoscope.studio.startup import StudioOptions
 
     run_command(StudioOptions(model, device, dtype, root or [], corpus), host, port, opens, export, text, file)
