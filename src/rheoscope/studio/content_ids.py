@@ -38,7 +38,7 @@ def make_trace_id(weights: str, text: str, edits: Sequence[Edit], window_number:
     return hashlib.sha256(content.encode()).hexdigest()[:20]
 
 
-def result_key(entry: TextEntry, name: str, settings: Settings) -> tuple[str, str, str]:
+def result_key(entry: "TextEntry", name: str, settings: Settings) -> tuple[str, str, str]:
     """The cache key of a result: its subject (a text, or the weights), the analysis, and the changed settings."""
     analysis = analysis_by_name(name)
     subject_id = entry.id if analysis.reads_text or entry.edits else str(entry.model.view.facts.get("weights"))
