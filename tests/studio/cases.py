@@ -1,5 +1,6 @@
 """A studio with a small model that runs in the process of the test, and helpers to call it."""
 
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from rheoscope import covers, flow, report
 from rheoscope.corpus.corpus_job import Job
 from rheoscope.corpus.corpus_run import LocalEngine, run_job
 from rheoscope.corpus.shard_worker import Worker
+from rheoscope.messages.catalogue import templates
 from rheoscope.messages.message import Message
 from rheoscope.models.transformer import Transformer
 from rheoscope.studio.corpus import LiveCorpusRun
@@ -125,6 +127,51 @@ def render_text(text: Any) -> str:
     return str(text)
 
 
+TEXT_KEYS = frozenset(
+    (
+        "about",
+        "answer",
+        "caption",
+        "definition",
+        "error",
+        "held",
+        "label",
+        "line",
+        "note",
+        "question",
+        "reason",
+        "title",
+        "unit",
+    )
+)
+"""Keys of the wire whose values are text for people. A message without parameters is a plain string there."""
+
+
+def message_templates(value: Any, key: str = "") -> Iterator[str]:
+    """The templates of all messages in a value of the wire."""
+    if isinstance(value, dict):
+        is_message = set(value) == {"template", "parameters"}
+        if is_message:
+            yield value["template"]
+        for name, part in (value["parameters"] if is_message else value).items():
+            yield from message_templates(part, name)
+    elif isinstance(value, list):
+        for part in value:
+            yield from message_templates(part, key)
+    elif isinstance(value, str) and key in TEXT_KEYS:
+        yield value
+
+
+def untranslated_templates(value: Any) -> set[str]:
+    """Templates in a value of the wire without a Chinese translation. A formula without two words in a row needs none."""
+    catalogue = templates("zh")
+    return {
+        template
+        for template in message_templates(value)
+        if template not in catalogue and re.search(r"[A-Za-z]{2,} [a-z]{2,}", re.sub(r"\{[^{}]*\}", "", template))
+    }
+
+
 def error_line(response: Any, *statuses: int) -> str:
     """The error of a refused request, which must be one line of text."""
     assert response.status_code in statuses, (response.status_code, response.text)
@@ -142,10 +189,12 @@ __all__ = [
     "error_line",
     "import_all_modules",
     "load_small",
+    "message_templates",
     "parse_events",
     "post_text",
     "render_text",
     "run_corpus",
     "running_studio",
     "small",
+    "untranslated_templates",
 ]
