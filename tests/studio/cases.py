@@ -163,13 +163,14 @@ def message_templates(value: Any, key: str = "") -> Iterator[str]:
 
 
 def untranslated_templates(value: Any) -> set[str]:
-    """Templates in a value of the wire without a Chinese translation. A formula without two words in a row needs none."""
-    catalogue = templates("zh")
-    return {
-        template
-        for template in message_templates(value)
-        if template not in catalogue and re.search(r"[A-Za-z]{2,} [a-z]{2,}", re.sub(r"\{[^{}]*\}", "", template))
-    }
+    """Templates in a value of the wire without a Chinese translation. Formulas and names need none."""
+    return {template for template in message_templates(value) if has_words(template)} - set(templates("zh"))
+
+
+def has_words(template: str) -> bool:
+    """Whether a template contains words outside its parameters. Without parameters, one word may be a name."""
+    words = re.sub(r"\{[^{}]*\}", "", template)
+    return re.search(r"[A-Za-z]{2,}" if words != template else r"[A-Za-z]{2,} [a-z]{2,}", words) is not None
 
 
 def error_line(response: Any, *statuses: int) -> str:
