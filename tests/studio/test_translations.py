@@ -7,6 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from rheoscope.messages.message import Message
+from rheoscope.picture.field_panels import field_title
 from rheoscope.studio import wire
 from tests.studio.cases import (
     TEXT,
@@ -86,7 +87,8 @@ def test_results_and_their_pictures_are_translated(client: TestClient, events: l
     ]
     headers = [wire.unpack_envelope(response.content)[0] for response in responses if response.status_code == 200]
     assert any(header["pictures"] for header in headers)
-    assert untranslated_templates(headers) == set()
+    field_names = {field_title(name) for header in headers for name in header["fields"]}  # names are not translated
+    assert untranslated_templates(headers) - field_names == set()
 
 
 @pytest.mark.parametrize("path", REFUSED_PATHS)
