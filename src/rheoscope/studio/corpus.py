@@ -164,7 +164,8 @@ def _axis_indices(summary: FieldSummary, layer: int, head: int, extra_index: int
     if layer >= sizes["layer"] or head >= sizes["head"] or extra_index >= n_slices:
         raise MissingError(
             Message(
-                "this corpus has no layer {layer}, head {head}, slice {slice}; it has {layers} × {heads} heads and {slices} slices",
+                "this corpus has no layer {layer}, head {head}, slice {slice}; "
+                "it has {layers} × {heads} heads and {slices} slices",
                 layers=sizes["layer"],
                 heads=sizes["head"],
                 slices=n_slices,

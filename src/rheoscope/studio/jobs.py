@@ -82,7 +82,7 @@ class Job:
         self.result.set_running_or_notify_cancel()  # a client that stops waiting cannot cancel it for the others
         self.holders: set[str] = set()
         self.is_abandoned = False  # its last holder has released it, so the next request starts a new job
-        self._stop_requested, self._has_begun, self._lock = threading.Event(), False, threading.Lock()
+        self._stop_requested, self._has_started, self._lock = threading.Event(), False, threading.Lock()
 
     @property
     def is_over(self) -> bool:
@@ -92,7 +92,7 @@ class Job:
         """End the job at its next progress report, or at once if it has not started."""
         self._stop_requested.set()
         with self._lock:
-            was_waiting, self._has_begun = not self._has_begun, True
+            was_waiting, self._has_started = not self._has_started, True
         if was_waiting:
             self._end_cancelled()
 
@@ -118,8 +118,8 @@ class Job:
     def run(self, work: "Callable[[Job], Any]") -> None:
         """Run the work. It always ends with one final event and one result."""
         with self._lock:
-            already_begun, self._has_begun = self._has_begun, True
-        if already_begun:
+            already_started, self._has_started = self._has_started, True
+        if already_started:
             return
         try:
             self.raise_if_stopped()
