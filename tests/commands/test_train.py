@@ -110,4 +110,4 @@ def test_foreign_data_are_left_alone(refused: Callable[..., str]) -> None:
     Path("run/data/train.bin").write_text("mine")
     Path("book.txt").write_text("to be or not to be. " * 99)
     message = refused("train", "tiny", "--data", "book.txt", "--out", "run", "--device", "cpu")
-    assert "holds a train.bin that is of no corpus" in message
+    assert "contains train.bin, which belongs to no corpus" in message
