@@ -43,7 +43,7 @@ def allowed_names(file: str) -> set[str]:
     for name, module in ANALYSIS_MODULES.items():
         if file.startswith("/".join(module.split(".")[1:-1]) + "/"):
             spec = analysis_by_name(name)
-            allowed |= {name, *spec.depends_on, *spec.shown_with}
+            allowed |= {name, *spec.depends_on, *spec.shown_with, *spec.see_also}
     return allowed
 
 
@@ -80,4 +80,4 @@ def test_a_foreign_name_is_found() -> None:
 def test_declared_relations_are_between_analyses() -> None:
     for name in ANALYSIS_MODULES:
         spec = analysis_by_name(name)
-        assert {*spec.depends_on, *spec.shown_with} <= ANALYSIS_MODULES.keys() - {name}
+        assert {*spec.depends_on, *spec.shown_with, *spec.see_also} <= ANALYSIS_MODULES.keys() - {name}

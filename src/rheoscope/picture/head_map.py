@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.picture.picture import Axis, Cells, Line, Panel, format_value
 from rheoscope.shapes import RheoscopeError
 
@@ -20,7 +22,7 @@ TYPE_COLOURS = {
     "uniform": "null",
 }
 """The colour of a type of head on every map; a mixed head has none."""
-TYPES_CAPTION = " Dots are types of heads; heads without one are mixed."
+TYPES_CAPTION = Message("A dot marks the type of a head. Heads without a dot have no single type.")
 """What a caption adds where maps are coloured by type."""
 MIXED_COLOUR = "#c9cfda"
 """The colour of mixed heads where every head has one."""
@@ -60,13 +62,19 @@ def head_map(
 
 
 def types_of_heads(types: "xarray.Dataset | None", shape: tuple[int, ...]) -> np.ndarray | None:
-    """The name of every head's type, after a look whether it is this model's."""
+    """The name of every head's type, checked against the number of layers and heads."""
     if types is None:
         return None
     if "type" not in getattr(types, "data_vars", {}) or types.type.shape != shape:
         received = getattr(getattr(types, "type", None), "shape", type(types).__name__)
         raise RheoscopeError(
-            f"types are those of {shape[0]} layers of {shape[1]} heads, got {received}; type types=rs.head_types(model)"
+            Message(
+                "types must have {layers} layers of {heads} heads, got {received}",
+                layers=shape[0],
+                heads=shape[1],
+                received=str(received),
+            ),
+            Advice("types=rs.head_types(model)"),
         )
     return types.type.values
 

@@ -97,8 +97,7 @@ def _guarded(name: str, check: Callable[[], Check]) -> Iterator[Check]:
     try:
         yield check()
     except Exception as error:  # a broken driver or package may raise anything
-        reason = " ".join(str(error).split())
-        yield Check(name, False, Message("{kind}: {reason}", kind=type(error).__name__, reason=reason), "")
+        yield Check(name, False, Message("{kind}: {reason}", kind=type(error).__name__, reason=str(error)), "")
 
 
 def _check_python() -> Check:

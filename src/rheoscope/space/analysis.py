@@ -90,7 +90,7 @@ class Analysis:
     those of `long_text`. `controls` untrained models are run for comparison (none on a long text unless
     `long_text_controls`). One with `start_early` takes long and starts first. One with `last` runs after all others, in the
     order of these numbers. `report_runs` are its runs in the other reports. `shown_with` names the analyses whose results its
-    `words.py` also shows, where they exist.
+    `words.py` also shows, where they exist. `see_also` names the analyses that its errors recommend.
 
     **Elsewhere** `corpus` is its place in the default set of a corpus run. `colours_cloud`: the cloud of a notebook is coloured
     by its fields. `classifies_heads`: its field `type` colours maps of heads.
@@ -124,6 +124,7 @@ class Analysis:
     last: int = 0
     report_runs: tuple[ReportRun, ...] = ()
     shown_with: tuple[str, ...] = ()
+    see_also: tuple[str, ...] = ()
     corpus: int | None = None
     colours_cloud: bool = False
     classifies_heads: bool = False

@@ -373,6 +373,7 @@ FIXED_POINT = Analysis(
     question="Does a layer leave the tokens nearly in place, and do they converge under repeated application?",
     ask=fixed_point,
     needs="model",
+    see_also=("trajectory",),
     report_runs=(ReportRun("covers", 9, for_files=True),),
     controls=1,
     long_text_controls=False,

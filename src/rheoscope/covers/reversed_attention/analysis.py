@@ -336,6 +336,7 @@ REVERSED_ATTENTION = Analysis(
     ask=reversed_attention,
     needs="model",
     shown_with=("attention_patching",),
+    see_also=("surgery",),
     report_runs=(ReportRun("reverse", 0, options=("target", "token")),),
     batch=batch,
     fields={

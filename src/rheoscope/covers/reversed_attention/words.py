@@ -38,9 +38,9 @@ def strongest_pulls(
     dataset: "xarray.Dataset", layer: int, head: int, sign: int, max_tokens: int = 2
 ) -> list[tuple[int, float]]:
     """Tokens with Σ_i R_ij: those whose scores should rise (sign −1) or fall (sign 1), the strongest first."""
-    pull = dataset.gradient_sum.values[layer, head]
-    order = (sign * pull).argsort()[::-1][:max_tokens]
-    return [(int(token), float(pull[token])) for token in order if sign * pull[token] > 0]
+    gradient_sum = dataset.gradient_sum.values[layer, head]
+    order = (sign * gradient_sum).argsort()[::-1][:max_tokens]
+    return [(int(token), float(gradient_sum[token])) for token in order if sign * gradient_sum[token] > 0]
 
 
 def head_table(results: Results) -> Table:
@@ -129,7 +129,7 @@ def _patching_sentence(results: Results) -> Message:
         "Moving all weights by {eta} R changes the loss to {loss:.3f} (first-order prediction {predicted:.3f}).",
         eta=PATCH_ETA,
         loss=float(step.loss),
-        predicted=float(step.predicted),
+        predicted=float(step.predicted_loss),
     )
 
 

@@ -13,7 +13,7 @@ COLUMNS = {
     "mean_key": Message("mean k"),
     "query_bias": Message("bias q"),
     "key_bias": Message("bias k"),
-    "spread": Message("nats"),
+    "row_sd": Message("nats"),
     "positive_share_cloud": Message("positive"),
 }
 
