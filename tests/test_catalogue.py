@@ -192,9 +192,3 @@ def test_a_name_that_is_not_there_is_one_line() -> None:
         catalogue.analysis_by_name("nowhere")
     with pytest.raises(AttributeError, match="has no attribute 'nowhere'"):
         _ = rs.nowhere
-
-
-def test_the_readme_lists_what_the_catalogue_has() -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    listed = readme.split("<!-- analyses -->")[1].split("<!-- /analyses -->")[0].strip()
-    assert listed == catalogue_table()

@@ -123,7 +123,7 @@ def test_a_mistake_is_one_line(arguments: list[str], status: int, message: str, 
         (["reverse", "The keys", "--token", "99"], "there is no token 99; this text has tokens 0 to "),
         (
             ["reverse", "-m", "hard", "the keys to the"],
-            "the attention weights of layer 0 are a discontinuous function of its scores, so they have no gradient; type rheoscope analyse surgery",
+            "so they have no gradient; type rheoscope analyse surgery",
         ),
         (
             ["reverse", "-m", "gpt2", "w5 w6 w7"],
