@@ -55,10 +55,9 @@ pictures:
 	$(INSTALL) browser studio
 	$(BIN)python examples/studio_pictures.py
 
-# What the README and the first page of the documentation show, made anew: the list of analyses, the seven verdicts, the picture.
+# The generated parts of the pages: the output and the picture of the README, the source tree of CONTRIBUTING.md.
 readme:
 	$(INSTALL)
-	$(BIN)python -m rheoscope.report.analysis_list README.md
 	$(BIN)python examples/front_door.py
 	$(BIN)python .ci/source_tree.py
 
