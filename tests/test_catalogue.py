@@ -18,7 +18,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import SUBJECTS
 from tests.cases import double, text
 from tests.laws import every_analysis as battery
-from tests.pictures.cases import TEXT, by_three_hands, model
+from tests.pictures.cases import TEXT, check_all_renderers, model
 from tests.report.cases import small
 
 TOY = '''
@@ -101,14 +101,14 @@ def test_a_toy_is_drawn_in_all_hands_and_stands_in_the_report(toy: str, tmp_path
     from rheoscope.report.draw_result import picture_of
 
     found = rs.toy_radius(model().trace(TEXT))
-    by_three_hands(picture_of(found))
+    check_all_renderers(picture_of(found))
     rs.save_report(small(), small().trace(TEXT), tmp_path / "report.html")
     assert picture_of(found).title in (tmp_path / "report.html").read_text()
 
 
 def test_a_toy_is_in_the_gauge_battery(toy: str) -> None:
     call = battery.calls()[toy]
-    battery.holds_still(call, call(double("llama")), "llama", battery.gauges("llama"))
+    battery.assert_unchanged(call, call(double("llama")), "llama", battery.gauges("llama"))
 
 
 # What holds for every row
