@@ -187,8 +187,8 @@ MAY_STAY_EQUAL = {"cluster_count_null", "cluster_count_null_sd", "coordinate", "
           "jacobian_norm_error", "jacobian_radius_error"}  # fmt: skip
 """Fields that depend on the basis of E and may still be equal after a rotation."""
 BY_NUMBER = {
-    "order", "recovered_random",
-    *(f"mean_{name}_null_draws" for name in ("symmetry", "copying", "alignment", "positive_share", "mismatch")),
+    "head_order", "recovered_random",
+    *(f"mean_{name}_null_draws" for name in ("symmetry", "copying", "alignment", "positive_share")),
 }  # fmt: skip
 """Fields that contain head numbers or are drawn by head number."""
 
@@ -277,6 +277,8 @@ def test_every_public_function_of_flow_and_covers_is_tested() -> None:
     }
     assert {name for name, home in homes.items() if ".dynamics." not in home} <= {*OTHER_FUNCTIONS, "Comparisons"}
     assert {*SETTINGS, *TEXTS, *COMPARABLE, *BY_HEAD} <= set(ANALYSIS_MODULES)
+    fields = {field for name in ANALYSIS_MODULES for field in analysis_by_name(name).fields}
+    assert fields >= BY_NUMBER | MAY_STAY_EQUAL
 
 
 def features(name: str) -> set[str]:

@@ -316,7 +316,7 @@ def assert_unchanged(analyse: Callable[[Any], Any], expected: Any, name: str, mo
     assert {field.removesuffix("_raw") for field in marked} <= set(expected.data_vars) - marked
     try:
         assert_same_fields(analyse(model_after(name, *moves)), expected, ignored=marked)
-    except AssertionError:
+    except AssertionError as error:
         culprits = []
         for move in moves:
             try:
