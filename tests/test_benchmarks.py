@@ -194,6 +194,6 @@ def test_settings_are_passed_under_their_new_names(
 
 @pytest.mark.slow
 def test_two_directories_are_compared(load_main: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--quick", "--models", "own_decoder", "--analyses", "head_statistics", "--jobs", "2"]
-    load_main("same_numbers")([str(FOLDER.parent), *words])
+    arguments = ["--quick", "--models", "own_decoder", "--analyses", "head_statistics", "--jobs", "2"]
+    load_main("same_numbers")([str(FOLDER.parent), *arguments])
     assert "unexplained differences: 0" in capsys.readouterr().out
