@@ -51,7 +51,7 @@ def test_a_browser_is_named_or_the_systems_or_downloaded(ci: dict[str, Any]) -> 
 
 def test_without_a_browser_or_a_page_one_line_says_so(ci: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(
-        ci["BrowserError"], match=r"no Chromium is here and none can be downloaded.*apt install chromium"
+        ci["BrowserError"], match=r"Chromium is not installed and cannot be downloaded.*apt install chromium"
     ) as told:
         ci["chromium"]({}, lambda name: None, lambda: None)
     assert "\n" not in str(told.value)
