@@ -364,9 +364,7 @@ THEOREMS = (
     ),
     Theorem(
         "4.1",
-        Message(
-            "without a mask, attention costs more than all other products beyond N = 8d (gated FFN) or 6d (plain FFN)"
-        ),
+        Message("unmasked attention costs more than all other products beyond N = 8d (gated FFN) or 6d (plain)"),
         "crossover",
         crossover,
     ),
@@ -380,9 +378,7 @@ THEOREMS = (
     Theorem("4.2", Message("∂L/∂V = Aᵀ G"), "value_mixing", value_mixing),
     Theorem(
         "4.2",
-        Message(
-            "the gradients of queries and keys are R K and Rᵀ Q, where the rows of R sum to 0 (reversed attention)"
-        ),
+        Message("the gradients of Q and K are R K and Rᵀ Q, where rows of R sum to 0 (reversed attention)"),
         "reversed_attention",
         reversed_attention,
     ),
@@ -414,7 +410,7 @@ THEOREMS = (
     Theorem("5.1", Message("scores are inner products of mapped inputs"), "kernel_of_maps", kernel_of_maps),
     Theorem(
         "5.1",
-        Message("with one map for queries and keys, the scores are a Mercer kernel (positive semi-definite)"),
+        Message("with one map for queries and keys, scores are a Mercer kernel (positive semi-definite)"),
         "gram_psd",
         make_zoo_measure("gram_psd"),
     ),
