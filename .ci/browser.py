@@ -1,8 +1,8 @@
-"""Look at the studio's page in a real browser. Called by `make browser`, after `make studio`; here nothing is skipped.
+"""Test the studio's page in Chromium. `make browser` calls this after `make studio`. No test is skipped.
 
     python .ci/browser.py [ARGUMENT OF PYTEST ...]
 
-The browser is the one that RHEOSCOPE_CHROMIUM names, else the system's Chromium, else the one that Playwright downloads.
+The browser is RHEOSCOPE_CHROMIUM, else the system's Chromium, else the one that Playwright downloads.
 """
 
 import os
@@ -18,7 +18,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 class BrowserError(Exception):
-    """A failure that one line explains."""
+    """An error that is printed as one line."""
 
 
 def main(arguments: list[str]) -> int:
@@ -36,28 +36,28 @@ def main(arguments: list[str]) -> int:
 def check_built(root: Path) -> None:
     for file in (PAGE, AXE):
         if not (root / file).is_file():
-            raise BrowserError(f"{file} is missing, so there is no page to look at; type make studio")
+            raise BrowserError(f"{file} is missing, so the page cannot be tested; type make studio")
 
 
 def chromium(
     environment: Mapping[str, str], which: Callable[[str], str | None], download: Callable[[], str | None]
 ) -> str:
-    """The browser to look with: the one that is named, the system's, or the one that can be downloaded."""
+    """The path of Chromium: the configured one, the system's, or a downloaded one."""
     named = environment.get("RHEOSCOPE_CHROMIUM")
     found = named or next(filter(None, map(which, NAMES)), None) or download()
     if found is None:
         raise BrowserError(
-            "no Chromium is here and none can be downloaded, so nobody looked at the page; on Debian and Ubuntu: "
-            "apt install chromium; or name one: RHEOSCOPE_CHROMIUM=/path/to/chromium"
+            "Chromium is not installed and cannot be downloaded, so the page was not tested; on Debian and Ubuntu, "
+            "type apt install chromium, or set RHEOSCOPE_CHROMIUM=/path/to/chromium"
         )
     return found
 
 
 def downloaded() -> str | None:
-    """Playwright's own Chromium, downloaded where it is not there yet; None where that fails."""
+    """The path of Playwright's Chromium, downloaded if necessary. None if the download fails."""
     from playwright.sync_api import sync_playwright
 
-    print("browser: no Chromium on this system; Playwright downloads its own", flush=True)
+    print("browser: Chromium is not installed; Playwright downloads it", flush=True)
     if subprocess.run([sys.executable, "-m", "playwright", "install", "chromium"], check=False).returncode:
         return None
     with sync_playwright() as driver:

@@ -1,7 +1,7 @@
-"""The catalogues of messages: `python .ci/messages.py` updates them from the source, `--missing` lists what has no translation.
+"""Update the message catalogues from the source. `--missing` only lists the templates without a translation.
 
 Templates come from the package (`Message`, `Field`, `Analysis`) and from the page's table of texts. Babel reads and writes
-the catalogues. A text that the source no longer has is removed; a new one is added without a translation.
+the catalogues. Templates that the source no longer has are removed. New ones are added without a translation.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def extract() -> dict[str, list[str]]:
 
 
 def literals() -> set[str]:
-    """Every string constant of the package: a text that is shown as it stands is found in the catalogue as a whole."""
+    """Every string constant of the package. A plain string that equals an entry of the catalogue is translated too."""
     trees = (ast.parse(file.read_text(encoding="utf-8")) for file in SOURCE.rglob("*.py"))
     constants = (node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
     return {value for value in constants if isinstance(value, str)}
@@ -45,7 +45,7 @@ def load(language: str) -> Catalog:
 
 
 def missing(language: str) -> dict[str, list[str]]:
-    """Templates without a translation, or whose translation has other parameters, and the files that use them."""
+    """Templates without a translation or with other parameters in it, and the files that use them."""
     catalogue = load(language)
     return {
         template: files for template, files in extract().items() if not is_translated(template, catalogue.get(template))
@@ -58,19 +58,21 @@ def is_translated(template: str, entry: Message | None) -> bool:
 
 
 def known_files(language: str) -> set[str]:
-    """The files that the catalogue has entries of. In another file a missing translation is only a warning."""
+    """The files that have entries in the catalogue. In other files, a missing translation is only a warning."""
     return {file for entry in load(language) for file, _ in entry.locations}
 
 
 def update(language: str) -> None:
-    """Add new templates, drop those that are gone, keep every translation."""
+    """Add new templates, remove unused ones and keep all translations."""
     old, new = load(language), Catalog(locale=language, charset="utf-8", header_comment=load(language).header_comment)
     for template, files in extract().items():
-        known = old.get(template)
-        new.add(template, str(known.string) if known else "", locations=[(file, 0) for file in sorted(set(files))])
-    shown = literals()
+        previous = old.get(template)
+        new.add(
+            template, str(previous.string) if previous else "", locations=[(file, 0) for file in sorted(set(files))]
+        )
+    string_constants = literals()
     for entry in old:
-        if entry.id and entry.id in shown and entry.id not in new:
+        if entry.id and entry.id in string_constants and entry.id not in new:
             new.add(entry.id, entry.string)
     with (FOLDER / f"{language}.po").open("wb") as file:
         write_po(file, new, width=0, sort_output=True, include_lineno=False, omit_header=False)
@@ -78,7 +80,7 @@ def update(language: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--missing", action="store_true", help="list untranslated templates and change nothing")
+    parser.add_argument("--missing", action="store_true", help="only list untranslated templates")
     options = parser.parse_args()
     others = [language for language in LANGUAGES if language != "en"]
     if options.missing:

@@ -1,4 +1,4 @@
-"""Draw identifiers and sentences at random for a reader: `python .ci/sample_language.py`, seeded by the current commit.
+"""Print a random sample of identifiers and sentences for review, seeded by the current commit.
 
 A reader judges each entry: does it need a second reading? Identifiers are names that the package binds (functions, classes,
 parameters, variables, modules). Sentences come from docstrings, messages and errors, the help of commands, the README, the
@@ -19,13 +19,13 @@ from rheoscope.messages.extraction import python_templates
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "rheoscope"
 MIN_WORDS = 4
-"""A shorter text is a label or a formula, not a sentence."""
+"""Shorter texts are labels or formulas."""
 Entry = tuple[str, str]
-"""Where it is and what it is."""
+"""The place and the text of an entry."""
 
 
 def identifiers() -> set[Entry]:
-    """Every name that a file of the package binds, once per file; names of one letter belong to formulas."""
+    """Every name that a file of the package binds, once per file, except names of one letter."""
     entries: set[Entry] = set()
     for file in sorted(SOURCE.rglob("*.py")):
         place = str(file.relative_to(SOURCE))
@@ -77,14 +77,14 @@ def without_code(markdown: str) -> str:
 
 
 def output_of(arguments: list[str]) -> str:
-    """What a command prints, without the frames around tables."""
+    """The output of a command, without the frames of tables."""
     command = [sys.executable, "-m", "rheoscope", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / ".venv", check=False, timeout=300)
-    return re.sub(r"[─│╭╮╰╯┏┓┗┛━┃┡┩╇]+", "\n\n", done.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / ".venv", check=False, timeout=300)
+    return re.sub(r"[─│╭╮╰╯┏┓┗┛━┃┡┩╇]+", "\n\n", process.stdout)
 
 
 def split_sentences(text: str) -> Iterator[str]:
-    """Sentences of paragraphs; list markers and headings are removed.
+    """The sentences of a text, without list markers and headings.
 
     >>> list(split_sentences("A head is two operators. Each one acts on E."))
     ['A head is two operators.', 'Each one acts on E.']
@@ -109,9 +109,9 @@ def main() -> None:
         ("identifiers", identifiers(), options.identifiers),
         ("sentences", sentences(), options.sentences),
     ):
-        drawn = generator.sample(sorted(entries), min(count, len(entries)))
+        sample = generator.sample(sorted(entries), min(count, len(entries)))
         print(f"\n{count} of {len(entries):,} {title}")
-        for number, (place, entry) in enumerate(drawn, 1):
+        for number, (place, entry) in enumerate(sample, 1):
             print(f"{number:3}. {entry}  [{place}]")
 
 

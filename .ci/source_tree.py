@@ -1,4 +1,4 @@
-"""The source tree with one line per file, read from the docstrings: `python .ci/source_tree.py` writes it to CONTRIBUTING.md."""
+"""Write the source tree to CONTRIBUTING.md, with one line per file from its docstring."""
 
 import ast
 from collections.abc import Iterator

@@ -1,23 +1,23 @@
-"""How alike two clusterings are, and how far apart their clusters: ours beside scikit-learn's, in one run.
+"""Speed of measures that compare clusterings (ARI, NMI, silhouette), relative to scikit-learn.
 
     python benchmarks/clusterings.py [--quick | --smallest]
 
-Adjusted Rand index, normalised mutual information and silhouette of random labels of 20 to 1024 tokens, float64 on the CPU.
-Ratios are time of scikit-learn over time of ours, each in its fastest round (a busy machine doubles the others): above 1 we are
-faster. Also what importing scikit-learn costs, once.
+The labels of 20 to 1024 tokens are random, in float64 on the CPU. A ratio is scikit-learn's time divided by ours, each in its
+fastest round, because other rounds may be slowed by other processes. Above 1, we are faster. The import time of scikit-learn is
+also reported.
 """
 
 import time
 from collections.abc import Sequence
 
 import torch
-from timing import arguments, interleaved, keep
+from timing import interleaved, make_parser, store_rows
 
 from rheoscope.flow.clusters.analysis import adjusted_rand_index, normalised_mutual_information, silhouette
 
 
-def importing() -> float:
-    """Seconds that the peer's functions take to come, scipy being there already."""
+def import_seconds() -> float:
+    """Seconds to import scikit-learn's metrics after scipy."""
     import scipy.special  # noqa: F401
 
     start = time.perf_counter()
@@ -27,13 +27,13 @@ def importing() -> float:
 
 
 def compare(tokens: int, rounds: int) -> dict[str, object]:
-    """Ratios of one size, with the largest difference of the results."""
+    """Time ratios and differences of the results for one number of tokens."""
     from sklearn import metrics
 
-    draw = torch.Generator().manual_seed(tokens)
-    a, b = torch.randint(0, max(2, tokens // 8), (2, tokens), generator=draw)
-    x = torch.randn(tokens, 64, generator=draw, dtype=torch.float64)
-    far = torch.cdist(x, x).fill_diagonal_(0)
+    generator = torch.Generator().manual_seed(tokens)
+    a, b = torch.randint(0, max(2, tokens // 8), (2, tokens), generator=generator)
+    x = torch.randn(tokens, 64, generator=generator, dtype=torch.float64)
+    distances = torch.cdist(x, x).fill_diagonal_(0)
     pairs = {
         "ARI": (lambda: adjusted_rand_index(a, b), lambda: metrics.adjusted_rand_score(a.numpy(), b.numpy())),
         "NMI": (
@@ -41,8 +41,8 @@ def compare(tokens: int, rounds: int) -> dict[str, object]:
             lambda: metrics.normalized_mutual_info_score(a.numpy(), b.numpy()),
         ),
         "silhouette": (
-            lambda: silhouette(far, a),
-            lambda: metrics.silhouette_score(far.numpy(), a.numpy(), metric="precomputed"),
+            lambda: silhouette(distances, a),
+            lambda: metrics.silhouette_score(distances.numpy(), a.numpy(), metric="precomputed"),
         ),
     }
     row: dict[str, object] = {"tokens": tokens}
@@ -54,14 +54,14 @@ def compare(tokens: int, rounds: int) -> dict[str, object]:
     return row
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    asked = arguments(__doc__).parse_args(words)
-    rows: list[dict[str, object]] = [{"seconds to import scikit-learn": round(importing(), 2)}]
+def main(argv: Sequence[str] | None = None) -> None:
+    options = make_parser(__doc__).parse_args(argv)
+    rows: list[dict[str, object]] = [{"seconds to import scikit-learn": round(import_seconds(), 2)}]
     print(rows[0], flush=True)
-    for tokens in (20,) if asked.smallest else (20, 64, 256, 1024):
-        rows.append(compare(tokens, rounds=5 if asked.smallest or asked.quick else 31))
+    for tokens in (20,) if options.smallest else (20, 64, 256, 1024):
+        rows.append(compare(tokens, rounds=5 if options.smallest or options.quick else 31))
         print(rows[-1], flush=True)
-    keep("clusterings", rows, asked.smallest)
+    store_rows("clusterings", rows, options.smallest)
 
 
 if __name__ == "__main__":

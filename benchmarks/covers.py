@@ -1,17 +1,18 @@
-"""The cost of the covers on a random model of GPT-2-small's shape: time over a bare forward, memory over all N² maps.
+"""Time and memory of analyses of heads on a random model of GPT-2-small's shape.
 
     python benchmarks/covers.py [--quick | --smallest]
 
-Times are medians of interleaved rounds on the same machine; nulls are left out. Below 1 is cheaper than the forward.
+Times are medians of interleaved rounds, without nulls, divided by the time of a bare forward pass. Below 1, an analysis is cheaper
+than the forward pass. Memory is divided by the size of all N × N attention maps.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from timing import arguments, interleaved, keep, peak_bytes
+from timing import interleaved, make_parser, peak_bytes, store_rows
 
-MAKE = """
+SETUP = """
 import torch
 import rheoscope as rs
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -29,7 +30,7 @@ MEASURED = [
 
 @dataclass(frozen=True)
 class Size:
-    """GPT-2-small, tokens where times are compared, tokens where memory is, rounds, and whether memory is a fresh process's."""
+    """The shape of the model, tokens for timing and for memory (`long`), rounds, and whether memory is that of a fresh process."""
 
     shape: str = ""
     heads: int = 144
@@ -39,11 +40,11 @@ class Size:
     fresh: bool = True
 
     def make(self, tokens: int) -> str:
-        return MAKE.format(shape=self.shape, tokens=tokens)
+        return SETUP.format(shape=self.shape, tokens=tokens)
 
     @property
     def maps(self) -> int:
-        """Bytes of all weights of all heads on the long text."""
+        """Bytes of the attention maps of all heads on the long text."""
         return 4 * self.heads * self.long**2
 
 
@@ -53,7 +54,7 @@ SMALLEST = Size(
 
 
 def dense_pair(view: object) -> float:
-    """Seconds of the three compositions of one pair of heads as (d, d) products, the operators given."""
+    """Seconds of the three compositions of one pair of heads as products of dense (d, d) matrices."""
     F1, M2, F2 = view.head(0, 0).F.dense(), view.head(1, 0).M.dense(), view.head(1, 0).F.dense()
 
     def pair() -> None:
@@ -65,16 +66,16 @@ def dense_pair(view: object) -> float:
 
 @torch.enable_grad()
 def backward(network: object, ids: torch.Tensor) -> None:
-    """A bare training pass of one answer: the gradient of every weight."""
+    """A forward and backward pass of the loss of one token, for all weights."""
     network.zero_grad()
     torch.nn.functional.cross_entropy(network(input_ids=ids[None]).logits[0, -1:], torch.tensor([7])).backward()
 
 
 @torch.no_grad()
 def times(size: Size) -> list[dict[str, object]]:
-    made: dict[str, object] = {}
-    exec(size.make(size.tokens), made)
-    rs, model, trace, network, ids = (made[name] for name in ("rs", "model", "trace", "network", "ids"))
+    namespace: dict[str, object] = {}
+    exec(size.make(size.tokens), namespace)
+    rs, model, trace, network, ids = (namespace[name] for name in ("rs", "model", "trace", "network", "ids"))
     methods = {
         "forward": lambda: network(input_ids=ids[None]),
         "agreement": lambda: rs.agreement(trace, draws=0),
@@ -107,22 +108,22 @@ def times(size: Size) -> list[dict[str, object]]:
 
 
 def memory(size: Size) -> list[dict[str, object]]:
-    """Peaks over a table of all weights of all heads."""
+    """Peak memory, divided by the size of the attention maps of all heads."""
     rows: list[dict[str, object]] = []
     for name, code in MEASURED:
-        warm = f"long, trace = trace, model.trace(ids[:32])\n{code}\ntrace = long\n"
-        peak = peak_bytes(size.make(size.long) + f"{warm}# measured\n{code}", size.fresh)
+        warm_up = f"long, trace = trace, model.trace(ids[:32])\n{code}\ntrace = long\n"
+        peak = peak_bytes(size.make(size.long) + f"{warm_up}# measured\n{code}", size.fresh)
         rows.append({"what": name, "tokens": size.long, "peak MB": peak / 2**20, "of all maps": peak / size.maps})
     return rows
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    asked = arguments(__doc__).parse_args(words)
-    size = SMALLEST if asked.smallest else Size(rounds=3 if asked.quick else 9)
+def main(argv: Sequence[str] | None = None) -> None:
+    options = make_parser(__doc__).parse_args(argv)
+    size = SMALLEST if options.smallest else Size(rounds=3 if options.quick else 9)
     rows = times(size) + memory(size)
     for row in rows:
         print({name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
-    keep("covers", rows, asked.smallest)
+    store_rows("covers", rows, options.smallest)
 
 
 if __name__ == "__main__":

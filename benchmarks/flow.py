@@ -1,18 +1,19 @@
-"""The cost of the flow on a real model, 256 tokens: time of every analysis over a bare forward, memory over that of the Trace.
+"""Time and memory of analyses of flow on a real model with 256 tokens.
 
     python benchmarks/flow.py MODEL_DIRECTORY TEXT_FILE [--quick]
     python benchmarks/flow.py --smallest     the default model on a sentence
 
-Medians of interleaved rounds on the same machine, noise half the interquartile range. What heads carried is computed once a
-round and counted where it is first asked for. Exact transport is left out: `transport.py` measures it.
+Times are medians of interleaved rounds divided by the time of a bare forward pass. Noise is half the interquartile range. Memory is
+divided by the size of the points of the Trace. The displacements of heads are computed once per round, and the first analysis that
+needs them pays for them. `transport.py` measures exact transport.
 """
 
 from collections.abc import Sequence
 
 import torch
-from timing import arguments, interleaved, keep, model_and_text, peak_bytes, ratio
+from timing import interleaved, make_parser, model_and_text, peak_bytes, ratio, store_rows
 
-MAKE = """
+SETUP = """
 import rheoscope as rs
 model = rs.load({model!r})
 ids = model.ids({text!r})[:256]
@@ -28,21 +29,21 @@ ANALYSES = {
 
 
 @torch.no_grad()
-def times(make: str, rounds: int) -> list[dict[str, object]]:
-    made: dict[str, object] = {}
-    exec(make, made)
-    model, trace = made["model"], made["trace"]
+def times(setup: str, rounds: int) -> list[dict[str, object]]:
+    namespace: dict[str, object] = {}
+    exec(setup, namespace)
+    model, trace = namespace["model"], namespace["trace"]
 
-    def every() -> None:
+    def run_all() -> None:
         trace._displacement_cache.clear()
         for code in ANALYSES.values():
-            eval(code, made)
+            eval(code, namespace)
 
     methods = {"forward": lambda: model.network(trace.ids[None])}
-    methods |= {name: lambda code=code: eval(code, made) for name, code in ANALYSES.items()}
-    first = methods["trajectory"]
-    methods["trajectory"] = lambda: (trace._displacement_cache.clear(), first())
-    seconds = interleaved(methods | {"all": every}, rounds, warm=1)
+    methods |= {name: lambda code=code: eval(code, namespace) for name, code in ANALYSES.items()}
+    run_trajectory = methods["trajectory"]
+    methods["trajectory"] = lambda: (trace._displacement_cache.clear(), run_trajectory())
+    seconds = interleaved(methods | {"all": run_all}, rounds, warm=1)
     rows: list[dict[str, object]] = []
     for name in (*ANALYSES, "all"):
         times, noise = ratio(seconds, "forward", name)
@@ -50,25 +51,25 @@ def times(make: str, rounds: int) -> list[dict[str, object]]:
     return rows
 
 
-def memory(make: str, fresh: bool) -> list[dict[str, object]]:
-    """Peaks over the size of the points, of each analysis and of all; where no process is fresh, of all alone."""
-    made: dict[str, object] = {}
-    exec(make, made)
-    points, every = made["trace"].points, "\n".join(ANALYSES.values())
-    warm = f"{make}{every}\ntrace = model.trace(ids)\n# measured\n"
+def memory(setup: str, fresh: bool) -> list[dict[str, object]]:
+    """Peak memory divided by the size of the points, for each analysis and for all together (only together if not `fresh`)."""
+    namespace: dict[str, object] = {}
+    exec(setup, namespace)
+    points, all_code = namespace["trace"].points, "\n".join(ANALYSES.values())
+    warm_up = f"{setup}{all_code}\ntrace = model.trace(ids)\n# measured\n"
     return [
-        {"what": name, "peak of the Trace": peak_bytes(warm + code, fresh) / points.nbytes}
-        for name, code in ((ANALYSES if fresh else {}) | {"all": every}).items()
+        {"what": name, "peak of the Trace": peak_bytes(warm_up + code, fresh) / points.nbytes}
+        for name, code in ((ANALYSES if fresh else {}) | {"all": all_code}).items()
     ]
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    asked, model, text = model_and_text(arguments(__doc__), words)
-    make, rounds = MAKE.format(model=model, text=text[:4000]), 2 if asked.smallest else 3 if asked.quick else 9
-    rows = times(make, rounds) + memory(make, fresh=not asked.smallest)
+def main(argv: Sequence[str] | None = None) -> None:
+    options, model, text = model_and_text(make_parser(__doc__), argv)
+    setup, rounds = SETUP.format(model=model, text=text[:4000]), 2 if options.smallest else 3 if options.quick else 9
+    rows = times(setup, rounds) + memory(setup, fresh=not options.smallest)
     for row in rows:
         print({name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()})
-    keep("flow", rows, asked.smallest)
+    store_rows("flow", rows, options.smallest)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""What it costs to make text and to learn: generation and a training step, beside Hugging Face's GPT-2 of the same shape.
+"""Time of generation and of a training step, compared with Hugging Face's GPT-2 of the same shape.
 
     python benchmarks/generate.py             the default model's shape on the CPU, about five minutes
-    python benchmarks/generate.py --quick     fewer tokens, few rounds (--smallest: seconds, nothing stored)
+    python benchmarks/generate.py --quick     fewer tokens and rounds (--smallest: seconds, nothing is stored)
 
-Width 256, depth 6, 4 heads, vocabulary 4096: about 6 million random weights. "like for like" has GPT-2's own parts (learned
-positions, layer norm, biases, GELU, hidden 1024); "default" is what `rheoscope train` takes. Greedy, with caches, the
-same number of new tokens; a training step is forward, backward and AdamW on 8 x 256 tokens in float32. Ratios are time of
-ours over time of the peer, interleaved, medians: below 1 is faster.
+The models have width 256, depth 6, 4 heads and a vocabulary of 4096: about 6 million random weights. "like for like" has GPT-2's
+parts (learned positions, layer norm, biases, GELU, hidden width 1024). "default" is the default of `rheoscope train`. Decoding is
+greedy, with caches and the same number of new tokens. A training step is forward, backward and AdamW on 8 x 256 tokens in float32.
+A ratio is our time divided by the peer's, as the median of interleaved rounds: below 1, we are faster.
 """
 
 from collections.abc import Callable, Sequence
 
 import torch
-from timing import arguments, interleaved, keep, ratio
+from timing import interleaved, make_parser, ratio, store_rows
 from torch.nn.functional import cross_entropy
 
 from rheoscope.models.config import Config
@@ -31,9 +31,9 @@ def like_for_like(shape: Config) -> Config:
 def peer(shape: Config) -> torch.nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
-    same = {"n_embd": shape.width, "n_layer": shape.depth, "n_head": shape.heads}
-    config = GPT2Config(vocab_size=shape.vocabulary, n_positions=shape.context, **same, **off)
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+    peer_shape = {"n_embd": shape.width, "n_layer": shape.depth, "n_head": shape.heads}
+    config = GPT2Config(vocab_size=shape.vocabulary, n_positions=shape.context, **peer_shape, **no_dropout)
     return GPT2LMHeadModel(config).eval()
 
 
@@ -42,48 +42,48 @@ def ours(shape: Config) -> dict[str, Transformer]:
     return {"like for like": Transformer(like_for_like(shape)).eval(), "default": Transformer(shape).eval()}
 
 
-def against(what: str, methods: dict[str, Callable[[], object]], rounds: int) -> list[dict[str, object]]:
+def against(task: str, methods: dict[str, Callable[[], object]], rounds: int) -> list[dict[str, object]]:
     seconds = interleaved(methods, rounds, warm=1)
     rows = []
     for name in methods:
         middle = sorted(seconds[name])[rounds // 2]
         speed, noise = ratio(seconds, name, PEER)
-        print(f"{what:36s} {name:20s} {1000 * middle:8.0f} ms   {1 / speed:6.3f} +- {noise / speed**2:.3f}", flush=True)
-        rows.append({"what": what, "name": name, "seconds": middle, "time ratio": 1 / speed, "noise": noise / speed**2})
+        print(f"{task:36s} {name:20s} {1000 * middle:8.0f} ms   {1 / speed:6.3f} +- {noise / speed**2:.3f}", flush=True)
+        rows.append({"what": task, "name": name, "seconds": middle, "time ratio": 1 / speed, "noise": noise / speed**2})
     return [row for row in rows if row["name"] != PEER]
 
 
-def made(shape: Config, texts: int, prompt: int, tokens: int, rounds: int) -> list[dict[str, object]]:
-    """Greedy text. Theirs twice: `generate`, and a bare loop over its forward, which has less to do for a token."""
-    theirs, ids = peer(shape), torch.randint(0, shape.vocabulary, (texts, prompt))
+def generation(shape: Config, texts: int, prompt: int, tokens: int, rounds: int) -> list[dict[str, object]]:
+    """Greedy decoding, compared with Hugging Face's `generate` and with a bare loop over its forward pass, which is cheaper."""
+    peer_model, ids = peer(shape), torch.randint(0, shape.vocabulary, (texts, prompt))
 
-    def whole() -> None:
-        theirs.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0)
+    def peer_generate() -> None:
+        peer_model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0)
 
     @torch.no_grad()
-    def bare() -> None:
-        past, last = None, ids
+    def peer_loop() -> None:
+        cache, last = None, ids
         for _ in range(tokens):
-            out = theirs(input_ids=last, past_key_values=past, use_cache=True, logits_to_keep=1)
-            past, last = out.past_key_values, out.logits[:, -1:].argmax(-1)
+            out = peer_model(input_ids=last, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache, last = out.past_key_values, out.logits[:, -1:].argmax(-1)
 
     methods = {
         name: lambda model=model: generate(model, ids, tokens, temperature=0.0) for name, model in ours(shape).items()
     }
-    what = f"{texts} x ({prompt} + {tokens}) tokens"
-    rows = against(f"{what}, generate", methods | {PEER: whole}, rounds)
-    return rows + against(f"{what}, bare loop", methods | {PEER: bare}, rounds)
+    task = f"{texts} x ({prompt} + {tokens}) tokens"
+    rows = against(f"{task}, generate", methods | {PEER: peer_generate}, rounds)
+    return rows + against(f"{task}, bare loop", methods | {PEER: peer_loop}, rounds)
 
 
-def trained(shape: Config, rounds: int) -> list[dict[str, object]]:
+def training_step(shape: Config, rounds: int) -> list[dict[str, object]]:
     ids = torch.randint(0, shape.vocabulary, (8, shape.context // 2 + 1))
-    theirs = peer(shape).train()
-    methods = {name: learner(model.train(), model, ids) for name, model in ours(shape).items()}
-    methods[PEER] = learner(theirs, lambda x: theirs(input_ids=x, use_cache=False).logits, ids)
+    peer_model = peer(shape).train()
+    methods = {name: make_step(model.train(), model, ids) for name, model in ours(shape).items()}
+    methods[PEER] = make_step(peer_model, lambda x: peer_model(input_ids=x, use_cache=False).logits, ids)
     return against(f"a training step on 8 x {shape.context // 2} tokens", methods, rounds)
 
 
-def learner(model: torch.nn.Module, logits: Callable[..., torch.Tensor], ids: torch.Tensor) -> Callable[[], None]:
+def make_step(model: torch.nn.Module, logits: Callable[..., torch.Tensor], ids: torch.Tensor) -> Callable[[], None]:
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
@@ -94,13 +94,13 @@ def learner(model: torch.nn.Module, logits: Callable[..., torch.Tensor], ids: to
     return step
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    asked = arguments(__doc__).parse_args(words)
-    shape, tokens, rounds = (DEFAULT, 64, 3) if asked.quick else (DEFAULT, 256, 9)
-    if asked.smallest:
+def main(argv: Sequence[str] | None = None) -> None:
+    options = make_parser(__doc__).parse_args(argv)
+    shape, tokens, rounds = (DEFAULT, 64, 3) if options.quick else (DEFAULT, 256, 9)
+    if options.smallest:
         shape, tokens, rounds = SMALLEST, 4, 2
-    rows = made(shape, 1, 16, tokens, rounds) + made(shape, 8, 16, tokens, rounds)
-    keep("generate", rows + trained(shape, rounds), asked.smallest)
+    rows = generation(shape, 1, 16, tokens, rounds) + generation(shape, 8, 16, tokens, rounds)
+    store_rows("generate", rows + training_step(shape, rounds), options.smallest)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""What analyses cost on a GPU, a batch at a time: GPT-2-medium shape, 16 x 1024 tokens, bfloat16, in multiples of a bare forward.
+"""Time and memory of analyses on a GPU, relative to a bare forward pass (GPT-2-medium shape, 16 x 1024 tokens, bfloat16).
 
     python benchmarks/gpu.py                         all rows, about three minutes on an H200
-    python benchmarks/gpu.py trajectory readout      rows whose name begins so
+    python benchmarks/gpu.py trajectory readout      rows whose name starts with one of these
     python benchmarks/gpu.py --smallest              a tiny model on any machine, nothing is stored
 
-Random weights, made on the device. Each row stands beside the bare sdpa forward of Hugging Face of the same batch (of one text where it
-says so), interleaved, medians, noise half the interquartile range; some bars are seconds. Memory is the peak above the weights and
-what the row is given, over the bytes of the points. `busy` is the share of time in which the GPU computes while a set of analyses runs.
+Weights are random. Each row is compared with Hugging Face's sdpa forward pass over the same batch, or over one text where the row says
+so. Values are medians of interleaved rounds, and noise is half the interquartile range. Some limits are in seconds. Memory is the peak
+above the weights and the inputs, divided by the bytes of the points. `busy` is the fraction of time in which the GPU computes while a
+set of analyses runs.
 """
 
 import time
@@ -17,7 +18,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
-from timing import arguments, keep
+from timing import make_parser, store_rows
 
 import rheoscope as rs
 from rheoscope.catalogue import analysis_by_name
@@ -38,8 +39,8 @@ TINY = {
 
 
 @dataclass(frozen=True)
-class Given:
-    """What rows are asked of: a bare network, the model that Rheoscope makes of it, a batch of texts of one length."""
+class Inputs:
+    """The inputs of all rows: a bare network, its Rheoscope model, and a batch of texts of equal length."""
 
     bare: Any
     model: Any
@@ -54,7 +55,7 @@ class Given:
         return self.model.trace(self.batch)
 
     def fresh(self) -> Any:
-        """The same Traces, with what the forward pass kept and nothing computed from them yet."""
+        """The same Traces without anything that was computed from them."""
         return self.traces[:]
 
     def forward(self, texts: int) -> None:
@@ -69,70 +70,70 @@ class Given:
 
 @dataclass(frozen=True)
 class Row:
-    """What is run, how much it may cost, of what: `forward` or `both` (with backward) of `texts`, or `seconds`."""
+    """A measurement and its limit `bar`, in forward passes of `texts`, in forward and backward passes (`both`) or in `seconds`."""
 
-    run: Callable[[Given], object]
+    run: Callable[[Inputs], object]
     bar: float
     of: str = "forward"
     texts: int = 16
 
 
-def batched(name: str, **settings: Any) -> Callable[[Given], object]:
-    """All texts at once; refused where the analysis cannot yet."""
+def batch_run(name: str, **settings: Any) -> Callable[[Inputs], object]:
+    """A run over all texts at once. It raises for an analysis without a batch function."""
 
-    def run(given: Given) -> object:
+    def run(inputs: Inputs) -> object:
         ask = analysis_by_name(name).batch
         if ask is None:
-            raise RheoscopeError(f"{name} asks one text at a time")
-        return ask(given.fresh(), **settings)
+            raise RheoscopeError(f"{name} has no batch function")
+        return ask(inputs.fresh(), **settings)
 
     return run
 
 
-def alone(name: str, **settings: Any) -> Callable[[Given], object]:
-    """The first text by itself, as a user asks."""
-    return lambda given: analysis_by_name(name).ask(given.traces[:1][0], **settings)
+def single_text(name: str, **settings: Any) -> Callable[[Inputs], object]:
+    """A run on the first text only, through the public function."""
+    return lambda inputs: analysis_by_name(name).ask(inputs.traces[:1][0], **settings)
 
 
-def statistics(given: Given) -> object:
-    """What the weights of all heads are like, layer by layer."""
-    traces = given.fresh()
+def statistics(inputs: Inputs) -> object:
+    """Statistics of the attention weights of all heads, layer by layer."""
+    traces = inputs.fresh()
     return [traces.statistics(layer) for layer in range(traces.view.layers)]
 
 
-def effective_ranks(given: Given) -> object:
-    """Eigenvalues of every cloud of one text, in float64."""
-    clouds = (centre_cloud(x.double()) for x in given.traces[:1][0].points)
+def effective_ranks(inputs: Inputs) -> object:
+    """Rank measures of every cloud of one text, in float64."""
+    clouds = (centre_cloud(x.double()) for x in inputs.traces[:1][0].points)
     return [rank_measures(x, x @ x.mT) for x in clouds]
 
 
 ROWS: dict[str, Row] = {
-    "trace": Row(lambda given: given.model.trace(given.batch), 1.05),
-    "trace with logits": Row(lambda given: given.model.trace(given.batch, logits=True), 1.05),
-    "trajectory, paths alone": Row(lambda given: path_statistics(given.fresh()), 0.3),
-    "trajectory": Row(batched("trajectory"), 0.3),
-    "clusters: mean cosine, participation ratio": Row(batched("clusters", grain="half"), 0.3),
-    "readout of the last token": Row(batched("readout"), 0.2),
-    "readout of all tokens, every layer": Row(batched("readout", tokens_before=1023), 6),
-    "energy": Row(batched("energy"), 4),
-    "geometry_kept, 1e5 pairs": Row(batched("geometry_kept", max_pairs=100_000), 1),
-    "geometry_kept": Row(batched("geometry_kept"), 12),
-    "massive_tokens": Row(batched("massive_tokens"), 1),
+    "trace": Row(lambda inputs: inputs.model.trace(inputs.batch), 1.05),
+    "trace with logits": Row(lambda inputs: inputs.model.trace(inputs.batch, logits=True), 1.05),
+    "trajectory, paths alone": Row(lambda inputs: path_statistics(inputs.fresh()), 0.3),
+    "trajectory": Row(batch_run("trajectory"), 0.3),
+    "clusters: mean cosine, participation ratio": Row(batch_run("clusters", grain="half"), 0.3),
+    "readout of the last token": Row(batch_run("readout"), 0.2),
+    "readout of all tokens, every layer": Row(batch_run("readout", tokens_before=1023), 6),
+    "energy": Row(batch_run("energy"), 4),
+    "geometry_kept, 1e5 pairs": Row(batch_run("geometry_kept", max_pairs=100_000), 1),
+    "geometry_kept": Row(batch_run("geometry_kept"), 12),
+    "massive_tokens": Row(batch_run("massive_tokens"), 1),
     "statistics of all weights": Row(statistics, 0.6),
-    "agreement, 64 queries a text": Row(batched("agreement", draws=0, max_queries=64), 3),
-    "agreement": Row(batched("agreement", draws=0), 60),
-    "distortion": Row(batched("distortion"), 100),
-    "reversed_attention": Row(batched("reversed_attention", target=7), 2, of="both"),
-    "scores": Row(batched("scores"), 20),
-    "head_types": Row(batched("head_types"), 20),
-    "operators of all heads": Row(lambda given: analysis_by_name("operators").ask(given.model.view), 1, of="seconds"),
-    "one text: trajectory": Row(alone("trajectory"), 3, texts=1),
-    "one text: readout": Row(alone("readout"), 3, texts=1),
-    "one text: energy": Row(alone("energy"), 20, texts=1),
-    "one text: geometry_kept": Row(alone("geometry_kept"), 20, texts=1),
+    "agreement, 64 queries a text": Row(batch_run("agreement", draws=0, max_queries=64), 3),
+    "agreement": Row(batch_run("agreement", draws=0), 60),
+    "distortion": Row(batch_run("distortion"), 100),
+    "reversed_attention": Row(batch_run("reversed_attention", target=7), 2, of="both"),
+    "scores": Row(batch_run("scores"), 20),
+    "head_types": Row(batch_run("head_types"), 20),
+    "operators of all heads": Row(lambda inputs: analysis_by_name("operators").ask(inputs.model.view), 1, of="seconds"),
+    "one text: trajectory": Row(single_text("trajectory"), 3, texts=1),
+    "one text: readout": Row(single_text("readout"), 3, texts=1),
+    "one text: energy": Row(single_text("energy"), 20, texts=1),
+    "one text: geometry_kept": Row(single_text("geometry_kept"), 20, texts=1),
     "one text: effective rank, every step": Row(effective_ranks, 1, of="seconds", texts=1),
-    "one text: clusters": Row(alone("clusters", draws=0), 1, of="seconds", texts=1),
-    "one text: transport, all strides, no null": Row(alone("transport", draws=0), 0.7, of="seconds", texts=1),
+    "one text: clusters": Row(single_text("clusters", draws=0), 1, of="seconds", texts=1),
+    "one text: transport, all strides, no null": Row(single_text("transport", draws=0), 0.7, of="seconds", texts=1),
 }
 """Every row by name."""
 STANDARD = (
@@ -141,7 +142,7 @@ STANDARD = (
     "readout of the last token",
     "statistics of all weights",
 )
-"""What a corpus is asked by default."""
+"""The default analyses of a corpus run."""
 SETS = {
     "standard set": STANDARD,
     "with energy, 1e5 distances and agreement": (
@@ -153,7 +154,7 @@ SETS = {
 }
 
 
-def given_of(shape: dict[str, Any], texts: int, tokens: int, device: str, dtype: torch.dtype) -> Given:
+def make_inputs(shape: dict[str, Any], texts: int, tokens: int, device: str, dtype: torch.dtype) -> Inputs:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -161,46 +162,46 @@ def given_of(shape: dict[str, Any], texts: int, tokens: int, device: str, dtype:
         bare = GPT2LMHeadModel(GPT2Config(**shape)).to(dtype).eval()
     generator = torch.Generator().manual_seed(0)
     batch = list(torch.randint(0, bare.config.vocab_size, (texts, tokens), generator=generator))
-    return Given(bare, rs.load(bare), batch)
+    return Inputs(bare, rs.load(bare), batch)
 
 
-def waited(given: Given) -> None:
-    if given.cuda:
+def synchronise(inputs: Inputs) -> None:
+    if inputs.cuda:
         torch.cuda.synchronize()
 
 
-def seconds_of(given: Given, run: Callable[[], object]) -> float:
-    waited(given)
+def seconds_of(inputs: Inputs, run: Callable[[], object]) -> float:
+    synchronise(inputs)
     start = time.perf_counter()
     run()
-    waited(given)
+    synchronise(inputs)
     return time.perf_counter() - start
 
 
-def peer(given: Given, row: Row) -> Callable[[], object]:
-    texts = min(row.texts, len(given.batch))
-    return (lambda: given.forward_and_backward(texts)) if row.of == "both" else (lambda: given.forward(texts))
+def peer(inputs: Inputs, row: Row) -> Callable[[], object]:
+    texts = min(row.texts, len(inputs.batch))
+    return (lambda: inputs.forward_and_backward(texts)) if row.of == "both" else (lambda: inputs.forward(texts))
 
 
-def measured(given: Given, name: str, row: Row, most: float) -> dict[str, object]:
-    """Medians of at least 3 and at most 15 rounds, as many as `most` seconds allow after a first one that is thrown away."""
-    own, other = [seconds_of(given, lambda: row.run(given))], [seconds_of(given, peer(given, row))]
-    peak = memory(given, row) if given.cuda else float("nan")
-    first = own.pop(), other.pop()
-    while len(own) < 3 or (len(own) < 15 and sum(own) < most):
-        own.append(seconds_of(given, lambda: row.run(given)))
-        other.append(seconds_of(given, peer(given, row)))
-    found = own if row.of == "seconds" else [a / b for a, b in zip(own, other, strict=True)]
-    low, middle, high = quantiles(found, n=4)
+def measure(inputs: Inputs, name: str, row: Row, max_seconds: float) -> dict[str, object]:
+    """Medians of 3 to 15 rounds, as many as fit into `max_seconds` seconds, after a discarded first round."""
+    row_seconds, peer_seconds = [seconds_of(inputs, lambda: row.run(inputs))], [seconds_of(inputs, peer(inputs, row))]
+    peak = memory(inputs, row) if inputs.cuda else float("nan")
+    first = row_seconds.pop(), peer_seconds.pop()
+    while len(row_seconds) < 3 or (len(row_seconds) < 15 and sum(row_seconds) < max_seconds):
+        row_seconds.append(seconds_of(inputs, lambda: row.run(inputs)))
+        peer_seconds.append(seconds_of(inputs, peer(inputs, row)))
+    ratios = row_seconds if row.of == "seconds" else [a / b for a, b in zip(row_seconds, peer_seconds, strict=True)]
+    low, middle, high = quantiles(ratios, n=4)
     print(
-        f"{name:46s} {1000 * median(own):9.1f} ms  {middle:8.3f} +- {(high - low) / 2:6.3f} of {row.of:8s} "
+        f"{name:46s} {1000 * median(row_seconds):9.1f} ms  {middle:8.3f} +- {(high - low) / 2:6.3f} of {row.of:8s} "
         f"bar {row.bar:5g} {'met   ' if middle <= row.bar else 'MISSED'} memory {peak:5.2f} of the points "
         f"(first {first[0]:.2f} s)",
         flush=True,
     )
     return {
         "name": name,
-        "milliseconds": 1000 * median(own),
+        "milliseconds": 1000 * median(row_seconds),
         "of": row.of,
         "multiple": middle,
         "noise": (high - low) / 2,
@@ -209,66 +210,66 @@ def measured(given: Given, name: str, row: Row, most: float) -> dict[str, object
     }
 
 
-def memory(given: Given, row: Row) -> float:
-    """Peak of a row above what is there before it, over the bytes of the points."""
-    points = given.traces.points.nbytes
+def memory(inputs: Inputs, row: Row) -> float:
+    """Peak memory of a row above the memory in use before it, divided by the bytes of the points."""
+    points = inputs.traces.points.nbytes
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    row.run(given)
+    row.run(inputs)
     torch.cuda.synchronize()
     return (torch.cuda.max_memory_allocated() - before) / points
 
 
-def busy(given: Given, of: str) -> dict[str, object]:
-    """The share of time in which kernels run while one of the sets is asked.
+def busy(inputs: Inputs, set_name: str) -> dict[str, object]:
+    """The fraction of time in which kernels run while a set of analyses runs.
 
-    Kernels by torch's profiler, which makes the host slower, so that the time is that of runs without it.
+    Kernel time comes from torch's profiler. Total time is measured without it, because the profiler slows the host.
     """
     from torch.profiler import ProfilerActivity, profile
 
-    def together() -> list[object]:
-        return [ROWS[name].run(given) for name in SETS[of]]
+    def run_set() -> list[object]:
+        return [ROWS[name].run(inputs) for name in SETS[set_name]]
 
-    whole = median(seconds_of(given, together) for _ in range(5))
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        seconds_of(given, together)
-    kernels = sum(one.self_device_time_total for one in seen.key_averages()) * 1e-6
-    print(f"{of}: {1000 * whole:.1f} ms, GPU busy {kernels / whole:.0%}", flush=True)
-    return {"name": of, "milliseconds": 1000 * whole, "busy": kernels / whole}
+    total_seconds = median(seconds_of(inputs, run_set) for _ in range(5))
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        seconds_of(inputs, run_set)
+    kernels = sum(event.self_device_time_total for event in profiler.key_averages()) * 1e-6
+    print(f"{set_name}: {1000 * total_seconds:.1f} ms, GPU busy {kernels / total_seconds:.0%}", flush=True)
+    return {"name": set_name, "milliseconds": 1000 * total_seconds, "busy": kernels / total_seconds}
 
 
-def rows_of(given: Given, chosen: Sequence[str], most: float) -> list[dict[str, object]]:
-    """A row that cannot be asked says so, and the others go on."""
+def rows_of(inputs: Inputs, prefixes: Sequence[str], max_seconds: float) -> list[dict[str, object]]:
+    """The measurements of the selected rows. The error of a row is printed and the other rows run."""
     rows: list[dict[str, object]] = []
     for name, row in ROWS.items():
-        if chosen and not name.startswith(tuple(chosen)):
+        if prefixes and not name.startswith(tuple(prefixes)):
             continue
         try:
-            rows.append(measured(given, name, row, most))
-        except (RheoscopeError, RuntimeError) as error:  # RuntimeError: torch's own, of devices, dtypes and memory
+            rows.append(measure(inputs, name, row, max_seconds))
+        except (RheoscopeError, RuntimeError) as error:  # RuntimeError: torch's errors about devices, dtypes and memory
             print(f"{name:46s} {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
     return rows
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("rows", nargs="*", help="how names of rows begin; all, unless said")
-    asked = parser.parse_args(words)
-    if asked.smallest:
-        given = given_of(TINY, 2, 12, "cuda" if torch.cuda.is_available() else "cpu", torch.float32)
-        keep("gpu", rows_of(given, asked.rows, 0), smallest=True)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("rows", nargs="*", help="beginnings of names of rows (default: all rows)")
+    options = parser.parse_args(argv)
+    if options.smallest:
+        inputs = make_inputs(TINY, 2, 12, "cuda" if torch.cuda.is_available() else "cpu", torch.float32)
+        store_rows("gpu", rows_of(inputs, options.rows, 0), smallest=True)
         return
     if not torch.cuda.is_available():
-        parser.error("there is no GPU here; type --smallest to see that it runs")
-    given = given_of(MEDIUM, 16, 1024, "cuda", torch.bfloat16)
-    points = given.traces.points
+        parser.error("no GPU is available; type --smallest to run all code on a CPU")
+    inputs = make_inputs(MEDIUM, 16, 1024, "cuda", torch.bfloat16)
+    points = inputs.traces.points
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}: points {points.nbytes / 2**30:.2f} GiB", flush=True
     )
-    rows = rows_of(given, asked.rows, 0.5 if asked.quick else 2.0)
-    rows += [] if asked.rows else [busy(given, name) for name in SETS]
-    keep("gpu", rows, smallest=bool(asked.rows))
+    rows = rows_of(inputs, options.rows, 0.5 if options.quick else 2.0)
+    rows += [] if options.rows else [busy(inputs, name) for name in SETS]
+    store_rows("gpu", rows, smallest=bool(options.rows))
 
 
 if __name__ == "__main__":

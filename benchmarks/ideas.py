@@ -1,10 +1,10 @@
-"""What the ideas claim, answered: the seven questions over several passages, word senses and word groups, beside untrained controls.
+"""The seven questions over several passages, and word senses and word groups at every layer, with untrained controls.
 
-    python benchmarks/ideas.py --texts passages.txt                  the model that ships
-    python benchmarks/ideas.py --texts passages.txt --model path/    another (--smallest: seconds, nothing stored)
+    python benchmarks/ideas.py --texts passages.txt                  the default model
+    python benchmarks/ideas.py --texts passages.txt --model path/    another model (--smallest: seconds, nothing is stored)
 
-Passages are separated by empty lines. Prints every number with its interval over passages (95 %, passages drawn anew), how often
-each question was answered how, and what senses and word groups give at every layer. Stores results/ideas_<model>.json.
+Passages are separated by empty lines. The output has every number with its 95 % bootstrap interval over passages, the counts of
+answers to each question, and the measures of senses and word groups at every layer. It is stored in results/ideas_<model>.json.
 """
 
 import argparse
@@ -27,43 +27,44 @@ PASSAGES = (
 
 
 def interval(values: Sequence[float]) -> list[float]:
-    """Mean, and where the middle 95 % of means of passages drawn anew lie; no ends for fewer than five."""
-    seen = torch.tensor([one for one in values if one == one], dtype=torch.float64)
-    low, high = bootstrap_interval(seen, [1] * len(seen), torch.Generator().manual_seed(0))
-    return [float(seen.mean()), float(low), float(high)]
+    """The mean and its 95 % bootstrap interval, which is NaN for fewer than five values."""
+    finite = torch.tensor([value for value in values if value == value], dtype=torch.float64)
+    low, high = bootstrap_interval(finite, [1] * len(finite), torch.Generator().manual_seed(0))
+    return [float(finite.mean()), float(low), float(high)]
 
 
 def questions(model: Any, controls: Sequence[Any], texts: Sequence[str]) -> dict[str, Any]:
-    """Every passage asked; numbers, nulls and answers by question."""
-    told = []
+    """The numbers, nulls and answers of all passages, by question."""
+    verdicts = []
     for text in texts:
-        told.append(rs.verdicts(model, model.trace(text), controls))
-        print(f"{len(told)} of {len(texts)} passages", flush=True)
+        verdicts.append(rs.verdicts(model, model.trace(text), controls))
+        print(f"{len(verdicts)} of {len(texts)} passages", flush=True)
         for question, answer, line in zip(
-            told[-1].question.values, told[-1].answer.values, told[-1].line.values, strict=True
+            verdicts[-1].question.values, verdicts[-1].answer.values, verdicts[-1].line.values, strict=True
         ):
             print(f"  {answer}: {question} {line}", flush=True)
     answers = {
-        str(one): dict(Counter(str(d.answer.sel(question=one).item()) for d in told)) for one in told[0].question.values
+        str(question): dict(Counter(str(verdict.answer.sel(question=question).item()) for verdict in verdicts))
+        for question in verdicts[0].question.values
     }
     rows: dict[str, Any] = {}
-    for name in dict.fromkeys(str(one) for d in told for one in d.statement.values):
-        parts = [d.isel(statement=d.statement == name) for d in told]
-        for at in range(max(part.sizes["statement"] for part in parts)):
-            there = [part.isel(statement=at) for part in parts if part.sizes["statement"] > at]
-            rows[f"{name} {there[0].analysis.item()}"] = {
-                "value": interval([float(one.value) for one in there]), "null": interval([float(one.null) for one in there]),
-                "sure": sum(float(one.q) <= told[0].attrs["level"] for one in there), "of": len(there),
+    for name in dict.fromkeys(str(label) for verdict in verdicts for label in verdict.statement.values):
+        parts = [verdict.isel(statement=verdict.statement == name) for verdict in verdicts]
+        for index in range(max(part.sizes["statement"] for part in parts)):
+            matches = [part.isel(statement=index) for part in parts if part.sizes["statement"] > index]
+            rows[f"{name} {matches[0].analysis.item()}"] = {
+                "value": interval([float(row.value) for row in matches]), "null": interval([float(row.null) for row in matches]),
+                "sure": sum(float(row.q) <= verdicts[0].attrs["level"] for row in matches), "of": len(matches),
             }  # fmt: skip
-    return {"answers": answers, "numbers": rows, "lines": [d.line.values.tolist() for d in told]}
+    return {"answers": answers, "numbers": rows, "lines": [verdict.line.values.tolist() for verdict in verdicts]}
 
 
-def meaning(model: Any, control: Any, smallest: bool) -> dict[str, Any]:
+def meaning_measures(model: Any, control: Any, smallest: bool) -> dict[str, Any]:
     """Word senses and word groups at every layer."""
-    few: dict[str, Any] = {"draws": 20} if smallest else {}
-    found = {
-        "senses": rs.senses(model, control=control, **few),
-        "relatedness": rs.relatedness(model, control=control, **few),
+    settings: dict[str, Any] = {"draws": 20} if smallest else {}
+    results = {
+        "senses": rs.senses(model, control=control, **settings),
+        "relatedness": rs.relatedness(model, control=control, **settings),
     }
     fields = {
         "senses": (
@@ -87,44 +88,47 @@ def meaning(model: Any, control: Any, smallest: bool) -> dict[str, Any]:
         ),
     }
     return {
-        name: {"point": d.point.values.tolist()} | {one: d[one].values.tolist() for one in fields[name] if one in d}
-        for name, d in found.items()
+        name: {"point": result.point.values.tolist()}
+        | {field: result[field].values.tolist() for field in fields[name] if field in result}
+        for name, result in results.items()
     }
 
 
-def main(words: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=Path, help="a file of passages")
     parser.add_argument("--model", help="a hub name or a directory")
     parser.add_argument("--controls", type=int, default=CONTROLS)
-    parser.add_argument("--no-meaning", action="store_true", help="leave senses and word groups out")
-    parser.add_argument("--smallest", action="store_true", help="seconds: shows that it runs, stores nothing")
-    options = parser.parse_args(words)
+    parser.add_argument("--no-meaning", action="store_true", help="skip word senses and word groups")
+    parser.add_argument("--smallest", action="store_true", help="run all code within seconds and store nothing")
+    options = parser.parse_args(argv)
     texts = (
         PASSAGES
         if options.texts is None
-        else [one.strip() for one in options.texts.read_text().split("\n\n") if one.strip()]
+        else [passage.strip() for passage in options.texts.read_text().split("\n\n") if passage.strip()]
     )
     model = rs.load(options.model)
-    many = 1 if options.smallest else options.controls
-    controls = [rs.load(options.model, untrained=True, seed=seed) for seed in range(many)]
-    found = questions(model, controls, [texts[0][:60]] if options.smallest else texts)
+    n_controls = 1 if options.smallest else options.controls
+    controls = [rs.load(options.model, untrained=True, seed=seed) for seed in range(n_controls)]
+    results = questions(model, controls, [texts[0][:60]] if options.smallest else texts)
     if not options.no_meaning and not options.smallest:
-        found |= meaning(model, controls[0] if controls else None, options.smallest)
-    for name, row in found["numbers"].items():
-        print(f"{name:28} {row['value']}  null {row['null']}  sure in {row['sure']} of {row['of']}")
-    for question, counted in found["answers"].items():
-        print(f"{question}  {counted}")
+        results |= meaning_measures(model, controls[0] if controls else None, options.smallest)
+    for name, row in results["numbers"].items():
+        print(f"{name:28} {row['value']}  null {row['null']}  significant in {row['sure']} of {row['of']}")
+    for question, counts in results["answers"].items():
+        print(f"{question}  {counts}")
     for name in ("senses", "relatedness"):
-        for at, point in enumerate(found.get(name, {}).get("point", [])):
+        for index, point in enumerate(results.get(name, {}).get("point", [])):
             print(
-                name, point, {field: round(values[at], 3) for field, values in found[name].items() if field != "point"}
+                name,
+                point,
+                {field: round(values[index], 3) for field, values in results[name].items() if field != "point"},
             )
     if not options.smallest:
-        called = Path(options.model).name if options.model else "default"
-        stored = Path(__file__).parent / "results" / f"ideas_{called}.json"
-        stored.write_text(json.dumps(found, indent=1) + "\n")
-        print(f"stored {stored}")
+        model_name = Path(options.model).name if options.model else "default"
+        path = Path(__file__).parent / "results" / f"ideas_{model_name}.json"
+        path.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"stored {path}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Packed seeds against one after another: tokens a second; and the step of every entrant beside the baseline's.
+"""Training speed of packed seeds compared with one seed at a time, and of every entrant compared with the baseline.
 
     python benchmarks/race.py [--seeds 12] [--batch 16] [--entrants untied,metric,…]
-    python benchmarks/race.py --smallest     two small seeds, few steps, nothing stored
+    python benchmarks/race.py --seeds 12 --batch 64     close to the setting of a race
+    python benchmarks/race.py --smallest                two small seeds, few steps, nothing is stored
 
-python benchmarks/race.py --seeds 12 --batch 64 is nearer to what a race takes.
-
-A decoder of about 3M parameters (width 192, 6 layers, 4096 tokens in its vocabulary), 256 tokens a text; on a GPU bfloat16 autocast and
-torch.compile, as in a race. Steps are interleaved in one process; a step is forward, backward, clipping and AdamW (or --muon).
+The model is a decoder of about 3M parameters (width 192, 6 layers, vocabulary of 4096) with 256 tokens per text. On a GPU it runs with
+bfloat16 autocast and torch.compile, as in a race. Steps are interleaved in one process. A step is forward, backward, clipping and AdamW
+(or Muon with --muon).
 """
 
 import statistics
@@ -16,10 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from timing import arguments, interleaved, keep, ratio
+from timing import interleaved, make_parser, ratio, store_rows
 
-from rheoscope.learn.entrants import ENTRANTS, n_parameters
-from rheoscope.learn.entrants import entrant_config as model_of
+from rheoscope.learn.entrants import ENTRANTS, entrant_config, n_parameters
 from rheoscope.learn.initial_weights import initial_model
 from rheoscope.learn.learner import Learner, make_packed_learner, make_single_learner
 from rheoscope.learn.packed_model import PackingError
@@ -32,10 +31,10 @@ from rheoscope.models.task import NextTokenTask
 from rheoscope.models.token_corpus import Corpus
 from rheoscope.running.weight_files import default_device
 
-FEWEST = 2
-"""Seeds of the smallest form, in which nothing is compiled."""
-PEAK = 989e12
-"""bfloat16, dense, as the data sheet of the H100 and H200 has it."""
+SMALLEST_SEEDS = 2
+"""Seeds with --smallest, where nothing is compiled."""
+PEAK_FLOPS = 989e12
+"""Peak FLOP/s in dense bfloat16, from the data sheet of the H100 and H200."""
 
 
 def recipe_of(smallest: bool, batch: int, optimiser: str) -> Recipe:
@@ -46,12 +45,12 @@ def recipe_of(smallest: bool, batch: int, optimiser: str) -> Recipe:
 
 
 def stepper(learners: Sequence[Learner], pack: Pack, task: NextTokenTask, device: str) -> Callable[[], None]:
-    """One step of all seeds, on the batch of step 0."""
-    work = [pack.batch(task, learner.seeds, 0) for learner in learners]
-    there = [((x.to(device), y.to(device)), tokens.to(device)) for (x, y), tokens in work]
+    """A function that runs one step of all seeds on the batch of step 0."""
+    batches = [pack.batch(task, learner.seeds, 0) for learner in learners]
+    device_batches = [((x.to(device), y.to(device)), tokens.to(device)) for (x, y), tokens in batches]
 
     def step() -> None:
-        for learner, (batch, tokens) in zip(learners, there, strict=True):
+        for learner, (batch, tokens) in zip(learners, device_batches, strict=True):
             learner.step(pack.recipe, 200, batch, tokens)
         if device == "cuda":
             torch.cuda.synchronize()
@@ -59,80 +58,80 @@ def stepper(learners: Sequence[Learner], pack: Pack, task: NextTokenTask, device
     return step
 
 
-def made(pack: Pack, task: NextTokenTask, device: str, together: int, blocks: bool = False) -> list[Learner]:
-    """Learners of so many seeds each, whose steps are recorded; 0: of one seed, whose steps are not."""
+def make_learners(pack: Pack, task: NextTokenTask, device: str, together: int, blocks: bool = False) -> list[Learner]:
+    """Learners of `together` seeds each, with recorded CUDA graphs. 0: learners of one seed without recording."""
     models = {seed: initial_model(pack.recipe.config, seed).to(device) for seed in pack.seeds}
     learners = (
         [make_single_learner(model, seed, pack.recipe, task) for seed, model in models.items()] if not together else []
     )
-    for begin in range(0, len(pack.seeds), together) if together else ():
-        seeds = pack.seeds[begin : begin + together]
+    for first_seed in range(0, len(pack.seeds), together) if together else ():
+        seeds = pack.seeds[first_seed : first_seed + together]
         learners.append(make_packed_learner([models[seed] for seed in seeds], seeds, pack.recipe, task))
-    for learner in learners if device == "cuda" and len(pack.seeds) > FEWEST else ():
+    for learner in learners if device == "cuda" and len(pack.seeds) > SMALLEST_SEEDS else ():
         learner.compile(blocks)
         if together:
             learner.enable_recording()
     return learners
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    parser = arguments(__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--entrants", default=",".join(ENTRANTS))
     parser.add_argument("--muon", action="store_true")
-    options = parser.parse_args(words)
-    seeds, batch = (FEWEST, 2) if options.smallest else (options.seeds, options.batch)
+    options = parser.parse_args(argv)
+    seeds, batch = (SMALLEST_SEEDS, 2) if options.smallest else (options.seeds, options.batch)
     device, recipe = default_device(), recipe_of(options.smallest, batch, "muon" if options.muon else "adamw")
-    rows = np.random.default_rng(0).integers(recipe.config.vocabulary, size=100_000)
-    task = NextTokenTask(Corpus(rows, rows[:1000], recipe.config.vocabulary, 1000, Path()))
+    token_ids = np.random.default_rng(0).integers(recipe.config.vocabulary, size=100_000)
+    task = NextTokenTask(Corpus(token_ids, token_ids[:1000], recipe.config.vocabulary, 1000, Path()))
     names = ["untied", "metric_map"] if options.smallest else options.entrants.split(",")
     rounds, warm = (2, 1) if options.smallest else (10, 3) if options.quick else (30, 5)
     tokens = seeds * batch * recipe.context
     print(
-        f"{n_parameters(recipe.config) / 1e6:.2f}M parameters, {seeds} seeds x {batch} x {recipe.context} tokens a step, {device}"
+        f"{n_parameters(recipe.config) / 1e6:.2f}M parameters, {seeds} seeds x {batch} x {recipe.context} tokens per step, {device}"
     )
     with raised_recompile_limit(device == "cuda"):
-        told = against_alone(recipe, seeds, task, device, rounds, warm, tokens)
-        told += beside_baseline(names, recipe, seeds, task, device, rounds, warm, tokens)
-    keep("race", told, options.smallest)
+        rows = against_single_seeds(recipe, seeds, task, device, rounds, warm, tokens)
+        rows += against_baseline(names, recipe, seeds, task, device, rounds, warm, tokens)
+    store_rows("race", rows, options.smallest)
 
 
-def against_alone(
+def against_single_seeds(
     recipe: Recipe, seeds: int, task: NextTokenTask, device: str, rounds: int, warm: int, tokens: int
 ) -> list[dict[str, object]]:
-    """The baseline: packed, compiled whole or block by block, and one after another."""
+    """The baseline packed, compiled as a whole or per block, and one seed after another."""
     pack = Pack("untied", recipe, tuple(range(seeds)))
     methods = {}
-    ways = {
+    variants = {
         "packed": (seeds, False),
         "packed, by blocks": (seeds, True),
         "one after another, recorded": (1, False),
         "one after another": (0, False),
     }
-    for name, way in ways.items():
-        began = time.perf_counter()
-        methods[name] = stepper(made(pack, task, device, *way), pack, task, device)
+    for name, variant in variants.items():
+        start = time.perf_counter()
+        methods[name] = stepper(make_learners(pack, task, device, *variant), pack, task, device)
         methods[name]()
-        print(f"  {name}: first step after {time.perf_counter() - began:.1f} s")
+        print(f"  {name}: first step after {time.perf_counter() - start:.1f} s")
     seconds = interleaved(methods, rounds, warm)
     middle = {name: statistics.median(times) for name, times in seconds.items()}
-    faster = {name: ratio(seconds, "packed, by blocks", name) for name in ways if name.startswith("one")}
+    faster = {name: ratio(seconds, "packed, by blocks", name) for name in variants if name.startswith("one")}
     for name in methods:
-        share = pack.flops_per_step * seeds / middle[name] / PEAK
+        share = pack.flops_per_step * seeds / middle[name] / PEAK_FLOPS
         print(
-            f"{name:28s} {1000 * middle[name]:8.2f} ms a step   {tokens / middle[name]:12,.0f} tokens/s   {100 * share:5.1f} % of the peak"
+            f"{name:28s} {1000 * middle[name]:8.2f} ms/step   {tokens / middle[name]:12,.0f} tokens/s   {100 * share:5.1f} % of the peak"
         )
-    told: list[dict[str, object]] = [
+    rows: list[dict[str, object]] = [
         {"name": name, "ms": 1000 * middle[name], "tokens per second": tokens / middle[name]} for name in methods
     ]
     for name, (speed, noise) in faster.items():
         print(f"packed over {name}: {speed:.2f} +- {noise:.2f}")
-        told.append({"name": f"packed over {name}", "speed": speed, "noise": noise})
-    return told
+        rows.append({"name": f"packed over {name}", "speed": speed, "noise": noise})
+    return rows
 
 
-def beside_baseline(
+def against_baseline(
     names: Sequence[str],
     recipe: Recipe,
     seeds: int,
@@ -142,30 +141,40 @@ def beside_baseline(
     warm: int,
     tokens: int,
 ) -> list[dict[str, object]]:
-    """A packed step of every entrant, compiled as a race does, two at a time: it and the baseline."""
-    told: list[dict[str, object]] = []
-    base = Pack("untied", recipe, tuple(range(seeds)))
-    first = stepper(made(base, task, device, seeds, COMPILE_PER_BLOCK), base, task, device)
+    """A packed step of every entrant, interleaved with the baseline and compiled as in a race."""
+    rows: list[dict[str, object]] = []
+    baseline_pack = Pack("untied", recipe, tuple(range(seeds)))
+    baseline_step = stepper(
+        make_learners(baseline_pack, task, device, seeds, COMPILE_PER_BLOCK), baseline_pack, task, device
+    )
     for name in names:
-        pack = Pack(name, Recipe(**(vars(recipe) | {"config": model_of(name, recipe.config)})), tuple(range(seeds)))
-        began = time.perf_counter()
+        pack = Pack(
+            name, Recipe(**(vars(recipe) | {"config": entrant_config(name, recipe.config)})), tuple(range(seeds))
+        )
+        start = time.perf_counter()
         try:
-            step = stepper(made(pack, task, device, seeds, COMPILE_PER_BLOCK), pack, task, device)
-        except PackingError as why:
-            print(f"{name:20s} is not packed: {why}")
+            step = stepper(make_learners(pack, task, device, seeds, COMPILE_PER_BLOCK), pack, task, device)
+        except PackingError as error:
+            print(f"{name:20s} cannot be packed: {error}")
             continue
         step()
-        waited = time.perf_counter() - began
-        seconds = interleaved({"it": step, "untied": first}, rounds, warm)
-        slower, noise = ratio(seconds, "untied", "it")
-        ms = 1000 * statistics.median(seconds["it"])
+        first_step_seconds = time.perf_counter() - start
+        seconds = interleaved({"entrant": step, "untied": baseline_step}, rounds, warm)
+        slower, noise = ratio(seconds, "untied", "entrant")
+        ms = 1000 * statistics.median(seconds["entrant"])
         print(
-            f"{name:20s} {ms:8.2f} ms a step   {slower:5.2f} +- {noise:.2f} of the baseline's   first step after {waited:.1f} s"
+            f"{name:20s} {ms:8.2f} ms/step   {slower:5.2f} +- {noise:.2f} of the baseline's   first step after {first_step_seconds:.1f} s"
         )
-        told.append(
-            {"name": name, "ms": ms, "step over the baseline's": slower, "noise": noise, "first step s": waited}
+        rows.append(
+            {
+                "name": name,
+                "ms": ms,
+                "step over the baseline's": slower,
+                "noise": noise,
+                "first step s": first_step_seconds,
+            }
         )
-    return told
+    return rows
 
 
 if __name__ == "__main__":

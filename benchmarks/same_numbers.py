@@ -36,9 +36,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from timing import arguments
+from timing import make_parser
 
-# What was renamed. All other tables of this file use the old names.
+# Tables of renamed names. All other tables of this file use the old names.
 
 RENAMED_ANALYSES: dict[str, str] = {}
 """Old name → new name of an analysis."""
@@ -197,13 +197,13 @@ RENAMED_ATTRIBUTES: dict[tuple[str, str], str] = {
 RENAMED_SETTING_VALUES: dict[tuple[str, str], dict[Any, Any]] = {}
 """(old analysis or "*", old setting) → {old value: new value}: {("*", "grain"): {"half": "sublayer"}}."""
 EXPECTED_DIFFERENCES: dict[tuple[str, str], str] = {}
-"""(new analysis or "*", new name) → why it may differ, be missing or be new. The name "*" is the answer as a whole: missing,
-new or refused in one version only. A field that exists in the old version only goes by the new name that it would have."""
+"""(new analysis or "*", new name) → why it may differ, be missing or be new. The name "*" stands for the whole answer, which is
+missing, new or refused in one version only. A field of the old version only is listed under the new name that it would have."""
 
-# What every analysis is asked
+# The settings of every analysis
 
 SUBJECTS = ("view", "trace", "model", "text", "texts")
-"""Parameters that say what an analysis is about. All others are settings."""
+"""The subjects of an analysis. All other parameters are settings."""
 CONTROL_MODEL, CONTROL_TRACE, ALL_TEXTS = "<untrained model>", "<trace of the untrained model>", "<all texts>"
 """Placeholders in the table of settings, replaced for each model and text."""
 Settings = dict[str, Any]
@@ -261,9 +261,9 @@ TOKEN_ID_SETTINGS: dict[str, tuple[Settings, ...]] = {
     "senses": ({"draws": 50, "words": SENSES, "control": CONTROL_MODEL},),
     "relatedness": ({"draws": 50, "words": GROUPS, "carriers": CARRIERS, "control": CONTROL_MODEL},),
 }
-"""The same for models without a tokenizer, where it must differ."""
+"""Settings that differ for models without a tokenizer."""
 CHEAP = ["trajectory", "transport", "clusters", "energy", "scores", "agreement", "composition", "head_types", "surgery"]
-"""What --quick asks."""
+"""The analyses of --quick."""
 
 # Models and texts
 
@@ -276,13 +276,13 @@ TEXTS = {
 LENGTHS = {"short": 12, "medium": 25, "long": 60}
 """Tokens of the random texts for models without a tokenizer."""
 NO_TEXT = "weights"
-"""Stands for a text where an analysis needs none."""
+"""The name of the text for analyses that need no text."""
 PACKAGED: dict[str, Settings] = {
     "default": {},
     "default_float64": {"dtype": "float64"},
     "untrained": {"untrained": True},
 }
-"""The model that comes with the package: name → arguments of rs.load."""
+"""The packaged model, by name: the arguments of rs.load."""
 VOCABULARY = 40
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY}
@@ -335,7 +335,7 @@ OWN_CONFIGS: dict[str, dict[str, Any]] = {
     "own_metric": {**OWN, "mechanism": "metric", "options": {"sigma": 2.0}},
     "own_sigmoid": {**OWN, "mechanism": "sigmoid", "position": "buckets", "norm": "layer", "bias": True},
 }
-"""Tiny models of this package: name → what config.json holds."""
+"""Tiny models of this package: name → contents of config.json."""
 MODELS = [*PACKAGED, *HUGGING_FACE, *OWN_CONFIGS]
 FLOAT32_MODELS = {"default", "untrained"}
 """All other models compute in float64."""
@@ -351,17 +351,17 @@ Answers = dict[tuple[str, int], Answer]
 Part = tuple[str, str]
 """Model and text."""
 VERSION = 1
-"""Raise it when the code that collects answers changes, so that stored answers are computed again."""
+"""Increase it when the code that collects answers changes, so that stored answers are recomputed."""
 
 
 def inputs_digest() -> str:
-    """Identifies everything that determines the answers of a version of the package, except the package."""
+    """A hash of everything that determines the answers of a version, except the package itself."""
     tables = (SETTINGS, TOKEN_ID_SETTINGS, TEXTS, LENGTHS, PACKAGED, HUGGING_FACE, OWN_CONFIGS)
     libraries = [metadata.version(name) for name in ("torch", "numpy", "scipy", "transformers", "xarray")]
     return hashlib.sha256(repr((VERSION, tables, libraries)).encode()).hexdigest()[:12]
 
 
-# One version of the package: what it answers
+# The answers of one version of the package
 
 
 @dataclass(frozen=True)
@@ -379,7 +379,7 @@ class Subject:
         return self.package.load(self.source, **self.options | {"untrained": True})
 
     def value(self, parameter: str, text: str) -> Any:
-        """The argument for a parameter that says what an analysis is about."""
+        """The argument for a subject parameter."""
         if parameter == "model":
             return self.model
         if parameter == "view":
@@ -461,7 +461,7 @@ def settings_of(analysis: str, subject: Subject) -> tuple[Settings, ...]:
 def arguments_of(
     function: Any, analysis: str, settings: Settings, subject: Subject, text: str, version: str
 ) -> dict[str, Any]:
-    """What a function is called with, under the names of the version."""
+    """The arguments of a call, under the names of the version."""
     parameters = inspect.signature(function).parameters
     call = {name: subject.value(name, text) for name in SUBJECTS if name in parameters}
     for old_name, old_value in settings.items():
@@ -487,7 +487,7 @@ def answer(package: Any, function: Any, call: dict[str, Any]) -> Answer:
             dataset = function(**call)
     except package.RheoscopeError:
         return "refused"
-    except Exception as error:  # a fault of one version is a difference and stops nothing
+    except Exception as error:  # an error in one version is a difference, and the comparison continues
         print(f"{function.__name__}: {type(error).__name__}: {error}", file=sys.stderr)
         return f"failed ({type(error).__name__})"
     fields = {("field", str(name)): (variable.dims, variable.values) for name, variable in dataset.data_vars.items()}
@@ -497,7 +497,7 @@ def answer(package: Any, function: Any, call: dict[str, Any]) -> Answer:
 
 
 def numeric(value: Any) -> np.ndarray | None:
-    """An attribute as an array of numbers, the end of each inner list marked by NaN; None if it holds text."""
+    """An attribute as an array of numbers, with NaN at the end of each inner list. None if it contains text."""
     entries = list(flatten(value)) if isinstance(value, list | tuple) else value
     array = np.asarray(entries)
     return array if array.dtype.kind in "biuf" else None
@@ -543,19 +543,19 @@ def file_of(folder: Path, part: Part) -> Path:
 
 
 def write(folder: Path, part: Part, answers: Answers) -> None:
-    """Store the answers; a reader never sees half a file."""
+    """Store the answers atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = file_of(folder, part).with_suffix(f".{os.getpid()}")
     unfinished.write_bytes(pickle.dumps(answers))
     unfinished.replace(file_of(folder, part))
 
 
-# Two versions: what differs
+# The comparison of two versions
 
 
 @dataclass
 class Tally:
-    """What was compared of one analysis."""
+    """Counts of the compared arrays of one analysis."""
 
     arrays: int = 0
     identical: int = 0
@@ -565,7 +565,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs in one answer, and by how much."""
+    """A difference in one answer, and its size."""
 
     problem: str
     where: str
@@ -665,7 +665,7 @@ def shape_problem(old: np.ndarray, new: np.ndarray) -> str:
 
 
 def value_problem(old: np.ndarray, new: np.ndarray, double: bool) -> tuple[str, float]:
-    """What differs beyond rounding, or nothing, and the relative difference of numbers."""
+    """The difference beyond rounding as text (empty if there is none), and the relative difference of numbers."""
     if old.dtype.kind != "f":
         different = np.atleast_1d(old != new)
         if not different.any():
@@ -678,7 +678,7 @@ def value_problem(old: np.ndarray, new: np.ndarray, double: bool) -> tuple[str, 
 
 
 def relative_difference(old: np.ndarray, new: np.ndarray, fraction: float) -> float:
-    """The largest; infinite where only one of two numbers is finite, or where infinities differ."""
+    """The largest relative difference. It is infinite if only one of two numbers is finite, or if infinities differ."""
     finite = np.isfinite(old) & np.isfinite(new)
     if not np.array_equal(old[~finite], new[~finite], equal_nan=True):
         return np.inf
@@ -712,7 +712,7 @@ def report(comparison: Comparison) -> str:
 
 @dataclass(frozen=True)
 class Version:
-    """A tree of source, and the folders of its answers: the first is written, all are read."""
+    """A source tree and the folders of its answers. New answers go to the first folder."""
 
     name: str
     tree: Path
@@ -727,7 +727,7 @@ class Version:
 
 
 def old_version(request: argparse.Namespace, scratch: Path) -> Version:
-    """The old version, from a directory or a commit. Only the answers of a commit to all analyses are kept."""
+    """The old version, from a directory or a commit. Answers are cached for a commit and all analyses only."""
     if Path(request.old).is_dir():
         return Version("old", Path(request.old), (scratch / "old_answers",))
     commit = git("rev-parse", "--verify", f"{request.old}^{{commit}}").decode().strip()
@@ -740,16 +740,16 @@ def old_version(request: argparse.Namespace, scratch: Path) -> Version:
     return Version("old", tree, (scratch / "old_answers", cache) if request.analyses else (cache,))
 
 
-def git(*words: str) -> bytes:
-    command = ["git", "-C", str(Path(__file__).parents[1]), *words]
+def git(*argv: str) -> bytes:
+    command = ["git", "-C", str(Path(__file__).parents[1]), *argv]
     try:
         return subprocess.run(command, check=True, capture_output=True).stdout
     except subprocess.CalledProcessError as error:
-        sys.exit(f"git {' '.join(words)}: {error.stderr.decode().strip()}")
+        sys.exit(f"git {' '.join(argv)}: {error.stderr.decode().strip()}")
 
 
 def run_collectors(versions: Iterable[Version], parts: list[Part], request: argparse.Namespace) -> None:
-    """Ask both versions for what is missing, in `jobs` processes at a time."""
+    """Collect the missing answers of both versions, in `jobs` processes at a time."""
     shares = [
         (version, version.missing(parts)[start :: request.jobs])
         for version in versions
@@ -765,16 +765,16 @@ def run_collectors(versions: Iterable[Version], parts: list[Part], request: argp
 def run_collector(version: Version, parts: list[Part], analyses: str | None) -> int:
     """Run this file under another version of the package; returns the exit status."""
     source = version.tree.resolve() / "src"
-    words = ["--collect", version.name, "--tree", str(source), "--out", str(version.folders[0])]
-    words += ["--parts", ",".join(":".join(part) for part in parts)]
-    words += ["--analyses", analyses] if analyses else []
+    argv = ["--collect", version.name, "--tree", str(source), "--out", str(version.folders[0])]
+    argv += ["--parts", ",".join(":".join(part) for part in parts)]
+    argv += ["--analyses", analyses] if analyses else []
     environment = {
         "PYTHONPATH": str(source),
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, str(Path(__file__).resolve()), *words]
+    command = [sys.executable, str(Path(__file__).resolve()), *argv]
     return subprocess.run(command, env=os.environ | environment, cwd=version.tree).returncode
 
 
@@ -810,29 +810,34 @@ def compare_with_itself() -> Comparison:
     return comparison
 
 
-def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = arguments(__doc__)
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser(__doc__)
     parser.add_argument("old", nargs="?", metavar="OLD", help="a commit, or the directory of a checkout")
-    parser.add_argument("--new", type=Path, default=Path(__file__).parents[1], help="another checkout than this one")
+    parser.add_argument(
+        "--new",
+        type=Path,
+        default=Path(__file__).parents[1],
+        help="the directory of the new version (default: this checkout)",
+    )
     parser.add_argument("--analyses", help="only these, by their old names")
     parser.add_argument("--models", help=f"only these of {', '.join(MODELS)}")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--cache", type=Path, help="directory that keeps the answers of old commits")
     for hidden in ("--collect", "--tree", "--out", "--parts"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
-    request = parser.parse_args(words)
+    request = parser.parse_args(argv)
     if not (request.old or request.smallest or request.collect):
-        parser.error("the old version is missing: give a commit or a directory")
+        parser.error("OLD is required: a commit or the directory of a checkout")
     if request.quick and not request.analyses:
         request.analyses = ",".join(CHEAP)
     for names, known in ((request.analyses, SETTINGS), (request.models, MODELS)):
         if unknown := sorted(set(split(names)) - set(known)):
-            parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
+            parser.error(f"unknown: {', '.join(unknown)}; expected {', '.join(known)}")
     return request
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    request = parse(words)
+def main(argv: Sequence[str] | None = None) -> None:
+    request = parse(argv)
     if request.collect:
         collect_parts(request)
         return

@@ -1,14 +1,14 @@
-"""The studio's server, on loopback: from a typed text to points, an edit of one head, payloads, and many clients at once.
+"""Latency, payload size and load of the studio's server, and frame times of its page.
 
     python benchmarks/studio.py [--clients 50] [--seconds 60]
 
-The server runs in this process (uvicorn, a thread), its clients beside it, so that both share the cores: what is printed is an
-upper bound. Bars: first answers < 1 s; a text of 64 tokens to its points < 2 s; an edit of one head < 1.5 s; what a page needs to
-draw 1024 tokens < 4 MB; under load no error, no client with another's answer, memory back within 10 %.
+The server (uvicorn in a thread) and its clients run in this process and share its cores, so the times are upper bounds. The limits are
+1 s for the first responses, 2 s for the points of a text of 64 tokens, 1.5 s for an edit of one head, and 4 MB for the data of
+1024 tokens. Under load, there must be no error and no mixed-up response, and memory must return to within 10 %.
 
-Where Playwright, Chromium and the built page are: the stored example stands on the page < 1 s after it was asked for, and
-a frame of 1024 tokens that move through 24 half-layers takes <= 20 ms of script. Script is what Chromium counts as such (the whole
-page's, every frame); WebGL is drawn by software there, in another process, and not counted.
+With Playwright, Chromium and the built page, the stored example must be painted within 1 s. A frame of 1024 tokens that move through
+24 half-layers may take 20 ms of script. Script time is Chromium's metric for the whole page. WebGL is rendered by software in another
+process and does not count.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from typing import Any
 import httpx2
 import torch
 import uvicorn
-from timing import arguments, keep
+from timing import make_parser, store_rows
 
 import rheoscope as rs
 from rheoscope.models.config import Config
@@ -61,34 +61,37 @@ WORDS = (
 )
 
 
-def text(words: int, at: int) -> str:
-    """A text of its own for every number."""
-    draw = random.Random(at)
-    return f"{at}: " + " ".join(draw.choice(WORDS) for _ in range(words))
+def text(n_words: int, seed: int) -> str:
+    """A different text for every seed."""
+    draw = random.Random(seed)
+    return f"{seed}: " + " ".join(draw.choice(WORDS) for _ in range(n_words))
 
 
-def default() -> Session:
+def default_session() -> Session:
     return start_session(DEFAULT_OPTIONS, Limits(n_controls=0, max_cache_bytes=50_000_000))
 
 
 @contextmanager
-def serving(begin: Callable[[], Session] = default) -> Iterator[tuple[str, Any]]:
-    """A server with a model, the default one unless another is given, and what it holds."""
-    session, listening = begin(), bind_socket("127.0.0.1", 0)
+def serving(make_session: Callable[[], Session] = default_session) -> Iterator[tuple[str, Any]]:
+    """The address of a running server, and its session."""
+    session, server_socket = make_session(), bind_socket("127.0.0.1", 0)
     page = PAGE_FOLDER if (PAGE_FOLDER / "index.html").exists() else None
     app = create_app(
-        session, AccessRules(), page, load_example(PAGE_FOLDER / EXAMPLE_FOLDER) if begin is default else None
+        session,
+        AccessRules(),
+        page,
+        load_example(PAGE_FOLDER / EXAMPLE_FOLDER) if make_session is default_session else None,
     )
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [server_socket]})
     thread.start()
     try:
-        yield page_address("127.0.0.1", listening.getsockname()[1], None), session
+        yield page_address("127.0.0.1", server_socket.getsockname()[1], None), session
     finally:
         server.should_exit = True
         thread.join()
         session.close()
-        listening.close()
+        server_socket.close()
 
 
 def milliseconds(run: Any) -> float:
@@ -98,71 +101,75 @@ def milliseconds(run: Any) -> float:
 
 
 def first_answers(client: httpx2.Client) -> dict[str, object]:
-    """What a page asks before it paints; without a stored example (make studio writes one) the state alone."""
+    """The requests of a page before it paints. `make studio` writes the stored example; without it, only the state is requested."""
     example = client.get("api/state").json()["example"]
-    own = [] if example is None else [f"api/traces/{example}{end}" for end in ("", "/points", "/verdicts")]
-    paths = ["api/state", "api/catalogue", *own]
-    took = milliseconds(lambda: [client.get(path).raise_for_status() for path in paths])
-    return {"what": "first answers", "stored example": example is not None, "ms": took, "bar": 1000}
+    trace_paths = [] if example is None else [f"api/traces/{example}{end}" for end in ("", "/points", "/verdicts")]
+    paths = ["api/state", "api/catalogue", *trace_paths]
+    elapsed_ms = milliseconds(lambda: [client.get(path).raise_for_status() for path in paths])
+    return {"what": "first answers", "stored example": example is not None, "ms": elapsed_ms, "bar": 1000}
 
 
-def to_points(client: httpx2.Client, said: str, edits: Sequence[dict[str, Any]] = ()) -> bytes:
-    """A text posted, its points fetched, its questions let go."""
-    posted = client.post("api/traces", json={"text": said, "edits": list(edits)}).raise_for_status().json()
+def to_points(client: httpx2.Client, posted_text: str, edits: Sequence[dict[str, Any]] = ()) -> bytes:
+    """Post a text, fetch its points and cancel its questions."""
+    posted = client.post("api/traces", json={"text": posted_text, "edits": list(edits)}).raise_for_status().json()
     points = client.get(f"api/traces/{posted['id']}/points").raise_for_status().content
     client.delete(f"api/jobs/{posted['job']}")
     return points
 
 
-def typed(client: httpx2.Client, rounds: int) -> list[dict[str, object]]:
-    """Medians over texts that the server has not seen."""
+def edit_times(client: httpx2.Client, rounds: int) -> list[dict[str, object]]:
+    """Median times over texts that are new to the server."""
     edit = {"layer": 3, "head": 1, "part": "M", "operation": "symmetric"}
-    client.post("api/traces", json={"text": "a", "questions": []})  # the model is open
-    plain = [milliseconds(lambda at=at: to_points(client, text(50, at))) for at in range(rounds)]
-    edited = [milliseconds(lambda at=at: to_points(client, text(50, at), [edit])) for at in range(rounds)]
+    client.post("api/traces", json={"text": "a", "questions": []})  # loads the model
+    plain_ms = [milliseconds(lambda seed=seed: to_points(client, text(50, seed))) for seed in range(rounds)]
+    edited_ms = [milliseconds(lambda seed=seed: to_points(client, text(50, seed), [edit])) for seed in range(rounds)]
     return [
-        {"what": "64 tokens to points", "ms": statistics.median(plain), "bar": 2000},
-        {"what": "an edit of one head", "ms": statistics.median(edited), "bar": 1500},
+        {"what": "64 tokens to points", "ms": statistics.median(plain_ms), "bar": 2000},
+        {"what": "an edit of one head", "ms": statistics.median(edited_ms), "bar": 1500},
     ]
 
 
-def payload(client: httpx2.Client, words: int) -> dict[str, object]:
-    """What a page needs to draw a long text and one head of it."""
-    posted = client.post("api/traces", json={"text": text(words, 0), "questions": []}).raise_for_status().json()
-    own = f"api/traces/{posted['id']}"
-    size = sum(len(client.get(f"{own}{end}").raise_for_status().content) for end in ("", "/points", "/weights/0/0"))
-    tokens = len(client.get(own).json()["tokens"])
+def payload(client: httpx2.Client, n_words: int) -> dict[str, object]:
+    """Bytes that a page needs to draw a long text and one of its heads."""
+    posted = client.post("api/traces", json={"text": text(n_words, 0), "questions": []}).raise_for_status().json()
+    trace_path = f"api/traces/{posted['id']}"
+    size = sum(
+        len(client.get(f"{trace_path}{end}").raise_for_status().content) for end in ("", "/points", "/weights/0/0")
+    )
+    tokens = len(client.get(trace_path).json()["tokens"])
     return {"what": f"payload of {tokens} tokens", "bytes": size, "bar": 4_000_000}
 
 
-# In a browser
+# Measurements in a browser
 
-SOFTWARE = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox")
-"""WebGL without a graphics card."""
-PLAIN = ("--disable-gpu", "--no-sandbox")
-"""No WebGL: the page draws its cloud on a plain canvas, and nothing waits for a renderer that no user has."""
-COUNT = "() => { window.frames_seen = 0; const count = () => { window.frames_seen++; requestAnimationFrame(count) }; count() }"
+SOFTWARE_FLAGS = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox")
+"""Flags of Chromium for WebGL without a graphics card."""
+PLAIN_FLAGS = ("--disable-gpu", "--no-sandbox")
+"""Flags of Chromium without WebGL: the page draws its cloud on a plain canvas, without a slow software renderer."""
+COUNT_FRAMES = "() => { window.frames_seen = 0; const count = () => { window.frames_seen++; requestAnimationFrame(count) }; count() }"
 
 
 def browser_of() -> tuple[Any, str] | str:
-    """Playwright and where Chromium is, or what is missing."""
+    """Playwright and the path of Chromium, or the reason why there is none."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        return "no Playwright here"
+        return "Playwright is not installed"
     names = ("chromium", "chromium-browser", "google-chrome")
-    found = os.environ.get("RHEOSCOPE_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        return "no Chromium here"
+    chromium = os.environ.get("RHEOSCOPE_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if chromium is None:
+        return "Chromium is not installed"
     return (
-        (sync_playwright, found) if (PAGE_FOLDER / "index.html").exists() else "the page is not built; type make studio"
+        (sync_playwright, chromium)
+        if (PAGE_FOLDER / "index.html").exists()
+        else "the page is not built; type make studio"
     )
 
 
-def deep(layers: int) -> Session:
-    """An untrained model of so many layers, narrow: the page draws three directions of it, however many there are."""
+def deep_session(layers: int) -> Session:
+    """A session with a narrow untrained model of so many layers. The page draws three directions of any model."""
 
-    def load(source: str | None, **given: Any) -> Any:
+    def load(source: str | None, **options: Any) -> Any:
         torch.manual_seed(0)
         shipped = rs.load()
         size = Config(shipped.view.embed.shape[0], width=32, depth=layers, heads=4, hidden=64, context=1024)
@@ -174,107 +181,112 @@ def deep(layers: int) -> Session:
 
 
 @contextmanager
-def looking(found: tuple[Any, str], flags: Sequence[str]) -> Iterator[Any]:
-    start, chromium = found
+def open_page(browser: tuple[Any, str], flags: Sequence[str]) -> Iterator[Any]:
+    start, chromium = browser
     with start() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=list(flags))
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        process = driver.chromium.launch(executable_path=chromium, args=list(flags))
+        page = process.new_page(viewport={"width": 1440, "height": 900})
         page.set_default_timeout(60_000)
         try:
             yield page
         finally:
-            browser.close()
+            process.close()
 
 
-def first_paint(found: tuple[Any, str], base: str) -> dict[str, object]:
-    """From the request of the page to the first thing that it painted, and to the points of the stored example."""
-    of_paint = "performance.getEntriesByType('paint').map((one) => one.startTime)"
-    of_points = "performance.getEntriesByType('resource').filter((one) => /points/.test(one.name)).map((one) => one.responseEnd)"
-    with looking(found, PLAIN) as page:
+def first_paint(browser: tuple[Any, str], base: str) -> dict[str, object]:
+    """Time from the request of the page to its first paint, and to the points of the stored example."""
+    paint_script = "performance.getEntriesByType('paint').map((entry) => entry.startTime)"
+    points_script = (
+        "performance.getEntriesByType('resource').filter((e) => /points/.test(e.name)).map((e) => e.responseEnd)"
+    )
+    with open_page(browser, PLAIN_FLAGS) as page:
         page.goto(base)
         page.wait_for_selector("canvas[data-ready=yes]")
-        paint, points = page.evaluate(of_paint), page.evaluate(of_points)
+        paint, points = page.evaluate(paint_script), page.evaluate(points_script)
     return {"what": "the example on the page", "points ms": points[0], "ms": paint[0], "bar": 1000}
 
 
-def scrubbed(found: tuple[Any, str], layers: int, words: int) -> dict[str, object]:
-    """Milliseconds of script for each frame while a long text plays through all its half-layers."""
-    with serving(partial(deep, layers)) as (base, _), looking(found, SOFTWARE) as page:
-        page.route("**/api/traces", lambda route: route.continue_(post_data=_unasked(route.request.post_data_json)))
-        page.goto(f"{base}#step=0&colour=token&view=dynamics&text={text(words, 0).replace(' ', '+')}")
+def animation_frames(browser: tuple[Any, str], layers: int, n_words: int) -> dict[str, object]:
+    """Milliseconds of script per frame while the animation plays all half-layers of a long text."""
+    with serving(partial(deep_session, layers)) as (base, _), open_page(browser, SOFTWARE_FLAGS) as page:
+        page.route(
+            "**/api/traces", lambda route: route.continue_(post_data=_without_questions(route.request.post_data_json))
+        )
+        page.goto(f"{base}#step=0&colour=token&view=dynamics&text={text(n_words, 0).replace(' ', '+')}")
         page.wait_for_selector("canvas[data-ready=yes]")
-        page.wait_for_timeout(1500)  # what opens the page is over
-        counted = page.context.new_cdp_session(page)
-        counted.send("Performance.enable", {"timeDomain": "threadTicks"})  # others may use the cores meanwhile
-        page.evaluate(COUNT)
-        before = _script(counted)
+        page.wait_for_timeout(1500)  # the page has finished loading
+        metrics_session = page.context.new_cdp_session(page)
+        # Thread time excludes other processes.
+        metrics_session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        page.evaluate(COUNT_FRAMES)
+        before = _script_seconds(metrics_session)
         page.locator("button.play").click()
         page.wait_for_selector(f"input.steps[aria-valuetext=L{layers - 1}]")
         page.wait_for_timeout(700)
-        seconds, frames = _script(counted) - before, page.evaluate("frames_seen")
+        seconds, frames = _script_seconds(metrics_session) - before, page.evaluate("frames_seen")
         tokens = page.locator("section.strip li").count()
-    what = f"script a frame, {tokens} tokens × {2 * layers} half-layers"
-    return {"what": what, "frames": frames, "ms": 1000 * seconds / frames, "bar": 20}
+    label = f"script per frame, {tokens} tokens × {2 * layers} half-layers"
+    return {"what": label, "frames": frames, "ms": 1000 * seconds / frames, "bar": 20}
 
 
-def _unasked(body: dict[str, Any]) -> str:
+def _without_questions(body: dict[str, Any]) -> str:
     return json.dumps(body | {"questions": []})
 
 
-def _script(counted: Any) -> float:
-    """Seconds of script so far, of the time that the page itself ran."""
-    found = counted.send("Performance.getMetrics")["metrics"]
-    return next(one["value"] for one in found if one["name"] == "ScriptDuration")
+def _script_seconds(metrics_session: Any) -> float:
+    """Seconds of script so far, in thread time of the page."""
+    metrics = metrics_session.send("Performance.getMetrics")["metrics"]
+    return next(metric["value"] for metric in metrics if metric["name"] == "ScriptDuration")
 
 
-def in_a_browser(base: str, smallest: bool) -> list[dict[str, object]]:
-    """What only a browser can tell; a test of the page opens one anyway, so the smallest form does not."""
-    found = "not in the smallest form" if smallest else browser_of()
-    if isinstance(found, str):
-        return [{"what": "in a browser", "skipped": found}]
-    return [first_paint(found, base), scrubbed(found, layers=12, words=1020)]
+def browser_rows(base: str, smallest: bool) -> list[dict[str, object]]:
+    """The measurements in a browser. They are skipped with --smallest, because the tests of the page open a browser anyway."""
+    browser = "not with --smallest" if smallest else browser_of()
+    if isinstance(browser, str):
+        return [{"what": "in a browser", "skipped": browser}]
+    return [first_paint(browser, base), animation_frames(browser, layers=12, n_words=1020)]
 
 
-async def one_client(base: str, at: int, until: float, seen: Counter) -> None:
-    """Texts of its own, one after the other; every answer must be about the text that was posted."""
+async def run_client(base: str, seed: int, until: float, statuses: Counter) -> None:
+    """Post texts one after the other until `until`. Every response must be about the posted text."""
     async with httpx2.AsyncClient(base_url=base, timeout=60) as client:
         for number in itertools.count():
             if time.monotonic() > until:
                 return
-            said = text(12, 1000 * at + number % 40)
-            answer = await client.post("api/traces", json={"text": said})
-            seen[answer.status_code] += 1
+            posted_text = text(12, 1000 * seed + number % 40)
+            answer = await client.post("api/traces", json={"text": posted_text})
+            statuses[answer.status_code] += 1
             if answer.status_code == 429:
                 await asyncio.sleep(0.2)
                 continue
-            own, job = f"api/traces/{answer.json()['id']}", answer.json()["job"]
-            for end in ("", "/points", f"/weights/{number % 6}/{at % 4}"):
-                answer = await client.get(own + end)
-                seen[answer.status_code] += 1
-                seen["mixed"] += not end and answer.json().get("text") != said
+            trace_path, job = f"api/traces/{answer.json()['id']}", answer.json()["job"]
+            for end in ("", "/points", f"/weights/{number % 6}/{seed % 4}"):
+                answer = await client.get(trace_path + end)
+                statuses[answer.status_code] += 1
+                statuses["mixed"] += not end and answer.json().get("text") != posted_text
             await client.delete(f"api/jobs/{job}")
 
 
 def load(base: str, clients: int, seconds: float) -> dict[str, object]:
-    async def all_of_them(until: float, seen: Counter) -> None:
-        await asyncio.gather(*(one_client(base, at, until, seen) for at in range(clients)))
+    async def run_clients(until: float, statuses: Counter) -> None:
+        await asyncio.gather(*(run_client(base, seed, until, statuses) for seed in range(clients)))
 
-    asyncio.run(all_of_them(time.monotonic() + seconds / 4, Counter()))  # what is kept is full, pools are warm
-    before, seen = resident(), Counter()
-    asyncio.run(all_of_them(time.monotonic() + seconds, seen))
-    after, answered = resident(), sum(many for status, many in seen.items() if status != "mixed")
-    bad = {str(status): many for status, many in seen.items() if status not in (200, "mixed")}
+    asyncio.run(run_clients(time.monotonic() + seconds / 4, Counter()))  # fills the cache and warms up the pools
+    before, statuses = resident_bytes(), Counter()
+    asyncio.run(run_clients(time.monotonic() + seconds, statuses))
+    after, n_responses = resident_bytes(), sum(count for status, count in statuses.items() if status != "mixed")
+    failures = {str(status): count for status, count in statuses.items() if status not in (200, "mixed")}
     return {
         "what": f"{clients} clients for {seconds:g} s",
-        "requests per second": answered / seconds,
-        "not 200": bad,
-        "mixed": seen["mixed"],
+        "requests per second": n_responses / seconds,
+        "not 200": failures,
+        "mixed": statuses["mixed"],
         "memory": after / before,
     }
 
 
-def resident() -> int:
-    """Bytes that this process holds, what was freed given back."""
+def resident_bytes() -> int:
+    """Resident memory of this process in bytes, after freed memory was returned to the system."""
     import ctypes
     import gc
 
@@ -284,21 +296,21 @@ def resident() -> int:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmRSS"))
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    parser = arguments(__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
-    asked = parser.parse_args(words)
-    rounds = 1 if asked.smallest else 5 if asked.quick else 15
-    clients, seconds = (2, 0.1) if asked.smallest else (asked.clients, 10.0 if asked.quick else asked.seconds)
+    options = parser.parse_args(argv)
+    rounds = 1 if options.smallest else 5 if options.quick else 15
+    clients, seconds = (2, 0.1) if options.smallest else (options.clients, 10.0 if options.quick else options.seconds)
     with serving() as (base, _), httpx2.Client(base_url=base, timeout=60) as client:
-        rows = [first_answers(client), *typed(client, rounds), payload(client, 40 if asked.smallest else 900)]
-        rows += in_a_browser(base, asked.smallest)
+        rows = [first_answers(client), *edit_times(client, rounds), payload(client, 40 if options.smallest else 900)]
+        rows += browser_rows(base, options.smallest)
         rows.append(load(base, clients, seconds))
     for row in rows:
-        told = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in row.items()}
-        print("  ".join(f"{name}: {value}" for name, value in told.items()))
-    keep("studio", rows, asked.smallest)
+        values = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in row.items()}
+        print("  ".join(f"{name}: {value}" for name, value in values.items()))
+    store_rows("studio", rows, options.smallest)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""What it costs to see: a trace beside the bare forward, statistics of all weights, operators beside dense SVDs, memory.
+"""Time and memory of traces, weight statistics and operators, compared with a bare forward pass and with other tools.
 
     python benchmarks/trace.py             GPT-2-small shape on the CPU, about five minutes
-    python benchmarks/trace.py --quick     64 and 256 tokens, few rounds (--smallest: seconds, nothing stored)
+    python benchmarks/trace.py --quick     64 and 256 tokens, fewer rounds (--smallest: seconds, nothing is stored)
     python benchmarks/trace.py --cuda      GPT-2-medium shape, 16 x 1024 tokens, bfloat16
-    make peers                             the same on the CPU, with TransformerLens and nnsight beside it
+    make peers                             the same on the CPU, with TransformerLens and nnsight
 
-Random weights of the right shape. Ratios are time of ours over time of the peer, interleaved, medians: below 1 is faster.
+Weights are random. A ratio is our time divided by the peer's, as the median of interleaved rounds: below 1, we are faster.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from peers import INSTALLED, SEERS
-from timing import arguments, interleaved, keep, peak_bytes, ratio
+from peers import INSTALLED, TRACERS
+from timing import interleaved, make_parser, peak_bytes, ratio, store_rows
 
 import rheoscope as rs
 
@@ -24,7 +24,7 @@ MEDIUM = "dict(n_layer=24, n_head=16, n_embd=1024, n_positions=1024)"
 
 @dataclass(frozen=True)
 class Size:
-    """A shape of GPT-2, (tokens, rounds) where times are compared, tokens where memory is, far more for a trace alone, fresh processes."""
+    """The shape of the model, (tokens, rounds) for timing, tokens for memory, and the length of one long trace."""
 
     shape: str = SMALL
     timed: Sequence[tuple[int, int]] = ((64, 15), (256, 9), (1024, 5))
@@ -63,7 +63,7 @@ def against(methods: dict[str, Callable[[], object]], peer: str, tokens: int, ro
 
 def cpu(size: Size) -> list[dict[str, object]]:
     bare = network(size.shape)
-    model, seers = rs.load(bare), {name: make(bare) for name, make in SEERS.items()}
+    model, tracers = rs.load(bare), {name: make(bare) for name, make in TRACERS.items()}
     rows = []
     for n, rounds in size.timed:
         ids = torch.randint(0, bare.config.vocab_size, (n,))
@@ -77,15 +77,17 @@ def cpu(size: Size) -> list[dict[str, object]]:
             "bare forward": forward,
             "trace": lambda ids=ids: model.trace(ids),
             "trace with logits": lambda ids=ids: model.trace(ids, logits=True),
-            "statistics of all weights": lambda trace=trace: [trace.statistics(at) for at in range(model.view.layers)],
-            **{name: lambda see=see, ids=ids: see(ids[None]) for name, see in seers.items()},
+            "statistics of all weights": lambda trace=trace: [
+                trace.statistics(layer) for layer in range(model.view.layers)
+            ],
+            **{name: lambda run=run, ids=ids: run(ids[None]) for name, run in tracers.items()},
         }
         rows += against(methods, "bare forward", n, rounds)
     return rows + operators(model)
 
 
 def operators(model: object) -> list[dict[str, object]]:
-    """All heads from r x r matrices, beside the singular values of the dense matrices of one layer (times the layers)."""
+    """`rs.operators`, compared with singular values of the dense matrices of one layer times the number of layers."""
     heads, layers = model.view.layer_heads[0], model.view.layers
     ours = f"operators of {layers * heads.n_heads} heads"
     methods = {
@@ -106,14 +108,14 @@ def operators(model: object) -> list[dict[str, object]]:
 
 
 def memory(size: Size) -> list[dict[str, object]]:
-    """Peak memory above the weights: a trace, beside tools that keep all states and weights."""
+    """Peak memory above the weights of a trace and of tools that store all states and attention weights."""
     start = (
-        "import torch, rheoscope as rs\nfrom transformers import GPT2Config, GPT2LMHeadModel\nfrom peers import SEERS\n"
+        "import torch, rheoscope as rs\nfrom transformers import GPT2Config, GPT2LMHeadModel\nfrom peers import TRACERS\n"
         f"net = GPT2LMHeadModel(GPT2Config(**{size.shape} | dict(n_positions={{n}}))).eval()\n"
         "ids = torch.randint(0, net.config.vocab_size, ({n},))\n"
     )
     ours = start + "model = rs.load(net)\n# measured\ntrace = model.trace(ids)\n"
-    theirs = {name: start + f"see = SEERS['{name}'](net)\n# measured\nseen = see(ids[None])\n" for name in SEERS}
+    theirs = {name: start + f"run = TRACERS['{name}'](net)\n# measured\noutputs = run(ids[None])\n" for name in TRACERS}
     cases = [(name, script, size.measured) for name, script in ({"trace": ours} | theirs).items()]
     rows = []
     for name, script, n in cases + ([] if size.long is None else [("trace", ours, size.long)]):
@@ -124,13 +126,13 @@ def memory(size: Size) -> list[dict[str, object]]:
 
 
 def cuda() -> list[dict[str, object]]:
-    """GPT-2-medium shape, 16 x 1024 tokens, bfloat16: absolute times, on the GPU alone."""
+    """Times and memory on a GPU, with GPT-2-medium's shape and 16 x 1024 tokens in bfloat16."""
     bare = network(MEDIUM).to("cuda", torch.bfloat16)
     model = rs.load(bare)
     batch = list(torch.randint(0, 50257, (16, 1024)))
     stacked = torch.stack(batch).cuda()
 
-    def timed(run: Callable[[], object]) -> Callable[[], object]:
+    def synchronised(run: Callable[[], object]) -> Callable[[], object]:
         def call() -> None:
             run()
             torch.cuda.synchronize()
@@ -142,9 +144,9 @@ def cuda() -> list[dict[str, object]]:
             bare(input_ids=stacked, use_cache=False)
 
     methods = {
-        "bare forward": timed(forward),
-        "trace": timed(lambda: model.trace(batch)),
-        "trace with logits": timed(lambda: model.trace(batch, logits=True)),
+        "bare forward": synchronised(forward),
+        "trace": synchronised(lambda: model.trace(batch)),
+        "trace with logits": synchronised(lambda: model.trace(batch, logits=True)),
     }
     rows = against(methods, "bare forward", 16384, 21)
     torch.cuda.reset_peak_memory_stats()
@@ -154,15 +156,15 @@ def cuda() -> list[dict[str, object]]:
     return rows
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    parser = arguments(__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--cuda", action="store_true", help="on a GPU")
-    asked = parser.parse_args(words)
-    if asked.cuda:
-        keep("trace_cuda", cuda(), asked.smallest)
+    options = parser.parse_args(argv)
+    if options.cuda:
+        store_rows("trace_cuda", cuda(), options.smallest)
     else:
-        size = SMALLEST if asked.smallest else QUICK if asked.quick else FULL
-        keep("trace_and_peers" if INSTALLED else "trace", cpu(size) + memory(size), asked.smallest)
+        size = SMALLEST if options.smallest else QUICK if options.quick else FULL
+        store_rows("trace_and_peers" if INSTALLED else "trace", cpu(size) + memory(size), options.smallest)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""A training step of a 124M decoder on a GPU: model-FLOP utilisation, beside nanoGPT's model at the same shape.
+"""Model-FLOP utilisation of a training step of a 124M decoder on a GPU, compared with nanoGPT at the same shape.
 
     python benchmarks/training_cuda.py --nanogpt PATH/TO/nanoGPT/model.py [--batch 32]
-    python benchmarks/training_cuda.py --smallest     a small decoder, few steps, nothing stored
+    python benchmarks/training_cuda.py --smallest     a small decoder, few steps, nothing is stored
 
-Both: GPT-2's shape, 1024 tokens, bfloat16 autocast, torch.compile, fused AdamW, no dropout, the same random tokens; steps
-interleaved in one process. FLOPs of a step: 6 parameters tokens + 12 layers tokens² width / 2 (causal), as in `rs.transformer_cost`.
+Both models have GPT-2's shape, 1024 tokens, bfloat16 autocast, torch.compile, fused AdamW and no dropout. Their steps use the same
+random tokens and are interleaved in one process. A step has 6 · parameters · tokens + 12 · layers · tokens² · width / 2 FLOPs (causal),
+as in `rs.transformer_cost`.
 """
 
 import importlib.util
@@ -15,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import arguments, interleaved, keep, ratio
+from timing import interleaved, make_parser, ratio, store_rows
 
 from rheoscope.models.optimiser import make_optimisers
 from rheoscope.models.recipes import gpt2
 from rheoscope.models.task import NextTokenTask, Objective
 from rheoscope.models.transformer import build, parameter_count
 
-PEAK = 989e12
-"""bfloat16, dense, as the data sheet of the H100 and H200 has it."""
+PEAK_FLOPS = 989e12
+"""Peak FLOP/s in dense bfloat16, from the data sheet of the H100 and H200."""
 
 
 def ours(recipe: Any) -> Any:
@@ -48,8 +49,8 @@ def nanogpt(recipe: Any, file: Path) -> Any:
 def stepper(loss: Any, model: torch.nn.Module, adamw: torch.optim.Optimizer) -> Any:
     def step(x: torch.Tensor, y: torch.Tensor) -> None:
         with torch.autocast("cuda", torch.bfloat16):
-            now = loss(x, y)
-        now.backward()
+            loss_value = loss(x, y)
+        loss_value.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adamw.step()
         adamw.zero_grad(set_to_none=True)
@@ -58,11 +59,11 @@ def stepper(loss: Any, model: torch.nn.Module, adamw: torch.optim.Optimizer) -> 
     return step
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    parser = arguments(__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--nanogpt", type=Path)
     parser.add_argument("--batch", type=int, default=32)
-    options = parser.parse_args(words)
+    options = parser.parse_args(argv)
     torch.set_float32_matmul_precision("high")
     recipe = gpt2()
     if options.smallest:
@@ -80,16 +81,21 @@ def main(words: Sequence[str] | None = None) -> None:
     for name, times in seconds.items():
         middle = statistics.median(times)
         rows.append(
-            {"name": name, "ms": 1000 * middle, "MFU": flops / middle / PEAK, "tokens per second": tokens / middle}
+            {
+                "name": name,
+                "ms": 1000 * middle,
+                "MFU": flops / middle / PEAK_FLOPS,
+                "tokens per second": tokens / middle,
+            }
         )
         print(
-            f"{name:12s} {1000 * middle:7.1f} ms a step   {100 * flops / middle / PEAK:5.1f} % MFU   {tokens / middle:9.0f} tokens/s"
+            f"{name:12s} {1000 * middle:7.1f} ms/step   {100 * flops / middle / PEAK_FLOPS:5.1f} % MFU   {tokens / middle:9.0f} tokens/s"
         )
     if options.nanogpt:
         speed, noise = ratio(seconds, "rheoscope", "nanoGPT")
         print(f"speed of rheoscope over nanoGPT: {speed:.3f} +- {noise:.3f}")
         rows.append({"name": "rheoscope over nanoGPT", "speed": speed, "noise": noise})
-    keep("training_cuda", rows, options.smallest)
+    store_rows("training_cuda", rows, options.smallest)
 
 
 if __name__ == "__main__":

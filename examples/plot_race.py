@@ -1,8 +1,8 @@
-"""What races show, as figures: differences, curves, the dial, tokens, FLOPs and time to a target, geometry along training.
+"""Figures of races: final differences, curves, penalty sweeps, cost to reach a target, and geometry during training.
 
     python examples/plot_race.py small.json large.json dial.json … [--out figures]
 
-Each is a file of `rheoscope race report DIR --logs FILE`, or the folder of a race. A figure is drawn where a race has what it shows.
+Each argument is a file of `rheoscope race report DIR --logs FILE`, or the folder of a race. Figures without data are skipped.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from rheoscope.statistics.nulls import student_interval
 
 GREEN, BLUE = "#2a8f5b", "#27508f"
 VERDICTS = {AHEAD: (BLUE, "<"), BEHIND: (ACCENT, ">")}
-"""Colour and shape."""
+"""Verdict → colour and marker."""
 HUES = (
     BLUE,
     ACCENT,
@@ -36,68 +36,72 @@ HUES = (
     "#d98880",
     "#5f6b7a",
 )
-BESIDE, FORESTS = 3, 4
-"""Races side by side, as curves and as differences."""
-SHOWN = 7
-"""Curves that one panel can hold: the ends and the middle of the field."""
-AT_THE_END = {"asymmetry": ("symmetry", "positive_share", "itself"), "residual": ("residual",)}
-"""What became of what a dial turns: is M its transpose, is it a distance's, do tokens look at themselves; how far do layers move them?"""
+CURVES_PER_ROW, FORESTS_PER_ROW = 3, 4
+"""Races per row, in the figure of curves and in the figure of differences."""
+MAX_CURVES = 7
+"""Curves per panel: the best, the worst and some between."""
+SWEPT_QUANTITIES = {"asymmetry": ("symmetry", "positive_share", "itself"), "residual": ("residual",)}
+"""Penalty → the quantities that are plotted against its strength, at the end of training."""
 GEOMETRY = ("symmetry", "positive_share", "agreement", "effective_rank", "toward_next", "induction")
 
 
-def named(found: Any) -> list[str]:
-    return [str(name) for name in found.entrant.values]
+def entrant_names(result: Any) -> list[str]:
+    return [str(name) for name in result.entrant.values]
 
 
-def free(found: Any) -> list[str]:
-    """Entrants that are no point of a dial, and not the baseline."""
-    return [name for name in named(found) if name != BASELINE and not parse_penalties(name)]
+def plain_entrants(result: Any) -> list[str]:
+    """The entrants except the baseline and those of a penalty sweep."""
+    return [name for name in entrant_names(result) if name != BASELINE and not parse_penalties(name)]
 
 
-def title(name: str, found: Any) -> str:
-    return f"{name}, {found.attrs['seeds']} seeds"
+def title(name: str, result: Any) -> str:
+    return f"{name}, {result.attrs['seeds']} seeds"
 
 
-def rows_and_columns(panels: int, beside: int) -> tuple[int, int]:
-    """Of a figure with so many panels, at most so many side by side."""
-    return -(-panels // beside), min(beside, panels)
+def rows_and_columns(panels: int, per_row: int) -> tuple[int, int]:
+    """Rows and columns of a figure with so many panels and a largest number per row."""
+    return -(-panels // per_row), min(per_row, panels)
 
 
-def reached_by_all(found: Any) -> float:
-    """The loss at which every seed of every entrant arrives, so that nobody is left out of a comparison of how soon."""
-    return float(np.nanmax(found.loss.values[:, :, -1]))
+def reached_by_all(result: Any) -> float:
+    """The lowest loss that every seed of every entrant reaches, so that all can be compared."""
+    return float(np.nanmax(result.loss.values[:, :, -1]))
 
 
 # Differences
 
 
 def forest(races: dict[str, Any]) -> Any:
-    """A panel a race: entrants in the order of the first race, differences with their intervals, coloured by the verdict."""
+    """One panel per race: differences with intervals, coloured by verdict, with entrants in the order of the first race."""
     first = next(iter(races.values()))
-    ranked = sorted(free(first), key=lambda name: float(first.difference.sel(entrant=name)))
-    names = ranked + [name for one in races.values() for name in free(one) if name not in ranked]
+    ranked = sorted(plain_entrants(first), key=lambda name: float(first.difference.sel(entrant=name)))
+    names = ranked + [name for race in races.values() for name in plain_entrants(race) if name not in ranked]
     names = list(dict.fromkeys(names))
-    deep, wide = rows_and_columns(len(races), FORESTS)
-    figure = new_figure(1.7 + 2.0 * wide, deep * max(1.8, 0.6 + 0.24 * len(names)))
-    every = figure.subplots(deep, wide, sharey=True, squeeze=False).flatten()
-    for axes in every[len(races) :]:
+    n_rows, n_columns = rows_and_columns(len(races), FORESTS_PER_ROW)
+    figure = new_figure(1.7 + 2.0 * n_columns, n_rows * max(1.8, 0.6 + 0.24 * len(names)))
+    panels = figure.subplots(n_rows, n_columns, sharey=True, squeeze=False).flatten()
+    for axes in panels[len(races) :]:
         axes.set_visible(False)
-    for axes, (name, found) in zip(every, races.items(), strict=False):
+    for axes, (name, result) in zip(panels, races.items(), strict=False):
         axes.axvline(0, color=MUTED, lw=0.8)
-        for at, entrant in enumerate(names):
-            if entrant in found.entrant.values:
-                one = found.sel(entrant=entrant)
-                colour, shape = VERDICTS.get(str(one.verdict.values), (MUTED, "o"))
+        for index, entrant in enumerate(names):
+            if entrant in result.entrant.values:
+                race = result.sel(entrant=entrant)
+                colour, shape = VERDICTS.get(str(race.verdict.values), (MUTED, "o"))
                 axes.plot(
-                    [float(one.difference_low), float(one.difference_high)], [at, at], color=colour, lw=2.5, alpha=0.5
+                    [float(race.difference_low), float(race.difference_high)],
+                    [index, index],
+                    color=colour,
+                    lw=2.5,
+                    alpha=0.5,
                 )
-                axes.plot(float(one.difference), at, shape, color=colour, ms=4.5)
-        axes.set_title(title(name, found), loc="left", fontsize=9)
-        axes.set_xlabel("loss − untied's, nats")
+                axes.plot(float(race.difference), index, shape, color=colour, ms=4.5)
+        axes.set_title(title(name, result), loc="left", fontsize=9)
+        axes.set_xlabel("loss minus untied's, nats")
         axes.grid(axis="y", color="#eef1f6", lw=0.8)
         axes.tick_params(axis="y", length=0)
-    every[0].set_yticks(range(len(names)), names)
-    every[0].invert_yaxis()
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
     figure.suptitle("◂ ahead   ● unclear   ▸ behind, at 5 % after Holm's correction", fontsize=8, color=MUTED)
     return figure
 
@@ -106,52 +110,52 @@ def forest(races: dict[str, Any]) -> Any:
 
 
 def hues(races: dict[str, Any]) -> dict[str, str]:
-    """One colour an entrant, whatever the panel, and no colour twice in a panel."""
+    """One colour per entrant in all panels, and no colour twice in a panel."""
     chosen: dict[str, str] = {}
-    for found in races.values():
-        names = apart(found)
+    for result in races.values():
+        names = spread_entrants(result)
         for name in (name for name in names if name not in chosen):
-            here = {chosen[other] for other in names if other in chosen}
-            chosen[name] = min((hue for hue in HUES if hue not in here), key=list(chosen.values()).count)
+            used = {chosen[other] for other in names if other in chosen}
+            chosen[name] = min((hue for hue in HUES if hue not in used), key=list(chosen.values()).count)
     return chosen | {BASELINE: INK}
 
 
-def apart(found: Any) -> list[str]:
-    """The entrants at the ends of the field and some between, best first."""
-    names = sorted(free(found), key=lambda name: float(found.difference.sel(entrant=name)))
-    picked = np.unique(np.linspace(0, len(names) - 1, min(SHOWN, len(names))).round().astype(int))
-    return [names[at] for at in picked]
+def spread_entrants(result: Any) -> list[str]:
+    """The best and worst entrants and some between, best first."""
+    names = sorted(plain_entrants(result), key=lambda name: float(result.difference.sel(entrant=name)))
+    picked = np.unique(np.linspace(0, len(names) - 1, min(MAX_CURVES, len(names))).round().astype(int))
+    return [names[index] for index in picked]
 
 
 def spread(wanted: list[float], gap: float) -> list[float]:
-    """Heights near those that are wanted, no two nearer than a gap: places for words."""
+    """Heights of labels close to `wanted`, with at least `gap` between any two."""
     order, placed = np.argsort(wanted), np.array(wanted, dtype=float)
-    for before, at in pairwise(order):
-        placed[at] = max(placed[at], placed[before] + gap)
+    for previous, index in pairwise(order):
+        placed[index] = max(placed[index], placed[previous] + gap)
     return list(placed - (placed - np.array(wanted)).mean())
 
 
 def curves(races: dict[str, Any]) -> Any:
-    """Above, the baseline's loss; below, how far others are from it, paired by seed, with 95 % bands."""
-    deep, wide = rows_and_columns(len(races), BESIDE)
-    figure, colours = new_figure(0.6 + 3.4 * wide, 4.6 * deep), hues(races)
-    every = figure.subplots(2 * deep, wide, squeeze=False, height_ratios=(1, 2) * deep)
-    for axes in every.flat:
+    """Above: the loss of the baseline. Below: differences of the other entrants, paired by seed, with 95 % bands."""
+    n_rows, n_columns = rows_and_columns(len(races), CURVES_PER_ROW)
+    figure, colours = new_figure(0.6 + 3.4 * n_columns, 4.6 * n_rows), hues(races)
+    panels = figure.subplots(2 * n_rows, n_columns, squeeze=False, height_ratios=(1, 2) * n_rows)
+    for axes in panels.flat:
         axes.set_visible(False)
-    for number, (name, found) in enumerate(races.items()):
-        millions, loss = found.tokens.values / 1e6, found.loss.values
-        row, column = divmod(number, wide)
-        above, below = every[2 * row, column], every[2 * row + 1, column]
+    for number, (name, result) in enumerate(races.items()):
+        millions, loss = result.tokens.values / 1e6, result.loss.values
+        row, column = divmod(number, n_columns)
+        above, below = panels[2 * row, column], panels[2 * row + 1, column]
         for axes in (above, below):
             axes.set_visible(True)
             axes.set_xlim(0, millions[-1])
         above.plot(millions[1:], np.nanmean(loss[0], 0)[1:], color=INK, lw=1.6)
-        above.set_title(title(name, found), loc="left", fontsize=9)
+        above.set_title(title(name, result), loc="left", fontsize=9)
         below.axhline(0, color=INK, lw=1.2)
-        names, ends = apart(found), []
+        names, ends = spread_entrants(result), []
         for entrant in names:
             colour = colours[entrant]
-            d = loss[list(found.entrant.values).index(entrant)] - loss[0]
+            d = loss[list(result.entrant.values).index(entrant)] - loss[0]
             d = d[np.isfinite(d).all(1)]
             low, high = (end.numpy() for end in student_interval(torch.as_tensor(d).mT))
             below.fill_between(millions, low, high, color=colour, alpha=0.15, lw=0)
@@ -168,30 +172,30 @@ def curves(races: dict[str, Any]) -> Any:
                 fontsize=7.5,
                 va="center",
             )
-        below.set_xlabel("tokens a seed, millions")
+        below.set_xlabel("tokens per seed, millions")
         if column == 0:
             above.set_ylabel("untied, nats")
-            below.set_ylabel("loss − untied's, nats")
+            below.set_ylabel("loss minus untied's, nats")
     return figure
 
 
-# The dial
+# Penalty sweeps
 
 
-def dial(file: Path, found: Any, penalty: str, along: list[tuple[float, str]]) -> Any:
-    """Final loss, tokens to a loss that all reach, and what became of what it turns, against λ; 0 at the left, tied at the right."""
-    soon, seen = race_result(file, reached_by_all(found)), best_rate_observations(file)
-    strengths, names = np.array([x for x, _ in along]), [name for _, name in along]
-    limit = ["tied"] * (penalty == "asymmetry" and "tied" in found.entrant.values)
+def penalty_sweep(file: Path, result: Any, penalty: str, sweep: list[tuple[float, str]]) -> Any:
+    """Final loss, tokens to a loss that all reach, and the penalised quantity, by strength λ. 0 is left, tied is right."""
+    to_target, observations = race_result(file, reached_by_all(result)), best_rate_observations(file)
+    strengths, names = np.array([x for x, _ in sweep]), [name for _, name in sweep]
+    limit = ["tied"] * (penalty == "asymmetry" and "tied" in result.entrant.values)
     ends = np.array([strengths[0] / 10, *strengths, *[strengths[-1] * 10] * len(limit)])
-    looked = all(name in seen for name in (BASELINE, *names, *limit))
-    figure = new_figure(11.2 if looked else 7.6, 3.1)
-    every = list(figure.subplots(1, 3 if looked else 2))
-    for axes, one, label, base, (value, low, high) in zip(
-        every, (found, soon), ("loss − untied's, nats", "times the tokens of untied"), (0.0, 1.0),
+    is_observed = all(name in observations for name in (BASELINE, *names, *limit))
+    figure = new_figure(11.2 if is_observed else 7.6, 3.1)
+    panels = list(figure.subplots(1, 3 if is_observed else 2))
+    for axes, race, label, base, (value, low, high) in zip(
+        panels, (result, to_target), ("loss minus untied's, nats", "tokens, relative to untied"), (0.0, 1.0),
         (("difference", "difference_low", "difference_high"), ("tokens_ratio", "tokens_ratio_low", "tokens_ratio_high")), strict=False,
     ):  # fmt: skip
-        rows = one.sel(entrant=[*names, *limit])
+        rows = race.sel(entrant=[*names, *limit])
         y, below, above = (np.array([base, *rows[field].values]) for field in (value, low, high))
         axes.axhline(base, color=MUTED, lw=0.8)
         inner = len(names) + 1
@@ -201,71 +205,77 @@ def dial(file: Path, found: Any, penalty: str, along: list[tuple[float, str]]) -
             ends[inner:], y[inner:], [y[inner:] - below[inner:], above[inner:] - y[inner:]], fmt="s", color=ACCENT, ms=5
         )
         axes.set_ylabel(label)
-    for quantity, colour in zip(AT_THE_END[penalty], (BLUE, GREEN, ACCENT), strict=False) if looked else ():
-        heights = [seen[name][-1]["values"][quantity] for name in (BASELINE, *names, *limit)]
-        every[2].plot(ends, heights, "o-", color=colour, ms=4.5, lw=1.5, label=quantity.replace("_", " "))
-        every[2].legend(frameon=False, fontsize=7.5)
-    for axes in every:
+    for quantity, colour in zip(SWEPT_QUANTITIES[penalty], (BLUE, GREEN, ACCENT), strict=False) if is_observed else ():
+        heights = [observations[name][-1]["values"][quantity] for name in (BASELINE, *names, *limit)]
+        panels[2].plot(ends, heights, "o-", color=colour, ms=4.5, lw=1.5, label=quantity.replace("_", " "))
+        panels[2].legend(frameon=False, fontsize=7.5)
+    for axes in panels:
         axes.set_xscale("log")
         axes.set_xticks(ends, ["0", *(f"{x:g}" for x in strengths), *limit])
         axes.minorticks_off()
         axes.set_xlabel(f"λ of {penalty}")
-    said = (
+    titles = (
         "final loss",
-        f"tokens to a loss of {soon.attrs['target']:.3f}, which all reach",
-        "the first seed at the end",
+        f"tokens to a loss of {to_target.attrs['target']:.3f}, which all reach",
+        "first seed, end of training",
     )
-    for axes, words in zip(every, said, strict=False):
-        axes.set_title(words, loc="left", fontsize=9)
+    for axes, panel_title in zip(panels, titles, strict=False):
+        axes.set_title(panel_title, loc="left", fontsize=9)
     return figure
 
 
 # Tokens, FLOPs and time
 
 
-def targets(file: Path, found: Any) -> Any:
-    """Tokens, FLOPs and time to a loss that all reach, apart, over the baseline's."""
-    soon, speeds = race_result(file, reached_by_all(found)), median_speeds(file)
-    names = sorted(free(soon), key=lambda name: float(soon.tokens_ratio.sel(entrant=name)))
-    rows = soon.sel(entrant=names)
+def targets(file: Path, result: Any) -> Any:
+    """Tokens, FLOPs and time to a loss that all reach, each divided by the baseline's."""
+    to_target, speeds = race_result(file, reached_by_all(result)), median_speeds(file)
+    names = sorted(plain_entrants(to_target), key=lambda name: float(to_target.tokens_ratio.sel(entrant=name)))
+    rows = to_target.sel(entrant=names)
     slower = np.array([speeds.get(BASELINE, np.nan) / speeds.get(name, np.nan) for name in names])
-    dear = rows.flops_ratio.values / rows.tokens_ratio.values
-    columns = {"tokens": np.ones(len(names)), "FLOPs": dear, "time on this machine": slower}
-    columns = {what: factor for what, factor in columns.items() if np.isfinite(factor).any()}
+    flops_per_token = rows.flops_ratio.values / rows.tokens_ratio.values
+    columns = {"tokens": np.ones(len(names)), "FLOPs": flops_per_token, "time on this machine": slower}
+    columns = {quantity: factor for quantity, factor in columns.items() if np.isfinite(factor).any()}
     figure = new_figure(2.2 + 2.0 * len(columns), max(2.0, 0.9 + 0.24 * len(names)))
-    every = figure.subplots(1, len(columns), sharey=True, sharex=True)
-    for axes, (what, factor) in zip(every, columns.items(), strict=True):
+    panels = figure.subplots(1, len(columns), sharey=True, sharex=True)
+    for axes, (quantity, factor) in zip(panels, columns.items(), strict=True):
         middle, low, high = (rows[f"tokens_ratio{end}"].values * factor for end in ("", "_low", "_high"))
         axes.axvline(1, color=MUTED, lw=0.8)
         axes.hlines(range(len(names)), low, high, color=BLUE, lw=2.5, alpha=0.35)
         axes.plot(middle, range(len(names)), "o", color=BLUE, ms=4.5)
-        axes.set_title(what, loc="left", fontsize=9)
-        axes.set_xlabel("times untied's")
+        axes.set_title(quantity, loc="left", fontsize=9)
+        axes.set_xlabel("relative to untied")
         axes.grid(axis="y", color="#eef1f6", lw=0.8)
         axes.tick_params(axis="y", length=0)
-    every[0].set_yticks(range(len(names)), names)
-    every[0].invert_yaxis()
-    said = f"to a loss of {soon.attrs['target']:.3f}, which every seed of all reaches; median and its interval"
-    figure.suptitle(said, fontsize=8, color=MUTED)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    titles = f"to a loss of {to_target.attrs['target']:.3f}, which every seed reaches (median and its interval)"
+    figure.suptitle(titles, fontsize=8, color=MUTED)
     return figure
 
 
 # Geometry
 
 
-def geometry(file: Path, found: Any) -> Any:
-    """What was seen of the first seed of some entrants along training; dashed, what chance gives in the baseline."""
-    seen = best_rate_observations(file)
-    names, colours = [name for name in (BASELINE, *apart(found)) if name in seen], hues({"": found})
+def geometry(file: Path, result: Any) -> Any:
+    """Geometry of the first seed of some entrants during training. The null of the baseline is dashed."""
+    observations = best_rate_observations(file)
+    names, colours = [name for name in (BASELINE, *spread_entrants(result)) if name in observations], hues({"": result})
     figure = new_figure(8.6, 4.6)
     for axes, quantity in zip(figure.subplots(2, 3, sharex=True).flat, GEOMETRY, strict=True):
         for entrant in names:
-            told = [one for one in seen[entrant] if quantity in one["values"]]
-            heights = [np.nan if one["values"][quantity] is None else one["values"][quantity] for one in told]
+            measured = [entry for entry in observations[entrant] if quantity in entry["values"]]
+            heights = [np.nan if entry["values"][quantity] is None else entry["values"][quantity] for entry in measured]
             axes.plot(
-                [one["step"] for one in told], heights, "o-", ms=2.5, lw=1.3, color=colours[entrant], label=entrant
+                [entry["step"] for entry in measured],
+                heights,
+                "o-",
+                ms=2.5,
+                lw=1.3,
+                color=colours[entrant],
+                label=entrant,
             )
-        nulls = [(one["step"], one["nulls"].get(quantity)) for one in seen[names[0]]]
+        nulls = [(entry["step"], entry["nulls"].get(quantity)) for entry in observations[names[0]]]
         if all(null is not None for _, null in nulls):
             axes.plot(*zip(*nulls, strict=True), color=MUTED, ls="--", lw=1)
         axes.set_title(quantity.replace("_", " "), loc="left", fontsize=9)
@@ -283,25 +293,29 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     files = {path.stem: path for path in options.races}
-    found = {name: race_result(path) for name, path in files.items()}
-    drawn = {}
+    result = {name: race_result(path) for name, path in files.items()}
+    figures = {}
     with figure_style():
-        plain = {name: one for name, one in found.items() if not penalty_sweeps(named(one)) and free(one)}
+        plain = {
+            name: race
+            for name, race in result.items()
+            if not penalty_sweeps(entrant_names(race)) and plain_entrants(race)
+        }
         if plain:
-            drawn["race-differences"] = forest(plain)
-            drawn["race-curves"] = curves(plain)
-        for name, one in found.items():
-            for penalty, along in penalty_sweeps(named(one)).items():
-                drawn[f"race-{name}" if name == penalty else f"race-{name}-{penalty}"] = dial(
-                    files[name], one, penalty, along
+            figures["race-differences"] = forest(plain)
+            figures["race-curves"] = curves(plain)
+        for name, race in result.items():
+            for penalty, sweep in penalty_sweeps(entrant_names(race)).items():
+                figures[f"race-{name}" if name == penalty else f"race-{name}-{penalty}"] = penalty_sweep(
+                    files[name], race, penalty, sweep
                 )
             if name in plain:
-                drawn[f"race-{name}-target"] = targets(files[name], one)
+                figures[f"race-{name}-target"] = targets(files[name], race)
             if name in plain and best_rate_observations(files[name]):
-                drawn[f"race-{name}-geometry"] = geometry(files[name], one)
-        for name, figure in drawn.items():
+                figures[f"race-{name}-geometry"] = geometry(files[name], race)
+        for name, figure in figures.items():
             figure.savefig(options.out / f"{name}.png", dpi=130)
-    print(f"wrote {', '.join(drawn)} in {options.out}")
+    print(f"wrote {', '.join(figures)} in {options.out}")
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def sentences(template: str) -> list[str]:
     ['One.', 'Two x words.']
     """
     flat = re.sub(r"\{[^{}]*\}", "x", re.sub(r"\([^()]*\)", "", template))
-    return re.split(r"(?<=[.!?:])\s+(?=[A-Z])", flat)
+    return re.split(r"(?<=[.!?:])\s+(?=[A-Zκ“])|; (?=use |choose |type |add )", flat)
 
 
 def test_no_file_of_the_package_binds_a_banned_name() -> None:

@@ -54,7 +54,7 @@ export interface Shape<T = Text> { mark: 'shape'; name: T; x: Numbers; y: Number
 export interface Cells<T = Text> { mark: 'cells'; values: Numbers[]; texts: T[][]; tips: T[][]; marked: [number, number][]; low: number; high: number; centre: number; name?: T }
 export interface Label<T = Text> { mark: 'label'; x: number; y: number; text: T; side: string; strong: boolean }
 export type Mark<T = Text> = Line<T> | Shape<T> | Cells<T> | Label<T>
-export interface Panel<T = Text> { title: T; about: T; marks: Mark<T>[]; x: Axis<T>; y: Axis<T>; columns: number; height: number; equal: boolean }
+export interface Panel<T = Text> { title: T; about: T; marks: Mark<T>[]; x: Axis<T>; y: Axis<T>; columns: number; height: number; equal: boolean; name: string }
 export interface Picture { title: Text; caption: Text; panels: Panel[] }
 
 /** A refusal or a failure, with a text that can be shown in any language. */

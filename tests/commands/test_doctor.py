@@ -66,7 +66,7 @@ def test_a_check_that_raises_is_a_result(run: Run, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(machine_checks, "_check_cuda", fail)
     check = next(machine_checks._guarded("CUDA", fail))
-    assert (check.is_ok, check.detail) == (False, "RuntimeError: the driver is broken")
+    assert (check.is_ok, check.detail) == (False, "RuntimeError: the driver\nis broken")
     assert run("doctor").status == 0
 
 

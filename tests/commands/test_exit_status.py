@@ -131,7 +131,7 @@ def test_ctrl_c_exits_at_once_only_with_busy_threads(monkeypatch: pytest.MonkeyP
         ("rheoscope.learn.train_report.run_training", ["train", "tiny", "--out", "run"]),
         ("rheoscope.learn.race_report.make_job", ["race", "run", "tiny", "--mechanisms", "tied", "--out", "run"]),
         ("rheoscope.corpus.corpus_job.job_from_mapping", ["corpus", "run", "--out", "run"]),
-        ("rheoscope.studio.startup.run_command", ["studio"]),
+        ("rheoscope.studio.run_studio.run_command", ["studio"]),
         ("rheoscope.report.speed_report.run_speed_bench", ["bench"]),
     ],
 )

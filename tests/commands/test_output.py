@@ -36,7 +36,7 @@ def test_files_are_written_before_the_last_lines_are_printed(run: Run, monkeypat
 def test_findings_of_two_texts_name_their_text(run: Run) -> None:
     outcome = run(TEXT, "--compare", "The key to the cabinets is", "--no-html", "--fast", width=40)
     for number in (1, 2):
-        assert f"What else beat chance (text {number})" in outcome.words
+        assert f"Other significant findings (text {number})" in outcome.words
         assert f"L0 {number} " in outcome.words
     assert "Seven questions about this text in this model (text 2)" in outcome.words
     assert "--explain defines every column" in outcome.words
@@ -91,7 +91,7 @@ def test_the_default_model_needs_no_name(run: Run) -> None:
 
 
 def test_reverse_accepts_a_target_by_its_text_or_its_id(run: Run) -> None:
-    target = next(word for word in ("cabinet", "however", "because") if len(small().encode(f" {word}")) == 2)
+    target = next(argument for argument in ("cabinet", "however", "because") if len(small().encode(f" {argument}")) == 2)
     outcome = run("reverse", TEXT, "--target", target)
     assert "(-0" not in outcome.out
     assert "The strongest of 12 heads has" in outcome.words

@@ -77,7 +77,7 @@ def test_operators_use_the_default_model(tmp_path: Path) -> None:
     outcome = run_rheoscope("operators", "--csv", "tables", cwd=tmp_path)
     assert outcome.status == 0, outcome.err
     assert "the default model" in outcome.out
-    assert "From head to head" in outcome.out
+    assert "Range over heads" in outcome.out
     assert (tmp_path / "tables" / "operators.layer_head.csv").read_text().startswith("layer,head,symmetry")
 
 
@@ -104,7 +104,7 @@ def test_a_text_that_is_too_short_names_the_skipped_analyses(models: Path, tmp_p
     outcome = run_rheoscope("a", "-m", str(models / "far"), cwd=tmp_path)
     assert outcome.status == 0, outcome.err
     assert "clusters was skipped: this analysis needs at least 3 tokens" in outcome.words
-    assert "geometry_kept is left out" in outcome.words
+    assert "geometry_kept was skipped" in outcome.words
 
 
 def test_a_report_is_never_overwritten_silently(models: Path, tmp_path: Path) -> None:

@@ -32,7 +32,11 @@ def toy() -> xr.Dataset:
         "length": (("token",), [1.0, 2.0, 3.0]),
         "straight": ((), 0.25, {"unit": "radians", "null": "straight_null"}),
         "straight_null": ((), 0.5),
-        "best": (("layer",), [3, 4, 5], {"definition": "ids of the most likely tokens"}),
+        "best": (
+            ("layer",),
+            [3, 4, 5],
+            {"definition": "ids of the most likely tokens", "categorical": "its integers are labels"},
+        ),
         "type": (("layer",), ["a", "b", "c"]),
         "cube": (("layer", "head", "step"), np.zeros((LAYERS, HEADS, 2))),
     }

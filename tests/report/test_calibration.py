@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.calibration import KINDS, said_of
+from benchmarks.calibration import KINDS, candidate_statements
 
 SHAPES = ("llama, grouped keys",)
 
@@ -10,7 +10,9 @@ SHAPES = ("llama, grouped keys",)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_random_data_produces_no_findings(shape: str) -> None:
     """A finding is allowed in 5 of 100 cases. Seed 1 is one (M more symmetric, z = 3.5, the largest of 250 models)."""
-    output = {kind: said_of(shape, kind, tokens=40, seed=index) for index, kind in enumerate(KINDS[2:3], 2)}
+    output = {
+        kind: candidate_statements(shape, kind, tokens=40, seed=index) for index, kind in enumerate(KINDS[2:3], 2)
+    }
     report = {kind: [item.analysis for item in row if item.is_significant] for kind, row in output.items()}
     assert sum(map(bool, report.values())) == 0, report
     tested = {item.analysis for row in output.values() for item in row if item.p == item.p}

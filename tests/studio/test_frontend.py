@@ -53,7 +53,7 @@ def test_a_browser_is_named_installed_or_downloaded(ci: dict[str, Any]) -> None:
 
 def test_a_missing_browser_or_page_is_one_line(ci: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(
-        ci["BrowserError"], match=r"no Chromium is here and none can be downloaded.*apt install chromium"
+        ci["BrowserError"], match=r"Chromium is not installed and cannot be downloaded.*apt install chromium"
     ) as error:
         ci["chromium"]({}, lambda name: None, lambda: None)
     assert "\n" not in str(error.value)

@@ -5,7 +5,7 @@ import type { Axis, Cells, Line, Mark, Panel } from '../api'
 export const makeAxis = (options: Partial<Axis> = {}): Axis => ({ label: '', names: [], marked: [], log: false, bare: false, low: null, high: null, ...options })
 
 export const makePanel = (title: string, marks: Mark[], options: Partial<Panel> = {}): Panel => ({
-  title, about: title, marks, x: makeAxis(), y: makeAxis(), columns: 1, height: 1, equal: false, ...options,
+  title, about: title, marks, x: makeAxis(), y: makeAxis(), columns: 1, height: 1, equal: false, name: '', ...options,
 })
 
 export const makeLine = (name: string, y: number[], colour = 'first', style = 'solid', x = y.map((_, index) => index)): Line => ({ mark: 'line', name, x, y, colour, style, tip: '', tips: [] })

@@ -1,7 +1,7 @@
 """Definitions and theorems of attention, each as a law whose violation is measured on random tokens.
 
-A row has the statement, its section, the name of the equivalent law, and a function that measures the violation in
-float64. The function compares the fast implementation with sums and products written out token by token.
+Each row has a section, a statement, the name of its law, and a function that measures the violation in float64. The function
+compares the fast implementation with sums and products written out token by token.
 """
 
 from collections.abc import Callable
@@ -84,7 +84,7 @@ def softmax_formula() -> float:
 
 
 def general_definition() -> float:
-    """Three widths, and plain functions as score f and value map g, one query and one key at a time."""
+    """Attention with three different widths and Python functions as score f and value map g, computed pair by pair."""
     q, k, v = random_qkv(D_Q)
     f = to_float64(mechanism("additive", dim=D_Q, key_dim=D_K)).score
     out = Mechanism(score=lambda q, k: f(q, k), value=torch.sin)(q, k, v)
@@ -97,7 +97,7 @@ def general_definition() -> float:
 
 
 def self_attention() -> float:
-    """A one-head layer against k_i = x_i W_K, v_i = x_i W_V, q_i = x_i W_Q, token by token."""
+    """A layer with one head, compared with q_i = x_i W_Q, k_i = x_i W_K and v_i = x_i W_V for every token."""
     layer, x = seeded_layer(D_Q, heads=1, head_width=D_K, value_width=D_V), random_normal(1, 1, N, D_Q)
     layer.W_O = torch.nn.Identity()  # type: ignore[assignment]
     projections = [torch.stack([row @ W.weight.T for row in x[0]]) for W in (layer.W_Q, layer.W_K, layer.W_V)]
@@ -173,7 +173,7 @@ def training_flops() -> float:
 
 
 def crossover() -> float:
-    """The length where attention's products cost as much as all others: 8 widths (gated FFN), 6 (plain), unmasked."""
+    """At a length of 8 widths (gated FFN) or 6 (plain FFN), attention without a mask costs as much as all other products."""
     errors = []
     for ffn_matrices, n_widths in ((3, 8), (2, 6)):
         cost = transformer_cost(
@@ -345,7 +345,7 @@ THEOREMS = (
     Theorem("3.1", Message("the sinusoidal table: sin and cos of p/10000^(2c/d)"), "sine_table", sine_table),
     Theorem(
         "3.2",
-        Message("concatenated heads times W_O are the sum of the heads, each times its own rows of W_O"),
+        Message("concatenated heads times W_O equal the sum of the heads, each times its own rows of W_O"),
         "multi_head",
         multi_head,
     ),
@@ -364,7 +364,7 @@ THEOREMS = (
     ),
     Theorem(
         "4.1",
-        Message("attention's products cost more than all others beyond N = 8d (gated FFN; 6d plain; unmasked)"),
+        Message("unmasked attention costs more than all other products beyond N = 8d (gated FFN) or 6d (plain)"),
         "crossover",
         crossover,
     ),
@@ -378,7 +378,7 @@ THEOREMS = (
     Theorem("4.2", Message("∂L/∂V = Aᵀ G"), "value_mixing", value_mixing),
     Theorem(
         "4.2",
-        Message("the backward pass of the scores is a reversed attention, R K and Rᵀ Q, where rows of R sum to 0"),
+        Message("the gradients of Q and K are R K and Rᵀ Q, where rows of R sum to 0 (reversed attention)"),
         "reversed_attention",
         reversed_attention,
     ),
@@ -390,27 +390,27 @@ THEOREMS = (
     ),
     Theorem(
         "4.3",
-        Message("without positions, self-attention of a shuffled text is the shuffled output"),
+        Message("without positions, shuffling the tokens of self-attention shuffles its output"),
         "shuffled_alike",
         lambda: permutation_error(False),
     ),
     Theorem(
         "4.3",
-        Message("with positions, a shuffled text has a different output (0 if it does)"),
+        Message("with positions, shuffled tokens do not give the shuffled output (0 if true, else 1)"),
         "positions_are_felt",
         positions_matter,
         0.0,
     ),
     Theorem(
         "4.4",
-        Message("shaped attention is α v_i + β attention − γ mean v"),
+        Message("the output of shaped attention is α v_i + β · attention − γ · mean v"),
         "shaped_identity",
         make_mechanism_measure("shaped", "shaped_identity"),
     ),
     Theorem("5.1", Message("scores are inner products of mapped inputs"), "kernel_of_maps", kernel_of_maps),
     Theorem(
         "5.1",
-        Message("one map for both sides yields a Mercer kernel (positive semi-definite)"),
+        Message("with one map for queries and keys, scores are a Mercer kernel (positive semi-definite)"),
         "gram_psd",
         make_zoo_measure("gram_psd"),
     ),

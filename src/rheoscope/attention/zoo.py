@@ -60,8 +60,8 @@ class ZooEntry:
                 raise self._unknown_option_error(option, list(parameters))
         return self.factory(**options)
 
-    def _unknown_option_error(self, option: str, known: list[str]) -> RheoscopeError:
-        if not known:
+    def _unknown_option_error(self, option: str, option_names: list[str]) -> RheoscopeError:
+        if not option_names:
             return RheoscopeError(
                 Message(
                     "mechanism {mechanism!r} has no options, got {received!r}", mechanism=self.name, received=option
@@ -73,7 +73,7 @@ class ZooEntry:
                 "mechanism {mechanism!r} has no option {received!r}; its options are {known}",
                 mechanism=self.name,
                 received=option,
-                known=", ".join(known),
+                known=", ".join(option_names),
             )
         )
 

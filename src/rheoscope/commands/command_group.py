@@ -83,16 +83,18 @@ def insert_default_command(
     if index is None:
         is_of_default = any(argument.partition("=")[0] in options for argument in arguments)
         return [DEFAULT_COMMAND, *arguments] if is_of_default else arguments
-    word = arguments[index]
-    if word in command_names:
+    first_word = arguments[index]
+    if first_word in command_names:
         return arguments
-    command = None if word in ("-", "--") or " " in word else closest_name(word, command_names, cutoff=0.75)
+    command = (
+        None if first_word in ("-", "--") or " " in first_word else closest_name(first_word, command_names, cutoff=0.75)
+    )
     if command is None:
         return [DEFAULT_COMMAND, *arguments]
     corrected = shlex.join(["rheoscope", *arguments[:index], command, *arguments[index + 1 :]])
-    as_text = shlex.join(["rheoscope", "--", word])
+    as_text = shlex.join(["rheoscope", "--", first_word])
     advice = Message("{corrected}, or {as_text} to analyse it as a text", corrected=corrected, as_text=as_text)
-    raise UsageProblem(Message("{word!r} is not a command", word=word), advice)
+    raise UsageProblem(Message("{word!r} is not a command", word=first_word), advice)
 
 
 def _first_word(arguments: list[str], options: Mapping[str, bool]) -> int | None:

@@ -49,10 +49,10 @@ def _option(name: str, value: Any) -> str:
         return option
     if value is False:
         return f"--no-{name.replace('_', '-')}"
-    return f"{option} {shlex.quote(_typed(value))}"
+    return f"{option} {shlex.quote(_option_value(value))}"
 
 
-def _typed(value: Any) -> str:
+def _option_value(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ",".join(".".join(map(str, item)) if isinstance(item, tuple) else str(item) for item in value)
     return str(value)

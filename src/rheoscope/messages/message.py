@@ -45,13 +45,13 @@ def _rebuild(template: str, parameters: Mapping[str, Any]) -> Message:
     return Message(template, **parameters)
 
 
-def plural(singular: str, several: str, /, n: int, **parameters: Any) -> Message:
+def plural(singular: str, plural_form: str, /, n: int, **parameters: Any) -> Message:
     """The template for one thing, or the one for any other number; both have the parameter `n`.
 
     >>> plural("{n} head", "{n} heads", n=1), plural("{n} head", "{n:,} heads", n=1200)
     ('1 head', '1,200 heads')
     """
-    return Message(singular if n == 1 else several, n=n, **parameters)
+    return Message(singular if n == 1 else plural_form, n=n, **parameters)
 
 
 def join(separator: str, parts: Iterable[str]) -> Message:

@@ -48,7 +48,7 @@ class InitialWeights:
         return [rows_by_name[name] for name in names]
 
 
-def usual(weights: InitialWeights) -> None:
+def keep_weights(weights: InitialWeights) -> None:
     """Keep the weights as drawn."""
 
 
@@ -101,6 +101,8 @@ def svd_factors(A: Float[Tensor, "d d"], rank: int) -> tuple[Float[Tensor, "d r"
 
 
 INITIALISERS: dict[str, Callable[[InitialWeights], None]] = {
-    start.__name__: start for start in (usual, symmetric, mimetic)
+    "usual": keep_weights,
+    "symmetric": symmetric,
+    "mimetic": mimetic,
 }
 """The function for each `start` of a config."""

@@ -10,6 +10,7 @@ from torch.nn.functional import layer_norm
 from rheoscope.attention.laws import relative_difference
 from rheoscope.attention.theorem import Theorem
 from rheoscope.attention.theorem_inputs import random_normal
+from rheoscope.messages.message import Message
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import FFN, Block, CrossAttention, Transformer, build
 
@@ -18,7 +19,7 @@ IDS = torch.tensor([[3, 1, 4, 1, 5, 2]])
 
 
 def small_config(**overrides: Any) -> Config:
-    """One layer of the Transformer of 2017."""
+    """A one-layer Transformer as in Vaswani et al. (2017)."""
     defaults: dict[str, Any] = {
         "vocabulary": 9,
         "width": WIDTH,
@@ -31,7 +32,7 @@ def small_config(**overrides: Any) -> Config:
 
 
 def with_random_weights(make: Callable[..., Any], *args: Any) -> Any:
-    """A module in float64 with every parameter drawn, the same at each call. Gains of 1 and biases of 0 would hide errors."""
+    """A module in float64 with fixed random parameters, because gains of 1 and biases of 0 would hide errors."""
     with torch.random.fork_rng():
         module = make(*args).double().requires_grad_(False)
     for seed, parameter in enumerate(module.parameters()):
@@ -90,13 +91,17 @@ def cross_attention() -> float:
 
 
 THEOREMS = (
-    Theorem("3.3", "the FFN max(0, xW + b)W' + b' acts on every token separately", "feed_forward", feed_forward),
-    Theorem("3.4", "post-norm: LayerNorm(x + Sublayer(x))", "post_norm", post_norm),
-    Theorem("3.4", "pre-norm: x + Sublayer(LayerNorm(x))", "pre_norm", pre_norm),
-    Theorem("3.5", "the tokens of a decoder do not depend on later tokens", "future_is_unseen", future_is_unseen),
+    Theorem(
+        "3.3", Message("the FFN max(0, xW + b)W' + b' acts on every token separately"), "feed_forward", feed_forward
+    ),
+    Theorem("3.4", Message("post-norm: LayerNorm(x + Sublayer(x))"), "post_norm", post_norm),
+    Theorem("3.4", Message("pre-norm: x + Sublayer(LayerNorm(x))"), "pre_norm", pre_norm),
+    Theorem(
+        "3.5", Message("the outputs of a decoder do not depend on later tokens"), "future_is_unseen", future_is_unseen
+    ),
     Theorem(
         "3.5",
-        "a decoder attends to the encoder: queries of the target, keys and values of the source",
+        Message("cross attention: queries come from the target, keys and values from the source"),
         "cross_attention",
         cross_attention,
     ),

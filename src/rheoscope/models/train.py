@@ -196,8 +196,8 @@ def extension_message(old_recipe: Recipe, new_recipe: Recipe, step: int) -> Mess
             new=new_recipe.steps,
         )
     return Message(
-        "the run was planned for {old:,} steps and now has {new:,}: its learning rate changes from {old_rate:.2g} to "
-        "{new_rate:.2g}, so it ends differently from a run of {new:,} steps",
+        "The run was planned for {old:,} steps and now has {new:,}. Its learning rate changes from "
+        "{old_rate:.2g} to {new_rate:.2g}, so it differs from a run of {new:,} steps.",
         old=old_recipe.steps,
         new=new_recipe.steps,
         old_rate=learning_rate(old_recipe, step - 1),

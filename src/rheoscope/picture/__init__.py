@@ -1,1 +1,1 @@
-"""Pictures and blocks as values: panels, series, tables, sentences; no renderer."""
+"""Pictures and blocks of reports as values, independent of any renderer."""

@@ -1,7 +1,8 @@
-"""Named numbers as bars, the first on top: the panel that lists of the strongest share."""
+"""Horizontal bar charts of named numbers."""
 
 from collections.abc import Sequence
 
+from rheoscope.messages.message import join
 from rheoscope.picture.picture import Axis, Panel, Shape, format_value
 
 
@@ -12,7 +13,7 @@ def bar_panel(
     label: str,
     colours: tuple[str, str] = ("first", "second"),
 ) -> Panel:
-    """A bar a row, from 0 to its number; what is below 0 has the second colour.
+    """One horizontal bar per entry, with the first entry on top. Negative bars have the second colour.
 
     >>> [mark.tip for mark in bar_panel("", "", [("a", 2.0), ("b", -1.0)], "").marks]
     ['b: -1', 'a: 2']
@@ -20,7 +21,7 @@ def bar_panel(
     marks = []
     for row, (name, value) in enumerate(reversed(entries)):
         x, y = [0.0, value, value, 0.0], [row - 0.36, row - 0.36, row + 0.36, row + 0.36]
-        marks.append(Shape("", x, y, colours[value < 0], 0.85, f"{name}: {format_value(value)}"))
+        marks.append(Shape("", x, y, colours[value < 0], 0.85, join(": ", [name, format_value(value)])))
     names = tuple(name for name, _ in reversed(entries))
     return Panel(
         title, description, tuple(marks), Axis(label), Axis("", names), height=max(0.6, (len(entries) * 19 + 56) / 236)

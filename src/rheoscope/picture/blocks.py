@@ -1,6 +1,6 @@
-"""The contents of a report as values: tables, lines, pictures and facts.
+"""Blocks of a report as values: tables, sentences, tokens, facts, questions and pictures.
 
-A block is built once, from Results. The terminal and the page each render it.
+A block is built once from results. The terminal and the page each render it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from rheoscope.picture.picture import Picture
 
 @dataclass(frozen=True)
 class Cell:
-    """An entry of a table, with an optional definition (a tooltip), a small addition such as a null, and a terminal style."""
+    """A cell of a table. `definition` is its tooltip, `small_text` a small addition such as a null, `style` a terminal style."""
 
     text: str
     definition: str = ""
@@ -24,7 +24,7 @@ class Cell:
 class Table:
     """A heading, columns and rows. Numbers are right-aligned, except in the columns `text_columns`.
 
-    `small_caption` explains the small additions. `note` is one line below the table. Rows in `group_ends` close a group.
+    `small_caption` explains the small additions. `note` is one line below the table. Each row in `group_ends` ends a group.
     """
 
     heading: str
@@ -56,7 +56,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture. Only a page draws it."""
+    """A picture. Pages draw it and the terminal omits it."""
 
     picture: Picture
 
@@ -71,7 +71,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class AnsweredQuestion:
-    """A question, its answer as a word and as a sentence, and the command that shows more."""
+    """A question, its answer as a word and as a sentence (`line`), and the command that shows more (`deeper`)."""
 
     question: str
     answer: str

@@ -1,14 +1,14 @@
-"""The picture that follows from the fields of an answer, where nobody drew another: their axes say how, their nulls stand beside.
+"""The default picture of a result: one panel per field, chosen by its axes, with its null distribution.
 
-A map for (layer, head); curves along layers, steps and points; bars for named things; squares for any other two axes; words
-for single numbers.
+A field along (layer, head) is a map. Fields along layers, steps or points are curves, and fields along named categories are bars.
+Any other two axes give a map of cells. Single numbers are listed as text.
 """
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rheoscope.messages.message import Message, Verbatim, join
 from rheoscope.picture.bars import bar_panel
 from rheoscope.picture.head_map import TYPES_CAPTION, head_map
 from rheoscope.picture.picture import (
@@ -29,41 +29,42 @@ if TYPE_CHECKING:
     import xarray
 
 MAX_PANELS = 12
-"""What one picture can hold; further fields are named in its caption."""
+"""Panels in one picture. The caption names the other fields."""
 MAX_BARS = 14
-"""Bars that one panel can name."""
+"""Bars in one panel."""
 MAX_CELLS = 10_000
-"""Squares that one panel can hold: an SVG of them has a megabyte."""
+"""Cells in one panel. An SVG of so many cells has about a megabyte."""
 CURVE_DIMS = ("layer", "step", "point", "end", "turn", "time", "application")
-"""Axes along which numbers are a curve, in the order in which one of two is chosen."""
-CAPTION = (
-    "Every field of the answer by itself. Dashed is what chance gives, as far as it is known, and its band one standard deviation of "
-    "that; a band around a curve is the interval of the curve."
+"""Axes along which values form a curve. If a field has two of them, the first in this order is chosen."""
+CAPTION = Message(
+    "Each panel shows one field of the result. Dashed lines are null means, with a band of one standard deviation. "
+    "A band around a solid curve is its interval."
 )
+TIP_LABELS = {"null": Message("null"), "null_sd": Message("null sd"), "from": Message("from"), "to": Message("to")}
 BARE_AXIS = Axis(bare=True, low=0.0, high=1.0)
 
 
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
-    """A panel a field in the order of the answer, single numbers together; what has no room is named."""
+    """One panel per field, in the order of the result, and one panel for all single numbers.
+
+    The caption names the fields that are not drawn.
+    """
     names = drawable_fields(dataset)
     scalars = [name for name in names if not dataset[name].dims]
     axis_fields = [name for name in names if dataset[name].dims]
     n_panels = MAX_PANELS - bool(scalars)
     undrawn = [*axis_fields[n_panels:], *(name for name in main_fields(dataset) if name not in names)]
     panels = [field_panel(dataset, name, types) for name in axis_fields[:n_panels]]
-    types_note = (
-        TYPES_CAPTION
-        if types is not None and any(_is_per_head(dataset[name]) for name in axis_fields[:n_panels])
-        else ""
-    )
-    undrawn_note = f" Not drawn: {', '.join(field_title(name) for name in undrawn)}." if undrawn else ""
-    caption = CAPTION + types_note + undrawn_note
+    has_types = types is not None and any(_is_per_head(dataset[name]) for name in axis_fields[:n_panels])
+    types_note = [TYPES_CAPTION] if has_types else []
+    undrawn_note = [Message("Not drawn: {fields}.", fields=join(", ", map(field_title, undrawn)))] if undrawn else []
+    caption = join(" ", [CAPTION, *types_note, *undrawn_note])
     scalar_panels = [scalar_panel(dataset, scalars)] if scalars or not panels else []
     return Picture(_picture_title(dataset), caption, (*panels, *scalar_panels))
 
 
 def main_fields(dataset: "xarray.Dataset") -> list[str]:
-    """The fields that are not what another one is compared with, and not the ends of its interval."""
+    """The fields that are neither the null of another field nor an end of its interval."""
     fields = {str(name): dataset[name] for name in dataset.data_vars}
     null_names = {field.attrs.get(role, "") for field in fields.values() for role in ("null", "null_sd")}
     interval_names = {f"{name}_{end}" for name in fields for end in ("low", "high")}
@@ -71,18 +72,17 @@ def main_fields(dataset: "xarray.Dataset") -> list[str]:
 
 
 def drawable_fields(dataset: "xarray.Dataset") -> list[str]:
-    """Numbers on at most two axes, not too many of them; words and the ids of tokens have no height and no colour."""
+    """The fields with numbers along at most two axes, and at most `MAX_CELLS` of them. Texts and categories are left out."""
     return [name for name in main_fields(dataset) if _is_drawable(dataset[name])]
 
 
 def _is_drawable(field: "xarray.DataArray") -> bool:
-    description = f"{field.attrs.get('definition', '')} {field.attrs.get('unit', '')}"
-    is_token_id = field.dtype.kind in "iu" and re.search(r"\bids?\b", description) is not None
-    return field.dtype.kind in "biuf" and not is_token_id and field.ndim <= 2 and 0 < field.size <= MAX_CELLS
+    is_numeric = field.dtype.kind in "biuf" and "categorical" not in field.attrs
+    return is_numeric and field.ndim <= 2 and 0 < field.size <= MAX_CELLS
 
 
 def field_panel(dataset: "xarray.Dataset", name: str, types: "xarray.Dataset | None" = None) -> Panel:
-    """One field with at least one axis, as its axes say."""
+    """The panel of a field with at least one axis."""
     field = dataset[name]
     if _is_per_head(field):
         return head_panel(dataset, name, types)
@@ -97,11 +97,14 @@ def field_panel(dataset: "xarray.Dataset", name: str, types: "xarray.Dataset | N
 
 
 def head_panel(dataset: "xarray.Dataset", name: str, types: "xarray.Dataset | None") -> Panel:
-    """One square a head; what chance gives under the pointer."""
+    """A map with one cell per head. Tooltips show the null and the interval."""
     nulls = {role: null_of_field(dataset, name, role) for role in ("null", "null_sd")}
     interval = dict(zip(("from", "to"), interval_ends(dataset, name), strict=False))
-    extras = {field_title(role).lower(): array for role, array in (nulls | interval).items() if array is not None}
-    tip_values = {role: array.transpose("layer", "head").values.astype(float) for role, array in extras.items()}
+    tip_values = {
+        TIP_LABELS[role]: array.transpose("layer", "head").values.astype(float)
+        for role, array in (nulls | interval).items()
+        if array is not None
+    }
     values = dataset[name].transpose("layer", "head").values.astype(float)
     scale_name = _unit(dataset, name) or field_title(name).lower()
     return head_map(
@@ -116,7 +119,7 @@ def head_panel(dataset: "xarray.Dataset", name: str, types: "xarray.Dataset | No
 
 
 def curve_panel(dataset: "xarray.Dataset", name: str, dim: str, series_dim: str) -> Panel:
-    """A curve along an axis, or one for each place of another, with its interval, beside what chance gives."""
+    """A curve along `dim`, or one curve for each coordinate of `series_dim`, with intervals and nulls."""
     axis, order, x = _curve_axis(dataset, dim)
     null = dataset.get(dataset[name].attrs.get("null", ""))
     shares_null = bool(series_dim) and null is not None and series_dim not in null.dims
@@ -124,7 +127,7 @@ def curve_panel(dataset: "xarray.Dataset", name: str, dim: str, series_dim: str)
     series_names = _dim_labels(dataset, series_dim) if series_dim else (field_title(name).lower(),)
     for index, (series, colour) in enumerate(zip(series_names, SERIES_COLOURS, strict=False)):
         subset = dataset.isel({series_dim: index}) if series_dim else dataset
-        if not shares_null or index == 0:  # one null for all curves is drawn once
+        if not shares_null or index == 0:  # a shared null is drawn once
             marks += null_marks(
                 subset,
                 name,
@@ -135,7 +138,7 @@ def curve_panel(dataset: "xarray.Dataset", name: str, dim: str, series_dim: str)
             )
         if interval := interval_ends(subset, name):
             low, high = (_ordered_values(end, order) for end in interval)
-            marks += band_marks(x, low, high, colour, f"{series}: interval")
+            marks += band_marks(x, low, high, colour, Message("{series}: interval", series=series))
         values = _ordered_values(subset[name], order)
         as_dots = dim == "token" or np.isfinite(values).sum() < 2
         marks.append(Line(series, x, values, colour, "dots" if as_dots else "solid"))
@@ -148,16 +151,18 @@ def curve_panel(dataset: "xarray.Dataset", name: str, dim: str, series_dim: str)
 def null_marks(
     dataset: "xarray.Dataset", name: str, order: np.ndarray, x: np.ndarray, colour: str, series: str
 ) -> list[Mark]:
-    """The null of a curve, dashed, in the band of its standard deviation; nothing where a field has none."""
+    """The null mean of a curve, dashed, with a band of one standard deviation. Empty if the field has no null."""
     null, sd = (null_of_field(dataset, name, role) for role in ("null", "null_sd"))
     if null is None:
         return []
-    mean, label = _ordered_values(null, order), f"{series}, null".removeprefix(", ")
+    mean, label = _ordered_values(null, order), Message("{series}, null", series=series) if series else Message("null")
     sd_values = None if sd is None else _ordered_values(sd, order)
     sd_band = (
         []
         if sd_values is None
-        else band_marks(x, mean - sd_values, mean + sd_values, colour, f"{label}, one standard deviation")
+        else band_marks(
+            x, mean - sd_values, mean + sd_values, colour, Message("{series}, one standard deviation", series=label)
+        )
     )
     return [*sd_band, Line(label, x, mean, colour, "dashed")]
 
@@ -167,7 +172,7 @@ def _ordered_values(field: "xarray.DataArray", order: np.ndarray) -> np.ndarray:
 
 
 def band_marks(x_values: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str, tip: str) -> list[Mark]:
-    """From low to high, where both are there."""
+    """A band from low to high, where both are finite."""
     is_finite = np.isfinite(low) & np.isfinite(high)
     x, low, high = x_values[is_finite], low[is_finite], high[is_finite]
     outline = np.concatenate([x, x[::-1]]), np.concatenate([low, high[::-1]])
@@ -175,7 +180,7 @@ def band_marks(x_values: np.ndarray, low: np.ndarray, high: np.ndarray, colour: 
 
 
 def strongest_bars(dataset: "xarray.Dataset", name: str) -> Panel:
-    """A bar for each named place, or for those that are farthest from 0."""
+    """One bar per category, or only the `MAX_BARS` bars farthest from 0."""
     field = dataset[name]
     values, dim = field.values.astype(float), str(field.dims[0])
     finite = np.flatnonzero(np.isfinite(values))
@@ -184,14 +189,15 @@ def strongest_bars(dataset: "xarray.Dataset", name: str) -> Panel:
     )
     labels = _dim_labels(dataset, dim)
     entries = [(labels[index], float(values[index])) for index in selected]
-    truncation_note = f" The {len(selected)} farthest from 0 of {len(values)}." if len(selected) < len(finite) else ""
-    return bar_panel(
-        field_title(name), _panel_description(dataset, name) + truncation_note, entries, _unit(dataset, name)
-    )
+    description = _panel_description(dataset, name)
+    if len(selected) < len(finite):
+        truncation_note = Message("The {n} farthest from 0 of {total}.", n=len(selected), total=len(values))
+        description = join(" ", [description, truncation_note])
+    return bar_panel(field_title(name), description, entries, _unit(dataset, name))
 
 
 def cell_panel(dataset: "xarray.Dataset", name: str, row_dim: str) -> Panel:
-    """A square for every pair of places."""
+    """A map with `row_dim` as rows and the other axis as columns."""
     column_dim = next(str(dim) for dim in dataset[name].dims if dim != row_dim)
     values = dataset[name].transpose(row_dim, column_dim).values.astype(float)
     labels = [_dim_labels(dataset, dim) for dim in (row_dim, column_dim)]
@@ -199,17 +205,17 @@ def cell_panel(dataset: "xarray.Dataset", name: str, row_dim: str) -> Panel:
     null_values = None if null is None else null.transpose(row_dim, column_dim).values.astype(float)
     tips = [
         [
-            f"{a}, {b}: {format_value(float(values[i, j]))}{_null_tip(null_values, i, j)}"
-            for j, b in enumerate(labels[1])
+            join(": ", [join(", ", [row_label, column_label]), _value_text(values, null_values, (i, j))])
+            for j, column_label in enumerate(labels[1])
         ]
-        for i, a in enumerate(labels[0])
+        for i, row_label in enumerate(labels[0])
     ]
     low, high = _colour_range(values)
     marks = (Cells(values, tips=tips, low=low, high=high, name=_unit(dataset, name) or field_title(name).lower()),)
     height = min(3.0, max(0.8, (len(values) * 9 + 46) / 236))
     axes = (
-        Axis(field_title(column_dim).lower(), labels[1]),
-        Axis("" if row_dim in CURVE_DIMS else field_title(row_dim).lower(), labels[0]),
+        Axis(_dim_title(column_dim), labels[1]),
+        Axis("" if row_dim in CURVE_DIMS else _dim_title(row_dim), labels[0]),
     )
     return Panel(
         field_title(name), _panel_description(dataset, name), marks, *axes, 2 if values.shape[1] > 20 else 1, height
@@ -217,25 +223,30 @@ def cell_panel(dataset: "xarray.Dataset", name: str, row_dim: str) -> Panel:
 
 
 def scalar_panel(dataset: "xarray.Dataset", names: list[str]) -> Panel:
-    """Single numbers, a line each."""
-    lines = []
-    for name in names:
-        null, interval = null_of_field(dataset, name, "null"), interval_ends(dataset, name)
-        interval_text = f" ({' … '.join(format_value(float(end)) for end in interval)})" if interval else ""
-        null_text = "" if null is None else f", null {format_value(float(null))}"
-        unit = f" {_unit(dataset, name)}".rstrip()
-        lines.append(f"{field_title(name)}: {format_value(float(dataset[name]))}{unit}{interval_text}{null_text}")
-    lines = lines or ["no field of this answer holds a number that can be drawn"]
+    """Single numbers, one line of text per field."""
+    no_numbers = Message("no field of this result contains numbers that can be drawn")
+    lines = [_scalar_line(dataset, name) for name in names] or [no_numbers]
     heights = np.linspace(1, 0, len(lines) + 2)[1:-1]
     marks = tuple(Label(0.5, float(y), line, "middle") for y, line in zip(heights, lines, strict=True))
-    description = " ".join(f"{field_title(name)}: {_panel_description(dataset, name)}" for name in names)
-    return Panel(
-        "Single numbers", description, marks, BARE_AXIS, BARE_AXIS, height=max(0.4, (len(lines) * 20 + 46) / 236)
-    )
+    description = join(" ", [join(": ", [field_title(name), _panel_description(dataset, name)]) for name in names])
+    height = max(0.4, (len(lines) * 20 + 46) / 236)
+    return Panel(Message("Single numbers"), description, marks, BARE_AXIS, BARE_AXIS, height=height)
+
+
+def _scalar_line(dataset: "xarray.Dataset", name: str) -> str:
+    """A single number with its unit, its interval and its null."""
+    null, interval = null_of_field(dataset, name, "null"), interval_ends(dataset, name)
+    parts = [format_value(float(dataset[name]))]
+    if unit := _unit(dataset, name):
+        parts.append(unit)
+    if interval:
+        parts.append(f"({' … '.join(format_value(float(end)) for end in interval)})")
+    null_text = [] if null is None else [Message("null {value}", value=format_value(float(null)))]
+    return join(": ", [field_title(name), join(", ", [join(" ", parts), *null_text])])
 
 
 def null_of_field(dataset: "xarray.Dataset", name: str, role: str) -> "xarray.DataArray | None":
-    """What a field is compared with (`null`, `null_sd`), on the field's own axes; none where there is none."""
+    """The null mean (`role` "null") or standard deviation ("null_sd") of a field, on the field's axes. None if it has none."""
     field, null = dataset[name], dataset.get(dataset[name].attrs.get(role, ""))
     if null is None or not set(null.dims) <= set(field.dims):
         return None
@@ -243,13 +254,13 @@ def null_of_field(dataset: "xarray.Dataset", name: str, role: str) -> "xarray.Da
 
 
 def interval_ends(dataset: "xarray.Dataset", name: str) -> "list[xarray.DataArray]":
-    """Both ends of a field's interval, or none."""
+    """Both ends of a field's interval. Empty if it has no interval."""
     arrays = [dataset[f"{name}_{end}"] for end in ("low", "high") if f"{name}_{end}" in dataset]
     return arrays if len(arrays) == 2 else []
 
 
 def field_title(name: str) -> str:
-    """A name as a title.
+    """The name of a field as a title.
 
     >>> field_title("identity_share"), field_title("w2_squared")
     ('Identity share', 'W2 squared')
@@ -259,31 +270,38 @@ def field_title(name: str) -> str:
 
 
 def _picture_title(dataset: "xarray.Dataset") -> str:
-    question = str(dataset.attrs.get("question") or field_title(str(dataset.attrs["analysis"])))
-    return f"{question} (over {dataset.attrs['texts']} texts)" if "left_out" in dataset.attrs else question
+    question: str = dataset.attrs.get("question") or field_title(str(dataset.attrs["analysis"]))
+    if "left_out" not in dataset.attrs:
+        return question
+    return Message("{question} (over {texts} texts)", question=question, texts=int(dataset.attrs["texts"]))
 
 
 def _panel_description(dataset: "xarray.Dataset", name: str) -> str:
-    """How to read a panel: the field's definition, and its null's."""
+    """The definition of a field, what it depends on, and the definition of its null."""
     null = dataset.get(dataset[name].attrs.get("null", ""))
-    definition = str(dataset[name].attrs.get("definition", field_title(name)))
-    dependences = [
-        str(dataset[name].attrs[dependence]) for dependence in ("basis", "gauge") if dependence in dataset[name].attrs
-    ]
-    null_definition = [] if null is None else [f"Null: {null.attrs.get('definition', 'what chance gives')}"]
-    return ". ".join([definition, *dependences, *null_definition]) + "."
+    attributes = dataset[name].attrs
+    sentences = [attributes.get("definition", field_title(name))]
+    sentences += [attributes[dependence] for dependence in ("basis", "gauge") if dependence in attributes]
+    if null is not None:
+        definition = null.attrs.get("definition", Message("the mean of the null distribution"))
+        sentences.append(Message("Null: {definition}", definition=definition))
+    return join(" ", [Message("{sentence}.", sentence=sentence) for sentence in sentences])
 
 
 def _unit(dataset: "xarray.Dataset", name: str) -> str:
-    return str(dataset[name].attrs.get("unit", ""))
+    unit: str = dataset[name].attrs.get("unit", "")
+    return unit
 
 
-def _null_tip(null: np.ndarray | None, row: int, column: int) -> str:
-    return "" if null is None else f", null {format_value(float(null[row, column]))}"
+def _value_text(values: np.ndarray, nulls: np.ndarray | None, cell: tuple[int, int]) -> str:
+    value = format_value(float(values[cell]))
+    if nulls is None:
+        return value
+    return Message("{value}, null {null}", value=value, null=format_value(float(nulls[cell])))
 
 
 def _colour_range(values: np.ndarray) -> tuple[float, float]:
-    """Colours from 0, to both sides where values have both signs."""
+    """The colour scale from 0 to the largest value, symmetric about 0 if some values are negative."""
     finite = values[np.isfinite(values)]
     max_abs = float(np.abs(finite).max()) if len(finite) else 0.0
     return (-(max_abs or 1.0), max_abs or 1.0) if (finite < 0).any() else (0.0, max_abs or 1.0)
@@ -294,30 +312,34 @@ def _is_per_head(field: "xarray.DataArray") -> bool:
 
 
 def _is_categorical(dataset: "xarray.Dataset", dim: str) -> bool:
-    """Are the places of an axis words without an order?"""
+    """Whether the coordinates of an axis are names without an order."""
     return dim in dataset.coords and dataset[dim].dtype.kind in "UO" and dim not in CURVE_DIMS
 
 
 def _curve_axis(dataset: "xarray.Dataset", dim: str) -> tuple[Axis, np.ndarray, np.ndarray]:
-    """An axis of curves: how it looks, the order of its places from left to right, and where they stand."""
+    """The x axis of curves, the order of the coordinates from left to right, and their x values."""
     count = dataset.sizes[dim]
     if dim not in ("layer", "token") and dataset[dim].dtype.kind in "iuf":
         order = np.argsort(dataset[dim].values, kind="stable")
-        return Axis(field_title(dim).lower()), order, dataset[dim].values[order].astype(float)
-    label = "" if dim in CURVE_DIMS else field_title(dim).lower()
+        return Axis(_dim_title(dim)), order, dataset[dim].values[order].astype(float)
+    label = "" if dim in CURVE_DIMS else _dim_title(dim)
     return Axis(label, _dim_labels(dataset, dim)), np.arange(count), np.arange(count)
 
 
 def _dim_labels(dataset: "xarray.Dataset", dim: str) -> tuple[str, ...]:
-    """The places of an axis as a person reads them."""
+    """Readable labels of the coordinates along an axis."""
     values = dataset[dim].values
     if dim == "layer":
         return tuple(f"L{value}" for value in values)
     if dim == "token" and "token_text" in dataset.coords and dataset.token_text.dims == ("token",):
         return tuple(
-            f"{value} {display_token(str(token_text))}"
+            Verbatim(f"{value} {display_token(str(token_text))}")
             for value, token_text in zip(values, dataset.token_text.values, strict=True)
         )
     if values.dtype.kind in "UO":
         return tuple(step_names(values)) if dim in CURVE_DIMS else tuple(map(str, values))
-    return tuple(f"{field_title(dim).lower()} {format_value(float(value))}" for value in values)
+    return tuple(join(" ", [_dim_title(dim), format_value(float(value))]) for value in values)
+
+
+def _dim_title(dim: str) -> str:
+    return field_title(dim).lower()

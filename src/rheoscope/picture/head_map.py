@@ -1,4 +1,4 @@
-"""One number of every head as a map of layers x heads: the panel that analyses of heads share."""
+"""Maps of one number per head (layers × heads), with optional dots for the types of heads."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rheoscope.messages.advice import Advice
-from rheoscope.messages.message import Message
+from rheoscope.messages.message import Message, Verbatim, join
 from rheoscope.picture.picture import Axis, Cells, Line, Panel, format_value
 from rheoscope.shapes import RheoscopeError
 
@@ -21,11 +21,20 @@ TYPE_COLOURS = {
     "local": "eighth",
     "uniform": "null",
 }
-"""The colour of a type of head on every map; a mixed head has none."""
+"""The colour of each type of head, the same on every map. Mixed heads have no dot."""
+TYPE_LABELS = {
+    "previous_token": Message("previous-token"),
+    "induction": Message("induction"),
+    "duplicate_token": Message("duplicate-token"),
+    "sink": Message("sink"),
+    "local": Message("local"),
+    "uniform": Message("uniform"),
+    "mixed": Message("mixed"),
+}
 TYPES_CAPTION = Message("A dot marks the type of a head. Heads without a dot have no single type.")
-"""What a caption adds where maps are coloured by type."""
+"""Added to the caption of a picture whose maps show types."""
 MIXED_COLOUR = "#c9cfda"
-"""The colour of mixed heads where every head has one."""
+"""The colour of mixed heads in pictures where every head has a colour."""
 
 
 def head_map(
@@ -39,11 +48,11 @@ def head_map(
     centre: float = 0.0,
     name: str = "",
 ) -> Panel:
-    """One square a head, colours over `reach`, some heads framed; further numbers `beside` it under the pointer.
+    """One cell per head, coloured by its value.
 
-    `name` is what the scale of the colours says of them.
-
-    With `types`, the Dataset of `head_types`, a dot on every head says what kind it is.
+    `value_range` are the ends of the colour scale, `centre` is its neutral value and `name` its label. `framed_heads` are
+    outlined. `tip_values` are further numbers in the tooltip of each head, by label. `types` is the result of `head_types`:
+    each head that has a type gets a dot.
     """
     n_layers, n_heads = values.shape
     kinds = types_of_heads(types, values.shape)
@@ -52,7 +61,7 @@ def head_map(
         for layer in range(n_layers)
     ]
     axes = (
-        Axis("head", tuple(str(h) for h in range(n_heads))),
+        Axis(Message("head"), tuple(str(h) for h in range(n_heads))),
         Axis("", tuple(f"L{layer}" for layer in range(n_layers))),
     )
     cells = Cells(
@@ -62,7 +71,7 @@ def head_map(
 
 
 def types_of_heads(types: "xarray.Dataset | None", shape: tuple[int, ...]) -> np.ndarray | None:
-    """The name of every head's type, checked against the number of layers and heads."""
+    """The type of every head (layer, head), after a check that `types` belongs to a model of this shape."""
     if types is None:
         return None
     if "type" not in getattr(types, "data_vars", {}) or types.type.shape != shape:
@@ -72,7 +81,7 @@ def types_of_heads(types: "xarray.Dataset | None", shape: tuple[int, ...]) -> np
                 "types must have {layers} layers of {heads} heads, got {received}",
                 layers=shape[0],
                 heads=shape[1],
-                received=str(received),
+                received=Verbatim(received),
             ),
             Advice("types=rs.head_types(model)"),
         )
@@ -80,7 +89,7 @@ def types_of_heads(types: "xarray.Dataset | None", shape: tuple[int, ...]) -> np
 
 
 def type_dots(kinds: np.ndarray | None) -> list[Line]:
-    """A dot on every head that has a type, a series a type."""
+    """Dots on all heads that have a type, one series per type."""
     if kinds is None:
         return []
     heads_by_type = {name: np.argwhere(kinds == name) for name in TYPE_COLOURS}
@@ -88,21 +97,22 @@ def type_dots(kinds: np.ndarray | None) -> list[Line]:
         Line(type_label(name), heads[:, 1], heads[:, 0], TYPE_COLOURS[name], "dots")
         for name, heads in heads_by_type.items()
         if len(heads)
-    ]  # rows are layers
+    ]
 
 
 def type_label(kind: str) -> str:
-    """A type in words.
+    """The label of a type in legends and tooltips.
 
     >>> type_label("previous_token")
     'previous-token'
     """
-    return kind.replace("_", "-")
+    return TYPE_LABELS.get(kind, kind)
 
 
 def _head_tip(
     layer: int, head: int, values: np.ndarray, tip_values: Mapping[str, np.ndarray], kinds: np.ndarray | None
 ) -> str:
-    extras = "".join(f", {name} {format_value(float(table[layer, head]))}" for name, table in tip_values.items())
-    kind_text = "" if kinds is None else f", {type_label(str(kinds[layer, head]))}"
-    return f"L{layer}.H{head}: {format_value(float(values[layer, head]))}{extras}{kind_text}"
+    value = join(": ", [f"L{layer}.H{head}", format_value(float(values[layer, head]))])
+    extras = [join(" ", [name, format_value(float(table[layer, head]))]) for name, table in tip_values.items()]
+    kind_labels = [] if kinds is None else [type_label(str(kinds[layer, head]))]
+    return join(", ", [value, *extras, *kind_labels])

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def head_median_table(dataset: "xarray.Dataset", columns: Mapping[str, str], heading: str, note: str = "") -> Table:
-    """One row per layer: the median of every field over the heads of the layer. `columns` maps fields to titles."""
+    """One row per layer with the median of each field over its heads. `columns` maps field names to column titles."""
     header = [
         Cell(Message("layer")),
         *(Cell(title, str(dataset[name].attrs["definition"])) for name, title in columns.items()),

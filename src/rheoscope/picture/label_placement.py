@@ -1,4 +1,4 @@
-"""Names beside dots so that they can be read: each on the side where it covers nothing, left out where there is no room."""
+"""Placement of labels next to dots so that labels do not overlap. A label without room is omitted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ from rheoscope.picture.picture import Label
 
 AxisSpans = tuple[tuple[float, float], tuple[float, float]]
 LETTER_WIDTH, LINE_HEIGHT = 0.0185, 0.039
-"""Width of a letter and height of a line as shares of a panel's width: those of the hand that writes largest (`draw/inline.py`)."""
+"""Width of a letter and height of a line as fractions of a panel's width, for the renderer with the largest font (`draw/inline.py`)."""
 LABEL_OFFSET = 0.018
-"""How far a name stands from the middle of its dot."""
+"""Distance between a label and the centre of its dot, as a fraction of the panel's width."""
 SIDE_OFFSETS = {"right": (0.5, 0.0), "left": (-0.5, 0.0), "above": (0.0, 0.5), "below": (0.0, -0.5)}
 MAX_COVERED_DOTS = 1
-"""Dots that a name may cover where it has no free side."""
+"""How many dots a label may cover."""
 MAX_LABEL_CHARS = 16
 CHUNK_SIZE = 64
-"""Names whose boxes are held against all dots at once."""
+"""How many labels are compared with all dots at once."""
 
 
 @dataclass(frozen=True)
 class LabelRequest:
-    """A text that wants to stand beside a place; a `strong` one stands out, and stands there even where it covers others."""
+    """A label for the dot at (x, y). A `strong` label is emphasised and is placed even if it covers others."""
 
     x: float
     y: float
@@ -33,15 +33,15 @@ class LabelRequest:
 def place_labels(
     requests: Sequence[LabelRequest], dots: np.ndarray, spans: AxisSpans, max_labels: int, columns: int = 1
 ) -> list[Label]:
-    """The first `most` names that have room, as words.
+    """The first `max_labels` labels that have room, each on the side of its dot where it covers least.
 
-    `dots` (n, 2) are not to be covered; `spans` are those of x and of y on a panel of so many `columns` where a unit is as long
-    on both.
+    `dots` (n, 2) are the points that labels should not cover. `spans` are the ranges of x and y. The panel is `columns` wide
+    and a unit has the same length on both axes.
 
     >>> dots = np.array([[0.0, 0.0], [0.01, 0.0], [0.5, 0.5]])
-    >>> names = [LabelRequest(0.0, 0.0, "one"), LabelRequest(0.01, 0.0, "the same"), LabelRequest(0.5, 0.5, "other")]
-    >>> [(word.text, word.side) for word in place_labels(names, dots, ((-1.0, 1.0), (-1.0, 1.0)), 3)]
-    [('one', 'right'), ('the same', 'left'), ('other', 'right')]
+    >>> requests = [LabelRequest(0.0, 0.0, "sea"), LabelRequest(0.01, 0.0, "ocean"), LabelRequest(0.5, 0.5, "king")]
+    >>> [(label.text, label.side) for label in place_labels(requests, dots, ((-1.0, 1.0), (-1.0, 1.0)), 3)]
+    [('sea', 'right'), ('ocean', 'left'), ('king', 'right')]
     """
     labels: list[Label] = []
     used_boxes = np.empty((0, 4))
@@ -58,12 +58,12 @@ def place_labels(
 
 
 def label_text(request: LabelRequest) -> str:
-    """The text of a name, cut where it is long."""
+    """The text of a label, shortened to `MAX_LABEL_CHARS`."""
     return request.text if len(request.text) <= MAX_LABEL_CHARS else request.text[: MAX_LABEL_CHARS - 1] + "…"
 
 
 def label_boxes(requests: Sequence[LabelRequest], width: float) -> np.ndarray:
-    """Left, low, right and high (names, sides, 4) of every name on every side of its dot."""
+    """The box (left, low, right, high) of every label on every side of its dot (labels, sides, 4)."""
     strong = np.array([request.strong for request in requests], dtype=bool)
     size = np.array(
         [(len(label_text(request)) * LETTER_WIDTH * width, LINE_HEIGHT * width) for request in requests]
@@ -75,7 +75,7 @@ def label_boxes(requests: Sequence[LabelRequest], width: float) -> np.ndarray:
 
 
 def count_covered_dots(boxes: np.ndarray, dots: np.ndarray) -> np.ndarray:
-    """How many dots every box (names, sides, 4) covers; in parts, which fit a fast memory."""
+    """How many dots each box (labels, sides, 4) covers. Chunks keep the comparison in the cache."""
     x, y = dots.T
 
     def count_chunk(chunk: np.ndarray) -> np.ndarray:
@@ -86,7 +86,7 @@ def count_covered_dots(boxes: np.ndarray, dots: np.ndarray) -> np.ndarray:
 
 
 def _count_overlaps(boxes: np.ndarray, used_boxes: np.ndarray) -> np.ndarray:
-    """How many boxes that are taken each of these (sides, 4) meets."""
+    """How many used boxes each of these boxes (sides, 4) overlaps."""
     return ((used_boxes[:, :2] < boxes[:, None, 2:]) & (used_boxes[:, 2:] > boxes[:, None, :2])).all(-1).sum(-1)
 
 

@@ -1,7 +1,7 @@
-"""A picture as values: panels of lines, shapes, cells and words.
+"""A picture as values: panels of lines, shapes, cells and labels.
 
-An analysis says once what its picture shows; `draw/` holds the hands that draw it: matplotlib for papers, SVG for pages; to the
-studio and to notebooks it travels as it is. So all show the same numbers.
+An analysis declares its picture once. `report/draw/` renders it with matplotlib for papers and as SVG for pages. The studio and
+notebooks receive it as JSON. All of them show the same numbers.
 """
 
 import math
@@ -23,19 +23,20 @@ PALETTE = {
     "null": "#8a93a6",
     "alone": "#8a93a6",
 }
-"""Colours that stand at least 3:1 off white and off a dark page, so that one palette serves both."""
+"""Colours with a contrast of at least 3:1 on white and on a dark page, so that one palette serves both."""
 SERIES_COLOURS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 DEPTH_COLOURS = ("#2f6fbf", "#4a6cbb", "#6768b4", "#8263a8", "#9b5f97", "#b15d80", "#c35f62", "#d0623f")
-"""From the first to the last of an ordered row."""
+"""Colours of an ordered series, from the first to the last."""
 
 Numbers = Sequence[float | int] | np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """Values at x; `style` is solid, dashed, hair (thin and light), dots, rings or stars. Of a single value any line is a dot.
+    """A series of values y at x. `style` is solid, dashed, hair (thin and light), dots, rings or stars.
 
-    With `tip` the whole line answers a pointer, with `tips` each of its dots does, else every x.
+    A line with a single finite value is drawn as a dot. `tip` is a tooltip of the whole line, `tips` has one per point. Without
+    either, the tooltip shows the values at each x.
     """
 
     name: str
@@ -49,11 +50,11 @@ class Line:
     def __post_init__(self) -> None:
         finite = islice((y for y in self.y if math.isfinite(y)), 2)
         if self.style in ("solid", "dashed", "hair") and sum(1 for _ in finite) == 1:
-            object.__setattr__(self, "style", "dots")  # frozen from now on
+            object.__setattr__(self, "style", "dots")  # the dataclass is frozen
 
     @property
     def has_tip(self) -> bool:
-        """Does it say itself what it is?"""
+        """Whether it has a tooltip of its own."""
         return bool(self.tip or len(self.tips))
 
 
@@ -70,15 +71,15 @@ class Shape:
 
 
 MISSING_CELL = "null", 0.25
-"""Colour and opacity of a cell without a number."""
+"""Colour and opacity of a cell without a value."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """A map of rows x columns; colour from `low` over `centre` to `high`, values below the centre in the second colour.
+    """A map of rows × columns. Colours run from `low` over `centre` to `high`; values below `centre` have the second colour.
 
-    `name` is what the colours measure, as their scale says it. With `log` the values are powers of ten, and the scale says
-    the numbers themselves. Where there is no number a cell is grey, which is no colour of the scale.
+    `name` labels the colour scale. With `log`, the values are exponents of ten and the scale shows the numbers themselves.
+    Cells without a value are grey, which is not a colour of the scale.
     """
 
     values: np.ndarray
@@ -93,14 +94,14 @@ class Cells:
 
     @property
     def shades(self) -> np.ndarray:
-        """Every value from −1 (the strongest colour below the centre) to 1; NaN where there is none."""
+        """Every value scaled to −1 (strongest colour below the centre) … 1. NaN where there is no value."""
         return np.clip((self.values.astype(float) - self.centre) / self._max_deviation, -1, 1)
 
     @property
     def scale_ticks(self) -> tuple[tuple[float, str], ...]:
-        """Both ends of the colours and a number between them: (shade, number as it is said).
+        """Three ticks of the colour scale as (shade, label): both ends and a number between them.
 
-        Where values lie beyond an end, it says so: they have its colour.
+        The label of an end starts with ≤ or ≥ if values lie beyond it. They have the colour of that end.
 
         >>> Cells(np.array([[0.2, 0.4]])).scale_ticks, Cells(np.array([[-9.0, 2.0]]), low=-5.0, high=5.0).scale_ticks
         (((0.0, '0'), (0.5, '0.5'), (1.0, '1')), ((-1.0, '≤ −5'), (0.0, '0'), (1.0, '5')))
@@ -118,12 +119,12 @@ class Cells:
 
     @property
     def tick_fractions(self) -> tuple[float, ...]:
-        """Where the numbers of the scale stand along it, from 0 to 1."""
+        """The places of the ticks along the scale, from 0 to 1."""
         return tuple(self._scale_fraction(shade) for shade, _ in self.scale_ticks)
 
     @property
     def colour_stops(self) -> tuple[tuple[float, str, float], ...]:
-        """The scale as straight runs from colour to colour: (shade, colour, place from 0 to 1); a shade of 0 is the paper.
+        """The scale as linear gradients: stops of (shade, colour, place from 0 to 1). A shade of 0 is the background.
 
         >>> Cells(np.array([[0.2]])).colour_stops
         ((0.0, 'first', 0.0), (1.0, 'first', 1.0))
@@ -144,7 +145,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Label:
-    """A word at a place, `side` of it: left, right, above, below or middle; a `strong` one stands out."""
+    """A text next to (x, y). `side` is left, right, above, below or middle. A `strong` label is emphasised."""
 
     x: float | int
     y: float | int
@@ -158,7 +159,7 @@ Mark = Line | Shape | Cells | Label
 
 @dataclass(frozen=True)
 class Axis:
-    """`names` are those of the places 0, 1, …, written at `marked` ones or at all; without names the axis is one of numbers.
+    """An axis of a panel. `names` are the labels of 0, 1, …, shown at `marked` or at all of them. Without names it is numeric.
 
     A `bare` axis has no ticks.
     """
@@ -174,9 +175,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes with what stands on it; `about` says how to read it, `columns` of three it takes, `height` in rows.
+    """A pair of axes with its marks. `about` explains how to read it. It is `columns` of three wide and `height` rows high.
 
-    On an `equal` one a unit is as long on both axes, so that a circle is round.
+    With `equal`, a unit has the same length on both axes, so that a circle is round. A view that shows the same data in its own
+    way finds the panel by its `name`, which is not displayed.
     """
 
     title: str
@@ -187,10 +189,11 @@ class Panel:
     columns: int = 1
     height: float = 1.0
     equal: bool = False
+    name: str = ""
 
     @property
     def legend(self) -> dict[str, tuple[str, str]]:
-        """Name → (colour, style) of what needs one: named shapes, and named lines without a hover text of their own."""
+        """Name → (colour, style) of named shapes, and of named lines without a tooltip of their own."""
         lines = [mark for mark in self.marks if isinstance(mark, Line) and mark.name and not mark.has_tip]
         shapes = [mark for mark in self.marks if isinstance(mark, Shape) and mark.name]
         return {mark.name: (mark.colour, mark.style) for mark in lines} | {
@@ -199,21 +202,21 @@ class Panel:
 
     @property
     def is_map(self) -> bool:
-        """Is it a map? Then rows count from the top."""
+        """Whether it is a map. The rows of a map count from the top."""
         return bool(self.cell_maps)
 
     @property
     def cell_maps(self) -> tuple[Cells, ...]:
-        """What has a scale of colours."""
+        """The marks that have a colour scale."""
         return tuple(mark for mark in self.marks if isinstance(mark, Cells))
 
     def span(self, direction: str) -> tuple[float, float]:
-        """The least and greatest value on the axis `x` or `y`, with some air."""
+        """The smallest and largest value on the axis `x` or `y`, with some padding."""
         axis: Axis = getattr(self, direction)
         values = np.concatenate([_mark_extent(mark, direction) for mark in self.marks] or [np.array([0.0, 1.0])])
         values = values[np.isfinite(values) & ((values > 0) | (not axis.log))]
         low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-        if not axis.log and low == high:  # one place, or values that are all the same, in the middle
+        if not axis.log and low == high:  # a single value is centred
             low, high = low - 0.5, high + 0.5
         elif not axis.log and not axis.names:
             padding = 0.06 * (high - low)
@@ -223,7 +226,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """What one analysis shows: a title, its panels, and a caption that says what it is, its null and how to read it."""
+    """The picture of one analysis: a title, panels, and a caption that explains the quantity and its null."""
 
     title: str
     caption: str
@@ -231,14 +234,14 @@ class Picture:
 
     @property
     def legend(self) -> dict[str, tuple[str, str]]:
-        """What stands on its maps: name → (colour, style), said once for all of them."""
+        """The legend that all maps of the picture share: name → (colour, style)."""
         return {name: style for panel in self.panels if panel.is_map for name, style in panel.legend.items()}
 
     def rows(self, columns: int = 3) -> list[list[Panel]]:
-        """Panels side by side while they fit.
+        """Panels in rows of at most so many columns.
 
-        >>> one, wide = Panel("", "", ()), Panel("", "", (), columns=3)
-        >>> [len(row) for row in Picture("", "", (one, one, wide, one)).rows()]
+        >>> narrow, wide = Panel("", "", ()), Panel("", "", (), columns=3)
+        >>> [len(row) for row in Picture("", "", (narrow, narrow, wide, narrow)).rows()]
         [2, 1, 1]
         """
         rows: list[list[Panel]] = []
@@ -250,7 +253,7 @@ class Picture:
 
 
 def colour_of(name: str) -> str:
-    """A colour of the palette by its name; a written colour (#…) is itself.
+    """The hex code of a colour of the palette. A hex code is returned unchanged.
 
     >>> colour_of("null"), colour_of("#123456")
     ('#8a93a6', '#123456')
@@ -259,12 +262,12 @@ def colour_of(name: str) -> str:
 
 
 def depth_colour(index: int, count: int) -> str:
-    """The colour of place `at` in an ordered row of `count`."""
+    """The colour of item `index` in an ordered series of `count` items."""
     return DEPTH_COLOURS[min(index * len(DEPTH_COLOURS) // max(count, 1), len(DEPTH_COLOURS) - 1)]
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About `count` round numbers from low to high.
+    """About `count` round numbers between low and high.
 
     >>> ticks(0.0, 1.0), ticks(3.0, 47.0)
     ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [10.0, 20.0, 30.0, 40.0])
@@ -277,7 +280,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten from low to high, with twice and five times them where there are few; round numbers where even these are none.
+    """Powers of ten between low and high. Short ranges also get 2 and 5 times them, or evenly spaced round numbers.
 
     >>> log_ticks(1.0, 2500.0), log_ticks(30.0, 250.0), log_ticks(0.52, 0.94)
     ([1.0, 10.0, 100.0, 1000.0], [50.0, 100.0, 200.0], [0.6, 0.7, 0.8, 0.9])
@@ -291,7 +294,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def format_value(value: float) -> str:
-    """A number as it is said: three digits that count, large ones in thousands, millions and billions.
+    """A number with three significant digits. Large numbers are in thousands (k), millions (M) or billions (B).
 
     >>> format_value(0.0), format_value(0.1234), format_value(12.34), format_value(1234567.0), format_value(float("nan"))
     ('0', '0.123', '12.3', '1.23M', 'none')
@@ -305,7 +308,6 @@ def format_value(value: float) -> str:
 
 
 UNIT_SIZES = {"B": 1e9, "M": 1e6, "k": 1e3}
-"""As tokens and parameters are counted."""
 
 
 def _parse_value(text: str) -> float:
@@ -313,7 +315,7 @@ def _parse_value(text: str) -> float:
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
-    """Evenly spaced numbers with as many digits as tell them apart.
+    """Labels of evenly spaced numbers, with enough digits to distinguish them.
 
     >>> tick_labels([0.0, 0.5, 1.0]), tick_labels([2.395, 2.4, 2.405]), tick_labels([0.0, 1e6])
     (['0', '0.5', '1'], ['2.395', '2.400', '2.405'], ['0', '1M'])
@@ -321,14 +323,14 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     labels = [format_value(value) for value in values]
     spacing = min((b - a for a, b in pairwise(values)), default=1.0)
     if len(set(labels)) == len(labels) and all(
-        abs(_parse_value(w) - v) < 1e-3 * spacing for w, v in zip(labels, values, strict=True)
+        abs(_parse_value(label) - value) < 1e-3 * spacing for label, value in zip(labels, values, strict=True)
     ):
         return labels
     return [f"{value:.{max(0, -math.floor(math.log10(spacing)))}f}" for value in values]
 
 
 def thin_labels(axis: Axis, max_labels: int) -> list[int]:
-    """At most `most` evenly spaced places of an axis with names.
+    """At most `max_labels` evenly spaced indices of the named positions of an axis.
 
     >>> thin_labels(Axis(names=tuple("abcdefghij")), 4), thin_labels(Axis(names=tuple("abcdefg"), marked=(0, 2, 4, 6)), 2)
     ([0, 3, 6, 9], [0, 4])
@@ -338,7 +340,7 @@ def thin_labels(axis: Axis, max_labels: int) -> list[int]:
 
 
 def _mark_extent(mark: Mark, direction: str) -> np.ndarray:
-    """What a mark takes up along an axis."""
+    """The values that a mark covers along an axis."""
     if isinstance(mark, Cells):
         rows, columns = mark.values.shape
         return np.array([-0.5, (columns if direction == "x" else rows) - 0.5])

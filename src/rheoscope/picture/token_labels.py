@@ -1,16 +1,16 @@
-"""Tokens, steps and layers as a person reads them."""
+"""Readable labels of tokens and steps."""
 
 from collections.abc import Callable, Iterable
 from unicodedata import combining
 
-from rheoscope.messages.message import Verbatim
+from rheoscope.messages.message import Message, Verbatim
 
 TokenLabels = Callable[[list[int]], list[str]]
-"""From token ids to their texts: `model.token_strings`."""
+"""A function from token ids to texts, such as `model.token_strings`."""
 
 
 def display_token(token: str) -> str:
-    """A token as one sees it: white space made visible, what has no shape by its number, an accent of its own on a circle.
+    """A token with visible white space, numbers for unprintable characters, and a circle below a lone accent.
 
     >>> display_token(" on\\n"), display_token("a\\u200b"), display_token("\\u0301")
     ('·on↵', 'a⟨U+200B⟩', '◌́')
@@ -21,7 +21,7 @@ def display_token(token: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A text without anything that moves the cursor or colours what follows.
+    """A text with every control character replaced, so that it cannot move the cursor or change colours.
 
     >>> printable("red \\x1b[31m")
     'red �[31m'
@@ -30,11 +30,15 @@ def printable(text: str) -> str:
 
 
 def step_names(steps: Iterable[object]) -> list[str]:
-    """Steps by the layer that made them: the end of a layer is the layer, the middle of it its attention.
+    """Labels of steps: a layer's output has the name of the layer, the stream after its attention is "L0 attention".
 
     >>> step_names(["embed", "L0.resid_mid", "L0.resid_post"])
     ['embed', 'L0 attention', 'L0']
     """
-    return [
-        str(step).removesuffix(".resid_post").replace(".resid_mid", " attention").replace(".", " ") for step in steps
-    ]
+    return [_step_name(*str(step).split(".")) for step in steps]
+
+
+def _step_name(layer: str, *part: str) -> str:
+    if part == ("resid_mid",):
+        return Message("{layer} attention", layer=layer)
+    return layer if part == ("resid_post",) else " ".join([layer, *part])

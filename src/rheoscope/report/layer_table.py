@@ -40,7 +40,7 @@ def blocks(results: Results) -> list[Block]:
         [Cell(f"L{layer}"), *(_cell(column, results.datasets[column.analysis], layer) for column in columns)]
         for layer in range(results.view.layers)
     ]
-    note = "" if results.has_nulls else Message("nulls are left out (--fast)")
+    note = "" if results.has_nulls else Message("null distributions were not drawn (--fast)")
     heading = Message("How each layer moves the cloud")
     return [Table(heading, header, rows, small_caption=NULL_CAPTION, note=note)] if columns else []
 

@@ -98,11 +98,11 @@ def own_plan(owner: str, report: OwnReport) -> ReportPlan:
     in_terminal = [section for section in sections if not section.page_only]
     page_only = [section for section in sections if section.page_only]
     names = [name for name, _ in report_runs(report.name, for_files=False)]
-    found = [findings_section(names)] if report.has_findings else []
+    finding_sections = [findings_section(names)] if report.has_findings else []
     return ReportPlan(
         partial(_own_title, report.title),
         partial(_declared_requests, report.name, False),
-        (*in_terminal, *found, *page_only),
+        (*in_terminal, *finding_sections, *page_only),
         partial(_declared_requests, report.name, True),
         required=owner,
     )
@@ -146,7 +146,7 @@ def findings_section(names: list[str]) -> Section:
 def _finding_blocks(results: Results) -> list[Block]:
     heading = Message("Other significant findings")
     if not results.has_nulls:
-        return [Lines(heading, [Message("Nothing was tested: nulls are left out (--fast).")])]
+        return [Lines(heading, [Message("Nothing was tested: null distributions were not drawn (--fast).")])]
     return [Lines(heading, finding_sentences(*findings(results)))]
 
 

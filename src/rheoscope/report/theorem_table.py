@@ -22,7 +22,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.theory.experiments import dynamics
 
 TABLE_MARKERS = "<!-- laws -->", "<!-- /laws -->"
-"""The table in the docs stands between these markers."""
+"""The markers around the table in the docs."""
 
 
 def largest_gap(experiment: str) -> float:
@@ -35,24 +35,40 @@ def bench_theorem(item: str, statement: str, experiment: str) -> Theorem:
 
 
 BENCH_THEOREMS = (
-    bench_theorem("4.4", "a thousand layers: softmax makes tokens alike, shaped attention does not", "shaped"),
     bench_theorem(
-        "5.1", "inner products of two maps approximate any relation, of one map only a similarity", "relations"
+        "4.4",
+        Message("over a thousand layers, tokens become equal under softmax but not under shaped attention"),
+        "shaped",
     ),
-    bench_theorem("4.4", "at finite width, covariances of tokens follow a stochastic equation", "shaped_width"),
-    bench_theorem("5.2", "metric attention of narrow bandwidth is a heat kernel: diffusion with drift", "heat"),
-    bench_theorem("5.3", "attention as a gradient flow: with Q = K = V = I an energy rises at every step", "energy"),
+    bench_theorem(
+        "5.1",
+        Message("inner products of two maps approximate any relation, those of one map only symmetric similarities"),
+        "relations",
+    ),
+    bench_theorem(
+        "4.4",
+        Message("at finite width, the covariances of tokens follow a stochastic differential equation"),
+        "shaped_width",
+    ),
+    bench_theorem(
+        "5.2", Message("metric attention with a narrow bandwidth is a heat kernel (diffusion with drift)"), "heat"
+    ),
+    bench_theorem(
+        "5.3",
+        Message("with Q = K = V = I, attention is a gradient flow whose energy rises at every step"),
+        "energy",
+    ),
 )
 
 
 def all_theorems() -> list[Theorem]:
-    """All rows, by their number in the document."""
+    """All rows, sorted by section."""
     rows = [*ATTENTION_THEOREMS, *MODEL_THEOREMS, *BENCH_THEOREMS]
     return sorted(rows, key=lambda row: float(match[0]) if (match := re.match(r"[\d.]+", row.item)) else 0.0)
 
 
 def measure_violations() -> list[tuple[Theorem, float]]:
-    """All rows with their violation, measured now."""
+    """All rows with their measured violation."""
     return [(row, row.measure()) for row in all_theorems()]
 
 

@@ -54,7 +54,8 @@ class Field:
         texts = {"definition": self.definition, "unit": self.unit, "null": self.null, "null_sd": self.null_sd}
         warnings = {"basis": "depends on the basis of E"} if self.basis_dependent else {}
         warnings |= {"gauge": "depends on the coordinates of the head"} if self.gauge_dependent else {}
-        return {name: text for name, text in (texts | warnings).items() if text}
+        kind = {"categorical": "its integers are labels"} if self.is_categorical else {}
+        return {name: text for name, text in (texts | warnings | kind).items() if text}
 
 
 def with_interval(name: str, field: Field) -> dict[str, Field]:

@@ -35,8 +35,8 @@ class ReportRun:
 
     def chosen_settings(self, options: Mapping[str, Any]) -> Settings:
         """The settings of a single run under these options."""
-        given = {name: options[name] for name in self.options if options.get(name) is not None}
-        return given | dict(self.settings)
+        settings = {name: options[name] for name in self.options if options.get(name) is not None}
+        return settings | dict(self.settings)
 
     def applies(self, options: Mapping[str, Any]) -> bool:
         """Whether the report runs it under these options."""

@@ -55,7 +55,14 @@ def head_graph(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Pan
     y = Axis("", tuple(f"H{index}" for index in reversed(range(n_heads))), low=-0.6, high=n_heads - 0.4)
     marks: tuple[Mark, ...] = (*bold_arcs, *arcs, *head_dots(layer, heights, kinds), *labels, *legend_lines(kinds))
     return Panel(
-        Message("Graph of heads"), description, marks, x, y, columns=3, height=max(MIN_ROWS, n_heads) * 40 / 236
+        Message("Graph of heads"),
+        description,
+        marks,
+        x,
+        y,
+        columns=3,
+        height=max(MIN_ROWS, n_heads) * 40 / 236,
+        name="head_graph",
     )
 
 

@@ -6,7 +6,8 @@ from rheoscope.space.analysis import Field
 IMAGE_DIMS = ("layer", "head", "image")
 DEFINITIONS = {
     "spread": Message(
-        "ratio of the 95 % and 5 % quantiles of the stretch ‖y_i − y_j‖/‖x̂_i − x̂_j‖ over pairs; 1 for an isometry up to scale"
+        "ratio of the 95 % and 5 % quantiles of the stretch ‖y_i − y_j‖/‖x̂_i − x̂_j‖ over pairs (1 for an "
+        "isometry up to scale)"
     ),
     "neighbours": Message(
         "share of a token's nearest neighbours in E that are still its nearest neighbours in the image"

@@ -25,8 +25,9 @@ TITLES = {
 def picture(dataset: "xarray.Dataset") -> Picture:
     """The number of heads of each type per layer, then a map of every score."""
     caption = Message(
-        "Each map shows a score from 0 to 1. A dot marks the heads of that type: their score reaches the threshold and is at "
-        "least twice that of uniform attention, and no sharper type has a higher score. Measured on: {probe}.",
+        "Each map shows a score from 0 to 1. A dot marks the heads of that type. Their score reaches the "
+        "threshold and is at least twice that of uniform attention. No sharper type has a higher score. "
+        "Measured on: {probe}.",
         probe=dataset.attrs["probe"],
     )
     maps = (score_map(dataset, name) for name in TITLES)

@@ -27,8 +27,8 @@ SIGNED_FIELDS = ("symmetry", "positive_share", "directionality", "copying", "ali
 ENERGY_GAIN = Cell(
     Message("climb"),
     Message(
-        "change of the energy Λ of the layer's heads by their own updates, summed over the heads, in nats; "
-        "randomly rotated heads change it by 0 to first order"
+        "change of the energy Λ of the layer's heads by their own updates, summed over the heads, in nats "
+        "(randomly rotated heads: 0 to first order)"
     ),
 )
 

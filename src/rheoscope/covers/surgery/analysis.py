@@ -277,8 +277,8 @@ SURGERY = Analysis(
         "kl": Field(("text",), "mean over tokens of KL(unchanged model ‖ edited model)", "nats"),
         "loss_control": Field(
             ("control", "text"),
-            "mean −log p under a random control, mean over draws: the change randomly rotated (size), scaled to the size of the edit on "
-            "the text (cloud), or the replacement randomly rotated (spectrum)",
+            "mean −log p under a random control, mean over draws. The control is the rotated change (size), the "
+            "change scaled to the edit on the text (cloud), or the rotated replacement (spectrum).",
             "nats",
             basis_dependent=True,
         ),

@@ -98,6 +98,7 @@ def flow_map(dataset: "xarray.Dataset") -> Panel:
         Axis(bare=True),
         columns=3,
         height=1.35,
+        name="cluster_flow",
     )
 
 

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     import xarray
 
 CAPTION = Message(
-    "A framed head is gradient-like: its cosine with the energy gradient and the alignment of F with Mᵀ are both higher than for "
-    "randomly rotated maps. The ledger shows how much each part of the layer changes the direction of the displacement; 0 means "
-    "no change."
+    "A framed head is gradient-like. Its cosine with the energy gradient and the alignment of F with Mᵀ "
+    "both exceed those of randomly rotated maps. The ledger shows how much each part of the layer changes "
+    "the direction of the displacement (0: no change)."
 )
 
 

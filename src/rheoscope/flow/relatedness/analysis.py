@@ -120,7 +120,7 @@ class WordList:
 
     def confounders(self, token_counts: Sequence[int]) -> Float[Tensor, "c n"]:
         """Properties of every word other than its meaning that could explain closeness."""
-        strings = [word if isinstance(word, str) else "" for word in self.words]
+        strings = [entry if isinstance(entry, str) else "" for entry in self.words]
         rows: list[Sequence[float]] = [
             [len(string) for string in strings],
             token_counts,
@@ -136,10 +136,10 @@ def _read_word_list(words: Groups | str | Path) -> WordList:
         group_word_pairs: list[tuple[str, Text]] = [(row["group"], row["word"]) for row in rows]
         counts = [_parse_count(row["count"]) for row in rows if "count" in row]
     else:
-        group_word_pairs, counts = [(group, word) for group, group_words in words.items() for word in group_words], []
+        group_word_pairs, counts = [(group, entry) for group, group_words in words.items() for entry in group_words], []
     names = list(dict.fromkeys(group for group, _ in group_word_pairs))
     return WordList(
-        [word for _, word in group_word_pairs],
+        [entry for _, entry in group_word_pairs],
         torch.tensor([names.index(group) for group, _ in group_word_pairs]),
         names,
         counts,
@@ -191,7 +191,7 @@ def _word_distances(
     space: str,
     progress: Callable[[int, int], None] | None,
 ) -> WordDistances:
-    texts = [[_join_carrier(carrier, word) for word in word_list.words] for carrier in carriers]
+    texts = [[_join_carrier(carrier, entry) for entry in word_list.words] for carrier in carriers]
     total_distance = torch.zeros(())
     steps: tuple[str, ...] = ()
     for n_done, sentences in enumerate(texts, 1):

@@ -79,8 +79,8 @@ KAPPA = LayerColumn(
     "transport",
     "κ",
     Message(
-        "1 if keeping every token's identity is the cheapest way to reach the next cloud, 0 if it is no better than chance; "
-        "null: displacements permuted among the tokens"
+        "1 if keeping every token's identity is the cheapest way to reach the next cloud, 0 if it is no "
+        "better than random pairing (null: permuted displacements)"
     ),
     lambda transport, layer: float(transport.kappa[layer]),
     lambda transport, layer: float(transport.kappa_null[layer]) if "kappa_null" in transport else float("nan"),

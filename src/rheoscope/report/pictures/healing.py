@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     import xarray
 
 CAPTION = Message(
-    "Held-out loss during fine-tuning, on the same batches for all: the unchanged model, the model with every M made symmetric, "
-    "and random changes of the same size."
+    "Held-out loss during fine-tuning on the same batches: the unchanged model, the model with symmetric "
+    "M, and random changes of the same size."
 )
 
 
