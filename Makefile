@@ -55,10 +55,9 @@ pictures:
 	$(INSTALL) browser studio
 	$(BIN)python examples/studio_pictures.py
 
-# Regenerates the list of analyses, the answers and the picture in the README, and the source tree in CONTRIBUTING.md.
+# Regenerates the output and the picture in the README, and the source tree in CONTRIBUTING.md.
 readme:
 	$(INSTALL)
-	$(BIN)python -m rheoscope.report.analysis_list README.md
 	$(BIN)python examples/front_door.py
 	$(BIN)python .ci/source_tree.py
 

@@ -1,4 +1,4 @@
-"""What every test shares: no deadlines, no display, no process left behind, and what the marks ask for."""
+"""Settings of all tests: no deadlines, no display, no child processes left behind, and skips for marked tests."""
 
 import gc
 import linecache
@@ -20,123 +20,91 @@ from tests.processes import end_processes
 
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported
-# A pool of compilers would end with the test that started it, and whoever compiles next would wait for it for ever.
+# A pool of compile workers would be killed after the test that started it, and the next compilation would wait for ever.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 ROOT = Path(__file__).parents[1]
-BATTERIES = tuple(f"tests/laws/every_{subject}.py" for subject in ("analysis", "batch", "dtype", "family", "move"))
-"""Laws of models: with `-m gpu` the models stand on the GPU (tests/place.py), and so their laws are tests of it."""
+MODEL_LAWS = tuple(f"tests/laws/every_{subject}.py" for subject in ("analysis", "batch", "dtype", "family", "move"))
+"""Laws of models. With `-m gpu` the models are on the GPU (tests/place.py), so these files are GPU tests too."""
 UNCHECKED = (
-    "src/",
-    "tests/corpus/test_corpus_run.py",
-    "tests/corpus/test_corpus_result.py",
-    "tests/corpus/test_distributed_run.py",
-    "tests/covers/test_agreement.py::test_random_heads_lie_inside_their_null",
-    "tests/covers/test_attention_patching.py::test_the_derivative_at_0_is_the_sum_of_the_slopes",
-    "tests/covers/test_boundary.py::test_it_equals_dense_twins",
-    "tests/covers/test_decay.py::test_deviations_are_those_of_the_points",
-    "tests/covers/test_decay.py::test_no_gauge_moves_any_number",
-    "tests/covers/test_per_head.py::test_every_head_costs_what_surgery_of_it_alone_costs",
-    "tests/covers/test_per_head.py::test_no_gauge_changes_any_field",
-    "tests/covers/test_faithfulness.py::test_the_ends_of_the_curves",
-    "tests/covers/test_head_replacement.py::test_a_replaced_",
-    "tests/covers/test_surgery.py::test_no_gauge_changes_any_field",
-    "tests/space/test_repr.py",
-    "tests/theory/test_experiments.py",
-    "tests/laws/",
-    "tests/learn/test_geometry_over_training.py",
-    "tests/learn/test_entrants.py::test_every_entrant_",
-    "tests/learn/test_packed_model.py::test_a_step_never_synchronises_with_the_device",
-    "tests/learn/test_distributed_race.py",
-    "tests/learn/test_small_tasks.py::test_a_few_steps_beat_chance",
-    "tests/report/",
-    "tests/studio/test_export.py",
-    "tests/studio/test_fuzz.py",
-    "tests/studio/test_server.py",
-    "tests/test_benchmarks.py",
-    "tests/pictures/test_readability.py",
-    "tests/test_catalogue.py",
-    "tests/commands/",
-    "tests/test_docs.py",
-    "tests/test_ideas.py",
-    "tests/test_opening.py",
-    "tests/test_readme.py",
+    "src/",  # doctests run as users run them, without checks
+    "tests/commands/",  # Typer passes its own class of Context, which the annotations of commands do not name
+    "tests/test_ideas.py",  # runs the same commands in this process
+    "tests/learn/test_distributed_race.py",  # computes in child processes, which have no shape checks
 )
-"""Tests of many rooms at once, or of many runs of one. The check of shapes at every call takes half their time and finds
-what the other tests of the room find. Or tests of what an annotation forbids and a person may type."""
-CHECKED, CASES = 3, defaultdict[str, Iterator[int]](count)
-"""Cases of one test in which shapes are checked, and how many each has had in this process."""
+"""Beginnings of the names of tests without shape checks, each with its reason."""
+CHECKED_CASES, CASE_COUNTERS = 3, defaultdict[str, Iterator[int]](count)
+"""Shapes are checked in the first 3 cases of a test; the counters count the cases in this process."""
 REAL_MODELS = Path(os.environ.get("RHEOSCOPE_REAL_MODELS", Path(__file__).parents[2] / "shared" / "models"))
-"""A directory of real checkpoints, one folder each; tests marked `real_weights` run where it exists."""
+"""A directory of real checkpoints, one folder each. Tests marked `real_weights` run if it exists."""
 
-settings.register_profile("patient", deadline=None)  # a shared machine is slow at times, which says nothing of the code
-if not os.environ.get("CI"):  # hypothesis has its own CI profile: no deadline, no randomness
+settings.register_profile("patient", deadline=None)  # a shared machine can be slow
+if not os.environ.get("CI"):  # in CI, hypothesis uses its own profile without deadlines and randomness
     settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr == "gpu":
         if config.args_source is config.ArgsSource.TESTPATHS:
-            config.args[:] = ["tests"]  # no example in the sources needs a GPU, and some import what its machine lacks
+            config.args[:] = ["tests"]  # no doctest needs a GPU, and some import packages that a GPU machine lacks
         import torch
 
         if torch.cuda.is_available():
             os.environ.setdefault("RHEOSCOPE_TEST_DEVICE", "cuda")
-    elif config.args_source is config.ArgsSource.TESTPATHS and reads_backwards():
-        config.args[:] = [*sorted(map(str, rooms()), reverse=True), str(ROOT / "src")]
+    elif config.args_source is config.ArgsSource.TESTPATHS and collects_in_reverse():
+        config.args[:] = [*sorted(map(str, collection_roots()), reverse=True), str(ROOT / "src")]
 
 
-def reads_backwards() -> bool:
-    """Every second worker: it finds compiled what the others have read, and they what it has. A fresh clone is compiled once."""
+def collects_in_reverse() -> bool:
+    """Whether this is a worker with an odd number. It collects in reverse, so that a fresh clone is compiled to bytecode only once."""
     return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 2 == 1
 
 
-def rooms() -> list[Path]:
-    """The folders of tests, and the files of tests beside them."""
-    folders = (one for one in (ROOT / "tests").iterdir() if one.is_dir() and one.name != "__pycache__")
+def collection_roots() -> list[Path]:
+    """The folders of tests, and the test files at the top level."""
+    folders = (path for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__")
     return [*folders, *(ROOT / "tests").glob("test_*.py")]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m gpu` only files that hold such tests are read: a bare GPU machine lacks what the others import."""
+    """With `-m gpu`, collect only files with GPU tests, because a GPU machine lacks packages that others import."""
     if config.option.markexpr != "gpu" or collection_path.suffix != ".py" or collection_path.name == "conftest.py":
         return None
-    place = collection_path.relative_to(ROOT).as_posix()
-    batteries = {one.split("::")[0] for one in BATTERIES}
-    return None if place in batteries or "mark.gpu" in collection_path.read_text(encoding="utf-8") else True
+    file = collection_path.relative_to(ROOT).as_posix()
+    return None if file in MODEL_LAWS or "mark.gpu" in collection_path.read_text(encoding="utf-8") else True
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """The package is first imported here, and not in a process that only hands out tests to its workers."""
+    """Import the package here, but not in the xdist controller, which runs no tests."""
     if is_xdist_worker(session):
         session.config.pluginmanager.register(Outcomes())
     if not is_xdist_controller(session):
-        gc.disable()  # what is imported and collected is no garbage: searches for it take a seventh of that time
+        gc.disable()  # imports and collection leave no garbage, and collecting it would take a seventh of their time
         from tests import checking, shipped
 
         checking.install()
         shipped.install()
         from rheoscope.running.weight_files import probe_bfloat16_matmul
 
-        probe_bfloat16_matmul()  # before any number that a later one must equal
+        probe_bfloat16_matmul()  # before any computation, because the probe can change later rounding
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # what was collected lives as long as the run; no search for garbage walks through it again
-    gc.set_threshold(50_000, 20, 50)  # most garbage needs no search
+    gc.freeze()  # collected tests live until the end, so the garbage collector can skip them
+    gc.set_threshold(50_000, 20, 50)  # reference counting frees most garbage
     gc.enable()
-    linecache.clearcache()  # doctest looks at every file in it again before each example
+    linecache.clearcache()  # doctest checks every cached file before each example
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Public functions are shown by the package and stand in their own files: their examples run there."""
-    shown = [one for one in items if not one.nodeid.startswith("src/rheoscope/__init__.py::rheoscope.")]
-    items[:] = sorted(shown, key=lambda one: (one.nodeid.startswith("src/"), str(one.path)))
+    """Drop the doctests of names that `rheoscope` re-exports, which run in their own files. Then sort the rest."""
+    unique = [item for item in items if not item.nodeid.startswith("src/rheoscope/__init__.py::rheoscope.")]
+    items[:] = sorted(unique, key=lambda item: (item.nodeid.startswith("src/"), str(item.path)))
     if "RHEOSCOPE_TEST_DEVICE" in os.environ:
-        for one in items:
-            if one.nodeid.startswith(BATTERIES):
-                one.add_marker("gpu")
+        for item in items:
+            if item.nodeid.startswith(MODEL_LAWS):
+                item.add_marker("gpu")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -151,23 +119,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Shapes are checked in the first cases of a room's own tests, and not again in those of the whole house."""
-    place = f"{item.path.relative_to(ROOT).as_posix()}::{item.name}"
-    case = next(CASES[place.split("[")[0]])
-    jaxtyping.config.update("jaxtyping_disable", place.startswith(UNCHECKED) or case >= CHECKED)
+    """Check shapes in the first cases of a test, unless it is in UNCHECKED."""
+    test = f"{item.path.relative_to(ROOT).as_posix()}::{item.name}"
+    case = next(CASE_COUNTERS[test.split("[")[0]])
+    jaxtyping.config.update("jaxtyping_disable", test.startswith(UNCHECKED) or case >= CHECKED_CASES)
     return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_by_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A folder of this run that all its workers see, and that pytest clears away."""
-    own = tmp_path_factory.getbasetemp()
-    os.environ["RHEOSCOPE_TESTS_SHARED"] = str(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
+def folder_shared_by_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A folder that all workers of this run share, and that pytest removes."""
+    folder = tmp_path_factory.getbasetemp()
+    os.environ["RHEOSCOPE_TESTS_SHARED"] = str(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
 
 
 @pytest.fixture(autouse="RHEOSCOPE_TEST_DEVICE" in os.environ)
-def where_the_models_are() -> Iterator[None]:
-    """The pretended device is there while a test runs; a GPU always is."""
+def fake_device() -> Iterator[None]:
+    """Enable the fake device during a test if RHEOSCOPE_TEST_DEVICE is "away"."""
     from tests.elsewhere import elsewhere
 
     with elsewhere() if os.environ["RHEOSCOPE_TEST_DEVICE"] == "away" else nullcontext():
@@ -175,6 +143,7 @@ def where_the_models_are() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_process_outlives_its_test() -> Iterator[None]:
+def end_child_processes() -> Iterator[None]:
+    """Kill the child processes of a test at its end."""
     with end_processes():
         yield

@@ -1,10 +1,10 @@
-"""Triton kernels without a GPU: a fix for Triton's interpreter."""
+"""A fix for Triton's interpreter, which runs kernels without a GPU."""
 
 from typing import Any
 
 
-def mend_interpreter() -> None:
-    """Triton 3.6 uses an array of one number as the number, which NumPy 2.4 no longer allows."""
+def patch_interpreter() -> None:
+    """Triton 3.6 converts an array with one element to a number, which NumPy 2.4 no longer allows."""
     from triton.runtime import interpreter
 
     if (original := interpreter._patch_lang_tensor).__module__ == __name__:

@@ -1,7 +1,7 @@
-"""The architecture is a test: layers, light imports, names, sizes, and a documented surface.
+"""Tests of the architecture: layers, light imports, names, sizes and documented public names.
 
-Each rule is a function from a source tree to the list of what breaks it. It must find nothing in ``src/rheoscope``, and
-it must find the fault that ``test_every_rule_can_fail`` plants in a small tree.
+Each rule is a function from a source tree to the list of its violations. It must find none in ``src/rheoscope``, and it must
+find the violation that ``test_every_rule_can_fail`` puts into a small tree.
 """
 
 import ast
@@ -26,11 +26,11 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "rheoscope"
 source_tree = SimpleNamespace(**run_path(str(ROOT / ".ci" / "source_tree.py")))
 
-# Top to bottom. A room imports only from rooms of lower rows; rooms of one row do not know each other.
+# From top to bottom. A package imports only from lower rows, and never from its own row.
 LAYERS = [
     ["__main__"],
     ["commands"],
-    ["__init__"],  # the public names: the command may use them, no room does
+    ["__init__"],  # the public names, which only the command line may use
     ["studio"],
     ["corpus", "learn"],
     ["report"],
@@ -42,7 +42,7 @@ LAYERS = [
     ["statistics", "picture", "attention"],
     ["files", "notebook_html", "ray_workers"],
     ["shapes"],
-    ["messages"],  # errors, pictures and reports are made of them
+    ["messages"],  # used by errors, pictures and reports
 ]
 DEPTH = {room: depth for depth, row in enumerate(LAYERS) for room in row}
 VAGUE = {"utils", "util", "common", "core", "helpers", "helper", "base", "manager", "managers", "misc"}
@@ -66,30 +66,30 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def parse(file: Path) -> ast.Module:
-    return parsed(file.read_text(encoding="utf-8"))[0]
+    return parse_text(file.read_text(encoding="utf-8"))[0]
 
 
 def imports_and_functions(file: Path) -> list[ast.Import | ast.ImportFrom | Function]:
-    return parsed(file.read_text(encoding="utf-8"))[1]
+    return parse_text(file.read_text(encoding="utf-8"))[1]
 
 
 @cache
-def parsed(text: str) -> tuple[ast.Module, list[ast.Import | ast.ImportFrom | Function]]:
-    """A file, and all in it that a rule asks about: every rule reads every file."""
+def parse_text(text: str) -> tuple[ast.Module, list[ast.Import | ast.ImportFrom | Function]]:
+    """The syntax tree of a file with its imports and functions, cached because every rule reads every file."""
     tree = ast.parse(text)
     return tree, [node for node in statements(tree) if isinstance(node, ast.Import | ast.ImportFrom | Function)]
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All that stands in it, at any depth, but not what statements are made of, which is ten times as much."""
+    """All statements at any depth. Expressions are skipped, because a full walk visits ten times as many nodes."""
     for block in ("body", "handlers", "cases", "orelse", "finalbody"):
         for line in getattr(node, block, ()):
             yield line
             yield from statements(line)
 
 
-def absolute(node: ast.ImportFrom, file: Path, source: Path) -> str:
-    """The module that ``from … import`` names, relative ones resolved: ``rheoscope.attention.mask``."""
+def absolute_module(node: ast.ImportFrom, file: Path, source: Path) -> str:
+    """The absolute module of a ``from … import``, for example ``rheoscope.attention.mask``."""
     if not node.level:
         return node.module or ""
     package = ["rheoscope", *file.relative_to(source).parent.parts]
@@ -97,17 +97,17 @@ def absolute(node: ast.ImportFrom, file: Path, source: Path) -> str:
 
 
 def imported_modules(file: Path, source: Path) -> Iterator[tuple[int, str]]:
-    """Every import of a file, those inside functions too, as (line, dotted name)."""
+    """Every import of a file, also inside functions, as (line, dotted name)."""
     for node in imports_and_functions(file):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            module = absolute(node, file, source)
+            module = absolute_module(node, file, source)
             yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
 
 
 def imported_rooms(file: Path, source: Path) -> Iterator[tuple[int, str]]:
-    """The rooms a file imports from; a name of the package itself (``import rheoscope``) is ``__init__``."""
+    """The top-level modules that a file imports. ``import rheoscope`` counts as ``__init__``."""
     rooms = {path.stem for path in source.iterdir()} - {"__init__"}
     for line, name in imported_modules(file, source):
         package, *rest = name.split(".")
@@ -115,7 +115,7 @@ def imported_rooms(file: Path, source: Path) -> Iterator[tuple[int, str]]:
             yield line, rest[0] if rest and rest[0] in rooms else "__init__"
 
 
-# The rules about source files
+# Rules for source files
 
 
 def imports_upwards(source: Path) -> list[str]:
@@ -129,7 +129,7 @@ def imports_upwards(source: Path) -> list[str]:
 
 
 def import_cycles(source: Path) -> list[str]:
-    """A circle of imports, also one that an import inside a function hides. Imports for type checkers are left out."""
+    """An import cycle, also one through imports inside functions. Imports for type checkers are ignored."""
     files = {module_name(file, source): file for file in python_files(source)}
     graph = {name: runtime_imports(file, source) & files.keys() - {name} for name, file in files.items()}
     try:
@@ -163,7 +163,7 @@ def vague_names(source: Path) -> list[str]:
 
 
 def folders_that_export(source: Path) -> list[str]:
-    """A folder's ``__init__.py`` holds a docstring and nothing else, or lazy names turn into modules."""
+    """A folder's ``__init__.py`` contains only a docstring, because other code would turn lazy names into modules."""
     inits = [file for file in python_files(source) if file.name == "__init__.py" and file.parent != source]
     return [str(file.relative_to(source)) for file in inits if not only_docstring(parse(file))]
 
@@ -206,7 +206,7 @@ def long_functions(source: Path) -> list[str]:
     return [f"{name}: {lines} lines" for name, lines in functions(source).items() if lines > LONGEST_FUNCTION]
 
 
-def a_long_tail(source: Path) -> list[str]:
+def too_many_long_functions(source: Path) -> list[str]:
     """Non-empty when more than a tenth of the functions are long."""
     lengths = functions(source)
     long = [f"{name}: {lines} lines" for name, lines in lengths.items() if lines > LONG_FUNCTION]
@@ -226,7 +226,7 @@ RULES = [
     folders_that_export,
     postponed_annotations,
     long_functions,
-    a_long_tail,
+    too_many_long_functions,
     long_files,
 ]
 
@@ -236,23 +236,23 @@ def test_source(rule: Callable[[Path], list[str]]) -> None:
     assert rule(SOURCE) == []
 
 
-def test_rules_see_the_source() -> None:
+def test_rules_read_the_source() -> None:
     rooms = {room_of(file, SOURCE) for file in python_files(SOURCE)}
     assert {"__init__", "attention", "shapes", "commands"} <= rooms
     assert any(other == "attention" for file in python_files(SOURCE) for _, other in imported_rooms(file, SOURCE))
 
 
-def test_no_import_and_no_function_is_overlooked() -> None:
-    """Those that a walk through every expression finds."""
-    tried = "try:\n import a\nexcept E:\n import b\nelse:\n import c\nfinally:\n import d\n"
-    matched = (
+def test_every_import_and_every_function_is_collected() -> None:
+    """The collected nodes equal those of a full walk."""
+    try_blocks = "try:\n import a\nexcept E:\n import b\nelse:\n import c\nfinally:\n import d\n"
+    match_and_class_blocks = (
         "match x:\n case 1:\n  from e import f\nclass G:\n while h:\n  async def i(): import j\n else:\n  import k\n"
     )
-    for text in (tried + matched, Path(__file__).read_text(encoding="utf-8")):
-        tree, found = parsed(text)
-        walked = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom | Function))
-        assert {*map(id, walked)} == {*map(id, found)}
-    assert len(parsed(tried + matched)[1]) == 8
+    for text in (try_blocks + match_and_class_blocks, Path(__file__).read_text(encoding="utf-8")):
+        tree, collected = parse_text(text)
+        expected = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom | Function))
+        assert {*map(id, expected)} == {*map(id, collected)}
+    assert len(parse_text(try_blocks + match_and_class_blocks)[1]) == 8
 
 
 FAULTS = [
@@ -271,10 +271,10 @@ FAULTS = [
     (folders_that_export, "attention/__init__.py", '"""Attention."""\nfrom .mask import causal'),
     (postponed_annotations, "attention/mask.py", "from __future__ import annotations"),
     (long_functions, "attention/mask.py", "def long():\n" + "    x = 1\n" * LONGEST_FUNCTION),
-    (a_long_tail, "attention/mask.py", "def long():\n" + "    x = 1\n" * LONG_FUNCTION),
+    (too_many_long_functions, "attention/mask.py", "def long():\n" + "    x = 1\n" * LONG_FUNCTION),
     (long_files, "attention/mask.py", "x = 1\n" * (LONGEST_FILE + 1)),
 ]
-FINE = [
+VALID = [
     (imports_upwards, "attention/mask.py", "from .score import dot\nfrom rheoscope.shapes import Queries"),
     (imports_upwards, "attention/deep/mask.py", "from ..score import dot\nfrom rheoscope import __version__"),
     (
@@ -291,7 +291,11 @@ FINE = [
     (folders_that_export, "attention/__init__.py", '"""Attention."""'),
     (folders_that_export, "attention/__init__.py", ""),
     (long_functions, "attention/mask.py", "def f():\n    '''\n" + "    word\n" * 90 + "    '''\n"),
-    (a_long_tail, "attention/mask.py", "def long():\n" + "    x = 1\n" * LONG_FUNCTION + "def f(): ...\n" * 9),
+    (
+        too_many_long_functions,
+        "attention/mask.py",
+        "def long():\n" + "    x = 1\n" * LONG_FUNCTION + "def f(): ...\n" * 9,
+    ),
     (long_files, "attention/mask.py", "x = 1\n" * LONGEST_FILE),
 ]
 
@@ -319,7 +323,7 @@ def test_every_rule_can_fail(rule: Callable[[Path], list[str]], file: str, text:
     assert rule(tmp_path) != []
 
 
-@pytest.mark.parametrize(("rule", "file", "text"), FINE)
+@pytest.mark.parametrize(("rule", "file", "text"), VALID)
 def test_no_rule_is_too_strict(rule: Callable[[Path], list[str]], file: str, text: str, tmp_path: Path) -> None:
     plant(tmp_path, file, text)
     assert rule(tmp_path) == []
@@ -345,15 +349,15 @@ def test_the_tree_lists_files_folders_and_their_docstrings(tmp_path: Path) -> No
     assert page.endswith("\nb")
 
 
-# Light imports, as in a fresh interpreter
+# Light imports in a fresh interpreter
 
 
 def loaded_by(statement: str) -> set[str]:
     """The top-level packages that a statement loads."""
     code = f"import json, sys; {statement}; print(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return set(json.loads(done.stdout))
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return set(json.loads(process.stdout))
 
 
 def test_importing_the_package_is_light() -> None:
@@ -369,14 +373,14 @@ def loaded_by_attention() -> None:
 
 
 def test_attention_needs_torch_and_jaxtyping_only() -> None:
-    """In a fork that keeps torch and forgets the others: torch takes as long as all other tests of imports."""
-    done = run_in_fork(loaded_by_attention)
-    assert done.returncode == 0, done.stderr
-    assert {"torch", "jaxtyping"} <= set(json.loads(done.stdout))
-    assert set(json.loads(done.stdout)) & HEAVY == set()
+    """Run in a fork that keeps torch loaded, because importing torch takes as long as all other import tests."""
+    process = run_in_fork(loaded_by_attention)
+    assert process.returncode == 0, process.stderr
+    assert {"torch", "jaxtyping"} <= set(json.loads(process.stdout))
+    assert set(json.loads(process.stdout)) & HEAVY == set()
 
 
-def test_a_heavy_import_would_be_seen() -> None:
+def test_loaded_by_reports_a_heavy_import() -> None:
     assert {"matplotlib", "numpy"} <= loaded_by("import matplotlib")
 
 
@@ -389,7 +393,7 @@ def public_names() -> list[str]:
     return [name for name in rheoscope.__all__ if not name.startswith("__")]
 
 
-def names_that_hide_a_module(names: list[str], source: Path) -> set[str]:
+def names_shadowing_a_module(names: list[str], source: Path) -> set[str]:
     return set(names) & {path.stem for path in source.iterdir()}
 
 
@@ -398,7 +402,7 @@ def names_without_example(package: object, names: list[str]) -> list[str]:
 
 
 def names_not_in_text(names: list[str], text: str) -> list[str]:
-    """A name is documented where it stands as code: ``rs.name`` or `name`."""
+    """The undocumented names. A name is documented if it appears as code: ``rs.name`` or `name`."""
     return [name for name in names if not re.search(rf"(\brs\.|\brheoscope\.|`){name}\b", text)]
 
 
@@ -411,9 +415,9 @@ def test_there_are_public_names() -> None:
     assert {"mechanism", "mechanisms"} <= set(public_names())
 
 
-def test_no_public_name_hides_a_module() -> None:
-    assert names_that_hide_a_module(public_names(), SOURCE) == set()
-    assert names_that_hide_a_module(["mechanism", "attention", "commands"], SOURCE) == {"attention", "commands"}
+def test_no_public_name_shadows_a_module() -> None:
+    assert names_shadowing_a_module(public_names(), SOURCE) == set()
+    assert names_shadowing_a_module(["mechanism", "attention", "commands"], SOURCE) == {"attention", "commands"}
 
 
 def test_every_public_name_has_an_example() -> None:

@@ -1,4 +1,4 @@
-"""Every benchmark runs: its smallest form, in this process. How fast anything is, no test asks."""
+"""Every benchmark runs in its smallest form, and same_numbers.py reports differences. No test measures speed."""
 
 import gc
 import runpy
@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-PARTS = {"timing", "peers"}
-"""What benchmarks are made of."""
-BENCHMARKS = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in PARTS)
+SHARED_MODULES = {"timing", "peers"}
+"""Modules that benchmarks import."""
+BENCHMARKS = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in SHARED_MODULES)
 ON_A_GPU = [("training_cuda", []), ("trace", ["--cuda"]), ("gpu", [])]
 
 
 @pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[list[str]], None]]:
-    """What a benchmark does with the words after its name."""
-    gc.freeze()  # what other tests left: a benchmark that measures memory searches for its own garbage alone
+def load_main(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[list[str]], None]]:
+    """A function from the name of a benchmark to its `main`."""
+    gc.freeze()  # so that a benchmark of memory collects only its own garbage
     monkeypatch.syspath_prepend(FOLDER)
     return lambda name: runpy.run_path(str(FOLDER / f"{name}.py"), run_name=name)["main"]
 
@@ -29,45 +29,51 @@ def results() -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("name", [name for name in BENCHMARKS if not name.endswith("cuda")])
-def test_the_smallest_form_runs_and_stores_nothing(name: str, main: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_smallest_form_runs_and_stores_nothing(
+    name: str, load_main: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     stored = results()
-    main(name)(["--smallest"])
+    load_main(name)(["--smallest"])
     assert capsys.readouterr().out
     assert results() == stored
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at every tensor it meets
-@pytest.mark.parametrize(("name", "words"), ON_A_GPU)
-def test_the_smallest_form_runs_on_a_gpu(name: str, words: list[str], main: Any) -> None:
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # torch's compiler reads the attribute of every tensor
+@pytest.mark.parametrize(("name", "arguments"), ON_A_GPU)
+def test_the_smallest_form_runs_on_a_gpu(name: str, arguments: list[str], load_main: Any) -> None:
     stored = results()
-    main(name)(["--smallest", *words])
+    load_main(name)(["--smallest", *arguments])
     assert results() == stored
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_each_says_what_it_is(name: str, main: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(name)(["--help"])
-    assert end.value.code == 0
+def test_every_benchmark_has_help(name: str, load_main: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        load_main(name)(["--help"])
+    assert exit_info.value.code == 0
     assert "--smallest" in capsys.readouterr().out
 
 
-def test_memory_is_that_of_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No benchmark starts one in its smallest form, as each would import torch."""
+def test_peak_memory_is_measured_in_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their smallest form, benchmarks start no process, because it would import torch."""
     monkeypatch.syspath_prepend(FOLDER)
     from timing import peak_bytes
 
-    held, more = "x = bytes(range(256)) * 200_000\n", "y = bytes(range(256)) * 40_000\n"
-    assert 10_000_000 < peak_bytes(f"{held}# measured\n{more}") < 20_000_000
-    assert 40_000_000 < peak_bytes(f"# measured\n{held}del x\n{more}") < 70_000_000  # what is given back was held too
+    allocate_50_mb, allocate_10_mb = "x = bytes(range(256)) * 200_000\n", "y = bytes(range(256)) * 40_000\n"
+    assert 10_000_000 < peak_bytes(f"{allocate_50_mb}# measured\n{allocate_10_mb}") < 20_000_000
+    assert (
+        40_000_000 < peak_bytes(f"# measured\n{allocate_50_mb}del x\n{allocate_10_mb}") < 70_000_000
+    )  # freed memory counts towards the peak
 
 
 def test_there_are_benchmarks() -> None:
     assert {"attention_cpu", "trace", "training_cuda"} <= set(BENCHMARKS)
 
 
-def test_two_kernels_at_a_time_keep_a_gpu_busy_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlapping_kernels_count_once_as_busy_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
     covered = runpy.run_path(str(FOLDER / "corpus.py"), run_name="corpus")["covered"]
     assert covered([(0, 2), (5, 6), (1, 3), (1, 2)]) == 4
@@ -84,12 +90,12 @@ def same_numbers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def fields(**values: Any) -> dict[tuple[str, str], Any]:
-    """An answer with fields along one axis."""
+    """A result with fields along one axis."""
     return {("field", name): (("token",), np.array(numbers)) for name, numbers in values.items()}
 
 
 def problems(same_numbers: dict[str, Any], old: Any, new: Any, model: str = "llama") -> dict[tuple[str, str], str]:
-    """(analysis, name) → what differs between two answers of one analysis, without those that were expected."""
+    """(analysis, name) → the unexpected differences between two results of an analysis."""
     comparison = same_numbers["Comparison"]()
     name = same_numbers["RENAMED_ANALYSES"].get("speed", "speed")
     same_numbers["compare"]({("speed", 0): old}, {(name, 0): new}, (model, "short"), comparison)
@@ -103,7 +109,7 @@ OLD_ANSWER = fields(size=[1.0, 2.0, np.nan], count=[1, 2, 3], label=["a", "b", "
 }
 
 
-def test_equal_answers_have_no_difference(same_numbers: dict[str, Any]) -> None:
+def test_equal_results_have_no_difference(same_numbers: dict[str, Any]) -> None:
     wide = fields(label=np.array(["a", "b", "c"], dtype="<U9"))
     assert not problems(same_numbers, OLD_ANSWER, OLD_ANSWER | wide)
     assert not problems(same_numbers, "refused", "refused")
@@ -136,7 +142,7 @@ def test_a_refusal_by_one_version_is_reported(same_numbers: dict[str, Any]) -> N
     assert problems(same_numbers, "refused", OLD_ANSWER) == {("speed", "*"): "refused → an answer"}
 
 
-def test_rounding_is_allowed_as_the_dtype_has_it(same_numbers: dict[str, Any]) -> None:
+def test_the_rounding_of_the_dtype_is_allowed(same_numbers: dict[str, Any]) -> None:
     old, rounded = fields(size=[1.0, 1e-20, 2.0]), fields(size=[1.0, 2e-20, 2.0 + 1e-10])
     assert not problems(same_numbers, old, rounded)
     nearly = fields(size=[1.0, 1e-20, 2.00001])
@@ -144,7 +150,7 @@ def test_rounding_is_allowed_as_the_dtype_has_it(same_numbers: dict[str, Any]) -
     assert problems(same_numbers, old, nearly)
 
 
-def test_renamed_answers_are_compared(same_numbers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renamed_results_are_compared(same_numbers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     old = fields(size=[1.0], cost_sampled=[2.0], label=["a"]) | {("attribute", "least"): ((), np.array(4))}
     new = {
         ("field", "norm"): (("position",), np.array([1.0])),
@@ -187,7 +193,7 @@ def test_settings_are_passed_under_their_new_names(
 
 
 @pytest.mark.slow
-def test_two_directories_are_compared(main: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--quick", "--models", "own_decoder", "--analyses", "head_statistics", "--jobs", "2"]
-    main("same_numbers")([str(FOLDER.parent), *words])
+def test_two_directories_are_compared(load_main: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--quick", "--models", "own_decoder", "--analyses", "head_statistics", "--jobs", "2"]
+    load_main("same_numbers")([str(FOLDER.parent), *arguments])
     assert "unexplained differences: 0" in capsys.readouterr().out

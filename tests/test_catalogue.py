@@ -1,4 +1,4 @@
-"""One table of analyses, and all that follows from it: a toy of one file and one line is found everywhere."""
+"""Tests of the catalogue: a toy analysis of one file and one line appears everywhere, and rules for every analysis."""
 
 import inspect
 import json
@@ -18,7 +18,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import SUBJECTS
 from tests.cases import double, text
 from tests.laws import every_analysis as battery
-from tests.pictures.cases import TEXT, by_three_hands, model
+from tests.pictures.cases import TEXT, check_all_renderers, model
 from tests.report.cases import small
 
 TOY = '''
@@ -47,8 +47,8 @@ TOY_RADIUS = Analysis(
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """One file, one line."""
+def toy_analysis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A toy analysis: one file, and one line in the catalogue."""
     (tmp_path / "toy_radius_file.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(ANALYSIS_MODULES, "toy_radius", "toy_radius_file")
@@ -57,101 +57,101 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     sys.modules.pop("toy_radius_file", None)
 
 
-def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    """The command, in this process."""
+def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    """Run `rheoscope` with these arguments in this process."""
     from rheoscope.commands.app import main
 
-    monkeypatch.setattr(sys, "argv", ["rheoscope", *words])
-    with pytest.raises(SystemExit) as end:
+    monkeypatch.setattr(sys, "argv", ["rheoscope", *arguments])
+    with pytest.raises(SystemExit) as exit_info:
         main()
-    assert not end.value.code
+    assert not exit_info.value.code
 
 
-def test_a_toy_has_its_name_its_row_and_its_place_in_every_list(toy: str) -> None:
+def test_a_toy_is_in_every_list_of_analyses(toy_analysis: str) -> None:
     assert rs.toy_radius(model().trace(TEXT)).radius.dims == ("point",)
-    assert rs.analyses().loc[toy, "question"] == "How wide is the cloud after every layer?"
-    assert toy in dir(rs)
-    assert toy in rs.__all__
+    assert rs.analyses().loc[toy_analysis, "question"] == "How wide is the cloud after every layer?"
+    assert toy_analysis in dir(rs)
+    assert toy_analysis in rs.__all__
     assert "How wide is the cloud after every layer?" in rs.__doc__
-    assert f"| `{toy}` |" in catalogue_table()
+    assert f"| `{toy_analysis}` |" in catalogue_table()
     assert "mean distance of the tokens from the mean of their cloud" in catalogue_page()
 
 
 def test_a_toy_has_a_command_and_files(
-    toy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    toy_analysis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    typed(monkeypatch, "analyses")
-    assert toy in capsys.readouterr().out
+    run_command(monkeypatch, "analyses")
+    assert toy_analysis in capsys.readouterr().out
     files = ("--json", "toy.json", "--csv", "tables", "--html", "toy.html")
-    typed(monkeypatch, "analyse", toy, TEXT, "--share", "0.5", *files)
-    said = capsys.readouterr().out
-    assert "L5.resid_post" in said
-    found = json.loads((tmp_path / "toy.json").read_text())[toy]["data_vars"]["radius"]["data"]
-    assert np.allclose(found, 0.5 * rs.toy_radius(model().trace(TEXT)).radius.values)
+    run_command(monkeypatch, "analyse", toy_analysis, TEXT, "--share", "0.5", *files)
+    output = capsys.readouterr().out
+    assert "L5.resid_post" in output
+    radius = json.loads((tmp_path / "toy.json").read_text())[toy_analysis]["data_vars"]["radius"]["data"]
+    assert np.allclose(radius, 0.5 * rs.toy_radius(model().trace(TEXT)).radius.values)
     assert {file.name for file in (tmp_path / "tables").iterdir()} == {
-        f"{toy}.point.csv",
+        f"{toy_analysis}.point.csv",
         "definitions.csv",
         "provenance.csv",
     }
     assert "<svg" in (tmp_path / "toy.html").read_text()
 
 
-def test_a_toy_is_drawn_in_all_hands_and_stands_in_the_report(toy: str, tmp_path: Path) -> None:
+def test_a_toy_is_drawn_by_all_renderers_and_is_in_the_report(toy_analysis: str, tmp_path: Path) -> None:
     from rheoscope.report.draw_result import picture_of
 
-    found = rs.toy_radius(model().trace(TEXT))
-    by_three_hands(picture_of(found))
+    result = rs.toy_radius(model().trace(TEXT))
+    check_all_renderers(picture_of(result))
     rs.save_report(small(), small().trace(TEXT), tmp_path / "report.html")
-    assert picture_of(found).title in (tmp_path / "report.html").read_text()
+    assert picture_of(result).title in (tmp_path / "report.html").read_text()
 
 
-def test_a_toy_is_in_the_gauge_battery(toy: str) -> None:
-    call = battery.calls()[toy]
-    battery.holds_still(call, call(double("llama")), "llama", battery.gauges("llama"))
+def test_a_toy_is_in_the_gauge_tests(toy_analysis: str) -> None:
+    call = battery.calls()[toy_analysis]
+    battery.assert_unchanged(call, call(double("llama")), "llama", battery.gauges("llama"))
 
 
-# What holds for every row
+# Rules for every analysis
 
 
 @pytest.mark.parametrize("name", ANALYSIS_MODULES)
-def test_an_analysis_can_be_asked_of_its_subject_alone(name: str) -> None:
-    one = analysis_by_name(name)
-    parameters = list(inspect.signature(one.ask).parameters.values())
+def test_an_analysis_needs_only_its_subject(name: str) -> None:
+    analysis = analysis_by_name(name)
+    parameters = list(inspect.signature(analysis.ask).parameters.values())
     subjects = [parameter.name for parameter in parameters if parameter.name in SUBJECTS]
     assert [parameter.name for parameter in parameters][: len(subjects)] == subjects
     assert all(parameter.default is not inspect.Parameter.empty for parameter in parameters[len(subjects) :])
-    assert {"view": {"view"}, "trace": {"trace"}}.get(one.needs, {"model", *subjects}) == set(subjects)
-    assert one.name == name
-    assert one.question.endswith(("?", ")"))
-    assert (inspect.getdoc(one.ask) or "").count(">>>") >= 2
+    assert {"view": {"view"}, "trace": {"trace"}}.get(analysis.needs, {"model", *subjects}) == set(subjects)
+    assert analysis.name == name
+    assert analysis.question.endswith(("?", ")"))
+    assert (inspect.getdoc(analysis.ask) or "").count(">>>") >= 2
 
 
 @pytest.mark.parametrize("name", ANALYSIS_MODULES)
-def test_every_field_of_an_answer_is_declared(name: str) -> None:
-    """As it is, with its axes; a null is a field of the same answer, and says what it is of."""
-    one, found = analysis_by_name(name), battery.call(name)(double("llama"))
-    for field, x in found.data_vars.items():
-        declared = one.fields[str(field)]
+def test_every_field_of_a_result_is_declared(name: str) -> None:
+    """Fields have their declared axes and definitions, and a declared null is a field of the same result."""
+    analysis, result = analysis_by_name(name), battery.call(name)(double("llama"))
+    for field, x in result.data_vars.items():
+        declared = analysis.fields[str(field)]
         assert set(x.dims) - {"head"} == set(declared.dims) - {"head"}
         assert x.attrs["definition"] == declared.definition
-    for field in one.fields.values():
-        assert {field.null, field.null_sd} <= {*one.fields, ""}
+    for field in analysis.fields.values():
+        assert {field.null, field.null_sd} <= {*analysis.fields, ""}
         assert field.definition
 
 
-WORDS = {"k", "n", "position", "answer", "query", "answers"}
-"""What settings are not called: they have one word each."""
+RESERVED_NAMES = {"k", "n", "position", "answer", "query", "answers"}
+"""Names that no setting may have, because other names have the same meaning."""
 
 
 @pytest.mark.parametrize("name", ANALYSIS_MODULES)
-def test_settings_have_one_word_each(name: str) -> None:
+def test_no_setting_has_a_reserved_name(name: str) -> None:
     settings = analysis_by_name(name).settings
-    wrong = {word for word in settings if word in WORDS}
-    assert wrong <= ({"query"} if name == "score_attribution" else set())  # a score has a query and a key
+    reserved = {setting for setting in settings if setting in RESERVED_NAMES}
+    assert reserved <= ({"query"} if name == "score_attribution" else set())  # a score has a query and a key
 
 
-# No number is made of two models
+# No result mixes two models
 
 
 def with_model_and_trace() -> list[str]:
@@ -159,42 +159,36 @@ def with_model_and_trace() -> list[str]:
 
 
 @pytest.mark.parametrize("name", ANALYSIS_MODULES)
-def test_no_setting_has_the_name_of_an_option_that_every_command_has(name: str) -> None:
+def test_no_setting_has_the_name_of_a_common_option(name: str) -> None:
     assert not set(typeable_options(analysis_by_name(name))) & set(COMMON_OPTIONS)
 
 
 @pytest.mark.parametrize("name", ANALYSIS_MODULES)
-def test_no_analysis_takes_a_view_beside_a_trace(name: str) -> None:
+def test_no_analysis_takes_both_a_view_and_a_trace(name: str) -> None:
     assert not {"view", "trace"} <= set(analysis_by_name(name).subjects)
     assert not {"view"} & set(analysis_by_name(name).settings)
 
 
 @pytest.mark.parametrize("name", with_model_and_trace())
 def test_a_trace_of_other_weights_is_refused(name: str) -> None:
-    one, other = double("gpt2"), double("gpt2_by_depth")
+    model, other_model = double("gpt2"), double("gpt2_by_depth")
     with pytest.raises(RheoscopeError, match="this trace comes from weights"):
-        analysis_by_name(name).ask(one, other.trace(text()))
+        analysis_by_name(name).ask(model, other_model.trace(text()))
 
 
-def test_functions_that_take_both_refuse_them_too() -> None:
-    one, other = double("gpt2"), double("gpt2_by_depth")
+def test_functions_of_model_and_trace_refuse_a_trace_of_other_weights() -> None:
+    model, other_model = double("gpt2"), double("gpt2_by_depth")
     with pytest.raises(RheoscopeError, match="this trace comes from weights"):
-        rs.reversed_map(one, other.trace(text()), 0, 0, target=7)
+        rs.reversed_map(model, other_model.trace(text()), 0, 0, target=7)
     with pytest.raises(RheoscopeError, match=r"weights"):
-        rs.over_texts(rs.trajectory, [one.trace(text()), other.trace(text())])
+        rs.over_texts(rs.trajectory, [model.trace(text()), other_model.trace(text())])
     with pytest.raises(RheoscopeError, match=r"weights"):
-        rs.save_report(one, other.trace(text()), "never.html")
+        rs.save_report(model, other_model.trace(text()), "never.html")
     assert not Path("never.html").exists()
 
 
-def test_a_name_that_is_not_there_is_one_line() -> None:
+def test_an_unknown_name_raises_a_one_line_error() -> None:
     with pytest.raises(RheoscopeError, match=r"there is no analysis 'nowhere'; type rs\.analyses\(\)"):
         catalogue.analysis_by_name("nowhere")
     with pytest.raises(AttributeError, match="has no attribute 'nowhere'"):
         _ = rs.nowhere
-
-
-def test_the_readme_lists_what_the_catalogue_has() -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    listed = readme.split("<!-- analyses -->")[1].split("<!-- /analyses -->")[0].strip()
-    assert listed == catalogue_table()

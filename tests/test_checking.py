@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rheoscope.statistics import ranks
 from tests.checking import checked_always, jaxtyped
+from tests.conftest import ROOT, UNCHECKED
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +85,8 @@ def test_package_functions_are_checked() -> None:
     assert ranks.spearman(torch.arange(3.0), torch.arange(3.0)) == pytest.approx(1)
     with pytest.raises(jaxtyping.TypeCheckError):
         ranks.spearman(torch.arange(3.0), torch.arange(4.0))
+
+
+@pytest.mark.parametrize("path", UNCHECKED)
+def test_every_unchecked_path_exists(path: str) -> None:
+    assert (ROOT / path).exists()

@@ -1,4 +1,4 @@
-"""The documentation is true: every Python block of README, CONTRIBUTING and docs/ runs, one namespace a page."""
+"""Every Python block of README, CONTRIBUTING and docs/ runs. The blocks of a page share a namespace."""
 
 import doctest
 import re
@@ -21,7 +21,7 @@ def blocks(text: str) -> list[tuple[int, str]]:
 
 
 def run_page(page: Path) -> dict[str, Any]:
-    """Run a page's blocks; an error points at the page's own line."""
+    """Run the blocks of a page. An error has the line number of the page."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for line, code in blocks(page.read_text(encoding="utf-8")):
         if code.lstrip().startswith(">>>"):
@@ -46,7 +46,7 @@ def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     run_page(ROOT / page)
 
 
-def written(tmp_path: Path, text: str) -> Path:
+def write_page(tmp_path: Path, text: str) -> Path:
     page = tmp_path / "page.md"
     page.write_text(text, encoding="utf-8")
     return page
@@ -54,15 +54,15 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def test_blocks_share_a_namespace(tmp_path: Path) -> None:
     plain, indented, other = "```python\nx = 1\n```\n", "    ```python\n    y = x + 1\n    ```\n", "```sh\nfalse\n```\n"
-    assert run_page(written(tmp_path, f"Text\n{plain}\n- item\n{indented}\n{other}"))["y"] == 2
+    assert run_page(write_page(tmp_path, f"Text\n{plain}\n- item\n{indented}\n{other}"))["y"] == 2
 
 
-def test_a_false_block_fails(tmp_path: Path) -> None:
+def test_a_wrong_block_fails(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
-        run_page(written(tmp_path, "```python\n1 / 0\n```\n"))
+        run_page(write_page(tmp_path, "```python\n1 / 0\n```\n"))
 
 
-def test_a_false_session_fails(tmp_path: Path) -> None:
-    run_page(written(tmp_path, "```python\n>>> 1 + 1\n2\n```\n"))
+def test_a_wrong_session_fails(tmp_path: Path) -> None:
+    run_page(write_page(tmp_path, "```python\n>>> 1 + 1\n2\n```\n"))
     with pytest.raises(AssertionError, match="Expected"):
-        run_page(written(tmp_path, "```python\n>>> 1 + 1\n3\n```\n"))
+        run_page(write_page(tmp_path, "```python\n>>> 1 + 1\n3\n```\n"))

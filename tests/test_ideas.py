@@ -1,4 +1,4 @@
-"""The page from idea to command: every command on it runs, and every analysis that tests an idea is on it."""
+"""Tests of docs/ideas.md: every command on the page runs, and the page contains the phrases of the source document."""
 
 import re
 import shlex
@@ -18,60 +18,64 @@ PAGE = (Path(__file__).parents[1] / "docs" / "ideas.md").read_text(encoding="utf
 COMMANDS = list(dict.fromkeys(re.findall(r"`(rheoscope [^`]+)`", PAGE)))
 TEXT = "The keys to the cabinet are on the table, and the table is in the hall"
 FLOW = Path(rheoscope_package.__file__).parent / "flow"
-FEW = {"senses": 16, "relatedness": 12}
-"""Of the lists that ship: the first lines, two words or two groups."""
+LIST_LENGTHS = {"senses": 16, "relatedness": 12}
+"""The number of lines used of the word lists in the package: two words or two groups."""
 
 
-OF_A_MODEL = ("analyse", "covers", "operators", "reverse", "surgery")
-QUICK = {
+WITH_MODEL = ("analyse", "covers", "operators", "reverse", "surgery")
+FAST_OPTIONS = {
     "agreement": ["--draws", "2"], "stack": ["--draws", "2"], "charts": ["--draws", "2"], "relation_swap": ["--draws", "1"],
     "heat": ["--draws", "3"], "boundary": ["--iterations", "2", "--layers", "1"],
     "fixed_point": ["--iterations", "3", "--layers", "1"],
     "covers": ["--fast", "--no-untrained"],
     "senses": ["--draws", "20"], "relatedness": ["--draws", "20"], "distortion": ["--draws", "3"],
 }  # fmt: skip
-"""Settings with which a command does the same in less time."""
+"""Options that make a command faster."""
 
 
 @pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The directory of a narrow model: that a command runs does not hang on the width."""
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The directory of a small model, for speed."""
     return str(save(small().network, tmp_path_factory.mktemp("narrow") / "model", tokenizer=small().tokenizer))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_runs(
-    command: str, narrow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, small_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for of_the_bench in (theory_report, theorem_table):  # done once in a run of the suite
-        monkeypatch.setattr(of_the_bench, "dynamics", done)
+    for module in (theory_report, theorem_table):  # computed once per test session
+        monkeypatch.setattr(module, "dynamics", done)
     monkeypatch.chdir(tmp_path)
-    _, *words = shlex.split(command)
-    if (name := words[-1]) in FEW:
+    _, *arguments = shlex.split(command)
+    if (name := arguments[-1]) in LIST_LENGTHS:
         lines = (FLOW / name / f"{name}.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
         (tmp_path / "words.tsv").write_text(
-            "".join([one for one in lines if not one.startswith("#")][: FEW[name]]), encoding="utf-8"
+            "".join([line for line in lines if not line.startswith("#")][: LIST_LENGTHS[name]]), encoding="utf-8"
         )
-        words += ["--word-list", "words.tsv"]
-    words += QUICK.get(name if name in FEW else words[1] if words[0] == "analyse" else words[0], [])
-    words += ["--model", narrow] if words[0] in OF_A_MODEL else []
-    monkeypatch.setattr("sys.argv", ["rheoscope", *(TEXT if word == "TEXT" else word for word in words)])
-    with pytest.raises(SystemExit) as end:
+        arguments += ["--word-list", "words.tsv"]
+    arguments += FAST_OPTIONS.get(
+        name if name in LIST_LENGTHS else arguments[1] if arguments[0] == "analyse" else arguments[0], []
+    )
+    arguments += ["--model", small_model] if arguments[0] in WITH_MODEL else []
+    monkeypatch.setattr(
+        "sys.argv", ["rheoscope", *(TEXT if argument == "TEXT" else argument for argument in arguments)]
+    )
+    with pytest.raises(SystemExit) as exit_info:
         main()
-    said = capsys.readouterr()
-    assert (end.value.code or 0) == 0, said.err
-    assert said.out
+    output = capsys.readouterr()
+    assert (exit_info.value.code or 0) == 0, output.err
+    assert output.out
 
 
-def test_the_page_has_commands_of_every_room() -> None:
+def test_the_page_has_many_commands_and_their_analyses_exist() -> None:
     assert len(COMMANDS) > 25
-    typed = {command.split()[2] for command in COMMANDS if command.split()[1] == "analyse"}
-    assert typed <= set(ANALYSIS_MODULES)
+    analyses = {command.split()[2] for command in COMMANDS if command.split()[1] == "analyse"}
+    assert analyses <= set(ANALYSIS_MODULES)
 
 
 @pytest.mark.parametrize(
-    "word",
+    "phrase",
     ["Wasserstein", "boundary condition", "Lagrangian", "stacked", "fixed points", "Definition 2", "not efficient"],
 )
-def test_the_documents_own_words_are_found(word: str) -> None:
-    assert word in PAGE
+def test_the_page_has_the_phrases_of_the_source_document(phrase: str) -> None:
+    assert phrase in PAGE

@@ -6,8 +6,8 @@ import { render, type Text } from './messages/message'
 export interface Model { id: string; name: Text; title: Text; layers: number; heads: number; width: number; family: string; parameters: number; dtype: string; device: string; certificate: Text; ready: boolean }
 export interface State { version: string; models: Model[]; model: string; example: string | null; corpus?: string | null; limits: { tokens: number; text_bytes: number; jobs: number } }
 export interface FieldDescription { dims: string[]; definition: Text; unit?: Text; null?: string; null_sd?: string }
-/** `dear`: whether the analysis takes long. `room`: the group it is listed in. */
-export interface AnalysisDescription { name: string; question: Text; needs: string; dear: boolean; room: string; fields: Record<string, FieldDescription>; settings: Record<string, unknown> }
+/** `expensive`: whether the analysis takes long. `room`: the group it is listed in. */
+export interface AnalysisDescription { name: string; question: Text; needs: string; expensive: boolean; room: string; fields: Record<string, FieldDescription>; settings: Record<string, unknown> }
 export interface Operation { name: string; title: Text; takes?: string | null; parts?: string[] }
 export interface AnalysisCatalogue { analyses: AnalysisDescription[]; questions: { name: string; question: Text; needs: string[]; deeper: string }[]; operations: Operation[] }
 export type Part = 'M' | 'F' | 'both'
@@ -15,8 +15,8 @@ export interface Edit { layer: number; head: number; part: Part; operation: stri
 /** A token: its text, how it is displayed, and whether its norm is massive. */
 export interface Token { text: string; shown: string; massive: boolean }
 export interface TokenProbability { shown: string; probability: number }
-/** Window number `at` of `of`, both counted from 1. It contains the tokens `first` to `last` of `tokens`. */
-export interface Window { at: number; of: number; first: number; last: number; tokens: number }
+/** Window `number` of `total`, both counted from 1. It contains the tokens `first` to `last` of `tokens`. */
+export interface Window { number: number; total: number; first: number; last: number; tokens: number }
 export interface TraceInfo { id: string; model: string; text: string; window?: Window | null; tokens: Token[]; steps: string[]; layers: number; heads: number; width: number; edits: Edit[]; next: TokenProbability & { token: string; id: number }; top: TokenProbability[]; provenance: Record<string, unknown> }
 export interface Finding { text: Text; analysis: string; q: number | null }
 /** `held`: how many numbers were tested. `note`: how the answers were decided. */
@@ -31,8 +31,8 @@ export type Image = 'query' | 'key' | 'content'
 export interface Images { flat: Record<'E' | Image, Field>; agreement: Float32Array; shares: Record<'E' | Image, number[]>; pairs: Record<Image, Record<'torn' | 'glued', Pair[]>>; edited: boolean }
 export interface TokenDetail { lens: { step: string; shown: string; probability: number }[]; written: { component: string; logits: number }[] }
 
-/** A corpus run: `shards` of `of` shards are finished; `fields` lists its per-head fields as `analysis.field`. */
-export interface CorpusSummary { name: string; model: string; weights: string; layers: number; heads: number; texts: number; tokens: number; rejects: number; shards: number; of: number; length: number; packed: boolean; fields: string[] }
+/** A corpus run: `shards` of `total_shards` shards are finished; `fields` lists its per-head fields as `analysis.field`. */
+export interface CorpusSummary { name: string; model: string; weights: string; layers: number; heads: number; texts: number; tokens: number; rejects: number; shards: number; total_shards: number; length: number; packed: boolean; fields: string[] }
 /** A per-head field over the corpus: mean, low, high, sd, texts and, if it has one, null. */
 export interface CorpusField { coords: AnalysisResult['coords']; arrays: Record<string, Field> }
 /** `around`: the text before the token of the example, the token, and the text after it. */

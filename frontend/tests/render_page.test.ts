@@ -17,7 +17,7 @@ const info = {
   edits: [], next: { shown: '·took', probability: 0.5, token: ' took', id: 1 }, top: [{ shown: '·took', probability: 0.5 }], provenance: {},
 } as TraceInfo
 const catalogue = {
-  analyses: [{ name: 'head_types', question: 'What does each head do?', needs: 'trace', dear: false, room: 'covers', fields: {}, settings: {} }],
+  analyses: [{ name: 'head_types', question: 'What does each head do?', needs: 'trace', expensive: false, room: 'covers', fields: {}, settings: {} }],
   questions: [{ name: 'similarity', question: { template: 'Does {subject} read similarity?', parameters: { subject: 'attention' } }, needs: ['agreement'], deeper: '' }], operations: [],
 } as AnalysisCatalogue
 const verdict = { name: 'similarity', question: '', answer: 'no', line: { template: '{n} of {total:,} heads', parameters: { n: 0, total: 1200 } }, deeper: '' }

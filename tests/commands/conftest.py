@@ -70,7 +70,7 @@ def refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         assert outcome.out == ""
         assert outcome.err.startswith("rheoscope: ")
         assert outcome.err.count("\n") == 1
-        assert "; type " in outcome.err
+        assert any(step in outcome.err for step in ("; type ", "; use ", "; choose ", "; omit "))
         assert directory_content() == before
         return outcome.err
 

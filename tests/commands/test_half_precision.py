@@ -15,7 +15,7 @@ COMMANDS = [
     ("operators", "--text", TEXT, "--json", "o.json"),
     ("covers", TEXT, "--fast"),
     ("surgery", TEXT, "--heads", "1.0", "--M", "symmetric", "--F", "rank 2"),
-    ("surgery", TEXT, "--heads", "1.0", "--M", "rank 2", "--each"),
+    ("surgery", TEXT, "--heads", "1.0", "--M", "rank 2", "--per-head"),
     ("reverse", TEXT),
     ("analyse", "fixed_point", TEXT, "--layers", "1", "--iterations", "3"),
 ]

@@ -66,16 +66,16 @@ def test_every_width_prints_the_same_words(run: Run, width: int) -> None:
     [
         (("generate", "a", "--temperature", "-1"), "type --temperature 0.8"),
         (("generate", "a", "--top-p", "2"), "type --top-p 0.9"),
-        (("analyse", "density_clusters", TEXT, "--least", "1"), "type --least 2"),
+        (("analyse", "density_clusters", TEXT, "--min-cluster-size", "1"), "type --min-cluster-size 2"),
         (
-            ("analyse", "fixed_point", TEXT, "--times", "0"),
-            "times must lie between 1 and 10,000, got 0; type --times 1",
+            ("analyse", "fixed_point", TEXT, "--applications", "0"),
+            "applications must lie between 1 and 10,000, got 0; type --applications 1",
         ),
         (("train", "tiny", "--data", "a", "--out", "b", "--set", "rate=-1"), "type --set rate="),
-        (("covers", "The keys"), "tokens has; type a longer text"),
+        (("covers", "The keys"), "has that many; use a longer text"),
         (
             ("reverse", "The keys to", "--target", "cabinet"),
-            "is 3 ('c' 'ab' 'inet'); type another word, or the id of a token",
+            "is 3 ('c' 'ab' 'inet'); use another word or a token id",
         ),
     ],
 )

@@ -103,7 +103,7 @@ def test_the_main_job_prints_and_writes_every_analysis(tmp_path: Path) -> None:
 def test_a_text_that_is_too_short_names_the_skipped_analyses(models: Path, tmp_path: Path) -> None:
     outcome = run_rheoscope("a", "-m", str(models / "far"), cwd=tmp_path)
     assert outcome.status == 0, outcome.err
-    assert "clusters is left out: this analysis needs at least 3 tokens" in outcome.words
+    assert "clusters was skipped: this analysis needs at least 3 tokens" in outcome.words
     assert "geometry_kept is left out" in outcome.words
 
 
@@ -173,7 +173,7 @@ def test_train_and_generate(tmp_path: Path) -> None:
     assert longer.status == 0, longer.err
     other = run_rheoscope(*arguments, "rate=0.5", "--steps", "5", cwd=tmp_path)
     assert other.status == 1
-    assert "rate=0.5; type the same recipe, or another --out" in other.err
+    assert "rate=0.5; use the same recipe or another directory; type --out another_run" in other.err
 
 
 @pytest.mark.parametrize(

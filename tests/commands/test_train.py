@@ -93,7 +93,7 @@ def test_training_leaves_a_foreign_directory_alone(name: str, refused: Callable[
     Path("mine", name).write_text("{}")
     Path("book.txt").write_text("to be or not to be. " * 99)
     message = refused("train", "tiny", "--data", "book.txt", "--out", "mine", "--device", "cpu")
-    assert f"mine holds a {name} that no run of Rheoscope wrote" in message
+    assert f"mine contains {name}, which no run of Rheoscope wrote" in message
 
 
 @pytest.mark.parametrize("data", ["nothing.txt", "empty.txt", "short.txt"])
@@ -110,4 +110,4 @@ def test_foreign_data_are_left_alone(refused: Callable[..., str]) -> None:
     Path("run/data/train.bin").write_text("mine")
     Path("book.txt").write_text("to be or not to be. " * 99)
     message = refused("train", "tiny", "--data", "book.txt", "--out", "run", "--device", "cpu")
-    assert "holds a train.bin that is of no corpus" in message
+    assert "contains train.bin, which belongs to no corpus" in message

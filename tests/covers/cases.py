@@ -1,4 +1,4 @@
-"""What the tests of the covers share: bare models whose heads are planted, and traces whose points are."""
+"""Small models with random weights, and traces with prescribed points, for the tests of covers/."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,14 +11,14 @@ from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
 
 
-def bare(heads: int = 1, depth: int = 1, width: int = 16, **more: Any) -> Any:
-    """A model with RMSNorm, random weights and, unless asked for, no position."""
+def random_model(heads: int = 1, depth: int = 1, width: int = 16, **options: Any) -> Any:
+    """A model with RMSNorm, random weights and, by default, no position encoding."""
     torch.manual_seed(0)
-    settings: dict[str, Any] = {"vocabulary": 300, "position": "none"} | more
+    settings: dict[str, Any] = {"vocabulary": 300, "position": "none"} | options
     return rs.load(Transformer(Config(width=width, depth=depth, heads=heads, **settings)).double().eval())
 
 
-def on(model: Any, cloud: Tensor) -> Any:
-    """A Trace whose every step is this cloud."""
+def trace_with_points(model: Any, cloud: Tensor) -> Any:
+    """A Trace that has this cloud at every step."""
     trace = model.trace(list(range(1, len(cloud) + 1)))
     return replace(trace, points=cloud.to(trace.points).expand(len(trace.steps), -1, -1).clone())

@@ -17,7 +17,7 @@ from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
 from rheoscope.statistics.nulls import p_values
 from tests.cases import double, text, traced
-from tests.covers.cases import bare, on
+from tests.covers.cases import random_model, trace_with_points
 from tests.pretrained.cases import random, randomised
 
 F64 = torch.float64
@@ -32,12 +32,12 @@ def equal_length_cloud(n: int, width: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_plus_and_minus_identity_give_plus_and_minus_one(sign: float) -> None:
-    model = bare()
+    model = random_model()
     heads = model.view.layer_heads[0]
     with torch.no_grad():
         heads.W_Q[0].copy_(torch.eye(16))
         heads.W_K[0].copy_(sign * torch.eye(16))
-    result = rs.agreement(on(model, equal_length_cloud(30, 16)), draws=20)
+    result = rs.agreement(trace_with_points(model, equal_length_cloud(30, 16)), draws=20)
     for field in set(MEAN_FIELDS) - {"position_baseline"}:
         assert result[field].item() == pytest.approx(sign, abs=1e-9), field
     assert sign * result.z.item() > 3
@@ -51,11 +51,11 @@ def test_plus_and_minus_identity_give_plus_and_minus_one(sign: float) -> None:
 
 
 def test_a_head_that_depends_on_position_only_has_agreement_zero() -> None:
-    model = bare(heads=2, position="alibi")
+    model = random_model(heads=2, position="alibi")
     with torch.no_grad():
         model.view.layer_heads[0].W_Q.zero_()
     x = equal_length_cloud(40, 16) + 3 * torch.linspace(0, 1, 40, dtype=F64)[:, None] * random(9, 16)
-    result = rs.agreement(on(model, x), draws=0)
+    result = rs.agreement(trace_with_points(model, x), draws=0)
     assert np.allclose(result.position_baseline, 1)
     assert float(abs(result.agreement).max()) == 0
     assert float(result.agreement_raw.min()) > 0.2
@@ -124,10 +124,10 @@ def test_the_block_size_does_not_change_the_values(monkeypatch: pytest.MonkeyPat
 @settings(max_examples=6)
 @given(seed=st.integers(0, 1000), scale=st.floats(0.1, 10))
 def test_values_are_invariant_under_scaled_scores_and_a_rotated_cloud(seed: int, scale: float) -> None:
-    model = bare(heads=2, width=12)
+    model = random_model(heads=2, width=12)
     heads = model.view.layer_heads[0]
     cloud, Q = random(seed, 20, 12), torch.linalg.qr(random(seed + 1, 12, 12))[0]
-    trace = on(model, cloud)
+    trace = trace_with_points(model, cloud)
     plain_result = rs.agreement(trace, draws=0)
     scaled_heads = replace(heads, project=lambda u: tuple(scale * part for part in heads.project(u)))
     rotated_heads = replace(heads, project=lambda u: heads.project(u @ Q.mT))
@@ -148,7 +148,7 @@ def test_random_heads_lie_inside_their_null(position: str) -> None:
         with torch.no_grad():
             model.view.layer_heads[0].norm.apply.weight.fill_(1)
         cloud = random(seed, 24, 48) * torch.linspace(0.3, 3, 48, dtype=F64)
-        result = rs.agreement(on(model, cloud), draws=60, seed=seed)
+        result = rs.agreement(trace_with_points(model, cloud), draws=60, seed=seed)
         inside_shares.append(float((abs(result.z) < 1.96).mean()))
         assert float((result.q_value < 0.05).mean()) < 0.05
     assert np.mean(inside_shares) == pytest.approx(0.95, abs=0.03)
@@ -156,8 +156,8 @@ def test_random_heads_lie_inside_their_null(position: str) -> None:
 
 def test_a_reparametrised_head_has_the_same_null() -> None:
     """Random rotations act on x̂, so the coordinates inside a head do not matter. The seed fixes the rotations."""
-    model = bare(heads=2, width=12)
-    trace = on(model, random(0, 20, 12))
+    model = random_model(heads=2, width=12)
+    trace = trace_with_points(model, random(0, 20, 12))
     first_result = rs.agreement(trace, draws=8, seed=3)
     with torch.no_grad():
         A = random(5, 6, 6)
@@ -173,8 +173,8 @@ def test_a_reparametrised_head_has_the_same_null() -> None:
 @torch.no_grad()
 def test_a_layer_norm_also_centres_the_rotated_clouds() -> None:
     """Adding a component of W along (1, …, 1) changes neither the head nor its null."""
-    model = bare(heads=2, width=12, norm="layer")
-    trace = on(model, random(0, 20, 12))
+    model = random_model(heads=2, width=12, norm="layer")
+    trace = trace_with_points(model, random(0, 20, 12))
     first_result = rs.agreement(trace, draws=8)
     for W in (model.view.layer_heads[0].W_Q, model.view.layer_heads[0].W_K):
         W.add_(random(6, 2, 1, 6))
@@ -191,10 +191,10 @@ def test_every_draw_rotates_queries_and_keys_independently() -> None:
 
 
 def test_heads_with_constant_scores_have_agreement_zero_and_no_p_value() -> None:
-    model = bare(heads=2)
+    model = random_model(heads=2)
     with torch.no_grad():
         model.view.layer_heads[0].W_Q.zero_()
-    result = rs.agreement(on(model, random(0, 20, 16)), draws=4)
+    result = rs.agreement(trace_with_points(model, random(0, 20, 16)), draws=4)
     assert float(abs(result.agreement).max()) == 0
     assert not bool((abs(result.z) > 0).any())
     assert bool(result.p_value.isnull().all())
@@ -202,8 +202,8 @@ def test_heads_with_constant_scores_have_agreement_zero_and_no_p_value() -> None
 
 
 def test_the_mean_over_heads_has_a_null_of_random_heads() -> None:
-    model = bare(heads=4, width=12, kv_heads=2)
-    trace = on(model, random(0, 20, 12))
+    model = random_model(heads=4, width=12, kv_heads=2)
+    trace = trace_with_points(model, random(0, 20, 12))
     result = rs.agreement(trace, draws=6)
     assert float(result.mean_agreement) == pytest.approx(float(result.agreement.mean()))
     assert float(result.mean_agreement_null_draws.mean()) == pytest.approx(float(result.null_mean.mean()))
@@ -213,7 +213,7 @@ def test_the_mean_over_heads_has_a_null_of_random_heads() -> None:
 
 def test_few_draws_bound_the_p_value_from_below() -> None:
     """Pooled p-values are at least 1/(draws · heads + 1). Two draws give no p-value."""
-    trace = on(bare(heads=4, width=12), random(0, 20, 12))
+    trace = trace_with_points(random_model(heads=4, width=12), random(0, 20, 12))
     assert float(rs.agreement(trace, draws=3).p_value.min()) >= 1 / 13
     two_draw_result = rs.agreement(trace, draws=2)
     assert bool(two_draw_result.p_value.isnull().all())
@@ -245,7 +245,7 @@ def test_a_control_of_another_text_or_model_is_refused() -> None:
     for control, message in (
         (model.trace(text(1)), r"must have the same tokens as the text, got other tokens; type control=rs.load"),
         (model.trace(text(n=12)), r"\(layers, heads, tokens\) = \(2, 4, 18\), got \(2, 4, 12\); type control"),
-        (bare(depth=1, heads=4).trace(text()), r"got \(1, 4, 18\)"),
+        (random_model(depth=1, heads=4).trace(text()), r"got \(1, 4, 18\)"),
     ):
         with pytest.raises(rs.RheoscopeError, match=message):
             rs.agreement(trace, draws=0, min_keys=4, control=control)
@@ -299,7 +299,7 @@ def error_of_batch(traces: Any, queries: int | None) -> str:
 
 def test_the_standard_error_matches_the_spread_of_sampled_queries() -> None:
     """Samples scatter around the value of all queries by about their standard error. All queries have no error field."""
-    trace = on(bare(heads=2), random(0, 120, 16))
+    trace = trace_with_points(random_model(heads=2), random(0, 120, 16))
     full_result = rs.agreement(trace, draws=0)
     assert rs.agreement(trace, draws=0, max_queries=120).equals(full_result)  # the text has 120 queries
     assert "agreement_error" not in full_result

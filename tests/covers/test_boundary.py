@@ -12,7 +12,7 @@ import rheoscope as rs
 from rheoscope.covers.boundary.analysis import find_shared_tokens, hold_others_fixed, with_reorderings
 from rheoscope.covers.fixed_point.analysis import layer_map
 from tests.cases import default, double
-from tests.covers.cases import bare
+from tests.covers.cases import random_model
 from tests.covers.test_fixed_point import dense_jacobian
 from tests.pretrained.cases import random
 
@@ -101,7 +101,7 @@ def model_that_copies_the_first_token(strength: float) -> Any:
 
     Queries read axis 0, which all tokens have. Keys read axis 1, which only the tokens 1 and 2 have.
     """
-    model = bare(width=16)
+    model = random_model(width=16)
     heads = model.view.layer_heads[0]
     for W in (heads.W_Q, heads.W_K, heads.W_V, heads.W_O):
         W.zero_()

@@ -6,7 +6,7 @@ import torch
 
 import rheoscope as rs
 from tests.cases import double, gap, traced
-from tests.covers.cases import bare
+from tests.covers.cases import random_model
 from tests.pretrained.cases import random
 
 F64 = torch.float64
@@ -36,7 +36,7 @@ def test_scores_equal_dense_products(name: str) -> None:
 
 
 def test_random_heads_compose_at_the_random_level() -> None:
-    result = rs.composition(bare(heads=8, depth=2, width=64).view)
+    result = rs.composition(random_model(heads=8, depth=2, width=64).view)
     for field in ("q", "k", "v"):
         assert abs(float(result[field].mean())) < 0.01
         assert float(abs(result[field]).max()) < 0.06
@@ -48,7 +48,7 @@ def test_random_heads_compose_at_the_random_level() -> None:
 @torch.no_grad()
 def test_a_planted_induction_pair_tops_the_list(writer: int, reader: int, position: str) -> None:
     """A head of layer 0 copies a subspace into other axes, which the keys of a head of layer 1 read."""
-    model = bare(heads=4, depth=2, width=48, position=position)
+    model = random_model(heads=4, depth=2, width=48, position=position)
     first, second = model.view.layer_heads
     read, write = torch.linalg.qr(random(writer, 48, 24))[0].split(12, -1)
     first.W_V[writer].copy_(read)
@@ -64,7 +64,7 @@ def test_a_planted_induction_pair_tops_the_list(writer: int, reader: int, positi
 
 
 def test_all_pairs_are_listed_if_there_are_fewer_than_top() -> None:
-    result = rs.composition(bare(heads=2, depth=2).view)
+    result = rs.composition(random_model(heads=2, depth=2).view)
     assert result.sizes["place"] == 4
     assert np.allclose(np.sort(result.q.values[:2, 2:].ravel())[::-1], result.top_score.sel(kind="q"))
 
@@ -103,9 +103,9 @@ def test_path_weights_of_random_paths_equal_the_product_of_weights(name: str, se
 
 def test_invalid_models_settings_and_paths_are_refused() -> None:
     with pytest.raises(rs.RheoscopeError, match=r"a model with at least 2 layers, got 1; type rs.composition"):
-        rs.composition(bare().view)
+        rs.composition(random_model().view)
     with pytest.raises(rs.RheoscopeError, match="top must lie between 1 and 10,000, got 0; type top=1"):
-        rs.composition(bare(depth=2).view, top=0)
+        rs.composition(random_model(depth=2).view, top=0)
     trace = traced("gpt2")
     for path in ([], [(1, 0), (0, 0)], [(0, 1), (0, 2)]):
         with pytest.raises(

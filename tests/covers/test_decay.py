@@ -12,8 +12,8 @@ from rheoscope.covers.decay.analysis import NOISE_KINDS, steps_after_attention
 from rheoscope.covers.reversed_attention.analysis import attention_output_step
 from rheoscope.covers.text_batches import included_tokens
 from tests.cases import PARALLEL, default, double, gap, model, random, text, theirs, traced
-from tests.covers.cases import bare
-from tests.laws.moves import gauges, holds_still
+from tests.covers.cases import random_model
+from tests.laws.moves import assert_unchanged, gauges
 
 TEXTS = [text(0), text(1, 9), text(2), text(3, 9), text(4)]
 MODELS = ["gpt2", "qwen3", "gemma3", "neox", "own_sink", "own_alibi", "own_metric"]
@@ -82,7 +82,7 @@ def test_exchanged_noise_permutes_the_directions_of_the_same_text() -> None:
 
 def model_with_scaled_outputs(factor: float) -> Any:
     """Three layers, in which the outputs of all blocks except the first attention are scaled."""
-    network = bare(heads=2, depth=3)
+    network = random_model(heads=2, depth=3)
     with torch.no_grad():
         for layer, block in enumerate(network.network.stack.blocks):
             for module in (block.ffn, *([block.attention] if layer else [])):
@@ -186,4 +186,4 @@ def test_no_gauge_moves_any_number(name: str) -> None:
     def decay_of(network: Any) -> Any:
         return rs.decay(network, TEXTS, M="symmetric", F="rank 3")
 
-    holds_still(decay_of, decay_of(double(name)), name, gauges(name))
+    assert_unchanged(decay_of, decay_of(double(name)), name, gauges(name))

@@ -11,9 +11,9 @@ from scipy.stats import rankdata
 
 import rheoscope as rs
 from tests.cases import double, text, traced
-from tests.covers.cases import bare, on
+from tests.covers.cases import random_model, trace_with_points
 from tests.covers.test_distortion import model_with_projections
-from tests.laws.moves import different
+from tests.laws.moves import distinct_tokens
 from tests.pretrained.cases import random
 
 F64 = torch.float64
@@ -30,36 +30,36 @@ def test_planted_torn_and_glued_pairs_come_first() -> None:
     x = x / x.norm(dim=-1, keepdim=True)
     scale = torch.diag(torch.tensor([0.1] * 6 + [30.0, 0.0], dtype=F64))
     model = model_with_projections(scale, torch.eye(8, dtype=F64))
-    result = rs.distorted_pairs(on(model, x), 0, 0, top=1, keep_massive=True)
+    result = rs.distorted_pairs(trace_with_points(model, x), 0, 0, top=1, keep_massive=True)
     pairs = {
         kind: (result["earlier_token"].sel(kind=kind).item(), result["later_token"].sel(kind=kind).item())
         for kind in ("torn", "glued")
     }
     assert pairs["torn"] == (0, 1)
     assert pairs["glued"][0] in (2, 3)
-    assert result.earlier_token_text.sel(kind="torn").item() == on(model, x).tokens[0]
+    assert result.earlier_token_text.sel(kind="torn").item() == trace_with_points(model, x).tokens[0]
     assert result.distance_rank_after.sel(kind="torn").item() > 0.9
-    all_pairs = rs.distorted_pairs(on(model, random(3, 12, 8)), 0, 0, top=66)
+    all_pairs = rs.distorted_pairs(trace_with_points(model, random(3, 12, 8)), 0, 0, top=66)
     assert np.allclose(np.sort(all_pairs.distance_rank_before.sel(kind="torn")), np.linspace(0, 1, 66))
 
 
 def test_pairs_of_equal_tokens_are_left_out() -> None:
-    model = bare(width=8)
+    model = random_model(width=8)
     x = random(3, 12, 8)
     x[7] = x[2]
-    result = rs.distorted_pairs(on(model, x), 0, 0, top=65)
+    result = rs.distorted_pairs(trace_with_points(model, x), 0, 0, top=65)
     assert (2, 7) not in zip(result["earlier_token"].values[0], result["later_token"].values[0], strict=True)
     with pytest.raises(
         rs.RheoscopeError, match="top must lie between 1 and 65, the number of pairs of this text, got 66; type top=5"
     ):
-        rs.distorted_pairs(on(model, x), 0, 0, top=66)
+        rs.distorted_pairs(trace_with_points(model, x), 0, 0, top=66)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("image", ["query", "key", "content"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "own_metric"])
 def test_pairs_equal_a_slow_reference(name: str, image: str) -> None:
-    trace = double(name).trace(different())
+    trace = double(name).trace(distinct_tokens())
     included = [i for i in range(len(trace)) if i not in trace.massive_tokens()]
     x = trace.view.layer_heads[1].norm.normalise(trace.layer_input(1))[included]
     head = trace.view.head(1, 2)
@@ -86,20 +86,20 @@ def test_pairs_equal_a_slow_reference(name: str, image: str) -> None:
 def test_an_isometry_changes_no_rank() -> None:
     model = model_with_projections(3 * torch.linalg.qr(random(0, 12, 12))[0], torch.eye(12, dtype=F64))
     for image in ("query", "key"):
-        result = rs.distorted_pairs(on(model, random(1, 10, 12)), 0, 0, image=image, top=45)
+        result = rs.distorted_pairs(trace_with_points(model, random(1, 10, 12)), 0, 0, image=image, top=45)
         assert np.allclose(result.distance_rank_before, result.distance_rank_after)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_pairs_are_invariant_under_a_rotation_and_a_scale_of_the_cloud(seed: int) -> None:
     """The projections of the head are rotated with the cloud."""
-    model, Q = bare(width=8), torch.linalg.qr(random(seed, 8, 8))[0]
+    model, Q = random_model(width=8), torch.linalg.qr(random(seed, 8, 8))[0]
     cloud = random(seed + 1, 12, 8)
-    result = rs.distorted_pairs(on(model, cloud), 0, 0, top=10)
+    result = rs.distorted_pairs(trace_with_points(model, cloud), 0, 0, top=10)
     with torch.no_grad():
         for W in (model.view.layer_heads[0].W_Q, model.view.layer_heads[0].W_K):
             W.copy_(Q.mT @ W)
-    rotated_result = rs.distorted_pairs(on(model, 3 * cloud @ Q), 0, 0, top=10)
+    rotated_result = rs.distorted_pairs(trace_with_points(model, 3 * cloud @ Q), 0, 0, top=10)
     assert np.allclose(
         result.distance_rank_after - result.distance_rank_before,
         rotated_result.distance_rank_after - rotated_result.distance_rank_before,

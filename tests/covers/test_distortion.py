@@ -15,7 +15,7 @@ from rheoscope.covers.distortion.analysis import images_of_heads, means_over_hea
 from rheoscope.covers.rotated_heads import mismatch_null, random_head_rotations
 from rheoscope.statistics.nulls import random_rotations
 from tests.cases import double, gap, text, traced
-from tests.covers.cases import bare, on
+from tests.covers.cases import random_model, trace_with_points
 from tests.pretrained.cases import random
 
 F64 = torch.float64
@@ -24,7 +24,7 @@ PRESERVED_FIELDS = ("spread", "neighbours", "trustworthiness", "continuity", "rs
 
 def model_with_projections(W_Q: torch.Tensor, W_K: torch.Tensor) -> Any:
     """A model whose single head has these projections."""
-    model = bare(width=len(W_Q))
+    model = random_model(width=len(W_Q))
     with torch.no_grad():
         model.view.layer_heads[0].W_Q[0].copy_(W_Q)
         model.view.layer_heads[0].W_K[0].copy_(W_K)
@@ -34,25 +34,29 @@ def model_with_projections(W_Q: torch.Tensor, W_K: torch.Tensor) -> Any:
 def test_an_isometry_preserves_everything() -> None:
     eye = torch.eye(12, dtype=F64)
     model = model_with_projections(3 * torch.linalg.qr(random(0, 12, 12))[0], eye)
-    result = rs.distortion(on(model, random(1, 20, 12)), draws=2)
+    result = rs.distortion(trace_with_points(model, random(1, 20, 12)), draws=2)
     for field in PRESERVED_FIELDS:
         assert np.allclose(result[field].sel(image=["query", "key"]), 1), field
     assert float(abs(result.collapse).max()) < 1e-9
     assert float(result.mismatch.max()) < 1e-9
     identity_model = model_with_projections(eye, eye)
-    assert rs.distortion(on(identity_model, random(1, 20, 12)), draws=0).trace_share.item() == pytest.approx(1)
+    assert rs.distortion(
+        trace_with_points(identity_model, random(1, 20, 12)), draws=0
+    ).trace_share.item() == pytest.approx(1)
     negative_model = model_with_projections(eye, -eye)
-    assert rs.distortion(on(negative_model, random(1, 20, 12)), draws=0).trace_share.item() == pytest.approx(-1)
+    assert rs.distortion(
+        trace_with_points(negative_model, random(1, 20, 12)), draws=0
+    ).trace_share.item() == pytest.approx(-1)
 
 
 def test_collapse_is_the_variance_outside_the_projected_axes() -> None:
     """Queries read the first half of the axes, keys the second half."""
     half = torch.diag(torch.tensor([1.0] * 6 + [0.0] * 6, dtype=F64))
-    model = bare(width=12, head_width=6)
+    model = random_model(width=12, head_width=6)
     with torch.no_grad():
         model.view.layer_heads[0].W_Q[0].copy_(half[:, :6])
         model.view.layer_heads[0].W_K[0].copy_(half.flip(0, 1)[:, 6:])
-    trace = on(model, random(1, 20, 12))
+    trace = trace_with_points(model, random(1, 20, 12))
     result = rs.distortion(trace, draws=2)
     assert result.principal_angles.values == pytest.approx(np.pi / 2)
     assert (result.mismatch.item(), result.mismatch_null.item()) == pytest.approx((1, 0.5))
@@ -89,8 +93,8 @@ def test_scores_equal_those_of_dense_images(name: str) -> None:
 
 def test_random_heads_lie_inside_their_null() -> None:
     """A product of two random matrices preserves less than a random projection."""
-    model = bare(heads=8, width=64, head_width=12)
-    result = rs.distortion(on(model, random(0, 40, 64)), draws=20)
+    model = random_model(heads=8, width=64, head_width=12)
+    result = rs.distortion(trace_with_points(model, random(0, 40, 64)), draws=20)
     content = result.sel(image="content", layer=0)
     assert np.allclose(content.collapse_null, 1 - 12 / 64)
     assert float(content.collapse.mean()) == pytest.approx(1 - 12 / 64, abs=0.03)
@@ -135,7 +139,7 @@ def read_directions(A: torch.Tensor) -> torch.Tensor:
 @given(seed=st.integers(0, 1000), n_dead=st.integers(0, 4), is_product=st.booleans())
 def test_a_head_of_lower_rank_equals_its_dense_reference(seed: int, n_dead: int, is_product: bool) -> None:
     """The rank is lower because columns of W_Q and W_V are 0, or because a product of matrices has a lower rank."""
-    model, rank = bare(heads=2, width=12, head_width=6), 6 - n_dead
+    model, rank = random_model(heads=2, width=12, head_width=6), 6 - n_dead
     heads = model.view.layer_heads[0]
     for W in (heads.W_Q, heads.W_K, heads.W_V, heads.W_O.mT):
         W[0].copy_(random(seed, 12, 6))
@@ -147,7 +151,9 @@ def test_a_head_of_lower_rank_equals_its_dense_reference(seed: int, n_dead: int,
     else:
         heads.W_Q[0, :, :n_dead] = 0
         heads.W_V[0, :, :n_dead] = 0
-    result = rs.distortion(on(model, random(seed, 20, 12)), draws=0, keep_massive=True).isel(layer=0, head=0)
+    result = rs.distortion(trace_with_points(model, random(seed, 20, 12)), draws=0, keep_massive=True).isel(
+        layer=0, head=0
+    )
     head, x = model.view.head(0, 0), model.view.layer_heads[0].norm.normalise(random(seed, 20, 12))
     X = x - x.mean(0)
     M, F = head.M.dense(), head.F.dense()
@@ -215,9 +221,9 @@ def test_raw_scores_depend_on_the_coordinates_and_equal_the_image_scores_for_an_
     """(W_Q A, W_K A⁻ᵀ) gives the same M. If W_K is an isometry, q has the distances of the query image."""
     W, K, A = random(0, 12, 12), torch.linalg.qr(random(1, 12, 12))[0], random(2, 12, 12)
     plain_model = model_with_projections(W, K)
-    plain_result = rs.distortion(on(plain_model, random(3, 20, 12)), draws=2)
+    plain_result = rs.distortion(trace_with_points(plain_model, random(3, 20, 12)), draws=2)
     other_model = model_with_projections(W @ A, K @ torch.linalg.inv(A).mT)
-    reparametrised = rs.distortion(on(other_model, random(3, 20, 12)), draws=2)
+    reparametrised = rs.distortion(trace_with_points(other_model, random(3, 20, 12)), draws=2)
     for field in PRESERVATION_FIELDS:
         assert np.allclose(
             plain_result[f"{field}_raw"].sel(raw_image="q"), plain_result[field].sel(image="query"), atol=1e-9

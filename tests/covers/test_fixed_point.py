@@ -22,7 +22,7 @@ from rheoscope.covers.fixed_point.analysis import (
 )
 from rheoscope.covers.fixed_point.jacobian import jacobian_norm, jacobian_products, jacobian_radius
 from tests.cases import EVERY, POST_NORM, double, gap, traced
-from tests.covers.cases import bare
+from tests.covers.cases import random_model
 from tests.pretrained.cases import random
 
 F64 = torch.float64
@@ -134,7 +134,7 @@ def test_a_linear_map_has_the_norm_radius_and_angles_of_its_matrix() -> None:
 
 @torch.no_grad()
 def test_a_layer_that_writes_nothing_is_a_fixed_point() -> None:
-    model = bare(heads=2, depth=2)
+    model = random_model(heads=2, depth=2)
     heads = model.view.layer_heads[0]
     heads.W_O.zero_()
     silent_view = replace(model.view, mlps=(torch.zeros_like, model.view.mlps[1]))

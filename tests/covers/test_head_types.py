@@ -16,7 +16,7 @@ from rheoscope.covers.head_types.analysis import (
     row_scores,
 )
 from tests.cases import double, text, traced
-from tests.covers.cases import bare
+from tests.covers.cases import random_model
 
 F64 = torch.float64
 
@@ -86,7 +86,7 @@ def test_planted_heads_get_their_type(kind: str) -> None:
 
 
 def test_steep_alibi_slopes_make_local_heads_and_zero_queries_make_uniform_heads() -> None:
-    model = bare(heads=2, position="alibi")
+    model = random_model(heads=2, position="alibi")
     with torch.no_grad():
         model.view.layer_heads[0].W_Q.zero_()
     steep = replace(model.view.layer_heads[0].mechanism.position, slopes=torch.full((2,), 3.0))
@@ -94,7 +94,7 @@ def test_steep_alibi_slopes_make_local_heads_and_zero_queries_make_uniform_heads
     local_model = replace(model, view=replace(model.view, layer_heads=blocks))
     result = rs.head_types(local_model, local_model.trace(list(range(1, 30))))
     assert set(result.type.values.ravel()) == {"local"}
-    uniform_model = bare(heads=2)
+    uniform_model = random_model(heads=2)
     with torch.no_grad():
         uniform_model.view.layer_heads[0].W_Q.zero_()
     assert set(rs.head_types(uniform_model).type.values.ravel()) == {"uniform"}
@@ -139,5 +139,5 @@ def test_the_default_probe_fits_the_vocabulary_and_the_context() -> None:
         ({"vocabulary": 300, "context": 50}, 25),
         ({}, 64),
     ):
-        result = rs.head_types(bare(**config))
+        result = rs.head_types(random_model(**config))
         assert result.attrs["probe"] == f"{n_tokens} random tokens, repeated once"

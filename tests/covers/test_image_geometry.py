@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rheoscope.covers import image_geometry as module
 from rheoscope.covers.cloud_comparison import geometry, preservation
 from rheoscope.covers.image_geometry import batch_preservation
-from tests.interpreter import mend_interpreter
+from tests.interpreter import patch_interpreter
 from tests.pretrained.cases import random
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -71,7 +71,7 @@ SKIP_REASON = reason_to_skip_triton()
 @pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)
 def test_triton_scores_equal_torch_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    mend_interpreter()
+    patch_interpreter()
     from rheoscope.covers.kernels import pairs
 
     for name, size in (("N_DISTANCE_BINS", 1 << 12), ("N_STRETCH_BINS", 1 << 9), ("N_FINE_BINS", 1 << 8)):

@@ -8,7 +8,7 @@ import torch
 
 import rheoscope as rs
 from tests.cases import default, double, model, text, traced
-from tests.laws.moves import gauges, holds_still
+from tests.laws.moves import assert_unchanged, gauges
 
 TEXTS = [text(0), text(1, 9), text(2), text(3, 9), text(4)]
 SOME = ["gpt2", "llama", "gemma3", "neox", "own_sink", "own_alibi", "own_metric"]
@@ -145,4 +145,4 @@ def test_no_gauge_changes_any_field(name: str) -> None:
     def run(network: Any) -> Any:
         return surgery_per_head(network, TEXTS, heads=[(0, 1), (1, 3)], M="symmetric", F="rank 3")
 
-    holds_still(run, run(double(name)), name, gauges(name))
+    assert_unchanged(run, run(double(name)), name, gauges(name))

@@ -13,7 +13,7 @@ import rheoscope as rs
 from rheoscope.covers.prefix_stability import analysis as prefix_stability_module
 from rheoscope.covers.prefix_stability.analysis import common_suffix_length
 from tests.cases import double, text
-from tests.covers.cases import bare
+from tests.covers.cases import random_model
 
 F64 = torch.float64
 PREFIXES = [[5, 9, 30], [21, 22, 8, 8, 11, 4]]
@@ -85,7 +85,7 @@ def test_layer_0_is_stable_under_relative_positions(name: str) -> None:
 
 
 def test_the_null_is_1_for_heads_that_see_only_distance_and_small_for_heads_that_see_only_tokens() -> None:
-    model = bare(heads=2, position="alibi")
+    model = random_model(heads=2, position="alibi")
     tokens_and_distance = rs.prefix_stability(model, list(range(1, 31)), [[40, 41, 42]])
     assert float(tokens_and_distance.stability.min()) == pytest.approx(1)
     assert float(tokens_and_distance.stability_null.min()) < 0.99
@@ -94,7 +94,7 @@ def test_the_null_is_1_for_heads_that_see_only_distance_and_small_for_heads_that
     only_distance = rs.prefix_stability(model, list(range(1, 31)), [[40, 41, 42]])
     assert only_distance.stability.values == pytest.approx(1)
     assert only_distance.stability_null.values == pytest.approx(1)
-    only_tokens = rs.prefix_stability(bare(heads=8), list(range(1, 61)), [[70, 71, 72]])
+    only_tokens = rs.prefix_stability(random_model(heads=8), list(range(1, 61)), [[70, 71, 72]])
     assert only_tokens.stability.values == pytest.approx(1)
     assert float(abs(only_tokens.stability_null).mean()) < 0.15
 

@@ -8,7 +8,7 @@ from scipy.stats import spearmanr
 import rheoscope as rs
 from rheoscope.covers.fixed_point.analysis import layer_map
 from tests.cases import double, gap, text, traced
-from tests.covers.cases import bare
+from tests.covers.cases import random_model
 
 F64 = torch.float64
 
@@ -49,7 +49,7 @@ def test_invisible_tokens_have_share_0() -> None:
 @torch.no_grad()
 def test_heads_with_zero_output_have_rollout_but_no_jacobian() -> None:
     """Rollout ignores F."""
-    model = bare(heads=2, depth=1)
+    model = random_model(heads=2, depth=1)
     model.view.layer_heads[0].W_O.zero_()
     result = rs.rollout(model, model.trace([3, 5, 8, 9]))
     assert result.jacobian.values.tolist() == [0, 0, 0, 1]

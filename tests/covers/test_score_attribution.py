@@ -10,7 +10,7 @@ import rheoscope as rs
 from rheoscope.covers.scores.analysis import allowed_pairs
 from rheoscope.space.components import components
 from tests.cases import double, ours, random, text, theirs, traced
-from tests.laws.moves import move_key_bias, moved
+from tests.laws.moves import model_after, move_key_bias
 
 F64 = torch.float64
 DOT = [*theirs.EVERY, *ours.DOT]
@@ -70,7 +70,7 @@ def test_a_shift_of_the_key_bias_changes_the_bias_column_equally_for_all_keys(na
     for key in (1, 4):
         original, shifted = (
             rs.score_attribution(model.trace(text()), 1, 2, query=6, key=key)
-            for model in (double(name), moved(name, move_key_bias))
+            for model in (double(name), model_after(name, move_key_bias))
         )
         differences.append(shifted.contribution.values - original.contribution.values)
     assert np.abs(differences[0][:, :-1]).max() <= 1e-6

@@ -14,7 +14,7 @@ import rheoscope as rs
 from rheoscope.covers.rotated_heads import random_head_rotations
 from rheoscope.covers.stack.analysis import union_ranks
 from tests.cases import double, text, traced
-from tests.covers.cases import bare, on
+from tests.covers.cases import random_model, trace_with_points
 from tests.pretrained.cases import random
 
 F64 = torch.float64
@@ -23,7 +23,7 @@ F64 = torch.float64
 @torch.no_grad()
 def quarter_heads() -> Any:
     """Four heads, each an isometry of a quarter of the axes. The third head reads the same quarter as the first."""
-    model = bare(heads=4, width=16)
+    model = random_model(heads=4, width=16)
     eye, heads = torch.eye(16, dtype=F64), model.view.layer_heads[0]
     for head, quarter in enumerate((0, 1, 0, 2)):
         for W in (heads.W_Q, heads.W_K):
@@ -32,7 +32,7 @@ def quarter_heads() -> Any:
 
 
 def test_planted_subspaces_have_their_ranks_and_overlaps() -> None:
-    result = rs.stack(on(quarter_heads(), random(0, 20, 16)), keep_massive=True, draws=2)
+    result = rs.stack(trace_with_points(quarter_heads(), random(0, 20, 16)), keep_massive=True, draws=2)
     assert sorted(result.joint_rank_share.values[0].tolist()) == [0.25, 0.5, 0.75, 0.75]
     assert np.allclose(result.overlap[0], [[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]])
     assert result.overlap_null.item() == pytest.approx(0.25)
@@ -42,13 +42,13 @@ def test_planted_subspaces_have_their_ranks_and_overlaps() -> None:
 
 
 def test_isometries_of_complementary_subspaces_recover_everything_together() -> None:
-    model = bare(heads=2, width=12, head_width=6)
+    model = random_model(heads=2, width=12, head_width=6)
     eye, heads = torch.eye(12, dtype=F64), model.view.layer_heads[0]
     with torch.no_grad():
         for head in range(2):
             for W in (heads.W_Q, heads.W_K):
                 W[head].copy_(eye[:, 6 * head : 6 * head + 6])
-    result = rs.stack(on(model, random(0, 20, 12)), keep_massive=True, draws=2)
+    result = rs.stack(trace_with_points(model, random(0, 20, 12)), keep_massive=True, draws=2)
     assert result.recovered_orthonormal[0, 1].item() == pytest.approx(1)
     assert result.joint_rank_share.values[0].tolist() == [0.5, 1]
     assert result.recovered[0, 1].item() == pytest.approx(1)
@@ -58,14 +58,14 @@ def test_isometries_of_complementary_subspaces_recover_everything_together() -> 
 
 def test_a_head_that_stretches_one_direction_lowers_the_recovery() -> None:
     """The joint rank is full and the orthonormal images recover everything, but the second head lowers `recovered`."""
-    model = bare(heads=2, width=12, head_width=6)
+    model = random_model(heads=2, width=12, head_width=6)
     eye, heads = torch.eye(12, dtype=F64), model.view.layer_heads[0]
     with torch.no_grad():
         for head in range(2):
             for W in (heads.W_Q, heads.W_K):
                 W[head].copy_(eye[:, 6 * head : 6 * head + 6])
         heads.W_Q[1, :, 0] *= 1000
-    result = rs.stack(on(model, random(0, 20, 12)), keep_massive=True, draws=0)
+    result = rs.stack(trace_with_points(model, random(0, 20, 12)), keep_massive=True, draws=0)
     assert result.head_order.values[0].tolist() == [0, 1]
     assert result.recovered[0, 1].item() < result.recovered[0, 0].item() - 0.1
     assert result.recovered_orthonormal[0, 1].item() == pytest.approx(1)

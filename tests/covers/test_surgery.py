@@ -13,7 +13,7 @@ from rheoscope.covers.surgery.analysis import kernel
 from rheoscope.covers.text_batches import split_into_windows
 from tests.cases import CAUSAL, LENGTH, default, double, gap, model, ours, text, theirs, traced
 from tests.laws.every_analysis import ODD, SORTS
-from tests.laws.moves import different, gauges, holds_still
+from tests.laws.moves import assert_unchanged, distinct_tokens, gauges
 
 F64 = torch.float64
 GAUGED = ["qwen3", "gemma3", "own_biased"]
@@ -184,9 +184,9 @@ def test_models_and_texts_without_a_next_token_are_refused() -> None:
 
 
 def surgery_of_five_texts(network: Any) -> Any:
-    return rs.surgery(network, [different(), *(text(seed) for seed in range(2, 6))], M="symmetric", F="rank 3")
+    return rs.surgery(network, [distinct_tokens(), *(text(seed) for seed in range(2, 6))], M="symmetric", F="rank 3")
 
 
 @pytest.mark.parametrize("name", GAUGED)
 def test_no_gauge_changes_any_field(name: str) -> None:
-    holds_still(surgery_of_five_texts, surgery_of_five_texts(double(name)), name, gauges(name))
+    assert_unchanged(surgery_of_five_texts, surgery_of_five_texts(double(name)), name, gauges(name))

@@ -13,7 +13,7 @@ from rheoscope.covers.text_batches import (
     window_batches,
 )
 from tests.cases import double, gap, model, text
-from tests.laws.moves import same
+from tests.laws.moves import assert_same_fields
 
 SOME = ["gpt2", "llama", "qwen3", "gemma3", "neox", "own", "own_sink", "own_alibi", "own_metric"]
 TEXTS = [text(0), text(1, 9), text(2), text(3, 9), text(4), text(5, 2)]
@@ -59,7 +59,7 @@ def test_surgery_of_a_batch_equals_surgery_of_single_texts(name: str, monkeypatc
     network, settings = double(name), {"heads": [(0, 1), (1, 2)], "M": "symmetric", "F": "rank 3"}
     batched = rs.surgery(network, TEXTS, **settings)
     monkeypatch.setattr(text_batches_module, "logits_numel", lambda device: 1)
-    same(batched, rs.surgery(network, TEXTS, **settings))
+    assert_same_fields(batched, rs.surgery(network, TEXTS, **settings))
     single = rs.surgery(network, TEXTS[1], **settings)
     for field in ("loss_after", "loss_control", "loss_ablated", "kl"):
         assert batched[field].isel(text=1).values == pytest.approx(single[field].isel(text=0).values, abs=2e-5)

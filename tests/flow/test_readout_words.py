@@ -5,12 +5,12 @@ import pytest
 from rheoscope.flow.readout.words import N_LIKELIEST, blocks
 from rheoscope.picture.blocks import Table
 from rheoscope.picture.token_labels import display_token
-from tests.report.cases import model, told
+from tests.report.cases import flow_results, model
 
 
 def test_table_has_a_row_for_the_embedding_and_every_layer() -> None:
-    lens = told().datasets["readout"]
-    (table,) = blocks(told())
+    lens = flow_results().datasets["readout"]
+    (table,) = blocks(flow_results())
     assert isinstance(table, Table)
     assert [row[0].text for row in table.rows] == ["embed", *(f"L{layer}" for layer in range(6))]
     target = display_token(model().token_strings([int(lens.attrs["target"])])[0])

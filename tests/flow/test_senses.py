@@ -123,7 +123,7 @@ def test_default_list_does_not_reveal_the_sense_by_word_overlap() -> None:
             for row in rows
             if row["word"] == target_word
         ]
-        repeated = {word for word, count in Counter(chain.from_iterable(content_words)).items() if count > 1}
+        repeated = {candidate for candidate, count in Counter(chain.from_iterable(content_words)).items() if count > 1}
         assert repeated <= {
             "before",
             "through",

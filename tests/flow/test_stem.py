@@ -30,8 +30,8 @@ def test_forms_of_a_word_have_one_stem(forms: str) -> None:
 
 def test_words_have_different_stems() -> None:
     base_forms = [forms.split()[0] for forms in WORDS]
-    assert len({stem(word) for word in base_forms}) == len(base_forms)
-    assert len({stem(word) for word in DISTINCT_WORDS.split()}) == len(set(DISTINCT_WORDS.split()))
+    assert len({stem(form) for form in base_forms}) == len(base_forms)
+    assert len({stem(form) for form in DISTINCT_WORDS.split()}) == len(set(DISTINCT_WORDS.split()))
 
 
 def test_case_and_spaces_are_ignored_and_non_words_are_kept() -> None:
@@ -47,11 +47,11 @@ def test_case_and_spaces_are_ignored_and_non_words_are_kept() -> None:
 
 
 @given(any_text(max_size=12))
-def test_a_stem_is_no_longer_than_its_word(word: str) -> None:
+def test_a_stem_is_no_longer_than_its_word(text: str) -> None:
     """Irregular forms may be longer. Surrounding spaces do not matter."""
-    plain = word.strip().casefold()
-    assert len(stem(word)) <= max(len(plain), len(IRREGULAR_FORMS.get(plain, "")))
-    assert stem(f"  {word} ") == stem(word)
+    plain = text.strip().casefold()
+    assert len(stem(text)) <= max(len(plain), len(IRREGULAR_FORMS.get(plain, "")))
+    assert stem(f"  {text} ") == stem(text)
 
 
 def test_no_irregular_form_is_also_a_base_form() -> None:

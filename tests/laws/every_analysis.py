@@ -1,7 +1,7 @@
-"""One battery for every analysis: a move that leaves the logits unchanged leaves every reported field unchanged.
+"""Tests of every analysis: a change of the weights that leaves the logits unchanged leaves every field unchanged.
 
-A number that moves under a gauge says nothing of the model. All the gauges of a model move at once; where a field moves with
-them, each is tried alone, to name it. That each alone leaves the logits as they are, on every family, is every_move.py.
+A number that depends on the gauge is no property of the model. All gauges of a model are applied at once. If a field changes,
+every gauge is applied alone to name the cause. every_move.py tests that every gauge alone leaves the logits unchanged.
 """
 
 import re
@@ -21,36 +21,36 @@ from tests.cases import BIDIRECTIONAL, CAUSAL, double, model, text
 from tests.laws.moves import (
     GAUGES,
     KINDS,
-    different,
-    fold,
+    assert_same_fields,
+    assert_unchanged,
+    distinct_tokens,
+    fold_gains,
     gauges,
-    holds_still,
+    head_permutation,
     is_tied,
-    marked_as,
+    marked_fields,
+    model_after,
     move_key_bias,
-    moved,
-    order,
-    reorder,
-    same,
-    turn,
+    permute_heads,
+    rotate_axes,
 )
 from tests.pretrained.cases import once
 
 
-def five() -> list[Tensor]:
-    return [text(at) for at in range(5)]
+def five_texts() -> list[Tensor]:
+    return [text(seed) for seed in range(5)]
 
 
 Call = Callable[[Any], Any]
-"""From a model to a Dataset."""
+"""A function from a model to a Dataset."""
 BY_HEAD = {"distorted_pairs", "score_attribution"}
-"""Analyses of one head: all four heads of a layer are asked, side by side."""
+"""Analyses of one head, which are run for all four heads of a layer."""
 TWO_SENSES = {
-    str(word): {"a": [[3, 4, word], [5, 6, 9, word]], "b": [[word + 1, 30, word], [21, 12 + word, word]]}
-    for word in (7, 9, 14, 17, 20)
+    str(token): {"a": [[3, 4, token], [5, 6, 9, token]], "b": [[token + 1, 30, token], [21, 12 + token, token]]}
+    for token in (7, 9, 14, 17, 20)
 }
-"""Words in sentences of token ids, as many as an interval needs."""
-GROUPS = {str(word): [[word], [word + 1], [word + 15]] for word in (7, 9, 11, 13, 15)}
+"""Sentences of token ids for as many words as a confidence interval needs."""
+GROUPS = {str(token): [[token], [token + 1], [token + 15]] for token in (7, 9, 11, 13, 15)}
 SETTINGS: dict[str, dict[str, Any]] = {
     "massive_tokens": {"norm_ratio": 1.02},
     "agreement": {"draws": 0, "min_keys": 4},
@@ -77,31 +77,31 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "decay": {"M": "symmetric"},
     "faithfulness": {"targets": [5, 6, 7, 8, 9], "fractions": (0.0, 0.5)},
 }
-"""What the battery asks otherwise than by default: random controls are other numbers in another gauge, and models read little."""
-TURNED = SETTINGS | {name: {"layers": [1], "iterations": 64} for name in ("fixed_point", "boundary")}
-"""The same in other axes, where a random start is another one: as many steps as two tokens have coordinates."""
+"""Settings that differ from the defaults. Random controls depend on the gauge, and the texts are short."""
+ROTATED_SETTINGS = SETTINGS | {name: {"layers": [1], "iterations": 64} for name in ("fixed_point", "boundary")}
+"""Settings for rotated axes. A random start differs there, so the iterations equal the coordinates of two tokens."""
 TEXTS: dict[str, Callable[[], Any]] = {
-    "transport": different,
-    "distorted_pairs": different,
+    "transport": distinct_tokens,
+    "distorted_pairs": distinct_tokens,
     "fixed_point": lambda: text(n=2),
     "boundary": lambda: [[3, 9, 12, 5], [8, 12, 5]],
-    "surgery": five,
-    "decay": five,
-    "faithfulness": five,
+    "surgery": five_texts,
+    "decay": five_texts,
+    "faithfulness": five_texts,
 }
-"""What the battery asks about, where not one text with a token twice."""
+"""Inputs of the analyses that do not use one text with a repeated token."""
 COMPARABLE: dict[str, Callable[[Any], Any]] = {
-    "purity": lambda found: found.drop_vars("purity_z"),  # none where every type is alone
-    "composition": lambda found: found.drop_dims("kind"),
-    "score_attribution": lambda found: found.drop_vars("weight"),
-    "decay": lambda found: found.drop_sel(change="isotropic"),
-    "faithfulness": lambda found: found.drop_sel(ranking="random", other_ranking="random"),
+    "purity": lambda dataset: dataset.drop_vars("purity_z"),  # undefined if no type occurs twice
+    "composition": lambda dataset: dataset.drop_dims("kind"),
+    "score_attribution": lambda dataset: dataset.drop_vars("weight"),
+    "decay": lambda dataset: dataset.drop_sel(change="isotropic"),
+    "faithfulness": lambda dataset: dataset.drop_sel(ranking="random", other_ranking="random"),
 }
-"""What of an answer is no draw, no list of the largest and not empty."""
+"""The comparable part of a result: no random draws, no lists of the largest values and no empty fields."""
 
 
-def of_heads(make: Callable[[int], Any]) -> Any:
-    """An analysis of one head, of all four side by side."""
+def for_all_heads(make: Callable[[int], Any]) -> Any:
+    """The result of an analysis of one head for all four heads, along a new axis."""
     import xarray as xr
 
     return xr.concat([make(head) for head in range(4)], "head")
@@ -109,180 +109,188 @@ def of_heads(make: Callable[[int], Any]) -> Any:
 
 @cache
 def traced(model: Any, ids: tuple[int, ...]) -> Any:
-    """A text in a model: all that is asked of a trace is asked of the same one."""
+    """The trace of a text, computed once for all analyses."""
     return model.trace(tensor(ids))
 
 
 def call(name: str, settings: dict[str, dict[str, Any]] = SETTINGS) -> Call:
-    """Any analysis of the catalogue, asked of its subject."""
-    one, about = analysis_by_name(name), TEXTS.get(name, text)
+    """A function that runs an analysis of the catalogue on a model."""
+    analysis, make_text = analysis_by_name(name), TEXTS.get(name, text)
 
-    def asked(model: Any) -> Any:
-        ids = about()
-        given = {
+    def run(model: Any) -> Any:
+        ids = make_text()
+        subjects = {
             "view": lambda: model.view,
             "model": lambda: model,
             "trace": lambda: traced(model, tuple(ids.tolist())),
         }
-        given |= dict.fromkeys(("text", "texts"), lambda: ids)
-        asking = {first: given[first]() for first in one.subjects} | settings.get(name, {})
+        subjects |= dict.fromkeys(("text", "texts"), lambda: ids)
+        arguments = {subject: subjects[subject]() for subject in analysis.subjects} | settings.get(name, {})
         if name in BY_HEAD:
-            return of_heads(lambda head: one.ask(**asking, head=head))
-        return one.ask(**asking)
+            return for_all_heads(lambda head: analysis.ask(**arguments, head=head))
+        return analysis.ask(**arguments)
 
-    return lambda model: COMPARABLE.get(name, lambda found: found)(asked(model))
+    return lambda model: COMPARABLE.get(name, lambda dataset: dataset)(run(model))
 
 
 def labelled(name: str, x: Tensor) -> Any:
-    """A map of weights as a Dataset."""
+    """A map over queries and keys as a Dataset."""
     field = Field(("query", "key"), "a map")
     return Analysis(name, "A map?", lambda trace: None, "trace", {"map": field}).label({"map": x}, {}, {})
 
 
-BESIDES: dict[str, Call] = {
+OTHER_FUNCTIONS: dict[str, Call] = {
     "over_texts": lambda model: rs.over_texts(
-        rs.agreement, [model.trace(text(at)) for at in range(3)], draws=0, min_keys=4, resamples=20, splits=4
+        rs.agreement, [model.trace(text(seed)) for seed in range(3)], draws=0, min_keys=4, resamples=20, splits=4
     ),
-    "score_attribution of a score": lambda model: of_heads(
+    "score_attribution of a score": lambda model: for_all_heads(
         lambda head: rs.score_attribution(model.trace(text()), layer=1, head=head, query=9, key=8)
     ),
-    "path_weights": lambda model: of_heads(
+    "path_weights": lambda model: for_all_heads(
         lambda head: labelled("path_weights", rs.path_weights(model.trace(text()), [(0, head), (1, head)]))
     ),
-    "reversed_map": lambda model: of_heads(
+    "reversed_map": lambda model: for_all_heads(
         lambda head: labelled("reversed_map", rs.reversed_map(model, model.trace(text()), 1, head, target=7))
     ),
     "surgery of each head": lambda model: rs.surgery(
-        model, five(), heads=model.view.head_indices(1), per_head=True, **SETTINGS["surgery"]
+        model, five_texts(), heads=model.view.head_indices(1), per_head=True, **SETTINGS["surgery"]
     ),
     "trace_under": lambda model: rs.trajectory(rs.trace_under(model, text(), M="symmetric", F="rank 3")),
 }
-"""What is asked besides the analyses of the catalogue: the same in other ways, and maps."""
+"""Public functions that are not analyses of the catalogue, and analyses with other settings."""
 
 
 def calls(settings: dict[str, dict[str, Any]] = SETTINGS) -> dict[str, Call]:
-    """All that the battery asks. An analysis is here because it is in the catalogue."""
-    return {name: call(name, settings) for name in ANALYSIS_MODULES} | BESIDES
+    """All functions under test. Every analysis of the catalogue is included."""
+    return {name: call(name, settings) for name in ANALYSIS_MODULES} | OTHER_FUNCTIONS
 
 
-RUNNING = {"relation_swap", "rollout", "fixed_point", "boundary", "reversed_attention", "attention_patching", "surgery", "decay",
+SLOW = {"relation_swap", "rollout", "fixed_point", "boundary", "reversed_attention", "attention_patching", "surgery", "decay",
            "faithfulness", "reversed_map", "surgery of each head", "trace_under"}  # fmt: skip
-"""Those that run the model many times, or backwards: tried on few models."""
+"""Functions that run the model many times, or backwards. They are tested on few models."""
 NO_ANSWER = {("readout", "bert")}
-"""Nothing to read out without an unembedding."""
+"""A model without an unembedding has no readout."""
 SCORES_THEMSELVES = {"score_attribution of a score": [move_key_bias]}
-"""Scores that are no weights move with the biases of keys: tests/covers/test_score_attribution.py."""
+"""Scores depend on the key bias, unlike weights. tests/covers/test_score_attribution.py tests this."""
 
 SORTS = ["gpt2_by_depth", "llama", "qwen3", "gemma3", "neox", "own_biased"]
 ODD = ["bert", "own_encoder_buckets", "own_alibi"]
-"""With the sorts, all that a model can be made of (`features`): what two models share is tried on one of them. An analysis is tried
-on one of these, in turn: what is odd about them is seen by the parts that all analyses share."""
+"""Together with SORTS, these models have every feature (see `features`). Each analysis is tested on one of them in turn, because
+only code that all analyses share depends on their special features."""
 ALL_GAUGES = ["qwen3", "own_biased"]
-"""Between them every gauge there is: what runs long is tried on both, and on one other sort in turn."""
+"""Models that have all gauges between them. Slow functions are tested on both, and on one other model in turn."""
 TWO_GROUPINGS = ["own_biased", "gemma3"]
-"""An analysis knows of the order of heads by their number and their groups alone: tried on one or the other, what runs long with groups."""
-TWO_TURNED = ["llama", "qwen3"]
-"""Of axes it knows by what reads and writes E: without QK-norms or with them; what runs long is tried with them."""
-COUNTS = {"cluster_count_null", "cluster_count_null_sd", "coordinate", "correlation", "correlation_null",
+"""A model without and one with grouped heads. Each analysis is tested on one of them in turn, slow ones with groups."""
+TWO_ROTATED = ["llama", "qwen3"]
+"""A model without and one with QK-norms. Each analysis is tested on one of them in turn, slow ones with norms."""
+MAY_STAY_EQUAL = {"cluster_count_null", "cluster_count_null_sd", "coordinate", "correlation", "correlation_null",
           "jacobian_norm_error", "jacobian_radius_error"}  # fmt: skip
-"""Fields that depend on the basis of E and may stay as they are by chance."""
+"""Fields that depend on the basis of E and may still be equal after a rotation."""
 BY_NUMBER = {
-    "order", "recovered_random",
-    *(f"mean_{name}_null_draws" for name in ("symmetry", "copying", "alignment", "positive_share", "mismatch")),
+    "head_order", "recovered_random",
+    *(f"mean_{name}_null_draws" for name in ("symmetry", "copying", "alignment", "positive_share")),
 }  # fmt: skip
-"""Fields that name heads by their number, or draw them by it."""
+"""Fields that contain head numbers or are drawn by head number."""
 
 
 @once
-def plainly(analysis: str, name: str) -> Any:
+def original_result(analysis: str, name: str) -> Any:
     return calls()[analysis](double(name))
 
 
-def in_order(found: Any, order: list[int]) -> Any:
-    """The same answer with the heads of every layer in another order, also where they are components by name."""
-    heads = [dim for dim in ("head", "other") if dim in found.dims and found[dim].dtype.kind != "U"]
-    dims: dict[str, Any] = dict.fromkeys(heads, order)
-    for dim in {"head_from", "head_to"} & set(found.dims):
-        dims[dim] = [first + at for first in range(0, found.sizes[dim], len(order)) for at in order]
-    found = found.isel(dims)
-    for dim in {"component", "from", "to"} & set(found.dims):
-        old = [str(name) for name in found[dim].values]
-        new = [re.sub(r"H(\d+)$", lambda at: f"H{order[int(at[1])]}", name) for name in old]
-        found = found.sel({dim: new}).assign_coords({dim: old})
-    return found
+def permuted_heads(dataset: Any, permutation: list[int]) -> Any:
+    """The result with permuted heads in every layer, also where heads are components named by their number."""
+    heads = [dim for dim in ("head", "other") if dim in dataset.dims and dataset[dim].dtype.kind != "U"]
+    dims: dict[str, Any] = dict.fromkeys(heads, permutation)
+    for dim in {"head_from", "head_to"} & set(dataset.dims):
+        dims[dim] = [first + head for first in range(0, dataset.sizes[dim], len(permutation)) for head in permutation]
+    dataset = dataset.isel(dims)
+    for dim in {"component", "from", "to"} & set(dataset.dims):
+        names = [str(name) for name in dataset[dim].values]
+        permuted_names = [re.sub(r"H(\d+)$", lambda head: f"H{permutation[int(head[1])]}", name) for name in names]
+        dataset = dataset.sel({dim: permuted_names}).assign_coords({dim: names})
+    return dataset
 
 
-def on(usual: Callable[[str], list[str]], running: Callable[[str], list[str]]) -> Any:
-    """Every analysis on models that it has an answer for; those that run long on a few."""
+def on_models(models: Callable[[str], list[str]], models_if_slow: Callable[[str], list[str]]) -> Any:
+    """Parametrise a test over every function and its models; slow functions have fewer models."""
     return pytest.mark.parametrize(
         ("analysis", "name"),
         [
             (analysis, name)
-            for analysis in (*ANALYSIS_MODULES, *BESIDES)
-            for name in (running if analysis in RUNNING else usual)(analysis)
+            for analysis in (*ANALYSIS_MODULES, *OTHER_FUNCTIONS)
+            for name in (models_if_slow if analysis in SLOW else models)(analysis)
             if (analysis, name) not in NO_ANSWER
         ],
     )
 
 
-def one_of(names: list[str]) -> Callable[[str], list[str]]:
-    """One after the other, so that all of them are taken."""
-    return lambda analysis: [names[[*ANALYSIS_MODULES, *BESIDES].index(analysis) % len(names)]]
+def one_in_turn(names: list[str]) -> Callable[[str], list[str]]:
+    """A function that assigns the models to the analyses in turn, so that all of them are used."""
+    return lambda analysis: [names[[*ANALYSIS_MODULES, *OTHER_FUNCTIONS].index(analysis) % len(names)]]
 
 
-def in_turn(analysis: str) -> list[str]:
+def models_for_slow(analysis: str) -> list[str]:
+    """The models with all gauges, and one other in turn."""
     others = [name for name in SORTS if name not in ALL_GAUGES]
-    return [*ALL_GAUGES, others[sorted(RUNNING).index(analysis) % len(others)]]
+    return [*ALL_GAUGES, others[sorted(SLOW).index(analysis) % len(others)]]
 
 
-@on(lambda analysis: [*SORTS, *one_of(ODD)(analysis)], in_turn)
-def test_no_gauge_moves_a_field(analysis: str, name: str) -> None:
-    """Law 1; what is marked as dependent on the coordinates of a head stands beside an invariant field."""
+@on_models(lambda analysis: [*SORTS, *one_in_turn(ODD)(analysis)], models_for_slow)
+def test_no_gauge_changes_a_field(analysis: str, name: str) -> None:
+    """Law 1. A field that is marked as dependent on the gauge has an invariant counterpart."""
     moves = [move for move in gauges(name) if move not in SCORES_THEMSELVES.get(analysis, [])]
-    holds_still(calls()[analysis], plainly(analysis, name), name, moves)
+    assert_unchanged(calls()[analysis], original_result(analysis, name), name, moves)
 
 
-@on(one_of(TWO_GROUPINGS), lambda analysis: ["gemma3"])
-def test_heads_in_another_order_are_the_same_heads(analysis: str, name: str) -> None:
-    """Law 1: every field of a head goes with the head."""
-    found, plain = calls()[analysis](moved(name, reorder)), plainly(analysis, name)
-    same(found, in_order(plain, order(double(name).view.layer_heads[0])), but=BY_NUMBER)
+@on_models(one_in_turn(TWO_GROUPINGS), lambda analysis: ["gemma3"])
+def test_permuting_heads_permutes_every_field(analysis: str, name: str) -> None:
+    """Law 1: the fields of a head do not depend on its number."""
+    result, original = calls()[analysis](model_after(name, permute_heads)), original_result(analysis, name)
+    assert_same_fields(
+        result, permuted_heads(original, head_permutation(double(name).view.layer_heads[0])), ignored=BY_NUMBER
+    )
 
 
-@on(one_of(TWO_TURNED), lambda analysis: ["qwen3"])
-def test_turning_the_axes_moves_no_field_but_the_marked_ones(analysis: str, name: str) -> None:
+@on_models(one_in_turn(TWO_ROTATED), lambda analysis: ["qwen3"])
+def test_rotating_the_axes_changes_only_the_marked_fields(analysis: str, name: str) -> None:
     """Law 2."""
-    before, after = (calls(TURNED)[analysis](moved(name, *moves)) for moves in ((fold,), (fold, turn)))
-    marked = marked_as("basis", before)
-    same(after, before, but=marked)
+    before, after = (
+        calls(ROTATED_SETTINGS)[analysis](model_after(name, *moves))
+        for moves in ((fold_gains,), (fold_gains, rotate_axes))
+    )
+    marked = marked_fields("basis", before)
+    assert_same_fields(after, before, ignored=marked)
     for field in marked:
-        assert field in COUNTS or float(abs(after[field] - before[field]).max()) > 1e-3, field
+        assert field in MAY_STAY_EQUAL or float(abs(after[field] - before[field]).max()) > 1e-3, field
 
 
-# The battery itself
+# Completeness of this file
 
 
-def test_every_function_of_the_rooms_is_in_the_battery() -> None:
-    """What the package offers of flow/ and covers/ besides analyses; the theory bench has no model whose weights could be moved."""
+def test_every_public_function_of_flow_and_covers_is_tested() -> None:
+    """The functions of the theory bench are excepted, because they have no model."""
     homes = {
         name: home
         for name, home in rs._PUBLIC_MODULES.items()
         if home.startswith(("rheoscope.flow", "rheoscope.covers"))
     }
-    assert {name for name, home in homes.items() if ".dynamics." not in home} <= {*BESIDES, "Comparisons"}
+    assert {name for name, home in homes.items() if ".dynamics." not in home} <= {*OTHER_FUNCTIONS, "Comparisons"}
     assert {*SETTINGS, *TEXTS, *COMPARABLE, *BY_HEAD} <= set(ANALYSIS_MODULES)
+    fields = {field for name in ANALYSIS_MODULES for field in analysis_by_name(name).fields}
+    assert fields >= BY_NUMBER | MAY_STAY_EQUAL
 
 
 def features(name: str) -> set[str]:
-    """All that distinguishes one model from another, as an analysis may see it."""
-    made, ids = double(name), text(n=5)
-    view, block, trace = made.view, made.view.layer_heads[0], made.trace(ids)
+    """The features of a model that an analysis can depend on."""
+    loaded, ids = double(name), text(n=5)
+    view, block, trace = loaded.view, loaded.view.layer_heads[0], loaded.trace(ids)
     width, position = block.W_Q.shape[-1], block.mechanism.position
-    still = not isinstance(position, ModelRotary) or position.rotation_matrix(5, width, block.W_Q).diagonal().eq(1)
-    tied = None if view.unembed is None else is_tied(made)
-    facts = {
+    is_fixed = not isinstance(position, ModelRotary) or position.rotation_matrix(5, width, block.W_Q).diagonal().eq(1)
+    tied = None if view.unembed is None else is_tied(loaded)
+    values = {
         "position": type(position).__name__,
-        "turns": "none" if still is True else "some" if bool(still.any()) else "all",
+        "rotates": "none" if is_fixed is True else "some" if bool(is_fixed.any()) else "all",
         "grouped": len(block.W_K) < block.n_heads,
         "wide heads": width * block.n_heads != view.width,
         "scales": len({heads.scale for heads in view.layer_heads}) > 1,
@@ -290,51 +298,51 @@ def features(name: str) -> set[str]:
         "final norm": view.final_norm.eps is not None,
         "parallel": bool(trace.unread_steps),
         "after the sum": any(step.kind == "attn_sum" for step in trace.steps),
-        "both ways": name in BIDIRECTIONAL,
+        "bidirectional": name in BIDIRECTIONAL,
         "unembedding": {None: "none", True: "tied", False: "free"}[tied],
         **{part: getattr(block, part) is not None for part in ("q_norm", "output_norm", "b_Q", "b_K", "b_V", "b_O")},
     }
-    return {f"{what}: {how}" for what, how in facts.items()} | {
+    return {f"{feature}: {value}" for feature, value in values.items()} | {
         f"mask: {type(heads.mechanism.mask).__name__}" for heads in view.layer_heads
     }
 
 
-def test_no_model_is_made_of_anything_that_the_battery_does_not_try() -> None:
-    tried = set().union(*(features(name) for name in (*SORTS, *ODD)))
-    assert {name: features(name) - tried for name in KINDS if features(name) - tried} == {}
+def test_the_tested_models_have_every_feature_of_all_models() -> None:
+    tested = set().union(*(features(name) for name in (*SORTS, *ODD)))
+    assert {name: features(name) - tested for name in KINDS if features(name) - tested} == {}
     assert {move for name in ALL_GAUGES for move in gauges(name)} == set(GAUGES)
-    assert set().union(*map(in_turn, RUNNING)) == set(SORTS)
+    assert set().union(*map(models_for_slow, SLOW)) == set(SORTS)
     assert {len(double(name).view.layer_heads[0].W_K) for name in TWO_GROUPINGS} == {2, 4}
 
 
-def test_the_culprit_is_named() -> None:
-    """A matrix of weights is no property of the model: it moves with whatever its factors are written against."""
+def test_the_error_names_the_gauges_that_change_a_field() -> None:
+    """The entries of a weight matrix depend on the gauge."""
 
-    def entries(which: str) -> Callable[[Any], Any]:
-        return lambda model: labelled("entries", getattr(model.view.layer_heads[0], which).flatten(0, -2))
+    def entries(weight: str) -> Callable[[Any], Any]:
+        return lambda model: labelled("entries", getattr(model.view.layer_heads[0], weight).flatten(0, -2))
 
-    for which, culprits in (("W_V", "move_ov, move_gains"), ("W_Q", "move_qk, move_gains"), ("W_O", "move_ov")):
-        with pytest.raises(AssertionError, match=f"^map is off by .*\nmoved by {culprits}$"):
-            holds_still(entries(which), entries(which)(double("llama")), "llama", gauges("llama"))
+    for weight, culprits in (("W_V", "move_ov, move_gains"), ("W_Q", "move_qk, move_gains"), ("W_O", "move_ov")):
+        with pytest.raises(AssertionError, match=f"^map is off by .*\nchanged by {culprits}$"):
+            assert_unchanged(entries(weight), entries(weight)(double("llama")), "llama", gauges("llama"))
 
 
-# Law 5: the past does not see the future
+# Law 5: results of a token do not depend on later tokens
 
 PER_TOKEN: dict[str, Callable[[Any, int], Any]] = {
-    "trajectory": lambda trace, at: rs.trajectory(trace, keep_massive=True)[
+    "trajectory": lambda trace, token: rs.trajectory(trace, keep_massive=True)[
         ["speed", "relative_speed", "turning", "path_length", "chord", "straightness", "straightness_null"]
-    ].isel(token=slice(0, at)),
-    "readout": lambda trace, at: rs.readout(trace, token=at - 1),
+    ].isel(token=slice(0, token)),
+    "readout": lambda trace, token: rs.readout(trace, token=token - 1),
 }
-"""Name → its results of tokens before `at`."""
+"""Analysis → its results of the tokens before `token`."""
 
 
 @pytest.mark.parametrize("analysis", PER_TOKEN)
 @pytest.mark.parametrize("name", [name for name in (*SORTS, *ODD) if name in CAUSAL])
-def test_no_result_of_a_token_sees_what_comes_after_it(analysis: str, name: str) -> None:
-    """Nor do the points themselves: every_family.py, of every model."""
-    at, after = 9, text()
-    after[at] = (after[at] - 2) % 37 + 3
-    one, other = (PER_TOKEN[analysis](model(name).trace(ids), at) for ids in (text(), after))
-    for field in one.data_vars:
-        assert np.array_equal(one[field].values, other[field].values), field
+def test_no_result_of_a_token_depends_on_later_tokens(analysis: str, name: str) -> None:
+    """every_family.py tests the points themselves on every model."""
+    token, edited = 9, text()
+    edited[token] = (edited[token] - 2) % 37 + 3
+    original, after_edit = (PER_TOKEN[analysis](model(name).trace(ids), token) for ids in (text(), edited))
+    for field in original.data_vars:
+        assert np.array_equal(original[field].values, after_edit[field].values), field

@@ -1,6 +1,6 @@
-"""One battery for every analysis that asks many texts at once: each text's numbers are those it has alone.
+"""Tests of every batched analysis: the numbers of a text in a batch equal those of the text alone.
 
-Texts differ in length, so that padding stands beside them; one of them is asked with its longest tokens as massive ones.
+The texts differ in length, so the batch has padding. `massive_tokens` uses a low threshold, so that some tokens are massive.
 """
 
 import copy
@@ -23,117 +23,124 @@ from tests.pretrained.cases import once
 
 BATCHED = [name for name in ANALYSIS_MODULES if analysis_by_name(name).batch is not None]
 MODELS = ["gpt2", "llama", "bert"]
-"""Causal with biases, rotary with grouped heads, and one that looks both ways after its norms."""
+"""A causal model with biases, a rotary model with grouped heads, and a bidirectional post-norm model."""
 LENGTHS = (18, 11, 14)
-ROUNDED = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""How far a number may be off on a GPU, of the largest of its field: models of the tests are narrow, so rounding does not average out."""
-ALONE = {("reversed_attention", "bert")}
-"""One text at a time: a stream that is no sum is differentiated by running the model."""
+ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""The tolerance on a GPU, relative to the largest number of a field. The models are narrow, so rounding errors do not average out."""
+NOT_BATCHED = {("reversed_attention", "bert")}
+"""Pairs that support one text only: post-norm models are differentiated by running the model."""
 
 
 @once
 def texts(name: str) -> Any:
-    return double(name).trace([text(at, n) for at, n in enumerate(LENGTHS)])
+    return double(name).trace([text(seed, n) for seed, n in enumerate(LENGTHS)])
 
 
-def refused(ask: Callable[[], Any]) -> bool:
-    """Whether the model has not got what is asked about."""
+def is_refused(function: Callable[[], Any]) -> bool:
+    """Whether a call raises RheoscopeError."""
     try:
-        ask()
+        function()
     except RheoscopeError:
         return True
     return False
 
 
-def batch_settings(one: Analysis) -> dict[str, Any]:
-    """What the battery asks otherwise than by default, as far as it can be asked of many texts."""
-    assert one.batch is not None
-    known = inspect.signature(one.batch).parameters
-    return {setting: value for setting, value in SETTINGS.get(one.name, {}).items() if setting in known}
+def batch_settings(analysis: Analysis) -> dict[str, Any]:
+    """The settings of every_analysis.py that the batched function accepts."""
+    assert analysis.batch is not None
+    parameters = inspect.signature(analysis.batch).parameters
+    return {setting: value for setting, value in SETTINGS.get(analysis.name, {}).items() if setting in parameters}
 
 
-def asked(one: Analysis, model: str, trace: Any) -> Any:
-    """What it answers to one text alone."""
-    subjects = ({"model": double(model), "trace": trace}[subject] for subject in one.subjects)
-    return one.ask(*subjects, **SETTINGS.get(one.name, {}))
+def result_of_one_text(analysis: Analysis, model: str, trace: Any) -> Any:
+    """The result of an analysis on one text."""
+    subjects = ({"model": double(model), "trace": trace}[subject] for subject in analysis.subjects)
+    return analysis.ask(*subjects, **SETTINGS.get(analysis.name, {}))
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", BATCHED)
-def test_many_texts_at_once_are_each_alone(name: str, model: str) -> None:
-    one, traces, settings = analysis_by_name(name), texts(model), batch_settings(analysis_by_name(name))
-    assert one.batch is not None
-    if (name, model) in ALONE or refused(lambda: asked(one, model, traces[0])):
-        assert refused(lambda: one.batch(traces, **settings))
+def test_a_text_in_a_batch_has_the_numbers_of_the_text_alone(name: str, model: str) -> None:
+    analysis, traces, settings = analysis_by_name(name), texts(model), batch_settings(analysis_by_name(name))
+    assert analysis.batch is not None
+    if (name, model) in NOT_BATCHED or is_refused(lambda: result_of_one_text(analysis, model, traces[0])):
+        assert is_refused(lambda: analysis.batch(traces, **settings))
         return
-    found = one.batch(traces, **settings)
-    assert found
-    for at, trace in enumerate(traces):
-        alone = asked(one, model, trace)
-        for field, values in found.items():
+    batch = analysis.batch(traces, **settings)
+    assert batch
+    for index, trace in enumerate(traces):
+        alone = result_of_one_text(analysis, model, trace)
+        for field, values in batch.items():
             expected = torch.as_tensor(alone[field].values)
-            mine = values[at].cpu()
-            for axis, dim in enumerate(one.fields[field].dims):
+            values_of_text = values[index].cpu()
+            for axis, dim in enumerate(analysis.fields[field].dims):
                 if dim == "token":
-                    mine = mine.index_select(axis, torch.tensor(alone.token.values.tolist()))
+                    values_of_text = values_of_text.index_select(axis, torch.tensor(alone.token.values.tolist()))
             torch.testing.assert_close(
-                mine.to(expected), expected, rtol=1e-6, atol=1e-9, equal_nan=True, msg=lambda m, f=field: f"{f}: {m}"
+                values_of_text.to(expected),
+                expected,
+                rtol=1e-6,
+                atol=1e-9,
+                equal_nan=True,
+                msg=lambda m, f=field: f"{f}: {m}",
             )
 
 
 @pytest.mark.parametrize("name", BATCHED)
-def test_no_setting_is_taken_and_not_read(name: str) -> None:
+def test_every_parameter_of_a_batched_function_is_used(name: str) -> None:
     run = inspect.unwrap(analysis_by_name(name).batch)
     read = {step.argval for step in get_instructions(run)} | set(run.__code__.co_cellvars)
     assert set(inspect.signature(run).parameters) <= read
 
 
 @once
-def on_both(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
-    """The same points of three texts on a GPU, in a model of a dtype, and on the CPU in float32, weights rounded alike."""
-    here, there = (
-        rs.load(copy.deepcopy(network(name, dtype)).to(*where)) for where in (("cpu", torch.float32), ("cuda",))
+def traces_on_cpu_and_gpu(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The same points of three texts, on the CPU in float32 and on a GPU in a dtype. The weights are rounded to the dtype in both."""
+    on_cpu, on_gpu = (
+        rs.load(copy.deepcopy(network(name, dtype)).to(*target)) for target in (("cpu", torch.float32), ("cuda",))
     )
-    ids = [text(at, n) for at, n in enumerate(LENGTHS)]
-    seen = there.trace(ids)
-    return replace(here.trace(ids), points=seen.points.float().cpu()), seen
+    ids = [text(seed, n) for seed, n in enumerate(LENGTHS)]
+    gpu_trace = on_gpu.trace(ids)
+    return replace(on_cpu.trace(ids), points=gpu_trace.points.float().cpu()), gpu_trace
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", list(ROUNDED))
+@pytest.mark.parametrize("dtype", list(ROUNDING))
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", [name for name in BATCHED if ".flow." in ANALYSIS_MODULES[name]])
-def test_a_gpu_gives_what_a_cpu_gives(name: str, model: str, dtype: torch.dtype) -> None:
-    """Up to rounding: of float32, or of what the model itself computes in; which of two is the larger may then change."""
-    alike(name, model, dtype, ROUNDED[dtype])
+def test_a_gpu_agrees_with_the_cpu(name: str, model: str, dtype: torch.dtype) -> None:
+    """Up to the rounding of the model's dtype, which can change which of two numbers is larger."""
+    assert_batches_agree(name, model, dtype, ROUNDING[dtype])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", list(ROUNDED))
+@pytest.mark.parametrize("dtype", list(ROUNDING))
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", [name for name in BATCHED if ".covers." in ANALYSIS_MODULES[name]])
-def test_heads_on_a_gpu_are_those_on_a_cpu(name: str, model: str, dtype: torch.dtype) -> None:
-    """Ranks of a dozen scores change places where a projection is rounded: they are compared in float32 alone."""
+def test_heads_on_a_gpu_agree_with_the_cpu(name: str, model: str, dtype: torch.dtype) -> None:
+    """Rounding changes the ranks of a dozen scores, so agreement is compared in float32 only."""
     if name == "agreement" and dtype != torch.float32:
-        found = analysis_by_name(name).batch(on_both(model, dtype)[1], **batch_settings(analysis_by_name(name)))
-        assert bool((found["agreement"].nan_to_num().abs() <= 1).all())
+        fields = analysis_by_name(name).batch(
+            traces_on_cpu_and_gpu(model, dtype)[1], **batch_settings(analysis_by_name(name))
+        )
+        assert bool((fields["agreement"].nan_to_num().abs() <= 1).all())
         return
-    alike(name, model, dtype, max(1e-2, 1.5 * ROUNDED[dtype]))
+    assert_batches_agree(name, model, dtype, max(1e-2, 1.5 * ROUNDING[dtype]))
 
 
-def alike(name: str, model: str, dtype: torch.dtype, rounding: float) -> None:
-    """Every field of a batch, on both."""
-    one, settings = analysis_by_name(name), batch_settings(analysis_by_name(name))
-    here, there = on_both(model, dtype)
-    if refused(lambda: one.batch(here, **settings)):
-        assert refused(lambda: one.batch(there, **settings))
+def assert_batches_agree(name: str, model: str, dtype: torch.dtype, rounding: float) -> None:
+    """Assert that every field of a batch agrees on the CPU and on a GPU."""
+    analysis, settings = analysis_by_name(name), batch_settings(analysis_by_name(name))
+    on_cpu, on_gpu = traces_on_cpu_and_gpu(model, dtype)
+    if is_refused(lambda: analysis.batch(on_cpu, **settings)):
+        assert is_refused(lambda: analysis.batch(on_gpu, **settings))
         return
-    expected, found = one.batch(here, **settings), one.batch(there, **settings)
-    assert list(found) == list(expected)
-    for field, due in expected.items():
-        mine = found[field].cpu()
-        assert mine.shape == due.shape
-        if due.is_floating_point():
-            assert torch.equal(mine.isnan(), due.isnan()), field
-            gap = (mine.double() - due.double()).nan_to_num().abs().max()
-            assert gap <= rounding * due.nan_to_num().abs().max().clamp(min=1e-3), field
+    expected, result = analysis.batch(on_cpu, **settings), analysis.batch(on_gpu, **settings)
+    assert list(result) == list(expected)
+    for field, values in expected.items():
+        gpu_values = result[field].cpu()
+        assert gpu_values.shape == values.shape
+        if values.is_floating_point():
+            assert torch.equal(gpu_values.isnan(), values.isnan()), field
+            gap = (gpu_values.double() - values.double()).nan_to_num().abs().max()
+            assert gap <= rounding * values.nan_to_num().abs().max().clamp(min=1e-3), field

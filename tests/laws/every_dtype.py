@@ -1,4 +1,4 @@
-"""One battery for every analysis: in half precision its numbers deviate by no more than the dtype allows."""
+"""Tests of every analysis in half precision: its numbers deviate by no more than the dtype allows."""
 
 import copy
 from functools import cache

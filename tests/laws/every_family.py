@@ -1,4 +1,4 @@
-"""One battery for every model: what the View recomputes is what Hugging Face, or our own module, computes."""
+"""Tests of every model: the View computes the numbers of Hugging Face, or of our own module."""
 
 from dataclasses import replace
 from typing import Any
@@ -50,17 +50,17 @@ CLEAN = [name for name in theirs.EVERY if name not in ISLANDS]
 every = pytest.mark.parametrize("name", EVERY)
 
 
-def in_both(names: list[str]) -> Any:
-    """All in float64; in float32, whose rounding is the same whatever the angles of a rotary are, one of each kind."""
+def in_both_dtypes(names: list[str]) -> Any:
+    """All models in float64, and one of each kind in float32, whose rounding does not depend on the rotary angles."""
     cases = [(name, dtype) for dtype in (F64, F32) for name in names if dtype is F64 or name in KINDS]
     return pytest.mark.parametrize(("name", "dtype"), cases)
 
 
-def bar(name: str, dtype: torch.dtype, single: float) -> float:
-    """What recomputation from the operators alone may be off by: islands of float32 stay in a float64 model."""
+def tolerance(name: str, dtype: torch.dtype, single: float) -> float:
+    """The error allowed for a recomputation from the operators. Some float64 models compute parts in float32 (ISLANDS)."""
     if dtype is F32:
         return single
-    rotary = name in ours.CASES and ours.CASES[name].position == "rotary"  # tables of float32
+    rotary = name in ours.CASES and ours.CASES[name].position == "rotary"  # float32 tables
     return 1e-5 if name in ISLANDS or rotary else 1e-10
 
 
@@ -76,11 +76,11 @@ def test_every_family_has_a_case() -> None:
     assert {network(name).config.model_type for name in theirs.EVERY} == set(FAMILIES)
 
 
-def test_the_cases_are_hard() -> None:
-    """Attention neither uniform nor hard, gains far from 1, biases far from 0, windows shorter than the text."""
+def test_the_cases_are_not_degenerate() -> None:
+    """Attention is neither uniform nor one-hot, parameters vary, and some windows are shorter than the text."""
     for name in EVERY:
         trace = traced(name)
-        top = torch.stack([trace.weights(at, 0)[-1].max() for at in layers(name)])
+        top = torch.stack([trace.weights(layer, 0)[-1].max() for layer in layers(name)])
         assert 1.2 / LENGTH < top.max() < 0.9999 or name not in SOFTMAX, name
         for x in network(name).parameters():
             assert x.std() > 0.1, name
@@ -88,18 +88,18 @@ def test_the_cases_are_hard() -> None:
     assert windows == ["mistral", "qwen2", "gemma3", "gemma3_capped", "phi3"]
 
 
-# Bar 1: the model's own numbers
+# The numbers of the model itself
 
 
 @pytest.mark.parametrize("name", WITH_LOGITS)
-def test_logits_are_those_of_the_untouched_model(name: str) -> None:
-    wanted = untouched(name, text())
-    assert torch.equal(traced(name).logits, wanted)
-    assert torch.equal(model(name).run(text()), wanted)
+def test_logits_equal_those_of_the_original_network(name: str) -> None:
+    expected = untouched(name, text())
+    assert torch.equal(traced(name).logits, expected)
+    assert torch.equal(model(name).run(text()), expected)
 
 
 @every
-def test_points_do_not_depend_on_asking_for_logits(name: str) -> None:
+def test_points_do_not_depend_on_whether_logits_are_computed(name: str) -> None:
     plain = model(name).trace(text())
     assert plain.logits is None
     assert torch.equal(plain.points, traced(name).points)
@@ -107,57 +107,57 @@ def test_points_do_not_depend_on_asking_for_logits(name: str) -> None:
 
 @every
 def test_points_are_the_hidden_states_of_the_model(name: str) -> None:
-    """The network's own list: the embedding, then the stream after each layer."""
+    """The network returns the embedding, then the stream after each layer."""
     trace, states = traced(name), stream(name, text())
-    points = [trace.points_at("embed"), *(trace.points_at(f"L{at}.resid_post") for at in layers(name))]
+    points = [trace.points_at("embed"), *(trace.points_at(f"L{layer}.resid_post") for layer in layers(name))]
     assert len(states) >= model(name).view.layers
     for mine, own in zip(points, states, strict=False):
         assert torch.equal(mine, own[0])
 
 
 @every
-def test_weights_are_those_of_the_models_eager_attention(name: str) -> None:
+def test_weights_equal_the_eager_attention_of_the_model(name: str) -> None:
     trace, own = eager(name, text())
-    for at, wanted in enumerate(own):
-        found = torch.stack([trace.weights(at, head) for head in heads(name)])
-        assert gap(found, wanted) <= 1e-6
+    for layer, expected in enumerate(own):
+        weights = torch.stack([trace.weights(layer, head) for head in heads(name)])
+        assert gap(weights, expected) <= 1e-6
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])
 @every
-def test_scores_and_weights_are_those_of_the_models_queries_and_keys(name: str, dtype: torch.dtype) -> None:
+def test_scores_and_weights_equal_those_from_the_queries_and_keys_of_the_model(name: str, dtype: torch.dtype) -> None:
     trace, own = seen(name, dtype)
-    for at, layer in enumerate(own):
-        scores = torch.stack([trace.scores(at, head) for head in heads(name)])
-        weights = torch.stack([trace.weights(at, head) for head in heads(name)])
-        assert gap(weights, layer.weights) <= (1e-6 if dtype is F32 else 1e-12)
-        assert gap(scores, layer.scores) <= (1e-5 if dtype is F32 else 1e-11)
-        assert bool((weights[:, ~layer.permitted] == 0).all())
-        assert bool((weights[:, layer.permitted] > 0).all()) or name not in SOFTMAX
+    for layer, expected in enumerate(own):
+        scores = torch.stack([trace.scores(layer, head) for head in heads(name)])
+        weights = torch.stack([trace.weights(layer, head) for head in heads(name)])
+        assert gap(weights, expected.weights) <= (1e-6 if dtype is F32 else 1e-12)
+        assert gap(scores, expected.scores) <= (1e-5 if dtype is F32 else 1e-11)
+        assert bool((weights[:, ~expected.permitted] == 0).all())
+        assert bool((weights[:, expected.permitted] > 0).all()) or name not in SOFTMAX
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])
 @every
-def test_displacements_close_the_stream(name: str, dtype: torch.dtype) -> None:
-    """Gemma's norm after attention takes a float32 step, so its float64 model closes to float32 only."""
+def test_displacements_and_bias_sum_to_the_change_of_the_stream(name: str, dtype: torch.dtype) -> None:
+    """Gemma's norm after attention computes in float32, so its float64 model is only as accurate as float32."""
     trace = traced(name, dtype)
-    within = 1e-6 if dtype is F32 or name.startswith("gemma") else 1e-10
-    for at in layers(name):
-        moved = trace.points[trace.mid_steps[at]] - trace.points[trace.input_steps[at]]
-        assert distance(trace.displacements(at).sum(0) + trace.bias(at), moved) <= within
-        assert torch.equal(trace.displacement(at, 1), trace.displacements(at)[1])
+    bound = 1e-6 if dtype is F32 or name.startswith("gemma") else 1e-10
+    for layer in layers(name):
+        change = trace.points[trace.mid_steps[layer]] - trace.points[trace.input_steps[layer]]
+        assert distance(trace.displacements(layer).sum(0) + trace.bias(layer), change) <= bound
+        assert torch.equal(trace.displacement(layer, 1), trace.displacements(layer)[1])
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])
 @every
-def test_mlps_close_the_other_half(name: str, dtype: torch.dtype) -> None:
+def test_mlps_account_for_the_rest_of_the_stream(name: str, dtype: torch.dtype) -> None:
     trace = traced(name, dtype)
-    for at in layers(name):
-        middle = trace.points_at(f"L{at}.resid_mid")
-        after = trace.points_at(f"L{at}.mlp_sum" if name in POST_NORM else f"L{at}.resid_post")
-        read = trace.layer_input(at) if name in PARALLEL else middle
+    for layer in layers(name):
+        middle = trace.points_at(f"L{layer}.resid_mid")
+        after = trace.points_at(f"L{layer}.mlp_sum" if name in POST_NORM else f"L{layer}.resid_post")
+        read = trace.layer_input(layer) if name in PARALLEL else middle
         with torch.no_grad():
-            own = trace.view.mlps[at](read)
+            own = trace.view.mlps[layer](read)
         assert distance(after - middle, own) <= (1e-6 if dtype is F32 else 1e-12)
 
 
@@ -165,19 +165,19 @@ def test_mlps_close_the_other_half(name: str, dtype: torch.dtype) -> None:
 def test_steps_are_labelled_in_the_order_of_the_stream(name: str) -> None:
     trace = traced(name)
     halves = ["attn_sum", "resid_mid", "mlp_sum", "resid_post"] if name in POST_NORM else ["resid_mid", "resid_post"]
-    assert tuple(map(str, trace.steps)) == ("embed", *(f"L{at}.{half}" for at in layers(name) for half in halves))
+    assert tuple(map(str, trace.steps)) == ("embed", *(f"L{layer}.{half}" for layer in layers(name) for half in halves))
     assert trace.points.shape == (len(trace.steps), LENGTH, model(name).view.width)
     assert set(map(str, trace.unread_steps)) == (
-        {f"L{at}.resid_mid" for at in layers(name)} if name in PARALLEL else set()
+        {f"L{layer}.resid_mid" for layer in layers(name)} if name in PARALLEL else set()
     )
-    for at in layers(name):
-        read = "embed" if at == 0 else f"L{at - 1}.resid_post"
-        assert torch.equal(trace.layer_input(at), trace.points_at(read))
-        assert str(trace.steps[trace.mid_steps[at]]) == f"L{at}.{halves[0]}"
+    for layer in layers(name):
+        read = "embed" if layer == 0 else f"L{layer - 1}.resid_post"
+        assert torch.equal(trace.layer_input(layer), trace.points_at(read))
+        assert str(trace.steps[trace.mid_steps[layer]]) == f"L{layer}.{halves[0]}"
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_the_last_point_reads_out_as_the_logits(name: str) -> None:
+def test_the_unembedding_of_the_last_point_gives_the_logits(name: str) -> None:
     trace = seen(name, F64)[0]
     view = trace.view
     with torch.no_grad():
@@ -191,55 +191,55 @@ def test_the_last_point_reads_out_as_the_logits(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in [*CAUSAL, *sorted(ours.BIDIRECTIONAL)] if not name.startswith("gemma")]
 )
-def test_embed_is_where_tokens_start(name: str) -> None:
-    """Up to what depends on the position alone. (Gemma multiplies the rows of its table by sqrt(d).)"""
-    one, other = (traced(name, F64, seed) for seed in (0, 1))
+def test_the_embed_step_equals_the_token_embeddings(name: str) -> None:
+    """Up to a part that depends on the position only. Gemma is left out, because it multiplies its table by sqrt(d)."""
+    first, second = (traced(name, F64, seed) for seed in (0, 1))
     rows = double(name).view.token_embeddings
-    assert gap(one.points_at("embed") - other.points_at("embed"), rows(one.ids) - rows(other.ids)) <= 1e-12
+    assert gap(first.points_at("embed") - second.points_at("embed"), rows(first.ids) - rows(second.ids)) <= 1e-12
 
 
 # Padding
 
 
-def scale(x: Tensor) -> float:
-    """On a GPU batches add in another order than one text: what float32 rounds a sum by is a multiple of the largest number."""
+def largest_or_1(x: Tensor) -> float:
+    """The factor of the tolerance on a GPU. A batch is summed in another order there, with errors relative to the largest number."""
     return max(1.0, float(x.abs().max())) if x.is_cuda else 1.0
 
 
 @pytest.mark.parametrize("name", PADDED)
-def test_a_padded_batch_gives_each_text_its_own_points(name: str) -> None:
+def test_a_text_in_a_padded_batch_has_the_points_of_the_text_alone(name: str) -> None:
     texts = [text(1, 7), text(2, LENGTH), text(3, 1), text(4, 12)]
-    asked = name in WITH_LOGITS
-    batch = model(name).trace(texts, logits=asked)
+    has_logits = name in WITH_LOGITS
+    batch = model(name).trace(texts, logits=has_logits)
     assert [len(trace) for trace in batch] == [7, LENGTH, 1, 12]
-    for seed, (ids, together) in enumerate(zip(texts, batch, strict=True), 1):
+    for seed, (ids, in_batch) in enumerate(zip(texts, batch, strict=True), 1):
         alone = traced(name, seed=seed, n=len(ids))
-        assert together.points.shape == alone.points.shape
-        assert together.ids.tolist() == ids.tolist()
-        assert gap(together.points, alone.points) <= 2e-5 * scale(alone.points)
-        assert gap(together.weights(1, 2), alone.weights(1, 2)) <= 1e-5
-        assert gap(together.displacements(1), alone.displacements(1)) <= 1e-5 * scale(alone.points)
-        if asked:
-            assert gap(together.logits, alone.logits) <= 1e-4
+        assert in_batch.points.shape == alone.points.shape
+        assert in_batch.ids.tolist() == ids.tolist()
+        assert gap(in_batch.points, alone.points) <= 2e-5 * largest_or_1(alone.points)
+        assert gap(in_batch.weights(1, 2), alone.weights(1, 2)) <= 1e-5
+        assert gap(in_batch.displacements(1), alone.displacements(1)) <= 1e-5 * largest_or_1(alone.points)
+        if has_logits:
+            assert gap(in_batch.logits, alone.logits) <= 1e-4
 
 
 @pytest.mark.parametrize("name", PADDED)
-def test_a_neighbour_in_the_batch_changes_nothing(name: str) -> None:
-    one, other = (model(name).trace([text(1, 7), text(seed, LENGTH)])[0] for seed in (2, 3))
-    assert torch.equal(one.points, other.points)
+def test_points_do_not_depend_on_the_other_texts_of_a_batch(name: str) -> None:
+    first, second = (model(name).trace([text(1, 7), text(seed, LENGTH)])[0] for seed in (2, 3))
+    assert torch.equal(first.points, second.points)
 
 
-# The operators alone: M(delta) and F on x̂
+# Recomputation from the operators M(delta) and F on x̂
 
 
 def hat_bias(norm: Norm, W: Tensor, b: Tensor | None) -> Tensor:
-    """What a projection gives to x̂ = 0: the norm's bias through the weights, and its own bias."""
+    """The projection of x̂ = 0: the bias of the norm times the weights, plus the bias of the projection."""
     through = W.new_zeros(len(W), W.shape[-1]) if norm.bias is None else norm.bias @ W
     return through if b is None else through + b
 
 
 def side(block: Heads, x: Tensor, W: Tensor, b: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor]:
-    """The bias of queries or keys (h, k) with the gain of a QK-norm, and the scalar (h, n, 1) that the norm divides by."""
+    """The bias of queries or keys (h, k) times the gain of the QK-norm, and the factor of the norm (h, n, 1)."""
     count = block.n_heads
     W = W.repeat_interleave(count // len(W), 0)
     b = None if b is None else b.repeat_interleave(count // len(b), 0)
@@ -250,62 +250,67 @@ def side(block: Heads, x: Tensor, W: Tensor, b: Tensor | None, norm: Norm | None
     return beta * norm.gain, (bare.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
 
 
-def analytic_scores(block: Heads, x: Tensor) -> Tensor:
-    """s_ij = a_i c_j (x̂_i M(i-j) x̂_j^T + terms of the biases), one offset i - j after the other."""
+def scores_from_M(block: Heads, x: Tensor) -> Tensor:
+    """s_ij = a_i c_j (x̂_i M(i-j) x̂_j^T + bias terms), computed offset by offset (i - j)."""
     hat, n = block.norm.normalise(x), len(x)
     M = block.M()
     beta_q, a = side(block, x, block.W_Q, block.b_Q, block.q_norm)
     beta_k, c = side(block, x, block.W_K, block.b_K, block.k_norm)
-    found = x.new_zeros(block.n_heads, n, n)
+    scores = x.new_zeros(block.n_heads, n, n)
     position, width = block.mechanism.position, block.W_Q.shape[-1]
-    query_side = hat @ block.norm.fold(gained(block.W_Q, block.q_norm))
-    key_side = hat @ block.norm.fold(gained(block.W_K, block.k_norm))
+    query_side = hat @ block.norm.fold(with_gain(block.W_Q, block.q_norm))
+    key_side = hat @ block.norm.fold(with_gain(block.W_K, block.k_norm))
     key_side = key_side.repeat_interleave(block.n_heads // len(block.W_K), 0)
     for offset in range(1 - n, n):
-        turn = torch.eye(width, dtype=x.dtype, device=x.device)
+        rotation = torch.eye(width, dtype=x.dtype, device=x.device)
         if isinstance(position, ModelRotary):
-            turn = position.rotation_matrix(offset, width, x)
+            rotation = position.rotation_matrix(offset, width, x)
         s = M(offset).bilinear_form(hat, hat)
         s = s + block.scale * (
-            query_side @ turn @ beta_k[..., None]
-            + (key_side @ (beta_q[:, None] @ turn).mT).mT
-            + beta_q[:, None] @ turn @ beta_k[..., None]
+            query_side @ rotation @ beta_k[..., None]
+            + (key_side @ (beta_q[:, None] @ rotation).mT).mT
+            + beta_q[:, None] @ rotation @ beta_k[..., None]
         )
-        found.diagonal(-offset, -2, -1).copy_(s.diagonal(-offset, -2, -1))
-    return found * a * c.mT
+        scores.diagonal(-offset, -2, -1).copy_(s.diagonal(-offset, -2, -1))
+    return scores * a * c.mT
 
 
-def gained(W: Tensor, norm: Norm | None) -> Tensor:
+def with_gain(W: Tensor, norm: Norm | None) -> Tensor:
     return W if norm is None else W * norm.gain
 
 
-@in_both(DOT)
+@in_both_dtypes(DOT)
 @torch.no_grad()
-def test_M_reproduces_the_models_scores_at_every_offset(name: str, dtype: torch.dtype) -> None:
+def test_M_reproduces_the_scores_of_the_model_at_every_offset(name: str, dtype: torch.dtype) -> None:
     trace, own = seen(name, dtype)
-    for at, layer in enumerate(own):
-        found = analytic_scores(trace.view.layer_heads[at], trace.layer_input(at))
-        bias = trace.view.layer_heads[at].mechanism.position.bias(*query_key_positions(LENGTH, LENGTH, found.device))
-        found = found if bias is None else found + bias
-        assert gap(found, layer.scores) <= bar(name, dtype, 1e-4)
+    for layer, expected in enumerate(own):
+        scores = scores_from_M(trace.view.layer_heads[layer], trace.layer_input(layer))
+        bias = trace.view.layer_heads[layer].mechanism.position.bias(
+            *query_key_positions(LENGTH, LENGTH, scores.device)
+        )
+        scores = scores if bias is None else scores + bias
+        assert gap(scores, expected.scores) <= tolerance(name, dtype, 1e-4)
 
 
-@in_both(EVERY)
+@in_both_dtypes(EVERY)
 @torch.no_grad()
 def test_F_reproduces_the_displacements(name: str, dtype: torch.dtype) -> None:
-    """Delta_h(x_i) = c_i sum_j alpha_ij (x̂_j F_h + bias terms), c_i the gate of a head or the scale of the norm after attention, if any."""
+    """Delta_h(x_i) = c_i sum_j alpha_ij (x̂_j F_h + bias terms).
+
+    c_i is the gate of a head or the factor of the norm after attention; without either it is 1.
+    """
     trace, own = seen(name, dtype)
-    for at, layer in enumerate(own):
-        block, x = trace.view.layer_heads[at], trace.layer_input(at)
+    for layer, expected in enumerate(own):
+        block, x = trace.view.layer_heads[layer], trace.layer_input(layer)
         repeat = block.n_heads // len(block.W_V)
         beta = hat_bias(block.norm, block.W_V, block.b_V).repeat_interleave(repeat, 0)[:, None]
         gain = torch.ones((), device=x.device) if block.output_norm is None else block.output_norm.gain
-        moved = layer.weights @ (block.F().apply(block.norm.normalise(x)) + beta @ (block.W_O * gain))
+        displacements = expected.weights @ (block.F().apply(block.norm.normalise(x)) + beta @ (block.W_O * gain))
         if block.output_norm is not None:
-            written = (layer.weights @ layer.v @ block.W_O).sum(0) + (0 if block.b_O is None else block.b_O)
-            moved = moved * (written.square().mean(-1, keepdim=True) + block.output_norm.eps).rsqrt()
-        moved = block.apply_gate(moved, x)
-        assert distance(moved, trace.displacements(at)) <= bar(name, dtype, 1e-5)
+            written = (expected.weights @ expected.v @ block.W_O).sum(0) + (0 if block.b_O is None else block.b_O)
+            displacements = displacements * (written.square().mean(-1, keepdim=True) + block.output_norm.eps).rsqrt()
+        displacements = block.apply_gate(displacements, x)
+        assert distance(displacements, trace.displacements(layer)) <= tolerance(name, dtype, 1e-5)
 
 
 @pytest.mark.parametrize("name", WITH_M)
@@ -317,8 +322,8 @@ def test_M_at_offset_0_is_M(name: str) -> None:
 
 @every
 @torch.no_grad()
-def test_norms_are_what_they_say(name: str) -> None:
-    """own(x) = x̂ gain + bias, and a matrix that reads the norm is fold(W) on x̂."""
+def test_a_norm_equals_its_gain_and_bias_on_normalised_points(name: str) -> None:
+    """apply(x) = x̂ gain + bias, and apply(x) W = x̂ fold(W) + bias W."""
     view = double(name).view
     norms = [view.final_norm, *(block.norm for block in view.layer_heads)]
     for block in view.layer_heads:
@@ -344,59 +349,59 @@ def test_norms_are_what_they_say(name: str) -> None:
 
 @pytest.mark.parametrize("name", ISLANDS)
 @torch.no_grad()
-def test_only_the_offset_of_positions_matters(name: str) -> None:
-    """Law 3: shifted position ids leave scores, weights and logits as they are."""
+def test_shifting_all_positions_changes_nothing(name: str) -> None:
+    """Law 3: only differences of positions affect the scores and the logits."""
     ids, shift = text(), 11
-    of = double(name)
-    shifted = of.network(
+    loaded = double(name)
+    shifted_logits = loaded.network(
         input_ids=ids[None], position_ids=torch.arange(LENGTH, device=ids.device)[None] + shift
     ).logits[0]
-    assert distance(shifted, seen(name, F64)[0].logits) <= 1e-5
+    assert distance(shifted_logits, seen(name, F64)[0].logits) <= 1e-5
     trace = traced(name, F64)
-    for at, block in enumerate(of.view.layer_heads):
-        q, k, _ = block.qkv(trace.layer_input(at))
+    for layer, block in enumerate(loaded.view.layer_heads):
+        q, k, _ = block.qkv(trace.layer_input(layer))
         k = k.repeat_interleave(block.n_heads // k.shape[1], 1)
-        here, there = (
-            block.mechanism.position.encode(q, torch.arange(LENGTH, device=q.device) + by)
-            @ block.mechanism.position.encode(k, torch.arange(LENGTH, device=k.device) + by).mT
-            for by in (0, shift)
+        scores, shifted_scores = (
+            block.mechanism.position.encode(q, torch.arange(LENGTH, device=q.device) + start)
+            @ block.mechanism.position.encode(k, torch.arange(LENGTH, device=k.device) + start).mT
+            for start in (0, shift)
         )
-        assert gap(here, there) <= 1e-5 * float(here.abs().max())
+        assert gap(scores, shifted_scores) <= 1e-5 * float(scores.abs().max())
 
 
 def per_token(trace: Trace) -> dict[str, Tensor]:
     """Every per-token result of a Trace, with the token as the first axis."""
     view = trace.view
     results = {"points": trace.points.transpose(0, 1)}
-    for at in range(view.layers):
-        results[f"displacements {at}"] = trace.displacements(at).transpose(0, 1)
-        results[f"bias {at}"] = trace.bias(at)
+    for layer in range(view.layers):
+        results[f"displacements {layer}"] = trace.displacements(layer).transpose(0, 1)
+        results[f"bias {layer}"] = trace.bias(layer)
         for head in range(view.heads):
-            results[f"weights {at}.{head}"] = trace.weights(at, head)
-            results[f"scores {at}.{head}"] = trace.scores(at, head).tril()
+            results[f"weights {layer}.{head}"] = trace.weights(layer, head)
+            results[f"scores {layer}.{head}"] = trace.scores(layer, head).tril()
     return results
 
 
 @every
-def test_the_past_does_not_see_the_future(name: str) -> None:
-    """Law 5: editing token t leaves every result before t bit-identical; in both directions everything moves."""
-    at, after = 9, text()
-    after[at] = (after[at] - 2) % 37 + 3
-    before = model(name).trace(text())  # as the other, without asking for logits
-    one, other = per_token(before), per_token(model(name).trace(after))
-    for what in one:
+def test_results_before_an_edited_token_are_unchanged(name: str) -> None:
+    """Law 5: results before the edited token are bit-identical. In a bidirectional model they change."""
+    token, edited_ids = 9, text()
+    edited_ids[token] = (edited_ids[token] - 2) % 37 + 3
+    before = model(name).trace(text())  # without logits, like the trace of the edited text
+    original, edited = per_token(before), per_token(model(name).trace(edited_ids))
+    for field in original:
         if name not in BIDIRECTIONAL:
-            assert torch.equal(one[what][:at], other[what][:at]), what
-    assert not torch.equal(one["points"][at:], other["points"][at:])
+            assert torch.equal(original[field][:token], edited[field][:token]), field
+    assert not torch.equal(original["points"][token:], edited["points"][token:])
     if name in BIDIRECTIONAL:
-        assert not torch.equal(one["points"][:at], other["points"][:at])
+        assert not torch.equal(original["points"][:token], edited["points"][:token])
 
 
 # Grouped heads
 
 
 def tie(net: Any) -> None:
-    """W_Q := W_K of the head's own group, and one gain for both QK-norms."""
+    """Set W_Q to W_K of the head's group, and give both QK-norms one gain."""
     for layer in net.model.layers:
         attn = layer.self_attn
         if hasattr(attn, "qkv_proj"):
@@ -412,8 +417,8 @@ def tie(net: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_yarn", "mistral", "qwen2", "qwen3", "gemma3", "phi3", "phi3_partial"])
-def test_grouped_heads_meet_their_own_keys(name: str) -> None:
-    """Bar 3: queries tied to the keys of their group are symmetric at every offset; wrongly paired ones are not."""
+def test_grouped_heads_are_paired_with_the_keys_of_their_group(name: str) -> None:
+    """M is symmetric at every offset if W_Q equals W_K of the group. It is not if the pairing is wrong."""
     tied = changed(name, tie)
     for block in tied.view.layer_heads:
         assert len(block.W_K) == 2
@@ -423,14 +428,14 @@ def test_grouped_heads_meet_their_own_keys(name: str) -> None:
             assert gap(block.M().symmetry_at(offset), torch.ones(4)) <= 1e-12
         wrong = replace(block, W_K=block.W_K.flip(0))
         assert float(wrong.M().symmetry().detach().abs().max()) < 0.6
-    found = rs.operators(tied.view)
+    result = rs.operators(tied.view)
     for field in ("symmetry", "symmetry_at_offset"):
-        assert float(abs(found[field] - 1).max()) <= 1e-12
+        assert float(abs(result[field] - 1).max()) <= 1e-12
     untied = rs.operators(double(name).view)
     assert float(abs(untied.symmetry).max()) < 0.6
 
 
-def test_the_battery_covers_every_case() -> None:
+def test_every_case_is_covered() -> None:
     assert set(CLEAN) | set(ISLANDS) == set(CASES)
     assert [
         name for name in EVERY if isinstance(model(name).view.layer_heads[0].mechanism.position, ModelRotary)

@@ -1,6 +1,6 @@
-"""One battery for every move of weights: each alone, on every family, leaves what the model says and does as it is.
+"""Tests of every move of `moves.py` alone on every model: logits, weights and displacements are unchanged.
 
-What analyses report is then asked under all moves at once (every_analysis.py).
+every_analysis.py tests the results of analyses under all moves at once.
 """
 
 import pytest
@@ -11,77 +11,80 @@ from tests.laws.moves import (
     F64,
     GAUGES,
     KINDS,
-    ORDERED,
-    TURNABLE,
+    PERMUTABLE,
+    ROTATABLE,
     Move,
-    axes,
-    fold,
+    fold_gains,
     gauges,
+    head_permutation,
+    log_probabilities,
+    model_after,
     move_key_bias,
     move_qk_norms,
     move_unembedding,
     move_value_bias,
-    moved,
-    order,
-    probabilities,
-    reorder,
-    turn,
+    permute_heads,
+    random_rotation,
+    rotate_axes,
 )
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_gauge_moves_weights_but_nothing_that_the_model_says(name: str) -> None:
-    plain = double(name)
+def test_a_gauge_changes_weights_but_not_the_behaviour_of_the_model(name: str) -> None:
+    original = double(name)
     for move in gauges(name):
-        other = moved(name, move)
-        assert other.view.facts["weights"] != plain.view.facts["weights"], move.__name__
-        assert gap(probabilities(other), probabilities(plain)) <= 2e-5, move.__name__
-        trace = other.trace(text())
-        for layer in range(plain.view.layers):
-            stays(move, layer, trace, traced(name, F64))
+        changed = model_after(name, move)
+        assert changed.view.facts["weights"] != original.view.facts["weights"], move.__name__
+        assert gap(log_probabilities(changed), log_probabilities(original)) <= 2e-5, move.__name__
+        trace = changed.trace(text())
+        for layer in range(original.view.layers):
+            assert_attention_unchanged(move, layer, trace, traced(name, F64))
 
 
-def stays(move: Move, layer: int, one: Trace, two: Trace) -> None:
-    """Weights and displacements; under a key's bias scores move by a constant a row, under a value's bias heads share out anew."""
-    for head in (0, one.view.heads - 1):
-        assert gap(one.weights(layer, head), two.weights(layer, head)) <= 1e-5, move.__name__
+def assert_attention_unchanged(move: Move, layer: int, trace: Trace, original: Trace) -> None:
+    """Assert that weights and displacements of a layer are unchanged.
+
+    A key bias adds a constant to every row of scores. A value bias changes the displacements of heads, but not their sum.
+    """
+    for head in (0, trace.view.heads - 1):
+        assert gap(trace.weights(layer, head), original.weights(layer, head)) <= 1e-5, move.__name__
         if move is move_key_bias:
-            lost = one.scores(layer, head) - two.scores(layer, head)
-            assert gap(lost, lost[:, :1].expand_as(lost)) <= 1e-9
+            shift = trace.scores(layer, head) - original.scores(layer, head)
+            assert gap(shift, shift[:, :1].expand_as(shift)) <= 1e-9
     if move is move_value_bias:
-        whole = [trace.displacements(layer).sum(0) + trace.bias(layer) for trace in (one, two)]
-        assert distance(*whole) <= 1e-9
+        sums = [side.displacements(layer).sum(0) + side.bias(layer) for side in (trace, original)]
+        assert distance(*sums) <= 1e-9
     else:
-        assert distance(one.displacements(layer), two.displacements(layer)) <= 1e-5, move.__name__
+        assert distance(trace.displacements(layer), original.displacements(layer)) <= 1e-5, move.__name__
 
 
-@pytest.mark.parametrize("name", ORDERED)
-def test_heads_in_another_order_are_the_same_heads(name: str) -> None:
-    plain, other = double(name), moved(name, reorder)
-    at = order(plain.view.layer_heads[0])
-    assert at != [0, 1, 2, 3]
-    assert gap(probabilities(other), probabilities(plain)) <= 2e-5
-    one, two = other.trace(text()), traced(name, F64)
-    for layer in range(plain.view.layers):
-        assert distance(one.displacements(layer), two.displacements(layer)[at]) <= 1e-5
-        assert gap(one.weights(layer, 1), two.weights(layer, at[1])) <= 1e-5
+@pytest.mark.parametrize("name", PERMUTABLE)
+def test_permuting_heads_permutes_their_weights_and_displacements(name: str) -> None:
+    original, permuted = double(name), model_after(name, permute_heads)
+    permutation = head_permutation(original.view.layer_heads[0])
+    assert permutation != [0, 1, 2, 3]
+    assert gap(log_probabilities(permuted), log_probabilities(original)) <= 2e-5
+    trace, original_trace = permuted.trace(text()), traced(name, F64)
+    for layer in range(original.view.layers):
+        assert distance(trace.displacements(layer), original_trace.displacements(layer)[permutation]) <= 1e-5
+        assert gap(trace.weights(layer, 1), original_trace.weights(layer, permutation[1])) <= 1e-5
 
 
-@pytest.mark.parametrize("name", TURNABLE)
-def test_turned_axes_turn_the_points_and_nothing_else(name: str) -> None:
-    folded, turned, Q = moved(name, fold), moved(name, fold, turn), axes()
-    for other in (folded, turned):
-        assert gap(probabilities(other), probabilities(double(name))) <= 2e-5
-    one, two = turned.trace(text()), folded.trace(text())
-    assert distance(one.points, two.points @ Q) <= 1e-5
-    for layer in range(turned.view.layers):
-        assert gap(one.weights(layer, 2), two.weights(layer, 2)) <= 1e-5
-        assert distance(one.displacements(layer), two.displacements(layer) @ Q) <= 1e-5
+@pytest.mark.parametrize("name", ROTATABLE)
+def test_rotating_the_axes_rotates_points_and_leaves_weights_unchanged(name: str) -> None:
+    folded, rotated, Q = model_after(name, fold_gains), model_after(name, fold_gains, rotate_axes), random_rotation()
+    for changed in (folded, rotated):
+        assert gap(log_probabilities(changed), log_probabilities(double(name))) <= 2e-5
+    trace, folded_trace = rotated.trace(text()), folded.trace(text())
+    assert distance(trace.points, folded_trace.points @ Q) <= 1e-5
+    for layer in range(rotated.view.layers):
+        assert gap(trace.weights(layer, 2), folded_trace.weights(layer, 2)) <= 1e-5
+        assert distance(trace.displacements(layer), folded_trace.displacements(layer) @ Q) <= 1e-5
 
 
-def test_every_move_is_tried_on_every_model_that_has_it() -> None:
-    had = {move: [name for name in KINDS if move in gauges(name)] for move in GAUGES}
-    assert all(had.values())
+def test_every_gauge_applies_to_some_model_and_every_model_has_one() -> None:
+    models = {move: [name for name in KINDS if move in gauges(name)] for move in GAUGES}
+    assert all(models.values())
     assert all(gauges(name) for name in KINDS)
-    assert had[move_qk_norms] == ["qwen3", "gemma3"]
-    assert {"gpt2_by_depth", "llama", "neox"} <= set(had[move_unembedding])
+    assert models[move_qk_norms] == ["qwen3", "gemma3"]
+    assert {"gpt2_by_depth", "llama", "neox"} <= set(models[move_unembedding])

@@ -113,9 +113,11 @@ def script() -> SimpleNamespace:
 
 @pytest.mark.filterwarnings("default:without a translation")
 def test_every_template_of_the_project_is_translated_with_its_parameters(script: SimpleNamespace) -> None:
-    """A file without any entry in the catalogue is a new one: what it lacks is a warning, and English is shown."""
-    missing, known = script.missing("zh"), script.known_files("zh")
-    assert [template for template, files in missing.items() if known & set(files)] == [], "type make messages"
+    """A file without any entry in the catalogue is new. Its missing translations raise a warning, and English is shown."""
+    missing, catalogued_files = script.missing("zh"), script.known_files("zh")
+    assert [template for template, files in missing.items() if catalogued_files & set(files)] == [], (
+        "type make messages"
+    )
     if missing:
         warnings.warn(f"without a translation: {', '.join(missing)}", stacklevel=1)
 

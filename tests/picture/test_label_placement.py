@@ -1,4 +1,4 @@
-"""Names beside dots: none covers another, none leaves the panel, the first come first."""
+"""Tests of label placement: labels do not overlap, stay inside the panel and are placed in the order of the requests."""
 
 from dataclasses import replace
 
@@ -6,50 +6,52 @@ import numpy as np
 import pytest
 
 from rheoscope.picture.label_placement import CHUNK_SIZE, MAX_LABEL_CHARS, LabelRequest, place_labels
-from tests.picture.label_placement_by_hand import box, by_hand
+from tests.picture.reference_label_placement import label_box, place_sequentially
 
 SPANS = (-1.0, 1.0), (-0.8, 0.8)
 
 
-def scattered(count: int, seed: int) -> tuple[np.ndarray, list[LabelRequest]]:
+def random_requests(count: int, seed: int) -> tuple[np.ndarray, list[LabelRequest]]:
     dots = np.random.default_rng(seed).uniform(-0.9, 0.9, (count, 2)) * [1, 0.8]
     return dots, [LabelRequest(float(x), float(y), "w" * (1 + k % 20)) for k, (x, y) in enumerate(dots)]
 
 
 @pytest.mark.parametrize(("count", "seed"), [(5, 0), (60, 1), (400, 2)])
-def test_no_name_covers_another_or_leaves_the_panel(count: int, seed: int) -> None:
-    dots, names = scattered(count, seed)
-    words = place_labels(names, dots, SPANS, 25)
-    assert 0 < len(words) <= 25
-    boxes = [box(LabelRequest(word.x, word.y, word.text), word.side, 2.0) for word in words]
-    for at, (left, low, right, high) in enumerate(boxes):
+def test_labels_do_not_overlap_and_stay_inside_the_panel(count: int, seed: int) -> None:
+    dots, requests = random_requests(count, seed)
+    labels = place_labels(requests, dots, SPANS, 25)
+    assert 0 < len(labels) <= 25
+    boxes = [label_box(LabelRequest(label.x, label.y, label.text), label.side, 2.0) for label in labels]
+    for index, (left, low, right, high) in enumerate(boxes):
         assert SPANS[0][0] <= left < right <= SPANS[0][1]
         assert SPANS[1][0] <= low < high <= SPANS[1][1]
-        for other in boxes[:at]:
+        for other in boxes[:index]:
             assert right <= other[0] or left >= other[2] or high <= other[1] or low >= other[3]
         assert sum(left < x < right and low < y < high for x, y in dots) <= 1
 
 
 @pytest.mark.parametrize(
-    ("count", "most", "columns"), [(0, 5, 1), (1, 5, 1), (2 * CHUNK_SIZE + 3, 25, 2), (CHUNK_SIZE, 200, 1)]
+    ("count", "max_labels", "columns"), [(0, 5, 1), (1, 5, 1), (2 * CHUNK_SIZE + 3, 25, 2), (CHUNK_SIZE, 200, 1)]
 )
-def test_all_at_once_are_as_one_after_the_other(count: int, most: int, columns: int) -> None:
-    dots, names = scattered(count, seed=count)
-    names = [replace(name, strong=at % 17 == 5) for at, name in enumerate(names)]
-    assert place_labels(names, dots, SPANS, most, columns) == by_hand(names, dots, SPANS, most, columns)
+def test_labels_equal_those_of_the_sequential_reference(count: int, max_labels: int, columns: int) -> None:
+    dots, requests = random_requests(count, seed=count)
+    requests = [replace(request, strong=index % 17 == 5) for index, request in enumerate(requests)]
+    assert place_labels(requests, dots, SPANS, max_labels, columns) == place_sequentially(
+        requests, dots, SPANS, max_labels, columns
+    )
 
 
-def test_who_comes_first_is_named_and_a_strong_one_always() -> None:
-    dots, names = scattered(60, 3)
-    words = place_labels(names, dots, SPANS, 3)
-    assert (words[0].x, words[0].y) == (names[0].x, names[0].y)
-    everyone = [LabelRequest(0.0, 0.0, f"{k}", strong=True) for k in range(6)]
-    assert [word.text for word in place_labels(everyone, np.zeros((60, 2)), SPANS, 9)] == [
-        name.text for name in everyone
+def test_the_first_request_has_a_label_and_so_has_every_strong_one() -> None:
+    dots, requests = random_requests(60, 3)
+    labels = place_labels(requests, dots, SPANS, 3)
+    assert (labels[0].x, labels[0].y) == (requests[0].x, requests[0].y)
+    strong_requests = [LabelRequest(0.0, 0.0, f"{k}", strong=True) for k in range(6)]
+    assert [label.text for label in place_labels(strong_requests, np.zeros((60, 2)), SPANS, 9)] == [
+        request.text for request in strong_requests
     ]
 
 
-def test_a_long_name_is_cut() -> None:
+def test_a_long_label_is_truncated() -> None:
     assert (
         place_labels([LabelRequest(0.0, 0.0, "x" * 40)], np.zeros((1, 2)), SPANS, 1)[0].text
         == "x" * (MAX_LABEL_CHARS - 1) + "…"

@@ -19,9 +19,9 @@ from tests.report.parts import Parts
 
 TEXT = "The keys to the cabinet are on the table in the hall, and the old cabinet is in the old hall."
 TEXTS = ["The keys to the cabinet are", "A dog to the cabinet are"]
-"""Two texts that differ in the first word."""
-SEVERAL = [f"{word} keys to the cabinet are on the table" for word in ("The", "A", "Your", "No", "Some")]
-"""Enough texts for an interval."""
+"""Two texts that differ in their first words."""
+FIVE_TEXTS = [f"{first_word} keys to the cabinet are on the table" for first_word in ("The", "A", "Your", "No", "Some")]
+"""As many texts as a confidence interval needs."""
 EVERY_HEAD_OF = {layer: [(layer, head) for head in range(4)] for layer in range(6)}
 SENSES = {
     "bank": {
@@ -72,27 +72,29 @@ def trace() -> Any:
 
 
 @cache
-def found(name: str, **settings: Any) -> Any:
+def example_result(name: str, **settings: Any) -> Any:
     """The result of an analysis with the settings above; `surgery_per_head` is surgery of single heads."""
     analysis = catalogue.analysis_by_name("surgery" if name == "surgery_per_head" else name)
-    text = SEVERAL if analysis.name == "surgery" else TEXT
-    given = {"view": model().view, "trace": trace(), "model": model(), "text": text, "texts": TEXTS}
-    return analysis.ask(*(given[subject] for subject in analysis.subjects), **SETTINGS.get(name, {}) | settings)
+    text = FIVE_TEXTS if analysis.name == "surgery" else TEXT
+    subjects = {"view": model().view, "trace": trace(), "model": model(), "text": text, "texts": TEXTS}
+    return analysis.ask(*(subjects[subject] for subject in analysis.subjects), **SETTINGS.get(name, {}) | settings)
 
 
-def planted() -> xr.Dataset:
-    """Head types for the default model: the first heads have one type each, all others are mixed."""
+def example_head_types() -> xr.Dataset:
+    """Head types for the default model. The first heads have one type each, and all others are mixed."""
     kinds = np.full(model().view.layers * model().view.heads, "mixed", dtype="<U15")
     kinds[: len(TYPE_COLOURS)] = list(TYPE_COLOURS)
     return xr.Dataset({"type": (("layer", "head"), kinds.reshape(model().view.layers, model().view.heads))})
 
 
-def drawn(name: str, **more: Any) -> Picture:
-    return picture_of(found(name), **more)
+def example_picture(name: str, **options: Any) -> Picture:
+    """The picture of the result above."""
+    return picture_of(example_result(name), **options)
 
 
-def titled(name: str, title: str) -> Panel:
-    return next(panel for panel in drawn(name).panels if panel.title == title)
+def panel_with_title(name: str, title: str) -> Panel:
+    """The panel with this title in the picture of an analysis."""
+    return next(panel for panel in example_picture(name).panels if panel.title == title)
 
 
 def lines(panel: Panel) -> dict[str, Line]:
@@ -103,23 +105,24 @@ def cells(panel: Panel) -> Cells:
     return next(mark for mark in panel.marks if isinstance(mark, Cells))
 
 
-def by_three_hands(picture: Picture) -> None:
-    """Matplotlib, SVG and JSON (for the studio and notebooks) contain every panel."""
-    paper, travels = to_figure(picture), json.loads(encode_json(picture_json(picture)))
-    bars = [axes for axes in paper.axes if axes.get_label() == "<colorbar>"]
-    assert [axes.get_title("left") for axes in paper.axes if axes not in bars] == [
+def check_all_renderers(picture: Picture) -> None:
+    """Assert that Matplotlib, SVG and JSON (for the studio and notebooks) contain every panel."""
+    figure, wire_picture = to_figure(picture), json.loads(encode_json(picture_json(picture)))
+    colour_bars = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
+    assert [axes.get_title("left") for axes in figure.axes if axes not in colour_bars] == [
         panel.title for panel in picture.panels
     ]
     maps = [mark for panel in picture.panels for mark in panel.cell_maps]
-    assert [axes.get_ylabel() for axes in bars] == [mark.name for mark in maps]
-    assert all(mark.name for mark in maps), "a scale of colours says what it measures"
-    marks = [mark for panel in travels["panels"] for mark in panel["marks"]]
+    assert [axes.get_ylabel() for axes in colour_bars] == [mark.name for mark in maps]
+    assert all(mark.name for mark in maps), "every colour scale must have a label"
+    marks = [mark for panel in wire_picture["panels"] for mark in panel["marks"]]
     assert [mark["name"] for mark in marks if mark["mark"] == "cells"] == [mark.name for mark in maps]
     assert len(marks) == sum(len(panel.marks) for panel in picture.panels)
-    on_a_page(picture)
+    check_html(picture)
 
 
-def on_a_page(picture: Picture) -> None:
+def check_html(picture: Picture) -> None:
+    """Assert that the page has an SVG per panel and a colour scale per map."""
     parts = Parts(picture_html(picture))
     assert parts.count("svg") == len(picture.panels)
     assert parts.count("div", "scale") == sum(len(panel.cell_maps) for panel in picture.panels)

@@ -1,4 +1,4 @@
-"""The figure of what each mechanism sees."""
+"""Tests of the figure of the weights of every mechanism."""
 
 import torch
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from rheoscope.flow.clusters.picture import UNCLUSTERED, band_outline, keep_largest, stack_clusters, track_clusters
 from rheoscope.picture.picture import Shape
-from tests.pictures.cases import drawn, found
+from tests.pictures.cases import example_picture, example_result
 
 
 def test_a_cluster_keeps_its_name_while_most_of_its_tokens_stay() -> None:
@@ -21,7 +21,7 @@ def test_a_cluster_keeps_its_name_while_most_of_its_tokens_stay() -> None:
 
 
 def test_bands_and_blocks_contain_every_token_without_overlap() -> None:
-    panel, dataset = drawn("clusters").panels[-1], found("clusters")
+    panel, dataset = example_picture("clusters").panels[-1], example_result("clusters")
     shapes = [mark for mark in panel.marks if isinstance(mark, Shape)]
     tokens = [int(mark.tip.split(" token")[0].split()[-1]) for mark in shapes]
     bands, blocks = (

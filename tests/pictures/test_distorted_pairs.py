@@ -1,17 +1,17 @@
-"""The picture of distorted pairs."""
+"""Tests of the picture of `distorted_pairs`."""
 
 from rheoscope.picture.picture import Line
-from tests.pictures.cases import drawn, found
+from tests.pictures.cases import example_picture, example_result
 
 
 def test_torn_pairs_are_drawn_from_their_rank_in_E_to_their_rank_in_the_image() -> None:
-    dataset = found("distorted_pairs")
-    torn, glued = drawn("distorted_pairs").panels
+    dataset = example_result("distorted_pairs")
+    torn_panel, glued_panel = example_picture("distorted_pairs").panels
     row = dataset.sel(kind="torn").isel(pair=0)
-    segments = [mark for mark in torn.marks if isinstance(mark, Line) and mark.style == "solid"]
+    segments = [mark for mark in torn_panel.marks if isinstance(mark, Line) and mark.style == "solid"]
     assert list(segments[-1].x) == [
         float(row.distance_rank_before),
         float(row.distance_rank_after),
     ]  # the most changed pair is on top
-    assert torn.y.names[-1].startswith(str(row.earlier_token_text.item()).replace(" ", "·"))
-    assert len(glued.y.names) == 4
+    assert torn_panel.y.names[-1].startswith(str(row.earlier_token_text.item()).replace(" ", "·"))
+    assert len(glued_panel.y.names) == 4

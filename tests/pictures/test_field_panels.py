@@ -8,7 +8,7 @@ import xarray as xr
 
 from rheoscope.picture import field_panels
 from rheoscope.picture.picture import Cells, Label, Shape
-from tests.pictures.cases import by_three_hands, cells, lines
+from tests.pictures.cases import cells, check_all_renderers, lines
 
 LAYERS, HEADS = 3, 2
 
@@ -59,7 +59,7 @@ def panel(title: str, dataset: xr.Dataset | None = None) -> Any:
 
 def test_every_field_has_a_panel_or_is_named_in_the_caption() -> None:
     plot = field_panels.picture(toy())
-    by_three_hands(plot)
+    check_all_renderers(plot)
     titles = ["Angle", "Kappa", "Far", "Speed", "Cost", "Loss", "Length", "Single numbers"]
     assert [candidate.title for candidate in plot.panels] == titles
     assert plot.caption.endswith("Not drawn: Best, Type, Cube.")
@@ -146,11 +146,11 @@ def test_a_field_with_too_many_cells_is_named() -> None:
 )
 def test_maps_of_nan_zeros_and_booleans_are_drawn(values: np.ndarray) -> None:
     plot = field_panels.picture(xr.Dataset({"x": (("layer", "head"), values)}, attrs={"analysis": "of_mine"}))
-    by_three_hands(plot)
+    check_all_renderers(plot)
     assert isinstance(plot.panels[0].marks[0], Cells)
 
 
 def test_a_result_without_numeric_fields_says_so() -> None:
     plot = field_panels.picture(xr.Dataset({"type": ("layer", ["a"])}, attrs={"analysis": "of_mine"}))
-    by_three_hands(plot)
+    check_all_renderers(plot)
     assert "no field" in plot.panels[0].marks[0].text  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from rheoscope.flow.frames.picture import (
 )
 from rheoscope.picture.picture import Label, Line, Panel
 from rheoscope.picture.token_labels import display_token
-from tests.pictures.cases import by_three_hands, drawn, found, model
+from tests.pictures.cases import check_all_renderers, example_picture, example_result, model
 
 
 def of_style(panel: Panel, style: str) -> list[Line]:
@@ -21,8 +21,8 @@ def of_style(panel: Panel, style: str) -> list[Line]:
 
 
 def test_every_token_has_a_dot_with_its_text_on_hover_in_every_frame() -> None:
-    dataset = found("frames")
-    for index, panel in enumerate(drawn("frames").panels):
+    dataset = example_result("frames")
+    for index, panel in enumerate(example_picture("frames").panels):
         dots = of_style(panel, "dots")
         dot_positions = sorted((float(x), float(y)) for line in dots for x, y in zip(line.x, line.y, strict=True))
         assert dot_positions == sorted(map(tuple, dataset.plane_position.values[index].astype(float).tolist()))
@@ -31,8 +31,8 @@ def test_every_token_has_a_dot_with_its_text_on_hover_in_every_frame() -> None:
 
 
 def test_ring_marks_the_predicting_token_and_star_the_prediction() -> None:
-    dataset, target = found("frames"), model().token_strings([found("frames").attrs["target"]])[0]
-    for index, panel in enumerate(drawn("frames", token_strings=model().token_strings).panels):
+    dataset, target = example_result("frames"), model().token_strings([example_result("frames").attrs["target"]])[0]
+    for index, panel in enumerate(example_picture("frames", token_strings=model().token_strings).panels):
         (ring,), (star,) = of_style(panel, "rings"), of_style(panel, "stars")
         assert np.allclose([ring.x[0], ring.y[0]], dataset.plane_position.values[index, -1])
         assert np.allclose([star.x[0], star.y[0]], dataset.prediction.values)
@@ -43,7 +43,7 @@ def test_ring_marks_the_predicting_token_and_star_the_prediction() -> None:
 
 
 def test_all_frames_share_one_range_that_contains_every_dot() -> None:
-    dataset, panels = found("frames"), drawn("frames").panels
+    dataset, panels = example_result("frames"), example_picture("frames").panels
     assert len(panels) == dataset.sizes["frame"]
     assert len({(panel.x, panel.y, panel.height, panel.equal) for panel in panels}) == 1
     (left, right), (low, high) = shared_view(dataset)
@@ -54,7 +54,7 @@ def test_all_frames_share_one_range_that_contains_every_dot() -> None:
 
 
 def test_thin_lines_lead_from_the_previous_frame() -> None:
-    dataset, panels = found("frames"), drawn("frames").panels
+    dataset, panels = example_result("frames"), example_picture("frames").panels
     assert [len(of_style(panel, "hair")) for panel in panels] == [1, 2, 2, 2, 2, 2]
     hair = of_style(panels[2], "hair")[1]
     segments = np.stack([hair.x, hair.y], 1).reshape(-1, 3, 2)
@@ -71,10 +71,10 @@ def test_a_cluster_keeps_its_own_colour() -> None:
 
 
 def test_plot_without_prediction_or_predicting_token_is_drawn() -> None:
-    without_prediction = found("frames").drop_vars(["prediction", "toward_prediction"])
+    without_prediction = example_result("frames").drop_vars(["prediction", "toward_prediction"])
     assert "star" not in picture(without_prediction).caption
-    by_three_hands(picture(without_prediction))
-    without_predictor = found("frames").isel(token=slice(0, -1))
+    check_all_renderers(picture(without_prediction))
+    without_predictor = example_result("frames").isel(token=slice(0, -1))
     panel = frame_panel(
         without_predictor, 0, colour_indices(without_predictor.label.values), shared_view(without_predictor), "x"
     )

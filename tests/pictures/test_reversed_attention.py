@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from rheoscope.picture.picture import Cells
-from tests.pictures.cases import drawn, found
+from tests.pictures.cases import example_picture, example_result
 
 
 def test_maps_show_the_fields_and_frame_the_five_largest_norms() -> None:
-    dataset = found("reversed_attention")
-    heads, tokens = (panel.marks[0] for panel in drawn("reversed_attention").panels)
+    dataset = example_result("reversed_attention")
+    heads, tokens = (panel.marks[0] for panel in example_picture("reversed_attention").panels)
     assert isinstance(heads, Cells)
     assert isinstance(tokens, Cells)
     assert np.array_equal(heads.values, dataset.norm.values)

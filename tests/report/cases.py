@@ -1,4 +1,4 @@
-"""Results of the default model that the tests of the report share, computed once."""
+"""Results of reports on the default model, computed once and shared by the report tests."""
 
 from functools import cache
 from typing import Any
@@ -11,7 +11,7 @@ from rheoscope.models.transformer import Transformer
 from rheoscope.report.analysis_runs import Subject, run_analyses
 from rheoscope.report.report_plans import REPORTS, ReportPlan
 from rheoscope.space.results import Results
-from tests.pictures.cases import TEXT, by_three_hands, model
+from tests.pictures.cases import TEXT, check_all_renderers, model
 from tests.report.parts import Parts
 
 
@@ -24,7 +24,9 @@ def small() -> Any:
     return rs.load(Transformer(config), tokenizer=tokenizer)
 
 
-def answered(job: ReportPlan, text: str | None = TEXT, fast: bool = False, of: Any = None, **options: Any) -> Results:
+def report_results(
+    job: ReportPlan, text: str | None = TEXT, fast: bool = False, of: Any = None, **options: Any
+) -> Results:
     """The results of a report under these options, including those for files."""
     of = of or model()
     subject = Subject(of, text, None if text is None else of.trace(text))
@@ -32,9 +34,9 @@ def answered(job: ReportPlan, text: str | None = TEXT, fast: bool = False, of: A
 
 
 @cache
-def told(text: str = TEXT) -> Results:
+def flow_results(text: str = TEXT) -> Results:
     """The results of the flow report on a text."""
-    return answered(REPORTS["flow"], text)
+    return report_results(REPORTS["flow"], text)
 
 
-__all__ = ["TEXT", "Parts", "answered", "by_three_hands", "model", "small", "told"]
+__all__ = ["TEXT", "Parts", "report_results", "check_all_renderers", "model", "small", "flow_results"]

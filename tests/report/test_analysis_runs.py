@@ -13,7 +13,7 @@ from rheoscope.report import analysis_runs
 from rheoscope.report.analysis_runs import Request, Subject, request, run_analyses, run_analysis
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.space.results import Results
-from tests.report.cases import TEXT, model, small, told
+from tests.report.cases import TEXT, flow_results, model, small
 
 
 def subject(text: str = TEXT) -> Subject:
@@ -130,7 +130,7 @@ def test_fast_runs_sample_no_null(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(sampled) == METHOD
     assert not answers.has_nulls
     assert {name: item.attrs["draws"] for name, item in answers.datasets.items() if item.attrs.get("draws")} == {}
-    assert {*answers.datasets, *answers.skipped} == {*told().datasets, *told().skipped}
+    assert {*answers.datasets, *answers.skipped} == {*flow_results().datasets, *flow_results().skipped}
     sampled.clear()
     run_analyses(
         Subject(of, TEXT, of.trace(TEXT)),
@@ -170,9 +170,9 @@ def test_a_control_that_cannot_be_built_is_reported() -> None:
     def none() -> Subject:
         raise rs.RheoscopeError("no room for a control")
 
-    told = run_analyses(subject(), [Request("clusters")], controls=[none])
-    assert told.has("clusters")
-    assert told.reasons == {"untrained control": "no room for a control"}
+    results = run_analyses(subject(), [Request("clusters")], controls=[none])
+    assert results.has("clusters")
+    assert results.reasons == {"untrained control": "no room for a control"}
 
 
 def test_early_results_equal_results_in_order() -> None:

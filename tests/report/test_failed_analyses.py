@@ -14,7 +14,7 @@ from rheoscope.report.analysis_runs import Subject
 from rheoscope.report.report_plans import REPORTS, text_analyses
 from rheoscope.space.analysis import Analysis
 from tests.commands.cases import run_rheoscope
-from tests.report.cases import answered, small
+from tests.report.cases import report_results, small
 
 TEXT = "The keys to the cabinet are on the table in the hall"
 REASON = "internal error (RuntimeError: expected m1 and m2 to have the same dtype but got: float != c10::Half)"
@@ -72,12 +72,12 @@ def test_a_report_names_the_failed_analysis(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(report_page, "REPORTS", {"flow": REPORTS["operators"]})
     message = rs.save_report(small(), small().trace(TEXT), tmp_path / "r.html")
     assert message.startswith("wrote ")
-    assert message.endswith("; clusters failed, internal error (RuntimeError: no more); please report it")
+    assert message.endswith("; clusters failed: internal error (RuntimeError: no more); please report it")
 
 
 def test_every_section_can_do_without_any_one_analysis() -> None:
     """Without an analysis, a section prints fewer blocks or the same, and never one about the missing analysis."""
-    results = answered(REPORTS["flow"], TEXT, fast=True, of=small())
+    results = report_results(REPORTS["flow"], TEXT, fast=True, of=small())
     n_blocks = {section: len(section.blocks(results)) for section in REPORTS["flow"].sections}
     missing_blocks = 0
     for name in text_analyses():
@@ -100,4 +100,4 @@ def test_a_failed_control_is_named() -> None:
     requests = [analysis_runs.Request("clusters"), analysis_runs.Request("trajectory")]
     results = analysis_runs.run_analyses(subject, requests, controls=[fail])
     assert {*results.datasets} == {"clusters", "trajectory"}
-    assert results.failed_keys == ("the untrained control",)
+    assert results.failed_keys == ("untrained control",)

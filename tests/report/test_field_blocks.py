@@ -8,7 +8,7 @@ from rheoscope.catalogue import ANALYSIS_MODULES
 from rheoscope.picture.blocks import Lines, Table
 from rheoscope.report.field_blocks import MAX_COLUMNS, MAX_ROWS, blocks
 from rheoscope.space.results import Results
-from tests.pictures.cases import found, model
+from tests.pictures.cases import example_result, model
 
 
 def toy_blocks(dataset: xr.Dataset) -> list[Table | Lines]:
@@ -79,7 +79,7 @@ def test_long_tables_are_truncated_with_a_note() -> None:
 
 @pytest.mark.parametrize("name", ANALYSIS_MODULES)
 def test_every_field_of_every_analysis_appears(name: str) -> None:
-    dataset = found(name)
+    dataset = example_result(name)
     shown_blocks = blocks(Results(model().view, model().token_strings, None, {name: dataset}), name)
     column_names = {cell.text for block in shown_blocks if isinstance(block, Table) for cell in block.header}
     lines = {

@@ -7,11 +7,11 @@ from rheoscope.messages.numbers import format_number
 from rheoscope.picture.blocks import Table
 from rheoscope.report.layer_table import NULL_CAPTION, available_columns, blocks, comparison_blocks
 from rheoscope.report.report_plans import REPORTS
-from tests.report.cases import answered, told
+from tests.report.cases import flow_results, report_results
 
 
 def test_a_row_describes_the_end_of_its_layer() -> None:
-    datasets = told().datasets
+    datasets = flow_results().datasets
     path, moves, cloud = (datasets[name] for name in ("trajectory", "transport", "clusters"))
     end = cloud.sel(point="L2.resid_post")
     speed = path.speed.values[:6]
@@ -34,7 +34,7 @@ def test_a_row_describes_the_end_of_its_layer() -> None:
     columns = available_columns(datasets)
     assert {c.title: c.value(datasets[c.analysis], 2) for c in columns} == pytest.approx(expected)
     assert {c.title: c.null(datasets[c.analysis], 2) for c in columns if c.null} == pytest.approx(nulls)
-    (table,) = blocks(told())
+    (table,) = blocks(flow_results())
     assert isinstance(table, Table)
     assert [cell.text for cell in table.rows[2]] == ["L2", *map(format_number, expected.values())]
     assert {
@@ -44,7 +44,7 @@ def test_a_row_describes_the_end_of_its_layer() -> None:
 
 
 def test_a_column_without_a_result_is_left_out() -> None:
-    (table,) = blocks(told("a"))
+    (table,) = blocks(flow_results("a"))
     assert isinstance(table, Table)
     titles = [cell.text for cell in table.header]
     assert titles[:3] == ["layer", "moved", "attn"]
@@ -53,9 +53,9 @@ def test_a_column_without_a_result_is_left_out() -> None:
 
 
 def test_fast_tables_have_no_sampled_nulls_and_a_note() -> None:
-    (table,) = blocks(answered(REPORTS["flow"], "The keys to the cabinet are", fast=True))
+    (table,) = blocks(report_results(REPORTS["flow"], "The keys to the cabinet are", fast=True))
     assert isinstance(table, Table)
-    assert table.note == "nulls are left out (--fast)"
+    assert table.note == "null distributions were not drawn (--fast)"
     for row in table.rows:
         assert [table.header[index].text for index, cell in enumerate(row) if cell.small_text] == [
             "straight"
@@ -64,8 +64,8 @@ def test_fast_tables_have_no_sampled_nulls_and_a_note() -> None:
 
 
 def test_two_texts_have_rows_and_their_difference() -> None:
-    second_results = told("The keys to the old")
-    (table,) = comparison_blocks(told(), second_results)
+    second_results = flow_results("The keys to the old")
+    (table,) = comparison_blocks(flow_results(), second_results)
     assert isinstance(table, Table)
     assert len(table.rows) == 3 * 6
     assert table.group_ends == frozenset({2, 5, 8, 11, 14, 17})
@@ -74,8 +74,10 @@ def test_two_texts_have_rows_and_their_difference() -> None:
         assert [row[0].text for row in (first, second, difference)] == [
             f"L{layer} {text}" for text in ("1", "2", "2−1")
         ]
-        for index, column in enumerate(available_columns(told().datasets), 1):
-            a, b = (column.value(results.datasets[column.analysis], layer) for results in (told(), second_results))
+        for index, column in enumerate(available_columns(flow_results().datasets), 1):
+            a, b = (
+                column.value(results.datasets[column.analysis], layer) for results in (flow_results(), second_results)
+            )
             assert (first[index].text, second[index].text, difference[index].text) == (
                 format_number(a),
                 format_number(b),

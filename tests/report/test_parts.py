@@ -6,7 +6,7 @@ import pytest
 
 from rheoscope.report.report_page import report_page
 from rheoscope.report.report_plans import REPORTS
-from tests.report.cases import told
+from tests.report.cases import flow_results
 from tests.report.parts import EMPTY, Parts
 
 
@@ -42,7 +42,7 @@ SMALL = """<!doctype html>
 
 @pytest.mark.parametrize("page", ["a small one", "a report"])
 def test_parts_agree_with_a_full_html_parser(page: str) -> None:
-    html = SMALL if page == "a small one" else report_page(REPORTS["flow"], told()).to_html()
+    html = SMALL if page == "a small one" else report_page(REPORTS["flow"], flow_results()).to_html()
     parser, due = Parts(html), Slow(html)
     assert (parser.elements, parser.texts, parser.open) == (due.elements, due.texts, due.open)
     assert parser.count("p", "b") == sum(

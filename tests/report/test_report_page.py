@@ -20,7 +20,7 @@ from rheoscope.report.findings import finding_sentences, findings
 from rheoscope.report.layer_table import available_columns
 from rheoscope.report.report_page import comparison_page, report_page, result_pictures
 from rheoscope.report.report_plans import REPORTS, report_of_analysis
-from tests.report.cases import TEXT, Parts, answered, model, small, told
+from tests.report.cases import TEXT, Parts, flow_results, model, report_results, small
 
 SECOND = "The sky is blue and the sea is green, and all the ships on it are old."
 FLOW = REPORTS["flow"]
@@ -28,12 +28,12 @@ FLOW = REPORTS["flow"]
 
 @pytest.fixture(scope="module")
 def html() -> str:
-    return report_page(FLOW, told()).to_html()
+    return report_page(FLOW, flow_results()).to_html()
 
 
 @pytest.fixture(scope="module")
 def comparison_html() -> str:
-    return comparison_page(FLOW, told(), told(SECOND)).to_html()
+    return comparison_page(FLOW, flow_results(), flow_results(SECOND)).to_html()
 
 
 # One text
@@ -42,23 +42,23 @@ def comparison_html() -> str:
 def test_a_page_is_well_formed_and_has_every_section(html: str) -> None:
     parts = Parts(html)
     assert [tag for tag in parts.open if tag not in ("html", "meta")] == []
-    assert parts.texts["h1"] == [FLOW.title(told())]
+    assert parts.texts["h1"] == [FLOW.title(flow_results())]
     tables = ["How each layer moves the cloud", "Prediction after each layer", "Heads as operators"]
     heads = parts.texts["h2"]
     assert heads[0] == "The text"
     assert heads[1:3] == ["Seven questions about this text in this model", "The cloud, layer by layer"]
     assert [next(head for head in heads if head.startswith(table)) for table in tables] == heads[3:6]
     assert heads[6] == "Other significant findings"
-    datasets = [told().datasets[name] for name in ANALYSIS_MODULES if name in told().datasets]
+    datasets = [flow_results().datasets[name] for name in ANALYSIS_MODULES if name in flow_results().datasets]
     assert [heads[2], *heads[7:-2]] == [
         picture_of(dataset, token_strings=model().token_strings).title for dataset in datasets
     ]
-    assert len(datasets) == len(told().datasets)
+    assert len(datasets) == len(flow_results().datasets)
     assert heads[-2:] == ["Origin of the numbers", "Open this in the studio"]
-    for line in finding_sentences(*findings(told())):
+    for line in finding_sentences(*findings(flow_results())):
         assert line in parts.texts["li"]
     assert f"{AGREEMENT.report['draws']} random heads for each" in html
-    assert str(told().required_trace.facts["weights"]) in parts.texts["dd"]
+    assert str(flow_results().required_trace.facts["weights"]) in parts.texts["dd"]
 
 
 def test_a_page_loads_nothing_external(html: str, comparison_html: str) -> None:
@@ -73,7 +73,7 @@ def test_a_page_loads_nothing_external(html: str, comparison_html: str) -> None:
 
 def test_every_picture_has_a_text_alternative(html: str) -> None:
     sheets = [attrs for tag, attrs in Parts(html).elements if tag == "svg"]
-    assert len(sheets) == sum(len(drawing.picture.panels) for drawing in result_pictures(told()))
+    assert len(sheets) == sum(len(drawing.picture.panels) for drawing in result_pictures(flow_results()))
     for attrs in sheets:
         assert attrs["role"] == "img"
         assert len(str(attrs["aria-label"])) > 30
@@ -83,20 +83,20 @@ def test_the_page_has_every_number_of_every_layer(html: str) -> None:
     table = html[html.index("<table") : html.index("</table>")]
     rows = table.split("<tr>")[2:]
     assert Parts(table).count("tr") == 7
-    for column in available_columns(told().datasets):
-        dataset = told().datasets[column.analysis]
+    for column in available_columns(flow_results().datasets):
+        dataset = flow_results().datasets[column.analysis]
         for layer, row in enumerate(rows):
             assert f"<span>{format_number(column.value(dataset, layer))}</span>" in row
             if column.null and format_number(column.null(dataset, layer)) != "none":
                 assert f"<small>{format_number(column.null(dataset, layer))}</small>" in row
-    assert [len(re.findall("<td", row)) for row in rows] == [len(available_columns(told().datasets)) + 1] * 6
+    assert [len(re.findall("<td", row)) for row in rows] == [len(available_columns(flow_results().datasets)) + 1] * 6
 
 
 def test_the_text_is_escaped() -> None:
     text = "<script>alert(1)</script> a & b \"quoted\" 'so' </svg></title> $x$ <b> \x00\x1b[31m red"
-    results = answered(FLOW, text, of=small())
+    results = report_results(FLOW, text, of=small())
     parts = Parts(report_page(FLOW, results).to_html())
-    plain = Parts(report_page(FLOW, told()).to_html())
+    plain = Parts(report_page(FLOW, flow_results()).to_html())
     assert {tag for tag, _ in parts.elements} <= {tag for tag, _ in plain.elements}
     assert parts.count("script") == 1
     assert "alert(1)" not in "".join(parts.texts["script"])
@@ -106,26 +106,30 @@ def test_the_text_is_escaped() -> None:
 
 
 def test_tokens_are_escaped() -> None:
-    tokens = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', *told().required_trace.tokens[2:]]
-    parts = Parts(report_page(FLOW, replace(told(), trace=replace(told().required_trace, tokens=tokens))).to_html())
+    tokens = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', *flow_results().required_trace.tokens[2:]]
+    parts = Parts(
+        report_page(
+            FLOW, replace(flow_results(), trace=replace(flow_results().required_trace, tokens=tokens))
+        ).to_html()
+    )
     assert parts.count("script") == 1
     assert parts.count("img") == 0
     assert "<script>alert(1)</script>" in parts.texts["li"]
 
 
 def test_massive_tokens_are_named_and_marked() -> None:
-    trace = told().required_trace
+    trace = flow_results().required_trace
     points = trace.points.clone()
     points[3, 4] *= 1000
-    bare = replace(told(), trace=replace(trace, points=points), datasets={})
+    bare = replace(flow_results(), trace=replace(trace, points=points), datasets={})
     page = report_page(FLOW, bare).to_html()
     assert Parts(page).count("li", "massive") == 1
     assert f"massive tokens left out of the clouds: 4 {trace.tokens[4].replace(' ', '·')}" in page
-    assert Parts(report_page(FLOW, told()).to_html()).count("li", "massive") == 0
+    assert Parts(report_page(FLOW, flow_results()).to_html()).count("li", "massive") == 0
 
 
 def test_a_short_text_lists_skipped_analyses() -> None:
-    parts = Parts(report_page(FLOW, told("a")).to_html())
+    parts = Parts(report_page(FLOW, flow_results("a")).to_html())
     assert any(
         line.startswith("clusters was skipped: this analysis needs at least 3 tokens") for line in parts.texts["li"]
     )
@@ -135,17 +139,19 @@ def test_a_short_text_lists_skipped_analyses() -> None:
 
 
 def test_maps_of_heads_are_coloured_by_the_types_of_heads(html: str) -> None:
-    n_typed = int(np.isin(told().datasets["head_types"].type.values, list(TYPE_COLOURS)).sum())
+    n_typed = int(np.isin(flow_results().datasets["head_types"].type.values, list(TYPE_COLOURS)).sum())
     assert n_typed > 0
     assert html.count("<circle class=on") % n_typed == 0
     assert html.count("<circle class=on") > 8 * n_typed
-    bare = replace(told(), datasets={name: x for name, x in told().datasets.items() if name != "head_types"})
+    bare = replace(
+        flow_results(), datasets={name: x for name, x in flow_results().datasets.items() if name != "head_types"}
+    )
     assert "<circle class=on" not in report_page(FLOW, bare).to_html()
 
 
 def test_repeated_analyses_are_drawn_once() -> None:
-    repeated = told().with_result("distorted_pairs L1.H1", told().datasets["distorted_pairs"])
-    assert len(result_pictures(repeated)) == len(result_pictures(told()))
+    repeated = flow_results().with_result("distorted_pairs L1.H1", flow_results().datasets["distorted_pairs"])
+    assert len(result_pictures(repeated)) == len(result_pictures(flow_results()))
 
 
 def test_save_report_writes_replaces_and_checks_its_arguments(tmp_path: Path) -> None:
@@ -177,7 +183,7 @@ def test_save_report_writes_replaces_and_checks_its_arguments(tmp_path: Path) ->
     ],
 )  # fmt: skip
 def test_every_report_has_a_page(name: str, options: dict[str, Any], titles: list[str]) -> None:
-    results = answered(REPORTS[name], of=small(), **options)
+    results = report_results(REPORTS[name], of=small(), **options)
     assert results.skipped == {}
     parts = Parts(report_page(REPORTS[name], results).to_html())
     assert set(titles) <= set(parts.texts["h2"])
@@ -187,13 +193,13 @@ def test_every_report_has_a_page(name: str, options: dict[str, Any], titles: lis
 
 def test_weights_alone_have_a_page_without_a_text() -> None:
     for job in (REPORTS["operators"], report_of_analysis("operators")):
-        parts = Parts(report_page(job, answered(job, None)).to_html())
+        parts = Parts(report_page(job, report_results(job, None)).to_html())
         assert "The text" not in parts.texts["h2"]
         assert str(model().view.facts["weights"]) in parts.texts["dd"]
 
 
 def test_rendering_a_page_does_not_run_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = told(), told(SECOND)
+    first, second = flow_results(), flow_results(SECOND)
 
     def fail_if_called(*_: object, **__: object) -> None:
         pytest.fail("a renderer has run the model")
@@ -221,33 +227,35 @@ def test_both_texts_have_their_tokens_findings_and_pictures(comparison_html: str
         } <= set(heads)
     assert "Layer by layer, both texts" in heads
     assert parts.count("script") == 1
-    assert f"{len(told().required_trace)} tokens" in comparison_html
-    assert f"{len(told(SECOND).required_trace)} tokens" in comparison_html
+    assert f"{len(flow_results().required_trace)} tokens" in comparison_html
+    assert f"{len(flow_results(SECOND).required_trace)} tokens" in comparison_html
 
 
 def test_the_comparison_table_has_both_texts_and_the_difference(comparison_html: str) -> None:
     table = comparison_html[comparison_html.index("<table") : comparison_html.index("</table>")]
     assert Parts(table).count("tr") == 1 + 3 * 6
     rows = table.split("<tr>")[2:]
-    for column in available_columns(told().datasets):
-        a, b = (column.value(drawing.datasets[column.analysis], 2) for drawing in (told(), told(SECOND)))
+    for column in available_columns(flow_results().datasets):
+        a, b = (
+            column.value(drawing.datasets[column.analysis], 2) for drawing in (flow_results(), flow_results(SECOND))
+        )
         for row, value in zip(rows[6:9], (a, b, b - a), strict=True):
             assert f"<span>{format_number(value)}</span>" in row
 
 
 def test_comparison_curves_have_the_numbers_of_the_table() -> None:
-    comparison = picture_compared(told(), told(SECOND))
-    titles = [column.title for column in available_columns(told().datasets)]
+    comparison = picture_compared(flow_results(), flow_results(SECOND))
+    titles = [column.title for column in available_columns(flow_results().datasets)]
     assert [panel.title for panel in comparison.panels] == titles
     kappa = comparison.panels[titles.index("κ")]
     lines_by_name = {mark.name: mark for mark in kappa.marks if isinstance(mark, Line)}
-    assert lines_by_name["text 2"].y == pytest.approx(told(SECOND).datasets["transport"].kappa.values)
-    assert lines_by_name["text 1, null"].y == pytest.approx(told().datasets["transport"].kappa_null.values)
+    assert lines_by_name["text 2"].y == pytest.approx(flow_results(SECOND).datasets["transport"].kappa.values)
+    assert lines_by_name["text 1, null"].y == pytest.approx(flow_results().datasets["transport"].kappa_null.values)
     assert lines_by_name["text 1, null"].style == "dashed"
 
 
 def test_skipped_analyses_are_listed_per_text() -> None:
-    parts = Parts(comparison_page(FLOW, told(), told("a")).to_html())
+    parts = Parts(comparison_page(FLOW, flow_results(), flow_results("a")).to_html())
     assert any(
         line.startswith("clusters was skipped: this analysis needs at least 3 tokens") for line in parts.texts["li"]
     )

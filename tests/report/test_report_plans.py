@@ -10,7 +10,7 @@ from rheoscope.picture.blocks import Lines, Table
 from rheoscope.report.report_plans import REPORTS, ReportPlan, report_of_analysis, text_analyses
 from rheoscope.report.verdicts import QUESTIONS
 from rheoscope.space.results import Results
-from tests.report.cases import TEXT, answered, model, small, told
+from tests.report.cases import TEXT, flow_results, model, report_results, small
 
 
 def empty() -> Results:
@@ -25,28 +25,34 @@ def test_the_flow_report_runs_every_inexpensive_analysis_of_a_text() -> None:
     }
     assert set(text_analyses()) == cheap | {"head_types"} | {name for item in QUESTIONS for name in item.needs}
     assert len(text_analyses()) == len(set(text_analyses()))
-    assert set(told().datasets) == set(text_analyses())
-    assert not told().skipped
-    assert told().datasets["agreement"].attrs["draws"] == AGREEMENT.report["draws"]
+    assert set(flow_results().datasets) == set(text_analyses())
+    assert not flow_results().skipped
+    assert flow_results().datasets["agreement"].attrs["draws"] == AGREEMENT.report["draws"]
 
 
 def test_the_space_is_passed_to_all_analyses_that_have_it() -> None:
     for item in REPORTS["flow"].requests({"space": "sphere"}):
         if item.name in ("distorted_pairs", "score_attribution"):
             continue  # settings that stand on what came before
-        settings = item.settings_by_key(told())[item.name]
+        settings = item.settings_by_key(flow_results())[item.name]
         assert (settings.get("space") == "sphere") == ("space" in analysis_by_name(item.name).settings), item.name
 
 
 def test_agreement_picks_the_heads_of_single_head_pictures() -> None:
-    own = told().datasets["agreement"]
-    torn, reason = (told().datasets[name].attrs for name in ("distorted_pairs", "score_attribution"))
-    assert (torn["layer"], torn["head"]) == np.unravel_index(int(own.agreement.values.argmin()), own.agreement.shape)
-    assert (reason["layer"], reason["head"]) == np.unravel_index(int(own.z.values.argmax()), own.z.shape)
+    own = flow_results().datasets["agreement"]
+    pair_attributes, score_attributes = (
+        flow_results().datasets[name].attrs for name in ("distorted_pairs", "score_attribution")
+    )
+    assert (pair_attributes["layer"], pair_attributes["head"]) == np.unravel_index(
+        int(own.agreement.values.argmin()), own.agreement.shape
+    )
+    assert (score_attributes["layer"], score_attributes["head"]) == np.unravel_index(
+        int(own.z.values.argmax()), own.z.shape
+    )
 
 
 def test_a_text_too_short_for_agreement_has_all_other_results() -> None:
-    short = told("The keys to the old")
+    short = flow_results("The keys to the old")
     assert short.reason("agreement").startswith("agreement needs a query with at least 8 other keys")
     for name in ("distorted_pairs", "score_attribution"):
         assert short.reason(name) == "agreement has no result, so no head can be picked"
@@ -58,7 +64,7 @@ def test_without_head_types_the_other_results_remain(monkeypatch: pytest.MonkeyP
         raise rs.RheoscopeError("the probe has 2 tokens or more")
 
     monkeypatch.setitem(vars(analysis_by_name("head_types")), "ask", refuse)  # a frozen value
-    results = answered(REPORTS["covers"], draws=2, of=small())
+    results = report_results(REPORTS["covers"], draws=2, of=small())
     assert results.reasons == {"head_types": "the probe has 2 tokens or more"}
     table = REPORTS["covers"].sections[0].blocks(results)[0]
     assert isinstance(table, Table)
@@ -84,15 +90,15 @@ def test_sections_need_only_analyses_that_run(name: str) -> None:
 
 
 def test_there_are_no_findings_without_nulls() -> None:
-    quick = answered(REPORTS["covers"], fast=True)
+    quick = report_results(REPORTS["covers"], fast=True)
     (block,) = REPORTS["covers"].sections[1].blocks(quick)
     assert isinstance(block, Lines)
-    assert block.lines == ["Nothing was tested: nulls are left out (--fast)."]
+    assert block.lines == ["Nothing was tested: null distributions were not drawn (--fast)."]
 
 
 def test_titles_name_the_command_and_the_text() -> None:
-    assert REPORTS["flow"].title(told()) == TEXT[:89].rstrip() + "…"
-    assert REPORTS["covers"].title(told("a b")) == "Covers: a b"
+    assert REPORTS["flow"].title(flow_results()) == TEXT[:89].rstrip() + "…"
+    assert REPORTS["covers"].title(flow_results("a b")) == "Covers: a b"
     assert REPORTS["operators"].title(empty()) == "Operators of the default model"
     assert report_of_analysis("operators").title(empty()) == "operators: the default model"
 
@@ -100,7 +106,7 @@ def test_titles_name_the_command_and_the_text() -> None:
 @pytest.mark.parametrize("name", ["trajectory", "operators", "massive_tokens", "surgery"])
 def test_any_analysis_has_a_report(name: str) -> None:
     plan: ReportPlan = report_of_analysis(name)
-    results = answered(plan, TEXT)
+    results = report_results(plan, TEXT)
     assert list(results.datasets) == [name]
     assert plan.required == name
     blocks = [block for item in plan.sections for block in item.blocks(results)]

@@ -11,7 +11,7 @@ from rheoscope.report import run_report
 from rheoscope.report.analysis_runs import Subject, run_analyses
 from rheoscope.report.report_plans import REPORTS, report_of_analysis
 from rheoscope.report.run_report import OutputFiles, all_datasets
-from tests.report.cases import TEXT, Parts, model, small, told
+from tests.report.cases import TEXT, Parts, flow_results, model, small
 
 SHORT = "The keys to the cabinet are"
 
@@ -164,8 +164,8 @@ def test_two_texts_are_printed_and_written(capsys: pytest.CaptureFixture) -> Non
 def test_fast_leaves_out_nulls_with_a_note(capsys: pytest.CaptureFixture) -> None:
     run_report.run_report(REPORTS["flow"], model(), SHORT, {}, OutputFiles(json=Path("fast.json")), fast=True)
     output, error = capsys.readouterr()
-    assert "nulls are left out (--fast)" in output
-    assert output.count("Nothing was tested: nulls are left out (--fast).") == 1
+    assert "null distributions were not drawn (--fast)" in output
+    assert output.count("Nothing was tested: null distributions were not drawn (--fast).") == 1
     assert error == ""
     numbers = read_json("fast.json")
     assert "findings" not in numbers
@@ -194,8 +194,8 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_computed(
 
 
 def test_files_contain_findings_and_verdicts() -> None:
-    numbers = all_datasets(told())
-    assert set(numbers) - set(told().datasets) == {"findings", "verdicts"}
+    numbers = all_datasets(flow_results())
+    assert set(numbers) - set(flow_results().datasets) == {"findings", "verdicts"}
     assert numbers["findings"].attrs["tested"] > 5
     assert numbers["verdicts"].sizes["question"] == 7
     weight_results = run_analyses(Subject(model()), REPORTS["operators"].requests({}))

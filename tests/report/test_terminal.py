@@ -17,8 +17,8 @@ from rheoscope.report.report_plans import FIRST_ANALYSES, REPORTS, Section, repo
 from rheoscope.report.terminal import WIDE_COLUMNS, Terminal, fit_columns
 from rheoscope.report.verdicts import QUESTIONS
 from rheoscope.space.results import Results
-from tests.pictures.cases import drawn
-from tests.report.cases import TEXT, answered, model, small, told
+from tests.pictures.cases import example_picture
+from tests.report.cases import TEXT, flow_results, model, report_results, small
 
 ROWS = [[Cell("L0"), Cell("12345.678", small_text=".25"), Cell("-0.5"), Cell("many words " * 9)]]
 WORDY = Table("A heading", [Cell("layer"), Cell("n", "a number"), Cell("m"), Cell("what")], ROWS, frozenset({0, 3}))
@@ -79,7 +79,7 @@ def test_sections_printed_early_equal_those_printed_at_the_end(job: str) -> None
     results = run_analyses(
         Subject(small(), TEXT, small().trace(TEXT)), REPORTS[job].requests(OPTIONS[job]), on_result=printer.print_ready
     )
-    late = [block for told in REPORTS[job].sections if not told.page_only for block in told.blocks(results)]
+    late = [block for section in REPORTS[job].sections if not section.page_only for block in section.blocks(results)]
     assert early == late
     assert len(late) > 1
     assert printer.pending_sections == []
@@ -87,17 +87,19 @@ def test_sections_printed_early_equal_those_printed_at_the_end(job: str) -> None
 
 def test_sections_keep_their_order() -> None:
     """A section that is ready waits for those before it."""
-    tells = (
+    sections = (
         Section(("energy",), lambda _: [Lines("first", [])]),
         Section(("readout",), lambda _: [Lines("second", [])]),
     )
     printer = terminal()
-    printer.pending_sections = list(tells)
+    printer.pending_sections = list(sections)
     so_far = Results(model().view, model().token_strings, None)
-    printer.print_ready(so_far.with_result("readout", told().datasets["readout"]))
+    printer.print_ready(so_far.with_result("readout", flow_results().datasets["readout"]))
     assert output(printer) == ""
     printer.print_ready(
-        so_far.with_result("readout", told().datasets["readout"]).with_failure("energy", rs.RheoscopeError("no text"))
+        so_far.with_result("readout", flow_results().datasets["readout"]).with_failure(
+            "energy", rs.RheoscopeError("no text")
+        )
     )
     assert output(printer).split() == ["first", "second"]
 
@@ -106,7 +108,11 @@ def test_page_only_sections_are_not_printed() -> None:
     printer = terminal()
     aside = Section((), lambda _: [Lines("aside", ["never"])], page_only=True)
     assert Terminal(printer.console, [aside]).pending_sections == []
-    for block in (Drawing(drawn("trajectory")), Tokens("t", ["a"], ["b"], frozenset()), Facts("f", {"a": "b"})):
+    for block in (
+        Drawing(example_picture("trajectory")),
+        Tokens("t", ["a"], ["b"], frozenset()),
+        Facts("f", {"a": "b"}),
+    ):
         printer.print_block(block)
     assert output(printer) == ""
 
@@ -123,7 +129,7 @@ def test_numbers_are_never_truncated_and_text_is_folded(width: int) -> None:
 
 @pytest.mark.parametrize("width", [30, 60, 100])
 def test_the_layer_table_shows_every_number_at_any_width(width: int) -> None:
-    printer, (table,) = terminal(width), layer_table.blocks(told())
+    printer, (table,) = terminal(width), layer_table.blocks(flow_results())
     assert isinstance(table, Table)
     printer.print_block(table)
     texts = output(printer).split()
@@ -141,7 +147,7 @@ def test_columns_that_do_not_fit_are_printed_below() -> None:
 
 def test_nulls_are_shown_in_wide_terminals() -> None:
     for width in (WIDE_COLUMNS, WIDE_COLUMNS - 1):
-        printer, (table,) = terminal(width), layer_table.blocks(told())
+        printer, (table,) = terminal(width), layer_table.blocks(flow_results())
         printer.print_block(table)
         assert ("small: mean of the null" in output(printer)) == (width == WIDE_COLUMNS)
         printer.print_block(WORDY)
@@ -160,7 +166,7 @@ NASTY = "\x1b[31mred\x1b[0m [bold]b[/bold] \r\x08 [/nothing]"
 
 def test_control_characters_and_markup_have_no_effect() -> None:
     printer = terminal(400)
-    results = answered(report_of_analysis("massive_tokens"), NASTY)
+    results = report_results(report_of_analysis("massive_tokens"), NASTY)
     printer.print_header(results)
     printer.print_heading(NASTY)
     printer.print_block(Lines(NASTY, [NASTY]))
@@ -172,13 +178,13 @@ def test_control_characters_and_markup_have_no_effect() -> None:
 
 def test_the_header_has_model_and_text_and_the_end_has_skipped_analyses() -> None:
     printer = terminal(300)
-    printer.print_header(told("a"))
-    printer.print_skipped(told("a"))
+    printer.print_header(flow_results("a"))
+    printer.print_skipped(flow_results("a"))
     assert "the default model · 6 layers, 4 heads, width 256 · exact on " in output(printer)
     assert "2 tokens: <|endoftext|> a" in output(printer)
     assert "• clusters was skipped: this analysis needs at least 3 tokens" in output(printer)
     joined_output = terminal(300)
-    joined_output.print_skipped(told())
+    joined_output.print_skipped(flow_results())
     assert output(joined_output) == ""
 
 

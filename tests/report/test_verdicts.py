@@ -12,14 +12,14 @@ from rheoscope.report.verdicts import QUESTIONS, verdicts_dataset
 from rheoscope.space.results import Results
 from rheoscope.statistics.verdict import NO, UNCLEAR, YES, Verdict
 from tests.report import planted
-from tests.report.cases import answered
+from tests.report.cases import report_results
 
 CONTROLS = [{"clusters": planted.clusters(29.9 + 0.1 * index)} for index in range(4)]
-ASKED = {item.name: item for item in QUESTIONS}
+QUESTION_BY_NAME = {item.name: item for item in QUESTIONS}
 
 
 def verdict(name: str, *controls: dict[str, xr.Dataset], **datasets: xr.Dataset) -> Verdict:
-    return ASKED[name].verdict(planted.results(datasets, controls))
+    return QUESTION_BY_NAME[name].verdict(planted.results(datasets, controls))
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,17 @@ def test_a_wide_null_gives_unclear() -> None:
 
 def test_missing_results_give_unclear() -> None:
     nothing = planted.results({}).with_failure("agreement", rs.RheoscopeError("the text is too short"))
-    assert (ASKED["similarity"].verdict(nothing).answer, ASKED["similarity"].verdict(nothing).line) == (
+    assert (
+        QUESTION_BY_NAME["similarity"].verdict(nothing).answer,
+        QUESTION_BY_NAME["similarity"].verdict(nothing).line,
+    ) == (
         UNCLEAR,
         "the text is too short",
     )
     fast = Results(
         nothing.view, nothing.token_strings, nothing.trace, {"agreement": planted.agreement(0.3)}, has_nulls=False
     )
-    assert ASKED["similarity"].verdict(fast).answer == UNCLEAR
+    assert QUESTION_BY_NAME["similarity"].verdict(fast).answer == UNCLEAR
 
 
 def test_every_statement_is_corrected_for_the_family() -> None:
@@ -107,7 +110,7 @@ def test_the_default_model_answers_all_questions() -> None:
 
 
 def test_short_texts_have_too_few_permutations_for_significance() -> None:
-    results = answered(REPORTS["flow"], "Hello world")
+    results = report_results(REPORTS["flow"], "Hello world")
     verdicts = {item.name: item.verdict(results) for item in QUESTIONS}
     assert "to the next token" not in verdicts["identity"].answer
     assert verdicts["prediction"].answer != YES

@@ -24,7 +24,7 @@ from rheoscope.running.over_texts import (
 )
 from rheoscope.statistics.nulls import q_values
 from tests.cases import double, text
-from tests.covers.cases import bare, on
+from tests.covers.cases import random_model, trace_with_points
 from tests.pretrained.cases import once, random
 
 F64 = torch.float64
@@ -138,8 +138,8 @@ def test_split_half_is_high_for_planted_heads_and_low_for_noise() -> None:
 
 def test_null_is_never_narrower_than_that_of_the_mean() -> None:
     """The sd of random heads' mean agreement, each head the same on all texts, is at most the mean of the sds."""
-    model = bare(heads=3, width=12)
-    clouds = [on(model, random(seed, 20, 12)) for seed in range(4)]
+    model = random_model(heads=3, width=12)
+    clouds = [trace_with_points(model, random(seed, 20, 12)) for seed in range(4)]
     result = rs.over_texts(rs.agreement, clouds, seed=2, draws=40)
     means = []
     for Q, R in random_rotation_pairs(12, 40, 2, torch.device("cpu")):
@@ -269,8 +269,8 @@ def test_batched_texts_equal_texts_one_by_one(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(over, "split_batch", lambda *args: batch_calls.append(name) or original_split(*args))
     settings_of_analysis = {key: value for key, value in SETTINGS.get(name, {}).items() if key in declaration.settings}
     result, alone = (
-        rs.over_texts(getattr(rs, name), several, resamples=20, splits=4, **settings_of_analysis)
-        for several in (batch, list(batch))
+        rs.over_texts(getattr(rs, name), input_traces, resamples=20, splits=4, **settings_of_analysis)
+        for input_traces in (batch, list(batch))
     )
     assert bool(batch_calls) == (name != "trajectory")  # whose fields are of tokens
     assert list(result.data_vars) == list(alone.data_vars)

@@ -1,4 +1,4 @@
-"""What is kept stays below its bytes, whoever asks."""
+"""The byte cache evicts the least recently used entries and counts bytes exactly."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,26 +8,26 @@ from rheoscope.studio.byte_cache import ByteCache
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 60), st.booleans()), max_size=40))
 @settings(max_examples=25)
-def test_the_oldest_goes_first_and_no_byte_is_counted_twice(steps: list[tuple[int, int, bool]]) -> None:
-    kept = ByteCache(100)
-    twin: dict[int, int] = {}
-    for key, size, looked in steps:
-        if looked:
-            assert kept.get(key) == twin.get(key)
-            if key in twin:
-                twin[key] = twin.pop(key)
+def test_the_least_recently_used_entry_is_evicted_first(steps: list[tuple[int, int, bool]]) -> None:
+    cache = ByteCache(100)
+    expected: dict[int, int] = {}
+    for key, size, is_read in steps:
+        if is_read:
+            assert cache.get(key) == expected.get(key)
+            if key in expected:
+                expected[key] = expected.pop(key)
             continue
-        kept.put(key, size, size)
-        twin.pop(key, None)
-        twin[key] = size
-        while sum(twin.values()) > 100:
-            twin.pop(next(iter(twin)))
-    assert kept.total_bytes == sum(twin.values()) <= 100
-    assert len(kept) == len(twin)
+        cache.put(key, size, size)
+        expected.pop(key, None)
+        expected[key] = size
+        while sum(expected.values()) > 100:
+            expected.pop(next(iter(expected)))
+    assert cache.total_bytes == sum(expected.values()) <= 100
+    assert len(cache) == len(expected)
 
 
-def test_what_is_larger_than_everything_is_kept_alone() -> None:
-    kept = ByteCache(10)
-    kept.put("a", 1, 5)
-    kept.put("b", 2, 50)
-    assert (kept.get("a"), kept.get("b")) == (None, 2)
+def test_an_entry_larger_than_the_cache_is_stored_alone() -> None:
+    cache = ByteCache(10)
+    cache.put("a", 1, 5)
+    cache.put("b", 2, 50)
+    assert (cache.get("a"), cache.get("b")) == (None, 2)

@@ -1,4 +1,4 @@
-"""Jobs: told while they run, cancelled by the last who lets go, refused beyond the limit."""
+"""Jobs: events while they run, cancellation by the last release, and the limit of a lane."""
 
 import asyncio
 import gc
@@ -12,39 +12,39 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.studio.jobs import BusyError, CancelledError, Job, JobQueue, MissingError
 from rheoscope.studio.server import Studio
 from rheoscope.studio.session import Session, TextEntry
-from tests.studio.cases import posted, running
+from tests.studio.cases import post_text, running_studio
 
 
 @pytest.fixture
 def queue() -> Iterator[JobQueue]:
-    one = JobQueue(max_jobs=2)
-    yield one
-    one.close()
+    job_queue = JobQueue(max_jobs=2)
+    yield job_queue
+    job_queue.close()
 
 
-def heard(job: Job) -> list[str]:
-    async def all_of_it() -> list[str]:
+def event_names(job: Job) -> list[str]:
+    async def collect() -> list[str]:
         return [event async for event, _ in job.log.listen()]
 
-    return asyncio.run(all_of_it())
+    return asyncio.run(collect())
 
 
-def waiting(gate: threading.Event) -> object:
+def wait_for(gate: threading.Event) -> object:
     def work(job: Job) -> None:
-        tell = job.progress_callback("slow")
+        on_progress = job.progress_callback("slow")
         while not gate.wait(0.01):
-            tell(1, 2)
+            on_progress(1, 2)
 
     return work
 
 
-def test_what_was_told_is_replayed_to_a_late_listener(queue: JobQueue) -> None:
+def test_a_late_listener_receives_all_events(queue: JobQueue) -> None:
     job = queue.submit("quick", "one", lambda job: job.progress_callback("part")(2, 2))
     job.result.result(5)
-    assert heard(job) == ["progress", "progress", "done"] == heard(job)
+    assert event_names(job) == ["progress", "progress", "done"] == event_names(job)
 
 
-def test_a_listener_hears_while_the_work_goes_on(queue: JobQueue) -> None:
+def test_a_listener_receives_events_while_the_job_runs(queue: JobQueue) -> None:
     gate = threading.Event()
 
     def work(job: Job) -> None:
@@ -54,30 +54,30 @@ def test_a_listener_hears_while_the_work_goes_on(queue: JobQueue) -> None:
     job = queue.submit("quick", "one", work)
 
     async def listen() -> list[str]:
-        found = []
+        events = []
         async for event, _ in job.log.listen():
-            found.append(event)
+            events.append(event)
             gate.set()
-        return found
+        return events
 
     assert asyncio.run(asyncio.wait_for(listen(), 5)) == ["known", "done"]
 
 
-@pytest.mark.parametrize("lane", ["asked", "told"])
-def test_one_more_than_the_limit_is_refused_and_later_not(queue: JobQueue, lane: str) -> None:
+@pytest.mark.parametrize("lane", ["analysis", "questions"])
+def test_a_full_lane_refuses_jobs_until_others_finish(queue: JobQueue, lane: str) -> None:
     gate = threading.Event()
-    jobs = [queue.submit(lane, "one", waiting(gate)) for _ in range(2)]  # type: ignore[arg-type]
+    jobs = [queue.submit(lane, "one", wait_for(gate)) for _ in range(2)]  # type: ignore[arg-type]
     with pytest.raises(BusyError, match="2 jobs are waiting"):
-        queue.submit(lane, "three", waiting(gate))  # type: ignore[arg-type]
+        queue.submit(lane, "three", wait_for(gate))  # type: ignore[arg-type]
     gate.set()
     for job in jobs:
         job.result.result(5)
-    queue.submit(lane, "three", waiting(gate)).result.result(5)  # type: ignore[arg-type]
+    queue.submit(lane, "three", wait_for(gate)).result.result(5)  # type: ignore[arg-type]
 
 
-def test_the_last_who_lets_go_cancels(queue: JobQueue) -> None:
+def test_the_last_release_cancels_the_job(queue: JobQueue) -> None:
     gate = threading.Event()
-    job = queue.submit("asked", "shared", waiting(gate))  # type: ignore[arg-type]
+    job = queue.submit("analysis", "shared", wait_for(gate))  # type: ignore[arg-type]
     first, second = queue.add_holder(job), queue.add_holder(job)
     assert queue.release(first)
     assert not queue.release(first)
@@ -85,45 +85,45 @@ def test_the_last_who_lets_go_cancels(queue: JobQueue) -> None:
     assert queue.release(second)
     with pytest.raises(CancelledError):
         job.result.result(5)
-    assert heard(job)[-1] == "cancelled"
+    assert event_names(job)[-1] == "cancelled"
 
 
-def test_work_that_waits_in_line_is_cancelled_before_it_begins(queue: JobQueue) -> None:
+def test_a_waiting_job_is_cancelled_before_it_starts(queue: JobQueue) -> None:
     gate = threading.Event()
-    first = queue.submit("asked", "first", waiting(gate))  # type: ignore[arg-type]
-    second = queue.submit("asked", "second", lambda job: pytest.fail("it began"))
+    first = queue.submit("analysis", "first", wait_for(gate))  # type: ignore[arg-type]
+    second = queue.submit("analysis", "second", lambda job: pytest.fail("the cancelled job started"))
     queue.release(queue.add_holder(second))
     assert second.is_over
-    third = queue.submit("asked", "third", lambda job: "there is room again")
+    third = queue.submit("analysis", "third", lambda job: "third")
     gate.set()
     first.result.result(5)
-    assert third.result.result(5) == "there is room again"
-    assert heard(second) == ["cancelled"]
+    assert third.result.result(5) == "third"
+    assert event_names(second) == ["cancelled"]
     with pytest.raises(CancelledError):
         second.result.result(5)
 
 
-def test_an_error_is_one_line_and_a_fault_shows_no_inside(queue: JobQueue) -> None:
+def test_an_internal_error_shows_only_its_type(queue: JobQueue) -> None:
     def refuse(job: Job) -> None:
         raise RheoscopeError("type another text")
 
     def fail(job: Job) -> None:
         raise KeyError("secret")
 
-    for work, line in ((refuse, "type another text"), (fail, "one failed inside the server (KeyError)")):
+    for work, line in ((refuse, "type another text"), (fail, "one failed with an internal error (KeyError)")):
         job = queue.submit("quick", "one", work)
         assert job.result.exception(5) is not None
-        heard(job)
+        event_names(job)
         assert job.log.events[-1] == ("error", {"error": line})
 
 
-def test_a_job_that_nobody_has_is_missing(queue: JobQueue) -> None:
+def test_an_unknown_job_is_missing(queue: JobQueue) -> None:
     with pytest.raises(MissingError):
         queue.get_job("nothing")
     assert not queue.release("nothing")
 
 
-def test_jobs_that_are_over_are_forgotten(queue: JobQueue) -> None:
+def test_old_finished_jobs_are_dropped(queue: JobQueue) -> None:
     names = []
     for _ in range(20):
         job = queue.submit("quick", "one", lambda job: None)
@@ -134,42 +134,42 @@ def test_jobs_that_are_over_are_forgotten(queue: JobQueue) -> None:
         queue.get_job(names[0])
 
 
-def test_who_stops_waiting_leaves_nothing_behind() -> None:
-    """Work whose last reader is gone ends in a fault that nobody waits for: no line in the log of the server."""
-    begun, gate, told = threading.Event(), threading.Event(), []
-    gc.freeze()  # what was there before is not looked through below
+def test_a_disconnected_client_leaves_no_logged_exception() -> None:
+    """The exception of a job without clients is not logged by asyncio."""
+    started, gate, logged = threading.Event(), threading.Event(), []
+    gc.freeze()  # earlier objects are excluded from the collection below
 
-    class Gone:
+    class DisconnectedRequest:
         query_params: ClassVar[dict[str, str]] = {}
 
         async def is_disconnected(self) -> bool:
-            return begun.wait(5)
+            return started.wait(5)
 
     async def visit(studio: Studio, entry: TextEntry) -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["message"]))
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context["message"]))
         reason = ""
         try:
-            await studio.analysis_result(entry.id, "trajectory", Gone())  # type: ignore[arg-type]
+            await studio.analysis_result(entry.id, "trajectory", DisconnectedRequest())  # type: ignore[arg-type]
         except CancelledError as error:
             reason = str(error)
-        assert "nobody waits" in reason
+        assert "has disconnected" in reason
         (job,) = studio.session._running_jobs.values()
         gate.set()
         while not job.is_over:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.01)  # its end is told to this loop too
+        await asyncio.sleep(0.01)  # this loop is notified of the end too
         assert isinstance(job.result.exception(), CancelledError)
         del job
-        studio.session.queue._jobs_by_holder.clear()  # as the oldest are forgotten
+        studio.session.queue._jobs_by_holder.clear()  # as happens to old ids
         gc.collect()
 
-    def slowly(self: Session, entry: TextEntry, name: str, settings: Any, job: Job) -> None:
-        begun.set()
+    def run_slowly(self: Session, entry: TextEntry, name: str, settings: Any, job: Job) -> None:
+        started.set()
         gate.wait(10)
         job.raise_if_stopped()
 
-    with running() as (session, client), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "_run_analysis", slowly)
-        entry = session.get_entry(posted(client))
+    with running_studio() as (session, client), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "_run_analysis", run_slowly)
+        entry = session.get_entry(post_text(client))
         asyncio.run(visit(Studio(session, None, None), entry))
-    assert told == []
+    assert logged == []

@@ -1,4 +1,4 @@
-"""The page in a real browser: load, type, scrub, pick a head, operate, reload from the link, switch language, open an export."""
+"""The page in a real browser: texts, the scrubber, heads, edits, links, languages, exports and widgets."""
 
 import base64
 import json
@@ -24,28 +24,32 @@ from rheoscope.studio.safety import AccessRules
 from rheoscope.studio.server import create_app
 from rheoscope.studio.session import Limits, Session
 from rheoscope.studio.stored_example import PAGE_FOLDER
-from tests.studio.cases import TEXT, everything_is_imported, loading, ran, small
+from tests.studio.cases import TEXT, import_all_modules, load_small, run_corpus, small
 
 AXE = Path(__file__).parents[2] / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
 CHROMIUM = os.environ.get("RHEOSCOPE_CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-SOFTWARE = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox")
-"""WebGL without a graphics card."""
+CHROMIUM_ARGUMENTS = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox")
+"""Arguments for WebGL without a graphics card."""
+SERVER_TEXTS = "section[data-tour=questions], #views h2, #views h3, #views svg text, #views [role=tooltip]"
+"""Elements that show messages of the server: questions with their answers, titles, definitions and axis labels."""
 pytestmark = [
-    pytest.mark.skipif(not CHROMIUM, reason="no chromium here; the page was not looked at"),
+    pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed"),
     pytest.mark.skipif(not (PAGE_FOLDER / "index.html").exists(), reason="the page is not built; type make studio"),
 ]
 
 
 @contextmanager
-def serving(run: LiveCorpusRun | None = None) -> Iterator[tuple[Session, str]]:
-    """The studio on a small model, on a port of its own, gone at the end."""
+def serve_studio(corpus_run: LiveCorpusRun | None = None) -> Iterator[tuple[Session, str]]:
+    """A server with the small model on a free port."""
     uvicorn = pytest.importorskip("uvicorn")
-    everything_is_imported()
-    session = Session(loading, ModelSources(), Limits(n_controls=0, max_tokens=100))
+    import_all_modules()
+    session = Session(load_small, ModelSources(), Limits(n_controls=0, max_tokens=100))
     server = uvicorn.Server(
-        uvicorn.Config(create_app(session, AccessRules(), PAGE_FOLDER, corpus_run=run), port=0, log_level="error")
+        uvicorn.Config(
+            create_app(session, AccessRules(), PAGE_FOLDER, corpus_run=corpus_run), port=0, log_level="error"
+        )
     )
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -61,21 +65,21 @@ def serving(run: LiveCorpusRun | None = None) -> Iterator[tuple[Session, str]]:
 
 @pytest.fixture(scope="module")
 def studio() -> Iterator[tuple[Session, str]]:
-    with serving() as found:
-        yield found
+    with serve_studio() as session_and_url:
+        yield session_and_url
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here; the page was not looked at")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(SOFTWARE))
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_ARGUMENTS))
         yield browser
         browser.close()
 
 
-def ask_less(route: Any) -> None:
-    """One of the seven questions is enough here: the server computes in the process that waits for the page."""
+def limit_questions(route: Any) -> None:
+    """Ask one of the seven questions only, because server and test share a process."""
     if route.request.method == "POST":
         route.continue_(post_data=json.dumps({"questions": ["prediction"]} | route.request.post_data_json))
     else:
@@ -83,83 +87,82 @@ def ask_less(route: Any) -> None:
 
 
 @contextmanager
-def looking(browser: Any, **more: Any) -> Iterator[tuple[Any, list[str]]]:
-    """A page, and every error that it told."""
-    page = browser.new_page(viewport={"width": 800, "height": 600}, reduced_motion="reduce", **more)
+def open_page(browser: Any, **options: Any) -> Iterator[tuple[Any, list[str]]]:
+    """A page and the list of its errors: console errors, exceptions and failed requests."""
+    page = browser.new_page(viewport={"width": 800, "height": 600}, reduced_motion="reduce", **options)
     page.set_default_timeout(15_000)
-    page.route("**/api/traces", ask_less)
+    page.route("**/api/traces", limit_questions)
     errors: list[str] = []
-    page.on("console", lambda told: errors.append(told.text) if told.type == "error" else None)
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("response", lambda answer: errors.append(answer.url) if answer.status >= 400 else None)
+    page.on("response", lambda response: errors.append(response.url) if response.status >= 400 else None)
     yield page, errors
     page.close()
 
 
-def arrived(page: Any) -> None:
-    """The cloud is there."""
+def wait_for_cloud(page: Any) -> None:
     page.wait_for_selector("canvas[data-ready=yes]")
 
 
-def until(page: Any, holds: Callable[[], bool]) -> None:
-    """Wait for it; no script of the page is asked, as its policy forbids to evaluate any."""
+def wait_until(page: Any, condition: Callable[[], bool]) -> None:
+    """Poll a condition. The security policy of the page forbids `wait_for_function`, which evaluates a string."""
     for _ in range(600):
-        if holds():
+        if condition():
             return
         page.wait_for_timeout(25)
-    raise AssertionError("it did not come in 15 s")
+    raise AssertionError("the condition did not hold within 15 s")
 
 
-def linked(page: Any, words: str) -> None:
-    """The address says so; the browser tells of it on another way than of a key, and may do so later."""
-    until(page, lambda: words in page.url)
+def wait_for_url(page: Any, fragment: str) -> None:
+    """Wait until the URL contains a fragment. It may change after the key press is handled."""
+    wait_until(page, lambda: fragment in page.url)
 
 
 def tokens(page: Any) -> list[str]:
     return [text.replace("·", " ") for text in page.locator("section.strip li button").all_inner_texts()]
 
 
-def test_a_visit(studio: tuple[Session, str], browser: Any) -> None:
-    with looking(browser) as (page, errors):
+def test_a_session_from_text_to_edit_and_back(studio: tuple[Session, str], browser: Any) -> None:
+    with open_page(browser) as (page, errors):
         page.goto(f"{studio[1]}#field=scores.centred&colour=token&text=One+day+the+king+took+the+gold+from+the+bank")
-        arrived(page)
+        wait_for_cloud(page)
         assert page.locator("section[data-tour=questions] li").count() == 7
 
         page.keyboard.press("/")
         page.locator("textarea").fill(TEXT)
         page.keyboard.press("Enter")
-        until(page, lambda: "".join(tokens(page)).endswith(TEXT))
-        linked(page, "text=")
+        wait_until(page, lambda: "".join(tokens(page)).endswith(TEXT))
+        wait_for_url(page, "text=")
 
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowRight")
-        linked(page, "step=2")
+        wait_for_url(page, "step=2")
         assert page.locator("input.steps").input_value() == "2"
 
         page.locator("section.strip li button").nth(3).click()
-        linked(page, "token=3")
+        wait_for_url(page, "token=3")
 
         page.wait_for_selector("canvas.heads")
         heads = page.locator("canvas.heads")
         heads.scroll_into_view_if_needed()
         heads.click(position={"x": 50, "y": 30})
-        linked(page, "layer=0")
-        linked(page, "head=0")
+        wait_for_url(page, "layer=0")
+        wait_for_url(page, "head=0")
 
         page.locator("form.operate select").first.select_option("ablate")
         page.locator("form.operate button[type=submit]").click()
         page.wait_for_selector(".chip")
-        page.wait_for_selector(".moved")  # the prediction before and after
-        linked(page, "edits=0.0.both.ablate")
+        page.wait_for_selector(".moved")  # the prediction before and after the edit
+        wait_for_url(page, "edits=0.0.both.ablate")
 
         page.locator("figure.images").get_by_role("button", name="difference").click()
         page.get_by_text("Rings mark the tokens before the edits").wait_for()
         page.locator("input[data-show=moves]").check()
         page.get_by_text("change of the update by").wait_for()
-        linked(page, "side=difference")
+        wait_for_url(page, "side=difference")
 
         page.reload()
-        arrived(page)
+        wait_for_cloud(page)
         page.wait_for_selector(".moved")
         assert page.locator(".chip").count() == 1
         assert "".join(tokens(page)).endswith(TEXT)
@@ -171,126 +174,127 @@ def test_a_visit(studio: tuple[Session, str], browser: Any) -> None:
         page.wait_for_selector(".chip")
 
         page.locator("button[lang=zh-Hans]").click()
-        until(page, lambda: page.locator("#questions").inner_text() == "七个问题")
+        wait_until(page, lambda: page.locator("#questions").inner_text() == "七个问题")
         assert page.evaluate("document.documentElement.lang") == "zh-Hans"
-        linked(page, "language=zh")
+        wait_for_url(page, "language=zh")
         assert errors == []
 
 
-def test_a_short_text_is_no_error(studio: tuple[Session, str], browser: Any) -> None:
-    """What it is too short for says so in its place."""
-    with looking(browser) as (page, errors):
+def test_a_short_text_shows_reasons_instead_of_errors(studio: tuple[Session, str], browser: Any) -> None:
+    with open_page(browser) as (page, errors):
         page.goto(f"{studio[1]}#view=clusters&text=The")
-        arrived(page)
+        wait_for_cloud(page)
         page.get_by_text("use a longer text").first.wait_for()
         assert errors == []
 
 
-def test_a_long_text_is_read_a_window_at_a_time(studio: tuple[Session, str], browser: Any) -> None:
-    long = " ".join(f"{TEXT} {k}" for k in range(12))  # this server takes 100 tokens at a time
-    with looking(browser) as (page, errors):
-        page.goto(f"{studio[1]}#view=dynamics&text={quote(long)}")
-        arrived(page)
-        told = page.locator(".window")
-        assert "tokens 1–99 of " in told.inner_text()
-        first = tokens(page)
+def test_a_long_text_is_shown_in_windows(studio: tuple[Session, str], browser: Any) -> None:
+    long_text = " ".join(f"{TEXT} {k}" for k in range(12))  # the server is limited to 100 tokens
+    with open_page(browser) as (page, errors):
+        page.goto(f"{studio[1]}#view=dynamics&text={quote(long_text)}")
+        wait_for_cloud(page)
+        window_label = page.locator(".window")
+        assert "tokens 1–99 of " in window_label.inner_text()
+        first_tokens = tokens(page)
         page.get_by_role("button", name="next tokens").click()
-        until(page, lambda: tokens(page) != first)
-        linked(page, "window=2")
+        wait_until(page, lambda: tokens(page) != first_tokens)
+        wait_for_url(page, "window=2")
         page.go_back()
-        until(page, lambda: tokens(page) == first)
+        wait_until(page, lambda: tokens(page) == first_tokens)
         assert errors == []
 
 
-def test_everything_around_the_points(studio: tuple[Session, str], browser: Any) -> None:
-    """What a head pushes, the coupling, other axes, what a head sees, the graph of heads, clusters as they pass into each other."""
-    with looking(browser, accept_downloads=True) as (page, errors):
+def test_arrows_coupling_axes_images_graph_and_clusters(studio: tuple[Session, str], browser: Any) -> None:
+    with open_page(browser, accept_downloads=True) as (page, errors):
         page.goto(f"{studio[1]}#field=scores.centred&colour=token&layer=1&head=2&token=3&text={TEXT}")
-        arrived(page)
+        wait_for_cloud(page)
         page.wait_for_selector(".pairs li")
         page.wait_for_selector(".lists li")
         count = len(tokens(page))
-        for place, lines in (
+        for selector, n_rows in (
             ("figure.images", 4 * count),
             ("figure:has(canvas.map)", count**2),
             ("section.cloud .tools", 7 * count),
         ):
-            with page.expect_download() as saved:
-                page.locator(place).first.locator("button", has_text="CSV").click()
-            written = Path(saved.value.path()).read_text(encoding="utf-8").splitlines()
-            assert f"# text: {TEXT}" in written
-            assert sum(not line.startswith("#") for line in written) == lines + 1, place
+            with page.expect_download() as download:
+                page.locator(selector).first.locator("button", has_text="CSV").click()
+            csv_lines = Path(download.value.path()).read_text(encoding="utf-8").splitlines()
+            assert f"# text: {TEXT}" in csv_lines
+            assert sum(not line.startswith("#") for line in csv_lines) == n_rows + 1, selector
         for name in ("moves", "coupling"):
             page.locator(f"input[data-show={name}]").check()
             page.wait_for_selector(f"[data-legend={name}]")
-        linked(page, "show=trails%2Carcs%2Cmoves%2Ccoupling")
+        wait_for_url(page, "show=trails%2Carcs%2Cmoves%2Ccoupling")
 
         page.locator("select.axes").select_option("+tokens")
         page.locator("dialog input").fill("#5, #9")
         page.keyboard.press("Enter")
-        until(page, lambda: "These 2 axes" in page.locator(".foot").inner_text())
+        wait_until(page, lambda: "These 2 axes" in page.locator(".foot").inner_text())
         page.locator("select.axes").select_option("+text")
         page.locator("dialog textarea").fill("One day the king took the gold")
         page.locator("dialog .go").click()
-        until(page, lambda: "from another text" in page.locator(".foot").inner_text())
+        wait_until(page, lambda: "from another text" in page.locator(".foot").inner_text())
         page.go_back()
-        until(page, lambda: "These 2 axes" in page.locator(".foot").inner_text())
+        wait_until(page, lambda: "These 2 axes" in page.locator(".foot").inner_text())
 
         page.locator("#tab-clusters").click()
         page.wait_for_selector(".alluvial rect")
-        with page.expect_download() as saved:
+        with page.expect_download() as download:
             page.locator(".alluvial button", has_text="SVG").click()
-        assert saved.value.suggested_filename == "rheoscope-how-clusters-merge-and-split.svg"
+        assert download.value.suggested_filename == "rheoscope-how-clusters-merge-and-split.svg"
         page.locator("#tab-composition").click()
         page.locator("p.ask button").click()
         page.locator(".composition circle").nth(9).click()
-        linked(page, "layer=2&head=1")
+        wait_for_url(page, "layer=2&head=1")
         assert errors == []
 
 
-def english(page: Any, where: str) -> list[str]:
-    """Sentences that are still in English."""
-    return re.findall(r"(?:[A-Za-z]{2,} ){2,}[A-Za-z]{2,}", page.locator(where).inner_text())
+def english_phrases(page: Any, selector: str) -> list[str]:
+    """Runs of three or more English words in the elements of a selector."""
+    texts = page.locator(selector).all_text_contents()
+    return [phrase for text in texts for phrase in re.findall(r"(?:[A-Za-z]{2,} ){2,}[A-Za-z]{2,}", text)]
 
 
-def test_what_the_server_says_is_told_in_the_language_of_the_page(studio: tuple[Session, str], browser: Any) -> None:
-    with looking(browser) as (page, errors):
+def test_the_page_shows_messages_of_the_server_in_chinese(studio: tuple[Session, str], browser: Any) -> None:
+    with open_page(browser) as (page, errors):
         for view in ("all:trajectory", "heads"):
             page.goto(f"{studio[1]}#language=zh&field=scores.centred&view={view}")
-            arrived(page)
+            wait_for_cloud(page)
             page.locator("#views figure, #views canvas").first.wait_for()
-            until(page, lambda: page.locator("section[data-tour=questions] .answer.waiting").count() < 7)
-            until(page, lambda: english(page, "section[data-tour=questions]") == [])
+            wait_until(page, lambda: page.locator("section[data-tour=questions] .answer.waiting").count() < 7)
+            wait_until(page, lambda: english_phrases(page, SERVER_TEXTS) == [])
 
         page.goto(f"{studio[1]}#language=zh&view=all:trajectory")
         title = page.locator("#views h3 button").first
-        title.focus()  # a definition is one key away
+        title.focus()  # the keyboard focus shows the definition
         page.locator(f"[id='{title.get_attribute('aria-describedby')}']").wait_for(state="visible")
         assert errors == []
 
 
-def test_two_models_side_by_side(studio: tuple[Session, str], browser: Any) -> None:
-    with looking(browser) as (page, errors):
+def test_the_untrained_control_is_compared(studio: tuple[Session, str], browser: Any) -> None:
+    with open_page(browser) as (page, errors):
         page.goto(f"{studio[1]}#field=scores.centred&colour=token&text=One+day+the+king+took+the+gold+from+the+bank")
-        arrived(page)
+        wait_for_cloud(page)
         page.locator("header select").nth(1).select_option("untrained")
         page.wait_for_selector("#panel table >> nth=1")
-        linked(page, "beside=untrained")
+        wait_for_url(page, "beside=untrained")
         assert errors == []
 
 
-def at_length(subject: Any, name: str, settings: Any, nulls: bool, progress: Any) -> Any:
-    """Long enough on any machine, and it hears that nobody waits any more."""
+def run_slowly(subject: Any, name: str, settings: Any, nulls: bool, progress: Any) -> Any:
+    """A stand-in for an analysis of one minute that stops when its job is cancelled."""
     for done in range(1200):
         progress(done, 1200)
         time.sleep(0.05)
 
 
-def test_a_long_run_is_cancelled(studio: tuple[Session, str], browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with looking(browser) as (page, errors):
+def test_a_long_run_can_be_cancelled(
+    studio: tuple[Session, str], browser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_page(browser) as (page, errors):
         page.goto(f"{studio[1]}#view=dynamics&text=The+keys")
-        arrived(page)
-        monkeypatch.setattr("rheoscope.studio.session.run_analysis", at_length)
+        wait_for_cloud(page)
+        monkeypatch.setattr("rheoscope.studio.session.run_analysis", run_slowly)
         page.keyboard.press("/")
         page.locator("textarea").fill(f"{TEXT} once more")
         page.keyboard.press("Enter")
@@ -299,70 +303,72 @@ def test_a_long_run_is_cancelled(studio: tuple[Session, str], browser: Any, monk
         assert errors == []
 
 
-def test_a_link_under_an_edit_shows_what_was_before(
+def test_a_link_with_an_edit_shows_the_state_before_it(
     studio: tuple[Session, str], browser: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, though the answers about the edited text take long."""
-    monkeypatch.setattr("rheoscope.studio.session.run_analysis", at_length)
-    with looking(browser) as (page, errors):
+    """The comparison appears before the slow analyses of the edited text end."""
+    monkeypatch.setattr("rheoscope.studio.session.run_analysis", run_slowly)
+    with open_page(browser) as (page, errors):
         page.goto(f"{studio[1]}#layer=0&head=1&edits=0.1.M.symmetric&text=One+day+the+king+took+it")
         page.get_by_text(re.compile("symmetry .* → 1")).wait_for()
         page.locator(".act button", has_text="cancel").click()
         assert errors == []
 
 
-def test_text_stays_text(studio: tuple[Session, str], browser: Any) -> None:
-    """Marks of HTML, of direction and of nothing at all are shown, and run nothing."""
-    wild = "<img src=x onerror=alert(1)> \u202eabc\u0000 <script>1</script>"
-    with looking(browser) as (page, errors):
+def test_hostile_text_is_shown_as_text(studio: tuple[Session, str], browser: Any) -> None:
+    """HTML, direction marks and control characters are displayed, and no script runs."""
+    hostile_text = "<img src=x onerror=alert(1)> \u202eabc\u0000 <script>1</script>"
+    with open_page(browser) as (page, errors):
         page.goto(f"{studio[1]}#field=scores.centred&colour=token&text=One+day+the+king+took+the+gold+from+the+bank")
-        arrived(page)
+        wait_for_cloud(page)
         page.keyboard.press("/")
-        page.locator("textarea").fill(wild)
+        page.locator("textarea").fill(hostile_text)
         page.keyboard.press("Enter")
-        until(page, lambda: "onerror" in "".join(tokens(page)))
+        wait_until(page, lambda: "onerror" in "".join(tokens(page)))
         assert page.locator("main img, main script").count() == 0
         assert errors == []
 
 
-def test_nobody_is_left_out(studio: tuple[Session, str], browser: Any) -> None:
-    """No serious fault of accessibility, on a light page and on a dark one."""
+def test_the_page_has_no_serious_accessibility_violation(studio: tuple[Session, str], browser: Any) -> None:
+    """axe-core checks the light and the dark theme."""
     if not AXE.exists():
         pytest.skip("axe-core is not installed; type make studio")
-    with looking(browser, bypass_csp=True) as (page, _):
+    with open_page(browser, bypass_csp=True) as (page, _):
         page.goto(
             f"{studio[1]}#field=scores.centred&colour=token&text=One+day+the+king+took+the+gold+from+the+bank&layer=0&head=1&token=1"
         )
-        arrived(page)
+        wait_for_cloud(page)
         page.wait_for_selector("canvas.heads")
         page.add_script_tag(path=str(AXE))
         for theme in ("light", "dark"):
             assert page.evaluate("document.documentElement.dataset.theme") == theme
-            found = page.evaluate("axe.run().then((told) => told.violations)")
-            grave = [one for one in found if one["impact"] in ("serious", "critical")]
-            assert [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in grave] == []
+            violations = page.evaluate("axe.run().then((report) => report.violations)")
+            serious = [violation for violation in violations if violation["impact"] in ("serious", "critical")]
+            assert [
+                (violation["id"], [node["target"] for node in violation["nodes"]][:3]) for violation in serious
+            ] == []
             page.locator("header .theme").click()
 
 
-def test_a_corpus_from_its_map_to_one_text(browser: Any, tmp_path: Path) -> None:
-    """A head on the map, its distribution, an example, and that text above with the head chosen; nobody is left out."""
+def test_a_corpus_example_opens_as_a_text(browser: Any, tmp_path: Path) -> None:
+    """A head on the map leads to its distribution, to an example and to that text. axe-core checks the view."""
     pytest.importorskip("duckdb")
-    run = ran(tmp_path / "run", [TEXT, TEXT[4:], TEXT[9:]])
-    with serving(run) as (_, base), looking(browser, bypass_csp=True) as (page, errors):
-        page.goto(f"{base}#view=corpus&field=head_statistics.first_token_weight")
+    corpus_run = run_corpus(tmp_path / "run", [TEXT, TEXT[4:], TEXT[9:]])
+    with serve_studio(corpus_run) as (_, url), open_page(browser, bypass_csp=True) as (page, errors):
+        page.goto(f"{url}#view=corpus&field=head_statistics.first_token_weight")
         page.wait_for_selector("canvas.heads")
         page.locator("canvas.heads").click(position={"x": 50, "y": 30})
-        linked(page, "layer=0&head=0")
+        wait_for_url(page, "layer=0&head=0")
         page.get_by_text("Over the corpus").wait_for()
         if AXE.exists():
             page.add_script_tag(path=str(AXE))
-            found = page.evaluate("axe.run('#views').then((told) => told.violations)")
-            assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+            violations = page.evaluate("axe.run('#views').then((report) => report.violations)")
+            assert [violation["id"] for violation in violations if violation["impact"] in ("serious", "critical")] == []
         example = page.locator("button.example").first
-        words = example.locator(".text").inner_text()
+        example_text = example.locator(".text").inner_text()
         example.click()
-        until(page, lambda: "".join(tokens(page)).endswith(words))
-        linked(page, "field=head_statistics.first_token_weight&layer=0&head=0")
+        wait_until(page, lambda: "".join(tokens(page)).endswith(example_text))
+        wait_for_url(page, "field=head_statistics.first_token_weight&layer=0&head=0")
         page.wait_for_selector("#tab-heads[aria-selected=true]")
         page.go_back()
         page.wait_for_selector("button.example")
@@ -371,51 +377,51 @@ def test_a_corpus_from_its_map_to_one_text(browser: Any, tmp_path: Path) -> None
 
 def test_an_export_opens_from_disk(studio: tuple[Session, str], browser: Any, tmp_path: Path) -> None:
     session, _ = studio
-    opened = session.open_model("default")
-    entry, _ = session.get_or_trace(opened, opened.job.result.result(60), TEXT, ())
+    opened_model = session.open_model("default")
+    entry, _ = session.get_or_trace(opened_model, opened_model.job.result.result(60), TEXT, ())
     export.write_export(tmp_path / "page", session, entry, PAGE_FOLDER)
-    with looking(browser) as (page, errors):
+    with open_page(browser) as (page, errors):
         page.goto((tmp_path / "page" / "index.html").as_uri())
-        arrived(page)
+        wait_for_cloud(page)
         assert "".join(tokens(page)).endswith(TEXT)
         page.keyboard.press("ArrowRight")
-        linked(page, "step=1")
+        wait_for_url(page, "step=1")
         page.keyboard.press("ArrowDown")
         page.wait_for_selector("canvas.map")
         page.locator("button[lang=zh-Hans]").click()
-        until(page, lambda: english(page, "section[data-tour=questions]") == [])
+        wait_until(page, lambda: english_phrases(page, "section[data-tour=questions]") == [])
         assert errors == []
 
 
 NOTEBOOK = """<!doctype html><meta charset="utf-8"><body style="background:{paper}"><h2>a notebook</h2><div id="cell"></div>
 <script type="module">
 import widget from "./module.js"
-const bytes = new DataView(Uint8Array.from(atob("{data}"), (one) => one.charCodeAt(0)).buffer)
+const bytes = new DataView(Uint8Array.from(atob("{data}"), (character) => character.charCodeAt(0)).buffer)
 const traits = {{ data: bytes, rules: {rules} }}
 window.end = widget.render({{ model: {{ get: (name) => traits[name] }}, el: document.getElementById("cell") }})
 </script>"""
 
 
-def giving(body: str, kind: str) -> Callable[[Any], None]:
-    return lambda route: route.fulfill(body=body, content_type=kind)
+def respond_with(body: str, content_type: str) -> Callable[[Any], None]:
+    return lambda route: route.fulfill(body=body, content_type=content_type)
 
 
-def test_widgets_of_a_notebook(studio: tuple[Session, str], browser: Any) -> None:
-    """As anywidget would render them: a module, its traits and an element; the notebook around keeps its own look."""
+def test_notebook_widgets_render(studio: tuple[Session, str], browser: Any) -> None:
+    """The widgets are rendered as anywidget does it. The style of the notebook around them stays."""
     trace = small().trace(TEXT)
-    script, rules = notebook.read_built_page()
-    shown = {
+    script, css = notebook.read_built_page()
+    widget_data = {
         "cloud": notebook.pack_trace(trace, small().token_strings),
         "picture": notebook.pack_picture(rs.transport(trace), None, None),
     }
-    paper = {"cloud": "#111111", "picture": "#ffffff"}
-    with looking(browser) as (page, errors):
-        page.route("**/module.js", giving(script, "text/javascript"))
-        for name, data in shown.items():
-            body = NOTEBOOK.format(paper=paper[name], data=base64.b64encode(data).decode(), rules=json.dumps(rules))
-            page.route(f"**/{name}.html", giving(body, "text/html"))
+    backgrounds = {"cloud": "#111111", "picture": "#ffffff"}
+    with open_page(browser) as (page, errors):
+        page.route("**/module.js", respond_with(script, "text/javascript"))
+        for name, data in widget_data.items():
+            body = NOTEBOOK.format(paper=backgrounds[name], data=base64.b64encode(data).decode(), rules=json.dumps(css))
+            page.route(f"**/{name}.html", respond_with(body, "text/html"))
         page.goto(f"{studio[1]}cloud.html")
-        arrived(page)
+        wait_for_cloud(page)
         assert "".join(tokens(page)).endswith(TEXT)
         assert page.locator("#cell > [data-theme=dark]").count() == 1
         page.locator("input.steps").press("ArrowRight")
@@ -428,5 +434,8 @@ def test_widgets_of_a_notebook(studio: tuple[Session, str], browser: Any) -> Non
         page.wait_for_selector("#cell svg")
         assert page.locator("#cell figure").count() == len(picture_of(rs.transport(trace)).panels)
         assert page.locator("#cell > [data-theme=light]").count() == 1
-        assert page.locator("h2", has_text="a notebook").evaluate("(one) => getComputedStyle(one).fontSize") == "24px"
+        assert (
+            page.locator("h2", has_text="a notebook").evaluate("(heading) => getComputedStyle(heading).fontSize")
+            == "24px"
+        )
         assert errors == []

@@ -1,4 +1,4 @@
-"""Settings from a query: as the command reads them, bounded, never a file."""
+"""Settings from a query string: parsed like command-line options, bounded, and never a file."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.studio.cases import small
 
 
 @pytest.mark.parametrize(
-    ("name", "typed", "read"),
+    ("name", "query", "expected"),
     [
         ("transport", {"draws": "8", "strides": "1,2", "keep_massive": "true"}, {"draws": 8, "strides": [1, 2], "keep_massive": True}),
         ("clusters", {"angle": "0.5", "space": "sphere"}, {"angle": 0.5, "space": "sphere"}),
@@ -18,12 +18,12 @@ from tests.studio.cases import small
         ("transport", {}, {}),
     ],
 )  # fmt: skip
-def test_what_is_typed_is_read(name: str, typed: dict[str, str], read: dict[str, object]) -> None:
-    assert parse_settings(analysis_by_name(name), typed, small()) == read
+def test_a_query_is_parsed_into_settings(name: str, query: dict[str, str], expected: dict[str, object]) -> None:
+    assert parse_settings(analysis_by_name(name), query, small()) == expected
 
 
 @pytest.mark.parametrize(
-    ("name", "typed"),
+    ("name", "query"),
     [
         ("transport", {"draws": "1001"}),
         ("transport", {"draws": "-5000"}),
@@ -42,17 +42,17 @@ def test_what_is_typed_is_read(name: str, typed: dict[str, str], read: dict[str,
         ("prefix_stability", {"prefixes": "x" * 3000}),
     ],
 )
-def test_everything_else_is_refused_in_one_line(name: str, typed: dict[str, str]) -> None:
+def test_an_invalid_query_is_refused_in_one_line(name: str, query: dict[str, str]) -> None:
     with pytest.raises(RheoscopeError) as error:
-        parse_settings(analysis_by_name(name), typed, small())
+        parse_settings(analysis_by_name(name), query, small())
     assert "\n" not in str(error.value)
     assert "passwd" not in str(error.value)
 
 
-def test_no_analysis_can_be_told_a_file() -> None:
-    """A setting that takes text beside something larger is a file's name somewhere: each is known here."""
+def test_no_setting_of_a_query_names_a_file() -> None:
+    """Settings that accept a mapping also accept the name of a file. All of them must be listed."""
     for name in ANALYSIS_MODULES:
         assert not set(FILE_SETTINGS) & set(default_settings(analysis_by_name(name)))
-        for setting, one in analysis_by_name(name).settings.items():
-            if "Mapping" in str(one.annotation):
+        for setting, parameter in analysis_by_name(name).settings.items():
+            if "Mapping" in str(parameter.annotation):
                 assert setting in FILE_SETTINGS, (name, setting)

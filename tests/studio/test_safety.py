@@ -1,4 +1,4 @@
-"""Who may ask: wrong hosts and origins, large bodies, too many at once, and a token where others can come."""
+"""Access control: hosts, origins, body sizes, concurrent requests, the token, and the allowed models."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,10 @@ from starlette.testclient import TestClient
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio.model_sources import ModelSources, cached_hub_names
 from rheoscope.studio.safety import AccessGuard, AccessRules, is_loopback
-from tests.studio.cases import one_line
+from tests.studio.cases import error_line
 
 
-async def plain(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+async def echo_app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
     message = await receive()
     while message.get("more_body"):
         message = await receive()
@@ -20,20 +20,20 @@ async def plain(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
     await send({"type": "http.response.body", "body": b"fine"})
 
 
-def client(rules: AccessRules = AccessRules(), base: str = "http://127.0.0.1:8642") -> TestClient:
-    return TestClient(AccessGuard(plain, rules), base_url=base)
+def make_client(rules: AccessRules = AccessRules(), base: str = "http://127.0.0.1:8642") -> TestClient:
+    return TestClient(AccessGuard(echo_app, rules), base_url=base)
 
 
 @pytest.mark.parametrize("base", ["http://127.0.0.1:1", "http://localhost:8642", "http://[::1]:8642"])
-def test_this_machine_may_ask(base: str) -> None:
-    assert client(base=base).get("/api/state").text == "fine"
+def test_requests_from_this_machine_are_answered(base: str) -> None:
+    assert make_client(base=base).get("/api/state").text == "fine"
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil", "", "192.168.0.7", "127.0.0.1@evil"]
 )
-def test_another_name_for_this_server_is_refused(host: str) -> None:
-    assert "name" in one_line(client().get("/api/state", headers={"host": host}), 403)
+def test_an_unknown_host_is_refused(host: str) -> None:
+    assert "this server is not" in error_line(make_client().get("/api/state", headers={"host": host}), 403)
 
 
 @pytest.mark.parametrize(
@@ -45,46 +45,46 @@ def test_another_name_for_this_server_is_refused(host: str) -> None:
         {"sec-fetch-site": "cross-site"},
     ],
 )
-def test_a_page_of_another_site_is_refused(headers: dict[str, str]) -> None:
-    one_line(client().post("/api/traces", headers=headers), 403)
+def test_requests_from_other_sites_are_refused(headers: dict[str, str]) -> None:
+    error_line(make_client().post("/api/traces", headers=headers), 403)
 
 
-def test_its_own_page_may_ask() -> None:
+def test_requests_from_the_own_page_are_answered() -> None:
     headers = {"origin": "http://127.0.0.1:8642", "sec-fetch-site": "same-origin"}
-    assert client().post("/api/traces", headers=headers).status_code == 200
+    assert make_client().post("/api/traces", headers=headers).status_code == 200
 
 
-def test_a_body_is_bounded_however_it_comes() -> None:
-    one = client(AccessRules(max_body_bytes=100))
-    assert "100 bytes" in one_line(one.post("/api/traces", content=b"x" * 101), 413)
-    assert "100 bytes" in one_line(one.post("/api/traces", content=iter([b"x" * 60, b"x" * 60])), 413)
-    assert one.post("/api/traces", content=b"x" * 100).status_code == 200
-    one_line(one.post("/api/traces", headers={"content-length": "-1"}, content=b""), 413)
+def test_a_large_body_is_refused_with_and_without_chunks() -> None:
+    client = make_client(AccessRules(max_body_bytes=100))
+    assert "100 bytes" in error_line(client.post("/api/traces", content=b"x" * 101), 413)
+    assert "100 bytes" in error_line(client.post("/api/traces", content=iter([b"x" * 60, b"x" * 60])), 413)
+    assert client.post("/api/traces", content=b"x" * 100).status_code == 200
+    error_line(client.post("/api/traces", headers={"content-length": "-1"}, content=b""), 413)
 
 
 def test_too_many_requests_at_once_are_refused() -> None:
-    one_line(client(AccessRules(max_requests=0)).get("/api/state"), 429)
+    error_line(make_client(AccessRules(max_requests=0)).get("/api/state"), 429)
 
 
-def test_every_answer_says_what_a_page_may_do() -> None:
-    for answer in (client().get("/"), client().get("/", headers={"host": "evil"})):
-        policy = answer.headers["content-security-policy"]
+def test_every_response_has_security_headers() -> None:
+    for response in (make_client().get("/"), make_client().get("/", headers={"host": "evil"})):
+        policy = response.headers["content-security-policy"]
         assert "unsafe" not in policy
         assert "default-src 'self'" in policy
-        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["x-content-type-options"] == "nosniff"
 
 
-def test_where_others_can_come_everyone_needs_the_token() -> None:
+def test_beyond_loopback_every_request_needs_the_token() -> None:
     rules = AccessRules("0.0.0.0", "secret")
-    one = client(rules, "http://192.168.0.7:8642")
-    assert "token" in one_line(one.get("/api/state"), 401)
-    one_line(one.get("/api/state?token=wrong"), 401)
-    one_line(one.get("/api/state", headers={"authorization": "Bearer wrong"}), 401)
-    assert one.get("/api/state", headers={"authorization": "Bearer secret"}).status_code == 200
-    opened = one.get("/?token=secret")
+    client = make_client(rules, "http://192.168.0.7:8642")
+    assert "token" in error_line(client.get("/api/state"), 401)
+    error_line(client.get("/api/state?token=wrong"), 401)
+    error_line(client.get("/api/state", headers={"authorization": "Bearer wrong"}), 401)
+    assert client.get("/api/state", headers={"authorization": "Bearer secret"}).status_code == 200
+    opened = client.get("/?token=secret")
     assert "HttpOnly" in opened.headers["set-cookie"]
     assert "SameSite=Strict" in opened.headers["set-cookie"]
-    assert one.get("/api/state").status_code == 200  # by the cookie
+    assert client.get("/api/state").status_code == 200  # the cookie has the token
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,15 @@ def test_where_others_can_come_everyone_needs_the_token() -> None:
         ("example.org", False),
     ],
 )
-def test_what_is_loopback(host: str, loopback: bool) -> None:
+def test_is_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
 
-# Which models may be opened
+# Allowed models
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Path:
+def model_folders(tmp_path: Path) -> Path:
     """A root with one model, a model outside it, and a link from inside to outside."""
     for name in ("root/good", "outside"):
         (tmp_path / name).mkdir(parents=True)
@@ -115,18 +115,18 @@ def house(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_lies_under_a_root_may_be_opened_and_nothing_else(house: Path) -> None:
-    sources = ModelSources(("typed",), (house / "root",))
-    good = str(house / "root" / "good")
-    assert sources.resolve(good) == str((house / "root" / "good").resolve())
-    assert str(house / "root" / "link") not in sources.available_names()  # what is offered may be opened
+def test_only_models_below_a_root_may_be_opened(model_folders: Path) -> None:
+    sources = ModelSources(("typed",), (model_folders / "root",))
+    good = str(model_folders / "root" / "good")
+    assert sources.resolve(good) == str((model_folders / "root" / "good").resolve())
+    assert str(model_folders / "root" / "link") not in sources.available_names()  # the link leads outside the root
     assert sources.resolve("default") is None
     assert sources.resolve("typed") == "typed"
     assert good in sources.available_names()
-    wrong = [
-        str(house / "outside"),
-        str(house / "root" / ".." / "outside"),
-        str(house / "root" / "link"),
+    refused_names = [
+        str(model_folders / "outside"),
+        str(model_folders / "root" / ".." / "outside"),
+        str(model_folders / "root" / "link"),
         f"{good}/../../outside",
         "../outside",
         "/etc/passwd",
@@ -139,13 +139,13 @@ def test_what_lies_under_a_root_may_be_opened_and_nothing_else(house: Path) -> N
         "x" * 10_000,
         "\u202e",
     ]
-    for name in wrong:
-        with pytest.raises(RheoscopeError, match="no model that this server may open") as error:
+    for name in refused_names:
+        with pytest.raises(RheoscopeError, match="this server may not open the model") as error:
             sources.resolve(name)
         assert len(str(error.value)) < 400
 
 
-def test_names_of_the_hub_are_those_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_names_come_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "models--org--name" / "snapshots" / "abc").mkdir(parents=True)
     (tmp_path / "models--half").mkdir()
@@ -155,15 +155,15 @@ def test_names_of_the_hub_are_those_in_its_cache(tmp_path: Path, monkeypatch: py
         ModelSources().resolve("half")
 
 
-def test_what_was_opened_is_remembered_as_long_as_it_may_be(tmp_path: Path) -> None:
-    memory = tmp_path / "cache" / "studio.json"
-    one = ModelSources(("first", "second"), history_file=memory)
+def test_recent_models_are_those_that_may_still_be_opened(tmp_path: Path) -> None:
+    history_file = tmp_path / "cache" / "studio.json"
+    sources = ModelSources(("first", "second"), history_file=history_file)
     for name in ("first", "second", "first"):
-        one.remember(name)
-    assert one.recent_names() == ["first", "second"]
-    assert ModelSources(("second",), history_file=memory).recent_names() == ["second"]
+        sources.remember(name)
+    assert sources.recent_names() == ["first", "second"]
+    assert ModelSources(("second",), history_file=history_file).recent_names() == ["second"]
     for broken in ("{", "3", "[3, null]"):
-        memory.write_text(broken)
-        assert one.recent_names() == []
+        history_file.write_text(broken)
+        assert sources.recent_names() == []
     ModelSources().remember("first")
     assert ModelSources().recent_names() == []

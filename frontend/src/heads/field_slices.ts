@@ -9,7 +9,7 @@ export interface FieldChoice { value: string; analysis: string; field: string; d
 export function headFields(catalogue: AnalysisCatalogue | null): (FieldChoice & { tokens: boolean })[] {
   return (catalogue?.analyses ?? []).flatMap((analysis) => Object.entries(analysis.fields)
     .filter(([name, field]) => field.dims.includes('layer') && field.dims.includes('head') && !/_null(_sd)?$/.test(name))
-    .map(([name, field]) => ({ value: `${analysis.name}.${name}`, analysis: analysis.name, field: name, definition: field.definition, null: field.null ?? '', expensive: analysis.dear, tokens: field.dims.includes('token') })))
+    .map(([name, field]) => ({ value: `${analysis.name}.${name}`, analysis: analysis.name, field: name, definition: field.definition, null: field.null ?? '', expensive: analysis.expensive, tokens: field.dims.includes('token') })))
 }
 
 /** Fields with one value per head. */

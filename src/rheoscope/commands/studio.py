@@ -39,6 +39,7 @@ def studio(
 
     Examples:  rheoscope studio --open    ·    rheoscope studio --corpus run    ·    rheoscope studio --export page --text "The keys are"
     """
-    from rheoscope.studio.startup import StudioOptions, run_command
+    from rheoscope.studio.run_studio import run_command
+    from rheoscope.studio.startup import StudioOptions
 
     run_command(StudioOptions(model, device, dtype, root or [], corpus), host, port, open_page, export, text, file)

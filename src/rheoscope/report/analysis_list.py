@@ -1,14 +1,8 @@
-"""The catalogue as text: the list in the README, and the page of the documentation with every field."""
-
-import sys
-from pathlib import Path
+"""The catalogue as Markdown: a table of all analyses, and the page of the documentation with every field."""
 
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
-from rheoscope.files import write_file
 from rheoscope.space.analysis import Analysis
 
-LIST_MARKERS = "<!-- analyses -->", "<!-- /analyses -->"
-"""The list in the README stands between these markers."""
 NEEDS_TEXT = {"view": "weights alone", "trace": "one text", "model": "runs the model again"}
 
 
@@ -65,25 +59,3 @@ def _is_simple_default(default: object) -> bool:
 
 def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("$", "\\$")
-
-
-def insert_catalogue_table(text: str) -> str:
-    """A page with the list of the catalogue between the markers.
-
-    >>> insert_catalogue_table("a <!-- analyses --> old <!-- /analyses --> b").count("| `readout` |")
-    1
-    """
-    (before, remainder), (start_marker, end_marker) = text.split(LIST_MARKERS[0], 1), LIST_MARKERS
-    return f"{before}{start_marker}\n{catalogue_table()}\n{end_marker}{remainder.split(end_marker, 1)[1]}"
-
-
-if __name__ == "__main__":
-    page_path = Path(sys.argv[1])
-    print(
-        write_file(
-            page_path,
-            lambda temporary: temporary.write_text(
-                insert_catalogue_table(page_path.read_text(encoding="utf-8")), encoding="utf-8"
-            ),
-        )
-    )

@@ -1,1 +1,1 @@
-"""The page: a server on loopback, and the same answers as static files."""
+"""The studio: an interactive page, served on loopback or exported as static files."""

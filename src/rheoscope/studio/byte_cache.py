@@ -1,4 +1,4 @@
-"""What is kept for the next who asks: newest last, at most so many bytes."""
+"""A thread-safe cache that evicts the least recently used entries beyond a number of bytes."""
 
 import threading
 from collections import OrderedDict
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class ByteCache:
-    """A dictionary that forgets what was used longest ago when it holds more than `most` bytes.
+    """A dictionary that evicts the least recently used entries when it holds more than `max_bytes`.
 
-    >>> kept = ByteCache(10)
-    >>> kept.put("a", "first", 6); kept.put("b", "second", 6)
-    >>> kept.get("a"), kept.get("b"), kept.total_bytes
+    >>> cache = ByteCache(10)
+    >>> cache.put("a", "first", 6); cache.put("b", "second", 6)
+    >>> cache.get("a"), cache.get("b"), cache.total_bytes
     (None, 'second', 6)
     """
 
@@ -28,7 +28,7 @@ class ByteCache:
             return self._entries[key][0]
 
     def put(self, key: Hashable, value: Any, n_bytes: int) -> None:
-        """Keep a value; the newest stays even where it is larger than all that may be kept."""
+        """Store a value. The newest entry stays even if it alone exceeds `max_bytes`."""
         with self._lock:
             self.total_bytes += n_bytes - self._entries.pop(key, (None, 0))[1]
             self._entries[key] = value, n_bytes

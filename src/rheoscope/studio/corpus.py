@@ -1,4 +1,4 @@
-"""A corpus run on the page: the fields of heads that it holds, their means with intervals, one head's distribution and its texts."""
+"""A corpus run on the page: per-head fields with intervals, and the distribution and examples of one head."""
 
 import threading
 from pathlib import Path
@@ -12,6 +12,7 @@ from rheoscope.corpus.documents import Documents
 from rheoscope.corpus.merged_summary import FieldSummary, total_counts
 from rheoscope.corpus.shards import finished_shards, read_shards
 from rheoscope.corpus.summaries import BINS_PER_CELL, Summary, bin_edges, quantiles
+from rheoscope.messages.message import Message
 from rheoscope.picture.token_labels import printable
 from rheoscope.report.long_texts import split_special_tokens
 from rheoscope.running.runner import RunnableModel
@@ -20,15 +21,15 @@ from rheoscope.studio.jobs import MissingError
 
 HEAD_DIMS = {"layer", "head"}
 N_BARS = 40
-"""Bars of a distribution."""
+"""Number of bars of a histogram."""
 INNER_QUANTILES = (0.005, 0.995)
-"""The share of a distribution that is drawn where the rest lies far out."""
+"""Quantiles between which a histogram with outliers is drawn."""
 CHARS_BEFORE, CHARS_AFTER = 90, 200
-"""Letters of a text that are shown before and after the token that an example is about."""
+"""Characters of an example that are shown before and after its token."""
 
 
 class LiveCorpusRun:
-    """A corpus run that may still be going on: what is asked is of all shards that are done by then."""
+    """A corpus run that may be unfinished. Each request covers the shards that are finished at that time."""
 
     def __init__(self, folder: Path, model_id: str) -> None:
         self.folder, self.model_id = folder, model_id
@@ -40,7 +41,7 @@ class LiveCorpusRun:
 
     @property
     def current_run(self) -> CorpusRun:
-        """The run as it is now: opened again where more of it is done."""
+        """The run, reopened if more shards have finished."""
         with self._lock:
             n_finished = len(finished_shards(self.folder))
             if n_finished != self._n_shards:
@@ -48,7 +49,7 @@ class LiveCorpusRun:
             return self._loaded_run
 
     def to_json(self) -> dict[str, Any]:
-        """What the run is of, how far it is, and the fields of heads that it holds."""
+        """The model, the progress and the per-head fields of the run."""
         run = self.current_run
         job, model_facts = run.manifest.job, run.manifest.model
         return total_counts(self.folder) | {
@@ -58,7 +59,7 @@ class LiveCorpusRun:
             "layers": model_facts["layers"],
             "heads": model_facts["heads"],
             "shards": len(finished_shards(self.folder)),
-            "of": len(read_shards(self.folder)),
+            "total_shards": len(read_shards(self.folder)),
             "length": job.length,
             "packed": job.pack,
             "fields": [
@@ -69,7 +70,7 @@ class LiveCorpusRun:
         }
 
     def pack_field(self, analysis_name: str, field: str) -> bytes:
-        """A field of all heads: the mean over texts, its interval, how many texts have it, and what chance gives."""
+        """A field of all heads: mean over texts, confidence interval, number of texts and null."""
         run = self.current_run
         summary = self._field_summary(run, analysis_name, field)
         mean, sd = summary.summary.moments()
@@ -94,7 +95,7 @@ class LiveCorpusRun:
     def head_json(
         self, analysis_name: str, field: str, layer: int, head: int, extra_index: int, model: RunnableModel | None
     ) -> dict[str, Any]:
-        """One head: how a field of it is distributed, and the texts in which it is largest and smallest."""
+        """One head: the distribution of a field, and the texts with its largest and smallest values."""
         run = self.current_run
         summary = self._field_summary(run, analysis_name, field)
         indices = _axis_indices(summary, layer, head, extra_index)
@@ -102,7 +103,7 @@ class LiveCorpusRun:
         cell_summary = _single_cell_summary(summary.summary, cell)
         (mean,), (sd,) = cell_summary.moments()
         (half_width,) = interval_half_width(cell_summary)
-        with self._lock:  # DuckDB answers one at a time
+        with self._lock:  # a DuckDB connection runs one query at a time
             examples = {
                 extreme: run.cell_examples(summary, cell, smallest=extreme == "least").to_dict("records")
                 for extreme in ("most", "least")
@@ -127,18 +128,24 @@ class LiveCorpusRun:
     def _field_summary(self, run: CorpusRun, analysis_name: str, field: str) -> FieldSummary:
         summary = run.summaries.get((analysis_name, field))
         if summary is None or not set(summary.dims) >= HEAD_DIMS:
-            raise MissingError(f"this corpus holds no field {field[:60]!r} of {analysis_name[:60]} for every head")
+            raise MissingError(
+                Message(
+                    "this corpus has no per-head field {field!r} of the analysis {analysis!r}",
+                    field=field[:60],
+                    analysis=analysis_name[:60],
+                )
+            )
         return summary
 
 
 def _null_summary(run: CorpusRun, analysis_name: str, field: str, summary: FieldSummary) -> FieldSummary | None:
-    """What chance gives of a field, where that was asked: of every head, or the same of several."""
+    """The null of a field, if the run has it. It may lack some dimensions of the field."""
     null_summary = run.summaries.get((analysis_name, analysis_by_name(analysis_name).fields[field].null))
     return null_summary if null_summary is not None and set(null_summary.dims) <= set(summary.dims) else None
 
 
 def _broadcast_null_mean(null_summary: FieldSummary, summary: FieldSummary) -> np.ndarray:
-    """The means of what chance gives, at every place of the field."""
+    """The mean of the null, broadcast to the shape of the field."""
     sizes = dict(zip(null_summary.dims, null_summary.shape, strict=True))
     mean = null_summary.summary.moments()[0].reshape(null_summary.shape)
     mean = mean.transpose([null_summary.dims.index(dim) for dim in summary.dims if dim in sizes])
@@ -150,16 +157,22 @@ def _cell_index(summary: FieldSummary, indices: dict[str, int]) -> int:
 
 
 def _axis_indices(summary: FieldSummary, layer: int, head: int, extra_index: int) -> dict[str, int]:
-    """The places along all axes: layer and head, and of the others (the last the fastest) number `piece`."""
+    """The index along every axis. `extra_index` counts through the axes other than layer and head in C order."""
     extra_dims = [(dim, size) for dim, size in zip(summary.dims, summary.shape, strict=True) if dim not in HEAD_DIMS]
     sizes = dict(zip(summary.dims, summary.shape, strict=True))
-    if (
-        layer >= sizes["layer"]
-        or head >= sizes["head"]
-        or extra_index >= np.prod([size for _, size in extra_dims], dtype=int)
-    ):
+    n_slices = int(np.prod([size for _, size in extra_dims], dtype=int))
+    if layer >= sizes["layer"] or head >= sizes["head"] or extra_index >= n_slices:
         raise MissingError(
-            f"this corpus has no head {head} of layer {layer}; it has {sizes['layer']} layers of {sizes['head']} heads"
+            Message(
+                "this corpus has no layer {layer}, head {head}, slice {slice}; "
+                "it has {layers} × {heads} heads and {slices} slices",
+                layers=sizes["layer"],
+                heads=sizes["head"],
+                slices=n_slices,
+                layer=layer,
+                head=head,
+                slice=extra_index,
+            )
         )
     extra_indices = np.unravel_index(extra_index, [size for _, size in extra_dims]) if extra_dims else ()
     return {"layer": layer, "head": head} | {
@@ -171,7 +184,7 @@ def _axis_indices(summary: FieldSummary, layer: int, head: int, extra_index: int
 
 
 def distribution(summary: Summary, null_summary: Summary | None) -> dict[str, Any]:
-    """Bars of equal width: the share of all items of one cell in each; of what chance gives too, on the same bars."""
+    """A histogram of one cell: the fraction of its items in bars of equal width. The null uses the same bars."""
     if not len(summary.bins):
         return {"edges": [], "shares": [], "null": None, "outside": 0.0}
     limits = [
@@ -188,7 +201,7 @@ def distribution(summary: Summary, null_summary: Summary | None) -> dict[str, An
 
 
 def _bar_limits(summary: Summary) -> tuple[float, float]:
-    """Between which numbers a distribution is drawn: all of it, or the inner part where the rest lies far out."""
+    """The range of a histogram: all values, or the inner quantiles if there are outliers."""
     low, high = bin_edges(summary.bins)
     inner_low, inner_high = quantiles(summary, INNER_QUANTILES)[0].tolist()
     has_outliers = float(high.max() - low.min()) > 3 * (inner_high - inner_low) > 0
@@ -219,7 +232,7 @@ def _single_cell_summary(summary: Summary, cell: int) -> Summary:
 
 
 def _bar_fractions(summary: Summary, bar_edges: np.ndarray) -> np.ndarray:
-    """The share of the items between each two cuts; those of a bin lie evenly in it."""
+    """The fraction of the items in each bar. Items are spread evenly over their bin."""
     if not len(summary.bins):
         return np.zeros(len(bar_edges) - 1)
     low, high = bin_edges(summary.bins)
@@ -233,9 +246,11 @@ def _bar_fractions(summary: Summary, bar_edges: np.ndarray) -> np.ndarray:
 
 
 def _example_json(row: dict[str, Any], model: RunnableModel | None) -> dict[str, Any]:
-    """A text that shows a head: where it comes from, its words, and what stands around the token that it is about."""
+    """An example: its value, its source, its text, and its token with the text around it."""
     text, tokens, n_prefix = _decode_example(str(row["words"]), model)
-    token_index = int(row["token"]) if len(tokens) == int(row["tokens"]) else -1  # read anew it may have other tokens
+    token_index = (
+        int(row["token"]) if len(tokens) == int(row["tokens"]) else -1
+    )  # encoded again, the text may have other tokens
     context = (
         None
         if token_index < 0
@@ -257,9 +272,9 @@ def _example_json(row: dict[str, Any], model: RunnableModel | None) -> dict[str,
 
 
 def _decode_example(stored_text: str, model: RunnableModel | None) -> tuple[str, list[str], int]:
-    """A text without what the tokenizer adds at its ends, its tokens with that, and how many of these stand before it.
+    """The text without special tokens, its tokens with them, and the number of special tokens before the text.
 
-    No tokens where the model is not open: then the text is as the run keeps it.
+    Without a model there are no tokens, and the text is as the run stored it.
     """
     if model is None:
         return stored_text, [], 0

@@ -1,4 +1,4 @@
-"""An answer as a file to take away: every number of it, with what it means and where it comes from."""
+"""The result of an analysis as one CSV file, with definitions and provenance."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def dataset_to_csv(dataset: "xarray.Dataset") -> str:
-    """All tables of an answer in one CSV: its provenance and every definition in lines that begin with #, then table after table."""
+    """All tables of a result in one CSV file. Lines that start with # hold the provenance and the definitions."""
     attribute_lines = [f"# {name}: {_collapse_whitespace(value)}" for name, value in dataset.attrs.items()]
     sections = ["\n".join(attribute_lines)]
     for name, frame in table(dataset).items():

@@ -1,4 +1,4 @@
-"""What the page is told in words and numbers: models, traces, verdicts, the catalogue."""
+"""JSON descriptions for the page: the state, models, traces, verdicts and the catalogue."""
 
 import math
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rheoscope.studio.session import Session
 
 N_PREDICTIONS = 10
-"""Predictions that are told."""
+"""Number of predictions that a trace lists."""
 
 
 def state_json(
@@ -35,7 +35,7 @@ def state_json(
     example_id: str | None,
     corpus_name: str | None = None,
 ) -> dict[str, Any]:
-    """What a page asks first: which models there are, which text it opens on, which corpus it shows, how much it may ask for."""
+    """The first response to a page: the models, the text to open, the corpus and the limits."""
     limits = session.limits
     return {
         "version": __version__,
@@ -48,19 +48,20 @@ def state_json(
 
 
 def model_json(model_id: str, title: str, model: RunnableModel | None) -> dict[str, Any]:
-    """A model; of one that is not open yet, its name."""
+    """A model. Before it is loaded, only its name is filled in."""
     summary: dict[str, Any] = {
         "id": model_id,
-        "name": printable(title),
-        "title": printable(title),
+        "name": title,
+        "title": title,
         "ready": model is not None,
     }
     detail_keys = ("layers", "heads", "width", "family", "parameters", "dtype", "device", "context", "certificate")
     if model is None:
         return summary | dict.fromkeys(detail_keys)
     view, view_facts = model.view, model.view.facts
+    certificate = view_facts.get("certificate")
     return summary | {
-        "name": printable(str(view_facts.get("model", title))),
+        "name": printable(str(view_facts["model"])) if "model" in view_facts else title,
         "layers": view.layers,
         "heads": view.heads,
         "width": view.width,
@@ -69,14 +70,14 @@ def model_json(model_id: str, title: str, model: RunnableModel | None) -> dict[s
         "dtype": str(view_facts.get("dtype", "")),
         "device": str(view_facts.get("device", "")),
         "context": view.context_length,
-        "certificate": str(view_facts.get("certificate", "")),
+        "certificate": "" if certificate is None else certificate.summary,
     }
 
 
 def trace_json(
     trace_id: str, model_id: str, token_strings: TokenLabels, trace: Trace, text: str, edits: tuple[Edit, ...]
 ) -> dict[str, Any]:
-    """A text as the page first shows it: its tokens, its steps, what comes next."""
+    """A traced text: its tokens, its steps and the predicted next tokens."""
     massive_tokens = set(trace.massive_tokens())
     top_predictions = _top_predictions(token_strings, trace)
     return {
@@ -119,7 +120,7 @@ def _top_predictions(token_strings: TokenLabels, trace: Trace) -> list[dict[str,
 
 
 def verdict_json(question: Question, results: Results) -> dict[str, Any]:
-    """The answer to one of the questions, with the number and the null that it rests on."""
+    """The answer to a question, with its statistic and the null of that statistic."""
     verdict = question.verdict(results)
     statement = verdict.statements[0] if verdict.statements else None
     numbers = {} if statement is None else {name: getattr(statement, name) for name in ("value", "null", "spread", "q")}
@@ -134,13 +135,13 @@ def verdict_json(question: Question, results: Results) -> dict[str, Any]:
 
 
 def verdicts_json(results: Results) -> dict[str, Any]:
-    """All answers that can be given by now, and what else was found."""
+    """All answers that are available so far, and the other findings."""
     verdicts = [verdict_json(question, results) for question in QUESTIONS if results.has_run(*question.needs)]
     return {"verdicts": verdicts} | findings_json(results)
 
 
 def findings_json(results: Results) -> dict[str, Any]:
-    """What else beats its null, how much was held against chance, and what the answers stand beside."""
+    """The significant findings, how many statistics were tested, and the note about the controls."""
     significant, corrected_statements = findings(results)
     rows = [{"text": statement.text, "analysis": statement.analysis, "q": statement.q} for statement in significant]
     return {
@@ -151,7 +152,7 @@ def findings_json(results: Results) -> dict[str, Any]:
 
 
 def catalogue_json(names: Iterable[str] = ANALYSIS_MODULES) -> dict[str, Any]:
-    """Analyses (all, unless they are named) with their fields and settings, the questions, and what can be done to a head."""
+    """The analyses (default: all) with their fields and settings, the questions, and the edits of a head."""
     rows = []
     for name in names:
         analysis = analysis_by_name(name)
@@ -160,7 +161,7 @@ def catalogue_json(names: Iterable[str] = ANALYSIS_MODULES) -> dict[str, Any]:
                 "name": name,
                 "question": analysis.question,
                 "needs": analysis.needs,
-                "dear": analysis.expensive,
+                "expensive": analysis.expensive,
                 "room": ANALYSIS_MODULES[name].split(".")[1],
                 "fields": {field: field_json(analysis, field) for field in analysis.fields},
                 "settings": default_settings(analysis),

@@ -1,4 +1,4 @@
-"""What one head or one token of a text is asked on the page: maps, spectra, why a score, the lens, who wrote a logit."""
+"""Responses about one head or one token: maps, spectra, score components, the logit lens and attributions."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ from rheoscope.covers.reversed_attention.analysis import reversed_map
 from rheoscope.covers.score_attribution.analysis import score_attribution
 from rheoscope.covers.scores.analysis import allowed_pairs
 from rheoscope.flow.readout.analysis import attribution, likeliest_tokens
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.picture.token_labels import display_token
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import resolve_positions
@@ -26,16 +28,16 @@ if TYPE_CHECKING:
 MAP_KINDS = ("weights", "scores", "reversed")
 MAX_MAP_TOKENS = 1024
 N_PAIRS, N_COMPONENTS = 60, 12
-"""Pairs of components that a score is told as, and components that a logit is; the rest is one sum."""
+"""Number of listed contributions to a score and to a logit. The remainder is one sum."""
 
 
 def pack_cloud(session: "Session", entry: "TextEntry", axes_name: str, space: str) -> bytes:
-    """The text as points on three axes, the share of variance that they show, and the star of the prediction."""
+    """The points of a text on three axes, the variance fractions of the axes, and the predicted point."""
     return pack_points(entry.trace, session.cached_axes(entry, axes_name, space), axes_name, space)
 
 
 def pack_points(trace: Trace, axes: Axes, axes_name: str, space: str) -> bytes:
-    """A text as points on axes that are known, by their name."""
+    """The points of a text on the given axes."""
     projection = project_cloud(trace, axes, space)
     fractions = [float(fraction) for fraction in projection.variance_fractions]
     header = {"share": sum(fractions), "shares": fractions, "space": space, "axes": axes_name}
@@ -46,12 +48,18 @@ def pack_points(trace: Trace, axes: Axes, axes_name: str, space: str) -> bytes:
 
 
 def pack_head_map(entry: "TextEntry", layer: int, head: int, kind: str, n_levels: int = wire.FINE_LEVELS) -> bytes:
-    """Weights, scores or reversed attention of a head, a byte a pair; what a query may not see is missing."""
+    """Weights, scores or reversed attention of a head, one byte per pair. Masked pairs are missing."""
     if kind not in MAP_KINDS:
-        raise RheoscopeError(f"unknown kind {kind[:40]!r}; type one of {', '.join(MAP_KINDS)}")
+        raise RheoscopeError(
+            Message("kind must be one of {kinds}, got {received!r}", kinds=", ".join(MAP_KINDS), received=kind[:40]),
+            Advice(f"kind={MAP_KINDS[0]}"),
+        )
     heads = entry.trace.view.heads_of(layer, head)
     if len(entry.trace) > MAX_MAP_TOKENS:
-        raise RheoscopeError(f"a map has at most {MAX_MAP_TOKENS} tokens, this text has {len(entry.trace)}")
+        n_tokens = len(entry.trace)
+        raise RheoscopeError(
+            Message("a map needs at most {limit:,} tokens, got {received:,}", limit=MAX_MAP_TOKENS, received=n_tokens)
+        )
     if kind == "reversed":
         pair_values = reversed_map(entry.edited_model, entry.trace, layer, head)
     else:
@@ -64,7 +72,7 @@ def pack_head_map(entry: "TextEntry", layer: int, head: int, kind: str, n_levels
 
 @torch.no_grad()
 def spectrum_json(entry: "TextEntry", layer: int, head: int) -> dict[str, Any]:
-    """The singular values of M and of F of a head, under the edits, and what kind of operators they are."""
+    """The singular values of M and F of a head with its edits, and scalar properties of both."""
     view = entry.trace.view
     head_operators = view.head(layer, head)
     M, F = head_operators.M.at_least_float32(), head_operators.F.at_least_float32()
@@ -79,7 +87,7 @@ def spectrum_json(entry: "TextEntry", layer: int, head: int) -> dict[str, Any]:
 
 
 def nonzero_values(values: Float[Tensor, " r"], tolerance: float = 1e-6) -> list[float]:
-    """Singular values that are not 0 but for rounding: those of an edited operator have more columns than it has rank.
+    """Singular values above the rounding error. The factors of an edited operator have more columns than its rank.
 
     >>> nonzero_values(torch.tensor([2.0, 1.0, 1e-9]))
     [2.0, 1.0]
@@ -88,7 +96,7 @@ def nonzero_values(values: Float[Tensor, " r"], tolerance: float = 1e-6) -> list
 
 
 def score_components_json(entry: "TextEntry", layer: int, head: int, query: int, key: int) -> dict[str, Any]:
-    """Which components, on the query's and on the key's side, make a score; the largest first."""
+    """The largest contributions of pairs of components (query side, key side) to a score."""
     dataset = score_attribution(entry.trace, layer, head, query, key)
     contributions = dataset.contribution.values
     order = np.argsort(-np.abs(contributions), axis=None)
@@ -110,10 +118,10 @@ def score_components_json(entry: "TextEntry", layer: int, head: int, query: int,
 
 @torch.no_grad()
 def pack_lens(entry: "TextEntry") -> bytes:
-    """What every token finds likeliest to come next after every step: its probability, and the token as it is shown."""
+    """The logit lens: the most probable next token after every step at every position, with its probability."""
     steps, positions = range(len(entry.trace.steps)), range(len(entry.trace))
     if entry.trace.view.unembed is None:
-        raise RheoscopeError("this model has no unembedding, so nothing can be read out; choose a language model")
+        raise RheoscopeError(Message("the logit lens needs an unembedding, and this model has none"))
     prediction = likeliest_tokens(entry.trace, list(steps), list(positions))
     token_ids = prediction["predicted_token"].tolist()
     distinct_ids = sorted({token_id for row in token_ids for token_id in row})
@@ -126,7 +134,7 @@ def pack_lens(entry: "TextEntry") -> bytes:
 
 @torch.no_grad()
 def token_json(entry: "TextEntry", position: int) -> dict[str, Any]:
-    """What one token predicts after every step, and who wrote the logit of what it predicts in the end."""
+    """The prediction at one position after every step, and the components that write the logit of the last one."""
     trace = entry.trace
     token_index = resolve_positions([position], len(trace))[0]
     logprobs = next_token_logprobs(trace.view, trace.points[:, token_index])
@@ -157,7 +165,7 @@ def token_json(entry: "TextEntry", position: int) -> dict[str, Any]:
 
 
 def round_significant(value: float) -> float:
-    """Five digits that count, as JSON that is read by people needs no more.
+    """A number rounded to five significant digits, to keep the JSON small.
 
     >>> round_significant(0.123456789), round_significant(-1234.5678)
     (0.12346, -1234.6)

@@ -1,8 +1,9 @@
-"""Edited operators as operators: the heads of a layer whose weights carry its edits, for one text.
+"""The heads of an edited layer, with the edits written into their weights for one text.
 
     s'_ij = s_ij + (x̂_i − x̄) ΔM(δ) (x̂_j − x̄)ᵀ        Δ'(x_i) = Δ(x_i) + Σ_j α_ij (x̂_j − x̄) ΔF
 
-Both are further columns of queries, keys and values, x̄ in their biases: so whatever reads heads reads edited ones.
+ΔM and ΔF become extra columns of queries, keys and values, and x̄ goes into their biases. So code that reads heads works
+unchanged on edited heads.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from torch import Tensor
 from rheoscope.attention.feature_maps import add_gradients
 from rheoscope.attention.position import BiasArray, PairBias, Position, Pullback, TokenPositions, TokenRows
 from rheoscope.covers.head_replacement import OperatorEdit
+from rheoscope.messages.message import Message
 from rheoscope.shapes import KeyPositions, QueryPositions, RheoscopeError, Scores
 from rheoscope.space.bilinear_form import Term
 from rheoscope.space.head import Heads, project_normalised
@@ -25,12 +27,12 @@ from rheoscope.space.safe_arithmetic import at_least_float32
 HeadWeights = Float[Tensor, "h d k"]
 HeadBiases = Float[Tensor, "h k"]
 MAX_TOKENS = 2048
-"""Tokens of a text that is not known yet, at most."""
+"""Assumed maximum length of a text that is not known yet."""
 
 
 @dataclass(frozen=True, eq=False)
 class TextStatistics:
-    """What an edited layer has to know of a text: x̄, what every head gives on average where one is silenced, its last token."""
+    """What an edited layer needs from a text: x̄, the mean output of every head if one is ablated, and the last position."""
 
     x_mean: Float[Tensor, " d"]
     mean_outputs: Float[Tensor, "h e"] | None
@@ -39,9 +41,9 @@ class TextStatistics:
 
 @dataclass(frozen=True, eq=False)
 class GroupedRotation(Position):
-    """Groups of columns side by side, each turned in its own way (see `Term`); biases of scores are the model's own.
+    """A rotary position that rotates groups of columns forward, backward or not at all (see `Term`).
 
-    Turning back is turning forth from the `last` token on.
+    A backward rotation counts positions from `last_position`. The score biases are those of `base_position`.
     """
 
     base_position: Position
@@ -107,7 +109,7 @@ class GroupedRotation(Position):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LeadingColumnsNorm(Norm):
-    """A norm of queries or keys that looks at their first `width` columns: the others get the same scale."""
+    """A norm of queries or keys whose scale comes from the first `n_leading` columns."""
 
     n_leading: int = 0
 
@@ -123,16 +125,18 @@ class LeadingColumnsNorm(Norm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FixedScaleNorm(Norm):
-    """A norm after attention at the scale `c` that it has for the tokens of one text; that is known at the text's points alone."""
+    """A norm after attention with the scale of each token of one text held fixed."""
 
     fixed_scale: Float[Tensor, "n 1"] | None = None
 
     def apply_fixed_scale(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
-        """What the model's own norm is here."""
+        """Apply the norm with the fixed scale. It has no derivative with respect to x."""
         if x.requires_grad:
             raise RheoscopeError(
-                "F of a head is edited in this layer, and the norm after its attention is held at the scale that it has for this "
-                "text, so there is no derivative through it; edit M instead, or ask the text without edits"
+                Message(
+                    "there is no derivative through this layer: F is edited, so the norm after attention is held fixed. "
+                    "Edit M instead, or remove the edit."
+                )
             )
         return x * self.scale(x) if self.bias is None else x * self.scale(x) + self.bias
 
@@ -143,10 +147,10 @@ class FixedScaleNorm(Norm):
 
 @dataclass(frozen=True, eq=False)
 class LayerEdits:
-    """What becomes of a layer: operations on its heads, and the heads that are silenced."""
+    """The edits of a layer: operator edits of its heads, and its ablated heads."""
 
     operator_edits: Sequence[OperatorEdit]
-    silenced_heads: list[int]
+    ablated_heads: list[int]
 
     @property
     def form_edits(self) -> list[OperatorEdit]:
@@ -158,24 +162,27 @@ class LayerEdits:
 
     @property
     def reweighted_heads(self) -> set[int]:
-        """Heads whose weights are not the model's own."""
+        """Heads whose attention weights change."""
         return {head for edit in self.form_edits for head in edit.head_indices}
 
 
 @torch.no_grad()
 def write_edits_into_heads(heads: Heads, layer_edits: LayerEdits) -> Heads:
-    """The heads of a layer with a change written into their weights; for a text they are still to be centred."""
+    """Write the edits of a layer into the weights of its heads. `centre_on_text` completes them for a text."""
     edited = _add_content_columns(_fold_norm_into_heads(heads), layer_edits)
     return _add_form_columns(edited, layer_edits) if layer_edits.form_edits else edited
 
 
 @torch.no_grad()
 def centre_on_text(base_heads: Heads, heads: Heads, layer_edits: LayerEdits, statistics: TextStatistics) -> Heads:
-    """Edited heads for one text, its x̄ and what it makes silenced heads give in their biases; `own` are those before the edit."""
+    """Edited heads for one text: its x̄ and the mean outputs of ablated heads go into the biases.
+
+    `base_heads` are the heads before the edit.
+    """
     k, e, position = base_heads.W_Q.shape[-1], base_heads.W_O.shape[-2], heads.mechanism.position
     b_V = _centring_biases(heads.W_V, heads.b_V, statistics.x_mean, e)
     if statistics.mean_outputs is not None:
-        b_V[layer_edits.silenced_heads, :e] = statistics.mean_outputs[layer_edits.silenced_heads].to(b_V)
+        b_V[layer_edits.ablated_heads, :e] = statistics.mean_outputs[layer_edits.ablated_heads].to(b_V)
     if isinstance(position, GroupedRotation):
         position = replace(position, last_position=statistics.last_position)
     centred_heads = replace(
@@ -190,7 +197,7 @@ def centre_on_text(base_heads: Heads, heads: Heads, layer_edits: LayerEdits, sta
 
 @torch.no_grad()
 def fix_output_norm(base_heads: Heads, heads: Heads, outputs: Float[Tensor, "h n e"]) -> Heads:
-    """Edited heads whose norm after attention, if there is one, keeps the scale that it has for the model's own columns."""
+    """Edited heads whose norm after attention, if there is one, keeps the scale of the original columns."""
     if base_heads.output_norm is None or heads.W_O.shape == base_heads.W_O.shape:
         return heads
     total = (outputs @ base_heads.W_O).sum(0)
@@ -209,7 +216,7 @@ def fix_output_norm(base_heads: Heads, heads: Heads, outputs: Float[Tensor, "h n
 
 
 def _centring_biases(W: HeadWeights, b: HeadBiases | None, mean: Float[Tensor, " d"], n_base: int) -> HeadBiases:
-    """The biases that take x̄ from what further columns, those after the first `own`, read."""
+    """Biases that subtract x̄ from the input of the columns after the first `n_base`."""
     return torch.cat([_required_bias(b)[:, :n_base], -(mean.to(W) @ W[..., n_base:])], -1)
 
 
@@ -220,7 +227,7 @@ def _project_qkv(heads: Heads, x_hat: Float[Tensor, "b n d"]) -> Projected:
 
 
 def _fold_norm_into_heads(heads: Heads) -> Heads:
-    """The same heads as maps of x̂ itself, the gain and the bias of the norm in their weights; every head with keys of its own."""
+    """The same heads as maps of x̂, with the gain and bias of the norm in their weights and without grouped keys."""
     norm = heads.norm
     projections = (heads.W_Q, heads.b_Q), (heads.W_K, heads.b_K), (heads.W_V, heads.b_V)
     (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = (
@@ -242,9 +249,9 @@ def _fold_norm_into_weights(
 
 
 def _add_content_columns(heads: Heads, layer_edits: LayerEdits) -> Heads:
-    """ΔF in further columns of values; a silenced head carries nothing from the tokens."""
+    """Add ΔF as extra columns of the values. The values of an ablated head are 0."""
     W, b = heads.W_V.clone(), _required_bias(heads.b_V).clone()
-    W[layer_edits.silenced_heads], b[layer_edits.silenced_heads] = 0, 0
+    W[layer_edits.ablated_heads], b[layer_edits.ablated_heads] = 0, 0
     contents = [(edit.head_indices, edit.content) for edit in layer_edits.content_edits if edit.content is not None]
     n_extra = max([F.left.shape[-1] for _, F in contents], default=0)
     left, right = W.new_zeros(*W.shape[:2], n_extra), W.new_zeros(len(W), n_extra, heads.W_O.shape[-1])
@@ -262,7 +269,7 @@ def _add_content_columns(heads: Heads, layer_edits: LayerEdits) -> Heads:
 
 
 def _add_form_columns(heads: Heads, layer_edits: LayerEdits) -> Heads:
-    """ΔM in further columns of queries and keys; scores that are no plain dot products have those added beside them."""
+    """Add ΔM as extra columns of queries and keys. A score that is no dot product gets them as an extra term."""
     terms = _merge_terms(heads, layer_edits.form_edits)
     is_scaled_dot, n_base = heads.is_scaled_dot, heads.W_Q.shape[-1]
     left, right = (torch.cat(factors, -1) for factors in zip(*((term.left, term.right) for term in terms), strict=True))
@@ -297,7 +304,7 @@ def _widen_norm(norm: Norm | None, n_base: int, n_extra: int) -> Norm | None:
 
 
 def _merge_terms(heads: Heads, operator_edits: Sequence[OperatorEdit]) -> list[Term]:
-    """The terms of all operations, those of different heads that turn alike in the same columns."""
+    """The terms of all edits. Terms of different heads with the same rotation share columns."""
     merged: dict[tuple[str, int, int], Term] = {}
     for edit in operator_edits:
         for term_index, term in enumerate(edit.form):
@@ -312,7 +319,7 @@ def _merge_terms(heads: Heads, operator_edits: Sequence[OperatorEdit]) -> list[T
 
 
 def without_projection(heads: Heads, error: RheoscopeError) -> Heads:
-    """The same operators M and F, which read no cloud."""
+    """The same heads with M and F, but with a projection that raises `error`."""
 
     def refuse(u: Tensor) -> Projected:
         raise RheoscopeError(*error.args)
@@ -321,12 +328,11 @@ def without_projection(heads: Heads, error: RheoscopeError) -> Heads:
 
 
 def projection_error(heads: Heads, layer_edits: LayerEdits) -> RheoscopeError | None:
-    """Why an edited layer is not told by its operators alone, where it is not."""
-    if layer_edits.silenced_heads and not (
-        heads.mechanism.normaliser.sums_to_one and heads.mechanism.value.is_identity
-    ):
+    """The reason why the operators alone do not determine an edited layer, or None if they do."""
+    if layer_edits.ablated_heads and not (heads.mechanism.normaliser.sums_to_one and heads.mechanism.value.is_identity):
         return RheoscopeError(
-            "a head is silenced in this layer, and weights here do not add up to 1, so no operators give its mean; look at "
-            "another layer"
+            Message(
+                "this layer has an ablated head, and its weights do not sum to 1, so operators cannot give its mean output"
+            )
         )
     return None

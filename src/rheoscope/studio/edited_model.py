@@ -1,4 +1,4 @@
-"""A model under edits as a model: whatever runs it, on whichever text, runs the edited one; its operators are the edited ones."""
+"""A model with edited heads, as a model: it runs, traces and differentiates with the edits applied."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +14,8 @@ from torch import Tensor
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.covers.ablation import mean_outputs
 from rheoscope.covers.text_batches import included_tokens
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.running.head_edits import edits_by_layer
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
@@ -35,13 +37,13 @@ from rheoscope.studio.edited_heads import (
 from rheoscope.studio.edits import Edit, check_edits, plan_layer_edits
 
 FurtherEdit = Callable[[Tensor, Tensor, Tensor, Tensor, Mechanism, Tensor], tuple[Tensor, Tensor | None]]
-"""What changes an edited layer further, as a `Rewrite` does; it sees queries, keys, values and outputs with their further columns."""
+"""A further edit of an edited layer, like `Rewrite`. Its arguments include the extra columns."""
 EditedLayers = dict[int, Heads]
-"""The edited layers."""
+"""Layer → its edited heads."""
 
 
 def with_layer_heads(view: View, layer_heads: EditedLayers) -> View:
-    """A View with other heads in some layers."""
+    """A View with the heads of some layers replaced."""
     return replace(
         view, layer_heads=tuple(layer_heads.get(layer, heads) for layer, heads in enumerate(view.layer_heads))
     )
@@ -49,7 +51,7 @@ def with_layer_heads(view: View, layer_heads: EditedLayers) -> View:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EditedTraces(Traces):
-    """Texts in an edited model: each has a View of its own, since edits are centred by its mean."""
+    """Traces of texts in an edited model. Each text has its own View, because its mean centres the edits."""
 
     text_views: tuple[View, ...] = ()
 
@@ -64,12 +66,12 @@ class EditedTraces(Traces):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EditedModel(RunnableModel):
-    """A model (`own`) whose heads have other operators. Further edits and hooks act on it as on any model.
+    """A model (`base_model`) with edited heads. Further edits and hooks apply to it as to any model.
 
-    An edit is centred by x̄, the mean of each text where the edited model reads it. So a text is first put through the model as it
-    is, which says which tokens are massive and what silenced heads give, and then through the edited model, which says x̄. Both are
-    remembered: from then on the text runs in a model whose weights carry the edit, x̄ held. The View of a Trace has them too; that
-    of the model itself, which knows no text, has M and F alone.
+    An edit is centred on x̄, the mean of the text at the input of the edited layer. So a text runs twice at first. The base
+    model determines the massive tokens and the mean outputs of ablated heads. The edited model then determines x̄. Both are
+    cached, and x̄ is held fixed from then on. The View of a Trace contains the edits for its text. The View of the model has
+    no text, so only M and F can be read from it.
     """
 
     base_model: RunnableModel
@@ -77,7 +79,7 @@ class EditedModel(RunnableModel):
     _layer_cache: dict[tuple[int, ...], EditedLayers] = field(default_factory=dict)
 
     def layers_for_text(self, ids: Tensor) -> EditedLayers:
-        """The edited layers for one text, remembered."""
+        """The edited layers for one text, cached."""
         token_ids = tuple(ids.tolist())
         if token_ids not in self._layer_cache:
             self._layer_cache[token_ids] = self._compute_layers(list(token_ids))
@@ -89,7 +91,7 @@ class EditedModel(RunnableModel):
         included = included_tokens(base_trace)
         mean_head_outputs = (
             mean_outputs(base_trace, included)
-            if any(layer_edits.silenced_heads for layer_edits in self.edits_per_layer.values())
+            if any(layer_edits.ablated_heads for layer_edits in self.edits_per_layer.values())
             else None
         )
 
@@ -110,7 +112,7 @@ class EditedModel(RunnableModel):
         return edited_layers
 
     def view_for_text(self, ids: Tensor) -> View:
-        """The View that a Trace of this text has."""
+        """The View of a Trace of this text."""
         edited_layers = self.layers_for_text(ids).items()
         return with_layer_heads(
             self.base_model.view,
@@ -121,9 +123,9 @@ class EditedModel(RunnableModel):
         )
 
     def merged_edits(self, batch: Sequence[Tensor], edit: Edits | None = None, n_computed: int = 0) -> Edits:
-        """Edits of the model as it is that carry out these edits, and then `edit`, on texts side by side.
+        """Edits of the base model that apply the edits of this model and then `edit`, for a batch of texts.
 
-        The first `given` layers are not computed again, so what these edits do there is done already.
+        The first `n_computed` layers are not computed again, so their edits are left out.
         """
         layers_of_texts, merged = [self.layers_for_text(ids) for ids in batch], dict[Any, Any](edit or {})
         for layer, layer_edits in self.edits_per_layer.items():
@@ -156,7 +158,7 @@ class EditedModel(RunnableModel):
 
     @torch.no_grad()
     def _fill_midpoints(self, traces: Traces, views: Sequence[View]) -> None:
-        """The point after attention of a parallel block, which the model never reads, with what further values write there."""
+        """Recompute the points after attention of parallel blocks, which the model itself does not compute, with the edits."""
         for layer, layer_edits in self.edits_per_layer.items():
             step_index = traces.mid_steps[layer]
             if layer_edits.content_edits and traces.steps[step_index] in traces.unread_steps:
@@ -203,12 +205,15 @@ class EditedModel(RunnableModel):
 
 
 def with_edits(model: RunnableModel, edits: Sequence[Edit]) -> RunnableModel:
-    """The model with all edits carried out; without any, itself."""
+    """The model with all edits applied. Without edits it is the model itself."""
     check_edits(model.view, edits)
     if not edits:
         return model
     edits_per_layer = plan_layer_edits(model.view, edits)
-    error = RheoscopeError("an edited head is centred by the mean of a text; type model.trace(text).view")
+    error = RheoscopeError(
+        Message("an edited head is centred on the mean of a text, and this View has no text"),
+        Advice("model.trace(text).view"),
+    )
     edited_layers = {
         layer: without_projection(write_edits_into_heads(model.view.layer_heads[layer], layer_edits), error)
         for layer, layer_edits in edits_per_layer.items()
@@ -226,7 +231,7 @@ def _readable_heads(base_heads: Heads, layer_edits: LayerEdits, heads: Heads) ->
 
 
 def make_further_edit(view: View, layer: int, edit: dict[Any, Any]) -> FurtherEdit | None:
-    """What else changes an edited layer: a Rewrite, or edits of the layer or of its heads."""
+    """The further edits of an edited layer as one function: a Rewrite, or edits of the layer or its heads."""
     if not edit:
         return None
     if isinstance(edit.get(layer), Rewrite):
@@ -247,11 +252,11 @@ def run_edited_layer(
     mechanism: Mechanism,
     out: Float[Tensor, "b h n e"],
 ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b n d"] | None]:
-    """The edited heads of every text attend anew, every other stays as the model computed it; then what changes them further."""
+    """Recompute attention with the edited heads of every text, keep all other heads, then apply the further edit."""
     projections = [text_heads.qkv(text_rows[None]) for text_heads, text_rows in zip(heads, x, strict=True)]
     q, k, v = (torch.cat(projection) for projection in zip(*projections, strict=True))
     positions, e, edited_mechanism = torch.arange(x.shape[1], device=x.device), out.shape[-1], heads[0].mechanism
-    if edited_mechanism.position.changes_tokens:  # as the running model has them
+    if edited_mechanism.position.changes_tokens:  # a running model passes rotated queries and keys
         q, k = (
             torch.cat(
                 [
@@ -267,11 +272,11 @@ def run_edited_layer(
         sorted(set(range(base_heads.n_heads)) - layer_edits.reweighted_heads),
     )
     outputs[:, unchanged_heads, :, :e] = out[:, unchanged_heads].to(outputs)
-    if layer_edits.silenced_heads:
-        silenced_outputs = torch.stack(
-            [text_heads.b_V[layer_edits.silenced_heads, None, :e] for text_heads in heads if text_heads.b_V is not None]
+    if layer_edits.ablated_heads:
+        ablated_outputs = torch.stack(
+            [text_heads.b_V[layer_edits.ablated_heads, None, :e] for text_heads in heads if text_heads.b_V is not None]
         )
-        outputs[:, layer_edits.silenced_heads, :, :e] = silenced_outputs.to(outputs)
+        outputs[:, layer_edits.ablated_heads, :, :e] = ablated_outputs.to(outputs)
     outputs, extra_write = (outputs, None) if further_edit is None else further_edit(x, q, k, v, mechanism, outputs)
     if outputs.shape[-1] > e:
         content_write = extra_content_write(base_heads, heads[0], x, outputs)
@@ -282,7 +287,7 @@ def run_edited_layer(
 def extra_content_write(
     base_heads: Heads, heads: Heads, x: Float[Tensor, "b n d"], out: Float[Tensor, "b h n wide"]
 ) -> Float[Tensor, "b n d"]:
-    """What further columns of values add to every token; a norm after attention gives it the scale that it gives to the others."""
+    """The update by the extra columns of the values. A norm after attention scales it like the other columns."""
     e, out = base_heads.W_O.shape[-2], base_heads.apply_gate(out, x)
     displacement = (out[..., e:] @ heads.W_O[:, e:]).sum(1)
     if base_heads.output_norm is None:

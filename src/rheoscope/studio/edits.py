@@ -1,4 +1,4 @@
-"""Edits as values: which head, which of its operators, what happens to it; several of them as one change a layer."""
+"""Edits of heads as values, their checks, and the operator edits that they stand for."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -8,6 +8,8 @@ import torch
 
 from rheoscope.covers.head_replacement import OperatorEdit
 from rheoscope.covers.replacements import CONTENT, RELEVANCE, find_replacement
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.bilinear_form import Form, heads_form, scale_form, subtract_forms
 from rheoscope.space.operator import Factored
@@ -19,24 +21,24 @@ OperationName = Literal["symmetric", "skew", "rank", "offset0", "ablate", "scale
 LayerHead = tuple[int, int]
 """Layer and head."""
 OPERATIONS: tuple[dict[str, Any], ...] = (
-    {"name": "symmetric", "title": "the symmetric part", "takes": None, "parts": ["M", "F", "both"]},
-    {"name": "skew", "title": "the skew part", "takes": None, "parts": ["M"]},
-    {"name": "rank", "title": "the best copy of rank r", "takes": "rank", "parts": ["M", "F", "both"]},
-    {"name": "offset0", "title": "M(0) at every offset", "takes": None, "parts": ["M"]},
-    {"name": "scale", "title": "times a number", "takes": "factor", "parts": ["M", "F", "both"]},
-    {"name": "ablate", "title": "its mean over the text", "takes": None, "parts": ["both"]},
+    {"name": "symmetric", "title": Message("symmetric part"), "takes": None, "parts": ["M", "F", "both"]},
+    {"name": "skew", "title": Message("skew part"), "takes": None, "parts": ["M"]},
+    {"name": "rank", "title": Message("truncate to rank"), "takes": "rank", "parts": ["M", "F", "both"]},
+    {"name": "offset0", "title": Message("M(0), without position"), "takes": None, "parts": ["M"]},
+    {"name": "scale", "title": Message("scale by"), "takes": "factor", "parts": ["M", "F", "both"]},
+    {"name": "ablate", "title": Message("ablate"), "takes": None, "parts": ["both"]},
 )
-"""What can be done to a head, as the page offers it."""
+"""The operations on a head that the page offers."""
 SURGERY_NAMES = {"offset0": "at_zero"}
-"""Names of the page that surgery calls otherwise."""
+"""Names of operations that differ from those of `rs.surgery`."""
 MAX_VALUE = 100.0
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One change of one head: `operation` on M (what it looks for), on F (what it carries) or on both.
+    """One edit of one head: an `operation` on M, on F or on both.
 
-    Every operator is replaced between tokens less the mean of their cloud, as `rs.surgery` does it.
+    The edited operator acts on tokens minus the mean of their cloud, as in `rs.surgery`.
     """
 
     layer: int
@@ -51,34 +53,46 @@ class Edit:
 
 
 def check_edits(view: View, edits: Sequence[Edit]) -> None:
-    """Refuse an edit that this model has no place for, before anything runs."""
+    """Refuse an edit that does not fit this model, before the model runs."""
     for edit in edits:
         view.heads_of(edit.layer, edit.head)
         operation = next(candidate for candidate in OPERATIONS if candidate["name"] == edit.operation)
         if edit.part not in operation["parts"] and edit.operation != "ablate":
             raise RheoscopeError(
-                f"{edit.operation} is an operation on {' or '.join(operation['parts'])}, got {edit.part!r}"
+                Message(
+                    "part must be one of {parts} for {operation}, got {received!r}",
+                    parts=", ".join(operation["parts"]),
+                    operation=edit.operation,
+                    received=edit.part,
+                ),
+                Advice(f"part={operation['parts'][0]}"),
             )
         if (operation["takes"] is None) == (edit.value is not None):
-            takes = "no value" if operation["takes"] is None else f"a value, its {operation['takes']}"
-            raise RheoscopeError(f"{edit.operation} takes {takes}, got {edit.value!r}")
+            raise RheoscopeError(
+                Message("{operation} takes no value, got {received}", operation=edit.operation, received=edit.value)
+                if operation["takes"] is None
+                else Message("{operation} needs a value: its {name}", operation=edit.operation, name=operation["takes"])
+            )
         if edit.value is not None and not abs(edit.value) <= max(MAX_VALUE, view.width):
-            raise RheoscopeError(f"a value lies within ±{max(MAX_VALUE, view.width):.0f}, got {edit.value!r}")
+            limit = max(MAX_VALUE, view.width)
+            raise RheoscopeError(
+                Message("value must lie within ±{limit:.0f}, got {received}", limit=limit, received=edit.value)
+            )
 
 
 @torch.no_grad()
 def edits_per_head(view: View, edits: Sequence[Edit]) -> dict[LayerHead, OperatorEdit]:
-    """What every edited head does instead, edits of one head one after the other; silenced heads do nothing else."""
-    silenced = silenced_heads(edits)
+    """The operator edit of every edited head. Edits of one head apply in order; ablated heads are left out."""
+    ablated = ablated_heads(edits)
     by_head = {}
     for layer_head in dict.fromkeys((edit.layer, edit.head) for edit in edits):
         head_edits = [edit for edit in edits if (edit.layer, edit.head) == layer_head]
-        if layer_head not in silenced:
+        if layer_head not in ablated:
             by_head[layer_head] = _combine_head_edits(view, layer_head, head_edits)
     return by_head
 
 
-def silenced_heads(edits: Sequence[Edit]) -> list[LayerHead]:
+def ablated_heads(edits: Sequence[Edit]) -> list[LayerHead]:
     return [(edit.layer, edit.head) for edit in edits if edit.operation == "ablate"]
 
 
@@ -105,7 +119,7 @@ def _edit_form(edit: Edit, heads: Any, form: Form) -> Form:
     if edit.operation == "scale":
         return scale_form(form, float(edit.value or 0.0))
     if edit.operation == "rank" and len(form) > 1:
-        raise RheoscopeError("a rank is taken of M itself; type the rank before the other edits of this head")
+        raise RheoscopeError(Message("the rank edit must come before the other edits of M of this head"))
     return _replacement_function(edit, RELEVANCE, "M")(heads, form)
 
 
@@ -129,8 +143,8 @@ def _replacement_function(edit: Edit, table: Any, operator_name: str) -> Callabl
 
 @torch.no_grad()
 def plan_layer_edits(view: View, edits: Sequence[Edit]) -> dict[int, LayerEdits]:
-    """All edits as one change a layer; what silenced heads give is not said, since every text has its own. Times 1 is none."""
-    by_head, silenced = edits_per_head(view, edits), silenced_heads(edits)
+    """The edits of each layer, without those that change nothing. The mean output of an ablated head depends on the text."""
+    by_head, ablated = edits_per_head(view, edits), ablated_heads(edits)
     layer_edits = {}
     for layer in sorted({edit.layer for edit in edits}):
         operator_edits = [
@@ -138,7 +152,7 @@ def plan_layer_edits(view: View, edits: Sequence[Edit]) -> dict[int, LayerEdits]
             for layer_head, operator_edit in by_head.items()
             if layer_head[0] == layer and (operator_edit.form or operator_edit.content is not None)
         ]
-        silenced_in_layer = [head for silenced_layer, head in silenced if silenced_layer == layer]
-        if operator_edits or silenced_in_layer:
-            layer_edits[layer] = LayerEdits(operator_edits, silenced_in_layer)
+        ablated_in_layer = [head for ablated_layer, head in ablated if ablated_layer == layer]
+        if operator_edits or ablated_in_layer:
+            layer_edits[layer] = LayerEdits(operator_edits, ablated_in_layer)
     return layer_edits

@@ -1,4 +1,4 @@
-"""The same page as files: every answer about one text under the path where the server would give it."""
+"""Export a text: every response about it as a file under the path at which the server would send it."""
 
 import base64
 import gzip
@@ -11,6 +11,8 @@ from pathlib import Path
 
 from rheoscope.catalogue import ANALYSIS_MODULES
 from rheoscope.files import atomic_file
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.report.progress_bars import progress
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import descriptions, detail_queries, head_detail, wire
@@ -19,36 +21,43 @@ from rheoscope.studio.startup import DEFAULT_OPTIONS, StudioOptions, start_sessi
 from rheoscope.studio.stored_example import EXAMPLE_FOLDER, PAGE_FOLDER, decompress
 
 SCRIPT_PREFIX = "Object.assign(window.RHEOSCOPE_FILES??={},"
-"""How a script of answers starts; each adds its own to those that are there."""
+"""The start of a script of responses. Each script adds its responses to those that are already loaded."""
 EXPORT_TAG = '<script type="application/json" id="rheoscope-export">{}</script>'
 MAX_FINE_PAIRS = 2_000_000
-"""Pairs of tokens, over all heads, beyond which maps are told in fewer steps and what heads see is left out: a few megabytes are a page."""
+"""Largest number of token pairs, over all heads, with fine maps and images. It keeps a page at a few MB."""
 ExportFiles = Iterator[tuple[str, bytes]]
-"""Paths below the page, and what they hold."""
+"""Pairs of a path below the page and the contents of the file."""
 
 
 def save_export(
     folder: Path, text: str, options: StudioOptions = DEFAULT_OPTIONS, page_folder: Path | None = PAGE_FOLDER
-) -> str:
-    """Ask everything of a text and write the page of it into a folder, a new or an empty one; without a page the answers alone."""
+) -> Message:
+    """Run every analysis of the report on a text and write its page into a new or empty folder.
+
+    Without `page_folder` only the responses are written.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RheoscopeError(f"{folder} is there already and not empty; type a new name, nothing is overwritten")
+        raise RheoscopeError(
+            Message("{folder} exists and is not empty; an export does not overwrite files", folder=str(folder)),
+            Advice("", "--export NEW_DIR"),
+        )
     session = start_session(options)
     try:
         entry = run_all_analyses(session, text)
         size = write_export(folder, session, entry, page_folder)
     finally:
         session.close()
-    return f"wrote {folder / 'index.html' if page_folder is not None else folder} ({size / 1e6:.1f} MB)"
+    path = folder if page_folder is None else folder / "index.html"
+    return Message("wrote {path} ({megabytes:.1f} MB)", path=str(path), megabytes=size / 1e6)
 
 
 def run_all_analyses(session: Session, text: str) -> TextEntry:
-    """The text with all its answers, told on a bar while they come."""
+    """Run all analyses of a text and show their progress on a bar."""
     opened_model = session.get_model(session.first_model)
     entry, _ = session.get_or_trace(opened_model, opened_model.job.result.result(), text, ())
     job, _ = session.start_questions(entry)
     n_requests = len(session.requests(entry, None))
-    with progress("asking") as on_progress:
+    with progress(Message("analysing")) as on_progress:
         while not job.is_over:
             wait([job.result], timeout=0.5)
             on_progress(sum(event_name in ("known", "failed") for event_name, _ in list(job.log.events)), n_requests)
@@ -57,7 +66,10 @@ def run_all_analyses(session: Session, text: str) -> TextEntry:
 
 
 def write_export(folder: Path, session: Session, entry: TextEntry, page_folder: Path | None) -> int:
-    """All files of an export, answers in scripts beside the page or, without one, as they are; gives their size in bytes."""
+    """Write all files of an export and return their total size in bytes.
+
+    With a page the responses are in scripts next to it. Without one they are separate files.
+    """
     files = {path: compress_response(path, data) for path, data in export_files(session, entry)}
     if page_folder is not None:
         files = to_scripts(files)
@@ -74,7 +86,7 @@ def write_export(folder: Path, session: Session, entry: TextEntry, page_folder: 
 
 
 def export_files(session: Session, entry: TextEntry) -> ExportFiles:
-    """What a page asks of one text, as the server answers it."""
+    """Every response that a page requests about one text, as the server would send it."""
     yield (
         "api/state.json",
         wire.encode_json(
@@ -116,13 +128,13 @@ def export_files(session: Session, entry: TextEntry) -> ExportFiles:
 
 
 def compress_response(path: str, data: bytes) -> bytes:
-    """Answers of which there are many are compressed as files: no web server needs to know how."""
+    """Compress the kinds of response that occur many times, so that the web server need not."""
     is_numerous = path.endswith(".bin") or "/token/" in path or "/spectrum/" in path
     return gzip.compress(data, 9, mtime=0) if is_numerous else data
 
 
 def to_scripts(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Every answer in a classic script, which a page may read from disk as from a web server; all of them compressed."""
+    """Pack the responses, compressed, into classic scripts. A page can load these from disk and from a web server."""
     script_entries: dict[str, dict[str, str]] = {}
     for path, data in files.items():
         encoded = base64.b64encode(gzip.compress(decompress(data), 9, mtime=0)).decode()
@@ -134,7 +146,7 @@ def to_scripts(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def script_path(path: str) -> str:
-    """Which script holds an answer: what single heads and tokens are asked for comes when it is asked (wire.ts has the same rule).
+    """The script that contains a response. Scripts of single heads and tokens load on demand (api.ts has the same rule).
 
     >>> script_path("api/traces/ab/weights/3/1.bin"), script_path("api/traces/ab/token/7.json"), script_path("api/state.json")
     ('data/layer-3.js', 'data/tokens.js', 'data.js')
@@ -145,19 +157,19 @@ def script_path(path: str) -> str:
 
 
 def mark_as_export(html: str, trace_id: str) -> str:
-    """The page, told that it is an export and of which text.
+    """The page with a tag that marks it as an export and names its text.
 
     >>> mark_as_export("<head></head>", "ab12")
     '<head><script type="application/json" id="rheoscope-export">{"trace":"ab12"}</script></head>'
     """
     if "</head>" not in html:
-        raise RheoscopeError("the built page has no head; type make studio")
+        raise RheoscopeError(Message("the built page has no </head> tag"), Advice("", "make studio"))
     return html.replace(
         "</head>", EXPORT_TAG.format(json.dumps({"trace": trace_id}, separators=(",", ":"))) + "</head>", 1
     )
 
 
-if __name__ == "__main__":  # make studio: the example that the page opens on
+if __name__ == "__main__":  # `make studio` writes the stored example
     import sys
 
     shutil.rmtree(PAGE_FOLDER / EXAMPLE_FOLDER, ignore_errors=True)

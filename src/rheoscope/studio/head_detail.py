@@ -1,4 +1,4 @@
-"""What one head makes of the cloud: where it pushes every token, how it sees them, which pairs it tears apart or glues."""
+"""How one head acts on a cloud: its update of every token, its images, and the pairs it distorts most."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from rheoscope.studio.session import Session, TextEntry
 
 N_PAIRS = 5
-"""Torn and glued pairs that are told of an image."""
+"""Number of torn and of glued pairs listed per image."""
 MIN_TOKENS = 3
-"""Tokens that are not massive, without which an image has no pairs to speak of."""
+"""Minimum number of non-massive tokens for an image."""
 MIN_KEYS = 8
-"""Keys without which no agreement is told of a query, as the analysis has it."""
+"""Minimum number of keys of a query for its agreement, as in the analysis."""
 PlanePoints = Float[Tensor, "n 2"]
 
 
@@ -33,9 +33,9 @@ PlanePoints = Float[Tensor, "n 2"]
 def pack_displacements(
     session: "Session", entry: "TextEntry", layer: int, head: int, axes_name: str, space: str
 ) -> bytes:
-    """What the content that a head carries adds to every token, on the axes of the cloud, and how much of it they show.
+    """The update of every token by one head, on the axes of the cloud, and the fraction of it that they show.
 
-    On the sphere it is the way to where the direction of x + Δ lies. The bias of values, which no head owns, is left out.
+    On the sphere it is the difference of the directions of x + Δ and x. The value bias belongs to no head and is left out.
     """
     trace = entry.trace
     trace.view.heads_of(layer, head)
@@ -54,15 +54,15 @@ def pack_displacements(
 
 
 def unit_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """Directions, as the cloud on the sphere has them."""
+    """Rows scaled to unit norm."""
     return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-30)
 
 
 @torch.no_grad()
 def pack_images(entry: "TextEntry", layer: int, head: int) -> bytes:
-    """The cloud that a layer reads (E) beside its query, key and content image by one head, each on its own two widest directions.
+    """The input cloud of a layer (E) and its three images under one head, each on its first two principal axes.
 
-    With them: how much of each these directions show, the pairs whose place among all pairs the head changes most, and the
+    The header has the variance fractions of the axes and the pairs whose distance rank changes most. An array has the
     agreement of every query. Massive tokens are missing.
     """
     trace = entry.trace
@@ -86,7 +86,7 @@ def pack_images(entry: "TextEntry", layer: int, head: int) -> bytes:
 
 
 def project_to_plane(cloud: Float[Tensor, "n d"]) -> tuple[PlanePoints, list[float]]:
-    """A cloud on the two directions in which it spreads most, and the share of its variance that each shows."""
+    """A cloud on its first two principal axes, and the fraction of its variance along each."""
     axes = fit_axes(cloud)
     offsets = cloud - axes.centre
     plane = offsets @ axes.directions[:, :2]
@@ -95,13 +95,13 @@ def project_to_plane(cloud: Float[Tensor, "n d"]) -> tuple[PlanePoints, list[flo
 
 
 def align_to(target: PlanePoints, points: PlanePoints) -> PlanePoints:
-    """Turned and mirrored to lie as near to another picture of the same tokens as it can (Procrustes): no distance changes."""
+    """Points rotated and reflected to fit the target as closely as possible (Procrustes)."""
     left, _, right = torch.linalg.svd(points.mT @ target)
     return points @ left @ right
 
 
 def query_agreement(trace: Trace, layer_input: LayerInput, head: int) -> Float[Tensor, " n"]:
-    """Of every query the correlation whose mean is the agreement of a head; NaN where it has too few keys."""
+    """The correlation of every query, whose mean is the agreement of the head. NaN for queries with too few keys."""
     traces = Traces.from_trace(trace)
     is_included = torch.zeros_like(traces.is_token).index_fill(1, layer_input.positions, True)
     batch_input = read_batch_layer(traces, layer_input.layer, is_included)
@@ -117,7 +117,7 @@ def query_agreement(trace: Trace, layer_input: LayerInput, head: int) -> Float[T
 
 
 def most_changed_pairs(layer_input: LayerInput, image: Float[Tensor, "n r"]) -> dict[str, list[dict[str, Any]]]:
-    """Torn and glued pairs of one image, the most changed first."""
+    """The most torn and the most glued pairs of one image."""
     pair_ranks = rank_changes(layer_input, image)
     rank_before, rank_after = pair_ranks["distance_rank_before"], pair_ranks["distance_rank_after"]
     order: Int[Tensor, " pairs"] = (rank_after - rank_before).argsort(stable=True)
@@ -136,7 +136,7 @@ def most_changed_pairs(layer_input: LayerInput, image: Float[Tensor, "n r"]) -> 
 
 
 def _scatter_to_tokens(trace: Trace, layer_input: LayerInput, values: Tensor) -> Any:
-    """Values of the tokens that count, among all tokens of the text."""
+    """Values of the included tokens as an array over all tokens, NaN elsewhere."""
     all_values = values.new_full((len(trace), *values.shape[1:]), torch.nan)
     all_values[layer_input.positions] = values
     return all_values.cpu().numpy()

@@ -1,4 +1,4 @@
-"""Long work as jobs: queued in lanes, told while it runs, cancelled between two steps, refused beyond a limit."""
+"""Background jobs: queued in lanes, with an event log, cancellation and a limit on the queue."""
 
 import asyncio
 import secrets
@@ -8,36 +8,37 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
 Event = tuple[str, dict[str, Any]]
-"""What happened, and what is said of it."""
-LANE_THREADS = {"loading": 1, "quick": 2, "asked": 1, "told": 1}
-"""Threads of each kind of work: models opened one at a time, passes of a model, analyses that somebody waits for, the questions."""
+"""The name of an event and its data."""
+LANE_THREADS = {"loading": 1, "quick": 2, "analysis": 1, "questions": 1}
+"""Threads per lane. The lanes load models, serve quick requests, run requested analyses and answer the questions."""
 PROGRESS_INTERVAL = 0.2
-"""Seconds between two words about how much is done."""
+"""Minimum seconds between two progress events of a job."""
 FINAL_EVENTS = ("done", "error", "cancelled")
-"""After one of these nothing more is told."""
+"""Events that end a log."""
 
 
 class StopWork(BaseException):
-    """Raised inside work that nobody waits for any more; nothing that catches faults of an analysis catches it."""
+    """Raised inside a cancelled job. It is no Exception, so handlers of failed analyses do not catch it."""
 
 
 class CancelledError(RheoscopeError):
-    """What came of work that was cancelled."""
+    """The job was cancelled."""
 
 
 class BusyError(RheoscopeError):
-    """More work is waiting than the server takes."""
+    """The queue of the server is full."""
 
 
 class MissingError(RheoscopeError):
-    """What is asked for is not here (any more)."""
+    """The requested item does not exist, or was evicted."""
 
 
 class EventLog:
-    """What a job told so far, replayed to whoever listens late. Told by any thread, heard in any event loop."""
+    """The events of a job. Any thread may publish, and a late listener receives all earlier events too."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -51,7 +52,7 @@ class EventLog:
                 loop.call_soon_threadsafe(wake_up.set)
 
     async def listen(self) -> AsyncIterator[Event]:
-        """Every event, from the first on; ends with the one that is the last."""
+        """All events from the first one on, until a final event."""
         listener, n_sent = (asyncio.get_running_loop(), asyncio.Event()), 0
         with self._lock:
             self._listeners.add(listener)
@@ -70,27 +71,28 @@ class EventLog:
 
 
 class Job:
-    """One piece of work: who holds it (`holders`), what it told (`log`), what came of it (`result`).
+    """A unit of background work with its clients (`holders`), its events (`log`) and its `result`.
 
-    Whoever asks for the same work holds the same Job under an id of their own; it is cancelled when the last lets go.
+    Clients that request the same work share one Job, each under its own id. The Job is cancelled when the last one
+    releases it.
     """
 
     def __init__(self, name: str) -> None:
         self.name, self.log, self.result = name, EventLog(), Future[Any]()
-        self.result.set_running_or_notify_cancel()  # who stops waiting for it does not take it from the others
+        self.result.set_running_or_notify_cancel()  # a client that stops waiting cannot cancel it for the others
         self.holders: set[str] = set()
-        self.is_abandoned = False  # its last holder let go: whoever comes now begins anew
-        self._stop_requested, self._has_begun, self._lock = threading.Event(), False, threading.Lock()
+        self.is_abandoned = False  # its last holder has released it, so the next request starts a new job
+        self._stop_requested, self._has_started, self._lock = threading.Event(), False, threading.Lock()
 
     @property
     def is_over(self) -> bool:
         return self.result.done()
 
     def stop(self) -> None:
-        """The work ends at its next step, or at once where it waits in line."""
+        """End the job at its next progress report, or at once if it has not started."""
         self._stop_requested.set()
         with self._lock:
-            was_waiting, self._has_begun = not self._has_begun, True
+            was_waiting, self._has_started = not self._has_started, True
         if was_waiting:
             self._end_cancelled()
 
@@ -99,7 +101,7 @@ class Job:
             raise StopWork
 
     def progress_callback(self, name: str) -> Callable[[int, int], None]:
-        """What hears how much of `name` is done, and ends the work where nobody waits for it."""
+        """A progress callback that publishes events under `name` and stops a cancelled job."""
         self.raise_if_stopped()
         self.log.publish("progress", name=name, done=0, total=1)
         last_published = time.monotonic()
@@ -114,10 +116,10 @@ class Job:
         return on_progress
 
     def run(self, work: "Callable[[Job], Any]") -> None:
-        """Do it; whatever happens ends in one last event and one result."""
+        """Run the work. It always ends with one final event and one result."""
         with self._lock:
-            already_begun, self._has_begun = self._has_begun, True
-        if already_begun:
+            already_started, self._has_started = self._has_started, True
+        if already_started:
             return
         try:
             self.raise_if_stopped()
@@ -125,15 +127,16 @@ class Job:
         except StopWork:
             self._end_cancelled()
         except RheoscopeError as error:
-            self._end("error", error, error=str(error))
-        except Exception as error:  # a fault of ours: the page says so in one line, the log has the rest
-            self._end("error", error, error=f"{self.name} failed inside the server ({type(error).__name__})")
+            self._end("error", error, error=error.on("python"))
+        except Exception as error:  # an internal error: its text may contain private paths, so only its type is shown
+            problem = Message("{job} failed with an internal error ({kind})", job=self.name, kind=type(error).__name__)
+            self._end("error", error, error=problem)
         else:
             self.result.set_result(result)
             self.log.publish("done")
 
     def _end_cancelled(self) -> None:
-        self._end("cancelled", CancelledError("this work was cancelled; ask again"))
+        self._end("cancelled", CancelledError(Message("this job was cancelled")))
 
     def _end(self, event: str, exception: Exception, /, **data: Any) -> None:
         self.result.set_exception(exception)
@@ -141,7 +144,7 @@ class Job:
 
 
 class JobQueue:
-    """Jobs in lanes: in each at most `limit` that are not over; one more is refused."""
+    """Jobs in lanes. Each lane accepts at most `max_jobs` unfinished jobs."""
 
     def __init__(self, max_jobs: int) -> None:
         self.max_jobs = max_jobs
@@ -153,12 +156,12 @@ class JobQueue:
         self._open_jobs: dict[str, set[Job]] = {name: set() for name in LANE_THREADS}
 
     def submit(self, lane: str, name: str, work: Callable[[Job], Any]) -> Job:
-        """Put work into a lane."""
+        """Queue work in a lane."""
         job = Job(name)
         with self._lock:
             if len(self._open_jobs[lane]) >= self.max_jobs:
                 raise BusyError(
-                    f"{self.max_jobs} jobs are waiting already, as many as this server takes; try again soon"
+                    Message("the server is busy: {count} jobs are waiting. Try again soon.", count=self.max_jobs)
                 )
             self._open_jobs[lane].add(job)
         job.result.add_done_callback(lambda _: self._remove_open(lane, job))
@@ -170,7 +173,7 @@ class JobQueue:
             self._open_jobs[lane].discard(job)
 
     def add_holder(self, job: Job) -> str:
-        """An id under which one client follows a job and lets go of it; the oldest that are over are forgotten."""
+        """Register a client of a job and return its id. The oldest ids of finished jobs are dropped."""
         holder_id = secrets.token_hex(8)
         with self._lock:
             job.holders.add(holder_id)
@@ -185,14 +188,14 @@ class JobQueue:
         return holder_id
 
     def get_job(self, holder_id: str) -> Job:
-        """A job by the id of one who holds it."""
+        """The job of a client's id."""
         job = self._jobs_by_holder.get(holder_id)
         if job is None:
-            raise MissingError(f"no job {holder_id[:40]!r} is here (any more)")
+            raise MissingError(Message("there is no job {job!r}, or it has expired", job=holder_id[:40]))
         return job
 
     def release(self, holder_id: str) -> bool:
-        """Let go of a job; says whether it was still open. The last holder's release cancels it."""
+        """Release a job and return whether it was unfinished. The last release cancels the job."""
         with self._lock:
             job = self._jobs_by_holder.get(holder_id)
             if job is None or holder_id not in job.holders:
@@ -205,7 +208,7 @@ class JobQueue:
         return was_open
 
     def close(self) -> None:
-        """End all work at its next step and give the threads back."""
+        """Stop all jobs at their next progress report and shut down the threads."""
         with self._lock:
             jobs = set().union(*self._open_jobs.values())
         for job in jobs:

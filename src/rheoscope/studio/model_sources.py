@@ -1,4 +1,4 @@
-"""Which models may be opened: the one that ships, what was named at the start, what the hub's cache holds, what lies under a root."""
+"""The models that the page may open: the default, named models, the hub cache and folders below a root."""
 
 import json
 import os
@@ -8,19 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rheoscope.files import write_file
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.report.hub_cache import cached_hub_names
 from rheoscope.shapes import RheoscopeError
 
 DEFAULT_SOURCE = "default"
 MAX_NAME_CHARS, MAX_REMEMBERED = 512, 12
-"""Characters of a name, and how many names are remembered."""
+"""The longest name of a model, and the number of recent names that are stored."""
 
 
 @dataclass(frozen=True)
 class ModelSources:
-    """`named` were typed by whoever started the server; below `roots` any directory with a config.json is a model.
+    """The allowed models. Below `roots` every directory with a config.json is a model.
 
-    `memory` is a file in which models that were opened are remembered, newest first; without one nothing is.
+    `named_models` come from the command line. `history_file` stores the names of opened models, newest first.
     """
 
     named_models: tuple[str, ...] = ()
@@ -28,18 +30,18 @@ class ModelSources:
     history_file: Path | None = None
 
     def available_names(self) -> list[str]:
-        """Everything that can be opened, by the name under which it is."""
+        """The names of all models that can be opened."""
         return list(
             dict.fromkeys([DEFAULT_SOURCE, *self.named_models, *self._names_under_roots(), *cached_hub_names()])
         )
 
     def recent_names(self) -> list[str]:
-        """Models that were opened before and may be opened now."""
+        """Names of earlier models that may still be opened, newest first."""
         allowed = self.available_names()
         return [name for name in self._remembered_names() if name in allowed]
 
     def remember(self, source: str) -> None:
-        """Keep a name for the next time; a file that cannot be written is none."""
+        """Add a name to the history. A history file that cannot be written is ignored."""
         if self.history_file is None:
             return
         names = list(dict.fromkeys([source, *self._remembered_names()]))[:MAX_REMEMBERED]
@@ -62,7 +64,7 @@ class ModelSources:
                     yield str(file.parent)
 
     def resolve(self, source: str) -> str | None:
-        """What `load` takes for a name; one that is not allowed is refused without a look at what it names."""
+        """The argument of `load` for a name. A name that is not allowed is refused before any file is read."""
         if source == DEFAULT_SOURCE:
             return None
         if source in self.named_models or source in cached_hub_names():
@@ -70,11 +72,12 @@ class ModelSources:
         if len(source) <= MAX_NAME_CHARS and "\0" not in source and self._is_under_roots(source):
             return str(Path(source).resolve())
         raise RheoscopeError(
-            f"{source[:80]!r} is no model that this server may open; choose one of the list, or start it with --model or --root"
+            Message("this server may not open the model {name!r}", name=source[:80]),
+            Advice("", "rheoscope studio --root DIR"),
         )
 
     def _is_under_roots(self, source: str) -> bool:
-        """Whether it is a directory of a model below a root, links followed."""
+        """Whether the path, with links resolved, is a model directory below a root."""
         try:
             path = Path(source).resolve()
             is_below = any(path.is_relative_to(root.resolve()) for root in self.roots)
@@ -84,5 +87,5 @@ class ModelSources:
 
 
 def default_history_file() -> Path:
-    """Where models that were opened are remembered on this machine."""
+    """The file of the current user that stores the names of opened models."""
     return Path(os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))) / "rheoscope" / "studio.json"

@@ -1,4 +1,4 @@
-"""A text or the answer of an analysis inside a notebook: the studio's own script, and the answers of a server as data beside it."""
+"""`rs.show`: the studio's cloud or a picture as a notebook widget, with its data embedded."""
 
 import gzip
 from functools import cache
@@ -24,24 +24,25 @@ if TYPE_CHECKING:
     import xarray
 
 COLOUR_ANALYSES = tuple(name for name in ANALYSIS_MODULES if analysis_by_name(name).colours_cloud)
-"""Analyses that the cloud is coloured by."""
+"""Analyses whose fields can colour the cloud."""
 WIDGET_EXPORT = "\nexport default { render: globalThis.rheoscopeRender };\n"
-"""What makes the page's script the module of a widget."""
+"""Appended to the page's script, it makes the script a widget module."""
 
 
 def show(
     content: "xarray.Dataset | Trace", token_strings: TokenLabels | None = None, types: "xarray.Dataset | None" = None
 ) -> Any:
-    """What an analysis found, or a text as a cloud that moves through the layers, alive in a notebook.
+    """Show a result or a text as an interactive widget in a notebook.
 
-    **Takes** the Dataset of any analysis, as `plot` does, or a Trace. `token_strings=model.token_strings` puts texts in the place of token
-    ids; `types=rs.head_types(model)` marks on maps of heads what kind each head is.
+    **Settings** `content` is the Dataset of any analysis, or a Trace. `token_strings=model.token_strings` shows tokens instead of
+    token ids. `types=rs.head_types(model)` marks the type of each head on maps of heads.
 
-    **Gives** a widget (anywidget) for JupyterLab, VS Code and marimo: the studio's panels with the numbers under the pointer,
-    or its cloud with the scrubber. What it shows lies in the notebook itself; no server runs. Needs
+    **Returns** an anywidget for JupyterLab, VS Code and marimo. A Dataset becomes the panels of the studio. A Trace becomes the
+    cloud with its scrubber. The data are stored in the notebook, so no server runs. Install it with
     `pip install 'rheoscope[notebook]'`.
 
-    **Relation** `plot` draws the same Dataset for papers, `table` has its numbers; `rheoscope studio` shows all of a text.
+    **See also** `plot` draws the same Dataset for papers. `table` returns its numbers. `rheoscope studio` shows everything about
+    a text.
 
     >>> import rheoscope as rs
     >>> model = rs.load()
@@ -66,12 +67,12 @@ def show(
 
 
 def pack_picture(dataset: "xarray.Dataset", token_strings: TokenLabels | None, types: "xarray.Dataset | None") -> bytes:
-    """The picture of an answer, as the widget reads it."""
+    """The picture of a result in the format of the widget."""
     return wire.pack_envelope({"picture": wire.picture_json(picture_of(dataset, token_strings, types))}, {})
 
 
 def pack_trace(trace: Trace, token_strings: TokenLabels | None) -> bytes:
-    """A text as the widget reads it: under the paths of an export, the answers that its cloud needs."""
+    """The responses that the cloud of a text needs, under the paths of an export."""
     files = {
         path: gzip.compress(data, mtime=0) for path, data in _trace_files(trace, token_strings or _id_labels).items()
     }
@@ -105,15 +106,15 @@ def _trace_files(trace: Trace, token_strings: TokenLabels) -> dict[str, bytes]:
 
 
 def _id_labels(ids: list[int]) -> list[str]:
-    """Tokens by their ids, where nobody says what they are."""
+    """Labels of tokens whose texts are unknown."""
     return [f"#{token_id}" for token_id in ids]
 
 
 def read_built_page() -> tuple[str, str]:
-    """The built page as a module, and its rules."""
+    """The built page as a JavaScript module, and its CSS."""
     script, style = (PAGE_FOLDER / "assets" / name for name in ("studio.js", "studio.css"))
     if not script.is_file() or not style.is_file():
-        raise RheoscopeError("the studio's page, which rs.show draws with, is not built; type make studio")
+        raise RheoscopeError(Message("rs.show needs the studio's page, which is not built"), Advice("", "make studio"))
     catalogues = [file.read_text(encoding="utf-8") for file in sorted(script.parent.glob("messages-*.js"))]
     return "\n".join([script.read_text(encoding="utf-8") + WIDGET_EXPORT, *catalogues]), style.read_text(
         encoding="utf-8"
@@ -122,17 +123,18 @@ def read_built_page() -> tuple[str, str]:
 
 @cache
 def widget_class() -> Any:
-    """The class of the widget, made when it is first shown."""
+    """The class of the widget. It is created on first use, because anywidget is optional."""
     try:
         import anywidget
         import traitlets
     except ImportError as error:
         raise RheoscopeError(
-            "pictures in notebooks need anywidget; type pip install 'rheoscope[notebook]', or rs.plot for matplotlib"
+            Message("rs.show needs anywidget; rs.plot draws with matplotlib instead"),
+            Advice("pip install 'rheoscope[notebook]'"),
         ) from error
 
     class RheoscopeWidget(anywidget.AnyWidget):
-        """What Python sends to the page: one envelope (`data`), and the page's rules of style (`rules`)."""
+        """The traits that the page receives: one envelope (`data`) and its CSS (`rules`)."""
 
         data = traitlets.Bytes().tag(sync=True)
         rules = traitlets.Unicode().tag(sync=True)

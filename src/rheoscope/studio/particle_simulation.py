@@ -1,4 +1,4 @@
-"""The theory bench live: particles on the sphere under attention, as many and as sharp as somebody asks."""
+"""A simulation of particles on the sphere under attention, with bounded settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,6 +9,8 @@ import torch
 from rheoscope.attention.mask import Causal
 from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
 from rheoscope.flow.clusters.analysis import mean_cosine
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.single_linkage import single_linkage_labels
 from rheoscope.studio import wire
@@ -32,12 +34,12 @@ VELOCITY_FACTORIES: dict[str, Callable[[float], Velocity]] = {
     "unnormalised": unnormalised_velocity,
 }
 STEP_TIME, CLUSTER_RADIUS = 0.1, 0.1
-"""Time of one step; radians below which two particles are of one cluster."""
+"""Time of one integration step, and the angle in radians below which two particles share a cluster."""
 
 
 @dataclass(frozen=True)
 class ParticleSettings:
-    """How many particles in how many dimensions, how sharp attention is, which one, for how long, from which draw."""
+    """Number of particles `n`, dimension `d`, sharpness `beta`, mechanism, steps and seed."""
 
     n: int = 32
     d: int = 3
@@ -50,18 +52,29 @@ class ParticleSettings:
         bounds = {"n": (2, 256), "d": (2, 64), "beta": (0, 100), "steps": (1, 400), "seed": (0, 2**31 - 1)}
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
-                raise RheoscopeError(f"{name} lies in {low} to {high}, got {getattr(self, name)!r}")
+                raise RheoscopeError(
+                    Message(
+                        "{name} must lie between {low} and {high}, got {received}",
+                        name=name,
+                        low=low,
+                        high=high,
+                        received=getattr(self, name),
+                    ),
+                    Advice(f"{name}={getattr(ParticleSettings, name)}"),
+                )
 
 
 @torch.no_grad()
 def simulate_particles(settings: ParticleSettings) -> bytes:
-    """The particles at all times on three axes, how alike they are at each, and how many clusters are left."""
+    """The particles at every time on three axes, their mean cosine and their number of clusters."""
     settings.check_bounds()
     start = normalise(standard_normal(settings.seed, settings.n, settings.d))
     velocity = VELOCITY_FACTORIES[settings.mechanism](settings.beta)
     path = evolve(velocity, start, time_grid(STEP_TIME * settings.steps, settings.steps), normalise)
     if not bool(path.isfinite().all()):
-        raise RheoscopeError("the particles ran away; type a smaller beta")
+        raise RheoscopeError(
+            Message("the simulation diverged at beta = {beta:g}", beta=settings.beta), Advice("beta=1")
+        )
     points = torch.nn.functional.pad(path, (0, max(0, 3 - settings.d)))
     if settings.d > 3:
         points = path @ leading_directions(path.flatten(0, 1))

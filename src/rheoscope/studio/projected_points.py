@@ -1,4 +1,4 @@
-"""The cloud on three axes: which axes, how much of it they show, and where the prediction lies among them."""
+"""The projection of a cloud onto three axes: the axes, the explained variance and the predicted point."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +10,8 @@ from torch import Tensor
 from rheoscope.covers.reversed_attention.analysis import target_id
 from rheoscope.flow.cloud import select_clouds
 from rheoscope.flow.frames.analysis import logit_direction, predicted_token
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.report.parse_options import parse_token
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model
@@ -18,14 +20,14 @@ from rheoscope.space.trace import Trace
 
 SPACES = ("raw", "sphere")
 FindText = Callable[[str], tuple[Model, Trace]]
-"""Finds a text that lends its axes, and its model, by its id."""
+"""The model and the trace of a text by its id."""
 MAX_EIGH_WIDTH = 1024
-"""Dimensions up to which the covariance is taken apart whole; beyond, its leading directions are found step by step."""
+"""Largest width at which all eigenvectors of the covariance are computed. Above it, subspace iteration is used."""
 
 
 @dataclass(frozen=True, eq=False)
 class ProjectedCloud:
-    """Every token after every step on three axes (p, n, 3), the prediction's place (3), the share of variance of each axis (3)."""
+    """Coordinates of every token after every step, of the predicted token, and the variance fraction of each axis."""
 
     points: Float[Tensor, "p n 3"]
     predicted_point: Float[Tensor, " 3"]
@@ -34,7 +36,7 @@ class ProjectedCloud:
 
 @dataclass(frozen=True, eq=False)
 class Axes:
-    """Three directions of E (orthonormal, or 0 where there are fewer) around a centre."""
+    """Three orthonormal directions of E and a centre. Directions that do not exist are 0."""
 
     directions: Float[Tensor, "d 3"]
     centre: Float[Tensor, " d"]
@@ -42,7 +44,7 @@ class Axes:
 
 @torch.no_grad()
 def project_cloud(trace: Trace, axes: Axes, space: str) -> ProjectedCloud:
-    """The cloud, massive tokens with it, on three axes."""
+    """Project the cloud, massive tokens included, onto three axes."""
     centred_points = at_least_float32(select_clouds(trace, space, keep_massive=True).points) - axes.centre
     coordinates = centred_points @ axes.directions
     total_square = centred_points.square().sum().clamp(min=torch.finfo(coordinates.dtype).tiny)
@@ -55,18 +57,22 @@ def project_cloud(trace: Trace, axes: Axes, space: str) -> ProjectedCloud:
 
 @torch.no_grad()
 def principal_axes(trace: Trace, space: str) -> Axes:
-    """The three directions in which all steps together spread most."""
+    """The first three principal directions of the points of all steps."""
     return fit_axes(_nonmassive_points(trace, space))
 
 
 @torch.no_grad()
 def parse_axes(model: Model, trace: Trace, axes_name: str, space: str, find_text: FindText) -> Axes:
-    """Axes by their name, in a space that the page knows: `all`, `layer:K`, `tokens:a,b,c`, or those of another text, which `other` finds.
+    """Axes by name: `all`, `layer:K`, `tokens:a,b,c`, or those of another text.
 
-    `text:ID` are its axes of all layers, `text:ID/layer:K` and `text:ID/tokens:a,b` its others: two clouds on the axes of one.
+    `text:ID` uses the principal axes of that text, `text:ID/layer:K` and `text:ID/tokens:a,b` its other axes. This puts two
+    clouds on the same axes.
     """
     if space not in SPACES:
-        raise RheoscopeError(f"unknown space {space[:40]!r}; type one of {', '.join(SPACES)}")
+        raise RheoscopeError(
+            Message("space must be one of {spaces}, got {received!r}", spaces=", ".join(SPACES), received=space[:40]),
+            Advice("space=sphere"),
+        )
     kind, _, argument = axes_name.partition(":")
     if kind == "all" and not argument:
         return principal_axes(trace, space)
@@ -76,30 +82,47 @@ def parse_axes(model: Model, trace: Trace, axes_name: str, space: str, find_text
         text_id, _, lent_name = argument.partition("/")
         lending_model, lending_trace = find_text(text_id)
         if lending_trace.points.shape[-1] != trace.points.shape[-1]:
-            raise RheoscopeError("axes are lent by a text of the same width of E; type a text of the same model")
+            raise RheoscopeError(
+                Message(
+                    "axes must come from a model of width {expected}, got width {received}",
+                    expected=trace.points.shape[-1],
+                    received=lending_trace.points.shape[-1],
+                ),
+                Advice("axes=all"),
+            )
         if lent_name.startswith("text:"):
-            raise RheoscopeError("a text lends its own axes, not another's; type text:ID or text:ID/layer:3")
+            raise RheoscopeError(Message("axes of a text cannot refer to a third text"), Advice("axes=text:ID/layer:3"))
         return parse_axes(lending_model, lending_trace, lent_name or "all", space, find_text)
     if kind == "tokens":
         return token_axes(model, argument, _nonmassive_points(trace, space))
-    raise RheoscopeError(f"unknown axes {axes_name!r}; type all, layer:3, text:ID or tokens: on, of")
+    raise RheoscopeError(
+        Message(
+            "axes must be one of {axes}, got {received!r}",
+            axes="all, layer:3, text:ID, tokens: on, of",
+            received=axes_name[:80],
+        ),
+        Advice("axes=all"),
+    )
 
 
 def layer_end_step(trace: Trace, layer: str) -> int:
-    """The step at the end of a layer, by its number."""
+    """The index of the step after a layer."""
     if not layer.isdecimal() or len(layer) > 4:
-        raise RheoscopeError(f"axes of a layer are typed as layer:3, got {layer[:20]!r}")
+        raise RheoscopeError(
+            Message("the layer of the axes must be a number, got {received!r}", received=layer[:20]),
+            Advice("axes=layer:3"),
+        )
     trace.view.heads_of(int(layer))
     return trace.index(f"L{int(layer)}.resid_post")
 
 
 def _nonmassive_points(trace: Trace, space: str) -> Float[Tensor, "p n d"]:
-    """The tokens that axes are fitted to: massive ones, which would take an axis each, are seen but do not count."""
+    """The points that axes are fitted to. Massive tokens are left out, because each would take an axis."""
     return at_least_float32(select_clouds(trace, space).points)
 
 
 def fit_axes(cloud: Float[Tensor, "*p n d"]) -> Axes:
-    """The three directions in which a cloud spreads most (PCA); the token farthest along one lies on its positive side."""
+    """The first three principal directions of a cloud. The largest coordinate along each is positive."""
     rows = cloud.flatten(0, -2)
     centre = rows.mean(0)
     centred_rows = rows - centre
@@ -110,7 +133,7 @@ def fit_axes(cloud: Float[Tensor, "*p n d"]) -> Axes:
 
 
 def leading_directions(centred_rows: Float[Tensor, "m d"]) -> Float[Tensor, "d 3"]:
-    """The three leading directions of centred rows, 0 where they span fewer."""
+    """The first three principal directions of centred rows. Directions beyond their rank are 0."""
     width = centred_rows.shape[-1]
     directions = (
         _eigh_directions(centred_rows.double())
@@ -128,7 +151,7 @@ def _eigh_directions(centred_rows: Float[Tensor, "m d"]) -> Float[Tensor, "d d"]
 def _iterated_directions(
     centred_rows: Float[Tensor, "m d"], block_size: int = 12, n_iterations: int = 24
 ) -> Float[Tensor, "d block"]:
-    """Subspace iteration, from the same start every time."""
+    """The first principal directions by subspace iteration from a fixed start."""
     start = torch.randn(
         centred_rows.shape[-1], block_size, generator=torch.Generator().manual_seed(0), dtype=centred_rows.dtype
     )
@@ -140,14 +163,15 @@ def _iterated_directions(
 
 
 def token_axes(model: Model, token_list: str, cloud: Float[Tensor, "p n d"]) -> Axes:
-    """Axes along the directions in which two or three tokens are predicted, each less what the ones before it show."""
+    """Axes along the logit directions of two or three tokens, each orthogonal to the ones before it."""
     token_texts = [token_text for token_text in token_list.split(",") if token_text]
     if not 2 <= len(token_texts) <= 3:
         raise RheoscopeError(
-            f"axes along tokens name two or three of them, got {len(token_texts)}; type tokens: on, of"
+            Message("token axes need two or three tokens, got {received}", received=len(token_texts)),
+            Advice("axes=tokens: on, of"),
         )
     if model.view.unembed is None:
-        raise RheoscopeError("this model has no unembedding, so no token has a direction; type axes=all")
+        raise RheoscopeError(Message("token axes need an unembedding, and this model has none"), Advice("axes=all"))
     logit_directions = [
         logit_direction(model.view, target_id(model, parse_token(token_text))) for token_text in token_texts
     ]
@@ -157,7 +181,7 @@ def token_axes(model: Model, token_list: str, cloud: Float[Tensor, "p n d"]) -> 
 
 
 def _predicted_point(trace: Trace, space: str) -> Float[Tensor, " d"]:
-    """Where the likeliest next token's logit is largest: on the sphere, or as far out as the last token ends."""
+    """The logit direction of the predicted next token, on the sphere or with the norm of the last point."""
     if trace.view.unembed is None:
         return torch.full_like(at_least_float32(trace.points[-1, -1]), torch.nan)
     direction = logit_direction(trace.view, predicted_token(trace, -1)).to(at_least_float32(trace.points[-1, -1]))

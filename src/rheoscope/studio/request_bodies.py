@@ -1,21 +1,17 @@
-"""Bodies of the requests that the server accepts, checked field by field."""
+"""The bodies of HTTP requests, validated by pydantic."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from rheoscope.report.verdicts import QUESTIONS
 from rheoscope.studio.edits import Edit
 
-if TYPE_CHECKING:
-    pass
-
-
 Index = Annotated[int, Field(ge=0, le=100_000)]
 
 
 class StrictBody(BaseModel):
-    """What a body may hold, and nothing besides."""
+    """A body that refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 

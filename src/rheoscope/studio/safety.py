@@ -1,18 +1,20 @@
-"""Who may ask: this machine's own page and nobody else's, small requests, and a token where others can reach the server."""
+"""Access control: allowed hosts and origins, the size of requests, and a token beyond loopback."""
 
 import hmac
 import ipaddress
-import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from rheoscope.messages.message import Message
+from rheoscope.studio.wire import encode_json
+
 Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+AsgiMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CONTENT_SECURITY_POLICY = (
@@ -23,7 +25,7 @@ SECURITY_HEADERS = {
     "content-security-policy": CONTENT_SECURITY_POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # names of the page's files do not change when they do
+    "cache-control": "no-cache",  # the names of the page's files stay the same between versions
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
@@ -32,7 +34,7 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that is bound there.
+    """Whether only this machine can reach a server that is bound to `host`.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -45,18 +47,18 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class AccessRules:
-    """`host` is where the server is bound; `token` is asked of everyone where there is one."""
+    """The address that the server is bound to, the token that requests need (None: no token), and limits."""
 
     host: str = "127.0.0.1"
     token: str | None = None
     max_body_bytes: int = 256_000
     max_requests: int = 256
-    """Requests that are answered at the same time; streams of events count too."""
+    """Maximum number of concurrent requests, event streams included."""
 
 
 @dataclass(eq=False)
 class AccessGuard:
-    """What stands before the app: each request is let through, or answered with one line that says why not."""
+    """An ASGI middleware that passes a request on, or answers it with a one-line error."""
 
     app: App
     rules: AccessRules
@@ -78,25 +80,31 @@ class AccessGuard:
         finally:
             self.n_running -= 1
 
-    def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
+    def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, Message] | None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_known_host(host):
-            return 403, f"this server does not go by the name {host[:80]!r}; open it as http://127.0.0.1"
+            return 403, Message("this server is not {host!r}; open it as http://127.0.0.1", host=host[:80])
         if origin is not None and urlsplit(origin).netloc != host:
-            return 403, f"a page of {origin[:80]!r} may not ask here; open the server's own page"
+            return 403, Message("pages of {origin!r} may not use this server; open its own page", origin=origin[:80])
         if headers.get("sec-fetch-site") == "cross-site" and scope["path"].startswith("/api"):
-            return 403, "a page of another site may not ask here; open the server's own page"
+            return 403, Message("pages of other sites may not use this server; open its own page")
         if self.rules.token is not None and not self._has_token(scope, headers):
-            return 401, "this server asks for its token; open the address that it printed when it started"
+            return 401, Message("this server needs its token; open the address that it printed at the start")
         content_length = headers.get("content-length", "0")
         if not content_length.isdecimal() or int(content_length) > self.rules.max_body_bytes:
-            return 413, f"a request has at most {self.rules.max_body_bytes} bytes, got {content_length[:20]}; send less"
+            return 413, Message(
+                "a request may have at most {limit:,} bytes, got {received!r}",
+                limit=self.rules.max_body_bytes,
+                received=content_length[:20],
+            )
         if self.n_running >= self.rules.max_requests:
-            return 429, f"{self.rules.max_requests} requests are open already; try again soon"
+            return 429, Message(
+                "the server is busy: {count} requests are open. Try again soon.", count=self.rules.max_requests
+            )
         return None
 
     def _is_known_host(self, host: str) -> bool:
-        """Whether a Host header names this server: a name that a stranger's DNS points here does not."""
+        """Whether a Host header names this server. This defeats DNS rebinding."""
         host_name = urlsplit(f"//{host}").hostname or ""
         is_bound_everywhere = self.rules.host in ("0.0.0.0", "::") and self.rules.token is not None
         return host_name in LOOPBACK_NAMES or host_name == self.rules.host or is_bound_everywhere
@@ -115,17 +123,17 @@ class AccessGuard:
         return parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
 
     def _token_cookie(self, scope: Scope) -> str | None:
-        """The token as a cookie, for whoever came with it in the address."""
+        """The token as a cookie, if the request has the token in its URL."""
         token = self.rules.token
         if token is None or not hmac.compare_digest(self._query_token(scope).encode(), token.encode()):
             return None
         return f"{COOKIE_NAME}={token}; HttpOnly; SameSite=Strict; Path=/"
 
     async def _call_with_body_limit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A body that comes in pieces is counted while it comes."""
+        """Count the bytes of a body while it arrives, and refuse it beyond the limit."""
         n_bytes, has_started = 0, False
 
-        async def receive_counted() -> Message:
+        async def receive_counted() -> AsgiMessage:
             nonlocal n_bytes
             message = await receive()
             n_bytes += len(message.get("body", b""))
@@ -133,7 +141,7 @@ class AccessGuard:
                 raise _TooLargeError
             return message
 
-        async def send_and_record(message: Message) -> None:
+        async def send_and_record(message: AsgiMessage) -> None:
             nonlocal has_started
             has_started = True
             await send(message)
@@ -142,7 +150,8 @@ class AccessGuard:
             await self.app(scope, receive_counted, send_and_record)
         except _TooLargeError:
             if not has_started:
-                await _send_error(send, 413, f"a request has at most {self.rules.max_body_bytes} bytes; send less")
+                limit = self.rules.max_body_bytes
+                await _send_error(send, 413, Message("a request may have at most {limit:,} bytes", limit=limit))
 
 
 class _TooLargeError(Exception):
@@ -150,7 +159,7 @@ class _TooLargeError(Exception):
 
 
 def _add_headers(send: Send, cookie: str | None) -> Send:
-    async def send_with_headers(message: Message) -> None:
+    async def send_with_headers(message: AsgiMessage) -> None:
         if message["type"] == "http.response.start":
             response_headers = list(message.get("headers", []))
             added_values = SECURITY_HEADERS | ({} if cookie is None else {"set-cookie": cookie})
@@ -165,8 +174,8 @@ def _add_headers(send: Send, cookie: str | None) -> Send:
     return send_with_headers
 
 
-async def _send_error(send: Send, status: int, error_text: str) -> None:
-    body = json.dumps({"error": error_text}).encode()
+async def _send_error(send: Send, status: int, error: Message) -> None:
+    body = encode_json({"error": error})
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

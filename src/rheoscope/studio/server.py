@@ -1,6 +1,7 @@
-"""The routes: what is asked, of whom, and how it goes out. Everything else happens in the files beside."""
+"""The HTTP routes of the studio, their error handlers and the event streams."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +14,19 @@ from starlette.responses import StreamingResponse
 from starlette.staticfiles import StaticFiles
 
 from rheoscope import __version__
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.report.json_file import dataset_to_json
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import descriptions, detail_queries, head_detail, particle_simulation, wire
+from rheoscope.studio.content_ids import UNTRAINED_SUFFIX
 from rheoscope.studio.corpus import LiveCorpusRun
 from rheoscope.studio.csv_download import dataset_to_csv
 from rheoscope.studio.edits import Edit
 from rheoscope.studio.jobs import BusyError, CancelledError, EventLog, Job, MissingError
 from rheoscope.studio.request_bodies import Index, NewTraceBody, OpenModelBody, QueryKeyBody
 from rheoscope.studio.safety import AccessGuard, AccessRules, App
-from rheoscope.studio.session import UNTRAINED_SUFFIX, NoResultError, Session, TextEntry
+from rheoscope.studio.session import NoResultError, Session, TextEntry
 from rheoscope.studio.stored_example import StoredExample
 
 if TYPE_CHECKING:
@@ -31,29 +35,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BINARY_TYPE, JSON_TYPE = "application/octet-stream", "application/json"
 KEEP_ALIVE_SECONDS = 15.0
-"""Seconds of silence after which a stream of events says that it is still there."""
-
-
-# What the routes stand on
+"""Seconds without an event after which a stream sends a comment, so that proxies keep it open."""
 
 
 @dataclass(frozen=True, eq=False)
 class Studio:
-    """The state of the server, the example that the page opens on, and a corpus run where one is shown."""
+    """The session of the server, the stored example and the corpus run, if there are any."""
 
     session: Session
     stored_example: StoredExample | None
     corpus_run: LiveCorpusRun | None
 
     def stored_response(self, trace_id: str, path: str, extension: str) -> bytes | None:
-        """A stored answer about the example; its id says what it is, so that computing it would give the same."""
+        """The stored response about the example. The id is a hash, so a computed response would be the same."""
         return None if self.stored_example is None else self.stored_example.read_response(trace_id + path, extension)
 
     def is_example(self, trace_id: str) -> bool:
         return self.stored_example is not None and trace_id == self.stored_example.id
 
     async def get_entry(self, trace_id: str) -> TextEntry:
-        """The text of an id; the example is computed when more is asked of it than is stored."""
+        """The text of an id. The example is traced when a request needs more than is stored."""
         if self.stored_example is not None and self.is_example(trace_id) and self.session.cache.get(trace_id) is None:
             await self.get_or_trace(self.stored_example.model_json["id"], self.stored_example.text, [])
         return self.session.get_entry(trace_id)
@@ -61,17 +62,18 @@ class Studio:
     async def get_or_trace(
         self, model_id: str, text: str, edits: list[Edit], window_number: int | None = None
     ) -> tuple[TextEntry, bool]:
-        """A text in a model; whoever asks before the model is open waits."""
+        """Trace a text, after its model is loaded."""
         opened_model = self.session.get_model(model_id)
         model = await asyncio.wrap_future(opened_model.job.result)
         return await self.run_quick(lambda: self.session.get_or_trace(opened_model, model, text, edits, window_number))
 
     async def run_quick(self, work: Callable[[], T]) -> T:
-        """Work of a moment, in the lane for it."""
-        return await asyncio.wrap_future(self.session.queue.submit("quick", "a look", lambda job: work()).result)
+        """Run short work in the lane for quick requests."""
+        job = self.session.queue.submit("quick", Message("quick request"), lambda job: work())
+        return await asyncio.wrap_future(job.result)
 
     async def analysis_result(self, trace_id: str, name: str, request: Request) -> tuple[TextEntry, "xarray.Dataset"]:
-        """The Dataset of an analysis, waited for; the work ends when the last who waits is gone."""
+        """Wait for the result of an analysis. Its job ends when the last waiting client disconnects."""
         entry = await self.get_entry(trace_id)
         outcome = await asyncio.to_thread(self.session.result_or_job, entry, name, dict(request.query_params))
         if not isinstance(outcome, Job):
@@ -80,14 +82,14 @@ class Studio:
         try:
             while not (await asyncio.wait([future], timeout=0.5))[0]:
                 if await request.is_disconnected():
-                    raise CancelledError("nobody waits for this answer any more")
+                    raise CancelledError(Message("the client has disconnected"))
             return entry, future.result()
         finally:
-            future.cancel()  # what the work ends in is nobody's fault once nobody waits for it
+            future.cancel()  # so that asyncio does not log the exception of an abandoned job
             self.session.queue.release(holder_id)
 
     def model_list(self) -> list[dict[str, Any]]:
-        """Models that were opened; of the example's, what is stored, until it is open."""
+        """The opened models. Until the example's model is loaded, its stored description is listed."""
         by_id = {model_id: opened_model.json_dict for model_id, opened_model in list(self.session.models.items())}
         if self.stored_example is not None and not by_id.get(self.stored_example.model_json["id"], {}).get("ready"):
             by_id[self.stored_example.model_json["id"]] = self.stored_example.model_json
@@ -109,7 +111,7 @@ def create_app(
     stored_example: StoredExample | None = None,
     corpus_run: LiveCorpusRun | None = None,
 ) -> App:
-    """The app with everything that stands before it; `static` is the built page, `run` a corpus that is shown."""
+    """The ASGI app behind its access guard. `page_folder` is the built page."""
     app = FastAPI(title="Rheoscope studio", version=__version__, docs_url=None, redoc_url=None)
     app.state.studio = Studio(session, stored_example, corpus_run)
     install_error_handlers(app)
@@ -119,7 +121,7 @@ def create_app(
     return AccessGuard(app, rules)
 
 
-# How answers go out
+# Responses
 
 
 def json_response(value: Any, status: int = 200) -> Response:
@@ -131,32 +133,38 @@ def binary_response(data: bytes) -> Response:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Every error is one line; a fault of ours shows nothing of the inside."""
+    """Answer every error with one message. An internal error shows only its type."""
     status_codes = {MissingError: 404, BusyError: 429, CancelledError: 409}
 
     @app.exception_handler(RheoscopeError)
     async def handle_refusal(request: Request, error: RheoscopeError) -> Response:
-        return json_response({"error": " ".join(str(error).split())}, status_codes.get(type(error), 400))
+        return json_response({"error": error.on("python")}, status_codes.get(type(error), 400))
 
     @app.exception_handler(RequestValidationError)
     async def handle_invalid_request(request: Request, error: RequestValidationError) -> Response:
         first_error = error.errors()[0]
         location = ".".join(str(part) for part in first_error["loc"] if part not in ("body", "query", "path"))
+        problem = Message("{problem} (see /openapi.json for the expected request)", problem=first_error["msg"])
         return json_response(
-            {"error": f"{location or 'the request'}: {first_error['msg']}; see /openapi.json for what is expected"}, 422
+            {"error": Message("{field}: {problem}", field=location, problem=problem) if location else problem}, 422
         )
 
     @app.exception_handler(HTTPException)
     async def handle_http_error(request: Request, error: HTTPException) -> Response:
-        return json_response({"error": f"{error.detail}: {request.method} {request.url.path[:200]}"}, error.status_code)
+        path = request.url.path[:200]
+        problem = Message("{problem}: {method} {path!r}", problem=error.detail, method=request.method, path=path)
+        return json_response({"error": problem}, error.status_code)
 
     @app.exception_handler(Exception)
     async def handle_fault(request: Request, error: Exception) -> Response:
-        return json_response({"error": f"the server failed ({type(error).__name__}); see where it runs"}, 500)
+        problem = Message(
+            "internal error ({kind}); the terminal of the server shows details", kind=type(error).__name__
+        )
+        return json_response({"error": problem}, 500)
 
 
 async def event_stream(log: EventLog) -> AsyncIterator[bytes]:
-    """What a job tells, as server-sent events."""
+    """The events of a job as server-sent events."""
     event_iterator = log.listen()
     next_event: asyncio.Task[Any] | None = None
     try:
@@ -222,7 +230,7 @@ async def create_trace(studio: StudioState, body: NewTraceBody) -> Response:
         body.untrained or requested_model.endswith(UNTRAINED_SUFFIX)
     )
     entry, cached = await studio.get_or_trace(model_id, body.text, body.edits, body.window)
-    questions = [] if studio.is_example(entry.id) else body.questions  # those of the example are answered already
+    questions = [] if studio.is_example(entry.id) else body.questions  # the answers of the example are stored
     return json_response({"id": entry.id, "job": studio.session.start_questions(entry, questions)[1], "cached": cached})
 
 
@@ -275,9 +283,9 @@ async def download_csv(studio: StudioState, trace: str, name: str, request: Requ
 @router.get("/traces/{trace}/analyses/{name}.json")
 async def download_json(studio: StudioState, trace: str, name: str, request: Request) -> Response:
     _, dataset = await studio.analysis_result(trace, name, request)
-    return Response(
-        wire.encode_json(dataset_to_json(dataset)), media_type=JSON_TYPE, headers=_attachment_headers(dataset, "json")
-    )
+    """A file in English: unlike the other responses, it contains messages as text."""
+    content = json.dumps(dataset_to_json(dataset), ensure_ascii=False, allow_nan=False)
+    return Response(content, media_type=JSON_TYPE, headers=_attachment_headers(dataset, "json"))
 
 
 def _attachment_headers(dataset: "xarray.Dataset", extension: str) -> dict[str, str]:
@@ -286,7 +294,7 @@ def _attachment_headers(dataset: "xarray.Dataset", extension: str) -> dict[str, 
 
 @router.get("/traces/{trace}/analyses/{name}")
 async def get_analysis(studio: StudioState, trace: str, name: str, request: Request) -> Response:
-    """The answer; a text that has none, asked as usual, is no fault of who asks: a reason comes in its place."""
+    """The result of an analysis. With default settings, a text without a result gets a reason instead of an error."""
     stored_body = None if request.query_params else studio.stored_response(trace, f"/analyses/{name}", "bin")
     if stored_body is not None:
         return binary_response(stored_body)
@@ -295,7 +303,7 @@ async def get_analysis(studio: StudioState, trace: str, name: str, request: Requ
     except NoResultError as error:
         if request.query_params:
             raise
-        return binary_response(wire.pack_envelope({"name": name, "reason": " ".join(str(error).split())}, {}))
+        return binary_response(wire.pack_envelope({"name": name, "reason": error.on("python")}, {}))
     return binary_response(await studio.run_quick(lambda: studio.session.pack_result(entry, dataset)))
 
 
@@ -389,7 +397,7 @@ async def run_dynamics(studio: StudioState, body: particle_simulation.ParticleSe
 
 def require_corpus_run(studio: Studio) -> LiveCorpusRun:
     if studio.corpus_run is None:
-        raise MissingError("no corpus is open here; start it with rheoscope studio --corpus DIR")
+        raise MissingError(Message("this server shows no corpus"), Advice("", "rheoscope studio --corpus DIR"))
     return studio.corpus_run
 
 
@@ -409,9 +417,7 @@ async def get_corpus_head(
     studio: StudioState, analysis: str, field: str, layer: Index, head: Index, piece: Index = 0
 ) -> Response:
     corpus_run = require_corpus_run(studio)
-    reader_model = studio.session.get_model(
-        studio.session.first_model
-    ).model  # the run's own, or one that reads as it does
+    reader_model = studio.session.get_model(studio.session.first_model).model  # its tokenizer splits the examples
     return json_response(
         await studio.run_quick(lambda: corpus_run.head_json(analysis, field, layer, head, piece, reader_model))
     )
@@ -424,7 +430,7 @@ async def get_corpus_head(
 def get_job(studio: StudioState, job: str) -> Response:
     followed_job = studio.session.queue.get_job(job)
     return json_response(
-        {"name": followed_job.name, "over": followed_job.is_over, "told": dict(followed_job.log.events)}
+        {"name": followed_job.name, "over": followed_job.is_over, "events": dict(followed_job.log.events)}
     )
 
 

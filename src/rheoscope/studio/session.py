@@ -1,7 +1,5 @@
-"""What a running server holds: models that were opened, texts by what they are, answers by what was asked."""
+"""The state of a running server: opened models, traced texts and cached results."""
 
-import hashlib
-import json
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rheoscope.catalogue import analysis_by_name
+from rheoscope.messages.message import Message
 from rheoscope.picture.token_labels import printable
 from rheoscope.report.analysis_runs import (
     Controls,
@@ -33,6 +32,7 @@ from rheoscope.space.results import Results
 from rheoscope.space.trace import Trace
 from rheoscope.studio import descriptions, wire
 from rheoscope.studio.byte_cache import ByteCache as ByteCache
+from rheoscope.studio.content_ids import UNTRAINED_SUFFIX, make_model_id, make_trace_id, result_key
 from rheoscope.studio.edited_model import with_edits
 from rheoscope.studio.edits import Edit
 from rheoscope.studio.jobs import Job, JobQueue, MissingError
@@ -45,30 +45,28 @@ if TYPE_CHECKING:
     import xarray
 
 ALL_QUESTIONS = frozenset([*(question.name for question in QUESTIONS), "everything"])
-"""All questions, and everything else that the report of a text asks."""
-UNTRAINED_SUFFIX = ".untrained"
-"""At the end of the id of a model at initial weights."""
+"""All questions, and every other analysis of a report."""
 
 
 class NoResultError(RheoscopeError):
-    """An analysis has no answer for this text: too few tokens, a model without what it reads, heads that are edited."""
+    """An analysis has no result for this text, for example because the text is too short."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one server takes."""
+    """Limits of one server."""
 
     max_tokens: int = 1024
     max_text_bytes: int = 64_000
     max_jobs: int = 64
     max_cache_bytes: int = 512_000_000
     n_controls: int | None = None
-    """Untrained models that the questions stand beside; None: as many as the command takes."""
+    """Number of untrained controls of the questions. None uses the default of the report."""
 
 
 @dataclass(frozen=True, eq=False)
 class OpenedModel:
-    """A model by the name that the page has for it; `job.result` is the model once it is open."""
+    """A model under the id that the page uses. `job.result` is the loaded model."""
 
     id: str
     source: str
@@ -82,13 +80,14 @@ class OpenedModel:
 
     @property
     def json_dict(self) -> dict[str, Any]:
-        title = "the default model" if self.source == DEFAULT_SOURCE else self.source
-        return descriptions.model_json(self.id, title + ", untrained" * self.untrained, self.model)
+        title = Message("the default model") if self.source == DEFAULT_SOURCE else printable(self.source)
+        title = Message("{model}, untrained", model=title) if self.untrained else title
+        return descriptions.model_json(self.id, title, self.model)
 
 
 @dataclass(eq=False)
 class TextEntry:
-    """A text in a model under edits (`edited`): its trace, what was found so far, the job that asks the questions."""
+    """A text in a model, with or without edits: its trace, the results so far and the job that answers the questions."""
 
     id: str
     opened_model: OpenedModel
@@ -112,22 +111,22 @@ class TextEntry:
 
     @property
     def subject(self) -> Subject:
-        """What analyses are asked about: whatever runs the model runs the edited one."""
+        """The subject of the analyses. It contains the edited model."""
         return Subject(self.edited_model, self.model_input, self.trace)
 
     @property
     def model_input(self) -> Text:
-        """What the model reads: the text, or a window of it."""
+        """The input of the model: the text, or the token ids of a window."""
         return self.text if self.window is None else self.window.model_input
 
     def head_facts(self, layer: int, head: int) -> dict[str, Any]:
-        """Which head is told of, and whether it is an edited one."""
+        """The indices of a head, and whether it is edited."""
         is_edited = any((edit.layer, edit.head) == (layer, head) for edit in self.edits)
         return {"layer": layer, "head": head, "edited": is_edited}
 
     @property
     def n_bytes(self) -> int:
-        """Points, and half as much again for what heads carried; the weights that edits made wider."""
+        """Estimated size: the points, half as much for head contributions, and the weights of edited layers."""
         edited_bytes = sum(
             4 * projection_parameters(heads)
             for heads in self.edited_model.view.layer_heads
@@ -137,7 +136,7 @@ class TextEntry:
 
 
 class Session:
-    """One server's state. Models are opened one at a time; everything else may be asked by many threads at once."""
+    """The state of one server. Models load one at a time. All other methods are safe to call from several threads."""
 
     def __init__(
         self,
@@ -159,20 +158,20 @@ class Session:
     # Models
 
     def open_model(self, source: str, untrained: bool = False) -> OpenedModel:
-        """The model of a name, opened behind the back of whoever asks; one that failed is tried again."""
+        """Start to load a model in the background. A model that failed to load is tried again."""
         model_id = make_model_id(source, untrained)
         load_source = self.sources.resolve(source)
         with self._lock:
             opened_model = self.models.get(model_id)
             if opened_model is None or (opened_model.job.is_over and opened_model.model is None):
                 work = partial(self._load, source, load_source, untrained)
-                job = self.queue.submit("loading", f"loading {model_id}", work)
+                job = self.queue.submit("loading", Message("loading {model}", model=model_id), work)
                 opened_model = self.models[model_id] = OpenedModel(model_id, source, untrained, job)
             return opened_model
 
     def _load(self, source: str, load_source: str | None, untrained: bool, job: Job) -> RunnableModel:
         with self._load_lock:
-            on_progress = job.progress_callback("loading")
+            on_progress = job.progress_callback(job.name)
             model = self.load(
                 load_source, device=self.device, dtype=self.dtype, untrained=untrained, progress=on_progress
             )
@@ -180,7 +179,7 @@ class Session:
         return model
 
     def get_model(self, model_id: str) -> OpenedModel:
-        """A model by its id; one that was never opened is opened where that is allowed."""
+        """The model of an id. It is opened if it is allowed and not open yet."""
         if model_id in self.models:
             return self.models[model_id]
         untrained = model_id.endswith(UNTRAINED_SUFFIX)
@@ -191,16 +190,18 @@ class Session:
     def get_entry(self, trace_id: str) -> TextEntry:
         entry = self.cache.get(trace_id)
         if entry is None:
-            raise MissingError(f"no text {trace_id[:40]!r} is here (any more); post the text again")
+            raise MissingError(
+                Message("there is no text {trace!r}, or it has expired; send the text again", trace=trace_id[:40])
+            )
         return entry
 
     def lending_text(self, trace_id: str) -> tuple[RunnableModel, Trace]:
-        """A text that lends its axes, and its model."""
+        """The model and the trace of a text whose axes another text uses."""
         entry = self.get_entry(trace_id)
         return entry.model, entry.trace
 
     def cached_axes(self, entry: TextEntry, axes_name: str, space: str) -> Axes:
-        """Axes that a text is seen on, remembered: every head of it asks for the same."""
+        """The axes of a text, cached because all its heads use the same ones."""
         key = (entry.id, "axes", axes_name, space)
         axes = self.cache.get(key)
         if axes is None:
@@ -216,10 +217,12 @@ class Session:
         edits: Sequence[Edit],
         window_number: int | None = None,
     ) -> tuple[TextEntry, bool]:
-        """A text in an open model, by what it is; says whether it was here already. A long one is read a window at a time."""
+        """The entry of a text, and whether it was cached. A long text has one entry per window."""
         self.check_text(text)
         window = select_window(model, text, self.limits.max_tokens, window_number)
-        trace_id = make_trace_id(str(model.view.facts.get("weights")), text, edits, 0 if window is None else window.at)
+        trace_id = make_trace_id(
+            str(model.view.facts.get("weights")), text, edits, 0 if window is None else window.number
+        )
         cached_entry = self.cache.get(trace_id)
         if cached_entry is not None:
             return cached_entry, True
@@ -232,19 +235,20 @@ class Session:
         return entry, False
 
     def check_text(self, text: str) -> None:
-        """Refuse a text that is too long, before anything is computed."""
+        """Refuse a text that is too long or no valid Unicode, before the model runs."""
         n_bytes = len(text.encode("utf-8", "surrogatepass"))
         if n_bytes > self.limits.max_text_bytes:
+            limit = self.limits.max_text_bytes
             raise RheoscopeError(
-                f"a text has at most {self.limits.max_text_bytes} bytes here, got {n_bytes}; type a shorter one"
+                Message("a text may have at most {limit:,} bytes, got {received:,}", limit=limit, received=n_bytes)
             )
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise RheoscopeError("the text holds half a character (a lone surrogate); type it again")
+            raise RheoscopeError(Message("the text is not valid Unicode: it contains a lone surrogate"))
 
     # The questions
 
     def start_questions(self, entry: TextEntry, question_names: Sequence[str] | None = None) -> tuple[Job, str]:
-        """The job that asks questions of a text (all, unless they are named), and the id under which this client holds it."""
+        """Start to answer questions about a text (default: all). Returns the job and the id of this client."""
         requested = ALL_QUESTIONS if question_names is None else frozenset(question_names)
         with entry.lock:
             job = entry.job
@@ -258,7 +262,7 @@ class Session:
                     entry,
                     None if entry.requested_questions >= ALL_QUESTIONS else entry.requested_questions,
                 )
-                job = entry.job = self.queue.submit("told", f"questions {entry.id}", work)
+                job = entry.job = self.queue.submit("questions", Message("answering questions"), work)
                 holder_id = self.queue.add_holder(job)
             return job, holder_id
 
@@ -296,7 +300,7 @@ class Session:
             job.log.publish("findings", **descriptions.findings_json(results))
 
     def requests(self, entry: TextEntry, question_names: Collection[str] | None) -> list[Request]:
-        """What the questions need; where none is named, everything that the report of a text asks."""
+        """The analyses that the questions need. None stands for all analyses of a report."""
         requests = REPORTS["flow"].requests({})
         if question_names is not None:
             needed_analyses = {
@@ -309,7 +313,7 @@ class Session:
         return requests
 
     def _control_factories(self, entry: TextEntry, job: Job) -> Controls:
-        """The same text in untrained models; an edited text, or an untrained model, stands beside none."""
+        """Factories of untrained controls. Edited and untrained models have none."""
         if entry.edits or entry.opened_model.untrained or self.limits.n_controls == 0:
             return ()
         source = self.sources.resolve(entry.opened_model.source)
@@ -327,7 +331,7 @@ class Session:
     # Analyses
 
     def result_or_job(self, entry: TextEntry, name: str, typed_settings: Mapping[str, str]) -> "Job | xarray.Dataset":
-        """The answer of an analysis where it is known, else the job that asks it; whoever asks the same shares it."""
+        """The cached result of an analysis, or the job that computes it. Equal requests share a job."""
         settings = self._resolve_settings(entry, name, typed_settings)
         key = result_key(entry, name, settings)
         result = self.cache.get(key)
@@ -337,12 +341,12 @@ class Session:
             job = self._running_jobs.get(key)
             if job is None or job.is_over:
                 work = partial(self._run_analysis, entry, name, settings)
-                job = self._running_jobs[key] = self.queue.submit("asked", name, work)
+                job = self._running_jobs[key] = self.queue.submit("analysis", name, work)
                 job.result.add_done_callback(lambda _: self._running_jobs.pop(key, None))
             return job
 
     def _resolve_settings(self, entry: TextEntry, name: str, typed_settings: Mapping[str, str]) -> Settings:
-        """As the report asks it, with what was typed; where that stands on answers that are not known, as it is asked alone."""
+        """The settings of the report, overridden by the query. Without the results that these depend on, only the query."""
         analysis = analysis_by_name(name)
         parsed = parse_settings(analysis, typed_settings, entry.model)
         try:
@@ -354,7 +358,7 @@ class Session:
         try:
             result = self._cached_result(entry, entry.subject, name, settings, True, job.progress_callback(name))
         except RheoscopeError as error:
-            raise NoResultError(str(error)) from error
+            raise NoResultError(error.message, error.advice) from error
         job.log.publish("known", name=name)
         return result
 
@@ -367,7 +371,7 @@ class Session:
         draw_nulls: bool,
         progress: Progress | None,
     ) -> "xarray.Dataset":
-        """The answer of an analysis, remembered."""
+        """The result of an analysis, from the cache if it is there."""
         key = result_key(entry, name, settings)
         result = self.cache.get(key)
         if result is None:
@@ -379,7 +383,7 @@ class Session:
         return result
 
     def pack_result(self, entry: TextEntry, result: "xarray.Dataset") -> bytes:
-        """An answer with its pictures, as it travels."""
+        """A result with its pictures in the wire format."""
         pictures = [picture_of(result, entry.model.token_strings)]
         return wire.pack_dataset(result, analysis_by_name(str(result.attrs["analysis"])), pictures)
 
@@ -387,54 +391,16 @@ class Session:
         self.queue.close()
 
 
-def make_model_id(source: str, untrained: bool = False) -> str:
-    """The id under which the page knows a model.
-
-    >>> make_model_id("gpt2"), make_model_id("gpt2", untrained=True)
-    ('gpt2', 'gpt2.untrained')
-    """
-    return printable(source)[:200] + UNTRAINED_SUFFIX * untrained
-
-
-def make_trace_id(weights: str, text: str, edits: Sequence[Edit], window_number: int = 0) -> str:
-    """The id of a text (or of a window of it, counted from 1) in a model under edits, by what it is.
-
-    >>> make_trace_id("a1", "The keys", ()) == make_trace_id("a1", "The keys", []), len(make_trace_id("a1", "The keys", ()))
-    (True, 20)
-    """
-    content = json.dumps(
-        [weights, text, [edit.json_dict for edit in edits], *([window_number] if window_number else [])], sort_keys=True
-    )
-    return hashlib.sha256(content.encode()).hexdigest()[:20]
-
-
-def result_key(entry: TextEntry, name: str, settings: Settings) -> tuple[str, str, str]:
-    """An answer by what it is about (a text or weights alone, under edits), its name and the settings that are not its defaults."""
-    analysis = analysis_by_name(name)
-    subject_id = entry.id if analysis.reads_text or entry.edits else str(entry.model.view.facts.get("weights"))
-    defaults = {setting: _json_text(parameter.default) for setting, parameter in analysis.settings.items()}
-    changed = {
-        setting: value_text
-        for setting, value in settings.items()
-        if (value_text := _json_text(value)) != defaults.get(setting)
-    }
-    return subject_id, name, json.dumps(changed, sort_keys=True)
-
-
-def _json_text(value: Any) -> str:
-    return json.dumps(value, default=lambda unserialisable: type(unserialisable).__name__)
-
-
 def _run_edited_analysis(
     subject: Subject, name: str, settings: Settings, draw_nulls: bool, progress: Progress | None
 ) -> "xarray.Dataset":
-    """An answer about an edited model says so."""
-    note = "points, runs and operators of the edited model; the mean of the text that edits are centred by is held"
+    """Run an analysis of an edited model and record the edit in the provenance of the result."""
+    note = Message("computed with the edited model; the mean of the text, which centres the edits, is held fixed")
     return run_analysis(subject, name, settings, draw_nulls, progress).assign_attrs(edited=note)
 
 
 def _is_lost(job: Job) -> bool:
-    """Whether nothing will come of it any more."""
+    """Whether a job will not produce a result: it was abandoned, or it failed."""
     return (job.is_abandoned and not job.is_over) or (job.is_over and job.result.exception() is not None)
 
 

@@ -1,4 +1,4 @@
-"""The stored example: answers about one text of the default model, as an export wrote them, for a page that opens at once."""
+"""The stored example: an export of one text, which the page shows before a model is loaded."""
 
 import gzip
 import json
@@ -9,14 +9,14 @@ from typing import Any
 from rheoscope.studio.jobs import EventLog
 
 PAGE_FOLDER = Path(__file__).parent / "static"
-"""The built page; `make studio` makes it."""
+"""The page that `make studio` builds."""
 EXAMPLE_FOLDER = "example"
-"""The folder of it with the stored example."""
+"""Name of the folder, inside the page, that contains the stored example."""
 
 
 @dataclass(frozen=True, eq=False)
 class StoredExample:
-    """An export of one text: `folder` has its files, `model` what is told of the model, before it is open."""
+    """An export of one text. `model_json` describes its model until the model is loaded."""
 
     folder: Path
     id: str
@@ -24,14 +24,14 @@ class StoredExample:
     model_json: dict[str, Any]
 
     def read_response(self, path: str, extension: str) -> bytes | None:
-        """An answer below api/traces as it would travel, or None where it was not stored."""
+        """The stored response for a path below api/traces, or None."""
         file = (self.folder / "api" / "traces" / f"{path}.{extension}").resolve()
         if not path.startswith(self.id) or not file.is_relative_to(self.folder.resolve()) or not file.is_file():
             return None
         return decompress(file.read_bytes())
 
     def replay_log(self) -> EventLog:
-        """What was told while it was asked, as far as an export keeps it."""
+        """The events of the finished job, rebuilt from the stored files."""
         log, trace_folder = EventLog(), self.folder / "api" / "traces" / self.id
         log.publish("head", **json.loads(trace_folder.with_suffix(".json").read_text(encoding="utf-8")))
         verdicts = json.loads((trace_folder / "verdicts.json").read_text(encoding="utf-8"))
@@ -45,12 +45,12 @@ class StoredExample:
 
 
 def decompress(data: bytes) -> bytes:
-    """A file of an export as it would travel: most are compressed as a whole, and say so in their first two bytes."""
+    """The contents of a file of an export. Gzip is recognised by its first two bytes."""
     return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
 
 
 def load_example(folder: Path) -> StoredExample | None:
-    """The example in a folder, or None where there is none that can be read."""
+    """The example in a folder, or None if the folder has no readable example."""
     try:
         state = json.loads((folder / "api" / "state.json").read_text(encoding="utf-8"))
         header = json.loads((folder / "api" / "traces" / f"{state['example']}.json").read_text(encoding="utf-8"))

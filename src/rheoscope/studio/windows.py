@@ -1,10 +1,12 @@
-"""A text longer than a model reads, or than a server takes, one window at a time; the last is as long as what is left."""
+"""Windows of a long text: consecutive runs of tokens that fit the model and the limit of the server."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
 from rheoscope.report.long_texts import split_special_tokens
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
@@ -13,18 +15,21 @@ from rheoscope.space.model import Text
 
 @dataclass(frozen=True)
 class Window:
-    """Window `at` of `of`: the text's own tokens `first` to `last` of `tokens`, counted from 1; `said` is what the model reads."""
+    """Window `number` of `total`, with the tokens `first` to `last` of `tokens`. All of them count from 1.
 
-    at: int
-    of: int
+    `model_input` are the token ids that the model reads: the window between the special tokens of the tokenizer.
+    """
+
+    number: int
+    total: int
     first: int
     last: int
     tokens: int
     model_input: Text = field(repr=False, compare=False)
 
     @property
-    def description(self) -> str:
-        return f"tokens {self.first} to {self.last} of {self.tokens}"
+    def description(self) -> Message:
+        return Message("tokens {first}–{last} of {tokens}", first=self.first, last=self.last, tokens=self.tokens)
 
     @property
     def json_dict(self) -> dict[str, Any]:
@@ -32,15 +37,18 @@ class Window:
 
 
 def select_window(model: RunnableModel, text: str, max_tokens: int, window_number: int | None) -> Window | None:
-    """Window `at` of a text (the first, unless another is asked for); None where all of it is read at once.
+    """Window `window_number` of a text (default 1), or None if the text fits into one window.
 
-    What the tokenizer puts before and after a text stands before and after every window and counts as its tokens.
+    Every window has the special tokens that the tokenizer puts around a text. They count toward `max_tokens`.
     """
     window_size = min(max_tokens, model.view.context_length or max_tokens)
     token_ids = model.ids(text).tolist() if model.tokenizer is None else model.encode(text)
     if len(token_ids) <= window_size:
         if window_number not in (None, 1):
-            raise RheoscopeError(f"the text is read whole, in one window, got window {window_number}; type window 1")
+            raise RheoscopeError(
+                Message("the text fits into one window, got window {received}", received=window_number),
+                Advice("window=1"),
+            )
         return None
     prefix_ids, text_ids, suffix_ids = split_special_tokens(model, token_ids)
     text_tokens = window_size - len(prefix_ids) - len(suffix_ids)
@@ -48,7 +56,13 @@ def select_window(model: RunnableModel, text: str, max_tokens: int, window_numbe
     window_number = 1 if window_number is None else window_number
     if not 1 <= window_number <= n_windows:
         raise RheoscopeError(
-            f"the text has {n_windows} windows of {window_size:,} tokens, got window {window_number}; type window 1 to {n_windows}"
+            Message(
+                "window must lie between 1 and {count}, got {received}; each window has {size:,} tokens",
+                count=n_windows,
+                received=window_number,
+                size=window_size,
+            ),
+            Advice("window=1"),
         )
     start = (window_number - 1) * text_tokens
     window_ids = text_ids[start : start + text_tokens]

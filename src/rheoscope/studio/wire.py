@@ -1,4 +1,4 @@
-"""How answers travel: arrays in one binary envelope, pictures and everything else as JSON."""
+"""The wire format: arrays in a binary envelope, everything else as JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 MAGIC = b"RHEO"
 ALIGNMENT = 8
-"""Arrays begin at multiples of so many bytes, as typed arrays of a browser want it."""
+"""Arrays start at multiples of this many bytes, as typed arrays in a browser require."""
 MISSING_BYTE, FINE_LEVELS, COARSE_LEVELS = 255, 254, 31
-"""The byte that stands for no value, and steps from the least to the largest value of a map; the coarse one compresses well."""
+"""The byte for a missing value, and the number of quantisation levels. The coarse one compresses well."""
 MAX_FIELD_BYTES = 4_000_000
-"""Bytes of one field beyond which it is named and not sent."""
+"""A larger field is listed by name but not sent."""
 MARK_TAGS: dict[type, str] = {Line: "lines", Shape: "shapes", Cells: "cells", Label: "words"}
 
 
 @dataclass(frozen=True, eq=False)
 class WireArray:
-    """One array of an envelope; a byte v of a quantised one stands for zero + v · scale, 255 for nothing where `missing`."""
+    """One array of an envelope. A byte v of a quantised array means zero + v · scale; 255 is missing if `has_missing`."""
 
     values: np.ndarray
     dims: Sequence[str]
@@ -37,7 +37,7 @@ class WireArray:
 
     @property
     def decoded_values(self) -> np.ndarray:
-        """The numbers that are meant."""
+        """The values after undoing the quantisation."""
         if self.values.dtype != np.uint8:
             return self.values
         decoded = self.zero + self.values.astype(np.float32) * np.float32(self.scale)
@@ -45,7 +45,7 @@ class WireArray:
 
 
 def to_wire_array(values: Any, dims: Sequence[str]) -> WireArray:
-    """Numbers as they travel: float32 (float16 as it is), int32, and truth as bytes."""
+    """Values in a dtype of the wire: float32, float16, int32, or bytes for booleans."""
     values = np.asarray(values)
     if values.dtype == bool or values.dtype == np.uint8:
         return WireArray(values.astype(np.uint8), dims)
@@ -55,10 +55,10 @@ def to_wire_array(values: Any, dims: Sequence[str]) -> WireArray:
 
 
 def quantise(values: np.ndarray, dims: Sequence[str], n_levels: int = FINE_LEVELS) -> WireArray:
-    """Numbers in one byte each, evenly from the least (0 where none is below) to the largest; what is not finite is missing.
+    """Values in one byte each, on an even grid that includes 0. Values that are not finite are missing.
 
-    >>> one = quantise(np.array([0.0, 0.5, np.nan]), ["x"])
-    >>> one.values.tolist(), one.decoded_values.round(3).tolist()
+    >>> array = quantise(np.array([0.0, 0.5, np.nan]), ["x"])
+    >>> array.values.tolist(), array.decoded_values.round(3).tolist()
     ([0, 254, 255], [0.0, 0.5, nan])
     """
     is_finite = np.isfinite(values)
@@ -70,7 +70,7 @@ def quantise(values: np.ndarray, dims: Sequence[str], n_levels: int = FINE_LEVEL
 
 
 def pack_envelope(header: Mapping[str, Any], arrays: Mapping[str, WireArray]) -> bytes:
-    """The envelope: RHEO, the length of the header, the header (JSON), the arrays one after the other."""
+    """The envelope: RHEO, the length of the header, the header as JSON, then the arrays."""
     entries, offset = [], 0
     for name, array in arrays.items():
         entry = {
@@ -93,7 +93,7 @@ def pack_envelope(header: Mapping[str, Any], arrays: Mapping[str, WireArray]) ->
 
 
 def unpack_envelope(data: bytes) -> tuple[dict[str, Any], dict[str, WireArray]]:
-    """Header and arrays of an envelope, as the page reads them."""
+    """The header and the arrays of an envelope."""
     assert data[:4] == MAGIC
     arrays_start = 8 + int.from_bytes(data[4:8], "little")
     header = json.loads(data[8:arrays_start])
@@ -110,13 +110,13 @@ def unpack_envelope(data: bytes) -> tuple[dict[str, Any], dict[str, WireArray]]:
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON in UTF-8. NaN and infinity are null; a Message keeps its template and parameters, so that the page can translate it."""
+    """JSON in UTF-8. NaN and infinity become null. A Message keeps its template, so that the page can translate it."""
     plain = to_plain_json(message_values(value))
     return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def message_values(value: Any) -> Any:
-    """The same value with every Message as its template and its parameters.
+    """The same value with every Message replaced by its template and parameters.
 
     >>> message_values([Message("{n} heads", n=3), "text"])
     [{'template': '{n} heads', 'parameters': {'n': 3}}, 'text']
@@ -132,7 +132,7 @@ def message_values(value: Any) -> Any:
 
 
 def pack_dataset(dataset: "xarray.Dataset", analysis: Analysis, pictures: Sequence[Picture]) -> bytes:
-    """The answer of an analysis: every field, what it means, its pictures; a field too large to send is named."""
+    """The result of an analysis: its fields, their definitions and its pictures. Fields that are too large are only named."""
     omitted = [str(name) for name, variable in dataset.data_vars.items() if variable.nbytes > MAX_FIELD_BYTES]
     sent_fields = {str(name): variable for name, variable in dataset.data_vars.items() if name not in omitted}
     text_fields = {name: variable for name, variable in sent_fields.items() if variable.dtype.kind in "OUS"}
@@ -150,21 +150,21 @@ def pack_dataset(dataset: "xarray.Dataset", analysis: Analysis, pictures: Sequen
         "left_out": omitted,
     }
     arrays = {
-        name: to_wire_array(one.values, list(map(str, one.dims)))
-        for name, one in sent_fields.items()
+        name: to_wire_array(variable.values, list(map(str, variable.dims)))
+        for name, variable in sent_fields.items()
         if name not in text_fields
     }
     return pack_envelope(header, arrays)
 
 
 def field_json(analysis: Analysis, name: str) -> dict[str, Any]:
-    """What a field of an answer means."""
+    """The declaration of a field: definition, unit, dimensions and null."""
     field_spec = analysis.fields[name]
     return {item.name: getattr(field_spec, item.name) for item in fields(field_spec)} | {"dims": list(field_spec.dims)}
 
 
 def picture_json(picture: Picture) -> dict[str, Any]:
-    """A picture as JSON, key by key what its dataclasses hold; a mark says which kind it is."""
+    """A picture as JSON, with the fields of its dataclasses as keys. Each mark names its kind."""
     return {"kind": "picture"} | _value_json(picture)
 
 

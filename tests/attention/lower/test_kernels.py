@@ -31,7 +31,7 @@ from rheoscope.attention.position import Rotary
 from rheoscope.attention.position_bias import ALiBi, Bias, alibi_slopes
 from rheoscope.attention.score import Distance, Gram
 from tests.attention.cases import gap, inputs, random, to_dtype, zoo_mechanism
-from tests.interpreter import mend_interpreter
+from tests.interpreter import patch_interpreter
 
 CUDA = torch.cuda.is_available()
 
@@ -46,7 +46,7 @@ def interpreter_problem() -> str:
     if "triton" in sys.modules and setting != "1":
         return "Triton was imported without its interpreter: run this file alone"
     os.environ["TRITON_INTERPRET"] = "1"
-    mend_interpreter()
+    patch_interpreter()
 
     if setting is None:
         del os.environ["TRITON_INTERPRET"]

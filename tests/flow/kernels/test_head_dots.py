@@ -20,12 +20,12 @@ from rheoscope.flow.kernels.head_dots import head_dots
 from rheoscope.flow.trajectory.analysis import half_precision_displacements
 from rheoscope.space.view import View
 from tests.cases import double, random, text
-from tests.interpreter import mend_interpreter
+from tests.interpreter import patch_interpreter
 
 
 @pytest.fixture(autouse=True)
 def _patched_interpreter() -> None:
-    mend_interpreter()
+    patch_interpreter()
 
 
 @pytest.mark.parametrize("e", [16, 12])

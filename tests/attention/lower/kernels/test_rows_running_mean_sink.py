@@ -18,12 +18,12 @@ from rheoscope.attention.lower import running_mean as torch_version
 from rheoscope.attention.lower.kernel_rows import RowLayout, pack_rows_torch
 from rheoscope.attention.lower.kernels import merge, rows, running_mean, sink, widen_dtype
 from tests.attention.cases import gap, random
-from tests.interpreter import mend_interpreter
+from tests.interpreter import patch_interpreter
 
 
 @pytest.fixture(autouse=True)
 def _patched_interpreter() -> None:
-    mend_interpreter()
+    patch_interpreter()
 
 
 LAYOUTS = [

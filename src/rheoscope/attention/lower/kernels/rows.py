@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rheoscope.attention.lower.kernel_rows import GAIN, PARTS, RowLayout
 from rheoscope.attention.lower.kernels.tile_table import ROWS_PER_PROGRAM
 from rheoscope.attention.lower.kernels.tiles import with_strides
+from rheoscope.attention.lower.row_layout import GAIN, PARTS, RowLayout
 
 
 class Spec(NamedTuple):

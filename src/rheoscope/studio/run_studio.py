@@ -1,0 +1,39 @@
+"""The command `rheoscope studio`: serve the page, or export the page of one text."""
+
+from pathlib import Path
+
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
+from rheoscope.report.input_text import resolve_text
+from rheoscope.shapes import RheoscopeError
+from rheoscope.studio.export import save_export
+from rheoscope.studio.startup import StudioOptions, check_installation, check_options, serve
+from rheoscope.studio.stored_example import PAGE_FOLDER
+
+
+def run_command(
+    options: StudioOptions,
+    host: str,
+    port: int | None,
+    open_page: bool,
+    export_folder: Path | None,
+    text: str | None,
+    file: Path | None,
+) -> None:
+    """Serve the page. With `export_folder`, write the page of one text as files instead."""
+    check_installation(PAGE_FOLDER)
+    check_options(options)
+    if export_folder is not None:
+        if options.corpus_folder is not None:
+            raise RheoscopeError(
+                Message("an export contains one text, so --export and --corpus cannot be combined"),
+                Advice("", "--export DIR or --corpus DIR"),
+            )
+        print(save_export(export_folder, resolve_text(text, file), options))
+    elif text is not None or file is not None:
+        raise RheoscopeError(
+            Message("the studio takes its text on the page; --text and --file are for an export"),
+            Advice("", "--export DIR"),
+        )
+    else:
+        serve(options, host, port, open_page)
