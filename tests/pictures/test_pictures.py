@@ -72,4 +72,4 @@ def test_head_types_are_dots_on_every_map_with_one_legend(name: str) -> None:
         ]  # fmt: skip
     assert Parts(picture_html(with_types)).texts["li"].count("induction") == 1
     assert with_types.caption.startswith(without_types.caption)
-    assert "Dots are types" in with_types.caption
+    assert "A dot marks the type of a head." in with_types.caption

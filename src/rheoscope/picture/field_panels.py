@@ -40,7 +40,12 @@ CAPTION = Message(
     "Each panel shows one field of the result. Dashed lines are null means, with a band of one standard deviation. "
     "A band around a solid curve is its interval."
 )
-TIP_LABELS = {"null": Message("null"), "null_sd": Message("null sd"), "from": Message("from"), "to": Message("to")}
+TIP_LABELS: dict[str, str] = {
+    "null": Message("null"),
+    "null_sd": Message("null sd"),
+    "from": Message("from"),
+    "to": Message("to"),
+}
 BARE_AXIS = Axis(bare=True, low=0.0, high=1.0)
 
 
