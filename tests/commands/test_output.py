@@ -91,7 +91,9 @@ def test_the_default_model_needs_no_name(run: Run) -> None:
 
 
 def test_reverse_accepts_a_target_by_its_text_or_its_id(run: Run) -> None:
-    target = next(argument for argument in ("cabinet", "however", "because") if len(small().encode(f" {argument}")) == 2)
+    target = next(
+        argument for argument in ("cabinet", "however", "because") if len(small().encode(f" {argument}")) == 2
+    )
     outcome = run("reverse", TEXT, "--target", target)
     assert "(-0" not in outcome.out
     assert "The strongest of 12 heads has" in outcome.words

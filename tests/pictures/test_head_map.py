@@ -19,9 +19,7 @@ def test_the_tip_of_a_head_tells_its_type() -> None:
 
 @pytest.mark.parametrize("types", [[], {"type": 1}])
 def test_types_of_another_model_are_refused(types: Any) -> None:
-    with pytest.raises(
-        rs.RheoscopeError, match=r"types must have 5 layers of 3 heads, got .*types=rs.head_types"
-    ):
+    with pytest.raises(rs.RheoscopeError, match=r"types must have 5 layers of 3 heads, got .*types=rs.head_types"):
         head_map("t", "about", np.zeros((5, 3)), types=example_result("head_types"))
     with pytest.raises(rs.RheoscopeError, match=r"got (list|dict)"):
         head_map("t", "about", np.zeros((6, 4)), types=types)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rheoscope.catalogue import analysis_by_name
 from rheoscope.picture.token_labels import printable
-from rheoscope.report.analysis_runs import Settings
+from rheoscope.space.report_run import Settings
 from rheoscope.studio.edits import Edit
 
 if TYPE_CHECKING:

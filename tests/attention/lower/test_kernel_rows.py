@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rheoscope.attention.lower.kernel_rows import GAIN, PARTS, RowLayout, pack_rows, pack_rows_torch, split_in_parts
+from rheoscope.attention.lower.kernel_rows import pack_rows, pack_rows_torch, split_in_parts
+from rheoscope.attention.lower.row_layout import GAIN, PARTS, RowLayout
 from tests.attention.cases import gap, random
 
 HALF = [torch.bfloat16, torch.float16]

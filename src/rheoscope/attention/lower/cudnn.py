@@ -22,8 +22,9 @@ from rheoscope.attention.definition import Definition, query_key_positions, repe
 from rheoscope.attention.dot_form import DotMaps
 from rheoscope.attention.feature_maps import Feature
 from rheoscope.attention.lower import sdpa
-from rheoscope.attention.lower.kernel_rows import RowLayout, pack_rows, pad_columns
+from rheoscope.attention.lower.kernel_rows import pack_rows, pad_columns
 from rheoscope.attention.lower.lowering import NO_MESSAGE, LoweredCall, unless_compiling
+from rheoscope.attention.lower.row_layout import RowLayout
 from rheoscope.attention.position import Position
 from rheoscope.messages.message import Message, join
 

@@ -26,9 +26,10 @@ from rheoscope.attention.dot_form import PointwiseForm
 from rheoscope.attention.lower import cudnn
 from rheoscope.attention.lower.block_size import block_numel, unblocked_numel
 from rheoscope.attention.lower.cudnn import HALF_DTYPES, dtype_name, position_and_map, rounding_refusal, sink_score
-from rheoscope.attention.lower.kernel_rows import RowLayout, pack_rows, pad_columns
+from rheoscope.attention.lower.kernel_rows import pack_rows, pad_columns
 from rheoscope.attention.lower.lowering import LoweredCall, unless_compiling
 from rheoscope.attention.lower.merged_softmax import join_near_and_far
+from rheoscope.attention.lower.row_layout import RowLayout
 from rheoscope.attention.lower.sdpa import not_softmax
 from rheoscope.attention.mask import Causal, Mask, Window
 from rheoscope.attention.parameters import tensors_by_path

@@ -15,8 +15,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from rheoscope.attention.lower import merged_softmax
 from rheoscope.attention.lower import running_mean as torch_version
-from rheoscope.attention.lower.kernel_rows import RowLayout, pack_rows_torch
+from rheoscope.attention.lower.kernel_rows import pack_rows_torch
 from rheoscope.attention.lower.kernels import merge, rows, running_mean, sink, widen_dtype
+from rheoscope.attention.lower.row_layout import RowLayout
 from tests.attention.cases import gap, random
 from tests.interpreter import patch_interpreter
 
