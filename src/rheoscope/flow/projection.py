@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.space.seeded_draws import seeded_draws
+
 
 def centred_directions(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
     """(x_i − x̄)/‖x_i − x̄‖: the direction of every token around the mean of its cloud; 0 for a token at the mean.
@@ -34,8 +36,7 @@ def fit_plane(points: Float[Tensor, "*b p n d"], fit_indices: Sequence[int]) -> 
 
 def top_axes_by_svd(scatter: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d axes"]:
     """The two leading eigenvectors of a symmetric matrix (or all, if it has fewer), by torch's randomised SVD."""
-    with torch.random.fork_rng(devices=[]):  # reproducible, and independent of the caller's generator
-        torch.default_generator.manual_seed(0)
+    with seeded_draws(0, cpu_only=True):  # reproducible, and independent of the caller's generator
         return torch.svd_lowrank(scatter, q=min(16, scatter.shape[-1]), niter=12)[2][..., :2]
 
 

@@ -17,6 +17,7 @@ from rheoscope.models.vocabulary import load_tokenizer
 from rheoscope.running.loading_stages import Progress
 from rheoscope.running.weight_files import check_safetensors, check_weights, move_network, parse_device, parse_dtype
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.seeded_draws import seeded_draws
 
 WEIGHTS, CONFIG, TOKENIZER, CARD = "model.safetensors", "config.json", "tokenizer.json", "card.json"
 POSITION_BUFFERS = ("cos", "sin", "table", "slopes")
@@ -194,8 +195,7 @@ class SkipInit(TorchFunctionMode):
 
 def initial_network(config: Config, seed: int = 0) -> Transformer | Translator:
     """The architecture with initial weights that depend only on the seed: the untrained control."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with seeded_draws(seed):
         return build(config)
 
 

@@ -19,6 +19,7 @@ from rheoscope.messages.message import Message
 from rheoscope.running.loading_stages import Progress, progress_stage
 from rheoscope.running.weight_files import check_safetensors, move_network, parse_device, parse_dtype
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.seeded_draws import seeded_draws
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -165,9 +166,7 @@ def _load_weights(
             initial_network(network_class, config, init_seed), target_device, target_dtype, FIXED_DTYPE_BUFFERS
         ).eval(), ()
     try:
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # missing weights are drawn at random before they are refused or ignored
+        with seeded_draws(0, cpu_only=True):  # missing weights are drawn at random before they are refused or ignored
             network, loading_info = network_class.from_pretrained(
                 source, config=config, dtype=target_dtype, revision=revision, use_safetensors=True, trust_remote_code=False,
                 output_loading_info=True, ignore_mismatched_sizes=True, local_files_only=local_only, **_device_map_options(on_all_gpus),
@@ -233,8 +232,7 @@ def prepare_network(network: Any, device: str | None, dtype: str | None, init_se
 
 def initial_network(network_class: Any, config: Any, seed: int = 0) -> Any:
     """The architecture with the initial weights of its family, which depend only on the seed: the untrained control."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with seeded_draws(seed):
         return network_class(copy.deepcopy(config))
 
 
