@@ -28,6 +28,8 @@ MODEL_LAWS = tuple(f"tests/laws/every_{subject}.py" for subject in ("analysis", 
 """Laws of models. With `-m gpu` the models are on the GPU (tests/place.py), so these files are GPU tests too."""
 UNCHECKED = (
     "src/",  # doctests run as users run them, without checks
+    "tests/pictures/",  # pictures accept NumPy's scalars where the annotation says float; no signature there has a shape
+    "tests/report/",  # the same scalars in texts and drawings
     "tests/commands/",  # Typer passes its own class of Context, which the annotations of commands do not name
     "tests/test_ideas.py",  # runs the same commands in this process
     "tests/learn/test_distributed_race.py",  # computes in child processes, which have no shape checks

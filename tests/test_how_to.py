@@ -106,7 +106,7 @@ def test_the_example_of_an_analysis_passes_all_laws(tmp_path: Path) -> None:
         "radius",
     )
     run_tests(tree, "tests/test_architecture.py", "tests/test_ownership.py", "tests/test_language.py")
-    assert "radius" in run_tests(tree, "tests/messages", "-W", "default")
+    assert "without a translation: How wide is the cloud" in run_tests(tree, "tests/messages", "-W", "default")
     command = run_in(
         tree, "-m", "rheoscope", "analyse", "radius", "The keys to the cabinet are", "--json", "radius.json"
     )

@@ -258,7 +258,9 @@ def test_without_file_locks_no_run_starts(
     """As on Windows, where an existing run can still be read."""
     base_job, folder = reference
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    with pytest.raises(RheoscopeError, match="need file locks, which Windows lacks; use WSL, Linux or macOS"):
+    with pytest.raises(
+        RheoscopeError, match="a run locks its folder, which Windows cannot do: run it in WSL, on Linux or on macOS"
+    ):
         run_job(base_job, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert rs.open_corpus(folder).analyses == list(ANALYSES)

@@ -131,7 +131,9 @@ def test_the_default_makes_M_symmetric() -> None:
     attributes = [default_result.attrs[name] for name in ("M", "F", "heads")]
     assert attributes == ["symmetric", "identity", "all"]
     assert rs.surgery(network, text(), F="rank 3").attrs["M"] == "identity"
-    with pytest.raises(rs.RheoscopeError, match="nothing to change; type M='symmetric'"):
+    with pytest.raises(
+        rs.RheoscopeError, match="an edit needs a replacement of M or F, got neither; type M='symmetric'"
+    ):
         rs.trace_under(network, text())
 
 

@@ -96,8 +96,8 @@ def test_extending_a_finished_run_reports_the_change_of_the_rate(tmp_path: Path)
     assert new_rate > old_rate
     assert logged_messages(tmp_path, small(steps=14)) == [
         f"resuming {tmp_path} at step 9 of 14",
-        f"the run was planned for 9 steps and now has 14: its learning rate changes from {old_rate:.2g} to {new_rate:.2g}, "
-        "so it ends differently from a run of 14 steps",
+        f"The run was planned for 9 steps and now has 14. Its learning rate changes from {old_rate:.2g} to {new_rate:.2g}, "
+        "so it differs from a run of 14 steps.",
     ]
     assert last_checkpoint_step(tmp_path) == 14
     assert json.loads((tmp_path / "recipe.json").read_text())["extended"] == [{"at": 9, "from": 9, "to": 14}]

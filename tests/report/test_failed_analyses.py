@@ -47,10 +47,10 @@ def test_a_failed_analysis_leaves_the_others_alone(model_directory: Path, tmp_pa
     files = ("--html", "r.html", "--json", "r.json")
     outcome = run_rheoscope(TEXT, "-m", str(model_directory), "--fast", *files, cwd=tmp_path)
     assert outcome.status == 1
-    assert outcome.err.startswith(f"rheoscope: energy failed, {REASON}; please report it")
+    assert outcome.err.startswith(f"rheoscope: energy failed: {REASON}; please report it")
     assert outcome.err.count("\n") == 1
-    assert f"energy is left out: {REASON}" in outcome.words
-    assert f"energy is left out: {REASON}" in (tmp_path / "r.html").read_text()
+    assert f"energy was skipped: {REASON}" in outcome.words
+    assert f"energy was skipped: {REASON}" in (tmp_path / "r.html").read_text()
     numbers = json.loads((tmp_path / "r.json").read_text())
     assert "energy" not in numbers
     assert {"trajectory", "transport", "agreement", "operators"} <= {*numbers}

@@ -57,7 +57,7 @@ def test_a_page_is_well_formed_and_has_every_section(html: str) -> None:
     assert heads[-2:] == ["Origin of the numbers", "Open this in the studio"]
     for line in finding_sentences(*findings(flow_results())):
         assert line in parts.texts["li"]
-    assert f"{AGREEMENT.report['draws']} random heads for each" in html
+    assert f"The null has {AGREEMENT.report['draws']} draws per head." in html
     assert str(flow_results().required_trace.facts["weights"]) in parts.texts["dd"]
 
 

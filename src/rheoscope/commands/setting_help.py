@@ -22,7 +22,7 @@ SHARED_SETTINGS = {
     "labels": Message("A file with a word, a tab and its label on every line."),
     "M": Message("Replacement of M: symmetric, skew, 'rank 8', …"),
     "F": Message("Replacement of F: symmetric, 'rank 8', …"),
-    "each": Message("Edit each head alone."),
+    "per_head": Message("Edit each head alone."),
 }
 """Setting → what it does. These settings mean the same in every analysis."""
 

@@ -183,7 +183,7 @@ def extension_message(old_recipe: Recipe, new_recipe: Recipe, step: int) -> Mess
 
     >>> from rheoscope.models.recipes import tiny
     >>> extension_message(tiny(), tiny().with_changes(steps=400), 200)[:68]
-    'the run was planned for 200 steps and now has 400: its learning rate'
+    'The run was planned for 200 steps and now has 400. Its learning rate'
     """
     if all(
         learning_rate(old_recipe, earlier_step) == learning_rate(new_recipe, earlier_step)

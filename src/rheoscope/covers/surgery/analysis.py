@@ -269,7 +269,7 @@ SURGERY = Analysis(
     question="How much does the loss rise if M or F of some heads is replaced?",
     ask=surgery,
     needs="model",
-    report_runs=(ReportRun("surgery", 0, options=("heads", "M", "F", "each", "against")),),
+    report_runs=(ReportRun("surgery", 0, options=("heads", "M", "F", "per_head", "comparisons")),),
     fields={
         "loss_before": Field(("text",), "mean −log p of the next token of each text, in the unchanged model", "nats"),
         "tokens": Field(("text",), "number of predicted tokens of each text"),
