@@ -111,7 +111,7 @@ def test_the_example_of_an_analysis_passes_all_laws(tmp_path: Path) -> None:
         tree, "-m", "rheoscope", "analyse", "radius", "The keys to the cabinet are", "--json", "radius.json"
     )
     assert command.returncode == 0, command.stderr
-    assert "How wide is the cloud after every layer?" in command.stdout
+    assert "L5.resid_post" in command.stdout
     assert '"radius"' in (tree / "radius.json").read_text(encoding="utf-8")
 
 

@@ -15,7 +15,8 @@ N_FRAMED = 5
 """The number of framed heads, those with the largest ‖R‖."""
 CAPTION = Message(
     "R is the gradient of the loss by the attention scores (reversed attention). Heads with stronger colours have larger "
-    "gradients, and the five largest are framed. The second map sums the absolute gradient over the heads of a layer, for every attended token."
+    "gradients, and the five largest are framed. The second map sums the absolute gradient over the heads of a layer, "
+    "for every attended token."
 )
 
 
