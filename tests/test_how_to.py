@@ -22,6 +22,24 @@ COPIED_FILES = (
 )
 FENCE = re.compile(r'^```(\w+) title="([^"]+)"\n(.*?)^```$', re.M | re.S)
 MAX_PLACES = 2
+REPORT_PAGE_AND_CORPUS = """
+from pathlib import Path
+
+from rheoscope.corpus.corpus_job import Job
+from rheoscope.corpus.corpus_run import run_job
+from rheoscope.report.report_plans import text_analyses
+from rheoscope.studio.descriptions import catalogue_json
+
+if "radius" in text_analyses():
+    print("report")
+if "radius" in [analysis["name"] for analysis in catalogue_json()["analyses"]]:
+    print("page")
+Path("notes.txt").write_text("The keys to the cabinet are on the table. " * 3)
+run_job(Job(texts=("notes.txt",), analyses={"radius": {}}, length=16, least=4), Path("run"))
+if list(Path("run").rglob("radius*")):
+    print("corpus")
+"""
+"""Prints where the new analysis appears without further code."""
 
 
 def copy_tree(target: Path) -> Path:
@@ -113,14 +131,15 @@ def test_the_example_of_an_analysis_passes_all_laws(tmp_path: Path) -> None:
     assert command.returncode == 0, command.stderr
     assert "L5.resid_post" in command.stdout
     assert '"radius"' in (tree / "radius.json").read_text(encoding="utf-8")
+    in_report_page_and_corpus = run_in(tree, "-c", REPORT_PAGE_AND_CORPUS)
+    assert in_report_page_and_corpus.stdout.split() == ["report", "page", "corpus"], in_report_page_and_corpus.stderr
 
 
 @pytest.mark.slow
 def test_the_example_of_a_mechanism_passes_all_laws(tmp_path: Path) -> None:
     tree = copy_tree(tmp_path / "tree")
     assert len(apply_page("add_a_mechanism.md", tree)) <= MAX_PLACES
-    run_tests(tree, "tests/laws/every_mechanism.py", "tests/attention", "-k", "softplus")
-    run_tests(tree, "tests/test_architecture.py", "tests/test_language.py")
+    run_tests(tree, "tests/laws/every_mechanism.py", "-k", "softplus")
     table = run_in(tree, "-m", "rheoscope", "attention")
     assert "softplus(s)/Σ" in table.stdout, table.stderr
 
@@ -136,7 +155,6 @@ def test_the_example_of_a_family_passes_all_laws(tmp_path: Path) -> None:
         "-k",
         "seed_oss or every_family_has_a_case or cases_are_not_degenerate",
     )
-    run_tests(tree, "tests/test_architecture.py", "tests/test_language.py")
 
 
 def test_a_diff_that_does_not_fit_fails() -> None:
