@@ -40,17 +40,17 @@ def check_built(root: Path) -> None:
 
 
 def chromium(
-    environment: Mapping[str, str], which: Callable[[str], str | None], download: Callable[[], str | None]
+    environment: Mapping[str, str], find_program: Callable[[str], str | None], download: Callable[[], str | None]
 ) -> str:
     """The path of Chromium: the configured one, the system's, or a downloaded one."""
     named = environment.get("RHEOSCOPE_CHROMIUM")
-    found = named or next(filter(None, map(which, NAMES)), None) or download()
-    if found is None:
+    path = named or next(filter(None, map(find_program, NAMES)), None) or download()
+    if path is None:
         raise BrowserError(
             "Chromium is not installed and cannot be downloaded, so the page was not tested; on Debian and Ubuntu, "
             "type apt install chromium, or set RHEOSCOPE_CHROMIUM=/path/to/chromium"
         )
-    return found
+    return path
 
 
 def downloaded() -> str | None:

@@ -252,10 +252,13 @@ SETTINGS: dict[str, tuple[Settings, ...]] = {
 }
 """Analysis → the settings of each call. An analysis that is not listed is called once, with its defaults."""
 SENSES = {
-    str(word): {"a": [[3, 4, word], [5, 6, 9, word]], "b": [[word + 1, 30, word], [21, 12 + word, word]]}
-    for word in (7, 9, 14, 17, 20)
+    str(token_id): {
+        "a": [[3, 4, token_id], [5, 6, 9, token_id]],
+        "b": [[token_id + 1, 30, token_id], [21, 12 + token_id, token_id]],
+    }
+    for token_id in (7, 9, 14, 17, 20)
 }
-GROUPS = {str(word): [[word], [word + 1], [word + 15]] for word in (7, 9, 11, 13, 15)}
+GROUPS = {str(token_id): [[token_id], [token_id + 1], [token_id + 15]] for token_id in (7, 9, 11, 13, 15)}
 CARRIERS = [[3, 4], [19, 5, 6]]
 TOKEN_ID_SETTINGS: dict[str, tuple[Settings, ...]] = {
     "senses": ({"draws": 50, "words": SENSES, "control": CONTROL_MODEL},),
@@ -830,9 +833,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("OLD is required: a commit or the directory of a checkout")
     if request.quick and not request.analyses:
         request.analyses = ",".join(CHEAP)
-    for names, known in ((request.analyses, SETTINGS), (request.models, MODELS)):
-        if unknown := sorted(set(split(names)) - set(known)):
-            parser.error(f"unknown: {', '.join(unknown)}; expected {', '.join(known)}")
+    for names, table in ((request.analyses, SETTINGS), (request.models, MODELS)):
+        if unknown := sorted(set(split(names)) - set(table)):
+            parser.error(f"unknown: {', '.join(unknown)}; expected {', '.join(table)}")
     return request
 
 

@@ -13,6 +13,9 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "rheoscope"
 FILES = sorted(SOURCE.rglob("*.py"))
 TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
+SCRIPTS = sorted(
+    file for folder in ("benchmarks", "examples", ".ci", "docs/_hooks") for file in (ROOT / folder).glob("*.py")
+)
 MAX_WORDS = 25
 
 BANNED_NAMES = frozenset(
@@ -132,6 +135,11 @@ def test_no_file_of_the_package_binds_a_banned_name() -> None:
 
 def test_no_test_binds_a_banned_name() -> None:
     assert not banned_names(TEST_FILES)
+
+
+def test_no_script_binds_a_banned_name() -> None:
+    assert len(SCRIPTS) > 10
+    assert not banned_names(SCRIPTS)
 
 
 def test_no_module_has_a_banned_name() -> None:

@@ -60,7 +60,7 @@ it('a queue limits concurrent jobs, keeps their order and survives a failure', a
   finish[2]!()
   await new Promise((resolve) => setTimeout(resolve))
   finish[3]!()
-  expect((await all).map((one) => one.status)).toEqual(['rejected', 'fulfilled', 'fulfilled', 'fulfilled'])
+  expect((await all).map((outcome) => outcome.status)).toEqual(['rejected', 'fulfilled', 'fulfilled', 'fulfilled'])
 })
 
 describe('the client', () => {
