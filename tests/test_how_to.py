@@ -22,14 +22,37 @@ COPIED_FILES = (
 )
 FENCE = re.compile(r'^```(\w+) title="([^"]+)"\n(.*?)^```$', re.M | re.S)
 MAX_PLACES = 2
-REPORT_PAGE_AND_CORPUS = """
+PAGES = ("add_an_analysis.md", "add_a_mechanism.md", "add_a_family.md")
+TESTS_OF_THE_TREE = ("test_architecture", "test_ownership", "test_language", "test_message", "test_no_text_surgery")
+"""Files of tests that read the whole source tree; all of their tests run."""
+FILES = (
+    "src/rheoscope/flow/radius.py",
+    "tests/laws/every_analysis.py",
+    "tests/laws/every_family.py",
+    "tests/laws/every_mechanism.py",
+    "tests/messages",
+    "tests/pictures/test_pictures.py",
+    "tests/pretrained",
+    "tests/test_architecture.py",
+    "tests/test_catalogue.py",
+    "tests/test_language.py",
+    "tests/test_ownership.py",
+)
+ADDED = ("radius", "softplus", "seed_oss", "every_family_has_a_case", "cases_are_not_degenerate")
+"""Words in the names of the tests of the three additions."""
+WHERE_THEY_APPEAR = """
 from pathlib import Path
 
 from rheoscope.corpus.corpus_job import Job
 from rheoscope.corpus.corpus_run import run_job
 from rheoscope.report.report_plans import text_analyses
 from rheoscope.studio.descriptions import catalogue_json
+from tests.commands.cases import run_rheoscope
 
+command = run_rheoscope("analyse", "radius", "The keys to the cabinet are", "--json", "radius.json")
+assert command.status == 0, command.err
+if "L5.resid_post" in command.out and '"radius"' in Path("radius.json").read_text():
+    print("command")
 if "radius" in text_analyses():
     print("report")
 if "radius" in [analysis["name"] for analysis in catalogue_json()["analyses"]]:
@@ -38,12 +61,15 @@ Path("notes.txt").write_text("The keys to the cabinet are on the table. " * 3)
 run_job(Job(texts=("notes.txt",), analyses={"radius": {}}, length=16, least=4), Path("run"))
 if list(Path("run").rglob("radius*")):
     print("corpus")
+if "softplus(s)/Σ" in run_rheoscope("attention", width=120).out:
+    print("mechanisms")
 """
-"""Prints where the new analysis appears without further code."""
+"""Prints where the additions appear without further code."""
 
 
 def copy_tree(target: Path) -> Path:
-    ignore = shutil.ignore_patterns("__pycache__", "node_modules", "page", "*.json.gz")
+    """A copy with the compiled source files, which are valid for the copy too. Files that are being written are left out."""
+    ignore = shutil.ignore_patterns("*-pytest-*.pyc", "*.pyc.*", "node_modules", "page", "*.json.gz")
     for folder in COPIED:
         shutil.copytree(ROOT / folder, target / folder, ignore=ignore)
     for file in COPIED_FILES:
@@ -68,9 +94,6 @@ def apply_page(page: str, tree: Path) -> list[str]:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content, encoding="utf-8")
         paths.append(path)
-    assert (
-        run_in(tree, ".ci/source_tree.py").returncode == 0
-    )  # the generated tree of CONTRIBUTING.md, as `make readme` writes it
     return paths
 
 
@@ -111,50 +134,15 @@ def run_tests(tree: Path, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_example_of_an_analysis_passes_all_laws(tmp_path: Path) -> None:
+def test_the_examples_pass_all_laws_and_appear_everywhere(tmp_path: Path) -> None:
     tree = copy_tree(tmp_path / "tree")
-    assert len(apply_page("add_an_analysis.md", tree)) <= MAX_PLACES
-    run_tests(
-        tree,
-        "src/rheoscope/flow/radius.py",
-        "tests/laws/every_analysis.py",
-        "tests/test_catalogue.py",
-        "tests/pictures/test_pictures.py",
-        "-k",
-        "radius",
-    )
-    run_tests(tree, "tests/test_architecture.py", "tests/test_ownership.py", "tests/test_language.py")
-    assert "without a translation: How wide is the cloud" in run_tests(tree, "tests/messages", "-W", "default")
-    command = run_in(
-        tree, "-m", "rheoscope", "analyse", "radius", "The keys to the cabinet are", "--json", "radius.json"
-    )
-    assert command.returncode == 0, command.stderr
-    assert "L5.resid_post" in command.stdout
-    assert '"radius"' in (tree / "radius.json").read_text(encoding="utf-8")
-    in_report_page_and_corpus = run_in(tree, "-c", REPORT_PAGE_AND_CORPUS)
-    assert in_report_page_and_corpus.stdout.split() == ["report", "page", "corpus"], in_report_page_and_corpus.stderr
-
-
-@pytest.mark.slow
-def test_the_example_of_a_mechanism_passes_all_laws(tmp_path: Path) -> None:
-    tree = copy_tree(tmp_path / "tree")
-    assert len(apply_page("add_a_mechanism.md", tree)) <= MAX_PLACES
-    run_tests(tree, "tests/laws/every_mechanism.py", "-k", "softplus")
-    table = run_in(tree, "-m", "rheoscope", "attention")
-    assert "softplus(s)/Σ" in table.stdout, table.stderr
-
-
-@pytest.mark.slow
-def test_the_example_of_a_family_passes_all_laws(tmp_path: Path) -> None:
-    tree = copy_tree(tmp_path / "tree")
-    assert len(apply_page("add_a_family.md", tree)) <= MAX_PLACES
-    run_tests(
-        tree,
-        "tests/laws/every_family.py",
-        "tests/pretrained",
-        "-k",
-        "seed_oss or every_family_has_a_case or cases_are_not_degenerate",
-    )
+    for page in PAGES:
+        assert len(apply_page(page, tree)) <= MAX_PLACES, page
+    assert run_in(tree, ".ci/source_tree.py").returncode == 0  # part of `make readme`
+    output = run_tests(tree, *FILES, "-k", " or ".join(ADDED + TESTS_OF_THE_TREE))
+    assert "without a translation: How wide is the cloud" in output
+    places = run_in(tree, "-c", WHERE_THEY_APPEAR)
+    assert places.stdout.split() == ["command", "report", "page", "corpus", "mechanisms"], places.stderr
 
 
 def test_a_diff_that_does_not_fit_fails() -> None:
