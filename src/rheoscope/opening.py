@@ -12,6 +12,7 @@ from rheoscope.messages.message import Message
 from rheoscope.running.loading_stages import Progress, progress_stage
 from rheoscope.running.runner import RunnableModel
 from rheoscope.running.weight_files import default_device
+from rheoscope.running.weights_snapshot import take_snapshot
 from rheoscope.shapes import RheoscopeError
 
 LoadProgress = tuple[Progress, Progress, Progress]
@@ -136,7 +137,7 @@ def _load_native(
     model = describe_model(network, tokenizer or loaded_tokenizer, _display_name(name, initial_seed), hash_progress)
     certified_model = model.with_certificate(certify(model))
     proof_progress(1, 1)
-    return certified_model
+    return _with_snapshot(certified_model, source)
 
 
 def _load_pretrained(
@@ -151,6 +152,7 @@ def _load_pretrained(
     from rheoscope.pretrained.build_view import describe_model
     from rheoscope.pretrained.certificate import certify
     from rheoscope.pretrained.checkpoint import load_network, prepare_network
+    from rheoscope.pretrained.unsupported_networks import refuse_undescribed
 
     read_progress, hash_progress, proof_progress = load_progress
     loaded_tokenizer, ignored_weights = None, tuple[str, ...]()
@@ -167,5 +169,15 @@ def _load_pretrained(
             Message("source must be a name, a directory or a model, got {received}", received=type(source).__name__),
             Advice("rs.load('gpt2')", "--model gpt2"),
         )
-    model = describe_model(network, tokenizer or loaded_tokenizer, _display_name(name, initial_seed), hash_progress)
-    return model.with_certificate(replace(certify(model, proof_progress), ignored_weights=ignored_weights))
+    with refuse_undescribed(network):
+        model = describe_model(network, tokenizer or loaded_tokenizer, _display_name(name, initial_seed), hash_progress)
+        certificate = replace(certify(model, proof_progress), ignored_weights=ignored_weights)
+    return _with_snapshot(model.with_certificate(certificate), source)
+
+
+def _with_snapshot(model: RunnableModel, source: Any) -> RunnableModel:
+    """The model with a check that its weights are still those that were described.
+
+    On a GPU, the sample of values is read only for networks of the caller, since reading it waits for the device.
+    """
+    return model.with_check(take_snapshot(model.network, reads_gpu=isinstance(source, nn.Module)).check)

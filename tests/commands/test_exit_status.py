@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import typer
 from rheoscope.commands import exit_status
 from rheoscope.commands.app import main
 from rheoscope.commands.exit_status import run_to_status
+from rheoscope.messages.message import Message
 from rheoscope.report import progress_bars
 from rheoscope.shapes import RheoscopeError
 from tests.commands.conftest import Run
@@ -160,3 +162,13 @@ def test_a_full_standard_output_is_one_line(arguments: list[str], tmp_path: Path
         )
     assert done.returncode == 1
     assert done.stderr == "rheoscope: cannot write the output: No space left on device\n"
+
+
+def test_a_warning_of_rheoscope_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        warnings.warn(Message("the tokenizer lost {n} characters", n=3), UserWarning, stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert run_to_status(command) == 0
+    assert capsys.readouterr().err == "rheoscope: the tokenizer lost 3 characters\n"

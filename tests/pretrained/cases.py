@@ -17,7 +17,6 @@ import transformers as hf
 from torch import Generator, Tensor
 
 import rheoscope as rs
-from rheoscope.running.thread_hooks import on_call, on_return
 from tests.place import PLACE
 
 torch.set_num_threads(1)
@@ -288,10 +287,9 @@ def with_tensors(directory: Path, change: Callable[[dict[str, Tensor]], None]) -
 
 
 def hooks_left(network: Any) -> list[Any]:
-    """The hooks of all modules, except the two that look up hooks of the current thread."""
-    hooks = [
+    """The hooks of all modules."""
+    return [
         hook
         for module in network.modules()
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     ]
-    return [hook for hook in hooks if hook not in (on_call, on_return)]

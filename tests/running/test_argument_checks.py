@@ -25,7 +25,8 @@ PUBLIC = [
 ]
 ACCEPTED_KINDS = {"view": {"view"}, "trace": {"trace"}, "other": {"trace"}, "model": {"model"}, "dataset": {"dataset"},
          "content": {"dataset", "trace"},
-         "text": {"text", "ids", "number"}, "texts": {"text", "ids", "number"}}  # fmt: skip
+         "text": {"text", "ids", "number", "trace", "traces", "list of traces"},
+         "texts": {"text", "ids", "number", "trace", "traces", "list of traces"}}  # fmt: skip
 """Parameter → the kinds that it accepts, or that the model itself checks."""
 
 
@@ -60,9 +61,9 @@ def test_wrong_argument_raises_a_line_with_the_correct_call(name: str) -> None:
                 tested in ("text", "texts") and kind in ("array", "dict", "function")
             ):
                 continue
-            arguments = {
-                other: VALUES[next(iter(sorted(ACCEPTED_KINDS[other] - {"text", "number"})))] for other in required
-            } | {tested: value}
+            arguments = {other: VALUES[min(ACCEPTED_KINDS[other] - {"text", "number"})] for other in required} | {
+                tested: value
+            }
             with pytest.raises(rs.RheoscopeError, match=rf"^rs\.{name} expects .*, got .*; type ") as error:
                 function(**arguments, **other_arguments(name))
             assert "\n" not in str(error.value)
@@ -83,7 +84,7 @@ def other_arguments(name: str) -> dict[str, Any]:
         (lambda m, trace: rs.operators(m), "rs.operators expects a View, got a Model; type rs.operators(model.view)"),
         (lambda m, trace: rs.transport(m), "rs.transport expects a Trace, got a Model; type rs.transport(model.trace(text))"),
         (lambda m, trace: rs.transport("The"), "rs.transport expects a Trace, got a text; type rs.transport(model.trace(text))"),
-        (lambda m, trace: rs.surgery(m, trace, M="skew"), "rs.surgery expects a text, got a Trace; type text=trace.text"),
+        (lambda m, trace: rs.surgery(m, m.view, M="skew"), "rs.surgery expects a text, got a View; type text='a text'"),
         (
             lambda m, trace: rs.fixed_point(network("llama"), trace),
             "rs.fixed_point expects a Model, got a torch module; type rs.fixed_point(rs.load(network, tokenizer=tokenizer), …)",

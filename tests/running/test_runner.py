@@ -125,7 +125,7 @@ def test_ids_out_of_range_raise(ids: list[int]) -> None:
     "value",
     [
         torch.tensor([1.0, 2.0]),
-        torch.tensor([[1, 2]]),
+        torch.tensor([[1, 2], [3, 4]]),
         torch.tensor(3),
         torch.tensor([True, False]),
         torch.tensor([1j]),

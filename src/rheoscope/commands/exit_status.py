@@ -3,8 +3,10 @@
 import os
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import typer
 
@@ -20,7 +22,8 @@ INTERRUPTED = 130
 def run_to_status(command: Callable[[], object]) -> int:
     """Run a command and return its exit status. A failure prints one line on stderr, never a stack trace."""
     try:
-        status = command()
+        with warnings_as_lines():
+            status = command()
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
@@ -39,6 +42,20 @@ def run_to_status(command: Callable[[], object]) -> int:
     if status == INTERRUPTED:
         print_error(Message("stopped by Ctrl-C"))
     return status if isinstance(status, int) else 0
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Inside, a warning whose text is a Message is printed as one line on stderr, without the place in the source."""
+    with warnings.catch_warnings():
+        show_as_usual = warnings.showwarning
+
+        def show(message: Any, *place: Any) -> None:
+            text = message.args[0] if isinstance(message, Warning) and message.args else message
+            print_error(text) if isinstance(text, Message) else show_as_usual(message, *place)
+
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
 
 
 def print_error(line: Message) -> None:

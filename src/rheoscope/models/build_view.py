@@ -26,6 +26,7 @@ from rheoscope.models.transformer import (
     Stack,
     Translator,
 )
+from rheoscope.running.eval_mode import description_in_eval_mode
 from rheoscope.running.half_precision import description_in_float32, embeddings_in_float32
 from rheoscope.running.loading_stages import Progress
 from rheoscope.running.stream import ModelDescription, Tap, post_norm_taps, pre_norm_taps
@@ -45,12 +46,12 @@ def describe_model(
     """The model with its View, before certification."""
     check_weights(network)
     if isinstance(network, Translator):
-        source = describe_stack(network.encoder)
-        target = describe_stack(network.decoder, source.final_norm)
+        source = description_in_eval_mode(describe_stack(network.encoder), network)
+        target = description_in_eval_mode(describe_stack(network.decoder, source.final_norm), network)
         source_view = build_view(source, network.encoder, None, model_facts(network.encoder, name))
         target_view = build_view(target, network.decoder, network.unembed, model_facts(network, name, progress))
         return NativeTranslator(network, _backend_tokenizer(tokenizer), target, target_view, source, source_view)
-    description = describe_stack(network.stack)
+    description = description_in_eval_mode(describe_stack(network.stack), network)
     view = build_view(description, network.stack, network.unembed, model_facts(network, name, progress))
     return NativeTransformer(network, _backend_tokenizer(tokenizer), description, view)
 

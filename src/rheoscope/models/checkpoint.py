@@ -15,6 +15,7 @@ from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer, Translator, build, make_architecture
 from rheoscope.models.vocabulary import load_tokenizer
 from rheoscope.running.loading_stages import Progress
+from rheoscope.running.network_copy import copy_if_needed
 from rheoscope.running.weight_files import check_safetensors, check_weights, move_network, parse_device, parse_dtype
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.seeded_draws import seeded_draws
@@ -174,15 +175,14 @@ def _read_tokenizer(directory: Path, config: Config) -> Any:
 def prepare_network(
     network: Transformer | Translator, device: str | None, dtype: str | None, init_seed: int | None
 ) -> Transformer | Translator:
-    """A network that exists already, moved to a device and dtype, or its architecture with initial weights."""
+    """The network itself, its copy on another device or in another dtype, or its architecture with initial weights."""
     weight = next(network.parameters())
     target_device = weight.device if device is None else parse_device(device)
     target_dtype = weight.dtype if dtype is None else parse_dtype(dtype, device)
+    if init_seed is None:
+        return copy_if_needed(network, target_device, target_dtype, POSITION_BUFFERS)
     return move_network(
-        network if init_seed is None else initial_network(network.config, init_seed),
-        target_device,
-        target_dtype,
-        POSITION_BUFFERS,
+        initial_network(network.config, init_seed), target_device, target_dtype, POSITION_BUFFERS
     ).eval()
 
 

@@ -7,11 +7,10 @@ them cache keys and values (`GenerationCache`), so a new token costs one row of 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from rheoscope.attention.zoo import ZOO
 from rheoscope.messages.advice import Advice, use
@@ -19,6 +18,7 @@ from rheoscope.messages.message import Message
 from rheoscope.models.config import Config
 from rheoscope.models.generation_cache import GenerationCache
 from rheoscope.models.transformer import Ids, Transformer, Translator
+from rheoscope.running.eval_mode import eval_mode
 from rheoscope.shapes import RheoscopeError
 
 Logits = Float[Tensor, "b v"]
@@ -285,17 +285,6 @@ class Beam:
 
     def _length_norm(self, length: int) -> float:
         return ((5 + length) / 6) ** self.length_penalty
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Disable dropout inside the block and restore the previous mode after it."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def check_prompt(config: Config, ids: Ids, tokens: int) -> None:

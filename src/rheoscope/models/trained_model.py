@@ -10,6 +10,7 @@ from rheoscope.messages.message import Message
 from rheoscope.models.head_edits import edit_heads
 from rheoscope.models.sentence_pairs import END, SPECIALS, START
 from rheoscope.running.encoder_decoder import EncoderDecoder
+from rheoscope.running.lost_text import Span
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Edits
@@ -35,6 +36,11 @@ class NativeModel(RunnableModel):
                 )
             ) from error
 
+    def token_spans(self, text: str) -> list[Span] | None:
+        unknown = getattr(self.tokenizer.model, "unk_token", None)
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        return [span for token, span in zip(encoding.tokens, encoding.offsets, strict=True) if token != unknown]
+
     def decode(self, token_id: int) -> str:
         return str(self.tokenizer.decode([token_id], skip_special_tokens=False))
 
@@ -49,10 +55,12 @@ class NativeTransformer(NativeModel):
     def forward_logits(
         self, ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None
     ) -> Float[Tensor, "b n vocabulary"]:
-        return self.network(ids, is_token)
+        with self.eval_mode():
+            return self.network(ids, is_token)
 
     def forward_points(self, ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None) -> None:
-        self.network.stack(ids, is_token)
+        with self.eval_mode():
+            self.network.stack(ids, is_token)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,10 +73,12 @@ class NativeTranslator(NativeModel, EncoderDecoder):
     def forward_logits(
         self, ids: SourceTargetIds, is_token: Bool[Tensor, "b s"] | None
     ) -> Float[Tensor, "b t vocabulary"]:
-        return self.network(*ids, is_token)
+        with self.eval_mode():
+            return self.network(*ids, is_token)
 
     def forward_points(self, ids: SourceTargetIds, is_token: Bool[Tensor, "b s"] | None) -> None:
-        self.network.decoder(ids[1], None, None, self.network.encoder(ids[0], is_token), is_token)
+        with self.eval_mode():
+            self.network.decoder(ids[1], None, None, self.network.encoder(ids[0], is_token), is_token)
 
     def encode_source(self, text: str) -> list[int]:
         return [*super().encode(text.strip()), self._special_id(END)]

@@ -5,20 +5,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rheoscope.messages.message import Message
 from rheoscope.pretrained.families import family_of
 from rheoscope.pretrained.hf_model import Pretrained
+from rheoscope.running.eval_mode import description_in_eval_mode
 from rheoscope.running.half_precision import description_in_float32, embeddings_in_float32
 from rheoscope.running.loading_stages import Progress
 from rheoscope.running.multiple_devices import on_one_device
 from rheoscope.running.weight_files import check_weights, fingerprint
+from rheoscope.shapes import RheoscopeError
 from rheoscope.space.view import View
 
 
 def describe_model(network: Any, tokenizer: Any, name: str, progress: Progress | None = None) -> Pretrained:
     """The model with its View, before certification."""
     family = family_of(network.config)
+    if network.config.num_hidden_layers < 1:
+        raise RheoscopeError(
+            Message("the model has {layers} layers, expected at least 1", layers=network.config.num_hidden_layers)
+        )
     check_weights(network)
-    description = on_one_device(description_in_float32(family.describe(network)))
+    description = on_one_device(description_in_float32(description_in_eval_mode(family.describe(network), network)))
     unembed_module = None if description.is_encoder else network.get_output_embeddings()
     embedding_weight = description.embedding.weight
     embed, unembedding = embeddings_in_float32(

@@ -16,7 +16,9 @@ import torch
 
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
+from rheoscope.pretrained.unsupported_networks import check_supported
 from rheoscope.running.loading_stages import Progress, progress_stage
+from rheoscope.running.network_copy import copy_if_needed
 from rheoscope.running.weight_files import check_safetensors, move_network, parse_device, parse_dtype
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.seeded_draws import seeded_draws
@@ -207,7 +209,7 @@ def _check_unsharded(network: Any) -> None:
 
 
 def prepare_network(network: Any, device: str | None, dtype: str | None, init_seed: int | None) -> Any:
-    """An existing network, moved to a device and dtype, or its architecture with initial weights."""
+    """The network itself, its copy on another device or in another dtype, or its architecture with initial weights."""
     config, weight = getattr(network, "config", None), next(network.parameters(), None)
     if weight is None or not hasattr(config, "model_type"):
         raise RheoscopeError(
@@ -216,18 +218,17 @@ def prepare_network(network: Any, device: str | None, dtype: str | None, init_se
                 received=type(network).__name__,
             )
         )
+    check_supported(network)
     _check_unsharded(network)
     on_several_devices = len({parameter.device for parameter in network.parameters()}) > 1
     if on_several_devices and (device, dtype, init_seed) == (None, None, None):
-        return network.eval()  # the caller distributed it on purpose
+        return network  # the caller distributed it on purpose
     target_device = weight.device if device is None else parse_device(device)
-    target_dtype = weight.dtype if dtype is None else parse_dtype(dtype, device)
-    return move_network(
-        network if init_seed is None else initial_network(type(network), config, init_seed),
-        target_device,
-        target_dtype,
-        FIXED_DTYPE_BUFFERS,
-    ).eval()
+    target_dtype = None if dtype is None else parse_dtype(dtype, device)
+    if init_seed is None:
+        return copy_if_needed(network, target_device, target_dtype, FIXED_DTYPE_BUFFERS)
+    initial = initial_network(type(network), config, init_seed)
+    return move_network(initial, target_device, target_dtype or weight.dtype, FIXED_DTYPE_BUFFERS).eval()
 
 
 def initial_network(network_class: Any, config: Any, seed: int = 0) -> Any:

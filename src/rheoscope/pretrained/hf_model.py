@@ -11,9 +11,13 @@ from torch import Tensor
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.head_edits import apply_edits
+from rheoscope.running.lost_text import Span
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Edits
+
+LOGITS = ("logits", "prediction_logits")
+"""The names of logits in the output of a network. `BertForPreTraining` has the second."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -23,7 +27,9 @@ class Pretrained(RunnableModel):
     def forward_logits(
         self, ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None
     ) -> Float[Tensor, "b n vocabulary"]:
-        logits = getattr(self.network(**_network_inputs(ids, is_token)), "logits", None)
+        with self.eval_mode():
+            outputs = self.network(**_network_inputs(ids, is_token))
+        logits = next((outputs[name] for name in LOGITS if name in outputs), None)
         if logits is None or logits.shape[-1] != len(self.view.embed):
             raise RheoscopeError(
                 Message(
@@ -34,7 +40,8 @@ class Pretrained(RunnableModel):
         return logits
 
     def forward_points(self, ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None) -> None:
-        self.network.base_model(**_network_inputs(ids, is_token))
+        with self.eval_mode():
+            self.network.base_model(**_network_inputs(ids, is_token))
 
     def edit_heads(self, edit: Edits) -> AbstractContextManager[None]:
         if edit and len({weight.device for weight in self.network.parameters()}) > 1:
@@ -45,6 +52,14 @@ class Pretrained(RunnableModel):
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer(text)["input_ids"]
+
+    def token_spans(self, text: str) -> list[Span] | None:
+        if not getattr(self.tokenizer, "is_fast", False):
+            return None
+        encoding = self.tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
+        unknown = self.tokenizer.unk_token_id
+        spans = list(zip(encoding["input_ids"], encoding["offset_mapping"], strict=True))
+        return [tuple(span) for token_id, span in spans if token_id != unknown]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         tokenizer_options = {"return_attention_mask": False, "return_token_type_ids": False}  # saves half of the time

@@ -63,7 +63,7 @@ SUGGESTED_CODE: dict[str, dict[str, str]] = {
         "network": "rs.load(network, tokenizer=tokenizer)",
         "": "rs.load(…)",
     },
-    "text": {"trace": "trace.text", "": "'a text'"},
+    "text": {"": "'a text'"},
     "dataset": {"": "rs.trajectory(trace)"},
 }
 """Expected kind → received kind → code to type instead; the empty key is the default."""
@@ -80,8 +80,14 @@ KIND_OF_PARAMETER = {
     "dataset": "dataset",
 }
 """Parameter name → the kind that it accepts."""
-NON_TEXT_KINDS = {"model", "view", "trace", "traces", "linked", "dataset", "network", "path", "nothing"}
+NON_TEXT_KINDS = {"model", "view", "linked", "dataset", "network", "path", "nothing"}
 """Kinds that are certainly not a text; the model checks everything else."""
+VIEW_OF_KIND: dict[str, Callable[[Any], View]] = {
+    "view": lambda view: view,
+    "trace": lambda trace: trace.view,
+    "model": lambda model: model.view,
+}
+"""Kinds that carry weights, with the View of these weights."""
 
 
 def with_argument_checks(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,6 +130,8 @@ def _expected_kind(parameter: inspect.Parameter) -> str | None:
 
 def _check(function_name: str, signature: inspect.Signature, parameter_name: str, expected: str, value: Any) -> None:
     received = kind_of(value)
+    if received == expected and received in VIEW_OF_KIND:
+        VIEW_OF_KIND[received](value).check_current()
     if received == expected or (expected == "text" and received not in NON_TEXT_KINDS):
         return
     suggestion, required = (

@@ -1,7 +1,7 @@
 """Encoder-decoders: a source and a target as two Traces, linked by cross-attention."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,6 +86,7 @@ class EncoderDecoder(RunnableModel):
         `logits=True` also stores the logits (T, vocabulary) of the target, bit for bit the unhooked model's for one pair. With
         `edit` and `hooks`, as in `run`, the points are those of the edited model.
         """
+        self.view.check_current()
         is_batch = isinstance(text, list) and bool(text)
         batch = text if is_batch else [text]
         with self.apply_edits(edit, hooks):
@@ -141,6 +142,7 @@ class EncoderDecoder(RunnableModel):
         `edit={(layer, head): f}` edits self-attention of the decoder. `hooks` change points of the decoder, and points of the
         encoder with the prefix `source.`: `{"source.L0.resid_mid": g}`. All edits are undone on exit.
         """
+        self.view.check_current()
         ids = tuple(side_ids[None].to(self.device) for side_ids in self.pair_ids(text))
         with self.apply_edits(edit, hooks):
             return self.forward_logits(ids, None)[0]
@@ -164,6 +166,10 @@ class EncoderDecoder(RunnableModel):
                 Advice("model.trace((source, target))"),
             )
         return self.ids(pair[0], self.encode_source), self.ids(pair[1])
+
+    def with_check(self, check_current: Callable[[], None]) -> "EncoderDecoder":
+        """The same model with a function that raises if the weights of either View are out of date."""
+        return replace(self, view=self.view.with_check(check_current), encoder=self.encoder.with_check(check_current))
 
     def with_certificate(self, certificate: Certificate) -> "EncoderDecoder":
         """The same model with the certificate in the facts of both Views."""

@@ -1,7 +1,7 @@
 """A runnable model: forward hooks turn texts into points, and a subclass only calls the network."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +18,9 @@ from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.notebook_html import card, format_count
 from rheoscope.running.certificate import Certificate
+from rheoscope.running.eval_mode import eval_mode
 from rheoscope.running.head_edits import prepare_run_edits
+from rheoscope.running.lost_text import Span, check_lost_text
 from rheoscope.running.stream import (
     ModelDescription,
     apply_hooks,
@@ -34,7 +36,7 @@ from rheoscope.running.stream import (
 from rheoscope.running.thread_hooks import apply_module_hooks
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.device_transfer import to_device
-from rheoscope.space.model import Edits, Hooks, Text, Texts
+from rheoscope.space.model import Edits, Hooks, Text, Texts, check_same_weights
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.token_text import as_bytes, decode_token, decode_tokens, decode_utf8
 from rheoscope.space.trace import Trace
@@ -85,6 +87,10 @@ class RunnableModel(ABC):
     def encode(self, text: str) -> list[int]:
         """Token ids of a string, with the special tokens of the tokenizer."""
 
+    def token_spans(self, text: str) -> list[Span] | None:
+        """The characters [start, end) of every token that stands for text; None if the tokenizer does not report them."""
+        return None
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of several strings."""
         return [self.encode(text) for text in texts]
@@ -120,8 +126,9 @@ class RunnableModel(ABC):
         batch: Any = text if is_batch else [text]
         ids, texts = (
             [self.ids(text_item) for text_item in batch],
-            [text_item if isinstance(text_item, str) else "" for text_item in batch],
+            [text_string(text_item) for text_item in batch],
         )
+        self.view.check_current()
         with (
             self.apply_edits(edit, hooks),
             explain_out_of_memory(Message("a text of this length"), use(device="cpu")),
@@ -161,6 +168,7 @@ class RunnableModel(ABC):
         All functions get float32 or better. Their results are rounded to the model's dtype once.
         """
         ids = self.ids(text)[None].to(self.device)
+        self.view.check_current()
         with self.apply_edits(edit, hooks):
             return self.forward_logits(ids, None)[0]
 
@@ -197,6 +205,7 @@ class RunnableModel(ABC):
     def block_outputs(self, ids: Int[Tensor, "b n"]) -> list[Any]:
         """The output of every block for a batch of texts of equal length: see `run_batch`."""
         self._refuse_pairs()
+        self.view.check_current()
         outputs: list[Any] = []
         with record_block_outputs(self.description, outputs):
             self.forward_points(ids.to(self.device), None)
@@ -216,6 +225,7 @@ class RunnableModel(ABC):
 
         One forward pass and one backward pass. Weights get no gradients, so they may be frozen.
         """
+        self.view.check_current()
         captured_points: dict[str, Tensor] = {}
         with torch.enable_grad(), capture_points(self.description, captured_points):
             value = objective(self.forward_logits(self.ids(text)[None].to(self.device), None)[0])
@@ -239,12 +249,29 @@ class RunnableModel(ABC):
         """The same model with a certificate among its facts."""
         return replace(self, view=self.view.with_certificate(certificate))
 
+    def with_check(self, check_current: Callable[[], None]) -> "RunnableModel":
+        """The same model with a function that raises if its weights are out of date."""
+        return replace(self, view=self.view.with_check(check_current))
+
+    @contextmanager
+    def eval_mode(self) -> Iterator[None]:
+        """Inside, the network is in evaluation mode."""
+        with eval_mode(self.network, self._modules):
+            yield
+
+    @cached_property
+    def _modules(self) -> tuple[torch.nn.Module, ...]:
+        return tuple(self.network.modules())
+
     @property
     def device(self) -> torch.device:
         return self.description.embedding.weight.device
 
     def ids(self, text: Text, encode: Callable[[str], list[int]] | None = None) -> Int[Tensor, " n"]:
-        """Token ids of a string (special tokens included), or the ids themselves, checked against the model."""
+        """Token ids of a string (special tokens included), of a Trace, or the ids themselves, checked against the model."""
+        if isinstance(text, Trace):
+            check_same_weights(self, text)
+            return text.ids.cpu()
         if isinstance(text, str) and self.tokenizer is None:
             raise RheoscopeError(
                 Message("this model has no tokenizer, expected a tokenizer.json in the directory of its weights"),
@@ -254,6 +281,8 @@ class RunnableModel(ABC):
         context_length, vocabulary_size = self.view.context_length, len(self.view.embed)
         if not len(ids) or (isinstance(text, str) and not text):  # a tokenizer may add a start token to an empty text
             raise RheoscopeError(Message("the text has no tokens, expected at least one"))
+        if isinstance(text, str) and (spans := self.token_spans(text)) is not None:
+            check_lost_text(text, spans)
         if context_length is not None and len(ids) > context_length:
             raise RheoscopeError(
                 Message(
@@ -262,7 +291,6 @@ class RunnableModel(ABC):
                     maximum=context_length,
                 )
             )
-        id_list = ids.tolist()  # faster than torch for so few numbers
         id_list = ids.tolist()  # so few that torch's threads would cost more than they do
         smallest, largest = min(id_list), max(id_list)
         if smallest < 0 or largest >= vocabulary_size:
@@ -330,10 +358,22 @@ def _as_int_list(ids: Int[Tensor, " n"] | Sequence[int]) -> list[int]:
     return ids.tolist() if isinstance(ids, Tensor) else [int(token_id) for token_id in ids]
 
 
+def text_string(text: Any) -> str:
+    """A text as a string; empty if only its token ids are given."""
+    return text.text if isinstance(text, Trace) else text if isinstance(text, str) else ""
+
+
 def as_token_ids(text: Any) -> Int[Tensor, " n"]:
-    """Token ids from a list, an array or a tensor of integers; raises for anything else."""
+    """Token ids from a list, an array, a tensor of integers or the output of a tokenizer; raises for anything else.
+
+    A tensor (1, n) is one text. Padding, which the attention mask of a tokenizer marks, is left out.
+    """
+    if isinstance(text, Mapping) and "input_ids" in text:
+        all_ids, is_token = as_token_ids(text["input_ids"]), torch.as_tensor(text.get("attention_mask", True)).bool()
+        return all_ids[is_token.reshape(-1)] if is_token.numel() == len(all_ids) else all_ids
     try:
         ids = torch.as_tensor(text)
+        ids = ids[0] if isinstance(text, Tensor) and ids.ndim == 2 and len(ids) == 1 else ids
     except (TypeError, ValueError, RuntimeError):
         ids = None
     if ids is not None and ids.ndim == 1 and not len(ids):

@@ -40,8 +40,8 @@ Hook = Callable[[Tensor], Tensor]
 """An edit of the points (b, n, d) at a step."""
 Hooks = Mapping[str, Hook] | Mapping[Step, Hook]
 """{step or its label: edit of the points}; steps of an encoder are `source.L0.resid_mid`."""
-Text = str | Sequence[int] | Tensor
-"""One text: a string, or its token ids."""
+Text = str | Sequence[int] | Tensor | Mapping[str, Any] | Trace
+"""One text: a string, its token ids, the output of a tokenizer, or its Trace in the same model."""
 Texts = Sequence[Text]
 """Several texts. A string or a list of integers is one text."""
 
@@ -132,5 +132,7 @@ def check_same_weights(model: Model, trace: object) -> None:
 
 def as_text_list(texts: Any) -> list[Any]:
     """One text or several as a list of texts; a list of token ids is one text."""
-    is_batch = isinstance(texts, list | tuple) and bool(texts) and not isinstance(texts[0], Integral)
+    is_batch = isinstance(texts, Traces) or (
+        isinstance(texts, list | tuple) and bool(texts) and not isinstance(texts[0], Integral)
+    )
     return list(texts) if is_batch else [texts]

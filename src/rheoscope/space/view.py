@@ -29,6 +29,7 @@ class View:
     `cross_heads[l]` are the cross-attention heads of layer l of a decoder. `facts` describe the origin and affect no number:
     name, family, weight hash, dtype, device, certificate.
     `dtype` is the model's own dtype: points and weights are rounded to it, and stored here in float32 or better.
+    `check_current()` raises if the network has other weights by now than those that this View describes.
     """
 
     layer_heads: tuple[Heads, ...]
@@ -43,6 +44,7 @@ class View:
     facts: dict[str, Any] = field(default_factory=dict)
     cross_heads: tuple[CrossHeads, ...] = ()
     dtype: torch.dtype = torch.float32
+    check_current: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
         return f"<View of {self.summary}>"
@@ -70,7 +72,7 @@ class View:
             "heads": f"{self.layers} layers × {self.heads} heads",
             "width": str(self.width),
             "vocabulary": f"{len(self.embed):,} tokens",
-            "weights": f"{str(self.embed.dtype).removeprefix('torch.')} on {self.embed.device}",
+            "weights": f"{str(self.dtype).removeprefix('torch.')} on {self.embed.device}",
         }
 
     @property
@@ -118,6 +120,10 @@ class View:
             return self.unembed
         return torch.nn.functional.pad(unembed.mT, (0, 0, 0, -unembed.shape[-1] % 64)).mT
 
+    def with_check(self, check_current: Callable[[], None]) -> "View":
+        """The same View with a function that raises if its weights are out of date."""
+        return replace(self, check_current=check_current)
+
     def with_certificate(self, certificate: Any) -> "View":
         """The same View with a certificate among its facts."""
         return replace(self, facts=self.facts | {"certificate": certificate})
@@ -147,7 +153,8 @@ class View:
         return [(layer, head) for head in range(self.heads_of(layer).n_heads)]
 
     def head(self, layer: int, head: int) -> Head:
-        """One head; layers and heads count from 0."""
+        """One head; layers and heads count from 0. Raises if the weights of the network have changed since."""
+        self.check_current()
         return Head(layer, head, self.heads_of(layer, head))
 
     def cross_heads_of(self, layer: int, head: int = 0) -> CrossHeads:

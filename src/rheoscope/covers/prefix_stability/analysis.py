@@ -118,6 +118,7 @@ def random_prefixes(ids: Int[Tensor, " n"], seed: int) -> list[Int[Tensor, " m"]
 
 def trace_with_prefixes(model: Model, text: Text, prefixes: Sequence[Text]) -> tuple[Trace, list[Trace]]:
     """The Trace of the text alone, and of the text after each prefix."""
+    text, prefixes = _without_traces([text])[0], prefixes if isinstance(prefixes, str) else _without_traces(prefixes)
     same_type = all(isinstance(prefix, str) == isinstance(text, str) and len(prefix) for prefix in prefixes)
     if isinstance(prefixes, str) or not len(prefixes) or not same_type:
         kinds = [type(prefix).__name__ if len(prefix) else "empty" for prefix in prefixes]
@@ -134,6 +135,11 @@ def trace_with_prefixes(model: Model, text: Text, prefixes: Sequence[Text]) -> t
         for prefix in prefixes
     ]
     return model.trace(text), [model.trace(joined_text) for joined_text in joined_texts]
+
+
+def _without_traces(texts: Sequence[Text]) -> list[Any]:
+    """Texts as strings or token ids."""
+    return [(text.text or text.ids) if isinstance(text, Trace) else text for text in texts]
 
 
 def common_suffix_length(a: Int[Tensor, " m"], b: Int[Tensor, " n"]) -> int:

@@ -1,0 +1,103 @@
+"""A snapshot of the weights of a network, which detects that they have changed since they were described."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
+from rheoscope.shapes import RheoscopeError
+
+SAMPLES_PER_WEIGHT = 16
+"""The largest number of values of each weight that a snapshot compares."""
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The integer type of each size in bytes. NumPy has no bfloat16, and integers compare bits."""
+
+
+@dataclass(frozen=True, eq=False)
+class WeightsSnapshot:
+    """The weights of a network at one time: which tensors they are, how often each was written to, and a sample of values.
+
+    Writes through `.data` do not move the counter of a tensor, so the sample finds them. The sample has at most 16 values of each
+    weight at equal distances. Reading it from a GPU waits for the device.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> snapshot = take_snapshot(linear)
+    >>> with torch.no_grad():
+    ...     _ = linear.weight.add_(1)
+    >>> snapshot.is_current
+    False
+    """
+
+    modules: tuple[nn.Module, ...]
+    identities: list[int]
+    samples: "Samples"
+    values: bytes
+
+    @property
+    def is_current(self) -> bool:
+        """Whether nothing has changed, as far as the counters and the sample can see."""
+        return weight_identities(self.modules) == self.identities and self.samples.read() == self.values
+
+    def check(self) -> None:
+        """Raise if the weights have changed."""
+        if not self.is_current:
+            raise RheoscopeError(
+                Message("the weights of this model have changed since it was loaded, so its M and F are out of date"),
+                Advice("model = rs.load(model.network, tokenizer=model.tokenizer)"),
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Views of a few values of every weight: arrays of the CPU's memory, and tensors on other devices."""
+
+    arrays: list[Any]
+    device_tensors: list[Tensor]
+
+    def read(self) -> bytes:
+        """The current values."""
+        on_devices = [x.cpu().numpy().tobytes() for x in self.device_tensors]
+        return b"".join([array.tobytes() for array in self.arrays] + on_devices)
+
+
+def take_snapshot(network: nn.Module, reads_gpu: bool = True) -> WeightsSnapshot:
+    """The snapshot of a network in its current state."""
+    modules = tuple(network.modules())
+    weights = [sample_of(x) for module in modules for x in persistent_tensors(module) if x.numel()]
+    arrays = [x.numpy() for x in weights if x.device.type == "cpu"]
+    samples = Samples(arrays, [x for x in weights if x.device.type != "cpu"] if reads_gpu else [])
+    return WeightsSnapshot(modules, weight_identities(modules), samples, samples.read())
+
+
+def persistent_tensors(module: nn.Module) -> list[Tensor]:
+    """The parameters and stored buffers of one module. Buffers that are not stored may change in a forward pass."""
+    tensors: list[Tensor] = [x for x in module._parameters.values() if x is not None]
+    if module._buffers:
+        temporary = module._non_persistent_buffers_set
+        tensors += [x for name, x in module._buffers.items() if x is not None and name not in temporary]
+    return tensors
+
+
+def weight_identities(modules: tuple[nn.Module, ...]) -> list[int]:
+    """The submodules of every module, and for each of its weights the object, the address and the number of writes."""
+    numbers: list[int] = []
+    for module in modules:
+        numbers += map(id, module._modules.values())
+        for x in persistent_tensors(module):
+            numbers += id(x), x.data_ptr(), -1 if x.is_inference() else x._version
+    return numbers
+
+
+def sample_of(x: Tensor) -> Tensor:
+    """At most 16 values of a tensor at equal distances in memory, as a view of its bytes."""
+    values = x.detach()
+    if x.is_contiguous():
+        sample = values.view(-1)[:: -(-x.numel() // SAMPLES_PER_WEIGHT)]
+    else:  # by steps along its longest dimension, since a copy would not see later writes
+        longest = max(range(x.ndim), key=lambda dim: x.shape[dim])
+        first_row = values[tuple(slice(None) if dim == longest else 0 for dim in range(x.ndim))]
+        sample = first_row[:: -(-len(first_row) // SAMPLES_PER_WEIGHT)]
+    return sample.view(INTEGERS[sample.dtype.itemsize]) if sample.dtype.itemsize in INTEGERS else sample
