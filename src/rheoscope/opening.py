@@ -43,12 +43,15 @@ def load(
     control that every claim about training needs. `seed` chooses the initial weights.
     `device` defaults to a working GPU, else to the CPU. A built model stays on its device. `device="auto"` spreads the layers
     of a pretrained model over all GPUs (by accelerate).
-    `dtype` defaults to float32 on the CPU and to the checkpoint's dtype on a GPU.
+    `dtype` defaults to float32 on the CPU and to the checkpoint's dtype on a GPU. A built model keeps its own. Another device
+    or dtype makes a copy of it.
     `progress(done, total)` reports reading, hashing and certifying in percent.
 
     **Laws** The logits equal the unhooked model's bit for bit. Weights and displacements recomputed from the View equal the
     model's: every load certifies this on eight tokens (`model.view.facts["certificate"]`). Unsupported architectures raise an
     error. So do weights that the stream needs and the checkpoint lacks. The certificate lists weights outside the stream.
+    A built model is unchanged after any call: its mode (dropout included), dtypes, weights, buffers and hooks. If its weights
+    change later, for example in a training step, calls raise an error until it is loaded again.
 
     **Safety** Only safetensors files are read, and remote code never runs.
 
