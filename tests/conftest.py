@@ -100,13 +100,20 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Drop the doctests of names that `rheoscope` re-exports, which run in their own files. Then sort the rest."""
+    """Drop the doctests of names that `rheoscope` re-exports, which run in their own files. Then sort the rest.
+
+    Slow tests come first, so that no worker begins one when the others have finished.
+    """
     unique = [item for item in items if not item.nodeid.startswith("src/rheoscope/__init__.py::rheoscope.")]
-    items[:] = sorted(unique, key=lambda item: (item.nodeid.startswith("src/"), str(item.path)))
+    items[:] = sorted(unique, key=collection_order)
     if "RHEOSCOPE_TEST_DEVICE" in os.environ:
         for item in items:
             if item.nodeid.startswith(MODEL_LAWS):
                 item.add_marker("gpu")
+
+
+def collection_order(item: pytest.Item) -> tuple[bool, bool, str]:
+    return item.get_closest_marker("slow") is None, item.nodeid.startswith("src/"), str(item.path)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -32,14 +32,14 @@ def eval_mode(network: nn.Module, modules: Sequence[nn.Module] | None = None) ->
 
 
 def _stop_training(modules: Iterator[nn.Module] | Sequence[nn.Module]) -> Undo:
-    """Write the flag itself, because a module may do more in its `train` method."""
-    training_modules = [module for module in modules if module.training]
-    for module in training_modules:
-        module.training = False
+    """Write the flags themselves: a module may do more in its `train` method, and its attributes are slow to set."""
+    training_modules = [vars(module) for module in modules if module.training]
+    for attributes in training_modules:
+        attributes["training"] = False
 
     def undo() -> None:
-        for module in training_modules:
-            module.training = True
+        for attributes in training_modules:
+            attributes["training"] = True
 
     return undo
 
