@@ -40,6 +40,16 @@ SCORES = [
 """Mechanisms with scores other than dot products, or normalisers other than softmax."""
 EDITED = [*SORTS, *ODD, "opt_post", "own_branch_post", *SCORES]
 """Models with every feature (see tests/laws/every_analysis.py), every normaliser and both norm placements."""
+OTHERS = [name for name in SOME if name not in ("gpt2", "llama")]
+REPLACED = [
+    *((name, "symmetric") for name in EDITED),
+    *(
+        (name, M)
+        for index, M in enumerate(M for M in DENSE if M != "symmetric")
+        for name in ("gpt2", "llama", OTHERS[2 * index % 9], OTHERS[(2 * index + 1) % 9])
+    ),
+]
+"""Every model with the symmetric M. Every other M without RoPE, with it, and in two other models in turn."""
 
 # Dense references
 
@@ -110,10 +120,7 @@ def tolerance(name: str) -> float:
     return 1e-9 if not turning(name) and name not in theirs.ISLANDS else 2e-5
 
 
-@pytest.mark.parametrize(
-    ("name", "M"),
-    [(name, M) for M in DENSE for name in (EDITED if M == "symmetric" else SOME)],
-)
+@pytest.mark.parametrize(("name", "M"), REPLACED)
 @torch.no_grad()
 def test_a_replaced_M_gives_the_scores_of_dense_forms_in_every_layer(name: str, M: str) -> None:
     if M == "positive" and turning(name):

@@ -49,8 +49,15 @@ def positive_part(M: Tensor) -> Tensor:
     return vectors * values.clamp(min=0)[..., None, :] @ vectors.mT
 
 
-def low_rank_M(heads: Heads, offset: int, rank: int) -> Tensor:
+@cache
+def singular_vectors(heads: Heads) -> tuple[Tensor, Tensor]:
+    """The left and the right singular vectors of M at offset 0."""
     u, _, vh = torch.linalg.svd(dense_M(heads, 0))
+    return u, vh
+
+
+def low_rank_M(heads: Heads, offset: int, rank: int) -> Tensor:
+    u, vh = singular_vectors(heads)
     u, v = u[..., :rank], vh[..., :rank, :].mT
     return u @ u.mT @ dense_M(heads, offset) @ v @ v.mT
 
