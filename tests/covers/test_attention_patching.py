@@ -1,5 +1,6 @@
 """Attention patching: the derivative at 0, the sign of the slopes, a patch by hand, and errors."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,36 +20,35 @@ OTHER_MECHANISMS = [
 ]
 """Mechanisms with other scores or normalisers, and a post-norm model with scaled branches."""
 SOME = [*SORTS, *ODD, "opt_post", *OTHER_MECHANISMS]
+CHOSEN = [(0, 1), (1, 2)]
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_the_derivative_at_0_is_the_sum_of_the_slopes(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "heads"), [*((name, None) for name in SOME), *((name, CHOSEN) for name in ("llama", "bert", "own_metric"))]
+)
+def test_the_derivative_at_0_is_the_sum_of_the_slopes(name: str, heads: list[tuple[int, int]] | None) -> None:
+    network, trace, size = double(name), traced(name, F64), 1e-3
+    slope = float(rs.attention_patching(network, trace, 7, (), heads).slope.sum())
+    step = size / max(abs(slope), 1e-3)
+    result = rs.attention_patching(network, trace, 7, (-step, 0.0, step), heads)
+    assert float(result.loss[2] - result.loss[0]) / (2 * step) == pytest.approx(slope, rel=2e-2, abs=1e-7)
+    assert result.predicted_loss.values == pytest.approx(result.loss.values, abs=0.1 * size + 1e-6)
+    assert float(result.loss[1]) == pytest.approx(float(-trace.logits[-1].log_softmax(-1)[7]), abs=1e-9)
+
+
+@pytest.mark.parametrize(("name", "target"), [("gpt2", 3), ("llama", 20), ("gemma3", 3), ("neox", 20), ("bert", 3)])
+def test_small_steps_against_the_gradient_lower_the_loss(name: str, target: int) -> None:
     network, trace = double(name), traced(name, F64)
-    for heads in (None, [(0, 1), (1, 2)]):
-        size = 1e-3
-        slope = float(rs.attention_patching(network, trace, 7, (), heads).slope.sum())
-        step = size / max(abs(slope), 1e-3)
-        result = rs.attention_patching(network, trace, 7, (-step, 0.0, step), heads)
-        assert float(result.loss[2] - result.loss[0]) / (2 * step) == pytest.approx(slope, rel=2e-2, abs=1e-7)
-        assert result.predicted_loss.values == pytest.approx(result.loss.values, abs=0.1 * size + 1e-6)
-        assert float(result.loss[1]) == pytest.approx(float(-trace.logits[-1].log_softmax(-1)[7]), abs=1e-9)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "neox", "bert"])
-def test_small_steps_against_the_gradient_lower_the_loss(name: str) -> None:
-    network, trace = double(name), traced(name, F64)
-    for target in (3, 20):
-        result = rs.attention_patching(network, trace, target, (0.0,))
-        slope = float(result.slope.sum())
-        assert bool((result.slope >= -1e-12).all())
-        assert slope > 0
-        errors = []
-        for predicted_decrease in (1e-3, 5e-4):  # nats
-            result = rs.attention_patching(network, trace, target, (-predicted_decrease / slope, 0.0))
-            decrease = float(result.loss[1] - result.loss[0])
-            assert decrease == pytest.approx(predicted_decrease, rel=0.1)
-            errors.append(abs(decrease / predicted_decrease - 1))
-        assert errors[1] <= 0.6 * errors[0] + 2e-3  # the error of the prediction is of second order
+    result = rs.attention_patching(network, trace, target, ())
+    slope = float(result.slope.sum())
+    assert bool((result.slope >= -1e-12).all())
+    assert slope > 0
+    predicted_decreases = np.array([1e-3, 5e-4])  # nats
+    result = rs.attention_patching(network, trace, target, (*(-predicted_decreases / slope), 0.0))
+    decreases = result.loss.values[2] - result.loss.values[:2]
+    assert decreases == pytest.approx(predicted_decreases, rel=0.1)
+    errors = abs(decreases / predicted_decreases - 1)
+    assert errors[1] <= 0.6 * errors[0] + 2e-3  # the error of the prediction is of second order
 
 
 def test_a_patched_head_equals_an_edit_by_hand() -> None:
