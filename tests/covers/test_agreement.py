@@ -147,7 +147,7 @@ def test_random_heads_lie_inside_their_null(position: str) -> None:
         model = rs.load(randomised(Transformer(config), seed=seed).double())
         with torch.no_grad():
             model.view.layer_heads[0].norm.apply.weight.fill_(1)
-        cloud = random(seed, 24, 48) * torch.linspace(0.3, 3, 48, dtype=F64)
+        cloud = random(seed, 18, 48) * torch.linspace(0.3, 3, 48, dtype=F64)
         result = rs.agreement(trace_with_points(model, cloud), draws=60, seed=seed)
         inside_shares.append(float((abs(result.z) < 1.96).mean()))
         assert float((result.q_value < 0.05).mean()) < 0.05
@@ -273,7 +273,7 @@ def test_the_check_without_the_device_agrees_with_the_device(
 ) -> None:
     """`enough_keys_guaranteed` never accepts a text that the full check refuses."""
     model, is_guaranteed, answers = double(family), module.enough_keys_guaranteed, set()
-    for n in range(5, 14):
+    for n in (5, 6, 7, 8, 10, 13):
         traces = model.trace([text(n=n), text(n=13)])
         with monkeypatch.context() as patch:
             patch.setattr(module, "enough_keys_guaranteed", lambda *_: False)

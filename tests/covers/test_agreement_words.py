@@ -1,5 +1,6 @@
 """Tests of the text of `agreement`: the table of layers, the summary, the lists of heads and the named pairs."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,11 @@ from rheoscope.space.results import Results
 from tests.report.cases import TEXT, Parts, flow_results, model, report_results, small
 
 
+@cache
+def example_agreement() -> Any:
+    return rs.agreement(model().trace(TEXT), draws=4)
+
+
 def results_with(dataset: Any) -> Results:
     return Results(model().view, model().token_strings, model().trace(TEXT)).with_result("agreement", dataset)
 
@@ -45,7 +51,7 @@ def test_the_table_has_one_row_per_layer_with_counts_and_types() -> None:
 
 
 def test_the_summary_counts_heads_above_and_below_their_null() -> None:
-    dataset = rs.agreement(model().trace(TEXT), draws=4)
+    dataset = example_agreement()
     q, z = np.ones((6, 4)), np.zeros((6, 4))
     q[0, :3], z[0, 0], z[0, 1], z[0, 2] = 0.01, 5, 6, -4
     planted = dataset.assign(q_value=dataset.q_value.copy(data=q), z=dataset.z.copy(data=z))
@@ -64,7 +70,7 @@ def test_the_summary_counts_heads_above_and_below_their_null() -> None:
 
 
 def test_lists_are_sorted_by_effect_size() -> None:
-    dataset = rs.agreement(model().trace(TEXT), draws=2)
+    dataset = example_agreement()
     q, z, agreement = np.ones((6, 4)), np.full((6, 4), 0.5), np.zeros((6, 4))
     for head_index, (sign, size) in {(3, 2): (-1, 0.4), (0, 1): (-1, 0.7), (5, 3): (1, 0.2), (1, 0): (1, 0.9)}.items():
         q[head_index], z[head_index], agreement[head_index] = 0.01, sign * 5, sign * size
@@ -132,4 +138,5 @@ def test_the_untrained_control_has_a_column_and_a_sentence() -> None:
 
 @pytest.mark.parametrize("builder", [blocks, head_table])
 def test_there_are_no_blocks_without_a_result(builder: Any) -> None:
-    assert builder(flow_results("a")) == []
+    empty = Results(model().view, model().token_strings, model().trace("a"))
+    assert builder(empty.with_failure("agreement", rs.RheoscopeError("the text is too short"))) == []
