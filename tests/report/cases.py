@@ -14,6 +14,9 @@ from rheoscope.space.results import Results
 from tests.pictures.cases import TEXT, check_all_renderers, model
 from tests.report.parts import Parts
 
+SHORT_TEXT = "The keys to the old"
+"""A second text, too short for `agreement`."""
+
 
 @cache
 def small() -> Any:
@@ -39,4 +42,4 @@ def flow_results(text: str = TEXT) -> Results:
     return report_results(REPORTS["flow"], text)
 
 
-__all__ = ["TEXT", "Parts", "report_results", "check_all_renderers", "model", "small", "flow_results"]
+__all__ = ["SHORT_TEXT", "TEXT", "Parts", "report_results", "check_all_renderers", "model", "small", "flow_results"]

@@ -7,7 +7,7 @@ from rheoscope.messages.numbers import format_number
 from rheoscope.picture.blocks import Table
 from rheoscope.report.layer_table import NULL_CAPTION, available_columns, blocks, comparison_blocks
 from rheoscope.report.report_plans import REPORTS
-from tests.report.cases import flow_results, report_results
+from tests.report.cases import SHORT_TEXT, flow_results, report_results, small
 
 
 def test_a_row_describes_the_end_of_its_layer() -> None:
@@ -53,7 +53,7 @@ def test_a_column_without_a_result_is_left_out() -> None:
 
 
 def test_fast_tables_have_no_sampled_nulls_and_a_note() -> None:
-    (table,) = blocks(report_results(REPORTS["flow"], "The keys to the cabinet are", fast=True))
+    (table,) = blocks(report_results(REPORTS["flow"], "The keys to the cabinet are", fast=True, of=small()))
     assert isinstance(table, Table)
     assert table.note == "null distributions were not drawn (--fast)"
     for row in table.rows:
@@ -64,7 +64,7 @@ def test_fast_tables_have_no_sampled_nulls_and_a_note() -> None:
 
 
 def test_two_texts_have_rows_and_their_difference() -> None:
-    second_results = flow_results("The keys to the old")
+    second_results = flow_results(SHORT_TEXT)
     (table,) = comparison_blocks(flow_results(), second_results)
     assert isinstance(table, Table)
     assert len(table.rows) == 3 * 6

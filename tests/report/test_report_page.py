@@ -20,9 +20,8 @@ from rheoscope.report.findings import finding_sentences, findings
 from rheoscope.report.layer_table import available_columns
 from rheoscope.report.report_page import comparison_page, report_page, result_pictures
 from rheoscope.report.report_plans import REPORTS, report_of_analysis
-from tests.report.cases import TEXT, Parts, flow_results, model, report_results, small
+from tests.report.cases import SHORT_TEXT, TEXT, Parts, flow_results, model, report_results, small
 
-SECOND = "The sky is blue and the sea is green, and all the ships on it are old."
 FLOW = REPORTS["flow"]
 
 
@@ -33,7 +32,7 @@ def html() -> str:
 
 @pytest.fixture(scope="module")
 def comparison_html() -> str:
-    return comparison_page(FLOW, flow_results(), flow_results(SECOND)).to_html()
+    return comparison_page(FLOW, flow_results(), flow_results(SHORT_TEXT)).to_html()
 
 
 # One text
@@ -92,12 +91,11 @@ def test_the_page_has_every_number_of_every_layer(html: str) -> None:
     assert [len(re.findall("<td", row)) for row in rows] == [len(available_columns(flow_results().datasets)) + 1] * 6
 
 
-def test_the_text_is_escaped() -> None:
+def test_the_text_is_escaped(html: str) -> None:
     text = "<script>alert(1)</script> a & b \"quoted\" 'so' </svg></title> $x$ <b> \x00\x1b[31m red"
     results = report_results(FLOW, text, of=small())
     parts = Parts(report_page(FLOW, results).to_html())
-    plain = Parts(report_page(FLOW, flow_results()).to_html())
-    assert {tag for tag, _ in parts.elements} <= {tag for tag, _ in plain.elements}
+    assert {tag for tag, _ in parts.elements} <= {tag for tag, _ in Parts(html).elements}
     assert parts.count("script") == 1
     assert "alert(1)" not in "".join(parts.texts["script"])
     assert not any(name.startswith("on") for _, attrs in parts.elements for name in attrs)
@@ -117,7 +115,7 @@ def test_tokens_are_escaped() -> None:
     assert "<script>alert(1)</script>" in parts.texts["li"]
 
 
-def test_massive_tokens_are_named_and_marked() -> None:
+def test_massive_tokens_are_named_and_marked(html: str) -> None:
     trace = flow_results().required_trace
     points = trace.points.clone()
     points[3, 4] *= 1000
@@ -125,7 +123,7 @@ def test_massive_tokens_are_named_and_marked() -> None:
     page = report_page(FLOW, bare).to_html()
     assert Parts(page).count("li", "massive") == 1
     assert f"massive tokens left out of the clouds: 4 {trace.tokens[4].replace(' ', '·')}" in page
-    assert Parts(report_page(FLOW, flow_results()).to_html()).count("li", "massive") == 0
+    assert Parts(html).count("li", "massive") == 0
 
 
 def test_a_short_text_lists_skipped_analyses() -> None:
@@ -193,13 +191,13 @@ def test_every_report_has_a_page(name: str, options: dict[str, Any], titles: lis
 
 def test_weights_alone_have_a_page_without_a_text() -> None:
     for job in (REPORTS["operators"], report_of_analysis("operators")):
-        parts = Parts(report_page(job, report_results(job, None)).to_html())
+        parts = Parts(report_page(job, report_results(job, None, of=small())).to_html())
         assert "The text" not in parts.texts["h2"]
-        assert str(model().view.facts["weights"]) in parts.texts["dd"]
+        assert str(small().view.facts["weights"]) in parts.texts["dd"]
 
 
 def test_rendering_a_page_does_not_run_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = flow_results(), flow_results(SECOND)
+    first, second = flow_results(), flow_results(SHORT_TEXT)
 
     def fail_if_called(*_: object, **__: object) -> None:
         pytest.fail("a renderer has run the model")
@@ -228,7 +226,7 @@ def test_both_texts_have_their_tokens_findings_and_pictures(comparison_html: str
     assert "Layer by layer, both texts" in heads
     assert parts.count("script") == 1
     assert f"{len(flow_results().required_trace)} tokens" in comparison_html
-    assert f"{len(flow_results(SECOND).required_trace)} tokens" in comparison_html
+    assert f"{len(flow_results(SHORT_TEXT).required_trace)} tokens" in comparison_html
 
 
 def test_the_comparison_table_has_both_texts_and_the_difference(comparison_html: str) -> None:
@@ -237,19 +235,19 @@ def test_the_comparison_table_has_both_texts_and_the_difference(comparison_html:
     rows = table.split("<tr>")[2:]
     for column in available_columns(flow_results().datasets):
         a, b = (
-            column.value(drawing.datasets[column.analysis], 2) for drawing in (flow_results(), flow_results(SECOND))
+            column.value(drawing.datasets[column.analysis], 2) for drawing in (flow_results(), flow_results(SHORT_TEXT))
         )
         for row, value in zip(rows[6:9], (a, b, b - a), strict=True):
             assert f"<span>{format_number(value)}</span>" in row
 
 
 def test_comparison_curves_have_the_numbers_of_the_table() -> None:
-    comparison = picture_compared(flow_results(), flow_results(SECOND))
+    comparison = picture_compared(flow_results(), flow_results(SHORT_TEXT))
     titles = [column.title for column in available_columns(flow_results().datasets)]
     assert [panel.title for panel in comparison.panels] == titles
     kappa = comparison.panels[titles.index("κ")]
     lines_by_name = {mark.name: mark for mark in kappa.marks if isinstance(mark, Line)}
-    assert lines_by_name["text 2"].y == pytest.approx(flow_results(SECOND).datasets["transport"].kappa.values)
+    assert lines_by_name["text 2"].y == pytest.approx(flow_results(SHORT_TEXT).datasets["transport"].kappa.values)
     assert lines_by_name["text 1, null"].y == pytest.approx(flow_results().datasets["transport"].kappa_null.values)
     assert lines_by_name["text 1, null"].style == "dashed"
 

@@ -10,7 +10,7 @@ from rheoscope.picture.blocks import Lines, Table
 from rheoscope.report.report_plans import REPORTS, ReportPlan, report_of_analysis, text_analyses
 from rheoscope.report.verdicts import QUESTIONS
 from rheoscope.space.results import Results
-from tests.report.cases import TEXT, flow_results, model, report_results, small
+from tests.report.cases import SHORT_TEXT, TEXT, flow_results, model, report_results, small
 
 
 def empty() -> Results:
@@ -52,7 +52,7 @@ def test_agreement_picks_the_heads_of_single_head_pictures() -> None:
 
 
 def test_a_text_too_short_for_agreement_has_all_other_results() -> None:
-    short = flow_results("The keys to the old")
+    short = flow_results(SHORT_TEXT)
     assert short.reason("agreement").startswith("agreement needs a query with at least 8 other keys")
     for name in ("distorted_pairs", "score_attribution"):
         assert short.reason(name) == "agreement has no result, so no head can be picked"
@@ -90,7 +90,7 @@ def test_sections_need_only_analyses_that_run(name: str) -> None:
 
 
 def test_there_are_no_findings_without_nulls() -> None:
-    quick = report_results(REPORTS["covers"], fast=True)
+    quick = report_results(REPORTS["covers"], fast=True, of=small())
     (block,) = REPORTS["covers"].sections[1].blocks(quick)
     assert isinstance(block, Lines)
     assert block.lines == ["Nothing was tested: null distributions were not drawn (--fast)."]
@@ -98,7 +98,7 @@ def test_there_are_no_findings_without_nulls() -> None:
 
 def test_titles_name_the_command_and_the_text() -> None:
     assert REPORTS["flow"].title(flow_results()) == TEXT[:89].rstrip() + "…"
-    assert REPORTS["covers"].title(flow_results("a b")) == "Covers: a b"
+    assert REPORTS["covers"].title(flow_results(SHORT_TEXT)) == f"Covers: {SHORT_TEXT}"
     assert REPORTS["operators"].title(empty()) == "Operators of the default model"
     assert report_of_analysis("operators").title(empty()) == "operators: the default model"
 
@@ -106,7 +106,7 @@ def test_titles_name_the_command_and_the_text() -> None:
 @pytest.mark.parametrize("name", ["trajectory", "operators", "massive_tokens", "surgery"])
 def test_any_analysis_has_a_report(name: str) -> None:
     plan: ReportPlan = report_of_analysis(name)
-    results = report_results(plan, TEXT)
+    results = report_results(plan, TEXT, of=small())
     assert list(results.datasets) == [name]
     assert plan.required == name
     blocks = [block for item in plan.sections for block in item.blocks(results)]

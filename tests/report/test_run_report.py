@@ -39,16 +39,16 @@ def test_equal_paths_are_refused(names: dict[str, Path]) -> None:
 
 
 def test_covers_prints_a_row_per_layer_and_writes_the_files(capsys: pytest.CaptureFixture) -> None:
-    control = rs.load(untrained=True).trace(TEXT)
+    control = rs.load(small().network, tokenizer=small().tokenizer, untrained=True, seed=3).trace(TEXT)
     files = OutputFiles(Path("c.json"), Path("tables"), Path("c.html"))
-    run_report.run_report(REPORTS["covers"], model(), TEXT, {"draws": 4, "control": control}, files, explain=True)
+    run_report.run_report(REPORTS["covers"], small(), TEXT, {"draws": 4, "control": control}, files, explain=True)
     output = capsys.readouterr().out
-    for layer in range(6):
+    for layer in range(3):
         assert f"\nL{layer} " in output
     for phrase in (
         "similar",
         "opposite",
-        "24 heads",
+        "12 heads",
         "separates (near in E",
         "merges (far in E",
         "given distance and norm",
@@ -131,10 +131,10 @@ def test_surgery_prints_every_change_and_writes_every_number(capsys: pytest.Capt
 
 
 def test_reverse_names_the_heads_with_the_largest_gradient(capsys: pytest.CaptureFixture) -> None:
-    result = rs.reversed_attention(model(), model().trace(SHORT), " on")
+    result = rs.reversed_attention(small(), small().trace(SHORT), " on")
     layer, head = divmod(int(result.norm.values.argmax()), 4)
     files = OutputFiles(json=Path("r.json"), html=Path("r.html"))
-    run_report.run_report(REPORTS["reverse"], model(), SHORT, {"target": " on", "token": -1}, files)
+    run_report.run_report(REPORTS["reverse"], small(), SHORT, {"target": " on", "token": -1}, files)
     out = capsys.readouterr().out
     assert f"L{layer}.H{head}" in out
     assert "−log p(·on) after ·are" in out
@@ -162,7 +162,7 @@ def test_two_texts_are_printed_and_written(capsys: pytest.CaptureFixture) -> Non
 
 
 def test_fast_leaves_out_nulls_with_a_note(capsys: pytest.CaptureFixture) -> None:
-    run_report.run_report(REPORTS["flow"], model(), SHORT, {}, OutputFiles(json=Path("fast.json")), fast=True)
+    run_report.run_report(REPORTS["flow"], small(), SHORT, {}, OutputFiles(json=Path("fast.json")), fast=True)
     output, error = capsys.readouterr()
     assert "null distributions were not drawn (--fast)" in output
     assert output.count("Nothing was tested: null distributions were not drawn (--fast).") == 1

@@ -43,7 +43,7 @@ def test_a_section_is_printed_once_its_analyses_have_run() -> None:
         outputs[[*so_far.datasets, *so_far.skipped][-1]] = output(printer)
 
     run_analyses(
-        Subject(model(), TEXT, model().trace(TEXT)), REPORTS["flow"].requests({}), draw_nulls=False, on_result=on_result
+        Subject(small(), TEXT, small().trace(TEXT)), REPORTS["flow"].requests({}), draw_nulls=False, on_result=on_result
     )
     needed = [max(question.needs, key=FIRST_ANALYSES.index) for question in QUESTIONS]
     firsts = {

@@ -6,13 +6,14 @@ import pytest
 import xarray as xr
 
 import rheoscope as rs
+from rheoscope.report.analysis_runs import Subject, run_analyses
 from rheoscope.report.findings import FAMILY_SIZE, N_VERDICT_STATEMENTS
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.report.verdicts import QUESTIONS, verdicts_dataset
 from rheoscope.space.results import Results
 from rheoscope.statistics.verdict import NO, UNCLEAR, YES, Verdict
 from tests.report import planted
-from tests.report.cases import report_results
+from tests.report.cases import model
 
 CONTROLS = [{"clusters": planted.clusters(29.9 + 0.1 * index)} for index in range(4)]
 QUESTION_BY_NAME = {item.name: item for item in QUESTIONS}
@@ -110,7 +111,9 @@ def test_the_default_model_answers_all_questions() -> None:
 
 
 def test_short_texts_have_too_few_permutations_for_significance() -> None:
-    results = report_results(REPORTS["flow"], "Hello world")
+    needed = {name for question in ("identity", "prediction") for name in QUESTION_BY_NAME[question].needs}
+    requests = [item for item in REPORTS["flow"].requests({}) if item.name in needed]
+    results = run_analyses(Subject(model(), "Hello world", model().trace("Hello world")), requests)
     verdicts = {item.name: item.verdict(results) for item in QUESTIONS}
     assert "to the next token" not in verdicts["identity"].answer
     assert verdicts["prediction"].answer != YES
