@@ -124,20 +124,19 @@ def test_closed_form_null_equals_random_rotations() -> None:
         (updates.mixed_values @ updates.output_map)[0],
         (updates.query_gradient @ updates.query_weights.mT)[0],
     )
-    draws, aligned = [], []
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(4000):
-        q, r = torch.linalg.qr(torch.randn(32, 32, generator=generator, dtype=F64))
-        Q = q * r.diagonal().sign()
-        draws.append(cosine(displacement @ Q, gradient))
-        aligned.append(cosine(F.dense()[0] @ Q, M.dense()[0].mT))
+    q, r = torch.linalg.qr(torch.randn(4000, 32, 32, generator=torch.Generator().manual_seed(0), dtype=F64))
+    Q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]
+    draws, aligned = (
+        ((a @ Q * b).sum((-2, -1)) / a.norm() / b.norm()).numpy()
+        for a, b in ((displacement, gradient), (F.dense()[0], M.dense()[0].mT))
+    )
     assert np.mean(draws) == pytest.approx(float(result["cosine_null"][0]), abs=0.01)
     assert np.std(draws) == pytest.approx(float(result["cosine_null_sd"][0]), rel=0.05)
     assert float(result["z"][0]) == pytest.approx(float(result["cosine"][0] / result["cosine_null_sd"][0]))
     sd = float(fixed["alignment"][0] / fixed["alignment_z"][0])
     assert np.std(aligned) == pytest.approx(sd, rel=0.05)
     # the tail of the normal distribution, where heads become significant
-    assert np.mean(np.array(draws) > 1.645 * np.std(draws)) == pytest.approx(0.05, abs=0.015)
+    assert np.mean(draws > 1.645 * np.std(draws)) == pytest.approx(0.05, abs=0.015)
 
 
 def test_cosine_shared_is_the_mean_over_permuted_tokens() -> None:

@@ -49,7 +49,7 @@ def test_null_without_spread_has_no_p_value() -> None:
 def test_family_wise_error_rate_holds_on_noise() -> None:
     draw, family = np.random.default_rng(0), 12
     texts = [
-        [from_draws("", "a", float(draw.normal()), draw.normal(size=20)) for _ in range(family)] for _ in range(300)
+        [from_draws("", "a", float(draw.normal()), draw.normal(size=20)) for _ in range(family)] for _ in range(150)
     ]
     error_rate = np.mean(
         [any(statement.is_significant for statement in correct_for_family(text, family)) for text in texts]
