@@ -16,7 +16,7 @@ from tests.models import cases as ours
 from tests.pretrained import cases as theirs
 from tests.pretrained.cases import LENGTH, hooks_left, text
 
-THREADS, ROUNDS = 4, 3
+THREADS, ROUNDS = 3, 2
 
 
 def shared_model(name: str) -> Any:
