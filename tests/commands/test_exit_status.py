@@ -20,7 +20,7 @@ from rheoscope.messages.message import Message
 from rheoscope.report import progress_bars
 from rheoscope.shapes import RheoscopeError
 from tests.commands.conftest import Run
-from tests.processes import Fork
+from tests.processes import Fork, run_in_fork
 from tests.report.cases import small
 
 TEXT = "The keys to the cabinet are on the table"
@@ -148,8 +148,11 @@ def test_every_command_stops_with_130(
 # Standard output that cannot be written
 
 
+FULL = "rheoscope: cannot write the output: No space left on device\n"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", [["analyses"], ["--help"], ["--version"], ["doctor", "--json"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
 def test_a_full_standard_output_is_one_line(arguments: list[str], tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -160,8 +163,25 @@ def test_a_full_standard_output_is_one_line(arguments: list[str], tmp_path: Path
             cwd=tmp_path,
             check=False,
         )
-    assert done.returncode == 1
-    assert done.stderr == "rheoscope: cannot write the output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, FULL)
+
+
+def write_to_a_full_device() -> None:
+    """Run the command with a full standard output. The flush at the end of a process must not fail again."""
+    with open("/dev/full", "w") as full:
+        os.dup2(full.fileno(), 1)
+    try:
+        main()
+    finally:
+        sys.stdout.flush()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["analyses"], ["doctor", "--json"]])
+def test_a_full_standard_output_of_a_command_is_one_line(arguments: list[str]) -> None:
+    """In forks, because these commands import torch."""
+    done = run_in_fork(write_to_a_full_device, *arguments)
+    assert (done.returncode, done.stderr) == (1, FULL)
 
 
 def test_a_warning_of_rheoscope_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
