@@ -3,12 +3,17 @@
 import io
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from rheoscope.commands.app import main
 from rheoscope.messages.catalogue import set_language
+
+command_of = cache(typer.main.get_command)
+"""Typer's parser of a command line. Typer builds it at every call, which takes longer than most refused commands."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ def run_rheoscope(
     streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True) for _ in range(2)]
     status = 0
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", command_of)
         patch.setattr(sys, "argv", ["rheoscope", *arguments])
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
         patch.setattr(sys, "stdout", streams[0])

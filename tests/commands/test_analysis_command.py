@@ -14,7 +14,7 @@ from rheoscope.commands.analysis_command import build_command
 from rheoscope.commands.setting_help import SHARED_SETTINGS
 from rheoscope.report.setting_options import option_for_setting, typeable_options
 from tests.commands.conftest import Run
-from tests.report.cases import TEXT, model
+from tests.report.cases import TEXT, model, small
 
 
 def run_analysis(name: str, *arguments: str) -> int:
@@ -50,18 +50,19 @@ def test_help_shows_the_question_and_the_settings(name: str, capsys: pytest.Capt
     [
         ("transport", ["--draws", "2", "--strides", "1,2", "--keep-massive"], {"draws": 2, "strides": [1, 2], "keep_massive": True}),
         ("distorted_pairs", ["--layer", "2", "--head", "1", "--top", "3"], {"layer": 2, "head": 1, "top": 3}),
-        ("surgery", ["--heads", "2.1,L3", "--M", "symmetric"], {"heads": [(2, 1), (3, 0), (3, 1), (3, 2), (3, 3)], "M": "symmetric"}),
+        ("surgery", ["--heads", "1.1,L2", "--M", "symmetric"], {"heads": [(1, 1), (2, 0), (2, 1), (2, 2), (2, 3)], "M": "symmetric"}),
         ("readout", ["--target", "262", "--token", "-2"], {"target": 262, "token": -2}),
         ("reversed_attention", ["--target", " on"], {"target": " on"}),
         ("attention_patching", ["--target", "#262", "--etas", "-0.1,0"], {"target": 262, "etas": [-0.1, 0.0]}),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("run")  # with a small default model
 def test_the_command_computes_what_the_function_computes(
     name: str, arguments: list[str], settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     assert run_analysis(name, TEXT, *arguments, "--json", str(tmp_path / "a.json")) == 0, capsys.readouterr()
     written = json.loads((tmp_path / "a.json").read_text())[name]
-    subjects = {"trace": model().trace(TEXT), "model": model(), "text": TEXT}
+    subjects = {"trace": small().trace(TEXT), "model": small(), "text": TEXT}
     spec = analysis_by_name(name)
     expected = spec.ask(*(subjects[subject] for subject in spec.subjects), **settings)
     for field, value in expected.data_vars.items():

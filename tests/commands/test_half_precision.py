@@ -1,6 +1,7 @@
 """Every command that runs a model, in bfloat16 and float16 on the CPU."""
 
 import json
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ COMMANDS = [
 ]
 
 
+CASES = [*zip(COMMANDS, cycle(["bfloat16", "float16"])), (COMMANDS[0], "float16")]
+"""The dtypes take turns, because tests/laws/every_dtype.py runs every analysis in both."""
+
+
 @pytest.fixture(scope="module")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with a tokenizer."""
@@ -29,8 +34,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: " ".join(arguments[:1]))
+@pytest.mark.parametrize(("arguments", "dtype"), CASES, ids=lambda value: value if isinstance(value, str) else value[0])
 def test_every_command_runs(arguments: tuple[str, ...], dtype: str, model_directory: Path, tmp_path: Path) -> None:
     outcome = run_rheoscope(*arguments, "--model", str(model_directory), "--dtype", dtype, cwd=tmp_path)
     assert outcome.status == 0, outcome.err

@@ -63,10 +63,8 @@ def test_operators_of_a_directory(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "heads.html").read_text()
 
 
-def test_operators_decompose_the_scores_on_a_text(tmp_path: Path) -> None:
-    from rheoscope.opening import DEFAULT_MODEL
-
-    arguments = ["operators", "-m", str(DEFAULT_MODEL), "--text", "The keys", "--json", "heads.json"]
+def test_operators_decompose_the_scores_on_a_text(models: Path, tmp_path: Path) -> None:
+    arguments = ["operators", "-m", str(models / "far"), "--text", "the keys", "--json", "heads.json"]
     outcome = run_rheoscope(*arguments, cwd=tmp_path)
     assert outcome.status == 0, outcome.err
     assert "shares of what softmax sees" in outcome.words
