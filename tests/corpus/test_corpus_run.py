@@ -29,7 +29,7 @@ from tests.corpus.cases import ANALYSES, content, job, lines, text_file, tiny_mo
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
-TEXTS = [*lines(30), "too short", "b" * 40]
+TEXTS = [*lines(14), "too short", "b" * 40]
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def reference(model: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path]:
     """A job and the folder of its uninterrupted run. It is shared and must not be changed."""
     root = tmp_path_factory.mktemp("first")
-    base_job = job(model, text_file(root / "texts.txt", TEXTS))
+    base_job = job(model, text_file(root / "texts.txt", TEXTS), shard=220)
     run_job(base_job, root / "run")
     return base_job, root / "run"
+
+
+@pytest.fixture(scope="module")
+def brief(reference: tuple[Job, Path]) -> tuple[Job, Path]:
+    """The same with one analysis, which has random draws. It is shared and must not be changed."""
+    brief_job, folder = replace(reference[0], analyses={"trajectory": {"draws": 4}}), reference[1].with_name("brief")
+    run_job(brief_job, folder)
+    return brief_job, folder
 
 
 def table(folder: Path, name: str) -> Any:
@@ -55,11 +63,11 @@ def table(folder: Path, name: str) -> Any:
 def test_results_equal_those_of_single_texts(reference: tuple[Job, Path]) -> None:
     base_job, folder = reference
     model, texts = rs.load(base_job.model), table(folder, "texts").set_index("text")
-    assert len(texts) > 20
+    assert len(texts) > 14
     for name, settings in ANALYSES.items():
         analysis = analysis_by_name(name)
         heads = table(folder, f"rows/{name}.layer_head").set_index(["text", "layer", "head"])
-        for text, piece in texts.iloc[::7].iterrows():
+        for text, piece in texts.iloc[::4].iterrows():
             trace = model.trace(piece["words"])
             assert len(trace) == piece["tokens"]
             single_result = analysis.ask(
@@ -108,8 +116,8 @@ def test_packed_texts_give_the_results_of_their_content(reference: tuple[Job, Pa
         np.testing.assert_allclose(values_by_text[text], single_result, rtol=2e-4)
 
 
-def test_a_second_run_and_a_resumed_one_have_the_same_bytes(reference: tuple[Job, Path], tmp_path: Path) -> None:
-    base_job, folder = reference
+def test_a_second_run_and_a_resumed_one_have_the_same_bytes(brief: tuple[Job, Path], tmp_path: Path) -> None:
+    base_job, folder = brief
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         run_job(base_job, run, on_progress=interrupt_after(1))
@@ -129,8 +137,8 @@ def interrupt_after(n_shards: int) -> Any:
     return on_progress
 
 
-def test_partial_files_are_removed(reference: tuple[Job, Path], tmp_path: Path) -> None:
-    base_job, folder = reference
+def test_partial_files_are_removed(brief: tuple[Job, Path], tmp_path: Path) -> None:
+    base_job, folder = brief
 
     def leave_partial_file(progress: Any) -> None:
         folder_of_rows = next((tmp_path / "run" / "rows").iterdir())
@@ -140,7 +148,7 @@ def test_partial_files_are_removed(reference: tuple[Job, Path], tmp_path: Path) 
     assert content(tmp_path / "run") == content(folder)
 
 
-def test_the_order_of_shards_does_not_matter(reference: tuple[Job, Path], tmp_path: Path) -> None:
+def test_the_order_of_shards_does_not_matter(brief: tuple[Job, Path], tmp_path: Path) -> None:
     from contextlib import contextmanager
 
     @contextmanager
@@ -154,7 +162,7 @@ def test_the_order_of_shards_does_not_matter(reference: tuple[Job, Path], tmp_pa
         yield ReversedEngine(worker)
         worker.close()
 
-    base_job, folder = reference
+    base_job, folder = brief
     run_job(base_job, tmp_path / "run", reversed_engine)
     assert content(tmp_path / "run") == content(folder)
 
@@ -206,9 +214,9 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, first_failure: int, last_failure:
 
 
 def test_a_run_waits_for_a_full_disk(
-    reference: tuple[Job, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    brief: tuple[Job, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base_job, folder = reference
+    base_job, folder = brief
     monkeypatch.setattr("rheoscope.corpus.disk_space.RETRY_PAUSES", (0.0,) * 9)
     fill_disk(monkeypatch, 11, 15)
     run_job(base_job, tmp_path / "run")
@@ -220,9 +228,9 @@ def test_a_run_waits_for_a_full_disk(
 
 @pytest.mark.parametrize("rows", [True, False], ids=["rows", "summary"])
 def test_a_disk_that_stays_full_leaves_no_partial_files(
-    reference: tuple[Job, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: bool
+    brief: tuple[Job, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: bool
 ) -> None:
-    base_job, folder = reference
+    base_job, folder = brief
     monkeypatch.setattr("rheoscope.corpus.disk_space.RETRY_PAUSES", (0.0,))
     files = sum(name.endswith(".parquet") for name in content(folder))
     fill_disk(monkeypatch, 11 if rows else files - 1, 10_000)

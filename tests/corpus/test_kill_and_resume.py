@@ -1,7 +1,7 @@
 """A run that is killed at any point resumes to the bytes of an uninterrupted run.
 
 The test process loads the model once. Each run is a fork of it that kills itself at a given call of a function: while a
-segment is cut, while a batch is computed, or when a file is flushed to the disk.
+segment is cut, while a batch is computed, or when a file is flushed to the disk. The test process then resumes the run.
 """
 
 import os
@@ -32,8 +32,8 @@ KILL_POINTS: list[tuple[Any, str, int]] = [
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Job, dict[str, bytes]]]:
     """A job and the files of its uninterrupted run."""
     root = tmp_path_factory.mktemp("reference")
-    model, texts = tiny_model(root / "model"), text_file(root / "texts.txt", lines(14))
-    small_job = job(model, texts, shard=125, analyses={"clusters": {}})
+    model, texts = tiny_model(root / "model"), text_file(root / "texts.txt", lines(10))
+    small_job = job(model, texts, shard=90, analyses={"clusters": {}})
     loaded_model = corpus_run.open_model(small_job)
     with pytest.MonkeyPatch.context() as patch, without_jaxtyping_checks():
         patch.setattr(corpus_run, "open_model", lambda job: loaded_model)
@@ -72,7 +72,6 @@ def test_a_killed_run_resumes_to_the_same_bytes(
     folder = tmp_path / "run"
     killed = run_in_fork(lambda: run_and_die(killed_job, folder, module, name, n_calls))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    resumed = run_in_fork(lambda: corpus_run.run_job(killed_job, folder))
-    assert resumed.returncode == 0, resumed.stderr
+    corpus_run.run_job(killed_job, folder)
     files = content(folder)
     assert [file for file in {**files, **expected} if files.get(file) != expected.get(file)] == []
