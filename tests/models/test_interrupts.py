@@ -47,13 +47,20 @@ class InterruptedTask:
         return self.task.batch(step, recipe)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run."""
+    out = tmp_path_factory.mktemp("whole")
+    run(out, small(evaluate_every=3))
+    return out
+
+
 @pytest.mark.parametrize("step", [1, 5, 6])
-def test_ctrl_c_keeps_the_current_step(step: int, tmp_path: Path) -> None:
-    run(tmp_path / "whole", small(evaluate_every=3))
+def test_ctrl_c_keeps_the_current_step(step: int, whole: Path, tmp_path: Path) -> None:
     train_until_interrupt(tmp_path / "run", small(evaluate_every=3), step)
     assert last_checkpoint_step(tmp_path / "run") == step
     run(tmp_path / "run", small(evaluate_every=3))
-    assert run_files(tmp_path / "run") == run_files(tmp_path / "whole")
+    assert run_files(tmp_path / "run") == run_files(whole)
 
 
 def test_a_second_ctrl_c_stops_at_once() -> None:

@@ -37,10 +37,10 @@ from tests.models.runs import (
 from tests.processes import Fork, run_in_fork
 
 KINDS = {
-    "adamw": (small(), prose()),
-    "muon": (small(optimiser="muon", schedule="wsd"), prose()),
-    "translation": (translator(), translation()),
-    "masked": (encoder(), masked()),
+    "adamw": (small(steps=6), prose()),
+    "muon": (small(steps=6, optimiser="muon", schedule="wsd"), prose()),
+    "translation": (translator(steps=6), translation()),
+    "masked": (encoder(steps=6), masked()),
 }
 
 
@@ -63,7 +63,7 @@ def unchecked() -> Iterator[None]:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("kind", "stop_at"),
-    [*(("adamw", step) for step in (1, 2, 3, 8)), ("muon", 2), ("muon", 7), ("translation", 5), ("masked", 5)],
+    [*(("adamw", step) for step in (1, 2, 3, 5)), ("muon", 2), ("muon", 5), ("translation", 3), ("masked", 3)],
 )
 def test_a_killed_run_resumes_exactly(kind: str, stop_at: int, uninterrupted: dict[str, Path], tmp_path: Path) -> None:
     """For both optimisers and all kinds of data: before, at and after a checkpoint, and just before the end."""
@@ -75,12 +75,12 @@ def test_a_killed_run_resumes_exactly(kind: str, stop_at: int, uninterrupted: di
 
 
 def test_a_run_killed_several_times_resumes_exactly(uninterrupted: dict[str, Path], tmp_path: Path) -> None:
-    messages: list[str] = []
-    for stop_at in (1, 3, 3, 5, 5, 8):
-        run(tmp_path, small(), stop_at=stop_at, log=messages.append)
-    run(tmp_path, small(), log=messages.append)
+    messages, (recipe, task) = list[str](), KINDS["adamw"]
+    for stop_at in (1, 3, 3, 5, 5):
+        run(tmp_path, recipe, task, stop_at, log=messages.append)
+    run(tmp_path, recipe, task, log=messages.append)
     assert run_files(tmp_path) == run_files(uninterrupted["adamw"])
-    assert messages == [f"resuming {tmp_path} at step {step} of 9" for step in (2, 2, 4, 4, 8)]
+    assert messages == [f"resuming {tmp_path} at step {step} of 6" for step in (2, 2, 4, 4)]
 
 
 @pytest.mark.slow
@@ -114,7 +114,8 @@ def test_sigkill_at_any_moment_leaves_a_run_that_resumes_exactly(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "task"), [(small(dropout=0.0, rate=1e-3), prose()), (translator(dropout=0.0, rate=1e-3), translation())]
+    ("recipe", "task"),
+    [(small(dropout=0.0, rate=1e-3, steps=5), prose()), (translator(dropout=0.0, rate=1e-3, steps=5), translation())],
 )
 def test_accumulation_does_not_change_the_weights(recipe: Any, task: Any, tmp_path: Path) -> None:
     for parts in (1, 2):
@@ -125,24 +126,28 @@ def test_accumulation_does_not_change_the_weights(recipe: Any, task: Any, tmp_pa
         assert weight_gap(tmp_path / "1", tmp_path / "4") < 1e-6
 
 
+FEW, PROSE = small(dropout=0.0, batch=1, accumulate=1, steps=3), small(dropout=0.0, steps=5)
+TRANSLATED = translator(dropout=0.0, steps=5)
+
+
 def train_in_two_processes(out: Path) -> None:
     """The work of each of two processes, whose rank comes from the environment variables of torchrun."""
     with distributed_process("cpu") as process:
         assert process.world_size == 2
-        run(out / "few", small(dropout=0.0, batch=1, accumulate=1))
-        run(out / "prose", small(dropout=0.0))
-        run(out / "pairs", translator(dropout=0.0), translation())
-        run(out / "pairs killed", translator(dropout=0.0), translation(), stop_at=5)
-        run(out / "pairs killed", translator(dropout=0.0), translation())
+        run(out / "few", FEW)
+        run(out / "prose", PROSE)
+        run(out / "pairs", TRANSLATED, translation())
+        run(out / "pairs killed", TRANSLATED, translation(), stop_at=3)
+        run(out / "pairs killed", TRANSLATED, translation())
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
     """tests/learn/test_train_report.py starts two processes with torchrun itself."""
-    run(tmp_path / "one prose", small(dropout=0.0))
-    run(tmp_path / "one pairs", translator(dropout=0.0), translation())
-    run(tmp_path / "one few", small(dropout=0.0, batch=1, accumulate=1))
+    run(tmp_path / "one prose", PROSE)
+    run(tmp_path / "one pairs", TRANSLATED, translation())
+    run(tmp_path / "one few", FEW)
     with socket.create_server(("127.0.0.1", 0)) as free:
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
     with Fork(partial(train_in_two_processes, tmp_path), RANK="0", **environment) as first:
@@ -164,12 +169,12 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("optimiser", ["adamw", "muon"])
 def test_training_reaches_the_entropy_of_a_periodic_text(optimiser: str, tmp_path: Path) -> None:
     """The loss reaches the entropy of the process that wrote the text, far below that of single tokens."""
-    recipe = small(steps=100, evaluate_every=50, dropout=0.0, optimiser=optimiser, accumulate=1)
+    recipe = small(steps=60, evaluate_every=30, dropout=0.0, optimiser=optimiser, accumulate=1, rate=2e-2)
     metrics = run(tmp_path, recipe, prose(4000, 400))
     assert 0.85 * ENTROPY < metrics["loss"] < 1.3 * ENTROPY < 0.5 * math.log(VOCABULARY)
     assert metrics["bits per byte"] == pytest.approx(metrics["loss"] / math.log(2) * 399 / 800)
     logged = read_log(tmp_path)
-    assert [line["step"] for line in logged] == [50, 100]
+    assert [line["step"] for line in logged] == [30, 60]
     assert metrics["loss"] == min(line["loss"] for line in logged)
 
 
@@ -195,14 +200,14 @@ def test_a_translator_learns_to_copy(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_the_best_model_is_stored_instead_of_the_last(tmp_path: Path) -> None:
     """The text is so short that the model overfits, and the held-out loss rises again."""
-    recipe = small(steps=60, evaluate_every=10, dropout=0.0, rate=2e-2, schedule="wsd")
+    recipe = small(steps=30, evaluate_every=5, dropout=0.0, rate=4e-2, schedule="wsd")
     metrics = run(tmp_path, recipe, prose(40, 100))
     losses = {line["step"]: line["loss"] for line in read_log(tmp_path)}
-    assert metrics["step"] == min(losses, key=losses.__getitem__) < 60
+    assert metrics["step"] == min(losses, key=losses.__getitem__) < 30
     assert metrics["loss"] == losses[metrics["step"]]
     best, last = load_network(tmp_path)[0].state_dict(), weights(tmp_path)
     assert any(not torch.equal(best[name], last[name]) for name in last)
-    run(tmp_path / "killed", recipe, prose(40, 100), stop_at=45)
+    run(tmp_path / "killed", recipe, prose(40, 100), stop_at=22)
     run(tmp_path / "killed", recipe, prose(40, 100))
     assert run_files(tmp_path / "killed") == run_files(tmp_path)
 

@@ -33,13 +33,19 @@ def finished(tmp_path_factory: Any) -> Path:
     return out
 
 
-@pytest.fixture
-def stopped(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory: Any) -> Path:
     """A run stopped after step 5: 4 is the last checkpoint and 2 the previous one."""
-    out = tmp_path / "out"
+    out = tmp_path_factory.mktemp("stopped")
     run(out, RECIPE, stop_at=5)
     assert [training_state.read_progress(out / name).step for name in ("last", "before")] == [4, 2]
     return out
+
+
+@pytest.fixture
+def stopped(stopped_once: Path, tmp_path: Path) -> Path:
+    """A copy of the stopped run."""
+    return shutil.copytree(stopped_once, tmp_path / "out")
 
 
 def make_incomplete(folder: Path) -> None:
