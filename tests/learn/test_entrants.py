@@ -1,6 +1,7 @@
 """Entrants: all can be packed, share initial weights with the baseline, and match its size on request."""
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -28,11 +29,17 @@ def model_inputs(form: str) -> tuple[torch.Tensor, ...]:
     return (ids, torch.randint(LETTERS, (4, 5)), is_real) if form == "encoder-decoder" else (ids,)
 
 
+@cache
+def baseline_parameters(form: str) -> dict[str, torch.Tensor]:
+    """The initial weights of the entrant that all others share theirs with."""
+    return dict(initial_model(config(form=form), 0).named_parameters())
+
+
 @pytest.mark.parametrize("form", ["decoder", "encoder-decoder"])
 @pytest.mark.parametrize("name", ENTRANTS)
 def test_every_entrant_packs_and_shares_the_initial_weights_of_the_baseline(name: str, form: str) -> None:
     """Every entrant, with its own projection, initialisation and mechanism."""
-    baseline = dict(initial_model(config(form=form), 0).named_parameters())
+    baseline = baseline_parameters(form)
     models = [initial_model(entrant_config(name, config(form=form)), seed) for seed in range(2)]
     parameters = dict(models[0].named_parameters())
     reinitialised = ("attention.read.weight", "attention.write.weight") if name.endswith("start") else ()
@@ -50,8 +57,9 @@ def test_every_entrant_packs_and_shares_the_initial_weights_of_the_baseline(name
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
     logits.square().sum().backward()
     expected.square().sum().backward()
+    single_parameters = [dict(model.named_parameters()) for model in models]
     for key, p in packed.body.named_parameters():
-        gradients = [dict(model.named_parameters())[key].grad for model in models]
+        gradients = [parameters_of_seed[key].grad for parameters_of_seed in single_parameters]
         if gradients[0] is not None:
             torch.testing.assert_close(p.grad, torch.stack(gradients), rtol=1e-3, atol=1e-4)
 

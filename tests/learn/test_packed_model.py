@@ -140,7 +140,7 @@ def test_every_module_that_holds_parameters_is_packed_or_refused() -> None:
 # Training
 
 
-def train_steps(learner: Learner, training_recipe: Recipe, task: Task, steps: int = 4) -> list[torch.Tensor]:
+def train_steps(learner: Learner, training_recipe: Recipe, task: Task, steps: int = 3) -> list[torch.Tensor]:
     """The losses of each step."""
     losses = []
     for step in range(steps):

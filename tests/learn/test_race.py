@@ -141,7 +141,8 @@ def test_packed_and_single_seeds_have_the_same_losses(uninterrupted: Path, tmp_p
 
 def test_sentence_pairs_are_raced_in_packs(tmp_path: Path) -> None:
     """A learned mechanism, with padding that differs between seeds, equals one seed after another."""
-    race, log = Race(recipe(form="encoder-decoder", steps=2, evaluate_every=2), ("metric_map",), 2, ()), []
+    translator = recipe(form="encoder-decoder", steps=2, evaluate_every=2)
+    race, log = Race(translator, ("metric_map",), 2, (), held_out=60), list[str]()
     for packed in (True, False):
         run_race(race, sentences(), tmp_path / str(packed), "cpu", packed=packed, log=log.append)
     packed_losses, single_losses = (
