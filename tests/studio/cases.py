@@ -68,7 +68,8 @@ def running_studio(
     session = Session(load, sources, Limits(n_controls=0, **limits))
     try:
         app = create_app(session, rules, stored_example=stored_example, corpus_run=corpus_run)
-        yield session, TestClient(app, base_url=BASE_URL, raise_server_exceptions=False)
+        with TestClient(app, base_url=BASE_URL, raise_server_exceptions=False) as client:  # one event loop for all
+            yield session, client
     finally:
         session.close()
 

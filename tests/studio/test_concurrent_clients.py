@@ -18,7 +18,7 @@ from rheoscope.studio.windows import select_window
 from rheoscope.studio.wire import WireArray, unpack_envelope
 from tests.studio.cases import parse_events, post_text, running_studio, small
 
-N_CLIENTS, N_ROUNDS, MAX_TOKENS = 8, 3, 12
+N_CLIENTS, N_ROUNDS, MAX_TOKENS = 6, 2, 12
 LONG_TEXT = "The keys to the cabinet are on the old table in the hall."
 
 
@@ -44,7 +44,7 @@ REQUESTS = [
     ClientRequest(LONG_TEXT, window=2),
     ClientRequest(LONG_TEXT, Edit(0, 1, "symmetric"), window=2),
 ]
-"""Some differ in one respect only. Their number is coprime to the number of clients."""
+"""Some differ in one respect only. Two neighbouring clients send the same request."""
 
 
 @cache

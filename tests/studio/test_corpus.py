@@ -90,7 +90,7 @@ def test_a_server_without_a_corpus_refuses_corpus_requests() -> None:
 
 def test_the_histogram_matches_the_rows(tmp_path: Path) -> None:
     """The bars are compared with counts of the rows, up to the width of a bin."""
-    run = run_corpus(tmp_path / "many", lines(200), analyses={"head_types": {}})
+    run = run_corpus(tmp_path / "many", lines(80), analyses={"head_types": {}})
     summary = run.current_run.summaries["head_types", "local"].summary
     cell = _single_cell_summary(summary, 1)
     histogram = distribution(cell, cell)
@@ -106,7 +106,7 @@ def test_the_histogram_matches_the_rows(tmp_path: Path) -> None:
 
 
 def test_a_growing_run_is_reopened(tmp_path: Path) -> None:
-    run = run_corpus(tmp_path / "run", lines(30), analyses={"head_types": {}}, shard=300)
+    run = run_corpus(tmp_path / "run", lines(10), analyses={"head_types": {}}, shard=200)
     parts = sorted((run.folder / "done").iterdir())
     hidden_shard = parts[-1].rename(tmp_path / "held")
     fewer = run.to_json()["texts"]

@@ -72,7 +72,7 @@ def run_analysis(name: str, model: Any, trace: Any, settings: dict[str, Any]) ->
 
 
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
-    ("relation_swap", {"draws": 2}),
+    ("relation_swap", {"draws": 1}),
     ("attention_patching", {"etas": (-0.3, 0.0, 0.3)}),
     ("surgery", {}),
     ("surgery", {"heads": [(0, 1), (1, 2)], "M": "rank 2", "F": "symmetric"}),

@@ -1,10 +1,12 @@
 """Displacements and images of a head, compared with their definitions and with the analyses."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from starlette.testclient import TestClient
 
 import rheoscope as rs
 from rheoscope.covers.distortion.analysis import IMAGES
@@ -16,14 +18,25 @@ from rheoscope.studio.projected_points import fit_axes
 from rheoscope.studio.wire import WireArray, unpack_envelope
 from tests.studio.cases import TEXT, error_line, post_text, running_studio, small
 
+Answer = tuple[dict[str, Any], dict[str, WireArray]]
 
-def fetch(path: str, text: str = TEXT, **fields: Any) -> tuple[dict[str, Any], dict[str, WireArray]]:
-    with running_studio() as (_, client):
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with running_studio() as (_, test_client):
+        yield test_client
+
+
+@pytest.fixture
+def fetch(client: TestClient) -> Callable[..., Answer]:
+    def fetch(path: str, text: str = TEXT, **fields: Any) -> Answer:
         return unpack_envelope(client.get(f"/api/traces/{post_text(client, text, **fields)}/{path}").content)
+
+    return fetch
 
 
 @pytest.mark.parametrize("space", ["raw", "sphere"])
-def test_displacements_are_the_update_by_one_head(space: str) -> None:
+def test_displacements_are_the_update_by_one_head(space: str, fetch: Callable[..., Answer]) -> None:
     header, arrays = fetch(f"moves/1/2?space={space}")
     trace = small().trace(TEXT)
     axes = fit_axes(select_clouds(trace, space).points)
@@ -37,7 +50,7 @@ def test_displacements_are_the_update_by_one_head(space: str) -> None:
     assert (header["step"], header["edited"]) == ("L0.resid_post", False)
 
 
-def test_torn_and_glued_pairs_equal_distorted_pairs() -> None:
+def test_torn_and_glued_pairs_equal_distorted_pairs(fetch: Callable[..., Answer]) -> None:
     header, _ = fetch("images/2/1")
     trace = small().trace(TEXT)
     for image in IMAGES:
@@ -50,7 +63,7 @@ def test_torn_and_glued_pairs_equal_distorted_pairs() -> None:
             np.testing.assert_allclose([pair["after"] for pair in pairs], ranks, atol=1e-4)
 
 
-def test_the_mean_over_queries_is_the_agreement_of_the_head() -> None:
+def test_the_mean_over_queries_is_the_agreement_of_the_head(fetch: Callable[..., Answer]) -> None:
     text = f"{TEXT} {TEXT}"
     _, arrays = fetch("images/1/3", text)
     expected = rs.agreement(small().trace(text), draws=0).agreement.sel(layer=1, head=3)
@@ -74,7 +87,7 @@ def test_planes_show_their_variance_and_alignment_keeps_distances() -> None:
 EDIT = {"layer": 1, "head": 2, "operation": "symmetric", "part": "both"}
 
 
-def test_displacements_and_images_of_an_edited_head_use_the_edited_operators() -> None:
+def test_displacements_and_images_of_an_edited_head_use_the_edited_operators(fetch: Callable[..., Answer]) -> None:
     trace = with_edits(small(), [Edit(1, 2, "symmetric", "both")]).trace(TEXT)
     header, arrays = fetch("moves/1/2?space=raw", edits=[EDIT])
     assert header["edited"]
@@ -98,15 +111,14 @@ def test_displacements_and_images_of_an_edited_head_use_the_edited_operators() -
     assert not fetch("images/1/1", edits=[EDIT])[0]["edited"]
 
 
-def test_an_ablated_head_displaces_nothing() -> None:
+def test_an_ablated_head_displaces_nothing(fetch: Callable[..., Answer]) -> None:
     _, arrays = fetch("moves/1/2?space=raw", edits=[{"layer": 1, "head": 2, "operation": "ablate", "part": "both"}])
     assert np.abs(arrays["moves"].decoded_values).max() < 1e-6
 
 
-def test_unknown_heads_axes_and_spaces_are_refused_in_one_line() -> None:
-    with running_studio() as (_, client):
-        trace_path, short_path = f"/api/traces/{post_text(client)}", f"/api/traces/{post_text(client, 'a')}"
-        for path in ("moves/9/0", "moves/0/99", "images/9/0", "moves/0/0?space=normed", "moves/0/0?axes=x"):
-            error_line(client.get(f"{trace_path}/{path}"), 400)
-        error_line(client.get(f"{short_path}/images/0/0"), 400)
-        assert client.get(f"{short_path}/moves/0/0").status_code == 200
+def test_unknown_heads_axes_and_spaces_are_refused_in_one_line(client: TestClient) -> None:
+    trace_path, short_path = f"/api/traces/{post_text(client)}", f"/api/traces/{post_text(client, 'a')}"
+    for path in ("moves/9/0", "moves/0/99", "images/9/0", "moves/0/0?space=normed", "moves/0/0?axes=x"):
+        error_line(client.get(f"{trace_path}/{path}"), 400)
+    error_line(client.get(f"{short_path}/images/0/0"), 400)
+    assert client.get(f"{short_path}/moves/0/0").status_code == 200

@@ -199,12 +199,12 @@ def test_the_lens_ends_with_the_prediction_of_the_model(client: TestClient, trac
 
 
 def test_particles_concentrate(client: TestClient) -> None:
-    settings = {"n": 8, "d": 4, "beta": 2.0, "steps": 60}
+    settings = {"n": 8, "d": 4, "beta": 2.0, "steps": 20}
     for mechanism in ("softmax", "causal", "sinkhorn", "unnormalised"):
         header, envelope = unpack_envelope(
             client.post("/api/dynamics", json=settings | {"mechanism": mechanism}).content
         )
-        assert envelope["points"].values.shape == (61, 8, 3)
+        assert envelope["points"].values.shape == (21, 8, 3)
         assert header["mean_cosine"][-1] > header["mean_cosine"][0]
     error_line(client.post("/api/dynamics", json={"n": 100_000}), 400)
     error_line(client.post("/api/dynamics", json={"mechanism": "none"}), 422)
