@@ -6,7 +6,7 @@ every_analysis.py tests the results of analyses under all moves at once.
 import pytest
 
 from rheoscope.space.trace import Trace
-from tests.cases import distance, double, gap, text, traced
+from tests.cases import distance, gap, text, traced
 from tests.laws.moves import (
     F64,
     GAUGES,
@@ -31,14 +31,13 @@ from tests.laws.moves import (
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_gauge_changes_weights_but_not_the_behaviour_of_the_model(name: str) -> None:
-    original = double(name)
+    original = traced(name, F64)
     for move in gauges(name):
-        changed = model_after(name, move)
-        assert changed.view.facts["weights"] != original.view.facts["weights"], move.__name__
-        assert gap(log_probabilities(changed), log_probabilities(original)) <= 2e-5, move.__name__
-        trace = changed.trace(text())
+        trace = model_after(name, move).trace(text(), logits=True)
+        assert trace.view.facts["weights"] != original.view.facts["weights"], move.__name__
+        assert gap(log_probabilities(trace), log_probabilities(original)) <= 2e-5, move.__name__
         for layer in range(original.view.layers):
-            assert_attention_unchanged(move, layer, trace, traced(name, F64))
+            assert_attention_unchanged(move, layer, trace, original)
 
 
 def assert_attention_unchanged(move: Move, layer: int, trace: Trace, original: Trace) -> None:
@@ -60,26 +59,27 @@ def assert_attention_unchanged(move: Move, layer: int, trace: Trace, original: T
 
 @pytest.mark.parametrize("name", PERMUTABLE)
 def test_permuting_heads_permutes_their_weights_and_displacements(name: str) -> None:
-    original, permuted = double(name), model_after(name, permute_heads)
+    original, trace = traced(name, F64), model_after(name, permute_heads).trace(text(), logits=True)
     permutation = head_permutation(original.view.layer_heads[0])
     assert permutation != [0, 1, 2, 3]
-    assert gap(log_probabilities(permuted), log_probabilities(original)) <= 2e-5
-    trace, original_trace = permuted.trace(text()), traced(name, F64)
+    assert gap(log_probabilities(trace), log_probabilities(original)) <= 2e-5
     for layer in range(original.view.layers):
-        assert distance(trace.displacements(layer), original_trace.displacements(layer)[permutation]) <= 1e-5
-        assert gap(trace.weights(layer, 1), original_trace.weights(layer, permutation[1])) <= 1e-5
+        assert distance(trace.displacements(layer), original.displacements(layer)[permutation]) <= 1e-5
+        assert gap(trace.weights(layer, 1), original.weights(layer, permutation[1])) <= 1e-5
 
 
 @pytest.mark.parametrize("name", ROTATABLE)
 def test_rotating_the_axes_rotates_points_and_leaves_weights_unchanged(name: str) -> None:
-    folded, rotated, Q = model_after(name, fold_gains), model_after(name, fold_gains, rotate_axes), random_rotation()
-    for changed in (folded, rotated):
-        assert gap(log_probabilities(changed), log_probabilities(double(name))) <= 2e-5
-    trace, folded_trace = rotated.trace(text()), folded.trace(text())
-    assert distance(trace.points, folded_trace.points @ Q) <= 1e-5
+    folded, rotated = (
+        model_after(name, *moves).trace(text(), logits=True) for moves in ((fold_gains,), (fold_gains, rotate_axes))
+    )
+    for trace in (folded, rotated):
+        assert gap(log_probabilities(trace), log_probabilities(traced(name, F64))) <= 2e-5
+    Q = random_rotation()
+    assert distance(rotated.points, folded.points @ Q) <= 1e-5
     for layer in range(rotated.view.layers):
-        assert gap(trace.weights(layer, 2), folded_trace.weights(layer, 2)) <= 1e-5
-        assert distance(trace.displacements(layer), folded_trace.displacements(layer) @ Q) <= 1e-5
+        assert gap(rotated.weights(layer, 2), folded.weights(layer, 2)) <= 1e-5
+        assert distance(rotated.displacements(layer), folded.displacements(layer) @ Q) <= 1e-5
 
 
 def test_every_gauge_applies_to_some_model_and_every_model_has_one() -> None:

@@ -1,6 +1,6 @@
 """Changes of a model's weights that leave its logits unchanged: gauges, permutations of heads and rotations of E.
 
-A move edits the weights in place, since the View holds the model's own tensors. Then the model is loaded again.
+A move edits the weights in place, since the View holds the model's own tensors. Then the model is described again.
 """
 
 import copy
@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import rheoscope as rs
 from rheoscope.models.build_view import describe_model as describe_own_model
 from rheoscope.pretrained.build_view import describe_model
 from rheoscope.space.head import Heads
 from rheoscope.space.model_parts import ModelRotary
-from tests.cases import double, gap, network, ours, random, text, theirs
+from tests.cases import double, gap, network, ours, random, theirs
 from tests.pretrained.cases import once
 
 Move = Callable[[Any], None]
@@ -37,12 +36,15 @@ def describe_network(name: str, net: Any) -> Any:
 
 @once
 def model_after(name: str, *moves: Move) -> Any:
-    """The model after these moves, applied in turn to a copy of its weights."""
+    """The model after these moves, applied in turn to a copy of its weights.
+
+    It has no certificate. every_move.py compares its logits, weights and displacements with those of the certified original.
+    """
     net = copy.deepcopy(network(name, F64))
     for move in moves:
         with torch.no_grad():
             move(describe_network(name, net))  # described again, because a View may hold a copy of a gain
-    return rs.load(net)
+    return describe_network(name, net)
 
 
 def embedding_tables(model: Any) -> tuple[Tensor, Tensor]:
@@ -57,9 +59,9 @@ def is_tied(model: Any) -> bool:
     return embed is unembed
 
 
-def log_probabilities(model: Any) -> Tensor:
+def log_probabilities(trace: Any) -> Tensor:
     """The log-probabilities of the next token at every position of a text."""
-    return model.trace(text(), logits=True).logits.log_softmax(-1)
+    return trace.logits.log_softmax(-1)
 
 
 def invertible_matrix(seed: int, k: int) -> Tensor:
