@@ -17,19 +17,21 @@ from rheoscope.attention.zoo import ZOO
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from tests.cases import model, network, text
 from tests.elsewhere import AWAY, elsewhere
-from tests.laws.every_analysis import SETTINGS, call
+from tests.laws.every_analysis import SETTINGS, TEXTS, call
 from tests.laws.every_batch import batch_settings
 from tests.pretrained.cases import once
 
 FAST_SETTINGS: dict[str, dict[str, Any]] = SETTINGS | {
-    "boundary": {"layers": [1], "iterations": 2},
-    "faithfulness": {"targets": [5, 6, 7, 8, 9], "fractions": (0.5,), "draws": 1},
-    "fixed_point": {"layers": [1], "iterations": 2},
+    "boundary": {"layers": [1], "iterations": 2, "applications": 2},
+    "faithfulness": {"targets": [5, 6], "fractions": (0.5,), "draws": 1},
+    "fixed_point": {"layers": [1], "iterations": 2, "applications": 2, "draws": 2},
     "rollout": {"probes": 2},
     "stack": {"draws": 1},
-    "transport": {"draws": 2},
+    "transport": {"draws": 2, "step_draws": 1},
 }
 """The settings of every_analysis.py with fewer iterations, because every iteration creates its tensors in the same way."""
+FAST_TEXTS = TEXTS | {"boundary": lambda: [[3, 9, 12, 5]], "faithfulness": lambda: [text(seed, 7) for seed in range(2)]}
+"""The texts of every_analysis.py, with fewer ones for analyses that compute one text after another."""
 
 
 @once
@@ -38,11 +40,16 @@ def model_on_away() -> Any:
         return rs.load(copy.deepcopy(network("llama")).to(device))
 
 
+@once
+def two_texts_on_away() -> Any:
+    return model_on_away().trace([text(seed, n) for seed, n in enumerate((18, 11))])
+
+
 @pytest.mark.parametrize("name", ANALYSIS_MODULES)
 def test_an_analysis_works_on_the_device_of_its_model(name: str) -> None:
     with elsewhere():
-        result = call(name, FAST_SETTINGS)(model_on_away())
-    expected = call(name, FAST_SETTINGS)(model("llama"))
+        result = call(name, FAST_SETTINGS, FAST_TEXTS)(model_on_away())
+    expected = call(name, FAST_SETTINGS, FAST_TEXTS)(model("llama"))
     assert {field: x.shape for field, x in result.items()} == {field: x.shape for field, x in expected.items()}
     for field in expected.data_vars:
         if expected[field].dtype.kind == "f":
@@ -54,9 +61,7 @@ def test_batched_fields_stay_on_the_device_of_the_model(name: str) -> None:
     analysis = analysis_by_name(name)
     assert analysis.batch is not None
     with elsewhere():
-        fields = analysis.batch(
-            model_on_away().trace([text(seed, n) for seed, n in enumerate((18, 11))]), **batch_settings(analysis)
-        )
+        fields = analysis.batch(two_texts_on_away(), **batch_settings(analysis))
     assert {values.device for values in fields.values()} == {AWAY}
 
 
