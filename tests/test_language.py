@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -109,14 +110,21 @@ def banned_names(files: list[Path]) -> list[str]:
     ]
 
 
-def templates() -> Iterator[tuple[str, str]]:
+@cache
+def templates() -> list[tuple[str, str]]:
     """Place and template of every message, of the package and of the page."""
-    for file in FILES:
-        for line, template in python_templates(file.read_text(encoding="utf-8")):
-            yield f"{file.relative_to(SOURCE)}:{line}", template
     page = ROOT / "frontend" / "src" / "messages" / "en.ts"
-    for line, template in page_templates(page.read_text(encoding="utf-8")):
-        yield f"{page.relative_to(ROOT)}:{line}", template
+    return [
+        *(
+            (f"{file.relative_to(SOURCE)}:{line}", template)
+            for file in FILES
+            for line, template in python_templates(file.read_text(encoding="utf-8"))
+        ),
+        *(
+            (f"{page.relative_to(ROOT)}:{line}", template)
+            for line, template in page_templates(page.read_text(encoding="utf-8"))
+        ),
+    ]
 
 
 def sentences(template: str) -> list[str]:
