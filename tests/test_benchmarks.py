@@ -4,6 +4,7 @@ import gc
 import runpy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -192,8 +193,23 @@ def test_settings_are_passed_under_their_new_names(
     assert call == {"model": "a model", "text": "A text", "granularity": "sublayer", "seed": 3}
 
 
+def test_processes_share_the_missing_parts(
+    same_numbers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares, parts = list[Any](), [("llama", "short"), ("llama", "long"), ("gpt2", "short"), ("gpt2", "long")]
+    run_collectors = same_numbers["run_collectors"]
+    monkeypatch.setitem(
+        run_collectors.__globals__, "run_collector", lambda version, share, analyses: shares.append(share)
+    )
+    same_numbers["file_of"](tmp_path, parts[0]).touch()
+    run_collectors(
+        [same_numbers["Version"]("old", tmp_path, (tmp_path,))], parts, SimpleNamespace(jobs=2, analyses=None)
+    )
+    assert sorted(shares) == [[("gpt2", "short")], [("llama", "long"), ("gpt2", "long")]]
+
+
 @pytest.mark.slow
 def test_two_directories_are_compared(load_main: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--quick", "--models", "own_decoder", "--analyses", "head_statistics", "--jobs", "2"]
+    arguments = ["--quick", "--models", "own_decoder", "--analyses", "head_statistics"]
     load_main("same_numbers")([str(FOLDER.parent), *arguments])
     assert "unexplained differences: 0" in capsys.readouterr().out

@@ -107,10 +107,19 @@ def test_control_has_the_dtype_of_the_object() -> None:
     assert control.view.facts["dtype"] == "float64"
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", [*FEW, "qwen3", "bert_bare"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        (name, dtype)
+        for index, name in enumerate([*FEW, "qwen3", "bert_bare"])
+        for dtype in (("bfloat16", "float16") if name == "llama" else (("bfloat16", "float16")[index % 2],))
+    ],
+)
 def test_half_precision_model_is_certified_and_close_to_float32(name: str, dtype: str, tmp_path: Path) -> None:
-    """A half-precision model is certified, close to float32, and the same from a file and from an object."""
+    """A half-precision model is certified, close to float32, and the same from a file and from an object.
+
+    One family has both dtypes, and the others one in turn.
+    """
     loaded_model, eps = rs.load(saved(name, tmp_path), dtype=dtype), torch.finfo(getattr(torch, dtype)).eps
     assert loaded_model.view.facts["dtype"] == dtype
     certificate = loaded_model.view.facts["certificate"]
@@ -128,7 +137,7 @@ def test_half_precision_model_is_certified_and_close_to_float32(name: str, dtype
 @pytest.mark.parametrize("name", FEW)
 def test_half_precision_operators_are_computed_in_float32(name: str) -> None:
     half = rs.load(copy.deepcopy(network(name)), dtype="bfloat16")
-    result, full = rs.operators(half.view), rs.operators(model(name).view)
+    result, full = rs.operators(half.view, draws=1), rs.operators(model(name).view, draws=1)
     for field in ("symmetry", "symmetry_at_offset", "stable_rank_M", "positive_share"):
         assert result[field].dtype == "float32"
         assert float(abs(result[field] - full[field]).max()) <= 5e-2 * max(1.0, float(abs(full[field]).max())), field

@@ -18,7 +18,7 @@ from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
 from rheoscope.attention.position_bias import ALiBi, alibi_slopes
 from tests.attention.cases import inputs, to_dtype, without_jaxtyping_checks, zoo_mechanism
 
-N, BLOCK = 600, 1 << 16
+N, BLOCK = 400, 1 << 16
 
 
 class LargestTensor(TorchDispatchMode):
@@ -43,9 +43,9 @@ def small_block(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def peak_and_saved_numel(run: Callable[..., torch.Tensor], mechanism: Mechanism, n: int = N) -> tuple[int, int]:
+def peak_and_saved_numel(run: Callable[..., torch.Tensor], mechanism: Mechanism) -> tuple[int, int]:
     """The size of the largest tensor, and of all tensors that the forward pass saves for the backward pass."""
-    q, k, v = (x.float().requires_grad_() for x in inputs(n, n, d=4, e=2, b=1, h=2, g=1))
+    q, k, v = (x.float().requires_grad_() for x in inputs(N, N, d=4, e=2, b=1, h=2, g=1))
     saved: dict[int, int] = {}
 
     def record(x: torch.Tensor) -> torch.Tensor:
@@ -60,11 +60,11 @@ def peak_and_saved_numel(run: Callable[..., torch.Tensor], mechanism: Mechanism,
     return largest.numel, sum(saved.values())
 
 
-def assert_linear_memory(mechanism: Mechanism, n: int = N) -> None:
+def assert_linear_memory(mechanism: Mechanism) -> None:
     """No tensor is larger than a block, and only features of tokens (32 numbers each, a few times) are saved."""
-    peak, saved = peak_and_saved_numel(blocks.run, mechanism, n)
-    assert peak <= BLOCK < n * n / 2
-    assert saved <= n * 2 * 32 * 8 < 2 * n * n
+    peak, saved = peak_and_saved_numel(blocks.run, mechanism)
+    assert peak <= BLOCK < N * N / 2
+    assert saved <= N * 2 * 32 * 8 < 2 * N * N
 
 
 ROWWISE = [
@@ -88,12 +88,12 @@ MASKS = {"none": None, "causal": "causal", "sliding": Causal() & Window(64)}
 )
 def test_memory_is_linear(name: str, mask: str) -> None:
     """Every mechanism with the causal mask, and one mechanism with the other masks."""
-    assert_linear_memory(zoo_mechanism(name, dim=4).with_mask(MASKS[mask]), n=400 if name == "additive" else N)
+    assert_linear_memory(zoo_mechanism(name, dim=4).with_mask(MASKS[mask]))
 
 
 def test_memory_of_sinkhorn_is_linear() -> None:
     """Column passes also run in blocks."""
-    assert_linear_memory(replace(zoo_mechanism("sinkhorn"), normaliser=Sinkhorn(1)), n=400)
+    assert_linear_memory(replace(zoo_mechanism("sinkhorn"), normaliser=Sinkhorn(1)))
 
 
 def test_memory_with_a_position_bias_is_linear() -> None:
