@@ -12,10 +12,15 @@ from rheoscope.models.transformer import Transformer
 
 
 def random_model(heads: int = 1, depth: int = 1, width: int = 16, **options: Any) -> Any:
-    """A model with RMSNorm, random weights and, by default, no position encoding."""
+    """A model with RMSNorm, random weights and, by default, no position encoding. Tests may write into its operators."""
     torch.manual_seed(0)
     settings: dict[str, Any] = {"vocabulary": 300, "position": "none"} | options
-    return rs.load(Transformer(Config(width=width, depth=depth, heads=heads, **settings)).double().eval())
+    return writable(rs.load(Transformer(Config(width=width, depth=depth, heads=heads, **settings)).double().eval()))
+
+
+def writable(model: Any) -> Any:
+    """The model without the check that its weights are unchanged. Its operators are views of its weights."""
+    return model.with_check(lambda: None)
 
 
 def trace_with_points(model: Any, cloud: Tensor) -> Any:

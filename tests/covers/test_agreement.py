@@ -17,7 +17,7 @@ from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
 from rheoscope.statistics.nulls import p_values
 from tests.cases import double, text, traced
-from tests.covers.cases import random_model, trace_with_points
+from tests.covers.cases import random_model, trace_with_points, writable
 from tests.pretrained.cases import random, randomised
 
 F64 = torch.float64
@@ -144,7 +144,7 @@ def test_random_heads_lie_inside_their_null(position: str) -> None:
     for seed in range(4):
         torch.manual_seed(seed)
         config = Config(vocabulary=300, width=48, depth=1, heads=48, head_width=6, position=position)
-        model = rs.load(randomised(Transformer(config), seed=seed).double())
+        model = writable(rs.load(randomised(Transformer(config), seed=seed).double()))
         with torch.no_grad():
             model.view.layer_heads[0].norm.apply.weight.fill_(1)
         cloud = random(seed, 18, 48) * torch.linspace(0.3, 3, 48, dtype=F64)

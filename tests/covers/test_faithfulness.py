@@ -12,6 +12,7 @@ from rheoscope.models.config import Config
 from rheoscope.models.transformer import build
 from rheoscope.statistics.nulls import RESAMPLES
 from tests.cases import default, double, model, text, traced
+from tests.covers.cases import writable
 
 F64 = torch.float64
 MODELS = ["gpt2", "qwen3", "gemma3", "neox", "bert", "own_sink"]
@@ -148,7 +149,7 @@ def test_intervals_equal_a_bootstrap_over_texts() -> None:
 def test_a_planted_copying_head_is_ranked_first() -> None:
     torch.manual_seed(0)
     network = build(Config(vocabulary=40, width=32, depth=2, heads=4, tied=False))
-    network, ids = rs.load(network), torch.tensor([5, 30, 6, 7, 8])
+    network, ids = writable(rs.load(network)), torch.tensor([5, 30, 6, 7, 8])
     block = network.view.layer_heads[1]
     with torch.no_grad():
         block.W_V[2].copy_(block.norm.apply(network.trace(ids).layer_input(1))[1, :, None] / 32 * torch.eye(1, 8))

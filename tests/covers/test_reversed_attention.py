@@ -9,6 +9,7 @@ from rheoscope.covers.reversed_attention.analysis import inner_token_ids
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import build
 from tests.cases import double, ours, text, theirs, traced
+from tests.covers.cases import writable
 
 F64 = torch.float64
 EVERY = [*theirs.WITH_LOGITS, *ours.EVERY]
@@ -73,7 +74,7 @@ def test_a_planted_copying_head_has_rank_1(head: int) -> None:
     """The target occurs in the text, and one of the untrained heads copies it to the last token."""
     torch.manual_seed(head)
     network = build(Config(vocabulary=40, width=32, depth=2, heads=4, tied=False))
-    model, ids = rs.load(network), torch.tensor([5, 30, 6, 7, 8])
+    model, ids = writable(rs.load(network)), torch.tensor([5, 30, 6, 7, 8])
     block = model.view.layer_heads[1]
     with torch.no_grad():
         block.W_V[head].copy_(block.norm.apply(model.trace(ids).layer_input(1))[1, :, None] / 32 * torch.eye(1, 8))
