@@ -42,6 +42,7 @@ def job(model: str, texts: str, **changes: Any) -> Job:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """All files of a run except its lock."""
-    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != ".lock")
+    """All files of a run except its lock and its cache of checked digests."""
+    hidden = (".lock", ".verified.json")
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name not in hidden)
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}

@@ -244,11 +244,11 @@ def test_a_disk_that_stays_full_leaves_no_partial_files(
 
 def test_waiting_for_disk_space_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill_disk(monkeypatch, 0, 10_000)
-    writer, outcome = RetryingWriter(), Future[None]()
+    writer, outcome = RetryingWriter(tmp_path), Future[None]()
 
     def wait() -> None:
         try:
-            writer.write(tmp_path / "part.parquet", pa.table({}))
+            writer.write_table("part.parquet", pa.table({}))
         except RheoscopeError as error:
             outcome.set_exception(error)
 

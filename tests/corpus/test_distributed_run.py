@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from rheoscope.corpus.commit_records import finished_shards
 from rheoscope.corpus.corpus_job import Job
 from rheoscope.corpus.corpus_run import resume, run_job
 from rheoscope.corpus.distributed_run import ray_engine
-from rheoscope.corpus.shards import finished_shards
 from rheoscope.shapes import RheoscopeError
 from tests.cluster import workers
 from tests.corpus.cases import content, job, lines, text_file, tiny_model

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rheoscope.corpus import corpus_run, shard_worker
+from rheoscope.corpus.commit_records import finished_shards
 from rheoscope.corpus.corpus_job import Job
-from rheoscope.corpus.shards import finished_shards
 from tests.attention.cases import without_jaxtyping_checks
 from tests.corpus.cases import content, job, lines, text_file, tiny_model
 from tests.processes import run_in_fork

@@ -95,25 +95,28 @@ def run_command(
 
 @corpus.command("resume")
 def resume_command(folder: Folder, workers: Workers = None, address: Address = None, threads: Threads = None) -> None:
-    """Resume a run that was stopped or killed. Finished shards are not computed again.
+    """Resume a run that was stopped or killed, and repair a damaged one. Intact shards are not computed again.
 
     Examples:  rheoscope corpus resume run    ·    rheoscope corpus resume run --workers 4
     """
     from rheoscope.corpus.corpus_report import run_corpus
-    from rheoscope.corpus.shards import read_manifest
+    from rheoscope.corpus.manifest import recover_manifest
 
-    run_corpus(read_manifest(folder).job, folder, workers, address, threads)
+    run_corpus(recover_manifest(folder).job, folder, workers, address, threads)
 
 
 @corpus.command("status")
-def status_command(folder: Folder) -> None:
-    """Show the progress of a run: shards, texts, tokens and rejected texts.
+def status_command(
+    folder: Folder,
+    deep: Annotated[bool, typer.Option("--deep", help="Compare every file with its digest first.")] = False,
+) -> None:
+    """Show the progress of a run: shards, texts, tokens and rejected texts. Damaged files are named.
 
-    Examples:  rheoscope corpus status run
+    Examples:  rheoscope corpus status run    ·    rheoscope corpus status run --deep
     """
     from rheoscope.corpus.corpus_report import show_status
 
-    show_status(folder)
+    show_status(folder, deep)
 
 
 @corpus.command("query")

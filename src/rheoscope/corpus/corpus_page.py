@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
+from rheoscope.corpus.commit_records import total_counts
 from rheoscope.corpus.corpus_job import Job
 from rheoscope.corpus.corpus_result import (
     QUANTILES,
@@ -19,8 +20,7 @@ from rheoscope.corpus.corpus_result import (
     open_corpus,
 )
 from rheoscope.corpus.drift import FALSE_DISCOVERY_RATE, drift
-from rheoscope.corpus.merged_summary import FieldSummary, total_counts
-from rheoscope.corpus.shards import finished_shards, read_shards
+from rheoscope.corpus.merged_summary import FieldSummary
 from rheoscope.corpus.summaries import quantiles
 from rheoscope.files import check_writable
 from rheoscope.messages.catalogue import render
@@ -60,13 +60,13 @@ def save_page(folder: Path, other_folder: Path | None, path: Path | None) -> str
 
 def build_page(corpus: CorpusRun) -> Page:
     """For every analysis its picture, its distributions and its examples."""
-    totals, job = total_counts(corpus.folder), corpus.manifest.job
+    totals, job = total_counts(corpus.files.records), corpus.manifest.job
     intro = Message(
         "{texts:,} texts with {tokens:,} tokens, {rejects:,} rejects, {done} of {shards} shards, model {model}. Means are over "
         "texts. Intervals are 95 % intervals that treat the segments of a document as one unit.",
         **totals,
-        done=len(finished_shards(corpus.folder)),
-        shards=len(read_shards(corpus.folder)),
+        done=len(corpus.files.records),
+        shards=corpus.manifest.shards,
         model=job.model or DEFAULT_MODEL_LABEL,
     )
     page = Page(Message("Corpus: {name}", name=corpus.folder.resolve().name), intro)

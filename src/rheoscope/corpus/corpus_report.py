@@ -9,19 +9,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rheoscope.corpus.commit_records import finished_shards, total_counts
 from rheoscope.corpus.corpus_job import Job
 from rheoscope.corpus.corpus_run import CorpusProgress, OnProgress, local_engine, run_job
 from rheoscope.corpus.distributed_run import ray_engine
-from rheoscope.corpus.merged_summary import total_counts
+from rheoscope.corpus.file_faults import raise_for_faults
 from rheoscope.corpus.parquet_tables import import_parquet
-from rheoscope.corpus.query import connect, table_columns
-from rheoscope.corpus.shards import finished_shards, read_manifest, read_shards, table_files
+from rheoscope.corpus.query import connect, rejected_query, table_columns
+from rheoscope.corpus.run_files import RunFiles, find_faults
 from rheoscope.files import write_file
 from rheoscope.messages.catalogue import render
 from rheoscope.messages.message import Message, join, plural
 from rheoscope.ray_workers import set_threads, worker_count
 from rheoscope.report.console import console
+from rheoscope.report.progress_bars import progress_bar
 from rheoscope.report.tables import csv_text
+from rheoscope.shapes import RheoscopeError
+
+OPENING = Message("opening the corpus")
 
 
 def run_corpus(job: Job, folder: Path, workers: int | None, address: str | None, threads: int | None) -> None:
@@ -38,7 +43,10 @@ def run_corpus(job: Job, folder: Path, workers: int | None, address: str | None,
         )
         print(f"rheoscope: {render(line)}", file=sys.stderr)
         raise SystemExit(130) from None
-    totals = total_counts(folder)
+    files = RunFiles(folder)
+    totals = total_counts(files.records)
+    if not totals["texts"]:
+        raise _no_texts_error(files)
     counts: list[str] = [
         plural("{n:,} shard", "{n:,} shards", n=progress.shards_done),
         _texts_count(totals["texts"]),
@@ -85,12 +93,17 @@ def _speed(progress: CorpusProgress) -> list[Message]:
     return [Message("{speed:,.0f} tokens/s", speed=progress.tokens / progress.seconds)]
 
 
+def _progress_text(progress: CorpusProgress) -> Message:
+    return join(", ", [_tokens_count(progress.tokens), *_speed(progress), _rejects_count(progress.rejects)])
+
+
 @contextmanager
 def _progress_bar() -> Iterator[OnProgress]:
-    """A bar with speed, time left and rejects on a terminal; nothing if stderr is a file or a pipe."""
+    """Speed, rejects and the share done: a bar on a terminal, a line every ten seconds in a file or a pipe."""
     stderr_console = console(stderr=True)
     if not stderr_console.is_terminal:
-        yield lambda progress: None
+        with progress_bar(OPENING) as start_task:
+            yield lambda progress: start_task(_progress_text(progress))(progress.shards_done, progress.shards)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
@@ -104,13 +117,12 @@ def _progress_bar() -> Iterator[OnProgress]:
         console=stderr_console,
         transient=True,
     ) as display:
-        task_id = display.add_task(render(Message("opening the corpus")), total=None)
+        task_id = display.add_task(render(OPENING), total=None)
 
         def on_progress(progress: CorpusProgress) -> None:
-            counts: list[str] = [_tokens_count(progress.tokens), *_speed(progress), _rejects_count(progress.rejects)]
             display.update(
                 task_id,
-                description=render(join(", ", counts)),
+                description=render(_progress_text(progress)),
                 completed=progress.shards_done,
                 total=progress.shards,
             )
@@ -118,16 +130,17 @@ def _progress_bar() -> Iterator[OnProgress]:
         yield on_progress
 
 
-def show_status(folder: Path) -> None:
-    """Print the progress of a run and the most frequent reasons for rejects."""
-    manifest, finished, shards, totals = (
-        read_manifest(folder),
-        finished_shards(folder),
-        read_shards(folder),
-        total_counts(folder),
-    )
+def show_status(folder: Path, deep: bool = False) -> None:
+    """Print the progress of a run and the most frequent reasons for rejects.
+
+    A damaged file is an error. `deep` compares every file with its digest first.
+    """
+    if deep:
+        raise_for_faults(folder, find_faults(folder))
+    files = RunFiles(folder)
+    manifest, totals, n_finished = files.manifest, total_counts(files.records), len(files.records)
     counts: list[str] = [
-        plural("{done:,} of {n:,} shard", "{done:,} of {n:,} shards", n=len(shards), done=len(finished)),
+        plural("{done:,} of {n:,} shard", "{done:,} of {n:,} shards", n=manifest.shards, done=n_finished),
         _texts_count(totals["texts"]),
         _tokens_count(totals["tokens"]),
     ]
@@ -140,30 +153,61 @@ def show_status(folder: Path) -> None:
             analyses=", ".join(manifest.job.analyses),
         )
     )
-    reasons: Counter[str] = Counter()
-    for file in table_files(folder, "rejects"):
-        rows = import_parquet().read_table(file, columns=["analysis", "reason"]).to_pylist()
-        reasons.update(": ".join(part for part in (row["analysis"], row["reason"]) if part) for row in rows)
-    n_rejects = sum(reasons.values())
+    reasons = _reject_reasons(files)
     _print(
-        plural("{n:,} reject:", "{n:,} rejects, most frequent first:", n=n_rejects)
+        plural("{n:,} reject:", "{n:,} rejects, most frequent first:", n=totals["rejects"])
         if reasons
-        else _rejects_count(n_rejects)
+        else _rejects_count(0)
     )
     for reason, count in reasons.most_common(5):
         print(f"  {count:,} × {reason}")
-    if len(finished) < len(shards):
+    if deep:
+        _print(Message("every file has the digest with which it was written"))
+    if n_finished < manifest.shards:
         _print(Message("type rheoscope corpus resume {folder}", folder=str(folder)))
+
+
+def _reject_reasons(files: RunFiles) -> Counter[str]:
+    """The reasons of all rejects, with their numbers."""
+    reasons: Counter[str] = Counter()
+    for file in files.table("rejects"):
+        rows = import_parquet().read_table(file, columns=["analysis", "reason"]).to_pylist()
+        reasons.update(": ".join(part for part in (row["analysis"], row["reason"]) if part) for row in rows)
+    return reasons
+
+
+def _no_texts_error(files: RunFiles) -> RheoscopeError:
+    """The error for a run without a single text."""
+    reasons = _reject_reasons(files)
+    if not reasons:
+        return RheoscopeError(Message("no text could be read: all rows of the input are blank"))
+    ((reason, count),) = reasons.most_common(1)
+    return RheoscopeError(
+        plural(
+            "no text could be read, with {n:,} reject; the most frequent reason ({count:,} ×) is: {reason}",
+            "no text could be read, with {n:,} rejects; the most frequent reason ({count:,} ×) is: {reason}",
+            n=sum(reasons.values()),
+            count=count,
+            reason=reason,
+        )
+    )
 
 
 def show_query(folder: Path, sql: str, csv: Path | None) -> None:
     """Print the result of a SQL query; without a query, the tables and their columns."""
+    files = RunFiles(folder)
     if not sql:
-        for name, columns in table_columns(folder).items():
+        for name, columns in table_columns(files).items():
             print(f"{name}: {', '.join(columns)}")
         return
-    relation = connect(folder).query(sql)
-    if csv is None:
-        print(relation)
-        return
-    _print(write_file(csv, lambda path: path.write_text(csv_text(relation.df()), encoding="utf-8")))
+    import duckdb
+
+    relation = connect(files).query(sql)
+    try:
+        if csv is None:
+            print(relation)
+            return
+        table = relation.df()
+    except duckdb.Error as error:  # values are computed here
+        raise rejected_query(error, folder) from None
+    _print(write_file(csv, lambda path: path.write_text(csv_text(table), encoding="utf-8")))

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
-from rheoscope.corpus.merged_summary import SUMMARY, FieldSummaries, FieldSummary, merge_shards, read_summaries
-from rheoscope.corpus.parquet_tables import import_parquet
+from rheoscope.corpus.manifest import Manifest
+from rheoscope.corpus.merged_summary import FieldSummaries, FieldSummary, merge_shards, read_summaries
 from rheoscope.corpus.query import Database, connect
-from rheoscope.corpus.shards import Manifest, finished_shards, read_manifest
+from rheoscope.corpus.run_files import RunFiles
+from rheoscope.corpus.shards import SUMMARIES
 from rheoscope.corpus.summaries import Summary, quantiles
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
@@ -34,21 +35,28 @@ class CorpusRun:
     smallest values.
     """
 
-    folder: Path
-    manifest: Manifest
+    files: RunFiles
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self.files.folder
+
+    @property
+    def manifest(self) -> Manifest:
+        """The job, the model and the inputs of the run."""
+        return self.files.manifest
 
     def __repr__(self) -> str:
-        return f"<Corpus {self.folder}: {len(finished_shards(self.folder))} shards, {', '.join(self.analyses)}>"
+        return f"<Corpus {self.folder}: {len(self.files.records)} shards, {', '.join(self.analyses)}>"
 
     @cached_property
     def summaries(self) -> FieldSummaries:
         """The summary of every field over all finished shards."""
-        file = self.folder / SUMMARY
-        if file.exists() and int(import_parquet().read_schema(file).metadata[b"shards"]) == len(
-            finished_shards(self.folder)
-        ):
-            return _in_declared_order(read_summaries(file))
-        return _in_declared_order(merge_shards(self.folder, self.manifest.job.top))
+        merged = self.files.summary()
+        if merged is not None:
+            return _in_declared_order(read_summaries(merged))
+        return _in_declared_order(merge_shards(self.files.table(SUMMARIES), self.manifest.job.top))
 
     @property
     def analyses(self) -> list[str]:
@@ -75,7 +83,7 @@ class CorpusRun:
 
     @cached_property
     def _database(self) -> Database:
-        return connect(self.folder)
+        return connect(self.files)
 
     def sql(self, query: str) -> Any:
         """A SQL query as a DuckDB relation. Every analysis is a view, and so are texts, rejects and summary."""
@@ -154,7 +162,8 @@ def open_corpus(path: str | Path) -> CorpusRun:
     head=1)` shows texts.
 
     **Laws** The result is bit-identical however the texts were distributed over workers and whatever was killed on
-    the way.
+    the way. Nothing is read from a damaged file: the sizes of all files are checked here, and the digest of each file
+    when it is read.
 
     **See also** `over_texts` runs an analysis over a few texts in memory.
 
@@ -164,8 +173,7 @@ def open_corpus(path: str | Path) -> CorpusRun:
     ...
     rheoscope.shapes.RheoscopeError: no such folder holds no corpus run; on the command line type rheoscope corpus run ...
     """
-    folder = Path(path)
-    return CorpusRun(folder, read_manifest(folder))
+    return CorpusRun(RunFiles(Path(path)))
 
 
 def analysis_dataset(corpus: CorpusRun, name: str) -> "xarray.Dataset":

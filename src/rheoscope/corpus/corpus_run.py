@@ -1,5 +1,6 @@
 """A corpus run from start to end: lock the folder, load the model, process the unfinished shards, merge their summaries."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -12,13 +13,18 @@ from typing import Any, Protocol
 import torch
 
 from rheoscope.corpus.batch_analyses import axis_labels_of
+from rheoscope.corpus.commit_records import SUMMARY_RECORD, ShardRecord, finished_shards, read_shard_record
 from rheoscope.corpus.corpus_job import Job
+from rheoscope.corpus.file_faults import Fault
 from rheoscope.corpus.input_texts import Input, Shard, input_files
-from rheoscope.corpus.merged_summary import write_summary
+from rheoscope.corpus.manifest import recover_manifest
+from rheoscope.corpus.merged_summary import SUMMARY, write_summary
 from rheoscope.corpus.parquet_tables import import_parquet
-from rheoscope.corpus.shard_worker import ShardReport, Worker
-from rheoscope.corpus.shards import finished_shards, load_or_plan, read_manifest, run_lock, start_run
+from rheoscope.corpus.run_files import find_faults
+from rheoscope.corpus.shard_worker import Worker
+from rheoscope.corpus.shards import load_or_plan, run_lock, start_run
 from rheoscope.messages.advice import use
+from rheoscope.messages.catalogue import render
 from rheoscope.messages.message import Message
 from rheoscope.opening import load
 from rheoscope.running.runner import RunnableModel
@@ -38,6 +44,8 @@ class CorpusProgress:
     """Seconds since this driver started."""
 
 
+MAX_PRINTED_FAULTS = 20
+"""The number of damaged files that a resumed run names."""
 OnProgress = Callable[[CorpusProgress], None]
 
 
@@ -49,7 +57,7 @@ class Engine(Protocol):
         """Facts about the model: its weights, dtype and device."""
         ...
 
-    def process_shards(self, inputs: list[Input], shards: Sequence[Shard]) -> Iterator[ShardReport]:
+    def process_shards(self, inputs: list[Input], shards: Sequence[Shard]) -> Iterator[ShardRecord]:
         """Process the shards in any order and yield a report for each when its files are complete."""
         ...
 
@@ -64,8 +72,8 @@ class LocalEngine:
     def model(self) -> dict[str, Any]:
         return worker_facts(self.worker)
 
-    def process_shards(self, inputs: list[Input], shards: Sequence[Shard]) -> Iterator[ShardReport]:
-        previous: Future[ShardReport] | None = None
+    def process_shards(self, inputs: list[Input], shards: Sequence[Shard]) -> Iterator[ShardRecord]:
+        previous: Future[ShardRecord] | None = None
         for shard, next_shard in pairwise(chain(shards, [None])):
             assert shard is not None
             future = self.worker.work(inputs, shard, next_shard)
@@ -128,29 +136,54 @@ def run_job(
     engine: Callable[[Job, Path], AbstractContextManager[Engine]] = local_engine,
     on_progress: OnProgress = lambda progress: None,
 ) -> CorpusProgress:
-    """Start or continue a job in a folder and process all its unfinished shards."""
+    """Start or continue a job in a folder: process the shards that are unfinished or damaged.
+
+    Every file of the folder is compared with its digest first. Damaged ones are named on stderr and written again.
+    """
     job = job.validate()
     input_files(list(job.texts))  # raises for a missing file before the model is loaded
     import_parquet()
     start_time = time.monotonic()
-    with run_lock(folder), engine(job, folder) as workers:
-        model = workers.model
-        inputs, shards = load_or_plan(folder, job)
-        start_run(folder, job, model, inputs, shards)
-        finished = set(finished_shards(folder))
-        progress = CorpusProgress(len(finished), len(shards), 0, 0, 0, 0.0)
-        for report in workers.process_shards(inputs, [shard for shard in shards if shard.number not in finished]):
-            progress = CorpusProgress(
-                progress.shards_done + 1,
-                len(shards),
-                progress.texts + report.texts,
-                progress.tokens + report.tokens,
-                progress.rejects + report.rejects,
-                time.monotonic() - start_time,
-            )
-            on_progress(progress)
-        write_summary(folder, job.top)
-        return progress
+    with run_lock(folder):
+        faults = find_faults(folder)
+        _print_faults(faults)
+        with engine(job, folder) as workers:
+            model = workers.model
+            inputs, shards = load_or_plan(folder, job)
+            start_run(folder, job, model, inputs, shards)
+            records = _intact_records(folder, faults)
+            n_intact = len(records)
+            progress = CorpusProgress(n_intact, len(shards), 0, 0, 0, 0.0)
+            for record in workers.process_shards(inputs, [shard for shard in shards if shard.number not in records]):
+                records[record.shard] = record
+                progress = CorpusProgress(
+                    progress.shards_done + 1,
+                    len(shards),
+                    progress.texts + record.texts,
+                    progress.tokens + record.tokens,
+                    progress.rejects + record.rejects,
+                    time.monotonic() - start_time,
+                )
+                on_progress(progress)
+            if len(records) > n_intact or any(fault.path in (SUMMARY, SUMMARY_RECORD) for fault in faults):
+                write_summary(folder, [records[shard] for shard in sorted(records)], job.top)
+            return progress
+
+
+def _intact_records(folder: Path, faults: Sequence[Fault]) -> dict[int, ShardRecord]:
+    """The commit records of the finished shards without a fault, by their numbers."""
+    damaged = {fault.shard for fault in faults}
+    return {shard: read_shard_record(folder, shard) for shard in finished_shards(folder) if shard not in damaged}
+
+
+def _print_faults(faults: Sequence[Fault]) -> None:
+    """Name the damaged files on stderr."""
+    for fault in faults[:MAX_PRINTED_FAULTS]:
+        line = Message("{fault}; it is written again", fault=fault.describe())
+        print(f"rheoscope: {render(line)}", file=sys.stderr, flush=True)
+    if len(faults) > MAX_PRINTED_FAULTS:
+        line = Message("and {n:,} more damaged files", n=len(faults) - MAX_PRINTED_FAULTS)
+        print(f"rheoscope: {render(line)}", file=sys.stderr, flush=True)
 
 
 def resume(
@@ -159,4 +192,4 @@ def resume(
     on_progress: OnProgress = lambda progress: None,
 ) -> CorpusProgress:
     """Continue the job of a folder."""
-    return run_job(read_manifest(folder).job, folder, engine, on_progress)
+    return run_job(recover_manifest(folder).job, folder, engine, on_progress)

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rheoscope.corpus.commit_records import ShardRecord
 from rheoscope.corpus.corpus_job import Job
 from rheoscope.corpus.corpus_run import open_model, worker_facts
 from rheoscope.corpus.input_texts import Input, Shard
-from rheoscope.corpus.shard_worker import ShardReport, Worker
+from rheoscope.corpus.shard_worker import Worker
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.ray_workers import WorkerMessages, WorkerPool
@@ -35,7 +36,7 @@ class RayWorker:
     def facts(self) -> dict[str, Any]:
         return worker_facts(self.worker)
 
-    def work(self, inputs: list[Input], shard: Shard, next_shard: Shard | None) -> ShardReport:
+    def work(self, inputs: list[Input], shard: Shard, next_shard: Shard | None) -> ShardRecord:
         return self.worker.work(inputs, shard, next_shard).result()
 
 
@@ -48,13 +49,13 @@ def open_worker(job: Job, folder: Path) -> RayWorker:
 class RayEngine:
     """An engine of Ray workers."""
 
-    pool: "WorkerPool[Shard, ShardReport]"
+    pool: "WorkerPool[Shard, ShardRecord]"
 
     @property
     def model(self) -> dict[str, Any]:
         return self.pool.facts
 
-    def process_shards(self, inputs: list[Input], shards: Sequence[Shard]) -> Iterator[ShardReport]:
+    def process_shards(self, inputs: list[Input], shards: Sequence[Shard]) -> Iterator[ShardRecord]:
         return self.pool.work(inputs, shards)
 
 

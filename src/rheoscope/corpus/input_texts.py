@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from rheoscope.corpus.durable_files import content_digest
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.report.input_text import BYTE_ORDER_MARK, format_size
@@ -65,12 +66,19 @@ class Shard:
 
 @dataclass(frozen=True)
 class Input:
-    """An input file, as it was when the shards were planned."""
+    """An input file, as it was when the shards were planned. The digest is that of its bytes."""
 
     path: str
     size: int
-    changed: int
+    digest: str
     rows: int
+
+    def is_unchanged(self) -> bool:
+        """Whether the file still has the same bytes."""
+        try:
+            return Path(self.path).stat().st_size == self.size and content_digest(Path(self.path)) == self.digest
+        except OSError:
+            return False
 
 
 def input_files(paths: list[str]) -> list[Path]:
@@ -130,11 +138,11 @@ def plan_shards(paths: list[str], column: str, shard_bytes: int) -> tuple[list[I
     inputs: list[Input] = []
     shards: list[Shard] = []
     for file_index, path in enumerate(input_files(paths)):
-        file_stat, rows = path.stat(), 0
-        for first, count, offset, digest in _shard_ranges(path, column, shard_bytes):
-            shards.append(Shard(len(shards), file_index, first, count, offset, digest))
+        size, digest, rows = path.stat().st_size, content_digest(path), 0
+        for first, count, offset, rows_hash in _shard_ranges(path, column, shard_bytes):
+            shards.append(Shard(len(shards), file_index, first, count, offset, rows_hash))
             rows = first + count
-        inputs.append(Input(str(path.resolve()), file_stat.st_size, file_stat.st_mtime_ns, rows))
+        inputs.append(Input(str(path.resolve()), size, digest, rows))
     if not shards:
         raise RheoscopeError(Message("{paths} has no rows", paths=", ".join(paths)), EXAMPLE_TEXTS)
     return inputs, shards

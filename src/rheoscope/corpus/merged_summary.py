@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from rheoscope.corpus.commit_records import DONE, SUMMARY_RECORD, ShardRecord, SummaryRecord
+from rheoscope.corpus.durable_files import fsync_path, write_text
 from rheoscope.corpus.parquet_tables import import_parquet, write_table
 from rheoscope.corpus.shard_worker import label_summary
-from rheoscope.corpus.shards import finished_shards, table_files
+from rheoscope.corpus.shards import SUMMARIES, part_file_name
 from rheoscope.corpus.summaries import Summary, from_columns, merge_parts, to_columns
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
@@ -63,9 +64,9 @@ def merge_summaries(parts: Sequence[FieldSummaries], top: int) -> FieldSummaries
     }
 
 
-def merge_shards(folder: Path, top: int) -> FieldSummaries:
-    """The summaries of all finished shards."""
-    files, accumulated = table_files(folder, "done"), list[FieldSummaries]()
+def merge_shards(files: Sequence[Path], top: int) -> FieldSummaries:
+    """The merged summaries of these files, one per shard."""
+    accumulated = list[FieldSummaries]()
     for start in range(0, len(files), SHARDS_PER_MERGE):
         accumulated = [
             merge_summaries(
@@ -75,23 +76,20 @@ def merge_shards(folder: Path, top: int) -> FieldSummaries:
     return accumulated[0] if accumulated else {}
 
 
-def write_summary(folder: Path, top: int) -> None:
-    """Write the merged summaries to one file, sorted by field, so that the order of the shards has no effect."""
+def write_summary(folder: Path, records: Sequence[ShardRecord], top: int) -> None:
+    """Write the merged summaries to one file, sorted by field, so that the order of the shards has no effect.
+
+    Until its commit record is written, readers merge the shards themselves.
+    """
     import pyarrow as pa
 
-    summaries = merge_shards(folder, top)
+    if (folder / SUMMARY_RECORD).exists():
+        (folder / SUMMARY_RECORD).unlink()
+        fsync_path(folder / DONE)
+    summaries = merge_shards([folder / SUMMARIES / part_file_name(record.shard) for record in records], top)
     parts = [
         label_summary(to_columns(field_summary.summary), *key, field_summary.dims, field_summary.shape)
         for key, field_summary in sorted(summaries.items())
     ]
-    table = pa.concat_tables(parts) if parts else pa.table({})
-    write_table(folder / SUMMARY, table.replace_schema_metadata({"shards": str(len(finished_shards(folder)))}))
-
-
-def total_counts(folder: Path) -> dict[str, Any]:
-    """The numbers of texts, tokens and rejects in the finished shards."""
-    totals = {"texts": 0, "tokens": 0, "rejects": 0}
-    for file in table_files(folder, "done"):
-        metadata = import_parquet().read_schema(file).metadata
-        totals = {name: total + int(metadata[name.encode()]) for name, total in totals.items()}
-    return totals
+    file = write_table(folder, SUMMARY, pa.concat_tables(parts) if parts else pa.table({}))
+    write_text(folder, SUMMARY_RECORD, SummaryRecord(len(records), (file,)).to_json())

@@ -1,16 +1,13 @@
 """Parquet tables of results: one table per analysis and set of axes, one row per cell, one column per field."""
 
-import errno
-import os
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rheoscope.corpus.durable_files import CommittedFile, write_durably
 from rheoscope.corpus.field_cells import Cells
-from rheoscope.files import atomic_file
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.report.tables import SCALAR_TABLE
@@ -19,13 +16,7 @@ from rheoscope.shapes import RheoscopeError
 if TYPE_CHECKING:
     import pyarrow
 
-
-MANIFEST = "manifest.json"
 INSTALL_CORPUS = Advice("", "pip install 'rheoscope[corpus]'")
-
-
-class DiskFullError(RheoscopeError):
-    """The disk is full; writing may succeed later."""
 
 
 def import_parquet() -> Any:
@@ -66,47 +57,10 @@ def _has_value(data: Mapping[str, np.ndarray], columns: Mapping[str, np.ndarray]
     return np.any([~np.isnan(data[name]) if data[name].dtype.kind == "f" else data[name] != -1 for name in columns], 0)
 
 
-def write_table(path: Path, table: "pyarrow.Table") -> None:
-    """Write a table atomically and durably: temporary name, fsync, rename, fsync of the folder."""
-    try:
-        _make_directory(path.parent)
-        with atomic_file(path) as temporary:
-            import_parquet().write_table(table, temporary, compression="zstd", write_statistics=True)
-            fsync_path(temporary)
-        fsync_path(path.parent)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(
-                Message("the disk is full; free space and resume the run"), resume_advice(run_folder(path))
-            ) from error
-        raise RheoscopeError(
-            Message("cannot write {path}: {reason}", path=str(path), reason=error.strerror or str(error)),
-            resume_advice(run_folder(path)),
-        ) from error
+def write_table(folder: Path, name: str, table: "pyarrow.Table") -> CommittedFile:
+    """Write a table of a run atomically and durably."""
 
+    def write(path: Path) -> None:
+        import_parquet().write_table(table, path, compression="zstd", write_statistics=True)
 
-def resume_advice(folder: Path) -> Advice:
-    """The command that resumes a run."""
-    return Advice("", f"rheoscope corpus resume {shlex.quote(str(folder))}")
-
-
-def run_folder(path: Path) -> Path:
-    """The folder of the run that a file belongs to."""
-    return next((folder for folder in path.parents if (folder / MANIFEST).exists()), path.parent)
-
-
-def _make_directory(folder: Path) -> None:
-    """Create a folder durably."""
-    if not folder.is_dir():
-        _make_directory(folder.parent)
-        folder.mkdir(exist_ok=True)
-        fsync_path(folder.parent)
-
-
-def fsync_path(path: Path) -> None:
-    """Flush a file or a folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    return write_durably(folder, name, write)

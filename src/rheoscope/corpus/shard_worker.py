@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +18,13 @@ from rheoscope.corpus.batch_analyses import (
     run_request,
     to_host,
 )
+from rheoscope.corpus.commit_records import ShardRecord, record_path
 from rheoscope.corpus.corpus_job import Job
 from rheoscope.corpus.disk_space import RetryingWriter
 from rheoscope.corpus.input_texts import Input, Reader, Shard
 from rheoscope.corpus.parquet_tables import build_tables
 from rheoscope.corpus.segments import Reject, Segment, batches, cut_segments
-from rheoscope.corpus.shards import part_file_name
+from rheoscope.corpus.shards import SUMMARIES, part_file_name
 from rheoscope.corpus.summaries import summarise, to_columns
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
@@ -40,16 +40,6 @@ Python's default of 5 ms would leave the GPU idle while the thread that feeds it
 """
 
 
-@dataclass(frozen=True)
-class ShardReport:
-    """The counts of a finished shard."""
-
-    shard: int
-    texts: int
-    tokens: int
-    rejects: int
-
-
 class Worker:
     """A model that processes shards.
 
@@ -62,17 +52,17 @@ class Worker:
         self.writer_pool = ThreadPoolExecutor(1, "corpus-writer")
         self.prefetched: dict[int, Future[SegmentsAndRejects]] = {}
         self.inputs: list[Input] = []
-        self.table_writer, self.old_switch_interval = RetryingWriter(), sys.getswitchinterval()
+        self.writer, self.old_switch_interval = RetryingWriter(folder), sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL)
 
     def close(self) -> None:
         """End the threads. A pending write is completed if there is disk space."""
-        self.table_writer.close()
+        self.writer.close()
         self.reader_pool.shutdown(cancel_futures=True)
         self.writer_pool.shutdown()
         sys.setswitchinterval(self.old_switch_interval)
 
-    def work(self, inputs: list[Input], shard: Shard, next_shard: Shard | None = None) -> "Future[ShardReport]":
+    def work(self, inputs: list[Input], shard: Shard, next_shard: Shard | None = None) -> "Future[ShardRecord]":
         """Compute a shard. The future completes when its files are written. `next_shard` is read ahead."""
         self.inputs = inputs
         segments, rejects = self._prefetch(shard).result()
@@ -132,26 +122,27 @@ class Worker:
         rejects: list[Reject],
         results: dict[str, BatchResult],
         segment_texts: dict[int, str],
-    ) -> ShardReport:
-        """Write all files of the shard, its summaries last, because they mark it as finished.
+    ) -> ShardRecord:
+        """Write all files of the shard, its commit record last, because it marks the shard as finished.
 
         Synchronises with the device.
         """
         results = {analysis: to_host(result) for analysis, result in results.items()}
         name, file = part_file_name(shard.number), self.inputs[shard.file].path
-        for analysis, result in results.items():
-            for axes, table in build_tables(result.texts, result.fields).items():
-                self.table_writer.write(self.folder / "rows" / f"{analysis}.{axes}" / name, table)
         written_segments = [segment for segment in segments if segment.text_id in segment_texts]
-        self.table_writer.write(self.folder / "texts" / name, _texts_table(file, written_segments, segment_texts))
-        self.table_writer.write(self.folder / "rejects" / name, _rejects_table(file, rejects))
-        report = ShardReport(
-            shard.number, len(written_segments), sum(len(segment.ids) for segment in written_segments), len(rejects)
-        )
-        self.table_writer.write(
-            self.folder / "done" / name, summary_table(results, self.job.requests, self.job.top, report)
-        )
-        return report
+        tables = {
+            f"rows/{analysis}.{axes}": table
+            for analysis, result in results.items()
+            for axes, table in build_tables(result.texts, result.fields).items()
+        }
+        tables["texts"] = _texts_table(file, written_segments, segment_texts)
+        tables["rejects"] = _rejects_table(file, rejects)
+        tables[SUMMARIES] = summary_table(results, self.job.requests, self.job.top)
+        files = tuple(self.writer.write_table(f"{table}/{name}", data) for table, data in tables.items())
+        n_tokens = sum(len(segment.ids) for segment in written_segments)
+        record = ShardRecord(shard.number, len(written_segments), n_tokens, len(rejects), files)
+        self.writer.write_text(record_path(shard.number), record.to_json())
+        return record
 
 
 def _texts_table(file: str, segments: Sequence[Segment], segment_texts: dict[int, str]) -> "pyarrow.Table":
@@ -187,10 +178,8 @@ def _rejects_table(file: str, rejects: Sequence[Reject]) -> "pyarrow.Table":
     )
 
 
-def summary_table(
-    results: dict[str, BatchResult], requests: Sequence[Request], top: int, report: ShardReport
-) -> "pyarrow.Table":
-    """The summaries of all fields of a shard as one table, with its counts as metadata."""
+def summary_table(results: dict[str, BatchResult], requests: Sequence[Request], top: int) -> "pyarrow.Table":
+    """The summaries of all fields of a shard as one table."""
     import pyarrow as pa
 
     parts = []
@@ -205,9 +194,7 @@ def summary_table(
                         to_columns(summarise(field_values, top)), request.name, name, cells.cell_dims, cells.shape
                     )
                 )
-    table = pa.concat_tables(parts) if parts else pa.table({})
-    metadata = {"texts": report.texts, "tokens": report.tokens, "rejects": report.rejects}
-    return table.replace_schema_metadata({name: str(count) for name, count in metadata.items()})
+    return pa.concat_tables(parts) if parts else pa.table({})
 
 
 def label_summary(

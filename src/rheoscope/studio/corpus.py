@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from rheoscope.catalogue import analysis_by_name as analysis_by_name
+from rheoscope.corpus.commit_records import finished_shards, total_counts
 from rheoscope.corpus.corpus_result import QUANTILES, CorpusRun, axis_labels, interval_half_width, open_corpus
 from rheoscope.corpus.documents import Documents
-from rheoscope.corpus.merged_summary import FieldSummary, total_counts
-from rheoscope.corpus.shards import finished_shards, read_shards
+from rheoscope.corpus.merged_summary import FieldSummary
 from rheoscope.corpus.summaries import BINS_PER_CELL, Summary, bin_edges, quantiles
 from rheoscope.messages.message import Message
 from rheoscope.picture.token_labels import printable
@@ -52,14 +52,15 @@ class LiveCorpusRun:
         """The model, the progress and the per-head fields of the run."""
         run = self.current_run
         job, model_facts = run.manifest.job, run.manifest.model
-        return total_counts(self.folder) | {
+        run.files.check_sizes()
+        return total_counts(run.files.records) | {
             "name": self.name,
             "model": self.model_id,
             "weights": model_facts["weights"],
             "layers": model_facts["layers"],
             "heads": model_facts["heads"],
-            "shards": len(finished_shards(self.folder)),
-            "total_shards": len(read_shards(self.folder)),
+            "shards": len(run.files.records),
+            "total_shards": run.manifest.shards,
             "length": job.length,
             "packed": job.pack,
             "fields": [
