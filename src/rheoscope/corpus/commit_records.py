@@ -32,8 +32,9 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class SummaryRecord:
-    """The merged summary of a finished run: its number of shards and its file."""
+    """The merged summary of a finished run: the fingerprint of the run, its number of shards and the file."""
 
+    fingerprint: str
     shards: int
     files: tuple[CommittedFile, ...]
 
@@ -65,10 +66,13 @@ def read_shard_record(folder: Path, shard: int) -> ShardRecord:
     return record
 
 
-def read_summary_record(folder: Path) -> SummaryRecord:
-    """The record of the merged summary. Raises ValueError if it is damaged."""
+def read_summary_record(folder: Path, fingerprint: str) -> SummaryRecord:
+    """The record of the merged summary. Raises ValueError if it is damaged or belongs to another run."""
     content = unseal((folder / SUMMARY_RECORD).read_bytes())
-    return SummaryRecord(**content | {"files": _committed_files(content)})
+    record = SummaryRecord(**content | {"files": _committed_files(content)})
+    if record.fingerprint != fingerprint:
+        raise ValueError("the record belongs to another run")
+    return record
 
 
 def _committed_files(content: dict[str, Any]) -> tuple[CommittedFile, ...]:

@@ -150,7 +150,7 @@ def run_job(
         with engine(job, folder) as workers:
             model = workers.model
             inputs, shards = load_or_plan(folder, job)
-            start_run(folder, job, model, inputs, shards)
+            run = start_run(folder, job, model, inputs, shards).fingerprint
             records = _intact_records(folder, faults)
             n_intact = len(records)
             progress = CorpusProgress(n_intact, len(shards), 0, 0, 0, 0.0)
@@ -166,7 +166,7 @@ def run_job(
                 )
                 on_progress(progress)
             if len(records) > n_intact or any(fault.path in (SUMMARY, SUMMARY_RECORD) for fault in faults):
-                write_summary(folder, [records[shard] for shard in sorted(records)], job.top)
+                write_summary(folder, run, [records[shard] for shard in sorted(records)], job.top)
             return progress
 
 

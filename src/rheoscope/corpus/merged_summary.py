@@ -76,7 +76,7 @@ def merge_shards(files: Sequence[Path], top: int) -> FieldSummaries:
     return accumulated[0] if accumulated else {}
 
 
-def write_summary(folder: Path, records: Sequence[ShardRecord], top: int) -> None:
+def write_summary(folder: Path, fingerprint: str, records: Sequence[ShardRecord], top: int) -> None:
     """Write the merged summaries to one file, sorted by field, so that the order of the shards has no effect.
 
     Until its commit record is written, readers merge the shards themselves.
@@ -92,4 +92,4 @@ def write_summary(folder: Path, records: Sequence[ShardRecord], top: int) -> Non
         for key, field_summary in sorted(summaries.items())
     ]
     file = write_table(folder, SUMMARY, pa.concat_tables(parts) if parts else pa.table({}))
-    write_text(folder, SUMMARY_RECORD, SummaryRecord(len(records), (file,)).to_json())
+    write_text(folder, SUMMARY_RECORD, SummaryRecord(fingerprint, len(records), (file,)).to_json())

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rheoscope.corpus.commit_records import SUMMARY_RECORD
+from rheoscope.corpus.file_faults import MISSING, Fault, raise_for_faults
 from rheoscope.corpus.parquet_tables import INSTALL_CORPUS, import_parquet
 from rheoscope.corpus.run_files import RunFiles
 from rheoscope.corpus.sql_statements import copy_target
@@ -77,16 +79,17 @@ def rejected_query(error: Exception, folder: Path) -> RheoscopeError:
 def table_names(files: RunFiles) -> list[str]:
     """All tables of a run by the name of their view: analysis.axes, texts, rejects, summary."""
     rows = [name.removeprefix("rows/") for name in files.tables if name.startswith("rows/")]
-    others = [name for name in ("texts", "rejects") if name in files.tables]
-    return [*rows, *others, *([SUMMARY_VIEW] if files.summary_record is not None else [])]
+    return [*rows, *(name for name in ("texts", "rejects") if name in files.tables), SUMMARY_VIEW]
 
 
 def table_paths(files: RunFiles, name: str) -> list[Path]:
-    """The files of a table, after a check of their digests."""
-    if name == SUMMARY_VIEW:
-        path = files.summary()
-        return [] if path is None else [path]
-    return files.table(f"rows/{name}" if "." in name else name)
+    """The files of a table, after a check of their digests. An unfinished run has no summary yet."""
+    if name != SUMMARY_VIEW:
+        return files.table(f"rows/{name}" if "." in name else name)
+    path = files.summary()
+    if path is None and len(files.records) == files.manifest.shards:
+        raise_for_faults(files.folder, [Fault(SUMMARY_RECORD, MISSING)])
+    return [] if path is None else [path]
 
 
 def _is_mentioned(name: str, sql: str) -> bool:

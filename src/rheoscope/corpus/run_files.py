@@ -34,7 +34,7 @@ class RunFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.manifest = folder, read_manifest(folder)
-        self.records, self.summary_record, faults = _read_records(folder)
+        self.records, self.summary_record, faults = _read_records(folder, self.manifest)
         raise_for_faults(folder, faults)
         self.check_sizes()
         self._cache = _read_cache(folder)
@@ -86,14 +86,14 @@ def find_faults(folder: Path) -> list[Fault]:
     if not has_manifest(folder):
         return []
     manifest, manifest_faults = check_manifest(folder)
-    records, summary_record, record_faults = _read_records(folder)
+    records, summary_record, record_faults = _read_records(folder, manifest)
     if len(records) == manifest.shards and not (folder / SUMMARY_RECORD).exists():
         record_faults.append(Fault(SUMMARY_RECORD, MISSING))
     file_faults = _file_faults(folder, manifest, records, summary_record, content_fault)
     return [*manifest_faults, *record_faults, *file_faults]
 
 
-def _read_records(folder: Path) -> tuple[list[ShardRecord], SummaryRecord | None, list[Fault]]:
+def _read_records(folder: Path, manifest: Manifest) -> tuple[list[ShardRecord], SummaryRecord | None, list[Fault]]:
     """The intact records, and the faults of all others. A finished run has a record of every shard."""
     finished, faults = finished_shards(folder), list[Fault]()
     records: list[ShardRecord] = []
@@ -104,7 +104,7 @@ def _read_records(folder: Path) -> tuple[list[ShardRecord], SummaryRecord | None
             faults.append(Fault(record_path(shard), CHANGED, shard))
     summary_record = None
     try:
-        summary_record = read_summary_record(folder)
+        summary_record = read_summary_record(folder, manifest.fingerprint)
     except FileNotFoundError:
         pass
     except READ_ERRORS:
