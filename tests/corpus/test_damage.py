@@ -15,6 +15,7 @@ from rheoscope.corpus.corpus_report import show_query, show_status
 from rheoscope.corpus.file_faults import DamagedRunError
 from rheoscope.corpus.run_files import find_faults
 from rheoscope.shapes import RheoscopeError
+from rheoscope.studio.corpus import LiveCorpusRun
 from tests.attention.cases import without_jaxtyping_checks
 from tests.corpus.cases import content, job, lines, text_file, tiny_model
 
@@ -70,6 +71,7 @@ def readers(folder: Path) -> dict[str, Callable[[], object]]:
         "query": lambda: show_query(folder, COUNTS, None),
         "tables": lambda: show_query(folder, "", None),
         "open_corpus": lambda: print(rs.open_corpus(folder)["clusters"].to_dict()),
+        "page": lambda: print(LiveCorpusRun(folder, "default").to_json()),
         "report": lambda: print(build_page(rs.open_corpus(folder))),
     }
 
@@ -128,6 +130,16 @@ def test_a_checked_digest_is_cached_by_size_and_time_except_in_a_deep_check(
     assert corpus.sql("SELECT count(*) FROM clusters").fetchall()  # does not read the texts
     with pytest.raises(DamagedRunError, match=r"run is damaged: texts/part-0000001.parquet is not as it was written"):
         corpus.sql("SELECT count(*) FROM texts")
+
+
+def test_an_open_page_answers_no_more_after_damage(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(runs[0], folder)
+    page = LiveCorpusRun(folder, "default")
+    assert page.to_json()["texts"] == 6
+    delete(folder / "texts" / "part-0000001.parquet", folder)
+    with pytest.raises(DamagedRunError, match=r"run is damaged: texts/part-0000001.parquet is missing"):
+        page.to_json()
 
 
 def test_two_damaged_manifests_are_an_error_of_one_line(runs: tuple[Path, Path], tmp_path: Path) -> None:

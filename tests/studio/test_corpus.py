@@ -107,6 +107,7 @@ def test_the_histogram_matches_the_rows(tmp_path: Path) -> None:
 
 def test_a_growing_run_is_reopened(tmp_path: Path) -> None:
     run = run_corpus(tmp_path / "run", lines(10), analyses={"head_types": {}}, shard=200)
+    (run.folder / "done" / "summary.json").unlink()  # as in an unfinished run
     parts = sorted((run.folder / "done").iterdir())
     hidden_shard = parts[-1].rename(tmp_path / "held")
     fewer = run.to_json()["texts"]

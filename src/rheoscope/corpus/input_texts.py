@@ -23,9 +23,12 @@ from rheoscope.shapes import RheoscopeError
 MAX_ROW_BYTES = 2**22
 """The largest size of a row. A larger one is probably a whole data set on one line."""
 TABLE_SUFFIXES = (".parquet", ".arrow")
-TEXT_SUFFIXES = (".txt", ".text", ".jsonl", ".ndjson")
+JSON_SUFFIXES = (".jsonl", ".ndjson")
+TEXT_SUFFIXES = (".txt", ".text", *JSON_SUFFIXES)
 COMPRESSED_SUFFIXES = (".gz", ".zst")
 EXAMPLE_TEXTS = use(texts=["texts.txt"])
+MAX_COLUMN_ROWS = 1000
+"""The number of JSON rows in which the column must occur at least once."""
 READ_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
@@ -138,6 +141,7 @@ def plan_shards(paths: list[str], column: str, shard_bytes: int) -> tuple[list[I
     inputs: list[Input] = []
     shards: list[Shard] = []
     for file_index, path in enumerate(input_files(paths)):
+        _check_json_column(path, column)
         size, digest, rows = path.stat().st_size, content_digest(path), 0
         for first, count, offset, rows_hash in _shard_ranges(path, column, shard_bytes):
             shards.append(Shard(len(shards), file_index, first, count, offset, rows_hash))
@@ -347,6 +351,28 @@ def _arrow_batches(path: Path, column: str, first: int) -> Iterator[Any]:
             row_offset += len(batch)
 
 
+def _check_json_column(path: Path, column: str) -> None:
+    """Raise if the first rows of a JSON file are objects and none of them has the column.
+
+    The columns with texts are listed first.
+    """
+    if file_kind(path) not in JSON_SUFFIXES:
+        return
+    text_names, other_names = dict[str, None](), dict[str, None]()
+    for raw in islice(raw_rows(path, column), MAX_COLUMN_ROWS):
+        try:
+            value = json.loads(raw.data)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(value, dict) or column in value:
+            return
+        for name, cell in value.items():
+            (text_names if isinstance(cell, str) else other_names)[name] = None
+    names = [*text_names, *(name for name in other_names if name not in text_names)]
+    if names:
+        _check_column(path, column, names)
+
+
 def _check_column(path: Path, column: str, names: list[str]) -> None:
     if column not in names:
         raise RheoscopeError(
@@ -375,7 +401,7 @@ def _parse_row(raw: RawRow, kind: str, column: str) -> Row:
     text = text.removeprefix(BYTE_ORDER_MARK) if raw.number == 0 else text
     if not text.strip():
         return Row(raw.number, "")
-    if kind in (".jsonl", ".ndjson"):
+    if kind in JSON_SUFFIXES:
         return _parse_json_row(raw.number, text, column)
     return Row(raw.number, text) if "\0" not in text else Row(raw.number, "", Message("the text contains null bytes"))
 
