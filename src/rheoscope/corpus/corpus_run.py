@@ -146,7 +146,7 @@ def run_job(
     start_time = time.monotonic()
     with run_lock(folder):
         faults = find_faults(folder)
-        _print_faults(faults)
+        _print_faults(folder, faults)
         with engine(job, folder) as workers:
             model = workers.model
             inputs, shards = load_or_plan(folder, job)
@@ -176,10 +176,10 @@ def _intact_records(folder: Path, faults: Sequence[Fault]) -> dict[int, ShardRec
     return {shard: read_shard_record(folder, shard) for shard in finished_shards(folder) if shard not in damaged}
 
 
-def _print_faults(faults: Sequence[Fault]) -> None:
+def _print_faults(folder: Path, faults: Sequence[Fault]) -> None:
     """Name the damaged files on stderr."""
     for fault in faults[:MAX_PRINTED_FAULTS]:
-        line = Message("{fault}; it is written again", fault=fault.describe())
+        line = Message("{folder} is damaged: {faults}", folder=str(folder), faults=fault.describe())
         print(f"rheoscope: {render(line)}", file=sys.stderr, flush=True)
     if len(faults) > MAX_PRINTED_FAULTS:
         line = Message("and {n:,} more damaged files", n=len(faults) - MAX_PRINTED_FAULTS)
