@@ -217,7 +217,7 @@ def test_a_forward_pass_does_not_change_the_snapshot() -> None:
     net = copy_of("llama_yarn")
     snapshot = take_snapshot(net)
     net(torch.arange(3, 30)[None])
-    assert snapshot.is_current
+    assert snapshot.is_current()
 
 
 class Wrapper(nn.Module):

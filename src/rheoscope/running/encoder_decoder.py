@@ -167,7 +167,7 @@ class EncoderDecoder(RunnableModel):
             )
         return self.ids(pair[0], self.encode_source), self.ids(pair[1])
 
-    def with_check(self, check_current: Callable[[], None]) -> "EncoderDecoder":
+    def with_check(self, check_current: Callable[..., None]) -> "EncoderDecoder":
         """The same model with a function that raises if the weights of either View are out of date."""
         return replace(self, view=self.view.with_check(check_current), encoder=self.encoder.with_check(check_current))
 

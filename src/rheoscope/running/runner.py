@@ -128,7 +128,7 @@ class RunnableModel(ABC):
             [self.ids(text_item) for text_item in batch],
             [text_string(text_item) for text_item in batch],
         )
-        self.view.check_current()
+        self.view.check_current(reads_device=not is_batch)
         with (
             self.apply_edits(edit, hooks),
             explain_out_of_memory(Message("a text of this length"), use(device="cpu")),
@@ -249,7 +249,7 @@ class RunnableModel(ABC):
         """The same model with a certificate among its facts."""
         return replace(self, view=self.view.with_certificate(certificate))
 
-    def with_check(self, check_current: Callable[[], None]) -> "RunnableModel":
+    def with_check(self, check_current: Callable[..., None]) -> "RunnableModel":
         """The same model with a function that raises if its weights are out of date."""
         return replace(self, view=self.view.with_check(check_current))
 

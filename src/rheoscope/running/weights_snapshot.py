@@ -27,40 +27,44 @@ class WeightsSnapshot:
     >>> snapshot = take_snapshot(linear)
     >>> with torch.no_grad():
     ...     _ = linear.weight.add_(1)
-    >>> snapshot.is_current
+    >>> snapshot.is_current()
     False
     """
 
     modules: tuple[nn.Module, ...]
     identities: list[int]
-    samples: "Samples"
+    arrays: list[Any]
+    device_tensors: list[Tensor]
     values: bytes
+    device_values: bytes
 
-    @property
-    def is_current(self) -> bool:
+    def is_current(self, reads_device: bool = True) -> bool:
         """Whether nothing has changed, as far as the counters and the sample can see."""
-        return weight_identities(self.modules) == self.identities and self.samples.read() == self.values
+        return (
+            weight_identities(self.modules) == self.identities
+            and read_arrays(self.arrays) == self.values
+            and (not reads_device or read_device(self.device_tensors) == self.device_values)
+        )
 
-    def check(self) -> None:
-        """Raise if the weights have changed."""
-        if not self.is_current:
+    def check(self, reads_device: bool = True) -> None:
+        """Raise if the weights have changed. `reads_device=False` does not wait for a GPU."""
+        if not self.is_current(reads_device):
             raise RheoscopeError(
                 Message("the weights of this model have changed since it was loaded, so its M and F are out of date"),
                 Advice("model = rs.load(model.network, tokenizer=model.tokenizer)"),
             )
 
 
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Views of a few values of every weight: arrays of the CPU's memory, and tensors on other devices."""
+def read_arrays(arrays: list[Any]) -> bytes:
+    return b"".join([array.tobytes() for array in arrays])
 
-    arrays: list[Any]
-    device_tensors: list[Tensor]
 
-    def read(self) -> bytes:
-        """The current values."""
-        on_devices = [x.cpu().numpy().tobytes() for x in self.device_tensors]
-        return b"".join([array.tobytes() for array in self.arrays] + on_devices)
+def read_device(tensors: list[Tensor]) -> bytes:
+    """The values of tensors on other devices, with one transfer for each device and type."""
+    groups: dict[Any, list[Tensor]] = {}
+    for x in tensors:
+        groups.setdefault((x.device, x.dtype), []).append(x)
+    return b"".join(torch.cat(group).cpu().numpy().tobytes() for group in groups.values())
 
 
 def take_snapshot(network: nn.Module, reads_gpu: bool = True) -> WeightsSnapshot:
@@ -68,8 +72,9 @@ def take_snapshot(network: nn.Module, reads_gpu: bool = True) -> WeightsSnapshot
     modules = tuple(network.modules())
     weights = [sample_of(x) for module in modules for x in persistent_tensors(module) if x.numel()]
     arrays = [x.numpy() for x in weights if x.device.type == "cpu"]
-    samples = Samples(arrays, [x for x in weights if x.device.type != "cpu"] if reads_gpu else [])
-    return WeightsSnapshot(modules, weight_identities(modules), samples, samples.read())
+    on_device = [x for x in weights if x.device.type != "cpu"] if reads_gpu else []
+    identities = weight_identities(modules)
+    return WeightsSnapshot(modules, identities, arrays, on_device, read_arrays(arrays), read_device(on_device))
 
 
 def persistent_tensors(module: nn.Module) -> list[Tensor]:

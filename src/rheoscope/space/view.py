@@ -29,7 +29,8 @@ class View:
     `cross_heads[l]` are the cross-attention heads of layer l of a decoder. `facts` describe the origin and affect no number:
     name, family, weight hash, dtype, device, certificate.
     `dtype` is the model's own dtype: points and weights are rounded to it, and stored here in float32 or better.
-    `check_current()` raises if the network has other weights by now than those that this View describes.
+    `check_current()` raises if the network has other weights by now than those that this View describes. With
+    `reads_device=False` it does not wait for a GPU.
     """
 
     layer_heads: tuple[Heads, ...]
@@ -44,7 +45,7 @@ class View:
     facts: dict[str, Any] = field(default_factory=dict)
     cross_heads: tuple[CrossHeads, ...] = ()
     dtype: torch.dtype = torch.float32
-    check_current: Callable[[], None] = lambda: None
+    check_current: Callable[..., None] = lambda reads_device=True: None
 
     def __repr__(self) -> str:
         return f"<View of {self.summary}>"
@@ -120,7 +121,7 @@ class View:
             return self.unembed
         return torch.nn.functional.pad(unembed.mT, (0, 0, 0, -unembed.shape[-1] % 64)).mT
 
-    def with_check(self, check_current: Callable[[], None]) -> "View":
+    def with_check(self, check_current: Callable[..., None]) -> "View":
         """The same View with a function that raises if its weights are out of date."""
         return replace(self, check_current=check_current)
 
