@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import rheoscope as rs
-from rheoscope.statistics.nulls import bootstrap_interval
+from rheoscope.statistics.intervals import bootstrap_t_interval
 
 CONTROLS = 4
 PASSAGES = (
@@ -27,9 +27,9 @@ PASSAGES = (
 
 
 def interval(values: Sequence[float]) -> list[float]:
-    """The mean and its 95 % bootstrap interval, which is NaN for fewer than five values."""
+    """The mean and its 95 % interval, which is NaN for fewer than four values."""
     finite = torch.tensor([value for value in values if value == value], dtype=torch.float64)
-    low, high = bootstrap_interval(finite, [1] * len(finite), torch.Generator().manual_seed(0))
+    low, high = bootstrap_t_interval(finite)
     return [float(finite.mean()), float(low), float(high)]
 
 

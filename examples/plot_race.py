@@ -17,7 +17,7 @@ from rheoscope.learn.curves import AHEAD, BEHIND
 from rheoscope.learn.entrants import BASELINE, parse_penalties, penalty_sweeps
 from rheoscope.learn.race_result import best_rate_observations, median_speeds, race_result
 from rheoscope.report.style import ACCENT, INK, MUTED, figure_style, new_figure
-from rheoscope.statistics.nulls import student_interval
+from rheoscope.statistics.intervals import student_interval
 
 GREEN, BLUE = "#2a8f5b", "#27508f"
 VERDICTS = {AHEAD: (BLUE, "<"), BEHIND: (ACCENT, ">")}

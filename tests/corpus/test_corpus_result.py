@@ -8,16 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from scipy.stats import t as student_t
 
 import rheoscope as rs
 from rheoscope.catalogue import analysis_by_name
 from rheoscope.corpus import corpus_report
+from rheoscope.corpus.corpus_intervals import student_ends
 from rheoscope.corpus.corpus_job import Job
 from rheoscope.corpus.corpus_page import save_page
 from rheoscope.corpus.corpus_run import CorpusProgress, run_job
 from rheoscope.corpus.drift import drift
 from rheoscope.corpus.segments import MAX_SEGMENTS
 from rheoscope.shapes import RheoscopeError
+from rheoscope.statistics.intervals import bootstrap_t_interval
 from tests.commands.cases import run_rheoscope
 from tests.corpus.cases import LETTERS, job, lines, text_file, tiny_model
 
@@ -53,9 +57,16 @@ def test_means_and_intervals_equal_those_of_the_rows(runs: tuple[Job, Path, Path
     documents = deviations.count()
     assert (documents < by_head.count()).all()
     error = np.sqrt(deviations.apply(lambda x: (x**2).sum()) * documents / (documents - 1)) / by_head.count()
-    half_width = (1.959964 * error).to_numpy()
     assert (result.sink_documents.values.ravel() == documents).all()
-    np.testing.assert_allclose((result.sink_high - result.sink_low).values.ravel(), 2 * half_width, rtol=1e-5)
+    grouped = rows.groupby(["layer", "head", "document"])["sink"]
+    sums, sizes = (
+        torch.tensor(x.to_numpy(np.float64).reshape(len(error), -1)) for x in (grouped.sum(), grouped.count())
+    )
+    for end, expected in zip((result.sink_low, result.sink_high), bootstrap_t_interval(sums, sizes), strict=True):
+        np.testing.assert_allclose(end.values.ravel(), expected, rtol=1e-5)
+    low, high = student_ends(corpus.field_summary("head_types", "sink").summary)  # for many documents
+    quantile = student_t.ppf(0.975, documents.iloc[0] - 1)
+    np.testing.assert_allclose(high - low, 2 * quantile * error, rtol=1e-5)
     medians = by_head.quantile(0.5).to_numpy()
     np.testing.assert_allclose(result.sink_quantiles.sel(quantile=0.5).values.ravel(), medians, rtol=0.02)
     assert result.sink.attrs["null"] == "sink_null"

@@ -72,7 +72,7 @@ def test_totals_are_sums_over_heads_and_intervals_contain_the_mean() -> None:
         assert (low <= mean + 1e-12).all()
         assert (mean <= high + 1e-12).all()
     assert (result.total_cost_high > result.total_cost_low).sum() == 3
-    assert "texts" in result.attrs["bootstrap"]
+    assert "texts" in result.attrs["intervals"]
     assert all("definition" in result[name].attrs for name in result.data_vars)
 
 
@@ -83,7 +83,7 @@ def test_the_bootstrap_of_few_texts_resamples_chunks() -> None:
     )
     settings: dict[str, Any] = {"heads": [(2, 1)], "M": "symmetric", "comparisons": rs.Comparisons(())}
     result, single = surgery_per_head(network, long_text, **settings), rs.surgery(network, long_text, **settings)
-    assert "chunks" in result.attrs["bootstrap"]
+    assert "chunks" in result.attrs["intervals"]
     assert result.sizes["text"] == 1
     for field in ("cost", "cost_low", "cost_high"):
         value = float(result[f"head_{field}"].sel(layer=2, head=1)[0])

@@ -96,17 +96,18 @@ def test_the_seed_determines_the_random_controls() -> None:
     assert first.equals(repeated)
     assert first.loss_after.equals(reseeded.loss_after)
     assert not first.loss_control.equals(reseeded.loss_control)
-    assert "texts" in first.attrs["bootstrap"]
+    assert "texts" in first.attrs["intervals"]
 
 
 def test_one_long_text_is_resampled_in_chunks_and_a_short_text_has_no_interval() -> None:
     network = default()
     long_text = rs.surgery(network, TEXT * 8, heads=[(2, 1)], M="symmetric", comparisons=rs.Comparisons(("mean",)))
-    assert "chunks" in long_text.attrs["bootstrap"]
+    assert "chunks" in long_text.attrs["intervals"]
     assert "loss_control" not in long_text
     assert np.isfinite(long_text.cost_low.values).all()
     short_text = rs.surgery(network, TEXT, heads=[(2, 1)], M="symmetric", comparisons=rs.Comparisons(()))
     assert np.isnan(short_text.cost_low.values).all()
+    assert "no interval" in short_text.attrs["intervals"]
 
 
 def test_the_interval_has_the_width_of_a_normal_mean() -> None:

@@ -37,7 +37,8 @@ def test_every_change_has_a_row() -> None:
     dataset = results.datasets["surgery"]
     assert [row[0].text for row in table.rows] == [CHANGE_NAMES[str(name)] for name in dataset.change.values]
     assert [row[1].text for row in table.rows] == [f"{float(cost):+.4f}" for cost in dataset.cost.values]
-    assert {row[2].text for row in table.rows} == {"too little text"}
+    assert {row[2].text for row in table.rows} == {dataset.attrs["intervals"]}
+    assert "no interval" in dataset.attrs["intervals"]
     assert "in L2.H1 L3.H2, nats per token" in table.heading
     assert "in L2.H1 L3.H2 it falls by" in sentences.lines[0]
     assert blocks(Results(model().view, model().token_strings, None)) == []

@@ -22,7 +22,8 @@ from rheoscope.learn.curves import (
     verdicts,
 )
 from rheoscope.shapes import RheoscopeError
-from rheoscope.statistics.nulls import holm_p_values, median_interval, sign_test_p_values, student_interval
+from rheoscope.statistics.intervals import median_interval, student_interval
+from rheoscope.statistics.nulls import holm_p_values, sign_test_p_values
 
 SEEDS, REPEATS = 12, 2000
 SPREAD = 0.011
@@ -199,7 +200,7 @@ def test_a_run_that_starts_at_the_target_needs_no_tokens() -> None:
 
 def test_medians_count_runs_that_never_reach_the_target() -> None:
     x = torch.tensor([0.5, 0.6, 0.7, 0.8, math.inf, math.inf, math.nan], dtype=torch.float64)
-    assert median_and_interval(x) == pytest.approx((0.75, 0.5, math.inf))
+    assert median_and_interval(x) == pytest.approx((0.75, 0.5 + 0.1 * 0.357, math.inf), abs=1e-4)
     assert median_and_interval(torch.tensor([math.inf, math.inf, 1.0]))[0] == math.inf
     assert tokens_ratio(torch.tensor([2.0, math.inf, 2.0]), torch.tensor([4.0, 4.0, math.inf])).isnan().tolist() == [
         False,
@@ -228,7 +229,7 @@ def test_intervals_have_their_nominal_coverage() -> None:
     x = torch.randn(REPEATS, SEEDS, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     for interval, min_coverage, max_coverage in (
         (student_interval(x), 0.935, 0.965),
-        (median_interval(x), 0.95, 0.975),
+        (median_interval(x), 0.935, 0.965),
     ):
         coverage = float(((interval[0] < 0) & (interval[1] > 0)).double().mean())
         assert min_coverage < coverage < max_coverage

@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.stats import t as student_t
 
 import rheoscope as rs
@@ -16,12 +14,11 @@ from rheoscope.covers.agreement.analysis import MEAN_FIELDS, random_rotation_pai
 from rheoscope.running import over_texts as over
 from rheoscope.running.over_texts import (
     TEST_FIELDS,
-    bootstrap_weights,
     check_arguments,
     join_results,
     split_half,
-    weighted_interval,
 )
+from rheoscope.statistics.intervals import bootstrap_t_interval
 from rheoscope.statistics.nulls import q_values
 from tests.cases import double, text
 from tests.covers.cases import random_model, trace_with_points
@@ -89,35 +86,22 @@ def test_z_and_q_values_are_those_of_the_mean() -> None:
     assert "mean_agreement_low" in result
 
 
-@given(seed=st.integers(0, 1000), texts=st.integers(2, 6))
-@settings(max_examples=20)
-def test_bootstrap_equals_numpys(seed: int, texts: int) -> None:
-    """The same bootstrap samples, one after the other."""
-    x = random(seed, texts, 3, 4)
-    generator = torch.Generator().manual_seed(seed)
-    weights = bootstrap_weights(texts, 40, generator)
-    samples = torch.randint(texts, (40, texts), generator=torch.Generator().manual_seed(seed)).numpy()
-    expected = np.percentile([x.numpy()[sample].mean(0) for sample in samples], [2.5, 97.5], axis=0)
-    assert np.allclose(weighted_interval(weights, x), expected)
-    assert np.allclose(weighted_interval(weights, x[:, 0, 0]), expected[:, 0, 0])  # one number per text
-    wide = random(seed, texts, 1025)  # more than one chunk
-    assert torch.allclose(weighted_interval(weights, wide)[:, -1:], weighted_interval(weights, wide[:, -1:]))
-
-
-def test_intervals_have_their_nominal_coverage() -> None:
-    """40 texts, so that percentiles are not too narrow; 300 heads, each normal around its own mean."""
-    mean = random(0, 300)
-    generator = torch.Generator().manual_seed(1)
-    low, high = weighted_interval(bootstrap_weights(40, 2000, generator), mean + random(2, 40, 300))
-    inside = ((low <= mean) & (mean <= high)).double().mean()
-    assert float(inside) == pytest.approx(0.95, abs=0.03)
+def test_intervals_are_those_of_the_texts_and_few_texts_say_why_they_have_none() -> None:
+    agreement = torch.stack([torch.as_tensor(result.agreement.values) for result in results_per_text()], -1).double()
+    low, high = bootstrap_t_interval(agreement)
+    assert np.allclose(joined().agreement_low, low)
+    assert np.allclose(joined().agreement_high, high)
+    assert joined().attrs["intervals"] == "bootstrap-t, 1,999 resamples of 5 texts"
+    few = rs.over_texts(rs.agreement, traces()[:3], draws=0, min_keys=4, splits=2)
+    assert few.attrs["intervals"] == "no interval: 3 texts, at least 4 are needed"
+    assert bool(few.agreement_low.isnull().all() & few.overall_high.isnull().all())
 
 
 def test_order_of_texts_does_not_matter_and_copies_of_one_text_have_no_spread() -> None:
     forward, backward = joined(), rs.over_texts(rs.agreement, traces()[::-1], draws=6, min_keys=4)
     for name in (*MEAN_FIELDS, "null_mean", "null_sd", "agreement_z", "agreement_q_value"):
         assert np.allclose(forward[name], backward[name]), name
-    again = rs.over_texts(rs.agreement, [traces()[0]] * 3, draws=6, min_keys=4)
+    again = rs.over_texts(rs.agreement, [traces()[0]] * 4, draws=6, min_keys=4)
     assert np.allclose(again.agreement_low, again.agreement_high)
     assert np.allclose(again.split_half, 1)
     assert np.allclose(again.agreement_z, results_per_text()[0].z)
@@ -183,7 +167,7 @@ def test_own_function_adds_a_control_and_needs_no_null() -> None:
 def test_layer_with_nan_in_one_text_stays_nan() -> None:
     results = [text_result.copy(deep=True) for text_result in results_per_text()]
     results[1].agreement[0] = float("nan")
-    result = join_results(results, bootstrap_weights(5, 20, torch.Generator().manual_seed(0)), halves(5, 4))
+    result = join_results(results, halves(5, 4), 0)
     assert bool(result.agreement[0].isnull().all())
     assert bool(result.agreement_low[0].isnull().all())
     assert bool(result.agreement[1].notnull().all())
@@ -215,7 +199,7 @@ def test_every_analysis_with_a_null_runs_over_texts(name: str) -> None:
     sample_traces = [double("llama").trace(text(seed, n=n)) for seed, n in ((0, 18), (1, 15))]
     settings_of_analysis = {key: value for key, value in SETTINGS.get(name, {}).items() if key in declaration.settings}
     results = [declaration.ask(trace, **settings_of_analysis) for trace in sample_traces]
-    result = rs.over_texts(declaration.ask, sample_traces, resamples=20, splits=4, **settings_of_analysis)
+    result = rs.over_texts(declaration.ask, sample_traces, splits=4, **settings_of_analysis)
     assert result.attrs["analysis"] == name
     left_out = result.attrs["left_out"]
     joined_fields = [field for field in results[0].data_vars if field not in left_out]
@@ -242,9 +226,9 @@ def test_wrong_arguments_raise_one_line() -> None:
         rs.over_texts(rs.agreement, traces()[:1])
     for value, received in ((traces()[0], "Trace"), (["one", "two"], "list")):
         with pytest.raises(rs.RheoscopeError, match=f"a list of at least 2 Traces, got {received}; "):
-            check_arguments(rs.agreement, value, 2000, 200, {})
-    with pytest.raises(rs.RheoscopeError, match="resamples must be at least 1, got 0"):
-        rs.over_texts(rs.agreement, traces(), resamples=0)
+            check_arguments(rs.agreement, value, 200, {})
+    with pytest.raises(rs.RheoscopeError, match="splits must be at least 1, got 0"):
+        rs.over_texts(rs.agreement, traces(), splits=0)
     with pytest.raises(rs.RheoscopeError, match="a function of one trace, but operators takes view; type"):
         rs.over_texts(rs.operators, traces())
     with pytest.raises(rs.RheoscopeError, match="head_types takes model, trace"):
@@ -269,7 +253,7 @@ def test_batched_texts_equal_texts_one_by_one(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(over, "split_batch", lambda *args: batch_calls.append(name) or original_split(*args))
     settings_of_analysis = {key: value for key, value in SETTINGS.get(name, {}).items() if key in declaration.settings}
     result, alone = (
-        rs.over_texts(getattr(rs, name), input_traces, resamples=20, splits=4, **settings_of_analysis)
+        rs.over_texts(getattr(rs, name), input_traces, splits=4, **settings_of_analysis)
         for input_traces in (batch, list(batch))
     )
     assert bool(batch_calls) == (name != "trajectory")  # whose fields are of tokens

@@ -16,7 +16,6 @@ from rheoscope.corpus.corpus_result import (
     CorpusRun,
     analysis_dataset,
     axis_labels,
-    interval_half_width,
     open_corpus,
 )
 from rheoscope.corpus.drift import FALSE_DISCOVERY_RATE, drift
@@ -29,6 +28,7 @@ from rheoscope.messages.numbers import format_number
 from rheoscope.picture import field_panels
 from rheoscope.picture.picture import format_value
 from rheoscope.report.page import Page
+from rheoscope.statistics.intervals import too_few_units
 
 if TYPE_CHECKING:
     import xarray
@@ -140,7 +140,7 @@ def _distributions(corpus: CorpusRun, name: str) -> Iterator[str]:
         header_html = "".join(f"<th>{escape(render(cell))}</th>" for cell in header)
         body_html = "".join(
             f"<tr>{''.join(f'<td>{escape(render(cell))}</td>' for cell in row)}</tr>"
-            for row in _distribution_rows(corpus, name, field_summary)
+            for row in _distribution_rows(corpus, name, field, field_summary)
         )
         definition = escape(render(analysis_by_name(name).fields[field].definition))
         yield (
@@ -149,22 +149,19 @@ def _distributions(corpus: CorpusRun, name: str) -> Iterator[str]:
         )
 
 
-def _distribution_rows(corpus: CorpusRun, name: str, field_summary: FieldSummary) -> Iterator[list[str]]:
+def _distribution_rows(corpus: CorpusRun, name: str, field: str, field_summary: FieldSummary) -> Iterator[list[str]]:
     mean, sd = field_summary.summary.moments()
-    half_width, quantile_values = (
-        interval_half_width(field_summary.summary),
-        quantiles(field_summary.summary, QUANTILES),
-    )
+    (low, high), quantile_values = corpus.interval(name, field), quantiles(field_summary.summary, QUANTILES)
     axes = [
         axis_labels(name, dim, size, corpus.manifest.model)
         for dim, size in zip(field_summary.dims, field_summary.shape, strict=True)
     ]
     for cell, indices in enumerate(np.ndindex(field_summary.shape)):
         labels = [str(axis[index]) for axis, index in zip(axes, indices, strict=True)]
-        interval_text = Message(
-            "{low} to {high}",
-            low=format_number(mean[cell] - half_width[cell]),
-            high=format_number(mean[cell] + half_width[cell]),
+        interval_text = (
+            too_few_units(Message("documents"), int(field_summary.summary.documents.count[cell]))
+            if np.isnan(low[cell])
+            else Message("{low} to {high}", low=format_number(low[cell]), high=format_number(high[cell]))
         )
         yield [
             *labels,

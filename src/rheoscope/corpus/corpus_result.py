@@ -8,23 +8,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
+from rheoscope.corpus.corpus_intervals import Ends, field_interval
 from rheoscope.corpus.manifest import Manifest
 from rheoscope.corpus.merged_summary import FieldSummaries, FieldSummary, merge_shards, read_summaries
-from rheoscope.corpus.query import Database, connect
+from rheoscope.corpus.query import Database, connect, table_columns
 from rheoscope.corpus.run_files import RunFiles
 from rheoscope.corpus.shards import SUMMARIES
-from rheoscope.corpus.summaries import Summary, quantiles
+from rheoscope.corpus.summaries import quantiles
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
-from rheoscope.statistics.nulls import MIN_UNITS
 
 if TYPE_CHECKING:
     import pandas
     import xarray
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-NORMAL_95 = 1.959964
-"""The half-width of a 95 % interval in standard errors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +55,18 @@ class CorpusRun:
         if merged is not None:
             return _in_declared_order(read_summaries(merged))
         return _in_declared_order(merge_shards(self.files.table(SUMMARIES), self.manifest.job.top))
+
+    @cached_property
+    def _intervals(self) -> dict[tuple[str, str], Ends]:
+        return {}
+
+    def interval(self, name: str, field: str) -> Ends:
+        """Both ends of the 95 % interval of the mean of every cell of a field."""
+        if (name, field) not in self._intervals:
+            self._intervals[name, field] = field_interval(
+                self.sql, table_columns(self.folder), name, field, self.field_summary(name, field)
+            )
+        return self._intervals[name, field]
 
     @property
     def analyses(self) -> list[str]:
@@ -158,8 +168,8 @@ def open_corpus(path: str | Path) -> CorpusRun:
 
     **Returns** A `CorpusRun`. `corpus["agreement"]` has the mean of every field over all texts, its 95 % interval
     (`_low`, `_high`), the standard deviation (`_sd`) and quantiles. Intervals treat the segments of a document as
-    one unit. `corpus.sql("SELECT …")` queries the rows. `corpus.examples("agreement", "agreement", layer=3,
-    head=1)` shows texts.
+    one unit. Fewer than four documents have none (NaN). `corpus.sql("SELECT …")` queries the rows.
+    `corpus.examples("agreement", "agreement", layer=3, head=1)` shows texts.
 
     **Laws** The result is bit-identical however the texts were distributed over workers and whatever was killed on
     the way. Nothing is read from a damaged file: the sizes of all files are checked here, and the digest of each file
@@ -193,7 +203,8 @@ def analysis_dataset(corpus: CorpusRun, name: str) -> "xarray.Dataset":
     sizes: dict[str, int] = {}
     for (analysis_name, field), field_summary in corpus.summaries.items():
         if analysis_name == name:
-            data |= _variables(field, field_summary, analysis_by_name(name).fields[field].attributes())
+            ends = corpus.interval(name, field)
+            data |= _variables(field, field_summary, ends, analysis_by_name(name).fields[field].attributes())
             sizes |= dict(zip(field_summary.dims, field_summary.shape, strict=True))
     coords: dict[str, Any] = {dim: axis_labels(name, dim, size, corpus.manifest.model) for dim, size in sizes.items()}
     facts = corpus.manifest.model | {"analysis": name, "fingerprint": corpus.manifest.fingerprint}
@@ -201,14 +212,13 @@ def analysis_dataset(corpus: CorpusRun, name: str) -> "xarray.Dataset":
     return xr.Dataset(data, coords | {"quantile": list(QUANTILES)}, attributes)
 
 
-def _variables(field: str, field_summary: FieldSummary, attributes: dict[str, str]) -> dict[str, Any]:
+def _variables(field: str, field_summary: FieldSummary, ends: Ends, attributes: dict[str, str]) -> dict[str, Any]:
     mean, sd = field_summary.summary.moments()
-    half_width = interval_half_width(field_summary.summary)
     columns = {
         "": mean,
         "_sd": sd,
-        "_low": mean - half_width,
-        "_high": mean + half_width,
+        "_low": ends[0],
+        "_high": ends[1],
         "_texts": field_summary.summary.texts,
     }
     columns["_documents"] = field_summary.summary.documents.count
@@ -235,14 +245,6 @@ def _variables(field: str, field_summary: FieldSummary, attributes: dict[str, st
             {"definition": Message("Quantiles of {field}.", field=field)},
         )
     }
-
-
-def interval_half_width(summary: Summary) -> np.ndarray:
-    """Half the width of every mean's 95 % interval, with the segments of a document as one unit.
-
-    NaN for too few documents.
-    """
-    return np.where(summary.documents.count >= MIN_UNITS, NORMAL_95 * summary.standard_errors(), np.nan)
 
 
 def axis_labels(name: str, dim: str, size: int, model_facts: dict[str, Any]) -> list[Any]:

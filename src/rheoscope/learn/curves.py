@@ -14,21 +14,15 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from rheoscope.learn.entrants import BASELINE
 from rheoscope.learn.race_files import JsonObject, list_packs, read_all_logs, read_race_settings
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
-from rheoscope.statistics.nulls import (
-    bootstrap_interval,
-    holm_p_values,
-    median_interval,
-    sign_test_p_values,
-    student_interval,
-    student_two_sided_p,
-)
+from rheoscope.statistics.intervals import bootstrap_t_interval, median_interval, student_interval
+from rheoscope.statistics.nulls import holm_p_values, sign_test_p_values, student_two_sided_p
 
 SIGNIFICANCE_LEVEL = 0.05
 AHEAD, BEHIND, UNDECIDED = "ahead", "behind", "unclear"
@@ -126,7 +120,7 @@ def best_curves(candidates: Sequence[Curves], seeds: slice = slice(None)) -> Cur
 class Difference:
     """The mean over seeds of entrant − baseline.
 
-    With 95 % intervals (Student's t and bootstrap) and the two-sided p value.
+    With 95 % intervals (Student's t and bootstrap-t; NaN for fewer than 4 seeds) and the two-sided p value.
     """
 
     mean: Float[Tensor, "*c"]
@@ -151,7 +145,7 @@ def paired_difference(entrant_losses: Float[Tensor, " s"], baseline_losses: Floa
     d = entrant_losses - baseline_losses
     valid = d[~d.isnan()]
     low, high = student_interval(valid)
-    bootstrap_ends = bootstrap_interval(valid, [1] * len(valid), Generator().manual_seed(0))
+    bootstrap_ends = bootstrap_t_interval(valid)
     is_worse = (entrant_losses.isnan() & ~baseline_losses.isnan()) | (d > 0)
     is_better = (baseline_losses.isnan() & ~entrant_losses.isnan()) | (d < 0)
     p = t_test_p_value(d) if len(valid) == len(d) else sign_test_p_values(is_worse.sum(), is_better.sum()).to(d)

@@ -14,7 +14,7 @@ from rheoscope.messages.message import Message
 from rheoscope.picture.field_panels import band_marks, field_title
 from rheoscope.picture.picture import SERIES_COLOURS, Axis, Line, Mark, Panel, Picture, Shape
 from rheoscope.report.page import Page
-from rheoscope.statistics.nulls import student_interval
+from rheoscope.statistics.intervals import MIN_UNITS, student_interval
 
 if TYPE_CHECKING:
     import xarray
@@ -50,7 +50,7 @@ def race_picture(result: "xarray.Dataset") -> Picture:
     return Picture(
         Message("Race"),
         Message(
-            "Means over the seeds that did not diverge. Bands are 95 % intervals of the mean (Student's t). A negative "
+            "Means over the seeds that did not diverge. Bands are 95 % intervals of the mean (Student's t, from 4 seeds on). A negative "
             "difference is a lower loss than the baseline's."
         ),
         (
@@ -160,14 +160,15 @@ def _final_difference_panel(result: "xarray.Dataset") -> Panel:
             verdict=VERDICT_LABELS[verdict],
         )
         edges = [row - 0.18, row - 0.18, row + 0.18, row + 0.18]
-        marks += [
-            Shape("", [low, high, high, low], edges, colour, 0.45, tip),
-            Line("", [mean], [row], colour, "dots"),
-        ]
+        if low == low:  # few seeds have no interval
+            marks.append(Shape("", [low, high, high, low], edges, colour, 0.45, tip))
+        marks.append(Line("", [mean], [row], colour, "dots"))
     baseline_line = Line(Message("baseline"), [0.0, 0.0], [-0.5, len(order) - 0.5], "null", "dashed")
     return Panel(
         Message("Final difference from the baseline"),
-        Message("Bars are 95 % intervals. Grey entrants are unclear: p after Holm's correction is above 5 %."),
+        Message(
+            "Bars are 95 % intervals, from 4 seeds on. Grey entrants are unclear: p after Holm's correction is above 5 %."
+        ),
         (baseline_line, *marks),
         Axis(DIFFERENCE_LABEL),
         Axis("", tuple(names)),
@@ -261,12 +262,13 @@ def _mean_curve(x: np.ndarray, y: np.ndarray, name: str, index: int) -> list[Mar
     finite_curves = y[np.isfinite(y).all(1)]
     if not len(finite_curves):
         return []
-    low, high = (end.numpy() for end in student_interval(torch.as_tensor(finite_curves).mT))
     style = "dashed" if index >= len(SERIES_COLOURS) else "solid"
-    return [
-        *band_marks(x, low, high, _series_colour(index), Message("{name}, 95 % interval", name=name)),
-        Line(name, x, finite_curves.mean(0), _series_colour(index), style),
-    ]
+    mean_line = Line(name, x, finite_curves.mean(0), _series_colour(index), style)
+    if len(finite_curves) < MIN_UNITS:
+        return [mean_line]
+    low, high = (end.numpy() for end in student_interval(torch.as_tensor(finite_curves).mT))
+    interval_name = Message("{name}, 95 % interval", name=name)
+    return [*band_marks(x, low, high, _series_colour(index), interval_name), mean_line]
 
 
 def _entrant_names(result: "xarray.Dataset") -> list[str]:

@@ -32,8 +32,8 @@ FIELDS: dict[str, Field] = {
     "difference": Field(ENTRANT_DIMS, "Final loss minus the baseline's, mean over pairs with the same seed.", "nats"),
     "difference_low": Field(ENTRANT_DIMS, "Lower end of the 95 % interval of the difference (Student's t).", "nats"),
     "difference_high": Field(ENTRANT_DIMS, "Upper end of the 95 % interval of the difference (Student's t).", "nats"),
-    "bootstrap_low": Field(ENTRANT_DIMS, "Lower end of the 95 % interval of the difference (bootstrap).", "nats"),
-    "bootstrap_high": Field(ENTRANT_DIMS, "Upper end of the 95 % interval of the difference (bootstrap).", "nats"),
+    "bootstrap_low": Field(ENTRANT_DIMS, "Lower end of the 95 % interval of the difference (bootstrap-t).", "nats"),
+    "bootstrap_high": Field(ENTRANT_DIMS, "Upper end of the 95 % interval of the difference (bootstrap-t).", "nats"),
     "p_value": Field(ENTRANT_DIMS, "Two-sided p value of a paired t test, or of a sign test if a seed diverged."),
     "p_holm": Field(ENTRANT_DIMS, "The p value after Holm's correction over entrants."),
     "verdict": Field(
@@ -46,8 +46,12 @@ FIELDS: dict[str, Field] = {
     "tokens_ratio": Field(
         ENTRANT_DIMS, "Tokens to the target over the baseline's, median over seeds; never counts as infinite."
     ),
-    "tokens_ratio_low": Field(ENTRANT_DIMS, "Lower end of the interval of the token ratio (order statistics)."),
-    "tokens_ratio_high": Field(ENTRANT_DIMS, "Upper end of the interval of the token ratio (order statistics)."),
+    "tokens_ratio_low": Field(
+        ENTRANT_DIMS, "Lower end of the 95 % interval of the token ratio (order statistics; from 6 seeds on)."
+    ),
+    "tokens_ratio_high": Field(
+        ENTRANT_DIMS, "Upper end of the 95 % interval of the token ratio (order statistics; from 6 seeds on)."
+    ),
     "flops_ratio": Field(ENTRANT_DIMS, "FLOPs to the target over the baseline's, median over seeds."),
     "flops_per_token": Field(ENTRANT_DIMS, "FLOPs per token in training, counted from matrix products."),
     "diverged": Field(ENTRANT_DIMS, "Number of seeds whose loss became infinite or NaN at the best rate."),

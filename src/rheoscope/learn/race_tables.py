@@ -8,6 +8,7 @@ from rheoscope.learn.race_result import FIELDS
 from rheoscope.messages.message import Message, join, plural
 from rheoscope.messages.numbers import format_fixed, format_number
 from rheoscope.picture.blocks import Cell, Table, to_cells
+from rheoscope.statistics.intervals import MIN_UNITS
 
 if TYPE_CHECKING:
     import xarray
@@ -124,10 +125,11 @@ def _entrant_cells(result: "xarray.Dataset", index: int) -> list[Cell]:
         if variable.dims == ("entrant",)
     }
     is_baseline, verdict = index == 0, str(values["verdict"])
-    interval = Message(
-        "{low} to {high}",
-        low=format_fixed(values["difference_low"], 4, True),
-        high=format_fixed(values["difference_high"], 4, True),
+    low, high = values["difference_low"], values["difference_high"]
+    interval = (
+        Message("needs {n} seeds", n=MIN_UNITS)
+        if low != low
+        else Message("{low} to {high}", low=format_fixed(low, 4, True), high=format_fixed(high, 4, True))
     )
     return [
         Cell(str(result.entrant.values[index]), style="bold"),

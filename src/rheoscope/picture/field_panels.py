@@ -259,9 +259,9 @@ def null_of_field(dataset: "xarray.Dataset", name: str, role: str) -> "xarray.Da
 
 
 def interval_ends(dataset: "xarray.Dataset", name: str) -> "list[xarray.DataArray]":
-    """Both ends of a field's interval. Empty if it has no interval."""
+    """Both ends of a field's interval. Empty if it has no interval, or if the interval is NaN because of too few units."""
     arrays = [dataset[f"{name}_{end}"] for end in ("low", "high") if f"{name}_{end}" in dataset]
-    return arrays if len(arrays) == 2 else []
+    return arrays if len(arrays) == 2 and all(bool(end.notnull().any()) for end in arrays) else []
 
 
 def field_title(name: str) -> str:

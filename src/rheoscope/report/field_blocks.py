@@ -63,7 +63,7 @@ def _other_lines(key: str, dataset: "xarray.Dataset", names: list[str]) -> list[
 
 def _over_texts_fields(dataset: "xarray.Dataset") -> set[str]:
     """The intervals, z and q-values that `over_texts` adds to a field. Only the files have them."""
-    if "bootstrap" not in dataset.attrs:
+    if "intervals" not in dataset.attrs:
         return set()
     declared = analysis_by_name(dataset.attrs["analysis"]).fields
     names = [str(name) for name in dataset.data_vars if name not in declared]

@@ -25,6 +25,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model, Text
 from rheoscope.space.questions import Question
 from rheoscope.space.results import Results
+from rheoscope.statistics.intervals import MIN_UNITS, too_few_units
 from rheoscope.statistics.verdict import Verdict
 
 ControlFactories = Sequence[Callable[[], Model]]
@@ -72,6 +73,8 @@ def run_on_windows(
     for block in terminal_blocks:
         terminal.print_block(block)
     terminal.print_line(WINDOWS_NOTE, "dim")
+    if len(window_results) < MIN_UNITS:
+        terminal.print_line(too_few_units(Message("windows"), len(window_results)), "dim")
     terminal.print_skipped(results)
     terminal.print_files(messages)
     run_report.raise_failures(results)

@@ -1,4 +1,4 @@
-"""rs.over_texts: any analysis over several texts, with means, bootstrap intervals and one null."""
+"""rs.over_texts: any analysis over several texts, with means, confidence intervals and one null."""
 
 import inspect
 import math
@@ -15,6 +15,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import SUBJECTS, Analysis, analysis_of
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
+from rheoscope.statistics.intervals import Interval, bootstrap_t_interval, describe_intervals
 from rheoscope.statistics.nulls import normal_two_sided_p, q_values, student_two_sided_p, z_scores
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ SINGLE_TEXT_ATTRIBUTES = ("text", "massive")
 def over_texts(
     analysis: "Callable[..., xarray.Dataset]",
     traces: Sequence[Trace],
-    resamples: int = 2000,
     splits: int = 200,
     seed: int = 0,
     **settings: Any,
@@ -48,9 +48,9 @@ def over_texts(
     attributes that count something in one text are then left out.
     `settings` are those of the analysis; `seed` is also the analysis's seed.
 
-    **Formula** The mean over texts. Its 95 % interval comes from `resamples` bootstrap samples of the texts (percentiles; a
-    little too narrow for few texts). The null is the mean of the texts' nulls. The standard deviation of a mean is at most
-    the mean of the standard deviations, and z uses the latter. If it comes from draws, p is Student's. `split_half`: the
+    **Formula** The mean over texts, with its 95 % interval by the bootstrap-t over texts. Fewer than four texts have no interval
+    (NaN), and `attrs["intervals"]` says so. The null is the mean of the texts' nulls. The standard deviation of a mean is at
+    most the mean of the standard deviations, and z uses the latter. If it comes from draws, p is Student's. `split_half`: the
     texts are split in two random halves, and the two means are correlated over heads; the mean over `splits`.
 
     **Returns** every numeric field whose axes are the same in all texts: the mean under its own name, `…_low`, `…_high`. A
@@ -68,12 +68,12 @@ def over_texts(
     >>> model = rs.load()
     >>> texts = ["The keys to the cabinet are on the table in the hall.", "In winter the river is cold and the birds fly south."]
     >>> result = rs.over_texts(rs.agreement, [model.trace(text) for text in texts], draws=0)
-    >>> bool((result.agreement_low <= result.agreement_high).all())
-    True
+    >>> result.attrs["intervals"]
+    'no interval: 2 texts, at least 4 are needed'
     """
-    check_arguments(analysis, traces, resamples, splits, settings)
+    check_arguments(analysis, traces, splits, settings)
     settings = settings | ({"seed": seed} if "seed" in inspect.signature(analysis).parameters else {})
-    return summarise_texts(results_per_text(analysis, traces, settings), resamples, splits, seed)
+    return summarise_texts(results_per_text(analysis, traces, settings), splits, seed)
 
 
 def results_per_text(
@@ -123,20 +123,17 @@ def split_batch(
     return [first, *(xr.Dataset(fields, first.coords, attributes) for fields in data)]
 
 
-def summarise_texts(
-    results: "Sequence[xarray.Dataset]", resamples: int = 2000, splits: int = 200, seed: int = 0
-) -> "xarray.Dataset":
+def summarise_texts(results: "Sequence[xarray.Dataset]", splits: int = 200, seed: int = 0) -> "xarray.Dataset":
     """The results of several texts joined as `over_texts` returns them."""
     generator = torch.Generator().manual_seed(seed)
-    bootstrap_counts = bootstrap_weights(len(results), resamples, generator)
     halves = [torch.randperm(len(results), generator=generator) for _ in range(splits)]
-    bootstrap = Message("{resamples:,} resamples of {n} texts", resamples=resamples, n=len(results))
-    attributes = {"texts": len(results), "bootstrap": bootstrap, "seed": seed}
-    return join_results(results, bootstrap_counts, halves).assign_attrs(attributes)
+    intervals = describe_intervals(Message("texts"), len(results))
+    attributes = {"texts": len(results), "intervals": intervals, "seed": seed}
+    return join_results(results, halves, seed).assign_attrs(attributes)
 
 
 def join_results(
-    results: "Sequence[xarray.Dataset]", weights: Float[Tensor, "r t"], halves: Sequence[Int[Tensor, " t"]]
+    results: "Sequence[xarray.Dataset]", halves: Sequence[Int[Tensor, " t"]], seed: int
 ) -> "xarray.Dataset":
     """The results of all texts as one Dataset."""
     import xarray as xr
@@ -162,7 +159,7 @@ def join_results(
     head_tables = {name: table for name, table in measured.items() if first[name].dims == HEAD_DIMS}
     values: dict[str, Any] = dict(means)
     for name, table in measured.items():
-        values |= _interval_fields(first[name], weighted_interval(weights, table))
+        values |= _interval_fields(first[name], bootstrap_t_interval(table.movedim(0, -1), seed=seed))
     for name, null_pair in null_of.items():
         values |= (
             _z_and_q_value(name, means, (null_pair[0], null_pair[1]), first.attrs.get("draws", 0))
@@ -170,7 +167,7 @@ def join_results(
             else {}
         )
     measures = {"measure": list(head_tables)} if head_tables else {}
-    values |= _overall(head_tables, weights, halves) if head_tables else {}
+    values |= _overall(head_tables, halves, seed) if head_tables else {}
     return xr.Dataset(values, dict(first[names].coords) | measures, _attributes(results, names))
 
 
@@ -216,11 +213,11 @@ def _mean(field: "xarray.DataArray", x: Tensor, is_upper_bound: bool) -> "xarray
     return xr.Variable(field.dims, x.numpy(), field.attrs | {"definition": definition})
 
 
-def _interval_fields(field: "xarray.DataArray", ends: Float[Tensor, "2 *m"]) -> dict[str, Any]:
+def _interval_fields(field: "xarray.DataArray", ends: Interval) -> dict[str, Any]:
     """Both ends of the interval of a field's mean."""
     unit = {"unit": field.attrs["unit"]} if "unit" in field.attrs else {}
-    low = Message("lower end of the 95 % bootstrap interval of {field} over texts", field=str(field.name))
-    high = Message("upper end of the 95 % bootstrap interval of {field} over texts", field=str(field.name))
+    low = Message("lower end of the 95 % interval of {field} over texts", field=str(field.name))
+    high = Message("upper end of the 95 % interval of {field} over texts", field=str(field.name))
     return {
         f"{field.name}_{end}": (field.dims, x.numpy(), {"definition": definition} | unit)
         for end, definition, x in zip(("low", "high"), (low, high), ends, strict=True)
@@ -263,35 +260,22 @@ def _z_and_q_value(
 
 
 def _overall(
-    tables: dict[str, Float[Tensor, "t layer h"]], weights: Float[Tensor, "r t"], halves: Sequence[Int[Tensor, " t"]]
+    tables: dict[str, Float[Tensor, "t layer h"]], halves: Sequence[Int[Tensor, " t"]], seed: int
 ) -> dict[str, Any]:
     """Means over all heads with their intervals, and the split-half correlation over heads."""
     text_means = torch.stack([table.flatten(1).nanmean(-1) for table in tables.values()], -1)
-    low, high = weighted_interval(weights, text_means)
+    low, high = bootstrap_t_interval(text_means.mT, seed=seed)
     correlations = torch.stack([split_half(table, halves) for table in tables.values()])
     fields = {
         "overall": (text_means.mean(0), Message("mean over all heads and texts")),
-        "overall_low": (low, Message("lower end of its 95 % bootstrap interval over texts")),
-        "overall_high": (high, Message("upper end of its 95 % bootstrap interval over texts")),
+        "overall_low": (low, Message("lower end of its 95 % interval over texts")),
+        "overall_high": (high, Message("upper end of its 95 % interval over texts")),
         "split_half": (
             correlations,
             Message("correlation over heads between the means over two halves of the texts, mean over splits"),
         ),
     }
     return {name: (("measure",), x.numpy(), {"definition": definition}) for name, (x, definition) in fields.items()}
-
-
-def bootstrap_weights(n_texts: int, resamples: int, generator: torch.Generator) -> Float[Tensor, "r t"]:
-    """The weight of each text in each bootstrap sample; rows sum to 1."""
-    sampled_texts = torch.randint(n_texts, (resamples, n_texts), generator=generator)
-    return torch.nn.functional.one_hot(sampled_texts, n_texts).double().mean(1)
-
-
-def weighted_interval(weights: Float[Tensor, "r t"], x: Float[Tensor, "t *m"]) -> Float[Tensor, "2 *m"]:
-    """Both ends of the 95 % interval of the mean over texts, in chunks, since a quantile takes at most 2²⁴ numbers."""
-    ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    columns = [(weights @ chunk).quantile(ends, dim=0) for chunk in x.reshape(len(x), -1).split(1024, -1)]
-    return torch.cat(columns, -1).reshape(2, *x.shape[1:])
 
 
 def split_half(table: Float[Tensor, "t layer h"], halves: Sequence[Int[Tensor, " t"]]) -> Float[Tensor, ""]:
@@ -312,7 +296,7 @@ def split_half(table: Float[Tensor, "t layer h"], halves: Sequence[Int[Tensor, "
 # Checks
 
 
-def check_arguments(analysis: Any, traces: Any, resamples: int, splits: int, settings: dict[str, Any]) -> None:
+def check_arguments(analysis: Any, traces: Any, splits: int, settings: dict[str, Any]) -> None:
     """Raise unless the analysis is a function of a Trace with these settings, and the Traces belong to one model."""
     parameters = dict(inspect.signature(analysis).parameters) if callable(analysis) else {}
     subjects = [name for name in parameters if name in SUBJECTS]
@@ -342,12 +326,10 @@ def check_arguments(analysis: Any, traces: Any, resamples: int, splits: int, set
             Message("over_texts needs a list of at least 2 Traces, got {received}", received=received),
             Advice("rs.over_texts(rs.agreement, [model.trace(text) for text in texts])"),
         )
-    for setting_name, value in (("resamples", resamples), ("splits", splits)):
-        if value < 1:
-            raise RheoscopeError(
-                Message("{name} must be at least 1, got {received}", name=setting_name, received=value),
-                use(**{setting_name: 200}),
-            )
+    if splits < 1:
+        raise RheoscopeError(
+            Message("{name} must be at least 1, got {received}", name="splits", received=splits), use(splits=200)
+        )
     weights_hashes = [trace.view.facts.get("weights") for trace in traces]
     if len(set(weights_hashes)) > 1:
         index = next(index for index, weights_hash in enumerate(weights_hashes) if weights_hash != weights_hashes[0])

@@ -9,11 +9,14 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
+from rheoscope.shapes import RheoscopeError
 from rheoscope.space.report_run import ReportRun
 from rheoscope.space.settings import check_setting, has_unbounded_number
 
@@ -59,20 +62,44 @@ class Field:
 
 
 def with_interval(name: str, field: Field) -> dict[str, Field]:
-    """A field and both ends of its bootstrap interval.
+    """A field and both ends of its confidence interval.
 
     >>> list(with_interval("cost", Field(("change",), "loss after the edit minus before", unit="nats")))
     ['cost', 'cost_low', 'cost_high']
     """
     definitions = {
-        "low": Message("lower end of the 95 % bootstrap interval of {field}", field=name),
-        "high": Message("upper end of the 95 % bootstrap interval of {field}", field=name),
+        "low": Message("lower end of the 95 % interval of {field}", field=name),
+        "high": Message("upper end of the 95 % interval of {field}", field=name),
     }
     ends = {
         f"{name}_{end}": replace(field, definition=definition, null="", null_sd="")
         for end, definition in definitions.items()
     }
     return {name: field} | ends
+
+
+def _refuse_unknown_settings(
+    name: str, batch: "Callable[..., dict[str, Tensor]]"
+) -> "Callable[..., dict[str, Tensor]]":
+    """The same batch kernel, with an error of one line for a setting that it does not have."""
+    names = [parameter for parameter in inspect.signature(batch).parameters if parameter not in ("traces", "progress")]
+
+    @wraps(batch)
+    def checked_batch(traces: Any, *values: Any, **settings: Any) -> "dict[str, Tensor]":
+        unknown = [setting for setting in settings if setting not in (*names, "progress")]
+        if unknown:
+            raise RheoscopeError(
+                Message(
+                    "{name} of many texts has no setting {received!r}; expected one of {names}",
+                    name=name,
+                    received=unknown[0],
+                    names=", ".join(names) or Message("none"),
+                ),
+                Advice(f"rs.over_texts(rs.{name}, traces, {unknown[0]}={settings[unknown[0]]!r})"),
+            )
+        return batch(traces, *values, **settings)
+
+    return checked_batch
 
 
 ReportSettings = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
@@ -131,6 +158,8 @@ class Analysis:
     classifies_heads: bool = False
 
     def __post_init__(self) -> None:
+        if self.batch is not None:
+            object.__setattr__(self, "batch", _refuse_unknown_settings(self.name, self.batch))
         for name, parameter in self.settings.items():
             if parameter.annotation is parameter.empty:
                 raise TypeError(

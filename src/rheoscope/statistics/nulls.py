@@ -1,15 +1,14 @@
-"""Null distributions and inference: random draws, z-scores, p-values, corrections and confidence intervals.
+"""Null distributions and tests: random draws, z-scores, p-values and corrections for many tests.
 
 random_permutations, random_successors,       draws for null distributions, from a seed
 random_rotations
 sample_rows                                   a random subset of too many rows
 random_rotation_corners, random_signs         the same if a corner of a rotation, or a sign, is enough
 z_scores                                      distance from the null in standard deviations
-p_values, student_p_values, pooled_p_values   two-sided p-values from draws
+p_values, pooled_p_values                     two-sided p-values from the order of draws, at least 1/(n + 1)
+moment_p_values                               two-sided p-values from the moments of draws, also far beyond all draws
 sign_test_p_values                            two-sided p-values of paired comparisons
 q_values, holm_p_values                       false discovery rate; family-wise error rate
-bootstrap_interval, bootstrap_means           intervals of a mean by resampling texts (chunks, prompts)
-student_interval, median_interval             intervals of a mean (Student's t) and of a median (order statistics)
 """
 
 import math
@@ -18,16 +17,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from rheoscope.messages.message import Message
-
-RESAMPLES = 2000
-CHUNK_TOKENS = 32
-"""Tokens per bootstrap unit if there are few texts."""
+TIE_WIDTH = 1e-3
+"""Draws of a null that are this close to a number, in standard deviations, are partly ties."""
 TAIL_SWITCH = 1 - 1e-6
 """Above this central probability of Student's t the tail is summed directly: 1 − p would lose six digits."""
-MIN_UNITS = 5
-"""The smallest number of units for a bootstrap."""
-Interval = tuple[Float[Tensor, "*c"], Float[Tensor, "*c"]]
 
 
 def random_permutations(n: int, draws: int, seed: int) -> Int[Tensor, "draw n"]:
@@ -142,26 +135,49 @@ def p_values(observed: Float[Tensor, "*h"], null_draws: Float[Tensor, "draw *h"]
     return torch.where(observed.isnan() | median.isnan(), torch.nan, p.to(observed.dtype))
 
 
-def student_p_values(observed: Float[Tensor, "*h"], null_draws: Float[Tensor, "draw *h"]) -> Float[Tensor, "*h"]:
-    """The probability that one more draw lies as far from the mean of the draws: two-sided, by Student's t.
+def moment_p_values(observed: Float[Tensor, "*h"], null_draws: Float[Tensor, "draw *h"]) -> Float[Tensor, "*h"]:
+    """The probability that one more draw lies as far from the mean of the draws, two-sided, from the moments of the draws.
 
-    For sums of many terms, whose draws are nearly normal. NaN if the draws have no spread or are fewer than 3.
+    **Formula** The larger of two p-values of t = (x − mean)/(sd √(1 + 1/n)): Student's, and that of a gamma law with skewness
+    (1 + 10/√n) g sign(t) + √(6/n), if it is positive. The sample skewness g of n draws is far below that of a long tail, and
+    √(6/n) is its standard error for normal draws. Counts are skewed: Student's p alone is too small there by a factor of ten.
 
-    >>> round(float(student_p_values(torch.tensor(4.0), torch.tensor([-1.0, 0.0, 1.0]))), 3)
+    NaN if the draws have no spread or are fewer than 3.
+
+    >>> round(float(moment_p_values(torch.tensor(4.0), torch.tensor([-1.0, 0.0, 1.0]))), 3)
     0.074
+    >>> draws = torch.distributions.Exponential(torch.tensor(1.0)).icdf(torch.arange(1, 100) / 100)
+    >>> round(float(moment_p_values(torch.tensor(6.0), draws)), 2)
+    0.01
     """
-    if len(null_draws) < 3:
+    n = len(null_draws)
+    if n < 3:
         return torch.full_like(observed, torch.nan)
     mean, sd = null_draws.mean(0), null_draws.std(0)
-    t = (observed - mean) / torch.where(sd > 1e-9 * null_draws.abs().amax(0), sd, torch.nan)
-    return student_two_sided_p(t / math.sqrt(1 + 1 / len(null_draws)), len(null_draws) - 1)
+    sd = torch.where(sd > 1e-9 * null_draws.abs().amax(0), sd, torch.nan)
+    t, skewness = (observed - mean) / (sd * math.sqrt(1 + 1 / n)), ((null_draws - mean) / sd).pow(3).mean(0)
+    student_p = student_two_sided_p(t, n - 1)
+    outer_skewness = (1 + 10 / math.sqrt(n)) * skewness * t.sign() + math.sqrt(6 / n)
+    gamma_p = (2 * gamma_tail(t.abs(), outer_skewness.clamp(min=1e-3))).clamp(max=1)
+    return torch.where(outer_skewness > 1e-3, torch.maximum(student_p, gamma_p), student_p)
+
+
+def gamma_tail(z: Float[Tensor, "*h"], skewness: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
+    """The probability that a gamma law with mean 0, standard deviation 1 and this positive skewness exceeds z ≥ 0.
+
+    >>> round(float(gamma_tail(torch.tensor(3.0), torch.tensor(2.0))), 4)  # exponential: exp(−4)
+    0.0183
+    """
+    shape = (4 / skewness.double().square()).to(z.device)
+    return torch.special.gammaincc(shape, shape + z.double() * shape.sqrt()).to(z.dtype)
 
 
 def pooled_p_values(observed: Float[Tensor, "*h"], null_draws: Float[Tensor, "draw *h"]) -> Float[Tensor, "*h"]:
     """p-values of many heads at once from the pooled draws of all heads; each draw is studentised by the others of its head.
 
     A few draws per head then resolve far tails, down to 1/(draws · heads + 1). Two-sided; NaN if a head's draws have no
-    spread.
+    spread. A draw up to `TIE_WIDTH` standard deviations closer to the null counts partly, so that rounding errors, which
+    depend on the number of threads, do not move p.
 
     **Source** pooling of studentised draws: Tusher, Tibshirani and Chu 2001.
 
@@ -181,10 +197,23 @@ def pooled_p_values(observed: Float[Tensor, "*h"], null_draws: Float[Tensor, "dr
     null_t = deviation * n / (n - 1) / (leave_one_out_sd * math.sqrt(1 + 1 / (n - 1)))
     usable = (sd > 1e-12 * null_draws.abs().amax(0)).expand_as(null_draws) & null_t.isfinite()
     sorted_null_t = null_t[usable].abs().sort().values
-    n_beyond = len(sorted_null_t) - torch.searchsorted(sorted_null_t, t.abs().contiguous(), side="left")
+    n_beyond = count_at_least(sorted_null_t.double(), t.abs().double())
     return torch.where(usable.any(0) & t.isfinite(), (1 + n_beyond) / (len(sorted_null_t) + 1), torch.nan).to(
         observed.dtype
     )
+
+
+def count_at_least(sorted_values: Float[Tensor, " n"], x: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
+    """How many of the ascending values are at least x. A value up to `TIE_WIDTH` below x counts partly.
+
+    >>> count_at_least(torch.tensor([1.0, 2.0, 4.0]).double(), torch.tensor([0.5, 1.0005, 4.0, 9.0]).double()).tolist()
+    [3.0, 2.5, 1.0, 0.0]
+    """
+    running_sums = torch.cat([sorted_values.new_zeros(1), sorted_values.cumsum(0)])
+    window_start = x.contiguous() - TIE_WIDTH
+    first, stop = (torch.searchsorted(sorted_values, end, side="left") for end in (window_start, x.contiguous()))
+    partial_count = (running_sums[stop] - running_sums[first] - (stop - first) * window_start) / TIE_WIDTH
+    return len(sorted_values) - stop + partial_count
 
 
 def normal_two_sided_p(z: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
@@ -283,78 +312,3 @@ def sign_test_p_values(n_behind: Int[Tensor, "*h"], n_ahead: Int[Tensor, "*h"]) 
     is_in_tail = (possible_counts >= larger_count[..., None]) & (possible_counts <= n_pairs)
     tail = torch.where(is_in_tail, (log_combinations - n_pairs * math.log(2)).exp(), 0.0).sum(-1)
     return (2 * tail).clamp(max=1.0)
-
-
-# Intervals
-
-
-def student_interval(x: Float[Tensor, "*c n"]) -> Interval:
-    """The 95 % confidence interval of a mean of n numbers, by Student's t; NaN for fewer than 2.
-
-    >>> [round(float(end), 3) for end in student_interval(torch.tensor([1.0, 2.0, 3.0]))]
-    [-0.484, 4.484]
-    """
-    n = x.shape[-1]
-    if n < 2:
-        return torch.full_like(x.mean(-1), torch.nan), torch.full_like(x.mean(-1), torch.nan)
-    low, high = 0.0, 1e3
-    for _ in range(60):  # bisection for the quantile with 5 % beyond
-        midpoint = (low + high) / 2
-        low, high = (
-            (midpoint, high)
-            if float(student_two_sided_p(torch.tensor(midpoint).double(), n - 1)) > 0.05
-            else (low, midpoint)
-        )
-    half_width = high * x.std(-1) / math.sqrt(n)
-    return x.mean(-1) - half_width, x.mean(-1) + half_width
-
-
-def median_interval(x: Float[Tensor, "*c n"]) -> Interval:
-    """A confidence interval of at least 95 % for a median, between two order statistics; infinities count. NaN for fewer than 6.
-
-    >>> [float(end) for end in median_interval(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, torch.inf]))]
-    [1.0, inf]
-    """
-    n, sorted_x = x.shape[-1], x.sort(-1).values
-    order_index = torch.arange(n)
-    is_covered = (sign_test_p_values(order_index, n - order_index) <= 0.05) & (order_index < n / 2)
-    if not bool(is_covered.any()):
-        return torch.full_like(sorted_x[..., 0], torch.nan), torch.full_like(sorted_x[..., 0], torch.nan)
-    low_index = int(order_index[is_covered].max())
-    return sorted_x[..., low_index], sorted_x[..., n - 1 - low_index]
-
-
-def bootstrap_interval(unit_sums: Float[Tensor, "*c u"], unit_sizes: list[int], generator: Generator) -> Interval:
-    """The 95 % bootstrap interval of a mean over units with known sums and sizes; NaN for too few units."""
-    return percentile_interval(bootstrap_means(unit_sums, unit_sizes, generator))
-
-
-def bootstrap_means(
-    unit_sums: Float[Tensor, "*c u"], unit_sizes: list[int], generator: Generator
-) -> Float[Tensor, "*c resamples"]:
-    """The mean over resampled units, `RESAMPLES` times, with the same units for all rows; NaN for too few units."""
-    if len(unit_sizes) < MIN_UNITS:
-        return torch.full((*unit_sums.shape[:-1], 1), torch.nan, dtype=unit_sums.dtype)
-    sampled_units = torch.randint(len(unit_sizes), (RESAMPLES, len(unit_sizes)), generator=generator)
-    multiplicity = torch.zeros(sampled_units.shape, dtype=unit_sums.dtype).scatter_add_(
-        1, sampled_units, torch.ones(sampled_units.shape, dtype=unit_sums.dtype)
-    )
-    return unit_sums @ multiplicity.mT / (multiplicity @ torch.tensor(unit_sizes, dtype=unit_sums.dtype))
-
-
-def percentile_interval(means: Float[Tensor, "*c resamples"]) -> Interval:
-    """The 2.5 % and 97.5 % quantiles."""
-    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=means.dtype), -1)
-    return low, high
-
-
-def bootstrap_unit_sizes(lengths: list[int]) -> list[int]:
-    """Tokens of every bootstrap unit: whole texts, or chunks of each text if there are few texts."""
-    if len(lengths) >= MIN_UNITS:
-        return lengths
-    return [min(CHUNK_TOKENS, length - start) for length in lengths for start in range(0, length, CHUNK_TOKENS)]
-
-
-def unit_name(lengths: list[int]) -> str:
-    """The name of the bootstrap units for people."""
-    return Message("texts") if len(lengths) >= MIN_UNITS else Message("chunks of {n} tokens", n=CHUNK_TOKENS)

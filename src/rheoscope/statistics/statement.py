@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from rheoscope.statistics.nulls import normal_two_sided_p, student_p_values, student_two_sided_p
+from rheoscope.statistics.nulls import moment_p_values, normal_two_sided_p, student_two_sided_p
 
 SIGNIFICANCE_LEVEL = 0.05
 """The family-wise error rate on random text: a statement is significant if its p, times the number of tests, is below it."""
@@ -56,7 +56,7 @@ def correct_for_family(statements: Sequence[Statement], family_size: int) -> lis
 def from_draws(
     text: str, analysis: str, value: float, null_draws: Values, tries: int = 1, n_permuted: int | None = None
 ) -> Statement:
-    """A number and draws from its null: p is that of one more draw, by Student's t.
+    """A number and draws from its null: p is that of one more draw, by the moments of the draws.
 
     If the draws permute `n_permuted` things, p is at least 1 / (number of orders): with few things no normal law holds.
 
@@ -65,7 +65,7 @@ def from_draws(
     """
     null_samples = torch.as_tensor(np.asarray(null_draws), dtype=torch.float64)
     null_samples = null_samples[null_samples.isfinite()]
-    p = float(student_p_values(torch.tensor(value, dtype=torch.float64), null_samples))
+    p = float(moment_p_values(torch.tensor(value, dtype=torch.float64), null_samples))
     p = p if n_permuted is None or math.isnan(p) else max(p, 1 / math.factorial(min(n_permuted, 20)))
     mean, null_sd = (
         (float(null_samples.mean()), float(null_samples.std()))

@@ -8,7 +8,7 @@ import numpy as np
 
 from rheoscope.catalogue import analysis_by_name as analysis_by_name
 from rheoscope.corpus.commit_records import finished_shards, total_counts
-from rheoscope.corpus.corpus_result import QUANTILES, CorpusRun, axis_labels, interval_half_width, open_corpus
+from rheoscope.corpus.corpus_result import QUANTILES, CorpusRun, axis_labels, open_corpus
 from rheoscope.corpus.documents import Documents
 from rheoscope.corpus.merged_summary import FieldSummary
 from rheoscope.corpus.summaries import BINS_PER_CELL, Summary, bin_edges, quantiles
@@ -75,11 +75,12 @@ class LiveCorpusRun:
         run = self.current_run
         summary = self._field_summary(run, analysis_name, field)
         mean, sd = summary.summary.moments()
-        half_width = interval_half_width(summary.summary)
+        with self._lock:  # a DuckDB connection runs one query at a time
+            low, high = run.interval(analysis_name, field)
         values = {
             "mean": mean,
-            "low": mean - half_width,
-            "high": mean + half_width,
+            "low": low,
+            "high": high,
             "sd": sd,
             "texts": summary.summary.texts,
         }
@@ -103,16 +104,16 @@ class LiveCorpusRun:
         cell, null_summary = _cell_index(summary, indices), _null_summary(run, analysis_name, field, summary)
         cell_summary = _single_cell_summary(summary.summary, cell)
         (mean,), (sd,) = cell_summary.moments()
-        (half_width,) = interval_half_width(cell_summary)
         with self._lock:  # a DuckDB connection runs one query at a time
+            low, high = (float(end[cell]) for end in run.interval(analysis_name, field))
             examples = {
                 extreme: run.cell_examples(summary, cell, smallest=extreme == "least").to_dict("records")
                 for extreme in ("most", "least")
             }
         return {
             "mean": mean,
-            "low": mean - half_width,
-            "high": mean + half_width,
+            "low": low,
+            "high": high,
             "sd": sd,
             "texts": int(cell_summary.texts[0]),
             "documents": int(cell_summary.documents.count[0]),

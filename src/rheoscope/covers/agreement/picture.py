@@ -80,7 +80,11 @@ def significant_heads(dataset: "xarray.Dataset") -> frozenset[tuple[int, int]]:
 def tip_values(dataset: "xarray.Dataset") -> dict[str, np.ndarray]:
     """Further values for the tip of a head: z, and both ends of the interval of a mean."""
     names = {"z": "z", "agreement_low": Message("from"), "agreement_high": Message("to")}
-    return {label: dataset[name].values for name, label in names.items() if name in dataset}
+    return {
+        label: dataset[name].values
+        for name, label in names.items()
+        if name in dataset and bool(dataset[name].notnull().any())
+    }
 
 
 def depth_lines(dataset: "xarray.Dataset") -> tuple[Line, ...]:

@@ -22,7 +22,7 @@ from rheoscope.space.model import Edits, Hook, Model
 from rheoscope.space.settings import Draws, Seed
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
-from rheoscope.statistics.nulls import RESAMPLES, bootstrap_interval, bootstrap_means, percentile_interval
+from rheoscope.statistics.intervals import bootstrap_t_interval, describe_intervals
 
 if TYPE_CHECKING:
     import xarray
@@ -57,7 +57,7 @@ def decay(
     the noise.
 
     **Returns** (change, step): `deviation`, `deviation_ratio`, `excess_deviation_ratio` and `direction`. (change):
-    `cost`. The ratios and the cost have bootstrap intervals over texts, which are NaN for fewer than five texts.
+    `cost`. The ratios and the cost have 95 % intervals over texts, which are NaN for fewer than four texts.
 
     **Laws** All changes have the same deviation at the first step. Layers that write nothing keep `deviation_ratio` and
     `direction` at 1. The deviations equal those between `trace_under` and the unedited trace. The model is restored on
@@ -87,7 +87,7 @@ def decay(
     rows = measure_windows(model, windows, measure, progress)
     values = kernel(torch.stack([row for _, row in rows], -1), [len(ids) - 1 for ids in windows], seed)
     coords = {"change": ["edit", *noises], "step": rows[0][0]}
-    settings = {"draws": draws, "seed": seed, "bootstrap": f"{RESAMPLES} draws of texts"}
+    settings = {"draws": draws, "seed": seed, "intervals": describe_intervals(Message("texts"), len(windows))}
     return DECAY.label(values, coords, edit_attributes(model.view, heads, heads_by_layer, M, F) | settings)
 
 
@@ -213,12 +213,8 @@ def kernel(rows: Float[Tensor, "change field text"], lengths: list[int], seed: i
     """Means over texts with their intervals, from the sums of `_measure_deviations` and the number of predicted tokens."""
     n_steps = (rows.shape[1] - 3) // 2
     deviation, direction, n_tokens, n_moved, cost = rows.split([n_steps, n_steps, 1, 1, 1], 1)
-    token_counts = n_tokens[0, 0].long().tolist()
-    resampled_means, mean_deviation = (
-        bootstrap_means(deviation, token_counts, Generator().manual_seed(seed)),
-        deviation.sum(-1) / sum(token_counts),
-    )
-    deviation_ratio, resampled_ratio = mean_deviation / mean_deviation[:, :1], resampled_means / resampled_means[:, :1]
+    mean_deviation = deviation.sum(-1) / n_tokens[0, 0].sum()
+    deviation_ratio, first_deviation = mean_deviation / mean_deviation[:, :1], deviation[:, :1]
     values = {
         "deviation": mean_deviation,
         "direction": direction.sum(-1) / n_moved.sum(-1),
@@ -227,9 +223,10 @@ def kernel(rows: Float[Tensor, "change field text"], lengths: list[int], seed: i
         "cost": cost[:, 0].sum(-1) / sum(lengths),
     }
     intervals = {
-        "deviation_ratio": percentile_interval(resampled_ratio),
-        "excess_deviation_ratio": percentile_interval(resampled_ratio[:1] - resampled_ratio),
-        "cost": bootstrap_interval(cost[:, 0], lengths, Generator().manual_seed(seed)),
+        "deviation_ratio": bootstrap_t_interval(deviation, first_deviation, seed),
+        # every change has the same deviation at the first step
+        "excess_deviation_ratio": bootstrap_t_interval(deviation[:1] - deviation, first_deviation[:1], seed),
+        "cost": bootstrap_t_interval(cost[:, 0], torch.tensor(lengths), seed),
     }
     for name, (low, high) in intervals.items():
         values |= {f"{name}_low": low, f"{name}_high": high}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 CAPTION = Message(
     "Difference of the residual streams with and without the edit, from the edited layer on. A falling line means that later "
     "layers undo the change. Noise displaces every token equally far at the start, in random directions (isotropic) or in those "
-    "of another token (exchanged). Dashed lines are the ends of the bootstrap interval of the edit."
+    "of another token (exchanged). Dashed lines are the ends of the 95 % interval of the edit."
 )
 TITLES = {
     "deviation_ratio": Message("Deviation relative to the first step"),

@@ -24,7 +24,7 @@ from rheoscope.space.model import Model, as_text_list
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.settings import Bounds, Draws, Seed, TokenId
 from rheoscope.space.trace import Trace
-from rheoscope.statistics.nulls import RESAMPLES, bootstrap_interval
+from rheoscope.statistics.intervals import bootstrap_t_interval, describe_intervals
 from rheoscope.statistics.ranks import spearman
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def faithfulness(
 
     **Returns** (ranking, text, layer, head): `importance`. (ranking, text, fraction): `loss`, and with foils
     `logit_difference`. (text): `loss_before`. (ranking, fraction): `mean_loss`. (score, other_score): `spearman`.
-    (ranking): `excess_loss`. (ranking, other_ranking): `excess_loss_difference`. The last four have bootstrap intervals
-    over texts, which are NaN for fewer than five texts.
+    (ranking): `excess_loss`. (ranking, other_ranking): `excess_loss_difference`. The last four have 95 % intervals
+    over texts, which are NaN for fewer than four texts.
 
     **Laws** With all heads kept, the model is bit-identical. With no heads kept, all rankings give the same loss.
     Attribution is the derivative of the loss along the ablation. No reparametrisation that preserves the logits changes a
@@ -284,7 +284,7 @@ def kernel(
     }
     values: dict[str, Tensor] = {}
     for name, x in text_values.items():
-        low, high = bootstrap_interval(x, [1] * len(loss_before), Generator().manual_seed(seed))
+        low, high = bootstrap_t_interval(x, seed=seed)
         values |= {name: x.mean(-1), f"{name}_low": low, f"{name}_high": high}
     return values
 
@@ -296,7 +296,7 @@ def _attributes(model: Model, rows: list[PromptResult], draws: int, seed: int) -
         "texts": [prompt.trace.text for prompt, *_ in rows],
         "draws": draws,
         "seed": seed,
-        "bootstrap": f"{RESAMPLES} draws of texts",
+        "intervals": describe_intervals(Message("texts"), len(rows)),
     } | {name: str(value) for name, value in model.view.facts.items()}
 
 

@@ -38,7 +38,7 @@ from rheoscope.space.model import Model
 from rheoscope.space.report_run import ReportRun
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
-from rheoscope.statistics.nulls import RESAMPLES, bootstrap_interval, bootstrap_unit_sizes, unit_name
+from rheoscope.statistics.intervals import bootstrap_t_interval, describe_intervals, unit_name, unit_sizes
 
 if TYPE_CHECKING:
     import xarray
@@ -75,8 +75,8 @@ def surgery(
     `per_head` changes every head alone.
 
     **Returns** (text): `loss_before`, `tokens`, `loss_after`, `kl`. (control, text): `loss_control`. (ablation, text): `loss_ablated`.
-    (change): `cost`, and `excess` of the edit over each change. Both have bootstrap intervals (`cost_low`, `cost_high`, …) over texts, or
-    over chunks if there are fewer than five texts. With `per_head`: `loss_before`, `tokens`, (change, layer, head): `head_cost` and
+    (change): `cost`, and `excess` of the edit over each change. Both have 95 % intervals (`cost_low`, `cost_high`, …) over texts, or
+    over chunks if there are fewer than four texts. With `per_head`: `loss_before`, `tokens`, (change, layer, head): `head_cost` and
     `head_excess` (NaN for unselected heads), (change, layer, head, text): `head_cost_by_text`, (change): `total_cost`, `total_excess`.
 
     **Laws** `identity` changes no bit. The edited scores equal those of dense M(δ) in every family. Controls have the size and the
@@ -110,7 +110,7 @@ def surgery(
     comparison_coords = {"control": comparisons.controls, "ablation": comparisons.ablations}
     coords |= head_coords if per_head else {dim: names for dim, names in comparison_coords.items() if names}
     settings = {"draws": comparisons.draws, "seed": comparisons.seed, "per_head": int(per_head), "massive": massive}
-    settings["bootstrap"] = f"{RESAMPLES} draws of {unit_name(values['tokens'])}"
+    settings["intervals"] = describe_intervals(unit_name(values["tokens"]), len(unit_sizes(values["tokens"])))
     return SURGERY.label(values, coords, edit_attributes(view, heads, heads_by_layer, M, F) | settings)
 
 
@@ -220,8 +220,9 @@ def kernel(rows: list[WindowRow], comparisons: Comparisons) -> dict[str, Any]:
     changes, lengths = comparisons.changes, [len(row["before"]) for row in rows]
     costs = torch.stack([torch.cat([row[name] - row["before"] for row in rows]).double() for name in changes])
     costs_and_excesses = torch.stack([costs, costs[:1] - costs])
-    sums = torch.stack([unit.sum(-1) for unit in costs_and_excesses.split(bootstrap_unit_sizes(lengths), -1)], -1)
-    low, high = bootstrap_interval(sums, bootstrap_unit_sizes(lengths), Generator().manual_seed(comparisons.seed))
+    sizes = unit_sizes(lengths)
+    sums = torch.stack([unit.sum(-1) for unit in costs_and_excesses.split(sizes, -1)], -1)
+    low, high = bootstrap_t_interval(sums, torch.tensor(sizes), comparisons.seed)
 
     def mean_losses(name: str) -> list[float]:
         return [float(row[name].double().mean()) for row in rows]

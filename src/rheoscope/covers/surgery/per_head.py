@@ -14,7 +14,7 @@ from rheoscope.covers.text_batches import Batch, OnProgress, WindowIds, measure_
 from rheoscope.space.analysis import Field, with_interval
 from rheoscope.space.model import Model
 from rheoscope.space.view import View
-from rheoscope.statistics.nulls import bootstrap_interval, bootstrap_unit_sizes
+from rheoscope.statistics.intervals import bootstrap_t_interval, unit_sizes
 
 CostSums = Float[Tensor, "change heads _"]
 """The costs summed over the tokens of every unit, which is a text or a chunk."""
@@ -73,7 +73,7 @@ def _sweep_batch(
 ) -> dict[int, WindowSweep]:
     """Window index → its loss before and the cost of every change of every head."""
     block_outputs, means = model.block_outputs(batch.ids), batch_mean_outputs(batch, comparisons)
-    unit_size = bootstrap_unit_sizes([batch.losses_before.shape[-1]] * n_windows)[0]
+    unit_size = unit_sizes([batch.losses_before.shape[-1]] * n_windows)[0]
     head_costs = []
     for layer, head_indices in heads_by_layer.items():
         for head in head_indices:
@@ -116,8 +116,8 @@ def kernel(window_sums: list[CostSums], lengths: list[int], seed: int) -> dict[s
 def _mean_with_interval(
     name: str, sums: Float[Tensor, "*c u"], lengths: list[int], seed: int
 ) -> dict[str, Float[Tensor, "*c"]]:
-    """The mean over tokens and both ends of its bootstrap interval."""
-    low, high = bootstrap_interval(sums, bootstrap_unit_sizes(lengths), Generator().manual_seed(seed))
+    """The mean over tokens and both ends of its interval."""
+    low, high = bootstrap_t_interval(sums, torch.tensor(unit_sizes(lengths)), seed)
     return {name: sums.sum(-1) / sum(lengths), f"{name}_low": low, f"{name}_high": high}
 
 

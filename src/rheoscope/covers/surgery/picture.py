@@ -30,11 +30,11 @@ CHANGE_COLOURS = {
 MAX_NAMED_HEADS = 6
 """The largest number of heads that a title lists."""
 JOINT_CAPTION = Message(
-    "Cost of each change in nats per token, with 95 % bootstrap intervals over texts. The edit is informative if it differs from random "
+    "Cost of each change in nats per token, with 95 % intervals over texts. The edit is informative if it differs from random "
     "changes of the same size or spectrum (grey). The ablations show how much the heads matter at all."
 )
 PER_HEAD_CAPTION = Message(
-    "One head changed at a time. Blue: the change raises the loss. Orange: it lowers the loss. Heads whose bootstrap interval excludes 0 "
+    "One head changed at a time. Blue: the change raises the loss. Orange: it lowers the loss. Heads whose 95 % interval excludes 0 "
     "are framed. The other maps subtract the cost of a random change in the same head."
 )
 

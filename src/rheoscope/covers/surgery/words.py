@@ -57,7 +57,7 @@ def cost_table(dataset: "xarray.Dataset") -> Table:
 def _interval_text(row: "xarray.Dataset") -> Message:
     low, high = float(row.cost_low), float(row.cost_high)
     if low != low:
-        return Message("too little text")
+        return Message("{reason}", reason=row.attrs["intervals"])
     return Message("{low} to {high}", low=format_nats(low), high=format_nats(high))
 
 

@@ -20,7 +20,8 @@ from rheoscope.space.model import Model, Text
 from rheoscope.space.pair_distances import centred_inner_products, distances, upper_triangle
 from rheoscope.space.safe_arithmetic import safe_divide
 from rheoscope.space.settings import Draws, Seed, SpaceName
-from rheoscope.statistics.nulls import bootstrap_interval, p_values, random_permutations
+from rheoscope.statistics.intervals import bootstrap_t_interval, describe_intervals
+from rheoscope.statistics.nulls import p_values, random_permutations
 from rheoscope.statistics.ranks import unit_ranks
 
 if TYPE_CHECKING:
@@ -88,12 +89,12 @@ def relatedness(
         draws,
         seed,
     )
-    by_group, generator = values["same_group_nearer_by_group"], torch.Generator().manual_seed(seed)
-    low, high = bootstrap_interval(by_group, [1] * len(words.group_names), generator)
+    low, high = bootstrap_t_interval(values["same_group_nearer_by_group"], seed=seed)
     values |= {"same_group_nearer_low": low, "same_group_nearer_high": high}
     confounders = "frequency, letters, tokens, capital" if words.has_counts else "letters, tokens, capital"
     settings = {"space": space, "draws": draws, "seed": seed, "confounders": confounders}
     settings |= {"carrier_sentences": len(carrier_sentences)}
+    settings |= {"intervals": describe_intervals(Message("groups of words"), len(words.group_names))}
     if control is not None:
         control_distances = _word_distances(control, words, carrier_sentences, space, None)
         values |= _control_values(word_distances, control_distances, words)

@@ -20,7 +20,8 @@ from rheoscope.space.model import Model, Text
 from rheoscope.space.pair_distances import upper_triangle
 from rheoscope.space.safe_arithmetic import safe_divide
 from rheoscope.space.settings import Draws, Seed, SpaceName
-from rheoscope.statistics.nulls import bootstrap_interval, p_values
+from rheoscope.statistics.intervals import bootstrap_t_interval, describe_intervals
+from rheoscope.statistics.nulls import p_values
 
 if TYPE_CHECKING:
     import xarray
@@ -92,6 +93,7 @@ def senses(
         "seed": seed,
         "word_list": _word_source(word_list),
         "embedding": sense_tables.embedding_note,
+        "intervals": describe_intervals(Message("words"), len(sentences_by_word)),
     }
     if control is not None:
         values |= _control_values(
@@ -269,7 +271,7 @@ def _null_values(
 
 
 def _interval_fields(name: str, values_by_word: Float[Tensor, "p w"], seed: int) -> dict[str, Tensor]:
-    low, high = bootstrap_interval(values_by_word, [1] * values_by_word.shape[-1], torch.Generator().manual_seed(seed))
+    low, high = bootstrap_t_interval(values_by_word, seed=seed)
     return {f"{name}_low": low, f"{name}_high": high}
 
 
