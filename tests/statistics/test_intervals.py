@@ -31,14 +31,16 @@ def slow_bootstrap_t(sums: np.ndarray, sizes: np.ndarray, seed: int) -> tuple[fl
     """One resample after the other."""
     n = len(sums)
 
-    def mean_and_error(s: np.ndarray, size: np.ndarray) -> tuple[float, float]:
-        mean = s.sum() / size.sum()
-        return mean, math.sqrt(n / (n - 1) * ((s - mean * size) ** 2).sum()) / size.sum()
+    leverage = sizes / sizes.sum()
 
-    mean, error = mean_and_error(sums, sizes)
+    def mean_and_error(s: np.ndarray, size: np.ndarray, leverage: np.ndarray) -> tuple[float, float]:
+        mean = s.sum() / size.sum()
+        return mean, math.sqrt((n - 1) / n * (((s - mean * size) / (1 - leverage)) ** 2).sum()) / size.sum()
+
+    mean, error = mean_and_error(sums, sizes, leverage)
     t = []
     for units in np.random.default_rng(seed).integers(n, size=(RESAMPLES, n)):
-        resampled_mean, resampled_error = mean_and_error(sums[units], sizes[units])
+        resampled_mean, resampled_error = mean_and_error(sums[units], sizes[units], leverage[units])
         t.append((resampled_mean - mean) / max(resampled_error, MIN_ERROR_RATIO * error))
     t.sort()
     short, long = round(TAIL * 2000), round(LONG_TAIL * 2000)

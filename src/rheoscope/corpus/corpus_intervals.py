@@ -70,6 +70,6 @@ def bootstrap_ends(texts: np.ndarray, cells: np.ndarray, values: np.ndarray, n_c
     patterns, pattern_index = np.unique(sizes > 0, axis=0, return_inverse=True)
     for index, has_value in enumerate(patterns):  # cells without a value in the same documents
         rows = pattern_index.reshape(-1) == index
-        unit_values = (torch.from_numpy(x[rows][:, has_value].astype(np.float64)) for x in (sums, sizes))
-        ends[:, rows] = np.stack([end.numpy() for end in bootstrap_t_interval(*unit_values)])
+        unit_sums, unit_sizes = (torch.from_numpy(x[rows][:, has_value].astype(np.float64)) for x in (sums, sizes))
+        ends[:, rows] = np.stack([end.numpy() for end in bootstrap_t_interval(unit_sums, unit_sizes)])
     return ends[0], ends[1]

@@ -64,7 +64,7 @@ class CorpusRun:
         """Both ends of the 95 % interval of the mean of every cell of a field."""
         if (name, field) not in self._intervals:
             self._intervals[name, field] = field_interval(
-                self.sql, table_columns(self.folder), name, field, self.field_summary(name, field)
+                self.sql, table_columns(self.files), name, field, self.field_summary(name, field)
             )
         return self._intervals[name, field]
 

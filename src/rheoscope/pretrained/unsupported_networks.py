@@ -31,7 +31,7 @@ def check_supported(network: nn.Module) -> None:
                 network=type(network).__name__,
             )
         )
-    if all(x.is_meta for x in network.parameters()):
+    if all(x.is_meta and type(x) is nn.Parameter for x in network.parameters()):
         raise RheoscopeError(
             Message("{network} is on the meta device, so it has no weights", network=type(network).__name__),
             Advice("AutoModelForCausalLM.from_pretrained(name)"),

@@ -27,10 +27,12 @@ MIN_UNITS = 4
 MIN_MEDIAN_UNITS = 6
 """The smallest number of units for the interval of a median: the range of 5 covers it in 94 % of samples."""
 TAIL = 0.025
-LONG_TAIL = 0.015
+LONG_TAIL = 0.01
 """The share of resamples beyond the end on the long side. A small sample shows less of a long tail than there is."""
-MIN_ERROR_RATIO = 0.3
+MIN_ERROR_RATIO = 0.15
 """The smallest standard error of a resample, relative to the sample's. Resamples of nearly equal units would have none."""
+MAX_LEVERAGE = 0.9
+"""The largest share of a unit in the total size that its residual is corrected for."""
 ROWS_PER_CHUNK = 256
 NORMAL_QUANTILE = 1.959963984540054
 MAX_BISECTED = 100
@@ -47,10 +49,10 @@ def bootstrap_t_interval(
 ) -> Interval:
     """The 95 % interval of a mean over units, or of Σ sums / Σ sizes, by the bootstrap-t. NaN for fewer than four units.
 
-    **Formula** m = Σ S_u / Σ n_u has the standard error e = √(U/(U − 1) Σ (S_u − m n_u)²) / Σ n_u over U units; e is the usual
-    s/√U if all sizes are 1. Every resample of the units gives t* = (m* − m)/e*. The interval is m − e·q⁺ … m − e·q⁻ with the
-    quantiles q of t* that leave 2.5 % beyond. On the longer side 1.5 % are left, because a small sample shows less of a long tail
-    than there is, and e* counts as at least 0.3 e.
+    **Formula** m = Σ S_u / n with n = Σ n_u has the jackknife's standard error e = √((U − 1)/U Σ (S_u − m n_u)²/(1 − n_u/n)²) / n
+    over U units, which is the usual s/√U if all sizes are 1. Every resample of the units gives t* = (m* − m)/e*. The interval is
+    m − e·q⁺ … m − e·q⁻ with the quantiles q of t* that leave 2.5 % beyond. On the longer side 1 % are left, because a small
+    sample shows less of a long tail than there is, and e* counts as at least .15 e.
 
     **Laws** Equal units give an interval of width 0. Neither the order of rows nor the number of threads changes a bit: all
     resampled sums are sums of whole numbers.
@@ -82,8 +84,9 @@ def _bootstrap_t(sums: Rows, sizes: Rows, seed: int) -> Float[np.ndarray, "2 row
     n_units, total_size = sums.shape[-1], sizes.sum(-1)
     mean = sums.sum(-1) / total_size
     residuals = sums - mean[:, None] * sizes
-    error = np.sqrt(n_units / (n_units - 1) * (residuals**2).sum(-1)) / total_size
-    shift, resampled_error = _resampled_means(residuals, sizes, seed)
+    weights = (n_units - 1) / n_units / (1 - np.minimum(sizes / total_size[:, None], MAX_LEVERAGE)) ** 2
+    error = np.sqrt((weights * residuals**2).sum(-1)) / total_size
+    shift, resampled_error = _resampled_means(residuals, sizes, weights, seed)
     t = shift / np.maximum(resampled_error, MIN_ERROR_RATIO * error[:, None])
     low_quantile, high_quantile = _end_quantiles(t)
     # NaN counts as spread, and stays NaN
@@ -91,21 +94,23 @@ def _bootstrap_t(sums: Rows, sizes: Rows, seed: int) -> Float[np.ndarray, "2 row
     return np.stack([np.where(has_spread, mean - error * quantile, mean) for quantile in (high_quantile, low_quantile)])
 
 
-def _resampled_means(residuals: Rows, sizes: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """m* − m and the standard error e* of every row and resample."""
+def _resampled_means(residuals: Rows, sizes: Rows, weights: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """m* − m and the standard error e* of every row and resample. The weight of a unit is that of its squared residual."""
     n_units = residuals.shape[-1]
-    residual, squared = resampled_sums(residuals, seed), resampled_sums(residuals**2, seed)
+    residual, squared = resampled_sums(residuals, seed), resampled_sums(weights * residuals**2, seed)
     if (sizes == 1).all():
-        size, product, squared_size = n_units, residual, n_units
+        weight = weights[:, :1]
+        size, product, squared_size = n_units, weight * residual, weight * n_units
     else:
-        size, product, squared_size = (resampled_sums(x, seed) for x in (sizes, residuals * sizes, sizes**2))
+        series = (sizes, weights * residuals * sizes, weights * sizes**2)
+        size, product, squared_size = (resampled_sums(x, seed) for x in series)
     shift = residual / size
     squares = squared - 2 * shift * product + shift**2 * squared_size
-    return shift, np.sqrt(n_units / (n_units - 1) * np.maximum(squares, 0)) / size
+    return shift, np.sqrt(np.maximum(squares, 0)) / size
 
 
 def _end_quantiles(t: Float[np.ndarray, "row resample"]) -> tuple[np.ndarray, np.ndarray]:
-    """The quantiles of t* for both ends: 2.5 % lie beyond, and 1.5 % on the longer side."""
+    """The quantiles of t* for both ends: 2.5 % lie beyond, and 1 % on the longer side."""
     short, long = (round(tail * (RESAMPLES + 1)) for tail in (TAIL, LONG_TAIL))
     ordered = np.partition(t, (long - 1, short - 1, RESAMPLES - short, RESAMPLES - long), -1)
     is_low_longer = -ordered[:, short - 1] > ordered[:, -short]

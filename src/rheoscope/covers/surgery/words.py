@@ -54,10 +54,10 @@ def cost_table(dataset: "xarray.Dataset") -> Table:
     return Table(heading, header, rows)
 
 
-def _interval_text(row: "xarray.Dataset") -> Message:
+def _interval_text(row: "xarray.Dataset") -> str:
     low, high = float(row.cost_low), float(row.cost_high)
     if low != low:
-        return Message("{reason}", reason=row.attrs["intervals"])
+        return row.attrs["intervals"]
     return Message("{low} to {high}", low=format_nats(low), high=format_nats(high))
 
 
