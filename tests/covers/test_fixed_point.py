@@ -48,21 +48,6 @@ def model_and_short_trace(name: str) -> tuple[Any, Any]:
     return model, model.trace([3, 9, 4, 7])
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "own_metric", "own_encoder_buckets"])
-def test_norm_radius_and_boundary_equal_those_of_the_dense_jacobian(name: str) -> None:
-    model, trace = model_and_short_trace(name)
-    result = rs.fixed_point(model, trace, layers=[1], iterations=64, keep_massive=True)
-    x = trace.layer_input(1)
-    J = dense_jacobian(layer_map(trace, 1), x)
-    assert result.jacobian_norm.item() == pytest.approx(float(torch.linalg.matrix_norm(J, 2)), rel=1e-4)
-    eigenvalues = torch.linalg.eigvals(J).abs().amax()
-    assert result.jacobian_radius.item() == pytest.approx(float(eigenvalues), rel=1e-4)
-    last = J.reshape(4, 32, 4, 32)[-1]
-    share = 1 - last[:, -1].square().sum() / last.square().sum()
-    assert result.boundary.item() == pytest.approx(float(share), abs=0.15)
-    assert result.jacobian_radius.item() <= result.jacobian_norm.item()
-
-
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in POST_NORM])
 def test_products_with_J_and_its_transpose_are_adjoint(name: str) -> None:
     """⟨w, J v⟩ = ⟨Jᵀ w, v⟩ for every mechanism. J v uses the double backward pass, Jᵀ w the backward pass."""
@@ -103,18 +88,6 @@ def test_arnoldi_can_overestimate_the_radius_of_a_nilpotent_map() -> None:
     assert float(error) > 0.4
 
 
-def test_a_causal_jacobian_is_block_triangular() -> None:
-    """Later tokens do not affect earlier ones, so the radius is the largest over the diagonal blocks."""
-    model, trace = model_and_short_trace("llama")
-    J = dense_jacobian(layer_map(trace, 0), trace.layer_input(0)).reshape(4, 32, 4, 32)
-    for i in range(4):
-        for j in range(i + 1, 4):
-            assert not J[i, :, j].any()
-    largest_block_radius = max(float(torch.linalg.eigvals(J[i, :, i]).abs().amax()) for i in range(4))
-    result = rs.fixed_point(model, trace, layers=[0], iterations=64)
-    assert result.jacobian_radius.item() == pytest.approx(largest_block_radius, rel=1e-4)
-
-
 def test_a_linear_map_has_the_norm_radius_and_angles_of_its_matrix() -> None:
     A, x = random(0, 6, 6), random(1, 3, 6)
     start = random(2, 3, 6)
@@ -152,7 +125,7 @@ def test_a_layer_that_writes_nothing_is_a_fixed_point() -> None:
 
 def test_residuals_equal_those_of_the_points() -> None:
     trace = traced("gpt2", F64)
-    result = rs.fixed_point(double("gpt2"), trace, layers=[1], applications=2, iterations=1, keep_massive=True)
+    result = rs.fixed_point(double("gpt2"), trace, layers=[1], applications=2, iterations=0, keep_massive=True)
     x, y = trace.points[trace.input_steps[1]], trace.points[-1]
     assert result.residual.item() == pytest.approx(float((y - x).norm() / x.norm()))
     assert np.allclose(result.residual_token[0], ((y - x).norm(dim=-1) / x.norm(dim=-1)))
@@ -190,7 +163,7 @@ def test_radial_displacements_are_significant_and_random_displacements_are_not()
 
 def test_the_rotation_angle_is_that_of_the_first_application_and_its_draws_match_the_null() -> None:
     model, trace = double("gpt2"), traced("gpt2", F64)
-    result = rs.fixed_point(model, trace, applications=2, iterations=1, draws=40)
+    result = rs.fixed_point(model, trace, applications=2, iterations=0, draws=40)
     assert np.array_equal(result.rotation_angle, result.repeated_rotation_angle[:, 0])
     assert result.rotation_angle_null_draws.shape == (40, 2)
     z = (
@@ -200,7 +173,7 @@ def test_the_rotation_angle_is_that_of_the_first_application_and_its_draws_match
     )
     assert float(abs(z).max()) < 4
     assert 1 / 41 - 1e-12 <= float(result.rotation_angle_p_value) <= 1
-    assert "rotation_angle_p_value" not in rs.fixed_point(model, trace, applications=1, iterations=1, draws=0)
+    assert "rotation_angle_p_value" not in rs.fixed_point(model, trace, applications=1, iterations=0, draws=0)
 
 
 def test_a_control_adds_its_own_fields() -> None:

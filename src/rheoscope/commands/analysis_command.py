@@ -22,6 +22,7 @@ from rheoscope.commands.options import (
     Window,
 )
 from rheoscope.commands.setting_help import setting_help
+from rheoscope.commands.usage import UsageProblem
 from rheoscope.messages.catalogue import render
 from rheoscope.messages.message import Message
 from rheoscope.picture.blocks import Cell, Table
@@ -29,6 +30,7 @@ from rheoscope.report import progress_bars, run_report, windowed_report
 from rheoscope.report.console import console
 from rheoscope.report.input_text import resolve_text
 from rheoscope.report.long_texts import split_into_windows
+from rheoscope.report.parse_options import parse_number
 from rheoscope.report.report_plans import report_of_analysis
 from rheoscope.report.setting_options import Option, typeable_options
 from rheoscope.report.terminal import Terminal
@@ -98,7 +100,7 @@ def _command_function(spec: Analysis, options: dict[str, Option]) -> Callable[..
         if isinstance(cli_default, tuple | list):
             cli_default = ",".join(map(str, cli_default))
         help_text = render(setting_help(name, spec.settings[name].annotation))
-        cli_option = typer.Option(f"--{name.replace('_', '-')}", help=help_text)
+        cli_option = typer.Option(f"--{name.replace('_', '-')}", help=help_text, **_number_parser(name, option))
         parameters[name] = _keyword_parameter(name, Annotated[option.cli_type, cli_option], cli_default)
     if build_control is not None:
         parameters["untrained"] = _keyword_parameter("untrained", Untrained, False)
@@ -109,6 +111,27 @@ def _command_function(spec: Analysis, options: dict[str, Option]) -> Callable[..
     run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     run.__doc__ = f"{render(spec.question)}\n\n{render(FIELDS_HELP)}"
     return run
+
+
+def _number_parser(name: str, option: Option) -> dict[str, Any]:
+    """What typer needs to parse a number. A number of the wrong kind reaches the check of the bounds, which names them."""
+    number_type = strip_none(option.cli_type)[1]
+    if number_type not in (int, float):
+        return {}
+
+    def parse(text: str) -> Any:
+        try:
+            return parse_number(text, number_type)
+        except ValueError:
+            option_name = f"--{name.replace('_', '-')}"
+            problem = (
+                Message("{option} takes a whole number, got {text!r}", option=option_name, text=text)
+                if number_type is int
+                else Message("{option} takes a number, got {text!r}", option=option_name, text=text)
+            )
+            raise UsageProblem(problem, f"{option_name} 1") from None
+
+    return {"parser": parse, "metavar": f"<{number_type.__name__}>"}
 
 
 def _control_builder(spec: Analysis) -> Callable[[Model, Any], Any] | None:

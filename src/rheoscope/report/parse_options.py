@@ -38,6 +38,18 @@ def parse_heads(text: str | None, view: View) -> HeadList | None:
     return heads
 
 
+def parse_number(text: str | float, number_type: Callable[[Any], Any]) -> Any:
+    """A number as typed. A fraction for a whole number stays a fraction, so that the check of its bounds refuses it.
+
+    >>> parse_number("12", int), parse_number("1e9", int), parse_number("nan", float)
+    (12, 1000000000.0, nan)
+    """
+    try:
+        return number_type(text)
+    except ValueError:
+        return float(text)
+
+
 def parse_numbers(text: str, number_type: Callable[[str], Any], option: str) -> list[Any]:
     """Numbers separated by commas.
 
@@ -45,7 +57,7 @@ def parse_numbers(text: str, number_type: Callable[[str], Any], option: str) -> 
     [1, 4]
     """
     try:
-        return [number_type(part) for part in text.split(",")]
+        return [parse_number(part, number_type) for part in text.split(",")]
     except ValueError:
         raise RheoscopeError(
             Message("{option} takes numbers separated by commas, got {text!r}", option=f"--{option}", text=text),

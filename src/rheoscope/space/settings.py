@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from numbers import Real
+from numbers import Integral, Real
 from operator import or_
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -45,20 +45,22 @@ Seed = Annotated[int, Bounds(0, 2**63 - 1)]
 """The random seed."""
 Top = Annotated[int, Bounds(1, 10_000)]
 """The number of listed entries."""
-Neighbours = Annotated[int, Bounds(1, 10_000)]
+Neighbours = Annotated[int, Bounds(1, 10_000, advised=5)]
 """The number of nearest neighbours."""
-TokenIndex = Annotated[int, Bounds(-1_000_000, 1_000_000)]
+TokenIndex = Annotated[int, Bounds(-1_000_000, 1_000_000, advised=-1)]
 """A token by its position in the text; negative counts from the end."""
-TokenId = Annotated[int, Bounds(0, 10_000_000)]
+TokenId = Annotated[int, Bounds(0, 10_000_000, advised=0)]
 """A token by its id in the vocabulary."""
-LayerIndex = Annotated[int, Bounds(-10_000, 10_000)]
+LayerIndex = Annotated[int, Bounds(-10_000, 10_000, advised=0)]
 """A layer; negative counts from the end."""
-HeadIndex = Annotated[int, Bounds(0, 10_000)]
+HeadIndex = Annotated[int, Bounds(0, 10_000, advised=0)]
 """A head of a layer."""
 Count = Annotated[int, Bounds(1, 1_000_000)]
 """The number of things to analyse."""
 Angle = Annotated[float, Bounds(0.0, math.pi, advised=0.785)]
 """An angle in radians."""
+Tolerance = Annotated[float, Bounds(0.0, 1.0, advised=0.01)]
+"""The error at which an iteration or a sequence of random probes ends."""
 Fraction = Annotated[float, Bounds(0.0, 1.0)]
 """A fraction in [0, 1]."""
 SpaceName = Annotated[str, Choices(("raw", "normed", "sphere"))]
@@ -75,12 +77,18 @@ def rules(hint: Any) -> Iterator[Bounds | Choices]:
     >>> list(rules(Draws | None))
     [Bounds(low=0, high=10000)]
     """
+    yield from (rule for rule, _ in _rules_with_types(hint))
+
+
+def _rules_with_types(hint: Any) -> Iterator[tuple[Bounds | Choices, Any]]:
+    """Every bound and every choice in an annotation, with the type that it restricts."""
     if get_origin(hint) is Annotated:
-        yield from (rule for rule in hint.__metadata__ if isinstance(rule, Bounds | Choices))
-        hint = get_args(hint)[0]
+        base_type = get_args(hint)[0]
+        yield from ((rule, base_type) for rule in hint.__metadata__ if isinstance(rule, Bounds | Choices))
+        hint = base_type
     for part in get_args(hint):
         if not isinstance(part, str):
-            yield from rules(part)
+            yield from _rules_with_types(part)
 
 
 def plain_type(hint: Any) -> Any:
@@ -116,11 +124,11 @@ def has_unbounded_number(hint: Any) -> bool:
 
 
 def check_setting(name: str, hint: Any, value: Any) -> None:
-    """Raise if a number lies outside its bounds or a name is not among its choices."""
-    for rule in rules(hint):
+    """Raise if a number lies outside its bounds, a count is not a whole number, or a name is not among its choices."""
+    for rule, base_type in _rules_with_types(hint):
         for part in _parts(value):
             if isinstance(rule, Bounds) and isinstance(part, Real) and not isinstance(part, bool):
-                _check_bounds(name, rule, part, value)
+                _check_bounds(name, rule, part, value, base_type is int)
             if isinstance(rule, Choices) and isinstance(part, str) and part not in rule.names:
                 expected = ", ".join(rule.names)
                 raise RheoscopeError(
@@ -138,20 +146,18 @@ def _parts(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else (value,)
 
 
-def _check_bounds(name: str, bounds: Bounds, part: Any, value: Any) -> None:
-    if bounds.low <= part <= bounds.high:  # false for NaN
+def _check_bounds(name: str, bounds: Bounds, part: Any, value: Any, is_whole: bool) -> None:
+    is_fractional = is_whole and not isinstance(part, Integral)
+    if bounds.low <= part <= bounds.high and not is_fractional:  # false for NaN
         return
     nearest = bounds.high if part > bounds.high else bounds.low
     advised: Any = nearest if bounds.advised is None else bounds.advised
     if isinstance(value, list | tuple):  # a sequence is advised as one
         advised = type(value)([advised])
-    raise RheoscopeError(
-        Message(
-            "{name} must lie between {low:,} and {high:,}, got {received}",
-            name=name,
-            low=bounds.low,
-            high=bounds.high,
-            received=part,
-        ),
-        use(**{name: advised}),
+    expected: dict[str, Any] = {"name": name, "low": bounds.low, "high": bounds.high, "received": part}
+    problem = (
+        Message("{name} must be a whole number between {low:,} and {high:,}, got {received}", **expected)
+        if is_fractional
+        else Message("{name} must lie between {low:,} and {high:,}, got {received}", **expected)
     )
+    raise RheoscopeError(problem, use(**{name: advised}))

@@ -1,6 +1,7 @@
 """The prompt as a boundary condition: the same tokens after different prefixes, under repeated layer maps."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,16 +9,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.covers.fixed_point.analysis import angles, directions, layer_map, orbit, select_layers
+from rheoscope.covers.fixed_point.analysis import angles, directions, orbit, select_layers
 from rheoscope.covers.fixed_point.analysis import kernel as fixed_point_values
-from rheoscope.covers.fixed_point.jacobian import Cloud, Map
+from rheoscope.covers.fixed_point.layer_map import Cloud, LayerMap, Map, layer_map
 from rheoscope.covers.layer_inputs import provenance
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message, join
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.model import Model, as_text_list
-from rheoscope.space.settings import Bounds, LayerIndex, Seed
+from rheoscope.space.settings import Bounds, LayerIndex, Seed, Tolerance
 from rheoscope.space.trace import Trace
 from rheoscope.statistics.nulls import random_permutations
 
@@ -40,7 +41,8 @@ def boundary(
     texts: Any,
     layers: Sequence[LayerIndex] | None = None,
     applications: Annotated[int, Bounds(1, 10_000)] = 8,
-    iterations: Annotated[int, Bounds(1, 10_000)] = 20,
+    iterations: Annotated[int, Bounds(0, 10_000)] = 200,
+    tolerance: Tolerance = 0.01,
     seed: Seed = 0,
     keep_massive: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -56,6 +58,7 @@ def boundary(
 
     **Settings** `texts` are two or more strings or lists of token ids that end in the same token. For a single text, two
     others are made: they permute the tokens of its first half, except the very first token. `layers=None` means all layers.
+    Norm and radius are iterated until the relative error is at most `tolerance`, for at most `iterations` steps; 0 omits them.
 
     **Returns** (text, layer): `input_angle`, `final_angle`, `residual`, `jacobian_norm` and `jacobian_radius` with their
     errors. (text, layer, token): `input_angle_token`, `final_angle_token`. (text, layer, application):
@@ -63,7 +66,7 @@ def boundary(
     that differ. `token` is a position in the first text. `after_boundary` is true for shared tokens after the boundary.
 
     **Laws** Equal boundaries give angle 0 and equal values. In a causal model, tokens before the boundary are
-    bit-identical. Norm and radius are those of the dense Jacobian between shared tokens. Exchanging two texts leaves the
+    bit-identical. Norm and radius are those of the dense Jacobian between shared tokens, as in `fixed_point`. Exchanging two texts leaves the
     angles between them unchanged.
 
     **See also** `fixed_point` analyses one text in which all tokens are free.
@@ -74,7 +77,7 @@ def boundary(
     >>> result.boundary.values.tolist(), bool((result.input_angle[0] == 0).all() and (result.input_angle[1] > 0).all())
     (['The keys to', 'A dog and'], True)
     """
-    layer_indices = select_layers(model.view, layers, applications, iterations)
+    layer_indices = select_layers(model.view, layers, applications)
     text_list = as_text_list(texts)
     traces = [
         model.trace(text)
@@ -93,6 +96,7 @@ def boundary(
                 included_indices,
                 applications,
                 iterations,
+                tolerance,
                 seed,
             )
         )
@@ -100,6 +104,7 @@ def boundary(
             progress(len(rows), len(layer_indices))
     settings = {
         "iterations": iterations,
+        "tolerance": tolerance,
         "applications": applications,
         "seed": seed,
         "massive": [t.massive_tokens() for t in traces],
@@ -172,12 +177,13 @@ def _included_tokens(
 
 
 def kernel(
-    maps: Sequence[Map],
+    maps: Sequence[LayerMap],
     points: Sequence[TextPoints],
     shared_positions: Sequence[Positions],
     included_indices: IncludedIndices,
     applications: int,
     iterations: int,
+    tolerance: float,
     seed: int,
 ) -> dict[str, Tensor]:
     """All values of one layer, with one row per text.
@@ -186,14 +192,19 @@ def kernel(
     """
     rows, end_directions = [], []
     for T, x, positions in zip(maps, points, shared_positions, strict=True):
-        shared_map = hold_others_fixed(T, x, positions)
-        map_values = fixed_point_values(
-            shared_map, x[positions], included_indices, applications, iterations, torch.Generator().manual_seed(seed)
+        shared_map = replace(
+            T,
+            apply=hold_others_fixed(T.apply, x, positions),
+            own=None if T.own is None else hold_others_fixed(T.own, x, positions),
         )
-        rows.append({name: map_values[name] for name in MAP_FIELDS})
+        generator = torch.Generator().manual_seed(seed)
+        map_values = fixed_point_values(
+            shared_map, x[positions], included_indices, applications, iterations, tolerance, generator
+        )
+        rows.append({name: map_values[name] for name in MAP_FIELDS if name in map_values})
         end_directions.append(directions(orbit(shared_map, x[positions], applications)[[0, -1]]))
     text_angles = torch.stack([angles(text_directions, end_directions[0]) for text_directions in end_directions])
-    tables = {name: torch.stack([row[name] for row in rows]) for name in MAP_FIELDS}
+    tables = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     for end_index, name in enumerate(("input_angle", "final_angle")):
         tables[f"{name}_token"] = text_angles[:, end_index]
         tables[name] = text_angles[:, end_index, included_indices].mean(-1)
@@ -202,8 +213,13 @@ def kernel(
 
 
 def hold_others_fixed(T: Map, x: Float[Tensor, "all d"], positions: Positions) -> Map:
-    """T as a map of the tokens at some positions, with all other tokens held fixed."""
-    return lambda shared_points: T(x.index_copy(0, positions, shared_points))[positions]
+    """T as a map of the tokens at some positions, of one cloud or of several, with all other tokens held fixed."""
+
+    def shared_map(shared_points: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
+        clouds = x.expand(*shared_points.shape[:-2], *x.shape)
+        return T(clouds.index_copy(-2, positions, shared_points))[..., positions, :]
+
+    return shared_map
 
 
 def _mean_pairwise_angle(directions: Cloud) -> Float[Tensor, ""]:
@@ -291,11 +307,13 @@ BOUNDARY = Analysis(
         ),
         "jacobian_radius": Field(
             TEXT_DIMS,
-            "largest |eigenvalue| of ∂T/∂X between shared tokens, by Arnoldi; below 1 the layer contracts locally",
+            "largest |eigenvalue| of ∂T/∂X between shared tokens, without the directions that the norm preserves; below 1 the "
+            "layer contracts locally",
         ),
         "jacobian_radius_error": Field(
             TEXT_DIMS,
-            "first-order error of jacobian_radius in either direction: the Arnoldi residual times the condition number",
+            "error of jacobian_radius: for a causal layer the bound of the tokens left out, else the Arnoldi residual times the "
+            "condition number",
             basis_dependent=True,
         ),
     },

@@ -23,7 +23,7 @@ PANEL_TITLES = {
 
 def picture(dataset: "xarray.Dataset") -> Picture:
     """One panel per field, with one line per text."""
-    panels = tuple(_field_panel(dataset, name, title) for name, title in PANEL_TITLES.items())
+    panels = tuple(_field_panel(dataset, name, title) for name, title in PANEL_TITLES.items() if name in dataset)
     return Picture(Message("Does the prefix decide where tokens converge?"), CAPTION, panels)
 
 

@@ -2,24 +2,24 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.attention.definition import reference_attention
-from rheoscope.covers.fixed_point.jacobian import Cloud, Map, jacobian_values
+from rheoscope.covers.fixed_point.jacobian import jacobian_values
+from rheoscope.covers.fixed_point.layer_map import Cloud, LayerMap, Map, layer_map
 from rheoscope.covers.layer_inputs import check_control, describe_model, included_positions, provenance
-from rheoscope.messages.advice import analyse, use
+from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.model import Model, check_same_weights
 from rheoscope.space.report_run import ReportRun
 from rheoscope.space.results import Results
-from rheoscope.space.settings import Bounds, Draws, LayerIndex, Seed
+from rheoscope.space.settings import Bounds, Draws, LayerIndex, Seed, Tolerance
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 from rheoscope.statistics.nulls import p_values, random_permutations
@@ -47,7 +47,8 @@ def fixed_point(
     trace: Trace,
     layers: Sequence[LayerIndex] | None = None,
     applications: Annotated[int, Bounds(1, 10_000)] = 8,
-    iterations: Annotated[int, Bounds(0, 10_000)] = 20,
+    iterations: Annotated[int, Bounds(0, 10_000)] = 200,
+    tolerance: Tolerance = 0.01,
     draws: Draws = 200,
     seed: Seed = 0,
     keep_massive: bool = False,
@@ -60,9 +61,14 @@ def fixed_point(
     the layer amplify small changes, and how much does a token depend on its prompt?
 
     **Formula** T(X) = X + attention + MLP on the cloud that the layer reads. Under repeated application, directions x/‖x‖
-    are compared, because pre-norm streams grow without bound. Norm and radius of ∂T/∂X come from matrix–vector products.
-    The radius takes `iterations` Arnoldi steps. The norm takes half as many Lanczos steps on JᵀJ. A radius below 1 means
-    that the layer contracts locally at this cloud.
+    are compared, because pre-norm streams grow without bound. The norm of ∂T/∂X comes from Lanczos steps on JᵀJ. A causal
+    Jacobian is block triangular, so its radius is the largest over its diagonal blocks, one per token. In a bidirectional
+    model, or where the blocks are too large, the radius comes from Arnoldi steps. A radius below 1 means that the layer
+    contracts locally at this cloud.
+
+    **Symmetries** The radius leaves out directions along which the norm makes the answer trivial. Under LayerNorm, adding a
+    constant to a token adds the same constant to its image: an eigenvalue of exactly 1. Under every norm, rescaling a token
+    leaves what the layer reads unchanged: an eigenvalue close to 1 along each token. Both are projected out on both sides.
 
     **Null** The displacements of the layer are permuted among the tokens. The angle from x_i to x_i + Δ_π(i) replaces the
     angle from x_i to x_i + Δ_i. Mean and standard deviation are exact over all permutations.
@@ -70,17 +76,17 @@ def fixed_point(
     **Control** The same text in the same architecture at initial weights:
     `control=rs.load(…, untrained=True).trace(text)`.
 
-    **Settings** `layers=None` means all layers. `applications` is how often the layer is applied. `iterations=0` omits the
-    Jacobian and `boundary`. `draws` permutations, shared by all layers, give the p-value of the mean over layers.
+    **Settings** `layers=None` means all layers. `applications` is how often the layer is applied. Iterations and
+    probes end when the error is at most `tolerance`, relative for norm and radius, after `iterations` steps at the latest.
+    `iterations=0` omits the Jacobian and `boundary`. `draws` permutations, shared by all layers, give the p-value of the mean over layers.
 
     **Returns** (layer): `residual`, `rotation_angle`, `jacobian_norm`, `jacobian_radius` and `boundary`. (layer, token):
-    `residual_token`. (layer, application): `repeated_rotation_angle`. Angles have nulls, and norm and radius have errors.
-    (draw, layer): `rotation_angle_null_draws`, with the scalar `rotation_angle_p_value`. With a control also
+    `residual_token`. (layer, application): `repeated_rotation_angle`. Angles have nulls. Norm, radius and
+    `boundary` have errors. (draw, layer): `rotation_angle_null_draws`, with the scalar `rotation_angle_p_value`. With a control also
     `residual_untrained` and others. Post-norm layers are refused.
 
     **Laws** T equals the model's own layer, which every call checks. The radius is at most the norm. Both equal those of
-    the dense Jacobian up to their errors. A causal Jacobian is block triangular, so its radius is the largest over its
-    diagonal blocks. If all displacements are equal, the null equals the angle.
+    the dense Jacobian up to their errors. If all displacements are equal, the null equals the angle.
 
     **See also** `trajectory` measures the displacement of every token. `boundary` compares the same tokens after different
     prefixes.
@@ -92,7 +98,7 @@ def fixed_point(
     True
     """
     check_same_weights(model, trace)
-    layer_indices = select_layers(trace.view, layers, applications, iterations, 0)
+    layer_indices = select_layers(trace.view, layers, applications)
     positions = included_positions(trace, keep_massive)
     if control is not None:
         check_control(trace, control)
@@ -102,9 +108,6 @@ def fixed_point(
         generator = torch.Generator().manual_seed(seed)
         trace_positions = included_positions(current_trace, keep_massive)
         for layer in layer_indices:
-            on_product = _product_counter(
-                progress, 2 * iterations * len(rows), 2 * iterations * len(layer_indices) * len(traces)
-            )
             rows.append(
                 kernel(
                     layer_map(current_trace, layer),
@@ -112,10 +115,12 @@ def fixed_point(
                     trace_positions,
                     applications,
                     iterations,
+                    tolerance,
                     generator,
-                    on_product,
                 )
             )
+            if progress is not None:
+                progress(len(rows), len(layer_indices) * len(traces))
     values = with_control(_stack_layers(rows[: len(layer_indices)]), _stack_layers(rows[len(layer_indices) :]))
     angle_tables = values.pop("displacement_angles")
     values |= (
@@ -130,15 +135,9 @@ def fixed_point(
         "token_text": ("token", token_texts),
         "application": range(1, applications + 1),
     }
-    settings = {"applications": applications, "iterations": iterations, "draws": draws, "seed": seed, "space": "raw"}
-    settings |= {} if control is None else {"control": describe_model(control)}
+    settings: dict[str, Any] = {"applications": applications, "iterations": iterations, "tolerance": tolerance, "draws": draws}
+    settings |= {"seed": seed, "space": "raw"} | ({} if control is None else {"control": describe_model(control)})
     return FIXED_POINT.label(values, coords, provenance(trace, keep_massive) | settings)
-
-
-def _product_counter(progress: Callable[[int, int], None] | None, n_done: int, total: int) -> Callable[[], None]:
-    """A function that reports progress each time it is called, once per product with a Jacobian."""
-    counter = count(n_done + 1)
-    return lambda: None if progress is None else progress(min(next(counter), total), total)
 
 
 def _stack_layers(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -162,9 +161,7 @@ def permutation_null(
     }
 
 
-def select_layers(
-    view: View, layers: Sequence[int] | None, applications: int, iterations: int, min_iterations: int = 1
-) -> list[int]:
+def select_layers(view: View, layers: Sequence[int] | None, applications: int) -> list[int]:
     """The requested layers, by default all, after a check of the settings."""
     layer_indices = list(range(view.layers)) if layers is None else list(layers)
     if not layer_indices:
@@ -173,51 +170,17 @@ def select_layers(
         raise RheoscopeError(
             Message("applications must be at least 1, got {value}", value=applications), use(applications=8)
         )
-    if iterations < min_iterations:
-        raise RheoscopeError(
-            Message("iterations must be at least {low}, got {value}", low=min_iterations, value=iterations),
-            use(iterations=20),
-        )
     return layer_indices
 
 
-def layer_map(trace: Trace, layer: int) -> Map:
-    """The map T of a layer, built from its heads and its MLP. Raises if it differs from the model's own layer."""
-    heads, mlp = trace.view.heads_of(layer), trace.view.mlps[layer]
-    W_O, b_O = heads.W_O.detach(), None if heads.b_O is None else heads.b_O.detach()  # a function of the cloud alone
-    is_parallel = trace.steps[trace.mid_steps[layer]] in trace.unread_steps
-
-    def T(x: Cloud) -> Cloud:
-        outputs = heads.apply_gate(reference_attention(heads.mechanism, *heads.qkv(x))[0][0].to(x.dtype), x)
-        attention_update = (outputs @ W_O).sum(0)
-        attention_update = attention_update if b_O is None else attention_update + b_O
-        middle = x + (attention_update if heads.output_norm is None else heads.output_norm.apply(attention_update))
-        return middle + mlp(x if is_parallel else middle)
-
-    end_indices = [*trace.input_steps[1:], len(trace.steps) - 1]
-    x, expected_points = trace.layer_input(layer), trace.points[end_indices[layer]]
-    error = float((T(x) - expected_points).detach().norm() / expected_points.norm())
-    if not error < (1e-3 if trace.view.dtype.itemsize >= 4 else 0.1):
-        raise RheoscopeError(
-            Message(
-                "layer {layer} is not of the form x + attention + MLP (relative error {error:.1g}): it uses post-norm, which "
-                "this analysis does not support",
-                layer=layer,
-                error=error,
-            ),
-            analyse("trajectory"),
-        )
-    return T
-
-
 def kernel(
-    T: Map,
+    T: LayerMap,
     x: Cloud,
     positions: Tensor,
     applications: int,
     iterations: int,
+    tolerance: float,
     generator: torch.Generator,
-    on_product: Callable[[], None] = lambda: None,
 ) -> dict[str, Tensor]:
     """All fields of one map at one cloud. The table `displacement_angles` serves the permutation null."""
     iterates = orbit(T, x, applications)
@@ -233,7 +196,7 @@ def kernel(
         [permutation_moments(displacement_angles(a[positions], (b - a)[positions])) for a, b in pairwise(iterates)], -1
     )
     values |= {f"rotation_angle{suffix}": values[f"repeated_rotation_angle{suffix}"][0] for suffix in ANGLE_SUFFIXES}
-    return values | (jacobian_values(T, x, iterations, generator, on_product) if iterations else {})
+    return values | (jacobian_values(T, x, iterations, tolerance, generator) if iterations else {})
 
 
 def orbit(T: Map, x: Cloud, applications: int) -> Float[Tensor, "applications1 n d"]:
@@ -348,11 +311,13 @@ FIELDS = {
         basis_dependent=True,
     ),
     "jacobian_radius": Field(
-        LAYER_DIMS, "largest |eigenvalue| of ∂T/∂X, by Arnoldi; below 1 the layer contracts locally"
+        LAYER_DIMS,
+        "largest |eigenvalue| of ∂T/∂X, without the directions that the norm preserves; below 1 the layer contracts locally",
     ),
     "jacobian_radius_error": Field(
         LAYER_DIMS,
-        "first-order error of jacobian_radius in either direction: the Arnoldi residual times the condition number",
+        "error of jacobian_radius: for a causal layer the bound of the tokens left out, else the Arnoldi residual times the "
+        "condition number",
         basis_dependent=True,
     ),
     "boundary": Field(
@@ -360,12 +325,17 @@ FIELDS = {
         "share of the squared Jacobian of the last token's output that belongs to other tokens, by random probes",
         basis_dependent=True,
     ),
+    "boundary_error": Field(
+        LAYER_DIMS,
+        "standard error of boundary over the random probes; 0 with as many probes as coordinates, which are exact",
+        basis_dependent=True,
+    ),
 }
 
 
 def _report_settings(results: Results) -> dict[str, Any]:
-    """The last layer only, since each layer costs a few forward passes. Fewer iterations make the radius too uncertain."""
-    return {"iterations": 14, "applications": 1, "layers": [results.view.layers - 1]}
+    """The last layer only, since each layer costs many passes."""
+    return {"tolerance": 0.05, "applications": 1, "layers": [results.view.layers - 1]}
 
 
 FIXED_POINT = Analysis(
@@ -379,6 +349,6 @@ FIXED_POINT = Analysis(
     long_text_controls=False,
     start_early=True,
     report=_report_settings,
-    long_text={"iterations": 4},
+    long_text={"iterations": 16, "tolerance": 0.1},
     fields=FIELDS | _control_fields(FIELDS),
 )

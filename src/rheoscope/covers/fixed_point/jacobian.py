@@ -1,4 +1,4 @@
-"""Norm, spectral radius and prompt dependence of the Jacobian of a layer, from matrix–vector products."""
+"""Norm and spectral radius of the Jacobian of a layer, each with its error, iterated to a tolerance."""
 
 import math
 from collections.abc import Callable
@@ -7,18 +7,27 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.covers.fixed_point.layer_map import Cloud, LayerMap, Map
+from rheoscope.covers.fixed_point.row_probes import probe_row
+from rheoscope.covers.fixed_point.token_blocks import MAX_BLOCK_WORK, ROUNDING, largest_block_radius
 from rheoscope.space.autograd_pullback import pullback_by_autograd
 
-Cloud = Float[Tensor, "n d"]
-Map = Callable[[Tensor], Tensor]
-ROUNDING = 1e-6
-"""Relative error of products with a Jacobian. Models compute norms and rotations in float32 whatever their dtype."""
+Estimate = tuple[Float[Tensor, ""], Float[Tensor, ""]]
+"""A number and its error."""
+FIRST_CHECK = 6
+CHECK_GROWTH = 1.25
+"""The error is computed after FIRST_CHECK steps, and then each time that the number of steps has grown by this factor."""
 
 
 def jacobian_values(
-    T: Map, x: Cloud, iterations: int, generator: torch.Generator, on_product: Callable[[], None]
+    T: LayerMap,
+    x: Cloud,
+    iterations: int,
+    tolerance: float,
+    generator: torch.Generator,
+    on_product: Callable[[], None] = lambda: None,
 ) -> dict[str, Tensor]:
-    """Norm, radius and prompt dependence, from matrix–vector products with the Jacobian."""
+    """Norm, radius and prompt dependence of ∂T/∂X, each with its error."""
     start = torch.randn(x.shape, generator=generator).to(x)
     jvp, vjp = jacobian_products(T, x)
 
@@ -26,12 +35,33 @@ def jacobian_values(
         on_product()
         return vjp(w)
 
-    values = {"boundary": prompt_dependence(counted_vjp, x, generator)}
+    dependence, dependence_error = probe_row(T, x, len(x) - 1, others_share, tolerance, None, generator)
+    values = {"boundary": dependence[0], "boundary_error": dependence_error[0]}
     values["jacobian_norm"], values["jacobian_norm_error"] = jacobian_norm(
-        jvp, counted_vjp, start, math.ceil(iterations / 2)
+        jvp, counted_vjp, start, iterations, tolerance
     )
-    values["jacobian_radius"], values["jacobian_radius_error"] = jacobian_radius(counted_vjp, start, iterations)
+    values["jacobian_radius"], values["jacobian_radius_error"] = layer_radius(
+        T, counted_vjp, x, start, iterations, tolerance
+    )
     return values
+
+
+def others_share(squares: Float[Tensor, "*b n"]) -> Float[Tensor, "*b 1"]:
+    """The share of all tokens but the last."""
+    return 1 - squares[..., -1:] / squares.sum(-1, keepdim=True)
+
+
+def layer_radius(T: LayerMap, vjp: Map, x: Cloud, start: Cloud, iterations: int, tolerance: float) -> Estimate:
+    """The largest |eigenvalue| of ∂T/∂X without the directions that the norm preserves, and its error.
+
+    A causal Jacobian is block triangular, so its eigenvalues are those of its diagonal blocks. They are computed exactly. If
+    that takes too long, or if the layer is bidirectional, Arnoldi iteration is used.
+    """
+    project = T.without_symmetries(x)
+    if T.own is not None and len(x) * x.shape[-1] ** 3 <= MAX_BLOCK_WORK:
+        return largest_block_radius(T.own, x, project, tolerance)
+    products = vjp if T.own is None else jacobian_products(T.own, x)[1]
+    return jacobian_radius(lambda w: project(products(project(w))), project(start), iterations, tolerance)
 
 
 def jacobian_products(T: Map, x: Cloud) -> tuple[Map, Map]:
@@ -47,46 +77,53 @@ def jacobian_products(T: Map, x: Cloud) -> tuple[Map, Map]:
     )
 
 
-def jacobian_norm(jvp: Map, vjp: Map, v: Cloud, iterations: int) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+def jacobian_norm(jvp: Map, vjp: Map, v: Cloud, iterations: int, tolerance: float = 0.0) -> Estimate:
     """The largest singular value of ∂T/∂X and its error, by Lanczos iteration on JᵀJ.
 
     It is a lower bound up to rounding. JᵀJ is symmetric, so one of its eigenvalues lies within the residual.
     """
-    square, residual = arnoldi(lambda v: vjp(jvp(v)), v, iterations)
+    square, residual = arnoldi(lambda v: vjp(jvp(v)), v, iterations, 2 * tolerance)
     return square.sqrt(), (square + residual).sqrt() - square.sqrt()
 
 
-def jacobian_radius(vjp: Map, v: Cloud, iterations: int) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+def jacobian_radius(vjp: Map, v: Cloud, iterations: int, tolerance: float = 0.0) -> Estimate:
     """The largest |eigenvalue| of ∂T/∂X and its error in either direction, since J need not be symmetric.
 
     Jᵀ has the same eigenvalues. A product with Jᵀ takes one backward pass, a product with J takes two.
     """
-    return arnoldi(vjp, v, iterations)
+    return arnoldi(vjp, v, iterations, tolerance)
 
 
-def arnoldi(A: Map, v: Cloud, iterations: int) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+def arnoldi(A: Map, v: Cloud, iterations: int, tolerance: float) -> Estimate:
     """The largest |eigenvalue| of a linear map on the span of v, Av, A²v, …, and its error.
 
     The error is the residual ‖Az − λz‖ of the unit eigenvector z times the condition number of λ, plus rounding. The
-    condition number is 1 if A is symmetric.
+    condition number is 1 if A is symmetric. The iteration ends when the error is at most `tolerance` times the eigenvalue,
+    after `iterations` steps at the latest.
     """
-    basis = torch.zeros(iterations + 1, v.numel(), dtype=torch.float64, device=v.device)
-    H = basis.new_zeros(iterations + 1, iterations)
-    basis[0] = (v / v.norm()).double().flatten()
-    for step in range(iterations):
-        w, current_basis = A(basis[step].view_as(v).to(v.dtype)).double().flatten(), basis[: step + 1]
+    basis = [(v / v.norm()).double().flatten()]
+    H, next_check = basis[0].new_zeros(1, 0), FIRST_CHECK
+    for step in range(min(iterations, v.numel())):
+        w, current_basis = A(basis[step].view_as(v).to(v.dtype)).double().flatten(), torch.stack(basis)
+        column = w.new_zeros(step + 2)
         for _ in range(2):  # a second pass keeps the basis orthogonal despite rounding
             coefficients = current_basis @ w
-            H[: step + 1, step] += coefficients
+            column[:-1] += coefficients
             w = w - coefficients @ current_basis
-        H[step + 1, step] = w.norm()
+        column[-1] = w.norm()
+        H = torch.cat([torch.nn.functional.pad(H, (0, 0, 0, 1)), column[:, None]], -1)
         if float(w.norm()) <= 1e-10 * float(H.norm()):
-            return _largest_eigenvalue(H[: step + 2, : step + 1])
-        basis[step + 1] = w / w.norm()
+            break
+        if tolerance and step + 1 >= next_check:
+            next_check = math.ceil(CHECK_GROWTH * next_check)
+            value, error = _largest_eigenvalue(H)
+            if float(error) <= tolerance * float(value):
+                return value, error
+        basis.append(w / w.norm())
     return _largest_eigenvalue(H)
 
 
-def _largest_eigenvalue(H: Float[Tensor, "k1 k"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+def _largest_eigenvalue(H: Float[Tensor, "k1 k"]) -> Estimate:
     """The largest |eigenvalue| of the Hessenberg matrix of Arnoldi, and its error."""
     eigenvalues, vectors = torch.linalg.eig(H[:-1])
     index = eigenvalues.abs().argmax()
@@ -94,14 +131,3 @@ def _largest_eigenvalue(H: Float[Tensor, "k1 k"]) -> tuple[Float[Tensor, ""], Fl
     condition = z.norm() * left_vector.norm()
     residual = H[-1, -1] * z[-1].abs() / z.norm()
     return eigenvalues[index].abs(), condition * (residual + ROUNDING * H.norm())
-
-
-def prompt_dependence(vjp: Map, x: Cloud, generator: torch.Generator, probes: int = 4) -> Float[Tensor, ""]:
-    """‖∂T_last/∂X_others‖² / ‖∂T_last/∂X‖², estimated with random probes at the output of the last token."""
-    own_square, total_square = x.new_zeros((), dtype=torch.float64), x.new_zeros((), dtype=torch.float64)
-    for _ in range(probes):
-        probe = torch.zeros_like(x)
-        probe[-1] = torch.randn(x.shape[-1], generator=generator).to(x)
-        gradient = vjp(probe).double()
-        own_square, total_square = own_square + gradient[-1].square().sum(), total_square + gradient.square().sum()
-    return 1 - own_square / total_square
