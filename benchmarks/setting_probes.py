@@ -13,10 +13,10 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, get_origin
 
 from timing import make_parser
 
@@ -30,7 +30,9 @@ from rheoscope.space.settings import Bounds, plain_type, rules
 
 TEXT = "The keys to the cabinet are on the table near the old door, and the key to the door is in the cabinet"
 VALUES = ("-1", "0", "nan", "inf", "1e9")
-EXPECTED = re.compile(r"must|takes|not a valid|there is no|has \d+|needs|at least|is typed|expected|choose|tokens? \d+|no token")
+EXPECTED = re.compile(
+    r"must|takes|not a valid|there is no|has \d+|needs|at least|is typed|expected|choose|tokens? \d+|no token"
+)
 """Every refusal states what is expected."""
 OK = ("answer", "refused")
 
@@ -51,7 +53,9 @@ class Probe:
 def numeric_settings(analysis: str) -> list[str]:
     """The settings that admit a number."""
     settings = analysis_by_name(analysis).settings
-    return [name for name, parameter in settings.items() if any(isinstance(r, Bounds) for r in rules(parameter.annotation))]
+    return [
+        name for name, parameter in settings.items() if any(isinstance(r, Bounds) for r in rules(parameter.annotation))
+    ]
 
 
 def shell_probe(analysis: str, setting: str, value: str) -> tuple[str, str]:
@@ -81,12 +85,11 @@ def python_probe(model: Any, analysis: str, setting: str, value: str) -> tuple[s
     """The outcome of a call from Python, with a list for a setting that takes several numbers."""
     spec = analysis_by_name(analysis)
     number = float(value) if value in ("nan", "inf", "1e9") else int(value)
-    is_sequence = not {int, float} & set(get_args(strip_none(plain_type(spec.settings[setting].annotation))[1]) or (
-        strip_none(plain_type(spec.settings[setting].annotation))[1],
-    ))
+    base_type = strip_none(plain_type(spec.settings[setting].annotation))[1]
+    is_list = get_origin(base_type) is Sequence
     subjects = {"view": model.view, "model": model, "trace": model.trace(TEXT), "text": TEXT, "texts": TEXT}
     try:
-        getattr(rs, analysis)(*(subjects[name] for name in spec.subjects), **{setting: [number] if is_sequence else number})
+        getattr(rs, analysis)(*(subjects[name] for name in spec.subjects), **{setting: [number] if is_list else number})
     except rs.RheoscopeError as error:
         return judge(1, "", str(error).splitlines())
     except Exception as error:
@@ -142,7 +145,9 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{name:20} {outcomes['answer']:7} {outcomes['refused']:8} {failed:7} {slowest[name]:11.1f}")
     total = sum(counts.values(), Counter())
     n_failed = sum(count for outcome, count in total.items() if outcome not in OK)
-    print(f"{total.total()} probes: {total['answer']} answers, {total['refused']} refused in one line, {n_failed} failed")
+    print(
+        f"{total.total()} probes: {total['answer']} answers, {total['refused']} refused in one line, {n_failed} failed"
+    )
     if n_failed:
         sys.exit(1)
 

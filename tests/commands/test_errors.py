@@ -77,7 +77,11 @@ def with_model_paths(arguments: list[str], models: Path) -> list[str]:
         (["analyse", "transport"], 1, "got no text; type "),
         (["analyse", "transport", "a text", "--file", "file.txt"], 1, "got a text and --file"),
         (["analyse", "transport", "a text", "--nope", "3"], 2, "No such option: --nope"),
-        (["analyse", "transport", "a text", "--draws", "many"], 2, "--draws takes a whole number, got 'many'; type --draws 1"),
+        (
+            ["analyse", "transport", "a text", "--draws", "many"],
+            2,
+            "--draws takes a whole number, got 'many'; type --draws 1",
+        ),
         (
             ["analyse", "transport", "a text", "--strides", "1,two"],
             1,

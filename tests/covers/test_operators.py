@@ -87,6 +87,15 @@ def vocabulary_copying(view: View, F: Tensor, raw: bool) -> Tensor:
     return values.real.sum() / values.abs().sum()
 
 
+def raw_copying(view: View, layer: int, head: int) -> Tensor:
+    """The copying score of the literature from W_E W_V W_O W_U, without gains."""
+    F = dense(view, layer, head, raw=True)[1]
+    if view.unembed is None:
+        values = torch.linalg.eigvals(F)
+        return values.real.sum() / values.abs().sum()
+    return vocabulary_copying(view, F, raw=True)
+
+
 def symmetry_sd(M: Tensor, width: int) -> Tensor:
     """The standard deviation of tr(MRMR)/‖M‖² over uniform rotations R, from the fourth moments of R."""
     S = M @ M.mT
@@ -120,6 +129,7 @@ def slow_fields(view: View, layer: int, head: int, raw: bool) -> dict[str, Tenso
         "stable_rank_F": s_F.square().sum() / s_F[0] ** 2,
         "positivity_F": positivity_F,
         "copying": positivity_F if view.unembed is None else vocabulary_copying(view, F, raw),
+        "copying_raw": raw_copying(view, layer, head),
         "alignment": (F * M.mT).sum() / (F.norm() * M.norm()),
         "symmetry_at_offset": torch.stack(offsets),
         "singular_values_M": s_M[: block.W_Q.shape[-1]],

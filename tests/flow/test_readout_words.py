@@ -2,9 +2,10 @@
 
 import pytest
 
-from rheoscope.flow.readout.words import N_LIKELIEST, blocks
+from rheoscope.flow.readout.words import N_LIKELIEST, QUESTION, blocks
 from rheoscope.picture.blocks import Table
 from rheoscope.picture.token_labels import display_token
+from tests.report import planted
 from tests.report.cases import flow_results, model
 
 
@@ -26,3 +27,18 @@ def test_table_has_a_row_for_the_embedding_and_every_layer() -> None:
     ]
     assert [entry.rpartition(" ")[0] for entry in last[4].text.split("  ")] == expected
     assert expected[0] == target
+
+
+@pytest.mark.parametrize(
+    ("token", "expected"),
+    [
+        (2, "Mean loss 3 nats per token over the first 2 positions (permuted next tokens 8.0"),
+        (90, "Mean loss 3 nats per token over 2 evenly spaced of 90 positions (permuted next tokens 8.0"),
+    ],
+)
+def test_the_loss_is_positive_and_names_its_positions(token: int, expected: str) -> None:
+    lens = planted.readout(-3.0).assign_attrs(token=token)
+    line = str(QUESTION.judge(planted.results({"readout": lens}), QUESTION).line)
+    assert expected in line, line
+    assert "logit 9)" in line
+    assert "5 of 6 above the mean logit" in line

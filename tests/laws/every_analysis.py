@@ -84,7 +84,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """Settings that differ from the defaults. Random controls depend on the gauge, and the texts are short."""
 ROTATED_SETTINGS = SETTINGS | {
-    name: SETTINGS[name] | {"iterations": 64, "tolerance": 0.0} for name in ("fixed_point", "boundary")
+    name: SETTINGS[name] | {"iterations": 64, "tolerance": 1e-5} for name in ("fixed_point", "boundary")
 }
 """Settings for rotated axes. A random start differs there, so the iterations equal the coordinates of two tokens."""
 TEXTS: dict[str, Callable[[], Any]] = {

@@ -111,10 +111,11 @@ def readout(mean: float, seed: int = 0) -> xr.Dataset:
         "rank": ("point", [900, 50, 3, 1, 1, 1, 1]),
         "probability": ("point", np.linspace(0, 0.4, POINTS)),
         "attribution": ("component", [1.0, 5.0]),
-        "logit": 6.0,
+        "logit": 9.0,
+        "logit_above_mean": 6.0,
     }
     coords = {"point": ["embed", *(f"L{layer}.resid_post" for layer in range(LAYERS))], "component": ["embed", "L3.H1"]}
-    return xr.Dataset(data, coords, {"target": 5})
+    return xr.Dataset(data, coords, {"target": 5, "token": 2})
 
 
 def operators(name: str, mean: float, seed: int = 0) -> xr.Dataset:

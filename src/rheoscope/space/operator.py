@@ -136,6 +136,9 @@ class Factored:
     def truncated_svd(self) -> tuple[Float[Tensor, "*h d r"], Float[Tensor, "*h r"], Float[Tensor, "*h r e"]]:
         """The SVD without rounding errors: U spans the input space of A, Vh its output space, with zeros beyond the rank.
 
+        Singular values below RANK_TOLERANCE (1e-6) of the largest count as 0. In float32, smaller true values cannot be told from
+        rounding, so a head whose spectrum falls that steeply has a lower rank here than in exact arithmetic.
+
         Factors of r columns may have a product of lower rank; the columns of QR and SVD beyond it are arbitrary.
 
         >>> A = Factored(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.eye(2))

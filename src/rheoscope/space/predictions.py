@@ -12,6 +12,11 @@ from rheoscope.space.view import View
 
 def next_token_logprobs(view: View, points: Float[Tensor, "*p d"]) -> Float[Tensor, "*p vocabulary"]:
     """Log probabilities of the next token, from points through the model's final norm and unembedding."""
+    return next_token_logits(view, points).log_softmax(-1)
+
+
+def next_token_logits(view: View, points: Float[Tensor, "*p d"]) -> Float[Tensor, "*p vocabulary"]:
+    """The model's own logits of the next token, with its bias and its cap."""
     if view.unembed is None or view.unembed_model_precision is None:
         raise RheoscopeError(
             Message(
@@ -24,4 +29,4 @@ def next_token_logprobs(view: View, points: Float[Tensor, "*p d"]) -> Float[Tens
     )[..., : view.unembed.shape[-1]]
     logits = logits if view.unembed_bias is None else logits + view.unembed_bias
     cap = view.logit_cap
-    return (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(-1)
+    return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -59,8 +59,8 @@ Count = Annotated[int, Bounds(1, 1_000_000)]
 """The number of things to analyse."""
 Angle = Annotated[float, Bounds(0.0, math.pi, advised=0.785)]
 """An angle in radians."""
-Tolerance = Annotated[float, Bounds(0.0, 1.0, advised=0.01)]
-"""The error at which an iteration or a sequence of random probes ends."""
+Tolerance = Annotated[float, Bounds(1e-5, 1.0, advised=0.01)]
+"""The error at which an iteration or a sequence of random probes ends. Models compute in float32, so less is rounding."""
 Fraction = Annotated[float, Bounds(0.0, 1.0)]
 """A fraction in [0, 1]."""
 SpaceName = Annotated[str, Choices(("raw", "normed", "sphere"))]
@@ -125,6 +125,10 @@ def has_unbounded_number(hint: Any) -> bool:
 
 def check_setting(name: str, hint: Any, value: Any) -> None:
     """Raise if a number lies outside its bounds, a count is not a whole number, or a name is not among its choices."""
+    if isinstance(value, Real) and not isinstance(value, bool) and _takes_only_lists(hint):
+        raise RheoscopeError(
+            Message("{name} takes a list of numbers, got {received}", name=name, received=value), use(**{name: [value]})
+        )
     for rule, base_type in _rules_with_types(hint):
         for part in _parts(value):
             if isinstance(rule, Bounds) and isinstance(part, Real) and not isinstance(part, bool):
@@ -140,6 +144,13 @@ def check_setting(name: str, hint: Any, value: Any) -> None:
                     ),
                     use(**{name: rule.names[0]}),
                 )
+
+
+def _takes_only_lists(hint: Any) -> bool:
+    """Whether a setting takes a sequence of numbers and no single number."""
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = {get_origin(plain_type(member)) or plain_type(member) for member in members} - {type(None)}
+    return kinds == {Sequence}
 
 
 def _parts(value: Any) -> Sequence[Any]:

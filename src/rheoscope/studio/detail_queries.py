@@ -17,6 +17,7 @@ from rheoscope.messages.message import Message
 from rheoscope.picture.token_labels import display_token
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import resolve_positions
+from rheoscope.space.operator import RANK_TOLERANCE
 from rheoscope.space.predictions import next_token_logprobs
 from rheoscope.space.trace import Trace
 from rheoscope.studio import wire
@@ -86,7 +87,7 @@ def spectrum_json(entry: "TextEntry", layer: int, head: int) -> dict[str, Any]:
     }
 
 
-def nonzero_values(values: Float[Tensor, " r"], tolerance: float = 1e-6) -> list[float]:
+def nonzero_values(values: Float[Tensor, " r"], tolerance: float = RANK_TOLERANCE) -> list[float]:
     """Singular values above the rounding error. The factors of an edited operator have more columns than its rank.
 
     >>> nonzero_values(torch.tensor([2.0, 1.0, 1e-9]))

@@ -10,7 +10,8 @@ DEFINITIONS = {
         "isometry up to scale)"
     ),
     "neighbours": Message(
-        "share of a token's nearest neighbours in E that are still its nearest neighbours in the image"
+        "share of a token's nearest neighbours in E that are still its nearest neighbours in the image; of equally near tokens "
+        "the earlier counts as nearer"
     ),
     "trustworthiness": Message(
         "1 minus the rank penalty of tokens that become neighbours in the image only (Venna and Kaski)"
@@ -67,10 +68,12 @@ FIELDS = (
             null="collapse_null",
         ),
         "collapse_null": Field(IMAGE_DIMS, "collapse of a random head of the same rank, 1 − r/d"),
-        "rank": Field(IMAGE_DIMS, "number of directions that the image reads"),
+        "rank": Field(
+            IMAGE_DIMS, "number of directions that the image reads: singular values above 1e-6 of the largest"
+        ),
         "principal_angles": Field(
             ("layer", "head", "angle"),
-            "principal angles between the subspaces that queries and keys read",
+            "principal angles between the subspaces that queries and keys read, spanned by singular vectors above 1e-6 of the largest",
             unit="radians",
         ),
         "mismatch": Field(

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from rheoscope.covers.fixed_point.jacobian import jacobian_values
 from rheoscope.covers.fixed_point.layer_map import Cloud, LayerMap, Map, layer_map
-from rheoscope.covers.layer_inputs import check_control, describe_model, included_positions, provenance
+from rheoscope.covers.layer_inputs import (
+    check_control,
+    describe_model,
+    included_positions,
+    provenance,
+    resolve_layer,
+)
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
@@ -135,7 +141,12 @@ def fixed_point(
         "token_text": ("token", token_texts),
         "application": range(1, applications + 1),
     }
-    settings: dict[str, Any] = {"applications": applications, "iterations": iterations, "tolerance": tolerance, "draws": draws}
+    settings: dict[str, Any] = {
+        "applications": applications,
+        "iterations": iterations,
+        "tolerance": tolerance,
+        "draws": draws,
+    }
     settings |= {"seed": seed, "space": "raw"} | ({} if control is None else {"control": describe_model(control)})
     return FIXED_POINT.label(values, coords, provenance(trace, keep_massive) | settings)
 
@@ -163,7 +174,7 @@ def permutation_null(
 
 def select_layers(view: View, layers: Sequence[int] | None, applications: int) -> list[int]:
     """The requested layers, by default all, after a check of the settings."""
-    layer_indices = list(range(view.layers)) if layers is None else list(layers)
+    layer_indices = list(range(view.layers)) if layers is None else [resolve_layer(view, layer) for layer in layers]
     if not layer_indices:
         raise RheoscopeError(Message("layers must name at least one layer, got none"), use(layers=[0]))
     if applications < 1:

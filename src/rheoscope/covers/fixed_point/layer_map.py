@@ -114,7 +114,9 @@ def own_token_attention(mechanism: Definition, q: Tensor, k: Tensor, v: Tensor) 
     queries, keys = mechanism.position.encode(q.to(dtype), i), mechanism.position.encode(k, j)
     scores = masked_scores(mechanism, queries, keys.detach(), i, j)
     own_score = masked_scores(mechanism, queries.detach(), keys, i, j).diagonal(dim1=-2, dim2=-1)
-    own_change = torch.where(own_score.isfinite(), own_score - own_score.detach(), 0)  # 0, with the derivative of the score
+    own_change = torch.where(
+        own_score.isfinite(), own_score - own_score.detach(), 0
+    )  # 0, with the derivative of the score
     weights, values = mechanism.normaliser(scores + torch.diag_embed(own_change)), mechanism.value(v)
     own_weight = weights.diagonal(dim1=-2, dim2=-1)[..., None]
     return weights @ values.detach() + own_weight * (values - values.detach())

@@ -52,8 +52,11 @@ def operators(
     rotated in the same way. tr(M'M') has mean ‖M‖²/d and a known variance. Copying, alignment and the positive share are symmetric
     around 0 (around ½), because −I is a rotation. d is the width, less 1 if the norm centres.
 
-    **Returns** (layer, head): `symmetry`, `positive_share`, `copying` and `alignment` with their nulls, `directionality`,
-    `stable_rank_M`, `stable_rank_F`, `positivity_F`. (layer, head, offset): `symmetry_at_offset`. (layer, head, rank):
+    `copying` includes the gain of the final norm and subtracts the mean over the vocabulary, because softmax cannot see it.
+    `copying_raw` is the score of the literature, from bare weights; it changes if a gain is moved into the weights.
+
+    **Returns** (layer, head): `symmetry`, `positive_share`, `copying` and `alignment` with their nulls, `copying_raw`,
+    `directionality`, `stable_rank_M`, `stable_rank_F`, `positivity_F`. (layer, head, offset): `symmetry_at_offset`. (layer, head, rank):
     `singular_values_M`, `singular_values_F`. (layer): `layer_symmetry`, `layer_directionality`. Over all heads: `mean_symmetry`,
     `mean_copying`, `mean_alignment`, `mean_positive_share`, each with `…_null_draws` (draw) of random heads for `p_values`.
 
@@ -67,9 +70,10 @@ def operators(
     >>> rs.operators(model.view).symmetry.dims
     ('layer', 'head')
     """
-    vocabulary_product = None if view.unembed is None else vocabulary_gram(view, raw)
+    raw_product = None if view.unembed is None else vocabulary_gram(view, raw=True)
+    vocabulary_product = raw_product if raw_product is None or raw else centred_gram(view, raw_product)
     rows = []
-    for row in map_on_cores(lambda heads: kernel(heads, vocabulary_product, raw), view.layer_heads):
+    for row in map_on_cores(lambda heads: kernel(heads, vocabulary_product, raw_product, raw), view.layer_heads):
         rows.append(row)
         if progress is not None:
             progress(len(rows), view.layers)
@@ -91,7 +95,12 @@ def result_attributes(view: View, raw: bool) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def kernel(heads: Heads, vocabulary_product: Float[Tensor, "d d"] | None, raw: bool) -> dict[str, Tensor]:
+def kernel(
+    heads: Heads,
+    vocabulary_product: Float[Tensor, "d d"] | None,
+    raw_product: Float[Tensor, "d d"] | None,
+    raw: bool,
+) -> dict[str, Tensor]:
     """All fields of one layer, every head at once, in float32 or better."""
     rotary_M = heads.M(raw)
     M, F = (
@@ -112,6 +121,7 @@ def kernel(heads: Heads, vocabulary_product: Float[Tensor, "d d"] | None, raw: b
         "stable_rank_F": F.stable_rank(),
         "positivity_F": positivity(F.eigenvalues()),
         "copying": copying_score(F, vocabulary_product),
+        "copying_raw": copying_score(F if raw else in_at_least_float32(heads.F(raw=True)), raw_product),
         "copying_null": torch.zeros_like(null_mean),
         "alignment": alignment(M, F),
         "alignment_null": torch.zeros_like(null_mean),
@@ -169,7 +179,14 @@ def vocabulary_gram(view: View, raw: bool = False) -> Float[Tensor, "d d"]:
     unembed, embed = at_least_float32(view.unembed), at_least_float32(view.embed)
     is_tied = unembed.data_ptr() == embed.data_ptr() and unembed.stride() == embed.T.stride()
     product = gram(embed) if is_tied else unembed @ embed
-    return product if raw else view.final_norm.fold(product - unembed.mean(-1, keepdim=True) * embed.sum(0))
+    return product if raw else centred_gram(view, product)
+
+
+def centred_gram(view: View, raw_product: Float[Tensor, "d d"]) -> Float[Tensor, "d d"]:
+    """D_f W_U C W_E from W_U W_E."""
+    assert view.unembed is not None
+    unembed, embed = at_least_float32(view.unembed), at_least_float32(view.embed)
+    return view.final_norm.fold(raw_product - unembed.mean(-1, keepdim=True) * embed.sum(0))
 
 
 def gram(E: Float[Tensor, "n d"], blocks: int = 4) -> Float[Tensor, "d d"]:
@@ -243,8 +260,14 @@ OPERATORS = Analysis(
         "positivity_F": Field(HEAD_DIMS, "Re Σλ/Σ|λ| of the OV circuit (F): 1 if it copies, −1 if it inverts"),
         "copying": Field(
             HEAD_DIMS,
-            "Re Σλ/Σ|λ| of W_E F W_U, the copying score of the circuits literature (of F if there is no unembedding)",
+            "Re Σλ/Σ|λ| of W_E F D_f W_U C, with the gains of the norms, and the mean over the vocabulary subtracted (of F if there "
+            "is no unembedding)",
             null="copying_null",
+        ),
+        "copying_raw": Field(
+            HEAD_DIMS,
+            "Re Σλ/Σ|λ| of W_E W_V W_O W_U, the copying score of the circuits literature: bare weights, no gains, nothing subtracted",
+            gauge_dependent=True,
         ),
         "copying_null": Field(
             HEAD_DIMS, "mean copying of random F with the same singular values, 0 because −F is as likely as F"

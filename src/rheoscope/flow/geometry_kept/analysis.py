@@ -49,11 +49,12 @@ def geometry_kept(
     **Question** Are tokens that were close to each other still close after this layer?
 
     **Formula** RSA is the Spearman correlation of the n(n−1)/2 pairwise distances of two clouds. `neighbours` is the share of a
-    token's nearest tokens that are still among its nearest, averaged over tokens. The reference is the embedding (`"embed"`) or the
-    cloud `stride` layers before (`"-1"`, `"-4"`).
+    token's nearest tokens that are still among its nearest, averaged over tokens. Of equally near tokens the earlier counts as nearer,
+    so repeated tokens at the embedding have neighbours by position. The reference is the embedding (`"embed"`) or the cloud `stride`
+    layers before (`"-1"`, `"-4"`).
 
-    Erasure is ⟨Δ_h, x_last − x_after⟩ / ‖Δ_h‖², with numerator and denominator summed over tokens. Δ_h is the head's update and
-    x_after the point after its attention.
+    Erasure is Σ ⟨Δ_h, x_last − x_after⟩ / Σ ‖Δ_h‖², the ratio of two sums over tokens, not the mean of ratios. Δ_h is the head's
+    update and x_after the point after its attention.
 
     **Returns** (point, reference): `rsa` and `neighbours` with their nulls; NaN if the reference lies before the embedding.
     (layer, head): `erasure`. (layer): `erasure_mlp`. With `max_pairs` also `rsa_error`, the standard error of the sampling.
@@ -307,7 +308,8 @@ GEOMETRY_KEPT = Analysis(
         ),
         "neighbours": Field(
             ("point", "reference"),
-            "share of the nearest tokens at the reference that are still among the nearest, mean over tokens",
+            "share of the nearest tokens at the reference that are still among the nearest, mean over tokens; of equally near "
+            "tokens the earlier counts as nearer",
             null="neighbours_null",
         ),
         "neighbours_null": Field((), "expected share for random neighbours, n_neighbours / (n − 1)"),

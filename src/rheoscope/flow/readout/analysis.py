@@ -13,7 +13,7 @@ from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import components, resolve_positions
-from rheoscope.space.predictions import next_token_logprobs
+from rheoscope.space.predictions import next_token_logits, next_token_logprobs
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.settings import Bounds, Draws, Seed, TokenId, TokenIndex, Top
 from rheoscope.space.step import Step
@@ -46,11 +46,13 @@ def readout(
     Direct logit attribution: logit − mean = Σ_c (c C) D_g (W_U[target] − mean W_U) · scale. The sum runs over all components c of
     the last point (`rheoscope.space.components`), including biases. The scale of the final norm is fixed.
 
-    To measure how well the text is predicted, up to 64 earlier tokens report log p of the token that comes next. The null
+    To measure how well the text is predicted, earlier tokens report log p of the token that comes next: all of them if they are at
+    most 64, else 64 at equal distances, which `earlier_token` lists. The null
     permutes the tokens between the first one and this one, so that every position predicts another token of the text.
 
     **Returns** (point): `probability`, `rank` (1 is best), `entropy`, and `kl` from the last step (nats). (point, k): `top_tokens`
-    (ids), `top_probabilities`. (component): `attribution` of `embed`, `L3.H1`, `L3.mlp`, `L3.bias`, …; `logit` is its sum.
+    (ids), `top_probabilities`. (component): `attribution` of `embed`, `L3.H1`, `L3.mlp`, `L3.bias`, …; `logit_above_mean` is its sum. `logit` is the
+    model's own.
     (earlier_token): `log_probability_next` with its null, and `predicted_log_probability`, the largest log probability, for
     comparison with the target's. (draw): `log_probability_next_null_draws`, means over these tokens. (end, token):
     `predicted_token` (ids) and `predicted_probability` at the end of every layer. A bidirectional model (an encoder) has no
@@ -59,8 +61,8 @@ def readout(
     **Settings** `target` is a token id. `top` is the number of listed tokens. `tokens_before` is the number of tokens before
     `token` whose predictions are listed.
 
-    **Laws** The last step predicts what the model predicts. `kl` is 0 there and never negative. The attribution sums to the
-    logit. Rotating E together with the model changes nothing.
+    **Laws** The last step predicts what the model predicts. `kl` is 0 there and never negative. The attribution sums to
+    `logit_above_mean`. Rotating E together with the model changes nothing.
 
     **Source** the logit lens (nostalgebraist, 2020). Early layers need not use the directions that the unembedding reads. A low
     probability there means that the prediction is not yet readable, not that the layer has no information.
@@ -71,7 +73,8 @@ def readout(
     (0.0, 1)
     """
     token = resolve_positions([token], len(trace))[0]
-    log_probs = next_token_logprobs(trace.view, trace.points[:, token])
+    logits = next_token_logits(trace.view, trace.points[:, token])
+    log_probs = logits.log_softmax(-1)
     target = int(log_probs[-1].argmax()) if target is None else target
     _check_settings(target, log_probs.shape[-1], tokens_before)
     contributions, earlier_positions = attribution(trace, token, target), sample_earlier_positions(token)
@@ -80,7 +83,7 @@ def readout(
         trace, end_points, shown_positions
     )
     values["attribution"] = torch.stack(list(contributions.values()))
-    values["logit"] = values["attribution"].sum()
+    values |= {"logit": logits[-1, target], "logit_above_mean": values["attribution"].sum()}
     values |= earlier_predictions(trace, token, earlier_positions, draws, seed)
     coords: dict[str, Any] = {
         "point": [str(step) for step in trace.steps],
@@ -316,6 +319,9 @@ READOUT = Analysis(
             ("component",),
             "contribution of the component to the target's logit minus the mean logit, with the scale of the final norm fixed",
         ),
-        "logit": Field((), "logit of the target minus the mean logit, before a cap; the sum of the attribution"),
+        "logit": Field((), "the model's own logit of the target at the last step, with its bias and its cap"),
+        "logit_above_mean": Field(
+            (), "logit of the target minus the mean logit of the vocabulary, before a cap; the sum of the attribution"
+        ),
     },
 )

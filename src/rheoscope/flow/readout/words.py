@@ -1,5 +1,7 @@
 """Text about the readout: where the prediction forms, and what each layer predicts."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from rheoscope.messages.message import Message
@@ -10,35 +12,57 @@ from rheoscope.space.questions import Question
 from rheoscope.space.results import Results
 from rheoscope.space.step import Step
 from rheoscope.space.words import ReportSection, Words
-from rheoscope.statistics.statement import from_draws
+from rheoscope.statistics.statement import Statement, from_draws
 from rheoscope.statistics.verdict import Verdict, null_text
+
+if TYPE_CHECKING:
+    import xarray
 
 N_LIKELIEST = 4
 
 
 def judge(results: Results, question: Question) -> Verdict:
     lens = results.datasets["readout"]
-    null_draws, n_permuted = lens.log_probability_next_null_draws.values, len(results.required_trace) - 1
-    statement = from_draws("", "readout", float(lens.log_probability_next.mean()), null_draws, n_permuted=n_permuted)
+    null_losses, n_permuted = -lens.log_probability_next_null_draws.values, len(results.required_trace) - 1
+    loss = -float(lens.log_probability_next.mean())
+    statement = from_draws("", "readout", loss, null_losses, n_permuted=n_permuted)
     is_top_rank = lens["rank"].values == 1
     first_step = 0 if is_top_rank.all() else len(is_top_rank) - int(np.argmin(is_top_rank[::-1]))
     target_text = display_token(results.token_strings([int(lens.attrs["target"])])[0])
     contributions = lens.attribution.values
     top_component = int(np.argmax(contributions))
-    logit, largest = float(lens.logit), float(contributions[top_component])
+    logit, largest = float(lens.logit_above_mean), float(contributions[top_component])
     line = Message(
-        "{token} is the top prediction from {step} on (p = {probability}). {component} contributes most: {contribution} of {logit}. "
-        "Mean log-probability of the text {value} nats per token (permuted next tokens {null}).",
+        "{token} is the top prediction from {step} on (p = {probability}, logit {own_logit}). {component} contributes most: "
+        "{contribution} of {logit} above the mean logit. {loss}",
         token=target_text,
         step=step_names([lens.point.values[min(first_step, len(is_top_rank) - 1)]])[0],
         probability=format_number(float(lens.probability[-1])),
         component=lens.component.values[top_component],
         contribution=format_number(largest),
         logit=format_number(logit),
-        value=format_number(statement.value),
-        null=null_text(statement),
+        own_logit=format_number(float(lens.logit)),
+        loss=_loss_sentence(lens, statement),
     )
-    return question.from_claims([question.claim(statement, statement.value > statement.null, 0.5)], line)
+    return question.from_claims([question.claim(statement, statement.value < statement.null, 0.5)], line)
+
+
+def _loss_sentence(lens: "xarray.Dataset", statement: Statement) -> Message:
+    """The mean loss of the text, and the positions over which it is a mean."""
+    numbers = {"value": format_number(statement.value), "null": null_text(statement)}
+    n_positions, n_earlier = lens.sizes["earlier_token"], int(lens.attrs["token"])
+    if n_positions < n_earlier:
+        return Message(
+            "Mean loss {value} nats per token over {n} evenly spaced of {total} positions (permuted next tokens {null}).",
+            n=n_positions,
+            total=n_earlier,
+            **numbers,
+        )
+    return Message(
+        "Mean loss {value} nats per token over the first {n} positions (permuted next tokens {null}).",
+        n=n_positions,
+        **numbers,
+    )
 
 
 QUESTION = Question(

@@ -78,7 +78,8 @@ def next_type_share(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " draw"]]:
     """The share of tokens whose partner is followed by a token of their type, and the same for permuted partners.
 
-    A partner at the end of the text has no next token and is left out.
+    A partner at the end of the text has no next token. Its token is left out of numerator and denominator, so that the share
+    can reach 1.
     """
     position_index = torch.tensor(positions)
     orders = torch.cat([torch.arange(len(positions))[None], random_permutations(len(positions), draws, seed)])
