@@ -10,7 +10,7 @@ import rheoscope as rs
 from rheoscope.covers.fixed_point.jacobian import jacobian_products, jacobian_radius
 from rheoscope.covers.fixed_point.layer_map import LayerMap, layer_map
 from rheoscope.covers.fixed_point.row_probes import jackknife_errors, probe_row
-from rheoscope.covers.fixed_point.token_blocks import largest_block_radius, radius_bounds, token_blocks
+from rheoscope.covers.fixed_point.token_blocks import largest_block_radius, token_blocks
 from tests.cases import double
 from tests.pretrained.cases import random
 
@@ -27,10 +27,10 @@ def dense_jacobian(T: Any, x: torch.Tensor) -> torch.Tensor:
 
 def dense_projection(T: LayerMap, x: torch.Tensor, token: int) -> torch.Tensor:
     """The dense matrix that removes a token's symmetry directions."""
-    kept = [torch.ones_like(x[token])] * T.preserves_constant + [x[token]] * T.preserves_scale
-    if not kept:
+    preserved = [torch.ones_like(x[token])] * T.preserves_constant + [x[token]] * T.preserves_scale
+    if not preserved:
         return torch.eye(x.shape[-1], dtype=F64)
-    D = torch.stack(kept, -1)
+    D = torch.stack(preserved, -1)
     return torch.eye(x.shape[-1], dtype=F64) - D @ torch.linalg.pinv(D)
 
 
@@ -94,18 +94,15 @@ def test_an_identity_layer_keeps_the_eigenvalue_1_of_the_other_directions() -> N
     assert (float(radius), float(error)) == pytest.approx((1, 0), abs=1e-5)
 
 
-def test_bounds_lie_above_every_radius_and_left_out_blocks_are_in_the_error() -> None:
+def test_blocks_that_are_left_out_are_covered_by_the_error() -> None:
     blocks = random(1, 12, 8, 8)
     radii = torch.linalg.eigvals(blocks).abs().amax(-1)
-    bounds = radius_bounds(blocks)
-    assert bool((bounds >= radii).all())
-    assert bool((bounds <= 1.05 * radii).all())
     x = torch.zeros(12, 8, dtype=F64)
 
     def own(x: torch.Tensor) -> torch.Tensor:
         return torch.einsum("...nd,ned->...ne", x, blocks)
 
-    for tolerance in (0.0, 0.5):
+    for tolerance in (0.0, 0.1, 0.5):
         radius, error = largest_block_radius(own, x, lambda v: v, tolerance)
         assert -1e-9 <= float(radii.max() - radius) <= float(error)
 

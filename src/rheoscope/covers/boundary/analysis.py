@@ -66,8 +66,8 @@ def boundary(
     that differ. `token` is a position in the first text. `after_boundary` is true for shared tokens after the boundary.
 
     **Laws** Equal boundaries give angle 0 and equal values. In a causal model, tokens before the boundary are
-    bit-identical. Norm and radius are those of the dense Jacobian between shared tokens, as in `fixed_point`. Exchanging two texts leaves the
-    angles between them unchanged.
+    bit-identical. Norm and radius are those of the dense Jacobian between shared tokens, as in `fixed_point`.
+    Exchanging two texts leaves the angles between them unchanged.
 
     **See also** `fixed_point` analyses one text in which all tokens are free.
 

@@ -10,8 +10,7 @@ DEFINITIONS = {
         "isometry up to scale)"
     ),
     "neighbours": Message(
-        "share of a token's nearest neighbours in E that are still its nearest neighbours in the image; of equally near tokens "
-        "the earlier counts as nearer"
+        "share of a token's nearest neighbours in E that are still nearest in the image (of equally near tokens, the earlier)"
     ),
     "trustworthiness": Message(
         "1 minus the rank penalty of tokens that become neighbours in the image only (Venna and Kaski)"

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rheoscope.covers.fixed_point.jacobian import jacobian_values
+from rheoscope.covers.fixed_point.jacobian import jacobian_values, prompt_dependence
 from rheoscope.covers.fixed_point.layer_map import Cloud, LayerMap, Map, layer_map
 from rheoscope.covers.layer_inputs import (
     check_control,
@@ -108,23 +108,12 @@ def fixed_point(
     positions = included_positions(trace, keep_massive)
     if control is not None:
         check_control(trace, control)
-    traces = [trace] if control is None else [trace, control]
-    rows: list[dict[str, Tensor]] = []
+    traces, rows = [trace] if control is None else [trace, control], []
     for current_trace in traces:
-        generator = torch.Generator().manual_seed(seed)
-        trace_positions = included_positions(current_trace, keep_massive)
+        settings = applications, iterations, tolerance, torch.Generator().manual_seed(seed)
+        current_positions = included_positions(current_trace, keep_massive)
         for layer in layer_indices:
-            rows.append(
-                kernel(
-                    layer_map(current_trace, layer),
-                    current_trace.layer_input(layer),
-                    trace_positions,
-                    applications,
-                    iterations,
-                    tolerance,
-                    generator,
-                )
-            )
+            rows.append(layer_values(current_trace, layer, current_positions, *settings))
             if progress is not None:
                 progress(len(rows), len(layer_indices) * len(traces))
     values = with_control(_stack_layers(rows[: len(layer_indices)]), _stack_layers(rows[len(layer_indices) :]))
@@ -141,14 +130,32 @@ def fixed_point(
         "token_text": ("token", token_texts),
         "application": range(1, applications + 1),
     }
-    settings: dict[str, Any] = {
-        "applications": applications,
-        "iterations": iterations,
-        "tolerance": tolerance,
-        "draws": draws,
-    }
-    settings |= {"seed": seed, "space": "raw"} | ({} if control is None else {"control": describe_model(control)})
-    return FIXED_POINT.label(values, coords, provenance(trace, keep_massive) | settings)
+    attributes = provenance(
+        trace,
+        keep_massive,
+        applications=applications,
+        iterations=iterations,
+        tolerance=tolerance,
+        draws=draws,
+        seed=seed,
+    )
+    attributes |= {"space": "raw"} | ({} if control is None else {"control": describe_model(control)})
+    return FIXED_POINT.label(values, coords, attributes)
+
+
+def layer_values(
+    trace: Trace,
+    layer: int,
+    positions: Tensor,
+    applications: int,
+    iterations: int,
+    tolerance: float,
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    """All fields of one layer of a text."""
+    T, x = layer_map(trace, layer), trace.layer_input(layer)
+    dependence = prompt_dependence(T, x, tolerance, generator) if iterations else {}
+    return kernel(T, x, positions, applications, iterations, tolerance, generator) | dependence
 
 
 def _stack_layers(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:

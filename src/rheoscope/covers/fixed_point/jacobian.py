@@ -1,7 +1,6 @@
 """Norm and spectral radius of the Jacobian of a layer, each with its error, iterated to a tolerance."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -25,25 +24,24 @@ def jacobian_values(
     iterations: int,
     tolerance: float,
     generator: torch.Generator,
-    on_product: Callable[[], None] = lambda: None,
 ) -> dict[str, Tensor]:
-    """Norm, radius and prompt dependence of ∂T/∂X, each with its error."""
+    """Norm and radius of ∂T/∂X, each with its error."""
     start = torch.randn(x.shape, generator=generator).to(x)
     jvp, vjp = jacobian_products(T, x)
+    norm, norm_error = jacobian_norm(jvp, vjp, start, iterations, tolerance)
+    radius, radius_error = layer_radius(T, vjp, x, start, iterations, tolerance)
+    return {
+        "jacobian_norm": norm,
+        "jacobian_norm_error": norm_error,
+        "jacobian_radius": radius,
+        "jacobian_radius_error": radius_error,
+    }
 
-    def counted_vjp(w: Tensor) -> Tensor:
-        on_product()
-        return vjp(w)
 
-    dependence, dependence_error = probe_row(T, x, len(x) - 1, others_share, tolerance, None, generator)
-    values = {"boundary": dependence[0], "boundary_error": dependence_error[0]}
-    values["jacobian_norm"], values["jacobian_norm_error"] = jacobian_norm(
-        jvp, counted_vjp, start, iterations, tolerance
-    )
-    values["jacobian_radius"], values["jacobian_radius_error"] = layer_radius(
-        T, counted_vjp, x, start, iterations, tolerance
-    )
-    return values
+def prompt_dependence(T: Map, x: Cloud, tolerance: float, generator: torch.Generator) -> dict[str, Tensor]:
+    """‖∂T_last/∂X_others‖² / ‖∂T_last/∂X‖² and its standard error, from random probes at the output of the last token."""
+    share, error = probe_row(T, x, len(x) - 1, others_share, tolerance, None, generator)
+    return {"boundary": share[0], "boundary_error": error[0]}
 
 
 def others_share(squares: Float[Tensor, "*b n"]) -> Float[Tensor, "*b 1"]:

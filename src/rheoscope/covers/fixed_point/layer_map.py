@@ -48,11 +48,11 @@ class LayerMap:
         Under LayerNorm the constant vector is an eigenvector of ∂T/∂X with eigenvalue 1. Under any norm before attention and MLP,
         the direction of the token has an eigenvalue close to 1. Neither says anything about the layer.
         """
-        kept = [torch.ones_like(x)] if self.preserves_constant else []
-        kept += [x] if self.preserves_scale else []
-        if not kept:
+        preserved = [torch.ones_like(x)] if self.preserves_constant else []
+        preserved += [x] if self.preserves_scale else []
+        if not preserved:
             return lambda v: v
-        basis = torch.linalg.qr(torch.stack(kept, -1).double()).Q  # n, d, directions
+        basis = torch.linalg.qr(torch.stack(preserved, -1).double()).Q  # n, d, directions
 
         def project(v: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
             directions = basis.to(v.dtype)

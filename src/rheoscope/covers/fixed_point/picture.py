@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 CAPTION = Message(
     "Each layer is a map of clouds. Its residual is 0 at a fixed point. Under repeated application, directions converge if the "
     "angle falls to 0. The norm of the Jacobian is the largest growth of a small change in one step. A spectral radius below 1 "
-    "means that the layer contracts locally. Prompt dependence is the share of the last token's Jacobian that belongs to other "
-    "tokens. Dashed lines: displacements permuted among the tokens. Dots: the same architecture untrained."
+    "means that the layer contracts locally. It leaves out the directions that the norm preserves. Prompt dependence is the share of "
+    "the last token's Jacobian that belongs to other tokens. Dashed lines: displacements permuted among the tokens. Dots: the same "
+    "architecture untrained."
 )
 CONTROL_NAMES = {
     "residual": Message("residual, untrained"),

@@ -6,15 +6,14 @@ from torch import Tensor
 
 from rheoscope.covers.fixed_point.layer_map import Cloud, Map
 from rheoscope.covers.fixed_point.row_probes import probe_pullback
-from rheoscope.space.cpu_cores import map_on_cores
 
 Blocks = Float[Tensor, "n d d"]
 ROUNDING = 1e-6
 """Relative error of products with a Jacobian. Models compute norms and rotations in float32 whatever their dtype."""
 MAX_BLOCK_WORK = 2e9
 """The largest (tokens · width³) for which the blocks are computed: 119 tokens of width 256. More takes over 10 s per layer."""
-SQUARINGS = 8
-"""The upper bound of a radius uses the power 2^SQUARINGS of its block."""
+FIRST_EIGENVALUES, MAX_SQUARINGS = 3, 8
+"""Eigenvalues are computed from the power 2³ of the blocks on, and bounds up to the power 2⁸."""
 
 
 def token_blocks(own: Map, x: Cloud, project: Map) -> Blocks:
@@ -33,30 +32,34 @@ def largest_block_radius(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """The largest |eigenvalue| over all blocks, and its error.
 
-    Eigenvalues are computed from the block with the largest upper bound downwards. Blocks whose bound exceeds the largest
-    |eigenvalue| so far by less than the tolerance are left out, and the error covers them.
+    ‖B^k‖^(1/k) is at least the radius of a block B and tends to it (Gelfand). The powers k = 2, 4, 8, … are squares of each other.
+    After each, the eigenvalues of the block with the largest bound are computed. Blocks whose bound exceeds the largest
+    |eigenvalue| so far by at most the tolerance are left out, and the error covers them.
     """
     blocks = token_blocks(own, x, project)
-    bounds = radius_bounds(blocks)
-    order = bounds.argsort(descending=True).tolist()
-    best, left_out = blocks.new_zeros(()), blocks.new_zeros(())
-    for index, token in enumerate(order):
-        if float(bounds[token]) <= (1 + tolerance) * float(best):
-            left_out = bounds[order[index:]].max()
+    powers, log_scales = blocks, blocks.new_zeros(len(blocks))
+    remaining, best, left_out = list(range(len(blocks))), blocks.new_zeros(()), blocks.new_zeros(())
+    for exponent in range(1, MAX_SQUARINGS + 1):
+        scales = powers.flatten(1).norm(dim=-1).clamp(min=1e-300)
+        powers = (powers / scales[:, None, None]) @ (powers / scales[:, None, None])
+        log_scales = 2 * (log_scales + scales.log())
+        bounds = ((log_scales + powers.flatten(1).norm(dim=-1).clamp(min=1e-300).log()) / 2**exponent).exp()
+        if exponent < FIRST_EIGENVALUES:
+            continue
+        top = int(bounds.argmax())
+        best = torch.maximum(best, block_radius(blocks[remaining[top]]))
+        is_open = bounds > (1 + tolerance) * best
+        left_out = torch.cat([left_out[None], bounds[~is_open]]).max()
+        is_open[top] = False
+        remaining = [token for token, is_token_open in zip(remaining, is_open.tolist(), strict=True) if is_token_open]
+        powers, log_scales = powers[is_open], log_scales[is_open]
+        if not remaining:
             break
-        best = torch.maximum(best, torch.linalg.eigvals(blocks[token].cpu()).abs().amax().to(best))
+    for token in remaining:  # bounds too close to tell apart
+        best = torch.maximum(best, block_radius(blocks[token]))
     return best, (left_out - best).clamp(min=0) + ROUNDING * best
 
 
-def radius_bounds(blocks: Blocks) -> Float[Tensor, " n"]:
-    """‖B^k‖^(1/k) with k = 2^SQUARINGS, which is at least the radius and tends to it (Gelfand)."""
-
-    def bound(block: Float[Tensor, "d d"]) -> Float[Tensor, ""]:
-        log_scale = block.new_zeros(())
-        for _ in range(SQUARINGS):
-            scale = block.norm().clamp(min=1e-300)
-            block = (block / scale) @ (block / scale)
-            log_scale = 2 * (log_scale + scale.log())
-        return ((log_scale + block.norm().clamp(min=1e-300).log()) / 2**SQUARINGS).exp()
-
-    return torch.stack(list(map_on_cores(bound, list(blocks))))
+def block_radius(block: Float[Tensor, "d d"]) -> Float[Tensor, ""]:
+    """The largest |eigenvalue| of one block."""
+    return torch.linalg.eigvals(block.cpu()).abs().amax().to(block)

@@ -22,7 +22,8 @@ def judge(results: Results, question: Question) -> Verdict:
     median_layer = int(np.argsort(radius)[len(radius) // 2])
     line = Message(
         "{n} of {n_layers} tested layers contract locally. Repeating L{layer} amplifies a small change up to {radius} ± {error} "
-        "times{control}. One pass rotates tokens by {turn} rad (permuted displacements {turn_null}).",
+        "times, apart from directions that its norm preserves{control}. "
+        "One pass rotates tokens by {turn} rad (permuted displacements {turn_null}).",
         n=int(is_contracting.sum()),
         n_layers=len(radius),
         layer=int(layers.layer[median_layer]),

@@ -17,8 +17,9 @@ def picture(dataset: "xarray.Dataset") -> Picture:
     caption = Message(
         "The share of every token in the last point of one token, by attention multiplied through the layers (rollout) and by the "
         "derivative. If attention were the flow of information, both would agree. Their Spearman correlation over the other visible tokens "
-        "is {correlation}. Uniform attention, which only knows the mask, has {null}.",
+        "is {correlation} (standard error of the random probes {error}). Uniform attention, which only knows the mask, has {null}.",
         correlation=format_value(float(dataset.correlation)),
+        error=format_value(float(dataset.correlation_error)),
         null=format_value(float(dataset.correlation_null)),
     )
     title = Message("Is attention a flow? Token {token}", token=token_labels(dataset)[int(dataset.attrs["token"])])
@@ -54,10 +55,11 @@ def scatter_panel(dataset: "xarray.Dataset") -> Panel:
             depth_colour(index, len(names)),
             "dots",
             Message(
-                "{token}: rollout {rollout}, derivative {derivative}",
+                "{token}: rollout {rollout}, derivative {derivative} ± {error}",
                 token=names[index],
                 rollout=format_value(float(x[index])),
                 derivative=format_value(float(y[index])),
+                error=format_value(float(dataset.jacobian_error[index])),
             ),
         )
         for index in np.flatnonzero((x > 0) & (y > 0)).tolist()

@@ -255,8 +255,8 @@ STACK = Analysis(
         ),
         "joint_rank_share": Field(
             HEADS_USED_DIMS,
-            "rank of the joint space that the first heads read, divided by the dimension of x̂; singular values below 1e-6 of the "
-            "largest count as 0",
+            "rank of the joint space that the first heads read, divided by the dimension of x̂ (singular values below 1e-6 of the "
+            "largest dropped)",
         ),
         "recovered_cka": Field(
             HEADS_USED_DIMS,

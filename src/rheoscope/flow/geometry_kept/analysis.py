@@ -308,8 +308,8 @@ GEOMETRY_KEPT = Analysis(
         ),
         "neighbours": Field(
             ("point", "reference"),
-            "share of the nearest tokens at the reference that are still among the nearest, mean over tokens; of equally near "
-            "tokens the earlier counts as nearer",
+            "share of the nearest tokens at the reference that are still among the nearest, mean over tokens (of equally near "
+            "tokens, the earlier)",
             null="neighbours_null",
         ),
         "neighbours_null": Field((), "expected share for random neighbours, n_neighbours / (n − 1)"),

@@ -51,12 +51,11 @@ def readout(
     permutes the tokens between the first one and this one, so that every position predicts another token of the text.
 
     **Returns** (point): `probability`, `rank` (1 is best), `entropy`, and `kl` from the last step (nats). (point, k): `top_tokens`
-    (ids), `top_probabilities`. (component): `attribution` of `embed`, `L3.H1`, `L3.mlp`, `L3.bias`, …; `logit_above_mean` is its sum. `logit` is the
-    model's own.
-    (earlier_token): `log_probability_next` with its null, and `predicted_log_probability`, the largest log probability, for
-    comparison with the target's. (draw): `log_probability_next_null_draws`, means over these tokens. (end, token):
-    `predicted_token` (ids) and `predicted_probability` at the end of every layer. A bidirectional model (an encoder) has no
-    `log_probability_next`.
+    (ids), `top_probabilities`. (component): `attribution` of `embed`, `L3.H1`, `L3.mlp`, `L3.bias`, …; `logit_above_mean` is
+    its sum. Scalar: `logit`, the model's own. (earlier_token): `log_probability_next` with its null, and
+    `predicted_log_probability`, the largest log probability, for comparison with the target's. (draw):
+    `log_probability_next_null_draws`, means over these tokens. (end, token): `predicted_token` (ids) and `predicted_probability` at
+    the end of every layer. A bidirectional model (an encoder) has no `log_probability_next`.
 
     **Settings** `target` is a token id. `top` is the number of listed tokens. `tokens_before` is the number of tokens before
     `token` whose predictions are listed.

@@ -288,8 +288,7 @@ END_TO_END_FIELDS: dict[str, Field] = {
     ),
     "next_type_share": Field(
         (),
-        "share of tokens whose partner is followed by a token of their own type, among tokens whose partner is not the last "
-        "token of the text",
+        "share of tokens whose partner is followed by a token of their own type; a partner at the end is left out",
         null="next_type_share_null",
         null_sd="next_type_share_null_sd",
     ),
