@@ -107,7 +107,7 @@ def test_a_toy_is_drawn_by_all_renderers_and_is_in_the_report(toy_analysis: str,
 
 
 def test_a_toy_is_in_the_gauge_tests(toy_analysis: str) -> None:
-    call = battery.calls()[toy_analysis]
+    call = battery.call_of(toy_analysis)
     battery.assert_unchanged(call, call(double("llama")), "llama", battery.gauges("llama"))
 
 

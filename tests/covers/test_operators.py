@@ -89,7 +89,7 @@ def vocabulary_copying(view: View, F: Tensor, raw: bool) -> Tensor:
 
 def raw_copying(view: View, layer: int, head: int) -> Tensor:
     """The copying score of the literature from W_E W_V W_O W_U, without gains."""
-    F = dense(view, layer, head, raw=True)[1]
+    F = dense_F(view, layer, head, raw=True)
     if view.unembed is None:
         values = torch.linalg.eigvals(F)
         return values.real.sum() / values.abs().sum()

@@ -150,7 +150,7 @@ def labelled(name: str, x: Tensor) -> Any:
 
 OTHER_FUNCTIONS: dict[str, Call] = {
     "over_texts": lambda model: rs.over_texts(
-        rs.agreement, [model.trace(text(seed)) for seed in range(3)], draws=0, min_keys=4, splits=4
+        rs.agreement, [model.trace(text(seed)) for seed in range(4)], draws=0, min_keys=4, splits=4
     ),
     "score_attribution of a score": lambda model: for_all_heads(
         lambda head: rs.score_attribution(model.trace(text()), layer=1, head=head, query=9, key=8)
