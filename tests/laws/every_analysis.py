@@ -31,6 +31,7 @@ from tests.laws.moves import (
     marked_fields,
     model_after,
     move_key_bias,
+    move_unembedding,
     permute_heads,
     rotate_axes,
 )
@@ -179,8 +180,11 @@ SLOW = {"relation_swap", "rollout", "fixed_point", "boundary", "reversed_attenti
 """Functions that run the model many times, or backwards. They are tested on few models."""
 NO_ANSWER = {("readout", "bert")}
 """A model without an unembedding has no readout."""
-SCORES_THEMSELVES = {"score_attribution of a score": [move_key_bias]}
-"""Scores depend on the key bias, unlike weights. tests/covers/test_score_attribution.py tests this."""
+SCORES_THEMSELVES = {"score_attribution of a score": [move_key_bias], "readout": [move_unembedding]}
+"""Scores depend on the key bias, unlike weights. tests/covers/test_score_attribution.py tests this.
+
+The model's own logit depends on a constant of the unembedding. The next test checks all other fields of the readout.
+"""
 
 SORTS = ["gpt2_by_depth", "llama", "qwen3", "gemma3", "neox", "own_biased"]
 ODD = ["bert", "own_encoder_buckets", "own_alibi"]
@@ -252,6 +256,13 @@ def test_no_gauge_changes_a_field(analysis: str, name: str) -> None:
     """Law 1. A field that is marked as dependent on the gauge has an invariant counterpart."""
     moves = [move for move in gauges(name) if move not in SCORES_THEMSELVES.get(analysis, [])]
     assert_unchanged(call_of(analysis), original_result(analysis, name), name, moves)
+
+
+@pytest.mark.parametrize("name", ALL_GAUGES)
+def test_only_the_logit_depends_on_a_constant_of_the_unembedding(name: str) -> None:
+    result, original = call_of("readout")(model_after(name, move_unembedding)), original_result("readout", name)
+    assert_same_fields(result, original, ignored={"logit"})
+    assert abs(float(result.logit - original.logit)) > 0.1
 
 
 @on_models(one_in_turn(TWO_GROUPINGS), lambda analysis: ["qwen3"])

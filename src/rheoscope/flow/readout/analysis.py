@@ -318,11 +318,7 @@ READOUT = Analysis(
             ("component",),
             "contribution of the component to the target's logit minus the mean logit, with the scale of the final norm fixed",
         ),
-        "logit": Field(
-            (),
-            "the model's own logit of the target at the last step, with its bias and its cap",
-            gauge_dependent=True,
-        ),
+        "logit": Field((), "the model's own logit of the target at the last step, with its bias and its cap"),
         "logit_above_mean": Field(
             (), "logit of the target minus the mean logit of the vocabulary, before a cap; the sum of the attribution"
         ),
