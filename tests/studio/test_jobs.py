@@ -10,7 +10,7 @@ import pytest
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio.jobs import BusyError, CancelledError, Job, JobQueue, MissingError
-from rheoscope.studio.server import Studio
+from rheoscope.studio.served_state import Studio
 from rheoscope.studio.session import Session, TextEntry
 from tests.studio.cases import post_text, running_studio
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rheoscope.attention.memory import explain_out_of_memory
 from rheoscope.catalogue import analysis_by_name
 from rheoscope.messages.advice import use
-from rheoscope.running.progress import listen
+from rheoscope.running.progress import current_listener, listen
 from rheoscope.space.model import Model
 from rheoscope.space.report_run import Settings, SettingsByKey
 from rheoscope.space.results import Results
@@ -185,10 +186,17 @@ ControlResults = tuple[tuple[Subject, Results], ...]
 
 @contextmanager
 def _background_thread() -> "Iterator[Callable[..., Future[Any]]]":
-    """A thread that runs submitted jobs in order. Jobs that have not started at the end are dropped."""
+    """A thread that runs submitted jobs in order. Jobs that have not started at the end are dropped.
+
+    A job has the progress listener of the thread that submitted it.
+    """
     executor, is_interrupted = ThreadPoolExecutor(1), False
+
+    def submit(work: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        return executor.submit(copy_context().run, work, *arguments)
+
     try:
-        yield executor.submit
+        yield submit
     except KeyboardInterrupt:
         is_interrupted = True  # the command ends at once, without waiting for the running analysis
         raise
@@ -248,15 +256,18 @@ def _add_controls(results: Results, future: "Future[ControlResults]") -> Results
 def run_analysis(
     subject: Subject, name: str, settings: Settings, draw_nulls: bool = True, progress: Progress | None = None
 ) -> "xarray.Dataset":
-    """Run one analysis on a subject. Without `draw_nulls` it samples no null."""
-    spec = analysis_by_name(name)
+    """Run one analysis on a subject. Without `draw_nulls` it samples no null.
+
+    Without `progress`, the progress listener of this thread is called.
+    """
+    spec, on_progress = analysis_by_name(name), progress or current_listener()
     arguments = {parameter: subject.argument(parameter) for parameter in spec.subjects}
     settings = settings if draw_nulls or "draws" not in spec.settings else settings | {"draws": 0}
     spec.check_settings(settings)
-    if progress is not None and spec.reports_progress:
-        settings = settings | {"progress": progress}
+    if on_progress is not None and spec.reports_progress:
+        settings = settings | {"progress": on_progress}
     with (
-        listen(None if spec.reports_progress else progress),
+        listen(None if spec.reports_progress else on_progress),
         explain_out_of_memory(name, use(device="cpu")),
     ):
         return spec.ask(**arguments | settings)

@@ -18,6 +18,11 @@ def tick(done: int, total: int) -> None:
         on_progress(done, total)
 
 
+def current_listener() -> OnProgress | None:
+    """The listener of this thread, if there is one."""
+    return _LISTENER.get()
+
+
 @contextmanager
 def listen(on_progress: OnProgress | None) -> Iterator[None]:
     """Inside, `on_progress` receives every tick of this thread.

@@ -1,20 +1,30 @@
-"""Background jobs: queued in lanes, with an event log, cancellation and a limit on the queue."""
+"""Background jobs: queued in lanes, with an event log, cancellation, expiry and a limit on the queue."""
 
 import asyncio
+import heapq
+import itertools
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
+from rheoscope.studio.job_turns import Turns
 
 Event = tuple[str, dict[str, Any]]
 """The name of an event and its data."""
-LANE_THREADS = {"loading": 1, "quick": 2, "analysis": 1, "questions": 1}
-"""Threads per lane. The lanes load models, serve quick requests, run requested analyses and answer the questions."""
+LANE_THREADS = {"loading": 1, "short": 1, "quick": 2}
+"""Threads of the lanes that load models and serve quick requests. `short` is for the cheapest of them."""
+TURN_LANES = ("analysis", "questions")
+"""Lanes whose jobs take turns: requested analyses, and the questions about each text."""
+MAX_SHORT_COST = 400
+"""Largest cost of a request in the lane `short`, in bytes of its text."""
+LEASE_SECONDS = 10.0
+"""Seconds after which a job with a lease ends if no client follows it or asks about it."""
 PROGRESS_INTERVAL = 0.2
 """Minimum seconds between two progress events of a job."""
 FINAL_EVENTS = ("done", "error", "cancelled")
@@ -74,19 +84,42 @@ class Job:
     """A unit of background work with its clients (`holders`), its events (`log`) and its `result`.
 
     Clients that request the same work share one Job, each under its own id. The Job is cancelled when the last one
-    releases it.
+    releases it. A Job with a lease also ends when no client follows it (`followed`) or asks about it (`renew`).
     """
 
-    def __init__(self, name: str) -> None:
-        self.name, self.log, self.result = name, EventLog(), Future[Any]()
+    def __init__(self, name: str, turns: Turns | None = None) -> None:
+        self.name, self.log, self.result, self._turns = name, EventLog(), Future[Any](), turns
         self.result.set_running_or_notify_cancel()  # a client that stops waiting cannot cancel it for the others
         self.holders: set[str] = set()
         self.is_abandoned = False  # its last holder has released it, so the next request starts a new job
+        self.has_expired = False  # its lease has ended, so the next client starts it again
+        self._n_followers, self._lease_end = 0, float("inf")
         self._stop_requested, self._has_started, self._lock = threading.Event(), False, threading.Lock()
 
     @property
     def is_over(self) -> bool:
         return self.result.done()
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stop_requested.is_set()
+
+    def renew(self) -> None:
+        """Start the lease of the job, or extend it."""
+        self._lease_end = time.monotonic() + LEASE_SECONDS
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """A client follows the job in this block. The lease does not end meanwhile."""
+        with self._lock:
+            self._n_followers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._n_followers -= 1
+                if self._lease_end < float("inf"):
+                    self.renew()
 
     def stop(self) -> None:
         """End the job at its next progress report, or at once if it has not started."""
@@ -95,20 +128,32 @@ class Job:
             was_waiting, self._has_started = not self._has_started, True
         if was_waiting:
             self._end_cancelled()
+        if self._turns is not None:
+            self._turns.wake()
 
     def raise_if_stopped(self) -> None:
-        if self._stop_requested.is_set():
+        if not self._n_followers and time.monotonic() > self._lease_end:
+            self.has_expired = True
+            self._stop_requested.set()
+        if self.is_stopped:
             raise StopWork
 
-    def progress_callback(self, name: str) -> Callable[[int, int], None]:
-        """A progress callback that publishes events under `name` and stops a cancelled job."""
+    def checkpoint(self, is_between_analyses: bool = False) -> None:
+        """Stop a cancelled job, and let other jobs compute. Running work calls this often."""
         self.raise_if_stopped()
+        if self._turns is not None:
+            self._turns.pause(self, is_between_analyses)
+            self.raise_if_stopped()
+
+    def progress_callback(self, name: str) -> Callable[[int, int], None]:
+        """A progress callback that publishes events under `name`, stops a cancelled job and takes turns."""
+        self.checkpoint(is_between_analyses=True)
         self.log.publish("progress", name=name, done=0, total=1)
         last_published = time.monotonic()
 
         def on_progress(done: int, total: int) -> None:
             nonlocal last_published
-            self.raise_if_stopped()
+            self.checkpoint()
             if done == total or time.monotonic() - last_published > PROGRESS_INTERVAL:
                 last_published = time.monotonic()
                 self.log.publish("progress", name=name, done=done, total=total)
@@ -116,7 +161,16 @@ class Job:
         return on_progress
 
     def run(self, work: "Callable[[Job], Any]") -> None:
-        """Run the work. It always ends with one final event and one result."""
+        """Run the work, after its first turn has come. It always ends with one final event and one result."""
+        if self._turns is not None:
+            self._turns.start(self)
+        try:
+            self._run(work)
+        finally:
+            if self._turns is not None:
+                self._turns.end(self)
+
+    def _run(self, work: "Callable[[Job], Any]") -> None:
         with self._lock:
             already_started, self._has_started = self._has_started, True
         if already_started:
@@ -144,33 +198,70 @@ class Job:
 
 
 class JobQueue:
-    """Jobs in lanes. Each lane accepts at most `max_jobs` unfinished jobs."""
+    """Jobs in lanes. Each lane accepts at most `max_jobs` unfinished jobs.
+
+    Quick requests run in order of their cost, and short ones have a thread of their own. Analyses take turns (`Turns`), and
+    pause while quick requests run.
+    """
 
     def __init__(self, max_jobs: int) -> None:
         self.max_jobs = max_jobs
         self._lock = threading.Lock()
+        n_threads_by_lane = LANE_THREADS | dict.fromkeys(TURN_LANES, max_jobs)
         self._pools = {
-            name: ThreadPoolExecutor(n_threads, f"studio-{name}") for name, n_threads in LANE_THREADS.items()
+            name: ThreadPoolExecutor(n_threads, f"studio-{name}") for name, n_threads in n_threads_by_lane.items()
         }
+        self._quick_is_idle = threading.Event()
+        self._quick_is_idle.set()
+        self._turns = {name: Turns(self._quick_is_idle) for name in TURN_LANES}
         self._jobs_by_holder: dict[str, Job] = {}
-        self._open_jobs: dict[str, set[Job]] = {name: set() for name in LANE_THREADS}
+        self._open_jobs: dict[str, set[Job]] = {name: set() for name in n_threads_by_lane}
+        self._waiting_quick: dict[str, list[tuple[float, int, Job, Callable[[Job], Any]]]] = {"short": [], "quick": []}
+        self._numbers = itertools.count()
 
-    def submit(self, lane: str, name: str, work: Callable[[Job], Any]) -> Job:
-        """Queue work in a lane."""
-        job = Job(name)
+    def submit(self, lane: str, name: str, work: Callable[[Job], Any], first_event: Event | None = None) -> Job:
+        """Queue work in a lane. The log starts with `first_event`."""
+        job = Job(name, self._turns.get(lane))
+        if first_event is not None:
+            job.log.publish(first_event[0], **first_event[1])
+        self._add_open(lane, job)
+        self._pools[lane].submit(job.run, work)
+        return job
+
+    def submit_quick(self, cost: float, work: Callable[[Job], Any]) -> Job:
+        """Queue a quick request. Among waiting requests, the one with the smallest cost runs first."""
+        job, lane = Job(Message("quick request")), "short" if cost <= MAX_SHORT_COST else "quick"
+        self._add_open(lane, job)
+        with self._lock:
+            heapq.heappush(self._waiting_quick[lane], (cost, next(self._numbers), job, work))
+        self._pools[lane].submit(self._run_cheapest, lane)
+        return job
+
+    def _run_cheapest(self, lane: str) -> None:
+        with self._lock:
+            _, _, job, work = heapq.heappop(self._waiting_quick[lane])
+        job.run(work)
+
+    def _add_open(self, lane: str, job: Job) -> None:
         with self._lock:
             if len(self._open_jobs[lane]) >= self.max_jobs:
                 raise BusyError(
                     Message("the server is busy: {count} jobs are waiting. Try again soon.", count=self.max_jobs)
                 )
             self._open_jobs[lane].add(job)
+            self._note_quick_work()
         job.result.add_done_callback(lambda _: self._remove_open(lane, job))
-        self._pools[lane].submit(job.run, work)
-        return job
 
     def _remove_open(self, lane: str, job: Job) -> None:
         with self._lock:
             self._open_jobs[lane].discard(job)
+            self._note_quick_work()
+
+    def _note_quick_work(self) -> None:
+        if self._open_jobs["short"] or self._open_jobs["quick"]:
+            self._quick_is_idle.clear()
+        else:
+            self._quick_is_idle.set()
 
     def add_holder(self, job: Job) -> str:
         """Register a client of a job and return its id. The oldest ids of finished jobs are dropped."""
@@ -209,6 +300,7 @@ class JobQueue:
 
     def close(self) -> None:
         """Stop all jobs at their next progress report and shut down the threads."""
+        self._quick_is_idle.set()
         with self._lock:
             jobs = set().union(*self._open_jobs.values())
         for job in jobs:

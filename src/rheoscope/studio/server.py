@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -22,78 +21,19 @@ from rheoscope.studio import descriptions, detail_queries, head_detail, particle
 from rheoscope.studio.content_ids import UNTRAINED_SUFFIX
 from rheoscope.studio.corpus import LiveCorpusRun
 from rheoscope.studio.csv_download import dataset_to_csv
-from rheoscope.studio.edits import Edit
 from rheoscope.studio.jobs import BusyError, CancelledError, EventLog, Job, MissingError
 from rheoscope.studio.request_bodies import Index, NewTraceBody, OpenModelBody, QueryKeyBody
 from rheoscope.studio.safety import AccessGuard, AccessRules, App
-from rheoscope.studio.session import NoResultError, Session, TextEntry
+from rheoscope.studio.served_state import Studio
+from rheoscope.studio.session import NoResultError, Session
 from rheoscope.studio.stored_example import StoredExample
 
 if TYPE_CHECKING:
     import xarray
 
-T = TypeVar("T")
 BINARY_TYPE, JSON_TYPE = "application/octet-stream", "application/json"
 KEEP_ALIVE_SECONDS = 15.0
 """Seconds without an event after which a stream sends a comment, so that proxies keep it open."""
-
-
-@dataclass(frozen=True, eq=False)
-class Studio:
-    """The session of the server, the stored example and the corpus run, if there are any."""
-
-    session: Session
-    stored_example: StoredExample | None
-    corpus_run: LiveCorpusRun | None
-
-    def stored_response(self, trace_id: str, path: str, extension: str) -> bytes | None:
-        """The stored response about the example. The id is a hash, so a computed response would be the same."""
-        return None if self.stored_example is None else self.stored_example.read_response(trace_id + path, extension)
-
-    def is_example(self, trace_id: str) -> bool:
-        return self.stored_example is not None and trace_id == self.stored_example.id
-
-    async def get_entry(self, trace_id: str) -> TextEntry:
-        """The text of an id. The example is traced when a request needs more than is stored."""
-        if self.stored_example is not None and self.is_example(trace_id) and self.session.cache.get(trace_id) is None:
-            await self.get_or_trace(self.stored_example.model_json["id"], self.stored_example.text, [])
-        return self.session.get_entry(trace_id)
-
-    async def get_or_trace(
-        self, model_id: str, text: str, edits: list[Edit], window_number: int | None = None
-    ) -> tuple[TextEntry, bool]:
-        """Trace a text, after its model is loaded."""
-        opened_model = self.session.get_model(model_id)
-        model = await asyncio.wrap_future(opened_model.job.result)
-        return await self.run_quick(lambda: self.session.get_or_trace(opened_model, model, text, edits, window_number))
-
-    async def run_quick(self, work: Callable[[], T]) -> T:
-        """Run short work in the lane for quick requests."""
-        job = self.session.queue.submit("quick", Message("quick request"), lambda job: work())
-        return await asyncio.wrap_future(job.result)
-
-    async def analysis_result(self, trace_id: str, name: str, request: Request) -> tuple[TextEntry, "xarray.Dataset"]:
-        """Wait for the result of an analysis. Its job ends when the last waiting client disconnects."""
-        entry = await self.get_entry(trace_id)
-        outcome = await asyncio.to_thread(self.session.result_or_job, entry, name, dict(request.query_params))
-        if not isinstance(outcome, Job):
-            return entry, outcome
-        holder_id, future = self.session.queue.add_holder(outcome), asyncio.wrap_future(outcome.result)
-        try:
-            while not (await asyncio.wait([future], timeout=0.5))[0]:
-                if await request.is_disconnected():
-                    raise CancelledError(Message("the client has disconnected"))
-            return entry, future.result()
-        finally:
-            future.cancel()  # so that asyncio does not log the exception of an abandoned job
-            self.session.queue.release(holder_id)
-
-    def model_list(self) -> list[dict[str, Any]]:
-        """The opened models. Until the example's model is loaded, its stored description is listed."""
-        by_id = {model_id: opened_model.json_dict for model_id, opened_model in list(self.session.models.items())}
-        if self.stored_example is not None and not by_id.get(self.stored_example.model_json["id"], {}).get("ready"):
-            by_id[self.stored_example.model_json["id"]] = self.stored_example.model_json
-        return list(by_id.values())
 
 
 def _get_studio(request: Request) -> Studio:
@@ -163,6 +103,13 @@ def install_error_handlers(app: FastAPI) -> None:
         return json_response({"error": problem}, 500)
 
 
+async def followed_events(job: Job) -> AsyncIterator[bytes]:
+    """The events of a job, which its client follows as long as the stream is open."""
+    with job.followed():
+        async for data in event_stream(job.log):
+            yield data
+
+
 async def event_stream(log: EventLog) -> AsyncIterator[bytes]:
     """The events of a job as server-sent events."""
     event_iterator = log.listen()
@@ -183,8 +130,8 @@ async def event_stream(log: EventLog) -> AsyncIterator[bytes]:
             next_event.cancel()
 
 
-def event_response(log: EventLog) -> Response:
-    return StreamingResponse(event_stream(log), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+def event_response(events: AsyncIterator[bytes]) -> Response:
+    return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
 
 # Models
@@ -224,12 +171,12 @@ def get_catalogue() -> Response:
 
 
 @router.post("/traces")
-async def create_trace(studio: StudioState, body: NewTraceBody) -> Response:
+async def create_trace(studio: StudioState, body: NewTraceBody, request: Request) -> Response:
     requested_model = body.model or studio.session.first_model
     model_id = requested_model.removesuffix(UNTRAINED_SUFFIX) + UNTRAINED_SUFFIX * (
         body.untrained or requested_model.endswith(UNTRAINED_SUFFIX)
     )
-    entry, cached = await studio.get_or_trace(model_id, body.text, body.edits, body.window)
+    entry, cached = await studio.get_or_trace(model_id, body.text, body.edits, body.window, request)
     questions = [] if studio.is_example(entry.id) else body.questions  # the answers of the example are stored
     return json_response({"id": entry.id, "job": studio.session.start_questions(entry, questions)[1], "cached": cached})
 
@@ -247,9 +194,10 @@ async def get_trace_header(studio: StudioState, trace: str) -> Response:
 @router.get("/traces/{trace}/events")
 async def stream_trace_events(studio: StudioState, trace: str) -> Response:
     if studio.stored_example is not None and studio.is_example(trace):
-        return event_response(studio.stored_example.replay_log())
+        return event_response(event_stream(studio.stored_example.replay_log()))
     entry = await studio.get_entry(trace)
-    return event_response((entry.job or studio.session.start_questions(entry)[0]).log)
+    job = studio.session.start_questions(entry)[0] if entry.job is None or entry.job.has_expired else entry.job
+    return event_response(followed_events(job))
 
 
 @router.get("/traces/{trace}/verdicts")
@@ -267,7 +215,7 @@ async def get_points(studio: StudioState, trace: str, axes: str = "all", space: 
         return binary_response(stored_body)
     entry = await studio.get_entry(trace)
     return binary_response(
-        await studio.run_quick(lambda: detail_queries.pack_cloud(studio.session, entry, axes, space))
+        await studio.run_quick(entry, lambda: detail_queries.pack_cloud(studio.session, entry, axes, space))
     )
 
 
@@ -304,7 +252,7 @@ async def get_analysis(studio: StudioState, trace: str, name: str, request: Requ
         if request.query_params:
             raise
         return binary_response(wire.pack_envelope({"name": name, "reason": error.on("python")}, {}))
-    return binary_response(await studio.run_quick(lambda: studio.session.pack_result(entry, dataset)))
+    return binary_response(await studio.run_quick(entry, lambda: studio.session.pack_result(entry, dataset)))
 
 
 @router.post("/traces/{trace}/analyses/{name}")
@@ -323,7 +271,9 @@ async def get_head_map(studio: StudioState, trace: str, layer: Index, head: Inde
     if stored_body is not None:
         return binary_response(stored_body)
     entry = await studio.get_entry(trace)
-    return binary_response(await studio.run_quick(lambda: detail_queries.pack_head_map(entry, layer, head, kind)))
+    return binary_response(
+        await studio.run_quick(entry, lambda: detail_queries.pack_head_map(entry, layer, head, kind))
+    )
 
 
 @router.get("/traces/{trace}/spectrum/{layer}/{head}")
@@ -332,7 +282,7 @@ async def get_spectrum(studio: StudioState, trace: str, layer: Index, head: Inde
     if stored_body is not None:
         return Response(stored_body, media_type=JSON_TYPE)
     entry = await studio.get_entry(trace)
-    return json_response(await studio.run_quick(lambda: detail_queries.spectrum_json(entry, layer, head)))
+    return json_response(await studio.run_quick(entry, lambda: detail_queries.spectrum_json(entry, layer, head)))
 
 
 @router.get("/traces/{trace}/moves/{layer}/{head}")
@@ -346,7 +296,9 @@ async def get_displacements(
         return binary_response(stored_body)
     entry = await studio.get_entry(trace)
     return binary_response(
-        await studio.run_quick(lambda: head_detail.pack_displacements(studio.session, entry, layer, head, axes, space))
+        await studio.run_quick(
+            entry, lambda: head_detail.pack_displacements(studio.session, entry, layer, head, axes, space)
+        )
     )
 
 
@@ -356,7 +308,7 @@ async def get_images(studio: StudioState, trace: str, layer: Index, head: Index)
     if stored_body is not None:
         return binary_response(stored_body)
     entry = await studio.get_entry(trace)
-    return binary_response(await studio.run_quick(lambda: head_detail.pack_images(entry, layer, head)))
+    return binary_response(await studio.run_quick(entry, lambda: head_detail.pack_images(entry, layer, head)))
 
 
 @router.post("/traces/{trace}/attribution")
@@ -364,7 +316,7 @@ async def get_attribution(studio: StudioState, trace: str, body: QueryKeyBody) -
     entry = await studio.get_entry(trace)
     return json_response(
         await studio.run_quick(
-            lambda: detail_queries.score_components_json(entry, body.layer, body.head, body.query, body.key)
+            entry, lambda: detail_queries.score_components_json(entry, body.layer, body.head, body.query, body.key)
         )
     )
 
@@ -375,7 +327,7 @@ async def get_lens(studio: StudioState, trace: str) -> Response:
     if stored_body is not None:
         return binary_response(stored_body)
     entry = await studio.get_entry(trace)
-    return binary_response(await studio.run_quick(lambda: detail_queries.pack_lens(entry)))
+    return binary_response(await studio.run_quick(entry, lambda: detail_queries.pack_lens(entry)))
 
 
 @router.get("/traces/{trace}/token/{position}")
@@ -384,12 +336,12 @@ async def get_token(studio: StudioState, trace: str, position: Index) -> Respons
     if stored_body is not None:
         return Response(stored_body, media_type=JSON_TYPE)
     entry = await studio.get_entry(trace)
-    return json_response(await studio.run_quick(lambda: detail_queries.token_json(entry, position)))
+    return json_response(await studio.run_quick(entry, lambda: detail_queries.token_json(entry, position)))
 
 
 @router.post("/dynamics")
 async def run_dynamics(studio: StudioState, body: particle_simulation.ParticleSettings) -> Response:
-    return binary_response(await studio.run_quick(lambda: particle_simulation.simulate_particles(body)))
+    return binary_response(await studio.run_quick(None, lambda: particle_simulation.simulate_particles(body)))
 
 
 # A corpus
@@ -403,13 +355,13 @@ def require_corpus_run(studio: Studio) -> LiveCorpusRun:
 
 @router.get("/corpus")
 async def get_corpus(studio: StudioState) -> Response:
-    return json_response(await studio.run_quick(require_corpus_run(studio).to_json))
+    return json_response(await studio.run_quick(None, require_corpus_run(studio).to_json))
 
 
 @router.get("/corpus/{analysis}/{field}")
 async def get_corpus_field(studio: StudioState, analysis: str, field: str) -> Response:
     corpus_run = require_corpus_run(studio)
-    return binary_response(await studio.run_quick(lambda: corpus_run.pack_field(analysis, field)))
+    return binary_response(await studio.run_quick(None, lambda: corpus_run.pack_field(analysis, field)))
 
 
 @router.get("/corpus/{analysis}/{field}/{layer}/{head}")
@@ -419,7 +371,7 @@ async def get_corpus_head(
     corpus_run = require_corpus_run(studio)
     reader_model = studio.session.get_model(studio.session.first_model).model  # its tokenizer splits the examples
     return json_response(
-        await studio.run_quick(lambda: corpus_run.head_json(analysis, field, layer, head, piece, reader_model))
+        await studio.run_quick(None, lambda: corpus_run.head_json(analysis, field, layer, head, piece, reader_model))
     )
 
 
@@ -436,7 +388,7 @@ def get_job(studio: StudioState, job: str) -> Response:
 
 @router.get("/jobs/{job}/events")
 async def stream_job_events(studio: StudioState, job: str) -> Response:
-    return event_response(studio.session.queue.get_job(job).log)
+    return event_response(followed_events(studio.session.queue.get_job(job)))
 
 
 @router.delete("/jobs/{job}")

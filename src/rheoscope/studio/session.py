@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from rheoscope.catalogue import analysis_by_name
@@ -23,6 +23,7 @@ from rheoscope.report.progress_bars import control_factories
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.report.report_settings import report_request
 from rheoscope.report.verdicts import QUESTIONS
+from rheoscope.running.progress import listen
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Text
@@ -102,8 +103,9 @@ class TextEntry:
     requested_questions: frozenset[str] = frozenset()
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
+    @cached_property
     def header(self) -> dict[str, Any]:
+        """The description of the text for the page. It is computed when the text is traced."""
         trace_header = descriptions.trace_json(
             self.id, self.opened_model.id, self.model.token_strings, self.trace, self.text, self.edits
         )
@@ -193,6 +195,8 @@ class Session:
             raise MissingError(
                 Message("there is no text {trace!r}, or it has expired; send the text again", trace=trace_id[:40])
             )
+        if entry.job is not None:
+            entry.job.renew()
         return entry
 
     def lending_text(self, trace_id: str) -> tuple[RunnableModel, Trace]:
@@ -231,6 +235,7 @@ class Session:
         trace = edited_model.trace(model_input)
         results = empty_results(Subject(edited_model, model_input, trace), draw_nulls=True)
         entry = TextEntry(trace_id, opened_model, model, edited_model, text, window, tuple(edits), trace, results)
+        assert entry.header  # computed here, so that no later request waits for it
         self.cache.put(trace_id, entry, entry.n_bytes)
         return entry, False
 
@@ -255,14 +260,16 @@ class Session:
             holder_id = (
                 None if job is None or not requested <= entry.requested_questions else self.queue.add_holder(job)
             )
-            if job is None or holder_id is None or _is_lost(job):
+            if job is None or holder_id is None or is_lost(job):
                 entry.requested_questions |= requested
                 work = partial(
                     self._run_questions,
                     entry,
                     None if entry.requested_questions >= ALL_QUESTIONS else entry.requested_questions,
                 )
-                job = entry.job = self.queue.submit("questions", Message("answering questions"), work)
+                name, first_event = Message("answering questions"), ("head", entry.header)
+                job = entry.job = self.queue.submit("questions", name, work, first_event)
+                job.renew()
                 holder_id = self.queue.add_holder(job)
             return job, holder_id
 
@@ -271,7 +278,7 @@ class Session:
         published: set[str] = set()
 
         def on_result(results: Results) -> None:
-            job.raise_if_stopped()
+            job.checkpoint(is_between_analyses=True)
             entry.results = results
             for key in [*results.datasets, *results.skipped]:
                 if key not in published:
@@ -282,17 +289,10 @@ class Session:
                     published.add(question.name)
                     job.log.publish("verdict", **descriptions.verdict_json(question, results))
 
-        job.log.publish("head", **entry.header)
         requests, controls = self.requests(entry, question_names), self._control_factories(entry, job)
-        results = run_analyses(
-            entry.subject,
-            requests,
-            True,
-            controls,
-            on_result,
-            job.progress_callback,
-            partial(self._cached_result, entry),
-        )
+        with listen(lambda done, total: job.checkpoint()):  # for the analyses of the second thread
+            runner = partial(self._cached_result, entry)
+            results = run_analyses(entry.subject, requests, True, controls, on_result, job.progress_callback, runner)
         for question in questions:
             if question.name not in published:
                 job.log.publish("verdict", **descriptions.verdict_json(question, results))
@@ -399,9 +399,11 @@ def _run_edited_analysis(
     return run_analysis(subject, name, settings, draw_nulls, progress).assign_attrs(edited=note)
 
 
-def _is_lost(job: Job) -> bool:
+def is_lost(job: Job) -> bool:
     """Whether a job will not produce a result: it was abandoned, or it failed."""
-    return (job.is_abandoned and not job.is_over) or (job.is_over and job.result.exception() is not None)
+    return ((job.is_abandoned or job.has_expired) and not job.is_over) or (
+        job.is_over and job.result.exception() is not None
+    )
 
 
 def _publish_outcome(job: Job, key: str, results: Results) -> None:
