@@ -1,14 +1,17 @@
 """Access control: hosts, origins, body sizes, concurrent requests, the token, and the allowed models."""
 
+import ipaddress
 import json
 from pathlib import Path
 
 import pytest
+from starlette.staticfiles import StaticFiles
 from starlette.testclient import TestClient
 
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio.model_sources import ModelSources, cached_hub_names
 from rheoscope.studio.safety import AccessGuard, AccessRules, is_loopback
+from rheoscope.studio.startup import page_address, reachable_host
 from tests.studio.cases import error_line
 
 
@@ -30,7 +33,20 @@ def test_requests_from_this_machine_are_answered(base: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil", "", "192.168.0.7", "127.0.0.1@evil"]
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil",
+        "",
+        "192.168.0.7",
+        "127.0.0.1@evil",
+        "evil.com@127.0.0.1",
+        "127.0.0.1/evil",
+        "127.0.0.1:1:2",
+        "[::1",
+        "127.0.0.1 evil",
+    ],
 )
 def test_an_unknown_host_is_refused(host: str) -> None:
     assert "this server is not" in error_line(make_client().get("/api/state", headers={"host": host}), 403)
@@ -42,6 +58,8 @@ def test_an_unknown_host_is_refused(host: str) -> None:
         {"origin": "http://evil.example"},
         {"origin": "null"},
         {"origin": "http://127.0.0.1:9999"},
+        {"origin": "http://evil@127.0.0.1:8642"},
+        {"origin": "http://["},
         {"sec-fetch-site": "cross-site"},
     ],
 )
@@ -64,6 +82,32 @@ def test_a_large_body_is_refused_with_and_without_chunks() -> None:
 
 def test_too_many_requests_at_once_are_refused() -> None:
     error_line(make_client(AccessRules(max_requests=0)).get("/api/state"), 429)
+
+
+@pytest.mark.parametrize("path", ["/%00", "/api/traces/%00", "/api/traces/a%0d%0a", "/assets/%1b.js"])
+def test_a_path_with_control_characters_is_refused(path: str, tmp_path: Path) -> None:
+    """Also before the page and the stored example look for a file of this name."""
+    app = StaticFiles(directory=tmp_path, html=True)
+    client = TestClient(AccessGuard(app, AccessRules()), base_url="http://127.0.0.1", raise_server_exceptions=False)
+    assert "control characters" in error_line(client.get(path), 400)
+
+
+def test_one_client_leaves_room_for_others() -> None:
+    guard = AccessGuard(echo_app, AccessRules(max_client_requests=3, max_requests=5))
+    guard.n_running["1.1.1.1"] = 3
+    one, other = (TestClient(guard, "http://127.0.0.1", client=(address, 1)) for address in ("1.1.1.1", "2.2.2.2"))
+    error_line(one.get("/api/state"), 429)
+    assert other.get("/api/state").status_code == 200
+    guard.n_running["3.3.3.3"] = 2
+    error_line(other.get("/api/state"), 429)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_the_printed_address_can_be_opened(host: str) -> None:
+    address = page_address(reachable_host(host), 8642, "secret")
+    client = make_client(AccessRules(host, "secret"), address.split("?")[0])
+    assert client.get(address).status_code == 200
+    assert not ipaddress.ip_address(reachable_host(host)).is_unspecified
 
 
 def test_every_response_has_security_headers() -> None:

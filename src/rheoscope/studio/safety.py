@@ -2,6 +2,8 @@
 
 import hmac
 import ipaddress
+import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
@@ -31,6 +33,8 @@ SECURITY_HEADERS = {
 }
 COOKIE_NAME = "rheoscope"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+HOST_PATTERN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
+"""A Host header: a name, or an IPv6 address in brackets, and a port."""
 
 
 def is_loopback(host: str) -> bool:
@@ -52,8 +56,10 @@ class AccessRules:
     host: str = "127.0.0.1"
     token: str | None = None
     max_body_bytes: int = 256_000
-    max_requests: int = 256
+    max_requests: int = 512
     """Maximum number of concurrent requests, event streams included."""
+    max_client_requests: int = 256
+    """Maximum number of concurrent requests from one address."""
 
 
 @dataclass(eq=False)
@@ -62,7 +68,8 @@ class AccessGuard:
 
     app: App
     rules: AccessRules
-    n_running: int = field(default=0, init=False)
+    n_running: Counter[str] = field(default_factory=Counter, init=False)
+    """Client address → number of its running requests."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,22 +81,26 @@ class AccessGuard:
         if refusal is not None:
             await _send_error(send_with_headers, *refusal)
             return
-        self.n_running += 1
+        client_address = _client_address(scope)
+        self.n_running[client_address] += 1
         try:
             await self._call_with_body_limit(scope, receive, send_with_headers)
         finally:
-            self.n_running -= 1
+            self.n_running[client_address] -= 1
+            self.n_running += Counter()  # drops addresses without requests
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, Message] | None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_known_host(host):
             return 403, Message("this server is not {host!r}; open it as http://127.0.0.1", host=host[:80])
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and not _is_origin_of(origin, host):
             return 403, Message("pages of {origin!r} may not use this server; open its own page", origin=origin[:80])
         if headers.get("sec-fetch-site") == "cross-site" and scope["path"].startswith("/api"):
             return 403, Message("pages of other sites may not use this server; open its own page")
         if self.rules.token is not None and not self._has_token(scope, headers):
             return 401, Message("this server needs its token; open the address that it printed at the start")
+        if re.search(r"[\x00-\x1f\x7f]", scope["path"]):
+            return 400, Message("the path must not contain control characters, got {path!r}", path=scope["path"][:80])
         content_length = headers.get("content-length", "0")
         if not content_length.isdecimal() or int(content_length) > self.rules.max_body_bytes:
             return 413, Message(
@@ -97,15 +108,17 @@ class AccessGuard:
                 limit=self.rules.max_body_bytes,
                 received=content_length[:20],
             )
-        if self.n_running >= self.rules.max_requests:
-            return 429, Message(
-                "the server is busy: {count} requests are open. Try again soon.", count=self.rules.max_requests
-            )
+        n_client_requests, n_requests = self.n_running[_client_address(scope)], self.n_running.total()
+        if n_client_requests >= self.rules.max_client_requests or n_requests >= self.rules.max_requests:
+            return 429, Message("the server is busy: {count} requests are open. Try again soon.", count=n_requests)
         return None
 
     def _is_known_host(self, host: str) -> bool:
         """Whether a Host header names this server. This defeats DNS rebinding."""
-        host_name = urlsplit(f"//{host}").hostname or ""
+        match = HOST_PATTERN.fullmatch(host)
+        if match is None:
+            return False
+        host_name = (match[1] or match[2]).lower()
         is_bound_everywhere = self.rules.host in ("0.0.0.0", "::") and self.rules.token is not None
         return host_name in LOOPBACK_NAMES or host_name == self.rules.host or is_bound_everywhere
 
@@ -156,6 +169,18 @@ class AccessGuard:
 
 class _TooLargeError(Exception):
     pass
+
+
+def _client_address(scope: Scope) -> str:
+    return str((scope.get("client") or ("",))[0])
+
+
+def _is_origin_of(origin: str, host: str) -> bool:
+    """Whether the Origin header of a request names the host that the request was sent to."""
+    try:
+        return urlsplit(origin).netloc == host
+    except ValueError:
+        return False
 
 
 def _add_headers(send: Send, cookie: str | None) -> Send:

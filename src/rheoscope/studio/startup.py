@@ -2,11 +2,13 @@
 
 import secrets
 import socket
+import sys
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rheoscope.corpus.corpus_result import open_corpus
 from rheoscope.messages.advice import Advice
@@ -19,9 +21,12 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.studio.content_ids import make_model_id
 from rheoscope.studio.corpus import LiveCorpusRun
 from rheoscope.studio.model_sources import DEFAULT_SOURCE, ModelSources, default_history_file
-from rheoscope.studio.safety import AccessRules, is_loopback
+from rheoscope.studio.safety import AccessRules, App, is_loopback
 from rheoscope.studio.session import Limits, Session
 from rheoscope.studio.stored_example import EXAMPLE_FOLDER, PAGE_FOLDER, load_example
+
+if TYPE_CHECKING:
+    import uvicorn
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,9 @@ class StudioOptions:
 
 DEFAULT_OPTIONS = StudioOptions()
 """The model that ships with the package, on the CPU."""
+SWITCH_SECONDS = 0.0005
+"""Seconds that a thread of the server may hold the interpreter. With Python's default (0.005), the many short steps of a
+forward pass wait behind the analyses of other threads."""
 
 
 def serve(options: StudioOptions, host: str, port: int | None, open_page: bool) -> None:
@@ -56,16 +64,33 @@ def serve(options: StudioOptions, host: str, port: int | None, open_page: bool) 
     app = create_app(
         session, AccessRules(host, token), PAGE_FOLDER, load_example(PAGE_FOLDER / EXAMPLE_FOLDER), corpus_run
     )
-    page_url = page_address(host, listener.getsockname()[1], token) + ("" if corpus_run is None else "#view=corpus")
+    hash_of_view = "" if corpus_run is None else "#view=corpus"
+    page_url = page_address(reachable_host(host), listener.getsockname()[1], token) + hash_of_view
     print(Message("Rheoscope studio: {url}  (stop with Ctrl+C)", url=page_url), flush=True)
     if open_page:
         webbrowser.open(page_url)
     try:
-        uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=1)).run(
-            sockets=[listener]
-        )
+        uvicorn.Server(server_config(app)).run(sockets=[listener])
     finally:
         session.close()
+
+
+def server_config(app: App) -> "uvicorn.Config":
+    """The configuration of the server: its connections are limited, and its threads switch often."""
+    import uvicorn
+
+    from rheoscope.studio.connections import limited_connections
+
+    sys.setswitchinterval(SWITCH_SECONDS)
+    return uvicorn.Config(
+        app,
+        http=limited_connections(),
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
 
 
 def resolve_corpus(options: StudioOptions) -> tuple[StudioOptions, LiveCorpusRun | None]:
@@ -129,6 +154,26 @@ def bind_socket(host: str, port: int | None) -> socket.socket:
         Message("cannot listen on {host}:{port} ({reason})", host=host, port=port, reason=str(reason)),
         Advice("", "--port 0"),
     )
+
+
+def reachable_host(host: str) -> str:
+    """A host that a browser can open: an address of this machine, if the server is bound to all of them.
+
+    >>> reachable_host("127.0.0.1"), reachable_host("0.0.0.0") == "0.0.0.0"
+    ('127.0.0.1', False)
+    """
+    family, remote_address, loopback = {
+        "0.0.0.0": (socket.AF_INET, "192.0.2.1", "127.0.0.1"),
+        "::": (socket.AF_INET6, "2001:db8::1", "::1"),
+    }.get(host, (None, "", host))
+    if family is None:
+        return host
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((remote_address, 9))  # sends nothing; the system selects the address of this machine
+            return str(probe.getsockname()[0])
+    except OSError:
+        return loopback
 
 
 def page_address(host: str, port: int, token: str | None) -> str:
