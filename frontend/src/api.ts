@@ -1,6 +1,7 @@
 /** The server's responses as values. They come from a running server, from the files of an export or from a notebook. */
 
 import { loadScript } from './load_script'
+import { en } from './messages/en'
 import { render, type Text } from './messages/message'
 
 export interface Model { id: string; name: Text; title: Text; layers: number; heads: number; width: number; family: string; parameters: number; dtype: string; device: string; certificate: Text; ready: boolean }
@@ -62,6 +63,11 @@ export class ApiError extends Error {
   constructor(readonly text: Text, readonly status = 0) { super(render(text)) }
 }
 export const errorText = (error: unknown): Text => (error instanceof ApiError ? error.text : error instanceof Error ? error.message : String(error))
+
+/** The server could not be reached. The page reconnects. */
+export class LostServerError extends ApiError {
+  constructor() { super(en.server_lost) }
+}
 
 /** The bits of a float16 (sign, 5 bits exponent, 10 bits mantissa) as a number. */
 export function float16ToNumber(bits: number): number {
@@ -136,8 +142,10 @@ export type Extension = 'json' | 'bin'
 /** Where responses come from: `read` gets one by path and query, `send` posts a body to a running server. */
 export interface Source {
   readonly isLive: boolean
-  read(path: string, query: Record<string, string>, extension: Extension): Promise<ArrayBuffer>
-  send(path: string, body: unknown, method?: string): Promise<any>
+  read(path: string, query: Record<string, string>, extension: Extension, signal?: AbortSignal): Promise<ArrayBuffer>
+  send(path: string, body: unknown, method?: string, signal?: AbortSignal): Promise<any>
+  /** Called when the server cannot be reached. */
+  onLost?: () => void
 }
 
 async function throwRefusal(response: Response, path: string): Promise<never> {
@@ -147,17 +155,29 @@ async function throwRefusal(response: Response, path: string): Promise<never> {
 
 export class Server implements Source {
   readonly isLive = true
-  async read(path: string, query: Record<string, string>): Promise<ArrayBuffer> {
+  onLost: () => void = () => undefined
+  async read(path: string, query: Record<string, string>, _extension: Extension, signal?: AbortSignal): Promise<ArrayBuffer> {
     const search = new URLSearchParams(query).toString()
-    const response = await fetch(`./${path}${search ? `?${search}` : ''}`)
+    const response = await this.request(`./${path}${search ? `?${search}` : ''}`, { signal })
     return response.ok ? response.arrayBuffer() : throwRefusal(response, path)
   }
-  async send(path: string, body: unknown, method = 'POST'): Promise<any> {
-    const response = await fetch(`./${path}`, {
-      method,
-      ...(body === undefined ? {} : { headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) }),
+  /** Small requests such as a cancellation outlive the page (`keepalive`). */
+  async send(path: string, body: unknown, method = 'POST', signal?: AbortSignal): Promise<any> {
+    const response = await this.request(`./${path}`, {
+      method, signal,
+      ...(body === undefined ? { keepalive: true } : { headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) }),
     })
     return response.ok ? response.json() : throwRefusal(response, path)
+  }
+  /** `fetch`, which fails with a TypeError if the server cannot be reached. */
+  private async request(url: string, options: RequestInit): Promise<Response> {
+    try {
+      return await fetch(url, options)
+    } catch (error) {
+      if (!(error instanceof TypeError)) throw error
+      this.onLost()
+      throw new LostServerError()
+    }
   }
 }
 
@@ -227,14 +247,16 @@ export class Queue {
 export class Client {
   private results = new Map<string, Promise<AnalysisResult>>()
   private slowRequests = new Queue(2)
+  /** Id of a trace → what aborts its running analyses. */
+  private controllers = new Map<string, AbortController>()
   constructor(readonly source: Source) {}
   get isLive(): boolean { return this.source.isLive }
 
   private async json<T>(path: string, query: Record<string, string> = {}): Promise<T> {
     return JSON.parse(new TextDecoder().decode(await this.source.read(path, query, 'json')))
   }
-  private async binary(path: string, query: Record<string, string> = {}): Promise<Envelope> {
-    return decodeEnvelope(await this.source.read(path, query, 'bin'))
+  private async binary(path: string, query: Record<string, string> = {}, signal?: AbortSignal): Promise<Envelope> {
+    return decodeEnvelope(await this.source.read(path, query, 'bin', signal))
   }
 
   state = () => this.json<State>('api/state')
@@ -251,7 +273,7 @@ export class Client {
     return { coords: header.coords, arrays }
   }
   openModel = (source: string): Promise<{ job: string; model?: Model | string }> => this.source.send('api/models', { source })
-  trace = (body: { model: string; text: string; edits: Edit[]; untrained?: boolean; questions?: string[]; window?: number }): Promise<{ id: string; job: string; cached: boolean }> => this.source.send('api/traces', body)
+  trace = (body: { model: string; text: string; edits: Edit[]; untrained?: boolean; questions?: string[]; window?: number }, signal?: AbortSignal): Promise<{ id: string; job: string; cached: boolean }> => this.source.send('api/traces', body, 'POST', signal)
   attribution = (id: string, body: { layer: number; head: number; query: number; key: number }): Promise<Attribution> => this.source.send(`api/traces/${id}/attribution`, body)
   cancel = (job: string): Promise<{ cancelled: boolean }> => this.source.send(`api/jobs/${job}`, undefined, 'DELETE')
 
@@ -298,7 +320,8 @@ export class Client {
     const key = JSON.stringify([id, name, settings])
     let result = this.results.get(key)
     if (!result) {
-      result = this.slowRequests.run(() => this.binary(`api/traces/${id}/analyses/${name}`, settings)).then(({ header, arrays }) => {
+      const { signal } = this.controllerOf(id)
+      result = this.slowRequests.run(() => this.binary(`api/traces/${id}/analyses/${name}`, settings, signal)).then(({ header, arrays }) => {
         if (header.reason) throw new ApiError(header.reason)
         return {
           name, question: header.question ?? '', attrs: header.attrs ?? {}, coords: header.coords ?? {}, fields: header.fields ?? {},
@@ -309,6 +332,18 @@ export class Client {
       this.results.set(key, result)
     }
     return result
+  }
+
+  private controllerOf(id: string): AbortController {
+    let controller = this.controllers.get(id)
+    if (!controller) this.controllers.set(id, (controller = new AbortController()))
+    return controller
+  }
+
+  /** Aborts the running analyses of a trace that is closed. Its next request starts them again. */
+  abortAnalyses(id: string): void {
+    this.controllers.get(id)?.abort()
+    this.controllers.delete(id)
   }
 
   /** The address of the values of an analysis as a file; a running server has it. */
@@ -323,7 +358,10 @@ export class Client {
     }
     const stream = new EventSource(`./api/traces/${id}/events`)
     const dispatch = (name: string, data: string | undefined) => {
-      if (data === undefined) return
+      if (data === undefined) {
+        stream.close()
+        return this.source.onLost?.()
+      }
       ;(listener as Record<string, ((x: unknown) => void) | undefined>)[name]?.(JSON.parse(data))
       if (name === 'done' || name === 'cancelled' || name === 'error') stream.close()
     }

@@ -1,6 +1,9 @@
 /** The state of the page as a link: the text after # opens the same view again. */
 
-import type { Edit } from './api'
+import type { Edit, TraceInfo } from './api'
+import { LANGUAGES } from './messages'
+import { en } from './messages/en'
+import type { MessageValue } from './messages/message'
 
 /** An edit that can be switched off without being removed. */
 export interface ToggledEdit extends Edit { off?: boolean }
@@ -84,6 +87,40 @@ export function parseLink(hash: string): Link {
     side: SIDES.find((side) => side === parameters.get('side')) ?? DEFAULT_LINK.side,
     step: parseIndex(parameters.get('step')) ?? 0,
   }
+}
+
+const INDICES_OF_TRACE = ['layer', 'head', 'token', 'second', 'step'] as const
+export const VIEWS = ['corpus', 'heads', 'readout', 'transport', 'clusters', 'energy', 'composition', 'compare', 'dynamics'] as const
+const EXPECTED_NAMES: Record<string, readonly string[]> = { side: SIDES, space: ['sphere', 'raw'], language: Object.keys(LANGUAGES) }
+
+/** The first value of a link that cannot be read, as a message. */
+export function linkFault(hash: string): MessageValue | null {
+  const parameters = new URLSearchParams(hash.replace(/^#/, ''))
+  const fault = (template: string, name: string, value: string, expected = ''): MessageValue => ({ template, parameters: { name, value: value.slice(0, 40), expected } })
+  for (const name of [...INDEX_PARAMETERS, 'step']) {
+    const value = parameters.get(name)
+    if (value !== null && parseIndex(value) === null) return fault(en.link_number, name, value)
+  }
+  for (const [name, expected] of Object.entries(EXPECTED_NAMES)) {
+    const value = parameters.get(name)
+    if (value !== null && !expected.includes(value)) return fault(en.link_name, name, value, expected.join(', '))
+  }
+  const view = parameters.get('view')
+  if (view !== null && !view.startsWith('all:') && !VIEWS.some((name) => name === view)) return fault(en.link_name, 'view', view, VIEWS.join(', '))
+  const layer = (parameters.get('show') ?? '').split(',').find((name) => name && !CLOUD_LAYERS.some((known) => known === name))
+  if (layer) return fault(en.link_name, 'show', layer, CLOUD_LAYERS.join(', '))
+  const edit = (parameters.get('edits') ?? '').split(',').find((text) => text && !parseEdit(text))
+  return edit === undefined ? null : fault(en.link_edit, 'edits', edit)
+}
+
+/** Indices of a link that a trace does not have: how to correct the link, and a message about the first of them. */
+export function outOfRange(link: Link, info: TraceInfo): { change: Partial<Link>; message: MessageValue } | null {
+  const counts = { layer: info.layers, head: info.heads, token: info.tokens.length, second: info.tokens.length, step: info.steps.length }
+  const names = INDICES_OF_TRACE.filter((name) => (link[name] ?? 0) >= counts[name])
+  const first = names[0]
+  if (first === undefined) return null
+  const change: Partial<Link> = Object.fromEntries(names.map((name) => [name, name === 'step' ? counts.step - 1 : null]))
+  return { change, message: { template: en.link_range, parameters: { name: first, value: link[first]!, last: counts[first] - 1 } } }
 }
 
 /** Whether the back button undoes a change. Moving the scrubber is not undone. */

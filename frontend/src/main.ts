@@ -5,9 +5,11 @@ import App from './App.svelte'
 import { render } from './notebook/widget'
 import './page.css'
 import { Studio } from './studio.svelte'
+import { withoutToken } from './url_hash'
 
 async function startPage(target: HTMLElement): Promise<void> {
   const exported = exportedTrace()
+  if (location.search) history.replaceState(history.state, '', withoutToken(location.href)) // a cookie has the token from now on
   const source = exported ? new ExportedFiles(() => studio.message('not_exported')) : new Server()
   const studio: Studio = new Studio(new Client(source), exported?.trace ?? null)
   await studio.loadLanguage()

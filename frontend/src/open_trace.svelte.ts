@@ -54,13 +54,12 @@ export class OpenTrace {
     }
   }
 
-  async cancel(): Promise<void> {
-    if (this.job) await this.client.cancel(this.job).catch(() => undefined)
-    this.close()
-  }
-
-  close(): void {
+  /** Stops listening and cancels what the server still computes for this trace. */
+  async close(): Promise<void> {
+    const isRunning = this.job && !this.isFinished
     this.stopListening()
     this.finish()
+    this.client.abortAnalyses(this.id)
+    if (isRunning) await this.client.cancel(this.job).catch(() => undefined)
   }
 }

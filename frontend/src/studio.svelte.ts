@@ -1,8 +1,8 @@
 /** The state of the page: its link, its selection, its trace and the trace that it is compared with. */
 
-import { errorText, type AnalysisCatalogue, type AnalysisDescription, type Client, type FieldDescription, type Model, type State } from './api'
+import { errorText, LostServerError, type AnalysisCatalogue, type AnalysisDescription, type Client, type FieldDescription, type Model, type State } from './api'
 import { parseAxes } from './axes'
-import { CLOUD_LAYERS, DEFAULT_LINK, formatLink, isUndoable, parseLink, type CloudLayer, type Link, type Side, type ToggledEdit } from './link'
+import { CLOUD_LAYERS, DEFAULT_LINK, formatLink, isUndoable, linkFault, outOfRange, parseLink, type CloudLayer, type Link, type Side, type ToggledEdit } from './link'
 import { LANGUAGES, pageText, type MessageKey } from './messages'
 import { ENGLISH, render, type Catalogue, type Parameter, type Text } from './messages/message'
 import { OpenTrace } from './open_trace.svelte'
@@ -19,7 +19,10 @@ export function stepLabel(step: string): string {
 /** Used when no example is stored. It has about 60 tokens, enough for each of the seven questions. */
 const SAMPLE_TEXT = 'The king kept his gold in the bank, and the children played on the bank of the river. The river went to the sea, and the sea was great and deep. One day the king took the gold from the bank, put it in a ship and sent the ship down the'
 
-interface TraceOptions { untrained?: boolean; questions?: string[]; window?: number }
+/** Milliseconds between two attempts to reach a server that does not respond. */
+const RECONNECT_INTERVAL = 1000
+
+interface TraceOptions { untrained?: boolean; questions?: string[]; window?: number; signal?: AbortSignal }
 
 export class Studio {
   link = $state<Link>({ ...DEFAULT_LINK })
@@ -32,6 +35,10 @@ export class Studio {
   trace = $state.raw<OpenTrace | null>(null)
   comparison = $state.raw<OpenTrace | null>(null)
   error = $state.raw<Text>('')
+  /** A value of the link that is wrong. */
+  linkError = $state.raw<Text>('')
+  /** Whether the server does not respond. */
+  isLost = $state(false)
   /** What is being opened: 'trace', or the source of a model. */
   openingName = $state('')
   /** Position of the scrubber while it moves to `link.step`. */
@@ -45,10 +52,14 @@ export class Studio {
   /** A new page or a new text plays once when its cloud arrives. */
   private playsOnce = false
   private traceRequest = ''
+  /** The request that the shown trace answers. */
+  private shownRequest = $state('')
+  private pendingTrace = new AbortController()
   private comparisonRequest = ''
 
   constructor(readonly client: Client, readonly exportedTrace: string | null, readonly urlHash: UrlHash = PAGE_HASH) {
     this.readLink()
+    if (client.source) client.source.onLost = () => void this.reconnect()
   }
 
   // Texts
@@ -113,7 +124,17 @@ export class Studio {
 
   readLink(): void {
     Object.assign(this.link, parseLink(this.urlHash.read()))
+    this.linkError = linkFault(this.urlHash.read()) ?? ''
     this.playhead = this.link.step
+  }
+
+  /** Reports a layer, head, token or step of the link that the trace does not have, and deselects it. */
+  checkSelection(): void {
+    const fault = this.info && !this.oldResults && outOfRange(this.link, this.info)
+    if (!fault) return
+    this.linkError = fault.message
+    this.navigate(fault.change)
+    if (fault.change.step !== undefined) this.playhead = fault.change.step
   }
 
   isShown = (layer: CloudLayer): boolean => this.link.show.includes(layer)
@@ -193,17 +214,52 @@ export class Studio {
   }
 
   showError = (error: unknown): void => {
-    this.error = errorText(error)
+    const isAbort = error instanceof Error && error.name === 'AbortError'
+    if (!isAbort && !(error instanceof LostServerError)) this.error = errorText(error)
+  }
+
+  /** Waits until the server responds again. A new server does not know the trace, so it is opened again. */
+  async reconnect(): Promise<void> {
+    if (this.isLost) return
+    this.isLost = true
+    while (this.isLost) {
+      await new Promise((resolve) => setTimeout(resolve, RECONNECT_INTERVAL))
+      try {
+        const state = await this.client.state()
+        this.isLost = false
+        this.state = state
+        this.setModels(await this.client.models())
+      } catch (error) {
+        if (error instanceof LostServerError) continue
+        this.isLost = false
+        this.showError(error)
+      }
+    }
+    await this.reopen()
+  }
+
+  /** Opens the trace and the comparison again. */
+  async reopen(): Promise<void> {
+    this.close()
+    this.traceRequest = this.comparisonRequest = ''
+    await Promise.all([this.openTrace(), this.openComparison()])
+  }
+
+  /** Cancels what the server computes for this page. */
+  close(): void {
+    this.pendingTrace.abort()
+    void this.trace?.close()
+    void this.comparison?.close()
   }
 
   /** Opens a trace of the text with the edits. Without a text it opens the stored example. */
-  private async requestTrace(model: string, text: string, edits: ToggledEdit[], options: TraceOptions = {}): Promise<OpenTrace> {
+  private async requestTrace(model: string, text: string, edits: ToggledEdit[], { signal, ...options }: TraceOptions = {}): Promise<OpenTrace> {
     const isDefault = !edits.length && !options.untrained && (!model || model === this.state!.model)
     if (this.exportedTrace) return new OpenTrace(this.client, this.exportedTrace, '').listen()
     const { example } = this.state!
     if (isDefault && !text && example) return new OpenTrace(this.client, example, '').listen()
     const body = { model: model || this.state!.model, text: text || this.exampleText, edits: edits.map(({ off: _, ...edit }) => edit), ...options }
-    const { id, job } = await this.client.trace(body)
+    const { id, job } = await this.client.trace(body, signal)
     return new OpenTrace(this.client, id, job).listen()
   }
   private exampleText = ''
@@ -213,20 +269,38 @@ export class Studio {
 
   private get windowOption(): { window?: number } { return this.link.window === null ? {} : { window: this.link.window } }
 
+  /** What the link selects: a text in a model with edits. */
+  private get selectedRequest(): string { return JSON.stringify([this.selectedModel, this.link.text, this.link.window, this.edits]) }
+  get selectedModel(): string { return this.link.model || this.state?.model || '' }
+  private modelName = (id: string): Text => this.models.find((model) => model.id === id)?.name ?? id
+  /** Why the results on the screen do not belong to the selected model and text; '' if they do. */
+  get oldResults(): string {
+    if (!this.state || !this.trace || !this.client.isLive || this.shownRequest === this.selectedRequest) return ''
+    const shownModel = (JSON.parse(this.shownRequest || '[""]') as string[])[0]!
+    if (shownModel === this.selectedModel) return this.message('old_text')
+    return this.message('old_model', { shown: this.modelName(shownModel), selected: this.modelName(this.selectedModel) })
+  }
+
   async openTrace(): Promise<void> {
     if (!this.state) return
-    const request = JSON.stringify([this.link.model, this.link.text, this.link.window, this.edits])
+    const request = this.selectedRequest
     if (request === this.traceRequest) return
     this.traceRequest = request
     this.error = ''
-    this.openingName = 'trace'
+    const model = this.models.find(({ id }) => id === this.selectedModel)
+    this.openingName = model && !model.ready && this.link.model ? this.render(model.name) : 'trace'
+    this.pendingTrace.abort()
+    const { signal } = (this.pendingTrace = new AbortController())
+    void this.trace?.close() // a new text does not wait for the analyses of this one
     try {
       await this.loadExampleText()
-      const trace = await this.requestTrace(this.link.model, this.link.text, this.edits, this.windowOption)
-      if (request !== this.traceRequest) return trace.close()
-      this.trace?.close()
+      const trace = await this.requestTrace(this.link.model, this.link.text, this.edits, { ...this.windowOption, signal })
+      if (request !== this.traceRequest) return await trace.close()
       this.trace = trace
+      this.shownRequest = request
+      if (model && !model.ready && this.client.isLive) this.setModels(await this.client.models())
     } catch (error) {
+      if (request !== this.traceRequest) return
       this.traceRequest = ''
       this.showError(error)
     }
@@ -240,7 +314,7 @@ export class Studio {
     const request = JSON.stringify([compareWith, compareWith && [model, text, this.link.window]])
     if (request === this.comparisonRequest) return
     this.comparisonRequest = request
-    this.comparison?.close()
+    void this.comparison?.close()
     this.comparison = null
     if (!compareWith) return
     const valueAfter = (prefix: string) => compareWith.slice(prefix.length)
@@ -250,7 +324,7 @@ export class Studio {
         : compareWith.startsWith('model:') ? await this.requestTrace(valueAfter('model:'), text, [], { questions: [], ...this.windowOption })
         : await this.requestTrace(model, text, [], { questions: [], ...this.windowOption, ...(compareWith === 'untrained' ? { untrained: true } : {}) })
       if (request === this.comparisonRequest) this.comparison = trace
-      else trace.close()
+      else await trace.close()
     } catch (error) {
       this.comparisonRequest = ''
       this.showError(error)
@@ -273,7 +347,8 @@ export class Studio {
   }
 
   async cancel(): Promise<void> {
-    await this.trace?.cancel()
+    this.pendingTrace.abort()
+    await this.trace?.close()
     this.error = this.message('cancelled')
   }
 

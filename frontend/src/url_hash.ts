@@ -16,3 +16,11 @@ export const PAGE_HASH: UrlHash = {
 }
 
 export const NO_HASH: UrlHash = { read: () => '', write: () => undefined }
+
+/** An address without the access token, so that it can be shared. */
+export function withoutToken(address: string): string {
+  const url = new URL(address)
+  if (!url.searchParams.has('token')) return address
+  url.searchParams.delete('token')
+  return url.href
+}

@@ -2,6 +2,8 @@ import { describe, expect, it } from 'vitest'
 
 import { dotPositions, dotPositionsBefore, nearestToken, panelSquares, alignTo } from '../src/heads/head_images'
 import { headAt, mapLayout, colourScale } from '../src/heads/head_maps'
+import { makeCells } from '../src/picture/panel_builders'
+import { isRounding, shadeOf } from '../src/picture/scale'
 import { sliceValues, sliceNames } from '../src/heads/field_slices'
 import { cellAt, CELL_WIDTH, LABEL_WIDTH, CELL_HEIGHT, HEADER_HEIGHT, type Lattice } from '../src/views/lens_lattice'
 import { largestWeights, weightsScale } from '../src/weights/weights_image'
@@ -25,8 +27,8 @@ it('slices a field with more dimensions into maps', () => {
 })
 
 it('makes a scale symmetric if some values are negative', () => {
-  expect(colourScale(Float32Array.of(-1, 3, NaN))).toEqual({ low: -3, high: 3, centre: 0 })
-  expect(colourScale(Float32Array.of(1, 3))).toEqual({ low: 0, high: 3, centre: 0 })
+  expect(colourScale([Float32Array.of(-1, 3, NaN)])).toEqual({ low: -3, high: 3, centre: 0, isRounding: false })
+  expect(colourScale([Float32Array.of(1, 3)])).toEqual({ low: 0, high: 3, centre: 0, isRounding: false })
   expect(weightsScale(Float32Array.of(0, 0.5, -0.25)).low).toBeLessThan(0)
 })
 
@@ -76,4 +78,17 @@ it('finds the largest weights of a row and of a column by absolute value', () =>
   expect(largestWeights(map, 3, 'row', 1).map(({ token }) => token)).toEqual([1, 0])
   expect(largestWeights(map, 3, 'column', 0).map(({ token }) => token)).toEqual([0, 1, 2])
   expect(largestWeights(map, 3, 'row', 2, 1)).toEqual([{ token: 1, value: Math.fround(0.7) }])
+})
+
+it('gives values at rounding level no colour, and says so', () => {
+  const scale = colourScale([Float32Array.of(-2e-10, 1e-10)])
+  expect(scale.isRounding).toBe(true)
+  expect(2e-10 / scale.high).toBeLessThan(0.01)
+  expect(colourScale([Float32Array.of(3e-4, -3e-4)], [Float32Array.of(900)]).isRounding).toBe(true) // a difference of large values
+  expect(colourScale([Float32Array.of(3e-4, -3e-4)]).isRounding).toBe(false)
+  expect(colourScale([Float32Array.of(0, 0)]).isRounding).toBe(false)
+  const weights = weightsScale(Float32Array.of(0, 2e-10, -1e-10))
+  expect([weights.isRounding, 2e-10 / weights.high < 0.01]).toEqual([true, true])
+  const cells = makeCells([[2e-10, -1e-10]], -2e-10, 2e-10)
+  expect([isRounding(cells), Math.abs(shadeOf(cells, 2e-10)) < 0.01]).toEqual([true, true])
 })

@@ -1,6 +1,9 @@
 import { expect, it } from 'vitest'
 
-import { parseEdit, formatEdit, parseLink, isUndoable, DEFAULT_LINK, formatLink, type Link } from '../src/link'
+import type { TraceInfo } from '../src/api'
+import { parseEdit, formatEdit, parseLink, isUndoable, DEFAULT_LINK, formatLink, linkFault, outOfRange, type Link } from '../src/link'
+import { render } from '../src/messages/message'
+import { withoutToken } from '../src/url_hash'
 
 it('an empty link is the default view', () => {
   expect(formatLink(DEFAULT_LINK)).toBe('')
@@ -37,4 +40,29 @@ it('keeps the layers of the cloud in a fixed order and ignores unknown ones', ()
   expect(formatLink({ ...DEFAULT_LINK, show: ['coupling'] })).toBe('show=coupling')
   expect(parseLink('#show=massive,trails,fireworks').show).toEqual(['trails', 'massive'])
   expect(parseLink('#show=').show).toEqual([])
+})
+
+it.each([
+  ['#layer=abc', 'layer=abc'], ['#step=-3', 'step=-3'], ['#side=left', 'before, after, difference'], ['#view=nothing', 'view=nothing'], ['#edits=1.2', 'the edit 1.2'],
+  ['#show=trails,fireworks', 'show=fireworks'], ['#language=xx', 'en, zh'], ['#space=flat', 'sphere, raw'],
+])('names the fault of the link %s', (hash, fault) => expect(render(linkFault(hash)!)).toContain(fault))
+
+it('finds no fault in a valid link', () => {
+  expect(linkFault('')).toBeNull()
+  expect(linkFault('#view=all:charts&layer=3&show=&edits=3.1.M.rank.4&side=before')).toBeNull()
+})
+
+it('names an index that the trace does not have, and removes it', () => {
+  const info = { layers: 6, heads: 4, tokens: [{}, {}], steps: ['embed', 'L0'] } as unknown as TraceInfo
+  const { change, message } = outOfRange({ ...DEFAULT_LINK, layer: 77, head: 1, step: 9 }, info)!
+  expect(change).toEqual({ layer: null, step: 1 })
+  expect(render(message)).toContain('layer=77')
+  expect(render(message)).toContain('is 5')
+  expect(outOfRange({ ...DEFAULT_LINK, layer: 5, head: 3, token: 1, step: 1 }, info)).toBeNull()
+})
+
+it('an address that is shared has no token', () => {
+  expect(withoutToken('http://a:1/?token=secret#text=x')).toBe('http://a:1/#text=x')
+  expect(withoutToken('http://a:1/?token=secret&b=1')).toBe('http://a:1/?b=1')
+  expect(withoutToken('http://a:1/#text=?token=1')).toBe('http://a:1/#text=?token=1')
 })

@@ -1,9 +1,10 @@
 /** Colours of tokens, and their scale. */
 
+import { smallestRange } from '../picture/scale'
 import { orderColour, css, clusterColour, type Rgb } from '../palette'
 import type { AnalysisResult, Field, TraceInfo } from '../api'
 
-export interface TokenColours { colours: Uint8Array; legend: { name: string; colour: string }[]; scale: { low: number; high: number; label: string } | null }
+export interface TokenColours { colours: Uint8Array; legend: { name: string; colour: string }[]; scale: { low: number; high: number; label: string; /** The values differ only by rounding. */ isRounding?: boolean } | null }
 
 const fillColours = (tokens: number, colourOfToken: (token: number) => Rgb): Uint8Array => {
   const out = new Uint8Array(tokens * 3)
@@ -62,8 +63,9 @@ export function coloursByValue(result: AnalysisResult, name: string, info: Trace
   const finiteValues = Array.from(field.values).filter(Number.isFinite).sort((a, b) => a - b)
   const [low, high] = [finiteValues[Math.floor(finiteValues.length * 0.02)] ?? 0, finiteValues[Math.floor(finiteValues.length * 0.98)] ?? 1]
   const values = valuesAt(result, field, info, step)
-  const colourOfToken = (token: number): Rgb => (Number.isFinite(values[token]!) ? orderColour((values[token]! - low) / (high - low || 1)) : MISSING_COLOUR)
-  return { colours: fillColours(info.tokens.length, colourOfToken), legend: [], scale: { low, high, label: name.replaceAll('_', ' ') } }
+  const range = Math.max(high - low, smallestRange(low, high))
+  const colourOfToken = (token: number): Rgb => (Number.isFinite(values[token]!) ? orderColour((values[token]! - low) / range) : MISSING_COLOUR)
+  return { colours: fillColours(info.tokens.length, colourOfToken), legend: [], scale: { low, high, label: name.replaceAll('_', ' '), isRounding: high > low && high - low < range } }
 }
 
 /** Colours by the agreement of each query of a head, from −1 to 1. */

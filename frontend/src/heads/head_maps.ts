@@ -1,8 +1,10 @@
 /** Maps of all heads (layer × head), side by side on one canvas. */
 
+import { smallestRange } from '../picture/scale'
 import { css, rgb, shade, type Theme } from '../palette'
 
-export interface HeadMap { name: string; values: Float32Array; low: number; high: number; centre: number; /** Lower and upper end of the confidence interval of each value. */ interval?: [Float32Array, Float32Array] }
+export interface ColourScale { low: number; high: number; centre: number; /** All values are zero up to rounding. */ isRounding: boolean }
+export interface HeadMap extends ColourScale { name: string; values: Float32Array; /** Lower and upper end of the confidence interval of each value. */ interval?: [Float32Array, Float32Array] }
 export interface Sizes { layers: number; heads: number; width: number; ratio: number }
 export interface MapLayout { cellWidth: number; cellHeight: number; height: number; lefts: number[]; top: number }
 
@@ -26,13 +28,14 @@ export function headAt(x: number, y: number, maps: MapLayout, sizes: Sizes): { m
   return null
 }
 
-/** Range of a colour scale. It is symmetric around 0 if some values are negative. */
-export function colourScale(...all: Float32Array[]): { low: number; high: number; centre: number } {
+/** Range of a colour scale, symmetric around 0 if some values are negative. Values that are zero up to rounding get no colour. */
+export function colourScale(all: Float32Array[], naturalSizes: Float32Array[] = []): ColourScale {
   let [low, high] = [Infinity, -Infinity]
   for (const values of all) for (const value of values) if (Number.isFinite(value)) [low, high] = [Math.min(low, value), Math.max(high, value)]
-  if (low > high) return { low: 0, high: 1, centre: 0 }
-  const range = Math.max(Math.abs(low), Math.abs(high)) || 1
-  return low < 0 ? { low: -range, high: range, centre: 0 } : { low: 0, high: range, centre: 0 }
+  if (low > high) return { low: 0, high: 1, centre: 0, isRounding: false }
+  const [size, smallest] = [Math.max(Math.abs(low), Math.abs(high)), smallestRange(...naturalSizes)]
+  const range = size ? Math.max(size, smallest) : 1
+  return { low: low < 0 ? -range : 0, high: range, centre: 0, isRounding: size > 0 && size < smallest }
 }
 
 export function drawHeadMaps(canvas: HTMLCanvasElement, maps: HeadMap[], sizes: Sizes, theme: Theme, selected: { layer: number | null; head: number | null }): MapLayout {

@@ -76,10 +76,27 @@ export function valueRange(panel: Panel<Text>, direction: 'x' | 'y'): [number, n
   return [axis.low ?? low, axis.high ?? high]
 }
 
+/** Fraction of its natural size below which a value is zero up to rounding in float32. */
+const ROUNDING = 1e-6
+
+/** The smallest range of a colour scale. `naturalSizes` are sizes that the field can have, such as those of its null; most fields are of size 1. */
+export function smallestRange(...naturalSizes: (Float32Array | number)[]): number {
+  let largest = 1
+  for (const sizes of naturalSizes)
+    for (const size of typeof sizes === 'number' ? [sizes] : sizes) if (Number.isFinite(size)) largest = Math.max(largest, Math.abs(size))
+  return ROUNDING * largest
+}
+
+/** The largest distance of a cell from the centre of its scale. */
+const reachOf = (cells: Cells<Text>): number => Math.max(Math.abs(cells.low - cells.centre), Math.abs(cells.high - cells.centre))
+
+/** Whether all values of a map are zero up to rounding. */
+export const isRounding = (cells: Cells<Text>): boolean => reachOf(cells) < smallestRange(cells.centre)
+
 /** The colour of a cell as a value from −1 to 1: its size is the darkness, its sign the colour. */
 export function shadeOf(cells: Cells<Text>, value: number | null): number {
   if (value === null || Number.isNaN(value)) return 0
-  const reach = Math.max(Math.abs(cells.low - cells.centre), Math.abs(cells.high - cells.centre), 1e-30)
+  const reach = Math.max(reachOf(cells), smallestRange(cells.centre))
   return Math.max(-1, Math.min(1, (value - cells.centre) / reach))
 }
 

@@ -1,14 +1,16 @@
 /** A query × key map as an image with one pixel per pair. */
 
+import { smallestRange } from '../picture/scale'
 import { rgb, shade, type Theme } from '../palette'
 
-export interface Scale { low: number; high: number }
+export interface Scale { low: number; high: number; /** All values are zero up to rounding. */ isRounding: boolean }
 
 /** Colour range of a map: up to the 99.5th percentile of its nonzero values, symmetric if some are negative. */
 export function weightsScale(values: Float32Array): Scale {
   const nonzero = values.filter((value) => Number.isFinite(value) && value !== 0).map(Math.abs).sort()
-  const high = nonzero[Math.floor((nonzero.length - 1) * 0.995)] || 1
-  return { low: values.some((value) => value < 0) ? -high : 0, high }
+  const size = nonzero[Math.floor((nonzero.length - 1) * 0.995)] || 1
+  const high = Math.max(size, smallestRange())
+  return { low: values.some((value) => value < 0) ? -high : 0, high, isRounding: size < high }
 }
 
 export function weightsImage(values: Float32Array, rows: number, columns: number, scale: Scale, theme: Theme): ImageData {
