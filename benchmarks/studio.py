@@ -38,7 +38,7 @@ from rheoscope.studio.model_sources import ModelSources
 from rheoscope.studio.safety import AccessRules
 from rheoscope.studio.server import create_app
 from rheoscope.studio.session import Limits, Session
-from rheoscope.studio.startup import DEFAULT_OPTIONS, bind_socket, page_address, start_session
+from rheoscope.studio.startup import DEFAULT_OPTIONS, bind_socket, page_address, server_config, start_session
 from rheoscope.studio.stored_example import EXAMPLE_FOLDER, PAGE_FOLDER, load_example
 
 WORDS = (
@@ -82,7 +82,7 @@ def serving(make_session: Callable[[], Session] = default_session) -> Iterator[t
         page,
         load_example(PAGE_FOLDER / EXAMPLE_FOLDER) if make_session is default_session else None,
     )
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    server = uvicorn.Server(server_config(app))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [server_socket]})
     thread.start()
     try:

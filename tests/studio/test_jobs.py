@@ -142,8 +142,9 @@ def test_a_disconnected_client_leaves_no_logged_exception() -> None:
     class DisconnectedRequest:
         query_params: ClassVar[dict[str, str]] = {}
 
-        async def is_disconnected(self) -> bool:
-            return started.wait(5)
+        async def receive(self) -> dict[str, str]:
+            started.wait(5)
+            return {"type": "http.disconnect"}
 
     async def visit(studio: Studio, entry: TextEntry) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context["message"]))

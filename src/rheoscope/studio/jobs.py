@@ -3,12 +3,14 @@
 import asyncio
 import heapq
 import itertools
+import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rheoscope.messages.message import Message
@@ -17,8 +19,10 @@ from rheoscope.studio.job_turns import Turns
 
 Event = tuple[str, dict[str, Any]]
 """The name of an event and its data."""
-LANE_THREADS = {"loading": 1, "short": 1, "quick": 2}
+LANE_THREADS = {"loading": 1, "short": 1, "quick": max(1, min(2, (os.cpu_count() or 1) // 2))}
 """Threads of the lanes that load models and serve quick requests. `short` is for the cheapest of them."""
+LANE_NICENESS = {"short": 0, "quick": 3, "loading": 6, "analysis": 10, "questions": 12}
+"""By how much the system prefers other threads. On a busy machine, the first points of a text come before its analyses."""
 TURN_LANES = ("analysis", "questions")
 """Lanes whose jobs take turns: requested analyses, and the questions about each text."""
 MAX_SHORT_COST = 400
@@ -197,6 +201,13 @@ class Job:
         self.log.publish(event, **data)
 
 
+def be_nice(niceness: int) -> None:
+    """Lower the priority of this thread and of those that it starts. Only Linux has priorities of threads."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+
+
 class JobQueue:
     """Jobs in lanes. Each lane accepts at most `max_jobs` unfinished jobs.
 
@@ -209,7 +220,8 @@ class JobQueue:
         self._lock = threading.Lock()
         n_threads_by_lane = LANE_THREADS | dict.fromkeys(TURN_LANES, max_jobs)
         self._pools = {
-            name: ThreadPoolExecutor(n_threads, f"studio-{name}") for name, n_threads in n_threads_by_lane.items()
+            name: ThreadPoolExecutor(n_threads, f"studio-{name}", be_nice, (LANE_NICENESS[name],))
+            for name, n_threads in n_threads_by_lane.items()
         }
         self._quick_is_idle = threading.Event()
         self._quick_is_idle.set()

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import xarray
 
 T = TypeVar("T")
-DISCONNECT_INTERVAL = 0.5
-"""Seconds between two checks whether the client of a waiting request has disconnected."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,12 +89,20 @@ class Studio:
 
 
 async def wait_for_client(job: Job, request: Request | None) -> Any:
-    """The result of a job. Waiting ends when the client of the request disconnects."""
+    """The result of a job. Waiting ends as soon as the client of the request disconnects."""
     future = asyncio.wrap_future(job.result)
+    disconnection = None if request is None else asyncio.ensure_future(_wait_for_disconnection(request))
     try:
-        while not (await asyncio.wait([future], timeout=DISCONNECT_INTERVAL))[0]:
-            if request is not None and await request.is_disconnected():
-                raise CancelledError(Message("the client has disconnected"))
+        await asyncio.wait(filter(None, (future, disconnection)), return_when=asyncio.FIRST_COMPLETED)
+        if not future.done():
+            raise CancelledError(Message("the client has disconnected"))
         return future.result()
     finally:
         future.cancel()  # so that asyncio does not log the exception of an abandoned job
+        if disconnection is not None:
+            disconnection.cancel()
+
+
+async def _wait_for_disconnection(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

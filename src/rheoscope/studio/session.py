@@ -49,6 +49,10 @@ ALL_QUESTIONS = frozenset([*(question.name for question in QUESTIONS), "everythi
 """All questions, and every other analysis of a report."""
 
 
+MAX_CONTROL_FRACTION = 1 / 16
+"""Largest fraction of the cache that an untrained control may take."""
+
+
 class NoResultError(RheoscopeError):
     """An analysis has no result for this text, for example because the text is too short."""
 
@@ -320,12 +324,22 @@ class Session:
         factories = control_factories(
             entry.model, source, self.device, self.dtype, self.limits.n_controls, len(entry.trace)
         )
-        return [partial(self._make_control, entry, job, build_control) for build_control in factories]
+        return [partial(self._make_control, entry, job, number, build) for number, build in enumerate(factories)]
 
-    def _make_control(self, entry: TextEntry, job: Job, build_control: Callable[[], RunnableModel]) -> Subject:
-        job.raise_if_stopped()
-        with self._load_lock:
-            control_model = build_control()
+    def _make_control(
+        self, entry: TextEntry, job: Job, number: int, build_control: Callable[[], RunnableModel]
+    ) -> Subject:
+        """The text in an untrained control. Small controls are cached, because every text needs them."""
+        job.checkpoint()
+        key = (entry.opened_model.id, "control", number)
+        control_model = self.cache.get(key)
+        if control_model is None:
+            with self._load_lock:
+                control_model = build_control()
+            n_bytes = sum(parameter.nbytes for parameter in control_model.network.parameters())
+            if n_bytes <= MAX_CONTROL_FRACTION * self.limits.max_cache_bytes:
+                self.cache.put(key, control_model, n_bytes)
+        job.checkpoint()
         return Subject(control_model, entry.model_input, control_model.trace(entry.model_input))
 
     # Analyses

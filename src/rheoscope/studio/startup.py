@@ -45,6 +45,8 @@ class StudioOptions:
 
 DEFAULT_OPTIONS = StudioOptions()
 """The model that ships with the package, on the CPU."""
+KEEP_ALIVE_SECONDS = 60
+"""Seconds that a connection stays open without a request. A page that is read for a while then needs no new connections."""
 SWITCH_SECONDS = 0.0005
 """Seconds that a thread of the server may hold the interpreter. With Python's default (0.005), the many short steps of a
 forward pass wait behind the analyses of other threads."""
@@ -60,6 +62,7 @@ def serve(options: StudioOptions, host: str, port: int | None, open_page: bool) 
     listener = bind_socket(host, port)
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
     use_idle_cores()
+    sys.setswitchinterval(SWITCH_SECONDS)
     session = start_session(options)
     app = create_app(
         session, AccessRules(host, token), PAGE_FOLDER, load_example(PAGE_FOLDER / EXAMPLE_FOLDER), corpus_run
@@ -76,12 +79,11 @@ def serve(options: StudioOptions, host: str, port: int | None, open_page: bool) 
 
 
 def server_config(app: App) -> "uvicorn.Config":
-    """The configuration of the server: its connections are limited, and its threads switch often."""
+    """The configuration of the server: its connections are limited."""
     import uvicorn
 
     from rheoscope.studio.connections import limited_connections
 
-    sys.setswitchinterval(SWITCH_SECONDS)
     return uvicorn.Config(
         app,
         http=limited_connections(),
@@ -89,6 +91,7 @@ def server_config(app: App) -> "uvicorn.Config":
         lifespan="off",
         log_level="warning",
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=1,
     )
 
