@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+TESTS = ("tests/studio/test_page.py", "tests/studio/test_page_state.py")
 PAGE, AXE = "src/rheoscope/studio/static/index.html", "frontend/node_modules/axe-core/axe.min.js"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -29,7 +30,7 @@ def main(arguments: list[str]) -> int:
         print(f"browser: {error}", file=sys.stderr)
         return 1
     print(f"browser: {browser}", flush=True)
-    command = [sys.executable, "-m", "pytest", "tests/studio/test_page.py", *arguments]
+    command = [sys.executable, "-m", "pytest", *TESTS, *arguments]
     return subprocess.run(command, cwd=ROOT, env=os.environ | {"RHEOSCOPE_CHROMIUM": browser}, check=False).returncode
 
 

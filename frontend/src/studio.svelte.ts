@@ -290,17 +290,17 @@ export class Studio {
     const model = this.models.find(({ id }) => id === this.selectedModel)
     this.openingName = model && !model.ready && this.link.model ? this.render(model.name) : 'trace'
     this.pendingTrace.abort()
-    const { signal } = (this.pendingTrace = new AbortController())
+    const controller = (this.pendingTrace = new AbortController())
     void this.trace?.close() // a new text does not wait for the analyses of this one
     try {
       await this.loadExampleText()
-      const trace = await this.requestTrace(this.link.model, this.link.text, this.edits, { ...this.windowOption, signal })
-      if (request !== this.traceRequest) return await trace.close()
+      const trace = await this.requestTrace(this.link.model, this.link.text, this.edits, { ...this.windowOption, signal: controller.signal })
+      if (controller !== this.pendingTrace) return await trace.close()
       this.trace = trace
       this.shownRequest = request
       if (model && !model.ready && this.client.isLive) this.setModels(await this.client.models())
     } catch (error) {
-      if (request !== this.traceRequest) return
+      if (controller !== this.pendingTrace) return
       this.traceRequest = ''
       this.showError(error)
     }

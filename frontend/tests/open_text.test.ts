@@ -104,6 +104,11 @@ it('reconnects to a server that was restarted, and opens the text again', async 
   await vi.advanceTimersByTimeAsync(1100)
   expect(studio.isLost).toBe(false)
   expect(server.sent.filter((request) => request === 'POST api/traces').length).toBe(2)
+  void studio.reopen() // aborts the request, and sends it again
+  await vi.advanceTimersByTimeAsync(0)
+  server.pending.at(-1)!.resolve({ id: 'a', job: 'job-b' })
+  await vi.advanceTimersByTimeAsync(0)
+  expect([studio.trace?.job, studio.oldResults]).toEqual(['job-b', ''])
 })
 
 it('a server that cannot be reached is reported as such', async () => {

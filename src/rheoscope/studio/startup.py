@@ -141,13 +141,14 @@ def check_installation(page_folder: Path) -> None:
 
 
 def bind_socket(host: str, port: int | None) -> socket.socket:
-    """A bound socket. Without a port it is the default port, or a free port if that is in use."""
+    """A socket that listens. Without a port it is the default port, or a free port if that is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate_port in (DEFAULT_PORT, 0) if port is None else (port,):
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, candidate_port))
+            listener.listen()  # from now on, the printed address can be opened
         except (OSError, OverflowError) as error:
             listener.close()
             reason = getattr(error, "strerror", None) or error
