@@ -13,6 +13,7 @@ Random requests have hostile paths, hosts, headers and bodies. None may cause a 
 import asyncio
 import itertools
 import json
+import math
 import os
 import random
 import statistics
@@ -57,18 +58,28 @@ class Tally:
 
     statuses: Counter[str] = field(default_factory=Counter)
     seconds: dict[int, list[float]] = field(default_factory=lambda: {length: [] for length in LENGTHS})
+    replaced: Counter[int] = field(default_factory=Counter)
+    """Texts by length whose points did not arrive before the next text. Their time counts as infinite."""
     abandoned: int = 0
 
 
 async def open_text(client: httpx2.AsyncClient, text: str, n_tokens: int, tally: Tally, stay: float) -> None:
     """Post a text, request its points, follow its events for `stay` seconds, and cancel its job."""
-    start = time.perf_counter()
-    response = await client.post("api/traces", json={"text": text})
-    tally.statuses[str(response.status_code)] += 1
-    if response.status_code != 200:
+    start, job = time.perf_counter(), None
+    try:
+        async with asyncio.timeout(stay or None):
+            response = await client.post("api/traces", json={"text": text})
+            tally.statuses[str(response.status_code)] += 1
+            if response.status_code != 200:
+                return
+            trace, job = response.json()["id"], response.json()["job"]
+            points = await client.get(f"api/traces/{trace}/points")
+    except TimeoutError:  # the next text replaces this one
+        tally.replaced[n_tokens] += 1
+        tally.seconds[n_tokens].append(math.inf)
+        if job is not None:
+            await client.delete(f"api/jobs/{job}")
         return
-    trace, job = response.json()["id"], response.json()["job"]
-    points = await client.get(f"api/traces/{trace}/points")
     tally.statuses[str(points.status_code)] += 1
     tally.seconds[n_tokens].append(time.perf_counter() - start)
     until = start + stay
@@ -156,11 +167,14 @@ def load_row(base: str, clients: int, seconds: float, rounds: int) -> dict[str, 
     return {
         "what": f"{clients} clients for {seconds:g} s",
         "idle s": idle,
-        "median s by tokens": {str(length): round(median, 3) for length, median in medians.items()},
+        "median s by tokens": {
+            str(length): round(median, 3) if math.isfinite(median) else None for length, median in medians.items()
+        },
         "allowed s": max(ALLOWED_SECONDS, ALLOWED_RATIO * idle),
         "largest s of 16 tokens": max(tally.seconds[LENGTHS[0]], default=float("nan")),
         "texts": sum(map(len, tally.seconds.values())),
         "abandoned": tally.abandoned,
+        "replaced before their points": {str(length): tally.replaced[length] for length in LENGTHS},
         "not 200": failures,
         "mixed": tally.statuses["mixed"],
         "load of the machine": os.getloadavg()[0],

@@ -95,8 +95,10 @@ def test_a_path_with_control_characters_is_refused(path: str, tmp_path: Path) ->
 def test_one_client_leaves_room_for_others() -> None:
     guard = AccessGuard(echo_app, AccessRules(max_client_requests=3, max_requests=5))
     guard.n_running["1.1.1.1"] = 3
-    one, other = (TestClient(guard, "http://127.0.0.1", client=(address, 1)) for address in ("1.1.1.1", "2.2.2.2"))
-    error_line(one.get("/api/state"), 429)
+    busy_client, other = (
+        TestClient(guard, "http://127.0.0.1", client=(address, 1)) for address in ("1.1.1.1", "2.2.2.2")
+    )
+    error_line(busy_client.get("/api/state"), 429)
     assert other.get("/api/state").status_code == 200
     guard.n_running["3.3.3.3"] = 2
     error_line(other.get("/api/state"), 429)

@@ -30,12 +30,16 @@ class Turns:
         self._current: Job | None = None
         self._turn_start = 0.0
 
-    def start(self, job: "Job") -> None:
-        """Wait for the first turn of a job. Returns early if the job is stopped."""
+    def add(self, job: "Job") -> None:
+        """Add a job that will wait for its turns."""
         with self._changed:
             self._used_seconds[job] = min(self._used_seconds.values(), default=0.0)
             if self._current is None:
                 self._pass_on()
+
+    def start(self, job: "Job") -> None:
+        """Wait for the first turn of a job. Returns early if the job is stopped."""
+        with self._changed:
             self._wait(job)
 
     def pause(self, job: "Job", is_between_analyses: bool) -> None:

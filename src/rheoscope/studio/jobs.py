@@ -27,6 +27,8 @@ TURN_LANES = ("analysis", "questions")
 """Lanes whose jobs take turns: requested analyses, and the questions about each text."""
 MAX_SHORT_COST = 400
 """Largest cost of a request in the lane `short`, in bytes of its text."""
+SECONDS_PER_COST = 0.002
+"""Seconds by which a quick request lets later requests pass, per byte of its text. So a long text is never passed for ever."""
 LEASE_SECONDS = 10.0
 """Seconds after which a job with a lease ends if no client follows it or asks about it."""
 PROGRESS_INTERVAL = 0.2
@@ -237,19 +239,22 @@ class JobQueue:
         if first_event is not None:
             job.log.publish(first_event[0], **first_event[1])
         self._add_open(lane, job)
+        if lane in self._turns:
+            self._turns[lane].add(job)
         self._pools[lane].submit(job.run, work)
         return job
 
     def submit_quick(self, cost: float, work: Callable[[Job], Any]) -> Job:
-        """Queue a quick request. Among waiting requests, the one with the smallest cost runs first."""
+        """Queue a quick request. Among requests of the same time, the one with the smallest cost runs first."""
         job, lane = Job(Message("quick request")), "short" if cost <= MAX_SHORT_COST else "quick"
         self._add_open(lane, job)
+        due = time.monotonic() + SECONDS_PER_COST * cost
         with self._lock:
-            heapq.heappush(self._waiting_quick[lane], (cost, next(self._numbers), job, work))
-        self._pools[lane].submit(self._run_cheapest, lane)
+            heapq.heappush(self._waiting_quick[lane], (due, next(self._numbers), job, work))
+        self._pools[lane].submit(self._run_next, lane)
         return job
 
-    def _run_cheapest(self, lane: str) -> None:
+    def _run_next(self, lane: str) -> None:
         with self._lock:
             _, _, job, work = heapq.heappop(self._waiting_quick[lane])
         job.run(work)
