@@ -2,7 +2,7 @@
 
 import type { Edit, TraceInfo } from './api'
 import { LANGUAGES } from './messages'
-import { en } from './messages/en'
+import { en, type MessageKey } from './messages/en'
 import type { MessageValue } from './messages/message'
 
 /** An edit that can be switched off without being removed. */
@@ -93,24 +93,26 @@ const INDICES_OF_TRACE = ['layer', 'head', 'token', 'second', 'step'] as const
 export const VIEWS = ['corpus', 'heads', 'readout', 'transport', 'clusters', 'energy', 'composition', 'compare', 'dynamics'] as const
 const EXPECTED_NAMES: Record<string, readonly string[]> = { side: SIDES, space: ['sphere', 'raw'], language: Object.keys(LANGUAGES) }
 
+const makeMessage = (key: MessageKey, parameters: MessageValue['parameters']): MessageValue => ({ template: en[key], parameters })
+
 /** The first value of a link that cannot be read, as a message. */
 export function linkFault(hash: string): MessageValue | null {
   const parameters = new URLSearchParams(hash.replace(/^#/, ''))
-  const fault = (template: string, name: string, value: string, expected = ''): MessageValue => ({ template, parameters: { name, value: value.slice(0, 40), expected } })
+  const fault = (key: MessageKey, name: string, value: string, expected = '') => makeMessage(key, { name, value: value.slice(0, 40), expected })
   for (const name of [...INDEX_PARAMETERS, 'step']) {
     const value = parameters.get(name)
-    if (value !== null && parseIndex(value) === null) return fault(en.link_number, name, value)
+    if (value !== null && parseIndex(value) === null) return fault('link_number', name, value)
   }
   for (const [name, expected] of Object.entries(EXPECTED_NAMES)) {
     const value = parameters.get(name)
-    if (value !== null && !expected.includes(value)) return fault(en.link_name, name, value, expected.join(', '))
+    if (value !== null && !expected.includes(value)) return fault('link_name', name, value, expected.join(', '))
   }
   const view = parameters.get('view')
-  if (view !== null && !view.startsWith('all:') && !VIEWS.some((name) => name === view)) return fault(en.link_name, 'view', view, VIEWS.join(', '))
+  if (view !== null && !view.startsWith('all:') && !VIEWS.some((name) => name === view)) return fault('link_name', 'view', view, VIEWS.join(', '))
   const layer = (parameters.get('show') ?? '').split(',').find((name) => name && !CLOUD_LAYERS.some((known) => known === name))
-  if (layer) return fault(en.link_name, 'show', layer, CLOUD_LAYERS.join(', '))
+  if (layer) return fault('link_name', 'show', layer, CLOUD_LAYERS.join(', '))
   const edit = (parameters.get('edits') ?? '').split(',').find((text) => text && !parseEdit(text))
-  return edit === undefined ? null : fault(en.link_edit, 'edits', edit)
+  return edit === undefined ? null : fault('link_edit', 'edits', edit)
 }
 
 /** Indices of a link that a trace does not have: how to correct the link, and a message about the first of them. */
@@ -120,7 +122,7 @@ export function outOfRange(link: Link, info: TraceInfo): { change: Partial<Link>
   const first = names[0]
   if (first === undefined) return null
   const change: Partial<Link> = Object.fromEntries(names.map((name) => [name, name === 'step' ? counts.step - 1 : null]))
-  return { change, message: { template: en.link_range, parameters: { name: first, value: link[first]!, last: counts[first] - 1 } } }
+  return { change, message: makeMessage('link_range', { name: first, value: link[first]!, last: counts[first] - 1 }) }
 }
 
 /** Whether the back button undoes a change. Moving the scrubber is not undone. */
