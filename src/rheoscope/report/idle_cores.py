@@ -30,6 +30,18 @@ def leave_one_core() -> None:
     torch.set_num_threads(max(1, (int(cores) if cores.isdigit() else torch.get_num_threads()) - 1))
 
 
+def share_cores(n_jobs: int) -> None:
+    """Let torch use the idle cores divided by the number of jobs that compute at once, unless the user set OMP_NUM_THREADS.
+
+    More threads than cores are much slower than one thread per job: every product then waits for its slowest thread.
+    """
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        use_idle_cores()
+        torch.set_num_threads(max(1, torch.get_num_threads() // n_jobs))
+
+
 def busy_threads(n_samples: int = 3) -> float:
     """The number of other running threads, the minimum of several samples, or else the load of the last minute."""
     try:

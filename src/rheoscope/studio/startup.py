@@ -14,7 +14,7 @@ from rheoscope.corpus.corpus_result import open_corpus
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.opening import load
-from rheoscope.report.idle_cores import use_idle_cores
+from rheoscope.report.idle_cores import share_cores
 from rheoscope.report.studio_link import DEFAULT_PORT
 from rheoscope.running.weight_files import parse_device, parse_dtype, probe_bfloat16_matmul
 from rheoscope.shapes import RheoscopeError
@@ -47,6 +47,8 @@ DEFAULT_OPTIONS = StudioOptions()
 """The model that ships with the package, on the CPU."""
 KEEP_ALIVE_SECONDS = 60
 """Seconds that a connection stays open without a request. A page that is read for a while then needs no new connections."""
+N_CONCURRENT_JOBS = 4
+"""Number of jobs that may compute at once: a short request, a longer one, an analysis and the questions."""
 SWITCH_SECONDS = 0.0005
 """Seconds that a thread of the server may hold the interpreter. With Python's default (0.005), the many short steps of a
 forward pass wait behind the analyses of other threads."""
@@ -61,7 +63,7 @@ def serve(options: StudioOptions, host: str, port: int | None, open_page: bool) 
     options, corpus_run = resolve_corpus(options)
     listener = bind_socket(host, port)
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
-    use_idle_cores()
+    share_cores(N_CONCURRENT_JOBS)
     sys.setswitchinterval(SWITCH_SECONDS)
     session = start_session(options)
     app = create_app(
