@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,6 +20,7 @@ from rheoscope.space.model import Model, Text
 from rheoscope.space.pair_distances import centred_inner_products, distances, upper_triangle
 from rheoscope.space.safe_arithmetic import safe_divide
 from rheoscope.space.settings import Draws, Seed, SpaceName
+from rheoscope.space.trace import Trace
 from rheoscope.statistics.intervals import bootstrap_t_interval, describe_intervals
 from rheoscope.statistics.nulls import p_values, random_permutations
 from rheoscope.statistics.ranks import unit_ranks
@@ -219,7 +220,12 @@ def _join_carrier(carrier: Text, target_word: Text) -> Text:
             ),
             Advice("carrier_sentences=[[1, 2], …]"),
         )
-    return [*map(int, carrier), *map(int, target_word)]
+    return [*as_id_list(carrier), *as_id_list(target_word)]
+
+
+def as_id_list(text: Any) -> list[int]:
+    """Token ids of a text that is not a string."""
+    return [int(token_id) for token_id in (text.ids if isinstance(text, Trace) else text)]
 
 
 def kernel(
