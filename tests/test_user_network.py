@@ -181,6 +181,17 @@ def test_changed_weights_are_refused_and_a_new_load_describes_them(change: Calla
     assert fresh.trace([3, 4]).facts["weights"] != trace.facts["weights"]
 
 
+def test_restored_weights_are_current_again() -> None:
+    net = copy_of("llama")
+    model = rs.load(net)
+    saved = net.lm_head.weight.detach().clone()
+    points = model.trace([3, 4]).points
+    with torch.no_grad():
+        net.lm_head.weight.zero_()
+        net.lm_head.weight.copy_(saved)
+    assert torch.equal(model.trace([3, 4]).points, points)
+
+
 class LowRankAdapter(nn.Module):
     """A linear map plus a low-rank one that is 0 at the start."""
 
@@ -215,7 +226,7 @@ def test_a_sample_sees_its_tensor_at_any_stride() -> None:
 
 def test_a_forward_pass_does_not_change_the_snapshot() -> None:
     net = copy_of("llama_yarn")
-    snapshot = take_snapshot(net)
+    snapshot = take_snapshot(net, lambda: "another digest", "the digest")
     net(torch.arange(3, 30)[None])
     assert snapshot.is_current()
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.running.loading_stages import Progress, progress_stage
 from rheoscope.running.runner import RunnableModel
-from rheoscope.running.weight_files import default_device
+from rheoscope.running.weight_files import default_device, fingerprint
 from rheoscope.running.weights_snapshot import take_snapshot
 from rheoscope.shapes import RheoscopeError
 
@@ -140,7 +141,7 @@ def _load_native(
     model = describe_model(network, tokenizer or loaded_tokenizer, _display_name(name, initial_seed), hash_progress)
     certified_model = model.with_certificate(certify(model))
     proof_progress(1, 1)
-    return _with_snapshot(certified_model, source)
+    return _with_snapshot(certified_model, source, network.config.function_key())
 
 
 def _load_pretrained(
@@ -178,9 +179,11 @@ def _load_pretrained(
     return _with_snapshot(model.with_certificate(certificate), source)
 
 
-def _with_snapshot(model: RunnableModel, source: Any) -> RunnableModel:
-    """The model with a check that its weights are still those that were described.
+def _with_snapshot(model: RunnableModel, source: Any, key: str = "") -> RunnableModel:
+    """The model with a check that its weights are still those that were described. `key` is the config's part of their digest.
 
     On a GPU, the sample of values is read only for networks of the caller, since reading it waits for the device.
     """
-    return model.with_check(take_snapshot(model.network, reads_gpu=isinstance(source, nn.Module)).check)
+    network, is_from_caller = model.network, isinstance(source, nn.Module)
+    snapshot = take_snapshot(network, partial(fingerprint, network, key), model.view.facts["weights"], is_from_caller)
+    return model.with_check(snapshot.check)

@@ -258,7 +258,7 @@ def test_no_gauge_changes_a_field(analysis: str, name: str) -> None:
     assert_unchanged(call_of(analysis), original_result(analysis, name), name, moves)
 
 
-@pytest.mark.parametrize("name", ALL_GAUGES)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_only_the_logit_depends_on_a_constant_of_the_unembedding(name: str) -> None:
     result, original = call_of("readout")(model_after(name, move_unembedding)), original_result("readout", name)
     assert_same_fields(result, original, ignored={"logit"})

@@ -48,19 +48,19 @@ class InterruptedTask:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run."""
-    out = tmp_path_factory.mktemp("whole")
+    out = tmp_path_factory.mktemp("uninterrupted")
     run(out, small(evaluate_every=3))
     return out
 
 
 @pytest.mark.parametrize("step", [1, 5, 6])
-def test_ctrl_c_keeps_the_current_step(step: int, whole: Path, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_the_current_step(step: int, uninterrupted: Path, tmp_path: Path) -> None:
     train_until_interrupt(tmp_path / "run", small(evaluate_every=3), step)
     assert last_checkpoint_step(tmp_path / "run") == step
     run(tmp_path / "run", small(evaluate_every=3))
-    assert run_files(tmp_path / "run") == run_files(whole)
+    assert run_files(tmp_path / "run") == run_files(uninterrupted)
 
 
 def test_a_second_ctrl_c_stops_at_once() -> None:
@@ -113,13 +113,13 @@ def test_extending_a_finished_run_reports_the_change_of_the_rate(tmp_path: Path)
 
 
 def test_an_extended_run_resumes_exactly_after_a_kill(tmp_path: Path) -> None:
-    for out in (tmp_path / "whole", tmp_path / "killed"):
+    for out in (tmp_path / "uninterrupted", tmp_path / "killed"):
         run(out, small(steps=5))
-    run(tmp_path / "whole", small(steps=11))
+    run(tmp_path / "uninterrupted", small(steps=11))
     run(tmp_path / "killed", small(steps=11), stop_at=7)
     train_until_interrupt(tmp_path / "killed", small(steps=11), 9)
     assert logged_messages(tmp_path / "killed", small(steps=11)) == [f"resuming {tmp_path / 'killed'} at step 9 of 11"]
-    assert run_files(tmp_path / "killed") == run_files(tmp_path / "whole")
+    assert run_files(tmp_path / "killed") == run_files(tmp_path / "uninterrupted")
 
 
 def test_extension_equals_the_longer_run_if_the_schedules_agree(tmp_path: Path) -> None:
@@ -130,5 +130,5 @@ def test_extension_equals_the_longer_run_if_the_schedules_agree(tmp_path: Path) 
         "both schedules agree so far, so it ends like a run of 12 steps"
         in logged_messages(tmp_path / "extended", recipe.with_changes(steps=12))[1]
     )
-    run(tmp_path / "whole", recipe.with_changes(steps=12))
-    assert run_files(tmp_path / "extended") == run_files(tmp_path / "whole")
+    run(tmp_path / "uninterrupted", recipe.with_changes(steps=12))
+    assert run_files(tmp_path / "extended") == run_files(tmp_path / "uninterrupted")

@@ -25,7 +25,7 @@ def test_heads_and_layers_can_be_mixed() -> None:
         parse_heads("L9", model().view)
 
 
-@pytest.mark.parametrize("text", ["", "1,", "a", "1;2", "1.5"])
+@pytest.mark.parametrize("text", ["", "1,", "a", "1;2"])
 def test_numbers_that_cannot_be_parsed(text: str) -> None:
     with pytest.raises(rs.RheoscopeError, match=r"--layers takes numbers separated by commas, got") as error:
         parse_numbers(text, int, "layers")

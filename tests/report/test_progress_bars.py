@@ -70,7 +70,7 @@ def test_a_long_analysis_reports_its_progress(name: str) -> None:
     model, shares = small(), []
     trace = model.trace("the keys to the cabinet are on the table in the old hall of the house")
     subject = Subject(model, trace.text, trace)
-    settings = {"layers": [0], "iterations": 3} if name == "fixed_point" else {}
+    settings = {"layers": [0, 1], "iterations": 3} if name == "fixed_point" else {}
     run_analysis(subject, name, settings, draw_nulls=False, progress=lambda done, total: shares.append(done / total))
     assert len(set(shares)) > 1 or name == "agreement"
     assert shares == sorted(shares)

@@ -99,7 +99,7 @@ def test_an_edited_model_equals_a_model_with_the_edit_in_its_weights(name: str, 
     assert set(result) == set(expected)
     has_changed = False
     for field in expected:
-        if expected[field].dtype.kind != "f":
+        if expected[field].dtype.kind != "f" or "gauge" in expected[field].attrs:  # bare weights have no edited version
             continue
         expected_values, values = expected[field].values, result[field].values
         if values.shape != expected_values.shape:  # extra columns add singular values that are 0

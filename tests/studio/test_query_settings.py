@@ -49,10 +49,14 @@ def test_an_invalid_query_is_refused_in_one_line(name: str, query: dict[str, str
     assert "passwd" not in str(error.value)
 
 
+TOKENIZER_OUTPUT = "Mapping[str, typing.Any]"
+"""A text may be the output of a tokenizer, which is a mapping but no file."""
+
+
 def test_no_setting_of_a_query_names_a_file() -> None:
     """Settings that accept a mapping also accept the name of a file. All of them must be listed."""
     for name in ANALYSIS_MODULES:
         assert not set(FILE_SETTINGS) & set(default_settings(analysis_by_name(name)))
         for setting, parameter in analysis_by_name(name).settings.items():
-            if "Mapping" in str(parameter.annotation):
+            if "Mapping" in str(parameter.annotation).replace(TOKENIZER_OUTPUT, ""):
                 assert setting in FILE_SETTINGS, (name, setting)

@@ -113,6 +113,7 @@ def heal(
     **See also** `surgery` measures the loss directly after a change.
     """
     settings, on_measurement = settings or HealingSettings(), on_measurement or (lambda *_: None)
+    model = model.without_check()  # its weights are trained and restored here
     unknown_arms = [arm for arm in arms if arm not in ARMS]
     if unknown_arms:
         raise RheoscopeError(

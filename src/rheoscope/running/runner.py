@@ -253,6 +253,10 @@ class RunnableModel(ABC):
         """The same model with a function that raises if its weights are out of date."""
         return replace(self, view=self.view.with_check(check_current))
 
+    def without_check(self) -> "RunnableModel":
+        """The same model without this check, for code that changes the weights itself and restores them."""
+        return self.with_check(lambda reads_device=True: None)
+
     @contextmanager
     def eval_mode(self) -> Iterator[None]:
         """Inside, the network is in evaluation mode."""

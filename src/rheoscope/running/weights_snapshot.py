@@ -1,5 +1,6 @@
 """A snapshot of the weights of a network, which detects that they have changed since they were described."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +17,17 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The integer type of each size in bytes. NumPy has no bfloat16, and integers compare bits."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class WeightsSnapshot:
     """The weights of a network at one time: which tensors they are, how often each was written to, and a sample of values.
 
-    Writes through `.data` do not move the counter of a tensor, so the sample finds them. The sample has at most 16 values of each
+    If a counter has moved, the digest of all weights decides, so weights that were restored are current again. Writes through
+    `.data` do not move the counter of a tensor, so the sample finds them. The sample has at most 16 values of each
     weight at equal distances. Reading it from a GPU waits for the device.
 
+    >>> from rheoscope.running.weight_files import fingerprint
     >>> linear = nn.Linear(2, 2)
-    >>> snapshot = take_snapshot(linear)
+    >>> snapshot = take_snapshot(linear, lambda: fingerprint(linear), fingerprint(linear))
     >>> with torch.no_grad():
     ...     _ = linear.weight.add_(1)
     >>> snapshot.is_current()
@@ -33,17 +36,22 @@ class WeightsSnapshot:
 
     modules: tuple[nn.Module, ...]
     identities: list[int]
+    n_writes: list[int]
     arrays: list[Any]
     device_tensors: list[Tensor]
     values: bytes
     device_values: bytes
+    digest: Callable[[], str]
+    described_digest: str
 
     def is_current(self, reads_device: bool = True) -> bool:
         """Whether nothing has changed, as far as the counters and the sample can see."""
-        return (
-            weight_identities(self.modules) == self.identities
-            and read_arrays(self.arrays) == self.values
-            and (not reads_device or read_device(self.device_tensors) == self.device_values)
+        identities, n_writes = weight_identities(self.modules)
+        if identities != self.identities or (n_writes != self.n_writes and self.digest() != self.described_digest):
+            return False
+        self.n_writes = n_writes
+        return read_arrays(self.arrays) == self.values and (
+            not reads_device or read_device(self.device_tensors) == self.device_values
         )
 
     def check(self, reads_device: bool = True) -> None:
@@ -67,14 +75,19 @@ def read_device(tensors: list[Tensor]) -> bytes:
     return b"".join(torch.cat(group).cpu().numpy().tobytes() for group in groups.values())
 
 
-def take_snapshot(network: nn.Module, reads_gpu: bool = True) -> WeightsSnapshot:
-    """The snapshot of a network in its current state."""
+def take_snapshot(
+    network: nn.Module, digest: Callable[[], str], described_digest: str, reads_gpu: bool = True
+) -> WeightsSnapshot:
+    """The snapshot of a network in its current state. `digest()` computes what was `described_digest` when it was described."""
     modules = tuple(network.modules())
     weights = [sample_of(x) for module in modules for x in persistent_tensors(module) if x.numel()]
     arrays = [x.numpy() for x in weights if x.device.type == "cpu"]
     on_device = [x for x in weights if x.device.type != "cpu"] if reads_gpu else []
-    identities = weight_identities(modules)
-    return WeightsSnapshot(modules, identities, arrays, on_device, read_arrays(arrays), read_device(on_device))
+    identities, n_writes = weight_identities(modules)
+    values, device_values = read_arrays(arrays), read_device(on_device)
+    return WeightsSnapshot(
+        modules, identities, n_writes, arrays, on_device, values, device_values, digest, described_digest
+    )
 
 
 def persistent_tensors(module: nn.Module) -> list[Tensor]:
@@ -86,14 +99,16 @@ def persistent_tensors(module: nn.Module) -> list[Tensor]:
     return tensors
 
 
-def weight_identities(modules: tuple[nn.Module, ...]) -> list[int]:
-    """The submodules of every module, and for each of its weights the object, the address and the number of writes."""
-    numbers: list[int] = []
+def weight_identities(modules: tuple[nn.Module, ...]) -> tuple[list[int], list[int]]:
+    """The identities of all submodules and weights with the addresses of the weights, and the number of writes to each."""
+    identities: list[int] = []
+    n_writes: list[int] = []
     for module in modules:
-        numbers += map(id, module._modules.values())
+        identities += map(id, module._modules.values())
         for x in persistent_tensors(module):
-            numbers += id(x), x.data_ptr(), -1 if x.is_inference() else x._version
-    return numbers
+            identities += id(x), x.data_ptr()
+            n_writes.append(-1 if x.is_inference() else x._version)
+    return identities, n_writes
 
 
 def sample_of(x: Tensor) -> Tensor:
