@@ -84,7 +84,8 @@ def fixed_point(
 
     **Settings** `layers=None` means all layers. `applications` is how often the layer is applied. Iterations and
     probes end when the error is at most `tolerance`, relative for norm and radius, after `iterations` steps at the latest.
-    `iterations=0` omits the Jacobian and `boundary`. `draws` permutations, shared by all layers, give the p-value of the mean over layers.
+    Below 20 iterations the radius of a causal layer is iterated, not exact. `iterations=0` omits the Jacobian and `boundary`.
+    `draws` permutations, shared by all layers, give the p-value of the mean over layers.
 
     **Returns** (layer): `residual`, `rotation_angle`, `jacobian_norm`, `jacobian_radius` and `boundary`. (layer, token):
     `residual_token`. (layer, application): `repeated_rotation_angle`. Angles have nulls. Norm, radius and

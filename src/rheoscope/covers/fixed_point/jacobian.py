@@ -16,6 +16,8 @@ Estimate = tuple[Float[Tensor, ""], Float[Tensor, ""]]
 FIRST_CHECK = 6
 CHECK_GROWTH = 1.25
 """The error is computed after FIRST_CHECK steps, and then each time that the number of steps has grown by this factor."""
+MIN_BLOCK_ITERATIONS = 20
+"""With fewer permitted iterations, a quick estimate is wanted, and diagonal blocks take as long as tens of iterations."""
 
 
 def jacobian_values(
@@ -53,10 +55,10 @@ def layer_radius(T: LayerMap, vjp: Map, x: Cloud, start: Cloud, iterations: int,
     """The largest |eigenvalue| of ∂T/∂X without the directions that the norm preserves, and its error.
 
     A causal Jacobian is block triangular, so its eigenvalues are those of its diagonal blocks. They are computed exactly. If
-    that takes too long, or if the layer is bidirectional, Arnoldi iteration is used.
+    that takes too long, if few iterations are permitted, or if the layer is bidirectional, Arnoldi iteration is used.
     """
-    project = T.without_symmetries(x)
-    if T.own is not None and len(x) * x.shape[-1] ** 3 <= MAX_BLOCK_WORK:
+    project, is_affordable = T.without_symmetries(x), len(x) * x.shape[-1] ** 3 <= MAX_BLOCK_WORK
+    if T.own is not None and is_affordable and iterations >= MIN_BLOCK_ITERATIONS:
         return largest_block_radius(T.own, x, project, tolerance)
     products = vjp if T.own is None else jacobian_products(T.own, x)[1]
     return jacobian_radius(lambda w: project(products(project(w))), project(start), iterations, tolerance)
