@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio import export
+from rheoscope.studio import export, jobs
 from rheoscope.studio.session import Limits
 from rheoscope.studio.startup import bind_socket, check_installation, page_address
 from rheoscope.studio.stored_example import StoredExample, decompress, load_example
@@ -224,3 +224,12 @@ def test_an_unknown_dtype_or_device_is_refused_on_the_command_line(
         invocation = CliRunner().invoke(app, ["studio", option, wrong, "--port", "0"])
         assert wrong in str(invocation.exception)
         assert isinstance(invocation.exception, RheoscopeError)
+
+
+def test_an_export_waits_longer_than_the_lease_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export has no client that asks about its job."""
+    monkeypatch.setattr(jobs, "LEASE_SECONDS", 0.3)
+    with running_studio(load_small) as (session, _):
+        entry = export.run_all_analyses(session, TEXT)
+        assert entry.job is not None
+        assert not entry.job.has_expired

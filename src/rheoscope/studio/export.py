@@ -57,7 +57,7 @@ def run_all_analyses(session: Session, text: str) -> TextEntry:
     entry, _ = session.get_or_trace(opened_model, opened_model.job.result.result(), text, ())
     job, _ = session.start_questions(entry)
     n_requests = len(session.requests(entry, None))
-    with progress(Message("analysing")) as on_progress:
+    with job.followed(), progress(Message("analysing")) as on_progress:
         while not job.is_over:
             wait([job.result], timeout=0.5)
             on_progress(sum(event_name in ("known", "failed") for event_name, _ in list(job.log.events)), n_requests)
