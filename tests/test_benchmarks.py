@@ -47,10 +47,15 @@ def test_the_smallest_form_runs_and_stores_nothing(
 )  # torch's compiler reads the attribute of every tensor
 @pytest.mark.parametrize(("name", "arguments"), ON_A_GPU)
 def test_the_smallest_form_runs_on_a_gpu(name: str, arguments: list[str], load_main: Any) -> None:
-    """Without shape checks, which torch.compile cannot trace."""
-    stored = results()
-    with without_jaxtyping_checks():
-        load_main(name)(["--smallest", *arguments])
+    """Without shape checks, which torch.compile cannot trace. A benchmark may choose TF32 for its process."""
+    import torch
+
+    stored, precision = results(), torch.get_float32_matmul_precision()
+    try:
+        with without_jaxtyping_checks():
+            load_main(name)(["--smallest", *arguments])
+    finally:
+        torch.set_float32_matmul_precision(precision)
     assert results() == stored
 
 
