@@ -1,6 +1,7 @@
 """A network of the user stays as it was, and results never describe other weights than those that it has now."""
 
 import copy
+import math
 import random
 import warnings
 from collections.abc import Callable
@@ -298,6 +299,31 @@ def test_the_head_of_a_pretraining_model_gives_the_logits() -> None:
     net = hf.BertForPreTraining(hf.BertConfig(**PLAIN)).eval()
     expected = net(torch.tensor([[3, 4, 5]])).prediction_logits[0]
     assert torch.equal(rs.load(net).run([3, 4, 5]), expected)
+
+
+@pytest.mark.parametrize(
+    "make_network",
+    [
+        lambda: hf.BertForPreTraining(hf.BertConfig(**PLAIN)),
+        lambda: hf.BertForMaskedLM(hf.BertConfig(**PLAIN)).bfloat16(),
+        lambda: hf.RobertaForMaskedLM(hf.RobertaConfig(**PLAIN | {"pad_token_id": 1, "bos_token_id": 0})),
+    ],
+)
+def test_the_logit_lens_of_a_masked_language_model_ends_at_its_own_prediction(make_network: Callable[[], Any]) -> None:
+    net = make_network().eval()
+    logits = net(torch.tensor([[3, 4, 5]]))[0][0, 1].detach().float()
+    lens = rs.readout(rs.load(net).trace([3, 4, 5]), token=1)
+    assert torch.allclose(torch.tensor(lens.top_probabilities.values[-1]), logits.softmax(-1).topk(5).values, rtol=1e-5)
+    assert int(lens.attrs["target"]) == int(logits.argmax())
+    assert math.isclose(float(lens.logit_above_mean), float(logits.max() - logits.mean()), rel_tol=1e-5)
+    assert "attribution" not in lens
+    assert "log_probability_next" not in lens
+
+
+def test_an_encoder_without_a_prediction_head_has_no_logit_lens() -> None:
+    model = rs.load(hf.BertModel(hf.BertConfig(**PLAIN)).eval())
+    with pytest.raises(rs.RheoscopeError, match="has no unembedding, so it predicts no tokens"):
+        rs.readout(model.trace([3, 4, 5]))
 
 
 def test_texts_may_be_outputs_of_a_tokenizer() -> None:

@@ -178,8 +178,6 @@ def call_of(name: str, settings: dict[str, dict[str, Any]] = SETTINGS) -> Call:
 SLOW = {"relation_swap", "rollout", "fixed_point", "boundary", "reversed_attention", "attention_patching", "surgery", "decay",
            "faithfulness", "reversed_map", "surgery of each head", "trace_under"}  # fmt: skip
 """Functions that run the model many times, or backwards. They are tested on few models."""
-NO_ANSWER = {("readout", "bert")}
-"""A model without an unembedding has no readout."""
 SCORES_THEMSELVES = {"score_attribution of a score": [move_key_bias], "readout": [move_unembedding]}
 """Scores depend on the key bias, unlike weights. tests/covers/test_score_attribution.py tests this.
 
@@ -234,7 +232,6 @@ def on_models(models: Callable[[str], list[str]], models_if_slow: Callable[[str]
             (analysis, name)
             for analysis in (*ANALYSIS_MODULES, *OTHER_FUNCTIONS)
             for name in (models_if_slow if analysis in SLOW else models)(analysis)
-            if (analysis, name) not in NO_ANSWER
         ],
     )
 

@@ -38,6 +38,7 @@ def describe_model(network: Any, tokenizer: Any, name: str, progress: Progress |
         embed_scale=_embedding_scale(description.embedding),
         unembed=None if unembedding is None else _compose(description.unembed_projection, unembedding),
         unembed_bias=None if unembed_bias is None else unembed_bias.to(embedding_weight.device),
+        prediction_head=description.prediction_head,
         final_norm=description.final_norm,
         mlps=description.mlps,
         context_length=_context_length(family, network.config),

@@ -64,6 +64,7 @@ def description_in_eval_mode(description: ModelDescription, network: nn.Module) 
         description,
         layer_heads=tuple(map(heads_in_eval_mode, description.layer_heads)),
         mlps=tuple(map(in_eval_mode, description.mlps)),
+        prediction_head=None if description.prediction_head is None else in_eval_mode(description.prediction_head),
         cross_heads=tuple(
             CrossHeads(heads_in_eval_mode(cross.target_heads), cross.source_norm) for cross in description.cross_heads
         ),

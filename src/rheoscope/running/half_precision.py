@@ -35,6 +35,9 @@ def description_in_float32(description: ModelDescription) -> ModelDescription:
         final_norm=_norm_in_float32(description.final_norm, dtype),
         embed_projection=_float32_or_none(description.embed_projection),
         unembed_projection=_float32_or_none(description.unembed_projection),
+        prediction_head=None
+        if description.prediction_head is None
+        else with_float32_io(description.prediction_head, dtype),
         cross_heads=tuple(
             CrossHeads(
                 _heads_in_float32(cross_heads.target_heads, dtype), _norm_in_float32(cross_heads.source_norm, dtype)

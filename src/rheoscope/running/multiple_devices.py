@@ -59,6 +59,9 @@ def on_one_device(description: ModelDescription) -> ModelDescription:
         final_norm=_norm_on_device(description.final_norm, device, device),
         embed_projection=_to_device_or_none(description.embed_projection, device),
         unembed_projection=_to_device_or_none(description.unembed_projection, device),
+        prediction_head=None
+        if description.prediction_head is None
+        else on_device(description.prediction_head, description.layer_heads[-1].W_O.device),
     )
 
 

@@ -53,6 +53,7 @@ class ModelDescription:
     `attention_modules` compute attention, and `output_projections` read the concatenated outputs of the heads.
     `cross_heads` and `cross_attention_modules` are the same for cross-attention, if there is any.
     `embed_projection` and `unembed_projection` map embeddings into E and E to the input of the unembedding, if widths differ.
+    `prediction_head` maps last points to logits, if more than a norm and an unembedding lies between (masked language models).
     """
 
     embed_tap: Tap
@@ -66,6 +67,7 @@ class ModelDescription:
     is_encoder: bool = False
     embed_projection: Float[Tensor, "w d"] | None = None
     unembed_projection: Float[Tensor, "d w"] | None = None
+    prediction_head: Callable[[Tensor], Tensor] | None = None
     cross_heads: tuple[CrossHeads, ...] = ()
     cross_attention_modules: tuple[nn.Module, ...] = ()
 

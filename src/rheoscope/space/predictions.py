@@ -1,4 +1,4 @@
-"""Next-token predictions from points by the model's final norm and unembedding."""
+"""Predictions of tokens from points, by the model's own final norm and unembedding or by its prediction head."""
 
 import torch
 from jaxtyping import Float
@@ -7,6 +7,7 @@ from torch import Tensor
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.float32_products import mixed_precision_matmul
+from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.view import View
 
 
@@ -17,6 +18,8 @@ def next_token_logprobs(view: View, points: Float[Tensor, "*p d"]) -> Float[Tens
 
 def next_token_logits(view: View, points: Float[Tensor, "*p d"]) -> Float[Tensor, "*p vocabulary"]:
     """The model's own logits of the next token, with its bias and its cap."""
+    if view.prediction_head is not None:
+        return at_least_float32(view.prediction_head(view.to_model_precision(points)))
     if view.unembed is None or view.unembed_model_precision is None:
         raise RheoscopeError(
             Message(

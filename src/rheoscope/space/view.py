@@ -26,6 +26,8 @@ class View:
     `embed_scale`, before positions (BERT normalises the sum of tokens, positions and segments).
     `mlps[l](x)` is the displacement by the MLP of layer l, computed by the model's own modules. `context_length` is the longest
     text in tokens, if limited. Logits s become c tanh(s / c) if there is a `logit_cap` c.
+    `prediction_head(x)` are the logits of a masked language model, which transforms its last points before the unembedding. Such
+    a model has no `unembed`, because no component contributes a fixed amount to a logit.
     `cross_heads[l]` are the cross-attention heads of layer l of a decoder. `facts` describe the origin and affect no number:
     name, family, weight hash, dtype, device, certificate.
     `dtype` is the model's own dtype: points and weights are rounded to it, and stored here in float32 or better.
@@ -38,6 +40,7 @@ class View:
     embed_scale: float = 1.0
     unembed: Float[Tensor, "d vocabulary"] | None = None
     unembed_bias: Float[Tensor, " vocabulary"] | None = None
+    prediction_head: Callable[[Tensor], Tensor] | None = None
     final_norm: Norm = Norm()
     mlps: tuple[Callable[[Tensor], Tensor], ...] = ()
     context_length: int | None = None
@@ -120,6 +123,11 @@ class View:
         if self.unembed is None or (unembed := self.to_model_precision(self.unembed)).dtype == self.unembed.dtype:
             return self.unembed
         return torch.nn.functional.pad(unembed.mT, (0, 0, 0, -unembed.shape[-1] % 64)).mT
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether points have logits."""
+        return self.unembed is not None or self.prediction_head is not None
 
     def with_check(self, check_current: Callable[..., None]) -> "View":
         """The same View with a function that raises if its weights are out of date."""

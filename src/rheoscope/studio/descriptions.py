@@ -101,7 +101,7 @@ def trace_json(
 
 @torch.no_grad()
 def _top_predictions(token_strings: TokenLabels, trace: Trace) -> list[dict[str, Any]]:
-    if trace.view.unembed is None:
+    if not trace.view.predicts_tokens:
         return []
     top = (
         next_token_logprobs(trace.view, trace.points[-1, -1:])[0].exp().topk(min(N_PREDICTIONS, len(trace.view.embed)))

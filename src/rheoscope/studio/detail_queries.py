@@ -121,7 +121,7 @@ def score_components_json(entry: "TextEntry", layer: int, head: int, query: int,
 def pack_lens(entry: "TextEntry") -> bytes:
     """The logit lens: the most probable next token after every step at every position, with its probability."""
     steps, positions = range(len(entry.trace.steps)), range(len(entry.trace))
-    if entry.trace.view.unembed is None:
+    if not entry.trace.view.predicts_tokens:
         raise RheoscopeError(Message("the logit lens needs an unembedding, and this model has none"))
     prediction = likeliest_tokens(entry.trace, list(steps), list(positions))
     token_ids = prediction["predicted_token"].tolist()
@@ -135,7 +135,7 @@ def pack_lens(entry: "TextEntry") -> bytes:
 
 @torch.no_grad()
 def token_json(entry: "TextEntry", position: int) -> dict[str, Any]:
-    """The prediction at one position after every step, and the components that write the logit of the last one."""
+    """The prediction at one position after every step, and the components that write the logit of the last one, if any do."""
     trace = entry.trace
     token_index = resolve_positions([position], len(trace))[0]
     logprobs = next_token_logprobs(trace.view, trace.points[:, token_index])

@@ -100,7 +100,7 @@ def export_files(session: Session, entry: TextEntry) -> ExportFiles:
     yield f"{trace_path}/verdicts.json", wire.encode_json(descriptions.verdicts_json(entry.results))
     yield f"{trace_path}/points.bin", detail_queries.pack_cloud(session, entry, "all", "sphere")
     yield f"{trace_path}/points.raw.bin", detail_queries.pack_cloud(session, entry, "all", "raw")
-    if entry.trace.view.unembed is not None:
+    if entry.trace.view.predicts_tokens:
         yield f"{trace_path}/lens.bin", detail_queries.pack_lens(entry)
         for position in range(len(entry.trace)):
             yield f"{trace_path}/token/{position}.json", wire.encode_json(detail_queries.token_json(entry, position))

@@ -55,7 +55,8 @@ def readout(
     its sum. Scalar: `logit`, the model's own. (earlier_token): `log_probability_next` with its null, and
     `predicted_log_probability`, the largest log probability, for comparison with the target's. (draw):
     `log_probability_next_null_draws`, means over these tokens. (end, token): `predicted_token` (ids) and `predicted_probability` at
-    the end of every layer. A bidirectional model (an encoder) has no `log_probability_next`.
+    the end of every layer. A bidirectional model (an encoder) has no `log_probability_next`. A masked language model has no
+    `attribution`: it transforms the last points before its unembedding, so no component writes a fixed amount.
 
     **Settings** `target` is a token id. `top` is the number of listed tokens. `tokens_before` is the number of tokens before
     `token` whose predictions are listed.
@@ -81,8 +82,10 @@ def readout(
     values = kernel(log_probs, torch.tensor(target, device=log_probs.device), top) | likeliest_tokens(
         trace, end_points, shown_positions
     )
-    values["attribution"] = torch.stack(list(contributions.values()))
-    values |= {"logit": logits[-1, target], "logit_above_mean": values["attribution"].sum()}
+    values |= {"logit": logits[-1, target], "logit_above_mean": logits[-1, target] - logits[-1].mean()}
+    if contributions:
+        values["attribution"] = torch.stack(list(contributions.values()))
+        values["logit_above_mean"] = values["attribution"].sum()
     values |= earlier_predictions(trace, token, earlier_positions, draws, seed)
     coords: dict[str, Any] = {
         "point": [str(step) for step in trace.steps],
@@ -209,8 +212,7 @@ def _check_settings(target: int, vocabulary: int, tokens_before: int) -> None:
 
 
 def _points_per_chunk(view: View) -> int:
-    assert view.unembed is not None
-    return max(1, block_numel(view.unembed.device) // view.unembed.shape[-1])
+    return max(1, block_numel(view.embed.device) // len(view.embed))
 
 
 def sample_earlier_positions(token: int, max_positions: int = 64) -> list[int]:
@@ -249,9 +251,10 @@ def earlier_predictions(trace: Trace, token: int, positions: list[int], draws: i
 
 
 def attribution(trace: Trace, token: int, target: int) -> dict[str, Float[Tensor, ""]]:
-    """The target's logit, minus the mean logit and before a cap, as a sum over components."""
+    """The target's logit, minus the mean logit and before a cap, as a sum over components. Empty for a masked language model."""
     view = trace.view
-    assert view.unembed is not None
+    if view.unembed is None:
+        return {}
     residual_parts, norm = components(trace, tokens=[token]), view.final_norm
     x = trace.points[-1, token].to(residual_parts.parts.dtype)
     logit_direction = (view.unembed[:, target] - view.unembed.mean(-1)).to(x.dtype)

@@ -37,7 +37,7 @@ def picture(dataset: "xarray.Dataset", token_strings: TokenLabels | None = None)
             rank_panel(dataset, target_text),
             entropy_panel(dataset),
             kl_panel(dataset),
-            writer_bars(dataset, target_text),
+            *([writer_bars(dataset, target_text)] if "attribution" in dataset else []),
             position_table(dataset, text_by_id),
         ),
     )

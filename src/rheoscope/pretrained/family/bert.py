@@ -34,7 +34,13 @@ def describe(network: Any) -> ModelDescription:
         embedding=inner.embeddings.word_embeddings,
         final_norm=Norm(),
         is_encoder=True,
+        prediction_head=prediction_head(network),
     )
+
+
+def prediction_head(network: Any) -> Any:
+    """The module from the last points to logits, in networks that predict masked tokens: a projection, a norm, the unembedding."""
+    return getattr(getattr(network, "cls", None), "predictions", getattr(network, "lm_head", None))
 
 
 def context_length(config: Any) -> int:
