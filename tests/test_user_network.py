@@ -19,6 +19,7 @@ from rheoscope.running.lost_text import LostTextWarning, lost_characters
 from rheoscope.running.weights_snapshot import sample_of, take_snapshot
 from rheoscope.space.trace import Trace
 from tests.pretrained.cases import CASES, GROUPED, PLAIN, network, tokenizer
+from tests.studio.cases import post_text, render_text, running_studio
 
 PAIR = torch.tensor([[3, 4]])
 OUTDATED = "the weights of this model have changed"
@@ -388,3 +389,14 @@ def test_lost_text_is_reported_and_a_text_without_tokens_is_refused() -> None:
 def test_only_white_space_may_be_left_out() -> None:
     assert lost_characters("a b", [(0, 1), (2, 3)]) == ""
     assert lost_characters("a bc", [(0, 1)]) == "bc"
+
+
+@pytest.mark.filterwarnings("ignore::rheoscope.running.lost_text.LostTextWarning")
+def test_the_studio_names_the_characters_that_the_tokenizer_drops() -> None:
+    def load_words(source: str | None, **options: Any) -> Any:
+        return rs.load(network("llama"), tokenizer=words_tokenizer())
+
+    with running_studio(load=load_words) as (_, client):
+        lost = client.get(f"/api/traces/{post_text(client, 'the cabinet keys')}").json()["lost"]
+        assert render_text(lost) == "the tokenizer lost 7 of 14 characters: cabinet"
+        assert client.get(f"/api/traces/{post_text(client, 'the keys')}").json()["lost"] is None

@@ -18,7 +18,7 @@ export interface Token { text: string; shown: string; massive: boolean }
 export interface TokenProbability { shown: string; probability: number }
 /** Window `number` of `total`, both counted from 1. It contains the tokens `first` to `last` of `tokens`. */
 export interface Window { number: number; total: number; first: number; last: number; tokens: number }
-export interface TraceInfo { id: string; model: string; text: string; window?: Window | null; tokens: Token[]; steps: string[]; layers: number; heads: number; width: number; edits: Edit[]; next: TokenProbability & { token: string; id: number }; top: TokenProbability[]; provenance: Record<string, unknown> }
+export interface TraceInfo { id: string; model: string; text: string; window?: Window | null; lost?: Text | null; tokens: Token[]; steps: string[]; layers: number; heads: number; width: number; edits: Edit[]; next: TokenProbability & { token: string; id: number }; top: TokenProbability[]; provenance: Record<string, unknown> }
 export interface Finding { text: Text; analysis: string; q: number | null }
 /** `held`: how many numbers were tested. `note`: how the answers were decided. */
 export interface Findings { findings: Finding[]; held: Text; note: Text }

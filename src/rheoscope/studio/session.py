@@ -23,6 +23,7 @@ from rheoscope.report.progress_bars import control_factories
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.report.report_settings import report_request
 from rheoscope.report.verdicts import QUESTIONS
+from rheoscope.running.lost_text import lost_text_message
 from rheoscope.running.progress import listen
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
@@ -113,7 +114,11 @@ class TextEntry:
         trace_header = descriptions.trace_json(
             self.id, self.opened_model.id, self.model.token_strings, self.trace, self.text, self.edits
         )
-        return trace_header | {"window": None if self.window is None else self.window.json_dict}
+        spans = self.model.token_spans(self.text)
+        return trace_header | {
+            "window": None if self.window is None else self.window.json_dict,
+            "lost": None if spans is None else lost_text_message(self.text, spans),
+        }
 
     @property
     def subject(self) -> Subject:
