@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pandas
 
     from rheoscope.space.analysis import Analysis
+    from rheoscope.space.claim import Claim
     from rheoscope.space.words import Words
 
 ANALYSIS_MODULES: dict[str, str] = {
@@ -91,6 +92,18 @@ def words_by_name(name: str) -> "Words":
 
     folder = ANALYSIS_MODULES[name].rpartition(".")[0]
     return import_module(f"{folder}.words").WORDS if folder and find_spec(f"{folder}.words") else Words()
+
+
+@cache
+def all_claims() -> "tuple[Claim, ...]":
+    """The claims of all analyses, in the order of a card: `CLAIMS` of the file `claims.py` in the folder of an analysis.
+
+    >>> all_claims()[0].name
+    'similarity'
+    """
+    folders = [module.rpartition(".")[0] for module in ANALYSIS_MODULES.values()]
+    modules = [import_module(f"{folder}.claims") for folder in folders if folder and find_spec(f"{folder}.claims")]
+    return tuple(sorted((claim for module in modules for claim in module.CLAIMS), key=lambda claim: claim.order))
 
 
 def analyses() -> "pandas.DataFrame":

@@ -1,0 +1,287 @@
+"""The card of a model: every claim with its effect, its interval, what random models reach, and the answer."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rheoscope.catalogue import all_claims
+from rheoscope.messages.advice import use
+from rheoscope.messages.message import Message
+from rheoscope.opening import load
+from rheoscope.report.card_cache import cache_folder, cached_measurement
+from rheoscope.report.card_texts import check_texts, passages
+from rheoscope.running.runner import RunnableModel
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.claim import Claim, ClaimPart, ClaimSample, Measured
+from rheoscope.space.model import Text
+from rheoscope.space.settings import Count, Seed
+from rheoscope.space.traces import Traces
+from rheoscope.statistics.claim_answers import (
+    CARD_LEVEL,
+    MIN_DRAWS,
+    MIN_SHARED_DRAWS,
+    UNCLEAR,
+    Criterion,
+    EffectInterval,
+    Evidence,
+    claim_answer,
+    effect_interval,
+    joint_answer,
+    random_limits,
+    texts_needed,
+)
+
+if TYPE_CHECKING:
+    import xarray
+
+TEXTS_PER_BATCH = 16
+OnTask = Callable[[str], Callable[[int, int], None]]
+"""Starts a task with a name and returns the function that reports its progress."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartAnswer:
+    """One interval of a card: what was measured, and what follows from it."""
+
+    claim: Claim
+    part: ClaimPart
+    measured: Measured
+    evidence: Evidence
+    interval: EffectInterval
+    criterion: Criterion
+
+    @property
+    def answer(self) -> str:
+        return claim_answer(self.interval, self.criterion)
+
+    @property
+    def texts_needed(self) -> int | None:
+        return texts_needed(self.interval, self.criterion) if self.answer == UNCLEAR else None
+
+
+@torch.no_grad()
+def card(
+    model: RunnableModel,
+    texts: Sequence[Text] | None = None,
+    draws: Count = MIN_SHARED_DRAWS,
+    untrained: Count = MIN_DRAWS,
+    seed: Seed = 0,
+    cache: bool = True,
+    progress: OnTask | None = None,
+) -> "xarray.Dataset":
+    """The claims of the seed documents about one model, each with an effect, an interval and an answer.
+
+    **Question** What holds for this model over many texts, and not only for one of them?
+
+    **Formula** For text t the effect e_t is the observed statistic minus its reference. `estimate` is the mean over texts, and `low`
+    and `high` are the ends of its interval by Student's t. All m intervals of a card cover together with probability .95, so
+    each has the level 1 − .05/m. The error of null draws that all texts share is part of the interval.
+
+    **Answers** yes: `low` > `smallest_effect`, and `estimate` − `random_mean` > `threshold`. reversed: the same with the opposite
+    sign. no: the interval lies within ± `smallest_effect`. unclear: anything else; `texts_needed` is the number of texts that
+    would decide, NaN if more texts cannot. `threshold` bounds how far random models lie from their mean anywhere on the card,
+    with probability .95: models with rotated or edited operators, or untrained models of the same architecture.
+
+    **Settings** `texts` are at least 4 texts or lists of token ids; by default the 96 passages of the package. `draws` is the
+    number of rotated or edited models, at least 40. `untrained` is the number of untrained models, at least 8. Measurements
+    are stored in the user's cache directory unless `cache` is False, so an interrupted card resumes.
+
+    **Returns** (claim): `estimate`, `low`, `high`, `smallest_effect`, `random_mean`, `threshold`, `observed`, `answer`,
+    `texts_needed`, `n_units`. A claim in two parts shows the part that decides. (interval): the same for every part, as
+    `part_…`. (interval, unit): `effect`. (interval, draw): `random_effect`.
+
+    **See also** `rs.atlas` puts cards side by side.
+
+    >>> import rheoscope as rs
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = rs.load(GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9)))
+    >>> texts = [[(n * i * i + i) % 9 for i in range(24)] for n in range(4)]
+    >>> str(rs.card(model, texts, cache=False).answer.sel(claim="symmetry").values)
+    'unclear'
+    """
+    texts = passages() if texts is None else list(texts)
+    _check_settings(draws, untrained)
+    check_texts(model, texts)
+    folder = cache_folder() if cache else None
+    measured, reasons = _measure_model(model, texts, all_claims(), draws, seed, folder, progress)
+    compared = [claim for claim in all_claims() if claim.name in measured and claim.random_models == "untrained"]
+    control_means = _measure_untrained(model, texts, compared, untrained, seed, folder, progress)
+    answers = answer_claims(measured, control_means)
+    facts = {"n_texts": len(texts), "draws": draws, "untrained": untrained, "seed": seed}
+    return card_dataset(answers, reasons, facts | _provenance(model))
+
+
+def _check_settings(draws: int, untrained: int) -> None:
+    for name, value, low in (("draws", draws, MIN_SHARED_DRAWS), ("untrained", untrained, MIN_DRAWS)):
+        if value < low:
+            raise RheoscopeError(
+                Message("{name} must be at least {low}, got {value}", name=name, low=low, value=value),
+                use(**{name: low}),
+            )
+
+
+def _provenance(model: RunnableModel) -> dict[str, str]:
+    return {name: str(value) for name, value in model.view.facts.items()}
+
+
+def trace_batches(model: RunnableModel, texts: Sequence[Text]) -> tuple[Traces, ...]:
+    """The texts in batches, each as one forward pass."""
+    return tuple(
+        model.trace(list(texts[start : start + TEXTS_PER_BATCH])) for start in range(0, len(texts), TEXTS_PER_BATCH)
+    )
+
+
+def _measure_model(
+    model: RunnableModel,
+    texts: Sequence[Text],
+    claims: Sequence[Claim],
+    draws: int,
+    seed: int,
+    folder: Path | None,
+    progress: OnTask | None,
+) -> tuple[dict[str, Mapping[str, Measured]], dict[str, RheoscopeError]]:
+    """The measurements of every claim by name, and the errors of those that this model does not have."""
+    from rheoscope import __version__
+
+    measured: dict[str, Mapping[str, Measured]] = {}
+    errors: dict[str, RheoscopeError] = {}
+    batches = trace_batches(model, texts)
+    for claim in claims:
+        on_progress = None if progress is None else progress(claim.statement)
+        sample = ClaimSample(model, batches, draws, seed, on_progress)
+        try:
+            measured[claim.name] = cached_measurement(claim, sample, folder, __version__)
+        except RheoscopeError as error:
+            errors[claim.name] = error
+    return measured, errors
+
+
+def _measure_untrained(
+    model: RunnableModel,
+    texts: Sequence[Text],
+    claims: Sequence[Claim],
+    n_models: int,
+    seed: int,
+    folder: Path | None,
+    progress: OnTask | None,
+) -> dict[tuple[str, str], Tensor]:
+    """(claim, part) → the mean effect of every untrained model."""
+    means: dict[tuple[str, str], list[float]] = {}
+    for control in untrained_models(model, n_models) if claims else ():
+        measured, errors = _measure_model(control, texts, claims, 0, seed, folder, progress)
+        if errors:
+            raise next(iter(errors.values()))
+        for name, parts in measured.items():
+            for part, values in parts.items():
+                means.setdefault((name, part), []).append(float(values.effects.double().nanmean()))
+    return {key: torch.tensor(values, dtype=torch.float64) for key, values in means.items()}
+
+
+def untrained_models(model: RunnableModel, count: int) -> Iterator[RunnableModel]:
+    """Models of the same architecture at initial weights, one per seed."""
+    for seed in range(count):
+        yield load(model.network, tokenizer=model.tokenizer, untrained=True, seed=seed)
+
+
+def answer_claims(
+    measured: Mapping[str, Mapping[str, Measured]], control_means: Mapping[tuple[str, str], Tensor]
+) -> list[PartAnswer]:
+    """The answer of every part of every measured claim, with intervals that cover together."""
+    rows = [
+        (claim, part, measured[claim.name][part.name])
+        for claim in all_claims()
+        if claim.name in measured
+        for part in claim.parts
+    ]
+    evidence = [_evidence(claim, part, values, control_means) for claim, part, values in rows]
+    limits = random_limits(evidence)
+    return [
+        PartAnswer(
+            claim,
+            part,
+            values,
+            item,
+            effect_interval(item, CARD_LEVEL / len(rows)),
+            Criterion(part.smallest_effect, item.random_mean, limit, part.allows_loss),
+        )
+        for (claim, part, values), item, limit in zip(rows, evidence, limits, strict=True)
+    ]
+
+
+def _evidence(
+    claim: Claim, part: ClaimPart, measured: Measured, control_means: Mapping[tuple[str, str], Tensor]
+) -> Evidence:
+    if measured.draw_means is not None:
+        return Evidence(measured.effects, measured.draw_means, is_reference=True)
+    means = control_means.get((claim.name, part.name), torch.zeros(MIN_DRAWS))
+    return Evidence(measured.effects, means, is_reference=False)
+
+
+def deciding_part(parts: Sequence[PartAnswer]) -> PartAnswer:
+    """The part that a claim in several parts shows: the last one whose answer is that of the claim.
+
+    Without such a part (both are clear, with opposite signs), the first.
+    """
+    answer = joint_answer([part.answer for part in parts])
+    return next((part for part in reversed(parts) if part.answer == answer), parts[0])
+
+
+def card_dataset(
+    answers: Sequence[PartAnswer], errors: Mapping[str, RheoscopeError], facts: Mapping[str, Any]
+) -> "xarray.Dataset":
+    """The card as a Dataset."""
+    import numpy as np
+    import xarray as xr
+
+    by_claim: dict[str, list[PartAnswer]] = {}
+    for answer in answers:
+        by_claim.setdefault(answer.claim.name, []).append(answer)
+    shown = {name: deciding_part(parts) for name, parts in by_claim.items()}
+    fields: dict[str, Any] = {
+        name: ("claim", values) for name, values in part_numbers(list(shown.values())).items()
+    } | {
+        "answer": ("claim", [joint_answer([part.answer for part in parts]) for parts in by_claim.values()]),
+        "statement": ("claim", [str(part.claim.statement) for part in shown.values()]),
+    }
+    fields |= {f"part_{name}": ("interval", values) for name, values in part_numbers(answers).items()}
+    fields["part_answer"] = ("interval", [answer.answer for answer in answers])
+    n_units = max(len(answer.measured.observed) for answer in answers)
+    n_draws = max(len(answer.evidence.draw_means) for answer in answers)
+    fields["effect"] = (("interval", "unit"), np.stack([_padded(a.evidence.effects, n_units) for a in answers]))
+    fields["random_effect"] = (
+        ("interval", "draw"),
+        np.stack([_padded(a.evidence.draw_means, n_draws) for a in answers]),
+    )
+    coords = {
+        "claim": list(by_claim),
+        "interval": [interval_name(answer) for answer in answers],
+    }
+    skipped = {f"skipped {name}": str(error) for name, error in errors.items()}
+    return xr.Dataset(fields, coords, attrs={"analysis": "card", "n_intervals": len(answers), **facts, **skipped})
+
+
+def interval_name(answer: PartAnswer) -> str:
+    return answer.claim.name if answer.part.name == answer.claim.name else f"{answer.claim.name}.{answer.part.name}"
+
+
+def part_numbers(answers: Sequence[PartAnswer]) -> dict[str, list[float]]:
+    """The numbers of some parts, by field."""
+    return {
+        "estimate": [answer.interval.estimate for answer in answers],
+        "low": [answer.interval.low for answer in answers],
+        "high": [answer.interval.high for answer in answers],
+        "smallest_effect": [answer.part.smallest_effect for answer in answers],
+        "random_mean": [answer.criterion.random_mean for answer in answers],
+        "threshold": [answer.criterion.random_limit for answer in answers],
+        "observed": [float(answer.measured.observed.double().nanmean()) for answer in answers],
+        "texts_needed": [float(answer.texts_needed or "nan") for answer in answers],
+        "n_units": [answer.interval.n_texts for answer in answers],
+    }
+
+
+def _padded(x: Tensor, length: int) -> Any:
+    return torch.nn.functional.pad(x.double().cpu(), (0, length - len(x)), value=torch.nan).numpy()

@@ -1,0 +1,62 @@
+"""Measurements of claims on disk, so that an interrupted card resumes and a finished one is not measured again."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rheoscope.files import atomic_file
+from rheoscope.space.claim import Claim, ClaimSample, Measured
+
+FIELDS = ("observed", "reference", "draws")
+
+
+def cache_folder() -> Path:
+    """The folder of measurements in the user's cache directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))) / "rheoscope" / "cards"
+
+
+def cached_measurement(claim: Claim, sample: ClaimSample, folder: Path | None, version: str) -> Mapping[str, Measured]:
+    """The measurement of a claim, from disk if the same weights, texts, settings and version were measured before."""
+    if folder is None:
+        return claim.measure(sample)
+    path = folder / f"{measurement_key(claim, sample, version)}.npz"
+    if path.is_file():
+        return _read(path)
+    measured = claim.measure(sample)
+    _write(measured, path)
+    return measured
+
+
+def measurement_key(claim: Claim, sample: ClaimSample, version: str) -> str:
+    """A name that depends on the weights, the token ids, the claim, its settings and the version of the package."""
+    view = sample.model.view
+    parts: list[object] = [version, claim.name, view.facts.get("weights"), view.facts.get("dtype")]
+    digest = hashlib.sha256(repr([*parts, sample.draws, sample.seed]).encode())
+    for traces in sample.batches:
+        digest.update(repr(traces.ids.shape).encode() + traces.ids.cpu().numpy().tobytes())
+    return f"{claim.name}-{digest.hexdigest()[:24]}"
+
+
+def _write(measured: Mapping[str, Measured], path: Path) -> None:
+    arrays = {
+        f"{part}.{name}": value.cpu().numpy()
+        for part, values in measured.items()
+        for name in FIELDS
+        if (value := getattr(values, name)) is not None
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def _read(path: Path) -> dict[str, Measured]:
+    fields: dict[str, dict[str, torch.Tensor]] = {}
+    with np.load(path) as arrays:
+        for key in arrays.files:
+            part, _, name = key.rpartition(".")
+            fields.setdefault(part, {})[name] = torch.from_numpy(arrays[key])
+    return {part: Measured(**values) for part, values in fields.items()}

@@ -1,0 +1,75 @@
+"""The texts of a card: the passages of the package, a file or a directory of texts, or texts given in Python."""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
+from rheoscope.running.lost_text import count_characters, lost_characters
+from rheoscope.running.runner import RunnableModel
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model import Text
+
+PASSAGES = Path(__file__).parent / "passages.jsonl"
+MIN_TEXTS = 4
+"""The smallest number of texts. Fewer have no interval."""
+MAX_LOST_SHARE = 0.02
+"""The largest share of characters of all texts that a tokenizer may drop."""
+OWN_TEXTS = Advice("rs.card(model, ['…', '…', '…', '…'])", "--texts FILE")
+
+
+@cache
+def passages() -> tuple[str, ...]:
+    """The texts that come with the package, written for it: prose, dialogue, exposition, lists, code, questions and verse.
+
+    >>> len(passages())
+    96
+    """
+    return tuple(json.loads(line)["text"] for line in PASSAGES.read_text(encoding="utf-8").splitlines())
+
+
+def read_texts(path: Path) -> list[str]:
+    """The texts of a file, one per line (or per JSON object with a "text", in a .jsonl file), or of the files of a directory."""
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        return [file.read_text(encoding="utf-8") for file in files]
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise RheoscopeError(
+            Message("{path} could not be read ({error})", path=str(path), error=type(error).__name__), OWN_TEXTS
+        ) from error
+    return [_json_text(line, path) for line in lines] if path.suffix == ".jsonl" else lines
+
+
+def _json_text(line: str, path: Path) -> str:
+    try:
+        return str(json.loads(line)["text"])
+    except (ValueError, KeyError, TypeError):
+        raise RheoscopeError(
+            Message('{path}: expected {{"text": "…"}} in every line, got {line!r}', path=str(path), line=line[:60]),
+            OWN_TEXTS,
+        ) from None
+
+
+def check_texts(model: RunnableModel, texts: Sequence[Text]) -> None:
+    """Refuse fewer than four texts, and a vocabulary that loses part of them."""
+    if len(texts) < MIN_TEXTS:
+        raise RheoscopeError(
+            Message("a card needs at least {low} texts, got {n}", low=MIN_TEXTS, n=len(texts)), OWN_TEXTS
+        )
+    n_lost = n_total = 0
+    for text in texts:
+        if isinstance(text, str) and model.tokenizer is not None and (spans := model.token_spans(text)) is not None:
+            n_lost, n_total = n_lost + len(lost_characters(text, spans)), n_total + count_characters(text)
+    if n_lost > MAX_LOST_SHARE * n_total:
+        raise RheoscopeError(
+            Message(
+                "the tokenizer loses {lost:,} of {total:,} characters of the texts; use texts of its own kind",
+                lost=n_lost,
+                total=n_total,
+            ),
+            OWN_TEXTS,
+        )

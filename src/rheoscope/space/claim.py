@@ -1,0 +1,119 @@
+"""A claim about a model, declared by the analysis that measures it in the file `claims.py` of its folder."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rheoscope.messages.message import Message
+from rheoscope.space.model import Model
+from rheoscope.space.traces import Traces
+
+RandomModels = Literal["rotated", "edited", "untrained"]
+
+
+@dataclass(frozen=True, eq=False)
+class ClaimSample:
+    """What a claim is measured on: a model, its texts in batches, and the number and seed of null draws.
+
+    Draw r is the same random model for all texts: it depends on the seed and r only.
+    """
+
+    model: Model
+    batches: tuple[Traces, ...]
+    draws: int
+    seed: int = 0
+    progress: Callable[[int, int], None] | None = None
+
+    def over_batches(self, measure: "Callable[[Traces], Measured]") -> "Measured":
+        """The measurements of all batches, one after the other."""
+        measured = []
+        for n_done, traces in enumerate(self.batches, 1):
+            measured.append(measure(traces))
+            if self.progress is not None:
+                self.progress(n_done, len(self.batches))
+        return Measured.concatenate(measured)
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A statistic of every text, with what it is compared with. NaN marks a text without a value.
+
+    `draws` are the values of random models that all texts share; the effect is the difference from their mean. `reference` is
+    the mean over null draws of each text by itself. Without either, the effect is the observed value.
+    """
+
+    observed: Float[Tensor, " text"]
+    reference: Float[Tensor, " text"] | None = None
+    draws: Float[Tensor, "draw text"] | None = None
+
+    @property
+    def effects(self) -> Float[Tensor, " text"]:
+        """e_t = observed − reference."""
+        if self.draws is not None:
+            return self.observed - self.draws.mean(0)
+        return self.observed if self.reference is None else self.observed - self.reference
+
+    @property
+    def draw_means(self) -> Float[Tensor, " draw"] | None:
+        """The mean over texts of every random model, over the texts that have a value."""
+        return None if self.draws is None else self.draws[:, self.effects.isfinite()].mean(-1)
+
+    @staticmethod
+    def concatenate(batches: "list[Measured]") -> "Measured":
+        """The measurements of several batches as one.
+
+        >>> parts = [Measured(torch.ones(2)), Measured(torch.zeros(1))]
+        >>> Measured.concatenate(parts).observed.tolist()
+        [1.0, 1.0, 0.0]
+        """
+        first = batches[0]
+        return Measured(
+            torch.cat([batch.observed for batch in batches]),
+            None if first.reference is None else torch.cat([_given(batch.reference) for batch in batches]),
+            None if first.draws is None else torch.cat([_given(batch.draws) for batch in batches], 1),
+        )
+
+
+def _given(x: Tensor | None) -> Tensor:
+    assert x is not None, "all batches of a claim have the same fields"
+    return x
+
+
+@dataclass(frozen=True)
+class ClaimPart:
+    """One interval of a claim: its statistic in words, and the smallest effect of interest δ.
+
+    `allows_loss` makes it a claim of non-inferiority: the effect is not below −δ.
+    """
+
+    name: str
+    statistic: str
+    smallest_effect: float
+    allows_loss: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """A claim about a model, which a card answers over many texts.
+
+    `statement` is what *yes* means. `parts` have one interval each; a claim in two parts needs both. `reason` says why the
+    smallest effect of interest has its size, `null` what the effect is compared with. `random_models` are the draws that bound
+    what no training reaches: "rotated" or "edited" operators of the same model, which `measure` draws, or "untrained" models,
+    which the card measures in the same way. `unit` is what varies between effects: texts, words or groups of words, or the
+    weights alone. `order` is the place on the card, and `document` the seed document that makes the claim.
+    """
+
+    order: int
+    name: str
+    statement: str
+    parts: tuple[ClaimPart, ...]
+    reason: str
+    null: str
+    random_models: RandomModels
+    measure: "Callable[[ClaimSample], Mapping[str, Measured]]"
+    document: str
+    unit: str = Message("texts")
