@@ -3,6 +3,7 @@
 load                                  a Transformer as operators on one space E: model.view, model.trace(text)
 analyses                              a table of every analysis: its name, its question, what it needs
 verdicts                              seven questions about a text in a model: yes, no or unclear, each with its null
+card                                  the claims of the seed documents about a model, over many texts: effect, interval, answer
 open_corpus                           a run over a whole corpus (rheoscope corpus run) as xarray and DuckDB
 over_texts                            any analysis over several texts: means, confidence intervals, one null
 plot, show, table                     a result as a figure for papers, live in a notebook (a text too), as tidy tables
@@ -36,6 +37,7 @@ _PUBLIC_MODULES = {
     "analyses": "rheoscope.catalogue",
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
+    "card": "rheoscope.report.card",
     "dynamics": "rheoscope.theory.experiments",
     "experiments": "rheoscope.theory.experiments",
     "load": "rheoscope.opening",

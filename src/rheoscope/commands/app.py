@@ -12,6 +12,7 @@ from rheoscope.commands import analyse as analyse_module
 from rheoscope.commands.analyses import analyses
 from rheoscope.commands.attention import attention
 from rheoscope.commands.bench import bench
+from rheoscope.commands.card import card
 from rheoscope.commands.command_group import RootGroup
 from rheoscope.commands.corpus import corpus
 from rheoscope.commands.costs import costs
@@ -70,7 +71,7 @@ def rheoscope(
         set_language(lang.value)
 
 
-A_TEXT, A_MODEL = "One text in a model", "The weights of a model"
+A_TEXT, A_MODEL = "One text in a model", "A model"
 TRAINING, MACHINE = "Training, corpora and theory", "This machine"
 
 app.command("flow", rich_help_panel=A_TEXT)(flow)
@@ -82,6 +83,7 @@ app.command("analyse", rich_help_panel=A_TEXT, context_settings=analyse_module.C
 )
 app.command("analyses", rich_help_panel=A_TEXT)(analyses)
 app.command("studio", rich_help_panel=A_TEXT)(studio)
+app.command("card", rich_help_panel=A_MODEL)(card)
 app.command("operators", rich_help_panel=A_MODEL)(operators)
 app.command("costs", rich_help_panel=A_MODEL)(costs)
 app.command("attention", rich_help_panel=A_MODEL)(attention)

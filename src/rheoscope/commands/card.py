@@ -1,0 +1,51 @@
+"""`rheoscope card`: the claims of the seed documents about one model, over many texts."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rheoscope.commands.completion import complete_from
+from rheoscope.commands.options import Csv, Device, Dtype, Explain, Html, Json
+from rheoscope.report.hub_cache import cached_hub_names
+
+
+def card(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A Hugging Face name or a directory (default: the model that ships with Rheoscope).",
+            autocompletion=complete_from(cached_hub_names),
+        ),
+    ] = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Texts: one per line, a .jsonl file with a field text, or a directory (default: 96 passages)."
+        ),
+    ] = None,
+    draws: Annotated[int, typer.Option(min=40, help="Models with rotated or edited operators.")] = 40,
+    untrained: Annotated[int, typer.Option(min=8, help="Untrained models of the same architecture.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of all draws.")] = 0,
+    cache: Annotated[bool, typer.Option(help="Store measurements, so that an interrupted card resumes.")] = True,
+    explain: Explain = False,
+    json: Json = None,
+    csv: Csv = None,
+    html: Html = None,
+    device: Device = None,
+    dtype: Dtype = None,
+) -> None:
+    """Answer the claims of the seed documents about a model, over many texts.
+
+    Each claim has an effect, an interval, the smallest effect of interest, and what random models reach.
+
+    Examples:  rheoscope card    ·    rheoscope card gpt2 --texts notes.txt --html card.html --json card.json
+    """
+    from rheoscope.report import run_report
+    from rheoscope.report.card_report import run_card
+    from rheoscope.report.card_texts import read_texts
+    from rheoscope.report.progress_bars import load_model
+
+    files = run_report.OutputFiles(json, csv, html, input_path=texts)
+    chosen_texts = None if texts is None else read_texts(texts)
+    run_card(load_model(model, device, dtype), chosen_texts, draws, untrained, seed, cache, files, explain)

@@ -1,0 +1,232 @@
+"""A card for the terminal and for pages: one row per claim, and the forest plot."""
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rheoscope.catalogue import all_claims
+from rheoscope.messages.message import Message
+from rheoscope.messages.numbers import format_fixed
+from rheoscope.picture.blocks import Block, Cell, Drawing, Lines, Table
+from rheoscope.picture.picture import Axis, Line, Panel, Picture, Shape
+from rheoscope.report.card_strip import Strip
+from rheoscope.space.claim import Claim, ClaimPart
+from rheoscope.statistics.claim_answers import NO, REVERSED, UNCLEAR, YES
+
+if TYPE_CHECKING:
+    import xarray
+
+ANSWERS = {YES: Message("yes"), NO: Message("no"), REVERSED: Message("reversed"), UNCLEAR: Message("unclear")}
+COLOURS = {YES: "first", NO: "null", REVERSED: "fourth", UNCLEAR: "fifth"}
+"""Neutral colours: a no is a finding, not a failure."""
+RANDOM_MODELS = {
+    "rotated": Message("rotated heads"),
+    "edited": Message("random edits"),
+    "untrained": Message("untrained models"),
+}
+
+
+def card_blocks(card: "xarray.Dataset") -> list[Block]:
+    """The card as a table of claims, a sentence that counts the answers, and a forest plot."""
+    return [
+        Drawing(forest_plot(card)),
+        number_table(card),
+        Lines(Message("How to read this card"), reading_lines(card)),
+    ]
+
+
+def claims_of(card: "xarray.Dataset") -> list[Claim]:
+    """The claims of a card, in its order."""
+    by_name = {claim.name: claim for claim in all_claims()}
+    return [by_name[str(name)] for name in card.claim.values]
+
+
+def strip_of(row: "xarray.Dataset") -> Strip:
+    """The strip of one claim or interval."""
+    low, estimate, high, smallest, mean, limit = (
+        float(row[name]) for name in ("low", "estimate", "high", "smallest_effect", "random_mean", "threshold")
+    )
+    return Strip(low, estimate, high, smallest, mean - limit, mean + limit)
+
+
+def claim_table(card: "xarray.Dataset") -> Table:
+    """One row per claim, for the terminal: the answer, a strip and the numbers."""
+    header = [
+        Cell(Message("answer"), Message("what follows from the interval, the smallest effect and random models alone")),
+        Cell(
+            Message("effect"),
+            Message("┼ is 0, ┊ the smallest effect of interest, dots what random models reach, ├─●─┤ the interval"),
+        ),
+        Cell(Message("estimate"), Message("mean effect over texts, with the interval of this card")),
+        Cell(Message("claim")),
+    ]
+    rows = []
+    for claim in claims_of(card):
+        row = card.sel(claim=claim.name)
+        answer = answer_text(str(row.answer.values), float(row.texts_needed))
+        rows.append([Cell(answer), Cell(strip_of(row).draw()), Cell(interval_text(row)), Cell(claim.statement)])
+    return Table(card_heading(card), header, rows, frozenset({0, 1, 3}))
+
+
+def card_heading(card: "xarray.Dataset") -> Message:
+    return Message(
+        "The card of {model}: {n} claims over {texts} texts",
+        model=str(card.attrs.get("model")),
+        n=card.sizes["claim"],
+        texts=int(card.attrs["n_texts"]),
+    )
+
+
+def interval_text(row: "xarray.Dataset") -> Message:
+    """The estimate and its interval."""
+    return Message(
+        "{estimate} ({low} to {high})",
+        estimate=signed_number(float(row.estimate)),
+        low=signed_number(float(row.low)),
+        high=signed_number(float(row.high)),
+    )
+
+
+def signed_number(value: float) -> str:
+    """A number with three digits and no leading zero.
+
+    >>> signed_number(0.0512), signed_number(-1.5)
+    ('.051', '-1.500')
+    """
+    return format_fixed(value, 3).replace("0.", ".", 1) if abs(value) < 1 else format_fixed(value, 3)
+
+
+def number_table(card: "xarray.Dataset") -> Table:
+    """One row per interval with all its numbers, for pages."""
+    titles = {
+        "part_answer": (Message("answer"), Message("what follows from this interval alone")),
+        "part_estimate": (Message("estimate"), Message("mean effect over texts")),
+        "part_low": (Message("low"), Message("lower end of the interval")),
+        "part_high": (Message("high"), Message("upper end of the interval")),
+        "part_observed": (Message("observed"), Message("mean of the statistic itself")),
+        "part_smallest_effect": (Message("smallest"), Message("the smallest effect of interest")),
+        "part_random_mean": (Message("random"), Message("mean effect of random models")),
+        "part_threshold": (
+            Message("limit"),
+            Message("how far random models lie from their mean, anywhere on the card"),
+        ),
+        "part_n_units": (Message("units"), Message("texts, words or groups behind the interval")),
+    }
+    header = [Cell(Message("claim")), *(Cell(title, definition) for title, definition in titles.values())]
+    rows = []
+    for claim, part, name in intervals_of(card):
+        row = card.sel(interval=name)
+        definition = Message(
+            "{statistic}. Compared with {null}. {reason}.",
+            statistic=part.statistic,
+            null=claim.null,
+            reason=claim.reason,
+        )
+        answer = Cell(ANSWERS[str(row.part_answer.values)])
+        numbers = [Cell(signed_number(float(row[field]))) for field in list(titles)[1:-1]]
+        rows.append([Cell(claim.statement, definition), answer, *numbers, Cell(str(int(row.part_n_units)))])
+    return Table(card_heading(card), header, rows, frozenset({0, 1}))
+
+
+def intervals_of(card: "xarray.Dataset") -> list[tuple[Claim, ClaimPart, str]]:
+    """Every interval of a card: its claim, its part and its name."""
+    names = {(claim.name, part.name): (claim, part) for claim in claims_of(card) for part in claim.parts}
+    intervals = []
+    for name in map(str, card.interval.values):
+        claim_name, _, part_name = name.partition(".")
+        intervals.append((*names[claim_name, part_name or claim_name], name))
+    return intervals
+
+
+def answer_text(answer: str, texts_needed: float) -> Message:
+    """The answer, and for an unclear one the number of texts that would decide.
+
+    >>> answer_text("unclear", 210.0), answer_text("no", float("nan"))
+    ('unclear (210 texts)', 'no')
+    """
+    if answer == UNCLEAR and math.isfinite(texts_needed):
+        return Message("unclear ({n:,} texts)", n=int(texts_needed))
+    return ANSWERS[answer]
+
+
+def summary_line(card: "xarray.Dataset") -> Message:
+    """How many claims have each answer."""
+    counts = {answer: int((card.answer == answer).sum()) for answer in ANSWERS}
+    return Message(
+        "{total} claims: {yes} yes, {no} no, {reversed} reversed, {unclear} unclear.",
+        total=card.sizes["claim"],
+        yes=counts[YES],
+        no=counts[NO],
+        reversed=counts[REVERSED],
+        unclear=counts[UNCLEAR],
+    )
+
+
+def skipped_lines(card: "xarray.Dataset") -> list[Message]:
+    """One line per claim that this model cannot have, with the reason."""
+    by_name = {claim.name: claim for claim in all_claims()}
+    prefix = "skipped "
+    return [
+        Message("{claim}: not measured, {reason}", claim=by_name[key.removeprefix(prefix)].statement, reason=reason)
+        for key, reason in card.attrs.items()
+        if str(key).startswith(prefix)
+    ]
+
+
+def reading_lines(card: "xarray.Dataset") -> list[str]:
+    """How the answers follow, and what was compared."""
+    return [
+        Message(
+            "yes: the interval lies above the smallest effect, and the estimate beyond random models. reversed: the same below. "
+            "no: the interval lies between minus and plus the smallest effect."
+        ),
+        Message(
+            "unclear: anything else, with the number of texts that would decide, if any number would. {n} intervals cover "
+            "together with probability .95.",
+            n=int(card.attrs["n_intervals"]),
+        ),
+        Message(
+            "Random models: {draws} with rotated or edited operators, {untrained} untrained ones.",
+            draws=int(card.attrs["draws"]),
+            untrained=int(card.attrs["untrained"]),
+        ),
+    ]
+
+
+def forest_plot(card: "xarray.Dataset") -> Picture:
+    """One row per claim: its interval in units of the smallest effect, and what random models reach."""
+    claims = claims_of(card)
+    marks: list[Line | Shape] = []
+    for index, claim in enumerate(claims):
+        row, y = card.sel(claim=claim.name), len(claims) - 1 - index
+        delta, answer = float(row.smallest_effect), str(row.answer.values)
+        low, estimate, high = (float(row[name]) / delta for name in ("low", "estimate", "high"))
+        mean, limit = float(row.random_mean) / delta, float(row.threshold) / delta
+        tip = Message("{claim}: {answer}", claim=claim.statement, answer=answer_text(answer, float(row.texts_needed)))
+        marks.append(
+            Shape(
+                Message("random models"),
+                [mean - limit, mean + limit, mean + limit, mean - limit],
+                [y - 0.3, y - 0.3, y + 0.3, y + 0.3],
+                "null",
+                0.25,
+            )
+        )
+        marks.append(Line(ANSWERS[answer], [low, high], [y, y], COLOURS[answer], tip=tip))
+        marks.append(Line(ANSWERS[answer], [estimate], [y], COLOURS[answer], "dots", tip=tip))
+    edges = np.array([-0.6, len(claims) - 0.4])
+    marks += [Line(Message("smallest effect"), [side, side], edges, "null", "dashed") for side in (-1.0, 1.0)]
+    marks.append(Line(Message("no effect"), [0.0, 0.0], edges, "null", "hair"))
+    panel = Panel(
+        Message("Effects in units of the smallest effect of interest"),
+        Message(
+            "Each row is a claim. The interval is right of 1 for yes, left of −1 for reversed, and between them for no."
+        ),
+        tuple(marks),
+        Axis(Message("effect / smallest effect")),
+        Axis("", tuple(claim.statement for claim in reversed(claims))),
+        columns=3,
+        height=max(1.0, 0.16 * len(claims)),
+    )
+    return Picture(Message("The card of {model}", model=str(card.attrs.get("model"))), "", (panel,))

@@ -1,0 +1,47 @@
+"""Run a card from the command line: progress, the table in the terminal, and the requested files."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rheoscope.messages.message import Message
+from rheoscope.report.card import card
+from rheoscope.report.card_blocks import card_blocks, claim_table, skipped_lines, summary_line
+from rheoscope.report.console import console
+from rheoscope.report.page import Page
+from rheoscope.report.progress_bars import progress_bar
+from rheoscope.report.report_page import add_blocks
+from rheoscope.report.run_report import OutputFiles, write_files
+from rheoscope.report.terminal import Terminal
+from rheoscope.running.runner import RunnableModel
+from rheoscope.space.model import Text
+
+if TYPE_CHECKING:
+    import xarray
+
+
+def run_card(
+    model: RunnableModel,
+    texts: Sequence[Text] | None,
+    draws: int,
+    untrained: int,
+    seed: int,
+    cache: bool,
+    files: OutputFiles,
+    explain: bool,
+) -> None:
+    """Compute a card, print one row per claim, and write the requested files."""
+    terminal = Terminal(console(), [], explain)
+    terminal.print_line(model.view.summary, "dim")
+    with progress_bar(Message("tracing the texts")) as start_task:
+        result = card(model, texts, draws, untrained, seed, cache, start_task)
+    terminal.print_block(claim_table(result))
+    terminal.console.print()
+    for line in [summary_line(result), *skipped_lines(result)]:
+        terminal.print_line(line)
+    terminal.print_files(write_files({"card": result}, card_page(result).save if files.wants_page else None, files))
+
+
+def card_page(result: "xarray.Dataset") -> Page:
+    """A page with the forest plot, the table of claims and how to read them."""
+    title = Message("The card of {model}", model=str(result.attrs.get("model")))
+    return add_blocks(Page(title, summary_line(result)), card_blocks(result))

@@ -1,0 +1,133 @@
+"""The card of a model: its numbers, its answers, its cache, its files, and what it refuses."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rheoscope as rs
+from rheoscope.catalogue import all_claims
+from rheoscope.report import card as card_module
+from rheoscope.report.card import answer_claims, card_dataset
+from rheoscope.report.card_blocks import card_blocks, claim_table, forest_plot, number_table, summary_line
+from rheoscope.report.card_texts import read_texts
+from rheoscope.space.claim import Claim, ClaimSample, Measured
+from tests.covers.cases import random_model
+
+TEXTS = [[(n * i * i + 3 * i) % 290 + 1 for i in range(24)] for n in range(5)]
+
+
+def planted_measurement(effect: float, n_texts: int = 96, seed: int = 0) -> dict[str, Any]:
+    """Measurements of all claims with the same effect, relative to the smallest effect of interest of each part."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        claim.name: {
+            part.name: Measured(
+                part.smallest_effect * (effect + torch.randn(n_texts, generator=generator)),
+                draws=part.smallest_effect * 0.1 * torch.randn(40, n_texts, generator=generator),
+            )
+            for part in claim.parts
+        }
+        for claim in all_claims()
+    }
+
+
+def planted_card(effect: float) -> Any:
+    facts = {"n_texts": 96, "draws": 40, "untrained": 8, "model": "a planted model"}
+    return card_dataset(answer_claims(planted_measurement(effect), {}), {}, facts)
+
+
+@pytest.mark.parametrize(("effect", "answer"), [(2.0, "yes"), (0.0, "no"), (-3.0, "reversed"), (1.0, "unclear")])
+def test_planted_effects_have_their_answers(effect: float, answer: str) -> None:
+    card = planted_card(effect)
+    superiority = [claim.name for claim in all_claims() if not any(part.allows_loss for part in claim.parts)]
+    answers = card.answer.sel(claim=superiority).values
+    assert np.mean(answers == answer) >= 0.9
+
+
+def test_every_claim_is_declared_once_with_its_reason() -> None:
+    claims = all_claims()
+    assert len({claim.name for claim in claims}) == len({claim.order for claim in claims}) == len(claims)
+    for claim in claims:
+        assert claim.reason, claim.name
+        assert claim.null, claim.name
+        assert claim.document in ("A", "C"), claim.name
+        assert all(part.smallest_effect > 0 and part.statistic for part in claim.parts), claim.name
+
+
+def test_a_card_has_the_numbers_of_its_claims() -> None:
+    model = random_model(heads=2, width=16)
+    card = rs.card(model, TEXTS, cache=False)
+    batches = card_module.trace_batches(model, TEXTS)
+    for claim in all_claims():
+        if f"skipped {claim.name}" in card.attrs:
+            continue
+        row = card.sel(claim=claim.name)
+        measured = claim.measure(ClaimSample(model, batches, 40))
+        effects = [float(values.effects.double().nanmean()) for values in measured.values()]
+        assert np.isclose(float(row.estimate), effects, atol=1e-9).any(), claim.name
+        assert row.low <= row.estimate <= row.high
+    assert {"estimate", "low", "high", "threshold", "answer"} <= set(card)
+    assert card.sizes["claim"] + sum(key.startswith("skipped") for key in card.attrs) == len(all_claims())
+
+
+def test_a_finished_measurement_is_read_and_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model, calls = random_model(heads=2, width=16), []
+
+    def counted(claim: Claim) -> Claim:
+        def measure(sample: ClaimSample) -> Any:
+            calls.append(claim.name)
+            return claim.measure(sample)
+
+        return replace(claim, measure=measure)
+
+    claims = tuple(counted(claim) for claim in all_claims() if claim.name in ("similarity", "symmetry"))
+    monkeypatch.setattr(card_module, "all_claims", lambda: claims)
+    first = rs.card(model, TEXTS)
+    assert sorted(calls) == ["similarity", "symmetry"]
+    assert rs.card(model, TEXTS).equals(first)
+    assert len(calls) == 2
+    rs.card(model, TEXTS, seed=1)
+    rs.card(model, TEXTS[:4])
+    assert len(calls) == 6
+
+
+def test_few_texts_and_few_draws_are_refused() -> None:
+    model = random_model()
+    with pytest.raises(rs.RheoscopeError, match="at least 4 texts, got 3"):
+        rs.card(model, TEXTS[:3])
+    with pytest.raises(rs.RheoscopeError, match="draws must be at least 40, got 5"):
+        rs.card(model, TEXTS, draws=5)
+    with pytest.raises(rs.RheoscopeError, match="untrained must be at least 8, got 1"):
+        rs.card(model, TEXTS, untrained=1)
+
+
+def test_every_block_shows_every_claim() -> None:
+    card = planted_card(1.0)
+    statements = [str(claim.statement) for claim in all_claims()]
+    assert [str(row[-1].text) for row in claim_table(card).rows] == statements
+    assert len(number_table(card).rows) == card.sizes["interval"]
+    assert list(map(str, reversed(forest_plot(card).panels[0].y.names))) == statements
+    assert str(summary_line(card)).startswith(f"{len(statements)} claims")
+    assert len(card_blocks(card)) == 3
+
+
+def test_texts_are_read_from_lines_json_lines_and_a_directory(tmp_path: Path) -> None:
+    texts = ["one text", "another text"]
+    (tmp_path / "lines.txt").write_text("one text\n\nanother text\n")
+    (tmp_path / "objects.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "folder").mkdir()
+    for number, text in enumerate(texts):
+        (tmp_path / "folder" / f"{number}.txt").write_text(text)
+    for name in ("lines.txt", "objects.jsonl", "folder"):
+        assert read_texts(tmp_path / name) == texts
+    (tmp_path / "wrong.jsonl").write_text("[1]\n")
+    with pytest.raises(rs.RheoscopeError, match="expected"):
+        read_texts(tmp_path / "wrong.jsonl")
+    with pytest.raises(rs.RheoscopeError, match="could not be read"):
+        read_texts(tmp_path / "missing.txt")
