@@ -20,6 +20,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests import source_files
 from tests.processes import run_in_fork, unload_packages
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,7 +77,7 @@ def imports_and_functions(file: Path) -> list[ast.Import | ast.ImportFrom | Func
 @cache
 def parse_text(text: str) -> tuple[ast.Module, list[ast.Import | ast.ImportFrom | Function]]:
     """The syntax tree of a file with its imports and functions, cached because every rule reads every file."""
-    tree = ast.parse(text)
+    tree = source_files.parse(text)
     return tree, [node for node in statements(tree) if isinstance(node, ast.Import | ast.ImportFrom | Function)]
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rheoscope.messages.extraction import page_templates, python_templates
+from rheoscope.messages.extraction import page_templates, templates_of
+from tests.source_files import nodes
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "rheoscope"
@@ -90,9 +91,9 @@ BANNED_PHRASES = re.compile(
 """Phrases of messages that read like a literal translation."""
 
 
-def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def bound_names(text: str) -> Iterator[tuple[int, str]]:
     """Line and name of everything that a file defines or assigns."""
-    for node in ast.walk(tree):
+    for node in nodes(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.lineno, node.name
         elif isinstance(node, ast.arg):
@@ -105,7 +106,7 @@ def banned_names(files: list[Path]) -> list[str]:
     return [
         f"{file.relative_to(ROOT)}:{line} {name}"
         for file in files
-        for line, name in bound_names(ast.parse(file.read_text(encoding="utf-8")))
+        for line, name in bound_names(file.read_text(encoding="utf-8"))
         if name.strip("_").lower() in BANNED_NAMES
     ]
 
@@ -118,7 +119,7 @@ def templates() -> list[tuple[str, str]]:
         *(
             (f"{file.relative_to(SOURCE)}:{line}", template)
             for file in FILES
-            for line, template in python_templates(file.read_text(encoding="utf-8"))
+            for line, template in templates_of(nodes(file.read_text(encoding="utf-8")))
         ),
         *(
             (f"{page.relative_to(ROOT)}:{line}", template)
@@ -171,7 +172,7 @@ def test_no_message_has_a_banned_phrase() -> None:
 
 @pytest.mark.parametrize("name", ["told", "_told", "each"])
 def test_a_banned_name_is_found(name: str, tmp_path: Path) -> None:
-    names = [bound for _, bound in bound_names(ast.parse(f"def f():\n    {name} = 1"))]
+    names = [bound for _, bound in bound_names(f"def f():\n    {name} = 1")]
     assert names == ["f", name]
     assert name.strip("_") in BANNED_NAMES
 

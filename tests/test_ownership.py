@@ -2,11 +2,13 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
+from tests.source_files import nodes
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "rheoscope"
 OTHER_MEANINGS = {
@@ -30,9 +32,8 @@ OTHER_MEANINGS = {
 
 def text_constants(source: str) -> Iterator[tuple[int, str]]:
     """All strings of a file with their lines, without docstrings and other bare strings."""
-    tree = ast.parse(source)
-    bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    bare = {id(node.value) for node in nodes(source) if isinstance(node, ast.Expr)}
+    for node in nodes(source):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare:
             yield node.lineno, node.value
 
@@ -53,6 +54,7 @@ def foreign_names(file: str, source: str) -> list[str]:
     return [f"{file}:{line}: {text}" for line, text in text_constants(source) if text in foreign]
 
 
+@cache
 def source_files() -> dict[str, str]:
     files = {path.relative_to(SOURCE).as_posix(): path for path in sorted(SOURCE.rglob("*.py"))}
     return {file: path.read_text(encoding="utf-8") for file, path in files.items() if file != "catalogue.py"}

@@ -22,8 +22,9 @@ from rheoscope.messages.catalogue import (
     translate,
     use_language,
 )
-from rheoscope.messages.extraction import python_templates
+from rheoscope.messages.extraction import python_templates, templates_of
 from rheoscope.messages.message import Message, Verbatim, join, plural
+from tests.source_files import nodes
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,7 +109,10 @@ def test_every_literal_for_people_is_extracted() -> None:
 
 @pytest.fixture(scope="module")
 def script() -> SimpleNamespace:
-    return SimpleNamespace(**run_path(str(ROOT / ".ci" / "messages.py")))
+    """The script, which shares the syntax trees with the other tests of this process."""
+    functions = run_path(str(ROOT / ".ci" / "messages.py"))
+    functions["extract"].__globals__["python_templates"] = lambda source: templates_of(nodes(source))
+    return SimpleNamespace(**functions)
 
 
 @pytest.mark.filterwarnings("default:without a translation")

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 CALLS: dict[str, tuple[tuple[int, str], ...]] = {
     "Message": ((0, ""),),
@@ -21,7 +21,12 @@ def python_templates(source: str) -> Iterator[Entry]:
     >>> list(python_templates('Message("{n} heads", n=3)'))
     [(1, '{n} heads')]
     """
-    for node in ast.walk(ast.parse(source)):
+    return templates_of(ast.walk(ast.parse(source)))
+
+
+def templates_of(nodes: Iterable[ast.AST]) -> Iterator[Entry]:
+    """The templates among the nodes of a syntax tree."""
+    for node in nodes:
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             for position, keyword in CALLS.get(name, ()):
