@@ -5,9 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from runpy import run_path
+from typing import Any
 
 import pytest
+
+from tests.processes import run_in_fork, unload_packages
 
 ROOT = Path(__file__).parents[1]
 COPIED = ("src", "tests", "docs", ".ci", "examples", "benchmarks", "frontend/src")
@@ -111,23 +116,24 @@ def apply_diff(text: str, diff: str) -> str:
     return text
 
 
-def run_in(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-    environment.pop("PYTEST_XDIST_WORKER", None)
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=tree,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+def run_in(tree: Path, work: Callable[[], Any]) -> subprocess.CompletedProcess[str]:
+    """Do this work in a fork that imports Rheoscope and its tests from the copy. torch is already imported there."""
+
+    def work_in_tree() -> None:
+        for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_CURRENT_TEST"):
+            os.environ.pop(name, None)
+        unload_packages("tests", "jaxtyping", "beartype")  # beartype caches types by their names
+        here = {str(ROOT), str(ROOT / "src")}
+        sys.path[:] = [str(tree), str(tree / "src"), *(folder for folder in sys.path if folder not in here)]
+        os.chdir(tree)
+        work()
+
+    return run_in_fork(work_in_tree, PYTHONPATH=str(tree / "src"), COLUMNS="120")
 
 
 def run_tests(tree: Path, *arguments: str) -> str:
     """Run tests of the copy and return the output of pytest. Every selected test must pass."""
-    result = run_in(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+    result = run_in(tree, lambda: sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *arguments])))
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
     assert re.search(r"\d+ passed", result.stdout)
     return result.stdout
@@ -138,10 +144,10 @@ def test_the_examples_pass_all_laws_and_appear_everywhere(tmp_path: Path) -> Non
     tree = copy_tree(tmp_path / "tree")
     for page in PAGES:
         assert len(apply_page(page, tree)) <= MAX_PLACES, page
-    assert run_in(tree, ".ci/source_tree.py").returncode == 0  # part of `make readme`
+    run_path(str(tree / ".ci" / "source_tree.py"), run_name="__main__")  # part of `make readme`
     output = run_tests(tree, *FILES, "-k", " or ".join(ADDED + TESTS_OF_THE_TREE))
     assert "without a translation: How wide is the cloud" in output
-    places = run_in(tree, "-c", WHERE_THEY_APPEAR)
+    places = run_in(tree, lambda: exec(WHERE_THEY_APPEAR, {}))
     assert places.stdout.split() == ["command", "report", "page", "corpus", "mechanisms"], places.stderr
 
 
