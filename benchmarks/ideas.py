@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> None:
     model = rs.load(options.model)
     n_controls = 1 if options.smallest else options.controls
     controls = [rs.load(options.model, untrained=True, seed=seed) for seed in range(n_controls)]
-    results = questions(model, controls, [texts[0][:60]] if options.smallest else texts)
+    results = questions(model, controls, [texts[0][:40]] if options.smallest else texts)
     if not options.no_meaning and not options.smallest:
         results |= meaning_measures(model, controls[0] if controls else None, options.smallest)
     for name, row in results["numbers"].items():

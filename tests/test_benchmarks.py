@@ -1,9 +1,12 @@
 """Every benchmark runs in its smallest form, and same_numbers.py reports differences. No test measures speed."""
 
 import gc
+import os
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.attention.cases import without_jaxtyping_checks
+from tests.processes import run_in_fork, unload_packages
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SHARED_MODULES = {"timing", "peers"}
@@ -217,8 +221,25 @@ def test_processes_share_the_missing_parts(
     assert sorted(shares) == [[("gpt2", "short")], [("llama", "long"), ("gpt2", "long")]]
 
 
-@pytest.mark.slow
+def run_script_in_fork(command: list[str], env: dict[str, str], cwd: Path) -> CompletedProcess[str]:
+    """Run a command of this interpreter, as `subprocess.run` does, but in a fork, which does not import torch again."""
+    interpreter, script, *arguments = command
+    assert interpreter == sys.executable
+
+    def work() -> None:
+        unload_packages("timing", "peers")
+        sys.path[:0] = [str(Path(script).parent), env["PYTHONPATH"]]
+        os.chdir(cwd)
+        runpy.run_path(script, run_name="__main__")
+        os._exit(0)  # because the usual end waits for the pool of threads that made this fork
+
+    result = run_in_fork(work, *arguments, **env)
+    print(result.stderr, file=sys.stderr)
+    return result
+
+
 def test_two_directories_are_compared(load_main: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--quick", "--models", "own_decoder", "--analyses", "head_statistics"]
-    load_main("same_numbers")([str(FOLDER.parent), *arguments])
+    arguments, main = ["--quick", "--models", "own_decoder", "--analyses", "head_statistics"], load_main("same_numbers")
+    main.__globals__["subprocess"] = SimpleNamespace(run=run_script_in_fork)
+    main([str(FOLDER.parent), *arguments])
     assert "unexplained differences: 0" in capsys.readouterr().out
