@@ -31,7 +31,7 @@ def model_with_a_massive_token(name: str) -> Any:
 def test_deviations_are_those_of_the_points(name: str) -> None:
     network = model_with_a_massive_token("llama") if "massive" in name else double(name)
     assert bool(network.trace(TEXTS[0]).massive_tokens()) == ("massive" in name)
-    options, texts = {"heads": [(0, 1), (0, 2)], "M": "symmetric", "F": "rank 3"}, TEXTS[:3]
+    options, texts = {"heads": [(0, 1), (0, 2)], "M": "symmetric", "F": "rank 3"}, TEXTS[:2]
     result = rs.decay(network, texts, **options)
     first = str(attention_output_step(network.trace(text()), 0))
     assert result.step.values[0] == first

@@ -53,10 +53,9 @@ def test_products_with_J_and_its_transpose_are_adjoint(name: str) -> None:
     """⟨w, J v⟩ = ⟨Jᵀ w, v⟩ for every mechanism. J v uses the double backward pass, Jᵀ w the backward pass."""
     _, trace = model_and_short_trace(name)
     forward, back = jacobian_products(layer_map(trace, 1), trace.layer_input(1))
-    for seed in range(4):
-        v, w = random(seed, 4, 32), random(seed + 9, 4, 32)
-        product = forward(v)
-        assert abs(float((w * product).sum() - (back(w) * v).sum())) <= 1e-6 * float(product.norm() * w.norm())
+    v, w = random(0, 4, 32), random(9, 4, 32)
+    product = forward(v)
+    assert abs(float((w * product).sum() - (back(w) * v).sum())) <= 1e-6 * float(product.norm() * w.norm())
 
 
 @pytest.mark.parametrize("name", ["gpt2", "own_encoder_buckets"])

@@ -61,8 +61,10 @@ def changed_scores(heads: Heads, x: Tensor, M: str) -> Tensor:
     _, a = side(heads, x, heads.W_Q, heads.b_Q, heads.q_norm)
     _, c = side(heads, x, heads.W_K, heads.b_K, heads.k_norm)
     change = x.new_zeros(heads.n_heads, len(x), len(x))
+    s = None
     for offset in range(1 - len(x), len(x)):
-        s = cloud @ (DENSE[M](heads, offset) - dense_M(heads, offset)) @ cloud.mT
+        if s is None or heads.mechanism.position.changes_tokens:  # otherwise all offsets have the same forms
+            s = cloud @ (DENSE[M](heads, offset) - dense_M(heads, offset)) @ cloud.mT
         change.diagonal(-offset, -2, -1).copy_(s.diagonal(-offset, -2, -1))
     return change * a * c.mT
 

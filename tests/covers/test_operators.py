@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -46,13 +47,19 @@ def dense_norm(view: View, layer: int, raw: bool) -> Tensor:
     return C @ D
 
 
+@cache
+def rotation_matrix(position: ModelRotary, offset: int, width: int) -> Tensor:
+    """R(offset) of a position, computed once for all heads."""
+    return position.rotation_matrix(offset, width, torch.eye(width, dtype=F64))
+
+
 def dense_M(view: View, layer: int, head: int, raw: bool, offset: int = 0) -> Tensor:
     """M(offset) of one head as a dense matrix."""
     block, CD = view.layer_heads[layer], dense_norm(view, layer, raw)
     group = head // (block.n_heads // len(block.W_K))
     R = torch.eye(block.W_Q.shape[-1], dtype=F64)
     if isinstance(block.mechanism.position, ModelRotary):
-        R = block.mechanism.position.rotation_matrix(offset, len(R), R)
+        R = rotation_matrix(block.mechanism.position, offset, len(R))
     q = torch.ones(len(R), dtype=F64) if raw or block.q_norm is None else block.q_norm.gain
     k = torch.ones(len(R), dtype=F64) if raw or block.k_norm is None else block.k_norm.gain
     return CD @ (block.W_Q[head] * q) @ R @ (block.W_K[group] * k).mT @ CD.mT * block.scale

@@ -11,6 +11,8 @@ from tests.cases import default, double, model, text, traced
 from tests.laws.moves import assert_unchanged, gauges
 
 TEXTS = [text(0), text(1, 9), text(2), text(3, 9), text(4)]
+ONE_BATCH = [text(seed) for seed in range(5)]
+"""Texts of one length run together, for tests that do not concern batches."""
 SOME = ["gpt2", "llama", "gemma3", "neox", "own_sink", "own_alibi", "own_metric"]
 DETERMINISTIC = ["edit", "mean", "uniform"]
 """Changes without random draws."""
@@ -42,17 +44,17 @@ def test_every_head_costs_what_surgery_of_it_alone_costs(name: str, layer: int, 
 
 def test_the_cost_of_a_head_does_not_depend_on_the_other_selected_heads() -> None:
     network = double("llama")
-    all_heads = surgery_per_head(network, TEXTS, M="symmetric")
+    all_heads = surgery_per_head(network, ONE_BATCH, M="symmetric")
     assert bool(all_heads.head_cost.notnull().all())
     layer_heads = network.view.head_indices(1)
     for selection in ([(1, 2)], layer_heads):
-        result = surgery_per_head(network, TEXTS, heads=selection, M="symmetric")
+        result = surgery_per_head(network, ONE_BATCH, heads=selection, M="symmetric")
         is_selected = result.head_cost.notnull()
         assert int(is_selected.sum()) == 3 * len(selection)
         for field in ("head_cost", "head_excess_low"):
             assert np.allclose(result[field].values[is_selected], all_heads[field].values[is_selected], atol=1e-12)
     reseeded = surgery_per_head(
-        network, TEXTS, heads=layer_heads, M="symmetric", comparisons=rs.Comparisons(("size",), seed=1)
+        network, ONE_BATCH, heads=layer_heads, M="symmetric", comparisons=rs.Comparisons(("size",), seed=1)
     )
     costs, reseeded_costs = all_heads.head_cost.sel(layer=1), reseeded.head_cost.sel(layer=1)
     assert np.allclose(reseeded_costs.sel(change="edit"), costs.sel(change="edit"))
@@ -96,7 +98,7 @@ def test_identity_costs_nothing_and_the_model_is_unchanged(name: str) -> None:
     before = [x.clone() for x in network.network.parameters()]
     result = surgery_per_head(
         network,
-        TEXTS,
+        ONE_BATCH,
         M="identity",
         F="identity",
         comparisons=rs.Comparisons(()),
@@ -142,6 +144,6 @@ def test_the_default_makes_every_M_symmetric() -> None:
 @pytest.mark.parametrize("name", ["gpt2_by_depth", "qwen3"])
 def test_no_gauge_changes_any_field(name: str) -> None:
     def run(network: Any) -> Any:
-        return surgery_per_head(network, TEXTS, heads=[(0, 1), (1, 3)], M="symmetric", F="rank 3")
+        return surgery_per_head(network, ONE_BATCH, heads=[(0, 1), (1, 3)], M="symmetric", F="rank 3")
 
     assert_unchanged(run, run(double(name)), name, gauges(name))

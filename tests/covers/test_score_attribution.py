@@ -29,9 +29,9 @@ def test_contributions_sum_to_the_score_and_the_pattern(name: str) -> None:
         if not capped:
             assert float(pair.score) == pytest.approx(float(s[5, 2]), rel=1e-4, abs=1e-5)  # rotations are in float32
             allowed = allowed_pairs(heads, len(trace), s.device)
-            nonzero_rows = [i for i in range(len(trace)) if float(w[i].sum()) > 0]
-            excess = [(w[i] * s[i])[allowed[i]].sum() / w[i].sum() - s[i][allowed[i]].mean() for i in nonzero_rows]
-            expected = float(torch.stack(excess).sum()) / len(trace)
+            weighted_mean = torch.where(allowed, w * s, 0).sum(-1) / w.sum(-1)
+            plain_mean = torch.where(allowed, s, 0).sum(-1) / allowed.sum(-1)
+            expected = float((weighted_mean - plain_mean)[w.sum(-1) > 0].sum()) / len(trace)
             pattern = rs.score_attribution(trace, layer, head)
             assert float(pattern.score) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 

@@ -85,7 +85,7 @@ def test_the_seed_determines_the_random_controls() -> None:
     first, repeated, reseeded = (
         rs.surgery(
             network,
-            split_into_windows(network, TEXT * 3, 16),
+            split_into_windows(network, TEXT * 2, 12),
             heads=[(2, 1)],
             M="symmetric",
             comparisons=rs.Comparisons(("size",), seed=seed),

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rheoscope.models.sentence_pairs import PairCorpus, Pairs, prepare_pairs
@@ -69,6 +69,7 @@ def test_sources_and_targets_are_framed_and_padded() -> None:
 lengths = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=60)
 
 
+@settings(max_examples=30)
 @given(lengths, st.integers(14, 80), st.integers(0, 300), st.integers(0, 5))
 def test_a_batch_is_a_function_of_seed_and_step(
     sizes: list[tuple[int, int]], tokens: int, step: int, seed: int

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -45,6 +45,7 @@ def test_total_nats_equals_the_sum_over_tokens(seed: int, smoothing: float) -> N
     )
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 1000))
 def test_losses_of_parts_add_up_and_ignored_targets_do_not_count(seed: int) -> None:
     logits, targets = example(seed)
@@ -119,6 +120,7 @@ def test_padding_of_a_pair_changes_nothing() -> None:
 # Masked tokens
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 1000), st.integers(1, 40))
 def test_only_selected_tokens_change_and_are_predicted(seed: int, n: int) -> None:
     task = masked()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rheoscope.models.token_corpus import Corpus, prepare
@@ -183,6 +183,7 @@ def small_tokenizer() -> Any:
 # Batches
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.integers(0, 2**31), st.sampled_from([1, 2, 3, 6]))
 def test_a_batch_is_a_function_of_seed_and_step(step: int, seed: int, parts: int) -> None:
     corpus = corpus_of(60)

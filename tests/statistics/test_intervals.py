@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t as student_t
 
@@ -59,6 +59,7 @@ def test_bootstrap_t_equals_a_loop_over_resamples(n: int, seed: int) -> None:
             assert (float(low[row]), float(high[row])) == pytest.approx(slow_bootstrap_t(sums[row], slow_sizes, seed))
 
 
+@settings(max_examples=30)
 @given(st.integers(4, 30), st.integers(0, 99), st.floats(-5, 5), st.floats(0.1, 9))
 def test_intervals_move_and_scale_with_the_numbers(n: int, seed: int, shift: float, factor: float) -> None:
     x = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=F64)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import stdtr
 from scipy.stats import false_discovery_control
@@ -33,6 +33,7 @@ def test_rotations_are_orthogonal_and_uniform() -> None:
     assert torch.allclose(Q.square().mean(0), torch.full((5, 5), 0.2), atol=0.05)
 
 
+@settings(max_examples=30)
 @given(seed=st.integers(0, 1000), n=st.integers(1, 30))
 def test_q_values_equal_scipys(seed: int, n: int) -> None:
     p = torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=F64)
@@ -42,6 +43,7 @@ def test_q_values_equal_scipys(seed: int, n: int) -> None:
     assert bool(q_values(with_nan)[-1].isnan())
 
 
+@settings(max_examples=30)
 @given(st.integers(3, 12), st.integers(1, 5), st.integers(0, 999))
 def test_pooled_p_values_equal_a_loop_over_draws(draws: int, heads: int, seed: int) -> None:
     observed, *draw_list = torch.randn(1 + draws, heads, generator=Generator().manual_seed(seed), dtype=torch.float64)
@@ -119,6 +121,7 @@ def test_z_is_nan_without_spread_or_null() -> None:
     assert z[1:].isnan().all()
 
 
+@settings(max_examples=30)
 @given(st.floats(-30, 30), st.integers(1, 200))
 def test_student_p_values_equal_scipys(t: float, degrees_of_freedom: int) -> None:
     exact = 2 * stdtr(degrees_of_freedom, -abs(t))

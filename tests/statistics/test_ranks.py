@@ -20,6 +20,7 @@ from rheoscope.statistics.ranks import (
 from tests.pretrained.cases import random
 
 
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), m=st.integers(1, 6), n=st.integers(1, 9), levels=st.sampled_from([2, 4, 10**6]))
 def test_ranks_equal_scipys_with_and_without_ties(seed: int, m: int, n: int, levels: int) -> None:
     x = (random(seed, 2, m, n) * levels).round()
@@ -81,6 +82,7 @@ def test_argsort_equals_a_stable_sort(seed: int, n: int, single: bool) -> None:
     assert torch.equal(ranks.sort(-1).values, torch.arange(n).expand(3, n))
 
 
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 40), levels=st.sampled_from([2, 4, 10**6]))
 def test_gpu_algorithms_equal_the_cpu_algorithm(seed: int, n: int, levels: int) -> None:
     """By binary search, and in bins far narrower than the gaps between these numbers."""

@@ -4,13 +4,14 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from rheoscope.statistics.statement import SIGNIFICANCE_LEVEL, correct_for_family, from_draws, from_moments, from_units
 
 
+@settings(max_examples=30)
 @given(st.integers(3, 30), st.integers(0, 999))
 def test_p_value_of_draws_is_the_larger_one_of_students_t_and_a_gamma_law(draws: int, seed: int) -> None:
     value, *null_draws = np.random.default_rng(seed).normal(size=draws + 1)
@@ -28,6 +29,7 @@ def test_p_value_of_exact_moments_equals_the_normal_law() -> None:
     assert from_moments("", "a", 3.0, 1.0, 1.0).p == pytest.approx(2 * stats.norm.sf(2.0))
 
 
+@settings(max_examples=30)
 @given(st.integers(3, 30), st.integers(0, 999))
 def test_p_value_of_units_equals_a_t_test(units: int, seed: int) -> None:
     values = np.random.default_rng(seed).normal(size=units)
