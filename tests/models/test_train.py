@@ -126,8 +126,8 @@ def test_accumulation_does_not_change_the_weights(recipe: Any, task: Any, tmp_pa
         assert weight_gap(tmp_path / "1", tmp_path / "4") < 1e-6
 
 
-FEW, PROSE = small(dropout=0.0, batch=1, accumulate=1, steps=3), small(dropout=0.0, steps=5)
-TRANSLATED = translator(dropout=0.0, steps=5)
+FEW, PROSE = small(dropout=0.0, batch=1, accumulate=1, steps=3), small(dropout=0.0, steps=3)
+TRANSLATED = translator(dropout=0.0, steps=4)
 
 
 def train_in_two_processes(out: Path) -> None:

@@ -185,7 +185,7 @@ def test_cached_generation_gives_the_same_tokens(family: str, cache: str | None)
         out = model_of(family, mechanism).generate(
             texts(),
             attention_mask=left_padding() if family in CAUSAL and not cache else None,
-            max_new_tokens=6,
+            max_new_tokens=4,
             do_sample=False,
             return_dict_in_generate=True,
             output_logits=True,

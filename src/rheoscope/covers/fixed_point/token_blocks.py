@@ -41,7 +41,8 @@ def largest_block_radius(
     remaining, best, left_out = list(range(len(blocks))), blocks.new_zeros(()), blocks.new_zeros(())
     for exponent in range(1, MAX_SQUARINGS + 1):
         scales = powers.flatten(1).norm(dim=-1).clamp(min=1e-300)
-        powers = (powers / scales[:, None, None]) @ (powers / scales[:, None, None])
+        scaled_powers = powers / scales[:, None, None]
+        powers = scaled_powers @ scaled_powers
         log_scales = 2 * (log_scales + scales.log())
         bounds = ((log_scales + powers.flatten(1).norm(dim=-1).clamp(min=1e-300).log()) / 2**exponent).exp()
         if exponent < FIRST_EIGENVALUES:
