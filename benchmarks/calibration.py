@@ -82,7 +82,7 @@ def random_text(kind: str, tokens: int, seed: int) -> list[int]:
     if kind == "distinct":
         return (300 + torch.randperm(3700, generator=draw)[:tokens]).tolist()
     real = rs.load().trace(PROSE).ids
-    return real[torch.randperm(len(real), generator=draw)].tolist()
+    return real[torch.randperm(len(real), generator=draw)][:tokens].tolist()
 
 
 def analyse(model: Any, ids: list[int], controls: list[Any], walk: int | None = None) -> Results:

@@ -219,8 +219,9 @@ def without_jaxtyping_checks() -> Iterator[None]:
     """Run without jaxtyping's checks, which only tests enable and which would raise before the package does."""
     from jaxtyping import config
 
+    was_disabled = config.jaxtyping_disable
     config.update("jaxtyping_disable", True)
     try:
         yield
     finally:
-        config.update("jaxtyping_disable", False)
+        config.update("jaxtyping_disable", was_disabled)

@@ -5,10 +5,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
 
 import rheoscope as rs
 from rheoscope import catalogue
+from rheoscope.models.config import Config
+from rheoscope.models.transformer import Transformer
 from rheoscope.picture.head_map import TYPE_COLOURS
 from rheoscope.picture.picture import Cells, Line, Panel, Picture
 from rheoscope.report.draw.inline import picture_html
@@ -16,8 +19,9 @@ from rheoscope.report.draw.paper import to_figure
 from rheoscope.report.draw_result import picture_of
 from rheoscope.studio.wire import encode_json, picture_json
 from tests.report.parts import Parts
+from tests.shared_results import shared_result
 
-TEXT = "The keys to the cabinet are on the table in the hall, and the old cabinet is in the old hall."
+TEXT = "The keys to the cabinet are on the table in the hall, and the old hall."
 TEXTS = ["The keys to the cabinet are", "A dog to the cabinet are"]
 """Two texts that differ in their first words."""
 FIVE_TEXTS = [f"{first_word} keys to the cabinet are on the table" for first_word in ("The", "A", "Your", "No", "Some")]
@@ -67,16 +71,30 @@ def model() -> Any:
 
 
 @cache
-def trace() -> Any:
-    return model().trace(TEXT)
+def small() -> Any:
+    """A small untrained model with the tokenizer of the default model, for fast tests."""
+    torch.manual_seed(0)
+    tokenizer = model().tokenizer
+    config = Config(vocabulary=model().view.embed.shape[0], width=16, depth=3, heads=4, hidden=24)
+    return rs.load(Transformer(config), tokenizer=tokenizer)
 
 
 @cache
-def example_result(name: str, **settings: Any) -> Any:
+def trace_of(of: Any) -> Any:
+    return of.trace(TEXT)
+
+
+@cache
+def example_result(name: str) -> Any:
     """The result of an analysis with the settings above; `surgery_per_head` is surgery of single heads."""
+    return shared_result(f"example {name}", lambda: run_example(name, model()))
+
+
+def run_example(name: str, of: Any, **settings: Any) -> Any:
+    """The result of an analysis of a model, with the settings above and others."""
     analysis = catalogue.analysis_by_name("surgery" if name == "surgery_per_head" else name)
     text = FIVE_TEXTS if analysis.name == "surgery" else TEXT
-    subjects = {"view": model().view, "trace": trace(), "model": model(), "text": text, "texts": TEXTS}
+    subjects = {"view": of.view, "trace": trace_of(of), "model": of, "text": text, "texts": TEXTS}
     return analysis.ask(*(subjects[subject] for subject in analysis.subjects), **SETTINGS.get(name, {}) | settings)
 
 

@@ -1,6 +1,7 @@
 """Every analysis has a plot that all renderers draw: its own plot and the default plot of its fields."""
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +19,16 @@ from tests.pictures.cases import (
     example_picture,
     example_result,
     model,
+    run_example,
+    small,
 )
 from tests.report.parts import Parts
 
 WITH_NULL = [name for name in catalogue.analysis_names() if "draws" in catalogue.analysis_by_name(name).settings]
 NAMES = [*catalogue.analysis_names(), *(["surgery_per_head"] if "surgery" in catalogue.ANALYSIS_MODULES else [])]
+
+IN_THREE_LAYERS: dict[str, dict[str, Any]] = {"decay": {"heads": [(2, 0), (2, 1)]}, "fixed_point": {"layers": [0, 2]}}
+"""Settings of the examples that a model of three layers needs otherwise."""
 
 
 @cache
@@ -47,7 +53,7 @@ def test_default_plot_names_every_field(name: str) -> None:
 @pytest.mark.parametrize("name", WITH_NULL)
 def test_a_result_without_a_null_has_no_null_line(name: str) -> None:
     """`draws=0` omits the null, so that no null line is drawn."""
-    without_null = example_result(name, draws=0)
+    without_null = run_example(name, small(), draws=0, **IN_THREE_LAYERS.get(name, {}))
     assert not without_null.attrs["draws"]
     picture = picture_of(without_null)
     check_html(picture)

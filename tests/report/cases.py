@@ -1,30 +1,21 @@
 """Results of reports on the default model, computed once and shared by the report tests."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import torch
-
-import rheoscope as rs
-from rheoscope.models.config import Config
-from rheoscope.models.transformer import Transformer
-from rheoscope.report.analysis_runs import Subject, run_analyses
+from rheoscope.catalogue import analysis_by_name
+from rheoscope.report.analysis_runs import Subject, empty_results, run_analyses, run_analysis
 from rheoscope.report.report_plans import REPORTS, ReportPlan
-from rheoscope.space.results import Results
-from tests.pictures.cases import TEXT, check_all_renderers, model
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.results import Datasets, Results
+from tests.attention.cases import without_jaxtyping_checks
+from tests.pictures.cases import TEXT, check_all_renderers, model, small
 from tests.report.parts import Parts
+from tests.shared_results import shared_result
 
 SHORT_TEXT = "The keys to the old"
 """A second text, too short for `agreement`."""
-
-
-@cache
-def small() -> Any:
-    """A small untrained model with the tokenizer of the default model, for fast tests."""
-    torch.manual_seed(0)
-    tokenizer = model().tokenizer
-    config = Config(vocabulary=model().view.embed.shape[0], width=16, depth=3, heads=4, hidden=24)
-    return rs.load(Transformer(config), tokenizer=tokenizer)
 
 
 def report_results(
@@ -38,8 +29,24 @@ def report_results(
 
 @cache
 def flow_results(text: str = TEXT) -> Results:
-    """The results of the flow report on a text."""
-    return report_results(REPORTS["flow"], text)
+    """The results of the flow report on a text. Those of the weights are the same for every text."""
+    subject = Subject(model(), text, model().trace(text))
+    datasets, skipped = shared_result(f"flow {text}", lambda: flow_datasets(subject))
+    return replace(empty_results(subject, draw_nulls=True), datasets=datasets, skipped=skipped)
+
+
+def flow_datasets(subject: Subject) -> tuple[Datasets, dict[str, RheoscopeError]]:
+    """The results and the skipped analyses of the flow report on a text."""
+
+    def run(own: Subject, name: str, *arguments: Any) -> Any:
+        if subject.text != TEXT and analysis_by_name(name).needs == "view":
+            return flow_results().datasets[name]
+        return run_analysis(own, name, *arguments)
+
+    with without_jaxtyping_checks():  # the tests of each analysis check the shapes
+        results = run_analyses(subject, REPORTS["flow"].requests({}), runner=run)
+    assert results.failed_keys == ()
+    return results.datasets, results.skipped
 
 
 __all__ = ["SHORT_TEXT", "TEXT", "Parts", "report_results", "check_all_renderers", "model", "small", "flow_results"]

@@ -1,5 +1,7 @@
 """The plans of reports: the analyses that they run and the sections that they show."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -97,7 +99,9 @@ def test_there_are_no_findings_without_nulls() -> None:
 
 
 def test_titles_name_the_command_and_the_text() -> None:
-    assert REPORTS["flow"].title(flow_results()) == TEXT[:89].rstrip() + "…"
+    long_text = f"{TEXT} {TEXT}"
+    long_trace = replace(flow_results().required_trace, text=long_text)
+    assert REPORTS["flow"].title(replace(flow_results(), trace=long_trace)) == long_text[:89].rstrip() + "…"
     assert REPORTS["covers"].title(flow_results(SHORT_TEXT)) == f"Covers: {SHORT_TEXT}"
     assert REPORTS["operators"].title(empty()) == "Operators of the default model"
     assert report_of_analysis("operators").title(empty()) == "operators: the default model"

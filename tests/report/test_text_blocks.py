@@ -22,7 +22,7 @@ def with_text(text: str) -> Results:
 
 
 def test_a_long_text_has_a_short_heading() -> None:
-    assert report_title(flow_results()) == TEXT[: MAX_TITLE_CHARS - 1].rstrip() + "…"
+    assert report_title(with_text(TEXT * 2)) == (TEXT * 2)[: MAX_TITLE_CHARS - 1].rstrip() + "…"
     assert report_title(with_text("a\n b")) == "a b"
     assert report_title(with_text("")).startswith("<|endoftext|>The")
     assert report_title(with_text("a\x1b[31m")) == "a�[31m"

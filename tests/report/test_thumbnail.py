@@ -21,7 +21,7 @@ def test_dots_are_last_points_and_thin_lines_are_paths() -> None:
 
 
 def test_a_long_text_is_truncated_with_a_note() -> None:
-    trace = small().trace(TEXT * 5)
+    trace = small().trace(TEXT * 6)
     assert len(trace) > MAX_TOKENS
     html = thumbnail(trace)
     assert html.count("<code") == MAX_TOKENS
