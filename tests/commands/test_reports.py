@@ -79,12 +79,12 @@ def test_operators_use_the_default_model(tmp_path: Path) -> None:
     assert (tmp_path / "tables" / "operators.layer_head.csv").read_text().startswith("layer,head,symmetry")
 
 
-def test_the_main_job_prints_and_writes_every_analysis(tmp_path: Path) -> None:
-    outcome = run_rheoscope("The keys to the cabinet are", "--json", "keys.json", "--explain", cwd=tmp_path)
+def test_the_main_job_prints_and_writes_every_analysis(models: Path, tmp_path: Path) -> None:
+    arguments = ["the keys to the cabinet are", "-m", str(models / "far"), "--json", "keys.json", "--explain"]
+    outcome = run_rheoscope(*arguments, cwd=tmp_path)
     assert outcome.status == 0, outcome.err
     for text in (
-        "the default model",
-        "<|endoftext|> The",
+        "t h e · k e y s",
         "likeliest next tokens",
         "straight",
         "symmetry",
@@ -95,6 +95,14 @@ def test_the_main_job_prints_and_writes_every_analysis(tmp_path: Path) -> None:
     results = json.loads((tmp_path / "keys.json").read_text())
     assert set(results) == FLOW_ANALYSES | COVER_ANALYSES | {"findings", "verdicts", "written_by"}
     assert results["findings"]["attrs"]["tested"] > 5
+
+
+def test_the_main_job_uses_the_default_model(tmp_path: Path) -> None:
+    outcome = run_rheoscope("The keys to the cabinet are", "--fast", "--json", "keys.json", "--no-html", cwd=tmp_path)
+    assert outcome.status == 0, outcome.err
+    assert "the default model" in outcome.out
+    assert "<|endoftext|> The" in outcome.out
+    results = json.loads((tmp_path / "keys.json").read_text())
     assert results["readout"]["data_vars"]["probability"]["data"][-1] > 0.01
 
 

@@ -99,7 +99,7 @@ def test_batches_and_shards_change_only_rounding(
     changes: dict[str, Any], reference: tuple[Job, Path], tmp_path: Path
 ) -> None:
     base_job, folder = reference
-    run_job(replace(base_job, **changes), tmp_path / "run")
+    run_job(replace(base_job, analyses={"agreement": ANALYSES["agreement"]}, **changes), tmp_path / "run")
     reference_rows, other_rows = (table(where, "rows/agreement.layer_head") for where in (folder, tmp_path / "run"))
     assert reference_rows[["text", "layer", "head"]].equals(other_rows[["text", "layer", "head"]])
     np.testing.assert_allclose(reference_rows.to_numpy(float), other_rows.to_numpy(float), atol=1e-4)
@@ -167,9 +167,9 @@ def test_the_order_of_shards_does_not_matter(brief: tuple[Job, Path], tmp_path: 
     assert content(tmp_path / "run") == content(folder)
 
 
-def test_analyses_without_a_batched_version_run_text_by_text(reference: tuple[Job, Path], tmp_path: Path) -> None:
-    base_job, _ = reference
-    run_job(replace(base_job, analyses={"transport": {"draws": 2}, "clusters": {}}, shard=10**6), tmp_path / "run")
+def test_analyses_without_a_batched_version_run_text_by_text(model: str, tmp_path: Path) -> None:
+    texts = text_file(tmp_path / "texts.txt", TEXTS[:4])
+    run_job(job(model, texts, analyses={"transport": {"draws": 2}, "clusters": {}}), tmp_path / "run")
     result = rs.open_corpus(tmp_path / "run")["transport"]
     assert result.kappa.dims == ("step",)
     assert not bool(result.kappa.isnull().any())

@@ -14,7 +14,7 @@ TEXT = "The keys to the cabinet are on the table, and the man who has them went 
 
 
 def test_a_difference_is_significant_only_if_its_interval_excludes_0() -> None:
-    dataset = rs.surgery(model(), split_into_windows(model(), TEXT * 3, 16), M="symmetric")
+    dataset = rs.surgery(model(), split_into_windows(model(), TEXT * 3, 16), M="symmetric", heads=[(2, 1), (3, 2)])
     sentences = cost_sentences(dataset)
     cost = float(dataset.cost.sel(change="edit"))
     assert f"{'rises' if cost > 0 else 'falls'} by {abs(cost):.4f}" in sentences[0]

@@ -1,6 +1,8 @@
 """The page of a report: complete, escaped and self-contained, with a list of skipped analyses."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +27,33 @@ from tests.report.cases import SHORT_TEXT, TEXT, Parts, flow_results, model, rep
 FLOW = REPORTS["flow"]
 
 
+@contextmanager
+def no_model_runs() -> Iterator[None]:
+    """Fail if a renderer loads or runs a model, or runs an analysis."""
+
+    def fail_if_called(*_: object, **__: object) -> None:
+        pytest.fail("a renderer has run the model")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for method in ("forward_logits", "forward_points", "trace", "run", "run_batch", "block_outputs", "gradients"):
+            patch.setattr(type(model()), method, fail_if_called)
+        patch.setattr("rheoscope.opening.load", fail_if_called)
+        patch.setattr("rheoscope.report.analysis_runs.run_analysis", fail_if_called)
+        yield
+
+
 @pytest.fixture(scope="module")
 def html() -> str:
-    return report_page(FLOW, flow_results()).to_html()
+    results = flow_results()
+    with no_model_runs():
+        return report_page(FLOW, results).to_html()
 
 
 @pytest.fixture(scope="module")
 def comparison_html() -> str:
-    return comparison_page(FLOW, flow_results(), flow_results(SHORT_TEXT)).to_html()
+    first, second = flow_results(), flow_results(SHORT_TEXT)
+    with no_model_runs():
+        return comparison_page(FLOW, first, second).to_html()
 
 
 # One text
@@ -196,18 +217,10 @@ def test_weights_alone_have_a_page_without_a_text() -> None:
         assert str(small().view.facts["weights"]) in parts.texts["dd"]
 
 
-def test_rendering_a_page_does_not_run_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = flow_results(), flow_results(SHORT_TEXT)
-
-    def fail_if_called(*_: object, **__: object) -> None:
-        pytest.fail("a renderer has run the model")
-
-    for method in ("forward_logits", "forward_points", "trace", "run", "run_batch", "block_outputs", "gradients"):
-        monkeypatch.setattr(type(model()), method, fail_if_called)
-    monkeypatch.setattr("rheoscope.opening.load", fail_if_called)
-    monkeypatch.setattr("rheoscope.report.analysis_runs.run_analysis", fail_if_called)
-    assert report_page(FLOW, first).to_html().startswith("<!doctype html>")
-    assert comparison_page(FLOW, first, second).to_html().startswith("<!doctype html>")
+def test_rendering_a_page_does_not_run_the_model(html: str, comparison_html: str) -> None:
+    """The fixtures fail if it does."""
+    assert html.startswith("<!doctype html>")
+    assert comparison_html.startswith("<!doctype html>")
 
 
 # Two texts

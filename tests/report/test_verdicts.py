@@ -101,9 +101,7 @@ def test_every_statement_is_corrected_for_the_family() -> None:
 
 def test_the_default_model_answers_all_questions() -> None:
     model = rs.load()
-    verdicts = rs.verdicts(
-        model, model.trace("The keys to the cabinet are on the table")
-    )
+    verdicts = rs.verdicts(model, model.trace("The keys to the cabinet are on the table"))
     assert verdicts.attrs["controls"] == 0
     assert all(answer.split(" · ")[0] in (YES, NO, UNCLEAR) for answer in verdicts.answer.values.tolist())
     with pytest.raises(rs.RheoscopeError, match="comes from weights"):
