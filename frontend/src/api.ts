@@ -10,7 +10,7 @@ export interface FieldDescription { dims: string[]; definition: Text; unit?: Tex
 /** `expensive`: whether the analysis takes long. `room`: the group it is listed in. */
 export interface AnalysisDescription { name: string; question: Text; needs: string; expensive: boolean; room: string; fields: Record<string, FieldDescription>; settings: Record<string, unknown> }
 export interface Operation { name: string; title: Text; takes?: string | null; parts?: string[] }
-export interface AnalysisCatalogue { analyses: AnalysisDescription[]; questions: { name: string; question: Text; needs: string[]; deeper: string }[]; operations: Operation[] }
+export interface AnalysisCatalogue { analyses: AnalysisDescription[]; story: { name: string; title: Text; needs: string[] }[]; operations: Operation[] }
 export type Part = 'M' | 'F' | 'both'
 export interface Edit { layer: number; head: number; part: Part; operation: string; value?: number }
 /** A token: its text, how it is displayed, and whether its norm is massive. */
@@ -20,9 +20,10 @@ export interface TokenProbability { shown: string; probability: number }
 export interface Window { number: number; total: number; first: number; last: number; tokens: number }
 export interface TraceInfo { id: string; model: string; text: string; window?: Window | null; lost?: Text | null; tokens: Token[]; steps: string[]; layers: number; heads: number; width: number; edits: Edit[]; next: TokenProbability & { token: string; id: number }; top: TokenProbability[]; provenance: Record<string, unknown> }
 export interface Finding { text: Text; analysis: string; q: number | null }
-/** `held`: how many numbers were tested. `note`: how the answers were decided. */
-export interface Findings { findings: Finding[]; held: Text; note: Text }
-export interface Verdict { name: string; question: Text; answer: Text; line: Text; deeper: string; value?: number | null; null?: number | null; spread?: number | null; q?: number | null }
+/** `held`: how many numbers were tested. */
+export interface Findings { findings: Finding[]; held: Text }
+/** A line of the story of a text. `needs`: the analyses behind it. */
+export interface StoryLine { name: string; title: Text; sentence: Text; deeper: string; needs: string[] }
 export interface Points { points: Float32Array; steps: number; tokens: number; star: Float32Array | null; share: number; shares: number[]; space: string; axes: string }
 export interface Spectrum { M: number[]; F: number[]; symmetry: number; positive_share: number; copying: number }
 export interface Attribution { components: { name: string; contribution: number }[]; score: number }
@@ -133,7 +134,7 @@ export function normaliseMarks(picture: Picture): Picture {
 }
 
 /** Callbacks for the events of a trace, named as the server names the events. */
-export interface TraceListener { head(h: TraceInfo): void; verdict(v: Verdict): void; findings(f: Findings): void; progress(p: { name: Text; done: number; total: number }): void; known(k: { name: string }): void; failed(f: { name: string; reason: Text }): void; done(): void; error(e: { error: Text }): void; cancelled(): void }
+export interface TraceListener { head(h: TraceInfo): void; line(line: StoryLine): void; findings(f: Findings): void; progress(p: { name: Text; done: number; total: number }): void; known(k: { name: string }): void; failed(f: { name: string; reason: Text }): void; done(): void; error(e: { error: Text }): void; cancelled(): void }
 
 declare global { var RHEOSCOPE_FILES: Record<string, string> | undefined }
 
@@ -224,7 +225,7 @@ export function exportedTrace(page: Document = document): { trace: string } | nu
   return json ? JSON.parse(json) : null
 }
 
-const EVENTS = ['head', 'verdict', 'findings', 'progress', 'known', 'failed', 'done', 'error', 'cancelled'] as const
+const EVENTS = ['head', 'line', 'findings', 'progress', 'known', 'failed', 'done', 'error', 'cancelled'] as const
 
 /** Runs a limited number of jobs at a time, in order. A browser has six connections to a server; slow requests must leave some free. */
 export class Queue {
@@ -263,7 +264,7 @@ export class Client {
   models = () => this.json<{ models: Model[]; recent: string[]; sources: string[] }>('api/models')
   analysisCatalogue = () => this.json<AnalysisCatalogue>('api/catalogue')
   traceInfo = (id: string) => this.json<TraceInfo>(`api/traces/${id}`)
-  verdicts = (id: string) => this.json<{ verdicts: Verdict[] } & Findings>(`api/traces/${id}/verdicts`)
+  story = (id: string) => this.json<{ story: StoryLine[] } & Findings>(`api/traces/${id}/story`)
   spectrum = (id: string, layer: number, head: number) => this.json<Spectrum>(`api/traces/${id}/spectrum/${layer}/${head}`)
   token = (id: string, position: number) => this.json<TokenDetail>(`api/traces/${id}/token/${position}`)
   corpus = () => this.json<CorpusSummary>('api/corpus')
@@ -273,7 +274,7 @@ export class Client {
     return { coords: header.coords, arrays }
   }
   openModel = (source: string): Promise<{ job: string; model?: Model | string }> => this.source.send('api/models', { source })
-  trace = (body: { model: string; text: string; edits: Edit[]; untrained?: boolean; questions?: string[]; window?: number }, signal?: AbortSignal): Promise<{ id: string; job: string; cached: boolean }> => this.source.send('api/traces', body, 'POST', signal)
+  trace = (body: { model: string; text: string; edits: Edit[]; untrained?: boolean; lines?: string[]; window?: number }, signal?: AbortSignal): Promise<{ id: string; job: string; cached: boolean }> => this.source.send('api/traces', body, 'POST', signal)
   attribution = (id: string, body: { layer: number; head: number; query: number; key: number }): Promise<Attribution> => this.source.send(`api/traces/${id}/attribution`, body)
   cancel = (job: string): Promise<{ cancelled: boolean }> => this.source.send(`api/jobs/${job}`, undefined, 'DELETE')
 
@@ -353,7 +354,7 @@ export class Client {
   listen(id: string, listener: Partial<TraceListener>): () => void {
     if (!this.isLive) {
       void this.traceInfo(id).then((info) => listener.head?.(info)).catch((error: unknown) => listener.error?.({ error: errorText(error) }))
-      void this.verdicts(id).then(({ verdicts, ...more }) => (verdicts.forEach((verdict) => listener.verdict?.(verdict)), listener.findings?.(more))).catch(() => undefined).finally(() => listener.done?.())
+      void this.story(id).then(({ story, ...more }) => (story.forEach((line) => listener.line?.(line)), listener.findings?.(more))).catch(() => undefined).finally(() => listener.done?.())
       return () => undefined
     }
     const stream = new EventSource(`./api/traces/${id}/events`)

@@ -1,11 +1,11 @@
-/** A trace that is open: its description, verdicts and points, as far as they have arrived. */
+/** A trace that is open: its description, story and points, as far as they have arrived. */
 
-import type { Client, Findings, Points, TraceInfo, Verdict } from './api'
+import type { Client, Findings, Points, StoryLine, TraceInfo } from './api'
 import type { Text } from './messages/message'
 
 export class OpenTrace {
   info = $state.raw<TraceInfo | null>(null)
-  verdicts = $state.raw<Record<string, Verdict>>({})
+  story = $state.raw<Record<string, StoryLine>>({})
   findings = $state.raw<Findings | null>(null)
   progress = $state.raw<{ name: Text; done: number; total: number } | null>(null)
   points = $state.raw<Points | null>(null)
@@ -21,7 +21,7 @@ export class OpenTrace {
   listen(): this {
     this.stopListening = this.client.listen(this.id, {
       head: (info) => (this.info = info),
-      verdict: (verdict) => (this.verdicts = { ...this.verdicts, [verdict.name]: verdict }),
+      line: (line) => (this.story = { ...this.story, [line.name]: line }),
       findings: (findings) => (this.findings = findings),
       progress: (progress) => (this.progress = progress),
       failed: ({ name, reason }) => (this.failures = { ...this.failures, [name]: reason }),

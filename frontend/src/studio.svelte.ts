@@ -16,13 +16,13 @@ export function stepLabel(step: string): string {
   return /mid/.test(step) ? `L${layer[1]} ½` : `L${layer[1]}`
 }
 
-/** Used when no example is stored. It has about 60 tokens, enough for each of the seven questions. */
+/** Used when no example is stored. It has about 60 tokens, enough for every line of the story. */
 const SAMPLE_TEXT = 'The king kept his gold in the bank, and the children played on the bank of the river. The river went to the sea, and the sea was great and deep. One day the king took the gold from the bank, put it in a ship and sent the ship down the'
 
 /** Milliseconds between two attempts to reach a server that does not respond. */
 const RECONNECT_INTERVAL = 1000
 
-interface TraceOptions { untrained?: boolean; questions?: string[]; window?: number; signal?: AbortSignal }
+interface TraceOptions { untrained?: boolean; lines?: string[]; window?: number; signal?: AbortSignal }
 
 export class Studio {
   link = $state<Link>({ ...DEFAULT_LINK })
@@ -320,9 +320,9 @@ export class Studio {
     const valueAfter = (prefix: string) => compareWith.slice(prefix.length)
     try {
       await this.loadExampleText()
-      const trace = compareWith.startsWith('text:') ? await this.requestTrace(model, valueAfter('text:'), this.edits, { questions: [] })
-        : compareWith.startsWith('model:') ? await this.requestTrace(valueAfter('model:'), text, [], { questions: [], ...this.windowOption })
-        : await this.requestTrace(model, text, [], { questions: [], ...this.windowOption, ...(compareWith === 'untrained' ? { untrained: true } : {}) })
+      const trace = compareWith.startsWith('text:') ? await this.requestTrace(model, valueAfter('text:'), this.edits, { lines: [] })
+        : compareWith.startsWith('model:') ? await this.requestTrace(valueAfter('model:'), text, [], { lines: [], ...this.windowOption })
+        : await this.requestTrace(model, text, [], { lines: [], ...this.windowOption, ...(compareWith === 'untrained' ? { untrained: true } : {}) })
       if (request === this.comparisonRequest) this.comparison = trace
       else await trace.close()
     } catch (error) {
@@ -342,7 +342,7 @@ export class Studio {
     }
   }
   private async axesOfText(text: string): Promise<string> {
-    const { id } = await this.client.trace({ model: this.link.model || this.state!.model, text, edits: [], questions: [] })
+    const { id } = await this.client.trace({ model: this.link.model || this.state!.model, text, edits: [], lines: [] })
     return `text:${id}`
   }
 

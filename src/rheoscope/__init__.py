@@ -2,7 +2,7 @@
 
 load                                  a Transformer as operators on one space E: model.view, model.trace(text)
 analyses                              a table of every analysis: its name, its question, what it needs
-verdicts                              seven questions about a text in a model: yes, no or unclear, each with its null
+story                                 what happens to a text in a model, line by line, with measured numbers and their nulls
 card                                  the claims of the seed documents about a model, over many texts: effect, interval, answer
 open_corpus                           a run over a whole corpus (rheoscope corpus run) as xarray and DuckDB
 over_texts                            any analysis over several texts: means, confidence intervals, one null
@@ -53,10 +53,10 @@ _PUBLIC_MODULES = {
     "save_report": "rheoscope.report.report_page",
     "self_attention_gradients": "rheoscope.attention.gradient",
     "show": "rheoscope.studio.notebook",
+    "story": "rheoscope.report.story",
     "table": "rheoscope.report.tables",
     "trace_under": "rheoscope.covers.surgery.analysis",
     "transformer_cost": "rheoscope.attention.cost",
-    "verdicts": "rheoscope.report.verdicts",
     "weight_statistics": "rheoscope.attention.lower.statistics",
 }
 """Public name → module, for every name that is not an analysis. The analyses are in `catalogue.py`."""

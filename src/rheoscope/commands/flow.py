@@ -30,15 +30,7 @@ SpaceOption = Annotated[
         help="raw, normed (after the final norm) or sphere (directions).", autocompletion=complete_from(space_names)
     ),
 ]
-Controls = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=64,
-        help="Number of untrained controls (default: 4, or 1 for large models and long texts). A null needs 3.",
-    ),
-]
-NoControl = Annotated[bool, typer.Option("--no-control", help="Use no untrained control.")]
+Full = Annotated[bool, typer.Option("--full", help="Also print the tables of the report.")]
 ReportFile = Annotated[
     Path | None, typer.Option(help="Write the report to this file (default: an unused report.html).")
 ]
@@ -53,8 +45,7 @@ def flow(
     window: Window = None,
     model: ModelName = None,
     space: SpaceOption = "raw",
-    controls: Controls = None,
-    no_control: NoControl = False,
+    full: Full = False,
     fast: Fast = False,
     explain: Explain = False,
     json: Json = None,
@@ -66,8 +57,8 @@ def flow(
 ) -> None:
     """Show what a text does in a model, and write a report.
 
-    This is the default command: `rheoscope "some text"` runs it. It asks seven questions about the text, prints the numbers
-    behind each answer, and compares them with untrained models of the same architecture.
+    This is the default command: `rheoscope "some text"` runs it. It prints the story of the text: the next token and what writes
+    it, the heads at work, how tokens move and which groups they form. The report has all analyses.
 
     Examples:  rheoscope "The keys to the cabinet are"    ·    rheoscope flow --model gpt2 --file notes.txt --html notes.html
     ·    rheoscope "The keys to the cabinet are" --compare "The key to the cabinets is"
@@ -76,11 +67,10 @@ def flow(
     from rheoscope.report import run_report, windowed_report
     from rheoscope.report.input_text import check_text, clean_typed_text, resolve_text
     from rheoscope.report.long_texts import split_into_windows
-    from rheoscope.report.progress_bars import control_factories, load_model
+    from rheoscope.report.progress_bars import load_model
     from rheoscope.report.report_plans import REPORTS
 
     refuse_both("--html", html is not None, "--no-html", no_html)
-    refuse_both("--controls", controls is not None, "--no-control", no_control)
     check_space(space)
     check_text(compare)
     input_text = resolve_text(text, file, first)
@@ -88,10 +78,8 @@ def flow(
     network = load_model(model, device, dtype)
     windows = split_into_windows(network, input_text, first, window)
     if compare is None:
-        n_controls, n_tokens = 0 if no_control or fast else controls, windows.n_tokens // len(windows.texts)
-        control_models = control_factories(network, model, device, dtype, n_controls, n_tokens)
         windowed_report.run_on_windows(
-            REPORTS["flow"], network, windows, {"space": space}, files, fast, explain, control_models
+            REPORTS["flow"], network, windows, {"space": space}, files, fast, explain, full=full
         )
     else:
         windowed_report.refuse_windows(windows, "--compare")

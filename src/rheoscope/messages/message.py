@@ -63,12 +63,3 @@ def join(separator: str, parts: Iterable[str]) -> Message:
     named = {f"part{i}": part for i, part in enumerate(parts)}
     gap = separator.replace("{", "{{").replace("}", "}}")
     return Message(gap.join(f"{{{name}}}" for name in named), **named)
-
-
-def first_part(text: str) -> str:
-    """The first part of messages that `join` put together; any other text as it is.
-
-    >>> first_part(join(" · ", [Message("no"), Message("unclear")])), first_part("yes")
-    ('no', 'yes')
-    """
-    return text.parameters.get("part0", text) if isinstance(text, Message) else text

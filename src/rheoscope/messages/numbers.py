@@ -1,6 +1,7 @@
 """Numbers as a person reads them."""
 
 import math
+from collections.abc import Iterable
 
 
 def pluralise(count: int, noun: str) -> str:
@@ -48,3 +49,27 @@ def format_change(first: float, last: float) -> str:
     '.89 → 12.3'
     """
     return f"{format_number(first)} → {format_number(last)}"
+
+
+def format_percent(share: float) -> str:
+    """A share in percent.
+
+    >>> format_percent(0.473), format_percent(0.004), format_percent(0.0), format_percent(float("nan"))
+    ('47 %', '< 1 %', '0 %', 'none')
+    """
+    if not math.isfinite(share):
+        return "none"
+    return "< 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
+
+
+def percent_range(shares: Iterable[float]) -> str:
+    """The central 90 % of shares, in percent.
+
+    >>> percent_range([0.01 * n for n in range(101)])
+    '5 to 95 %'
+    """
+    ordered = sorted(share for share in shares if math.isfinite(share))
+    if not ordered:
+        return "none"
+    low, high = (ordered[round(place * (len(ordered) - 1))] for place in (0.05, 0.95))
+    return f"{100 * low:.0f} to {100 * high:.0f} %"

@@ -1,4 +1,4 @@
-"""Blocks of a report as values: tables, sentences, tokens, facts, questions and pictures.
+"""Blocks of a report as values: tables, sentences, tokens, facts, stories and pictures.
 
 A block is built once from results. The terminal and the page each render it.
 """
@@ -70,25 +70,33 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class AnsweredQuestion:
-    """A question, its answer as a word and as a sentence (`line`), and the command that shows more (`deeper`)."""
+class ToldLine:
+    """A line of a story: its title, its sentence, and the command that shows more (`deeper`)."""
 
-    question: str
-    answer: str
-    line: str
+    title: str
+    sentence: str
     deeper: str
 
 
 @dataclass(frozen=True)
-class Questions:
-    """A heading and questions with their answers. `note` is one line below."""
+class Story:
+    """A heading and the lines of a story. `note` is one line below."""
 
     heading: str
-    questions: Sequence[AnsweredQuestion]
+    lines: Sequence[ToldLine]
     note: str = ""
 
 
-Block = Questions | Table | Lines | Tokens | Drawing | Facts
+@dataclass(frozen=True)
+class Commands:
+    """A heading, a sentence, and commands to type, each with its purpose."""
+
+    heading: str
+    line: str
+    purposes: Mapping[str, str]
+
+
+Block = Story | Table | Lines | Tokens | Drawing | Facts | Commands
 
 
 def with_text_number(block: Block, number: int) -> Block:

@@ -12,7 +12,7 @@ from rheoscope.catalogue import all_claims
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.opening import load
-from rheoscope.report.card_cache import cache_folder, cached_measurement
+from rheoscope.report.card_cache import cache_folder, cached_measurement, store_card
 from rheoscope.report.card_texts import check_texts, passages
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
@@ -92,7 +92,7 @@ def card(
 
     **Returns** (claim): `estimate`, `low`, `high`, `smallest_effect`, `random_mean`, `threshold`, `observed`, `answer`,
     `texts_needed`, `n_units`. A claim in two parts shows the part that decides. (interval): the same for every part, as
-    `part_…`. (interval, unit): `effect`. (interval, draw): `random_effect`.
+    `part_…`. (interval, unit): `value`, the statistic itself, and `effect`. (interval, draw): `random_effect`.
 
     **See also** `rs.atlas` puts cards side by side.
 
@@ -112,7 +112,10 @@ def card(
     control_means = _measure_untrained(model, texts, compared, untrained, seed, folder, progress)
     answers = answer_claims(measured, control_means)
     facts = {"n_texts": len(texts), "draws": draws, "untrained": untrained, "seed": seed}
-    return card_dataset(answers, reasons, facts | _provenance(model))
+    result = card_dataset(answers, reasons, facts | _provenance(model))
+    if cache:
+        store_card(result)
+    return result
 
 
 def _check_settings(draws: int, untrained: int) -> None:
@@ -251,6 +254,7 @@ def card_dataset(
     fields["part_answer"] = ("interval", [answer.answer for answer in answers])
     n_units = max(len(answer.measured.observed) for answer in answers)
     n_draws = max(len(answer.evidence.draw_means) for answer in answers)
+    fields["value"] = (("interval", "unit"), np.stack([_padded(a.measured.observed, n_units) for a in answers]))
     fields["effect"] = (("interval", "unit"), np.stack([_padded(a.evidence.effects, n_units) for a in answers]))
     fields["random_effect"] = (
         ("interval", "draw"),

@@ -1,22 +1,54 @@
 """Measurements of claims on disk, so that an interrupted card resumes and a finished one is not measured again."""
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from rheoscope.files import atomic_file
 from rheoscope.space.claim import Claim, ClaimSample, Measured
+from rheoscope.space.view import View
 
+if TYPE_CHECKING:
+    import xarray
+
+SHIPPED_CARDS = Path(__file__).parent / "cards"
+"""Cards that come with the package, by the digest of the weights."""
 FIELDS = ("observed", "reference", "draws")
 
 
 def cache_folder() -> Path:
     """The folder of measurements in the user's cache directory."""
     return Path(os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))) / "rheoscope" / "cards"
+
+
+def find_card(view: View) -> "xarray.Dataset | None":
+    """The card of a model: the one that comes with the package, or the last one in the user's cache. None without one."""
+    weights = str(view.facts.get("weights"))
+    for path in (SHIPPED_CARDS / f"{weights}.json", cache_folder() / f"{weights}.json"):
+        if path.is_file():
+            return read_card(path)
+    return None
+
+
+def store_card(card: "xarray.Dataset") -> None:
+    """Store a card in the user's cache, where stories of the same model find it."""
+    path = cache_folder() / f"{card.attrs['weights']}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(card.to_dict()), encoding="utf-8")
+
+
+def read_card(path: Path) -> "xarray.Dataset":
+    """A stored card."""
+    import xarray as xr
+
+    return xr.Dataset.from_dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def cached_measurement(claim: Claim, sample: ClaimSample, folder: Path | None, version: str) -> Mapping[str, Measured]:

@@ -1,7 +1,7 @@
 """Findings about a text: the statements that are significant after correction for all tests of a run.
 
 A candidate is a function of the Results of a run. It returns one statement, or None if its analysis did not run. Each analysis
-declares its candidates in its `words.py`. The questions (`verdicts.py`) are corrected together with them.
+declares its candidates in its `words.py`.
 """
 
 import math
@@ -21,9 +21,7 @@ MAX_FINDINGS = 5
 ALL_WORDS = {name: words_by_name(name) for name in ANALYSIS_MODULES}
 CANDIDATES: tuple[Candidate, ...] = tuple(candidate for words in ALL_WORDS.values() for candidate in words.findings)
 """The candidates of all analyses, in the order of the catalogue."""
-N_VERDICT_STATEMENTS = sum(words.question.n_statements for words in ALL_WORDS.values() if words.question)
-"""The number of tests behind the questions."""
-FAMILY_SIZE = N_VERDICT_STATEMENTS + len(CANDIDATES)
+FAMILY_SIZE = len(CANDIDATES)
 """The number of all tests of a run. Every p-value is corrected for them."""
 
 
@@ -35,7 +33,7 @@ def analyses_with_findings() -> list[str]:
 def findings(results: Results, max_findings: int = MAX_FINDINGS) -> tuple[list[Statement], int]:
     """The most significant statements, at most `max_findings`, and the number of places that were tested.
 
-    **Question** What is notable about this text in this model, besides the questions?
+    **Question** What is notable about this text in this model?
 
     **Formula** p is the probability that chance goes as far: by Student's t for a sampled null, by the normal law for exact
     moments. q = p · tries · (number of all tests), so random data produces any finding in at most 5 of 100 texts.

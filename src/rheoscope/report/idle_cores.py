@@ -20,16 +20,6 @@ def use_idle_cores() -> None:
         torch.set_num_threads(min(os.cpu_count() or 1, core_quota(QUOTA_FILES), idle))
 
 
-def leave_one_core() -> None:
-    """Let torch use one thread fewer than there are idle cores, so that a second thread can compute."""
-    import torch
-
-    if "OMP_NUM_THREADS" not in os.environ:
-        use_idle_cores()
-    cores = os.environ.get("OMP_NUM_THREADS", "")
-    torch.set_num_threads(max(1, (int(cores) if cores.isdigit() else torch.get_num_threads()) - 1))
-
-
 def share_cores(n_jobs: int) -> None:
     """Let torch use the idle cores divided by the number of jobs that compute at once, unless the user set OMP_NUM_THREADS.
 

@@ -55,13 +55,9 @@ small { color: var(--muted); }
 details summary { cursor: pointer; color: var(--muted); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .85rem; color: var(--muted); }
 dt { font-weight: 600; } dd { margin: 0; }
-dl.questions { display: block; font-size: 1rem; color: var(--ink); max-width: 80ch; }
-dl.questions dt { margin-top: 1rem; } dl.questions dd { color: var(--muted); font-size: .95rem; }
-dl.questions code { font-size: .8rem; background: var(--soft); padding: 0 .3rem; border-radius: .25rem; }
-.answer { display: inline-block; min-width: 5.6rem; padding: 0 .5rem; margin-right: .5rem; border-radius: .9rem; font-size: .8rem;
-  text-align: center; background: var(--soft); border: 1px solid var(--line); }
-.answer.yes { background: #1b7f4b; border-color: #1b7f4b; color: #fff; }
-.answer.no { background: #a8322a; border-color: #a8322a; color: #fff; }
+dl.story { grid-template-columns: 8rem 1fr; gap: .5rem 1rem; font-size: 1rem; color: var(--ink); max-width: 90ch; }
+dl.story code { font-size: .8rem; background: var(--soft); padding: 0 .3rem; border-radius: .25rem; color: var(--muted); }
+@media (max-width: 42rem) { dl.story { grid-template-columns: 1fr; gap: 0; } dl.story dd { margin-bottom: .6rem; } }
 footer { margin-top: 3rem; color: var(--muted); font-size: .85rem; }
 @media print { :root { --ink: #000; --muted: #444; --line: #ccc; --paper: #fff; --soft: #f5f5f5; } #tip { display: none; }
   body { padding: 0; font-size: 11px; } figure, tr { break-inside: avoid; } .scroll { overflow: visible; } svg { min-width: 0 !important; }

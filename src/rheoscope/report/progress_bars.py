@@ -2,9 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rheoscope.messages.catalogue import render
@@ -104,30 +103,3 @@ def load_model(
 
         warn_if_slow(model)
     return model
-
-
-LARGE_MODEL_WEIGHTS = 30_000_000
-"""Models with at least this many weights get one untrained control by default, as do long texts."""
-
-
-def control_factories(
-    model: "RunnableModel",
-    source: str | None,
-    device: str | None,
-    dtype: str | None,
-    requested: int | None,
-    n_tokens: int,
-) -> "Sequence[Callable[[], RunnableModel]]":
-    """Functions that each build an untrained control: `requested` of them, or a number that fits model and text."""
-    from rheoscope.opening import load
-    from rheoscope.report.analysis_runs import LONG_TEXT, MAX_CONTROLS
-
-    n_weights = sum(weight.numel() for weight in model.network.parameters())
-    n_controls = (
-        requested
-        if requested is not None
-        else MAX_CONTROLS
-        if n_weights < LARGE_MODEL_WEIGHTS and n_tokens <= LONG_TEXT
-        else 1
-    )
-    return [partial(load, source, device=device, dtype=dtype, untrained=True, seed=seed) for seed in range(n_controls)]

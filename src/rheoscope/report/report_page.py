@@ -6,10 +6,11 @@ from pathlib import Path
 
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.files import check_writable
-from rheoscope.messages.message import Message, first_part, join
-from rheoscope.picture.blocks import Block, Drawing, Facts, Lines, Questions, Table, Tokens, with_text_number
+from rheoscope.messages.message import Message, join
+from rheoscope.picture.blocks import Block, Commands, Drawing, Facts, Lines, Story, Table, Tokens, with_text_number
 from rheoscope.report import layer_table, text_blocks
 from rheoscope.report.analysis_runs import Subject, run_analyses
+from rheoscope.report.card_cache import find_card
 from rheoscope.report.comparison_picture import picture as comparison_picture
 from rheoscope.report.draw_result import picture_of
 from rheoscope.report.html_text import html_text
@@ -27,8 +28,8 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
     **Returns** the sentence "wrote …" or "replaced …", followed by the analyses that failed. A file that Rheoscope did not write
     is never overwritten.
 
-    **Contents** The page shows the tokens, the seven questions, a table of layers and the prediction after each layer. It lists
-    up to five other significant findings and the heads as operators. It has the picture of every inexpensive analysis of a text,
+    **Contents** The page shows the tokens, the story of the text, a table of layers and the prediction after each layer. It lists
+    up to five significant findings and the heads as operators. It has the picture of every inexpensive analysis of a text,
     with heads coloured by type, and the provenance of every number. Skipped analyses are listed with the reason.
 
     **Settings** `space` is raw, normed or sphere.
@@ -43,7 +44,9 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
     check_same_weights(model, trace)
     check_writable(Path(path))
     plan = REPORTS[FLOW]
-    results = run_analyses(Subject(model, trace.text or trace.ids, trace), plan.requests({"space": space}))
+    results = run_analyses(
+        Subject(model, trace.text or trace.ids, trace), plan.all_requests({"space": space}), card=find_card(model.view)
+    )
     failures = [
         Message("{analysis} failed: {reason}", analysis=key, reason=results.reason(key)) for key in results.failed_keys
     ]
@@ -51,12 +54,12 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
 
 
 def report_page(plan: ReportPlan, results: Results) -> Page:
-    """The page of one report: the questions, the first picture, the other sections, and the other pictures."""
+    """The page of one report: the story, the first picture, the other sections, and the other pictures."""
     page = Page(plan.title(results), text_blocks.lead_text(results))
     blocks: list[Block] = [] if results.trace is None else [text_blocks.token_block(results)]
-    blocks += merge_questions([block for section in plan.sections for block in section.blocks(results)])
+    blocks += merge_stories([block for section in plan.sections for block in section.blocks(results)])
     pictures = result_pictures(results)
-    split_index = next((index + 1 for index, block in enumerate(blocks) if isinstance(block, Questions)), len(blocks))
+    split_index = next((index + 1 for index, block in enumerate(blocks) if isinstance(block, Story)), len(blocks))
     blocks = [*blocks[:split_index], *pictures[:1], *blocks[split_index:], *pictures[1:]]
     return add_studio_link(
         add_blocks(page, [*blocks, *text_blocks.skipped_blocks(results), text_blocks.provenance_block(results)]),
@@ -87,7 +90,7 @@ def comparison_page(plan: ReportPlan, first_results: Results, second_results: Re
         blocks += [
             with_text_number(block, number)
             for block in (
-                *merge_questions(section_blocks),
+                *merge_stories(section_blocks),
                 *result_pictures(results),
                 *text_blocks.skipped_blocks(results),
             )
@@ -111,12 +114,14 @@ def add_blocks(page: Page, blocks: list[Block]) -> Page:
     """The page with these blocks at its end."""
     for block in blocks:
         match block:
-            case Questions():
-                page = page.with_section(block.heading, questions_html(block))
+            case Story():
+                page = page.with_section(block.heading, story_html(block))
             case Table():
                 page = page.with_table(
                     block.heading, block.header, block.rows, block.text_columns, block.small_caption or block.note
                 )
+            case Commands():
+                page = page.with_section(block.heading, commands_html(block))
             case Lines():
                 page = page.with_lines(block.heading, block.lines)
             case Tokens():
@@ -128,33 +133,33 @@ def add_blocks(page: Page, blocks: list[Block]) -> Page:
     return page
 
 
-def merge_questions(blocks: Sequence[Block]) -> list[Block]:
-    """Consecutive questions as one block. The terminal prints them one by one."""
+def merge_stories(blocks: Sequence[Block]) -> list[Block]:
+    """Consecutive lines of a story as one block. The terminal prints them one by one."""
     merged: list[Block] = []
     for block in blocks:
-        if (
-            isinstance(block, Questions)
-            and not block.heading
-            and merged
-            and isinstance(previous := merged[-1], Questions)
-        ):
-            merged[-1] = replace(
-                previous, questions=[*previous.questions, *block.questions], note=block.note or previous.note
-            )
+        if isinstance(block, Story) and not block.heading and merged and isinstance(previous := merged[-1], Story):
+            merged[-1] = replace(previous, lines=[*previous.lines, *block.lines], note=block.note or previous.note)
         else:
             merged.append(block)
     return merged
 
 
-def questions_html(block: Questions) -> str:
-    """Every question with its answer as a badge, its sentence, and the command that shows more."""
-    items = []
-    for item in block.questions:
-        css_class = str(first_part(item.answer))
-        badge = f'<b class="answer {css_class}">{html_text(item.answer)}</b>'
-        deeper = f"<code>{html_text(item.deeper)}</code>"
-        items.append(f"<dt>{badge} {html_text(item.question)}</dt><dd>{html_text(item.line)} {deeper}</dd>")
-    return f'<dl class="questions">{"".join(items)}</dl><p class="caption">{html_text(block.note)}</p>'
+def story_html(block: Story) -> str:
+    """Every line with its title, its sentence, and the command that shows more."""
+    items = [
+        f"<dt>{html_text(line.title)}</dt><dd>{html_text(line.sentence)} <code>{html_text(line.deeper)}</code></dd>"
+        for line in block.lines
+    ]
+    return f'<dl class="story">{"".join(items)}</dl><p class="caption">{html_text(block.note)}</p>'
+
+
+def commands_html(block: Commands) -> str:
+    """The sentence, and every command with its purpose."""
+    items = [
+        f"<dt><code>{html_text(command)}</code></dt><dd>{html_text(purpose)}</dd>"
+        for command, purpose in block.purposes.items()
+    ]
+    return f'<p>{html_text(block.line)}</p><dl class="story">{"".join(items)}</dl>'
 
 
 def tokens_html(block: Tokens) -> str:

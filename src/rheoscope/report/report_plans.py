@@ -4,18 +4,18 @@ A plan is derived from the declarations of the analyses. An analysis with a repo
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.messages.message import Message
 from rheoscope.picture.blocks import Block, Lines
-from rheoscope.report import field_blocks, layer_table, question_blocks, text_blocks
-from rheoscope.report.analysis_runs import MAX_CONTROLS, Request, request
+from rheoscope.report import field_blocks, layer_table, next_steps, text_blocks
+from rheoscope.report.analysis_runs import Request, request
 from rheoscope.report.findings import ALL_WORDS, analyses_with_findings, finding_sentences, findings
 from rheoscope.report.report_settings import report_request
-from rheoscope.report.verdicts import QUESTIONS
+from rheoscope.report.story import STORY_ANALYSES, STORY_LINES, line_blocks, longer_text_blocks
 from rheoscope.space.report_run import ReportRun
 from rheoscope.space.results import Results
 from rheoscope.space.words import OwnReport
@@ -28,11 +28,15 @@ FLOW = "flow"
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """Blocks that are shown once the analyses in `needs` have run; `page_only` ones only on a page."""
+    """Blocks that are shown once the analyses in `needs` have run.
+
+    `page_only` ones appear only on a page, `full_only` ones in the terminal only with `--full`.
+    """
 
     needs: tuple[str, ...]
     blocks: Callable[[Results], list[Block]]
     page_only: bool = False
+    full_only: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,45 +52,56 @@ class ReportPlan:
     file_requests: Callable[[Options], list[Request]] = field(default=lambda options: [])
     required: str = ""
 
+    def all_requests(self, options: Options) -> list[Request]:
+        """Everything that the report runs if it writes files."""
+        return [*self.requests(options), *self.file_requests(options)]
+
 
 # The report on a text
-
-
-QUESTIONS_BY_COST = sorted(
-    QUESTIONS, key=lambda question: max(analysis_by_name(name).controls for name in question.needs) == MAX_CONTROLS
-)
-FIRST_ANALYSES = tuple(dict.fromkeys(name for question in QUESTIONS_BY_COST for name in question.needs))
-"""The analyses behind the questions. They run first, those that need several controls at the end."""
 
 
 def text_analyses() -> list[str]:
     """The analyses that the report on a text runs, in this order: all inexpensive ones of a text or of weights."""
     declarations = {name: analysis_by_name(name) for name in ANALYSIS_MODULES}
-    last = sorted((name for name in declarations if declarations[name].last), key=lambda name: declarations[name].last)
+    last = sorted(
+        (name for name in declarations if declarations[name].last and name not in STORY_ANALYSES),
+        key=lambda name: declarations[name].last,
+    )
     inexpensive = [
         name for name, spec in declarations.items() if not spec.expensive and spec.needs in ("trace", "view")
     ]
-    return [*FIRST_ANALYSES, *(name for name in inexpensive if name not in (*FIRST_ANALYSES, *last)), *last]
+    return [*STORY_ANALYSES, *(name for name in inexpensive if name not in (*STORY_ANALYSES, *last)), *last]
 
 
-def _flow_requests(options: Options) -> list[Request]:
+def _flow_requests(for_files: bool, options: Options) -> list[Request]:
+    """The analyses of the story, or in addition for files all others."""
     space = {"space": options.get("space", "raw")}
     return [
         report_request(name, **(space if "space" in analysis_by_name(name).settings else {}))
         for name in text_analyses()
+        if (name not in STORY_ANALYSES) == for_files
     ]
 
 
 def flow_plan() -> ReportPlan:
     """The plan of the report on a text."""
     sections = (
-        *(Section(question.needs, question_blocks.blocks(question)) for question in QUESTIONS),
-        Section((), question_blocks.control_note),
-        Section(layer_table.NEEDS, layer_table.blocks),
-        *declared_sections(FLOW),
-        findings_section(text_analyses()),
+        *(Section(line.needs, line_blocks(line)) for line in STORY_LINES),
+        Section(STORY_ANALYSES, longer_text_blocks),
+        Section(STORY_ANALYSES, next_steps.blocks),
+        Section(layer_table.NEEDS, layer_table.blocks, full_only=True),
+        *(replace(section, full_only=True) for section in declared_sections(FLOW)),
+        replace(findings_section(text_analyses()), full_only=True),
+        Section(layer_table.NEEDS, sampling_blocks, full_only=True),
     )
-    return ReportPlan(text_blocks.report_title, _flow_requests, sections)
+    return ReportPlan(text_blocks.report_title, partial(_flow_requests, False), sections, partial(_flow_requests, True))
+
+
+def sampling_blocks(results: Results) -> list[Block]:
+    """What each analysis sampled from a long text, and the error of that."""
+    notes = [words.sampling_note(results.datasets[name]) for name, words in ALL_WORDS.items() if results.has(name)]
+    lines = [note for note in notes if note is not None]
+    return [Lines(Message("Samples of this long text"), lines)] if lines else []
 
 
 # Reports that an analysis declares
@@ -144,7 +159,7 @@ def findings_section(names: list[str]) -> Section:
 
 
 def _finding_blocks(results: Results) -> list[Block]:
-    heading = Message("Other significant findings")
+    heading = Message("Significant findings")
     if not results.has_nulls:
         return [Lines(heading, [Message("Nothing was tested: null distributions were not drawn (--fast).")])]
     return [Lines(heading, finding_sentences(*findings(results)))]

@@ -1,8 +1,7 @@
 """Run a report: the analyses, the output in the terminal as results arrive, and the requested files."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +10,17 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message, join
 from rheoscope.picture.blocks import with_text_number
 from rheoscope.report import layer_table, text_blocks
-from rheoscope.report.analysis_runs import Controls, Subject, run_analyses
+from rheoscope.report.analysis_runs import Subject, run_analyses
+from rheoscope.report.card_cache import find_card
 from rheoscope.report.console import console
 from rheoscope.report.csv_files import COMPARED_DIRECTORY, check_table_directory, save_csv
 from rheoscope.report.findings import findings, findings_dataset
-from rheoscope.report.idle_cores import leave_one_core
 from rheoscope.report.json_file import save_json
 from rheoscope.report.progress_bars import progress_bar
 from rheoscope.report.report_page import comparison_page, report_page
 from rheoscope.report.report_plans import Options, ReportPlan
+from rheoscope.report.story import STORY_ANALYSES, story_dataset
 from rheoscope.report.terminal import Terminal
-from rheoscope.report.verdicts import QUESTIONS, verdicts_dataset
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model, Text
 from rheoscope.space.results import Results
@@ -80,13 +79,15 @@ def run_report(
     files: OutputFiles,
     fast: bool = False,
     explain: bool = False,
-    control_factories: Sequence[Callable[[], Model]] = (),
+    full: bool = False,
 ) -> None:
-    """Run a report on one text, or on weights alone. `control_factories` build the untrained controls."""
-    terminal = Terminal(console(), plan.sections, explain)
-    results = _run_and_print(plan, model, input_text, options, files, fast, terminal, control_factories)
+    """Run a report on one text, or on weights alone. Without `full`, the terminal shows only the sections of the story."""
+    sections = [section for section in plan.sections if full or not section.full_only]
+    terminal = Terminal(console(), sections, explain)
+    results = _run_and_print(plan, model, input_text, options, files, fast, terminal, full)
     messages = write_files(all_datasets(results), report_page(plan, results).save if files.wants_page else None, files)
-    terminal.print_skipped(results)
+    if len(sections) == len(plan.sections):
+        terminal.print_skipped(results)
     terminal.print_files(messages)
     raise_failures(results)
 
@@ -102,7 +103,9 @@ def compare_texts(
 ) -> None:
     """Run a report on two texts and compare them layer by layer."""
     terminal = Terminal(console(), [], explain)
-    both_results = [_run_and_print(plan, model, input_text, options, files, fast, terminal) for input_text in texts]
+    both_results = [
+        _run_and_print(plan, model, input_text, options, files, fast, terminal, full=True) for input_text in texts
+    ]
     first_results, second_results = both_results
     save_page = comparison_page(plan, first_results, second_results).save if files.wants_page else None
     messages = write_files(all_datasets(first_results), save_page, files, all_datasets(second_results))
@@ -128,12 +131,13 @@ def _run_and_print(
     files: OutputFiles,
     fast: bool,
     terminal: Terminal,
-    control_factories: Sequence[Callable[[], Model]] = (),
+    full: bool = False,
 ) -> Results:
     """Run all analyses and print each section when it is ready. Raises if the required analysis has no result."""
     trace = None if input_text is None else model.trace(input_text)
     subject = Subject(model, input_text, trace)
-    requests = [*plan.requests(options), *(plan.file_requests(options) if files.has_any else [])]
+    needs_all = full or files.has_any or files.wants_page
+    requests = [*plan.requests(options), *(plan.file_requests(options) if needs_all else [])]
     terminal.print_header(Results(model.view, model.token_strings, trace))
 
     def on_result(results: Results) -> None:
@@ -142,22 +146,8 @@ def _run_and_print(
         terminal.print_ready(replace(results, surface="shell"))
 
     with progress_bar() as on_progress:
-        controls = control_subjects(control_factories, input_text)
-        results = run_analyses(subject, requests, not fast, controls, on_result, on_progress)
+        results = run_analyses(subject, requests, not fast, on_result, on_progress, card=find_card(model.view))
     return replace(results, surface="shell")
-
-
-def control_subjects(control_factories: Sequence[Callable[[], Model]], input_text: Text | None) -> Controls:
-    """The text in every untrained control; none without a text."""
-    if input_text is None or not control_factories:
-        return ()
-    leave_one_core()
-
-    def make_subject(make_model: Callable[[], Model]) -> Subject:
-        control = make_model()
-        return Subject(control, input_text, control.trace(input_text))
-
-    return [partial(make_subject, make_model) for make_model in control_factories]
 
 
 def write_files(
@@ -187,10 +177,10 @@ def raise_failures(*all_results: Results) -> None:
 
 
 def all_datasets(results: Results) -> "dict[str, xarray.Dataset]":
-    """All results by key, with the findings and the verdicts."""
+    """All results by key, with the findings and the story."""
     datasets = dict(results.datasets)
     if len(datasets) > 1 and results.has_nulls:
         datasets["findings"] = findings_dataset(*findings(results))
-    if all(results.has_run(*question.needs) for question in QUESTIONS):
-        datasets["verdicts"] = verdicts_dataset(results)
+    if results.trace is not None and results.has_run(*STORY_ANALYSES):
+        datasets["story"] = story_dataset(results)
     return datasets

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from rheoscope.messages.catalogue import render
-from rheoscope.messages.message import Message, first_part, join
-from rheoscope.picture.blocks import Block, Cell, Lines, Questions, Table
+from rheoscope.messages.message import Message, join
+from rheoscope.picture.blocks import Block, Cell, Commands, Lines, Story, Table
 from rheoscope.picture.token_labels import printable
 from rheoscope.report import text_blocks
 from rheoscope.report.report_plans import Section
@@ -21,7 +21,8 @@ WIDE_COLUMNS = 110
 MIN_TEXT_WIDTH = 20
 """The smallest width of a text column. Longer text is folded, numbers are never cut."""
 COLUMN_GAP = 2
-ANSWER_COLOURS = {"yes": "green", "no": "red", "unclear": "yellow"}
+TITLE_WIDTH = 14
+"""Columns of the titles of a story."""
 
 
 class Terminal:
@@ -55,8 +56,8 @@ class Terminal:
     def print_block(self, block: Block) -> None:
         """Print one block. Pictures, tokens and facts appear on pages only."""
         match block:
-            case Questions():
-                self.print_questions(block)
+            case Story():
+                self.print_story(block)
             case Table():
                 self.print_heading(block.heading)
                 self.print_table(block)
@@ -64,20 +65,32 @@ class Terminal:
                 self.print_heading(block.heading)
                 for line in block.lines:
                     self.print_line(Message("• {line}", line=line))
+            case Commands():
+                self.print_commands(block)
             case _:
                 pass
 
-    def print_questions(self, block: Questions) -> None:
-        """Print each answer with its question, and below them the sentence and the command."""
-        from rich.padding import Padding
-        from rich.text import Text
+    def print_commands(self, block: Commands) -> None:
+        """Print each command on one line with its purpose as a comment, so that the line can be pasted into a shell."""
+        self.print_heading(block.heading)
+        self.print_line(block.line)
+        for command, purpose in block.purposes.items():
+            self.console.print(
+                f"{command}  # {shown(purpose)}", soft_wrap=True, markup=False, emoji=False, highlight=False
+            )
+
+    def print_story(self, block: Story) -> None:
+        """Print each line after its title, with the sentence indented."""
+        from rich.table import Table as RichTable
 
         if block.heading:
             self.print_heading(block.heading)
-        for item in block.questions:
-            colour = ANSWER_COLOURS.get(first_part(item.answer), "")
-            self.console.print(Text.assemble((shown(item.answer), f"bold {colour}"), f"  {shown(item.question)}"))
-            self.console.print(Padding(Text.assemble(shown(item.line), (f"  → {item.deeper}", "dim")), (0, 0, 0, 2)))
+        for line in block.lines:
+            grid = RichTable.grid(padding=(0, 2))
+            grid.add_column(width=TITLE_WIDTH, no_wrap=True, style="bold")
+            grid.add_column(overflow="fold")
+            grid.add_row(shown(line.title), shown(line.sentence))
+            self.console.print(grid)
         if block.note:
             self.print_line(block.note, "dim")
 

@@ -1,14 +1,12 @@
 """A report on a long text in windows: every window is analysed, and the results are summarised over windows."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rheoscope.catalogue import analysis_by_name
 from rheoscope.messages.advice import Advice
-from rheoscope.messages.message import Message, Verbatim, join
-from rheoscope.messages.numbers import format_number
-from rheoscope.picture.blocks import AnsweredQuestion, Block, Questions
+from rheoscope.messages.message import Message
+from rheoscope.picture.blocks import Block
 from rheoscope.report import field_blocks, run_report, text_blocks
 from rheoscope.report.analysis_runs import Progress, Request, Subject, run_analyses
 from rheoscope.report.console import console
@@ -18,17 +16,14 @@ from rheoscope.report.progress_bars import progress_bar
 from rheoscope.report.report_page import add_blocks
 from rheoscope.report.report_plans import Options, ReportPlan
 from rheoscope.report.run_report import OutputFiles
+from rheoscope.report.story import STORY_ANALYSES
 from rheoscope.report.terminal import Terminal
-from rheoscope.report.verdicts import QUESTIONS
 from rheoscope.running.over_texts import summarise_texts
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model, Text
-from rheoscope.space.questions import Question
 from rheoscope.space.results import Results
 from rheoscope.statistics.intervals import MIN_UNITS, too_few_units
-from rheoscope.statistics.verdict import Verdict
 
-ControlFactories = Sequence[Callable[[], Model]]
 WINDOWS_NOTE = Message("Means over windows. Their intervals and all other numbers are in --json, --csv and --html.")
 TextOptions = Callable[[Text], Options]
 """Options that depend on the text, such as its trace in an untrained control."""
@@ -47,19 +42,19 @@ def run_on_windows(
     files: OutputFiles,
     fast: bool = False,
     explain: bool = False,
-    control_factories: ControlFactories = (),
     text_options: TextOptions = no_text_options,
+    full: bool = False,
 ) -> None:
     """Run a report on one text, on its windows one after the other, or on weights alone."""
     if windows is None or len(windows.texts) == 1:
         input_text = None if windows is None else windows.texts[0]
         all_options = {**options, **({} if input_text is None else text_options(input_text))}
-        run_report.run_report(plan, model, input_text, all_options, files, fast, explain, control_factories)
+        run_report.run_report(plan, model, input_text, all_options, files, fast, explain, full)
         return
     terminal = Terminal(console(), [], explain)
     terminal.print_line(text_blocks.model_line(Results(model.view, model.token_strings, None)), "dim")
     terminal.print_line(windows.description)
-    window_results = run_windows(plan, model, windows, options, fast, control_factories, text_options)
+    window_results = run_windows(plan, model, windows, options, fast, text_options)
     results = replace(merge_windows(window_results), surface="shell")
     if plan.required in results.skipped:
         raise results.skipped[plan.required]
@@ -88,9 +83,9 @@ def refuse_windows(windows: TextWindows | None, option: str) -> None:
 
 
 def window_requests(plan: ReportPlan, options: Options, is_first: bool) -> list[Request]:
-    """The analyses of one window. For the report on a text: those of the questions. Weights are analysed once."""
+    """The analyses of one window. For the report on a text: those of the story. Weights are analysed once."""
     requests = plan.requests(options)
-    needed_names = {name for question in QUESTIONS for name in question.needs}
+    needed_names = set(STORY_ANALYSES)
     if needed_names <= {request.name for request in requests}:
         requests = [request for request in requests if request.name in needed_names]
     return [request for request in requests if is_first or analysis_by_name(request.name).reads_text]
@@ -102,7 +97,6 @@ def run_windows(
     windows: TextWindows,
     options: Options,
     fast: bool,
-    control_factories: ControlFactories,
     text_options: TextOptions,
 ) -> list[Results]:
     """The results of every window."""
@@ -125,7 +119,6 @@ def run_windows(
                     subject,
                     requests,
                     not fast,
-                    run_report.control_subjects(control_factories, ids),
                     on_progress=on_window_progress,
                 )
             )
@@ -148,7 +141,7 @@ def merge_windows(window_results: Sequence[Results]) -> Results:
         elif not analysis_by_name(key.split()[0]).reads_text:
             merged[key] = dataset
     failed_keys = tuple(dict.fromkeys(key for results in window_results for key in results.failed_keys))
-    return replace(first, trace=None, datasets=merged, skipped=skipped, failed_keys=failed_keys, controls=())
+    return replace(first, trace=None, datasets=merged, skipped=skipped, failed_keys=failed_keys)
 
 
 def _in_window(error: RheoscopeError, number: int, total: int) -> RheoscopeError:
@@ -157,48 +150,9 @@ def _in_window(error: RheoscopeError, number: int, total: int) -> RheoscopeError
 
 
 def window_blocks(window_results: Sequence[Results], results: Results, required: str = "") -> list[Block]:
-    """The questions, if their analyses ran in every window; otherwise the fields of all results.
-
-    If an analysis is `required`, the others are shown in brief.
-    """
-    if all(window_results[0].has_run(*question.needs) for question in QUESTIONS):
-        heading = Message("Seven questions about {n} windows", n=len(window_results))
-        note = Message("Every window is answered on its own.")
-        return [Questions(heading, [count_answers(question, window_results) for question in QUESTIONS], note)]
+    """The fields of all results. If an analysis is `required`, the others are shown in brief."""
     full_keys = [required] if required else list(results.datasets)
     block_functions = {
         key: field_blocks.blocks if key in full_keys else field_blocks.brief_blocks for key in results.datasets
     }
     return [block for key, make_blocks in block_functions.items() for block in make_blocks(results, key)]
-
-
-def count_answers(question: Question, window_results: Sequence[Results]) -> AnsweredQuestion:
-    """How many windows give which answer, and the range of the numbers behind it."""
-    verdicts = [question.verdict(results) for results in window_results]
-    (most_common, count), *others = Counter(verdict.answer for verdict in verdicts).most_common()
-    first = Message(
-        "{answer} in {count} of {total} windows", answer=most_common, count=count, total=len(window_results)
-    )
-    counts = [Message("{answer} in {count}", answer=answer, count=n) for answer, n in others]
-    line = join("; ", [join(", ", [first, *counts]), *_statement_ranges(verdicts)])
-    return AnsweredQuestion(question.question, most_common, Message("{line}.", line=line), question.deeper)
-
-
-def _statement_ranges(verdicts: Sequence[Verdict]) -> list[Message]:
-    """The mean, the range and the null of every number behind an answer, over the windows."""
-    statements = [statement for verdict in verdicts for statement in verdict.statements]
-    ranges = []
-    for name in dict.fromkeys(statement.analysis for statement in statements):
-        values = [statement.value for statement in statements if statement.analysis == name]
-        nulls = [statement.null for statement in statements if statement.analysis == name]
-        ranges.append(
-            Message(
-                "{analysis}: mean {mean}, range {low} to {high}, null {null}",
-                analysis=Verbatim(name),
-                mean=format_number(sum(values) / len(values)),
-                low=format_number(min(values)),
-                high=format_number(max(values)),
-                null=format_number(sum(nulls) / len(nulls)),
-            )
-        )
-    return ranges

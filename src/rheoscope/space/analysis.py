@@ -115,10 +115,9 @@ class Analysis:
     text runs it only if it is requested by name.
 
     **In a report** it waits for the analyses in `depends_on` and runs with the settings of `report`, on a long text also with
-    those of `long_text`. `controls` untrained models are run for comparison (none on a long text unless
-    `long_text_controls`). One with `start_early` takes long and starts first. One with `last` runs after all others, in the
-    order of these numbers. `report_runs` are its runs in the other reports. `shown_with` names the analyses whose results its
-    `words.py` also shows, where they exist. `see_also` names the analyses that its errors recommend.
+    those of `long_text`. One with `last` runs after all others, in the order of these numbers. `report_runs` are its runs in the
+    other reports. `shown_with` names the analyses whose results its `words.py` also shows, where they exist. `see_also` names
+    the analyses that its errors recommend or that its line of the story reads.
 
     **Elsewhere** `corpus` is its place in the default set of a corpus run. `colours_cloud`: the cloud of a notebook is coloured
     by its fields. `classifies_heads`: its field `type` colours maps of heads.
@@ -143,9 +142,6 @@ class Analysis:
     fields: Mapping[str, Field]
     expensive: bool = False
     depends_on: tuple[str, ...] = ()
-    controls: int = 0
-    long_text_controls: bool = True
-    start_early: bool = False
     report: ReportSettings = field(default_factory=dict)
     long_text: ReportSettings = field(default_factory=dict)
     batch: "Callable[..., dict[str, Tensor]] | None" = None

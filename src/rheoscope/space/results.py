@@ -1,6 +1,5 @@
 """The results of all analyses of a text in a model, as one frozen value for every renderer."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from textwrap import shorten
@@ -27,8 +26,8 @@ class Results:
 
     `datasets` are the results by key: the name of the analysis, with a suffix if it ran more than once. `skipped` holds the
     error of every analysis without a result, and `failed_keys` are those with an internal error. `has_nulls` is False if nulls
-    were left out for speed. `controls` are the results of the same text in untrained models of the same architecture.
-    `surface` is where reasons are shown: their advice is Python code or a command line.
+    were left out for speed. `card` is the card of the model, if there is one. `surface` is where reasons are shown: their advice
+    is Python code or a command line.
     """
 
     view: View
@@ -38,7 +37,7 @@ class Results:
     skipped: dict[str, RheoscopeError] = field(default_factory=dict)
     failed_keys: tuple[str, ...] = ()
     has_nulls: bool = True
-    controls: tuple["Results", ...] = ()
+    card: "xarray.Dataset | None" = None
     surface: Literal["python", "shell"] = "python"
 
     def has(self, *names: str) -> bool:
@@ -84,10 +83,12 @@ class Results:
         """Why each skipped analysis has no result."""
         return {key: self.reason(key) for key in self.skipped}
 
-    def control_values(self, name: str, measure: Callable[["xarray.Dataset"], float]) -> list[float]:
-        """A number for every control that has it."""
-        values = [measure(control.datasets[name]) for control in self.controls if control.has(name)]
-        return [number for number in values if math.isfinite(number)]
+    def usual_range(self, interval: str) -> tuple[float, float] | None:
+        """The central 80 % of a statistic over the passages of the model's card, or None without a card."""
+        if self.card is None or interval not in self.card.interval.values:
+            return None
+        values = self.card.value.sel(interval=interval)
+        return float(values.quantile(0.1)), float(values.quantile(0.9))
 
     @property
     def n_ordinary_tokens(self) -> int:

@@ -1,12 +1,12 @@
-"""The text that an analysis contributes to reports: its findings, its question, its table columns and its sections."""
+"""The text that an analysis contributes to reports: its findings, its lines of the story, its table columns and its sections."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rheoscope.messages.message import Message
-from rheoscope.space.questions import Question
 from rheoscope.space.results import Results
+from rheoscope.space.story_line import StoryLine
 from rheoscope.space.training_quantity import TrainingQuantity
 from rheoscope.statistics.statement import Statement
 
@@ -67,7 +67,7 @@ class Words:
     """
 
     findings: tuple[Candidate, ...] = ()
-    question: Question | None = None
+    story: tuple[StoryLine, ...] = ()
     layer_columns: tuple[LayerColumn, ...] = ()
     sections: tuple[ReportSection, ...] = ()
     report: OwnReport | None = None

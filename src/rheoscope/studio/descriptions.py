@@ -1,6 +1,5 @@
-"""JSON descriptions for the page: the state, models, traces, verdicts and the catalogue."""
+"""JSON descriptions for the page: the state, models, traces, stories and the catalogue."""
 
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +9,11 @@ from rheoscope import __version__
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.picture.token_labels import TokenLabels, display_token, printable
 from rheoscope.report.findings import finding_sentences, findings
-from rheoscope.report.question_blocks import control_note
-from rheoscope.report.verdicts import QUESTIONS
+from rheoscope.report.story import STORY_LINES
 from rheoscope.running.runner import RunnableModel
 from rheoscope.space.predictions import next_token_logprobs
-from rheoscope.space.questions import Question
 from rheoscope.space.results import Results
+from rheoscope.space.story_line import StoryLine
 from rheoscope.space.trace import Trace
 from rheoscope.studio.edits import OPERATIONS, Edit
 from rheoscope.studio.query_settings import default_settings
@@ -119,40 +117,35 @@ def _top_predictions(token_strings: TokenLabels, trace: Trace) -> list[dict[str,
     ]
 
 
-def verdict_json(question: Question, results: Results) -> dict[str, Any]:
-    """The answer to a question, with its statistic and the null of that statistic."""
-    verdict = question.verdict(results)
-    statement = verdict.statements[0] if verdict.statements else None
-    numbers = {} if statement is None else {name: getattr(statement, name) for name in ("value", "null", "spread", "q")}
+def line_json(line: StoryLine, results: Results) -> dict[str, Any]:
+    """A line of the story, with the analyses behind it."""
     return {
-        "name": question.name,
-        "question": verdict.question,
-        "answer": verdict.answer,
-        "line": verdict.line,
-        "deeper": verdict.deeper,
-        "needs": list(question.needs),
-    } | {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        "name": line.name,
+        "title": line.title,
+        "sentence": line.sentence(results),
+        "deeper": line.deeper,
+        "needs": list(line.needs),
+    }
 
 
-def verdicts_json(results: Results) -> dict[str, Any]:
-    """All answers that are available so far, and the other findings."""
-    verdicts = [verdict_json(question, results) for question in QUESTIONS if results.has_run(*question.needs)]
-    return {"verdicts": verdicts} | findings_json(results)
+def story_json(results: Results) -> dict[str, Any]:
+    """All lines of the story that are available so far, and the findings."""
+    lines = [line_json(line, results) for line in STORY_LINES if results.has_run(*line.needs)]
+    return {"story": lines} | findings_json(results)
 
 
 def findings_json(results: Results) -> dict[str, Any]:
-    """The significant findings, how many statistics were tested, and the note about the controls."""
+    """The significant findings, and how many statistics were tested."""
     significant, corrected_statements = findings(results)
     rows = [{"text": statement.text, "analysis": statement.analysis, "q": statement.q} for statement in significant]
     return {
         "findings": rows,
         "held": finding_sentences(significant, corrected_statements)[-1],
-        "note": getattr(control_note(results)[0], "note", ""),
     }
 
 
 def catalogue_json(names: Iterable[str] = ANALYSIS_MODULES) -> dict[str, Any]:
-    """The analyses (default: all) with their fields and settings, the questions, and the edits of a head."""
+    """The analyses (default: all) with their fields and settings, the lines of the story, and the edits of a head."""
     rows = []
     for name in names:
         analysis = analysis_by_name(name)
@@ -167,8 +160,5 @@ def catalogue_json(names: Iterable[str] = ANALYSIS_MODULES) -> dict[str, Any]:
                 "settings": default_settings(analysis),
             }
         )
-    questions = [
-        {"name": question.name, "question": question.question, "needs": list(question.needs), "deeper": question.deeper}
-        for question in QUESTIONS
-    ]
-    return {"analyses": rows, "questions": questions, "operations": list(OPERATIONS)}
+    lines = [{"name": line.name, "title": line.title, "needs": list(line.needs)} for line in STORY_LINES]
+    return {"analyses": rows, "story": lines, "operations": list(OPERATIONS)}

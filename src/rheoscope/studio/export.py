@@ -55,8 +55,8 @@ def run_all_analyses(session: Session, text: str) -> TextEntry:
     """Run all analyses of a text and show their progress on a bar."""
     opened_model = session.get_model(session.first_model)
     entry, _ = session.get_or_trace(opened_model, opened_model.job.result.result(), text, ())
-    job, _ = session.start_questions(entry)
-    n_requests = len(session.requests(entry, None))
+    job, _ = session.start_story(entry)
+    n_requests = len(session.requests(None))
     with job.followed(), progress(Message("analysing")) as on_progress:
         while not job.is_over:
             wait([job.result], timeout=0.5)
@@ -97,7 +97,7 @@ def export_files(session: Session, entry: TextEntry) -> ExportFiles:
     yield "api/models.json", wire.encode_json({"models": [entry.opened_model.json_dict], "recent": [], "sources": []})
     trace_path = f"api/traces/{entry.id}"
     yield f"{trace_path}.json", wire.encode_json(entry.header)
-    yield f"{trace_path}/verdicts.json", wire.encode_json(descriptions.verdicts_json(entry.results))
+    yield f"{trace_path}/story.json", wire.encode_json(descriptions.story_json(entry.results))
     yield f"{trace_path}/points.bin", detail_queries.pack_cloud(session, entry, "all", "sphere")
     yield f"{trace_path}/points.raw.bin", detail_queries.pack_cloud(session, entry, "all", "raw")
     if entry.trace.view.predicts_tokens:

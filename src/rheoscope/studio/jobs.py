@@ -21,10 +21,10 @@ Event = tuple[str, dict[str, Any]]
 """The name of an event and its data."""
 LANE_THREADS = {"loading": 1, "short": 1, "quick": max(1, min(2, (os.cpu_count() or 1) // 2))}
 """Threads of the lanes that load models and serve quick requests. `short` is for the cheapest of them."""
-LANE_NICENESS = {"short": 0, "quick": 3, "loading": 6, "analysis": 10, "questions": 12}
+LANE_NICENESS = {"short": 0, "quick": 3, "loading": 6, "analysis": 10, "story": 12}
 """By how much the system prefers other threads. On a busy machine, the first points of a text come before its analyses."""
-TURN_LANES = ("analysis", "questions")
-"""Lanes whose jobs take turns: requested analyses, and the questions about each text."""
+TURN_LANES = ("analysis", "story")
+"""Lanes whose jobs take turns: requested analyses, and the story of each text."""
 MAX_SHORT_COST = 400
 """Largest cost of a request in the lane `short`, in bytes of its text."""
 SECONDS_PER_COST = 0.002

@@ -177,8 +177,8 @@ async def create_trace(studio: StudioState, body: NewTraceBody, request: Request
         body.untrained or requested_model.endswith(UNTRAINED_SUFFIX)
     )
     entry, cached = await studio.get_or_trace(model_id, body.text, body.edits, body.window, request)
-    questions = [] if studio.is_example(entry.id) else body.questions  # the answers of the example are stored
-    return json_response({"id": entry.id, "job": studio.session.start_questions(entry, questions)[1], "cached": cached})
+    lines = [] if studio.is_example(entry.id) else body.lines  # the story of the example is stored
+    return json_response({"id": entry.id, "job": studio.session.start_story(entry, lines)[1], "cached": cached})
 
 
 @router.get("/traces/{trace}")
@@ -196,16 +196,16 @@ async def stream_trace_events(studio: StudioState, trace: str) -> Response:
     if studio.stored_example is not None and studio.is_example(trace):
         return event_response(event_stream(studio.stored_example.replay_log()))
     entry = await studio.get_entry(trace)
-    job = studio.session.start_questions(entry)[0] if entry.job is None or entry.job.has_expired else entry.job
+    job = studio.session.start_story(entry)[0] if entry.job is None or entry.job.has_expired else entry.job
     return event_response(followed_events(job))
 
 
-@router.get("/traces/{trace}/verdicts")
-async def get_verdicts(studio: StudioState, trace: str) -> Response:
-    stored_body = studio.stored_response(trace, "/verdicts", "json")
+@router.get("/traces/{trace}/story")
+async def get_story(studio: StudioState, trace: str) -> Response:
+    stored_body = studio.stored_response(trace, "/story", "json")
     if stored_body is not None:
         return Response(stored_body, media_type=JSON_TYPE)
-    return json_response(descriptions.verdicts_json((await studio.get_entry(trace)).results))
+    return json_response(descriptions.story_json((await studio.get_entry(trace)).results))
 
 
 @router.get("/traces/{trace}/points")

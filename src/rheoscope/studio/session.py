@@ -10,7 +10,6 @@ from rheoscope.catalogue import analysis_by_name
 from rheoscope.messages.message import Message
 from rheoscope.picture.token_labels import printable
 from rheoscope.report.analysis_runs import (
-    Controls,
     Progress,
     Request,
     Subject,
@@ -19,12 +18,10 @@ from rheoscope.report.analysis_runs import (
     run_analysis,
 )
 from rheoscope.report.draw_result import picture_of
-from rheoscope.report.progress_bars import control_factories
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.report.report_settings import report_request
-from rheoscope.report.verdicts import QUESTIONS
+from rheoscope.report.story import STORY_LINES
 from rheoscope.running.lost_text import lost_text_message
-from rheoscope.running.progress import listen
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Text
@@ -46,12 +43,8 @@ from rheoscope.studio.windows import Window, select_window
 if TYPE_CHECKING:
     import xarray
 
-ALL_QUESTIONS = frozenset([*(question.name for question in QUESTIONS), "everything"])
-"""All questions, and every other analysis of a report."""
-
-
-MAX_CONTROL_FRACTION = 1 / 16
-"""Largest fraction of the cache that an untrained control may take."""
+ALL_LINES = frozenset([*(line.name for line in STORY_LINES), "everything"])
+"""All lines of the story, and every other analysis of a report."""
 
 
 class NoResultError(RheoscopeError):
@@ -66,8 +59,6 @@ class Limits:
     max_text_bytes: int = 64_000
     max_jobs: int = 64
     max_cache_bytes: int = 512_000_000
-    n_controls: int | None = None
-    """Number of untrained controls of the questions. None uses the default of the report."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +84,7 @@ class OpenedModel:
 
 @dataclass(eq=False)
 class TextEntry:
-    """A text in a model, with or without edits: its trace, the results so far and the job that answers the questions."""
+    """A text in a model, with or without edits: its trace, the results so far and the job that tells its story."""
 
     id: str
     opened_model: OpenedModel
@@ -105,7 +96,7 @@ class TextEntry:
     trace: Trace
     results: Results
     job: Job | None = None
-    requested_questions: frozenset[str] = frozenset()
+    requested_lines: frozenset[str] = frozenset()
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @cached_property
@@ -259,31 +250,27 @@ class Session:
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise RheoscopeError(Message("the text is not valid Unicode: it contains a lone surrogate"))
 
-    # The questions
+    # The story
 
-    def start_questions(self, entry: TextEntry, question_names: Sequence[str] | None = None) -> tuple[Job, str]:
-        """Start to answer questions about a text (default: all). Returns the job and the id of this client."""
-        requested = ALL_QUESTIONS if question_names is None else frozenset(question_names)
+    def start_story(self, entry: TextEntry, line_names: Sequence[str] | None = None) -> tuple[Job, str]:
+        """Start to tell lines of the story of a text (default: all). Returns the job and the id of this client."""
+        requested = ALL_LINES if line_names is None else frozenset(line_names)
         with entry.lock:
             job = entry.job
-            holder_id = (
-                None if job is None or not requested <= entry.requested_questions else self.queue.add_holder(job)
-            )
+            holder_id = None if job is None or not requested <= entry.requested_lines else self.queue.add_holder(job)
             if job is None or holder_id is None or is_lost(job):
-                entry.requested_questions |= requested
+                entry.requested_lines |= requested
                 work = partial(
-                    self._run_questions,
-                    entry,
-                    None if entry.requested_questions >= ALL_QUESTIONS else entry.requested_questions,
+                    self._run_story, entry, None if entry.requested_lines >= ALL_LINES else entry.requested_lines
                 )
-                name, first_event = Message("answering questions"), ("head", entry.header)
-                job = entry.job = self.queue.submit("questions", name, work, first_event)
+                name, first_event = Message("telling the story"), ("head", entry.header)
+                job = entry.job = self.queue.submit("story", name, work, first_event)
                 job.renew()
                 holder_id = self.queue.add_holder(job)
             return job, holder_id
 
-    def _run_questions(self, entry: TextEntry, question_names: Collection[str] | None, job: Job) -> None:
-        questions = [question for question in QUESTIONS if question_names is None or question.name in question_names]
+    def _run_story(self, entry: TextEntry, line_names: Collection[str] | None, job: Job) -> None:
+        lines = [line for line in STORY_LINES if line_names is None or line.name in line_names]
         published: set[str] = set()
 
         def on_result(results: Results) -> None:
@@ -293,59 +280,29 @@ class Session:
                 if key not in published:
                     published.add(key)
                     _publish_outcome(job, key, results)
-            for question in questions:
-                if question.name not in published and results.has_run(*question.needs):
-                    published.add(question.name)
-                    job.log.publish("verdict", **descriptions.verdict_json(question, results))
+            for line in lines:
+                if line.name not in published and results.has_run(*line.needs):
+                    published.add(line.name)
+                    job.log.publish("line", **descriptions.line_json(line, results))
 
-        requests, controls = self.requests(entry, question_names), self._control_factories(entry, job)
-        with listen(lambda done, total: job.checkpoint()):  # for the analyses of the second thread
-            runner = partial(self._cached_result, entry)
-            results = run_analyses(entry.subject, requests, True, controls, on_result, job.progress_callback, runner)
-        for question in questions:
-            if question.name not in published:
-                job.log.publish("verdict", **descriptions.verdict_json(question, results))
-        if question_names is None:
+        runner, card = partial(self._cached_result, entry), find_card(entry.model.view)
+        results = run_analyses(
+            entry.subject, self.requests(line_names), True, on_result, job.progress_callback, runner, card
+        )
+        for line in lines:
+            if line.name not in published:
+                job.log.publish("line", **descriptions.line_json(line, results))
+        if line_names is None:
             job.log.publish("findings", **descriptions.findings_json(results))
 
-    def requests(self, entry: TextEntry, question_names: Collection[str] | None) -> list[Request]:
-        """The analyses that the questions need. None stands for all analyses of a report."""
-        requests = REPORTS["flow"].requests({})
-        if question_names is not None:
-            needed_analyses = {
-                analysis_name
-                for question in QUESTIONS
-                if question.name in question_names
-                for analysis_name in question.needs
-            }
-            requests = [request for request in requests if request.name in needed_analyses]
-        return requests
-
-    def _control_factories(self, entry: TextEntry, job: Job) -> Controls:
-        """Factories of untrained controls. Edited and untrained models have none."""
-        if entry.edits or entry.opened_model.untrained or self.limits.n_controls == 0:
-            return ()
-        source = self.sources.resolve(entry.opened_model.source)
-        factories = control_factories(
-            entry.model, source, self.device, self.dtype, self.limits.n_controls, len(entry.trace)
-        )
-        return [partial(self._make_control, entry, job, number, build) for number, build in enumerate(factories)]
-
-    def _make_control(
-        self, entry: TextEntry, job: Job, number: int, build_control: Callable[[], RunnableModel]
-    ) -> Subject:
-        """The text in an untrained control. Small controls are cached, because every text needs them."""
-        job.checkpoint()
-        key = (entry.opened_model.id, "control", number)
-        control_model = self.cache.get(key)
-        if control_model is None:
-            with self._load_lock:
-                control_model = build_control()
-            n_bytes = sum(parameter.nbytes for parameter in control_model.network.parameters())
-            if n_bytes <= MAX_CONTROL_FRACTION * self.limits.max_cache_bytes:
-                self.cache.put(key, control_model, n_bytes)
-        job.checkpoint()
-        return Subject(control_model, entry.model_input, control_model.trace(entry.model_input))
+    @staticmethod
+    def requests(line_names: Collection[str] | None) -> list[Request]:
+        """The analyses that lines of the story need. None stands for all analyses of a report."""
+        requests = REPORTS["flow"].all_requests({})
+        if line_names is None:
+            return requests
+        needed_analyses = {name for line in STORY_LINES if line.name in line_names for name in line.needs}
+        return [request for request in requests if request.name in needed_analyses]
 
     # Analyses
 

@@ -48,7 +48,7 @@ DEFAULT_OPTIONS = StudioOptions()
 KEEP_ALIVE_SECONDS = 60
 """Seconds that a connection stays open without a request. A page that is read for a while then needs no new connections."""
 N_CONCURRENT_JOBS = 4
-"""Number of jobs that may compute at once: a short request, a longer one, an analysis and the questions."""
+"""Number of jobs that may compute at once: a short request, a longer one, an analysis and the story."""
 SWITCH_SECONDS = 0.0005
 """Seconds that a thread of the server may hold the interpreter. With Python's default (0.005), the many short steps of a
 forward pass wait behind the analyses of other threads."""

@@ -34,10 +34,10 @@ class StoredExample:
         """The events of the finished job, rebuilt from the stored files."""
         log, trace_folder = EventLog(), self.folder / "api" / "traces" / self.id
         log.publish("head", **json.loads(trace_folder.with_suffix(".json").read_text(encoding="utf-8")))
-        verdicts = json.loads((trace_folder / "verdicts.json").read_text(encoding="utf-8"))
-        for verdict in verdicts.pop("verdicts"):
-            log.publish("verdict", **verdict)
-        log.publish("findings", **verdicts)
+        story = json.loads((trace_folder / "story.json").read_text(encoding="utf-8"))
+        for line in story.pop("story"):
+            log.publish("line", **line)
+        log.publish("findings", **story)
         for file in sorted((trace_folder / "analyses").glob("*.bin")):
             log.publish("known", name=file.stem)
         log.publish("done")

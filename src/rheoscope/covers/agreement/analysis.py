@@ -274,8 +274,6 @@ AGREEMENT = Analysis(
     needs="trace",
     shown_with=("head_types", "distortion", "distorted_pairs"),
     report_runs=(ReportRun("covers", 0, options=("draws", "control")),),
-    controls=1,
-    start_early=True,
     report={"draws": 12},
     long_text={"draws": 5, "max_queries": 32},
     batch=batch,

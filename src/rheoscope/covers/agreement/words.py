@@ -11,12 +11,10 @@ from rheoscope.messages.numbers import format_fixed, format_number
 from rheoscope.picture.blocks import Block, Cell, Lines, Table
 from rheoscope.picture.token_labels import display_token
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.questions import Question
 from rheoscope.space.results import Results
 from rheoscope.space.training_quantity import TrainingQuantity
 from rheoscope.space.words import OwnReport, ReportSection, Words
-from rheoscope.statistics.statement import SIGNIFICANCE_LEVEL, Statement, from_draws, from_units
-from rheoscope.statistics.verdict import Verdict, control_text, null_text
+from rheoscope.statistics.statement import Statement, from_units
 
 if TYPE_CHECKING:
     import xarray
@@ -47,27 +45,6 @@ NOT_COMPUTED = Message("not computed")
 HeadList = list[tuple[int, int]]
 
 
-def judge(results: Results, question: Question) -> Verdict:
-    agreement = results.datasets["agreement"]
-    statement = from_draws("", "agreement", float(agreement.mean_agreement), agreement.mean_agreement_null_draws.values)
-    significant = agreement.q_value.values <= SIGNIFICANCE_LEVEL
-    n_similar, n_opposite = (
-        int((significant & (sign * (agreement.agreement - agreement.null_mean).values > 0)).sum()) for sign in (1, -1)
-    )
-    untrained = results.control_values("agreement", lambda dataset: float(dataset.mean_agreement))
-    line = Message(
-        "{n_similar} of {n_heads} heads attend to similar tokens more than a random head would, {n_opposite} less "
-        "(mean partial ρ = {rho}; random heads {null}{control}).",
-        n_similar=n_similar,
-        n_heads=significant.size,
-        n_opposite=n_opposite,
-        rho=format_number(statement.value),
-        null=null_text(statement),
-        control=control_text(untrained),
-    )
-    return question.from_claims([question.claim(statement, statement.value > statement.null, 0.05)], line)
-
-
 def position_vs_similarity(results: Results) -> Statement | None:
     agreement = results.datasets.get("agreement")
     if agreement is None:
@@ -87,16 +64,6 @@ def position_vs_similarity(results: Results) -> Statement | None:
         similarity=format_fixed(np.nanmean(similarity_effect)),
     )
     return from_units(text, "agreement", position_effect - similarity_effect, 0.0)
-
-
-QUESTION = Question(
-    order=1,
-    name="similarity",
-    question=Message("Does attention follow similarity?"),
-    needs=("agreement",),
-    deeper="rheoscope covers",
-    judge=judge,
-)
 
 
 def sampling_note(agreement: "xarray.Dataset") -> Message | None:
@@ -332,7 +299,6 @@ TRAINING_QUANTITIES = (
 WORDS = Words(
     training_quantities=TRAINING_QUANTITIES,
     findings=(position_vs_similarity,),
-    question=QUESTION,
     sections=(
         ReportSection("covers", 0, blocks, needs=("head_types", "distortion")),
         ReportSection("covers", 1, head_table, page_only=True),

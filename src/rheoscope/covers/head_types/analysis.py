@@ -274,6 +274,7 @@ HEAD_TYPES = Analysis(
     needs="model",
     last=1,
     classifies_heads=True,
+    see_also=("readout",),
     report_runs=(
         ReportRun("covers", 2),
         ReportRun("reverse", 3, for_files=True),

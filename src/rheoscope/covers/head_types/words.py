@@ -1,9 +1,76 @@
-"""Text about the types of heads: the quantities that are followed during training."""
+"""Text about the types of heads: what the heads behind a prediction read, and the quantities followed during training."""
 
-from rheoscope.messages.message import Message
+import numpy as np
+
+from rheoscope.messages.message import Message, join
+from rheoscope.messages.numbers import format_number
+from rheoscope.picture.token_labels import display_token
+from rheoscope.space.results import Results
+from rheoscope.space.story_line import StoryLine
 from rheoscope.space.training_quantity import TrainingQuantity, maximum
 from rheoscope.space.words import Words
 
+N_HEADS = 3
+"""The number of heads that the story names."""
+TYPE_NAMES = {
+    "previous_token": Message("previous token"),
+    "induction": Message("induction"),
+    "duplicate_token": Message("duplicate token"),
+    "sink": Message("sink"),
+    "local": Message("local"),
+    "uniform": Message("uniform"),
+    "mixed": Message("no single type"),
+}
+
+
+def heads_at_work(results: Results) -> Message:
+    """The heads that contribute most to the prediction: the token that each reads from the predicting one, and its type."""
+    trace, types, lens = results.required_trace, results.datasets["head_types"], results.datasets["readout"]
+    token = int(lens.attrs["token"])
+    sentences = []
+    for layer, head in writing_heads(lens.component.values, lens.attribution.values)[:N_HEADS]:
+        weights = trace.weights(layer, head)[token]
+        key = int(weights.argmax())
+        sentences.append(
+            Message(
+                "L{layer}.H{head} reads {text} at {key} ({weight} of its weight; {type})",
+                layer=layer,
+                head=head,
+                text=display_token(trace.tokens[key]),
+                key=key,
+                weight=format_number(float(weights[key])),
+                type=TYPE_NAMES[str(types.type.values[layer, head])],
+            )
+        )
+    return Message(
+        "{heads}; equal weights would be {uniform}",
+        heads=join(" · ", sentences),
+        uniform=format_number(1 / (len(trace) if trace.view.is_bidirectional else token + 1)),
+    )
+
+
+def writing_heads(components: np.ndarray, contributions: np.ndarray) -> list[tuple[int, int]]:
+    """The heads among the components of a logit, the largest contribution first.
+
+    >>> writing_heads(np.array(["embed", "L0.H1", "L0.mlp", "L2.H0"]), np.array([3.0, 0.5, 2.0, -0.9]))
+    [(2, 0), (0, 1)]
+    """
+    order = np.argsort(-np.abs(contributions), kind="stable")
+    names = [str(components[index]).split(".H") for index in order]
+    return [(int(name[0].removeprefix("L")), int(name[1])) for name in names if len(name) == 2]
+
+
+STORY = (
+    StoryLine(
+        3,
+        "heads_at_work",
+        Message("Heads at work"),
+        ("head_types", "readout"),
+        "rheoscope analyse head_types",
+        heads_at_work,
+        required_fields=("attribution",),
+    ),
+)
 TRAINING_QUANTITIES = (
     TrainingQuantity(
         8,
@@ -27,6 +94,4 @@ TRAINING_QUANTITIES = (
         uses_text=False,
     ),
 )
-WORDS = Words(
-    training_quantities=TRAINING_QUANTITIES,
-)
+WORDS = Words(training_quantities=TRAINING_QUANTITIES, story=STORY)

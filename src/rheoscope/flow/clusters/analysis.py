@@ -337,8 +337,6 @@ CLUSTERS = Analysis(
     needs="trace",
     corpus=1,
     colours_cloud=True,
-    controls=4,
-    start_early=True,
     fields={
         "mean_cosine": Field(
             ("point",),

@@ -1,11 +1,14 @@
 """Text about clusters: their number, the effective rank and the dimension of the cloud after each layer."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from rheoscope.messages.message import Message
+from rheoscope.messages.message import Message, Verbatim, join
+from rheoscope.messages.numbers import format_number
+from rheoscope.picture.token_labels import display_token
+from rheoscope.space.results import Results
+from rheoscope.space.story_line import StoryLine
 from rheoscope.space.training_quantity import TrainingQuantity, last_point
 from rheoscope.space.words import LayerColumn, Words
 
@@ -13,17 +16,47 @@ if TYPE_CHECKING:
     import xarray
 
 
-def log_rank_reduction(clusters: "xarray.Dataset") -> float:
-    """Log ratio of the effective rank of token types at the embedding and at the end; negative if the rank grows."""
-    rank = clusters.type_effective_rank.values
-    return float(np.log(rank[0] / rank[-1]))
-
-
 def after_layer(name: str) -> Callable[["xarray.Dataset", int], float]:
     """A field of the cloud after a layer; NaN if the result does not have it."""
     return lambda cloud, layer: float(cloud[name][layer + 1]) if name in cloud else float("nan")
 
 
+N_GROUPS, N_TYPES = 4, 4
+"""The number of groups that the story names, and of token types in each."""
+
+
+def groups(results: Results) -> Message:
+    """The largest clusters after the last layer, by the texts of their tokens."""
+    clusters = results.datasets["clusters"]
+    labels, counts = clusters.label.values[-1], clusters.cluster_count.values
+    texts = [display_token(str(text)) for text in clusters.token_text.values]
+    members: dict[int, list[str]] = {}
+    for label, text in zip(labels.tolist(), texts, strict=True):
+        members.setdefault(int(label), []).append(text)
+    largest = sorted((group for group in members.values() if len(group) > 1), key=len, reverse=True)[:N_GROUPS]
+    described = [group_text(group) for group in largest] or [Message("no two tokens are close")]
+    return Message(
+        "{groups}; {n} clusters of {tokens} tokens ({before} at the embedding, shuffled coordinates {null})",
+        groups=join(" ", described),
+        n=int(counts[-1]),
+        tokens=len(texts),
+        before=int(counts[0]),
+        null=format_number(float(clusters.cluster_count_null[-1])) if "cluster_count_null" in clusters else "none",
+    )
+
+
+def group_text(tokens: list[str]) -> str:
+    """The token types of a group, the most frequent first.
+
+    >>> group_text(["·the", "·the", "·a"])
+    '{·the ×2, ·a}'
+    """
+    counts = Counter(tokens).most_common()
+    names = [text if count == 1 else f"{text} ×{count}" for text, count in counts[:N_TYPES]]
+    return Verbatim("{" + ", ".join(names + ["…"] * (len(counts) > N_TYPES)) + "}")
+
+
+STORY = (StoryLine(7, "groups", Message("Groups"), ("clusters",), "rheoscope analyse clusters", groups),)
 LAYER_COLUMNS = (
     LayerColumn(
         "clusters",
@@ -62,4 +95,4 @@ TRAINING_QUANTITIES = (
         reduce=last_point,
     ),
 )
-WORDS = Words(training_quantities=TRAINING_QUANTITIES, layer_columns=LAYER_COLUMNS)
+WORDS = Words(story=STORY, training_quantities=TRAINING_QUANTITIES, layer_columns=LAYER_COLUMNS)

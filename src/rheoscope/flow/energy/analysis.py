@@ -372,8 +372,6 @@ ENERGY = Analysis(
     ask=energy,
     batch=batch,
     needs="trace",
-    controls=1,
-    long_text_controls=False,
     fields={
         "energy": Field(
             ("layer", "head"),

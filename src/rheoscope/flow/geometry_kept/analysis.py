@@ -286,8 +286,6 @@ GEOMETRY_KEPT = Analysis(
     ask=geometry_kept,
     batch=batch,
     needs="trace",
-    controls=4,
-    long_text_controls=False,
     report=_report_settings,
     fields={
         "rsa": Field(

@@ -1,78 +1,58 @@
-"""Text about the readout: where the prediction forms, and what each layer predicts."""
-
-from typing import TYPE_CHECKING
+"""Text about the readout: the predicted token, what writes it, and what each layer predicts."""
 
 import numpy as np
 
-from rheoscope.messages.message import Message
-from rheoscope.messages.numbers import format_number
+from rheoscope.messages.message import Message, Verbatim, join
+from rheoscope.messages.numbers import format_percent
 from rheoscope.picture.blocks import Block, Cell, Table
 from rheoscope.picture.token_labels import display_token, step_names
-from rheoscope.space.questions import Question
 from rheoscope.space.results import Results
 from rheoscope.space.step import Step
+from rheoscope.space.story_line import StoryLine
 from rheoscope.space.words import ReportSection, Words
-from rheoscope.statistics.statement import Statement, from_draws
-from rheoscope.statistics.verdict import Verdict, null_text
-
-if TYPE_CHECKING:
-    import xarray
 
 N_LIKELIEST = 4
+N_WRITERS = 4
 
 
-def judge(results: Results, question: Question) -> Verdict:
+def next_token(results: Results) -> Message:
+    """The most likely tokens, and since when the first has been in the first place."""
     lens = results.datasets["readout"]
-    null_losses, n_permuted = -lens.log_probability_next_null_draws.values, len(results.required_trace) - 1
-    loss = -float(lens.log_probability_next.mean())
-    statement = from_draws("", "readout", loss, null_losses, n_permuted=n_permuted)
-    is_top_rank = lens["rank"].values == 1
-    first_step = 0 if is_top_rank.all() else len(is_top_rank) - int(np.argmin(is_top_rank[::-1]))
-    target_text = display_token(results.token_strings([int(lens.attrs["target"])])[0])
-    contributions = lens.attribution.values
-    top_component = int(np.argmax(contributions))
-    logit, largest = float(lens.logit_above_mean), float(contributions[top_component])
-    line = Message(
-        "{token} is the top prediction from {step} on (p = {probability}, logit {own_logit}). {component} contributes most: "
-        "{contribution} of {logit} above the mean logit. {loss}",
-        token=target_text,
-        step=step_names([lens.point.values[min(first_step, len(is_top_rank) - 1)]])[0],
-        probability=format_number(float(lens.probability[-1])),
-        component=lens.component.values[top_component],
-        contribution=format_number(largest),
-        logit=format_number(logit),
-        own_logit=format_number(float(lens.logit)),
-        loss=_loss_sentence(lens, statement),
-    )
-    return question.from_claims([question.claim(statement, statement.value < statement.null, 0.5)], line)
+    texts = results.token_strings([int(token) for token in lens.top_tokens.values[-1][:N_LIKELIEST]])
+    likeliest = [
+        Message("{token} {percent}", token=display_token(text), percent=format_percent(float(p)))
+        for text, p in zip(texts, lens.top_probabilities.values[-1], strict=False)
+    ]
+    is_first = lens["rank"].values == 1
+    since = 0 if is_first.all() else len(is_first) - int(np.argmin(is_first[::-1]))
+    step = step_names([lens.point.values[min(since, len(is_first) - 1)]])[0]
+    return Message("{tokens}; in first place since {step}", tokens=join(", ", likeliest), step=step)
 
 
-def _loss_sentence(lens: "xarray.Dataset", statement: Statement) -> Message:
-    """The mean loss of the text, and the positions over which it is a mean."""
-    numbers = {"value": format_number(statement.value), "null": null_text(statement)}
-    n_positions, n_earlier = lens.sizes["earlier_token"], int(lens.attrs["token"])
-    if n_positions < n_earlier:
-        return Message(
-            "Mean loss {value} nats per token over {n} evenly spaced of {total} positions (permuted next tokens {null}).",
-            n=n_positions,
-            total=n_earlier,
-            **numbers,
-        )
+def written_by(results: Results) -> Message:
+    """The components that contribute most to the logit of the predicted token."""
+    lens = results.datasets["readout"]
+    contributions, total = lens.attribution.values, float(lens.logit_above_mean)
+    largest = np.argsort(-np.abs(contributions), kind="stable")[:N_WRITERS]
+    writers = [f"{lens.component.values[index]} {contributions[index]:+.1f}" for index in largest]
     return Message(
-        "Mean loss {value} nats per token over the first {n} positions (permuted next tokens {null}).",
-        n=n_positions,
-        **numbers,
+        "{writers} … of {total:.1f} above the mean logit of all tokens",
+        writers=Verbatim(", ".join(writers)),
+        total=total,
     )
 
 
-QUESTION = Question(
-    order=7,
-    name="prediction",
-    question=Message("Where does the prediction form, and which component writes it?"),
-    needs=("readout",),
-    deeper="rheoscope reverse",
-    judge=judge,
-    required_fields=("log_probability_next_null_draws",),
+STORY = (
+    StoryLine(1, "next_token", Message("Next token"), ("readout",), "rheoscope analyse readout", next_token),
+    StoryLine(
+        2,
+        "written_by",
+        Message("Written by"),
+        ("readout",),
+        "rheoscope reverse",
+        written_by,
+        required_fields=("attribution",),
+    ),
 )
 
 
@@ -110,4 +90,4 @@ def blocks(results: Results) -> list[Block]:
     return [Table(heading, header, rows, frozenset({0, 4}))]
 
 
-WORDS = Words(question=QUESTION, sections=(ReportSection("flow", 0, blocks),))
+WORDS = Words(story=STORY, sections=(ReportSection("flow", 0, blocks),))

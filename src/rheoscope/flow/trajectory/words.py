@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.messages.message import Message
-from rheoscope.messages.numbers import format_fixed
+from rheoscope.messages.message import Message, Verbatim
+from rheoscope.messages.numbers import format_fixed, format_number
 from rheoscope.picture.picture import format_value
 from rheoscope.space.results import Results
 from rheoscope.space.step import Step
+from rheoscope.space.story_line import StoryLine
 from rheoscope.space.words import LayerColumn, Words
 from rheoscope.statistics.statement import Statement, from_draws
 
@@ -66,6 +67,37 @@ def token_tips(trajectory: "xarray.Dataset") -> dict[int, Message]:
     }
 
 
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def movement(results: Results) -> Message:
+    """How far each layer moves the tokens, as bars, and how straight their paths are."""
+    trajectory = results.datasets["trajectory"]
+    lengths = np.array([relative_path_length(trajectory, layer) for layer in range(trajectory.sizes["layer"])])
+    most = int(lengths.argmax())
+    return Message(
+        "embed {bars} L{last}, most in L{most} ({length} times the norm of a token); straightness {straightness} "
+        "(random directions {null})",
+        bars=Verbatim(bars(lengths)),
+        last=len(lengths) - 1,
+        most=most,
+        length=format_number(float(lengths[most])),
+        straightness=format_number(float(trajectory.straightness.mean())),
+        null=format_number(float(trajectory.straightness_null.mean())),
+    )
+
+
+def bars(values: np.ndarray) -> str:
+    """One bar per value, relative to the largest.
+
+    >>> bars(np.array([0.0, 0.5, 1.0]))
+    '▁▅█'
+    """
+    shares = values / max(float(values.max()), 1e-30)
+    return "".join(BARS[round(share * (len(BARS) - 1))] for share in shares)
+
+
+STORY = (StoryLine(4, "movement", Message("Movement"), ("trajectory",), "rheoscope analyse trajectory", movement),)
 LAYER_COLUMNS = (
     LayerColumn(
         "trajectory",
@@ -92,4 +124,4 @@ LAYER_COLUMNS = (
 )
 
 
-WORDS = Words(findings=(straightness,), layer_columns=LAYER_COLUMNS, token_tips=token_tips)
+WORDS = Words(story=STORY, findings=(straightness,), layer_columns=LAYER_COLUMNS, token_tips=token_tips)

@@ -324,7 +324,6 @@ TRANSPORT = Analysis(
     ask=transport,
     batch=batch,
     needs="trace",
-    controls=1,
     long_text=_long_text_settings,
     fields=PAIR_FIELDS
     | END_TO_END_FIELDS

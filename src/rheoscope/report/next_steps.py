@@ -1,0 +1,45 @@
+"""What to do next with a text: the card of the model, and three commands with this text in them."""
+
+import shlex
+
+from rheoscope.messages.message import Message, Verbatim
+from rheoscope.picture.blocks import Block, Commands
+from rheoscope.report.card_blocks import summary_line
+from rheoscope.space.results import Results
+
+PURPOSES = {
+    "reverse": Message("what the backward pass changes in each head"),
+    "covers": Message("how every head deforms this text"),
+    "surgery": Message("what it costs to make every head symmetric"),
+}
+DEFAULT_MODEL = "the default model"
+"""The name of the model that commands use without --model."""
+
+
+def blocks(results: Results) -> list[Block]:
+    """The answers of the model's card in a sentence, and three commands."""
+    text, model = results.required_trace.text, str(results.view.facts.get("model", DEFAULT_MODEL))
+    name = "" if model == DEFAULT_MODEL else shlex.quote(model)
+    card_command = f"rheoscope card {name}".strip()
+    line = Message(
+        "One text proves nothing about a model. {command} answers claims over many texts.",
+        command=Verbatim(card_command),
+    )
+    if results.card is not None:
+        line = Message(
+            "{command} for this model: {summary}", command=Verbatim(card_command), summary=summary_line(results.card)
+        )
+    if not text:
+        return [Commands(Message("Next"), line, {})]
+    options = f" --model {name}" if name else ""
+    commands = {f"rheoscope {command}{options} {quoted(text)}": purpose for command, purpose in PURPOSES.items()}
+    return [Commands(Message("Next"), line, commands)]
+
+
+def quoted(text: str) -> str:
+    """The text as one word of a shell. A text that starts with a dash needs -- before it.
+
+    >>> quoted("it's"), quoted("-x")
+    ("'it'\\"'\\"'s'", '-- -x')
+    """
+    return f"-- {shlex.quote(text)}" if text.startswith("-") else shlex.quote(text)

@@ -1,0 +1,89 @@
+"""The story of a text: what happens to it in a model, in the order in which a person would explain it."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rheoscope.messages.message import Message, join
+from rheoscope.picture.blocks import Block, Story, ToldLine
+from rheoscope.report.analysis_runs import Subject, run_analyses
+from rheoscope.report.findings import ALL_WORDS
+from rheoscope.report.report_settings import report_request
+from rheoscope.space.model import Model, check_same_weights
+from rheoscope.space.results import Results
+from rheoscope.space.story_line import StoryLine
+from rheoscope.space.trace import Trace
+
+if TYPE_CHECKING:
+    import xarray
+
+STORY_LINES: tuple[StoryLine, ...] = tuple(
+    sorted((line for words in ALL_WORDS.values() for line in words.story), key=lambda line: line.order)
+)
+"""The lines of all analyses, in their order."""
+STORY_ANALYSES = tuple(dict.fromkeys(name for line in STORY_LINES for name in line.needs))
+"""The analyses behind the lines, in the order in which they run."""
+LONGER_TEXT = 16
+"""The number of tokens from which on every line has a result."""
+
+
+def story(model: Model, trace: Trace) -> "xarray.Dataset":
+    """What happens to a text in a model, line by line, with measured numbers and their nulls.
+
+    **Question** Which token comes next, which components write it, which heads are at work? Where do tokens move, which pairs
+    does a projection separate or merge, which groups form?
+
+    **Returns** (line): `title`, `sentence` and `deeper`, a command that shows more. A line without a result gives the reason.
+
+    **Laws** A story describes one text. It never answers yes or no: that needs many texts (`rs.card`).
+
+    **See also** `rs.analyses()` lists the analyses, `rs.save_report` draws them.
+
+    >>> import rheoscope as rs
+    >>> model = rs.load()
+    >>> told = rs.story(model, model.trace("The keys to the cabinet are on the table in the hall"))
+    >>> told.line.values[:2].tolist()
+    ['next_token', 'written_by']
+    """
+    check_same_weights(model, trace)
+    subject = Subject(model, trace.text or trace.ids, trace)
+    return story_dataset(run_analyses(subject, [report_request(name) for name in STORY_ANALYSES]))
+
+
+def story_dataset(results: Results) -> "xarray.Dataset":
+    """The story of a run as a Dataset (line)."""
+    import xarray as xr
+
+    data = {
+        "title": ("line", [str(line.title) for line in STORY_LINES]),
+        "sentence": ("line", [str(line.sentence(results)) for line in STORY_LINES]),
+        "deeper": ("line", [line.deeper for line in STORY_LINES]),
+    }
+    provenance = {} if results.trace is None else results.trace.provenance
+    return xr.Dataset(data, {"line": [line.name for line in STORY_LINES]}, {"analysis": "story"} | provenance)
+
+
+def line_blocks(line: StoryLine) -> Callable[[Results], list[Block]]:
+    """The block of one line. The first line brings the heading. A line without a result has none."""
+
+    def blocks(results: Results) -> list[Block]:
+        heading = Message("What happens to this text") if line is STORY_LINES[0] else ""
+        lines = [ToldLine(line.title, line.sentence(results), line.deeper)] if has_result(line, results) else []
+        return [Story(heading, lines)] if heading or lines else []
+
+    return blocks
+
+
+def has_result(line: StoryLine, results: Results) -> bool:
+    """Whether a line has everything that it needs."""
+    return results.has(*line.needs) and all(
+        any(field in results.datasets[name] for name in line.needs) for field in line.required_fields
+    )
+
+
+def longer_text_blocks(results: Results) -> list[Block]:
+    """For a short text: the lines that a longer one would add."""
+    missing = [line.title for line in STORY_LINES if not results.has(*line.needs)]
+    if not missing or len(results.required_trace) >= LONGER_TEXT:
+        return []
+    note = Message("A text of {n} tokens or more adds: {lines}.", n=LONGER_TEXT, lines=join(", ", missing))
+    return [Story("", [], note)]
