@@ -21,7 +21,6 @@ from rheoscope.report import progress_bars
 from rheoscope.shapes import RheoscopeError
 from tests.commands.conftest import Run
 from tests.processes import Fork, run_in_fork
-from tests.report.cases import small
 
 TEXT = "The keys to the cabinet are on the table"
 
@@ -88,25 +87,6 @@ def test_ctrl_c_while_a_model_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with Fork(main, TEXT, "--no-html") as child:
         done = interrupt(child, tmp_path / "started")
     assert (done.returncode, done.stderr) == (130, "rheoscope: stopped by Ctrl-C\n")
-
-
-def test_ctrl_c_does_not_wait_for_a_thread_that_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The untrained control computes in a thread while the main thread waits for it."""
-    from rheoscope.report import run_report
-
-    def make_control() -> Any:
-        (tmp_path / "started").touch()
-        time.sleep(60)
-
-    monkeypatch.setattr(progress_bars, "load_model", lambda *_, **__: small())
-    monkeypatch.setattr(progress_bars, "control_factories", lambda *_: [make_control])
-    monkeypatch.setattr(run_report, "leave_one_core", lambda: None)
-    monkeypatch.chdir(tmp_path)
-    start = time.monotonic()
-    with Fork(main, TEXT, "--no-html") as child:
-        done = interrupt(child, tmp_path / "started")
-    assert (done.returncode, done.stderr) == (130, "rheoscope: stopped by Ctrl-C\n")
-    assert time.monotonic() - start < 50
 
 
 def test_ctrl_c_exits_at_once_only_with_busy_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,9 +36,9 @@ def test_files_are_written_before_the_last_lines_are_printed(run: Run, monkeypat
 def test_findings_of_two_texts_name_their_text(run: Run) -> None:
     outcome = run(TEXT, "--compare", "The key to the cabinets is", "--no-html", "--fast", width=40)
     for number in (1, 2):
-        assert f"Other significant findings (text {number})" in outcome.words
+        assert f"Significant findings (text {number})" in outcome.words
         assert f"L0 {number} " in outcome.words
-    assert "Seven questions about this text in this model (text 2)" in outcome.words
+    assert "What happens to this text (text 2)" in outcome.words
     assert "--explain defines every column" in outcome.words
     assert "least=" not in outcome.words
 

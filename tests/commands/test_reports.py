@@ -29,7 +29,6 @@ COVER_ANALYSES = {
     "head_types",
     "operators",
     "distortion",
-    "fixed_point",
 }
 
 
@@ -80,7 +79,7 @@ def test_operators_use_the_default_model(tmp_path: Path) -> None:
 
 
 def test_the_main_job_prints_and_writes_every_analysis(models: Path, tmp_path: Path) -> None:
-    arguments = ["the keys to the cabinet are", "-m", str(models / "far"), "--json", "keys.json", "--explain"]
+    arguments = ["the keys to the cabinet are", "-m", str(models / "far"), "--json", "keys.json", "--full", "--explain"]
     outcome = run_rheoscope(*arguments, cwd=tmp_path)
     assert outcome.status == 0, outcome.err
     for text in (
@@ -93,7 +92,7 @@ def test_the_main_job_prints_and_writes_every_analysis(models: Path, tmp_path: P
     ):
         assert text in outcome.out
     results = json.loads((tmp_path / "keys.json").read_text())
-    assert set(results) == FLOW_ANALYSES | COVER_ANALYSES | {"findings", "verdicts", "written_by"}
+    assert set(results) == FLOW_ANALYSES | COVER_ANALYSES | {"findings", "story", "written_by"}
     assert results["findings"]["attrs"]["tested"] > 5
 
 
@@ -107,8 +106,9 @@ def test_the_main_job_uses_the_default_model(tmp_path: Path) -> None:
 
 
 def test_a_text_that_is_too_short_names_the_skipped_analyses(models: Path, tmp_path: Path) -> None:
-    outcome = run_rheoscope("a", "-m", str(models / "far"), cwd=tmp_path)
+    outcome = run_rheoscope("a", "-m", str(models / "far"), "--full", cwd=tmp_path)
     assert outcome.status == 0, outcome.err
+    assert "A text of 16 tokens or more adds: Seen through, Groups." in outcome.words
     assert "clusters was skipped: this analysis needs at least 3 tokens" in outcome.words
     assert "geometry_kept was skipped" in outcome.words
 

@@ -24,7 +24,7 @@ def report_results(
     """The results of a report under these options, including those for files."""
     of = of or model()
     subject = Subject(of, text, None if text is None else of.trace(text))
-    return run_analyses(subject, [*job.requests(options), *job.file_requests(options)], not fast)
+    return run_analyses(subject, job.all_requests(options), not fast)
 
 
 @cache
@@ -44,7 +44,7 @@ def flow_datasets(subject: Subject) -> tuple[Datasets, dict[str, RheoscopeError]
         return run_analysis(own, name, *arguments)
 
     with without_jaxtyping_checks():  # the tests of each analysis check the shapes
-        results = run_analyses(subject, REPORTS["flow"].requests({}), runner=run)
+        results = run_analyses(subject, REPORTS["flow"].all_requests({}), runner=run)
     assert results.failed_keys == ()
     return results.datasets, results.skipped
 

@@ -1,6 +1,5 @@
-"""Running analyses: inputs, skipped analyses, controls and threads."""
+"""Running analyses: inputs, skipped analyses and progress."""
 
-import threading
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.report import analysis_runs
 from rheoscope.report.analysis_runs import Request, Subject, request, run_analyses, run_analysis
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.space.results import Results
@@ -98,7 +96,7 @@ def test_progress_has_the_name_of_the_analysis() -> None:
     assert finished == total
 
 
-METHOD = {"frames", "trajectory", "head_types", "fixed_point"}
+METHOD = {"frames", "trajectory", "head_types"}
 """Analyses that sample as part of their method, with a fixed seed."""
 
 
@@ -125,7 +123,7 @@ def test_fast_runs_sample_no_null(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, name, calls(name))
     of = small()
     answers = run_analyses(
-        Subject(of, TEXT, of.trace(TEXT)), REPORTS["flow"].requests({}), draw_nulls=False, on_progress=on_progress
+        Subject(of, TEXT, of.trace(TEXT)), REPORTS["flow"].all_requests({}), draw_nulls=False, on_progress=on_progress
     )
     assert set(sampled) == METHOD
     assert not answers.has_nulls
@@ -138,113 +136,3 @@ def test_fast_runs_sample_no_null(monkeypatch: pytest.MonkeyPatch) -> None:
         on_progress=on_progress,
     )
     assert set(sampled) == {"transport", "agreement"}
-
-
-def test_background_controls_equal_direct_runs() -> None:
-    asks = [
-        Request("clusters"),
-        Request("trajectory"),
-        Request("geometry_kept", lambda so_far: {"": {"n_neighbours": 2}}),
-    ]
-    others = [rs.load(untrained=True, seed=seed) for seed in (1, 2)]
-    with_controls = [Subject(item, TEXT, item.trace(TEXT)) for item in others]
-    calls: list[int] = []
-    answers = run_analyses(
-        subject(),
-        asks,
-        controls=[lambda item=item: item for item in with_controls],
-        on_result=lambda so_far: calls.append(len(so_far.controls)),
-    )
-    assert calls == [2, 2, 2]
-    assert [sorted(item.datasets) for item in answers.controls] == [["clusters", "geometry_kept"]] * 2
-    for item, control in zip(with_controls, answers.controls, strict=True):
-        sequential = run_analyses(item, asks, draw_nulls=False)
-        assert control.datasets["clusters"].identical(sequential.datasets["clusters"])
-    assert (
-        answers.control_values("clusters", lambda d: float(d.type_count))
-        == [float(answers.datasets["clusters"].type_count)] * 2
-    )
-
-
-def test_a_control_that_cannot_be_built_is_reported() -> None:
-    def none() -> Subject:
-        raise rs.RheoscopeError("no room for a control")
-
-    results = run_analyses(subject(), [Request("clusters")], controls=[none])
-    assert results.has("clusters")
-    assert results.reasons == {"untrained control": "no room for a control"}
-
-
-def test_early_results_equal_results_in_order() -> None:
-    """Results, skipped analyses and their order do not depend on the threads."""
-    item = small()
-    own, control = Subject(item, TEXT, item.trace(TEXT)), Subject(item, TEXT, item.trace(TEXT))
-    asks = [
-        Request("clusters"), request("trajectory", space="nowhere"), Request("purity", clusters_so_far), Request("scores"),
-        Request("massive_tokens"), Request("operators"),
-    ]  # fmt: skip
-    calls: list[list[str]] = []
-    parallel = run_analyses(
-        own, asks, controls=[lambda: control], on_result=lambda so_far: calls.append([*so_far.datasets])
-    )
-    sequential = run_analyses(own, asks)
-    assert calls[-1] == [*sequential.datasets]
-    assert len(calls) == len(asks)
-    assert parallel.reasons == sequential.reasons
-    assert set(parallel.skipped) == {"trajectory"}
-    for name in sequential.datasets:
-        assert parallel.datasets[name].identical(sequential.datasets[name]), name
-
-
-def clusters_so_far(so_far: Results) -> dict[str, Any]:
-    return {"": {"clusters": so_far.datasets["clusters"], "draws": 3}}
-
-
-def test_long_texts_skip_expensive_controls(monkeypatch: pytest.MonkeyPatch) -> None:
-    item = small()
-    own = Subject(item, TEXT, item.trace(TEXT))
-    asks = [Request("clusters"), request("geometry_kept", n_neighbours=2)]
-    assert [sorted(c.datasets) for c in run_analyses(own, asks, controls=[lambda: own]).controls] == [
-        ["clusters", "geometry_kept"]
-    ]
-    monkeypatch.setattr(analysis_runs, "LONG_TEXT", len(own.trace or ()) - 1)
-    assert [sorted(c.datasets) for c in run_analyses(own, asks, controls=[lambda: own]).controls] == [["clusters"]]
-
-
-def test_repeated_requests_with_controls_have_all_results() -> None:
-    item = small()
-    own = Subject(item, TEXT, item.trace(TEXT))
-    twice = (
-        Request("transport", lambda so_far: {"few": {"draws": 2}}),
-        Request("transport", lambda so_far: {"more": {"draws": 3}}),
-    )
-    results = run_analyses(own, [Request("clusters"), *twice], controls=[lambda: own]).datasets
-    assert [results[f"transport {suffix}"].attrs["draws"] for suffix in ("few", "more")] == [2, 3]
-
-
-def test_threads_do_not_wait_while_there_are_requests() -> None:
-    """The second thread is blocked until the first has finished all analyses without dependencies."""
-    item, others = small(), ["trajectory", "scores", "operators", "massive_tokens"]
-    own, finished = Subject(item, TEXT, item.trace(TEXT)), list[str]()
-    started, free = threading.Event(), threading.Event()
-
-    def by(requested: Subject, name: str, *arguments: Any) -> Any:
-        if name == "clusters":
-            started.set()
-            assert free.wait(60)
-        assert started.wait(60)
-        results = run_analysis(requested, name, *arguments)
-        finished.append(name)
-        if sorted(finished) == sorted(others):
-            free.set()
-        return results
-
-    asks = [Request("trajectory"), Request("clusters"), Request("purity", clusters_so_far), *map(Request, others[1:])]
-    calls: list[list[str]] = []
-    parallel = run_analyses(
-        own, asks, controls=[lambda: own], on_result=lambda so_far: calls.append([*so_far.datasets]), runner=by
-    )
-    assert finished == [*others, "clusters", "purity"]
-    assert calls == [[item.name for item in asks[: index + 1]] for index in range(len(asks))]
-    for name, dataset in run_analyses(own, asks).datasets.items():
-        assert parallel.datasets[name].identical(dataset), name

@@ -44,7 +44,7 @@ def broken_energy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("broken_energy")
 def test_a_failed_analysis_leaves_the_others_alone(model_directory: Path, tmp_path: Path) -> None:
-    files = ("--html", "r.html", "--json", "r.json")
+    files = ("--full", "--html", "r.html", "--json", "r.json")
     outcome = run_rheoscope(TEXT, "-m", str(model_directory), "--fast", *files, cwd=tmp_path)
     assert outcome.status == 1
     assert outcome.err.startswith(f"rheoscope: energy failed: {REASON}; please report it")
@@ -65,7 +65,7 @@ def test_a_command_with_one_analysis_fails_in_one_line(model_directory: Path) ->
 
 
 def test_a_report_names_the_failed_analysis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail_clusters(subject: Subject, requests: Any) -> Any:
+    def fail_clusters(subject: Subject, requests: Any, card: Any) -> Any:
         return analysis_runs.empty_results(subject, draw_nulls=True).with_failure("clusters", RuntimeError("no\nmore"))
 
     monkeypatch.setattr(report_page, "run_analyses", fail_clusters)
@@ -91,14 +91,3 @@ def test_every_section_can_do_without_any_one_analysis() -> None:
             assert n_missing >= 0, name
             missing_blocks += n_missing
     assert missing_blocks > 0
-
-
-def test_a_failed_control_is_named() -> None:
-    def fail() -> Subject:
-        raise RuntimeError("no weights")
-
-    subject = Subject(small(), TEXT, small().trace(TEXT))
-    requests = [analysis_runs.Request("clusters"), analysis_runs.Request("trajectory")]
-    results = analysis_runs.run_analyses(subject, requests, controls=[fail])
-    assert {*results.datasets} == {"clusters", "trajectory"}
-    assert results.failed_keys == ("untrained control",)

@@ -15,8 +15,8 @@ from tests.pretrained.cases import random
 from tests.report import planted
 
 
-def finding_texts(controls: tuple[dict[str, xr.Dataset], ...] = (), **datasets: xr.Dataset) -> list[str]:
-    return [statement.text for statement in findings(planted.results(datasets, controls), max_findings=99)[0]]
+def finding_texts(**datasets: xr.Dataset) -> list[str]:
+    return [statement.text for statement in findings(planted.results(datasets), max_findings=99)[0]]
 
 
 @pytest.mark.parametrize("name", OPERATOR_CLAIMS)
@@ -38,17 +38,6 @@ def test_unusual_transport_is_a_finding() -> None:
     (text,) = finding_texts(transport=planted.transport(0.5, 0.0, kappa=0.1))
     assert "less efficient" in text
     assert finding_texts(transport=planted.transport(0.5, 0.0, kappa=0.51)) == []
-
-
-def geometry(rsa: float) -> xr.Dataset:
-    return xr.Dataset({"rsa": (("point", "reference"), [[1.0], [rsa]])}, {"reference": ["embed"]})
-
-
-def test_retained_geometry_needs_untrained_controls() -> None:
-    controls = tuple({"geometry_kept": geometry(0.95 + 0.01 * index)} for index in range(4))
-    assert "keeps less of the embedding's geometry" in finding_texts(controls, geometry_kept=geometry(0.3))[0]
-    assert finding_texts(controls, geometry_kept=geometry(0.96)) == []
-    assert finding_texts((), geometry_kept=geometry(0.3)) == []
 
 
 def test_position_effects_are_a_finding() -> None:

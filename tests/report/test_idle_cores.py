@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rheoscope.report import idle_cores as module
-from rheoscope.report.idle_cores import busy_threads, core_quota, leave_one_core, use_idle_cores
+from rheoscope.report.idle_cores import busy_threads, core_quota, use_idle_cores
 
 
 @pytest.fixture(autouse=True)
@@ -50,13 +50,6 @@ def test_the_quota_of_a_container_limits_the_cores(tmp_path: Path, monkeypatch: 
     assert core_quota((new, old)) == 1
     old.write_text("-1\n")
     assert core_quota((new, old)) > 1000
-
-
-def test_one_core_is_left_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    for _ in range(3):  # as for every piece of a long text
-        leave_one_core()
-    assert torch.get_num_threads() == 3
 
 
 def test_omp_num_threads_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.covers.agreement.analysis import AGREEMENT
 from rheoscope.picture.blocks import Lines, Table
 from rheoscope.report.report_plans import REPORTS, ReportPlan, report_of_analysis, text_analyses
-from rheoscope.report.verdicts import QUESTIONS
+from rheoscope.report.story import STORY_ANALYSES
 from rheoscope.space.results import Results
 from tests.report.cases import SHORT_TEXT, TEXT, flow_results, model, report_results, small
 
@@ -25,15 +25,21 @@ def test_the_flow_report_runs_every_inexpensive_analysis_of_a_text() -> None:
         for name in ANALYSIS_MODULES
         if analysis_by_name(name).needs in ("trace", "view") and not analysis_by_name(name).expensive
     }
-    assert set(text_analyses()) == cheap | {"head_types"} | {name for item in QUESTIONS for name in item.needs}
+    assert set(text_analyses()) == cheap | set(STORY_ANALYSES)
     assert len(text_analyses()) == len(set(text_analyses()))
     assert set(flow_results().datasets) == set(text_analyses())
     assert not flow_results().skipped
     assert flow_results().datasets["agreement"].attrs["draws"] == AGREEMENT.report["draws"]
 
 
+def test_without_files_only_the_analyses_of_the_story_run() -> None:
+    assert [item.name for item in REPORTS["flow"].requests({})] == list(STORY_ANALYSES)
+    everything = [item.name for item in REPORTS["flow"].all_requests({})]
+    assert everything == text_analyses()
+
+
 def test_the_space_is_passed_to_all_analyses_that_have_it() -> None:
-    for item in REPORTS["flow"].requests({"space": "sphere"}):
+    for item in REPORTS["flow"].all_requests({"space": "sphere"}):
         if item.name in ("distorted_pairs", "score_attribution"):
             continue  # settings that stand on what came before
         settings = item.settings_by_key(flow_results())[item.name]

@@ -13,9 +13,9 @@ from rheoscope.picture.blocks import Cell, Drawing, Facts, Lines, Table, Tokens
 from rheoscope.picture.token_labels import display_token
 from rheoscope.report import layer_table
 from rheoscope.report.analysis_runs import Subject, run_analyses
-from rheoscope.report.report_plans import FIRST_ANALYSES, REPORTS, Section, report_of_analysis
+from rheoscope.report.report_plans import REPORTS, Section, report_of_analysis, text_analyses
+from rheoscope.report.story import STORY_LINES
 from rheoscope.report.terminal import WIDE_COLUMNS, Terminal, fit_columns
-from rheoscope.report.verdicts import QUESTIONS
 from rheoscope.space.results import Results
 from tests.pictures.cases import example_picture
 from tests.report.cases import TEXT, flow_results, model, report_results, small
@@ -35,30 +35,27 @@ def output(printer: Terminal) -> str:
 
 
 def test_a_section_is_printed_once_its_analyses_have_run() -> None:
-    """Questions are printed in their order, each once it and those before it can be answered."""
+    """Lines of the story are printed in their order, each once it and those before it can be told."""
     printer, outputs = terminal(job="flow"), {}
 
     def on_result(so_far: Results) -> None:
         printer.print_ready(so_far)
         outputs[[*so_far.datasets, *so_far.skipped][-1]] = output(printer)
 
-    run_analyses(
-        Subject(small(), TEXT, small().trace(TEXT)), REPORTS["flow"].requests({}), draw_nulls=False, on_result=on_result
-    )
-    needed = [max(question.needs, key=FIRST_ANALYSES.index) for question in QUESTIONS]
+    run_analyses(Subject(small(), TEXT, small().trace(TEXT)), REPORTS["flow"].all_requests({}), on_result=on_result)
+    order = text_analyses()
+    last_needs = [max(line.needs, key=order.index) for line in STORY_LINES]
     firsts = {
-        **{
-            question.question: max(needed[: index + 1], key=FIRST_ANALYSES.index)
-            for index, question in enumerate(QUESTIONS)
-        },
-        "How each layer moves the cloud": "trajectory",
-        "Prediction after each layer": "trajectory",
+        **{f"\n{line.title} ": max(last_needs[: index + 1], key=order.index) for index, line in enumerate(STORY_LINES)},
+        "How each layer moves the cloud": "clusters",
+        "Prediction after each layer": "clusters",
         "Heads as operators": "operators",
-        "Other significant findings": "operators",
+        "Significant findings": "agreement",
     }
     for heading, name in firsts.items():
-        assert next(after for after, text in outputs.items() if heading in text) == name
-        assert output(printer).count(heading) == 1
+        first = next(after for after, text in outputs.items() if heading in text)
+        assert order.index(first) >= order.index(name), heading
+        assert output(printer).count(heading) == 1, heading
     assert printer.pending_sections == []
 
 
@@ -77,7 +74,9 @@ def test_sections_printed_early_equal_those_printed_at_the_end(job: str) -> None
     printer, early = terminal(job=job), []
     printer.print_block = early.append  # type: ignore[method-assign]
     results = run_analyses(
-        Subject(small(), TEXT, small().trace(TEXT)), REPORTS[job].requests(OPTIONS[job]), on_result=printer.print_ready
+        Subject(small(), TEXT, small().trace(TEXT)),
+        REPORTS[job].all_requests(OPTIONS[job]),
+        on_result=printer.print_ready,
     )
     late = [block for section in REPORTS[job].sections if not section.page_only for block in section.blocks(results)]
     assert early == late

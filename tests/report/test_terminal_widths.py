@@ -43,7 +43,7 @@ def flow_results() -> Results:
 
 
 def results_of(plan: str, options: dict[str, Any], draw_nulls: bool = True) -> Results:
-    return run_analyses(Subject(small(), TEXT, small().trace(TEXT)), REPORTS[plan].requests(options), draw_nulls)
+    return run_analyses(Subject(small(), TEXT, small().trace(TEXT)), REPORTS[plan].all_requests(options), draw_nulls)
 
 
 def check_widths(blocks: list[Block]) -> None:

@@ -15,7 +15,7 @@ from rheoscope.report import field_blocks, layer_table, next_steps, text_blocks
 from rheoscope.report.analysis_runs import Request, request
 from rheoscope.report.findings import ALL_WORDS, analyses_with_findings, finding_sentences, findings
 from rheoscope.report.report_settings import report_request
-from rheoscope.report.story import STORY_ANALYSES, STORY_LINES, line_blocks, longer_text_blocks
+from rheoscope.report.story import STORY_ANALYSES, STORY_LINES, line_blocks, missing_blocks
 from rheoscope.space.report_run import ReportRun
 from rheoscope.space.results import Results
 from rheoscope.space.words import OwnReport
@@ -87,7 +87,7 @@ def flow_plan() -> ReportPlan:
     """The plan of the report on a text."""
     sections = (
         *(Section(line.needs, line_blocks(line)) for line in STORY_LINES),
-        Section(STORY_ANALYSES, longer_text_blocks),
+        Section(STORY_ANALYSES, missing_blocks),
         Section(STORY_ANALYSES, next_steps.blocks),
         Section(layer_table.NEEDS, layer_table.blocks, full_only=True),
         *(replace(section, full_only=True) for section in declared_sections(FLOW)),

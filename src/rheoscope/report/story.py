@@ -80,10 +80,12 @@ def has_result(line: StoryLine, results: Results) -> bool:
     )
 
 
-def longer_text_blocks(results: Results) -> list[Block]:
-    """For a short text: the lines that a longer one would add."""
+def missing_blocks(results: Results) -> list[Block]:
+    """Why lines are missing: the text is short, or null distributions were not drawn."""
+    notes = []
     missing = [line.title for line in STORY_LINES if not results.has(*line.needs)]
-    if not missing or len(results.required_trace) >= LONGER_TEXT:
-        return []
-    note = Message("A text of {n} tokens or more adds: {lines}.", n=LONGER_TEXT, lines=join(", ", missing))
-    return [Story("", [], note)]
+    if missing and len(results.required_trace) < LONGER_TEXT:
+        notes.append(Message("A text of {n} tokens or more adds: {lines}.", n=LONGER_TEXT, lines=join(", ", missing)))
+    if not results.has_nulls:
+        notes.append(Message("Lines that need a null are left out: null distributions were not drawn (--fast)."))
+    return [Story("", [], join(" ", notes))] if notes else []

@@ -1,0 +1,119 @@
+"""The story of a text: its lines, what they say, when they are missing, and the commands that follow."""
+
+import shlex
+
+import numpy as np
+import pytest
+
+import rheoscope as rs
+from rheoscope.covers.head_types.words import TYPE_NAMES
+from rheoscope.picture.blocks import Commands, Story
+from rheoscope.report import next_steps
+from rheoscope.report.report_plans import REPORTS
+from rheoscope.report.story import STORY_LINES, has_result, missing_blocks, story_dataset
+from tests.report.cases import TEXT, flow_results, model, report_results, small
+
+SHORT = "a"
+
+
+def sentences(text: str = TEXT) -> dict[str, str]:
+    told = story_dataset(flow_results(text))
+    return dict(zip(told.line.values.tolist(), told.sentence.values.tolist(), strict=True))
+
+
+def test_the_story_has_seven_lines_in_the_order_of_an_explanation() -> None:
+    assert [line.name for line in STORY_LINES] == [
+        "next_token", "written_by", "heads_at_work", "movement", "destination", "seen_through", "groups",
+    ]  # fmt: skip
+    assert [line.order for line in STORY_LINES] == sorted({line.order for line in STORY_LINES})
+
+
+def test_a_story_never_answers_yes_or_no() -> None:
+    for sentence in sentences().values():
+        words = sentence.lower().replace(",", " ").replace(";", " ").split()
+        assert not {"yes", "unclear", "significant", "verdict"} & set(words)
+        assert words[0] != "no" or words[:3] == ["no", "two", "tokens"]
+
+
+def test_the_next_token_is_that_of_the_model() -> None:
+    trace = model().trace(TEXT, logits=True)
+    probabilities = trace.logits[-1].float().softmax(-1)
+    best = model().token_strings([int(probabilities.argmax())])[0].replace(" ", "·")
+    assert sentences()["next_token"].startswith(f"{best} {100 * float(probabilities.max()):.0f} %, ")
+
+
+def test_the_writers_are_the_components_with_the_largest_contributions() -> None:
+    lens = flow_results().datasets["readout"]
+    order = np.argsort(-np.abs(lens.attribution.values))
+    first = f"{lens.component.values[order[0]]} {lens.attribution.values[order[0]]:+.1f}"
+    assert sentences()["written_by"].startswith(first)
+    assert f"of {float(lens.attribution.sum()):.1f} above the mean logit" in sentences()["written_by"]
+
+
+def test_heads_at_work_read_their_largest_weight() -> None:
+    sentence = sentences()["heads_at_work"]
+    layer, head = map(int, sentence.split(" ")[0].removeprefix("L").split(".H"))
+    weights = model().trace(TEXT).weights(layer, head)[-1]
+    assert f" at {int(weights.argmax())} (" in sentence.split("·")[0] + sentence.split("reads")[1]
+    kind = str(flow_results().datasets["head_types"].type.values[layer, head])
+    assert str(TYPE_NAMES[kind]) in sentence
+
+
+def test_the_destination_has_the_shares_of_transport() -> None:
+    share = float(flow_results().datasets["transport"].next_type_share)
+    assert sentences()["destination"].startswith(f"{100 * share:.0f} % of the tokens end where their next token is")
+
+
+def test_a_card_adds_the_usual_range_of_its_passages() -> None:
+    from dataclasses import replace
+
+    import xarray as xr
+
+    values = np.linspace(0, 1, 101)
+    card = xr.Dataset({"value": (("interval", "unit"), [values])}, {"interval": ["next_token.share"]})
+    told = story_dataset(replace(flow_results(), card=card)).sel(line="destination")
+    assert "usual here 10 % to 90 %" in str(told.sentence.values)
+
+
+def test_the_pairs_are_those_of_the_most_deforming_head() -> None:
+    rsa = flow_results().datasets["distortion"].rsa.sel(image="key").values
+    layer, head = np.unravel_index(int(np.nanargmin(rsa)), rsa.shape)
+    assert sentences()["seen_through"].startswith(f"as keys of L{layer}.H{head}, ")
+
+
+def test_groups_are_clusters_of_the_last_layer() -> None:
+    repeated = report_results(REPORTS["flow"], "the sea and the sea and the sea and the sea", of=small())
+    sentence = str(story_dataset(repeated).sel(line="groups").sentence.values)
+    count = int(repeated.datasets["clusters"].cluster_count[-1])
+    assert f"; {count} clusters of {repeated.n_ordinary_tokens} tokens" in sentence
+
+
+def test_a_short_text_names_the_lines_that_a_longer_one_adds() -> None:
+    results = flow_results(SHORT)
+    missing = [str(line.title) for line in STORY_LINES if not results.has(*line.needs)]
+    (block,) = missing_blocks(results)
+    assert isinstance(block, Story)
+    assert str(block.note) == f"A text of 16 tokens or more adds: {', '.join(missing)}."
+    assert missing
+    assert missing_blocks(flow_results()) == []
+    shown = [line for line in STORY_LINES if has_result(line, results)]
+    assert 0 < len(shown) < len(STORY_LINES)
+
+
+@pytest.mark.parametrize("text", ['it\'s a "text"', "-x y", "line one\nline two"])
+def test_commands_contain_the_text_as_one_word(text: str) -> None:
+    results = report_results(REPORTS["flow"], text, fast=True, of=model())
+    (block,) = next_steps.blocks(results)
+    assert isinstance(block, Commands)
+    for command in block.purposes:
+        assert shlex.split(command)[-1] == text
+        assert shlex.split(command)[0] == "rheoscope"
+    assert len(block.purposes) == 3
+
+
+def test_rs_story_equals_the_report() -> None:
+    told = rs.story(model(), model().trace(TEXT))
+    assert told.sentence.values.tolist() == list(sentences().values())
+    other = rs.load(untrained=True)
+    with pytest.raises(rs.RheoscopeError):
+        rs.story(other, model().trace(TEXT))
