@@ -66,8 +66,8 @@ def test_stacked_heads_are_compared_with_rotated_heads() -> None:
     assert finding_texts(stack=layers) == []
 
 
-def test_a_planted_sink_is_a_finding_and_straight_paths_of_six_layers_are_not() -> None:
-    """Random signs make six equal displacements straight in 1 of 32 draws, so they are not significant."""
+def test_a_planted_sink_and_straight_paths_are_findings() -> None:
+    """Random signs make 12 equal displacements straight in 1 of 2,048 draws."""
     model = rs.load()
     trace = model.trace(list(range(300, 340)))
     step = random(0, 40, 256).float()
@@ -80,7 +80,7 @@ def test_a_planted_sink_is_a_finding_and_straight_paths_of_six_layers_are_not() 
     texts = {statement.analysis: statement.text for statement in findings(results)[0]}
     assert "Token 3" in texts["massive_tokens"]
     assert "in coordinate 9" in texts["massive_tokens"]
-    assert "trajectory" not in texts
+    assert "Tokens move straighter than under the null: chord over path 1.00" in texts["trajectory"]
 
 
 def test_findings_are_sorted_and_limited() -> None:

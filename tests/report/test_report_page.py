@@ -66,11 +66,11 @@ def test_a_page_is_well_formed_and_has_every_section(html: str) -> None:
     tables = ["How each layer moves the cloud", "Prediction after each layer", "Heads as operators"]
     heads = parts.texts["h2"]
     assert heads[0] == "The text"
-    assert heads[1:3] == ["Seven questions about this text in this model", "The cloud, layer by layer"]
-    assert [next(head for head in heads if head.startswith(table)) for table in tables] == heads[3:6]
-    assert heads[6] == "Other significant findings"
+    assert heads[1:4] == ["What happens to this text", "The cloud, layer by layer", "Next"]
+    assert [next(head for head in heads if head.startswith(table)) for table in tables] == heads[4:7]
+    assert heads[7] == "Significant findings"
     datasets = [flow_results().datasets[name] for name in ANALYSIS_MODULES if name in flow_results().datasets]
-    assert [heads[2], *heads[7:-2]] == [
+    assert [heads[2], *heads[8:-2]] == [
         picture_of(dataset, token_strings=model().token_strings).title for dataset in datasets
     ]
     assert len(datasets) == len(flow_results().datasets)
@@ -78,6 +78,8 @@ def test_a_page_is_well_formed_and_has_every_section(html: str) -> None:
     for line in finding_sentences(*findings(flow_results())):
         assert line in parts.texts["li"]
     assert f"The null has {AGREEMENT.report['draws']} draws per head." in html
+    for command in ("rheoscope reverse", "rheoscope covers", "rheoscope surgery"):
+        assert f"<code>{command} " in html
     assert str(flow_results().required_trace.facts["weights"]) in parts.texts["dd"]
 
 
@@ -195,7 +197,7 @@ def test_save_report_writes_replaces_and_checks_its_arguments(tmp_path: Path) ->
             {"draws": 4},
             ["Does attention read similarity?", "Types of heads", "How projections change the geometry",
              "Geometry that heads recover together (queries)", "Which heads work together", "Is a layer close to a fixed point?",
-             "Other significant findings", "Similarity in this text", "Heads, and the pairs of tokens that they separate or merge"],
+             "Significant findings", "Similarity in this text", "Heads, and the pairs of tokens that they separate or merge"],
         ),
         ("reverse", {"target": " on", "token": -1}, ["Gradient of the loss by the scores", "How a gradient step would change attention"]),
         ("surgery", {"M": "symmetric", "heads": [(2, 1)]}, ["Comparison with random changes and ablation"]),
@@ -232,7 +234,7 @@ def test_both_texts_have_their_tokens_findings_and_pictures(comparison_html: str
     assert heads[:2] == ["Text 1", "Text 2"]
     for name in ("text 1", "text 2"):
         assert {
-            f"Other significant findings ({name})",
+            f"Significant findings ({name})",
             f"Do tokens form clusters? ({name})",
             f"Origin of the numbers of {name}",
         } <= set(heads)

@@ -35,7 +35,7 @@ def card(
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """Answer the claims of the seed documents about a model, over many texts.
+    """Answer claims about a model over many texts, each with an interval.
 
     Each claim has an effect, an interval, the smallest effect of interest, and what random models reach.
 

@@ -17,8 +17,10 @@ DEFAULT_MODEL = "the default model"
 
 
 def blocks(results: Results) -> list[Block]:
-    """The answers of the model's card in a sentence, and three commands."""
-    text, model = results.required_trace.text, str(results.view.facts.get("model", DEFAULT_MODEL))
+    """The answers of the model's card in a sentence, and three commands, unless the text has control characters."""
+    if results.trace is None:
+        return []
+    text, model = results.trace.text, str(results.view.facts.get("model", DEFAULT_MODEL))
     name = "" if model == DEFAULT_MODEL else shlex.quote(model)
     card_command = f"rheoscope card {name}".strip()
     line = Message(
@@ -29,7 +31,7 @@ def blocks(results: Results) -> list[Block]:
         line = Message(
             "{command} for this model: {summary}", command=Verbatim(card_command), summary=summary_line(results.card)
         )
-    if not text:
+    if not text.replace("\n", " ").isprintable() or not text:
         return [Commands(Message("Next"), line, {})]
     options = f" --model {name}" if name else ""
     commands = {f"rheoscope {command}{options} {quoted(text)}": purpose for command, purpose in PURPOSES.items()}

@@ -82,6 +82,8 @@ def has_result(line: StoryLine, results: Results) -> bool:
 
 def missing_blocks(results: Results) -> list[Block]:
     """Why lines are missing: the text is short, or null distributions were not drawn."""
+    if results.trace is None:
+        return []
     notes = []
     missing = [line.title for line in STORY_LINES if not results.has(*line.needs)]
     if missing and len(results.required_trace) < LONGER_TEXT:
