@@ -240,9 +240,7 @@ def null_values(
 ) -> dict[str, Tensor]:
     """The scores of the same heads on randomly rotated clouds, and of random projections of the same rank."""
     rotations_at_once = max(1, MAX_PAIRS_AT_ONCE // (len(head_images[0].left) * reference.neighbour_ranks.numel()))
-    float32_images = [
-        OperatorImage(image.left.float(), image.basis.float(), image.singular_values.float()) for image in head_images
-    ]  # the null needs no double precision
+    float32_images = [image.float() for image in head_images]  # the null needs no double precision
     clouds = (cloud.float() @ Q for Q in rotations.split(rotations_at_once))
     null_samples = torch.cat(
         [
@@ -289,6 +287,10 @@ class OperatorImage:
     def project(self, cloud: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t h n r"]:
         """x̂ U, the cloud projected to the directions that A reads."""
         return matmul_per_head(cloud, self.basis)
+
+    def float(self) -> "OperatorImage":
+        """The same in float32."""
+        return OperatorImage(self.left.float(), self.basis.float(), self.singular_values.float())
 
     @property
     def rank(self) -> Float[Tensor, " h"]:
