@@ -10,9 +10,9 @@ from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
 from rheoscope.covers.distortion.claims import measure as deformation
-from rheoscope.covers.rotated_heads import layer_rotations
 from rheoscope.covers.stack.claims import measure as recovery
 from rheoscope.space.claim import ClaimSample, Measured
+from rheoscope.space.layer_rotations import layer_rotations
 from tests.cases import double
 from tests.covers.cases import random_model
 from tests.covers.claim_cases import check_shared_draws, check_values, sample

@@ -10,9 +10,9 @@ from torch import Tensor
 from rheoscope.attention.lower.block_size import cache_block_numel
 from rheoscope.covers.distortion.analysis import OperatorImage, images_of_heads
 from rheoscope.covers.layer_inputs import read_batch_layers
-from rheoscope.covers.rotated_heads import layer_rotations
 from rheoscope.space.claim import ClaimSample, Measured
 from rheoscope.space.cpu_cores import map_on_cores
+from rheoscope.space.layer_rotations import layer_rotations
 from rheoscope.space.pair_distances import centred_inner_products, distances
 from rheoscope.space.traces import Traces
 from rheoscope.statistics.ranks import unit_ranks

@@ -3,8 +3,6 @@
 symmetry_null, mean_null_draws    from the weights: singular values and r x r matrices
 mismatch_null                     from the rank of two spaces
 random_head_rotations             for a cloud, which is rotated instead of the heads
-centred_head_rotations            the same inside the space of centred vectors
-layer_rotations                   one of both for every layer, by its norm
 """
 
 import math
@@ -16,7 +14,6 @@ from torch import Generator, Tensor
 
 from rheoscope.attention.lower.block_size import cache_block_numel
 from rheoscope.space.safe_arithmetic import safe_divide
-from rheoscope.space.view import View
 from rheoscope.statistics.nulls import random_rotation_corners, random_rotations, random_signs
 
 MAX_POOLED_COLUMNS = 2**13
@@ -117,26 +114,3 @@ def random_head_rotations(width: int, draws: int, seed: int, device: torch.devic
     Heads with a shared key still share it after a common rotation, so the mean over heads has the right variance.
     """
     return random_rotations(draws, width, Generator().manual_seed(seed)).to(device)
-
-
-def centred_head_rotations(width: int, draws: int, seed: int, device: torch.device) -> Float[Tensor, "draw d d"]:
-    """Random rotations of the vectors with mean 0, which are all that a head reads after LayerNorm. Constants go to 0.
-
-    >>> Q = centred_head_rotations(5, 2, 0, torch.device("cpu"))
-    >>> torch.allclose(Q @ Q.mT, (torch.eye(5) - 1 / 5).expand(2, 5, 5), atol=1e-6)
-    True
-    """
-    columns = torch.eye(width, dtype=torch.float64).roll(1, -1)
-    columns[:, 0] = 1
-    basis = torch.linalg.qr(columns).Q[:, 1:].float()  # orthogonal to the first column
-    return (basis @ random_rotations(draws, width - 1, Generator().manual_seed(seed)) @ basis.mT).to(device)
-
-
-def layer_rotations(view: View, draws: int, seed: int, device: torch.device) -> list[Float[Tensor, "draw d d"]]:
-    """The random rotations of what every layer reads: of E, or of the vectors with mean 0 if its norm subtracts the mean."""
-    kinds = {heads.norm.subtracts_mean for heads in view.layer_heads}
-    rotations = {
-        is_centred: (centred_head_rotations if is_centred else random_head_rotations)(view.width, draws, seed, device)
-        for is_centred in kinds
-    }
-    return [rotations[heads.norm.subtracts_mean] for heads in view.layer_heads]
