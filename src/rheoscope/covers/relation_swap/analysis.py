@@ -76,11 +76,7 @@ def relation_swap(
     True
     """
     check_same_weights(model, trace)
-    if model.view.unembed is None:
-        raise RheoscopeError(
-            Message("{model} has no unembedding, expected a language model", model=model.view.facts.get("model")),
-            Advice('rs.load("gpt2")', "--model gpt2"),
-        )
+    check_unembedding(model)
     donor = model.trace(reordered_ids(trace.ids, seed) if other is None else other)
     if len(donor) != len(trace):
         raise RheoscopeError(
@@ -107,6 +103,15 @@ def relation_swap(
     return RELATION_SWAP.label(values, coords, provenance(trace, keep_massive, **settings))
 
 
+def check_unembedding(model: Model) -> None:
+    """Raise for a model that predicts no tokens."""
+    if model.view.unembed is None:
+        raise RheoscopeError(
+            Message("{model} has no unembedding, expected a language model", model=model.view.facts.get("model")),
+            Advice('rs.load("gpt2")', "--model gpt2"),
+        )
+
+
 def reordered_ids(ids: Int[Tensor, " n"], seed: int) -> Int[Tensor, " n"]:
     """The same tokens in another random order. The first (a special token in many models) and the last stay.
 
@@ -129,12 +134,12 @@ def reordered_ids(ids: Int[Tensor, " n"], seed: int) -> Int[Tensor, " n"]:
 
 def _weight_swaps(donor: Trace) -> LayerEdits:
     blocks = enumerate(donor.view.layer_heads)
-    return {layer: _use_weights(heads.all_weights(donor.layer_input(layer))) for layer, heads in blocks}
+    return {layer: use_weights(heads.all_weights(donor.layer_input(layer))) for layer, heads in blocks}
 
 
 def _value_swaps(donor: Trace) -> LayerEdits:
     blocks = enumerate(donor.view.layer_heads)
-    return {layer: _use_values(heads.qkv(donor.layer_input(layer))[2]) for layer, heads in blocks}
+    return {layer: use_values(heads.qkv(donor.layer_input(layer))[2]) for layer, heads in blocks}
 
 
 def random_head_swaps(trace: Trace, draws: int, seed: int) -> Iterator[LayerEdits]:
@@ -157,14 +162,18 @@ def random_derangement(n: int, generator: Generator) -> list[int]:
     return torch.empty_like(order).scatter_(0, order, order.roll(1)).tolist()
 
 
-def _use_weights(A: Float[Tensor, "h n n"]) -> LayerEdit:
+def use_weights(A: Float[Tensor, "*b h n n"]) -> LayerEdit:
+    """An edit in which heads mix their own values with these weights."""
+
     def edit(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
         return A.to(out) @ mechanism.value(repeat_kv_heads(v, q.shape[1])).to(out)
 
     return edit
 
 
-def _use_values(donor_values: Float[Tensor, "1 g n e"]) -> LayerEdit:
+def use_values(donor_values: Float[Tensor, "b g n e"]) -> LayerEdit:
+    """An edit in which heads mix these values with their own weights."""
+
     def edit(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
         return mechanism.attend(q, k, donor_values.to(v))
 
