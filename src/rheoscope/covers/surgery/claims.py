@@ -1,0 +1,79 @@
+"""The claim that symmetrising M costs loss."""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from rheoscope.covers.head_replacement import (
+    OperatorEdit,
+    model_edits,
+    plan_edits,
+    replacement_edit,
+    same_size_control,
+)
+from rheoscope.covers.surgery.analysis import select_predicting_heads
+from rheoscope.covers.text_batches import max_texts, next_token_losses
+from rheoscope.messages.message import Message
+from rheoscope.space.claim import Claim, ClaimPart, ClaimSample, Measured
+from rheoscope.space.model import Model
+from rheoscope.space.traces import Traces
+
+
+@torch.no_grad()
+def measure(sample: ClaimSample) -> dict[str, Measured]:
+    losses = []
+    for edits in model_changes(sample):
+        losses.append(torch.cat([text_losses(sample.model, traces, edits) for traces in sample.batches]))
+        if sample.progress is not None:
+            sample.progress(len(losses), sample.draws + 2)
+    costs = torch.stack(losses[1:]) - losses[0]
+    return {"asymmetry": Measured(costs[0], draws=costs[1:])}
+
+
+def model_changes(sample: ClaimSample) -> Iterator[list[OperatorEdit]]:
+    """No edit, the symmetric part of M in all heads, and random changes of the same size, which all texts share."""
+    view, generator = sample.model.view, Generator().manual_seed(sample.seed)
+    plans = plan_edits(view, select_predicting_heads(view, None), "symmetric", None)
+    yield []
+    yield [replacement_edit(plan, generator) for plan in plans]
+    for _ in range(sample.draws):
+        yield [same_size_control(plan, generator) for plan in plans]
+
+
+def text_losses(model: Model, traces: Traces, edits: list[OperatorEdit]) -> Float[Tensor, " b"]:
+    """The mean −log p of the next tokens of every text under some edits. Causal models ignore the padding after a text."""
+    is_included = traces.valid_mask()
+    is_predicted, means = traces.is_token[:, 1:], []
+    for texts in torch.arange(len(traces)).split(max_texts(model, traces.ids.shape[-1])):
+        rows = slice(int(texts[0]), int(texts[-1]) + 1)
+        logits = model.run_batch(traces.ids[rows], edit=model_edits(is_included[rows], edits))
+        losses = next_token_losses(logits, traces.ids[rows]).double().to(is_predicted.device)
+        means.append(torch.where(is_predicted[rows], losses, 0).sum(-1) / is_predicted[rows].sum(-1))
+    return torch.cat(means)
+
+
+CLAIMS = (
+    Claim(
+        order=14,
+        name="asymmetry",
+        statement=Message("Symmetrising M costs loss, more than a random change of the same size"),
+        parts=(
+            ClaimPart(
+                "asymmetry",
+                Message(
+                    "loss with ½(M + Mᵀ) in all heads minus the loss of the model, in nats per token; centred form"
+                ),
+                0.02,
+            ),
+        ),
+        reason=Message(
+            "a loss higher by .02 nats makes every token 2 % less likely, and seeds of one model differ by about .01"
+        ),
+        null=Message("random changes of M with the same singular values"),
+        random_models="edited",
+        measure=measure,
+        document="A",
+    ),
+)
