@@ -73,12 +73,12 @@ class Measured:
         first = batches[0]
         return Measured(
             torch.cat([batch.observed for batch in batches]),
-            None if first.reference is None else torch.cat([_given(batch.reference) for batch in batches]),
-            None if first.draws is None else torch.cat([_given(batch.draws) for batch in batches], 1),
+            None if first.reference is None else torch.cat([_required(batch.reference) for batch in batches]),
+            None if first.draws is None else torch.cat([_required(batch.draws) for batch in batches], 1),
         )
 
 
-def _given(x: Tensor | None) -> Tensor:
+def _required(x: Tensor | None) -> Tensor:
     assert x is not None, "all batches of a claim have the same fields"
     return x
 
