@@ -210,37 +210,83 @@ def null_from_tables(x: Cloud, y: Cloud, orders: Int[Tensor, "draw n"]) -> NullD
     """The same from ⟨x_i, x_j⟩ and ⟨x_i, Δ_j⟩. With z = x + Δ_π, only −2⟨x_i, z_j⟩ depends on the assignment."""
     if not len(orders):
         return [], []
+    tables = _permutation_tables(x, y)
+    kappas: list[float] = []
+    shares: list[float] = []
+    for inner, permuted_squares in tables.permuted(orders):
+        kappas += tables.kappas(inner, permuted_squares)
+        shares += tables.identity_shares(inner, permuted_squares)
+    return kappas, shares
+
+
+def identity_share_null(x: Cloud, y: Cloud, orders: Int[Tensor, "draw n"]) -> list[float]:
+    """The identity share for permuted displacements, without κ, which takes half of the assignments."""
+    if len(x) > MAX_EXACT_TOKENS:
+        return [float(fraction_in_place(direction_coupling(x, x + (y - x)[order]), x)) for order in orders]
+    tables = _permutation_tables(x, y)
+    return [
+        share
+        for inner, permuted_squares in tables.permuted(orders)
+        for share in tables.identity_shares(inner, permuted_squares)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class _PermutationTables:
+    """Inner products of the centred points x_i with each other and with the centred displacements Δ_j, on the CPU."""
+
+    point_products: Float[Tensor, "n n"]
+    displacement_products: Float[Tensor, "n n"]
+    displacement_squares: Float[Tensor, " n"]
+    shift: float
+    same_point_square: float
+
+    @property
+    def point_squares(self) -> Float[Tensor, " n"]:
+        return self.point_products.diagonal()
+
+    def permuted(
+        self, orders: Int[Tensor, "draw n"]
+    ) -> Iterator[tuple[Float[Tensor, "chunk n n"], Float[Tensor, "chunk n"]]]:
+        """⟨x_i, z_j⟩ and ‖z_j‖² for z = x + Δ_π, in chunks of permutations π that fit in the cache."""
+        rows, n = torch.arange(len(self.point_products)), len(self.point_products)
+        for chunk in orders.split(max(1, cache_block_numel(self.point_products.device) // n**2)):
+            inner = self.point_products + self.displacement_products[:, chunk].movedim(1, 0)
+            own_products = self.displacement_products[rows, chunk]
+            yield inner, (self.point_squares + 2 * own_products + self.displacement_squares[chunk]).clamp(min=0)
+
+    def kappas(self, inner: Float[Tensor, "chunk n n"], permuted_squares: Float[Tensor, "chunk n"]) -> list[float]:
+        identity_product, random = (
+            inner.diagonal(dim1=-2, dim2=-1).double().mean(-1),
+            (self.point_squares + permuted_squares).double().mean(-1) + self.shift,
+        )
+        best_product = torch.maximum(
+            inner.gather(-1, assignments(-inner)[..., None])[..., 0].double().mean(-1), identity_product
+        )
+        costs = random - 2 * identity_product, random, random - 2 * best_product
+        return list(map(kappa, *(cost.tolist() for cost in costs)))
+
+    def identity_shares(
+        self, inner: Float[Tensor, "chunk n n"], permuted_squares: Float[Tensor, "chunk n"]
+    ) -> list[float]:
+        squares, rows = self.point_squares, torch.arange(len(self.point_products))
+        partner = assignments(1 - inner / (squares[:, None] * permuted_squares[:, None]).sqrt().clamp(min=1e-60))
+        squared_distance = squares + squares[partner] - 2 * self.point_products[rows, partner]
+        return (squared_distance <= self.same_point_square).double().mean(-1).tolist()
+
+
+def _permutation_tables(x: Cloud, y: Cloud) -> _PermutationTables:
     same_point_square = SAME_POINT_TOLERANCE**2 * float(x.square().sum(-1).amax())
     shift = float((y.mean(0) - x.mean(0)).square().sum())
     y, x = y - y.mean(0), x - x.mean(0)
-    displacement, rows = y - x, torch.arange(len(x))
-    point_products, displacement_products, displacement_squares = (
+    displacement = y - x
+    return _PermutationTables(
         (x @ x.mT).cpu(),
         (x @ displacement.mT).cpu(),
         displacement.square().sum(-1).cpu(),
+        shift,
+        same_point_square,
     )
-    point_squares = point_products.diagonal()
-    kappas: list[float] = []
-    shares: list[float] = []
-    for order_chunk in orders.split(max(1, cache_block_numel(point_products.device) // len(x) ** 2)):
-        table = point_products + displacement_products[:, order_chunk].movedim(1, 0)
-        permuted_squares = (
-            point_squares + 2 * displacement_products[rows, order_chunk] + displacement_squares[order_chunk]
-        ).clamp(min=0)
-        identity_product, random = (
-            table.diagonal(dim1=-2, dim2=-1).double().mean(-1),
-            (point_squares + permuted_squares).double().mean(-1) + shift,
-        )
-        best_product = torch.maximum(
-            table.gather(-1, assignments(-table)[..., None])[..., 0].double().mean(-1), identity_product
-        )
-        kappas += map(
-            kappa, (random - 2 * identity_product).tolist(), random.tolist(), (random - 2 * best_product).tolist()
-        )
-        partner = assignments(1 - table / (point_squares[:, None] * permuted_squares[:, None]).sqrt().clamp(min=1e-60))
-        squared_distance = point_squares + point_squares[partner] - 2 * point_products[rows, partner]
-        shares += (squared_distance <= same_point_square).double().mean(-1).tolist()
-    return kappas, shares
 
 
 def transport_costs(x: Cloud, y: Cloud) -> tuple[float, float, float, Int[Tensor, " n"]]:

@@ -1,0 +1,161 @@
+"""The claims that keeping identity is optimal, and that tokens move to where their next token is."""
+
+from itertools import pairwise
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rheoscope.flow.cloud import Clouds, select_clouds
+from rheoscope.flow.transport.optimal_assignment import direction_coupling, fraction_in_place, identity_share_null
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.claim import Claim, ClaimPart, ClaimSample, Measured
+from rheoscope.space.predictions import next_token_logits
+from rheoscope.space.traces import Traces
+from rheoscope.space.view import View
+from rheoscope.statistics.nulls import random_permutations
+
+PERMUTATIONS = 40
+"""Permutations of the displacements per text and layer."""
+MIN_PAIRS = 8
+"""The smallest number of wrongly predicted partners of a text with a value."""
+
+
+def measure_identity(sample: ClaimSample) -> dict[str, Measured]:
+    def measure_batch(traces: Traces) -> Measured:
+        values = [identity_values(clouds, sample.seed) for clouds in _clouds(traces)]
+        observed, reference = torch.stack(values).to(traces.points.device).mT
+        return Measured(observed, reference)
+
+    return {"identity": sample.over_batches(measure_batch)}
+
+
+def identity_values(clouds: Clouds, seed: int) -> Float[Tensor, "2"]:
+    """The mean over layers of the identity share, and of its mean over permuted displacements; NaN below 2 tokens."""
+    if len(clouds.positions) < 2:
+        return torch.full((2,), torch.nan, dtype=torch.float64)
+    orders = random_permutations(len(clouds.positions), PERMUTATIONS, seed)
+    rows = [
+        [
+            float(fraction_in_place(direction_coupling(x, y), x)),
+            sum(identity_share_null(x, y, orders)) / PERMUTATIONS,
+        ]
+        for x, y in pairwise(clouds.points.double())
+    ]
+    return torch.tensor(rows, dtype=torch.float64).mean(0)
+
+
+def measure_next_token(sample: ClaimSample) -> dict[str, Measured]:
+    view = sample.model.view
+    if view.is_bidirectional:
+        raise RheoscopeError(
+            Message("expected a causal model, in which a token has a next token, got a bidirectional one"),
+            Advice("rs.load()"),
+        )
+    parts: list[Float[Tensor, "text 4"]] = []
+
+    def measure_batch(traces: Traces) -> Measured:
+        values = torch.stack([next_token_values(clouds) for clouds in _clouds(traces)]).to(traces.points.device)
+        parts.append(values)
+        return Measured(values[:, 0], values[:, 1])
+
+    share = sample.over_batches(measure_batch)
+    beyond = torch.cat(parts)
+    return {"share": share, "beyond_predictions": Measured(beyond[:, 2], beyond[:, 3])}
+
+
+def next_token_values(clouds: Clouds) -> Float[Tensor, "4"]:
+    """The next-type share with its mean over permuted partners, for all pairs and for wrongly predicted partners."""
+    ids, n = clouds.trace.ids.cpu(), len(clouds.positions)
+    if n < 2:
+        return torch.full((4,), torch.nan, dtype=torch.float64)
+    points = clouds.points[[0, -1]].double()
+    partner, positions = direction_coupling(points[0], points[1]), torch.tensor(clouds.positions)
+    has_next = positions + 1 < len(ids)
+    next_ids = ids[(positions + 1).clamp(max=len(ids) - 1)]
+    is_hit = (ids[positions][:, None] == next_ids) & has_next
+    is_wrong = has_next & (_top_tokens(clouds.trace.view, clouds.trace.points[-1]).cpu()[positions] != next_ids)
+    all_tokens = torch.ones(n, dtype=torch.bool)
+    share = pair_share(is_hit, partner, has_next[partner], all_tokens, has_next)
+    wrong_pairs = is_wrong[partner]
+    beyond = pair_share(is_hit, partner, wrong_pairs, wrong_pairs, is_wrong)
+    return torch.cat([share, beyond if int(wrong_pairs.sum()) >= MIN_PAIRS else torch.full_like(beyond, torch.nan)])
+
+
+def pair_share(
+    is_hit: Bool[Tensor, "n n"],
+    partner: Int[Tensor, " n"],
+    pairs: Bool[Tensor, " n"],
+    tokens: Bool[Tensor, " n"],
+    partners: Bool[Tensor, " n"],
+) -> Float[Tensor, "2"]:
+    """The share of hits among `pairs`, and its exact mean over all assignments of `partners` to `tokens`.
+
+    Every token meets every partner equally often, so the mean over permutations is the mean over all pairs of both.
+    """
+    hits = is_hit.gather(1, partner[:, None])[:, 0]
+    return torch.stack([hits[pairs].double().mean(), is_hit[tokens][:, partners].double().mean()])
+
+
+def _top_tokens(view: View, points: Float[Tensor, "n d"]) -> Int[Tensor, " n"]:
+    with torch.no_grad():
+        return next_token_logits(view, points).argmax(-1)
+
+
+def _clouds(traces: Traces) -> list[Clouds]:
+    """The embedding and the end of every layer of every text, without massive tokens."""
+    return [select_clouds(trace, "raw", "layer") for trace in traces]
+
+
+CLAIMS = (
+    Claim(
+        order=9,
+        name="identity",
+        statement=Message("From layer to layer, keeping every token's identity is the optimal transport"),
+        parts=(
+            ClaimPart(
+                "identity",
+                Message(
+                    "share of tokens that the optimal coupling of centred directions maps to themselves, from one layer to the "
+                    "next; mean over layers"
+                ),
+                0.1,
+            ),
+        ),
+        reason=Message("a share that is higher by .1 keeps one more token in ten in its place"),
+        null=Message("displacements permuted among the tokens of a text"),
+        random_models="untrained",
+        measure=measure_identity,
+        document="C",
+    ),
+    Claim(
+        order=10,
+        name="next token",
+        statement=Message("From the embedding to the last layer, tokens move to where their next token is"),
+        parts=(
+            ClaimPart(
+                "share",
+                Message(
+                    "share of tokens whose partner is followed by a token of their type; partners are optimally coupled centred "
+                    "directions of the embedding (tied to the unembedding or not) and the last layer"
+                ),
+                0.05,
+            ),
+            ClaimPart(
+                "beyond_predictions",
+                Message(
+                    "the same share among partners whose next token is not the model's top prediction; at least 8 pairs per text "
+                    "(embedding tied to the unembedding or not)"
+                ),
+                0.05,
+            ),
+        ),
+        reason=Message("a share that is higher by .05 moves one more token in twenty to its next token"),
+        null=Message("partners permuted among the tokens of a text, in the second part among its pairs only"),
+        random_models="untrained",
+        measure=measure_next_token,
+        document="C",
+    ),
+)
