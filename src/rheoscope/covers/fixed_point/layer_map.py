@@ -18,7 +18,9 @@ from rheoscope.messages.advice import analyse
 from rheoscope.messages.message import Message
 from rheoscope.shapes import Outputs, RheoscopeError
 from rheoscope.space.head import Heads
+from rheoscope.space.masked_means import zero_invalid_rows
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 Cloud = Float[Tensor, "n d"]
 Map = Callable[[Tensor], Tensor]
@@ -67,8 +69,38 @@ def layer_map(trace: Trace, layer: int) -> LayerMap:
     T = _map_with_attention(trace, layer, lambda *arguments: reference_attention(*arguments)[0])
     end_indices = [*trace.input_steps[1:], len(trace.steps) - 1]
     x, expected_points = trace.layer_input(layer), trace.points[end_indices[layer]]
-    error = float((T(x) - expected_points).detach().norm() / expected_points.norm())
-    if not error < (1e-3 if trace.view.dtype.itemsize >= 4 else 0.1):
+    _check_form(layer, T(x), expected_points, trace.view.dtype)
+    own = _map_with_attention(trace, layer, own_token_attention) if is_causal(heads, x) else None
+    has_norm = heads.norm.eps is not None
+    return LayerMap(T, own, has_norm and heads.norm.subtracts_mean, has_norm)
+
+
+def batch_layer_map(traces: Traces, layer: int) -> Map:
+    """The map T of a layer for all texts at once; it reads 0 at padding. Raises if it differs from the model's own layer.
+
+    Attention runs in its fastest exact form, without derivatives.
+    """
+    heads, mlp = traces.view.heads_of(layer), traces.view.mlps[layer]
+    valid, padding = None if traces.is_unpadded else traces.is_token, traces.padding_for_layer(layer)
+    is_parallel = traces.steps[traces.mid_steps[layer]] in traces.unread_steps
+    end_index = [*traces.input_steps[1:], len(traces.steps) - 1][layer]
+
+    def T(x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        x = zero_invalid_rows(x, valid)
+        middle = x + heads.attention_update(x, padding)
+        return middle + mlp((x if is_parallel else middle).flatten(0, -2)).reshape(x.shape)
+
+    image, expected_points = (
+        zero_invalid_rows(x, valid) for x in (T(traces.layer_input(layer)), traces.points_at(end_index))
+    )
+    _check_form(layer, image, expected_points, traces.view.dtype)
+    return T
+
+
+def _check_form(layer: int, image: Tensor, expected_points: Tensor, dtype: torch.dtype) -> None:
+    """Refuse a layer whose own output is not x + attention + MLP."""
+    error = float((image - expected_points).detach().norm() / expected_points.norm())
+    if not error < (1e-3 if dtype.itemsize >= 4 else 0.1):
         raise RheoscopeError(
             Message(
                 "layer {layer} is not of the form x + attention + MLP (relative error {error:.1g}): it uses post-norm, which "
@@ -78,9 +110,6 @@ def layer_map(trace: Trace, layer: int) -> LayerMap:
             ),
             analyse("trajectory"),
         )
-    own = _map_with_attention(trace, layer, own_token_attention) if is_causal(heads, x) else None
-    has_norm = heads.norm.eps is not None
-    return LayerMap(T, own, has_norm and heads.norm.subtracts_mean, has_norm)
 
 
 def is_causal(heads: Heads, x: Cloud) -> bool:
