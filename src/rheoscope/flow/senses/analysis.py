@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SenseSentences = Mapping[str, Mapping[str, Sequence[Text]]]
 """Word → sense → sentences that contain the word."""
 DEFAULT_WORDS_FILE = Path(__file__).with_name("senses.tsv")
-"""40 words with two senses and four sentences per sense, written for this analysis."""
+"""100 words with two senses and four sentences per sense, written for this analysis."""
 EXAMPLE = Advice("word_list={'bank': {'money': ['…', '…'], 'river': ['…', '…']}}")
 MAX_SENTENCES = 16
 """The largest number of sentences per word, because all splits are enumerated."""
@@ -61,7 +61,7 @@ def senses(
     `word_effect`, `word_p`.
 
     **Settings** `word_list` is {word: {sense: [sentence, …], other sense: […]}}, or the path of a tab-separated file with the columns
-    word, sense and sentence. In a list of token ids the word is the last one. The default is the list of the package, 40 nouns with
+    word, sense and sentence. In a list of token ids the word is the last one. The default is the list of the package, 100 nouns with
     two senses and four sentences each. They all end in "the WORD" and share no other content word.
 
     **Laws** The effect is 0 at the token embedding, where all occurrences are one point. Learned position embeddings are part of the
@@ -76,12 +76,12 @@ def senses(
     >>> float(result.effect.sel(point="embed")), result.effect.dims
     (0.0, ('point',))
     """
-    sentences_by_word = _check_words(_read_words(DEFAULT_WORDS_FILE if word_list is None else word_list))
-    sense_tables = _sense_tables(model, sentences_by_word, space, progress)
-    word_values = kernel(sense_tables.tables)
+    sentences_by_word = default_words() if word_list is None else _check_words(_read_words(word_list))
+    tables_of_model = sense_tables(model, sentences_by_word, space, progress)
+    word_values = kernel(tables_of_model.tables)
     values = {name: word_values[name].mean(-1) for name in ("effect", "nearest_same_sense", "nearest_same_sense_null")}
     values |= {"effect_null": torch.zeros_like(values["effect"])} | _null_values(
-        word_values, sense_tables.tables, draws, seed
+        word_values, tables_of_model.tables, draws, seed
     )
     values |= {"word_effect": word_values["effect"], "word_p": word_values["p"]}
     values |= _interval_fields("effect", word_values["effect"], seed) | _interval_fields(
@@ -92,19 +92,24 @@ def senses(
         "draws": draws,
         "seed": seed,
         "word_list": _word_source(word_list),
-        "embedding": sense_tables.embedding_note,
+        "embedding": tables_of_model.embedding_note,
         "intervals": describe_intervals(Message("words"), len(sentences_by_word)),
     }
     if control is not None:
         values |= _control_values(
-            word_values, sense_tables, _sense_tables(control, sentences_by_word, space, None), seed
+            word_values, tables_of_model, sense_tables(control, sentences_by_word, space, None), seed
         )
         settings |= {"control": f"{control.view.facts['model']}, weights {control.view.facts['weights']}"}
-    coords = {"point": list(sense_tables.steps), "word": list(sentences_by_word)}
+    coords = {"point": list(tables_of_model.steps), "word": list(sentences_by_word)}
     return SENSES.label(values, coords, settings | {name: str(fact) for name, fact in model.view.facts.items()})
 
 
 # Sentences
+
+
+def default_words() -> SenseSentences:
+    """The words of the package."""
+    return _check_words(_read_words(DEFAULT_WORDS_FILE))
 
 
 def _read_words(word_list: SenseSentences | str | Path) -> SenseSentences:
@@ -160,9 +165,10 @@ class SenseTables:
     embedding_note: str
 
 
-def _sense_tables(
+def sense_tables(
     model: Model, words: SenseSentences, space: str, progress: Callable[[int, int], None] | None
 ) -> SenseTables:
+    """The distances between the occurrences of every word, at the embedding and after every layer."""
     rows = [
         (target_word, text)
         for target_word, by_sense in words.items()
@@ -276,13 +282,13 @@ def _interval_fields(name: str, values_by_word: Float[Tensor, "p w"], seed: int)
 
 
 def _control_values(
-    word_values: dict[str, Tensor], sense_tables: SenseTables, control: SenseTables, seed: int
+    word_values: dict[str, Tensor], tables_of_model: SenseTables, control: SenseTables, seed: int
 ) -> dict[str, Tensor]:
-    if control.steps != sense_tables.steps:
+    if control.steps != tables_of_model.steps:
         raise RheoscopeError(
             Message(
                 "the control must have {expected} layers like the model, got {received}",
-                expected=len(sense_tables.steps) - 1,
+                expected=len(tables_of_model.steps) - 1,
                 received=len(control.steps) - 1,
             ),
             Advice("control=rs.load(…, untrained=True)"),
