@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.attention.lower.block_size import block_numel
 from rheoscope.flow.occurrences import occurrences
 from rheoscope.flow.word_lists import read_tsv_rows
 from rheoscope.messages.advice import Advice
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 Groups = Mapping[str, Sequence[Text]]
 """Group → words."""
 DEFAULT_WORDS_FILE = Path(__file__).with_name("relatedness.tsv")
-"""20 groups of 6 words, with the count of each word in the first 10⁸ bytes of the English Wikipedia of 2006 (enwik8)."""
+"""100 groups of 6 words, with the count of each word in the first 10⁸ bytes of the English Wikipedia of 2006 (enwik8)."""
 CARRIERS = (
     "In the middle of the page stood the word",
     "When he woke up, the first thing he said was",
@@ -67,7 +68,7 @@ def relatedness(
     `correlation_untrained` and `same_group_nearer_untrained`. (point, group): `same_group_nearer_by_group`.
 
     **Settings** `word_list` is {group: [word, …]}, or the path of a tab-separated file with the columns group, word and optionally
-    count. The default is the list of the package, 20 groups of 6 words. `carrier_sentences` are beginnings of sentences. Words and
+    count. The default is the list of the package, 100 groups of 6 words. `carrier_sentences` are beginnings of sentences. Words and
     carrier sentences may be lists of token ids. `control` is an untrained model, `rs.load(…, untrained=True)`.
 
     **Laws** `same_group_nearer` is 1 if all words of a group are at one point, and 1/2 if closeness does not depend on the group. The
@@ -81,12 +82,13 @@ def relatedness(
     >>> result.same_group_nearer.dims, bool(result.same_group_nearer.max() <= 1)
     (('point',), True)
     """
-    words = _check_word_list(_read_word_list(DEFAULT_WORDS_FILE if word_list is None else word_list), carrier_sentences)
-    word_distances = _word_distances(model, words, carrier_sentences, space, progress)
+    words = default_word_list() if word_list is None else _read_word_list(word_list)
+    words = _check_word_list(words, carrier_sentences)
+    model_distances = word_distances(model, words, carrier_sentences, space, progress)
     values = kernel(
-        word_distances.mean_distances,
+        model_distances.mean_distances,
         words.group_index,
-        words.confounders(word_distances.token_counts),
+        words.confounders(model_distances.token_counts),
         draws,
         seed,
     )
@@ -97,10 +99,10 @@ def relatedness(
     settings |= {"carrier_sentences": len(carrier_sentences)}
     settings |= {"intervals": describe_intervals(Message("groups of words"), len(words.group_names))}
     if control is not None:
-        control_distances = _word_distances(control, words, carrier_sentences, space, None)
-        values |= _control_values(word_distances, control_distances, words)
+        control_distances = word_distances(control, words, carrier_sentences, space, None)
+        values |= _control_values(model_distances, control_distances, words)
         settings |= {"control": f"{control.view.facts['model']}, weights {control.view.facts['weights']}"}
-    coords = {"point": list(word_distances.steps), "group": list(words.group_names)}
+    coords = {"point": list(model_distances.steps), "group": list(words.group_names)}
     return RELATEDNESS.label(values, coords, settings | {name: str(fact) for name, fact in model.view.facts.items()})
 
 
@@ -130,6 +132,11 @@ class WordList:
         ]
         rows += [[math.log(1 + count) for count in self.counts]] if self.has_counts else []
         return torch.tensor([list(map(float, row)) for row in rows], dtype=torch.float64)
+
+
+def default_word_list() -> WordList:
+    """The words of the package."""
+    return _read_word_list(DEFAULT_WORDS_FILE)
 
 
 def _read_word_list(words: Groups | str | Path) -> WordList:
@@ -186,13 +193,14 @@ class WordDistances:
     steps: tuple[str, ...]
 
 
-def _word_distances(
+def word_distances(
     model: Model,
     word_list: WordList,
     carriers: Sequence[Text],
     space: str,
     progress: Callable[[int, int], None] | None,
 ) -> WordDistances:
+    """The mean distances over carriers of all pairs of words, at the embedding and after every layer."""
     texts = [[_join_carrier(carrier, entry) for entry in word_list.words] for carrier in carriers]
     total_distance = torch.zeros(())
     steps: tuple[str, ...] = ()
@@ -238,7 +246,10 @@ def kernel(
     """Partial correlation of closeness with the groups, its permutation null, and the share of closer same-group pairs."""
     nearness, basis = residual_ranks(-pair_distances, confounders)
     orders = torch.cat([torch.arange(len(group_index))[None], random_permutations(len(group_index), draws, seed)])
-    correlations = partial_correlation(nearness, basis, same_group_indicator(group_index[orders]))
+    chunks = orders.split(max(1, block_numel(group_index.device) // len(group_index) ** 2))  # limits memory
+    correlations = torch.cat(
+        [partial_correlation(nearness, basis, same_group_indicator(group_index[chunk])) for chunk in chunks]
+    )
     by_group = torch.stack(
         [nearer_fraction(nearness, group_index == index) for index in range(int(group_index.max()) + 1)], -1
     )
@@ -297,12 +308,12 @@ def nearer_fraction(nearness: Float[Tensor, "p pairs"], in_group: Bool[Tensor, "
     return torch.where(tied, 0.5, (within > across).double()).mean((-2, -1))
 
 
-def _control_values(word_distances: WordDistances, control: WordDistances, word_list: WordList) -> dict[str, Tensor]:
-    if control.steps != word_distances.steps:
+def _control_values(model_distances: WordDistances, control: WordDistances, word_list: WordList) -> dict[str, Tensor]:
+    if control.steps != model_distances.steps:
         raise RheoscopeError(
             Message(
                 "the control must have {expected} layers like the model, got {received}",
-                expected=len(word_distances.steps) - 1,
+                expected=len(model_distances.steps) - 1,
                 received=len(control.steps) - 1,
             ),
             Advice("control=rs.load(…, untrained=True)"),
