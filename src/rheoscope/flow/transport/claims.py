@@ -132,7 +132,7 @@ CLAIMS = (
     ),
     Claim(
         order=10,
-        name="next token",
+        name="next_token",
         statement=Message("From the embedding to the last layer, tokens move to where their next token is"),
         parts=(
             ClaimPart(
