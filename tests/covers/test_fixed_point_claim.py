@@ -19,13 +19,13 @@ from tests.flow.claim_samples import assert_close, assert_texts_are_independent,
 
 def slow_rate(trace: Any) -> float:
     """The rate of one text from angles by arccos, one token at a time."""
-    kept = [i for i in range(len(trace)) if i not in trace.massive_tokens()]
+    retained = [i for i in range(len(trace)) if i not in trace.massive_tokens()]
     rates = []
     for layer in range(trace.view.layers):
         clouds = orbit(layer_map(trace, layer), trace.layer_input(layer), APPLICATIONS).numpy()
         units = clouds / np.linalg.norm(clouds, axis=-1, keepdims=True)
         first, last = (
-            np.mean([np.arccos(min(1, units[k, i] @ units[k - 1, i])) for i in kept]) for k in (1, APPLICATIONS)
+            np.mean([np.arccos(min(1, units[k, i] @ units[k - 1, i])) for i in retained]) for k in (1, APPLICATIONS)
         )
         rates.append(np.log(first / last) / (APPLICATIONS - 1))
     return float(np.mean(rates))

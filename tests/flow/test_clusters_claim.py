@@ -22,8 +22,8 @@ def test_claim_equals_singular_values_of_each_text(name: str) -> None:
     sample = sample_of(double(name), texts())
     expected = []
     for trace in sample.batches[0]:
-        kept = [i for i in range(len(trace)) if i not in trace.massive_tokens()]
-        first, last = (trace.points[index, kept].numpy() for index in (0, -1))
+        retained = [i for i in range(len(trace)) if i not in trace.massive_tokens()]
+        first, last = (trace.points[index, retained].numpy() for index in (0, -1))
         expected.append(slow_log_rank(first) - slow_log_rank(last))
     assert_close(measure(sample)["directions"].effects, torch.tensor(expected))
 

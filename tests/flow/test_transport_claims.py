@@ -35,9 +35,9 @@ def partners(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def clouds(trace: Any) -> tuple[list[np.ndarray], list[int]]:
-    kept = [i for i in range(len(trace)) if i not in trace.massive_tokens()]
+    retained = [i for i in range(len(trace)) if i not in trace.massive_tokens()]
     indices = [*trace.input_steps, len(trace.steps) - 1]
-    return [trace.points[index, kept].double().numpy() for index in indices], kept
+    return [trace.points[index, retained].double().numpy() for index in indices], retained
 
 
 def slow_identity(trace: Any, seed: int) -> tuple[float, float]:
@@ -45,20 +45,20 @@ def slow_identity(trace: Any, seed: int) -> tuple[float, float]:
         closest = 1e-6 * max(np.linalg.norm(point) for point in x)
         return np.mean([np.linalg.norm(x[j] - x[i]) <= closest for i, j in enumerate(partners(x, y))])
 
-    layers, kept = clouds(trace)
-    orders = random_permutations(len(kept), PERMUTATIONS, seed).numpy()
+    layers, retained = clouds(trace)
+    orders = random_permutations(len(retained), PERMUTATIONS, seed).numpy()
     pairs = list(pairwise(layers))
     observed = np.mean([share(x, y) for x, y in pairs])
     return observed, np.mean([[share(x, x + (y - x)[order]) for order in orders] for x, y in pairs])
 
 
 def slow_next_token(trace: Any, logits: Tensor) -> tuple[list[float], list[float]]:
-    layers, kept = clouds(trace)
+    layers, retained = clouds(trace)
     partner, ids = partners(layers[0], layers[-1]), trace.ids.tolist()
-    followed = [(i, kept[j]) for i, j in zip(kept, partner, strict=True) if kept[j] + 1 < len(ids)]
+    followed = [(i, retained[j]) for i, j in zip(retained, partner, strict=True) if retained[j] + 1 < len(ids)]
     wrong = [(i, j) for i, j in followed if int(logits[j].argmax()) != ids[j + 1]]
     means = []
-    for pairs, tokens in ((followed, kept), (wrong, [i for i, _ in wrong])):
+    for pairs, tokens in ((followed, retained), (wrong, [i for i, _ in wrong])):
         observed = np.mean([ids[j + 1] == ids[i] for i, j in pairs])
         means.append([observed, np.mean([ids[j + 1] == ids[i] for i in tokens for _, j in pairs])])
     return means[0], means[1] if len(wrong) >= MIN_PAIRS else [np.nan, np.nan]
@@ -106,9 +106,9 @@ def test_growing_clouds_keep_identity_more_than_random_walks() -> None:
 def test_points_at_the_next_token_are_found_and_random_points_are_not() -> None:
     def move(points: Tensor, traces: Traces) -> Tensor:
         table = random(0, 64, points.shape[-1])
-        moved = random(1, *points.shape)
-        moved[:, 0], moved[:, -1, :-1] = table[traces.ids], table[traces.ids[:, 1:]]
-        return moved
+        shifted = random(1, *points.shape)
+        shifted[:, 0], shifted[:, -1, :-1] = table[traces.ids], table[traces.ids[:, 1:]]
+        return shifted
 
     for measured in measure_next_token(planted_sample("llama", move)).values():
         assert float(measured.effects.min()) > 0.7

@@ -28,10 +28,10 @@ def random_sentences(seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)
     kinds = {"first": list(FIRST), "second": list(SECOND)}
     return {
-        str(word): {
-            sense: [[*rng.permutation(kind)[:4].tolist(), word] for _ in range(3)] for sense, kind in kinds.items()
+        str(token): {
+            sense: [[*rng.permutation(kind)[:4].tolist(), token] for _ in range(3)] for sense, kind in kinds.items()
         }
-        for word in WORDS
+        for token in WORDS
     }
 
 
@@ -66,7 +66,7 @@ def slow_sense_shares(model: Any, words: Any) -> list[float]:
 
 
 def slow_group_shares(model: Any, words: WordList) -> list[list[float]]:
-    points, n = clouds(model, [[*CARRIER, *word] for word in words.words])[[0, -1]], len(words.words)
+    points, n = clouds(model, [[*CARRIER, *ids] for ids in words.words])[[0, -1]], len(words.words)
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
     frequency = np.log(1 + np.array(words.counts))
     gaps = rankdata([abs(frequency[i] - frequency[j]) for i, j in pairs])
@@ -127,10 +127,10 @@ def _mixed_kinds(seed: int) -> Any:
     """The same words with sentences that are assigned to senses at random."""
     rng = np.random.default_rng(seed)
     mixed = {}
-    for word, senses in random_sentences(seed).items():
+    for name, senses in random_sentences(seed).items():
         sentences = [sentence for sense in senses.values() for sentence in sense]
         order = rng.permutation(6)
-        mixed[word] = {"first": [sentences[i] for i in order[:3]], "second": [sentences[i] for i in order[3:]]}
+        mixed[name] = {"first": [sentences[i] for i in order[:3]], "second": [sentences[i] for i in order[3:]]}
     return mixed
 
 
@@ -142,7 +142,7 @@ def test_planted_groups_are_found_and_random_ones_are_not(monkeypatch: pytest.Mo
     def plant_groups(changed_network: Any) -> None:
         embedding = changed_network.model.embed_tokens.weight
         for group in range(10):
-            members = [word[0] for word, index in zip(words.words, words.group_index, strict=True) if index == group]
+            members = [ids[0] for ids, index in zip(words.words, words.group_index, strict=True) if index == group]
             embedding[members] = embedding[members[:1]] + 0.05 * embedding[members]
 
     planted = relatedness_claims.measure(sample_of(changed("llama", plant_groups), [[3, 4]]))

@@ -47,7 +47,7 @@ CLAIMS = (
                 "embedding",
                 Message(
                     "share of comparisons in which two words of a group are closer than one of them and another word (AUC), at "
-                    "the embedding, controlling for frequency and length"
+                    "the embedding. Frequency, spelling and length are controlled for"
                 ),
                 0.05,
             ),

@@ -138,8 +138,8 @@ CLAIMS = (
             ClaimPart(
                 "share",
                 Message(
-                    "share of tokens whose partner is followed by a token of their type; partners are optimally coupled centred "
-                    "directions of the embedding (tied to the unembedding or not) and the last layer"
+                    "share of tokens whose partner is followed by a token of their type. Partners are optimally coupled centred "
+                    "directions of the embedding (tied to the unembedding or not) and of the last layer"
                 ),
                 0.05,
             ),
