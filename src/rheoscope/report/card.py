@@ -157,7 +157,8 @@ def _measure_model(
         on_progress = None if progress is None else progress(claim.statement)
         sample = ClaimSample(model, batches, draws, seed, on_progress)
         try:
-            measured[claim.name] = cached_measurement(claim, sample, folder, __version__)
+            parts = cached_measurement(claim, sample, folder, __version__)
+            measured[claim.name] = {part: values.cpu() for part, values in parts.items()}
         except RheoscopeError as error:
             errors[claim.name] = error
     return measured, errors

@@ -62,6 +62,10 @@ class Measured:
         """The mean over texts of every random model, over the texts that have a value."""
         return None if self.draws is None else self.draws[:, self.effects.isfinite()].mean(-1)
 
+    def cpu(self) -> "Measured":
+        """The same numbers on the CPU."""
+        return Measured(*(None if x is None else x.cpu() for x in (self.observed, self.reference, self.draws)))  # type: ignore[arg-type]
+
     @staticmethod
     def concatenate(batches: "list[Measured]") -> "Measured":
         """The measurements of several batches as one.
