@@ -9,7 +9,7 @@ INSTALL = @"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/
 	echo "Rheoscope needs Python 3.11 or newer. Type make $@ PYTHON=/path/to/python3.11" >&2; exit 1; }; \
 	"$(PYTHON)" .ci/install.py --torch "$(TORCH)"
 
-# About 60 tokens, enough for all seven questions.
+# About 60 tokens, enough for every line of the story.
 SAMPLE := "The king kept his gold in the bank, and the children played on the bank of the river. The river went to the sea, and the sea was great and deep. One day the king took the gold from the bank, put it in a ship and sent the ship down the"
 
 .PHONY: help demo test studio page browser cluster pictures readme messages lint format types docs wheel bench peers lock clean
@@ -55,7 +55,7 @@ pictures:
 	$(INSTALL) browser studio
 	$(BIN)python examples/studio_pictures.py
 
-# Regenerates the answers and the picture in the README, and the source tree in CONTRIBUTING.md.
+# Regenerates the story and the picture in the README, and the source tree in CONTRIBUTING.md.
 readme:
 	$(INSTALL)
 	$(BIN)python examples/front_door.py

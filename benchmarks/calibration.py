@@ -1,13 +1,13 @@
-"""False positive rate of all findings and verdicts: random texts in untrained models should produce none.
+"""False positive rate of all findings: random texts in untrained models should produce none.
 
     python benchmarks/calibration.py                 200 texts, about half an hour
     python benchmarks/calibration.py --workers 16    the same, 16 texts at a time
     python benchmarks/calibration.py --texts 40      fewer texts (--smallest: seconds, nothing is stored)
 
 Texts are random token ids, distinct ids and shuffled ids of real prose, in untrained models of four architectures. Each text has its
-own weights and is compared with untrained controls of other seeds. A fourth kind replaces the points by random walks. For every
-statement, the output has how often p is below .05 and how often it would be reported. It also has the number of texts with any
-reported statement (allowed: 7 of 100). Results are stored in results/calibration.json.
+own weights. A fourth kind replaces the points by random walks. For every finding, the output has how often p is below .05 and how
+often it would be reported. It also has the number of texts with any reported finding (allowed: 7 of 100). Results are stored in
+results/calibration.json.
 """
 
 import argparse
@@ -25,9 +25,8 @@ import torch
 
 import rheoscope as rs
 from rheoscope.report.analysis_runs import Subject, run_analyses
-from rheoscope.report.findings import CANDIDATES, FAMILY_SIZE
+from rheoscope.report.findings import CANDIDATES, FAMILY_SIZE, analyses_with_findings
 from rheoscope.report.report_settings import report_request
-from rheoscope.report.verdicts import QUESTIONS
 from rheoscope.space.results import Results
 from rheoscope.statistics.statement import SIGNIFICANCE_LEVEL, Statement, correct_for_family
 
@@ -35,12 +34,6 @@ PROSE = (
     "The library of the old town kept letters that nobody had opened for a hundred years. One morning a teacher asked to read "
     "them, and the keeper of the letters, who had waited for such a question all his life, unlocked the cabinet and left the room."
 )
-SEEDS = 5
-"""Untrained models per text: one is analysed, the others are its controls."""
-ANALYSES = (
-    "readout", "transport", "energy", "clusters", "purity", "distortion", "agreement", "trajectory", "geometry_kept",
-    "massive_tokens", "operators", "stack",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,44 +78,29 @@ def random_text(kind: str, tokens: int, seed: int) -> list[int]:
     return real[torch.randperm(len(real), generator=draw)][:tokens].tolist()
 
 
-def analyse(model: Any, ids: list[int], controls: list[Any], walk: int | None = None) -> Results:
-    """The results of all analyses of a text. With the seed `walk`, random walks replace its points."""
+def analyse(model: Any, ids: list[int], walk: int | None = None) -> Results:
+    """The results of all analyses with findings. With the seed `walk`, random walks replace the points of the text."""
     trace = model.trace(ids)
     if walk is not None:
         steps = torch.randn(trace.points.shape, generator=torch.Generator().manual_seed(walk))
         trace = replace(trace, points=steps.cumsum(0).to(trace.points))
-    control_subjects = [
-        partial(lambda control: Subject(control, ids, control.trace(ids)), control) for control in controls
-    ]
-    return run_analyses(
-        Subject(model, ids, trace), [report_request(name) for name in ANALYSES], controls=control_subjects
-    )
+    return run_analyses(Subject(model, ids, trace), [report_request(name) for name in analyses_with_findings()])
 
 
-def statements(results: Results) -> "Iterator[Statement]":
+def statements(results: Results) -> list[Statement]:
     """Every candidate statement, significant or not."""
-    for question in QUESTIONS:
-        if results.has(*question.needs):
-            yield from question.verdict(results).statements
-    yield from correct_for_family(
-        [statement for candidate in CANDIDATES if (statement := candidate(results)) is not None], FAMILY_SIZE
-    )
+    candidates = [statement for candidate in CANDIDATES if (statement := candidate(results)) is not None]
+    return correct_for_family(candidates, FAMILY_SIZE)
 
 
-POINT_ANALYSES = ("trajectory", "transport", "clusters", "purity")
+POINT_ANALYSES = ("trajectory", "transport")
 """The analyses of a random walk. The others depend on weights, which did not produce the walk."""
 
 
 def candidate_statements(shape: str, kind: str, tokens: int, seed: int) -> list[Statement]:
-    """All candidate statements about one random text in an untrained model, with controls of the same architecture."""
-    own_seed, *control_seeds = (SEEDS * seed + index for index in range(SEEDS))
-    controls = (
-        [] if kind == "walk" else [untrained_model(shape, control_seed) for control_seed in control_seeds]
-    )  # a walk has no architecture
+    """All candidate statements about one random text in an untrained model."""
     ids = random_text("random" if kind == "walk" else kind, tokens, seed)
-    candidates = list(
-        statements(analyse(untrained_model(shape, own_seed), ids, controls, seed if kind == "walk" else None))
-    )
+    candidates = statements(analyse(untrained_model(shape, seed), ids, seed if kind == "walk" else None))
     return [statement for statement in candidates if kind != "walk" or statement.analysis in POINT_ANALYSES]
 
 

@@ -2,7 +2,7 @@
 
     python examples/front_door.py        (or: make readme)
 
-The picture (the cloud in six frames, light and dark) goes to docs/figures. The first answers, as the terminal shows them, go
+The picture (the cloud in six frames, light and dark) goes to docs/figures. The story of the text, as the terminal shows it, goes
 between the markers of README.md.
 """
 
@@ -11,16 +11,15 @@ from pathlib import Path
 
 import rheoscope as rs
 from rheoscope.files import write_file
-from rheoscope.report import question_blocks
 from rheoscope.report.draw.sheet import picture_svg
 from rheoscope.report.draw_result import picture_of
 from rheoscope.report.style import DARK_COLOURS, LIGHT_COLOURS
 
 ROOT = Path(__file__).resolve().parent.parent
-MARKERS = "<!-- verdicts -->", "<!-- /verdicts -->"
+MARKERS = "<!-- story -->", "<!-- /story -->"
 COLUMNS = 108
 """Width of the terminal: a code block of the README shows as many characters."""
-SHOWN_QUESTIONS = 3
+HEADING = "What happens to this text"
 
 
 def sample() -> str:
@@ -28,8 +27,8 @@ def sample() -> str:
     return re.findall(r'^SAMPLE := "(.*)"$', (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[0]
 
 
-def first_answers(text: str) -> str:
-    """The first questions and their answers, as the command prints them."""
+def story_text(text: str) -> str:
+    """The story of a text, as the command prints it."""
     from typer.testing import CliRunner
 
     from rheoscope.commands.app import app
@@ -37,15 +36,14 @@ def first_answers(text: str) -> str:
     result = CliRunner().invoke(app, ["flow", text, "--no-html"], env={"COLUMNS": str(COLUMNS), "NO_COLOR": "1"})
     if result.exit_code:
         raise SystemExit(result.output)
-    lines = result.stdout.split(question_blocks.HEADING, 1)[1].strip().splitlines()
-    starts = [number for number, line in enumerate(lines) if not line.startswith(" ")]
-    return "\n".join(line.rstrip() for line in lines[: starts[SHOWN_QUESTIONS]])
+    lines = result.stdout.split(HEADING, 1)[1].strip("\n").split("\n\n", 1)[0].splitlines()
+    return "\n".join([HEADING, *(line.rstrip() for line in lines)])
 
 
-def insert_answers(page: str, text: str, answers: str) -> str:
-    """The page with these answers between its markers."""
+def insert_story(page: str, text: str, story: str) -> str:
+    """The page with this story between its markers."""
     (before, rest), (begin, end) = page.split(MARKERS[0], 1), MARKERS
-    block = f'```text\n$ rheoscope "{text[:35]} … down the"\n{answers}\n…\n```'
+    block = f'```text\n$ rheoscope "{text[:35]} … down the"\n{story}\n…\n```'
     return f"{before}{begin}\n{block}\n{end}{rest.split(end, 1)[1]}"
 
 
@@ -60,7 +58,7 @@ def main() -> None:
     for name, colours in (("light", LIGHT_COLOURS), ("dark", DARK_COLOURS)):
         write(ROOT / "docs" / "figures" / f"cloud-{name}.svg", picture_svg(cloud, colours))
     page = ROOT / "README.md"
-    write(page, insert_answers(page.read_text(encoding="utf-8"), text, first_answers(text)))
+    write(page, insert_story(page.read_text(encoding="utf-8"), text, story_text(text)))
 
 
 if __name__ == "__main__":
