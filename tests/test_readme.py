@@ -25,7 +25,7 @@ def words_and_numbers(text: str) -> tuple[str, list[float]]:
 def test_the_output_in_the_readme_is_that_of_the_command() -> None:
     """Word for word. Numbers may differ by the rounding of another processor. `make readme` writes them again."""
     script = run_path(str(ROOT / "examples" / "front_door.py"))
-    words, numbers = words_and_numbers(script["first_answers"](script["sample"]()))
+    words, numbers = words_and_numbers(script["story_text"](script["sample"]()))
     begin, end = script["MARKERS"]
     block = README.split(begin, 1)[1].split(end, 1)[0]
     shown_words, shown_numbers = words_and_numbers(block.split("\n", 3)[3].rsplit("\n…\n```", 1)[0])

@@ -53,8 +53,8 @@ def test_the_head_that_preserves_distances_least_is_shown_with_its_pairs() -> No
     rsa[tuple(layer_and_head)] = 0.12
     line = seen_through(flow_results().with_result("distortion", distortion.assign(rsa=distortion.rsa.copy(data=rsa))))
     pairs = rs.distorted_pairs(model().trace(TEXT), layer=2, head=1, image="key", top=40)
-    torn, glued = (first_pair(pairs.sel(kind=kind)) for kind in ("torn", "glued"))
-    assert line.startswith(f"as keys of L2.H1, {torn} are separated (near in E) and {glued} merged (far in E); ")
+    separated, merged = (first_pair(pairs.sel(kind=kind)) for kind in ("torn", "glued"))
+    assert line.startswith(f"as keys of L2.H1, {separated} are separated (near in E) and {merged} merged (far in E); ")
     assert line.endswith("distances before and after correlate by .12, in all heads by .58")
 
 

@@ -537,7 +537,9 @@ def print_graph_breaks() -> None:
     print("away", explain(build(config).to("meta"))(ids).graph_break_count)  # only on the CPU rows are aligned first
     cudnn.input_refusal = lambda q, k: ""  # as on a GPU that has the kernel
     wide = bare.with_changes(width=32, heads=1)
-    models = Together(build(wide.with_changes(mechanism=name, position=at)) for name, at in ON_CUDNN.items())
+    models = Together(
+        build(wide.with_changes(mechanism=name, position=position)) for name, position in ON_CUDNN.items()
+    )
     explanation = explain(models.to("meta", torch.bfloat16))(ids)
     calls = [str(node.target) for graph in explanation.graphs for node in graph.graph.nodes]
     print("cudnn", explanation.graph_break_count, sum("cudnn" in call for call in calls))

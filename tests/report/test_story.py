@@ -17,8 +17,8 @@ SHORT = "a"
 
 
 def sentences(text: str = TEXT) -> dict[str, str]:
-    told = story_dataset(flow_results(text))
-    return dict(zip(told.line.values.tolist(), told.sentence.values.tolist(), strict=True))
+    rows = story_dataset(flow_results(text))
+    return dict(zip(rows.line.values.tolist(), rows.sentence.values.tolist(), strict=True))
 
 
 def test_the_story_has_seven_lines_in_the_order_of_an_explanation() -> None:
@@ -71,8 +71,8 @@ def test_a_card_adds_the_usual_range_of_its_passages() -> None:
 
     values = np.linspace(0, 1, 101)
     card = xr.Dataset({"value": (("interval", "unit"), [values])}, {"interval": ["next_token.share"]})
-    told = story_dataset(replace(flow_results(), card=card)).sel(line="destination")
-    assert "usual here 10 % to 90 %" in str(told.sentence.values)
+    rows = story_dataset(replace(flow_results(), card=card)).sel(line="destination")
+    assert "usual here 10 % to 90 %" in str(rows.sentence.values)
 
 
 def test_the_pairs_are_those_of_the_most_deforming_head() -> None:
@@ -112,8 +112,8 @@ def test_commands_contain_the_text_as_one_word(text: str) -> None:
 
 
 def test_rs_story_equals_the_report() -> None:
-    told = rs.story(model(), model().trace(TEXT))
-    assert told.sentence.values.tolist() == list(sentences().values())
+    rows = rs.story(model(), model().trace(TEXT))
+    assert rows.sentence.values.tolist() == list(sentences().values())
     other = rs.load(untrained=True)
     with pytest.raises(rs.RheoscopeError):
         rs.story(other, model().trace(TEXT))

@@ -56,10 +56,10 @@ def test_random_cards_have_a_yes_or_reversed_in_at_most_5_percent() -> None:
 
 
 def test_effects_of_twice_the_smallest_are_found_and_effects_of_0_are_denied() -> None:
-    found = np.mean([answer == "yes" for seed in range(20) for answer in simulated_card(2 * DELTA, seed)])
+    confirmed = np.mean([answer == "yes" for seed in range(20) for answer in simulated_card(2 * DELTA, seed)])
     denied = np.mean([answer == "no" for seed in range(20) for answer in simulated_card(0.0, seed, draw_sd=0.005)])
     reversed_share = np.mean([answer == "reversed" for seed in range(20) for answer in simulated_card(-0.1, seed)])
-    assert found >= 0.9
+    assert confirmed >= 0.9
     assert denied >= 0.8
     assert reversed_share >= 0.9
 

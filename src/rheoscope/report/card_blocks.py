@@ -178,9 +178,9 @@ def reading_lines(card: "xarray.Dataset") -> list[str]:
     """How the answers follow, and what was compared."""
     return [
         Message(
-            "yes: the interval lies above the smallest effect, and the estimate beyond random models. reversed: the same below. "
-            "no: the interval lies between minus and plus the smallest effect."
+            "yes: the interval lies above the smallest effect, and the estimate beyond random models; reversed: the same below"
         ),
+        Message("no: the interval lies between minus and plus the smallest effect"),
         Message(
             "unclear: anything else, with the number of texts that would decide, if any number would. {n} intervals cover "
             "together with probability .95.",

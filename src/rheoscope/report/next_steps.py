@@ -5,13 +5,15 @@ import shlex
 from rheoscope.messages.message import Message, Verbatim
 from rheoscope.picture.blocks import Block, Commands
 from rheoscope.report.card_blocks import summary_line
+from rheoscope.report.findings import ALL_WORDS
 from rheoscope.space.results import Results
 
 PURPOSES = {
-    "reverse": Message("what the backward pass changes in each head"),
-    "covers": Message("how every head deforms this text"),
-    "surgery": Message("what it costs to make every head symmetric"),
+    words.report.name: words.report.next_step
+    for words in ALL_WORDS.values()
+    if words.report is not None and words.report.next_step
 }
+"""Command → what it shows about a text, as the analyses declare it."""
 DEFAULT_MODEL = "the default model"
 """The name of the model that commands use without --model."""
 

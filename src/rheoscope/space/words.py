@@ -50,12 +50,14 @@ class ReportSection:
 class OwnReport:
     """A report, with a command of its own, that fails if this analysis has no result.
 
-    `title` is a template with the parameters {text} and {model}. `has_findings` adds the significant findings.
+    `title` is a template with the parameters {text} and {model}. `has_findings` adds the significant findings. `next_step` is
+    what the report shows about a text, for the commands below the story of that text.
     """
 
     name: str
     title: Message
     has_findings: bool = False
+    next_step: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -303,6 +303,11 @@ WORDS = Words(
         ReportSection("covers", 0, blocks, needs=("head_types", "distortion")),
         ReportSection("covers", 1, head_table, page_only=True),
     ),
-    report=OwnReport("covers", Message("Covers: {text}"), has_findings=True),
+    report=OwnReport(
+        "covers",
+        Message("Covers: {text}"),
+        has_findings=True,
+        next_step=Message("how every head deforms this text"),
+    ),
     sampling_note=sampling_note,
 )

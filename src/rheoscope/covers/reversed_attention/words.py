@@ -135,5 +135,9 @@ def _patching_sentence(results: Results) -> Message:
 
 WORDS = Words(
     sections=(ReportSection("reverse", 0, blocks, needs=("attention_patching",)),),
-    report=OwnReport("reverse", Message("Reversed attention: {text}")),
+    report=OwnReport(
+        "reverse",
+        Message("Reversed attention: {text}"),
+        next_step=Message("what the backward pass changes in each head"),
+    ),
 )

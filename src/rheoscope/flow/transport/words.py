@@ -31,15 +31,15 @@ def kappa_from_embedding(results: Results) -> Statement | None:
 def destination(results: Results) -> Message:
     """Where tokens end: at their own place, or where their next token is."""
     transport = results.datasets["transport"]
-    usual = results.usual_range("next_token.share")
+    typical = results.usual_range("next_token.share")
     return Message(
         "{moved} of the tokens end where their next token is (permuted partners {null}{usual}); {kept} keep their place "
         "(permuted displacements {kept_null})",
         moved=format_percent(float(transport.next_type_share)),
         null=percent_range(transport.next_type_share_null_draws.values),
         usual=""
-        if usual is None
-        else Message("; usual here {low} to {high}", low=format_percent(usual[0]), high=format_percent(usual[1])),
+        if typical is None
+        else Message("; usual here {low} to {high}", low=format_percent(typical[0]), high=format_percent(typical[1])),
         kept=format_percent(float(transport.identity_share_strided.values[-1, -1])),
         kept_null=format_percent(float(transport.identity_share_null_strided.values[-1, -1])),
     )
