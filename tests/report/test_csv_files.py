@@ -79,7 +79,15 @@ def test_another_analysis_adds_its_definitions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["definitions.csv", "provenance.csv", "transport.step.csv", "compared/energy.layer.csv"]
+    "name",
+    [
+        "definitions.csv",
+        "provenance.csv",
+        "transport.step.csv",
+        "compared/energy.layer.csv",
+        "story.line.csv",
+        "card.claim.csv",
+    ],
 )
 def test_a_foreign_table_is_kept_and_nothing_is_written(name: str, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -82,7 +82,7 @@ def _write(measured: Mapping[str, Measured], path: Path) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        np.savez(file, **arrays)
 
 
 def _read(path: Path) -> dict[str, Measured]:
