@@ -68,7 +68,7 @@ def text(n_words: int, seed: int) -> str:
 
 
 def default_session() -> Session:
-    return start_session(DEFAULT_OPTIONS, Limits(n_controls=0, max_cache_bytes=50_000_000))
+    return start_session(DEFAULT_OPTIONS, Limits(max_cache_bytes=50_000_000))
 
 
 @contextmanager
@@ -103,14 +103,14 @@ def milliseconds(run: Any) -> float:
 def first_answers(client: httpx2.Client) -> dict[str, object]:
     """The requests of a page before it paints. `make studio` writes the stored example; without it, only the state is requested."""
     example = client.get("api/state").json()["example"]
-    trace_paths = [] if example is None else [f"api/traces/{example}{end}" for end in ("", "/points", "/verdicts")]
+    trace_paths = [] if example is None else [f"api/traces/{example}{end}" for end in ("", "/points", "/story")]
     paths = ["api/state", "api/catalogue", *trace_paths]
     elapsed_ms = milliseconds(lambda: [client.get(path).raise_for_status() for path in paths])
     return {"what": "first answers", "stored example": example is not None, "ms": elapsed_ms, "bar": 1000}
 
 
 def to_points(client: httpx2.Client, posted_text: str, edits: Sequence[dict[str, Any]] = ()) -> bytes:
-    """Post a text, fetch its points and cancel its questions."""
+    """Post a text, fetch its points and cancel its story."""
     posted = client.post("api/traces", json={"text": posted_text, "edits": list(edits)}).raise_for_status().json()
     points = client.get(f"api/traces/{posted['id']}/points").raise_for_status().content
     client.delete(f"api/jobs/{posted['job']}")
@@ -120,7 +120,7 @@ def to_points(client: httpx2.Client, posted_text: str, edits: Sequence[dict[str,
 def edit_times(client: httpx2.Client, rounds: int) -> list[dict[str, object]]:
     """Median times over texts that are new to the server."""
     edit = {"layer": 3, "head": 1, "part": "M", "operation": "symmetric"}
-    client.post("api/traces", json={"text": "a", "questions": []})  # loads the model
+    client.post("api/traces", json={"text": "a", "lines": []})  # loads the model
     plain_ms = [milliseconds(lambda seed=seed: to_points(client, text(50, seed))) for seed in range(rounds)]
     edited_ms = [milliseconds(lambda seed=seed: to_points(client, text(50, seed), [edit])) for seed in range(rounds)]
     return [
@@ -131,7 +131,7 @@ def edit_times(client: httpx2.Client, rounds: int) -> list[dict[str, object]]:
 
 def payload(client: httpx2.Client, n_words: int) -> dict[str, object]:
     """Bytes that a page needs to draw a long text and one of its heads."""
-    posted = client.post("api/traces", json={"text": text(n_words, 0), "questions": []}).raise_for_status().json()
+    posted = client.post("api/traces", json={"text": text(n_words, 0), "lines": []}).raise_for_status().json()
     trace_path = f"api/traces/{posted['id']}"
     size = sum(
         len(client.get(f"{trace_path}{end}").raise_for_status().content) for end in ("", "/points", "/weights/0/0")
@@ -175,7 +175,7 @@ def deep_session(layers: int) -> Session:
         size = Config(shipped.view.embed.shape[0], width=32, depth=layers, heads=4, hidden=64, context=1024)
         return rs.load(Transformer(size), tokenizer=shipped.tokenizer)
 
-    session = Session(load, ModelSources(), Limits(n_controls=0))
+    session = Session(load, ModelSources(), Limits())
     session.open_model("default")
     return session
 
@@ -210,7 +210,7 @@ def animation_frames(browser: tuple[Any, str], layers: int, n_words: int) -> dic
     """Milliseconds of script per frame while the animation plays all half-layers of a long text."""
     with serving(partial(deep_session, layers)) as (base, _), open_page(browser, SOFTWARE_FLAGS) as page:
         page.route(
-            "**/api/traces", lambda route: route.continue_(post_data=_without_questions(route.request.post_data_json))
+            "**/api/traces", lambda route: route.continue_(post_data=_without_story(route.request.post_data_json))
         )
         page.goto(f"{base}#step=0&colour=token&view=dynamics&text={text(n_words, 0).replace(' ', '+')}")
         page.wait_for_selector("canvas[data-ready=yes]")
@@ -229,8 +229,8 @@ def animation_frames(browser: tuple[Any, str], layers: int, n_words: int) -> dic
     return {"what": label, "frames": frames, "ms": 1000 * seconds / frames, "bar": 20}
 
 
-def _without_questions(body: dict[str, Any]) -> str:
-    return json.dumps(body | {"questions": []})
+def _without_story(body: dict[str, Any]) -> str:
+    return json.dumps(body | {"lines": []})
 
 
 def _script_seconds(metrics_session: Any) -> float:

@@ -256,7 +256,7 @@ async def send_raw(host: str, port: int, request: bytes) -> int:
 def random_row(base: str, n_requests: int) -> dict[str, object]:
     host, port = httpx2.URL(base).host, httpx2.URL(base).port or 80
     draw, statuses = random.Random(0), Counter[int]()
-    trace = httpx2.post(f"{base}api/traces", json={"text": "a king", "questions": []}).json()["id"]
+    trace = httpx2.post(f"{base}api/traces", json={"text": "a king", "lines": []}).json()["id"]
     requests = iter([random_request(draw, port, trace) for _ in range(n_requests)])
 
     async def work() -> None:

@@ -134,7 +134,7 @@ export function normaliseMarks(picture: Picture): Picture {
 }
 
 /** Callbacks for the events of a trace, named as the server names the events. */
-export interface TraceListener { head(h: TraceInfo): void; line(line: StoryLine): void; findings(f: Findings): void; progress(p: { name: Text; done: number; total: number }): void; known(k: { name: string }): void; failed(f: { name: string; reason: Text }): void; done(): void; error(e: { error: Text }): void; cancelled(): void }
+export interface TraceListener { head(h: TraceInfo): void; line(line: StoryLine): void; findings(f: Findings): void; progress(p: { name: Text; done: number; total: number }): void; known(k: { name: string }): void; done(): void; error(e: { error: Text }): void; cancelled(): void }
 
 declare global { var RHEOSCOPE_FILES: Record<string, string> | undefined }
 
@@ -225,7 +225,7 @@ export function exportedTrace(page: Document = document): { trace: string } | nu
   return json ? JSON.parse(json) : null
 }
 
-const EVENTS = ['head', 'line', 'findings', 'progress', 'known', 'failed', 'done', 'error', 'cancelled'] as const
+const EVENTS = ['head', 'line', 'findings', 'progress', 'known', 'done', 'error', 'cancelled'] as const
 
 /** Runs a limited number of jobs at a time, in order. A browser has six connections to a server; slow requests must leave some free. */
 export class Queue {

@@ -9,7 +9,6 @@ export class OpenTrace {
   findings = $state.raw<Findings | null>(null)
   progress = $state.raw<{ name: Text; done: number; total: number } | null>(null)
   points = $state.raw<Points | null>(null)
-  failures = $state.raw<Record<string, Text>>({})
   isFinished = $state(false)
   error = $state.raw<Text>('')
   private stopListening: () => void = () => undefined
@@ -24,7 +23,6 @@ export class OpenTrace {
       line: (line) => (this.story = { ...this.story, [line.name]: line }),
       findings: (findings) => (this.findings = findings),
       progress: (progress) => (this.progress = progress),
-      failed: ({ name, reason }) => (this.failures = { ...this.failures, [name]: reason }),
       done: () => this.finish(),
       cancelled: () => this.finish(),
       error: ({ error }) => {

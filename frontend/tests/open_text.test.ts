@@ -30,7 +30,7 @@ class FakeServer implements Source {
   async read(path: string, _query: Record<string, string>, _extension: string, signal?: AbortSignal): Promise<ArrayBuffer> {
     this.signals.push(signal)
     if (path.includes('/analyses/')) await new Promise((_, reject) => signal!.addEventListener('abort', () => reject(new Error('aborted'))))
-    return new TextEncoder().encode(JSON.stringify(path === 'api/state' ? STATE : { models: MODELS, recent: [], sources: [], analyses: [], questions: [], operations: [] })).buffer as ArrayBuffer
+    return new TextEncoder().encode(JSON.stringify(path === 'api/state' ? STATE : { models: MODELS, recent: [], sources: [], analyses: [], story: [], operations: [] })).buffer as ArrayBuffer
   }
   send(path: string, _body: unknown, method = 'POST', signal?: AbortSignal): Promise<any> {
     this.sent.push(`${method} ${path}`)

@@ -18,25 +18,26 @@ const info = {
 } as TraceInfo
 const catalogue = {
   analyses: [{ name: 'head_types', question: 'What does each head do?', needs: 'trace', expensive: false, room: 'covers', fields: {}, settings: {} }],
-  questions: [{ name: 'similarity', question: { template: 'Does {subject} read similarity?', parameters: { subject: 'attention' } }, needs: ['agreement'], deeper: '' }], operations: [],
+  story: [{ name: 'next_token', title: 'Next token', needs: ['readout'] }, { name: 'groups', title: { template: 'Groups of {things}', parameters: { things: 'tokens' } }, needs: ['clusters'] }], operations: [],
 } as AnalysisCatalogue
-const verdict = { name: 'similarity', question: '', answer: 'no', line: { template: '{n} of {total:,} heads', parameters: { n: 0, total: 1200 } }, deeper: '' }
+const line = { name: 'next_token', title: 'Next token', sentence: { template: '{token}, one of {total:,} tokens', parameters: { token: '·took', total: 1200 } }, deeper: '', needs: ['readout'] }
 
 async function makeStudio(hash: string): Promise<Studio> {
   const studio = new Studio(client, null, { read: () => hash, write: () => undefined })
   await studio.loadLanguage()
   studio.trace = new OpenTrace(client, 'a', '')
   studio.trace.info = info
-  studio.trace.verdicts = { similarity: verdict }
-  studio.trace.findings = { findings: [{ text: 'a finding', analysis: 'head_types', q: 0.01 }], held: '', note: '' }
+  studio.trace.story = { next_token: line }
+  studio.trace.findings = { findings: [{ text: 'a finding', analysis: 'head_types', q: 0.01 }], held: '' }
   studio.analysisCatalogue = catalogue
   return studio
 }
 
 it.each(['heads', 'readout', 'compare', 'dynamics', 'all:head_types', 'composition', 'clusters'])('renders the page with the view %s', async (view) => {
   const { body } = render(App, { props: { studio: await makeStudio(`#view=${view}&layer=0&head=1&token=1&edits=0.1.M.rank.4`) } })
-  expect(body).toContain('Does attention read similarity?')
-  expect(body).toContain('0 of 1,200 heads')
+  expect(body).toContain('Groups of tokens')
+  expect(body).toContain('·took, one of 1,200 tokens')
+  expect(body.match(/class="sentence small waiting/g)).toHaveLength(1) // the second line has not arrived
   expect(body).not.toMatch(/undefined|\[object|\{\w+\}/)
 })
 
@@ -44,8 +45,8 @@ it('renders the page in Chinese', async () => {
   const studio = await makeStudio('#language=zh&layer=0&head=1')
   const { body } = render(App, { props: { studio } })
   expect(studio.htmlLang).toBe('zh-Hans')
-  expect(body).toContain('七个问题')
-  expect(body).toContain('>否<')
+  expect(body).toContain('这段文本中发生了什么')
+  expect(body).toContain('>下一个词元<')
   expect(body).not.toMatch(/undefined|\[object|\{\w+\}/)
 })
 

@@ -65,7 +65,7 @@ def running_studio(
     **limits: Any,
 ) -> Iterator[tuple[Session, TestClient]]:
     import_all_modules()
-    session = Session(load, sources, Limits(n_controls=0, **limits))
+    session = Session(load, sources, Limits(**limits))
     try:
         app = create_app(session, rules, stored_example=stored_example, corpus_run=corpus_run)
         with TestClient(app, base_url=BASE_URL, raise_server_exceptions=False) as client:  # one event loop for all
@@ -75,8 +75,8 @@ def running_studio(
 
 
 def post_text(client: TestClient, text: str = TEXT, **fields: Any) -> str:
-    """Post a text without any question and return the id of its trace."""
-    response = client.post("/api/traces", json={"text": text, "questions": []} | fields)
+    """Post a text without its story and return the id of its trace."""
+    response = client.post("/api/traces", json={"text": text, "lines": []} | fields)
     assert response.status_code == 200, response.text
     return response.json()["id"]
 
@@ -131,16 +131,14 @@ def render_text(text: Any) -> str:
 TEXT_KEYS = frozenset(
     (
         "about",
-        "answer",
         "caption",
         "definition",
         "error",
         "held",
         "label",
-        "line",
-        "note",
         "question",
         "reason",
+        "sentence",
         "title",
         "unit",
     )

@@ -73,7 +73,7 @@ def visit(client: TestClient, requests: Iterator[ClientRequest], cancels: bool) 
         np.testing.assert_allclose(values, points.numpy(), atol=1e-4)
         values = arrays(client, f"/api/traces/{trace_id}/analyses/trajectory?draws=0")["speed"].decoded_values
         np.testing.assert_allclose(values, rs.trajectory(trace, draws=0).speed.values, rtol=1e-3)
-        response = client.post("/api/traces", json=request.body | {"questions": ["prediction"]}).json()
+        response = client.post("/api/traces", json=request.body | {"lines": ["next_token"]}).json()
         if cancels:
             client.delete(f"/api/jobs/{response['job']}")
             continue

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from rheoscope.report.story import STORY_LINES
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import export, jobs
-from rheoscope.studio.session import Limits
 from rheoscope.studio.startup import bind_socket, check_installation, page_address
 from rheoscope.studio.stored_example import StoredExample, decompress, load_example
 from rheoscope.studio.wire import unpack_envelope
@@ -36,15 +36,15 @@ def exported(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     """The folder of an export, the id of its text, and the responses of the server for the same files."""
     folder = tmp_path_factory.mktemp("export") / "page"
     with running_studio() as (session, client):
-        client.post("/api/traces", json={"text": TEXT, "questions": ["prediction"]})
+        client.post("/api/traces", json={"text": TEXT, "lines": ["next_token"]})
         entry = session.get_entry(post_text(client))
-        session.start_questions(entry)[0].result.result(60)
+        session.start_story(entry)[0].result.result(60)
         export.write_export(folder, session, entry, page)
         export.write_export(folder / "example", session, entry, None)
         trace_path = f"api/traces/{entry.id}"
         paths = {
             f"{trace_path}.json": f"{trace_path}",
-            f"{trace_path}/verdicts.json": f"{trace_path}/verdicts",
+            f"{trace_path}/story.json": f"{trace_path}/story",
             f"{trace_path}/points.bin": f"{trace_path}/points",
             f"{trace_path}/points.raw.bin": f"{trace_path}/points?space=raw",
             f"{trace_path}/analyses/readout.bin": f"{trace_path}/analyses/readout",
@@ -107,7 +107,12 @@ def test_the_example_is_served_before_the_model_is_loaded(exported: tuple[Path, 
             if "raw" not in file:
                 assert client.get(f"/{path}").content == answer, file
         events = parse_events(client.get(f"/api/traces/{trace}/events").text)
-        assert [name for name, _ in events if name != "known"] == ["head", *["verdict"] * 7, "findings", "done"]
+        assert [name for name, _ in events if name != "known"] == [
+            "head",
+            *["line"] * len(STORY_LINES),
+            "findings",
+            "done",
+        ]
         assert json.loads(events[0][1])["id"] == trace
         assert not session.models["default"].job.is_over
         loader.gate.set()
@@ -115,7 +120,7 @@ def test_the_example_is_served_before_the_model_is_loaded(exported: tuple[Path, 
         assert post_text(client) == trace
         answer = client.post("/api/traces", json={"text": TEXT}).json()
         assert parse_events(client.get(f"/api/jobs/{answer['job']}/events").text)[-1][0] == "done"
-        assert not session.get_entry(trace).results.datasets  # the stored answers are not computed again
+        assert not session.get_entry(trace).results.datasets  # the stored results are not computed again
 
 
 def test_large_exports_use_coarse_maps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,9 +183,7 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
         assert page_address("127.0.0.1", port, "a") == f"http://127.0.0.1:{port}/?token=a"
 
 
-def test_models_and_controls_are_loaded_with_the_typed_device_and_dtype(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_models_are_loaded_with_the_typed_device_and_dtype(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from rheoscope.commands.app import app
     from rheoscope.studio import run_studio, startup
 
@@ -199,14 +202,11 @@ def test_models_and_controls_are_loaded_with_the_typed_device_and_dtype(
         return load_small(source, progress=lambda done, total: None)
 
     monkeypatch.setattr(startup, "load", load)
-    monkeypatch.setattr("rheoscope.opening.load", load)
     monkeypatch.setattr(startup, "default_history_file", lambda: tmp_path / "recent.json")
-    session = startup.start_session(calls[0][0], Limits(n_controls=1))
+    session = startup.start_session(calls[0][0])
     try:
-        opened = session.get_model(session.first_model)
-        entry, _ = session.get_or_trace(opened, opened.job.result.result(20), TEXT, ())
-        (control,) = session._control_factories(entry, opened.job)
-        control()
+        session.get_model(session.first_model).job.result.result(20)
+        session.open_model("default", untrained=True).job.result.result(20)
     finally:
         session.close()
     assert loaded == [{"device": "cpu", "dtype": "float64"}] * 2

@@ -17,8 +17,8 @@ REQUEST_ARGUMENTS = ("method", "url", "json", "params", "content", "data", "head
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
-    """Questions are switched off, so that no thread computes while hypothesis draws cases."""
-    monkeypatch.setattr(Session, "_run_questions", lambda *arguments: None)
+    """Stories are switched off, so that no thread computes while hypothesis draws cases."""
+    monkeypatch.setattr(Session, "_run_story", lambda *arguments: None)
     with running_studio(max_tokens=64, max_jobs=1000) as (_, test_client):
         yield test_client
 

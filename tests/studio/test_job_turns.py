@@ -38,8 +38,8 @@ def record_progress(names: list[str], name: str, n_reports: int, gate: threading
 def test_a_short_job_does_not_wait_for_the_end_of_a_long_one(queue: JobQueue) -> None:
     names: list[str] = []
     gate = threading.Event()
-    long = queue.submit("questions", "long", record_progress(names, "long", 50, gate))
-    short = queue.submit("questions", "short", record_progress(names, "short", 3, gate))
+    long = queue.submit("story", "long", record_progress(names, "long", 50, gate))
+    short = queue.submit("story", "short", record_progress(names, "short", 3, gate))
     gate.set()
     for job in (short, long):
         job.result.result(5)
@@ -101,8 +101,8 @@ def test_a_job_that_waits_for_its_turn_can_be_stopped(queue: JobQueue) -> None:
         while True:
             job.checkpoint()
 
-    first = queue.submit("questions", "first", run_first)
-    second = queue.submit("questions", "second", run_second)
+    first = queue.submit("story", "first", run_first)
+    second = queue.submit("story", "second", run_second)
     assert first_computes.wait(5)
     queue.release(queue.add_holder(second))
     assert isinstance(second.result.exception(5), CancelledError)
@@ -144,7 +144,7 @@ def test_analyses_pause_while_quick_requests_run(queue: JobQueue, monkeypatch: p
 
 def test_an_abandoned_job_ends_and_a_followed_job_does_not(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "LEASE_SECONDS", -1.0)
-    job = Job("questions")
+    job = Job("story")
     job.renew()
     with job.followed():
         job.checkpoint()
@@ -162,7 +162,7 @@ def test_the_description_of_a_text_does_not_wait_for_analyses() -> None:
         gate.wait(10)
 
     with running_studio() as (session, client), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "_run_questions", run_slowly)
+        patch.setattr(Session, "_run_story", run_slowly)
         client.post("/api/traces", json={"text": "One text"})
         assert started.wait(5)
         second = client.post("/api/traces", json={"text": "Another text"}).json()
@@ -180,7 +180,7 @@ def test_an_expired_job_starts_again_for_its_next_client(monkeypatch: pytest.Mon
         assert entry.job is not None
         entry.job.result.result(5)
         entry.job.has_expired = True
-        monkeypatch.setattr(Session, "_run_questions", lambda *arguments: None)
+        monkeypatch.setattr(Session, "_run_story", lambda *arguments: None)
         events = parse_events(client.get(f"/api/traces/{trace}/events").text)
         assert [name for name, _ in events] == ["head", "done"]
         assert not entry.job.has_expired

@@ -63,7 +63,7 @@ def test_a_listener_receives_events_while_the_job_runs(queue: JobQueue) -> None:
     assert asyncio.run(asyncio.wait_for(listen(), 5)) == ["known", "done"]
 
 
-@pytest.mark.parametrize("lane", ["analysis", "questions"])
+@pytest.mark.parametrize("lane", ["analysis", "story"])
 def test_a_full_lane_refuses_jobs_until_others_finish(queue: JobQueue, lane: str) -> None:
     gate = threading.Event()
     jobs = [queue.submit(lane, "one", wait_for(gate)) for _ in range(2)]  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ import pytest
 
 import rheoscope as rs
 from rheoscope.report.draw_result import picture_of
+from rheoscope.report.story import STORY_LINES
 from rheoscope.studio import export, notebook
 from rheoscope.studio.corpus import LiveCorpusRun
 from rheoscope.studio.model_sources import ModelSources
@@ -32,8 +33,8 @@ CHROMIUM = os.environ.get("RHEOSCOPE_CHROMIUM") or next(
 )
 CHROMIUM_ARGUMENTS = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox")
 """Arguments for WebGL without a graphics card."""
-SERVER_TEXTS = "section[data-tour=questions], #views h2, #views h3, #views svg text, #views [role=tooltip]"
-"""Elements that show messages of the server: questions with their answers, titles, definitions and axis labels."""
+SERVER_TEXTS = "section[data-tour=story], #views h2, #views h3, #views svg text, #views [role=tooltip]"
+"""Elements that show messages of the server: the story, titles, definitions and axis labels."""
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed"),
     pytest.mark.skipif(not (PAGE_FOLDER / "index.html").exists(), reason="the page is not built; type make studio"),
@@ -45,7 +46,7 @@ def serve_studio(corpus_run: LiveCorpusRun | None = None) -> Iterator[tuple[Sess
     """A server with the small model on a free port."""
     uvicorn = pytest.importorskip("uvicorn")
     import_all_modules()
-    session = Session(load_small, ModelSources(), Limits(n_controls=0, max_tokens=100))
+    session = Session(load_small, ModelSources(), Limits(max_tokens=100))
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(session, AccessRules(), PAGE_FOLDER, corpus_run=corpus_run), port=0, log_level="error"
@@ -78,10 +79,10 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-def limit_questions(route: Any) -> None:
-    """Ask one of the seven questions only, because server and test share a process."""
+def limit_story(route: Any) -> None:
+    """Ask for one line of the story only, because server and test share a process."""
     if route.request.method == "POST":
-        route.continue_(post_data=json.dumps({"questions": ["prediction"]} | route.request.post_data_json))
+        route.continue_(post_data=json.dumps({"lines": ["next_token"]} | route.request.post_data_json))
     else:
         route.continue_()
 
@@ -91,7 +92,7 @@ def open_page(browser: Any, **options: Any) -> Iterator[tuple[Any, list[str]]]:
     """A page and the list of its errors: console errors, exceptions and failed requests."""
     page = browser.new_page(viewport={"width": 800, "height": 600}, reduced_motion="reduce", **options)
     page.set_default_timeout(15_000)
-    page.route("**/api/traces", limit_questions)
+    page.route("**/api/traces", limit_story)
     errors: list[str] = []
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -126,7 +127,7 @@ def test_a_session_from_text_to_edit_and_back(studio: tuple[Session, str], brows
     with open_page(browser) as (page, errors):
         page.goto(f"{studio[1]}#field=scores.centred&colour=token&text=One+day+the+king+took+the+gold+from+the+bank")
         wait_for_cloud(page)
-        assert page.locator("section[data-tour=questions] li").count() == 7
+        assert page.locator("section[data-tour=story] li").count() == len(STORY_LINES)
 
         page.keyboard.press("/")
         page.locator("textarea").fill(TEXT)
@@ -174,7 +175,7 @@ def test_a_session_from_text_to_edit_and_back(studio: tuple[Session, str], brows
         page.wait_for_selector(".chip")
 
         page.locator("button[lang=zh-Hans]").click()
-        wait_until(page, lambda: page.locator("#questions").inner_text() == "七个问题")
+        wait_until(page, lambda: page.locator("#story").inner_text() == "这段文本中发生了什么")
         assert page.evaluate("document.documentElement.lang") == "zh-Hans"
         wait_for_url(page, "language=zh")
         assert errors == []
@@ -261,7 +262,7 @@ def test_the_page_shows_messages_of_the_server_in_chinese(studio: tuple[Session,
             page.goto(f"{studio[1]}#language=zh&field=scores.centred&view={view}")
             wait_for_cloud(page)
             page.locator("#views figure, #views canvas").first.wait_for()
-            wait_until(page, lambda: page.locator("section[data-tour=questions] .answer.waiting").count() < 7)
+            wait_until(page, lambda: page.locator("section[data-tour=story] .waiting").count() < len(STORY_LINES))
             wait_until(page, lambda: english_phrases(page, SERVER_TEXTS) == [])
 
         page.goto(f"{studio[1]}#language=zh&view=all:trajectory")
@@ -389,7 +390,7 @@ def test_an_export_opens_from_disk(studio: tuple[Session, str], browser: Any, tm
         page.keyboard.press("ArrowDown")
         page.wait_for_selector("canvas.map")
         page.locator("button[lang=zh-Hans]").click()
-        wait_until(page, lambda: english_phrases(page, "section[data-tour=questions]") == [])
+        wait_until(page, lambda: english_phrases(page, "section[data-tour=story]") == [])
         assert errors == []
 
 

@@ -28,7 +28,7 @@ browser = test_page.browser
 def serve(load: Any, listener: socket.socket) -> Iterator[None]:
     """A server on a socket. It stops at once, like one that is killed."""
     uvicorn = pytest.importorskip("uvicorn")
-    session = Session(load, ModelSources(("other",)), Limits(n_controls=0))
+    session = Session(load, ModelSources(("other",)), Limits())
     server = uvicorn.Server(server_config(create_app(session, AccessRules(), PAGE_FOLDER)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

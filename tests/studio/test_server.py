@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 import rheoscope as rs
 from rheoscope.catalogue import ANALYSIS_MODULES
-from rheoscope.report.verdicts import QUESTIONS
+from rheoscope.report.story import STORY_LINES
 from rheoscope.studio.edited_model import with_edits
 from rheoscope.studio.edits import Edit
 from rheoscope.studio.session import Session
@@ -76,10 +76,10 @@ def test_models_are_listed_and_opened(client: TestClient) -> None:
     assert client.get(f"/api/jobs/{response['job']}").json()["over"]
 
 
-def test_the_catalogue_has_every_analysis_and_every_question(client: TestClient) -> None:
+def test_the_catalogue_has_every_analysis_and_every_line_of_the_story(client: TestClient) -> None:
     catalogue = client.get("/api/catalogue").json()
     assert [row["name"] for row in catalogue["analyses"]] == list(ANALYSIS_MODULES)
-    assert [row["name"] for row in catalogue["questions"]] == [row.name for row in QUESTIONS]
+    assert [row["name"] for row in catalogue["story"]] == [line.name for line in STORY_LINES]
     transport = next(row for row in catalogue["analyses"] if row["name"] == "transport")
     assert transport["settings"]["draws"] == 100
     assert transport["fields"]["kappa"]["null"] == "kappa_null"
@@ -380,40 +380,19 @@ def test_an_internal_error_shows_no_details() -> None:
         assert "secret" not in error_line(client.post("/api/traces", json={"text": TEXT}), 500)
 
 
-# Questions
-
-
-def test_questions_are_answered_one_by_one_and_results_are_cached(studio: tuple[Session, TestClient]) -> None:
-    session, client = studio
-    response = client.post(
-        "/api/traces", json={"text": TEXT + " It is old.", "questions": ["prediction", "identity"]}
-    ).json()
-    events = parse_events(client.get(f"/api/traces/{response['id']}/events").text)
-    names = [name for name, _ in events]
-    assert (names[0], names[-1]) == ("head", "done")
-    verdicts = [json.loads(data) for name, data in events if name == "verdict"]
-    assert {verdict["name"] for verdict in verdicts} == {"prediction", "identity"}
-    assert json.loads(events[0][1])["id"] == response["id"]
-    finished_analyses = {json.loads(data)["name"] for name, data in events if name == "known"}
-    assert finished_analyses == {"transport", "readout"}
-    stored_verdicts = client.get(f"/api/traces/{response['id']}/verdicts").json()["verdicts"]
-    assert [verdict["line"] for verdict in stored_verdicts] == [
-        verdict["line"] for verdict in sorted(verdicts, key=lambda verdict: verdict["name"] != "identity")
-    ]
-    entry = session.get_entry(response["id"])
-    assert not hasattr(session.result_or_job(entry, "transport", {}), "holders")  # a cached result, not a job
+# The story
 
 
 def test_a_cancelled_job_can_be_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     started, gate = threading.Event(), threading.Event()
     with running_studio() as (_, client):
-        body = {"text": TEXT, "questions": ["identity"]}
+        body = {"text": TEXT, "lines": ["destination"]}
         original = Session.requests
 
         def wait_and_call(self: Session, *arguments: Any) -> Any:
             started.set()
             gate.wait(10)
-            return original(self, *arguments)
+            return original(*arguments)
 
         monkeypatch.setattr(Session, "requests", wait_and_call)
         response = client.post("/api/traces", json=body).json()

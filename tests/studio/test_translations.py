@@ -8,6 +8,7 @@ from starlette.testclient import TestClient
 
 from rheoscope.messages.message import Message
 from rheoscope.picture.field_panels import field_title
+from rheoscope.report.story import STORY_LINES
 from rheoscope.studio import wire
 from tests.studio.cases import (
     TEXT,
@@ -48,7 +49,7 @@ def client() -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def events(client: TestClient) -> list[tuple[str, object]]:
-    """All events of a text whose seven questions and other analyses are answered."""
+    """All events of a text: its story and every other analysis of a report."""
     trace = client.post("/api/traces", json={"text": LONG_TEXT}).json()["id"]
     stream = client.get(f"/api/traces/{trace}/events").text
     return [(name, json.loads(data)) for name, data in parse_events(stream)]
@@ -74,8 +75,8 @@ def test_models_are_translated(client: TestClient, events: list[tuple[str, objec
     assert untranslated_templates(models) == set()
 
 
-def test_questions_and_findings_are_translated(events: list[tuple[str, object]]) -> None:
-    assert sum(name == "verdict" for name, _ in events) == 7
+def test_the_story_and_the_findings_are_translated(events: list[tuple[str, object]]) -> None:
+    assert sum(name == "line" for name, _ in events) == len(STORY_LINES)
     assert untranslated_templates([data for _, data in events]) == set()
 
 

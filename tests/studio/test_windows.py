@@ -75,7 +75,7 @@ def test_a_window_is_analysed_as_its_own_text() -> None:
         assert render_text(header["attrs"]["window"]) == f"tokens {size + 1}–{n_tokens} of {n_tokens}"
         edited = post_text(client, window=2, edits=[{"layer": 1, "head": 0, "operation": "ablate"}])
         assert client.get(f"/api/traces/{edited}").json()["window"]["number"] == 2
-        response = client.post("/api/traces", json={"text": TEXT, "window": 2, "questions": ["prediction"]}).json()
+        response = client.post("/api/traces", json={"text": TEXT, "window": 2, "lines": ["next_token"]}).json()
         assert parse_events(client.get(f"/api/traces/{response['id']}/events").text)[-1][0] == "done"
 
 

@@ -17,6 +17,7 @@ from rheoscope.report.analysis_runs import (
     run_analyses,
     run_analysis,
 )
+from rheoscope.report.card_cache import find_card
 from rheoscope.report.draw_result import picture_of
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.report.report_settings import report_request
@@ -285,7 +286,8 @@ class Session:
                     published.add(line.name)
                     job.log.publish("line", **descriptions.line_json(line, results))
 
-        runner, card = partial(self._cached_result, entry), find_card(entry.model.view)
+        runner = partial(self._cached_result, entry)
+        card = None if entry.edits else find_card(entry.model.view)  # a card describes the weights as they are
         results = run_analyses(
             entry.subject, self.requests(line_names), True, on_result, job.progress_callback, runner, card
         )
