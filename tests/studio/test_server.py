@@ -1,6 +1,5 @@
 """Every route of the server: its response and its refusals."""
 
-import json
 import threading
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,9 @@
 """Every message that the server sends to the page has a Chinese translation."""
 
 import json
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -78,6 +80,19 @@ def test_models_are_translated(client: TestClient, events: list[tuple[str, objec
 def test_the_story_and_the_findings_are_translated(events: list[tuple[str, object]]) -> None:
     assert sum(name == "line" for name, _ in events) == len(STORY_LINES)
     assert untranslated_templates([data for _, data in events]) == set()
+
+
+def test_no_parameter_of_the_story_is_an_english_phrase(events: list[tuple[str, Any]]) -> None:
+    """A phrase in a parameter must be a message itself, because a plain string is not translated."""
+    parameters = [part for name, data in events if name == "line" for part in plain_parameters(data["sentence"])]
+    assert len(parameters) > 20
+    assert [part for part in parameters if re.search(r" [a-z]{2,} ", part)] == []
+
+
+def plain_parameters(text: Any) -> Iterator[str]:
+    """The parameters of a message of the wire, and of the messages in it, that are plain strings."""
+    for part in text["parameters"].values() if isinstance(text, dict) else ():
+        yield from [part] if isinstance(part, str) else plain_parameters(part)
 
 
 def test_results_and_their_pictures_are_translated(client: TestClient, events: list[tuple[str, object]]) -> None:

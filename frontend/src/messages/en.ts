@@ -246,7 +246,7 @@ export const en = {
   tour_scrubber: 'One scrubber controls every view. Move it through the half-layers, or press space.',
   tour_story: 'What happens to this text, line by line. Click a line to see the evidence.',
   tour_views: 'All plots of every analysis. Select a head to inspect and edit it.',
-  findings: 'Other findings',
+  findings: 'Significant findings',
   is_weights: 'Attention weight: the fraction of a query’s attention that a key receives. Each row sums to 1.',
   is_reversed: 'Reversed attention: gradient of the loss of the predicted token with respect to the scores. Negative: more attention lowers the loss.',
   is_difference: 'Attention weight after the edits minus before.',

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable
 
+from rheoscope.messages.message import Message
+
 
 def pluralise(count: int, noun: str) -> str:
     """How many of something.
@@ -72,4 +74,4 @@ def percent_range(shares: Iterable[float]) -> str:
     if not ordered:
         return "none"
     low, high = (ordered[round(place * (len(ordered) - 1))] for place in (0.05, 0.95))
-    return f"{100 * low:.0f} to {100 * high:.0f} %"
+    return Message("{low:.0f} to {high:.0f} %", low=100 * low, high=100 * high)
