@@ -23,7 +23,7 @@ def studio() -> Iterator[tuple[Session, TestClient]]:
         yield session_and_client
 
 
-def told_lines(client: TestClient, text: str, names: list[str] | None = None, **fields: Any) -> dict[str, str]:
+def story_lines(client: TestClient, text: str, names: list[str] | None = None, **fields: Any) -> dict[str, str]:
     """The lines of a story as they arrive, in English."""
     response = client.post("/api/traces", json={"text": text, "lines": names} | fields).json()
     events = parse_events(client.get(f"/api/traces/{response['id']}/events").text)
@@ -54,10 +54,10 @@ def test_the_story_is_told_line_by_line_and_results_are_cached(studio: tuple[Ses
 
 
 def test_a_short_text_has_reasons_for_the_lines_without_a_result(studio: tuple[Session, TestClient]) -> None:
-    told = told_lines(studio[1], "The")
-    assert set(told) == {line.name for line in STORY_LINES}
-    assert "in first place since" in told["next_token"]
-    assert "use a longer text" in told["groups"]
+    lines = story_lines(studio[1], "The")
+    assert set(lines) == {line.name for line in STORY_LINES}
+    assert "in first place since" in lines["next_token"]
+    assert "use a longer text" in lines["groups"]
 
 
 def test_a_line_is_compared_with_the_card_of_the_model_but_not_under_an_edit(
@@ -67,8 +67,8 @@ def test_a_line_is_compared_with_the_card_of_the_model_but_not_under_an_edit(
     shares = np.linspace(0.1, 0.5, 21)
     card = xr.Dataset({"value": (("interval", "text"), shares[None])}, {"interval": ["next_token.share"]})
     _, client = studio
-    assert "usual here" not in told_lines(client, TEXT, ["destination"])["destination"]
+    assert "usual here" not in story_lines(client, TEXT, ["destination"])["destination"]
     monkeypatch.setattr(session_module, "find_card", lambda view: card)
     text = f"{TEXT} It is new."
-    assert "usual here 14 % to 46 %" in told_lines(client, text, ["destination"])["destination"]
-    assert "usual here" not in told_lines(client, text, ["destination"], edits=[EDIT])["destination"]
+    assert "usual here 14 % to 46 %" in story_lines(client, text, ["destination"])["destination"]
+    assert "usual here" not in story_lines(client, text, ["destination"], edits=[EDIT])["destination"]
