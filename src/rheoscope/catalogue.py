@@ -85,8 +85,8 @@ def analysis_by_name(name: str) -> "Analysis":
 def words_by_name(name: str) -> "Words":
     """What an analysis says in a report: `WORDS` of the file `words.py` in its folder, empty without such a file.
 
-    >>> words_by_name("transport").question.name
-    'identity'
+    >>> words_by_name("transport").story[0].name
+    'destination'
     """
     from rheoscope.space.words import Words
 

@@ -35,7 +35,7 @@ def card(
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """Answer claims about a model over many texts, each with an interval.
+    """Answer claims about a model over many texts.
 
     Each claim has an effect, an interval, the smallest effect of interest, and what random models reach.
 

@@ -32,7 +32,7 @@ class Strip:
         """The strip as text: ┊ at ± the smallest effect, ┼ at 0, dots for random models, ├─●─┤ for the interval.
 
         >>> Strip(0.1, 0.15, 0.2, 0.05, -0.03, 0.03).draw(21)
-        '       ┊··┼··┊  ├──●┤'
+        '        ┊·┼·┊  ├──●─┤'
         """
         characters = [" "] * width
         for column in range(self.column(self.random_low, width), self.column(self.random_high, width) + 1):

@@ -43,7 +43,7 @@ def blocks(results: Results) -> list[Block]:
 def quoted(text: str) -> str:
     """The text as one word of a shell. A text that starts with a dash needs -- before it.
 
-    >>> quoted("it's"), quoted("-x")
-    ("'it'\\"'\\"'s'", '-- -x')
+    >>> print(quoted("two words"), quoted("-x"))
+    'two words' -- -x
     """
     return f"-- {shlex.quote(text)}" if text.startswith("-") else shlex.quote(text)
