@@ -28,7 +28,6 @@ COVER_ANALYSES = {
     "head_statistics",
     "head_types",
     "operators",
-    "distortion",
 }
 
 

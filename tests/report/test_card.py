@@ -13,9 +13,18 @@ import rheoscope as rs
 from rheoscope.catalogue import all_claims
 from rheoscope.report import card as card_module
 from rheoscope.report.card import answer_claims, card_dataset
-from rheoscope.report.card_blocks import card_blocks, claim_table, forest_plot, number_table, summary_line
+from rheoscope.report.card_blocks import (
+    card_blocks,
+    claim_table,
+    forest_plot,
+    intervals_of,
+    number_table,
+    summary_line,
+)
+from rheoscope.report.card_cache import find_card
 from rheoscope.report.card_texts import read_texts
 from rheoscope.space.claim import Claim, ClaimSample, Measured
+from rheoscope.statistics.claim_answers import Criterion, EffectInterval, claim_answer
 from tests.covers.cases import random_model
 
 TEXTS = [[(n * i * i + 3 * i) % 290 + 1 for i in range(24)] for n in range(5)]
@@ -131,3 +140,43 @@ def test_texts_are_read_from_lines_json_lines_and_a_directory(tmp_path: Path) ->
         read_texts(tmp_path / "wrong.jsonl")
     with pytest.raises(rs.RheoscopeError, match="could not be read"):
         read_texts(tmp_path / "missing.txt")
+
+
+def test_the_default_model_ships_with_its_card() -> None:
+    """The card has every claim, names its command, and its answers follow from its numbers."""
+    card = find_card(rs.load().view)
+    assert card is not None
+    assert card.claim.values.tolist() == [claim.name for claim in all_claims()]
+    assert card.attrs["command"].startswith("rheoscope card --draws 100")
+    assert card.attrs["n_texts"] == 96
+    assert card.attrs["untrained"] >= 8
+    for claim, part, name in intervals_of(card):
+        row = card.sel(interval=name)
+        numbers = [float(row[f"part_{field}"]) for field in ("estimate", "low", "high")]
+        assert numbers[0] == pytest.approx(float(row.effect.mean()), abs=1e-6), name
+        assert part.smallest_effect == float(row.part_smallest_effect), claim.name
+        interval = EffectInterval(*numbers, int(row.part_n_units), 0.0, 0.0, 100, 0.003)
+        criterion = Criterion(
+            part.smallest_effect, float(row.part_random_mean), float(row.part_threshold), part.allows_loss
+        )
+        assert claim_answer(interval, criterion) == str(row.part_answer.values), name
+
+
+def test_the_card_of_the_default_model_is_returned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        pytest.fail("the card was measured again")
+
+    monkeypatch.setattr(card_module, "trace_batches", fail)
+    card = rs.card(rs.load())
+    assert card.attrs["draws"] == 100
+    assert card.equals(rs.card(rs.load(), draws=100))
+
+
+def test_another_model_has_no_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = random_model(heads=2, width=16)
+    assert find_card(model.view) is None
+    stored = rs.card(model, TEXTS)
+    read = find_card(model.view)
+    assert read is not None
+    assert read.answer.values.tolist() == stored.answer.values.tolist()

@@ -67,17 +67,10 @@ def line_blocks(line: StoryLine) -> Callable[[Results], list[Block]]:
 
     def blocks(results: Results) -> list[Block]:
         heading = Message("What happens to this text") if line is STORY_LINES[0] else ""
-        lines = [ToldLine(line.title, line.sentence(results), line.deeper)] if has_result(line, results) else []
+        lines = [ToldLine(line.title, line.sentence(results), line.deeper)] if line.has_result(results) else []
         return [Story(heading, lines)] if heading or lines else []
 
     return blocks
-
-
-def has_result(line: StoryLine, results: Results) -> bool:
-    """Whether a line has everything that it needs."""
-    return results.has(*line.needs) and all(
-        any(field in results.datasets[name] for name in line.needs) for field in line.required_fields
-    )
 
 
 def missing_blocks(results: Results) -> list[Block]:
@@ -85,7 +78,7 @@ def missing_blocks(results: Results) -> list[Block]:
     if results.trace is None:
         return []
     notes = []
-    missing = [line.title for line in STORY_LINES if not results.has(*line.needs)]
+    missing = [line.title for line in STORY_LINES if not line.has_result(results)]
     if missing and len(results.required_trace) < LONGER_TEXT:
         notes.append(Message("A text of {n} tokens or more adds: {lines}.", n=LONGER_TEXT, lines=join(", ", missing)))
     if not results.has_nulls:

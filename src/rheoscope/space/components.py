@@ -10,6 +10,7 @@ Decoders with cross-attention also have `L3.cross.H1` and `L3.cross.bias`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -110,3 +111,14 @@ def written_parts(trace: Trace, layer: int, step_index: int, positions: list[int
 def _named_head_parts(prefix: str, displacements: Float[Tensor, "h n d"], bias: Float[Tensor, "n d"]) -> PartsByName:
     parts = {f"{prefix}.H{head}": at_least_float32(displacement) for head, displacement in enumerate(displacements)}
     return parts | ({f"{prefix}.bias": at_least_float32(bias)} if bool(bias.any()) else {})
+
+
+def heads_by_contribution(components: np.ndarray, contributions: np.ndarray) -> list[tuple[int, int]]:
+    """The heads among the components of a logit, the largest contribution first.
+
+    >>> heads_by_contribution(np.array(["embed", "L0.H1", "L0.mlp", "L2.H0"]), np.array([3.0, 0.5, 2.0, -0.9]))
+    [(2, 0), (0, 1)]
+    """
+    order = np.argsort(-np.abs(contributions), kind="stable")
+    names = [str(components[index]).split(".H") for index in order]
+    return [(int(name[0].removeprefix("L")), int(name[1])) for name in names if len(name) == 2]

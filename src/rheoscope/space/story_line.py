@@ -12,7 +12,8 @@ class StoryLine:
     """One line of a story. The analysis that measures it declares it in its `words.py`.
 
     `order` is its place. `needs` are the analyses whose results it reads, and `required_fields` those of their fields that not
-    every text or model has. `deeper` is the command that shows more. A line describes one text; it never answers yes or no.
+    every text or model has. A text needs at least `min_tokens` tokens that are not massive. `deeper` is the command that shows
+    more. A line describes one text; it never answers yes or no.
     """
 
     order: int
@@ -22,9 +23,18 @@ class StoryLine:
     deeper: str
     compose: Callable[[Results], Message]
     required_fields: tuple[str, ...] = ()
+    min_tokens: int = 1
+
+    def has_result(self, results: Results) -> bool:
+        """Whether the text and the results have everything that the line needs."""
+        return self._missing(results) is None
 
     def sentence(self, results: Results) -> str:
         """The line, or the reason why there is none."""
+        return self._missing(results) or self.compose(results)
+
+    def _missing(self, results: Results) -> Message | None:
+        """The reason why there is no line, or None."""
         missing_analyses = [name for name in self.needs if not results.has(name)]
         if missing_analyses:
             return results.reason(missing_analyses[0])
@@ -33,4 +43,6 @@ class StoryLine:
         ]
         if missing_fields:
             return Message("this text in this model has no field {field}", field=missing_fields[0])
-        return self.compose(results)
+        if results.n_ordinary_tokens < self.min_tokens:
+            return Message("a line of the story needs at least {n} tokens; use a longer text", n=self.min_tokens)
+        return None

@@ -162,7 +162,7 @@ DISTORTED_PAIRS = Analysis(
         ReportRun("covers", 11, settings_by_key=clearest_head_settings(MAX_LISTED_HEADS), for_files=True),
     ),
     depends_on=("agreement",),
-    see_also=("distortion",),
+    see_also=("readout",),
     report=_report_settings,
     fields={
         "earlier_token": Field(("kind", "pair"), "position of the earlier token of the pair"),

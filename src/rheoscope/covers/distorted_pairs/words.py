@@ -1,14 +1,13 @@
-"""Text about distorted pairs: two tokens that the most deforming head separates, and two that it merges."""
+"""Text about distorted pairs: two tokens that the head behind a prediction separates, and two that it merges."""
 
 import math
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from rheoscope.covers.distorted_pairs.analysis import distorted_pairs
-from rheoscope.messages.message import Message
-from rheoscope.messages.numbers import format_number
+from rheoscope.messages.message import Message, Verbatim
+from rheoscope.messages.numbers import format_percent
 from rheoscope.picture.token_labels import display_token
+from rheoscope.space.components import heads_by_contribution
 from rheoscope.space.results import Results
 from rheoscope.space.story_line import StoryLine
 from rheoscope.space.words import Words
@@ -22,34 +21,53 @@ N_CANDIDATES = 40
 
 
 def seen_through(results: Results) -> Message:
-    """The head whose keys preserve distances least, with the pair that it separates most and the pair that it merges most."""
-    distortion = results.datasets["distortion"].sel(image=IMAGE)
-    rsa = distortion.rsa.values
-    layer, head = np.unravel_index(int(np.nanargmin(rsa)), rsa.shape)
+    """The head that contributes most to the prediction, with the pair that its keys separate most and the one they merge most."""
+    lens = results.datasets["readout"]
+    layer, head = heads_by_contribution(lens.component.values, lens.attribution.values)[0]
     n_pairs = math.comb(results.n_ordinary_tokens, 2)
-    pairs = distorted_pairs(results.required_trace, int(layer), int(head), IMAGE, min(N_CANDIDATES, n_pairs))
+    pairs = distorted_pairs(results.required_trace, layer, head, IMAGE, min(N_CANDIDATES, n_pairs))
+    separated, merged = (first_pair(pairs.sel(kind=kind)) for kind in ("torn", "glued"))
     return Message(
-        "as keys of L{layer}.H{head}, {torn} are separated (near in E) and {glued} merged (far in E); distances before and "
-        "after correlate by {rsa}, in all heads by {mean}",
-        layer=int(layer),
-        head=int(head),
-        torn=first_pair(pairs.sel(kind="torn")),
-        glued=first_pair(pairs.sel(kind="glued")),
-        rsa=format_number(float(rsa[layer, head])),
-        mean=format_number(float(np.nanmean(rsa))),
+        "as keys of L{layer}.H{head}, {separated} are separated and {merged} merged; ranks of the distance in E and after: "
+        "{separated_ranks} and {merged_ranks} of all pairs",
+        layer=layer,
+        head=head,
+        separated=separated.names,
+        merged=merged.names,
+        separated_ranks=separated.ranks,
+        merged_ranks=merged.ranks,
     )
 
 
-def first_pair(pairs: "xarray.Dataset") -> Message:
+class NamedPair(NamedTuple):
+    """Two tokens, and the rank of their distance before and after, in percent of all pairs."""
+
+    names: Message
+    ranks: str
+
+
+def first_pair(pairs: "xarray.Dataset") -> NamedPair:
     """The first pair of two different tokens; of two equal ones if there is no other."""
     texts = list(zip(pairs.earlier_token_text.values, pairs.later_token_text.values, strict=True))
-    first, second = next(((a, b) for a, b in texts if str(a).strip() != str(b).strip()), texts[0])
-    return Message("{first} / {second}", first=display_token(str(first)), second=display_token(str(second)))
+    index = next((n for n, (a, b) in enumerate(texts) if str(a).strip() != str(b).strip()), 0)
+    first, second = (display_token(str(text)) for text in texts[index])
+    before, after = (float(pairs[f"distance_rank_{when}"][index]) for when in ("before", "after"))
+    return NamedPair(
+        Message("{first} / {second}", first=first, second=second),
+        Verbatim(f"{format_percent(before)} → {format_percent(after)}"),
+    )
 
 
 STORY = (
     StoryLine(
-        6, "seen_through", Message("Seen through"), ("distortion",), "rheoscope analyse distorted_pairs", seen_through
+        6,
+        "seen_through",
+        Message("Seen through"),
+        ("readout",),
+        "rheoscope analyse distorted_pairs",
+        seen_through,
+        required_fields=("attribution",),
+        min_tokens=4,
     ),
 )
 WORDS = Words(story=STORY)

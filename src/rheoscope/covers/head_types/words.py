@@ -1,10 +1,9 @@
 """Text about the types of heads: what the heads behind a prediction read, and the quantities followed during training."""
 
-import numpy as np
-
 from rheoscope.messages.message import Message, join
 from rheoscope.messages.numbers import format_number
 from rheoscope.picture.token_labels import display_token
+from rheoscope.space.components import heads_by_contribution
 from rheoscope.space.results import Results
 from rheoscope.space.story_line import StoryLine
 from rheoscope.space.training_quantity import TrainingQuantity, maximum
@@ -28,7 +27,7 @@ def heads_at_work(results: Results) -> Message:
     trace, types, lens = results.required_trace, results.datasets["head_types"], results.datasets["readout"]
     token = int(lens.attrs["token"])
     sentences = []
-    for layer, head in writing_heads(lens.component.values, lens.attribution.values)[:N_HEADS]:
+    for layer, head in heads_by_contribution(lens.component.values, lens.attribution.values)[:N_HEADS]:
         weights = trace.weights(layer, head)[token]
         key = int(weights.argmax())
         sentences.append(
@@ -47,17 +46,6 @@ def heads_at_work(results: Results) -> Message:
         heads=join(" · ", sentences),
         uniform=format_number(1 / (len(trace) if trace.view.is_bidirectional else token + 1)),
     )
-
-
-def writing_heads(components: np.ndarray, contributions: np.ndarray) -> list[tuple[int, int]]:
-    """The heads among the components of a logit, the largest contribution first.
-
-    >>> writing_heads(np.array(["embed", "L0.H1", "L0.mlp", "L2.H0"]), np.array([3.0, 0.5, 2.0, -0.9]))
-    [(2, 0), (0, 1)]
-    """
-    order = np.argsort(-np.abs(contributions), kind="stable")
-    names = [str(components[index]).split(".H") for index in order]
-    return [(int(name[0].removeprefix("L")), int(name[1])) for name in names if len(name) == 2]
 
 
 STORY = (
