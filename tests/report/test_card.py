@@ -20,6 +20,7 @@ from rheoscope.report.card_blocks import (
     intervals_of,
     number_table,
     summary_line,
+    undecidable_lines,
 )
 from rheoscope.report.card_cache import find_card
 from rheoscope.report.card_texts import read_texts
@@ -121,7 +122,7 @@ def test_every_block_shows_every_claim() -> None:
     statements = [str(claim.statement) for claim in all_claims()]
     assert [str(row[-1].text) for row in claim_table(card).rows] == statements
     assert len(number_table(card).rows) == card.sizes["interval"]
-    assert list(map(str, reversed(forest_plot(card).panels[0].y.names))) == statements
+    assert list(reversed(forest_plot(card).panels[0].y.names)) == [claim.name for claim in all_claims()]
     assert str(summary_line(card)).startswith(f"{len(statements)} claims")
     assert len(card_blocks(card)) == 3
 
@@ -180,3 +181,18 @@ def test_another_model_has_no_card(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     read = find_card(model.view)
     assert read is not None
     assert read.answer.values.tolist() == stored.answer.values.tolist()
+
+
+def test_claims_that_no_number_of_texts_decides_are_named() -> None:
+    card = find_card(rs.load().view)
+    assert card is not None
+    assert [str(line) for line in undecidable_lines(card)] == [
+        "More texts cannot decide: relation, gradient, directions."
+    ]
+    (unclear_groups,) = [row[0].text for row in claim_table(card).rows if str(row[0].text).endswith("groups)")]
+    assert str(unclear_groups).startswith("unclear (")
+
+
+def test_large_effects_are_drawn_at_the_edge() -> None:
+    xs = [x for mark in forest_plot(planted_card(40.0)).panels[0].marks for x in np.asarray(mark.x)]
+    assert max(map(abs, xs)) == 8

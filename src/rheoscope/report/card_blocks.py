@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rheoscope.catalogue import all_claims
-from rheoscope.messages.message import Message
+from rheoscope.messages.message import Message, Verbatim
 from rheoscope.messages.numbers import format_fixed
 from rheoscope.picture.blocks import Block, Cell, Drawing, Lines, Table
 from rheoscope.picture.picture import Axis, Line, Panel, Picture, Shape
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 ANSWERS = {YES: Message("yes"), NO: Message("no"), REVERSED: Message("reversed"), UNCLEAR: Message("unclear")}
 COLOURS = {YES: "first", NO: "null", REVERSED: "fourth", UNCLEAR: "fifth"}
 """Neutral colours: a no is a finding, not a failure."""
+TEXTS = Message("texts")
+MAX_DRAWN = 8.0
+"""Larger effects are drawn at this multiple of the smallest effect of interest."""
 RANDOM_MODELS = {
     "rotated": Message("rotated heads"),
     "edited": Message("random edits"),
@@ -64,7 +67,7 @@ def claim_table(card: "xarray.Dataset") -> Table:
     rows = []
     for claim in claims_of(card):
         row = card.sel(claim=claim.name)
-        answer = answer_text(str(row.answer.values), float(row.texts_needed))
+        answer = answer_text(str(row.answer.values), float(row.texts_needed), claim.unit)
         rows.append([Cell(answer), Cell(strip_of(row).draw()), Cell(interval_text(row)), Cell(claim.statement)])
     return Table(card_heading(card), header, rows, frozenset({0, 1, 3}))
 
@@ -125,7 +128,12 @@ def number_table(card: "xarray.Dataset") -> Table:
         )
         answer = Cell(ANSWERS[str(row.part_answer.values)])
         numbers = [Cell(signed_number(float(row[field]))) for field in list(titles)[1:-1]]
-        rows.append([Cell(claim.statement, definition), answer, *numbers, Cell(str(int(row.part_n_units)))])
+        statement = (
+            claim.statement
+            if len(claim.parts) == 1
+            else Message("{claim} ({part})", claim=claim.statement, part=Verbatim(part.name.replace("_", " ")))
+        )
+        rows.append([Cell(statement, definition), answer, *numbers, Cell(str(int(row.part_n_units)))])
     return Table(card_heading(card), header, rows, frozenset({0, 1}))
 
 
@@ -139,14 +147,14 @@ def intervals_of(card: "xarray.Dataset") -> list[tuple[Claim, ClaimPart, str]]:
     return intervals
 
 
-def answer_text(answer: str, texts_needed: float) -> Message:
-    """The answer, and for an unclear one the number of texts that would decide.
+def answer_text(answer: str, units_needed: float, unit: str = TEXTS) -> Message:
+    """The answer, and for an unclear one the number of texts, or other units, that would decide.
 
     >>> answer_text("unclear", 210.0), answer_text("no", float("nan"))
     ('unclear (210 texts)', 'no')
     """
-    if answer == UNCLEAR and math.isfinite(texts_needed):
-        return Message("unclear ({n:,} texts)", n=int(texts_needed))
+    if answer == UNCLEAR and math.isfinite(units_needed):
+        return Message("unclear ({n:,} {units})", n=int(units_needed), units=unit)
     return ANSWERS[answer]
 
 
@@ -161,6 +169,17 @@ def summary_line(card: "xarray.Dataset") -> Message:
         reversed=counts[REVERSED],
         unclear=counts[UNCLEAR],
     )
+
+
+def undecidable_lines(card: "xarray.Dataset") -> list[Message]:
+    """The unclear claims that no number of texts would decide, because random models reach as far or the draws are few."""
+    names = [
+        claim.name
+        for claim in claims_of(card)
+        if str(card.answer.sel(claim=claim.name).values) == UNCLEAR
+        and math.isnan(float(card.texts_needed.sel(claim=claim.name)))
+    ]
+    return [Message("More texts cannot decide: {claims}.", claims=Verbatim(", ".join(names)))] if names else []
 
 
 def skipped_lines(card: "xarray.Dataset") -> list[Message]:
@@ -194,6 +213,11 @@ def reading_lines(card: "xarray.Dataset") -> list[str]:
     ]
 
 
+def clipped(effect: float) -> float:
+    """An effect in units of the smallest one, no further out than the edge of the plot."""
+    return min(max(effect, -MAX_DRAWN), MAX_DRAWN)
+
+
 def forest_plot(card: "xarray.Dataset") -> Picture:
     """One row per claim: its interval in units of the smallest effect, and what random models reach."""
     claims = claims_of(card)
@@ -201,13 +225,16 @@ def forest_plot(card: "xarray.Dataset") -> Picture:
     for index, claim in enumerate(claims):
         row, y = card.sel(claim=claim.name), len(claims) - 1 - index
         delta, answer = float(row.smallest_effect), str(row.answer.values)
-        low, estimate, high = (float(row[name]) / delta for name in ("low", "estimate", "high"))
+        low, estimate, high = (clipped(float(row[name]) / delta) for name in ("low", "estimate", "high"))
         mean, limit = float(row.random_mean) / delta, float(row.threshold) / delta
-        tip = Message("{claim}: {answer}", claim=claim.statement, answer=answer_text(answer, float(row.texts_needed)))
+        left, right = clipped(mean - limit), clipped(mean + limit)
+        tip = Message(
+            "{claim}: {answer}", claim=claim.statement, answer=answer_text(answer, float(row.texts_needed), claim.unit)
+        )
         marks.append(
             Shape(
                 Message("random models"),
-                [mean - limit, mean + limit, mean + limit, mean - limit],
+                [left, right, right, left],
                 [y - 0.3, y - 0.3, y + 0.3, y + 0.3],
                 "null",
                 0.25,
@@ -221,11 +248,13 @@ def forest_plot(card: "xarray.Dataset") -> Picture:
     panel = Panel(
         Message("Effects in units of the smallest effect of interest"),
         Message(
-            "Each row is a claim. The interval is right of 1 for yes, left of −1 for reversed, and between them for no."
+            "Each row is a claim. The interval is right of 1 for yes, left of −1 for reversed, and between them for no. "
+            "Effects beyond {edge:g} are drawn there.",
+            edge=MAX_DRAWN,
         ),
         tuple(marks),
         Axis(Message("effect / smallest effect")),
-        Axis("", tuple(claim.statement for claim in reversed(claims))),
+        Axis("", tuple(claim.name for claim in reversed(claims))),
         columns=3,
         height=max(1.0, 0.16 * len(claims)),
     )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from rheoscope.messages.message import Message
 from rheoscope.report.card import card
-from rheoscope.report.card_blocks import card_blocks, claim_table, skipped_lines, summary_line
+from rheoscope.report.card_blocks import card_blocks, claim_table, skipped_lines, summary_line, undecidable_lines
 from rheoscope.report.console import console
 from rheoscope.report.page import Page
 from rheoscope.report.progress_bars import progress_bar
@@ -36,7 +36,7 @@ def run_card(
         result = card(model, texts, draws, untrained, seed, cache, start_task)
     terminal.print_block(claim_table(result))
     terminal.console.print()
-    for line in [summary_line(result), *skipped_lines(result)]:
+    for line in [summary_line(result), *undecidable_lines(result), *skipped_lines(result)]:
         terminal.print_line(line)
     terminal.print_files(write_files({"card": result}, card_page(result).save if files.wants_page else None, files))
 

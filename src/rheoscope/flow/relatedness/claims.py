@@ -58,6 +58,6 @@ CLAIMS = (
         random_models="untrained",
         measure=measure,
         document="C",
-        unit=Message("groups of words"),
+        unit=Message("groups"),
     ),
 )
