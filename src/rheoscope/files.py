@@ -20,7 +20,7 @@ from rheoscope.shapes import RheoscopeError
 
 SIGNATURE_PATTERN = re.compile(
     rb'\{\s*"written_by": "Rheoscope '
-    rb'|<!doctype html><html lang="en"><meta name="generator" content="Rheoscope '
+    rb'|<!doctype html><html lang="[\w-]+"><meta name="generator" content="Rheoscope '
     rb"|\x89PNG.{0,500}?Software\0Rheoscope "
     rb"|analysis,(?:file,column,definition,unit,null,depends_on|setting,value,written_by)\n",
     re.DOTALL,

@@ -1,5 +1,9 @@
 """A page is escaped and self-contained."""
 
+from pathlib import Path
+
+import pytest
+
 from rheoscope.messages.catalogue import use_language
 from rheoscope.messages.message import Message, Verbatim
 from rheoscope.report.page import Cell, Page, figure_png
@@ -33,3 +37,12 @@ def test_a_page_is_rendered_in_the_current_language() -> None:
     assert "<h1>模型</h1>" in html
     assert html.count("模型") == 4  # title, two headings and the column
     assert "<span>Model</span>" in html  # tokens are never translated
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_page_in_any_language_may_be_replaced(language: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    with use_language(language):
+        assert Page("T").save(path)
+        assert Page("T").with_lines("L", ["again"]).save(path)
+    assert "again" in path.read_text(encoding="utf-8")
