@@ -4,6 +4,7 @@ load                                  a Transformer as operators on one space E:
 analyses                              a table of every analysis: its name, its question, what it needs
 story                                 what happens to a text in a model, line by line, with measured numbers and their nulls
 card                                  the claims of the seed documents about a model, over many texts: effect, interval, answer
+atlas                                 the cards of several models side by side
 open_corpus                           a run over a whole corpus (rheoscope corpus run) as xarray and DuckDB
 over_texts                            any analysis over several texts: means, confidence intervals, one null
 plot, show, table                     a result as a figure for papers, live in a notebook (a text too), as tidy tables
@@ -35,6 +36,7 @@ _PUBLIC_MODULES = {
     "Mechanism": "rheoscope.attention.mechanism",
     "RheoscopeError": "rheoscope.shapes",
     "analyses": "rheoscope.catalogue",
+    "atlas": "rheoscope.report.atlas",
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
     "card": "rheoscope.report.card",

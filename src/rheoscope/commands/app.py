@@ -10,6 +10,7 @@ import typer
 
 from rheoscope.commands import analyse as analyse_module
 from rheoscope.commands.analyses import analyses
+from rheoscope.commands.atlas import atlas
 from rheoscope.commands.attention import attention
 from rheoscope.commands.bench import bench
 from rheoscope.commands.card import card
@@ -84,6 +85,7 @@ app.command("analyse", rich_help_panel=A_TEXT, context_settings=analyse_module.C
 app.command("analyses", rich_help_panel=A_TEXT)(analyses)
 app.command("studio", rich_help_panel=A_TEXT)(studio)
 app.command("card", rich_help_panel=A_MODEL)(card)
+app.command("atlas", rich_help_panel=A_MODEL)(atlas)
 app.command("operators", rich_help_panel=A_MODEL)(operators)
 app.command("costs", rich_help_panel=A_MODEL)(costs)
 app.command("attention", rich_help_panel=A_MODEL)(attention)

@@ -1,0 +1,131 @@
+"""The atlas: the cards of several models side by side."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rheoscope.catalogue import all_claims
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message, Verbatim, plural
+from rheoscope.picture.blocks import Block, Cell, Drawing, Table
+from rheoscope.picture.picture import Axis, Line, Panel, Picture, Shape
+from rheoscope.report.card import card
+from rheoscope.report.card_blocks import ANSWERS, COLOURS, clipped, signed_number
+from rheoscope.running.runner import RunnableModel
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.claim import Claim
+
+if TYPE_CHECKING:
+    import xarray
+
+FIELDS = ("estimate", "low", "high", "smallest_effect", "random_mean", "threshold", "answer", "n_units")
+NO_ANSWER = ""
+"""The answer of a model that cannot have a claim."""
+
+
+def atlas(cards: "Sequence[xarray.Dataset | RunnableModel]") -> "xarray.Dataset":
+    """The cards of several models side by side.
+
+    **Question** For which models does each claim hold, and how strongly?
+
+    **Settings** `cards` are results of `rs.card`, or models, whose cards are computed over the passages of the package.
+
+    **Returns** (model, claim): `estimate`, `low`, `high`, `smallest_effect`, `random_mean`, `threshold`, `answer` and `n_units`, as in
+    `rs.card`. A model that cannot have a claim has NaN and an empty answer there. Models with the same name get a number.
+
+    **Laws** A row equals the card of its model.
+
+    **See also** `rs.card`, for one model.
+
+    >>> import rheoscope as rs
+    >>> default = rs.card(rs.load())
+    >>> rs.atlas([default, default]).model.values.tolist()
+    ['the default model', 'the default model (2)']
+    """
+    import xarray as xr
+
+    if not cards:
+        raise RheoscopeError(
+            Message("an atlas needs at least one card, got none"), Advice("rs.atlas([rs.card(model)])")
+        )
+    datasets = [item if isinstance(item, xr.Dataset) else card(item) for item in cards]
+    claims = [claim.name for claim in all_claims()]
+    rows = [dataset[list(FIELDS)].reindex(claim=claims) for dataset in datasets]
+    rows = [row.assign(answer=row.answer.where(row.estimate.notnull(), NO_ANSWER).astype(str)) for row in rows]
+    names = xr.Variable("model", unique_names([str(dataset.attrs.get("model")) for dataset in datasets]))
+    return xr.concat(rows, names.to_index_variable(), combine_attrs="drop").assign_attrs({"analysis": "atlas"})
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """The same names, with a number after each one that occurred before.
+
+    >>> unique_names(["a", "b", "a"])
+    ['a', 'b', 'a (2)']
+    """
+    return [
+        name if name not in names[:index] else f"{name} ({names[: index + 1].count(name)})"
+        for index, name in enumerate(names)
+    ]
+
+
+def atlas_blocks(result: "xarray.Dataset") -> list[Block]:
+    """A table of answers, and one forest plot with a panel per claim."""
+    return [atlas_table(result), Drawing(atlas_picture(result))]
+
+
+def atlas_table(result: "xarray.Dataset") -> Table:
+    """One row per claim and one column per model: the answer and the estimate."""
+    names = [str(name) for name in result.model.values]
+    header = [Cell(Message("claim")), *(Cell(Verbatim(name)) for name in names)]
+    rows = [
+        [
+            Cell(Verbatim(claim.name), claim.statement),
+            *(_answer_cell(result.sel(claim=claim.name, model=name)) for name in names),
+        ]
+        for claim in all_claims()
+    ]
+    heading = plural("The card of {n} model, claim by claim", "The cards of {n} models, claim by claim", n=len(names))
+    return Table(heading, header, rows, frozenset(range(len(header))))
+
+
+def _answer_cell(row: "xarray.Dataset") -> Cell:
+    answer = str(row.answer.values)
+    if answer == NO_ANSWER:
+        return Cell(Message("not measured"))
+    return Cell(Message("{answer} {estimate}", answer=ANSWERS[answer], estimate=signed_number(float(row.estimate))))
+
+
+def atlas_picture(result: "xarray.Dataset") -> Picture:
+    """One forest plot per claim, with models as rows."""
+    panels = tuple(_claim_panel(claim, result.sel(claim=claim.name)) for claim in all_claims())
+    caption = Message(
+        "Each panel is a claim and each row a model. Effects are in units of the smallest effect of interest, which the dashed "
+        "lines mark. Grey: what random models reach."
+    )
+    return Picture(Message("The atlas"), caption, panels)
+
+
+def _claim_panel(claim: Claim, rows: "xarray.Dataset") -> Panel:
+    names, marks = [str(name) for name in rows.model.values], list[Line | Shape]()
+    for index, name in enumerate(names):
+        row, y = rows.sel(model=name), len(names) - 1 - index
+        answer, delta = str(row.answer.values), float(row.smallest_effect)
+        if answer == NO_ANSWER:
+            continue
+        low, estimate, high = (clipped(float(row[field]) / delta) for field in ("low", "estimate", "high"))
+        mean, limit = float(row.random_mean) / delta, float(row.threshold) / delta
+        left, right = clipped(mean - limit), clipped(mean + limit)
+        edges = [y - 0.3, y - 0.3, y + 0.3, y + 0.3]
+        tip = Message("{model}: {answer}", model=Verbatim(name), answer=ANSWERS[answer])
+        marks.append(Shape(Message("random models"), [left, right, right, left], edges, "null", 0.25))
+        marks.append(Line(ANSWERS[answer], [low, high], [y, y], COLOURS[answer], tip=tip))
+        marks.append(Line(ANSWERS[answer], [estimate], [y], COLOURS[answer], "dots", tip=tip))
+    ends = [-0.6, len(names) - 0.4]
+    marks += [Line(Message("smallest effect"), [side, side], ends, "null", "dashed") for side in (-1.0, 1.0)]
+    return Panel(
+        claim.statement,
+        claim.parts[-1].statistic,
+        tuple(marks),
+        Axis(Message("effect / smallest effect")),
+        Axis("", tuple(Verbatim(name) for name in reversed(names))),
+        height=max(0.6, 0.2 * len(names)),
+    )
