@@ -11,6 +11,7 @@ from rheoscope.picture.blocks import Commands, Story
 from rheoscope.report import next_steps
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.report.story import STORY_LINES, missing_blocks, story_dataset
+from tests.commands.cases import run_rheoscope
 from tests.report.cases import TEXT, flow_results, model, report_results, small
 
 SHORT = "a"
@@ -108,6 +109,14 @@ def test_commands_contain_the_text_as_one_word(text: str) -> None:
         assert shlex.split(command)[-1] == text
         assert shlex.split(command)[0] == "rheoscope"
     assert len(block.purposes) == 3
+
+
+def test_the_commands_run_as_they_are_printed() -> None:
+    (block,) = next_steps.blocks(flow_results())
+    assert isinstance(block, Commands)
+    for command in block.purposes:
+        outcome = run_rheoscope(*shlex.split(command)[1:])
+        assert outcome.status == 0, outcome.err
 
 
 def test_rs_story_equals_the_report() -> None:

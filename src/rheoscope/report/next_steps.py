@@ -9,7 +9,7 @@ from rheoscope.report.findings import ALL_WORDS
 from rheoscope.space.results import Results
 
 PURPOSES = {
-    words.report.name: words.report.next_step
+    f"{words.report.name} {words.report.next_options}".strip(): words.report.next_step
     for words in ALL_WORDS.values()
     if words.report is not None and words.report.next_step
 }

@@ -58,6 +58,8 @@ class OwnReport:
     title: Message
     has_findings: bool = False
     next_step: str = ""
+    next_options: str = ""
+    """The options that the command of `next_step` needs."""
 
 
 @dataclass(frozen=True, eq=False)

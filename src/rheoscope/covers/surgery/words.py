@@ -166,6 +166,9 @@ def _excess_sentence(dataset: "xarray.Dataset", name: str) -> Message:
 WORDS = Words(
     sections=(ReportSection("surgery", 0, blocks),),
     report=OwnReport(
-        "surgery", Message("Surgery: {text}"), next_step=Message("what it costs to make every head symmetric")
+        "surgery",
+        Message("Surgery: {text}"),
+        next_step=Message("what it costs to make every head symmetric"),
+        next_options="--M symmetric",
     ),
 )
