@@ -35,7 +35,7 @@ def story_text(text: str) -> str:
 
     result = CliRunner().invoke(app, ["flow", text, "--no-html"], env={"COLUMNS": str(COLUMNS), "NO_COLOR": "1"})
     if result.exit_code:
-        raise SystemExit(result.output)
+        raise SystemExit(result.output) from result.exception
     lines = result.stdout.split(HEADING, 1)[1].strip("\n").split("\n\n", 1)[0].splitlines()
     return "\n".join([HEADING, *(line.rstrip() for line in lines)])
 

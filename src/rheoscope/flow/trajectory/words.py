@@ -31,8 +31,8 @@ def straightness(results: Results) -> Statement | None:
         "{comparison}: chord over path {value} (half-layers with random signs {null} ± {sd}).",
         comparison=template,
         value=format_fixed(value),
-        null=format_fixed(null.mean()),
-        sd=format_fixed(null.std()),
+        null=format_fixed(float(null.mean())),
+        sd=format_fixed(float(null.std())),
     )
     return from_draws(text, "trajectory", value, null)
 

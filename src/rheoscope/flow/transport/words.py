@@ -23,7 +23,7 @@ def kappa_from_embedding(results: Results) -> Statement | None:
         "{comparison}: κ = {value} from the embedding to the last layer (permuted displacements {null}).",
         comparison=comparison,
         value=format_fixed(value),
-        null=format_fixed(null.mean()),
+        null=format_fixed(float(null.mean())),
     )
     return from_draws(text, "transport", value, null)
 
