@@ -9,7 +9,7 @@ from rheoscope.messages.message import Message, Verbatim, plural
 from rheoscope.picture.blocks import Block, Cell, Drawing, Table
 from rheoscope.picture.picture import Axis, Line, Panel, Picture, Shape
 from rheoscope.report.card import card
-from rheoscope.report.card_blocks import ANSWERS, COLOURS, clipped, signed_number
+from rheoscope.report.card_blocks import ANSWERS, interval_marks, signed_number
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.claim import Claim
@@ -108,17 +108,9 @@ def _claim_panel(claim: Claim, rows: "xarray.Dataset") -> Panel:
     names, marks = [str(name) for name in rows.model.values], list[Line | Shape]()
     for index, name in enumerate(names):
         row, y = rows.sel(model=name), len(names) - 1 - index
-        answer, delta = str(row.answer.values), float(row.smallest_effect)
-        if answer == NO_ANSWER:
-            continue
-        low, estimate, high = (clipped(float(row[field]) / delta) for field in ("low", "estimate", "high"))
-        mean, limit = float(row.random_mean) / delta, float(row.threshold) / delta
-        left, right = clipped(mean - limit), clipped(mean + limit)
-        edges = [y - 0.3, y - 0.3, y + 0.3, y + 0.3]
-        tip = Message("{model}: {answer}", model=Verbatim(name), answer=ANSWERS[answer])
-        marks.append(Shape(Message("random models"), [left, right, right, left], edges, "null", 0.25))
-        marks.append(Line(ANSWERS[answer], [low, high], [y, y], COLOURS[answer], tip=tip))
-        marks.append(Line(ANSWERS[answer], [estimate], [y], COLOURS[answer], "dots", tip=tip))
+        answer = str(row.answer.values)
+        if answer != NO_ANSWER:
+            marks += interval_marks(row, y, Message("{model}: {answer}", model=Verbatim(name), answer=ANSWERS[answer]))
     ends = [-0.6, len(names) - 0.4]
     marks += [Line(Message("smallest effect"), [side, side], ends, "null", "dashed") for side in (-1.0, 1.0)]
     return Panel(

@@ -218,30 +218,28 @@ def clipped(effect: float) -> float:
     return min(max(effect, -MAX_DRAWN), MAX_DRAWN)
 
 
+def interval_marks(row: "xarray.Dataset", y: float, tip: Message) -> list[Line | Shape]:
+    """A row of a forest plot: what random models reach, the interval and its estimate, in units of the smallest effect."""
+    delta, answer = float(row.smallest_effect), str(row.answer.values)
+    low, estimate, high = (clipped(float(row[name]) / delta) for name in ("low", "estimate", "high"))
+    mean, limit = float(row.random_mean) / delta, float(row.threshold) / delta
+    left, right = clipped(mean - limit), clipped(mean + limit)
+    heights = [y - 0.3, y - 0.3, y + 0.3, y + 0.3]
+    return [
+        Shape(Message("random models"), [left, right, right, left], heights, "null", 0.25),
+        Line(ANSWERS[answer], [low, high], [y, y], COLOURS[answer], tip=tip),
+        Line(ANSWERS[answer], [estimate], [y], COLOURS[answer], "dots", tip=tip),
+    ]
+
+
 def forest_plot(card: "xarray.Dataset") -> Picture:
     """One row per claim: its interval in units of the smallest effect, and what random models reach."""
     claims = claims_of(card)
     marks: list[Line | Shape] = []
     for index, claim in enumerate(claims):
         row, y = card.sel(claim=claim.name), len(claims) - 1 - index
-        delta, answer = float(row.smallest_effect), str(row.answer.values)
-        low, estimate, high = (clipped(float(row[name]) / delta) for name in ("low", "estimate", "high"))
-        mean, limit = float(row.random_mean) / delta, float(row.threshold) / delta
-        left, right = clipped(mean - limit), clipped(mean + limit)
-        tip = Message(
-            "{claim}: {answer}", claim=claim.statement, answer=answer_text(answer, float(row.texts_needed), claim.unit)
-        )
-        marks.append(
-            Shape(
-                Message("random models"),
-                [left, right, right, left],
-                [y - 0.3, y - 0.3, y + 0.3, y + 0.3],
-                "null",
-                0.25,
-            )
-        )
-        marks.append(Line(ANSWERS[answer], [low, high], [y, y], COLOURS[answer], tip=tip))
-        marks.append(Line(ANSWERS[answer], [estimate], [y], COLOURS[answer], "dots", tip=tip))
+        answer = answer_text(str(row.answer.values), float(row.texts_needed), claim.unit)
+        marks += interval_marks(row, y, Message("{claim}: {answer}", claim=claim.statement, answer=answer))
     edges = np.array([-0.6, len(claims) - 0.4])
     marks += [Line(Message("smallest effect"), [side, side], edges, "null", "dashed") for side in (-1.0, 1.0)]
     marks.append(Line(Message("no effect"), [0.0, 0.0], edges, "null", "hair"))

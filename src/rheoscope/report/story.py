@@ -40,8 +40,8 @@ def story(model: Model, trace: Trace) -> "xarray.Dataset":
 
     >>> import rheoscope as rs
     >>> model = rs.load()
-    >>> told = rs.story(model, model.trace("The keys to the cabinet are on the table in the hall"))
-    >>> told.line.values[:2].tolist()
+    >>> story = rs.story(model, model.trace("The keys to the cabinet are on the table in the hall"))
+    >>> story.line.values[:2].tolist()
     ['next_token', 'written_by']
     """
     check_same_weights(model, trace)
