@@ -8,7 +8,7 @@ texts_needed        the number of texts at which an unclear answer would be deci
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -239,15 +239,5 @@ def texts_needed(interval: EffectInterval, criterion: Criterion) -> int | None:
 
 def _would_decide(interval: EffectInterval, criterion: Criterion, n_texts: int) -> bool:
     half_width = _half_width(n_texts, interval.text_sd, interval.draw_variance, interval.n_draws, interval.level)
-    estimate = interval.estimate
-    narrower = EffectInterval(
-        estimate,
-        estimate - half_width,
-        estimate + half_width,
-        n_texts,
-        interval.text_sd,
-        interval.draw_variance,
-        interval.n_draws,
-        interval.level,
-    )
-    return claim_answer(narrower, criterion) != UNCLEAR
+    low, high = interval.estimate - half_width, interval.estimate + half_width
+    return claim_answer(replace(interval, low=low, high=high, n_texts=n_texts), criterion) != UNCLEAR
