@@ -184,10 +184,26 @@ def test_a_layer_norm_also_centres_the_rotated_clouds() -> None:
 
 
 def test_every_draw_rotates_queries_and_keys_independently() -> None:
-    Q, R = (torch.cat(side) for side in zip(*module.random_rotation_pairs(5, 7, 0, torch.device("cpu")), strict=True))
+    Q, R = first_layer_rotations(random_model(width=6))
     assert len(Q) == len(R) == 7
-    assert torch.allclose(Q @ Q.mT, torch.eye(5).expand_as(Q), atol=1e-5)
+    assert torch.allclose(Q @ Q.mT, torch.eye(6).expand_as(Q), atol=1e-5)
     assert float((Q - R).abs().amax((-2, -1)).min()) > 0.1
+
+
+def test_layer_norm_keeps_rotated_clouds_at_mean_zero_and_full_length() -> None:
+    """A rotation of E would leave a mean, which the norm removes, so that random heads would read shorter vectors."""
+    Q, _ = first_layer_rotations(random_model(width=6, norm="layer"))
+    x = random(1, 9, 6)
+    x_hat = x - x.mean(-1, keepdim=True)
+    rotated = x_hat.float() @ Q
+    assert float(rotated.mean(-1).abs().max()) < 1e-5
+    assert torch.allclose(rotated.norm(dim=-1), x_hat.float().norm(dim=-1).expand(7, 9), atol=1e-5)
+
+
+def first_layer_rotations(model: Any) -> list[torch.Tensor]:
+    """All rotations of queries and of keys in the first layer, 7 draws."""
+    draws = [pairs[0] for pairs in module.random_rotation_pairs(model.view, 7, 0, torch.device("cpu"))]
+    return [torch.cat(side) for side in zip(*draws, strict=True)]
 
 
 def test_heads_with_constant_scores_have_agreement_zero_and_no_p_value() -> None:

@@ -22,7 +22,7 @@ from rheoscope.report.card_blocks import (
     summary_line,
     undecidable_lines,
 )
-from rheoscope.report.card_cache import find_card
+from rheoscope.report.card_cache import find_card, measurement_key
 from rheoscope.report.card_texts import read_texts
 from rheoscope.space.claim import Claim, ClaimSample, Measured
 from rheoscope.statistics.claim_answers import Criterion, EffectInterval, claim_answer
@@ -82,6 +82,7 @@ def test_a_card_has_the_numbers_of_its_claims() -> None:
         assert np.isclose(float(row.estimate), effects, atol=1e-9).any(), claim.name
         assert row.low <= row.estimate <= row.high
     assert {"estimate", "low", "high", "threshold", "answer"} <= set(card)
+    assert bool(card.part_untrained_mean.notnull().all())
     assert card.sizes["claim"] + sum(key.startswith("skipped") for key in card.attrs) == len(all_claims())
 
 
@@ -99,12 +100,33 @@ def test_a_finished_measurement_is_read_and_not_repeated(tmp_path: Path, monkeyp
     claims = tuple(counted(claim) for claim in all_claims() if claim.name in ("similarity", "symmetry"))
     monkeypatch.setattr(card_module, "all_claims", lambda: claims)
     first = rs.card(model, TEXTS)
-    assert sorted(calls) == ["similarity", "symmetry"]
+    n_models = 1 + first.attrs["untrained"]
+    assert sorted(calls) == ["similarity"] * n_models + ["symmetry"] * n_models
     assert rs.card(model, TEXTS).equals(first)
-    assert len(calls) == 2
+    assert len(calls) == 2 * n_models
     rs.card(model, TEXTS, seed=1)
     rs.card(model, TEXTS[:4])
-    assert len(calls) == 6
+    assert len(calls) == 6 * n_models
+
+
+def test_other_words_are_another_measurement(tmp_path: Path) -> None:
+    model = random_model()
+    sample = ClaimSample(model, card_module.trace_batches(model, TEXTS), 40)
+    (claim,) = (claim for claim in all_claims() if claim.name == "relatedness")
+    other = tmp_path / "words.tsv"
+    other.write_text("group\tword\n")
+    keys = [measurement_key(replace(claim, word_file=file), sample, "1") for file in (claim.word_file, other, None)]
+    assert len(set(keys)) == 3
+
+
+def test_a_model_without_any_measurable_claim_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: ClaimSample) -> Any:
+        raise rs.RheoscopeError("this model has no heads")
+
+    claims = tuple(replace(claim, measure=refuse) for claim in all_claims()[:2])
+    monkeypatch.setattr(card_module, "all_claims", lambda: claims)
+    with pytest.raises(rs.RheoscopeError, match="no claim can be measured on this model: this model has no heads"):
+        rs.card(random_model(), TEXTS, cache=False)
 
 
 def test_few_texts_and_few_draws_are_refused() -> None:

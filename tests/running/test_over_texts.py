@@ -126,7 +126,7 @@ def test_null_is_never_narrower_than_that_of_the_mean() -> None:
     clouds = [trace_with_points(model, random(seed, 20, 12)) for seed in range(3)]
     result = rs.over_texts(rs.agreement, clouds, seed=2, draws=12)
     means = []
-    for Q, R in random_rotation_pairs(12, 12, 2, torch.device("cpu")):
+    for ((Q, R),) in random_rotation_pairs(model.view, 12, 2, torch.device("cpu")):
         for rotations in zip(Q, R, strict=True):
             view = rotated_view(model, *rotations)
             per_text = [rs.agreement(replace(trace, view=view), draws=0).agreement.values for trace in clouds]

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Generator, Tensor
 
 from rheoscope.attention.lower.block_size import cache_block_numel
 from rheoscope.covers.distortion.analysis import OperatorImage, images_of_heads
@@ -28,7 +28,9 @@ def measure_distances(sample: ClaimSample, image_clouds: ImageClouds) -> Measure
     """The correlation of distances, mean over images and layers, for every text and every rotation of the heads."""
     view = sample.model.view
     head_images = list(map_on_cores(images_of_heads, view.layer_heads))
-    rotations = layer_rotations(view, sample.draws, sample.seed, sample.batches[0].points.device)
+    rotations = layer_rotations(
+        view, sample.draws, Generator().manual_seed(sample.seed), sample.batches[0].points.device
+    )
 
     def measure_batch(traces: Traces) -> Measured:
         is_included = traces.valid_mask()

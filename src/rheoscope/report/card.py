@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     import xarray
 
 TEXTS_PER_BATCH = 16
+CONTROL_DRAWS = 4
+"""Rotated or edited versions of each untrained model. Their mean over all untrained models is shown and decides nothing."""
+NOT_MEASURED = torch.full((MIN_DRAWS,), torch.nan, dtype=torch.float64)
 OnTask = Callable[[str], Callable[[int, int], None]]
 """Starts a task with a name and returns the function that reports its progress."""
 
@@ -53,6 +56,7 @@ class PartAnswer:
     evidence: Evidence
     interval: EffectInterval
     criterion: Criterion
+    untrained_effects: Tensor
 
     @property
     def answer(self) -> str:
@@ -91,9 +95,10 @@ def card(
     are stored in the user's cache directory unless `cache` is False, so an interrupted card resumes. A stored card over the
     passages with at least as many random models is returned at once; the card of the default model comes with the package.
 
-    **Returns** (claim): `estimate`, `low`, `high`, `smallest_effect`, `random_mean`, `threshold`, `observed`, `answer`,
-    `texts_needed`, `n_units`. A claim in two parts shows the part that decides. (interval): the same for every part, as
-    `part_…`. (interval, unit): `value`, the statistic itself, and `effect`. (interval, draw): `random_effect`.
+    **Returns** (claim): `estimate`, `low`, `high`, `smallest_effect`, `random_mean`, `threshold`, `untrained_mean`, `observed`,
+    `answer`, `texts_needed`, `n_units`. A claim in two parts shows the part that decides. (interval): the same for every part,
+    as `part_…`. (interval, unit): `value`, the statistic itself, and `effect`. (interval, draw): `random_effect`. (interval,
+    control): `untrained_effect`, the same effect in every untrained model.
 
     **See also** `rs.atlas` puts cards side by side.
 
@@ -112,9 +117,13 @@ def card(
     check_texts(model, texts)
     folder = cache_folder() if cache else None
     measured, reasons = _measure_model(model, texts, all_claims(), draws, seed, folder, progress)
-    compared = [claim for claim in all_claims() if claim.name in measured and claim.random_models == "untrained"]
-    control_means = _measure_untrained(model, texts, compared, untrained, seed, folder, progress)
-    answers = answer_claims(measured, control_means)
+    claims = [claim for claim in all_claims() if claim.name in measured]
+    if not claims:
+        reason = next(iter(reasons.values()))
+        raise RheoscopeError(
+            Message("no claim can be measured on this model: {reason}", reason=reason.message), reason.advice
+        )
+    answers = answer_claims(measured, _measure_untrained(model, texts, claims, untrained, seed, folder, progress))
     facts = {"n_texts": len(texts), "draws": draws, "untrained": untrained, "seed": seed}
     result = card_dataset(answers, reasons, facts | _provenance(model))
     if cache:
@@ -190,13 +199,15 @@ def _measure_untrained(
 ) -> dict[tuple[str, str], Tensor]:
     """(claim, part) → the mean effect of every untrained model."""
     means: dict[tuple[str, str], list[float]] = {}
-    for control in untrained_models(model, n_models) if claims else ():
-        measured, errors = _measure_model(control, texts, claims, 0, seed, folder, progress)
-        if errors:
-            raise next(iter(errors.values()))
-        for name, parts in measured.items():
-            for part, values in parts.items():
-                means.setdefault((name, part), []).append(float(values.effects.double().nanmean()))
+    for control in untrained_models(model, n_models):
+        for is_decisive, draws in ((True, 0), (False, CONTROL_DRAWS)):
+            group = [claim for claim in claims if (claim.random_models == "untrained") == is_decisive]
+            measured, errors = _measure_model(control, texts, group, draws, seed, folder, progress)
+            if errors:
+                raise next(iter(errors.values()))
+            for name, parts in measured.items():
+                for part, values in parts.items():
+                    means.setdefault((name, part), []).append(float(values.effects.double().nanmean()))
     return {key: torch.tensor(values, dtype=torch.float64) for key, values in means.items()}
 
 
@@ -226,6 +237,7 @@ def answer_claims(
             item,
             effect_interval(item, CARD_LEVEL / len(rows)),
             Criterion(part.smallest_effect, item.random_mean, limit, part.allows_loss),
+            control_means.get((claim.name, part.name), NOT_MEASURED),
         )
         for (claim, part, values), item, limit in zip(rows, evidence, limits, strict=True)
     ]
@@ -236,8 +248,7 @@ def _evidence(
 ) -> Evidence:
     if measured.draw_means is not None:
         return Evidence(measured.effects, measured.draw_means, is_reference=True)
-    means = control_means.get((claim.name, part.name), torch.zeros(MIN_DRAWS))
-    return Evidence(measured.effects, means, is_reference=False)
+    return Evidence(measured.effects, control_means[claim.name, part.name], is_reference=False)
 
 
 def deciding_part(parts: Sequence[PartAnswer]) -> PartAnswer:
@@ -276,6 +287,7 @@ def card_dataset(
         ("interval", "draw"),
         np.stack([_padded(a.evidence.draw_means, n_draws) for a in answers]),
     )
+    fields["untrained_effect"] = (("interval", "control"), np.stack([a.untrained_effects.numpy() for a in answers]))
     coords = {
         "claim": list(by_claim),
         "interval": [interval_name(answer) for answer in answers],
@@ -297,6 +309,7 @@ def part_numbers(answers: Sequence[PartAnswer]) -> dict[str, list[float]]:
         "smallest_effect": [answer.part.smallest_effect for answer in answers],
         "random_mean": [answer.criterion.random_mean for answer in answers],
         "threshold": [answer.criterion.random_limit for answer in answers],
+        "untrained_mean": [float(answer.untrained_effects.mean()) for answer in answers],
         "observed": [float(answer.measured.observed.double().nanmean()) for answer in answers],
         "texts_needed": [float(answer.texts_needed or "nan") for answer in answers],
         "n_units": [answer.interval.n_texts for answer in answers],

@@ -114,6 +114,10 @@ def number_table(card: "xarray.Dataset") -> Table:
             Message("limit"),
             Message("how far random models lie from their mean, anywhere on the card"),
         ),
+        "part_untrained_mean": (
+            Message("untrained"),
+            Message("mean effect of untrained models of the same architecture"),
+        ),
         "part_n_units": (Message("units"), Message("texts, words or groups behind the interval")),
     }
     header = [Cell(Message("claim")), *(Cell(title, definition) for title, definition in titles.values())]

@@ -64,10 +64,12 @@ def cached_measurement(claim: Claim, sample: ClaimSample, folder: Path | None, v
 
 
 def measurement_key(claim: Claim, sample: ClaimSample, version: str) -> str:
-    """A name that depends on the weights, the token ids, the claim, its settings and the version of the package."""
+    """A name that depends on the weights, the token ids, the claim, its words and settings, and the version of the package."""
     view = sample.model.view
     parts: list[object] = [version, claim.name, view.facts.get("weights"), view.facts.get("dtype")]
     digest = hashlib.sha256(repr([*parts, sample.draws, sample.seed]).encode())
+    if claim.word_file is not None:
+        digest.update(claim.word_file.read_bytes())
     for traces in sample.batches:
         digest.update(repr(traces.ids.shape).encode() + traces.ids.cpu().numpy().tobytes())
     return f"{claim.name}-{digest.hexdigest()[:24]}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -108,7 +109,8 @@ class Claim:
     smallest effect of interest has its size, `null` what the effect is compared with. `random_models` are the draws that bound
     what no training reaches: "rotated" or "edited" operators of the same model, which `measure` draws, or "untrained" models,
     which the card measures in the same way. `unit` is what varies between effects: texts, words or groups of words, or the
-    weights alone. `order` is the place on the card, and `document` the seed document that makes the claim.
+    weights alone. `order` is the place on the card, and `document` the seed document that makes the claim. `word_file` is a
+    file that `measure` reads besides the texts.
     """
 
     order: int
@@ -121,3 +123,4 @@ class Claim:
     measure: "Callable[[ClaimSample], Mapping[str, Measured]]"
     document: str
     unit: str = Message("texts")
+    word_file: Path | None = None

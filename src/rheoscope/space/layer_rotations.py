@@ -7,17 +7,20 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from rheoscope.space.device_transfer import to_device
 from rheoscope.space.view import View
 from rheoscope.statistics.nulls import random_rotations
 
 
-def layer_rotations(view: View, draws: int, seed: int, device: torch.device) -> list[Float[Tensor, "draw d d"]]:
+def layer_rotations(
+    view: View, draws: int, generator: Generator, device: torch.device
+) -> list[Float[Tensor, "draw d d"]]:
     """For every layer the rotations of E, or of the vectors with mean 0 if its norm subtracts the mean."""
     rotations = {
-        is_centred: (centred_rotations if is_centred else random_rotations)(
-            draws, view.width, Generator().manual_seed(seed)
-        ).to(device)
-        for is_centred in {heads.norm.subtracts_mean for heads in view.layer_heads}
+        is_centred: to_device(
+            (centred_rotations if is_centred else random_rotations)(draws, view.width, generator), device
+        )
+        for is_centred in sorted({heads.norm.subtracts_mean for heads in view.layer_heads})
     }
     return [rotations[heads.norm.subtracts_mean] for heads in view.layer_heads]
 

@@ -24,14 +24,15 @@ from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.device_transfer import to_device
+from rheoscope.space.layer_rotations import layer_rotations
 from rheoscope.space.masked_means import centre_points
 from rheoscope.space.report_run import ReportRun
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.settings import Bounds, Count, Draws, Seed
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
-from rheoscope.statistics.nulls import pooled_p_values, q_values, random_rotations, z_scores
+from rheoscope.space.view import View
+from rheoscope.statistics.nulls import pooled_p_values, q_values, z_scores
 
 if TYPE_CHECKING:
     import xarray
@@ -64,7 +65,8 @@ def agreement(
     scores or cosines counts as 0. `agreement` is the mean over queries with at least `min_keys` keys.
 
     **Null** Random M with the same singular values, M'(δ) = Q M(δ) Q'ᵀ. The clouds of queries and keys are rotated at
-    random and projected by the head itself, with its positions and biases. All heads share the two rotations of a draw.
+    random and projected by the head itself, with its positions and biases. If the norm subtracts the mean, they rotate among
+    the vectors with mean 0. All heads share the two rotations of a draw.
     The p-values pool the draws of all heads, so 20 draws of 24 heads reach 1/481. They are NaN if the draws of a head
     have no spread.
 
@@ -130,10 +132,10 @@ def batch(
     _check_settings(draws, min_keys, max_queries)
     n_steps = 1 + math.ceil(draws / MAX_DRAWS_AT_ONCE)
     tables = []
-    for done, rotation_pair in enumerate(
-        (None, *random_rotation_pairs(traces.view.width, draws, seed, traces.points.device)), 1
+    for done, rotation_pairs in enumerate(
+        (None, *random_rotation_pairs(traces.view, draws, seed, traces.points.device)), 1
     ):
-        tables.append(_agreement_table(traces, rotation_pair, min_keys, keep_massive, max_queries, seed))
+        tables.append(_agreement_table(traces, rotation_pairs, min_keys, keep_massive, max_queries, seed))
         if progress is not None:
             progress(done, n_steps)
     return _values(tables[0], [table.means[..., 0] for table in tables[1:]])
@@ -154,12 +156,15 @@ def _check_settings(draws: int, min_keys: int, max_queries: int | None) -> None:
         )
 
 
-def random_rotation_pairs(width: int, draws: int, seed: int, device: torch.device) -> Iterator[RotationPair]:
-    """Random rotations of E for queries and for keys, a few draws at a time. All layers share them."""
+def random_rotation_pairs(view: View, draws: int, seed: int, device: torch.device) -> Iterator[list[RotationPair]]:
+    """For every layer random rotations of what queries read and of what keys read, a few draws at a time.
+
+    Layers share them. Where the norm subtracts the mean, they rotate the vectors with mean 0.
+    """
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, draws, MAX_DRAWS_AT_ONCE):
-        Q = to_device(random_rotations(2 * min(MAX_DRAWS_AT_ONCE, draws - start), width, generator), device)
-        yield Q[0::2], Q[1::2]
+        rotations = layer_rotations(view, 2 * min(MAX_DRAWS_AT_ONCE, draws - start), generator, device)
+        yield [(Q[0::2], Q[1::2]) for Q in rotations]
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +178,7 @@ class AgreementTable:
 
 def _agreement_table(
     traces: Traces,
-    rotation_pair: RotationPair | None,
+    rotation_pairs: list[RotationPair] | None,
     min_keys: int,
     keep_massive: bool,
     max_queries: int | None,
@@ -182,7 +187,7 @@ def _agreement_table(
     is_included = traces.valid_mask(keep_massive, min_tokens=2)
     embedding_directions = directions(centre_points(at_least_float32(traces.points[:, 0]), is_included))
     queries_at_once = cache_block_numel(is_included.device) // (
-        is_included.numel() * traces.view.heads * (1 if rotation_pair is None else len(rotation_pair[0]))
+        is_included.numel() * traces.view.heads * (1 if rotation_pairs is None else len(rotation_pairs[0][0]))
     )
     sampled_queries = sample_queries(
         traces.valid_mask_on_cpu(keep_massive), max_queries, seed, max(1, queries_at_once), is_included.device
@@ -190,7 +195,7 @@ def _agreement_table(
     layer_results = [
         kernel(
             layer_input,
-            rotation_pair,
+            None if rotation_pairs is None else rotation_pairs[layer_input.layer],
             embedding_directions,
             min_keys,
             sampled_queries.blocks,

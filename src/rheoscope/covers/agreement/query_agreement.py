@@ -94,8 +94,7 @@ def query_key_vectors(
         q, k, _ = heads.qkv(layer_input.x)
     else:
         query_cloud, key_cloud = (
-            heads.norm.centre(layer_input.x_hat @ Q.to(layer_input.x_hat.dtype)[:, None]).flatten(0, 1)
-            for Q in rotation_pair
+            (layer_input.x_hat @ Q.to(layer_input.x_hat.dtype)[:, None]).flatten(0, 1) for Q in rotation_pair
         )
         q = project_normalised(heads.norm, query_cloud, heads.W_Q, heads.b_Q, heads.q_norm)
         k = project_normalised(heads.norm, key_cloud, heads.W_K, heads.b_K, heads.k_norm)

@@ -2,7 +2,7 @@
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Generator, Tensor
 
 from rheoscope.flow.energy.head_updates import HeadUpdates, head_updates, padding_mask
 from rheoscope.messages.message import Message
@@ -18,7 +18,7 @@ from rheoscope.space.traces import Traces
 @torch.no_grad()
 def measure(sample: ClaimSample) -> dict[str, Measured]:
     view, device = sample.model.view, sample.batches[0].points.device
-    rotations = layer_rotations(view, sample.draws, sample.seed, device)
+    rotations = layer_rotations(view, sample.draws, Generator().manual_seed(sample.seed), device)
 
     def measure_batch(traces: Traces) -> Measured:
         valid = traces.valid_tokens()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Groups = Mapping[str, Sequence[Text]]
 """Group → words."""
 DEFAULT_WORDS_FILE = Path(__file__).with_name("relatedness.tsv")
-"""100 groups of 6 words, with the count of each word in the first 10⁸ bytes of the English Wikipedia of 2006 (enwik8)."""
+"""209 groups of 6 words, with the count of each word in the first 10⁸ bytes of the English Wikipedia of 2006 (enwik8)."""
 CARRIERS = (
     "In the middle of the page stood the word",
     "When he woke up, the first thing he said was",
@@ -68,7 +68,7 @@ def relatedness(
     `correlation_untrained` and `same_group_nearer_untrained`. (point, group): `same_group_nearer_by_group`.
 
     **Settings** `word_list` is {group: [word, …]}, or the path of a tab-separated file with the columns group, word and optionally
-    count. The default is the list of the package, 100 groups of 6 words. `carrier_sentences` are beginnings of sentences. Words and
+    count. The default is the list of the package, 209 groups of 6 words. `carrier_sentences` are beginnings of sentences. Words and
     carrier sentences may be lists of token ids. `control` is an untrained model, `rs.load(…, untrained=True)`.
 
     **Laws** `same_group_nearer` is 1 if all words of a group are at one point, and 1/2 if closeness does not depend on the group. The

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from rheoscope.flow.relatedness.analysis import (
     CARRIERS,
+    DEFAULT_WORDS_FILE,
     WordList,
     default_word_list,
     nearer_fraction,
@@ -59,5 +60,6 @@ CLAIMS = (
         measure=measure,
         document="C",
         unit=Message("groups"),
+        word_file=DEFAULT_WORDS_FILE,
     ),
 )

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.flow.senses.analysis import (
+    DEFAULT_WORDS_FILE,
     SenseSentences,
     default_words,
     nearest_same_sense,
@@ -55,5 +56,6 @@ CLAIMS = (
         measure=measure,
         document="C",
         unit=Message("words"),
+        word_file=DEFAULT_WORDS_FILE,
     ),
 )
