@@ -128,7 +128,7 @@ def _rotate_content(F: Factored, generator: Generator) -> Factored:
 
 
 def _random_rotation(factor: Float[Tensor, "h d r"], generator: Generator) -> Float[Tensor, "d d"]:
-    return random_rotations(1, factor.shape[-2], generator, factor.dtype)[0].to(factor.device)
+    return random_rotations(1, factor.shape[-2], generator, factor.dtype, factor.device)[0]
 
 
 # Edits during a forward pass

@@ -61,16 +61,22 @@ def random_successors(n: int, draws: int, seed: int) -> Int[Tensor, "draw m"]:
 
 
 def random_rotations(
-    count: int, width: int, generator: Generator, dtype: torch.dtype = torch.float32
+    count: int,
+    width: int,
+    generator: Generator,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
 ) -> Float[Tensor, "count d d"]:
-    """Uniformly distributed (Haar) orthogonal matrices, drawn on the CPU: no gauge changes their distribution.
+    """Uniformly distributed (Haar) orthogonal matrices: no gauge changes their distribution.
+
+    Random numbers come from the CPU, so that every device has the same rotations, up to rounding.
 
     >>> Q = random_rotations(2, 3, Generator().manual_seed(0))
     >>> torch.allclose(Q @ Q.mT, torch.eye(3).expand(2, 3, 3), atol=1e-6)
     True
     """
     gaussian = torch.randn(count, width, width, generator=generator)
-    Q, R = torch.linalg.qr(gaussian.to(torch.promote_types(dtype, torch.float32)))  # LAPACK has no half precision
+    Q, R = torch.linalg.qr(gaussian.to(device, torch.promote_types(dtype, torch.float32)))  # QR has no half precision
     return (Q * R.diagonal(dim1=-2, dim2=-1).sign()[:, None]).to(dtype)  # without the sign the draws are not Haar
 
 
