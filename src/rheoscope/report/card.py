@@ -82,8 +82,9 @@ def card(
     **Question** What holds for this model over many texts, and not only for one of them?
 
     **Formula** For text t the effect e_t is the observed statistic minus its reference. `estimate` is the mean over texts, and `low`
-    and `high` are the ends of its interval by Student's t. All m intervals of a card cover together with probability .95, so
-    each has the level 1 − .05/m. The error of null draws that all texts share is part of the interval.
+    and `high` are the ends of its interval by Student's t, or by the bootstrap-t for claims whose effects are skewed. All m
+    intervals of a card cover together with probability .95, so each has the level 1 − .05/m. The error of null draws that all
+    texts share is part of the interval.
 
     **Answers** yes: `low` > `smallest_effect`, and `estimate` − `random_mean` > `threshold`. reversed: the same with the opposite
     sign. no: the interval lies within ± `smallest_effect`. unclear: anything else; `texts_needed` is the number of texts that
@@ -247,8 +248,8 @@ def _evidence(
     claim: Claim, part: ClaimPart, measured: Measured, control_means: Mapping[tuple[str, str], Tensor]
 ) -> Evidence:
     if measured.draw_means is not None:
-        return Evidence(measured.effects, measured.draw_means, is_reference=True)
-    return Evidence(measured.effects, control_means[claim.name, part.name], is_reference=False)
+        return Evidence(measured.effects, measured.draw_means, True, part.is_skewed)
+    return Evidence(measured.effects, control_means[claim.name, part.name], False, part.is_skewed)
 
 
 def deciding_part(parts: Sequence[PartAnswer]) -> PartAnswer:

@@ -92,13 +92,15 @@ def _required(x: Tensor | None) -> Tensor:
 class ClaimPart:
     """One interval of a claim: its statistic in words, and the smallest effect of interest δ.
 
-    `allows_loss` makes it a claim of non-inferiority: the effect is not below −δ.
+    `allows_loss` makes it a claim of non-inferiority: the effect is not below −δ. `is_skewed` declares that the effects of texts
+    have a long tail by their nature, such as costs, so that their interval needs the bootstrap-t.
     """
 
     name: str
     statistic: str
     smallest_effect: float
     allows_loss: bool = False
+    is_skewed: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,10 @@ MIN_SHARED_DRAWS = 40
 MIN_DRAWS = 8
 MAX_TEXTS = 100_000
 """If more texts than this would be needed, the answer is that more texts cannot help."""
+RESAMPLES, RESAMPLE_BLOCKS = 20_000, 20
+"""Resamples of the texts for skewed effects, and the number of blocks in which they are drawn."""
+MIN_VARIANCE_RATIO = 0.02
+"""The variance of a resample counts as at least this share of that of the texts: a few equal texts would give infinite ratios."""
 YES, NO, REVERSED, UNCLEAR = "yes", "no", "reversed", "unclear"
 
 
@@ -30,12 +34,14 @@ class Evidence:
 
     `effects` has one number per text, NaN for a text without one. A statistic of the weights alone has a single effect.
     `draw_means` are the mean effects of random models over the same texts. `is_reference` says that effects are differences
-    from the mean of these draws, so that its error belongs to the interval.
+    from the mean of these draws, so that its error belongs to the interval. `is_skewed` says that effects have a long tail by
+    their nature, so that the interval is that of the bootstrap-t.
     """
 
     effects: Float[Tensor, " text"]
     draw_means: Float[Tensor, " draw"]
     is_reference: bool
+    is_skewed: bool = False
 
     @property
     def usable_effects(self) -> Float[Tensor, " text"]:
@@ -65,17 +71,23 @@ class EffectInterval:
     draw_variance: float
     n_draws: int
     level: float
+    quantiles: tuple[float, float] | None = None
+    """The quantiles of the studentised mean if effects are skewed; None means Student's."""
 
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
+    def at(self, n_texts: int) -> "EffectInterval":
+        """The interval that as many texts would have, with the same estimate and spread."""
+        low, high = _studentised_ends(
+            n_texts, self.text_sd, self.draw_variance, self.n_draws, self.level, self.quantiles
+        )
+        return replace(self, n_texts=n_texts, low=self.estimate + low, high=self.estimate + high)
 
 
 def effect_interval(evidence: Evidence, level: float) -> EffectInterval:
-    """The mean effect with an interval that misses with probability `level`, by Student's t.
+    """The mean effect with an interval that misses with probability `level`, by Student's t, or by the bootstrap-t.
 
     **Formula** se² = s_e²/n + s_r²/D, the second term only if the draws are the reference. The degrees of freedom are those of
-    Welch and Satterthwaite. A statistic of the weights alone has s_e = 0.
+    Welch and Satterthwaite. A statistic of the weights alone has s_e = 0. For skewed effects, the quantiles of Student's t are
+    replaced by those of the studentised mean over resampled texts.
 
     >>> draws = torch.linspace(-1, 1, 40)
     >>> interval = effect_interval(Evidence(torch.tensor([1.0, 2.0, 3.0, 4.0]), draws, is_reference=False), 0.05)
@@ -87,26 +99,52 @@ def effect_interval(evidence: Evidence, level: float) -> EffectInterval:
     text_sd = float(effects.std()) if n_texts > 1 else 0.0
     draw_variance = evidence.random_sd**2 / n_draws if evidence.is_reference else 0.0
     estimate = float(effects.mean()) if n_texts else math.nan
-    half_width = _half_width(n_texts, text_sd, draw_variance, n_draws, level)
-    return EffectInterval(
-        estimate,
-        estimate - half_width,
-        estimate + half_width,
-        n_texts,
-        text_sd,
-        draw_variance,
-        n_draws,
-        level,
-    )
+    quantiles = resampled_quantiles(effects, level) if evidence.is_skewed and text_sd > 0 else None
+    interval = EffectInterval(estimate, estimate, estimate, n_texts, text_sd, draw_variance, n_draws, level, quantiles)
+    return interval.at(n_texts)
 
 
-def _half_width(n_texts: int, text_sd: float, draw_variance: float, n_draws: int, level: float) -> float:
+def _studentised_ends(
+    n_texts: int,
+    text_sd: float,
+    draw_variance: float,
+    n_draws: int,
+    level: float,
+    quantiles: tuple[float, float] | None,
+) -> tuple[float, float]:
+    """The ends of an interval, relative to its estimate."""
     text_variance = text_sd**2 / n_texts if n_texts else math.nan
     variance = text_variance + draw_variance
     if variance == 0 or math.isnan(variance):
-        return variance
-    squares = text_variance**2 / max(n_texts - 1, 1) + draw_variance**2 / max(n_draws - 1, 1)
-    return student_quantile(1 - level / 2, variance**2 / squares) * math.sqrt(variance)
+        return -variance, variance
+    if quantiles is None:
+        squares = text_variance**2 / max(n_texts - 1, 1) + draw_variance**2 / max(n_draws - 1, 1)
+        quantile = student_quantile(1 - level / 2, variance**2 / squares)
+        quantiles = -quantile, quantile
+    low, high = quantiles
+    return -high * math.sqrt(variance), -low * math.sqrt(variance)
+
+
+def resampled_quantiles(effects: Float[Tensor, " text"], level: float) -> tuple[float, float]:
+    """The quantiles of (m* − m)/e* over resampled texts that leave level/2 beyond each, always from the same resamples.
+
+    **Source** The bootstrap-t of Efron 1981 and Hall 1988.
+
+    >>> low, high = resampled_quantiles(torch.tensor([1.0, 2.0, 3.0, 4.0, 9.0, 5.0, 2.0, 3.0]), 0.05)
+    >>> low < -high < 0  # with a long tail on the right, the interval reaches further up than down
+    True
+    """
+    import numpy as np
+
+    x, n = effects.double().cpu().numpy(), len(effects)
+    generator, t = np.random.default_rng(0), []
+    for _ in range(RESAMPLE_BLOCKS):
+        weights = generator.multinomial(n, np.full(n, 1 / n), size=RESAMPLES // RESAMPLE_BLOCKS) / n
+        means = weights @ x
+        variances = np.maximum(weights @ np.square(x) - np.square(means), 0) / (n - 1)
+        t.append((means - x.mean()) / np.sqrt(np.maximum(variances, MIN_VARIANCE_RATIO * x.var() / (n - 1))))
+    low, high = np.quantile(np.concatenate(t), [level / 2, 1 - level / 2])
+    return float(low), float(high)
 
 
 def student_quantile(probability: float, degrees_of_freedom: float) -> float:
@@ -238,6 +276,4 @@ def texts_needed(interval: EffectInterval, criterion: Criterion) -> int | None:
 
 
 def _would_decide(interval: EffectInterval, criterion: Criterion, n_texts: int) -> bool:
-    half_width = _half_width(n_texts, interval.text_sd, interval.draw_variance, interval.n_draws, interval.level)
-    low, high = interval.estimate - half_width, interval.estimate + half_width
-    return claim_answer(replace(interval, low=low, high=high, n_texts=n_texts), criterion) != UNCLEAR
+    return claim_answer(interval.at(n_texts), criterion) != UNCLEAR

@@ -66,6 +66,7 @@ CLAIMS = (
                     "loss with ½(M + Mᵀ) in all heads minus the loss of the model, in nats per token; centred form"
                 ),
                 0.02,
+                is_skewed=True,
             ),
         ),
         reason=Message(

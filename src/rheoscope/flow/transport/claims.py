@@ -122,6 +122,7 @@ CLAIMS = (
                     "next; mean over layers"
                 ),
                 0.1,
+                is_skewed=True,
             ),
         ),
         reason=Message("a share that is higher by .1 keeps one more token in ten in its place"),
