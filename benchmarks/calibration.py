@@ -1,166 +1,172 @@
-"""False positive rate of all findings: random texts in untrained models should produce none.
+"""Calibration of the answers of a card: random models, planted effects, coverage of the intervals, and other seeds.
 
-    python benchmarks/calibration.py                 200 texts, about half an hour
-    python benchmarks/calibration.py --workers 16    the same, 16 texts at a time
-    python benchmarks/calibration.py --texts 40      fewer texts (--smallest: seconds, nothing is stored)
+    python benchmarks/calibration.py --workers 16             all parts
+    python benchmarks/calibration.py --part a --workers 16    one part; an interrupted run continues with the same command
+    python benchmarks/calibration.py --part b --claims rest   one claim (--smallest: seconds, nothing is stored)
 
-Texts are random token ids, distinct ids and shuffled ids of real prose, in untrained models of four architectures. Each text has its
-own weights. A fourth kind replaces the points by random walks. For every finding, the output has how often p is below .05 and how
-often it would be reported. It also has the number of texts with any reported finding (allowed: 7 of 100). Results are stored in
-results/calibration.json.
+a  200 tiny models at random weights, five architectures, random texts: at most 16 cards have a *yes* or a *reversed*
+b  planted models: an effect of twice the smallest effect of interest is a *yes* in at least 90 % of 40 draws, and no effect a *no*
+   in at least 80 %. A loss of relatedness of twice the smallest effect is a *no*
+c  the default model, resampled texts and null draws: each 95 % interval covers in 93 to 97 % of samples, and all simultaneous
+   intervals together in at least 93 %
+d  ten other seeds change no answer of the default model
+
+Finished jobs are stored in OUT/calibration.jsonl, measurements of the default model in OUT/calibration_cache, and the summary in
+OUT/calibration.json. By default OUT is benchmarks/results.
 """
 
 import argparse
 import json
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
-from multiprocessing import get_context
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-import torch
+from checkpointed_jobs import Checkpoint, Result
+from resampled_cards import other_seeds, resampled_coverage
+from timing import RESULTS
+from tiny_cards import (
+    SHAPES,
+    Size,
+    chosen_claims,
+    clear_answers,
+    control_means,
+    mean_effects,
+    measure_claims,
+    printed_answers,
+    random_model,
+    random_texts,
+    row_numbers,
+)
 
-import rheoscope as rs
-from rheoscope.report.analysis_runs import Subject, run_analyses
-from rheoscope.report.findings import CANDIDATES, FAMILY_SIZE, analyses_with_findings
-from rheoscope.report.report_settings import report_request
-from rheoscope.space.results import Results
-from rheoscope.statistics.statement import SIGNIFICANCE_LEVEL, Statement, correct_for_family
+from rheoscope.report.card import answer_claims
 
-PROSE = (
-    "The library of the old town kept letters that nobody had opened for a hundred years. One morning a teacher asked to read "
-    "them, and the keeper of the letters, who had waited for such a question all his life, unlocked the cabinet and left the room."
+MODELS_PER_GROUP = 10
+"""Models of part a that share texts and untrained models."""
+FIRST_TESTED_SEED = 10_000
+"""Seeds of the models under test. Those of untrained models are below."""
+MAX_CLEAR_CARDS = 0.08
+"""16 of 200: the 98 % point of the number of cards at a rate of 5 %."""
+
+
+# Part a: random models
+
+
+def control_job(shape: str, group: int, number: int, size: Size) -> Result:
+    """The mean effects of an untrained model over the texts of its group."""
+    claims = [claim for claim in chosen_claims(size.claims) if claim.random_models == "untrained"]
+    model = random_model(shape, group * size.untrained + number)
+    return {"means": mean_effects(measure_claims(model, group_texts(shape, group, size), claims, 0, 0)[0])}
+
+
+def group_texts(shape: str, group: int, size: Size) -> list[list[int]]:
+    return random_texts(size.n_texts, size.n_tokens, seed=1000 * SHAPES.index(shape) + group)
+
+
+def card_job(shape: str, group: int, number: int, controls: list[dict[str, float]], size: Size) -> Result:
+    """The card of one random model, whose null draws have a seed of their own."""
+    seed = FIRST_TESTED_SEED + group * MODELS_PER_GROUP + number
+    texts = group_texts(shape, group, size)
+    measured, refused = measure_claims(random_model(shape, seed), texts, chosen_claims(size.claims), size.draws, seed)
+    rows = answer_claims(measured, control_means(controls))
+    return {"shape": shape, "answers": printed_answers(rows), "refused": refused, "numbers": row_numbers(rows)}
+
+
+def random_cards(size: Size, checkpoint: Checkpoint, _: Path | None) -> Result:
+    """Part a: how many cards of random models have a clear answer."""
+    groups = [(shape, group) for shape in size.shapes for group in range(-(-size.models // MODELS_PER_GROUP))]
+    control_jobs = {
+        f"a, untrained {shape} {group}.{number}, {size.label}": (shape, group, number, size)
+        for shape, group in groups
+        for number in range(size.untrained)
+    }
+    means = checkpoint.finish(control_job, control_jobs)
+    controls = {
+        key: [
+            means[f"a, untrained {key[0]} {key[1]}.{number}, {size.label}"]["means"] for number in range(size.untrained)
+        ]
+        for key in groups
+    }
+    card_jobs = {
+        f"a, {shape} {group}.{number}, {size.label}": (shape, group, number, controls[shape, group], size)
+        for shape, group in groups
+        for number in range(min(MODELS_PER_GROUP, size.models - group * MODELS_PER_GROUP))
+    }
+    return summarise_cards(checkpoint.finish(card_job, card_jobs))
+
+
+def summarise_cards(cards: Mapping[str, Result]) -> Result:
+    clear = {name: clear_answers(card["answers"]) for name, card in cards.items()}
+    n_clear = sum(map(bool, clear.values()))
+    return {
+        "cards": len(cards),
+        "clear_cards": n_clear,
+        "is_allowed": n_clear <= MAX_CLEAR_CARDS * len(cards),
+        "by_shape": dict(Counter(card["shape"] for name, card in cards.items() if clear[name])),
+        "by_claim": dict(
+            Counter(f"{claim} {answer}" for answers in clear.values() for claim, answer in answers.items())
+        ),
+        "answers": dict(Counter(answer for card in cards.values() for answer in card["answers"].values())),
+        "refused": dict(Counter(name for card in cards.values() for name in card["refused"])),
+    }
+
+
+# The command line
+
+Part = Callable[[Size, Checkpoint, Path | None], Result]
+PARTS: dict[str, Part] = {"a": random_cards, "c": resampled_coverage, "d": other_seeds}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=sorted(PARTS), nargs="+", default=sorted(PARTS))
+    parser.add_argument("--workers", type=int, default=1, help="processes, one thread each")
+    parser.add_argument("--claims", nargs="+", metavar="CLAIM", help="some claims only")
+    for name, explanation in (
+        ("models", "random models per architecture (part a)"),
+        ("repeats", "draws of every planted model (part b)"),
+        ("samples", "samples of texts and null draws (part c)"),
+        ("seeds", "other seeds (parts c and d)"),
+        ("draws", "null draws of a card"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=getattr(Size, name), help=explanation)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--smallest", action="store_true", help="run all code within seconds and store nothing")
+    return parser
+
+
+SMALLEST = Size(
+    models=1,
+    n_texts=4,
+    n_tokens=10,
+    samples=5,
+    seeds=0,
+    repeats=1,
+    shapes=SHAPES[:1],
+    claims=("erasure", "directions"),
+    subject="tiny model",
 )
 
 
-@dataclass(frozen=True)
-class Size:
-    texts: int = 200
-    tokens: int = 96
-    first: int = 0
-    workers: int = 1
-
-
-SHAPES = ("the model that ships", "gpt2", "llama, grouped keys", "neox, parallel")
-"""The default architecture, learned positions, rotary with grouped keys, and parallel blocks."""
-
-
-def untrained_model(shape: str, seed: int) -> Any:
-    """A model of one of four architectures with initial weights."""
-    import transformers as tr
-
-    if shape == SHAPES[0]:
-        return rs.load(untrained=True, seed=seed)
-    torch.manual_seed(seed)
-    small: dict[str, Any] = {"vocab_size": 4096, "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 160}
-    networks = {
-        "gpt2": lambda: tr.GPT2LMHeadModel(tr.GPT2Config(n_layer=4, n_head=4, n_embd=64, vocab_size=4096)),
-        "llama, grouped keys": lambda: tr.LlamaForCausalLM(
-            tr.LlamaConfig(**small, num_attention_heads=8, num_key_value_heads=2)
-        ),
-        "neox, parallel": lambda: tr.GPTNeoXForCausalLM(tr.GPTNeoXConfig(**small, num_attention_heads=4)),
-    }
-    tokenizer = tr.PreTrainedTokenizerFast(tokenizer_object=rs.load().tokenizer)
-    return rs.load(networks[shape](), tokenizer=tokenizer)
-
-
-def random_text(kind: str, tokens: int, seed: int) -> list[int]:
-    """The token ids of a text without structure."""
-    draw = torch.Generator().manual_seed(seed)
-    if kind == "random":
-        return torch.randint(300, 4000, (tokens,), generator=draw).tolist()
-    if kind == "distinct":
-        return (300 + torch.randperm(3700, generator=draw)[:tokens]).tolist()
-    real = rs.load().trace(PROSE).ids
-    return real[torch.randperm(len(real), generator=draw)][:tokens].tolist()
-
-
-def analyse(model: Any, ids: list[int], walk: int | None = None) -> Results:
-    """The results of all analyses with findings. With the seed `walk`, random walks replace the points of the text."""
-    trace = model.trace(ids)
-    if walk is not None:
-        steps = torch.randn(trace.points.shape, generator=torch.Generator().manual_seed(walk))
-        trace = replace(trace, points=steps.cumsum(0).to(trace.points))
-    return run_analyses(Subject(model, ids, trace), [report_request(name) for name in analyses_with_findings()])
-
-
-def statements(results: Results) -> list[Statement]:
-    """Every candidate statement, significant or not."""
-    candidates = [statement for candidate in CANDIDATES if (statement := candidate(results)) is not None]
-    return correct_for_family(candidates, FAMILY_SIZE)
-
-
-POINT_ANALYSES = ("trajectory", "transport")
-"""The analyses of a random walk. The others depend on weights, which did not produce the walk."""
-
-
-def candidate_statements(shape: str, kind: str, tokens: int, seed: int) -> list[Statement]:
-    """All candidate statements about one random text in an untrained model."""
-    ids = random_text("random" if kind == "walk" else kind, tokens, seed)
-    candidates = statements(analyse(untrained_model(shape, seed), ids, seed if kind == "walk" else None))
-    return [statement for statement in candidates if kind != "walk" or statement.analysis in POINT_ANALYSES]
-
-
-KINDS = ("random", "distinct", "shuffled", "walk")
-
-
-def runs(size: Size) -> "Iterator[tuple[str, list[Statement]]]":
-    """The group and the candidate statements of every text, over all architectures and kinds of texts."""
-    texts = range(size.first, size.first + size.texts)
-    if size.workers == 1:
-        yield from (run(index, size.tokens) for index in texts)
-        return
-    with ProcessPoolExecutor(size.workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        yield from pool.map(partial(run, tokens=size.tokens), texts)
-
-
-def run(index: int, tokens: int) -> tuple[str, list[Statement]]:
-    """The group (architecture and kind) and the candidate statements of one text."""
-    shape, kind = SHAPES[index % len(SHAPES)], KINDS[index // len(SHAPES) % len(KINDS)]
-    return f"{shape}, {kind}", candidate_statements(shape, kind, tokens, index)
-
-
-def measure(size: Size) -> dict[str, Any]:
-    """How often each statement has p ≤ .05, how often it is reported, and how many texts have a reported statement."""
-    n_tests, n_below, n_reported = Counter[str](), Counter[str](), Counter[str]()
-    has_report = defaultdict[str, list[bool]](list)
-    for group, candidates in runs(size):
-        seen = Counter[str]()
-        significant = [statement for statement in candidates if statement.is_significant]
-        for statement in candidates:
-            seen[statement.analysis] += 1
-            name = f"{statement.analysis} {seen[statement.analysis]}"
-            n_tests[name] += statement.p == statement.p
-            n_below[name] += statement.p * statement.tries <= SIGNIFICANCE_LEVEL
-            n_reported[name] += statement.is_significant
-        has_report[group].append(bool(significant))
-        texts = [f"{entry.analysis} {entry.value:.3g}, null {entry.null:.3g}, p {entry.p:.1g}" for entry in significant]
-        print(f"{group}: {'; '.join(texts) or 'nothing'}", flush=True)
-    rows = {
-        name: {"asked": n_tests[name], "below": n_below[name], "told": n_reported[name]} for name in sorted(n_tests)
-    }
-    by_group = {group: sum(flags) for group, flags in has_report.items()}
-    n_texts = sum(map(len, has_report.values()))
-    return {"texts": n_texts, "texts_told_anything": sum(by_group.values()), "statements": rows, "by": by_group}
+def store_part(part: str, result: Result, out: Path) -> None:
+    file = out / "calibration.json"
+    stored = json.loads(file.read_text()) if file.is_file() else {}
+    out.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(stored | {part: result}, indent=1) + "\n")
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=int, default=Size.texts)
-    parser.add_argument("--workers", type=int, default=1, help="processes, one thread each")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--smallest", action="store_true", help="run all code within seconds and store nothing")
-    options = parser.parse_args(argv)
-    result = measure(Size(1, 24, first=13) if options.smallest else Size(options.texts, workers=options.workers))
-    for name, row in result["statements"].items():
-        print(f"{name:24} {row['asked']:4} tests  {row['below']:3} with p <= .05  {row['told']:3} reported")
-    n_reported, n_texts = result["texts_told_anything"], result["texts"]
-    print(f"{n_reported} of {n_texts} random texts have a reported statement: {result['by']}")
+    options = make_parser().parse_args(argv)
+    size = SMALLEST
     if not options.smallest:
-        (options.out / "calibration.json").write_text(json.dumps(result, indent=1) + "\n")
+        fields = {name: getattr(options, name) for name in ("models", "repeats", "samples", "seeds", "draws")}
+        size = Size(**fields, claims=tuple(options.claims) if options.claims else None)
+    out = None if options.smallest else options.out
+    checkpoint = Checkpoint(None if out is None else out / "calibration.jsonl", options.workers)
+    for part in options.part:
+        result = PARTS[part](size, checkpoint, out)
+        print(json.dumps({part: result}, indent=1))
+        if out is not None:
+            store_part(part, result, out)
 
 
 if __name__ == "__main__":

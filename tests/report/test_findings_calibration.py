@@ -1,8 +1,8 @@
-"""Random texts in untrained models give no findings: a few here, 200 in benchmarks/calibration.py."""
+"""Random texts in untrained models give no findings: a few here, 200 in benchmarks/findings_calibration.py."""
 
 import pytest
 
-from benchmarks.calibration import KINDS, POINT_ANALYSES, candidate_statements
+from benchmarks.findings_calibration import KINDS, POINT_ANALYSES, candidate_statements
 from rheoscope.report.findings import analyses_with_findings
 
 SHAPES = ("llama, grouped keys",)

@@ -1,0 +1,123 @@
+"""Answers of a card are calibrated: a few random models, simulated texts and null draws here, more in benchmarks/calibration.py."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rheoscope.catalogue import all_claims
+from rheoscope.report.card import answer_claims
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+CHEAP_CLAIMS = ("similarity", "erasure", "rest", "gradient", "next_token", "directions")
+"""Claims that need no list of words and little time."""
+
+
+@pytest.fixture
+def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function from the name of a module beside the benchmark to the module."""
+    monkeypatch.syspath_prepend(FOLDER)
+    yield import_module
+    for name in [name for name, module in sys.modules.items() if _is_in_folder(module)]:
+        del sys.modules[name]
+
+
+def _is_in_folder(module: Any) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).parent == FOLDER and not module.__name__.startswith("benchmarks.")
+
+
+def test_cards_of_random_models_have_no_clear_answer(benchmark_module: Any) -> None:
+    benchmark, size = benchmark_module("calibration"), benchmark_module("tiny_cards").Size
+    small = size(models=2, n_texts=6, n_tokens=10, shapes=("default",), claims=CHEAP_CLAIMS)
+    summary = benchmark.random_cards(small, benchmark.Checkpoint(), None)
+    assert summary["cards"] == 2
+    assert summary["clear_cards"] == 0, summary["by_claim"]
+    assert sum(summary["answers"].values()) == 2 * len(CHEAP_CLAIMS), summary["refused"]
+
+
+def test_a_clear_answer_is_counted(benchmark_module: Any) -> None:
+    summarise = benchmark_module("calibration").summarise_cards
+    cards = {"x": {"shape": "gpt2", "answers": {"rest": "no"}, "refused": []}}
+    assert summarise(cards)["is_allowed"]
+    cards["y"] = {"shape": "gpt2", "answers": {"rest": "reversed"}, "refused": []}
+    summary = summarise(cards)
+    assert (summary["clear_cards"], summary["by_claim"]) == (1, {"rest reversed": 1})
+    assert not summary["is_allowed"]
+
+
+def simulated_populations(benchmark_module: Any, effect: float = 0.0) -> Any:
+    """Texts and null draws of four kinds of claims. Null draws, not texts, have most of the error of two of them."""
+    population, draw = benchmark_module("resampled_cards").Population, torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw).double()
+
+    shared = 0.01 * normal(400, 1)
+    return {
+        "similarity": {
+            "similarity": population(effect * 0.05 + 0.03 * normal(96), None, shared + 0.03 * normal(400, 96))
+        },
+        "symmetry": {"symmetry": population(torch.tensor([effect * 0.05]).double(), None, 0.02 * normal(400, 1))},
+        "identity": {"identity": population(effect * 0.1 + 0.1 * normal(96), 0.1 * normal(10, 96), None)},
+        "directions": {"directions": population(effect * 0.1 + 0.1 * normal(96), None, None)},
+    }
+
+
+def test_intervals_cover_texts_and_null_draws(benchmark_module: Any) -> None:
+    result = benchmark_module("resampled_cards").coverage(simulated_populations(benchmark_module), 40, samples=250)
+    assert all(0.905 < share < 0.99 for share in result["coverage"].values()), result["coverage"]
+    assert result["joint_coverage"] > 0.92
+
+
+def test_other_null_draws_change_no_simulated_answer(benchmark_module: Any) -> None:
+    tiny_cards = benchmark_module("tiny_cards")
+    for effect, expected in ((0.0, "no"), (3.0, "yes")):
+        populations = simulated_populations(benchmark_module, effect)
+        for seed in range(5):
+            generator = torch.Generator().manual_seed(seed)
+            measured = {
+                claim: {
+                    part: item.sample(torch.arange(len(item.observed)), 40, generator) for part, item in parts.items()
+                }
+                for claim, parts in populations.items()
+            }
+            answers = tiny_cards.printed_answers(answer_claims(measured, {}))
+            assert set(answers.values()) == {expected}, (seed, answers)
+
+
+def test_a_changed_answer_is_allowed_near_a_threshold_only(benchmark_module: Any) -> None:
+    compare = benchmark_module("resampled_cards").compare_seeds
+
+    def card(low: float, answer: str) -> dict[str, Any]:
+        row = {"estimate": low + 0.02, "low": low, "high": low + 0.04, "random_mean": 0.0, "threshold": 0.01}
+        return {"answers": {"similarity": answer}, "numbers": {"similarity": row}}
+
+    near = compare({0: card(0.051, "yes"), 1: card(0.049, "unclear")})
+    assert near["is_allowed"]
+    assert list(near["near_threshold"]) == ["similarity"]
+    assert list(near["changes"]) == ["similarity, seed 1"]
+    assert not compare({0: card(0.09, "yes"), 1: card(0.03, "unclear")})["is_allowed"]
+    assert not compare({0: card(0.09, "yes"), 1: card(0.08, "yes")})["near_threshold"]
+
+
+def test_finished_jobs_are_read_and_not_repeated(benchmark_module: Any, tmp_path: Path) -> None:
+    checkpoint, calls = benchmark_module("checkpointed_jobs").Checkpoint(tmp_path / "jobs.jsonl"), []
+
+    def work(number: int) -> dict[str, int]:
+        calls.append(number)
+        return {"square": number**2}
+
+    checkpoint.finish(work, {"two": (2,)})
+    with checkpoint.file.open("a") as file:
+        file.write('{"job": "three", "res')  # an interrupted run
+    assert checkpoint.finish(work, {"three": (3,), "two": (2,)}) == {"three": {"square": 9}, "two": {"square": 4}}
+    assert checkpoint.finish(work, {"three": (3,)}) == {"three": {"square": 9}}
+    assert calls == [2, 3]
+
+
+def test_claims_of_the_small_card_exist() -> None:
+    assert {*CHEAP_CLAIMS} <= {claim.name for claim in all_claims()}
