@@ -108,6 +108,11 @@ def test_F_a_multiple_of_M_transposed_is_the_gradient(sign: float) -> None:
     assert float(abs(result.alignment - sign).max()) <= 1e-9
     assert float(abs(result.cosine - sign).max()) <= 1e-9
     assert bool((result.first_order * sign > 0).all())
+    assert float(abs(result.layer_cosine - sign).max()) <= 1e-9
+    if sign > 0:
+        assert float(abs(result.dissipation - 1).max()) <= 1e-9
+    else:
+        assert float(result.dissipation.max()) < 0
     assert bool(result.gradient_like.all()) == (sign > 0)
     assert result.attrs["gradient_like_heads"] == (8 if sign > 0 else 0)
     assert result.attrs["tested_heads"] == 8

@@ -1,7 +1,6 @@
 """The energy of every head, how much its update follows the gradient, and which parts of a layer deviate from it."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -10,13 +9,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import block_numel
-from rheoscope.attention.mask import NoMask
-from rheoscope.attention.mechanism import Mechanism
-from rheoscope.attention.position import NoPosition
-from rheoscope.flow.energy.head_updates import HeadUpdates, head_updates, padding_mask
+from rheoscope.flow.energy.gradient_distance import layer_distance, symmetric_gradient
+from rheoscope.flow.energy.head_updates import HeadUpdates, head_updates
+from rheoscope.flow.energy.ledger import (
+    LEDGER_PARTS,
+    ablated_displacements,
+    cosine_distances,
+    next_layer_displacement,
+    recorded_displacement,
+)
 from rheoscope.messages.message import Message
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.components import last_step_of_layer
 from rheoscope.space.float32_products import mixed_precision_matmul
 from rheoscope.space.head import Heads
 from rheoscope.space.masked_means import ValidTokens, masked_mean, valid_counts, zero_invalid_rows
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     import xarray
 
 FDR_LEVEL = 0.05
-LEDGER_PARTS = ("mask", "norm", "position", "mlp")
 Cloud = Float[Tensor, "*b n d"]
 PerHead = Float[Tensor, "*b h"]
 
@@ -49,11 +51,13 @@ def energy(
     `attrs["definition"]` of each field has its formula.
 
     **Returns** (layer, head): `energy`, `energy_after`, `first_order`, `remainder`, `cosine` with its null, `alignment`,
-    `q_value`, `gradient_like`, `symmetry`. (layer): `landscape`, `landscape_update`. (layer, difference): `ledger`. Massive tokens
-    remain keys but are left out of every mean. `attrs` has the numbers of tested and of significant heads.
+    `q_value`, `gradient_like`, `symmetry`, `symmetric_cosine` with its null. (layer): `landscape`, `landscape_update`,
+    `layer_cosine` with its null, `dissipation`. (layer, difference): `ledger`. Massive tokens remain keys but are left
+    out of every mean. `attrs` has the numbers of tested and of significant heads.
 
     **Laws** The gradient equals that of autograd. Λ after a small fraction t of Δ_h is Λ + t · first_order. F = cMᵀ gives cosine 1.
-    Rotating E, or any other change that keeps the logits, changes nothing.
+    With one c > 0 for all heads, layer_cosine and dissipation are 1 too. Symmetric M gives symmetric_cosine = cosine. Rotating E, or
+    any other change that keeps the logits, changes nothing.
 
     **Source** arXiv:2312.10794 (attention as a gradient flow), arXiv:2008.02217 (the log-sum-exp energy).
 
@@ -135,7 +139,7 @@ def concatenate_heads(factors: list[Factored]) -> Factored:
 def layer_statistics(trace: Trace | Traces, layer: int, valid: ValidTokens) -> dict[str, Tensor]:
     """The statistics of the heads of one layer on the text."""
     updates = head_updates(trace, layer)
-    displacement = _recorded_displacement(trace, layer)
+    displacement = recorded_displacement(trace, layer)
     other_displacements = [
         next_layer_displacement(trace, layer),
         *ablated_displacements(trace, layer, updates, displacement),
@@ -144,7 +148,10 @@ def layer_statistics(trace: Trace | Traces, layer: int, valid: ValidTokens) -> d
         zero_invalid_rows(displacement, valid),
         (zero_invalid_rows(other_displacement, valid) for other_displacement in other_displacements),
     )
-    return energy_statistics(updates, valid) | {
+    return {
+        **energy_statistics(updates, valid),
+        **symmetric_cosines(updates, valid),
+        **layer_distance(updates, at_least_float32(trace.layer_input(layer)), valid),
         "landscape_update": cosine_distance[..., 0],
         "ledger": cosine_distance[..., 1:],
     }
@@ -221,15 +228,23 @@ def energy_after_move(updates: HeadUpdates, fraction: float) -> tuple[Float[Tens
 
 
 def gradient_cosines(updates: HeadUpdates, valid: ValidTokens) -> dict[str, PerHead]:
-    """cos(Δ, ∇Λ) and its null under random rotations of F, from r x r matrices.
+    """cos(Δ, ∇Λ) and its null under random rotations of F."""
+    return cosines_with_gradient(updates, updates.query_gradient, updates.query_weights, valid)
+
+
+def cosines_with_gradient(
+    updates: HeadUpdates, rows: Float[Tensor, "*b h n r"], weights: Float[Tensor, "h d r"], valid: ValidTokens
+) -> dict[str, PerHead]:
+    """The cosines of the updates with rows weightsᵀ and their null under random rotations of F, from r x r matrices.
 
     ⟨ΔQ, G⟩ = tr(Q GᵀΔ) has mean 0 and variance ‖ΔᵀG‖²/d over all orthogonal Q.
     """
     mixed_values, query_gradient, query_gram = (
         zero_invalid_rows(updates.mixed_values, valid),
-        zero_invalid_rows(updates.query_gradient, valid),
-        updates.query_weights.mT @ updates.query_weights,
+        zero_invalid_rows(rows, valid),
+        weights.mT @ weights,
     )
+    output_to_query = updates.output_map @ weights
     cross_moment = mixed_values.mT @ query_gradient
     squared_norms = (
         (mixed_values.mT @ mixed_values * updates.output_gram).sum((-2, -1)),
@@ -239,10 +254,8 @@ def gradient_cosines(updates: HeadUpdates, valid: ValidTokens) -> dict[str, PerH
     inner_sd = (cross_moment.mT @ updates.output_gram @ cross_moment * query_gram).sum((-2, -1)).clamp(
         min=0
     ).sqrt() / updates.x_hat.shape[-1] ** 0.5
-    inner = (cross_moment * updates.output_to_query).sum((-2, -1))
-    shared_inner = (mixed_values.sum(-2)[..., None, :] @ updates.output_to_query @ query_gradient.sum(-2)[..., None])[
-        ..., 0, 0
-    ]
+    inner = (cross_moment * output_to_query).sum((-2, -1))
+    shared_inner = (mixed_values.sum(-2)[..., None, :] @ output_to_query @ query_gradient.sum(-2)[..., None])[..., 0, 0]
     shared_inner = shared_inner / valid_counts(updates.energy, valid)
     return {
         "cosine": safe_divide(inner, norm_product),
@@ -253,86 +266,14 @@ def gradient_cosines(updates: HeadUpdates, valid: ValidTokens) -> dict[str, PerH
     }
 
 
-# Deviations of a layer from a gradient flow
-
-
-def next_layer_displacement(trace: Trace | Traces, layer: int) -> Cloud:
-    """The displacement of this layer's cloud by the attention of the next layer; NaN at the last layer."""
-    if layer + 1 == trace.view.layers:
-        return torch.full_like(at_least_float32(_points_at(trace, 0)), float("nan"))
-    next_heads = trace.view.layer_heads[layer + 1]
-    mechanism, projections = (
-        next_heads.mechanism.with_mask(padding_mask(trace, layer + 1)),
-        next_heads.qkv(trace.view.to_model_precision(trace.layer_input(layer))),
-    )
-    return attention_displacement(next_heads, mechanism, trace.layer_input(layer), *projections).reshape(
-        _points_at(trace, 0).shape
-    )
-
-
-def ablated_displacements(trace: Trace | Traces, layer: int, updates: HeadUpdates, displacement: Cloud) -> list[Cloud]:
-    """The displacement by attention after removing the mask, the norm or the positions, or adding the MLP."""
-    heads, mechanism = updates.landscape.heads, updates.landscape.heads.mechanism
-    padding = trace.padding if isinstance(trace, Traces) else None
-    without_mask, without_position = replace(mechanism, mask=NoMask()), replace(mechanism, position=NoPosition())
-    x, projections = (
-        at_least_float32(trace.layer_input(layer)),
-        [trace.view.to_model_precision(part) for part in updates.projections()],
-    )
-    return [
-        displacement
-        if mechanism.mask.allows_all
-        else attention_displacement(heads, without_mask.with_mask(padding), x, *projections).reshape(
-            displacement.shape
-        ),
-        _displacement_after_norm(updates, trace, layer, x, displacement),
-        displacement
-        if mechanism.position.is_trivial
-        else attention_displacement(
-            heads, without_position.with_mask(padding_mask(trace, layer)), x, *projections
-        ).reshape(displacement.shape),
-        at_least_float32(_points_at(trace, last_step_of_layer(trace, layer))) - x,
-    ]
-
-
-def _displacement_after_norm(
-    updates: HeadUpdates, trace: Trace | Traces, layer: int, x: Cloud, displacement: Cloud
-) -> Cloud:
-    """The displacement after the norm: of x̂ in pre-norm blocks, of the sum in post-norm blocks."""
-    middle = trace.mid_steps[layer]
-    if trace.steps[middle].is_sum:
-        return at_least_float32(_points_at(trace, middle + 1)) - x
-    return updates.landscape.heads.norm.normalise(x + displacement) - updates.x_hat
-
-
-def attention_displacement(
-    heads: Heads, mechanism: Mechanism, x: Cloud, q: Tensor, k: Tensor, v: Tensor
-) -> Float[Tensor, "b n d"]:
-    """The displacement by the attention of a layer with the weights of `mechanism`."""
-    out = heads.apply_gate(mechanism.attend(q, k, v), x).transpose(1, 2).flatten(2)
-    total = mixed_precision_matmul(out, heads.W_O.flatten(0, 1)) + (0 if heads.b_O is None else heads.b_O)
-    if heads.output_norm is None:
-        return total
-    return total * heads.output_norm_scale(total) + (0 if heads.output_norm.bias is None else heads.output_norm.bias)
-
-
-def cosine_distances(a: Cloud, candidates: Iterable[Cloud]) -> Float[Tensor, "*b others"]:
-    """1 − cos between an array and each candidate, as flat vectors; 0 if one of them is 0."""
-    a = a.flatten(-2)
-    pairs = [(torch.linalg.vecdot(a, b), b.norm(dim=-1)) for b in (candidate.flatten(-2) for candidate in candidates)]
-    inner, norms = (torch.stack(part, -1) for part in zip(*pairs, strict=True))
-    norms = a.norm(dim=-1)[..., None] * norms
-    return torch.where(norms == 0, 0, 1 - inner / torch.where(norms == 0, 1, norms))
-
-
-def _recorded_displacement(trace: Trace | Traces, layer: int) -> Cloud:
-    return at_least_float32(_points_at(trace, trace.mid_steps[layer])) - at_least_float32(
-        _points_at(trace, trace.input_steps[layer])
-    )
-
-
-def _points_at(trace: Trace | Traces, point: int) -> Cloud:
-    return trace.points[..., point, :, :]
+def symmetric_cosines(updates: HeadUpdates, valid: ValidTokens) -> dict[str, PerHead]:
+    """cos(Δ, ∇Λ) with symmetrised scores, and its null; NaN if scores are not dot products."""
+    factors = symmetric_gradient(updates)
+    if factors is None:
+        missing = torch.full_like(updates.energy[..., 0], float("nan"))
+        return dict.fromkeys(("symmetric_cosine", "symmetric_cosine_null", "symmetric_cosine_null_sd"), missing)
+    cosines = cosines_with_gradient(updates, *factors, valid)
+    return {f"symmetric_{name}": cosines[name] for name in ("cosine", "cosine_null", "cosine_null_sd")}
 
 
 # Tests and result
@@ -409,6 +350,35 @@ ENERGY = Analysis(
             "mean cosine after permuting Δ_h among the tokens, the part that all tokens share",
         ),
         "z": Field(("layer", "head"), "(cosine − cosine_null)/cosine_null_sd"),
+        "symmetric_cosine": Field(
+            ("layer", "head"),
+            "cos(Δ_h, ∇Λ) with ½(s_ij + s_ji) in place of the score s_ij; NaN if scores are not dot products",
+            null="symmetric_cosine_null",
+            null_sd="symmetric_cosine_null_sd",
+        ),
+        "symmetric_cosine_null": Field(
+            ("layer", "head"), "mean of symmetric_cosine over random rotations of F, which is 0"
+        ),
+        "symmetric_cosine_null_sd": Field(
+            ("layer", "head"), "exact standard deviation of symmetric_cosine over all rotations of F"
+        ),
+        "layer_cosine": Field(
+            ("layer",),
+            "cosine of the sum of all Δ_h of a layer with the gradient of the sum of their Λ",
+            null="layer_cosine_null",
+            null_sd="layer_cosine_null_sd",
+        ),
+        "layer_cosine_null": Field(
+            ("layer",), "mean of layer_cosine over random rotations of the summed update, which is 0"
+        ),
+        "layer_cosine_null_sd": Field(
+            ("layer",), "exact standard deviation of layer_cosine over all rotations of the summed update"
+        ),
+        "dissipation": Field(
+            ("layer",),
+            "change of the summed Λ by the summed Δ_h, divided by that of a step of the same length along its gradient: 1 in a "
+            "gradient flow, negative where the energy falls; NaN where the gradient step does not raise it",
+        ),
         "alignment": Field(
             ("layer", "head"), "cos⟨F, Mᵀ⟩, which is 1 if the head increases its own scores on every text"
         ),
