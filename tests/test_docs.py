@@ -46,6 +46,12 @@ def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     run_page(ROOT / page)
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_name_the_checkpoint_of_smollm2(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert "SmolLM2" not in text or ("4-bit" in text and "Instruct" in text)
+
+
 def write_page(tmp_path: Path, text: str) -> Path:
     page = tmp_path / "page.md"
     page.write_text(text, encoding="utf-8")

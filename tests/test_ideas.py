@@ -73,6 +73,28 @@ def test_the_page_has_many_commands_and_their_analyses_exist() -> None:
     assert analyses <= set(ANALYSIS_MODULES)
 
 
+def rendered(number: float) -> str:
+    """A number as the pages print it: .013, −.189, −2.290."""
+    return re.sub(r"^(-?)0\.", r"\1.", f"{number:.3f}").replace("-", "−")
+
+
+def test_the_results_page_has_the_card_of_the_default_model() -> None:
+    results = (Path(__file__).parents[1] / "docs" / "results" / "ideas.md").read_text(encoding="utf-8")
+    card = rheoscope_package.card(rheoscope_package.load())
+    for name in card.claim.values:
+        row = card.sel(claim=name)
+        estimate, low, high = (rendered(float(row[field])) for field in ("estimate", "low", "high"))
+        assert f"| {row.statement.item()} | {row.answer.item()} | {estimate} ({low} to {high}) |" in results
+
+
+def test_every_row_has_a_status() -> None:
+    statuses = re.findall(r"^\| \*\*(.+?)\*\* \| [A-Z]", PAGE, flags=re.M)
+    rows = [line for line in PAGE.splitlines() if re.search(r"\| `rheoscope ", line)]
+    assert len(statuses) == 5
+    for row in rows:
+        assert any(f"**{status}" in row.split("|")[-2] for status in statuses), row
+
+
 @pytest.mark.parametrize(
     "phrase",
     ["Wasserstein", "boundary condition", "Lagrangian", "stacked", "fixed points", "Definition 2", "not efficient"],

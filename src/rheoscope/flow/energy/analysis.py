@@ -376,8 +376,7 @@ ENERGY = Analysis(
         ),
         "dissipation": Field(
             ("layer",),
-            "change of the summed Λ by the summed Δ_h, divided by that of a step of the same length along its gradient: 1 in a "
-            "gradient flow, negative where the energy falls; NaN where the gradient step does not raise it",
+            "change of the summed Λ by the summed Δ_h, divided by that of an equally long step along its gradient; NaN if that lowers Λ",
         ),
         "alignment": Field(
             ("layer", "head"), "cos⟨F, Mᵀ⟩, which is 1 if the head increases its own scores on every text"
