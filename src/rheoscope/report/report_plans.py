@@ -176,10 +176,11 @@ REPORTS: dict[str, ReportPlan] = {FLOW: flow_plan(), **dict(_own_plans())}
 
 
 def report_of_analysis(name: str) -> ReportPlan:
-    """The plan of a report on any single analysis of the catalogue."""
+    """The plan of a report on any single analysis of the catalogue: its own tables, or one for each axis of its fields."""
+    tables = ALL_WORDS[name].tables or (lambda results: field_blocks.blocks(results, name))
     return ReportPlan(
         lambda results: Message("{analysis}: {text}", analysis=name, text=text_blocks.report_title(results)),
         lambda options: [request(name, **options)],
-        (Section((name,), lambda results: field_blocks.blocks(results, name)),),
+        (Section((name,), tables),),
         required=name,
     )

@@ -66,6 +66,7 @@ class OwnReport:
 class Words:
     """Everything that an analysis contributes to reports, declared as `WORDS` in its `words.py`.
 
+    `tables` are the blocks of a report on this analysis alone; without them it has a table for each axis of its fields.
     `training_quantities` are followed while a model trains. `sampling_note` describes the sample that the analysis took from a
     long text. `token_tips` maps a token's position to a line that is shown with the token.
     """
@@ -74,6 +75,7 @@ class Words:
     story: tuple[StoryLine, ...] = ()
     layer_columns: tuple[LayerColumn, ...] = ()
     sections: tuple[ReportSection, ...] = ()
+    tables: "Callable[[Results], list[Block]] | None" = None
     report: OwnReport | None = None
     training_quantities: tuple[TrainingQuantity, ...] = ()
     sampling_note: "Callable[[xarray.Dataset], Message | None]" = lambda dataset: None

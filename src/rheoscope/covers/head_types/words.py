@@ -1,5 +1,6 @@
 """Text about the types of heads: what the heads behind a prediction read, and the quantities followed during training."""
 
+from rheoscope.covers.head_types.head_list import TYPE_NAMES, blocks
 from rheoscope.messages.message import Message, join
 from rheoscope.messages.numbers import format_number
 from rheoscope.picture.token_labels import display_token
@@ -7,19 +8,10 @@ from rheoscope.space.components import heads_by_contribution
 from rheoscope.space.results import Results
 from rheoscope.space.story_line import StoryLine
 from rheoscope.space.training_quantity import TrainingQuantity, maximum
-from rheoscope.space.words import Words
+from rheoscope.space.words import ReportSection, Words
 
 N_HEADS = 3
 """The number of heads that the story names."""
-TYPE_NAMES = {
-    "previous_token": Message("previous token"),
-    "induction": Message("induction"),
-    "duplicate_token": Message("duplicate token"),
-    "sink": Message("sink"),
-    "local": Message("local"),
-    "uniform": Message("uniform"),
-    "mixed": Message("no single type"),
-}
 
 
 def heads_at_work(results: Results) -> Message:
@@ -82,4 +74,6 @@ TRAINING_QUANTITIES = (
         uses_text=False,
     ),
 )
-WORDS = Words(training_quantities=TRAINING_QUANTITIES, story=STORY)
+WORDS = Words(
+    training_quantities=TRAINING_QUANTITIES, story=STORY, sections=(ReportSection("flow", 2, blocks),), tables=blocks
+)
