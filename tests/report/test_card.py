@@ -11,19 +11,22 @@ import torch
 
 import rheoscope as rs
 from rheoscope.catalogue import all_claims
+from rheoscope.messages.message import Message
+from rheoscope.picture.blocks import OpeningRows
+from rheoscope.picture.picture import Cells, Line, Shape
 from rheoscope.report import card as card_module
 from rheoscope.report.card import answer_claims, card_dataset
 from rheoscope.report.card_blocks import (
-    card_blocks,
     claim_table,
-    forest_plot,
     intervals_of,
     number_table,
     summary_line,
     undecidable_lines,
 )
 from rheoscope.report.card_cache import find_card, measurement_key
-from rheoscope.report.card_texts import read_texts
+from rheoscope.report.card_rows import card_blocks, opening_rows
+from rheoscope.report.card_texts import passages, read_texts, texts_digest
+from rheoscope.report.forest_plot import MAX_DRAWN, strip_panel
 from rheoscope.space.claim import Claim, ClaimSample, Measured
 from rheoscope.statistics.claim_answers import Criterion, EffectInterval, claim_answer
 from tests.covers.cases import random_model
@@ -144,9 +147,60 @@ def test_every_block_shows_every_claim() -> None:
     statements = [str(claim.statement) for claim in all_claims()]
     assert [str(row[-1].text) for row in claim_table(card).rows] == statements
     assert len(number_table(card).rows) == card.sizes["interval"]
-    assert list(reversed(forest_plot(card).panels[0].y.names)) == [claim.name for claim in all_claims()]
+    assert [str(row.title) for row in opening_rows(card, None).rows] == statements
     assert str(summary_line(card)).startswith(f"{len(statements)} claims")
     assert len(card_blocks(card)) == 3
+
+
+def test_a_row_opens_to_its_words_its_control_and_its_most_extreme_texts() -> None:
+    card = find_card(rs.load().view)
+    assert card is not None
+    for claim, row in zip(all_claims(), opening_rows(card, passages()).rows, strict=True):
+        assert len(row.details) == len(claim.parts)
+        for part, detail in zip(claim.parts, row.details, strict=True):
+            facts = {str(name): str(value) for name, value in detail.facts.items()}
+            assert facts["Statistic"].startswith(str(part.statistic))
+            assert facts["Smallest effect"].endswith(str(claim.reason))
+            assert facts["Null"] == str(claim.null)
+            assert ("Untrained control" in facts) == (claim.random_models == "untrained")
+            assert ("Strongest text" in facts) == (claim.unit == "texts")
+    effects = card.effect.sel(interval="deformation").values
+    facts = {str(name): str(value) for name, value in opening_rows(card, passages()).rows[1].details[0].facts.items()}
+    for name, index in (("Strongest text", np.nanargmax(effects)), ("Weakest text", np.nanargmin(effects))):
+        first_words = " ".join(passages()[index].split())[:20]
+        assert facts[name].startswith(f"{effects[index]:.3f}".replace("0.", ".", 1))
+        assert f"text {index}: “{first_words}" in facts[name]
+
+
+def test_a_row_draws_every_text_every_random_model_and_the_smallest_effect() -> None:
+    card = find_card(rs.load().view)
+    assert card is not None
+    for claim, row in zip(all_claims(), opening_rows(card, None).rows, strict=True):
+        for part, detail in zip(claim.parts, row.details, strict=True):
+            name = claim.name if len(claim.parts) == 1 else f"{claim.name}.{part.name}"
+            dots = [mark for mark in detail.panel.marks if isinstance(mark, Line) and mark.style == "dots"]
+            dot_values = [np.sort(np.asarray(mark.x)) for mark in dots]
+            effects, random = (np.sort(card[field].sel(interval=name).dropna(field_axis).values) for field, field_axis in
+                               (("effect", "unit"), ("random_effect", "draw")))  # fmt: skip
+            assert any(np.array_equal(x, effects) for x in dot_values), name
+            shift = 0 if claim.random_models == "untrained" else random.mean()
+            assert any(len(x) == len(random) and np.allclose(x, random - shift) for x in dot_values), name
+            dashed = [mark.x[0] for mark in detail.panel.marks if isinstance(mark, Line) and mark.style == "dashed"]
+            assert dashed == [-part.smallest_effect, part.smallest_effect]
+
+
+def test_only_the_passages_of_the_package_are_named() -> None:
+    """A card over 96 other texts must not be taken for the card over the passages."""
+    card = find_card(rs.load().view)
+    assert card is not None
+    assert card.attrs["texts"] == texts_digest(passages())
+    other = card.assign_attrs(texts=texts_digest([f"text {n}" for n in range(96)]), weights="other")
+    (rows, *_) = card_blocks(other)
+    assert isinstance(rows, OpeningRows)
+    facts = {str(name): str(value) for name, value in rows.rows[1].details[0].facts.items()}
+    assert "“" not in facts["Strongest text"]
+    assert not card_module._answers_request(other, 40, 8, 0)
+    assert card_module._answers_request(card, 40, 8, 0)
 
 
 def test_texts_are_read_from_lines_json_lines_and_a_directory(tmp_path: Path) -> None:
@@ -216,5 +270,13 @@ def test_claims_that_no_number_of_texts_decides_are_named() -> None:
 
 
 def test_large_effects_are_drawn_at_the_edge() -> None:
-    xs = [x for mark in forest_plot(planted_card(40.0)).panels[0].marks for x in np.asarray(mark.x)]
-    assert max(map(abs, xs)) == 8
+    strips = [row.strip for row in opening_rows(planted_card(40.0), None).rows]
+    xs = [x for strip in strips for mark in strip.marks if not isinstance(mark, Cells) for x in np.atleast_1d(mark.x)]
+    assert max(map(abs, xs)) == MAX_DRAWN
+
+
+def test_random_models_beyond_the_edge_are_visible() -> None:
+    row = planted_card(0.0).sel(claim="rest")
+    far = row.assign(random_mean=-20 * row.smallest_effect, threshold=0.1 * row.smallest_effect)
+    (band,) = [mark for mark in strip_panel(far, Message("")).marks if isinstance(mark, Shape)]
+    assert -MAX_DRAWN == min(band.x) < max(band.x) < -MAX_DRAWN + 1

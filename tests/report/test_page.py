@@ -8,6 +8,7 @@ from rheoscope.messages.catalogue import use_language
 from rheoscope.messages.message import Message, Verbatim
 from rheoscope.report.page import Cell, Page, figure_png
 from rheoscope.report.style import new_figure
+from tests.report.parts import Parts
 
 
 def test_text_is_escaped_and_hover_texts_too() -> None:
@@ -44,5 +45,12 @@ def test_a_page_in_any_language_may_be_replaced(language: str, tmp_path: Path) -
     path = tmp_path / "page.html"
     with use_language(language):
         assert Page("T").save(path)
-        assert Page("T").with_lines("L", ["again"]).save(path)
+        assert Page("T").with_section("L", "again").save(path)
     assert "again" in path.read_text(encoding="utf-8")
+
+
+def test_a_fold_shows_its_heading_and_has_its_content() -> None:
+    parts = Parts(Page("T").with_fold("Numbers", "<p>3</p>").to_html())
+    assert parts.texts["h2"] == ["Numbers"]
+    assert parts.texts["p"][-1] == "3"
+    assert ("details", {"class": "fold"}) in parts.elements

@@ -16,12 +16,14 @@ from rheoscope.covers.agreement.analysis import AGREEMENT
 from rheoscope.messages.numbers import format_number
 from rheoscope.picture.head_map import TYPE_COLOURS
 from rheoscope.picture.picture import Line
+from rheoscope.report.card_cache import find_card
 from rheoscope.report.comparison_picture import picture as picture_compared
 from rheoscope.report.draw_result import picture_of
 from rheoscope.report.findings import finding_sentences, findings
 from rheoscope.report.layer_table import available_columns
 from rheoscope.report.report_page import comparison_page, report_page, result_pictures
 from rheoscope.report.report_plans import REPORTS, report_of_analysis
+from rheoscope.report.run_report import all_datasets
 from tests.report.cases import SHORT_TEXT, TEXT, Parts, flow_results, model, report_results, small
 
 FLOW = REPORTS["flow"]
@@ -63,16 +65,15 @@ def test_a_page_is_well_formed_and_has_every_section(html: str) -> None:
     parts = Parts(html)
     assert [tag for tag in parts.open if tag not in ("html", "meta")] == []
     assert parts.texts["h1"] == [FLOW.title(flow_results())]
-    tables = ["How each layer moves the cloud", "Prediction after each layer", "Heads as operators"]
+    tables = ["How each layer moves the cloud", "Prediction after each layer", "Heads as operators", "Heads by type"]
     heads = parts.texts["h2"]
     assert heads[0] == "The text"
-    assert heads[1:4] == ["What happens to this text", "The cloud, layer by layer", "Next"]
-    assert [next(head for head in heads if head.startswith(table)) for table in tables] == heads[4:7]
-    assert heads[7] == "Significant findings"
+    assert heads[1:4] == ["What happens to this text", "The card of this model", "Next"]
+    assert [next(head for head in heads if head.startswith(table)) for table in tables] == heads[4:8]
+    assert heads[8] == "Significant findings"
     datasets = [flow_results().datasets[name] for name in ANALYSIS_MODULES if name in flow_results().datasets]
-    assert [heads[2], *heads[8:-2]] == [
-        picture_of(dataset, token_strings=model().token_strings).title for dataset in datasets
-    ]
+    assert heads[9:-2] == [picture_of(dataset, token_strings=model().token_strings).title for dataset in datasets]
+    assert parts.count("details", "fold") == len(heads[4:-1])
     assert len(datasets) == len(flow_results().datasets)
     assert heads[-2:] == ["Origin of the numbers", "Open this in the studio"]
     for line in finding_sentences(*findings(flow_results())):
@@ -81,6 +82,19 @@ def test_a_page_is_well_formed_and_has_every_section(html: str) -> None:
     for command in ("rheoscope reverse", "rheoscope covers", "rheoscope surgery"):
         assert f"<code>{command} " in html
     assert str(flow_results().required_trace.facts["weights"]) in parts.texts["dd"]
+
+
+def test_the_page_has_the_card_of_the_model_or_the_command_that_makes_one(html: str) -> None:
+    assert "<li>No card of this model is stored. rheoscope card answers claims about it over many texts.</li>" in html
+    card = find_card(model().view)
+    assert card is not None
+    with no_model_runs():
+        parts = Parts(report_page(FLOW, replace(flow_results(), card=card)).to_html())
+    assert parts.texts["h2"][2] == "The card of the default model: 14 claims over 96 texts"
+    assert parts.count("summary", "row") == card.sizes["claim"]
+    assert parts.count("div", "detail") == card.sizes["interval"]
+    assert "card" in all_datasets(replace(flow_results(), card=card))
+    assert "card" not in all_datasets(flow_results())
 
 
 def test_a_page_loads_nothing_external(html: str, comparison_html: str) -> None:

@@ -1,4 +1,4 @@
-"""Blocks of a report as values: tables, sentences, tokens, facts, stories and pictures.
+"""Blocks of a report as values: tables, rows that open, sentences, tokens, facts, stories and pictures.
 
 A block is built once from results. The terminal and the page each render it.
 """
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rheoscope.messages.message import Message
-from rheoscope.picture.picture import Picture
+from rheoscope.picture.picture import Panel, Picture
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,37 @@ class Commands:
     purposes: Mapping[str, str]
 
 
-Block = Story | Table | Lines | Tokens | Drawing | Facts | Commands
+@dataclass(frozen=True)
+class RowDetail:
+    """What an opened row shows: names and values, next to a panel."""
+
+    facts: Mapping[str, str]
+    panel: Panel
+
+
+@dataclass(frozen=True)
+class OpeningRow:
+    """A row of a forest plot: a title, an answer and a number, next to a strip. It opens to its details."""
+
+    title: str
+    answer: str
+    number: str
+    strip: Panel
+    details: Sequence[RowDetail]
+
+
+@dataclass(frozen=True)
+class OpeningRows:
+    """A heading, a caption, the scale of all strips and their legend (name → colour and style), and rows that open."""
+
+    heading: str
+    caption: str
+    scale: Panel
+    legend: Mapping[str, tuple[str, str]]
+    rows: Sequence[OpeningRow]
+
+
+Block = Story | Table | OpeningRows | Lines | Tokens | Drawing | Facts | Commands
 
 
 def with_text_number(block: Block, number: int) -> Block:

@@ -9,7 +9,7 @@ from rheoscope.messages.message import Message, Verbatim, plural
 from rheoscope.picture.blocks import Block, Cell, Drawing, Table
 from rheoscope.picture.picture import Axis, Line, Panel, Picture, Shape
 from rheoscope.report.card import card
-from rheoscope.report.card_blocks import ANSWERS, interval_marks, signed_number
+from rheoscope.report.forest_plot import ANSWERS, interval_marks, signed_number
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.claim import Claim

@@ -13,7 +13,7 @@ from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.opening import load
 from rheoscope.report.card_cache import cache_folder, cached_measurement, find_card, store_card
-from rheoscope.report.card_texts import check_texts, passages
+from rheoscope.report.card_texts import check_texts, passages, texts_digest, texts_of_card
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.claim import Claim, ClaimPart, ClaimSample, Measured
@@ -125,7 +125,7 @@ def card(
             Message("no claim can be measured on this model: {reason}", reason=reason.message), reason.advice
         )
     answers = answer_claims(measured, _measure_untrained(model, texts, claims, untrained, seed, folder, progress))
-    facts = {"n_texts": len(texts), "draws": draws, "untrained": untrained, "seed": seed}
+    facts = {"n_texts": len(texts), "texts": texts_digest(texts), "draws": draws, "untrained": untrained, "seed": seed}
     result = card_dataset(answers, reasons, facts | _provenance(model))
     if cache:
         store_card(result)
@@ -138,7 +138,7 @@ def _answers_request(stored: "xarray.Dataset", draws: int, untrained: int, seed:
         stored.attrs["draws"] >= draws
         and stored.attrs["untrained"] >= untrained
         and stored.attrs["seed"] == seed
-        and stored.attrs["n_texts"] == len(passages())
+        and texts_of_card(stored) is not None
         and stored.claim.values.tolist() == [claim.name for claim in all_claims()]
     )
 

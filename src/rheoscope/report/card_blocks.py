@@ -1,42 +1,20 @@
-"""A card for the terminal and for pages: one row per claim, and the forest plot."""
+"""A card for the terminal and for pages: one row per claim, one row per interval, and sentences about the whole."""
 
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from rheoscope.catalogue import all_claims
 from rheoscope.messages.message import Message, Verbatim
-from rheoscope.messages.numbers import format_fixed
-from rheoscope.picture.blocks import Block, Cell, Drawing, Lines, Table
-from rheoscope.picture.picture import Axis, Line, Panel, Picture, Shape
+from rheoscope.picture.blocks import Cell, Table
 from rheoscope.report.card_strip import Strip
+from rheoscope.report.forest_plot import ANSWERS, signed_number
 from rheoscope.space.claim import Claim, ClaimPart
 from rheoscope.statistics.claim_answers import NO, REVERSED, UNCLEAR, YES
 
 if TYPE_CHECKING:
     import xarray
 
-ANSWERS = {YES: Message("yes"), NO: Message("no"), REVERSED: Message("reversed"), UNCLEAR: Message("unclear")}
-COLOURS = {YES: "first", NO: "null", REVERSED: "fourth", UNCLEAR: "fifth"}
-"""Neutral colours: a no is a finding, not a failure."""
 TEXTS = Message("texts")
-MAX_DRAWN = 8.0
-"""Larger effects are drawn at this multiple of the smallest effect of interest."""
-RANDOM_MODELS = {
-    "rotated": Message("rotated heads"),
-    "edited": Message("random edits"),
-    "untrained": Message("untrained models"),
-}
-
-
-def card_blocks(card: "xarray.Dataset") -> list[Block]:
-    """The card as a table of claims, a sentence that counts the answers, and a forest plot."""
-    return [
-        Drawing(forest_plot(card)),
-        number_table(card),
-        Lines(Message("How to read this card"), reading_lines(card)),
-    ]
 
 
 def claims_of(card: "xarray.Dataset") -> list[Claim]:
@@ -89,15 +67,6 @@ def interval_text(row: "xarray.Dataset") -> Message:
         low=signed_number(float(row.low)),
         high=signed_number(float(row.high)),
     )
-
-
-def signed_number(value: float) -> str:
-    """A number with three digits and no leading zero.
-
-    >>> signed_number(0.0512), signed_number(-1.5)
-    ('.051', '-1.500')
-    """
-    return format_fixed(value, 3).replace("0.", ".", 1) if abs(value) < 1 else format_fixed(value, 3)
 
 
 def number_table(card: "xarray.Dataset") -> Table:
@@ -215,49 +184,3 @@ def reading_lines(card: "xarray.Dataset") -> list[str]:
             untrained=int(card.attrs["untrained"]),
         ),
     ]
-
-
-def clipped(effect: float) -> float:
-    """An effect in units of the smallest one, no further out than the edge of the plot."""
-    return min(max(effect, -MAX_DRAWN), MAX_DRAWN)
-
-
-def interval_marks(row: "xarray.Dataset", y: float, tip: Message) -> list[Line | Shape]:
-    """A row of a forest plot: what random models reach, the interval and its estimate, in units of the smallest effect."""
-    delta, answer = float(row.smallest_effect), str(row.answer.values)
-    low, estimate, high = (clipped(float(row[name]) / delta) for name in ("low", "estimate", "high"))
-    mean, limit = float(row.random_mean) / delta, float(row.threshold) / delta
-    left, right = clipped(mean - limit), clipped(mean + limit)
-    heights = [y - 0.3, y - 0.3, y + 0.3, y + 0.3]
-    return [
-        Shape(Message("random models"), [left, right, right, left], heights, "null", 0.25),
-        Line(ANSWERS[answer], [low, high], [y, y], COLOURS[answer], tip=tip),
-        Line(ANSWERS[answer], [estimate], [y], COLOURS[answer], "dots", tip=tip),
-    ]
-
-
-def forest_plot(card: "xarray.Dataset") -> Picture:
-    """One row per claim: its interval in units of the smallest effect, and what random models reach."""
-    claims = claims_of(card)
-    marks: list[Line | Shape] = []
-    for index, claim in enumerate(claims):
-        row, y = card.sel(claim=claim.name), len(claims) - 1 - index
-        answer = answer_text(str(row.answer.values), float(row.texts_needed), claim.unit)
-        marks += interval_marks(row, y, Message("{claim}: {answer}", claim=claim.statement, answer=answer))
-    edges = np.array([-0.6, len(claims) - 0.4])
-    marks += [Line(Message("smallest effect"), [side, side], edges, "null", "dashed") for side in (-1.0, 1.0)]
-    marks.append(Line(Message("no effect"), [0.0, 0.0], edges, "null", "hair"))
-    panel = Panel(
-        Message("Effects in units of the smallest effect of interest"),
-        Message(
-            "Each row is a claim. The interval is right of 1 for yes, left of −1 for reversed, and between them for no. "
-            "Effects beyond {edge:g} are drawn there.",
-            edge=MAX_DRAWN,
-        ),
-        tuple(marks),
-        Axis(Message("effect / smallest effect")),
-        Axis("", tuple(claim.name for claim in reversed(claims))),
-        columns=3,
-        height=max(1.0, 0.16 * len(claims)),
-    )
-    return Picture(Message("The card of {model}", model=str(card.attrs.get("model"))), "", (panel,))

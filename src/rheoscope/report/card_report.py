@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from rheoscope.messages.message import Message
 from rheoscope.report.atlas import atlas, atlas_blocks, atlas_table
 from rheoscope.report.card import card
-from rheoscope.report.card_blocks import card_blocks, claim_table, skipped_lines, summary_line, undecidable_lines
+from rheoscope.report.card_blocks import claim_table, skipped_lines, summary_line, undecidable_lines
+from rheoscope.report.card_rows import card_blocks
 from rheoscope.report.console import console
 from rheoscope.report.page import Page
 from rheoscope.report.progress_bars import progress_bar
@@ -39,13 +40,15 @@ def run_card(
     terminal.console.print()
     for line in [summary_line(result), *undecidable_lines(result), *skipped_lines(result)]:
         terminal.print_line(line)
-    terminal.print_files(write_files({"card": result}, card_page(result).save if files.wants_page else None, files))
+    terminal.print_files(
+        write_files({"card": result}, card_page(result, texts).save if files.wants_page else None, files)
+    )
 
 
-def card_page(result: "xarray.Dataset") -> Page:
-    """A page with the forest plot, the table of claims and how to read them."""
+def card_page(result: "xarray.Dataset", texts: Sequence[Text] | None = None) -> Page:
+    """A page with the forest plot, whose rows open, the table of intervals and how to read them."""
     title = Message("The card of {model}", model=str(result.attrs.get("model")))
-    return add_blocks(Page(title, summary_line(result)), card_blocks(result))
+    return add_blocks(Page(title, summary_line(result)), card_blocks(result, texts))
 
 
 def run_atlas(models: Iterable[RunnableModel], files: OutputFiles, explain: bool) -> None:

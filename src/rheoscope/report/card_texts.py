@@ -1,9 +1,11 @@
 """The texts of a card: the passages of the package, a file or a directory of texts, or texts given in Python."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
@@ -11,6 +13,9 @@ from rheoscope.running.lost_text import count_characters, lost_characters
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Text
+
+if TYPE_CHECKING:
+    import xarray
 
 PASSAGES = Path(__file__).parent / "passages.jsonl"
 MIN_TEXTS = 4
@@ -28,6 +33,20 @@ def passages() -> tuple[str, ...]:
     96
     """
     return tuple(json.loads(line)["text"] for line in PASSAGES.read_text(encoding="utf-8").splitlines())
+
+
+def texts_digest(texts: Sequence[Text]) -> str:
+    """A name of these texts, which a card keeps. Texts given as token ids are not part of it.
+
+    >>> texts_digest(["a", "b"]) == texts_digest(["a", "c"])
+    False
+    """
+    return hashlib.sha256(json.dumps([text for text in texts if isinstance(text, str)]).encode()).hexdigest()[:16]
+
+
+def texts_of_card(card: "xarray.Dataset") -> tuple[str, ...] | None:
+    """The passages of the package if the card is about them, else None: a card does not contain its texts."""
+    return passages() if card.attrs.get("texts") == texts_digest(passages()) else None
 
 
 def read_texts(path: Path) -> list[str]:

@@ -14,6 +14,7 @@ PURPOSES = {
     if words.report is not None and words.report.next_step
 }
 """Command → what it shows about a text, as the analyses declare it."""
+CARD_COMMAND = "rheoscope card"
 DEFAULT_MODEL = "the default model"
 """The name of the model that commands use without --model."""
 
@@ -22,22 +23,27 @@ def blocks(results: Results) -> list[Block]:
     """The answers of the model's card in a sentence, and three commands, unless the text has control characters."""
     if results.trace is None:
         return []
-    text, model = results.trace.text, str(results.view.facts.get("model", DEFAULT_MODEL))
-    name = "" if model == DEFAULT_MODEL else shlex.quote(model)
-    card_command = f"rheoscope card {name}".strip()
+    text, command = results.trace.text, card_command(results)
+    name = command.removeprefix(CARD_COMMAND).strip()
     line = Message(
         "One text proves nothing about a model. {command} answers claims over many texts.",
-        command=Verbatim(card_command),
+        command=Verbatim(command),
     )
     if results.card is not None:
         line = Message(
-            "{command} for this model: {summary}", command=Verbatim(card_command), summary=summary_line(results.card)
+            "{command} for this model: {summary}", command=Verbatim(command), summary=summary_line(results.card)
         )
     if not text.replace("\n", " ").isprintable() or not text:
         return [Commands(Message("Next"), line, {})]
     options = f" --model {name}" if name else ""
     commands = {f"rheoscope {command}{options} {quoted(text)}": purpose for command, purpose in PURPOSES.items()}
     return [Commands(Message("Next"), line, commands)]
+
+
+def card_command(results: Results) -> str:
+    """The command that computes the card of the model, or prints a stored one."""
+    model = str(results.view.facts.get("model", DEFAULT_MODEL))
+    return CARD_COMMAND if model == DEFAULT_MODEL else f"{CARD_COMMAND} {shlex.quote(model)}"
 
 
 def quoted(text: str) -> str:

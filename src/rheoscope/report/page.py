@@ -1,6 +1,7 @@
 """One self-contained HTML file of headings, figures and tables, without external fonts, images or addresses.
 
-The page is complete without its script. The script only shows tooltips immediately, also on touch screens.
+The page is complete without its script. The script shows tooltips immediately, also on touch screens,
+and opens everything before it is printed.
 """
 
 import base64
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from rheoscope.files import signature, write_report
 from rheoscope.messages.catalogue import current_language
-from rheoscope.picture.blocks import Cell, to_cells
+from rheoscope.picture.blocks import Cell
 from rheoscope.picture.picture import Picture
+from rheoscope.report.block_html import facts_html, table_html
 from rheoscope.report.draw.inline import picture_html
 from rheoscope.report.html_text import html_text
 from rheoscope.report.style import DRAWING_CSS
@@ -58,6 +60,29 @@ dt { font-weight: 600; } dd { margin: 0; }
 dl.story { grid-template-columns: 8rem 1fr; gap: .5rem 1rem; font-size: 1rem; color: var(--ink); max-width: 90ch; }
 dl.story code { font-size: .8rem; background: var(--soft); padding: 0 .3rem; border-radius: .25rem; color: var(--muted); }
 @media (max-width: 42rem) { dl.story { grid-template-columns: 1fr; gap: 0; } dl.story dd { margin-bottom: .6rem; } }
+dl.commands { grid-template-columns: 1fr; gap: .1rem; font-size: .9rem; max-width: 90ch; }
+dl.commands dd { margin-bottom: .6rem; }
+dl.commands code { display: block; padding: .4rem .6rem; background: var(--soft); border-radius: .3rem; color: var(--ink);
+  max-height: 6.5rem; overflow-y: auto; }
+details.fold { border-top: 1px solid var(--line); } details.fold > summary { padding: .7rem 0; color: var(--ink); }
+details.fold > summary h2 { display: inline; margin: 0; font-size: 1.05rem; } details.fold[open] > summary { padding-bottom: 1rem; }
+details.fold[open] { padding-bottom: 2rem; }
+.rows { margin-top: .8rem; border-bottom: 1px solid var(--line); } .rows > details { border-top: 1px solid var(--line); }
+.row { display: grid; grid-template-columns: minmax(0, 1fr) 20rem 10.5rem 11rem; gap: 0 1rem; align-items: center;
+  padding: .35rem .3rem; list-style: none; color: var(--ink); font-size: .92rem; }
+.row::-webkit-details-marker { display: none; } .row > span { position: relative; padding-left: 1.1rem; }
+summary.row > span::before { content: "▸"; position: absolute; left: 0; color: var(--muted); }
+details[open] > summary.row > span::before { content: "▾"; } summary.row:hover, details[open] > summary.row { background: var(--soft); }
+.row small { font-variant-numeric: tabular-nums; text-align: right; } .row b { font-weight: 600; white-space: nowrap; }
+.row svg { overflow: visible; }
+.scale-row { padding-block: 0; } .row svg .path { stroke-width: 2.6; stroke-opacity: .9; }
+.row svg .line.null { stroke-width: 1; stroke-dasharray: 3 2.2; }
+.detail { display: grid; grid-template-columns: minmax(0, 1fr) 24rem; gap: 1rem 2rem; align-items: start;
+  padding: .8rem .3rem 1.4rem 1.4rem; }
+.detail dl { margin: 0; grid-template-columns: 8.5rem 1fr; gap: .3rem 1rem; font-size: .88rem; } .detail dd { color: var(--ink); }
+@media (max-width: 60rem) { .row { grid-template-columns: minmax(0, 1fr) auto; } .row > :is(span, svg) { grid-column: 1 / -1; }
+  .detail { grid-template-columns: minmax(0, 1fr); padding-left: .3rem; } }
+@media (max-width: 42rem) { .detail dl { grid-template-columns: 1fr; gap: 0; } .detail dd { margin-bottom: .4rem; } }
 footer { margin-top: 3rem; color: var(--muted); font-size: .85rem; }
 @media print { :root { --ink: #000; --muted: #444; --line: #ccc; --paper: #fff; --soft: #f5f5f5; } #tip { display: none; }
   body { padding: 0; font-size: 11px; } figure, tr { break-inside: avoid; } .scroll { overflow: visible; } svg { min-width: 0 !important; }
@@ -80,6 +105,7 @@ const show = (event) => {
   tip.style.top = (y + 18 + tip.offsetHeight > innerHeight ? y - tip.offsetHeight - 10 : y + 18) + "px"; };
 for (const name of ["pointermove", "pointerdown", "focusin"]) document.addEventListener(name, show);
 document.addEventListener("scroll", () => tip.hidden = true, true);
+addEventListener("beforeprint", () => { for (const part of document.querySelectorAll("details")) part.open = true; });
 document.addEventListener("keydown", (event) => { if (event.key == "Escape") tip.hidden = true; });
 """
 
@@ -97,7 +123,15 @@ class Page:
     sections: tuple[str, ...] = field(default=())
 
     def with_section(self, heading: str, html: str) -> "Page":
-        return Page(self.title, self.lead, (*self.sections, f"<section><h2>{html_text(heading)}</h2>{html}</section>"))
+        return self._with_html(f"<section><h2>{html_text(heading)}</h2>{html}</section>")
+
+    def with_fold(self, heading: str, html: str) -> "Page":
+        """A section that shows its heading, and the rest when it is opened."""
+        summary = f"<summary><h2>{html_text(heading)}</h2></summary>"
+        return self._with_html(f'<section><details class="fold">{summary}{html}</details></section>')
+
+    def _with_html(self, html: str) -> "Page":
+        return Page(self.title, self.lead, (*self.sections, html))
 
     def with_png(self, heading: str, image_bytes: bytes, caption: str) -> "Page":
         """An embedded PNG, such as `figure_png(figure)` returns."""
@@ -109,13 +143,9 @@ class Page:
         """A picture as inline SVG, with its caption."""
         return self.with_section(picture.title, picture_html(picture))
 
-    def with_lines(self, heading: str, lines: Sequence[str]) -> "Page":
-        return self.with_section(heading, f"<ul>{''.join(f'<li>{html_text(line)}</li>' for line in lines)}</ul>")
-
     def with_facts(self, heading: str, facts: Mapping[str, str]) -> "Page":
         """Names and values in two columns."""
-        rows = "".join(f"<dt>{html_text(name)}</dt><dd>{html_text(value)}</dd>" for name, value in facts.items())
-        return self.with_section(heading, f"<dl>{rows}</dl>")
+        return self.with_section(heading, facts_html(facts))
 
     def with_table(
         self,
@@ -126,16 +156,7 @@ class Page:
         note: str = "",
     ) -> "Page":
         """A table. Columns outside `text_columns` are right-aligned; by default all columns hold text."""
-        css_class = "" if text_columns is None else " class=numbers"
-        left_aligned = text_columns or frozenset()
-        head = "".join(_cell_html("th", cell, index in left_aligned) for index, cell in enumerate(to_cells(header)))
-        body = "".join(
-            f"<tr>{''.join(_cell_html('td', cell, index in left_aligned) for index, cell in enumerate(to_cells(row)))}</tr>"
-            for row in rows
-        )
-        table = f"<table{css_class}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        note_html = f'<p class="caption">{html_text(note)}</p>' if note else ""
-        return self.with_section(heading, f'<div class="scroll">{table}</div>{note_html}')
+        return self.with_section(heading, table_html(header, rows, text_columns, note))
 
     def to_html(self) -> str:
         return (
@@ -158,10 +179,3 @@ def figure_png(figure: "Figure", dpi: int = 130) -> bytes:
 
 def save_bytes(data: bytes, path: Path) -> str:
     return write_report(path, lambda temporary: temporary.write_bytes(data))
-
-
-def _cell_html(tag: str, cell: Cell, is_text: bool) -> str:
-    title_attribute = f' title="{html_text(cell.definition)}"' if cell.definition else ""
-    small_html = f" <small>{html_text(cell.small_text)}</small>" if cell.small_text else ""
-    css_class = " class=word" if is_text else ""
-    return f"<{tag}{css_class}><span{title_attribute}>{html_text(cell.text)}</span>{small_html}</{tag}>"

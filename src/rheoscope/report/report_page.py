@@ -7,13 +7,13 @@ from pathlib import Path
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.files import check_writable
 from rheoscope.messages.message import Message, join
-from rheoscope.picture.blocks import Block, Commands, Drawing, Facts, Lines, Story, Table, Tokens, with_text_number
-from rheoscope.report import layer_table, text_blocks
+from rheoscope.picture.blocks import Block, Drawing, Story, with_text_number
+from rheoscope.report import card_section, layer_table, text_blocks
 from rheoscope.report.analysis_runs import Subject, run_analyses
+from rheoscope.report.block_html import block_heading, block_html
 from rheoscope.report.card_cache import find_card
 from rheoscope.report.comparison_picture import picture as comparison_picture
 from rheoscope.report.draw_result import picture_of
-from rheoscope.report.html_text import html_text
 from rheoscope.report.page import Page
 from rheoscope.report.report_plans import FLOW, REPORTS, ReportPlan
 from rheoscope.report.studio_link import add_studio_link
@@ -54,17 +54,21 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
 
 
 def report_page(plan: ReportPlan, results: Results) -> Page:
-    """The page of one report: the story, the first picture, the other sections, and the other pictures."""
+    """The page of one report: what the terminal shows, the card, then all other sections and the pictures, which open."""
     page = Page(plan.title(results), text_blocks.lead_text(results))
-    blocks: list[Block] = [] if results.trace is None else [text_blocks.token_block(results)]
-    blocks += merge_stories([block for section in plan.sections for block in section.blocks(results)])
+    tokens: list[Block] = [] if results.trace is None else [text_blocks.token_block(results)]
     pictures = result_pictures(results)
-    split_index = next((index + 1 for index, block in enumerate(blocks) if isinstance(block, Story)), len(blocks))
-    blocks = [*blocks[:split_index], *pictures[:1], *blocks[split_index:], *pictures[1:]]
-    return add_studio_link(
-        add_blocks(page, [*blocks, *text_blocks.skipped_blocks(results), text_blocks.provenance_block(results)]),
-        results,
+    first, others = (
+        merge_stories(
+            [block for section in plan.sections if section.full_only == is_full for block in section.blocks(results)]
+        )
+        for is_full in (False, True)
     )
+    skipped, origin = text_blocks.skipped_blocks(results), text_blocks.provenance_block(results)
+    if not others:
+        return add_studio_link(add_blocks(page, [*tokens, *first, *pictures, *skipped, origin]), results)
+    page = add_folds(add_blocks(page, [*tokens, *first]), [*others, *pictures, *skipped, origin])
+    return add_studio_link(page, results)
 
 
 def comparison_page(plan: ReportPlan, first_results: Results, second_results: Results) -> Page:
@@ -84,7 +88,7 @@ def comparison_page(plan: ReportPlan, first_results: Results, second_results: Re
         section_blocks = [
             block
             for section in plan.sections
-            if section.blocks is not layer_table.blocks
+            if section.blocks not in (layer_table.blocks, card_section.blocks)
             for block in section.blocks(results)
         ]
         blocks += [
@@ -110,26 +114,17 @@ def result_pictures(results: Results) -> list[Drawing]:
     ]
 
 
-def add_blocks(page: Page, blocks: list[Block]) -> Page:
+def add_blocks(page: Page, blocks: Sequence[Block]) -> Page:
     """The page with these blocks at its end."""
     for block in blocks:
-        match block:
-            case Story():
-                page = page.with_section(block.heading, story_html(block))
-            case Table():
-                page = page.with_table(
-                    block.heading, block.header, block.rows, block.text_columns, block.small_caption or block.note
-                )
-            case Commands():
-                page = page.with_section(block.heading, commands_html(block))
-            case Lines():
-                page = page.with_lines(block.heading, block.lines)
-            case Tokens():
-                page = page.with_section(block.heading, tokens_html(block))
-            case Drawing():
-                page = page.with_picture(block.picture)
-            case Facts():
-                page = page.with_facts(block.heading, block.facts)
+        page = page.with_section(block_heading(block), block_html(block))
+    return page
+
+
+def add_folds(page: Page, blocks: Sequence[Block]) -> Page:
+    """The page with these blocks at its end. Each shows its heading and opens."""
+    for block in blocks:
+        page = page.with_fold(block_heading(block), block_html(block))
     return page
 
 
@@ -142,30 +137,3 @@ def merge_stories(blocks: Sequence[Block]) -> list[Block]:
         else:
             merged.append(block)
     return merged
-
-
-def story_html(block: Story) -> str:
-    """Every line with its title, its sentence, and the command that shows more."""
-    items = [
-        f"<dt>{html_text(line.title)}</dt><dd>{html_text(line.sentence)} <code>{html_text(line.deeper)}</code></dd>"
-        for line in block.lines
-    ]
-    return f'<dl class="story">{"".join(items)}</dl><p class="caption">{html_text(block.note)}</p>'
-
-
-def commands_html(block: Commands) -> str:
-    """The sentence, and every command with its purpose."""
-    items = [
-        f"<dt><code>{html_text(command)}</code></dt><dd>{html_text(purpose)}</dd>"
-        for command, purpose in block.purposes.items()
-    ]
-    return f'<p>{html_text(block.line)}</p><dl class="story">{"".join(items)}</dl>'
-
-
-def tokens_html(block: Tokens) -> str:
-    """The tokens of the text. Marked ones are highlighted, and every token has a tooltip."""
-    items = []
-    for index, (token_text, tip) in enumerate(zip(block.token_texts, block.tips, strict=True)):
-        css_class = ' class="massive"' if index in block.marked_tokens else ""
-        items.append(f'<li{css_class} title="{html_text(tip)}">{html_text(token_text)}</li>')
-    return f'<ol class="tokens">{"".join(items)}</ol>'

@@ -11,7 +11,7 @@ from typing import Any
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.messages.message import Message
 from rheoscope.picture.blocks import Block, Lines
-from rheoscope.report import field_blocks, layer_table, next_steps, text_blocks
+from rheoscope.report import card_section, field_blocks, layer_table, next_steps, text_blocks
 from rheoscope.report.analysis_runs import Request, request
 from rheoscope.report.findings import ALL_WORDS, analyses_with_findings, finding_sentences, findings
 from rheoscope.report.report_settings import report_request
@@ -88,6 +88,7 @@ def flow_plan() -> ReportPlan:
     sections = (
         *(Section(line.needs, line_blocks(line)) for line in STORY_LINES),
         Section(STORY_ANALYSES, missing_blocks),
+        Section(STORY_ANALYSES, card_section.blocks, page_only=True),
         Section(STORY_ANALYSES, next_steps.blocks),
         Section(layer_table.NEEDS, layer_table.blocks, full_only=True),
         *(replace(section, full_only=True) for section in declared_sections(FLOW)),

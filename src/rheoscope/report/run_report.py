@@ -177,10 +177,11 @@ def raise_failures(*all_results: Results) -> None:
 
 
 def all_datasets(results: Results) -> "dict[str, xarray.Dataset]":
-    """All results by key, with the findings and the story."""
+    """All results by key, with the findings, the story, and the card of the model that the page shows with it."""
     datasets = dict(results.datasets)
     if len(datasets) > 1 and results.has_nulls:
         datasets["findings"] = findings_dataset(*findings(results))
     if results.trace is not None and results.has_run(*STORY_ANALYSES):
         datasets["story"] = story_dataset(results)
+        datasets |= {} if results.card is None else {"card": results.card}
     return datasets

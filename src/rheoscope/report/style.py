@@ -34,6 +34,7 @@ svg .cell rect.marked { stroke: var(--ink); stroke-width: 2; } svg .cell:hover r
 svg .grid { stroke: var(--line); } svg .hit { fill: transparent; } svg .hit:hover { fill: var(--muted); fill-opacity: .16; }
 svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; } svg .line.null { stroke-dasharray: 5 4; stroke-width: 1.6; }
 svg .path { fill: none; stroke-width: 1.1; stroke-opacity: .65; stroke-linejoin: round; }
+svg .dots { fill: none; stroke-linecap: round; }
 svg .hair { fill: none; stroke-width: .8; stroke-opacity: .4; pointer-events: none; }
 svg .ring { fill: none; stroke-width: 2; pointer-events: none; } svg .star { stroke: var(--paper); stroke-width: 1; }
 svg text.word { pointer-events: none; paint-order: stroke; stroke: var(--paper); stroke-width: 2.5; stroke-linejoin: round; }

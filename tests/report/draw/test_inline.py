@@ -15,7 +15,8 @@ def test_missing_values_break_a_line() -> None:
     )
     parts = Parts(panel_svg(panel))
     assert parts.count("polyline") == 2
-    assert parts.count("circle") == 5
+    assert parts.count("path", "dots") == 1
+    assert panel_svg(panel).count("h0") == 5
     assert parts.count("rect", "hit") == 5
     assert "a: none" in parts.texts["title"][2]
     assert "nan" not in panel_svg(panel)

@@ -32,6 +32,10 @@ MAX_LABEL_CHARS = 20
 """The longest label of the vertical axis; longer ones are truncated."""
 
 
+MANY_DOTS, SMALL_RADIUS = 60, 2.1
+"""A series of more dots than this has small ones."""
+
+
 class PanelFrame:
     """The coordinates of a panel: from data to pixels."""
 
@@ -159,7 +163,9 @@ def line_svg(frame: PanelFrame, mark: Line) -> str:
 
 
 def markers_svg(frame: PanelFrame, mark: Line) -> str:
-    """Dots, rings or stars, each with its own tooltip or with a shared one."""
+    """Dots, rings or stars, each with its own tooltip or with a shared one. Dots without tooltips are one element."""
+    if mark.style == "dots" and not mark.has_tip and not frame.is_map:
+        return dots_svg(frame, mark)
     radius, colour, elements = dot_radius(frame), colour_of(mark.colour), []
     for index, (x, y) in enumerate(zip(mark.x, mark.y, strict=True)):
         if _is_drawable(frame, float(y)):
@@ -169,6 +175,14 @@ def markers_svg(frame: PanelFrame, mark: Line) -> str:
                 MARKERS[mark.style](*_to_canvas(frame, float(x), float(y)), radius, colour, tip, frame.is_map)
             )
     return "".join(elements)
+
+
+def dots_svg(frame: PanelFrame, mark: Line) -> str:
+    """All dots of a series as one path, which takes a fifth of the space. Many dots are smaller."""
+    places = [_to_canvas(frame, x, y) for x, y in zip(mark.x, mark.y, strict=True) if _is_drawable(frame, float(y))]
+    width = 2 * (dot_radius(frame) if len(places) <= MANY_DOTS else SMALL_RADIUS)
+    path = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places)
+    return f'<path class="dots" stroke="{colour_of(mark.colour)}" stroke-width="{width:g}" d="{path}"/>'
 
 
 def dot_svg(x: float, y: float, radius: float, colour: str, tip: str, on_map: bool) -> str:

@@ -1,0 +1,165 @@
+"""A card on a page: the forest plot with a row for every claim, which opens to its words, its numbers and its texts."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rheoscope.messages.message import Message, Verbatim, join
+from rheoscope.messages.numbers import format_number
+from rheoscope.picture.blocks import Block, Lines, OpeningRow, OpeningRows, RowDetail
+from rheoscope.picture.picture import Panel
+from rheoscope.picture.token_labels import printable
+from rheoscope.report.card_blocks import (
+    TEXTS,
+    answer_text,
+    card_heading,
+    claims_of,
+    interval_text,
+    intervals_of,
+    number_table,
+    reading_lines,
+    skipped_lines,
+    summary_line,
+    undecidable_lines,
+)
+from rheoscope.report.card_texts import texts_of_card
+from rheoscope.report.forest_plot import LEGEND, MAX_DRAWN, effects_panel, scale_panel, signed_number, strip_panel
+from rheoscope.space.claim import Claim, ClaimPart
+from rheoscope.space.model import Text
+
+if TYPE_CHECKING:
+    import xarray
+
+RANDOM_MODELS = {
+    "rotated": Message("heads rotated at random"),
+    "edited": Message("random edits"),
+    "untrained": Message("untrained models"),
+}
+MAX_QUOTE_CHARS = 60
+
+
+def card_blocks(card: "xarray.Dataset", texts: Sequence[Text] | None = None) -> list[Block]:
+    """The card as a forest plot whose rows open, a table of all numbers, and how to read them.
+
+    `texts` are the texts of the card. Without them, those of the package are named where the card is about them.
+    """
+    return [
+        opening_rows(card, texts_of_card(card) if texts is None else texts),
+        number_table(card),
+        Lines(Message("How to read this card"), reading_lines(card)),
+    ]
+
+
+def opening_rows(card: "xarray.Dataset", texts: Sequence[Text] | None) -> OpeningRows:
+    """One row per claim: its statement, its strip, its answer and its estimate. It opens to every interval of the claim."""
+    caption = Message(
+        "Each row is a claim; it opens. Effects are in units of the smallest effect of interest. Those beyond {edge:g} are drawn "
+        "there.",
+        edge=MAX_DRAWN,
+    )
+    notes = [summary_line(card), caption, *undecidable_lines(card), *skipped_lines(card)]
+    rows = [claim_row(card, claim, texts) for claim in claims_of(card)]
+    return OpeningRows(card_heading(card), join(" ", notes), scale_panel(), LEGEND, rows)
+
+
+def claim_row(card: "xarray.Dataset", claim: Claim, texts: Sequence[Text] | None) -> OpeningRow:
+    """The row of one claim."""
+    row = card.sel(claim=claim.name)
+    answer = answer_text(str(row.answer.values), float(row.texts_needed), claim.unit)
+    title = Message("{claim}: {answer}", claim=claim.statement, answer=answer)
+    details = [
+        RowDetail(
+            part_facts(card.sel(interval=name), claim, part, texts), part_panel(card.sel(interval=name), claim, part)
+        )
+        for owner, part, name in intervals_of(card)
+        if owner is claim
+    ]
+    return OpeningRow(claim.statement, answer, interval_text(row), strip_panel(row, title), details)
+
+
+def part_facts(row: "xarray.Dataset", claim: Claim, part: ClaimPart, texts: Sequence[Text] | None) -> dict[str, str]:
+    """What was measured, what it is compared with, why the smallest effect has its size, and the most extreme texts."""
+    observed = Message(
+        "{statistic}: {observed} on average over {n} {unit}",
+        statistic=part.statistic,
+        observed=signed_number(float(row.part_observed)),
+        n=int(row.part_n_units),
+        unit=claim.unit,
+    )
+    smallest = Message("δ = {delta}: {reason}", delta=format_number(part.smallest_effect), reason=claim.reason)
+    facts: dict[str, str] = {
+        Message("Statistic"): observed,
+        Message("Smallest effect"): smallest,
+        Message("Null"): claim.null,
+        Message("Random models"): random_text(row, claim),
+        Message("Untrained control"): untrained_text(row),
+    }
+    return facts | extreme_texts(row, claim, texts)
+
+
+def random_effects(row: "xarray.Dataset", claim: Claim) -> np.ndarray:
+    """The mean effect of every random model. Rotated and edited models are the reference, so that their mean is 0."""
+    values = row.random_effect.values[np.isfinite(row.random_effect.values)]
+    return values if claim.random_models == "untrained" else values - values.mean()
+
+
+def random_text(row: "xarray.Dataset", claim: Claim) -> Message:
+    """The random models of an interval: their kind, their number, their range, and the limit that the estimate must pass."""
+    values, mean, limit = random_effects(row, claim), float(row.part_random_mean), float(row.part_threshold)
+    return Message(
+        "{n} {kind}: effects from {low} to {high}; limits {left} and {right}",
+        n=len(values),
+        kind=RANDOM_MODELS[claim.random_models],
+        low=signed_number(float(values.min(initial=np.inf))),
+        high=signed_number(float(values.max(initial=-np.inf))),
+        left=signed_number(mean - limit),
+        right=signed_number(mean + limit),
+    )
+
+
+def untrained_text(row: "xarray.Dataset") -> Message:
+    """The effect in untrained models of the same architecture."""
+    values = row.untrained_effect.values
+    return Message(
+        "{mean} on average over {n} untrained models, from {low} to {high}",
+        mean=signed_number(float(values.mean())),
+        n=len(values),
+        low=signed_number(float(values.min())),
+        high=signed_number(float(values.max())),
+    )
+
+
+def extreme_texts(row: "xarray.Dataset", claim: Claim, texts: Sequence[Text] | None) -> dict[str, str]:
+    """The texts with the largest and the smallest effect. Words and groups of words have their range only."""
+    effects = row.effect.values
+    if np.isfinite(effects).sum() < 2:
+        return {}
+    weakest, strongest = int(np.nanargmin(effects)), int(np.nanargmax(effects))
+    if claim.unit != TEXTS:
+        low, high = signed_number(effects[weakest]), signed_number(effects[strongest])
+        return {
+            Message("Range"): Message("effects of {unit} from {low} to {high}", unit=claim.unit, low=low, high=high)
+        }
+    return {
+        Message("Strongest text"): text_line(effects, strongest, texts),
+        Message("Weakest text"): text_line(effects, weakest, texts),
+    }
+
+
+def text_line(effects: np.ndarray, index: int, texts: Sequence[Text] | None) -> Message:
+    """The effect of one text, with its first words where they are known."""
+    effect, text = signed_number(float(effects[index])), None if texts is None else texts[index]
+    if not isinstance(text, str):
+        return Message("{effect}, text {number}", effect=effect, number=index)
+    words = printable(" ".join(text.split()))
+    words = words if len(words) <= MAX_QUOTE_CHARS else f"{words[: MAX_QUOTE_CHARS - 1].rstrip()}…"
+    return Message("{effect}, text {number}: “{words}”", effect=effect, number=index, words=Verbatim(words))
+
+
+def part_panel(row: "xarray.Dataset", claim: Claim, part: ClaimPart) -> Panel:
+    """The picture of all effects of one interval."""
+    title = Message("Effects of all {unit}", unit=claim.unit)
+    if len(claim.parts) > 1:
+        title = Message("Effects of all {unit}: {part}", unit=claim.unit, part=Verbatim(part.name.replace("_", " ")))
+    return effects_panel(row, random_effects(row, claim), title, claim.unit)
