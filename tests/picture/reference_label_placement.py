@@ -42,15 +42,19 @@ def place_sequentially(
     def overlaps(box: np.ndarray) -> int:
         return sum(bool((other[:2] < box[2:]).all() and (box[:2] < other[2:]).all()) for other in taken)
 
+    def is_outside(box: np.ndarray) -> bool:
+        return bool(box[0] < left or box[2] > right or box[1] < low or box[3] > high)
+
     def fits(box: np.ndarray) -> bool:
-        is_inside = left <= box[0] and box[2] <= right and low <= box[1] and box[3] <= high
-        return is_inside and not overlaps(box) and covered_dots(box) <= MAX_COVERED_DOTS
+        return not is_outside(box) and not overlaps(box) and covered_dots(box) <= MAX_COVERED_DOTS
 
     for request in requests:
         boxes = {side: label_box(request, side, (right - left) / columns) for side in SIDE_OFFSETS}
         candidates = [side for side, box in boxes.items() if request.strong or fits(box)]
         if candidates and len(labels) < max_labels:
-            best = min(candidates, key=lambda side: (overlaps(boxes[side]), covered_dots(boxes[side])))
+            best = min(
+                candidates, key=lambda side: (is_outside(boxes[side]), overlaps(boxes[side]), covered_dots(boxes[side]))
+            )
             labels.append(Label(request.x, request.y, label_text(request), best, request.strong))
             taken.append(boxes[best])
     return labels

@@ -51,6 +51,13 @@ def test_the_first_request_has_a_label_and_so_has_every_strong_one() -> None:
     ]
 
 
+@pytest.mark.parametrize(("x", "side"), [(0.95, "left"), (-0.95, "right")])
+def test_a_strong_label_at_the_edge_is_not_cut_off(x: float, side: str) -> None:
+    requests = [LabelRequest(x, 0.0, "a long word", strong=True)]
+    crowd = np.stack([np.linspace(-1, 1, 99), np.zeros(99)], 1)
+    assert place_labels(requests, crowd, SPANS, 1)[0].side == side
+
+
 def test_a_long_label_is_truncated() -> None:
     assert (
         place_labels([LabelRequest(0.0, 0.0, "x" * 40)], np.zeros((1, 2)), SPANS, 1)[0].text

@@ -14,6 +14,7 @@ import rheoscope as rs
 from rheoscope.catalogue import ANALYSIS_MODULES
 from rheoscope.covers.agreement.analysis import AGREEMENT
 from rheoscope.messages.numbers import format_number
+from rheoscope.picture.blocks import Story
 from rheoscope.picture.head_map import TYPE_COLOURS
 from rheoscope.picture.picture import Line
 from rheoscope.report.card_cache import find_card
@@ -24,6 +25,7 @@ from rheoscope.report.layer_table import available_columns
 from rheoscope.report.report_page import comparison_page, report_page, result_pictures
 from rheoscope.report.report_plans import REPORTS, report_of_analysis
 from rheoscope.report.run_report import all_datasets
+from rheoscope.report.story import picture_blocks
 from tests.report.cases import SHORT_TEXT, TEXT, Parts, flow_results, model, report_results, small
 
 FLOW = REPORTS["flow"]
@@ -109,7 +111,10 @@ def test_a_page_loads_nothing_external(html: str, comparison_html: str) -> None:
 
 def test_every_picture_has_a_text_alternative(html: str) -> None:
     sheets = [attrs for tag, attrs in Parts(html).elements if tag == "svg"]
-    assert len(sheets) == sum(len(drawing.picture.panels) for drawing in result_pictures(flow_results()))
+    (story,) = picture_blocks(flow_results())
+    assert isinstance(story, Story)
+    n_panels = sum(len(drawing.picture.panels) for drawing in result_pictures(flow_results()))
+    assert len(sheets) == len(story.panels) + n_panels
     for attrs in sheets:
         assert attrs["role"] == "img"
         assert len(str(attrs["aria-label"])) > 30

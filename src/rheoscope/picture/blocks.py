@@ -80,11 +80,12 @@ class ToldLine:
 
 @dataclass(frozen=True)
 class Story:
-    """A heading and the lines of a story. `note` is one line below."""
+    """A heading and the lines of a story. `note` is one line below. Pages draw the `panels`."""
 
     heading: str
     lines: Sequence[ToldLine]
     note: str = ""
+    panels: Sequence[Panel] = ()
 
 
 @dataclass(frozen=True)

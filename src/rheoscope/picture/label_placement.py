@@ -47,10 +47,14 @@ def place_labels(
     used_boxes = np.empty((0, 4))
     boxes = label_boxes(requests, (spans[0][1] - spans[0][0]) / columns)
     n_covered, strong = count_covered_dots(boxes, dots), np.array([request.strong for request in requests], dtype=bool)
-    has_room = ((n_covered <= MAX_COVERED_DOTS) & _is_inside(boxes, spans)) | strong[:, None]
+    is_outside = ~_is_inside(boxes, spans)
+    has_room = ((n_covered <= MAX_COVERED_DOTS) & ~is_outside) | strong[:, None]
     for index in np.flatnonzero(has_room.any(1)).tolist():
         request, n_overlaps = requests[index], _count_overlaps(boxes[index], used_boxes)
-        _, _, side = min((n_overlaps[side], n_covered[index, side], side) for side in np.flatnonzero(has_room[index]))
+        *_, side = min(
+            (is_outside[index, side], n_overlaps[side], n_covered[index, side], side)
+            for side in np.flatnonzero(has_room[index])
+        )
         if len(labels) < max_labels and (request.strong or not n_overlaps[side]):
             labels.append(Label(request.x, request.y, label_text(request), tuple(SIDE_OFFSETS)[side], request.strong))
             used_boxes = np.vstack([used_boxes, boxes[index, side]])

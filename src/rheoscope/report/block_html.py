@@ -17,7 +17,7 @@ from rheoscope.picture.blocks import (
     Tokens,
     to_cells,
 )
-from rheoscope.report.draw.inline import legend_html, panel_html, picture_html
+from rheoscope.report.draw.inline import captioned_html, legend_html, panel_html, picture_html
 from rheoscope.report.draw.strip import strip_svg
 from rheoscope.report.html_text import html_text
 
@@ -50,13 +50,14 @@ def block_html(block: Block) -> str:
 
 
 def story_html(block: Story) -> str:
-    """Every line with its title, its sentence, and the command that shows more."""
+    """Every line with its title, its sentence, and the command that shows more. Pictures follow, with their captions."""
     items = [
         f"<dt>{html_text(line.title)}</dt><dd>{html_text(line.sentence)} <code>{html_text(line.deeper)}</code></dd>"
         for line in block.lines
     ]
     note = f'<p class="caption">{html_text(block.note)}</p>' if block.note else ""
-    return f'<dl class="story">{"".join(items)}</dl>{note}'
+    pictures = f'<div class="panels story">{"".join(map(captioned_html, block.panels))}</div>' if block.panels else ""
+    return f'<dl class="story">{"".join(items)}</dl>{note}{pictures}'
 
 
 def commands_html(block: Commands) -> str:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import xarray
 
 RANDOM_MODELS = {
-    "rotated": Message("heads rotated at random"),
-    "edited": Message("random edits"),
+    "rotated": Message("models with rotated heads"),
+    "edited": Message("models with random edits"),
     "untrained": Message("untrained models"),
 }
 MAX_QUOTE_CHARS = 60
@@ -59,37 +59,35 @@ def opening_rows(card: "xarray.Dataset", texts: Sequence[Text] | None) -> Openin
         edge=MAX_DRAWN,
     )
     notes = [summary_line(card), caption, *undecidable_lines(card), *skipped_lines(card)]
-    rows = [claim_row(card, claim, texts) for claim in claims_of(card)]
+    claims, intervals = card.drop_dims("interval"), card.drop_dims("claim")
+    details: dict[str, list[RowDetail]] = {}
+    for claim, part, name in intervals_of(card):
+        details.setdefault(claim.name, []).append(part_detail(intervals.sel(interval=name), claim, part, texts))
+    rows = [claim_row(claims.sel(claim=claim.name), claim, details[claim.name]) for claim in claims_of(card)]
     return OpeningRows(card_heading(card), join(" ", notes), scale_panel(), LEGEND, rows)
 
 
-def claim_row(card: "xarray.Dataset", claim: Claim, texts: Sequence[Text] | None) -> OpeningRow:
+def claim_row(row: "xarray.Dataset", claim: Claim, details: Sequence[RowDetail]) -> OpeningRow:
     """The row of one claim."""
-    row = card.sel(claim=claim.name)
     answer = answer_text(str(row.answer.values), float(row.texts_needed), claim.unit)
     title = Message("{claim}: {answer}", claim=claim.statement, answer=answer)
-    details = [
-        RowDetail(
-            part_facts(card.sel(interval=name), claim, part, texts), part_panel(card.sel(interval=name), claim, part)
-        )
-        for owner, part, name in intervals_of(card)
-        if owner is claim
-    ]
     return OpeningRow(claim.statement, answer, interval_text(row), strip_panel(row, title), details)
+
+
+def part_detail(row: "xarray.Dataset", claim: Claim, part: ClaimPart, texts: Sequence[Text] | None) -> RowDetail:
+    """The words, numbers and picture of one interval."""
+    return RowDetail(part_facts(row, claim, part, texts), part_panel(row, claim, part))
 
 
 def part_facts(row: "xarray.Dataset", claim: Claim, part: ClaimPart, texts: Sequence[Text] | None) -> dict[str, str]:
     """What was measured, what it is compared with, why the smallest effect has its size, and the most extreme texts."""
-    observed = Message(
-        "{statistic}: {observed} on average over {n} {unit}",
-        statistic=part.statistic,
-        observed=signed_number(float(row.part_observed)),
-        n=int(row.part_n_units),
-        unit=claim.unit,
-    )
+    n_units, observed = int(row.part_n_units), signed_number(float(row.part_observed))
+    statistic = Message("{statistic}: {observed}", statistic=part.statistic, observed=observed)
+    if n_units > 1:
+        statistic = Message("{line} on average over {n} {unit}", line=statistic, n=n_units, unit=claim.unit)
     smallest = Message("δ = {delta}: {reason}", delta=format_number(part.smallest_effect), reason=claim.reason)
     facts: dict[str, str] = {
-        Message("Statistic"): observed,
+        Message("Statistic"): statistic,
         Message("Smallest effect"): smallest,
         Message("Null"): claim.null,
         Message("Random models"): random_text(row, claim),
@@ -160,6 +158,8 @@ def text_line(effects: np.ndarray, index: int, texts: Sequence[Text] | None) -> 
 def part_panel(row: "xarray.Dataset", claim: Claim, part: ClaimPart) -> Panel:
     """The picture of all effects of one interval."""
     title = Message("Effects of all {unit}", unit=claim.unit)
-    if len(claim.parts) > 1:
+    if int(row.part_n_units) == 1:
+        title = Message("The effect, from the weights alone")
+    elif len(claim.parts) > 1:
         title = Message("Effects of all {unit}: {part}", unit=claim.unit, part=Verbatim(part.name.replace("_", " ")))
     return effects_panel(row, random_effects(row, claim), title, claim.unit)

@@ -116,9 +116,8 @@ def effects_panel(row: "xarray.Dataset", random_effects: np.ndarray, title: Mess
         Line("", [estimate], [INTERVAL_ROW], colour, "dots", tip=interval),
     ]
     about = Message(
-        "Each dot in the middle row is one of {n} {unit}. Dashed lines: the smallest effect of interest. The shaded range is what "
-        "random models reach.",
-        n=len(effects),
+        "The middle row has the effects of all {unit}. Dashed lines: the smallest effect of interest. The shaded range is what random "
+        "models reach.",
         unit=unit,
     )
     names = (Message("random models"), unit, Message("mean"))
@@ -136,5 +135,7 @@ def stacked_heights(values: np.ndarray, row: float) -> np.ndarray:
     bins = np.minimum((N_BINS * (values - low) / max(high - low, 1e-30)).astype(int), N_BINS - 1)
     counts = np.bincount(bins, minlength=N_BINS)
     spacing = min(0.1, ROW_HEIGHT / max(int(counts.max(initial=1)), 1))
-    places = np.array([int((bins[:index] == bins[index]).sum()) for index in range(len(bins))])
+    order = np.argsort(bins, kind="stable")
+    places = np.empty(len(bins), dtype=int)
+    places[order] = np.arange(len(bins)) - (np.cumsum(counts) - counts)[bins[order]]
     return row + spacing * (places - (counts[bins] - 1) / 2)

@@ -57,9 +57,14 @@ small { color: var(--muted); }
 details summary { cursor: pointer; color: var(--muted); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .85rem; color: var(--muted); }
 dt { font-weight: 600; } dd { margin: 0; }
-dl.story { grid-template-columns: 8rem 1fr; gap: .5rem 1rem; font-size: 1rem; color: var(--ink); max-width: 90ch; }
+dl.story { grid-template-columns: 8.5rem 1fr; gap: .5rem 1rem; font-size: 1rem; color: var(--ink); max-width: 90ch; }
 dl.story code { font-size: .8rem; background: var(--soft); padding: 0 .3rem; border-radius: .25rem; color: var(--muted); }
 @media (max-width: 42rem) { dl.story { grid-template-columns: 1fr; gap: 0; } dl.story dd { margin-bottom: .6rem; } }
+.panels.story { grid-template-columns: repeat(6, minmax(0, 1fr)); margin-top: 2rem; gap: 2rem 2.2rem; }
+.panels.story > figure { grid-column: span 2; } .panels.story > figure:nth-child(-n + 2) { grid-column: span 3; }
+@media (max-width: 60rem) { .panels.story > figure, .panels.story > figure:nth-child(-n + 2) { grid-column: 1 / -1; } }
+.panels.story h3 { font-size: 1rem; } .panels.story figcaption { margin-top: -.8rem; }
+.panels.story > figure:nth-child(-n + 2) { max-width: 31rem; }
 dl.commands { grid-template-columns: 1fr; gap: .1rem; font-size: .9rem; max-width: 90ch; }
 dl.commands dd { margin-bottom: .6rem; }
 dl.commands code { display: block; padding: .4rem .6rem; background: var(--soft); border-radius: .3rem; color: var(--ink);

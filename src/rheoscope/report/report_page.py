@@ -1,7 +1,6 @@
 """A report as one HTML page: the text, the answers, every table, every picture, and the origin of the numbers."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
@@ -28,9 +27,10 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
     **Returns** the sentence "wrote …" or "replaced …", followed by the analyses that failed. A file that Rheoscope did not write
     is never overwritten.
 
-    **Contents** The page shows the tokens, the story of the text, a table of layers and the prediction after each layer. It lists
-    up to five significant findings and the heads as operators. It has the picture of every inexpensive analysis of a text,
-    with heads coloured by type, and the provenance of every number. Skipped analyses are listed with the reason.
+    **Contents** The page shows the tokens, the story of the text with its pictures, and the card of the model if one is stored.
+    Everything else is folded below: a table of layers, the prediction after each layer, the heads as operators and by type, and
+    up to five significant findings. The picture of every inexpensive analysis of a text follows, with heads coloured by type,
+    and the provenance of every number. Skipped analyses are listed with the reason.
 
     **Settings** `space` is raw, normed or sphere.
 
@@ -129,11 +129,16 @@ def add_folds(page: Page, blocks: Sequence[Block]) -> Page:
 
 
 def merge_stories(blocks: Sequence[Block]) -> list[Block]:
-    """Consecutive lines of a story as one block. The terminal prints them one by one."""
+    """Consecutive lines and pictures of a story as one block. The terminal prints them one by one."""
     merged: list[Block] = []
     for block in blocks:
         if isinstance(block, Story) and not block.heading and merged and isinstance(previous := merged[-1], Story):
-            merged[-1] = replace(previous, lines=[*previous.lines, *block.lines], note=block.note or previous.note)
+            merged[-1] = Story(
+                previous.heading,
+                [*previous.lines, *block.lines],
+                block.note or previous.note,
+                [*previous.panels, *block.panels],
+            )
         else:
             merged.append(block)
     return merged

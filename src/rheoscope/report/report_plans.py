@@ -15,7 +15,7 @@ from rheoscope.report import card_section, field_blocks, layer_table, next_steps
 from rheoscope.report.analysis_runs import Request, request
 from rheoscope.report.findings import ALL_WORDS, analyses_with_findings, finding_sentences, findings
 from rheoscope.report.report_settings import report_request
-from rheoscope.report.story import STORY_ANALYSES, STORY_LINES, line_blocks, missing_blocks
+from rheoscope.report.story import STORY_ANALYSES, STORY_LINES, line_blocks, missing_blocks, picture_blocks
 from rheoscope.space.report_run import ReportRun
 from rheoscope.space.results import Results
 from rheoscope.space.words import OwnReport
@@ -88,6 +88,7 @@ def flow_plan() -> ReportPlan:
     sections = (
         *(Section(line.needs, line_blocks(line)) for line in STORY_LINES),
         Section(STORY_ANALYSES, missing_blocks),
+        Section(STORY_ANALYSES, picture_blocks, page_only=True),
         Section(STORY_ANALYSES, card_section.blocks, page_only=True),
         Section(STORY_ANALYSES, next_steps.blocks),
         Section(layer_table.NEEDS, layer_table.blocks, full_only=True),

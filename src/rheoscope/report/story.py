@@ -1,7 +1,7 @@
 """The story of a text: what happens to it in a model, in the order in which a person would explain it."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rheoscope.messages.message import Message, join
 from rheoscope.picture.blocks import Block, Story, ToldLine
@@ -20,6 +20,13 @@ STORY_LINES: tuple[StoryLine, ...] = tuple(
     sorted((line for words in ALL_WORDS.values() for line in words.story), key=lambda line: line.order)
 )
 """The lines of all analyses, in their order."""
+STORY_PICTURES = tuple(
+    sorted(
+        ((line, line.picture) for line in STORY_LINES if line.picture is not None),
+        key=lambda line_and_picture: line_and_picture[1].order,
+    )
+)
+"""The lines that have a picture, with it, in the order of the pictures."""
 STORY_ANALYSES = tuple(dict.fromkeys(name for line in STORY_LINES for name in line.needs))
 """The analyses behind the lines, in the order in which they run."""
 LONGER_TEXT = 16
@@ -33,6 +40,7 @@ def story(model: Model, trace: Trace) -> "xarray.Dataset":
     does a projection separate or merge, which groups form?
 
     **Returns** (line): `title`, `sentence` and `deeper`, a command that shows more. A line without a result gives the reason.
+    (reader, token): `weight`, with which each head at work reads each token from the predicting one.
 
     **Laws** A story describes one text. It never answers yes or no: that needs many texts (`rs.card`).
 
@@ -53,11 +61,13 @@ def story_dataset(results: Results) -> "xarray.Dataset":
     """The story of a run as a Dataset (line)."""
     import xarray as xr
 
-    data = {
+    data: dict[str, Any] = {
         "title": ("line", [str(line.title) for line in STORY_LINES]),
         "sentence": ("line", [str(line.sentence(results)) for line in STORY_LINES]),
         "deeper": ("line", [line.deeper for line in STORY_LINES]),
     }
+    for line, picture in STORY_PICTURES:
+        data |= dict(picture.numbers(results)) if line.has_result(results) else {}
     provenance = {} if results.trace is None else results.trace.provenance
     return xr.Dataset(data, {"line": [line.name for line in STORY_LINES]}, {"analysis": "story"} | provenance)
 
@@ -71,6 +81,14 @@ def line_blocks(line: StoryLine) -> Callable[[Results], list[Block]]:
         return [Story(heading, lines)] if heading or lines else []
 
     return blocks
+
+
+def picture_blocks(results: Results) -> list[Block]:
+    """The pictures of all lines that have a result, for pages."""
+    panels = [
+        panel for line, picture in STORY_PICTURES if line.has_result(results) for panel in picture.panels(results)
+    ]
+    return [Story("", [], panels=panels)] if panels else []
 
 
 def missing_blocks(results: Results) -> list[Block]:

@@ -1,10 +1,28 @@
 """A line of the story of a text: what a person would say about it, with the measured numbers and their null."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rheoscope.messages.message import Message
 from rheoscope.space.results import Results
+
+if TYPE_CHECKING:
+    import xarray
+
+    from rheoscope.picture.picture import Panel
+
+
+@dataclass(frozen=True, eq=False)
+class StoryPicture:
+    """The panels that go with a line. `order` is their place among all pictures of a story.
+
+    `numbers` are arrays that the panels draw and that no analysis returns. They become fields of the story.
+    """
+
+    order: int
+    panels: "Callable[[Results], Sequence[Panel]]"
+    numbers: "Callable[[Results], Mapping[str, xarray.DataArray]]" = lambda results: {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -13,7 +31,7 @@ class StoryLine:
 
     `order` is its place. `needs` are the analyses whose results it reads, and `required_fields` those of their fields that not
     every text or model has. A text needs at least `min_tokens` tokens that are not massive. `deeper` is the command that shows
-    more. A line describes one text; it never answers yes or no.
+    more, and `picture` what a page shows with it. A line describes one text; it never answers yes or no.
     """
 
     order: int
@@ -24,6 +42,7 @@ class StoryLine:
     compose: Callable[[Results], Message]
     required_fields: tuple[str, ...] = ()
     min_tokens: int = 1
+    picture: StoryPicture | None = None
 
     def has_result(self, results: Results) -> bool:
         """Whether the text and the results have everything that the line needs."""

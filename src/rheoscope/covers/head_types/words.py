@@ -1,42 +1,35 @@
 """Text about the types of heads: what the heads behind a prediction read, and the quantities followed during training."""
 
+from rheoscope.covers.head_types import reading_arcs
 from rheoscope.covers.head_types.head_list import TYPE_NAMES, blocks
 from rheoscope.messages.message import Message, join
 from rheoscope.messages.numbers import format_number
 from rheoscope.picture.token_labels import display_token
-from rheoscope.space.components import heads_by_contribution
 from rheoscope.space.results import Results
-from rheoscope.space.story_line import StoryLine
+from rheoscope.space.story_line import StoryLine, StoryPicture
 from rheoscope.space.training_quantity import TrainingQuantity, maximum
 from rheoscope.space.words import ReportSection, Words
-
-N_HEADS = 3
-"""The number of heads that the story names."""
 
 
 def heads_at_work(results: Results) -> Message:
     """The heads that contribute most to the prediction: the token that each reads from the predicting one, and its type."""
-    trace, types, lens = results.required_trace, results.datasets["head_types"], results.datasets["readout"]
-    token = int(lens.attrs["token"])
-    sentences = []
-    for layer, head in heads_by_contribution(lens.component.values, lens.attribution.values)[:N_HEADS]:
-        weights = trace.weights(layer, head)[token]
-        key = int(weights.argmax())
-        sentences.append(
-            Message(
-                "L{layer}.H{head} reads {text} at {key} ({weight} of its weight; {type})",
-                layer=layer,
-                head=head,
-                text=display_token(trace.tokens[key]),
-                key=key,
-                weight=format_number(float(weights[key])),
-                type=TYPE_NAMES[str(types.type.values[layer, head])],
-            )
+    tokens = results.required_trace.tokens
+    sentences = [
+        Message(
+            "L{layer}.H{head} reads {text} at {key} ({weight} of its weight; {type})",
+            layer=reading.layer,
+            head=reading.head,
+            text=display_token(tokens[reading.keys[0]]),
+            key=reading.keys[0],
+            weight=format_number(float(reading.weights.max())),
+            type=TYPE_NAMES[reading.kind],
         )
+        for reading in reading_arcs.readings(results)
+    ]
     return Message(
         "{heads}; equal weights would be {uniform}",
         heads=join(" · ", sentences),
-        uniform=format_number(1 / (len(trace) if trace.view.is_bidirectional else token + 1)),
+        uniform=format_number(reading_arcs.uniform_weight(results)),
     )
 
 
@@ -49,6 +42,7 @@ STORY = (
         "rheoscope analyse head_types",
         heads_at_work,
         required_fields=("attribution",),
+        picture=StoryPicture(3, reading_arcs.panels, reading_arcs.numbers),
     ),
 )
 TRAINING_QUANTITIES = (

@@ -2,13 +2,14 @@
 
 import numpy as np
 
+from rheoscope.flow.readout import layer_bars
 from rheoscope.messages.message import Message, Verbatim, join
 from rheoscope.messages.numbers import format_percent
 from rheoscope.picture.blocks import Block, Cell, Table
 from rheoscope.picture.token_labels import display_token, step_names
 from rheoscope.space.results import Results
 from rheoscope.space.step import Step
-from rheoscope.space.story_line import StoryLine
+from rheoscope.space.story_line import StoryLine, StoryPicture
 from rheoscope.space.words import ReportSection, Words
 
 N_LIKELIEST = 4
@@ -43,7 +44,15 @@ def written_by(results: Results) -> Message:
 
 
 STORY = (
-    StoryLine(1, "next_token", Message("Next token"), ("readout",), "rheoscope analyse readout", next_token),
+    StoryLine(
+        1,
+        "next_token",
+        Message("Next token"),
+        ("readout",),
+        "rheoscope analyse readout",
+        next_token,
+        picture=StoryPicture(2, layer_bars.panels),
+    ),
     StoryLine(
         2,
         "written_by",

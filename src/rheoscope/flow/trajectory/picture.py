@@ -87,11 +87,11 @@ def path_panel(dataset: "xarray.Dataset") -> Panel:
     return Panel(title, description, tuple(marks), x, y, columns=2, height=1.9, equal=True)
 
 
-def view_spans(xy: np.ndarray) -> AxisSpans:
-    """The range of the map: every path, with space for labels, in the aspect ratio of the panel."""
+def view_spans(xy: np.ndarray, aspect: float = ASPECT) -> AxisSpans:
+    """The range of the map: every path, with space for labels, in the aspect ratio of the panel (width over height)."""
     low, high = xy.min((0, 1)), xy.max((0, 1))
     half = PADDING * np.maximum((high - low) / 2, 1e-3)
-    half = np.maximum(half, [half[1] * ASPECT, half[0] / ASPECT])
+    half = np.maximum(half, [half[1] * aspect, half[0] / aspect])
     (left, floor), (right, top) = (low + high) / 2 - half, (low + high) / 2 + half
     return (float(left), float(right)), (float(floor), float(top))
 

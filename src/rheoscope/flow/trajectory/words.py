@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rheoscope.flow.trajectory import predictor_path
 from rheoscope.messages.message import Message, Verbatim
 from rheoscope.messages.numbers import format_fixed, format_number
 from rheoscope.picture.picture import format_value
 from rheoscope.space.results import Results
 from rheoscope.space.step import Step
-from rheoscope.space.story_line import StoryLine
+from rheoscope.space.story_line import StoryLine, StoryPicture
 from rheoscope.space.words import LayerColumn, Words
 from rheoscope.statistics.statement import Statement, from_draws
 
@@ -97,7 +98,17 @@ def bars(values: np.ndarray) -> str:
     return "".join(BARS[round(share * (len(BARS) - 1))] for share in shares)
 
 
-STORY = (StoryLine(4, "movement", Message("Movement"), ("trajectory",), "rheoscope analyse trajectory", movement),)
+STORY = (
+    StoryLine(
+        4,
+        "movement",
+        Message("Movement"),
+        ("trajectory",),
+        "rheoscope analyse trajectory",
+        movement,
+        picture=StoryPicture(1, predictor_path.panels),
+    ),
+)
 LAYER_COLUMNS = (
     LayerColumn(
         "trajectory",

@@ -78,7 +78,22 @@ def picture_html(picture: Picture) -> str:
 
 
 def panel_html(panel: Panel) -> str:
+    """A panel with its title, whose tooltip explains it, and its legend."""
     header = f'<h3><span title="{html_text(panel.about)}">{html_text(panel.title)}</span></h3>'
+    return f'<figure class="{_figure_class(panel)}">{header}{_legend_and_image(panel)}</figure>'
+
+
+def captioned_html(panel: Panel) -> str:
+    """A panel with its title and its legend. What explains it is visible below."""
+    header, caption = f"<h3>{html_text(panel.title)}</h3>", f"<figcaption>{html_text(panel.about)}</figcaption>"
+    return f'<figure class="{_figure_class(panel)}">{header}{_legend_and_image(panel)}{caption}</figure>'
+
+
+def _figure_class(panel: Panel) -> str:
+    return f"of{panel.columns}{' tall' * (panel.height > 1.5 and panel.columns == 2)}"
+
+
+def _legend_and_image(panel: Panel) -> str:
     has_text = panel.columns == 3 or any(
         isinstance(mark, Label) or (isinstance(mark, Cells) and mark.texts) for mark in panel.marks
     )
@@ -86,7 +101,6 @@ def panel_html(panel: Panel) -> str:
         f' style="min-width:{round(0.75 * PanelFrame(panel).width)}px"' if has_text and panel.columns > 1 else ""
     )
     image = panel_svg(panel).replace("<svg", f"<svg{min_width_style}", 1)
-    css_class = f"of{panel.columns}{' tall' * (panel.height > 1.5 and panel.columns == 2)}"
     legend = (
         "".join(map(scale_html, panel.cell_maps))
         if panel.is_map
@@ -94,7 +108,7 @@ def panel_html(panel: Panel) -> str:
         if len(panel.legend) > 1
         else ""
     )
-    return f'<figure class="{css_class}">{header}{legend}<div class="scroll">{image}</div></figure>'
+    return f'{legend}<div class="scroll">{image}</div>'
 
 
 def scale_html(mark: Cells) -> str:
