@@ -74,7 +74,7 @@ class EffectInterval:
     quantiles: tuple[float, float] | None = None
     """The quantiles of the studentised mean if effects are skewed; None means Student's."""
 
-    def at(self, n_texts: int) -> "EffectInterval":
+    def with_texts(self, n_texts: int) -> "EffectInterval":
         """The interval that as many texts would have, with the same estimate and spread."""
         low, high = _studentised_ends(
             n_texts, self.text_sd, self.draw_variance, self.n_draws, self.level, self.quantiles
@@ -101,7 +101,7 @@ def effect_interval(evidence: Evidence, level: float) -> EffectInterval:
     estimate = float(effects.mean()) if n_texts else math.nan
     quantiles = resampled_quantiles(effects, level) if evidence.is_skewed and text_sd > 0 else None
     interval = EffectInterval(estimate, estimate, estimate, n_texts, text_sd, draw_variance, n_draws, level, quantiles)
-    return interval.at(n_texts)
+    return interval.with_texts(n_texts)
 
 
 def _studentised_ends(
@@ -276,4 +276,4 @@ def texts_needed(interval: EffectInterval, criterion: Criterion) -> int | None:
 
 
 def _would_decide(interval: EffectInterval, criterion: Criterion, n_texts: int) -> bool:
-    return claim_answer(interval.at(n_texts), criterion) != UNCLEAR
+    return claim_answer(interval.with_texts(n_texts), criterion) != UNCLEAR
