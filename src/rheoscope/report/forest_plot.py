@@ -79,7 +79,10 @@ def _strip_axes() -> tuple[Axis, Axis]:
     return Axis(bare=True, low=-STRIP_EDGE, high=STRIP_EDGE), Axis(bare=True, low=-0.5, high=0.5)
 
 
-LEGEND = {Message("random models"): ("null", "dots"), Message("smallest effect of interest"): ("null", "dashed")}
+LEGEND: dict[str, tuple[str, str]] = {
+    Message("random models"): ("null", "dots"),
+    Message("smallest effect of interest"): ("null", "dashed"),
+}
 """The legend of all strips. The answers have their words."""
 
 

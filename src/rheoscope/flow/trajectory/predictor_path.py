@@ -49,7 +49,7 @@ def path_panel(dataset: "xarray.Dataset", predictor: int) -> Panel:
         Line("", path[-1:, 0], path[-1:, 1], PREDICTOR_COLOUR, "rings"),
     ]
     requests = [
-        LabelRequest(*map(float, path[-1]), token_texts[predictor], strong=True),
+        label_request(path[-1], token_texts[predictor], strong=True),
         *step_requests(dataset, path, MIN_LABELLED_STEP * (spans[0][1] - spans[0][0])),
         *token_requests(cloud, token_texts, predictor),
     ]
@@ -83,7 +83,7 @@ def step_requests(dataset: "xarray.Dataset", path: np.ndarray, min_length: float
     points, names = [Step.parse(str(point)) for point in dataset.point.values], step_names(dataset.point.values)
     ends = [index for index, step in enumerate(points) if step.is_embed or step.is_end_of_layer]
     far = [b for a, b in pairwise(ends) if np.linalg.norm(path[b] - path[a]) >= min_length and b < len(path) - 1]
-    return [LabelRequest(*map(float, path[index]), names[index]) for index in [ends[0], *far]]
+    return [label_request(path[index], names[index]) for index in [ends[0], *far]]
 
 
 def token_requests(cloud: np.ndarray, token_texts: list[str], predictor: int) -> list[LabelRequest]:
@@ -93,4 +93,9 @@ def token_requests(cloud: np.ndarray, token_texts: list[str], predictor: int) ->
         token_texts[index]: index for index in reversed(outermost) if token_texts[index] != token_texts[predictor]
     }
     requested = sorted(first_places.values(), key=outermost.index)
-    return [LabelRequest(*map(float, cloud[index]), token_texts[index]) for index in requested]
+    return [label_request(cloud[index], token_texts[index]) for index in requested]
+
+
+def label_request(xy: np.ndarray, text: str, strong: bool = False) -> LabelRequest:
+    x, y = map(float, xy)
+    return LabelRequest(x, y, text, strong)
