@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
+from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name, words_by_name
 from rheoscope.messages.message import Message
 from rheoscope.picture.blocks import Block, Lines
 from rheoscope.report import card_section, field_blocks, layer_table, next_steps, text_blocks
@@ -179,7 +179,7 @@ REPORTS: dict[str, ReportPlan] = {FLOW: flow_plan(), **dict(_own_plans())}
 
 def report_of_analysis(name: str) -> ReportPlan:
     """The plan of a report on any single analysis of the catalogue: its own tables, or one for each axis of its fields."""
-    tables = ALL_WORDS[name].tables or (lambda results: field_blocks.blocks(results, name))
+    tables = words_by_name(name).tables or (lambda results: field_blocks.blocks(results, name))
     return ReportPlan(
         lambda results: Message("{analysis}: {text}", analysis=name, text=text_blocks.report_title(results)),
         lambda options: [request(name, **options)],
