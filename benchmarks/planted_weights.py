@@ -4,7 +4,7 @@
     python benchmarks/planted_weights.py --claims rest      some claims only (--smallest: one claim, seconds)
 
 `PLANTS[claim](strength, seed)` has new random weights and new texts for every seed. The mean effect grows with `strength`.
-`find_strength(claim, effect)` is the strength with that mean effect. `STRENGTHS` has its results for the effects 0 and 2δ. Nothing
+`find_strength(claim, effect)` is the strength with that mean effect. `STRENGTHS` has those of the effects 0 and 2δ. Nothing
 is stored.
 """
 
@@ -156,7 +156,7 @@ def plant_deformation(strength: float, seed: int) -> PlantedSample:
 
 
 def plant_recovery(strength: float, seed: int) -> PlantedSample:
-    """Random heads read the dominant axes with the gain e^strength, so they lose the others together."""
+    """Random heads read the dominant axes with the gain e^strength, so that all heads preserve large distances."""
     return _with_reading_gain(math.exp(strength), seed)
 
 
@@ -265,7 +265,7 @@ STRENGTHS: dict[str, tuple[float, float]] = {
     "gradient": (0.0, 0.094),
     "asymmetry": (0.0, 0.18),
 }
-"""The strengths of the effects 0 and 2δ, by `find_strength`."""
+"""The strengths whose mean effects over six seeds are 0 and 2δ, as this benchmark prints them."""
 
 
 # Effects and answers
