@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from checkpointed_jobs import Checkpoint, Result
+from planted_cards import planted_effects
 from resampled_cards import other_seeds, resampled_coverage
 from timing import RESULTS
 from tiny_cards import (
@@ -113,7 +114,7 @@ def summarise_cards(cards: Mapping[str, Result]) -> Result:
 # The command line
 
 Part = Callable[[Size, Checkpoint, Path | None], Result]
-PARTS: dict[str, Part] = {"a": random_cards, "c": resampled_coverage, "d": other_seeds}
+PARTS: dict[str, Part] = {"a": random_cards, "b": planted_effects, "c": resampled_coverage, "d": other_seeds}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -141,6 +142,8 @@ SMALLEST = Size(
     samples=5,
     seeds=0,
     repeats=1,
+    bisections=1,
+    background=("similarity",),
     shapes=SHAPES[:1],
     claims=("erasure", "directions"),
     subject="tiny model",

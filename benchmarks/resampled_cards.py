@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from checkpointed_jobs import Checkpoint, Result
-from tiny_cards import SHAPES, Measurements, Size, chosen_claims, random_texts, tiny_network
+from tiny_cards import Measurements, Size, chosen_claims, random_texts
 
 import rheoscope as rs
 from rheoscope.catalogue import all_claims
+from rheoscope.models.config import Config
+from rheoscope.models.transformer import Transformer
 from rheoscope.report.card import answer_claims, interval_name, trace_batches
 from rheoscope.report.card_cache import cache_folder, cached_measurement
 from rheoscope.report.card_texts import passages
@@ -56,7 +58,8 @@ def default_subject() -> tuple[Any, Sequence[Any]]:
 @cache
 def tiny_subject() -> tuple[Any, Sequence[Any]]:
     """Without a tokenizer, so that claims about words are refused."""
-    return rs.load(tiny_network(SHAPES[0]), untrained=True, seed=10_000), random_texts(4, 10, seed=0)
+    network = Transformer(Config(vocabulary=64, width=8, depth=1, heads=2))
+    return rs.load(network, untrained=True, seed=10_000), random_texts(4, 8, seed=0, ids=(0, 64))
 
 
 SUBJECTS = {"default model": default_subject, "tiny model": tiny_subject}

@@ -23,7 +23,8 @@ SHAPES = ("default", "gpt2", "llama, grouped keys", "neox, parallel", "opt")
 VOCABULARY, WIDTH, DEPTH, HEADS = 4096, 16, 2, 2
 INITIAL_SD = WIDTH**-0.5
 """Weights of this size keep the length of a point, so that attention is not uniform."""
-FIRST_ID, LAST_ID = 300, 4000
+TEXT_IDS = (300, 4000)
+"""Random texts have token ids between these."""
 Measurements = dict[str, Mapping[str, Measured]]
 """Claim → part → measurement."""
 
@@ -44,6 +45,10 @@ class Size:
     """Seeds of parts c and d."""
     repeats: int = 40
     """Draws of a planted model in part b."""
+    bisections: int = 7
+    """Bisections of the strength of a planted effect."""
+    background: tuple[str, ...] | None = None
+    """The other claims of the card of a planted model, by default all."""
     shapes: tuple[str, ...] = SHAPES
     claims: tuple[str, ...] | None = None
     subject: str = "default model"
@@ -99,10 +104,10 @@ def random_model(shape: str, seed: int) -> Any:
     return rs.load(tiny_network(shape), tokenizer=shared_tokenizer(shape == "default"), untrained=True, seed=seed)
 
 
-def random_texts(n_texts: int, n_tokens: int, seed: int) -> list[list[int]]:
+def random_texts(n_texts: int, n_tokens: int, seed: int, ids: tuple[int, int] = TEXT_IDS) -> list[list[int]]:
     """Texts of random token ids."""
     draw = torch.Generator().manual_seed(seed)
-    return torch.randint(FIRST_ID, LAST_ID, (n_texts, n_tokens), generator=draw).tolist()
+    return torch.randint(*ids, (n_texts, n_tokens), generator=draw).tolist()
 
 
 def text_ids(batches: Sequence[Traces]) -> list[list[Tensor]]:

@@ -17,7 +17,15 @@ from tests.attention.cases import without_jaxtyping_checks
 from tests.processes import run_in_fork, unload_packages
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-SHARED_MODULES = {"timing", "peers", "checkpointed_jobs", "tiny_cards", "resampled_cards"}
+SHARED_MODULES = {
+    "timing",
+    "peers",
+    "checkpointed_jobs",
+    "tiny_cards",
+    "resampled_cards",
+    "planted_cards",
+    "planted_points",
+}
 """Modules that benchmarks import."""
 BENCHMARKS = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in SHARED_MODULES)
 ON_A_GPU = [("training_cuda", []), ("trace", ["--cuda"]), ("gpu", [])]

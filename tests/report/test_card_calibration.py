@@ -1,18 +1,20 @@
-"""Answers of a card are calibrated: a few random models, simulated texts and null draws here, more in benchmarks/calibration.py."""
+"""Answers of a card are calibrated: a few random and planted models and simulated texts here, more in benchmarks/calibration.py."""
 
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from rheoscope.catalogue import all_claims
 from rheoscope.report.card import answer_claims
+from rheoscope.space.claim import ClaimSample, Measured
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-CHEAP_CLAIMS = ("similarity", "erasure", "rest", "gradient", "next_token", "directions")
+CHEAP_CLAIMS = ("erasure", "rest", "next_token", "directions")
 """Claims that need no list of words and little time."""
 
 
@@ -49,6 +51,69 @@ def test_a_clear_answer_is_counted(benchmark_module: Any) -> None:
     assert not summary["is_allowed"]
 
 
+def random_background() -> dict[str, dict[str, Measured]]:
+    """Measurements of all claims without an effect."""
+    draw = torch.Generator().manual_seed(0)
+    return {
+        claim.name: {
+            part.name: Measured(torch.randn(96, generator=draw), draws=torch.randn(40, 96, generator=draw))
+            for part in claim.parts
+        }
+        for claim in all_claims()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "strength", "n_draws"), [("erasure", 0.1, 2), ("directions", 1.5, 2), ("next_token", 0.135, 1)]
+)
+def test_planted_effects_have_their_answers(benchmark_module: Any, name: str, strength: float, n_draws: int) -> None:
+    """The strength is that of twice the smallest effect of interest."""
+    cards, plant = benchmark_module("planted_cards"), benchmark_module("planted_points").PLANTS[name]
+    (claim,) = benchmark_module("tiny_cards").chosen_claims([name])
+    effects = []
+    for planted, expected in ((strength, "yes"), (0.0, "no")):
+        for seed in range(n_draws):
+            measured = claim.measure(ClaimSample(*plant(planted, 100 + seed), draws=40, seed=seed))
+            result = cards.planted_answer(claim, measured, random_background(), {})
+            assert result["answer"] == expected, (seed, result)
+            effects.append(
+                float(measured[claim.parts[0].name].effects.double().mean()) / claim.parts[0].smallest_effect
+            )
+    assert np.mean(effects[:n_draws]) == pytest.approx(2, abs=0.35), effects
+
+
+def test_untrained_models_limit_a_planted_effect(benchmark_module: Any) -> None:
+    """The same effect is unclear if untrained models reach it."""
+    cards, plant = benchmark_module("planted_cards"), benchmark_module("planted_points").PLANTS["directions"]
+    (claim,) = benchmark_module("tiny_cards").chosen_claims(["directions"])
+    measured = claim.measure(ClaimSample(*plant(1.5, 100), draws=40))
+    controls = {("directions", "directions"): torch.linspace(0, 0.2, 8)}
+    assert cards.planted_answer(claim, measured, random_background(), controls)["answer"] == "unclear"
+
+
+def test_a_case_is_allowed_by_its_share_of_answers(benchmark_module: Any) -> None:
+    cards = benchmark_module("planted_cards")
+    case = next(case for case in cards.cases(["directions"]) if case.effect == 2)
+    row = {"estimate": 0.2, "low": 0.1, "high": 0.3, "threshold": 0.1, "random_mean": 0.0}
+    strengths = {f"b, strength of {case.name}": {"strength": 1.5}}
+
+    def summary(n_yes: int) -> Any:
+        answers = ["yes"] * n_yes + ["unclear"] * (40 - n_yes)
+        return cards.summarise_case(
+            case, strengths, [{"answer": answer, "numbers": {"directions": row}} for answer in answers]
+        )
+
+    assert summary(36)["is_allowed"]
+    assert not summary(35)["is_allowed"]
+
+
+def test_a_strength_is_found(benchmark_module: Any) -> None:
+    cards = benchmark_module("planted_cards")
+    no_effect, twice = sorted(cards.cases(["directions"]), key=lambda case: case.effect)
+    assert cards.find_strength(lambda strength: strength**2, (0.0, 1.0), no_effect, 12) == 0
+    assert cards.find_strength(lambda strength: strength**2, (0.0, 1.0), twice, 12) == pytest.approx(0.2**0.5, abs=1e-3)
+
+
 def simulated_populations(benchmark_module: Any, effect: float = 0.0) -> Any:
     """Texts and null draws of four kinds of claims. Null draws, not texts, have most of the error of two of them."""
     population, draw = benchmark_module("resampled_cards").Population, torch.Generator().manual_seed(0)
@@ -68,8 +133,8 @@ def simulated_populations(benchmark_module: Any, effect: float = 0.0) -> Any:
 
 
 def test_intervals_cover_texts_and_null_draws(benchmark_module: Any) -> None:
-    result = benchmark_module("resampled_cards").coverage(simulated_populations(benchmark_module), 40, samples=250)
-    assert all(0.905 < share < 0.99 for share in result["coverage"].values()), result["coverage"]
+    result = benchmark_module("resampled_cards").coverage(simulated_populations(benchmark_module), 40, samples=150)
+    assert all(0.9 < share < 0.99 for share in result["coverage"].values()), result["coverage"]
     assert result["joint_coverage"] > 0.92
 
 
