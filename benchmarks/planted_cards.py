@@ -72,6 +72,9 @@ class Case:
     def name(self) -> str:
         return f"{self.plant}, {self.effect:g} smallest effects"
 
+    def strength_name(self, size: Size) -> str:
+        return f"b, strength of {self.name}, {min(STRENGTH_SEEDS, size.repeats)} models"
+
 
 def cases(claims: Sequence[str] | None) -> list[Case]:
     """Twice the smallest effect and no effect for every claim, and a loss where a claim allows for none."""
@@ -182,7 +185,7 @@ def planted_effects(size: Size, checkpoint: Checkpoint, out: Path | None) -> Res
     chosen = cases(size.claims)
     folder = None if out is None else str(out / "calibration_cache")
     background(folder, size)  # stored before the processes start
-    strengths = checkpoint.finish(strength_job, {f"b, strength of {case.name}": (case, size) for case in chosen})
+    strengths = checkpoint.finish(strength_job, {case.strength_name(size): (case, size) for case in chosen})
     word_claims = {
         case.claim.name
         for case in chosen
@@ -203,7 +206,7 @@ def planted_effects(size: Size, checkpoint: Checkpoint, out: Path | None) -> Res
     jobs = {
         f"b, {case.name}, seed {seed}, {size.draws} draws": (
             case,
-            strengths[f"b, strength of {case.name}"]["strength"],
+            strengths[case.strength_name(size)]["strength"],
             seed,
             controls.get(case.claim.name, []),
             folder,
@@ -214,16 +217,19 @@ def planted_effects(size: Size, checkpoint: Checkpoint, out: Path | None) -> Res
     }
     answers = checkpoint.finish(planted_job, jobs)
     by_case = {case: [answers[name] for name, job in jobs.items() if job[0] == case] for case in chosen}
-    rows = {case.name: summarise_case(case, strengths, results) for case, results in by_case.items()}
+    rows = {
+        case.name: summarise_case(case, strengths[case.strength_name(size)]["strength"], results)
+        for case, results in by_case.items()
+    }
     return {"cases": rows, "is_allowed": all(row["is_allowed"] for row in rows.values())}
 
 
-def summarise_case(case: Case, strengths: Mapping[str, Result], results: Sequence[Result]) -> Result:
+def summarise_case(case: Case, strength: float, results: Sequence[Result]) -> Result:
     name = case.claim.name if case.part == case.claim.name else f"{case.claim.name}.{case.part}"
     answers = Counter(result["answer"] for result in results)
     numbers = [result["numbers"][name] for result in results]
     return {
-        "strength": strengths[f"b, strength of {case.name}"]["strength"],
+        "strength": strength,
         "target": case.target,
         "mean_estimate": fmean(row["estimate"] for row in numbers),
         "mean_half_width": fmean((row["high"] - row["low"]) / 2 for row in numbers),

@@ -59,7 +59,7 @@ def default_subject() -> tuple[Any, Sequence[Any]]:
 def tiny_subject() -> tuple[Any, Sequence[Any]]:
     """Without a tokenizer, so that claims about words are refused."""
     network = Transformer(Config(vocabulary=64, width=8, depth=1, heads=2))
-    return rs.load(network, untrained=True, seed=10_000), random_texts(4, 8, seed=0, ids=(0, 64))
+    return rs.load(network, untrained=True, seed=10_000), random_texts(4, 12, seed=0, ids=(0, 64))
 
 
 SUBJECTS = {"default model": default_subject, "tiny model": tiny_subject}
@@ -191,6 +191,7 @@ def coverage(populations: Populations, n_draws: int, samples: int) -> Result:
     generator = torch.Generator().manual_seed(0)
     n_covered, n_all = Counter[str](), 0
     units = {claim.name: claim.unit for claim in all_claims()}
+    truths = {(claim, part): item.true_effect for claim, parts in populations.items() for part, item in parts.items()}
     for _ in range(samples):
         measured: Measurements = {}
         texts: dict[tuple[str, int], torch.Tensor] = {}  # claims over the same units share their sample
@@ -200,7 +201,7 @@ def coverage(populations: Populations, n_draws: int, samples: int) -> Result:
             measured[claim] = {part: item.sample(rows, n_draws, generator) for part, item in parts.items()}
         covers_all = True
         for row in answer_claims(measured, {}):
-            truth = populations[row.claim.name][row.part.name].true_effect
+            truth = truths[row.claim.name, row.part.name]
             single = effect_interval(row.evidence, CARD_LEVEL)
             n_covered[interval_name(row)] += single.low <= truth <= single.high
             covers_all &= row.interval.low <= truth <= row.interval.high

@@ -95,12 +95,11 @@ def test_a_case_is_allowed_by_its_share_of_answers(benchmark_module: Any) -> Non
     cards = benchmark_module("planted_cards")
     case = next(case for case in cards.cases(["directions"]) if case.effect == 2)
     row = {"estimate": 0.2, "low": 0.1, "high": 0.3, "threshold": 0.1, "random_mean": 0.0}
-    strengths = {f"b, strength of {case.name}": {"strength": 1.5}}
 
     def summary(n_yes: int) -> Any:
         answers = ["yes"] * n_yes + ["unclear"] * (40 - n_yes)
         return cards.summarise_case(
-            case, strengths, [{"answer": answer, "numbers": {"directions": row}} for answer in answers]
+            case, 1.5, [{"answer": answer, "numbers": {"directions": row}} for answer in answers]
         )
 
     assert summary(36)["is_allowed"]
