@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 import planted_points
+import planted_weights
 import torch
 from checkpointed_jobs import Checkpoint, Result
 from tiny_cards import (
@@ -33,8 +34,8 @@ from rheoscope.space.claim import Claim, ClaimSample, Measured
 from rheoscope.space.traces import Traces
 from rheoscope.statistics.claim_answers import NO, YES
 
-PLANTS = planted_points.PLANTS
-STRENGTH_RANGES = planted_points.STRENGTH_RANGES
+PLANTS = planted_points.PLANTS | planted_weights.PLANTS
+STRENGTH_RANGES = planted_points.STRENGTH_RANGES | planted_weights.STRENGTH_RANGES
 FIRST_SEED, FIRST_STRENGTH_SEED = 10_000, 20_000
 """Seeds of the planted models, and of those that choose a strength. Those of untrained models are below."""
 STRENGTH_SEEDS = 6
@@ -91,6 +92,7 @@ def cases(claims: Sequence[str] | None) -> list[Case]:
 # The strength of an effect
 
 
+@torch.no_grad()
 def strength_job(case: Case, size: Size) -> Result:
     """The strength whose mean effect is that of the case."""
     seeds = range(FIRST_STRENGTH_SEED, FIRST_STRENGTH_SEED + min(STRENGTH_SEEDS, size.repeats))
@@ -147,6 +149,7 @@ def control_measurements(claim: Claim, model: Any, batches: Sequence[Traces], si
     ]
 
 
+@torch.no_grad()
 def word_control_job(name: str, number: int) -> Result:
     """The mean effects of an untrained model for a claim about words, which needs no texts."""
     (claim,) = chosen_claims([name])
@@ -155,6 +158,7 @@ def word_control_job(name: str, number: int) -> Result:
     return {"means": mean_effects({name: claim.measure(sample)})}
 
 
+@torch.no_grad()
 def planted_job(
     case: Case, strength: float, seed: int, word_controls: list[dict[str, float]], folder: str | None, size: Size
 ) -> Result:

@@ -183,5 +183,7 @@ def test_finished_jobs_are_read_and_not_repeated(benchmark_module: Any, tmp_path
     assert calls == [2, 3]
 
 
-def test_claims_of_the_small_card_exist() -> None:
-    assert {*CHEAP_CLAIMS} <= {claim.name for claim in all_claims()}
+def test_every_claim_has_a_plant_with_and_without_an_effect(benchmark_module: Any) -> None:
+    cases = benchmark_module("planted_cards").cases(None)
+    expected = {(claim.name, effect) for claim in all_claims() for effect in (0.0, 2.0)}
+    assert {(case.plant, case.effect) for case in cases} == expected | {("relatedness.kept", -2.0)}
