@@ -28,6 +28,7 @@ FAST_OPTIONS = {
     "heat": ["--draws", "3"], "boundary": ["--iterations", "2", "--layers", "1"],
     "fixed_point": ["--iterations", "3", "--layers", "1"],
     "covers": ["--fast", "--no-untrained"],
+    "train": ["--steps", "2", "--set", "vocabulary=characters"],
     "senses": ["--draws", "20"], "relatedness": ["--draws", "20"], "distortion": ["--draws", "3"],
 }  # fmt: skip
 """Options that make a command faster."""
@@ -57,9 +58,9 @@ def test_every_command_runs(
         name if name in LIST_LENGTHS else arguments[1] if arguments[0] == "analyse" else arguments[0], []
     )
     arguments += ["--model", small_model] if arguments[0] in WITH_MODEL else []
-    monkeypatch.setattr(
-        "sys.argv", ["rheoscope", *(TEXT if argument == "TEXT" else argument for argument in arguments)]
-    )
+    (tmp_path / "page.txt").write_text(PAGE, encoding="utf-8")
+    values = {"TEXT": TEXT, "FILE": "page.txt"}
+    monkeypatch.setattr("sys.argv", ["rheoscope", *(values.get(argument, argument) for argument in arguments)])
     with pytest.raises(SystemExit) as exit_info:
         main()
     output = capsys.readouterr()

@@ -41,6 +41,7 @@ CASES: dict[str, Config] = {
     "own_buckets": tiny(position="buckets", bias=True),
     "own_values": tiny(kv_heads=2, value_width=5, bias=True),
     "own_bare": tiny(norm="none", ffn="gelu"),
+    "own_emf": tiny(norm="none", position="learned", ffn="gelu", projection="full", options={"scale": 1.0}),
     "own_branch": tiny(norm="layer", position="learned", bias=True, branch=0.4),
     "own_branch_post": tiny(placement="post", branch=0.6, position="none", kv_heads=1),
     "own_metric": tiny(mechanism="metric", options={"sigma": 2.0}),

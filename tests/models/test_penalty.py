@@ -18,7 +18,7 @@ from rheoscope.models.penalty import (
     residual,
     weighted_penalty,
 )
-from rheoscope.models.projections import linear
+from rheoscope.models.projection import linear
 from rheoscope.models.task import Objective
 from rheoscope.models.train import read_log
 from rheoscope.models.transformer import build

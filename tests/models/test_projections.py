@@ -1,7 +1,7 @@
 """Projections: one battery for all of them, then the law of each."""
 
 import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,14 @@ from torch import Tensor
 import rheoscope as rs
 from rheoscope.covers.head_replacement import OperatorEdit, model_edits
 from rheoscope.covers.reversed_attention.analysis import head_output_gradients
-from rheoscope.flow.energy.analysis import attention_displacement
+from rheoscope.flow.energy.ledger import attention_displacement
 from rheoscope.models.checkpoint import initial_network, load_network, save
 from rheoscope.models.config import CHOICES, Config
 from rheoscope.models.generate import generate
 from rheoscope.models.orthonormal_rows import orthonormal_rows
-from rheoscope.models.projections import (
-    PAIRS_PER_SKEW_PAIR,
-    PROJECTIONS,
-    Isometric,
-    broadcast_to_texts,
-    linear,
-)
+from rheoscope.models.projection import broadcast_to_texts, linear
+from rheoscope.models.projections import PAIRS_PER_SKEW_PAIR, PROJECTIONS, Isometric
+from rheoscope.models.recipes import emf
 from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
 from tests.models.runs import prose, run, small
@@ -89,7 +85,7 @@ def scores_by_hand(heads: Any, hat: Tensor) -> Tensor:
     q, k = u @ heads.W_Q, u @ heads.W_K
     q, k = (y if b is None else y + b[:, None] for y, b in ((q, heads.b_Q), (k, heads.b_K)))
     n, position = len(hat), heads.mechanism.position
-    rotations = {offset: position.rotation_matrix(offset, HEAD, q) for offset in range(1 - n, n)}
+    rotations = {offset: position.rotation_matrix(offset, q.shape[-1], q) for offset in range(1 - n, n)}
     rows = [torch.stack([((q[:, i] @ rotations[i - j]) * k[:, j]).sum(-1) for j in range(n)], -1) for i in range(n)]
     return torch.stack(rows, -2) * heads.scale
 
@@ -132,14 +128,16 @@ def test_a_saved_model_has_the_same_logits(projection: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("projection", EVERY)
 def test_a_seed_gives_all_projections_the_same_shared_weights(projection: str) -> None:
     """Two projections share the FFNs, the output projections, and the rows of the input projection that both have."""
-    gradient, plain = (initial_network(config(name), 3) for name in (projection, "untied"))
+    shape = {name: getattr(config(projection), name) for name in ("kv_heads", "head_width")}
+    gradient, plain = (initial_network(config(name, **shape), 3) for name in (projection, "untied"))
     plain_parameters = dict(plain.named_parameters())
     for name, parameter in gradient.named_parameters():
         if "attention.read" not in name and name in plain_parameters:
             assert torch.equal(parameter, plain_parameters[name]), name
-    layout = gradient.stack.blocks[0].attention.projection.layout
-    sizes = {"q": 16, "k": 16, "v": 16}
-    rows_by_name = dict(zip(sizes, plain.stack.blocks[1].attention.read.weight.split(16), strict=True))
+    layout, plain_layout = (net.stack.blocks[0].attention.projection.layout for net in (gradient, plain))
+    sizes = {name: n * k for name, (n, k) in plain_layout.items()}
+    plain_rows = plain.stack.blocks[1].attention.read.weight.split(list(sizes.values()))
+    rows_by_name = dict(zip(sizes, plain_rows, strict=True))
     rows = gradient.stack.blocks[1].attention.read.weight.split([n * k for n, k in layout.values()])
     for name, part in zip(layout, rows, strict=True):
         assert torch.equal(part, rows_by_name[name]) if name in sizes else not part.any()
@@ -280,6 +278,21 @@ def test_identity_queries_are_the_coordinates_of_the_token() -> None:
     q, _, _ = network("identity_queries").stack.blocks[0].attention.project(u)
     assert torch.equal(q.transpose(1, 2).flatten(2), u)
     assert torch.equal(model("identity_queries").view.layer_heads[0].W_Q.mT.flatten(0, 1), torch.eye(16, dtype=F64))
+
+
+def test_full_operators_are_the_trained_parameters(tmp_path: Path) -> None:
+    """Law: M and F of the View equal the parameters of the EMF recipe bit for bit, after training and reloading."""
+    net = run_steps(small(**asdict(emf().with_changes(width=16, heads=2).config), accumulate=1), 2).float()
+    view = rs.load(save(net, tmp_path)).view
+    for block, heads in zip(net.stack.blocks, view.layer_heads, strict=True):
+        assert torch.equal(heads.M().dense(), block.attention.read.weight.unflatten(0, (2, 16)).mT)
+        assert torch.equal(heads.F().dense(), block.attention.write.weight.T.unflatten(0, (2, 16)))
+    assert torch.linalg.matrix_rank(view.head(0, 0).M.dense()) == 16
+
+
+def test_full_needs_the_shape_of_the_tokens() -> None:
+    with pytest.raises(RheoscopeError, match="projection=full uses the 16 coordinates of a token as its key and value"):
+        build(config("full", kv_heads=2))
 
 
 def test_shared_kv_uses_keys_as_values() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rheoscope.models.config import TOKENS_AS_KEYS
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Head
 from tests.cases import EVERY, WITH_M, distance, gap, model, network, ours, theirs, traced
@@ -49,7 +50,9 @@ def test_weights_share_memory_with_the_model(name: str) -> None:
     storages = {x.untyped_storage().data_ptr() for x in model(name).network.parameters()}
     for block in model(name).view.layer_heads:
         branch = name in ours.CASES and ours.CASES[name].branch != 1  # folded into W_O
-        for W in (block.W_Q, block.W_K, block.W_V, *(() if branch else (block.W_O,))):
+        has_tokens_as_keys = name in ours.CASES and ours.CASES[name].projection in TOKENS_AS_KEYS  # W_K = W_V = I
+        key_maps = () if has_tokens_as_keys else (block.W_K, block.W_V)
+        for W in (block.W_Q, *key_maps, *(() if branch else (block.W_O,))):
             assert W.untyped_storage().data_ptr() in storages
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.models.config import Config
-from rheoscope.models.projections import Factors, separate_projections
+from rheoscope.models.projection import Factors, separate_projections
 from rheoscope.models.trained_model import NativeTransformer, NativeTranslator
 from rheoscope.models.transformer import (
     Block,

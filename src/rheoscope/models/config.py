@@ -22,10 +22,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "ffn": ("swiglu", "gelu", "relu"),
     "projection": (
         "untied", "untied_no_diagonal", "tied", "tied_no_diagonal", "tied_positional", "symmetric_skew", "psd_skew",
-        "isometric", "identity_queries", "shared_kv", "gated",
+        "isometric", "identity_queries", "shared_kv", "gated", "full",
     ),
     "start": ("usual", "symmetric", "mimetic"),
 }  # fmt: skip
+
+TOKENS_AS_KEYS = ("full",)
+"""Projections whose keys and values are the tokens themselves: one key head, as wide as a token."""
 
 FieldRule = tuple[Callable[[Any], bool], Message, Any]
 """Whether a value is allowed, what is expected, and an example value."""
@@ -124,9 +127,10 @@ class Config:
     start: str = "usual"
 
     def __post_init__(self) -> None:
+        uses_tokens = self.projection in TOKENS_AS_KEYS
         defaults = {
-            "kv_heads": self.kv_heads or self.heads,
-            "head_width": self.head_width or self.width // max(self.heads, 1),
+            "kv_heads": self.kv_heads or (1 if uses_tokens else self.heads),
+            "head_width": self.head_width or (self.width if uses_tokens else self.width // max(self.heads, 1)),
             "hidden": self.hidden or default_hidden(self.width, self.ffn),
         }
         defaults["value_width"] = self.value_width or defaults["head_width"]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rheoscope.messages.message import Message
 from rheoscope.models.config import set_fields
-from rheoscope.models.projections import Projection, row_counts
+from rheoscope.models.projection import Projection, row_counts
 from rheoscope.shapes import RheoscopeError
 
 M_COEFFICIENTS, F_COEFFICIENTS = (0.7, 0.7), (0.4, 0.4)

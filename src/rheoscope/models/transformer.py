@@ -27,7 +27,8 @@ from rheoscope.models.config import Config
 from rheoscope.models.generation_cache import GenerationCache, LayerCache
 from rheoscope.models.initialisation import INITIALISERS, InitialWeights
 from rheoscope.models.position_modules import POSITION_ENCODINGS
-from rheoscope.models.projections import PROJECTIONS, Projection, row_counts, separate_projections
+from rheoscope.models.projection import Projection, row_counts, separate_projections
+from rheoscope.models.projections import PROJECTIONS
 from rheoscope.shapes import RheoscopeError
 
 Ids = Int[Tensor, "b n"]
