@@ -9,7 +9,16 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from rheoscope.flow.transport.claims import MIN_PAIRS, PERMUTATIONS, measure_identity, measure_next_token
+import rheoscope as rs
+from rheoscope.flow.transport.claims import (
+    MIN_PAIRS,
+    PERMUTATIONS,
+    measure_identity,
+    measure_next_token,
+    next_token_facts,
+    next_token_notes,
+)
+from rheoscope.flow.transport.next_token import is_tied
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.traces import Traces
 from rheoscope.statistics.nulls import random_permutations
@@ -82,6 +91,36 @@ def test_next_token_equals_a_loop(name: str) -> None:
     for index, part in enumerate(("share", "beyond_predictions")):
         assert_close(measured[part].observed, expected[:, index, 0])
         assert_close(measured[part].reference, expected[:, index, 1])
+
+
+@pytest.mark.parametrize(("name", "tied"), [("gpt2", 1.0), ("own", 0.0)])
+def test_facts_of_the_model_equal_a_loop(name: str, tied: float) -> None:
+    """Tied or untied embeddings, and the mean over texts of the accuracy of top predictions."""
+    model = double(name)
+    accuracies = []
+    for trace in model.trace(texts(), logits=True):
+        ids, (_, retained) = trace.ids.tolist(), clouds(trace)
+        accuracies.append(
+            np.mean([int(trace.logits[i].argmax()) == ids[i + 1] for i in retained if i + 1 < len(trace)])
+        )
+    facts = next_token_facts(sample_of(model, texts()))
+    assert facts == {"tied": tied, "accuracy": pytest.approx(np.mean(accuracies))}
+    (note,) = next_token_notes(facts | {"share": 0.38, "beyond_predictions": 0.21})
+    condition = "tied embeddings" if tied else "untied embeddings"
+    assert note.startswith(f"With {condition}: 38 % of all tokens, 21 % where the prediction is wrong")
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_transport_has_the_shares_of_the_claim(name: str) -> None:
+    measured, model = measure_next_token(sample_of(double(name), texts())), double(name)
+    for index, text in enumerate(texts()):
+        result = rs.transport(model.trace(text), draws=2, step_draws=0)
+        part = measured["beyond_predictions"]
+        if not torch.isnan(part.observed[index]):
+            assert float(result.next_type_share_mispredicted) == pytest.approx(float(part.observed[index]))
+            assert float(result.next_type_share_mispredicted_null) == pytest.approx(float(part.reference[index]))
+    assert 0 <= float(result.next_token_accuracy) <= 1
+    assert result.attrs["tied_embedding"] == int(is_tied(model.view))
 
 
 @pytest.mark.parametrize("measure", [measure_identity, measure_next_token])

@@ -66,7 +66,7 @@ def transport(stays: float, goes: float, kappa: float = 0.5, seed: int = 0) -> x
         "toward_own": ("point", np.linspace(1, 0, POINTS)),
         "toward_next": ("point", np.linspace(0, 0.2, POINTS)),
     }
-    return xr.Dataset(data)
+    return xr.Dataset(data, attrs={"tied_embedding": 1})
 
 
 def operators(name: str, mean: float, seed: int = 0) -> xr.Dataset:

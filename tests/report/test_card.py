@@ -24,9 +24,10 @@ from rheoscope.report.card_blocks import (
     undecidable_lines,
 )
 from rheoscope.report.card_cache import find_card, measurement_key
+from rheoscope.report.card_facts import claim_notes, has_facts
 from rheoscope.report.card_rows import card_blocks, opening_rows
 from rheoscope.report.card_texts import passages, read_texts, texts_digest
-from rheoscope.report.forest_plot import MAX_DRAWN, strip_panel
+from rheoscope.report.forest_plot import MAX_DRAWN, signed_number, strip_panel
 from rheoscope.space.claim import Claim, ClaimSample, Measured
 from rheoscope.statistics.claim_answers import Criterion, EffectInterval, claim_answer
 from tests.covers.cases import random_model
@@ -84,6 +85,8 @@ def test_a_card_has_the_numbers_of_its_claims() -> None:
         effects = [float(values.effects.double().nanmean()) for values in measured.values()]
         assert np.isclose(float(row.estimate), effects, atol=1e-9).any(), claim.name
         assert row.low <= row.estimate <= row.high
+        facts = {} if claim.facts is None else claim.facts(ClaimSample(model, batches, 0))
+        assert {name: card.attrs[f"{claim.name}.{name}"] for name in facts} == facts
     assert {"estimate", "low", "high", "threshold", "answer"} <= set(card)
     assert bool(card.part_untrained_mean.notnull().all())
     assert card.sizes["claim"] + sum(key.startswith("skipped") for key in card.attrs) == len(all_claims())
@@ -158,11 +161,13 @@ def test_a_row_opens_to_its_words_its_control_and_its_most_extreme_texts() -> No
     for claim, row in zip(all_claims(), opening_rows(card, passages()).rows, strict=True):
         assert len(row.details) == len(claim.parts)
         for part, detail in zip(claim.parts, row.details, strict=True):
-            facts = {str(name): str(value) for name, value in detail.facts.items()}
+            name = claim.name if len(claim.parts) == 1 else f"{claim.name}.{part.name}"
+            facts = {str(title): str(value) for title, value in detail.facts.items()}
             assert facts["Statistic"].startswith(str(part.statistic))
             assert facts["Smallest effect"].endswith(str(claim.reason))
             assert facts["Null"] == str(claim.null)
-            assert ("Untrained control" in facts) == (claim.random_models == "untrained")
+            largest = signed_number(float(card.untrained_effect.sel(interval=name).max()))
+            assert facts["Untrained control"].endswith(f"to {largest}")
             assert ("Strongest text" in facts) == (claim.unit == "texts")
     effects = card.effect.sel(interval="deformation").values
     facts = {str(name): str(value) for name, value in opening_rows(card, passages()).rows[1].details[0].facts.items()}
@@ -201,6 +206,28 @@ def test_only_the_passages_of_the_package_are_named() -> None:
     assert "“" not in facts["Strongest text"]
     assert not card_module._answers_request(other, 40, 8, 0)
     assert card_module._answers_request(card, 40, 8, 0)
+
+
+def test_facts_of_the_model_are_shown_under_their_claim() -> None:
+    card = planted_card(2.0)
+    claim = next(claim for claim in all_claims() if claim.name == "next_token")
+    assert not has_facts(card, claim)
+    assert claim_notes(card, claim) == ()
+    card = card.assign_attrs({"next_token.tied": 0.0, "next_token.accuracy": 0.3})
+    (note,) = claim_notes(card, claim)
+    assert note.startswith("With untied embeddings: ")
+    assert note.endswith("30 % of next tokens predicted")
+    assert any(str(row[-1].text).endswith(f". {note}") for row in claim_table(card).rows)
+    assert note in card_blocks(card)[-1].lines
+
+
+def test_a_card_without_facts_is_not_returned() -> None:
+    stored = find_card(rs.load().view)
+    assert stored is not None
+    settings = (stored.attrs["draws"], stored.attrs["untrained"], stored.attrs["seed"])
+    assert card_module._answers_request(stored, *settings)
+    stored.attrs = {key: value for key, value in stored.attrs.items() if not key.startswith("next_token.")}
+    assert not card_module._answers_request(stored, *settings)
 
 
 def test_texts_are_read_from_lines_json_lines_and_a_directory(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.opening import load
 from rheoscope.report.card_cache import cache_folder, cached_measurement, find_card, store_card
+from rheoscope.report.card_facts import has_facts, model_facts
 from rheoscope.report.card_texts import check_texts, passages, texts_digest, texts_of_card
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
@@ -125,7 +126,14 @@ def card(
             Message("no claim can be measured on this model: {reason}", reason=reason.message), reason.advice
         )
     answers = answer_claims(measured, _measure_untrained(model, texts, claims, untrained, seed, folder, progress))
-    facts = {"n_texts": len(texts), "texts": texts_digest(texts), "draws": draws, "untrained": untrained, "seed": seed}
+    facts: dict[str, Any] = {
+        "n_texts": len(texts),
+        "texts": texts_digest(texts),
+        "draws": draws,
+        "untrained": untrained,
+        "seed": seed,
+    }
+    facts |= model_facts(claims, ClaimSample(model, trace_batches(model, texts), draws, seed))
     result = card_dataset(answers, reasons, facts | _provenance(model))
     if cache:
         store_card(result)
@@ -140,6 +148,7 @@ def _answers_request(stored: "xarray.Dataset", draws: int, untrained: int, seed:
         and stored.attrs["seed"] == seed
         and texts_of_card(stored) is not None
         and stored.claim.values.tolist() == [claim.name for claim in all_claims()]
+        and all(has_facts(stored, claim) for claim in all_claims())
     )
 
 

@@ -4,8 +4,9 @@ import math
 from typing import TYPE_CHECKING
 
 from rheoscope.catalogue import all_claims
-from rheoscope.messages.message import Message, Verbatim
+from rheoscope.messages.message import Message, Verbatim, join
 from rheoscope.picture.blocks import Cell, Table
+from rheoscope.report.card_facts import claim_notes
 from rheoscope.report.card_strip import Strip
 from rheoscope.report.forest_plot import ANSWERS, signed_number
 from rheoscope.space.claim import Claim, ClaimPart
@@ -46,7 +47,8 @@ def claim_table(card: "xarray.Dataset") -> Table:
     for claim in claims_of(card):
         row = card.sel(claim=claim.name)
         answer = answer_text(str(row.answer.values), float(row.texts_needed), claim.unit)
-        rows.append([Cell(answer), Cell(strip_of(row).draw()), Cell(interval_text(row)), Cell(claim.statement)])
+        statement = join(". ", [claim.statement, *claim_notes(card, claim)])
+        rows.append([Cell(answer), Cell(strip_of(row).draw()), Cell(interval_text(row)), Cell(statement)])
     return Table(card_heading(card), header, rows, frozenset({0, 1, 3}))
 
 
@@ -178,6 +180,7 @@ def reading_lines(card: "xarray.Dataset") -> list[str]:
             "together with probability .95.",
             n=int(card.attrs["n_intervals"]),
         ),
+        *(note for claim in claims_of(card) for note in claim_notes(card, claim)),
         Message(
             "Random models: {draws} with rotated or edited operators, {untrained} untrained ones.",
             draws=int(card.attrs["draws"]),

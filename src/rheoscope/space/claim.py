@@ -103,6 +103,11 @@ class ClaimPart:
     is_skewed: bool = False
 
 
+def no_notes(numbers: Mapping[str, float]) -> tuple[Message, ...]:
+    """No sentences, for a claim whose row says everything."""
+    return ()
+
+
 @dataclass(frozen=True, eq=False)
 class Claim:
     """A claim about a model, which a card answers over many texts.
@@ -112,7 +117,8 @@ class Claim:
     what no training reaches: "rotated" or "edited" operators of the same model, which `measure` draws, or "untrained" models,
     which the card measures in the same way. `unit` is what varies between effects: texts, words or groups of words, or the
     weights alone. `order` is the place on the card, and `document` the seed document that makes the claim. `word_file` is a
-    file that `measure` reads besides the texts.
+    file that `measure` reads besides the texts. `facts` returns numbers of the model that qualify the answer. They have no
+    interval, and the card stores them. `notes` turns them, and the mean statistic of every part, into sentences for the row.
     """
 
     order: int
@@ -126,3 +132,5 @@ class Claim:
     document: str
     unit: str = Message("texts")
     word_file: Path | None = None
+    facts: "Callable[[ClaimSample], Mapping[str, float]] | None" = None
+    notes: "Callable[[Mapping[str, float]], tuple[Message, ...]]" = no_notes

@@ -10,7 +10,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.flow.cloud import Clouds, select_clouds
-from rheoscope.flow.transport.next_token import cosine_with_next_token, cosine_with_own_token, is_tied, next_type_share
+from rheoscope.flow.transport.next_token import (
+    cosine_with_next_token,
+    cosine_with_own_token,
+    is_mispredicted,
+    is_tied,
+    mispredicted_share,
+    next_type_share,
+    prediction_accuracy,
+)
 from rheoscope.flow.transport.optimal_assignment import (
     MAX_EXACT_TOKENS,
     PairTransport,
@@ -58,8 +66,10 @@ def transport(
     **Returns** (step): `identity_cost`, `w2_squared`, `random_cost`, `kappa` and `identity_share` with their nulls, `efficiency`.
     (stride, step): the same with the suffix `_strided`, NaN beyond the last layer. (step, token): `coupling`. Scalar:
     `geodesic_straightness`. Direction of the movement, (point): `toward_own`, `toward_next` with its null. From the embedding to
-    the last layer: `partner` (token), `next_type_share` with its null, and (draw): `…_null_draws`. A bidirectional model (an
-    encoder) has no `toward_next` and no `next_type_share`. `attrs["next_token_source"]` names the table of next-token vectors.
+    the last layer: `partner` (token), `next_type_share` with its null, the same where the model predicts wrongly
+    (`…_mispredicted`), `next_token_accuracy`, and (draw): `…_null_draws`. A bidirectional model (an encoder) has none of these
+    and no `toward_next`. `attrs["next_token_source"]` names the table of next-token vectors, and `attrs["tied_embedding"]` is 1
+    if it is the embedding itself.
 
     **Settings** `draws` is the number of null draws from the embedding to the last layer. `step_draws` is that for all shorter
     pairs of clouds; 0 omits their null. Beyond 2048 tokens at most 4 draws are used.
@@ -82,6 +92,7 @@ def transport(
     strides = default_strides(last) if strides is None else _check_strides(strides, last)
     attributes = (
         {"draws": draws, "step_draws": step_draws, "seed": seed, "next_token_source": next_token_source(trace)}
+        | {"tied_embedding": int(is_tied(trace.view))}
         | transport_method(points, seed)
         | clouds.attributes
     )
@@ -158,7 +169,21 @@ def destination_values(clouds: Clouds, partner: Int[Tensor, " n"], draws: int, s
     for name, null in (("toward_next", cosine_draws), ("next_type_share", fraction_draws)):
         null_sd = null.std(-1) if draws > 1 else torch.full_like(null.mean(-1), torch.nan)
         values |= {f"{name}_null": null.mean(-1), f"{name}_null_sd": null_sd}
-    return values
+    return values | prediction_values(clouds, partner)
+
+
+def prediction_values(clouds: Clouds, partner: Int[Tensor, " n"]) -> dict[str, Tensor]:
+    """The accuracy of the next-token prediction and the next-type share where it is wrong; empty if tokens are not predicted."""
+    trace, positions = clouds.trace, torch.tensor(clouds.positions)
+    if trace.view.unembed is None and trace.view.prediction_head is None:
+        return {}
+    is_wrong = is_mispredicted(trace.view, trace.points[-1], trace.ids, positions)
+    share, null = mispredicted_share(partner, trace.ids, positions, is_wrong)
+    return {
+        "next_token_accuracy": prediction_accuracy(is_wrong, positions, len(trace.ids)),
+        "next_type_share_mispredicted": share,
+        "next_type_share_mispredicted_null": null,
+    }
 
 
 def kernel(
@@ -295,6 +320,15 @@ END_TO_END_FIELDS: dict[str, Field] = {
     "next_type_share_null": Field((), "mean of next_type_share over permutations of the partners"),
     "next_type_share_null_sd": Field((), "standard deviation of next_type_share over permutations of the partners"),
     "next_type_share_null_draws": Field(("draw",), "next_type_share per permutation of the partners"),
+    "next_token_accuracy": Field((), "share of tokens whose next token is the model's top prediction"),
+    "next_type_share_mispredicted": Field(
+        (),
+        "next_type_share among partners whose next token is not the model's top prediction; NaN without such partners",
+        null="next_type_share_mispredicted_null",
+    ),
+    "next_type_share_mispredicted_null": Field(
+        (), "exact mean of next_type_share_mispredicted over permutations of these partners"
+    ),
     "toward_own": Field(
         ("point",), "mean cosine between a token and its own row of the embedding, both centred on the text"
     ),

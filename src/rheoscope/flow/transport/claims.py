@@ -1,20 +1,27 @@
 """The claims that keeping identity is optimal, and that tokens move to where their next token is."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.flow.cloud import Clouds, select_clouds
+from rheoscope.flow.transport.next_token import (
+    embedding_condition,
+    is_mispredicted,
+    is_tied,
+    pair_share,
+    prediction_accuracy,
+)
 from rheoscope.flow.transport.optimal_assignment import direction_coupling, fraction_in_place, identity_share_null
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
+from rheoscope.messages.numbers import format_percent
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.claim import Claim, ClaimPart, ClaimSample, Measured
-from rheoscope.space.predictions import next_token_logits
 from rheoscope.space.traces import Traces
-from rheoscope.space.view import View
 from rheoscope.statistics.nulls import random_permutations
 
 PERMUTATIONS = 40
@@ -76,7 +83,7 @@ def next_token_values(clouds: Clouds) -> Float[Tensor, "4"]:
     has_next = positions + 1 < len(ids)
     next_ids = ids[(positions + 1).clamp(max=len(ids) - 1)]
     is_hit = (ids[positions][:, None] == next_ids) & has_next
-    is_wrong = has_next & (_top_tokens(clouds.trace.view, clouds.trace.points[-1]).cpu()[positions] != next_ids)
+    is_wrong = is_mispredicted(clouds.trace.view, clouds.trace.points[-1], ids, positions)
     all_tokens = torch.ones(n, dtype=torch.bool)
     share = pair_share(is_hit, partner, has_next[partner], all_tokens, has_next)
     wrong_pairs = is_wrong[partner]
@@ -84,24 +91,32 @@ def next_token_values(clouds: Clouds) -> Float[Tensor, "4"]:
     return torch.cat([share, beyond if int(wrong_pairs.sum()) >= MIN_PAIRS else torch.full_like(beyond, torch.nan)])
 
 
-def pair_share(
-    is_hit: Bool[Tensor, "n n"],
-    partner: Int[Tensor, " n"],
-    pairs: Bool[Tensor, " n"],
-    tokens: Bool[Tensor, " n"],
-    partners: Bool[Tensor, " n"],
-) -> Float[Tensor, "2"]:
-    """The share of hits among `pairs`, and its exact mean over all assignments of `partners` to `tokens`.
-
-    Every token meets every partner equally often, so the mean over permutations is the mean over all pairs of both.
-    """
-    hits = is_hit.gather(1, partner[:, None])[:, 0]
-    return torch.stack([hits[pairs].double().mean(), is_hit[tokens][:, partners].double().mean()])
+def next_token_facts(sample: ClaimSample) -> dict[str, float]:
+    """Whether embeddings are tied (1 or 0), and the mean over texts of the next-token accuracy."""
+    accuracies = [text_accuracy(clouds) for traces in sample.batches for clouds in _clouds(traces)]
+    return {
+        "tied": float(is_tied(sample.model.view)),
+        "accuracy": float(torch.tensor(accuracies, dtype=torch.float64).nanmean()),
+    }
 
 
-def _top_tokens(view: View, points: Float[Tensor, "n d"]) -> Int[Tensor, " n"]:
-    with torch.no_grad():
-        return next_token_logits(view, points).argmax(-1)
+def text_accuracy(clouds: Clouds) -> float:
+    """The share of tokens whose next token is the model's top prediction; NaN in a text of one token."""
+    ids, positions = clouds.trace.ids, torch.tensor(clouds.positions, dtype=torch.long)
+    is_wrong = is_mispredicted(clouds.trace.view, clouds.trace.points[-1], ids, positions)
+    return float(prediction_accuracy(is_wrong, positions, len(ids)))
+
+
+def next_token_notes(numbers: Mapping[str, float]) -> tuple[Message, ...]:
+    return (
+        Message(
+            "With {embeddings}: {share} of all tokens, {beyond} where the prediction is wrong; {accuracy} of next tokens predicted",
+            embeddings=embedding_condition(bool(numbers["tied"])),
+            share=format_percent(numbers["share"]),
+            beyond=format_percent(numbers["beyond_predictions"]),
+            accuracy=format_percent(numbers["accuracy"]),
+        ),
+    )
 
 
 def _clouds(traces: Traces) -> list[Clouds]:
@@ -140,15 +155,14 @@ CLAIMS = (
                 "share",
                 Message(
                     "share of tokens whose partner is followed by a token of their type. Partners are optimally coupled centred "
-                    "directions of the embedding (tied to the unembedding or not) and of the last layer"
+                    "directions of the embedding and of the last layer"
                 ),
                 0.05,
             ),
             ClaimPart(
                 "beyond_predictions",
                 Message(
-                    "the same share among partners whose next token is not the model's top prediction; at least 8 pairs per text "
-                    "(embedding tied to the unembedding or not)"
+                    "the same share among partners whose next token is not the model's top prediction; at least 8 pairs per text"
                 ),
                 0.05,
             ),
@@ -158,5 +172,7 @@ CLAIMS = (
         random_models="untrained",
         measure=measure_next_token,
         document="C",
+        facts=next_token_facts,
+        notes=next_token_notes,
     ),
 )

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.messages.message import Message
+from rheoscope.space.predictions import next_token_logits
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.view import View
 from rheoscope.statistics.nulls import random_permutations, random_successors
@@ -20,6 +22,58 @@ def is_tied(view: View) -> bool:
     # comparing addresses first avoids comparing the values
     same_storage = unembedding.data_ptr() == embedding.data_ptr() and unembedding.stride() == embedding.stride()
     return unembedding.shape == embedding.shape and (same_storage or torch.equal(unembedding, embedding))
+
+
+def embedding_condition(tied: bool) -> Message:
+    """Whether the embedding and the unembedding share their vectors, as a phrase."""
+    return Message("tied embeddings") if tied else Message("untied embeddings")
+
+
+def is_mispredicted(
+    view: View, points: Float[Tensor, "text d"], ids: Int[Tensor, " text"], positions: Int[Tensor, " n"]
+) -> Bool[Tensor, " n"]:
+    """Whether a token has a next token and the model's top prediction at its last point is another one."""
+    with torch.no_grad():
+        top_tokens = next_token_logits(view, points.to(view.embed.dtype)).argmax(-1).cpu()
+    has_next = positions + 1 < len(ids)
+    return has_next & (top_tokens[positions] != ids.cpu()[(positions + 1).clamp(max=len(ids) - 1)])
+
+
+def prediction_accuracy(
+    is_wrong: Bool[Tensor, " n"], positions: Int[Tensor, " n"], text_length: int
+) -> Float[Tensor, ""]:
+    """The share of tokens with a next token whose next token is the model's top prediction; NaN without such tokens.
+
+    >>> float(prediction_accuracy(torch.tensor([True, False, False]), torch.tensor([0, 1, 2]), 3))
+    0.5
+    """
+    return 1 - is_wrong.sum().double() / (positions + 1 < text_length).sum()
+
+
+def mispredicted_share(
+    partner: Int[Tensor, " n"], ids: Int[Tensor, " text"], positions: Int[Tensor, " n"], is_wrong: Bool[Tensor, " n"]
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """The next-type share among mispredicted partners, and its exact mean over permutations of these pairs; NaN without any."""
+    next_ids = ids.cpu()[(positions + 1).clamp(max=len(ids) - 1)]
+    is_hit = ids.cpu()[positions][:, None] == next_ids
+    wrong_pairs = is_wrong[partner.cpu()]
+    share, null = pair_share(is_hit, partner.cpu(), wrong_pairs, wrong_pairs, is_wrong)
+    return share, null
+
+
+def pair_share(
+    is_hit: Bool[Tensor, "n n"],
+    partner: Int[Tensor, " n"],
+    pairs: Bool[Tensor, " n"],
+    tokens: Bool[Tensor, " n"],
+    partners: Bool[Tensor, " n"],
+) -> Float[Tensor, "2"]:
+    """The share of hits among `pairs`, and its exact mean over all assignments of `partners` to `tokens`.
+
+    Every token meets every partner equally often, so the mean over permutations is the mean over all pairs of both.
+    """
+    hits = is_hit.gather(1, partner[:, None])[:, 0]
+    return torch.stack([hits[pairs].double().mean(), is_hit[tokens][:, partners].double().mean()])
 
 
 def embedding_vectors(view: View, ids: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rheoscope.flow.transport.words import prediction_condition
 from rheoscope.messages.message import Message, join
 from rheoscope.picture.picture import SERIES_COLOURS, Axis, Label, Line, Panel, Picture
 from rheoscope.picture.token_labels import display_token, step_names
@@ -65,6 +66,7 @@ def destination_panel(dataset: "xarray.Dataset") -> Panel:
                 definition=dataset.next_type_share.attrs["definition"],
                 value=float(dataset.next_type_share),
             ),
+            Message("Condition: {condition}.", condition=prediction_condition(dataset)),
         ]
     if "toward_next_null" in dataset:
         null = dataset.toward_next_null.values

@@ -1,12 +1,18 @@
 """Text about transport: where tokens end, and whether they keep their identity."""
 
-from rheoscope.messages.message import Message
+from typing import TYPE_CHECKING
+
+from rheoscope.flow.transport.next_token import embedding_condition
+from rheoscope.messages.message import Message, join
 from rheoscope.messages.numbers import format_fixed, format_percent, percent_range
 from rheoscope.space.results import Results
 from rheoscope.space.story_line import StoryLine
 from rheoscope.space.training_quantity import TrainingQuantity, last_point
 from rheoscope.space.words import LayerColumn, Words
 from rheoscope.statistics.statement import Statement, from_draws
+
+if TYPE_CHECKING:
+    import xarray
 
 
 def kappa_from_embedding(results: Results) -> Statement | None:
@@ -32,7 +38,7 @@ def destination(results: Results) -> Message:
     """Where tokens end: at their own place, or where their next token is."""
     transport = results.datasets["transport"]
     typical = results.usual_range("next_token.share")
-    return Message(
+    end_points = Message(
         "{moved} of the tokens end where their next token is (permuted partners {null}{usual}); {kept} keep their place "
         "(permuted displacements {kept_null})",
         moved=format_percent(float(transport.next_type_share)),
@@ -42,6 +48,21 @@ def destination(results: Results) -> Message:
         else Message("; usual here {low} to {high}", low=format_percent(typical[0]), high=format_percent(typical[1])),
         kept=format_percent(float(transport.identity_share_strided.values[-1, -1])),
         kept_null=format_percent(float(transport.identity_share_null_strided.values[-1, -1])),
+    )
+    return join("; ", [end_points, prediction_condition(transport)])
+
+
+def prediction_condition(transport: "xarray.Dataset") -> Message:
+    """The conditions of the share: tied or untied embeddings, the accuracy, and the share where the prediction is wrong."""
+    embeddings = embedding_condition(bool(transport.attrs["tied_embedding"]))
+    if "next_token_accuracy" not in transport:
+        return embeddings
+    return Message(
+        "{embeddings}, {accuracy} of next tokens predicted, {share} of the others reached (permuted partners {null})",
+        embeddings=embeddings,
+        accuracy=format_percent(float(transport.next_token_accuracy)),
+        share=format_percent(float(transport.next_type_share_mispredicted)),
+        null=format_percent(float(transport.next_type_share_mispredicted_null)),
     )
 
 
