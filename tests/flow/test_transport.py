@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 
 import rheoscope as rs
 from rheoscope.flow.transport import next_token, optimal_assignment
-from rheoscope.flow.transport.analysis import MAX_EXPENSIVE_DRAWS
+from rheoscope.flow.transport.analysis import EXACT_NULL, MAX_EXPENSIVE_DRAWS
 from rheoscope.flow.transport.next_token import cosine_with_next_token, is_tied, next_type_share
 from rheoscope.flow.transport.optimal_assignment import (
     assignment,
@@ -234,7 +234,8 @@ def test_null_draws_of_the_whole_depth_are_returned() -> None:
     assert float(all_strides.kappa_null_strided[-1, -1]) == pytest.approx(float(all_strides.kappa_null_draws.mean()))
     few_draws = rs.transport(trace, draws=MAX_EXPENSIVE_DRAWS, keep_massive=True)
     assert np.array_equal(few_draws.kappa_null, all_strides.kappa_null)
-    assert not [name for name in rs.transport(trace, draws=0, keep_massive=True) if "null" in name]
+    without_draws = rs.transport(trace, draws=0, keep_massive=True)
+    assert [name for name in without_draws if "null" in name] == [EXACT_NULL]
 
 
 # Direction of movement

@@ -39,6 +39,8 @@ from rheoscope.space.traces import Traces
 if TYPE_CHECKING:
     import xarray
 
+EXACT_NULL = "next_type_share_mispredicted_null"
+"""The null that needs no draws."""
 MAX_EXPENSIVE_DRAWS = 4
 """The largest number of draws where assignments are expensive."""
 
@@ -145,8 +147,8 @@ def batch(
 
 
 def _drop_empty_null(values: dict[str, Tensor], draws: int) -> dict[str, Tensor]:
-    """Remove the null fields if there are no draws."""
-    return values if draws else {name: x for name, x in values.items() if "_null" not in name}
+    """Remove the null fields if there are no draws, except the one that is exact."""
+    return values if draws else {name: x for name, x in values.items() if "_null" not in name or name == EXACT_NULL}
 
 
 def next_token_source(trace: Trace) -> Message:
@@ -182,7 +184,7 @@ def prediction_values(clouds: Clouds, partner: Int[Tensor, " n"]) -> dict[str, T
     return {
         "next_token_accuracy": prediction_accuracy(is_wrong, positions, len(trace.ids)),
         "next_type_share_mispredicted": share,
-        "next_type_share_mispredicted_null": null,
+        EXACT_NULL: null,
     }
 
 
