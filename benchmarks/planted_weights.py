@@ -22,7 +22,7 @@ import rheoscope as rs
 from rheoscope.catalogue import all_claims
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
-from rheoscope.report.card import TEXTS_PER_BATCH, untrained_models
+from rheoscope.report.card import trace_batches, untrained_models
 from rheoscope.space.claim import Claim, ClaimSample, Measured
 from rheoscope.space.traces import Traces
 from rheoscope.statistics.claim_answers import (
@@ -120,7 +120,7 @@ def random_texts(draw: Generator) -> Texts:
 @torch.no_grad()
 def trace_texts(network: Transformer, texts: Texts) -> PlantedSample:
     model = rs.load(network)
-    return PlantedSample(model, tuple(model.trace(list(batch)) for batch in texts.split(TEXTS_PER_BATCH)))
+    return PlantedSample(model, trace_batches(model, list(texts)))
 
 
 # The plants

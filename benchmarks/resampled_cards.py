@@ -131,10 +131,10 @@ def margin(card: Result, name: str) -> float:
 
 def changed_rows(interval: EffectInterval, criterion: Criterion, share: float) -> list[Row]:
     """The interval shifted up and down, and the limit raised and lowered."""
-    shifts = (share * interval.half_width, -share * interval.half_width)
+    shift = share * (interval.high - interval.low) / 2
     limits = (criterion.random_limit * (1 + share), criterion.random_limit * max(1 - share, 0))
     return [
-        *((shifted(interval, shift), criterion) for shift in shifts),
+        *((shifted(interval, step), criterion) for step in (shift, -shift)),
         *((interval, replace(criterion, random_limit=limit)) for limit in limits),
     ]
 

@@ -17,6 +17,7 @@ from rheoscope.picture.picture import Cells, Line, Shape
 from rheoscope.report import card as card_module
 from rheoscope.report.card import answer_claims, card_dataset
 from rheoscope.report.card_blocks import (
+    answer_text,
     claim_table,
     intervals_of,
     number_table,
@@ -292,8 +293,9 @@ def test_claims_that_no_number_of_texts_decides_are_named() -> None:
     assert [str(line) for line in undecidable_lines(card)] == [
         "More texts cannot decide: relation, gradient, directions."
     ]
-    (unclear_groups,) = [row[0].text for row in claim_table(card).rows if str(row[0].text).endswith("groups)")]
-    assert str(unclear_groups).startswith("unclear (")
+    (unclear,) = [str(row[0].text) for row in claim_table(card).rows if str(row[0].text).endswith("texts)")]
+    assert unclear == f"unclear ({int(card.texts_needed.sel(claim='identity'))} texts)"
+    assert str(answer_text("unclear", 30.0, "groups")) == "unclear (30 groups)"
 
 
 def test_large_effects_are_drawn_at_the_edge() -> None:

@@ -8,11 +8,13 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from rheoscope.attention.lower.block_size import cache_block_numel
-from rheoscope.covers.distortion.analysis import OperatorImage, images_of_heads
+from rheoscope.covers.distortion.analysis import OperatorImage, images_of_operators
 from rheoscope.covers.layer_inputs import read_batch_layers
 from rheoscope.space.claim import ClaimSample, Measured
 from rheoscope.space.cpu_cores import map_on_cores
+from rheoscope.space.head import Heads
 from rheoscope.space.layer_rotations import layer_rotations
+from rheoscope.space.operator import Factored
 from rheoscope.space.pair_distances import centred_inner_products, distances
 from rheoscope.space.traces import Traces
 from rheoscope.statistics.ranks import unit_ranks
@@ -27,7 +29,7 @@ ImageClouds = Callable[[Cloud, list[OperatorImage]], Float[Tensor, "*t c n e"]]
 def measure_distances(sample: ClaimSample, image_clouds: ImageClouds) -> Measured:
     """The correlation of distances, mean over images and layers, for every text and every rotation of the heads."""
     view = sample.model.view
-    head_images = list(map_on_cores(images_of_heads, view.layer_heads))
+    head_images = list(map_on_cores(images_from_cpu, view.layer_heads))
     rotations = layer_rotations(
         view, sample.draws, Generator().manual_seed(sample.seed), sample.batches[0].points.device
     )
@@ -46,6 +48,13 @@ def measure_distances(sample: ClaimSample, image_clouds: ImageClouds) -> Measure
         return Measured(means[0], draws=means[1:])
 
     return sample.over_batches(measure_batch)
+
+
+@torch.no_grad()
+def images_from_cpu(heads: Heads) -> list[OperatorImage]:
+    """The images of all heads, decomposed on the CPU: a GPU is slower with matrices of this size."""
+    M, F = (Factored(A.left.cpu(), A.right.cpu()) for A in (heads.M(), heads.F()))
+    return [image.to(heads.W_Q.device) for image in images_of_operators(M, F)]
 
 
 @torch.no_grad()

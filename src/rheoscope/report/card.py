@@ -39,10 +39,12 @@ from rheoscope.statistics.claim_answers import (
 if TYPE_CHECKING:
     import xarray
 
-TEXTS_PER_BATCH = 16
-CONTROL_DRAWS = 4
+TEXTS_PER_BATCH = {"cpu": 16, "cuda": 96}
+"""A GPU waits for the start of each operation, so it reads the texts of a card at once."""
+CONTROL_DRAWS = 2
 """Rotated or edited versions of each untrained model. Their mean over all untrained models is shown and decides nothing."""
-NOT_MEASURED = torch.full((MIN_DRAWS,), torch.nan, dtype=torch.float64)
+NO_EFFECT = torch.zeros(MIN_DRAWS, dtype=torch.float64)
+"""Stands for untrained models where none were measured."""
 OnTask = Callable[[str], Callable[[int, int], None]]
 """Starts a task with a name and returns the function that reports its progress."""
 
@@ -167,9 +169,9 @@ def _provenance(model: RunnableModel) -> dict[str, str]:
 
 def trace_batches(model: RunnableModel, texts: Sequence[Text]) -> tuple[Traces, ...]:
     """The texts in batches, each as one forward pass."""
-    return tuple(
-        model.trace(list(texts[start : start + TEXTS_PER_BATCH])) for start in range(0, len(texts), TEXTS_PER_BATCH)
-    )
+    device = next(model.network.parameters()).device
+    size = TEXTS_PER_BATCH.get(device.type, TEXTS_PER_BATCH["cpu"])
+    return tuple(model.trace(list(texts[start : start + size])) for start in range(0, len(texts), size))
 
 
 def _measure_model(
@@ -247,7 +249,7 @@ def answer_claims(
             item,
             effect_interval(item, CARD_LEVEL / len(rows)),
             Criterion(part.smallest_effect, item.random_mean, limit, part.allows_loss),
-            control_means.get((claim.name, part.name), NOT_MEASURED),
+            control_means.get((claim.name, part.name), NO_EFFECT),
         )
         for (claim, part, values), item, limit in zip(rows, evidence, limits, strict=True)
     ]
@@ -258,7 +260,7 @@ def _evidence(
 ) -> Evidence:
     if measured.draw_means is not None:
         return Evidence(measured.effects, measured.draw_means, True, part.is_skewed)
-    return Evidence(measured.effects, control_means[claim.name, part.name], False, part.is_skewed)
+    return Evidence(measured.effects, control_means.get((claim.name, part.name), NO_EFFECT), False, part.is_skewed)
 
 
 def deciding_part(parts: Sequence[PartAnswer]) -> PartAnswer:

@@ -292,6 +292,10 @@ class OperatorImage:
         """The same in float32."""
         return OperatorImage(self.left.float(), self.basis.float(), self.singular_values.float())
 
+    def to(self, device: torch.device) -> "OperatorImage":
+        """The same on a device."""
+        return OperatorImage(self.left.to(device), self.basis.to(device), self.singular_values.to(device))
+
     @property
     def rank(self) -> Float[Tensor, " h"]:
         return (self.singular_values > 0).sum(-1).double()
