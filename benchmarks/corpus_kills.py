@@ -116,7 +116,7 @@ def measure(run: Run, root: Path, kills: int) -> dict[str, object]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = make_parser(__doc__).parse_args(argv)
-    kills, rows = (1, 14) if options.smallest else (5, 100) if options.quick else (20, 100)
+    kills, rows = (1, 8) if options.smallest else (5, 100) if options.quick else (20, 100)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a fork has one thread
     with tempfile.TemporaryDirectory() as directory:
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             (write_texts(root / "texts.txt", rows),),
             analyses={"head_types": {}},
             length=64,
-            shard=1000 if options.smallest else 1500,
+            shard=500 if options.smallest else 1500,
             top=3,
         )
         run = runner(job, rs.load())

@@ -29,7 +29,7 @@ ANALYSES = {
 
 
 @torch.no_grad()
-def times(setup: str, rounds: int) -> list[dict[str, object]]:
+def times(setup: str, rounds: int, warm: int) -> list[dict[str, object]]:
     namespace: dict[str, object] = {}
     exec(setup, namespace)
     model, trace = namespace["model"], namespace["trace"]
@@ -43,7 +43,7 @@ def times(setup: str, rounds: int) -> list[dict[str, object]]:
     methods |= {name: lambda code=code: eval(code, namespace) for name, code in ANALYSES.items()}
     run_trajectory = methods["trajectory"]
     methods["trajectory"] = lambda: (trace._displacement_cache.clear(), run_trajectory())
-    seconds = interleaved(methods | {"all": run_all}, rounds, warm=1)
+    seconds = interleaved(methods | {"all": run_all}, rounds, warm=warm)
     rows: list[dict[str, object]] = []
     for name in (*ANALYSES, "all"):
         times, noise = ratio(seconds, "forward", name)
@@ -56,7 +56,7 @@ def memory(setup: str, fresh: bool) -> list[dict[str, object]]:
     namespace: dict[str, object] = {}
     exec(setup, namespace)
     points, all_code = namespace["trace"].points, "\n".join(ANALYSES.values())
-    warm_up = f"{setup}{all_code}\ntrace = model.trace(ids)\n# measured\n"
+    warm_up = f"{setup}{all_code if fresh else ''}\ntrace = model.trace(ids)\n# measured\n"
     return [
         {"what": name, "peak of the Trace": peak_bytes(warm_up + code, fresh) / points.nbytes}
         for name, code in ((ANALYSES if fresh else {}) | {"all": all_code}).items()
@@ -66,7 +66,7 @@ def memory(setup: str, fresh: bool) -> list[dict[str, object]]:
 def main(argv: Sequence[str] | None = None) -> None:
     options, model, text = model_and_text(make_parser(__doc__), argv)
     setup, rounds = SETUP.format(model=model, text=text[:4000]), 2 if options.smallest else 3 if options.quick else 9
-    rows = times(setup, rounds) + memory(setup, fresh=not options.smallest)
+    rows = times(setup, rounds, warm=int(not options.smallest)) + memory(setup, fresh=not options.smallest)
     for row in rows:
         print({name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()})
     store_rows("flow", rows, options.smallest)

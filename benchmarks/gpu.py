@@ -184,11 +184,11 @@ def peer(inputs: Inputs, row: Row) -> Callable[[], object]:
 
 
 def measure(inputs: Inputs, name: str, row: Row, max_seconds: float) -> dict[str, object]:
-    """Medians of 3 to 15 rounds, as many as fit into `max_seconds` seconds, after a discarded first round."""
+    """Medians of 3 to 15 rounds, as many as fit into `max_seconds` seconds, after a discarded first round. At 0, 2 rounds."""
     row_seconds, peer_seconds = [seconds_of(inputs, lambda: row.run(inputs))], [seconds_of(inputs, peer(inputs, row))]
     peak = memory(inputs, row) if inputs.cuda else float("nan")
     first = row_seconds.pop(), peer_seconds.pop()
-    while len(row_seconds) < 3 or (len(row_seconds) < 15 and sum(row_seconds) < max_seconds):
+    while len(row_seconds) < (3 if max_seconds else 2) or (len(row_seconds) < 15 and sum(row_seconds) < max_seconds):
         row_seconds.append(seconds_of(inputs, lambda: row.run(inputs)))
         peer_seconds.append(seconds_of(inputs, peer(inputs, row)))
     ratios = row_seconds if row.of == "seconds" else [a / b for a, b in zip(row_seconds, peer_seconds, strict=True)]

@@ -1,7 +1,7 @@
 """Every numeric setting of every analysis at −1, 0, nan, inf and 1e9, from the command line and from Python.
 
     python benchmarks/setting_probes.py [--analyses a,b] [--surfaces shell,python] [--seconds 40]
-    python benchmarks/setting_probes.py --smallest     one analysis
+    python benchmarks/setting_probes.py --smallest     one analysis at 0 and nan
 
 Each probe must end in one line that names a bound, or in an answer within 40 seconds. All probes run in this process, on one
 text in the default model. The exit status is 1 if a probe fails.
@@ -97,13 +97,13 @@ def python_probe(model: Any, analysis: str, setting: str, value: str) -> tuple[s
     return "answer", ""
 
 
-def probes(names: list[str], surfaces: list[str], limit: float) -> Iterator[Probe]:
+def probes(names: list[str], values: Sequence[str], surfaces: list[str], limit: float) -> Iterator[Probe]:
     """Run all probes."""
     model = rs.load()
     for analysis in names:
         typeable = typeable_options(analysis_by_name(analysis))
         for setting in numeric_settings(analysis):
-            for value in VALUES:
+            for value in values:
                 runs: dict[str, Callable[[], tuple[str, str]]] = {
                     "python": lambda a=analysis, s=setting, v=value: python_probe(model, a, s, v)
                 }
@@ -127,10 +127,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--all", action="store_true", help="print every probe")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
-    names = ["massive_tokens"] if options.smallest else options.analyses.split(",")
+    names, values = (["massive_tokens"], ("0", "nan")) if options.smallest else (options.analyses.split(","), VALUES)
     counts: dict[str, Counter[str]] = {}
     slowest: dict[str, float] = {}
-    for probe in probes(names, options.surfaces.split(","), options.seconds):
+    for probe in probes(names, values, options.surfaces.split(","), options.seconds):
         counts.setdefault(probe.analysis, Counter())[probe.outcome] += 1
         slowest[probe.analysis] = max(slowest.get(probe.analysis, 0.0), probe.seconds)
         if options.all or probe.outcome not in OK:

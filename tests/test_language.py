@@ -2,6 +2,7 @@
 
 import ast
 import re
+import symtable
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -102,12 +103,27 @@ def bound_names(text: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.id
 
 
+def is_banned(name: str) -> bool:
+    return name.strip("_").lower() in BANNED_NAMES
+
+
+def has_banned_symbol(text: str) -> bool:
+    """Whether a scope binds or reads a banned name. For files whose syntax trees no other test needs: symbol tables are faster."""
+    tables = [symtable.symtable(text, "a file", "exec")]
+    for table in tables:
+        tables += table.get_children()
+        names = table.get_identifiers()  # private names of a class begin with its name: _Class__name
+        if any(is_banned(name) or is_banned(name.rpartition("__")[2]) for name in names):
+            return True
+    return False
+
+
 def banned_names(files: list[Path]) -> list[str]:
     return [
         f"{file.relative_to(ROOT)}:{line} {name}"
         for file in files
         for line, name in bound_names(file.read_text(encoding="utf-8"))
-        if name.strip("_").lower() in BANNED_NAMES
+        if is_banned(name)
     ]
 
 
@@ -143,7 +159,7 @@ def test_no_file_of_the_package_binds_a_banned_name() -> None:
 
 
 def test_no_test_binds_a_banned_name() -> None:
-    assert not banned_names(TEST_FILES)
+    assert not banned_names([file for file in TEST_FILES if has_banned_symbol(file.read_text(encoding="utf-8"))])
 
 
 def test_no_script_binds_a_banned_name() -> None:
@@ -174,7 +190,36 @@ def test_no_message_has_a_banned_phrase() -> None:
 def test_a_banned_name_is_found(name: str, tmp_path: Path) -> None:
     names = [bound for _, bound in bound_names(f"def f():\n    {name} = 1")]
     assert names == ["f", name]
-    assert name.strip("_") in BANNED_NAMES
+    assert is_banned(name)
+
+
+BINDINGS = (
+    "told = 1",
+    "told: int",
+    "def told(): pass",
+    "async def told(): pass",
+    "class Told: pass",
+    "def f(x, /, told): pass",
+    "def f(*, told=1): pass",
+    "def f(*told): pass",
+    "def f(**told): pass",
+    "def f():\n    told: int",
+    "def f():\n    if 0:\n        told = 1",
+    "class A:\n    def f(self):\n        self.x = __told = 1",
+    "f = lambda told: 1",
+    "x = [1 for told in y]",
+    "print(f'{[told for told in y]}')",
+    "if (told := 1): pass",
+    "for x, told in y: pass",
+    "with x as told: pass",
+)
+
+
+@pytest.mark.parametrize("text", BINDINGS)
+def test_every_kind_of_binding_is_found(text: str) -> None:
+    assert any(is_banned(name) for _, name in bound_names(text))
+    assert has_banned_symbol(text)
+    assert not has_banned_symbol(re.sub("told", "report", text, flags=re.IGNORECASE))
 
 
 @pytest.mark.parametrize("phrase", ["Scores follow likeness", "Every answer stands beside its null", "cannot tell"])
