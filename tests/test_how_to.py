@@ -73,8 +73,8 @@ if "softplus(s)/Σ" in run_rheoscope("attention", width=120).out:
 
 
 def copy_tree(target: Path) -> Path:
-    """A copy with the compiled source files, which are valid for the copy too. Files that are being written are left out."""
-    ignore = shutil.ignore_patterns("*-pytest-*.pyc", "*.pyc.*", "node_modules", "page", "*.json.gz")
+    """A copy with the compiled files, which are valid for the copy too. Files that are being written are left out."""
+    ignore = shutil.ignore_patterns("*.pyc.*", "node_modules", "page", "*.json.gz")
     for folder in COPIED:
         shutil.copytree(ROOT / folder, target / folder, ignore=ignore)
     for file in COPIED_FILES:

@@ -91,10 +91,13 @@ def __getattr__(name: str) -> Any:
 
 
 def _unknown_name(name: str) -> str:
-    """The message for a name that the package does not have, with the closest name."""
+    """The message for a name that the package does not have, with the closest name.
+
+    Tools look for many private names, such as `__wrapped__`. These get no closest name, because the search is slow.
+    """
     from rheoscope.messages.closest_name import closest_name
 
-    closest = closest_name(name, __dir__())
+    closest = None if name.startswith("_") else closest_name(name, __dir__())
     advice = "type dir(rheoscope) for all names" if closest is None else f"did you mean {closest!r}?"
     return f"module 'rheoscope' has no attribute {name!r}; {advice}"
 

@@ -140,6 +140,8 @@ def test_public_names_that_are_mistyped_are_corrected() -> None:
         _ = rs.trajektory
     with pytest.raises(AttributeError, match=r"has no attribute 'zzz'; type dir\(rheoscope\) for all names$"):
         _ = rs.zzz
+    with pytest.raises(AttributeError, match=r"has no attribute '_trajectory'; type dir\(rheoscope\) for all names$"):
+        _ = rs._trajectory
 
 
 # The language
