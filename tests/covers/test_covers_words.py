@@ -21,7 +21,7 @@ def test_the_heads_at_work_are_those_that_contribute_most() -> None:
     sentences, uniform = str(heads_at_work(results)).rsplit("; equal weights would be ", 1)
     assert len(sentences.split(" · L")) == N_HEADS
     trace = model().trace(TEXT)
-    assert uniform == format_number(1 / len(trace))
+    assert uniform == f"1/{len(trace)}"
     for layer, head in heads:
         weights = trace.weights(layer, head)[-1]
         key, kind = int(weights.argmax()), TYPE_NAMES[str(types.type.values[layer, head])]

@@ -27,9 +27,9 @@ def heads_at_work(results: Results) -> Message:
         for reading in reading_arcs.readings(results)
     ]
     return Message(
-        "{heads}; equal weights would be {uniform}",
+        "{heads}; equal weights would be 1/{n}",
         heads=join(" · ", sentences),
-        uniform=format_number(reading_arcs.uniform_weight(results)),
+        n=round(1 / reading_arcs.uniform_weight(results)),
     )
 
 

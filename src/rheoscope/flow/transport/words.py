@@ -58,7 +58,8 @@ def prediction_condition(transport: "xarray.Dataset") -> Message:
     if "next_token_accuracy" not in transport:
         return embeddings
     return Message(
-        "{embeddings}, {accuracy} of next tokens predicted, {share} of the others reached (permuted partners {null})",
+        "where the prediction is wrong, {share} end at their next token (permuted partners {null}); {embeddings}, {accuracy} of "
+        "next tokens predicted",
         embeddings=embeddings,
         accuracy=format_percent(float(transport.next_token_accuracy)),
         share=format_percent(float(transport.next_type_share_mispredicted)),
