@@ -7,7 +7,9 @@ import xarray as xr
 import rheoscope as rs
 from rheoscope.catalogue import analysis_by_name
 from rheoscope.covers.distorted_pairs.words import first_pair, seen_through
-from rheoscope.covers.head_types.words import N_HEADS, TYPE_NAMES, heads_at_work
+from rheoscope.covers.head_types.head_list import TYPE_NAMES
+from rheoscope.covers.head_types.reading_arcs import N_HEADS
+from rheoscope.covers.head_types.words import heads_at_work
 from rheoscope.messages.numbers import format_number
 from rheoscope.picture.token_labels import display_token
 from rheoscope.space.components import heads_by_contribution
