@@ -73,9 +73,9 @@ def test_words_may_be_strings_or_token_ids() -> None:
         rs.relatedness(default(), {"a": ["dog", "cat"]})
 
 
-def test_default_list_has_a_hundred_groups_of_six() -> None:
+def test_default_list_has_209_groups_of_six() -> None:
     rows = read_tsv_rows(DEFAULT_WORDS_FILE, ("group", "word"), ("count",))
     sizes = torch.tensor([[row["group"] for row in rows].count(group) for group in {row["group"] for row in rows}])
-    assert sizes.tolist() == [6] * 100
-    assert len({row["word"] for row in rows}) == 600
+    assert sizes.tolist() == [6] * 209
+    assert len({row["word"] for row in rows}) == 6 * 209
     assert all(int(row["count"]) > 0 for row in rows)

@@ -12,6 +12,7 @@ import torch
 from rheoscope.catalogue import all_claims
 from rheoscope.report.card import answer_claims
 from rheoscope.space.claim import ClaimSample, Measured
+from rheoscope.statistics import claim_answers
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 CHEAP_CLAIMS = ("erasure", "rest", "next_token", "directions")
@@ -131,7 +132,8 @@ def simulated_populations(benchmark_module: Any, effect: float = 0.0) -> Any:
     }
 
 
-def test_intervals_cover_texts_and_null_draws(benchmark_module: Any) -> None:
+def test_intervals_cover_texts_and_null_draws(benchmark_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_answers, "RESAMPLES", 400)  # the tails of the simultaneous intervals need 20,000
     result = benchmark_module("resampled_cards").coverage(simulated_populations(benchmark_module), 40, samples=150)
     assert all(0.9 < share < 0.99 for share in result["coverage"].values()), result["coverage"]
     assert result["joint_coverage"] > 0.92
