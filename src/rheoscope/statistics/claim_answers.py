@@ -136,13 +136,13 @@ def resampled_quantiles(effects: Float[Tensor, " text"], level: float) -> tuple[
     """
     import numpy as np
 
-    x, n = effects.double().cpu().numpy(), len(effects)
-    generator, t = np.random.default_rng(0), []
+    n, generator, t = len(effects), np.random.default_rng(0), []
+    deviations = (effects - effects.mean()).double().cpu().numpy()
     for _ in range(RESAMPLE_BLOCKS):
-        weights = generator.multinomial(n, np.full(n, 1 / n), size=RESAMPLES // RESAMPLE_BLOCKS) / n
-        means = weights @ x
-        variances = np.maximum(weights @ np.square(x) - np.square(means), 0) / (n - 1)
-        t.append((means - x.mean()) / np.sqrt(np.maximum(variances, MIN_VARIANCE_RATIO * x.var() / (n - 1))))
+        resampled = deviations[generator.integers(n, size=(RESAMPLES // RESAMPLE_BLOCKS, n), dtype=np.int32)]
+        means = resampled.mean(-1)
+        variances = np.maximum(np.square(resampled).mean(-1) - np.square(means), MIN_VARIANCE_RATIO * deviations.var())
+        t.append(means / np.sqrt(variances / (n - 1)))
     low, high = np.quantile(np.concatenate(t), [level / 2, 1 - level / 2])
     return float(low), float(high)
 
