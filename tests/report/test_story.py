@@ -108,12 +108,20 @@ def test_commands_contain_the_text_as_one_word(text: str) -> None:
     for command in block.purposes:
         assert shlex.split(command)[-1] == text
         assert shlex.split(command)[0] == "rheoscope"
-    assert len(block.purposes) == 3
+    assert block.purposes
+
+
+def test_a_short_text_gets_only_commands_that_can_describe_it() -> None:
+    """The report on covers compares each query with at least 8 other keys."""
+    (block,) = next_steps.blocks(report_results(REPORTS["flow"], "king", fast=True, of=model()))
+    assert isinstance(block, Commands)
+    assert [command.split()[1] for command in block.purposes] == ["reverse", "surgery"]
 
 
 def test_the_commands_run_as_they_are_printed() -> None:
     (block,) = next_steps.blocks(flow_results())
     assert isinstance(block, Commands)
+    assert len(block.purposes) == 3
     for command in block.purposes:
         outcome = run_rheoscope(*shlex.split(command)[1:])
         assert outcome.status == 0, outcome.err

@@ -1,4 +1,4 @@
-"""What to do next with a text: the card of the model, and three commands with this text in them."""
+"""What to do next with a text: the card of the model, and up to three commands with this text in them."""
 
 import shlex
 
@@ -8,19 +8,15 @@ from rheoscope.report.card_blocks import summary_line
 from rheoscope.report.findings import ALL_WORDS
 from rheoscope.space.results import Results
 
-PURPOSES = {
-    f"{words.report.name} {words.report.next_options}".strip(): words.report.next_step
-    for words in ALL_WORDS.values()
-    if words.report is not None and words.report.next_step
-}
-"""Command → what it shows about a text, as the analyses declare it."""
+NEXT_REPORTS = [words.report for words in ALL_WORDS.values() if words.report is not None and words.report.next_step]
+"""The reports that say more about a text, as the analyses declare them."""
 CARD_COMMAND = "rheoscope card"
 DEFAULT_MODEL = "the default model"
 """The name of the model that commands use without --model."""
 
 
 def blocks(results: Results) -> list[Block]:
-    """The answers of the model's card in a sentence, and three commands, unless the text has control characters."""
+    """The answers of the model's card in a sentence, and commands for this text, unless it has control characters."""
     if results.trace is None:
         return []
     text, command = results.trace.text, card_command(results)
@@ -36,7 +32,11 @@ def blocks(results: Results) -> list[Block]:
     if not text.replace("\n", " ").isprintable() or not text:
         return [Commands(Message("Next"), line, {})]
     options = f" --model {name}" if name else ""
-    commands = {f"rheoscope {command}{options} {quoted(text)}": purpose for command, purpose in PURPOSES.items()}
+    commands = {
+        f"rheoscope {f'{report.name} {report.next_options}'.strip()}{options} {quoted(text)}": report.next_step
+        for report in NEXT_REPORTS
+        if results.n_ordinary_tokens >= report.min_tokens
+    }
     return [Commands(Message("Next"), line, commands)]
 
 

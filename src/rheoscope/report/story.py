@@ -77,7 +77,8 @@ def line_blocks(line: StoryLine) -> Callable[[Results], list[Block]]:
 
     def blocks(results: Results) -> list[Block]:
         heading = Message("What happens to this text") if line is STORY_LINES[0] else ""
-        lines = [ToldLine(line.title, line.sentence(results), line.deeper)] if line.has_result(results) else []
+        deeper = f"{line.deeper} TEXT"
+        lines = [ToldLine(line.title, line.sentence(results), deeper)] if line.has_result(results) else []
         return [Story(heading, lines)] if heading or lines else []
 
     return blocks

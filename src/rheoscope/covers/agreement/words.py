@@ -308,6 +308,7 @@ WORDS = Words(
         Message("Covers: {text}"),
         has_findings=True,
         next_step=Message("how every head deforms this text"),
+        min_tokens=10,
     ),
     sampling_note=sampling_note,
 )

@@ -76,6 +76,7 @@ STORY = (
         deeper="rheoscope analyse transport",
         compose=destination,
         required_fields=("next_type_share_null_draws",),
+        min_tokens=8,
     ),
 )
 
