@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 import rheoscope as rs
-from rheoscope.covers.head_types.words import TYPE_NAMES
+from rheoscope.covers.head_types.head_list import TYPE_NAMES
 from rheoscope.picture.blocks import Commands, Story
 from rheoscope.report import next_steps
+from rheoscope.report.analysis_runs import Subject, empty_results
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.report.story import STORY_LINES, missing_blocks, story_dataset
 from tests.commands.cases import run_rheoscope
+from tests.pretrained.cases import model as pretrained_model
 from tests.report.cases import TEXT, flow_results, model, report_results, small
 
 SHORT = "a"
@@ -116,6 +118,14 @@ def test_a_short_text_gets_only_commands_that_can_describe_it() -> None:
     (block,) = next_steps.blocks(report_results(REPORTS["flow"], "king", fast=True, of=model()))
     assert isinstance(block, Commands)
     assert [command.split()[1] for command in block.purposes] == ["reverse", "surgery"]
+
+
+def test_an_encoder_gets_no_command_about_next_tokens() -> None:
+    """More tokens add no line about predictions to a model that predicts none."""
+    encoder, ids = pretrained_model("bert_bare"), list(range(2, 8))
+    results = empty_results(Subject(encoder, ids, encoder.trace(ids)), draw_nulls=True)
+    assert missing_blocks(results) == []
+    assert [report.name for report in next_steps.NEXT_REPORTS if report.can_describe(results)] == []
 
 
 def test_the_commands_run_as_they_are_printed() -> None:

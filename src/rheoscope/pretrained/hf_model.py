@@ -51,18 +51,22 @@ class Pretrained(RunnableModel):
         return apply_edits(self.network, self.description, edit)
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer(text)["input_ids"]
+        return self.tokenizer(text, verbose=False)["input_ids"]  # the length is checked later, with advice
 
     def token_spans(self, text: str) -> list[Span] | None:
         if not getattr(self.tokenizer, "is_fast", False):
             return None
-        encoding = self.tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
+        encoding = self.tokenizer(text, return_offsets_mapping=True, add_special_tokens=False, verbose=False)
         unknown = self.tokenizer.unk_token_id
         spans = list(zip(encoding["input_ids"], encoding["offset_mapping"], strict=True))
         return [tuple(span) for token_id, span in spans if token_id != unknown]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        tokenizer_options = {"return_attention_mask": False, "return_token_type_ids": False}  # saves half of the time
+        tokenizer_options = {
+            "return_attention_mask": False,
+            "return_token_type_ids": False,
+            "verbose": False,
+        }  # saves half of the time
         return self.tokenizer(list(texts), **tokenizer_options)["input_ids"] if texts else []
 
     def decode(self, token_id: int) -> str:

@@ -35,7 +35,7 @@ def blocks(results: Results) -> list[Block]:
     commands = {
         f"rheoscope {f'{report.name} {report.next_options}'.strip()}{options} {quoted(text)}": report.next_step
         for report in NEXT_REPORTS
-        if results.n_ordinary_tokens >= report.min_tokens
+        if report.can_describe(results)
     }
     return [Commands(Message("Next"), line, commands)]
 

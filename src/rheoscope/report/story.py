@@ -98,7 +98,7 @@ def missing_blocks(results: Results) -> list[Block]:
         return []
     notes = []
     missing = [line.title for line in STORY_LINES if not line.has_result(results)]
-    if missing and len(results.required_trace) < LONGER_TEXT:
+    if missing and len(results.required_trace) < LONGER_TEXT and results.view.predicts_next_token:
         notes.append(Message("A text of {n} tokens or more adds: {lines}.", n=LONGER_TEXT, lines=join(", ", missing)))
     if not results.has_nulls:
         notes.append(Message("Lines that need a null are left out: null distributions were not drawn (--fast)."))

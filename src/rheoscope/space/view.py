@@ -110,6 +110,11 @@ class View:
         return any(bool(heads.mechanism.mask(first, second).any()) for heads in self.layer_heads)
 
     @property
+    def predicts_next_token(self) -> bool:
+        """Whether the last point of a token gives logits for the next one."""
+        return self.unembed is not None and not self.is_bidirectional
+
+    @property
     def uses_half_precision(self) -> bool:
         """Whether `to_model_precision` rounds."""
         return self.to_model_precision(self.embed[:0]).dtype.itemsize < 4

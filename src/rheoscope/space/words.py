@@ -60,8 +60,8 @@ class OwnReport:
     next_step: str = ""
     next_options: str = ""
     """The options that the command of `next_step` needs."""
-    min_tokens: int = 1
-    """The smallest number of tokens, without massive ones, of a text that the report can describe."""
+    can_describe: Callable[[Results], bool] = lambda results: True
+    """Whether the report has a result for a text in a model, so that the command is worth printing."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -296,6 +296,8 @@ TRAINING_QUANTITIES = (
         {"draws": 8},
     ),
 )
+MIN_TOKENS = 10
+"""The smallest text in which a query has 8 other keys."""
 WORDS = Words(
     training_quantities=TRAINING_QUANTITIES,
     findings=(position_vs_similarity,),
@@ -308,7 +310,7 @@ WORDS = Words(
         Message("Covers: {text}"),
         has_findings=True,
         next_step=Message("how every head deforms this text"),
-        min_tokens=10,
+        can_describe=lambda results: results.n_ordinary_tokens >= MIN_TOKENS,
     ),
     sampling_note=sampling_note,
 )

@@ -139,5 +139,6 @@ WORDS = Words(
         "reverse",
         Message("Reversed attention: {text}"),
         next_step=Message("what the backward pass changes in each head"),
+        can_describe=lambda results: results.view.predicts_next_token,
     ),
 )

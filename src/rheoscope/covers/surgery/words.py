@@ -170,5 +170,6 @@ WORDS = Words(
         Message("Surgery: {text}"),
         next_step=Message("what it costs to make every head symmetric"),
         next_options="--M symmetric",
+        can_describe=lambda results: results.view.predicts_next_token,
     ),
 )
