@@ -128,3 +128,15 @@ def test_units_are_texts_or_chunks() -> None:
     assert unit_name([70, 3, 5, 9]) == "texts"
     assert unit_sizes([2 * CHUNK_TOKENS + 6, 3]) == [CHUNK_TOKENS, CHUNK_TOKENS, 6, 3]
     assert "chunks" in unit_name([70, 3])
+
+
+def test_rounding_does_not_choose_the_longer_side() -> None:
+    """Four units that are symmetric around their mean have equally long sides."""
+    units = torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64)
+    expected = bootstrap_t_interval(units)
+    for unit in range(4):
+        for change in (-1e-14, 1e-14):
+            moved = units.clone()
+            moved[unit] += change
+            assert torch.allclose(torch.stack(bootstrap_t_interval(moved)), torch.stack(expected), rtol=1e-9)
+    assert float(expected[0] + expected[1]) == pytest.approx(0, abs=1e-9)

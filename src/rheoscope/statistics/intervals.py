@@ -109,14 +109,18 @@ def _resampled_means(residuals: Rows, sizes: Rows, weights: Rows, seed: int) -> 
     return shift, np.sqrt(np.maximum(squares, 0)) / size
 
 
+ROUNDING = 1e-9
+"""Sides whose lengths differ by less are equal, so that rounding does not choose between them."""
+
+
 def _end_quantiles(t: Float[np.ndarray, "row resample"]) -> tuple[np.ndarray, np.ndarray]:
-    """The quantiles of t* for both ends: 2.5 % lie beyond, and 1 % on the longer side."""
+    """The quantiles of t* for both ends: 2.5 % lie beyond, and 1 % on the longer side. Equal sides are both longer."""
     short, long = (round(tail * (RESAMPLES + 1)) for tail in (TAIL, LONG_TAIL))
     ordered = np.partition(t, (long - 1, short - 1, RESAMPLES - short, RESAMPLES - long), -1)
-    is_low_longer = -ordered[:, short - 1] > ordered[:, -short]
+    low, high = -ordered[:, short - 1], ordered[:, -short]
     return (
-        np.where(is_low_longer, ordered[:, long - 1], ordered[:, short - 1]),
-        np.where(is_low_longer, ordered[:, -short], ordered[:, -long]),
+        np.where(low >= high * (1 - ROUNDING), ordered[:, long - 1], -low),
+        np.where(high >= low * (1 - ROUNDING), ordered[:, -long], high),
     )
 
 
