@@ -134,9 +134,9 @@ def test_rounding_does_not_choose_the_longer_side() -> None:
     """Four units that are symmetric around their mean have equally long sides."""
     units = torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64)
     expected = bootstrap_t_interval(units)
-    for unit in range(4):
+    for index in range(4):
         for change in (-1e-14, 1e-14):
-            moved = units.clone()
-            moved[unit] += change
-            assert torch.allclose(torch.stack(bootstrap_t_interval(moved)), torch.stack(expected), rtol=1e-9)
+            changed = units.clone()
+            changed[index] += change
+            assert torch.allclose(torch.stack(bootstrap_t_interval(changed)), torch.stack(expected), rtol=1e-9)
     assert float(expected[0] + expected[1]) == pytest.approx(0, abs=1e-9)
