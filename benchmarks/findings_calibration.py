@@ -140,11 +140,11 @@ def measure(size: Size) -> dict[str, Any]:
         texts = [f"{entry.analysis} {entry.value:.3g}, null {entry.null:.3g}, p {entry.p:.1g}" for entry in significant]
         print(f"{group}: {'; '.join(texts) or 'nothing'}", flush=True)
     rows = {
-        name: {"asked": n_tests[name], "below": n_below[name], "told": n_reported[name]} for name in sorted(n_tests)
+        name: {"tests": n_tests[name], "below": n_below[name], "reported": n_reported[name]} for name in sorted(n_tests)
     }
     by_group = {group: sum(flags) for group, flags in has_report.items()}
     n_texts = sum(map(len, has_report.values()))
-    return {"texts": n_texts, "texts_told_anything": sum(by_group.values()), "statements": rows, "by": by_group}
+    return {"texts": n_texts, "texts_with_a_report": sum(by_group.values()), "statements": rows, "by": by_group}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -156,8 +156,8 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     result = measure(Size(1, 24, first=13) if options.smallest else Size(options.texts, workers=options.workers))
     for name, row in result["statements"].items():
-        print(f"{name:24} {row['asked']:4} tests  {row['below']:3} with p <= .05  {row['told']:3} reported")
-    n_reported, n_texts = result["texts_told_anything"], result["texts"]
+        print(f"{name:24} {row['tests']:4} tests  {row['below']:3} with p <= .05  {row['reported']:3} reported")
+    n_reported, n_texts = result["texts_with_a_report"], result["texts"]
     print(f"{n_reported} of {n_texts} random texts have a reported statement: {result['by']}")
     if not options.smallest:
         (options.out / "findings_calibration.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -70,7 +70,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class ToldLine:
+class StoryEntry:
     """A line of a story: its title, its sentence, and the command that shows more (`deeper`)."""
 
     title: str
@@ -83,7 +83,7 @@ class Story:
     """A heading and the lines of a story. `note` is one line below. Pages draw the `panels`."""
 
     heading: str
-    lines: Sequence[ToldLine]
+    lines: Sequence[StoryEntry]
     note: str = ""
     panels: Sequence[Panel] = ()
 

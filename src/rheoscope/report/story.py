@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rheoscope.messages.message import Message, join
-from rheoscope.picture.blocks import Block, Story, ToldLine
+from rheoscope.picture.blocks import Block, Story, StoryEntry
 from rheoscope.report.analysis_runs import Subject, run_analyses
 from rheoscope.report.findings import ALL_WORDS
 from rheoscope.report.report_settings import report_request
@@ -78,7 +78,7 @@ def line_blocks(line: StoryLine) -> Callable[[Results], list[Block]]:
     def blocks(results: Results) -> list[Block]:
         heading = Message("What happens to this text") if line is STORY_LINES[0] else ""
         deeper = f"{line.deeper} TEXT"
-        lines = [ToldLine(line.title, line.sentence(results), deeper)] if line.has_result(results) else []
+        lines = [StoryEntry(line.title, line.sentence(results), deeper)] if line.has_result(results) else []
         return [Story(heading, lines)] if heading or lines else []
 
     return blocks
