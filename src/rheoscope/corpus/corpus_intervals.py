@@ -59,7 +59,7 @@ def bootstrap_ends(texts: np.ndarray, cells: np.ndarray, values: np.ndarray, n_c
 
     >>> ends = bootstrap_ends(np.arange(5) * MAX_SEGMENTS, np.zeros(5, int), np.array([1.0, 2.0, 3.0, 4.0, np.nan]), 1)
     >>> [round(float(end[0])) for end in ends]
-    [-1, 5]
+    [-1, 6]
     """
     documents, document_index = np.unique(texts // MAX_SEGMENTS, return_inverse=True)
     is_finite = np.isfinite(values)
