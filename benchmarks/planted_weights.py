@@ -1,40 +1,20 @@
 """Tiny models in whose weights an effect of a chosen size is planted, one plant per claim of the card.
 
-    python benchmarks/planted_weights.py                    effects and answers of all plants, 6 seeds each
-    python benchmarks/planted_weights.py --claims rest      some claims only (--smallest: one claim, seconds)
-
-`PLANTS[claim](strength, seed)` has new random weights and new texts for every seed. The mean effect grows with `strength`.
-`find_strength(claim, effect)` is the strength with that mean effect. `STRENGTHS` has those of the effects 0 and 2δ. Nothing
-is stored.
+`PLANTS[claim](strength, seed)` has new random weights and new texts for every seed. The mean effect grows with the strength.
 """
 
-import argparse
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from planted_points import Plant, PlantedSample
 from torch import Generator, Tensor
 
 import rheoscope as rs
-from rheoscope.catalogue import all_claims
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
-from rheoscope.report.card import trace_batches, untrained_models
-from rheoscope.space.claim import Claim, ClaimSample, Measured
-from rheoscope.space.traces import Traces
-from rheoscope.statistics.claim_answers import (
-    CARD_LEVEL,
-    MIN_DRAWS,
-    MIN_SHARED_DRAWS,
-    Criterion,
-    Evidence,
-    claim_answer,
-    effect_interval,
-    prediction_limit,
-)
+from rheoscope.report.card import trace_batches
 
 N_TEXTS, N_TOKENS, VOCABULARY = 96, 24, 256
 WIDTH, DEPTH, HEADS = 32, 2, 2
@@ -46,16 +26,6 @@ Operators = Float[Tensor, "layer head d d"]
 Vocabulary = Float[Tensor, "v d"]
 Axes = Float[Tensor, " d"]
 Texts = Int[Tensor, "text n"]
-
-
-class PlantedSample(NamedTuple):
-    """A model with a planted effect, and its texts in batches."""
-
-    model: Any
-    batches: tuple[Traces, ...]
-
-
-Plant = Callable[[float, int], PlantedSample]
 
 
 # Networks with prescribed operators
@@ -255,125 +225,4 @@ STRENGTH_RANGES: dict[str, tuple[float, float]] = {
     "gradient": (0.0, 0.3),
     "asymmetry": (0.0, 0.4),
 }
-STRENGTHS: dict[str, tuple[float, float]] = {
-    "similarity": (0.0, 0.11),
-    "deformation": (0.0, 0.365),
-    "symmetry": (0.0, 0.1),
-    "recovery": (0.0, 1.328),
-    "relation": (0.8, 0.988),
-    "rest": (0.0, 0.484),
-    "gradient": (0.0, 0.094),
-    "asymmetry": (0.0, 0.18),
-}
-"""The strengths whose mean effects over at least six seeds are 0 and 2δ, up to a tenth of δ."""
-
-
-# Effects and answers
-
-
-def find_claim(name: str) -> Claim:
-    return next(claim for claim in all_claims() if claim.name == name)
-
-
-def measure_sample(claim: Claim, sample: PlantedSample, seed: int, draws: int = MIN_SHARED_DRAWS) -> Measured:
-    """The measurement of a claim with a single part."""
-    draws = 0 if claim.random_models == "untrained" else draws
-    (measured,) = claim.measure(ClaimSample(sample.model, sample.batches, draws, seed)).values()
-    return measured.cpu()
-
-
-def mean_effect(name: str, strength: float, seeds: Sequence[int], draws: int = MIN_SHARED_DRAWS // 2) -> float:
-    """The mean effect of a plant over texts and seeds."""
-    claim, plant = find_claim(name), PLANTS[name]
-    effects = [measure_sample(claim, plant(strength, seed), seed, draws).effects.double().nanmean() for seed in seeds]
-    return float(torch.stack(effects).mean())
-
-
-def find_strength(claim: str, target_effect: float, seeds: Sequence[int] = (100, 101, 102)) -> float:
-    """The strength whose mean effect over some seeds is `target_effect`, up to a twentieth of δ, by bisection."""
-    low, high = STRENGTH_RANGES[claim]
-    tolerance = 0.05 * find_claim(claim).parts[0].smallest_effect
-    if mean_effect(claim, low, seeds) >= target_effect - tolerance:
-        return low
-    while True:
-        middle = (low + high) / 2
-        excess = mean_effect(claim, middle, seeds) - target_effect
-        if abs(excess) <= tolerance or high - low < 1e-3:
-            return middle
-        low, high = (low, middle) if excess > 0 else (middle, high)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The numbers of one planted sample on a card, and the answer."""
-
-    effect: float
-    text_sd: float
-    random_sd: float
-    answer: str
-
-
-CARD_QUANTILE = 3.0
-"""q of a whole card: random draws of all its intervals stay within about three standard deviations."""
-
-
-@torch.no_grad()
-def answer_sample(name: str, sample: PlantedSample, seed: int) -> Outcome:
-    """The answer of a claim as on a card with all intervals."""
-    claim, level = find_claim(name), CARD_LEVEL / sum(len(claim.parts) for claim in all_claims())
-    measured = measure_sample(claim, sample, seed)
-    draw_means = untrained_effects(claim, sample) if measured.draw_means is None else measured.draw_means
-    evidence = Evidence(measured.effects, draw_means, is_reference=measured.draws is not None)
-    limit = (
-        CARD_QUANTILE * evidence.random_sd
-        if evidence.is_reference
-        else prediction_limit(evidence.random_sd, len(draw_means), level)
-    )
-    interval = effect_interval(evidence, level)
-    criterion = Criterion(claim.parts[0].smallest_effect, evidence.random_mean, limit)
-    return Outcome(interval.estimate, interval.text_sd, evidence.random_sd, claim_answer(interval, criterion))
-
-
-def untrained_effects(claim: Claim, sample: PlantedSample) -> Float[Tensor, " model"]:
-    """The mean effects of untrained models of the same architecture, over the same texts."""
-    effects = []
-    for control in untrained_models(sample.model, MIN_DRAWS):
-        batches = tuple(control.trace(list(traces.ids)) for traces in sample.batches)
-        measured = measure_sample(claim, PlantedSample(control, batches), seed=0)
-        effects.append(measured.effects.double().nanmean())
-    return torch.stack(effects)
-
-
-def report_row(name: str, strength: float, seeds: Sequence[int]) -> str:
-    """The means of a plant over seeds, and the number of each answer."""
-    outcomes = [answer_sample(name, PLANTS[name](strength, seed), seed) for seed in seeds]
-    effects = torch.tensor([outcome.effect for outcome in outcomes], dtype=torch.float64)
-    text_sd, random_sd = (
-        sum(values) / len(outcomes)
-        for values in ([outcome.text_sd for outcome in outcomes], [outcome.random_sd for outcome in outcomes])
-    )
-    answers = [outcome.answer for outcome in outcomes]
-    counts = ", ".join(f"{answers.count(answer)} {answer}" for answer in sorted(set(answers)))
-    return (
-        f"{name:12} strength {strength:.3f}  effect {effects.mean():.4f}  sd over seeds {effects.std(correction=0):.4f}  "
-        f"over texts {text_sd:.4f}  over random models {random_sd:.4f}  {counts}"
-    )
-
-
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--claims", nargs="+", choices=PLANTS, default=list(PLANTS))
-    parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--find", action="store_true", help="find the strengths again")
-    parser.add_argument("--smallest", action="store_true", help="one claim and one seed")
-    options = parser.parse_args(argv)
-    names, seeds = (["symmetry"], range(1)) if options.smallest else (options.claims, range(options.seeds))
-    for name in names:
-        delta = find_claim(name).parts[0].smallest_effect
-        strengths = [find_strength(name, effect) for effect in (0.0, 2 * delta)] if options.find else STRENGTHS[name]
-        for strength in strengths:
-            print(report_row(name, strength, seeds), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+"""The strengths between which those of no effect and of twice the smallest effect lie."""

@@ -25,6 +25,7 @@ SHARED_MODULES = {
     "resampled_cards",
     "planted_cards",
     "planted_points",
+    "planted_weights",
 }
 """Modules that benchmarks import."""
 BENCHMARKS = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in SHARED_MODULES)

@@ -65,22 +65,39 @@ def random_background() -> dict[str, dict[str, Measured]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "strength", "n_draws"), [("erasure", 0.1, 2), ("directions", 1.5, 2), ("next_token", 0.135, 1)]
+    ("name", "strength", "n_models"),
+    [
+        ("erasure", 0.1, 2),
+        ("directions", 1.5, 2),
+        ("next_token", 0.135, 1),
+        ("symmetry", 0.1, 1),
+        ("gradient", 0.094, 1),
+        ("rest", 0.484, 1),
+    ],
 )
-def test_planted_effects_have_their_answers(benchmark_module: Any, name: str, strength: float, n_draws: int) -> None:
+def test_planted_effects_have_their_answers(benchmark_module: Any, name: str, strength: float, n_models: int) -> None:
     """The strength is that of twice the smallest effect of interest."""
-    cards, plant = benchmark_module("planted_cards"), benchmark_module("planted_points").PLANTS[name]
-    (claim,) = benchmark_module("tiny_cards").chosen_claims([name])
+    cards, (claim,) = benchmark_module("planted_cards"), benchmark_module("tiny_cards").chosen_claims([name])
     effects = []
     for planted, expected in ((strength, "yes"), (0.0, "no")):
-        for seed in range(n_draws):
-            measured = claim.measure(ClaimSample(*plant(planted, 100 + seed), draws=40, seed=seed))
+        for seed in range(n_models):
+            model, batches = cards.PLANTS[name](planted, 100 + seed)
+            measured = claim.measure(ClaimSample(model, batches[:2], draws=40, seed=seed))
             result = cards.planted_answer(claim, measured, random_background(), {})
             assert result["answer"] == expected, (seed, result)
             effects.append(
                 float(measured[claim.parts[0].name].effects.double().mean()) / claim.parts[0].smallest_effect
             )
-    assert np.mean(effects[:n_draws]) == pytest.approx(2, abs=0.35), effects
+    assert np.mean(effects[:n_models]) == pytest.approx(2, abs=0.35), effects
+
+
+def test_every_seed_has_new_weights_and_new_texts(benchmark_module: Any) -> None:
+    plant = benchmark_module("planted_weights").PLANTS["symmetry"]
+    first, again, other = (plant(0.1, seed) for seed in (0, 0, 1))
+    for sample, is_equal in ((again, True), (other, False)):
+        assert torch.equal(sample.batches[0].ids, first.batches[0].ids) is is_equal
+        weights = [model.network.stack.blocks[0].attention.read.weight for model in (sample.model, first.model)]
+        assert torch.equal(*weights) is is_equal
 
 
 def test_untrained_models_limit_a_planted_effect(benchmark_module: Any) -> None:
