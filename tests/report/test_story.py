@@ -117,7 +117,7 @@ def test_a_short_text_gets_only_commands_that_can_describe_it() -> None:
     """The report on covers compares each query with at least 8 other keys."""
     (block,) = next_steps.blocks(report_results(REPORTS["flow"], "king", fast=True, of=model()))
     assert isinstance(block, Commands)
-    assert [command.split()[1] for command in block.purposes] == ["reverse", "surgery"]
+    assert [command.split()[1] for command in block.purposes] == ["reverse", "surgery", "analyse"]
 
 
 def test_an_encoder_gets_no_command_about_next_tokens() -> None:
@@ -125,7 +125,7 @@ def test_an_encoder_gets_no_command_about_next_tokens() -> None:
     encoder, ids = pretrained_model("bert_bare"), list(range(2, 8))
     results = empty_results(Subject(encoder, ids, encoder.trace(ids)), draw_nulls=True)
     assert missing_blocks(results) == []
-    assert [report.name for report in next_steps.NEXT_REPORTS if report.can_describe(results)] == []
+    assert list(next_steps.next_steps(results)) == [f"analyse {name}" for name in next_steps.NEXT_ANALYSES]
 
 
 def test_the_commands_run_as_they_are_printed() -> None:

@@ -1,6 +1,7 @@
-"""What to do next with a text: the card of the model, and up to three commands with this text in them."""
+"""What to do next with a text: the card of the model, and three commands with this text in them."""
 
 import shlex
+from itertools import islice
 
 from rheoscope.messages.message import Message, Verbatim
 from rheoscope.picture.blocks import Block, Commands
@@ -10,6 +11,9 @@ from rheoscope.space.results import Results
 
 NEXT_REPORTS = [words.report for words in ALL_WORDS.values() if words.report is not None and words.report.next_step]
 """The reports that say more about a text, as the analyses declare them."""
+NEXT_ANALYSES = {name: words.next_step for name, words in ALL_WORDS.items() if words.next_step}
+"""Analyses that say more about any text, with what they show."""
+N_COMMANDS = 3
 CARD_COMMAND = "rheoscope card"
 DEFAULT_MODEL = "the default model"
 """The name of the model that commands use without --model."""
@@ -33,11 +37,20 @@ def blocks(results: Results) -> list[Block]:
         return [Commands(Message("Next"), line, {})]
     options = f" --model {name}" if name else ""
     commands = {
-        f"rheoscope {f'{report.name} {report.next_options}'.strip()}{options} {quoted(text)}": report.next_step
+        f"rheoscope {beginning}{options} {quoted(text)}": description
+        for beginning, description in islice(next_steps(results).items(), N_COMMANDS)
+    }
+    return [Commands(Message("Next"), line, commands)]
+
+
+def next_steps(results: Results) -> dict[str, str]:
+    """Beginnings of commands that can describe the text, and what they show. Reports come first, then analyses."""
+    reports = {
+        f"{report.name} {report.next_options}".strip(): report.next_step
         for report in NEXT_REPORTS
         if report.can_describe(results)
     }
-    return [Commands(Message("Next"), line, commands)]
+    return reports | {f"analyse {name}": description for name, description in NEXT_ANALYSES.items()}
 
 
 def card_command(results: Results) -> str:

@@ -70,7 +70,8 @@ class Words:
 
     `tables` are the blocks of a report on this analysis alone; without them it has a table for each axis of its fields.
     `training_quantities` are followed while a model trains. `sampling_note` describes the sample that the analysis took from a
-    long text. `token_tips` maps a token's position to a line that is shown with the token.
+    long text. `token_tips` maps a token's position to a line that is shown with the token. `next_step` is what the analysis shows
+    about any text, for the commands below its story if fewer than three reports can describe the text.
     """
 
     findings: tuple[Candidate, ...] = ()
@@ -82,3 +83,4 @@ class Words:
     training_quantities: tuple[TrainingQuantity, ...] = ()
     sampling_note: "Callable[[xarray.Dataset], Message | None]" = lambda dataset: None
     token_tips: "Callable[[xarray.Dataset], dict[int, Message]]" = lambda dataset: {}
+    next_step: str = ""

@@ -69,5 +69,9 @@ TRAINING_QUANTITIES = (
     ),
 )
 WORDS = Words(
-    training_quantities=TRAINING_QUANTITIES, story=STORY, sections=(ReportSection("flow", 2, blocks),), tables=blocks
+    training_quantities=TRAINING_QUANTITIES,
+    story=STORY,
+    sections=(ReportSection("flow", 2, blocks),),
+    tables=blocks,
+    next_step=Message("the type of every head on this text"),
 )

@@ -135,4 +135,10 @@ LAYER_COLUMNS = (
 )
 
 
-WORDS = Words(story=STORY, findings=(straightness,), layer_columns=LAYER_COLUMNS, token_tips=token_tips)
+WORDS = Words(
+    story=STORY,
+    findings=(straightness,),
+    layer_columns=LAYER_COLUMNS,
+    token_tips=token_tips,
+    next_step=Message("how far every token moves, and how straight"),
+)
