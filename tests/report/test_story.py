@@ -1,6 +1,7 @@
 """The story of a text: its lines, what they say, when they are missing, and the commands that follow."""
 
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from rheoscope.covers.head_types.head_list import TYPE_NAMES
 from rheoscope.picture.blocks import Commands, Story
 from rheoscope.report import next_steps
 from rheoscope.report.analysis_runs import Subject, empty_results
+from rheoscope.report.card_cache import find_card
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.report.story import STORY_LINES, missing_blocks, story_dataset
+from rheoscope.report.story_numbers import story_numbers
 from tests.commands.cases import run_rheoscope
 from tests.pretrained.cases import model as pretrained_model
 from tests.report.cases import TEXT, flow_results, model, report_results, small
@@ -68,14 +71,24 @@ def test_the_destination_has_the_shares_of_transport() -> None:
 
 
 def test_a_card_adds_the_usual_range_of_its_passages() -> None:
-    from dataclasses import replace
-
     import xarray as xr
 
-    values = np.linspace(0, 1, 101)
-    card = xr.Dataset({"value": (("interval", "unit"), [values])}, {"interval": ["next_token.share"]})
-    rows = story_dataset(replace(flow_results(), card=card)).sel(line="destination")
-    assert "usual here 10 % to 90 %" in str(rows.sentence.values)
+    lines, values = [line.name for line in STORY_LINES if line.number is not None], np.linspace(0, 1, 101)
+    card = xr.Dataset({"story_number": (("line", "text"), [values] * len(lines))}, {"line": lines})
+    rows = story_dataset(replace(flow_results(), card=card))
+    assert "usual here 10 % to 90 %" in str(rows.sel(line="destination").sentence.values)
+    for name in lines:
+        row = rows.sel(line=name)
+        assert "usual" in str(row.sentence.values)
+        assert float(row.percentile) == pytest.approx(100 * (values < float(row.number)).mean())
+    assert np.isnan(story_dataset(flow_results()).percentile).all()
+
+
+def test_the_numbers_of_a_story_are_those_of_its_texts() -> None:
+    numbers = story_numbers(model(), [TEXT, "gold gold gold gold gold gold gold gold"])
+    rows = story_dataset(flow_results()).sel(line=numbers.line)
+    np.testing.assert_allclose(numbers.values[:, 0], rows.number.values, rtol=1e-5)
+    assert numbers.notnull().all()
 
 
 def test_the_pairs_are_those_of_the_head_that_writes_most() -> None:
@@ -139,7 +152,9 @@ def test_the_commands_run_as_they_are_printed() -> None:
 
 def test_rs_story_equals_the_report() -> None:
     rows = rs.story(model(), model().trace(TEXT))
-    assert rows.sentence.values.tolist() == list(sentences().values())
+    expected = story_dataset(replace(flow_results(), card=find_card(model().view)))
+    assert rows.sentence.values.tolist() == expected.sentence.values.tolist()
+    np.testing.assert_array_equal(rows.percentile, expected.percentile)
     other = rs.load(untrained=True)
     with pytest.raises(rs.RheoscopeError):
         rs.story(other, model().trace(TEXT))

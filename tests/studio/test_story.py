@@ -65,7 +65,7 @@ def test_a_line_is_compared_with_the_card_of_the_model_but_not_under_an_edit(
 ) -> None:
     """A card describes the weights as they are, so it says nothing about an edited model."""
     shares = np.linspace(0.1, 0.5, 21)
-    card = xr.Dataset({"value": (("interval", "text"), shares[None])}, {"interval": ["next_token.share"]})
+    card = xr.Dataset({"story_number": (("line", "text"), shares[None])}, {"line": ["destination"]})
     _, client = studio
     assert "usual here" not in story_lines(client, TEXT, ["destination"])["destination"]
     monkeypatch.setattr(session_module, "find_card", lambda view: card)

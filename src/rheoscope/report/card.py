@@ -15,6 +15,7 @@ from rheoscope.opening import load
 from rheoscope.report.card_cache import cache_folder, cached_measurement, find_card, store_card
 from rheoscope.report.card_facts import has_facts, model_facts
 from rheoscope.report.card_texts import check_texts, passages, texts_digest, texts_of_card
+from rheoscope.report.story_numbers import story_numbers
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.claim import Claim, ClaimPart, ClaimSample, Measured
@@ -102,7 +103,8 @@ def card(
     **Returns** (claim): `estimate`, `low`, `high`, `smallest_effect`, `random_mean`, `threshold`, `untrained_mean`, `observed`,
     `answer`, `texts_needed`, `n_units`. A claim in two parts shows the part that decides. (interval): the same for every part,
     as `part_…`. (interval, unit): `value`, the statistic itself, and `effect`. (interval, draw): `random_effect`. (interval,
-    control): `untrained_effect`, the same effect in every untrained model.
+    control): `untrained_effect`, the same effect in every untrained model. (line, text): `story_number`, the number of every line of
+    the story, from which `rs.story` takes percentiles.
 
     **See also** `rs.atlas` puts cards side by side.
 
@@ -134,7 +136,10 @@ def card(
         "seed": seed,
     }
     facts |= model_facts(claims, ClaimSample(model, trace_batches(model, texts), draws, seed))
-    result = card_dataset(answers, reasons, facts | _provenance(model))
+    on_progress = None if progress is None else progress(Message("what is usual over these texts"))
+    result = card_dataset(answers, reasons, facts | _provenance(model)).assign(
+        story_number=story_numbers(model, texts, on_progress)
+    )
     if cache:
         store_card(result)
     return result
@@ -149,6 +154,7 @@ def _answers_request(stored: "xarray.Dataset", draws: int, untrained: int, seed:
         and texts_of_card(stored) is not None
         and stored.claim.values.tolist() == [claim.name for claim in all_claims()]
         and all(has_facts(stored, claim) for claim in all_claims())
+        and "story_number" in stored
     )
 
 

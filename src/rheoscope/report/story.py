@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 from rheoscope.messages.message import Message, join
 from rheoscope.picture.blocks import Block, Story, StoryEntry
 from rheoscope.report.analysis_runs import Subject, run_analyses
+from rheoscope.report.card_cache import find_card
 from rheoscope.report.findings import ALL_WORDS
 from rheoscope.report.report_settings import report_request
 from rheoscope.space.model import Model, check_same_weights
 from rheoscope.space.results import Results
-from rheoscope.space.story_line import StoryLine
+from rheoscope.space.story_line import StoryLine, percentile
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def story(model: Model, trace: Trace) -> "xarray.Dataset":
     does a projection separate or merge, which groups form?
 
     **Returns** (line): `title`, `sentence` and `deeper`, a command that shows more. A line without a result gives the reason.
+    `number` is the number of the line that can be compared between texts, and `percentile` the percentage of the texts of the
+    model's card with a smaller one; NaN without a card.
     (reader, token): `weight`, with which each head at work reads each token from the predicting one.
 
     **Laws** A story describes one text. It never answers yes or no: that needs many texts (`rs.card`).
@@ -54,7 +57,8 @@ def story(model: Model, trace: Trace) -> "xarray.Dataset":
     """
     check_same_weights(model, trace)
     subject = Subject(model, trace.text or trace.ids, trace)
-    return story_dataset(run_analyses(subject, [report_request(name) for name in STORY_ANALYSES]))
+    requests = [report_request(name) for name in STORY_ANALYSES]
+    return story_dataset(run_analyses(subject, requests, card=find_card(model.view)))
 
 
 def story_dataset(results: Results) -> "xarray.Dataset":
@@ -65,6 +69,8 @@ def story_dataset(results: Results) -> "xarray.Dataset":
         "title": ("line", [str(line.title) for line in STORY_LINES]),
         "sentence": ("line", [str(line.sentence(results)) for line in STORY_LINES]),
         "deeper": ("line", [line.deeper for line in STORY_LINES]),
+        "number": ("line", [line.measured_number(results) for line in STORY_LINES]),
+        "percentile": ("line", [percentile(results, line) for line in STORY_LINES]),
     }
     for line, picture in STORY_PICTURES:
         data |= dict(picture.numbers(results)) if line.has_result(results) else {}

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from textwrap import shorten
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
@@ -83,12 +85,12 @@ class Results:
         """Why each skipped analysis has no result."""
         return {key: self.reason(key) for key in self.skipped}
 
-    def usual_range(self, interval: str) -> tuple[float, float] | None:
-        """The central 80 % of a statistic over the passages of the model's card, or None without a card."""
-        if self.card is None or interval not in self.card.interval.values:
-            return None
-        values = self.card.value.sel(interval=interval)
-        return float(values.quantile(0.1)), float(values.quantile(0.9))
+    def usual_numbers(self, line: str) -> np.ndarray:
+        """The number of a line of the story in every text of the model's card, sorted. Empty without a card."""
+        if self.card is None or "story_number" not in self.card or line not in self.card.line.values:
+            return np.empty(0)
+        values = self.card.story_number.sel(line=line).values
+        return np.sort(values[np.isfinite(values)])
 
     @property
     def n_ordinary_tokens(self) -> int:

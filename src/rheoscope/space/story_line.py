@@ -1,8 +1,11 @@
 """A line of the story of a text: what a person would say about it, with the measured numbers and their null."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from rheoscope.messages.message import Message
 from rheoscope.space.results import Results
@@ -31,7 +34,8 @@ class StoryLine:
 
     `order` is its place. `needs` are the analyses whose results it reads, and `required_fields` those of their fields that not
     every text or model has. A text needs at least `min_tokens` tokens that are not massive. `deeper` is the command that shows
-    more, and `picture` what a page shows with it. A line describes one text; it never answers yes or no.
+    more, and `picture` what a page shows with it. `number` is the number of the line that can be compared between texts; a card
+    stores it for its texts. A line describes one text; it never answers yes or no.
     """
 
     order: int
@@ -43,6 +47,12 @@ class StoryLine:
     required_fields: tuple[str, ...] = ()
     min_tokens: int = 1
     picture: StoryPicture | None = None
+    number: Callable[[Results], float] | None = None
+
+    def measured_number(self, results: Results) -> float:
+        """The number of the line, or NaN if the line or this text has none."""
+        is_known = self.number is not None and all(results.has(name) for name in self.needs)
+        return self.number(results) if self.number is not None and is_known else math.nan
 
     def has_result(self, results: Results) -> bool:
         """Whether the text and the results have everything that the line needs."""
@@ -65,3 +75,24 @@ class StoryLine:
         if results.n_ordinary_tokens < self.min_tokens:
             return Message("a line of the story needs at least {n} tokens; use a longer text", n=self.min_tokens)
         return None
+
+
+def usual_ends(results: Results, line: str, format_end: Callable[[float], str]) -> tuple[str, str] | None:
+    """The ends of the central 80 % of a line's number over the texts of the model's card. None without a card."""
+    numbers = results.usual_numbers(line)
+    if not len(numbers):
+        return None
+    low, high = np.quantile(numbers, (0.1, 0.9)).tolist()
+    return format_end(low), format_end(high)
+
+
+def usual_range(results: Results, line: str, format_end: Callable[[float], str]) -> Message | str:
+    """The same ends as text after a semicolon. Empty without a card."""
+    ends = usual_ends(results, line, format_end)
+    return "" if ends is None else Message("; usual here {low} to {high}", low=ends[0], high=ends[1])
+
+
+def percentile(results: Results, line: StoryLine) -> float:
+    """The share of the card's texts with a smaller number, in percent; NaN without a card."""
+    numbers, number = results.usual_numbers(line.name), line.measured_number(results)
+    return 100 * float((numbers < number).mean()) if len(numbers) and math.isfinite(number) else math.nan

@@ -1,5 +1,7 @@
 """Text about the readout: the predicted token, what writes it, and what each layer predicts."""
 
+import math
+
 import numpy as np
 
 from rheoscope.flow.readout import layer_bars
@@ -9,7 +11,7 @@ from rheoscope.picture.blocks import Block, Cell, Table
 from rheoscope.picture.token_labels import display_token, step_names
 from rheoscope.space.results import Results
 from rheoscope.space.step import Step
-from rheoscope.space.story_line import StoryLine, StoryPicture
+from rheoscope.space.story_line import StoryLine, StoryPicture, usual_ends, usual_range
 from rheoscope.space.words import ReportSection, Words
 
 N_LIKELIEST = 4
@@ -27,7 +29,24 @@ def next_token(results: Results) -> Message:
     is_first = lens["rank"].values == 1
     since = 0 if is_first.all() else len(is_first) - int(np.argmin(is_first[::-1]))
     step = step_names([lens.point.values[min(since, len(is_first) - 1)]])[0]
-    return Message("{tokens}; in first place since {step}", tokens=join(", ", likeliest), step=step)
+    return Message(
+        "{tokens}; in first place since {step}{usual}",
+        tokens=join(", ", likeliest),
+        step=step,
+        usual=usual_probability(results),
+    )
+
+
+def usual_probability(results: Results) -> Message | str:
+    """The usual probability of the likeliest token, after a semicolon. Empty without a card."""
+    ends = usual_ends(results, "next_token", format_percent)
+    if ends is None:
+        return ""
+    return Message("; the likeliest token usually has {low} to {high}", low=ends[0], high=ends[1])
+
+
+def largest_probability(results: Results) -> float:
+    return float(results.datasets["readout"].top_probabilities.values[-1, 0])
 
 
 def written_by(results: Results) -> Message:
@@ -37,10 +56,15 @@ def written_by(results: Results) -> Message:
     largest = np.argsort(-np.abs(contributions), kind="stable")[:N_WRITERS]
     writers = [f"{lens.component.values[index]} {contributions[index]:+.1f}" for index in largest]
     return Message(
-        "{writers} … of {total:.1f} above the mean logit of all tokens",
+        "{writers} … of {total:.1f} above the mean logit of all tokens{usual}",
         writers=Verbatim(", ".join(writers)),
         total=total,
+        usual=usual_range(results, "written_by", lambda logit: f"{logit:.1f}"),
     )
+
+
+def logit_above_mean(results: Results) -> float:
+    return float(results.datasets["readout"].get("logit_above_mean", math.nan))
 
 
 STORY = (
@@ -52,6 +76,7 @@ STORY = (
         "rheoscope analyse readout",
         next_token,
         picture=StoryPicture(2, layer_bars.panels),
+        number=largest_probability,
     ),
     StoryLine(
         2,
@@ -61,6 +86,7 @@ STORY = (
         "rheoscope reverse",
         written_by,
         required_fields=("attribution",),
+        number=logit_above_mean,
     ),
 )
 

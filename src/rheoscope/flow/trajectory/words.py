@@ -10,7 +10,7 @@ from rheoscope.messages.numbers import format_fixed, format_number
 from rheoscope.picture.picture import format_value
 from rheoscope.space.results import Results
 from rheoscope.space.step import Step
-from rheoscope.space.story_line import StoryLine, StoryPicture
+from rheoscope.space.story_line import StoryLine, StoryPicture, usual_range
 from rheoscope.space.words import LayerColumn, Words
 from rheoscope.statistics.statement import Statement, from_draws
 
@@ -78,14 +78,19 @@ def movement(results: Results) -> Message:
     most = int(lengths.argmax())
     return Message(
         "embed {bars} L{last}, most in L{most} ({length} times the norm of a token); straightness {straightness} "
-        "(random directions {null})",
+        "(random directions {null}{usual})",
         bars=Verbatim(bars(lengths)),
         last=len(lengths) - 1,
         most=most,
         length=format_number(float(lengths[most])),
-        straightness=format_number(float(trajectory.straightness.mean())),
+        straightness=format_number(mean_straightness(results)),
         null=format_number(float(trajectory.straightness_null.mean())),
+        usual=usual_range(results, "movement", format_number),
     )
+
+
+def mean_straightness(results: Results) -> float:
+    return float(results.datasets["trajectory"].straightness.mean())
 
 
 def bars(values: np.ndarray) -> str:
@@ -107,6 +112,7 @@ STORY = (
         "rheoscope analyse trajectory",
         movement,
         picture=StoryPicture(1, predictor_path.panels),
+        number=mean_straightness,
     ),
 )
 LAYER_COLUMNS = (

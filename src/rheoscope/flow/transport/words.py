@@ -1,12 +1,13 @@
 """Text about transport: where tokens end, and whether they keep their identity."""
 
+import math
 from typing import TYPE_CHECKING
 
 from rheoscope.flow.transport.next_token import embedding_condition
 from rheoscope.messages.message import Message, join
 from rheoscope.messages.numbers import format_fixed, format_percent, percent_range
 from rheoscope.space.results import Results
-from rheoscope.space.story_line import StoryLine
+from rheoscope.space.story_line import StoryLine, usual_range
 from rheoscope.space.training_quantity import TrainingQuantity, last_point
 from rheoscope.space.words import LayerColumn, Words
 from rheoscope.statistics.statement import Statement, from_draws
@@ -37,19 +38,20 @@ def kappa_from_embedding(results: Results) -> Statement | None:
 def destination(results: Results) -> Message:
     """Where tokens end: at their own place, or where their next token is."""
     transport = results.datasets["transport"]
-    typical = results.usual_range("next_token.share")
     end_points = Message(
         "{moved} of the tokens end where their next token is (permuted partners {null}{usual}); {kept} keep their place "
         "(permuted displacements {kept_null})",
         moved=format_percent(float(transport.next_type_share)),
         null=percent_range(transport.next_type_share_null_draws.values),
-        usual=""
-        if typical is None
-        else Message("; usual here {low} to {high}", low=format_percent(typical[0]), high=format_percent(typical[1])),
+        usual=usual_range(results, "destination", format_percent),
         kept=format_percent(float(transport.identity_share_strided.values[-1, -1])),
         kept_null=format_percent(float(transport.identity_share_null_strided.values[-1, -1])),
     )
     return join("; ", [end_points, prediction_condition(transport)])
+
+
+def next_token_share(results: Results) -> float:
+    return float(results.datasets["transport"].get("next_type_share", math.nan))
 
 
 def prediction_condition(transport: "xarray.Dataset") -> Message:
@@ -77,6 +79,7 @@ STORY = (
         compose=destination,
         required_fields=("next_type_share_null_draws",),
         min_tokens=8,
+        number=next_token_share,
     ),
 )
 
