@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TARGET_COSINE = 0.9
 CASES = ((20, 1.0, 2.71, 4.0), (20, 5.0, 8.31, 10.0), (467, 1.0, 4.18, 4.4))
 """n, β, the published t(γ = .9), and the end time of the simulation."""
-N_STEPS = 16
+N_STEPS = 12
 Curve = Float[Tensor, " t"]
 DEFINITIONS = {
     "cosine": Message("cosine of every pair of particles in the particle system"),

@@ -20,7 +20,7 @@ from rheoscope.theory.predictions import Comparison, as_dataset
 if TYPE_CHECKING:
     import xarray
 
-N, D, END_TIME, N_STEPS = 40, 2, 8.0, 160
+N, D, END_TIME, N_STEPS = 40, 2, 8.0, 80
 SADDLE_EIGENVALUES = (1.0, -0.5)
 """The eigenvalues of V: one positive, one negative."""
 DEFINITIONS = {
