@@ -4,6 +4,7 @@ jaxtyping's check costs more than most functions that it guards. It depends only
 call that passed with the same ones passes again. Functions without a shape in their signature are left to mypy.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from contextvars import ContextVar
@@ -26,6 +27,7 @@ checked_always = partial(jaxtyping.jaxtyped, typechecker=beartype)
 
 def install() -> None:
     """Replace `jaxtyping.jaxtyped`, before the package is imported and its functions are decorated."""
+    assert "rheoscope" not in sys.modules, "a conftest.py imports the package; import it in its fixtures"
     jaxtyping.jaxtyped = jaxtyped
 
 

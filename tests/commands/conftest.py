@@ -1,23 +1,24 @@
-"""Fixtures of the command tests: small models as directories, and a small default model."""
+"""Fixtures of the command tests: small models as directories, and a small default model.
+
+pytest may import this file before the shape checks are installed, so the fixtures import the package.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-import rheoscope as rs
-from rheoscope.report import progress_bars
-from tests.commands.cases import Outcome, run_rheoscope
-from tests.report.cases import small
+if TYPE_CHECKING:
+    from tests.commands.cases import Outcome
 
-Run = Callable[..., Outcome]
+Run = Callable[..., "Outcome"]
 
 
 @pytest.fixture(scope="package")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directories of small models: long context, hard attention, an encoder, NaN weights, and two without unembedding."""
+    import torch
     from transformers import GPT2Config, GPT2Model
 
     from rheoscope.models.checkpoint import save
@@ -45,6 +46,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command in an empty directory. The default model is a small one."""
+    import rheoscope as rs
+    from rheoscope.report import progress_bars
+    from tests.commands.cases import run_rheoscope
+    from tests.report.cases import small
+
     monkeypatch.chdir(tmp_path)
     load = rs.load
 
@@ -58,6 +64,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 @pytest.fixture
 def refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Run a command that must fail in one line, before a model is loaded and with all files unchanged."""
+    from rheoscope.report import progress_bars
 
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("a model was loaded")

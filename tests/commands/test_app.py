@@ -12,20 +12,26 @@ from rheoscope.commands.app import app, main
 from rheoscope.commands.command_group import insert_default_command, split_language
 from rheoscope.commands.usage import UsageProblem
 from tests.commands.cases import run_rheoscope
-from tests.processes import run_in_fork
+from tests.processes import run_in_fork, unload_packages
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
-def run_process(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
-    """Run the command in its own process, as a shell does."""
-    command = [sys.executable, "-m", "rheoscope", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+def import_and_run_main() -> None:
+    """Import the package, as a process of a shell does, and run the command."""
+    unload_packages()
+    from rheoscope.commands.app import main as imported_main
+
+    assert imported_main is not main
+    imported_main()
 
 
-def test_a_process_prints_what_the_tests_in_this_process_see(models: Path, tmp_path: Path) -> None:
+def test_a_process_prints_what_the_tests_in_this_process_see(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     arguments = ["flow", "-m", str(models / "far"), "the keys to the cabinet", "--no-html", "--fast"]
-    process, outcome = run_process(*arguments, cwd=tmp_path), run_rheoscope(*arguments, cwd=tmp_path)
+    process, outcome = run_in_fork(import_and_run_main, *arguments), run_rheoscope(*arguments)
     assert process.returncode == outcome.status == 0, process.stderr
     assert (process.stdout, process.stderr) == (outcome.out, outcome.err)
 

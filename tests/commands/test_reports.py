@@ -152,7 +152,7 @@ def test_covers_compare_with_an_untrained_model(models: Path, tmp_path: Path) ->
 
 
 def test_covers_in_windows_have_intervals_of_the_control(models: Path, tmp_path: Path) -> None:
-    text = "the keys to the cabinet are on the table in the old hall " * 3
+    text = "the keys to the cabinet are on the table in the old hall " * 2
     options = ["--draws", "2", "--window", "24", "--json", "c.json"]
     outcome = run_rheoscope("covers", "-m", str(models / "far"), text, *options, cwd=tmp_path)
     assert outcome.status == 0, outcome.err

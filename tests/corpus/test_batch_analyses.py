@@ -18,8 +18,9 @@ STANDARD = [Request(name, {}) for name in ("trajectory", "readout", "head_statis
 AGREEMENT = Request("agreement", {"draws": 0, "max_queries": 8, "min_keys": 4})
 
 
-@pytest.mark.parametrize("lengths", [[12, 12, 12], [12, 9, 12]], ids=["as long", "padded"])
-@pytest.mark.parametrize("name", ["gpt2", "own_biased"])
+@pytest.mark.parametrize(
+    ("name", "lengths"), [("gpt2", [12, 9, 12]), ("own_biased", [12, 9, 12]), ("own_biased", [12, 12, 12])]
+)
 def test_the_default_analyses_do_not_synchronise_with_the_device(name: str, lengths: list[int]) -> None:
     """Except in Hugging Face's own code, which inspects the texts first."""
     with elsewhere() as device, torch.no_grad():

@@ -114,9 +114,9 @@ def test_values_equal_a_slow_reference(name: str) -> None:
 
 def test_the_block_size_does_not_change_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = traced("llama", F64)
-    full_result = rs.agreement(trace, draws=6, min_keys=4)
+    full_result = rs.agreement(trace, draws=3, min_keys=4)
     monkeypatch.setattr(module, "cache_block_numel", lambda device: 1)
-    blocked_result = rs.agreement(trace, draws=6, min_keys=4)
+    blocked_result = rs.agreement(trace, draws=3, min_keys=4)
     for field in full_result.data_vars:
         assert np.allclose(full_result[field], blocked_result[field], atol=1e-9), field
 

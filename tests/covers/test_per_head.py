@@ -8,12 +8,13 @@ import torch
 
 import rheoscope as rs
 from tests.cases import default, double, model, text, traced
+from tests.covers.cases import random_model
 from tests.laws.moves import assert_unchanged, gauges
 
 TEXTS = [text(0), text(1, 9), text(2), text(3, 9), text(4)]
 ONE_BATCH = [text(seed) for seed in range(5)]
 """Texts of one length run together, for tests that do not concern batches."""
-SOME = ["gpt2", "llama", "gemma3", "neox", "own_sink", "own_alibi", "own_metric"]
+SOME = ["gpt2", "gemma3", "neox", "own_sink", "own_alibi", "own_metric"]
 DETERMINISTIC = ["edit", "mean", "uniform"]
 """Changes without random draws."""
 
@@ -63,7 +64,7 @@ def test_the_cost_of_a_head_does_not_depend_on_the_other_selected_heads() -> Non
 
 def test_totals_are_sums_over_heads_and_intervals_contain_the_mean() -> None:
     network = double("gpt2")
-    result = surgery_per_head(network, TEXTS, M="symmetric", comparisons=rs.Comparisons(("size", "cloud"), draws=2))
+    result = surgery_per_head(network, TEXTS, M="symmetric", comparisons=rs.Comparisons(("size",), draws=2))
     assert result.total_cost.values == pytest.approx(result.head_cost.sum(("layer", "head")).values)
     assert result.total_excess.values == pytest.approx(result.head_excess.sum(("layer", "head")).values)
     assert result.head_excess.sel(change="edit").values == pytest.approx(0)
@@ -73,22 +74,19 @@ def test_totals_are_sums_over_heads_and_intervals_contain_the_mean() -> None:
         low, mean, high = (result[name + end].values for end in ("_low", "", "_high"))
         assert (low <= mean + 1e-12).all()
         assert (mean <= high + 1e-12).all()
-    assert (result.total_cost_high > result.total_cost_low).sum() == 3
+    assert (result.total_cost_high > result.total_cost_low).sum() == 2
     assert "texts" in result.attrs["intervals"]
     assert all("definition" in result[name].attrs for name in result.data_vars)
 
 
 def test_the_bootstrap_of_few_texts_resamples_chunks() -> None:
-    network, long_text = (
-        default(),
-        "The keys to the cabinet are on the table, and the man who has them went out to the garden. " * 9,
-    )
-    settings: dict[str, Any] = {"heads": [(2, 1)], "M": "symmetric", "comparisons": rs.Comparisons(())}
+    network, long_text = random_model(heads=2, depth=2), text(0, 190)
+    settings: dict[str, Any] = {"heads": [(1, 1)], "M": "symmetric", "comparisons": rs.Comparisons(())}
     result, single = surgery_per_head(network, long_text, **settings), rs.surgery(network, long_text, **settings)
     assert "chunks" in result.attrs["intervals"]
     assert result.sizes["text"] == 1
     for field in ("cost", "cost_low", "cost_high"):
-        value = float(result[f"head_{field}"].sel(layer=2, head=1)[0])
+        value = float(result[f"head_{field}"].sel(layer=1, head=1)[0])
         assert value == pytest.approx(float(single[field][0]), abs=1e-6)
 
 
@@ -106,7 +104,7 @@ def test_identity_costs_nothing_and_the_model_is_unchanged(name: str) -> None:
     )
     assert (result.head_cost.values == 0).all()
     assert steps[-1] == (5, 5)
-    surgery_per_head(network, TEXTS[:2], M="symmetric", F="symmetric")
+    surgery_per_head(network, TEXTS[:2], heads=[(0, 1), (1, 2)], M="symmetric", F="symmetric")
     assert all(torch.equal(a, b) for a, b in zip(before, network.network.parameters(), strict=True))
     assert torch.equal(network.run(text()), traced(name).logits)
 

@@ -139,14 +139,14 @@ def test_gaussian_draws_have_the_covariance_and_are_calibrated() -> None:
         assert torch.allclose(torch.linalg.eigvalsh(sample), torch.linalg.eigvalsh(inner), atol=1e-9)
         assert float(sample.sum(-1).abs().max()) < 1e-9
     low = 0
-    for seed in range(12):
+    for seed in range(8):
         inner = centred_inner_products(random(seed + 100, 14, 30))
         overlap = chart_statistics(inner, 4, 3, 0.1)["angle"]
         null = torch.stack(
             [chart_statistics(sample, 4, 3, 0.1)["angle"] for sample in gaussian_inner_products(inner, 19, seed)]
         )
         low += int(p_values(overlap, null) <= 0.1)
-    assert low <= 5  # 1 is expected
+    assert low <= 4  # 1 is expected
 
 
 def test_equal_heads_overlap_fully_and_random_heads_by_chance() -> None:

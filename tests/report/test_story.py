@@ -9,7 +9,7 @@ import pytest
 import rheoscope as rs
 from rheoscope.covers.head_types.head_list import TYPE_NAMES
 from rheoscope.picture.blocks import Commands, Story
-from rheoscope.report import next_steps
+from rheoscope.report import next_steps, progress_bars
 from rheoscope.report.analysis_runs import Subject, empty_results
 from rheoscope.report.card_cache import find_card
 from rheoscope.report.report_plans import REPORTS
@@ -117,7 +117,7 @@ def test_a_short_text_names_the_lines_that_a_longer_one_adds() -> None:
 
 @pytest.mark.parametrize("text", ['it\'s a "text"', "-x y", "line one\nline two"])
 def test_commands_contain_the_text_as_one_word(text: str) -> None:
-    results = report_results(REPORTS["flow"], text, fast=True, of=model())
+    results = report_results(REPORTS["flow"], text, fast=True, of=small())
     (block,) = next_steps.blocks(results)
     assert isinstance(block, Commands)
     for command in block.purposes:
@@ -128,7 +128,7 @@ def test_commands_contain_the_text_as_one_word(text: str) -> None:
 
 def test_a_short_text_gets_only_commands_that_can_describe_it() -> None:
     """The report on covers compares each query with at least 8 other keys."""
-    (block,) = next_steps.blocks(report_results(REPORTS["flow"], "king", fast=True, of=model()))
+    (block,) = next_steps.blocks(report_results(REPORTS["flow"], "king", fast=True, of=small()))
     assert isinstance(block, Commands)
     assert [command.split()[1] for command in block.purposes] == ["reverse", "surgery", "analyse"]
 
@@ -141,7 +141,8 @@ def test_an_encoder_gets_no_command_about_next_tokens() -> None:
     assert list(next_steps.next_steps(results)) == [f"analyse {name}" for name in next_steps.NEXT_ANALYSES]
 
 
-def test_the_commands_run_as_they_are_printed() -> None:
+def test_the_commands_run_as_they_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_bars, "load_model", lambda *_, **__: small())
     (block,) = next_steps.blocks(flow_results())
     assert isinstance(block, Commands)
     assert len(block.purposes) == 3

@@ -66,12 +66,12 @@ def test_effects_of_twice_the_smallest_are_found_and_effects_of_0_are_denied() -
 
 def test_intervals_of_a_card_cover_together() -> None:
     """The errors of texts and of shared draws are both in the interval. Draws are few, so that their error matters."""
-    numbers, misses, n_cards, n_draws = np.random.default_rng(1), 0, 400, 12
+    numbers, misses, n_cards, n_intervals, n_draws = np.random.default_rng(1), 0, 400, 8, 12
     for _ in range(n_cards):
-        texts = torch.from_numpy(numbers.normal(0, 0.1, (N_INTERVALS, 20)))
-        draws = torch.from_numpy(numbers.normal(0, 0.1, (N_INTERVALS, n_draws)))
+        texts = torch.from_numpy(numbers.normal(0, 0.1, (n_intervals, 20)))
+        draws = torch.from_numpy(numbers.normal(0, 0.1, (n_intervals, n_draws)))
         intervals = [
-            effect_interval(Evidence(row - draw.mean(), draw, is_reference=True), CARD_LEVEL / N_INTERVALS)
+            effect_interval(Evidence(row - draw.mean(), draw, is_reference=True), CARD_LEVEL / n_intervals)
             for row, draw in zip(texts, draws, strict=True)
         ]
         misses += any(not interval.low <= 0 <= interval.high for interval in intervals)

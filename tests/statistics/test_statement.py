@@ -53,7 +53,7 @@ def test_null_without_spread_has_no_p_value() -> None:
 
 
 def test_family_wise_error_rate_holds_on_noise() -> None:
-    draw, family = np.random.default_rng(0), 12
+    draw, family = np.random.default_rng(0), 6
     texts = [
         [from_draws("", "a", float(draw.normal()), draw.normal(size=20)) for _ in range(family)] for _ in range(150)
     ]

@@ -185,13 +185,15 @@ def _is_joinable(name: str, results: "Sequence[xarray.Dataset]") -> bool:
     """Whether a field is numeric and has the same axes in all texts."""
     if _is_test_field(name):
         return False
-    first = results[0][name]
+    first, *others = (result[name] if name in result else None for result in results)
+    assert first is not None
+    coords = first.coords.to_dataset()
     same_axes = (
-        name in result
-        and result[name].dims == first.dims
-        and result[name].shape == first.shape
-        and result[name].coords.to_dataset().equals(first.coords.to_dataset())
-        for result in results
+        field is not None
+        and field.dims == first.dims
+        and field.shape == first.shape
+        and field.coords.to_dataset().equals(coords)
+        for field in others
     )
     return first.dtype.kind in "iuf" and all(same_axes)
 
