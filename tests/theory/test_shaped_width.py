@@ -43,7 +43,7 @@ def moments(dV: Tensor, n: float) -> tuple[Tensor, Tensor]:
 
 
 def test_layer_and_step_have_the_moments_of_the_equation() -> None:
-    (b, S), n, runs = expected_moments(), 400, V0.repeat(100_000, 1, 1)
+    (b, S), n, runs = expected_moments(), 400, V0.repeat(40_000, 1, 1)
     for result in (
         equation_step(runs, 1 / n, np.random.default_rng(0)),
         network_layer(runs, n, np.random.default_rng(1)),

@@ -185,7 +185,7 @@ def _is_joinable(name: str, results: "Sequence[xarray.Dataset]") -> bool:
     """Whether a field is numeric and has the same axes in all texts."""
     if _is_test_field(name):
         return False
-    first, *others = (result[name] if name in result else None for result in results)
+    first, *others = (result.get(name) for result in results)
     assert first is not None
     coords = first.coords.to_dataset()
     same_axes = (

@@ -55,8 +55,8 @@ def entropic_coupling(cost: Float[Tensor, "n n"], temperature: float) -> tuple[f
         gibbs_kernel = ((f[:, None] + g - cost) / epsilon).clamp(min=-80).exp()
         a, b = torch.ones_like(f), torch.ones_like(g)
         for _ in range(ROUNDS_PER_TEMPERATURE * (4 if epsilon == schedule[-1] else 1)):
-            a = 1 / (n * (gibbs_kernel @ b))
-            b = 1 / (n * (gibbs_kernel.mT @ a))
+            a = (n * (gibbs_kernel @ b)).reciprocal()
+            b = (n * (gibbs_kernel.mT @ a)).reciprocal()
         f, g = f + epsilon * a.log(), g + epsilon * b.log()
     plan = gibbs_kernel * a[:, None] * b
     return float(f.mean().double() + g.mean().double()) + 2 * temperature * math.log(n), plan
