@@ -22,8 +22,9 @@ def nodes(text: str) -> list[ast.AST]:
     """All nodes of a file, in the order of `ast.walk`, which takes longer than most tests that use the nodes."""
     found_nodes = [parse(text)]
     for node in found_nodes:
-        for value in vars(node).values():
-            if isinstance(value, list):
+        for field in node._fields:
+            value = getattr(node, field, None)
+            if type(value) is list:
                 found_nodes += [item for item in value if isinstance(item, ast.AST)]
             elif isinstance(value, ast.AST):
                 found_nodes.append(value)

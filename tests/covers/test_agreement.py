@@ -148,7 +148,7 @@ def test_random_heads_lie_inside_their_null(position: str) -> None:
         with torch.no_grad():
             model.view.layer_heads[0].norm.apply.weight.fill_(1)
         cloud = random(seed, 18, 48) * torch.linspace(0.3, 3, 48, dtype=F64)
-        result = rs.agreement(trace_with_points(model, cloud), draws=60, seed=seed)
+        result = rs.agreement(trace_with_points(model, cloud), draws=40, seed=seed)
         inside_shares.append(float((abs(result.z) < 1.96).mean()))
         assert float((result.q_value < 0.05).mean()) < 0.05
     assert np.mean(inside_shares) == pytest.approx(0.95, abs=0.03)

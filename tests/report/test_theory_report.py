@@ -35,7 +35,10 @@ def test_a_row_for_every_number_and_a_line_for_every_contrast() -> None:
     assert report.contrast_lines(done("heat")) == []
 
 
-def test_everything_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_is_printed_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "dynamics", done)
     report.run_experiments(["rank_collapse", "heat"], 0, tmp_path / "figures", tmp_path / "all.json")
     output = capsys.readouterr().out
     assert "wrote" in output
