@@ -143,15 +143,18 @@ def test_drift_is_detected_between_corpora_and_not_within_one(runs: tuple[Job, P
 
 
 def test_drift_needs_the_same_model(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
-    run_job(replace(runs[0], untrained=True, seed=5, analyses={"head_types": {}}), tmp_path / "untrained")
+    few_texts = text_file(tmp_path / "few.txt", lines(2))
+    untrained_job = replace(runs[0], texts=(few_texts,), untrained=True, seed=5, analyses={"head_types": {}})
+    run_job(untrained_job, tmp_path / "untrained")
     with pytest.raises(RheoscopeError, match="two runs of the same model"):
         drift(rs.open_corpus(runs[1]), rs.open_corpus(tmp_path / "untrained"))
 
 
 def test_the_commands_run_resume_query_and_report(runs: tuple[Job, Path, Path], tmp_path: Path) -> None:
     base_job, first_folder, _ = runs
+    few_texts = text_file(tmp_path / "few.txt", lines(3))
     (tmp_path / "job.toml").write_text(
-        f'texts = "{base_job.texts[0]}"\nmodel = "{base_job.model}"\nlength = 40\n[analyses.head_types]\nlocal_window = 4\n'
+        f'texts = "{few_texts}"\nmodel = "{base_job.model}"\nlength = 40\n[analyses.head_types]\nlocal_window = 4\n'
     )
     outcome = run_rheoscope(
         "corpus", "run", "--job", str(tmp_path / "job.toml"), "--length", "32", "--out", str(tmp_path / "run")
@@ -199,7 +202,7 @@ def test_an_interrupted_run_says_how_to_resume(
     )
     arguments = [
         "--texts",
-        base_job.texts[0],
+        text_file(tmp_path / "texts.txt", lines(12)),
         "--model",
         str(base_job.model),
         "--analyses",
@@ -207,7 +210,7 @@ def test_an_interrupted_run_says_how_to_resume(
         "--length",
         "32",
         "--shard",
-        "300",
+        "150",
     ]
     outcome = run_rheoscope("corpus", "run", *arguments, "--out", str(tmp_path / "run"))
     assert outcome.status == 130

@@ -79,9 +79,8 @@ def test_every_section_can_do_without_any_one_analysis() -> None:
     """Without an analysis, a section prints fewer blocks or the same, and never one about the missing analysis."""
     results = report_results(REPORTS["flow"], TEXT, fast=True, of=small())
     n_blocks = {section: len(section.blocks(results)) for section in REPORTS["flow"].sections}
-    missing_blocks = 0
+    missing_blocks, subject = 0, Subject(small(), TEXT, small().trace(TEXT))
     for name in text_analyses():
-        subject = Subject(small(), TEXT, small().trace(TEXT))
         datasets = {key: dataset for key, dataset in results.datasets.items() if key.split()[0] != name}
         empty = analysis_runs.empty_results(subject, draw_nulls=False)
         reduced = replace(empty, datasets=datasets).with_failure(name, RuntimeError("no"))
