@@ -20,11 +20,11 @@ def parse(text: str) -> ast.Module:
 @cache
 def nodes(text: str) -> list[ast.AST]:
     """All nodes of a file, in the order of `ast.walk`, which takes longer than most tests that use the nodes."""
-    found_nodes = [parse(text)]
+    found_nodes: list[ast.AST] = [parse(text)]
     for node in found_nodes:
-        for field in node._fields:
-            value = getattr(node, field, None)
-            if type(value) is list:
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
                 found_nodes += [item for item in value if isinstance(item, ast.AST)]
             elif isinstance(value, ast.AST):
                 found_nodes.append(value)

@@ -92,15 +92,22 @@ BANNED_PHRASES = re.compile(
 """Phrases of messages that read like a literal translation."""
 
 
+NAME_FIELDS = {
+    ast.FunctionDef: "name",
+    ast.AsyncFunctionDef: "name",
+    ast.ClassDef: "name",
+    ast.arg: "arg",
+    ast.Name: "id",
+}
+"""Class of a node → its field with the name."""
+
+
 def bound_names(text: str) -> Iterator[tuple[int, str]]:
     """Line and name of everything that a file defines or assigns."""
     for node in nodes(text):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.lineno, node.name
-        elif isinstance(node, ast.arg):
-            yield node.lineno, node.arg
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.lineno, node.id
+        field = NAME_FIELDS.get(type(node))  # faster than a chain of isinstance
+        if field and isinstance(getattr(node, "ctx", ast.Store()), ast.Store):
+            yield node.lineno, getattr(node, field)
 
 
 def is_banned(name: str) -> bool:

@@ -3,6 +3,7 @@
 import pickle
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from runpy import run_path
 from types import SimpleNamespace
@@ -109,9 +110,11 @@ def test_every_literal_for_people_is_extracted() -> None:
 
 @pytest.fixture(scope="module")
 def script() -> SimpleNamespace:
-    """The script, which shares the syntax trees with the other tests of this process."""
+    """The script, which shares the syntax trees with the other tests of this process and reads each catalogue once."""
     functions = run_path(str(ROOT / ".ci" / "messages.py"))
-    functions["extract"].__globals__["python_templates"] = lambda source: templates_of(nodes(source))
+    functions["extract"].__globals__.update(
+        python_templates=lambda source: templates_of(nodes(source)), load=cache(functions["load"])
+    )
     return SimpleNamespace(**functions)
 
 
