@@ -139,6 +139,7 @@ SMALLEST = Size(
     models=1,
     n_texts=4,
     n_tokens=10,
+    untrained=2,
     samples=5,
     seeds=0,
     repeats=1,

@@ -22,6 +22,7 @@ from rheoscope.report.card_texts import passages
 from rheoscope.space.claim import Claim, ClaimSample, Measured
 from rheoscope.statistics.claim_answers import (
     CARD_LEVEL,
+    MIN_DRAWS,
     Criterion,
     EffectInterval,
     claim_answer,
@@ -40,7 +41,8 @@ def card_of_seed(seed: int, size: Size, folder: str | None) -> Result:
     """The card of the default model with other null draws. Its measurements are stored."""
     if folder is not None:
         os.environ["XDG_CACHE_HOME"] = folder
-    card = rs.card(*SUBJECTS[size.subject](), size.draws, size.untrained, seed, cache=folder is not None)
+    untrained = max(size.untrained, MIN_DRAWS)
+    card = rs.card(*SUBJECTS[size.subject](), size.draws, untrained, seed, cache=folder is not None)
     names = ("estimate", "low", "high", "smallest_effect", "random_mean", "threshold")
     numbers = {
         str(name): {field: float(card[f"part_{field}"].sel(interval=name)) for field in names}

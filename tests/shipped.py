@@ -19,12 +19,12 @@ def install() -> None:
 
     @wraps(load_native)
     def load_once(source: Any, device: Any, dtype: Any, tokenizer: Any, initial_seed: Any, load_progress: Any) -> Any:
-        if source != default_model or tokenizer is not None:
+        if source not in (default_model, str(default_model)) or tokenizer is not None:
             return load_native(source, device, dtype, tokenizer, initial_seed, load_progress)
-        model, versions = loaded.get((device, dtype, initial_seed), (None, []))
+        model, versions = loaded.get((source, device, dtype, initial_seed), (None, []))
         if model is None or weight_versions(model.network) != versions:
             model = load_native(source, device, dtype, tokenizer, initial_seed, load_progress)
-            loaded[device, dtype, initial_seed] = model, weight_versions(model.network)
+            loaded[source, device, dtype, initial_seed] = model, weight_versions(model.network)
         for report_progress in load_progress:
             report_progress(1, 1)
         return model

@@ -166,15 +166,15 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
-def test_training_reaches_the_entropy_of_a_periodic_text(optimiser: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("optimiser", "rate"), [("adamw", 4e-2), ("muon", 8e-2)])
+def test_training_reaches_the_entropy_of_a_periodic_text(optimiser: str, rate: float, tmp_path: Path) -> None:
     """The loss reaches the entropy of the process that wrote the text, far below that of single tokens."""
-    recipe = small(steps=60, evaluate_every=30, dropout=0.0, optimiser=optimiser, accumulate=1, rate=2e-2)
+    recipe = small(steps=40, evaluate_every=20, dropout=0.0, optimiser=optimiser, accumulate=1, rate=rate)
     metrics = run(tmp_path, recipe, prose(4000, 400))
     assert 0.85 * ENTROPY < metrics["loss"] < 1.3 * ENTROPY < 0.5 * math.log(VOCABULARY)
     assert metrics["bits per byte"] == pytest.approx(metrics["loss"] / math.log(2) * 399 / 800)
     logged = read_log(tmp_path)
-    assert [line["step"] for line in logged] == [30, 60]
+    assert [line["step"] for line in logged] == [20, 40]
     assert metrics["loss"] == min(line["loss"] for line in logged)
 
 
@@ -186,6 +186,7 @@ def test_a_translator_learns_to_copy(tmp_path: Path) -> None:
         evaluate_every=150,
         dropout=0.0,
         width=32,
+        depth=1,
         batch=16,
         rate=3e-3,
         position="learned",
