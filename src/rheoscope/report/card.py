@@ -120,7 +120,7 @@ def card(
     texts = passages() if texts is None else list(texts)
     check_texts(model, texts)
     folder = cache_folder() if cache else None
-    measured, reasons = _measure_model(model, texts, all_claims(), draws, seed, folder, progress)
+    measured, reasons = _measure_model(model, trace_batches(model, texts), all_claims(), draws, seed, folder, progress)
     claims = [claim for claim in all_claims() if claim.name in measured]
     if not claims:
         reason = next(iter(reasons.values()))
@@ -180,7 +180,7 @@ def trace_batches(model: RunnableModel, texts: Sequence[Text]) -> tuple[Traces, 
 
 def _measure_model(
     model: RunnableModel,
-    texts: Sequence[Text],
+    batches: tuple[Traces, ...],
     claims: Sequence[Claim],
     draws: int,
     seed: int,
@@ -192,7 +192,6 @@ def _measure_model(
 
     measured: dict[str, Mapping[str, Measured]] = {}
     errors: dict[str, RheoscopeError] = {}
-    batches = trace_batches(model, texts)
     for claim in claims:
         on_progress = None if progress is None else progress(claim.statement)
         sample = ClaimSample(model, batches, draws, seed, on_progress)
@@ -216,15 +215,29 @@ def _measure_untrained(
     """(claim, part) → the mean effect of every untrained model."""
     means: dict[tuple[str, str], list[float]] = {}
     for control in untrained_models(model, n_models):
-        for is_decisive, draws in ((True, 0), (False, CONTROL_DRAWS)):
-            group = [claim for claim in claims if (claim.random_models == "untrained") == is_decisive]
-            measured, errors = _measure_model(control, texts, group, draws, seed, folder, progress)
-            if errors:
-                raise next(iter(errors.values()))
-            for name, parts in measured.items():
-                for part, values in parts.items():
-                    means.setdefault((name, part), []).append(float(values.effects.double().nanmean()))
+        for name, parts in _measure_control(control, texts, claims, seed, folder, progress).items():
+            for part, values in parts.items():
+                means.setdefault((name, part), []).append(float(values.effects.double().nanmean()))
     return {key: torch.tensor(values, dtype=torch.float64) for key, values in means.items()}
+
+
+def _measure_control(
+    control: RunnableModel,
+    texts: Sequence[Text],
+    claims: Sequence[Claim],
+    seed: int,
+    folder: Path | None,
+    progress: OnTask | None,
+) -> dict[str, Mapping[str, Measured]]:
+    """The measurements of one untrained model. All claims share its traces."""
+    batches, measurements = trace_batches(control, texts), dict[str, Mapping[str, Measured]]()
+    for is_decisive, draws in ((True, 0), (False, CONTROL_DRAWS)):
+        group = [claim for claim in claims if (claim.random_models == "untrained") == is_decisive]
+        measured, errors = _measure_model(control, batches, group, draws, seed, folder, progress)
+        if errors:
+            raise next(iter(errors.values()))
+        measurements |= measured
+    return measurements
 
 
 def untrained_models(model: RunnableModel, count: int) -> Iterator[RunnableModel]:
