@@ -98,6 +98,10 @@ def pytest_collection_finish() -> None:
     linecache.clearcache()  # doctest checks every cached file before each example
 
 
+def pytest_sessionfinish() -> None:
+    gc.freeze()  # at its end pytest collects garbage five times, which would visit everything that the tests have cached
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Drop the doctests of names that `rheoscope` re-exports, which run in their own files. Then sort the rest.
