@@ -1,4 +1,4 @@
-"""The plot of `energy`: maps of cosine and alignment by head, and the deviations from a gradient flow by layer."""
+"""The plot of `energy`: maps of cosine and alignment by head, and how far each layer is from a gradient flow."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ CAPTION = Message(
 
 
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
-    """Two maps, the ledger over depth, and the change of the landscape."""
+    """Two maps, four distances to a gradient flow, the ledger over depth, and the change of the landscape."""
     layers = tuple(f"L{layer}" for layer in dataset.layer.values)
     maps = (
         head_panel(dataset, "cosine", Message("Cosine with the energy gradient: cos(Δ, ∇Λ)"), types),
@@ -40,6 +40,7 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
         CAPTION if types is None else join(" ", [CAPTION, TYPES_CAPTION]),
         (
             *maps,
+            distance_panel(dataset, layers),
             Panel(
                 Message("Parts that change the direction of the update"),
                 dataset.ledger.attrs["definition"],
@@ -55,6 +56,25 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
             ),
         ),
     )
+
+
+def distance_panel(dataset: "xarray.Dataset", layers: tuple[str, ...]) -> Panel:
+    """The cosine with the gradient under three readings of the energy, and the dissipation. A gradient flow has 1."""
+    series = {
+        Message("each head's own M, mean over heads"): dataset.cosine.mean("head"),
+        Message("symmetrised M, mean over heads"): dataset.symmetric_cosine.mean("head"),
+        Message("sum over the heads of a layer"): dataset.layer_cosine,
+        Message("dissipation"): dataset.dissipation,
+    }
+    lines = [
+        Line(name, range(len(layers)), values.values, colour)
+        for colour, (name, values) in zip(SERIES_COLOURS, series.items(), strict=False)
+    ]
+    definition = Message(
+        "Cosine of the update with the gradient of the energy, and its change relative to a step along the gradient. A gradient "
+        "flow has 1, random directions 0."
+    )
+    return Panel(Message("Distances to a gradient flow"), definition, tuple(lines), Axis("", layers))
 
 
 def head_panel(dataset: "xarray.Dataset", name: str, title: str, types: "xarray.Dataset | None") -> Panel:
