@@ -12,19 +12,21 @@ INSTALL = @"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/
 # About 60 tokens, enough for every line of the story.
 SAMPLE := "The king kept his gold in the bank, and the children played on the bank of the river. The river went to the sea, and the sea was great and deep. One day the king took the gold from the bank, put it in a ship and sent the ship down the"
 
-.PHONY: help demo test studio page browser cluster pictures readme messages lint format types docs wheel bench peers lock clean
+.PHONY: help demo test studio page browser cluster pictures readme messages lint format types docs wheel smallest bench peers lock clean
 
 help:
-	@sed -n 's/^# make/make/p' Makefile; echo "other       make studio, page, browser, cluster, pictures, readme, messages, lint, format, types, docs, wheel, bench, peers, lock, clean"
+	@sed -n 's/^# make/make/p' Makefile; echo "other       make studio, page, browser, cluster, pictures, readme, messages, lint, format, types, docs, wheel, smallest, bench, peers, lock, clean"
 
 demo:
 	$(INSTALL)
 	$(BIN)rheoscope $(SAMPLE)
 
 # One thread per worker: two workers on two cores are faster than one worker with two threads.
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)python -m pytest -n auto --maxprocesses 8 --dist worksteal
+# The examples of docs/ run in make docs, and the benchmarks in make smallest.
 test:
 	$(INSTALL) test
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+	$(PYTEST) --ignore=tests/test_docs.py --ignore=tests/test_benchmarks.py $(ARGS)
 	@test -d frontend/node_modules || { echo "frontend/node_modules is missing, so the types of the page were not checked. Type make page"; exit 0; } \
 		&& cd frontend && $(NODE) npm run --silent check
 
@@ -80,14 +82,21 @@ types:
 	$(INSTALL) dev
 	$(BIN)mypy
 
+# Runs the examples of README, CONTRIBUTING and docs/, and builds the site.
 docs:
-	$(INSTALL) docs
+	$(INSTALL) docs test
+	$(PYTEST) tests/test_docs.py
 	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)mkdocs build --strict
 
 wheel:
 	$(INSTALL) dev
 	rm -rf dist
 	$(BIN)python -m build --wheel --no-isolation
+
+# Runs every benchmark in its smallest form.
+smallest:
+	$(INSTALL) test
+	$(PYTEST) tests/test_benchmarks.py $(ARGS)
 
 bench:
 	$(INSTALL) test
