@@ -54,7 +54,9 @@ def pytest_configure(config: pytest.Config) -> None:
         if torch.cuda.is_available():
             os.environ.setdefault("RHEOSCOPE_TEST_DEVICE", "cuda")
     elif config.args_source is config.ArgsSource.TESTPATHS and collects_in_reverse():
-        config.args[:] = [*sorted(map(str, collection_roots()), reverse=True), str(ROOT / "src")]
+        ignored = {Path(path).resolve() for path in config.option.ignore or ()}
+        roots = [path for path in collection_roots() if path not in ignored]  # a path given by name is never ignored
+        config.args[:] = [*sorted(map(str, roots), reverse=True), str(ROOT / "src")]
 
 
 def collects_in_reverse() -> bool:
