@@ -85,7 +85,7 @@ class Results:
         """Why each skipped analysis has no result."""
         return {key: self.reason(key) for key in self.skipped}
 
-    def usual_numbers(self, line: str) -> np.ndarray:
+    def numbers_on_card(self, line: str) -> np.ndarray:
         """The number of a line of the story in every text of the model's card, sorted. Empty without a card."""
         if self.card is None or "story_number" not in self.card or line not in self.card.line.values:
             return np.empty(0)

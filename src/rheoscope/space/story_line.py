@@ -77,22 +77,22 @@ class StoryLine:
         return None
 
 
-def usual_ends(results: Results, line: str, format_end: Callable[[float], str]) -> tuple[str, str] | None:
+def typical_ends(results: Results, line: str, format_end: Callable[[float], str]) -> tuple[str, str] | None:
     """The ends of the central 80 % of a line's number over the texts of the model's card. None without a card."""
-    numbers = results.usual_numbers(line)
+    numbers = results.numbers_on_card(line)
     if not len(numbers):
         return None
     low, high = np.quantile(numbers, (0.1, 0.9)).tolist()
     return format_end(low), format_end(high)
 
 
-def usual_range(results: Results, line: str, format_end: Callable[[float], str]) -> Message | str:
+def typical_range(results: Results, line: str, format_end: Callable[[float], str]) -> Message | str:
     """The same ends as text after a semicolon. Empty without a card."""
-    ends = usual_ends(results, line, format_end)
+    ends = typical_ends(results, line, format_end)
     return "" if ends is None else Message("; usual here {low} to {high}", low=ends[0], high=ends[1])
 
 
 def percentile(results: Results, line: StoryLine) -> float:
     """The share of the card's texts with a smaller number, in percent; NaN without a card."""
-    numbers, number = results.usual_numbers(line.name), line.measured_number(results)
+    numbers, number = results.numbers_on_card(line.name), line.measured_number(results)
     return 100 * float((numbers < number).mean()) if len(numbers) and math.isfinite(number) else math.nan

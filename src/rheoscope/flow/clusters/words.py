@@ -8,7 +8,7 @@ from rheoscope.messages.message import Message, Verbatim, join
 from rheoscope.messages.numbers import format_number
 from rheoscope.picture.token_labels import display_token
 from rheoscope.space.results import Results
-from rheoscope.space.story_line import StoryLine, usual_range
+from rheoscope.space.story_line import StoryLine, typical_range
 from rheoscope.space.training_quantity import TrainingQuantity, last_point
 from rheoscope.space.words import LayerColumn, Words
 
@@ -36,13 +36,13 @@ def groups(results: Results) -> Message:
     largest = sorted((group for group in members.values() if len(group) > 1), key=len, reverse=True)[:N_GROUPS]
     described = [group_text(group) for group in largest] or [Message("no two tokens are close")]
     return Message(
-        "{groups}; {n} clusters of {tokens} tokens ({before} at the embedding, shuffled coordinates {null}{usual})",
+        "{groups}; {n} clusters of {tokens} tokens ({before} at the embedding, shuffled coordinates {null}{typical})",
         groups=join(" ", described),
         n=int(counts[-1]),
         tokens=len(texts),
         before=int(counts[0]),
         null=format_number(float(clusters.cluster_count_null[-1])) if "cluster_count_null" in clusters else "none",
-        usual=usual_range(results, "groups", lambda share: f"{share * len(texts):.0f}"),
+        typical=typical_range(results, "groups", lambda share: f"{share * len(texts):.0f}"),
     )
 
 

@@ -11,7 +11,7 @@ from rheoscope.picture.blocks import Block, Cell, Table
 from rheoscope.picture.token_labels import display_token, step_names
 from rheoscope.space.results import Results
 from rheoscope.space.step import Step
-from rheoscope.space.story_line import StoryLine, StoryPicture, usual_ends, usual_range
+from rheoscope.space.story_line import StoryLine, StoryPicture, typical_ends, typical_range
 from rheoscope.space.words import ReportSection, Words
 
 N_LIKELIEST = 4
@@ -30,16 +30,16 @@ def next_token(results: Results) -> Message:
     since = 0 if is_first.all() else len(is_first) - int(np.argmin(is_first[::-1]))
     step = step_names([lens.point.values[min(since, len(is_first) - 1)]])[0]
     return Message(
-        "{tokens}; in first place since {step}{usual}",
+        "{tokens}; in first place since {step}{typical}",
         tokens=join(", ", likeliest),
         step=step,
-        usual=usual_probability(results),
+        typical=typical_probability(results),
     )
 
 
-def usual_probability(results: Results) -> Message | str:
+def typical_probability(results: Results) -> Message | str:
     """The usual probability of the likeliest token, after a semicolon. Empty without a card."""
-    ends = usual_ends(results, "next_token", format_percent)
+    ends = typical_ends(results, "next_token", format_percent)
     if ends is None:
         return ""
     return Message("; the likeliest token usually has {low} to {high}", low=ends[0], high=ends[1])
@@ -56,10 +56,10 @@ def written_by(results: Results) -> Message:
     largest = np.argsort(-np.abs(contributions), kind="stable")[:N_WRITERS]
     writers = [f"{lens.component.values[index]} {contributions[index]:+.1f}" for index in largest]
     return Message(
-        "{writers} … of {total:.1f} above the mean logit of all tokens{usual}",
+        "{writers} … of {total:.1f} above the mean logit of all tokens{typical}",
         writers=Verbatim(", ".join(writers)),
         total=total,
-        usual=usual_range(results, "written_by", lambda logit: f"{logit:.1f}"),
+        typical=typical_range(results, "written_by", lambda logit: f"{logit:.1f}"),
     )
 
 

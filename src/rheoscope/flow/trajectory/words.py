@@ -10,7 +10,7 @@ from rheoscope.messages.numbers import format_fixed, format_number
 from rheoscope.picture.picture import format_value
 from rheoscope.space.results import Results
 from rheoscope.space.step import Step
-from rheoscope.space.story_line import StoryLine, StoryPicture, usual_range
+from rheoscope.space.story_line import StoryLine, StoryPicture, typical_range
 from rheoscope.space.words import LayerColumn, Words
 from rheoscope.statistics.statement import Statement, from_draws
 
@@ -78,14 +78,14 @@ def movement(results: Results) -> Message:
     most = int(lengths.argmax())
     return Message(
         "embed {bars} L{last}, most in L{most} ({length} times the norm of a token); straightness {straightness} "
-        "(random directions {null}{usual})",
+        "(random directions {null}{typical})",
         bars=Verbatim(bars(lengths)),
         last=len(lengths) - 1,
         most=most,
         length=format_number(float(lengths[most])),
         straightness=format_number(mean_straightness(results)),
         null=format_number(float(trajectory.straightness_null.mean())),
-        usual=usual_range(results, "movement", format_number),
+        typical=typical_range(results, "movement", format_number),
     )
 
 

@@ -7,7 +7,7 @@ from rheoscope.flow.transport.next_token import embedding_condition
 from rheoscope.messages.message import Message, join
 from rheoscope.messages.numbers import format_fixed, format_percent, percent_range
 from rheoscope.space.results import Results
-from rheoscope.space.story_line import StoryLine, usual_range
+from rheoscope.space.story_line import StoryLine, typical_range
 from rheoscope.space.training_quantity import TrainingQuantity, last_point
 from rheoscope.space.words import LayerColumn, Words
 from rheoscope.statistics.statement import Statement, from_draws
@@ -39,11 +39,11 @@ def destination(results: Results) -> Message:
     """Where tokens end: at their own place, or where their next token is."""
     transport = results.datasets["transport"]
     end_points = Message(
-        "{moved} of the tokens end where their next token is (permuted partners {null}{usual}); {kept} keep their place "
+        "{moved} of the tokens end where their next token is (permuted partners {null}{typical}); {kept} keep their place "
         "(permuted displacements {kept_null})",
         moved=format_percent(float(transport.next_type_share)),
         null=percent_range(transport.next_type_share_null_draws.values),
-        usual=usual_range(results, "destination", format_percent),
+        typical=typical_range(results, "destination", format_percent),
         kept=format_percent(float(transport.identity_share_strided.values[-1, -1])),
         kept_null=format_percent(float(transport.identity_share_null_strided.values[-1, -1])),
     )
