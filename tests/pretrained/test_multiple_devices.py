@@ -13,6 +13,7 @@ import rheoscope as rs
 from rheoscope.catalogue import analysis_by_name
 from rheoscope.opening import resolve_device
 from rheoscope.pretrained import checkpoint
+from rheoscope.running.stored_tensor import StoredTensor
 from rheoscope.shapes import RheoscopeError
 from tests.elsewhere import AWAY, elsewhere
 from tests.pretrained.cases import network, saved, text
@@ -49,6 +50,7 @@ def test_numbers_equal_those_of_one_device(name: str) -> None:
         model = rs.load(two_device_network)
         assert model.view.facts["device"] == "cpu, meta"
         assert {heads.W_Q.device for heads in model.view.layer_heads} == {HERE}
+        assert isinstance(model.view.layer_heads[-1].W_Q, StoredTensor)  # copied by each use, and not kept
         trace = model.trace(text())
         torch.testing.assert_close(trace.points, expected.points)
         for analysis_name in names:

@@ -91,7 +91,7 @@ def _heads_in_float32(heads: Heads, dtype: torch.dtype) -> Heads:
         name: _float32_or_none(getattr(heads, name))
         for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
     }
-    original_norms = {name: getattr(heads, name) for name in ("norm", "q_norm", "k_norm", "output_norm")}
+    original_norms = {name: getattr(heads, name) for name in ("norm", "q_norm", "k_norm", "v_norm", "output_norm")}
     norms: dict[str, Any] = {
         name: None if norm is None else _norm_in_float32(norm, dtype) for name, norm in original_norms.items()
     }

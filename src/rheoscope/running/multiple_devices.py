@@ -1,8 +1,9 @@
 """A model spread over several devices, with all its heads as operators on the device of the embedding.
 
 The network stays spread layer by layer, and accelerate moves activations between devices. Analyses use the points, which are
-on the device of the embedding. So the matrices of the heads are copied there. A module on another device gets its input sent
-and returns its output to the device of the input.
+on the device of the embedding. A module on another device gets its input sent, runs there, and returns its output to the
+device of the input: norms, projections, gates and MLPs. The matrices of the heads stay there too. An operation on the
+embedding's device that needs one copies it for this operation alone, so no device holds more than its own blocks.
 """
 
 from collections.abc import Callable
@@ -12,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rheoscope.attention.memory import check_free_memory
 from rheoscope.attention.parameters import tensors_by_path, with_tensors
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
+from rheoscope.running.stored_tensor import sent_when_used
 from rheoscope.running.stream import ModelDescription
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads
@@ -40,15 +41,6 @@ def on_one_device(description: ModelDescription) -> ModelDescription:
             use(device="cuda"),
         )
     device = description.embedding.weight.device
-    tensors_to_copy = [
-        x for heads in description.layer_heads if heads.W_O.device != device for x in _matrices(heads).values()
-    ]
-    check_free_memory(
-        Message("a copy of the heads on one device"),
-        sum(x.nbytes for x in tensors_to_copy),
-        device,
-        use(device="cpu"),
-    )
     return replace(
         description,
         layer_heads=tuple(_heads_on_device(heads, device) for heads in description.layer_heads),
@@ -87,12 +79,12 @@ def _heads_on_device(heads: Heads, device: torch.device) -> Heads:
         q, k, v = heads.project(u.to(source_device))
         return q.to(u.device), k.to(u.device), v.to(u.device)
 
-    original_norms = {name: getattr(heads, name) for name in ("norm", "q_norm", "k_norm", "output_norm")}
+    original_norms = {name: getattr(heads, name) for name in ("norm", "q_norm", "k_norm", "v_norm", "output_norm")}
     norms: dict[str, Any] = {
         name: None if norm is None else _norm_on_device(norm, source_device, device)
         for name, norm in original_norms.items()
     }
-    matrices: dict[str, Any] = {name: x.to(device) for name, x in _matrices(heads).items()}
+    matrices: dict[str, Any] = {name: sent_when_used(x, device) for name, x in _matrices(heads).items()}
     tables = {key: x.to(device) for key, x in tensors_by_path(heads.mechanism).items()}
     return replace(
         heads,

@@ -1,6 +1,7 @@
-"""A copy of a network on another device or in another dtype, which leaves the network itself as it is."""
+"""Copies of a network, which leave the network itself as it is: on another device, in another dtype, or sharing its weights."""
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -34,12 +35,29 @@ def copy_if_needed(
     size = sum(x.numel() * targets[key][1].itemsize for key, x in tensors.items())
     check_free_memory(Message("the model"), size, device, use(dtype="bfloat16"))
     copies = {key: _copy_tensor(x, *targets[key]) for key, x in tensors.items()}
+    return _copy_modules(network, copies).eval()
+
+
+def copy_sharing_weights(network: Any, shared_modules: Iterable[nn.Module] = ()) -> Any:
+    """The same modules over the same weights: modules of the copy can be replaced, and it follows when the weights are trained.
+
+    `shared_modules` are not copied but occur in both networks.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> copy_sharing_weights(linear).weight is linear.weight
+    True
+    """
+    return _copy_modules(network, {id(x): x for x in [*network.parameters(), *network.buffers(), *shared_modules]})
+
+
+def _copy_modules(network: Any, replacements: dict[int, Any]) -> Any:
+    """A copy of all modules, in which the objects with these ids are replaced."""
     try:
-        return copy.deepcopy(network, dict(copies)).eval()
+        return copy.deepcopy(network, dict(replacements))
     except Exception as error:  # a module may hold anything, for example a lock or an open file
         raise RheoscopeError(
             Message(
-                "cannot copy {network} to another device or dtype ({reason}); convert it yourself",
+                "cannot copy {network} ({reason}); convert it yourself to the device, the dtype and the adapter that you need",
                 network=type(network).__name__,
                 reason=str(error).splitlines()[0] if str(error) else type(error).__name__,
             ),

@@ -249,6 +249,10 @@ class RunnableModel(ABC):
         """The same model with a certificate among its facts."""
         return replace(self, view=self.view.with_certificate(certificate))
 
+    def with_facts(self, facts: dict[str, str]) -> "RunnableModel":
+        """The same model with further facts, which become attributes of every result."""
+        return replace(self, view=replace(self.view, facts=self.view.facts | facts)) if facts else self
+
     def with_check(self, check_current: Callable[..., None]) -> "RunnableModel":
         """The same model with a function that raises if its weights are out of date."""
         return replace(self, view=self.view.with_check(check_current))

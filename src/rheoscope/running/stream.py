@@ -18,7 +18,7 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message, plural
 from rheoscope.running.cuda_side_stream import on_side_stream
 from rheoscope.running.shared_patch import Undo, replace_method, shared_patch
-from rheoscope.running.thread_hooks import ModuleHook, apply_module_hooks
+from rheoscope.running.thread_hooks import ModuleHook, apply_module_hooks, on_turn
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.cross_attention import CrossHeads
 from rheoscope.space.head import Heads
@@ -35,6 +35,7 @@ class Tap:
 
     `is_displacement`: the tensor is a displacement from the step before (the attention of a parallel block).
     `writer`: no module holds the point, which is the step before plus `writer_scale` times the output of `writer`.
+    `turn`: where the modules run `n_turns` times in one forward pass (ALBERT), the turn at which they hold the point.
     """
 
     step: Step
@@ -43,6 +44,8 @@ class Tap:
     is_displacement: bool = False
     writer: nn.Module | None = None
     writer_scale: float = 1.0
+    turn: int = 0
+    n_turns: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +57,10 @@ class ModelDescription:
     `cross_heads` and `cross_attention_modules` are the same for cross-attention, if there is any.
     `embed_projection` and `unembed_projection` map embeddings into E and E to the input of the unembedding, if widths differ.
     `prediction_head` maps last points to logits, if more than a norm and an unembedding lies between (masked language models).
+    `opaque_blocks` names blocks without a softmax. They count as part of the layer before them, or of the embedding.
+    `embed_scale` and `unembed_scale` are factors of the embedding and of the logits; `unembed_bias` is added to the logits.
+    Without `unembed_scale`, logits are no linear map of the last points, and there is no logit lens. `context_length` is the
+    longest text that position embeddings allow.
     """
 
     embed_tap: Tap
@@ -70,6 +77,11 @@ class ModelDescription:
     prediction_head: Callable[[Tensor], Tensor] | None = None
     cross_heads: tuple[CrossHeads, ...] = ()
     cross_attention_modules: tuple[nn.Module, ...] = ()
+    opaque_blocks: tuple[str, ...] = ()
+    embed_scale: float | None = None
+    unembed_scale: float | None = 1.0
+    unembed_bias: Float[Tensor, " vocabulary"] | None = None
+    context_length: int | None = None
 
     def __repr__(self) -> str:
         return f"<Description of {len(self.layer_heads)} layers, each {self.layer_heads[0]!r}>"
@@ -156,7 +168,13 @@ def record_head_outputs(description: ModelDescription, outputs: dict[int, Float[
     device = description.embedding.weight.device
     with apply_module_hooks(
         [
-            ModuleHook(description.output_projections[layer], "in", partial(_store_outputs, outputs, layer, device))
+            on_turn(
+                ModuleHook(
+                    description.output_projections[layer], "in", partial(_store_outputs, outputs, layer, device)
+                ),
+                description.layer_taps[layer][-1].turn,
+                description.layer_taps[layer][-1].n_turns,
+            )
             for layer in layers
         ]
     ):
@@ -216,10 +234,9 @@ def apply_hooks(description: ModelDescription, hooks: Hooks, prefix: str = "") -
 
 @contextmanager
 def record_block_outputs(description: ModelDescription, block_outputs: list[Any]) -> Iterator[None]:
-    """While the model runs, store the output of every block."""
-    with apply_module_hooks(
-        [ModuleHook(layer[-1].module, "out", block_outputs.append) for layer in description.layer_taps]
-    ):
+    """While the model runs, store the output of every block. Blocks that run several times in a pass have none to reuse."""
+    blocks = [layer[-1] for layer in description.layer_taps if layer[-1].n_turns == 1]
+    with apply_module_hooks([ModuleHook(tap.module, "out", block_outputs.append) for tap in blocks]):
         yield
 
 
@@ -319,8 +336,10 @@ def _is_unchanged(x: Tensor, version_before: int | None, original: Callable[[], 
 def observe_tap(tap: Tap, callback: Callable[[Tensor], None]) -> ModuleHook:
     """A hook that passes the tensor at a tap to `callback`."""
     if tap.side == "out":
-        return ModuleHook(tap.module, "out", lambda out: callback(_first_output(out)))
-    return ModuleHook(tap.module, "in", lambda args, kwargs: callback(args[0] if args else kwargs["hidden_states"]))
+        hook = ModuleHook(tap.module, "out", lambda out: callback(_first_output(out)))
+    else:
+        hook = ModuleHook(tap.module, "in", lambda args, kwargs: callback(args[0] if args else kwargs["hidden_states"]))
+    return on_turn(hook, tap.turn, tap.n_turns)
 
 
 def _point_hooks(previous_tap: Tap, tap: Tap, hook: Hook) -> list[ModuleHook]:
@@ -333,10 +352,12 @@ def _point_hooks(previous_tap: Tap, tap: Tap, hook: Hook) -> list[ModuleHook]:
             )
         )
     if tap.writer is not None:
-        return _sum_hooks(previous_tap, tap.writer, tap.writer_scale, hook)
+        return _sum_hooks(previous_tap, tap, hook)
     if tap.side == "out":
-        return [ModuleHook(tap.module, "out", lambda out: _with_first_output(out, hook(_first_output(out))))]
-    return [ModuleHook(tap.module, "in", partial(_hook_input, hook))]
+        point_hook = ModuleHook(tap.module, "out", lambda out: _with_first_output(out, hook(_first_output(out))))
+    else:
+        point_hook = ModuleHook(tap.module, "in", partial(_hook_input, hook))
+    return [on_turn(point_hook, tap.turn, tap.n_turns)]
 
 
 def _hook_input(hook: Hook, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -345,13 +366,12 @@ def _hook_input(hook: Hook, args: Any, kwargs: dict[str, Any]) -> Any:
     return args, kwargs | {"hidden_states": hook(kwargs["hidden_states"])}
 
 
-def _sum_hooks(previous_tap: Tap, writer: nn.Module, writer_scale: float, hook: Hook) -> list[ModuleHook]:
+def _sum_hooks(previous_tap: Tap, tap: Tap, hook: Hook) -> list[ModuleHook]:
     """Hooks for a sum that no module holds (the point after attention): change the summand so that the sum is hook(sum)."""
+    assert tap.writer is not None
     inputs: list[Tensor] = []
-    return [
-        observe_tap(previous_tap, inputs.append),
-        ModuleHook(writer, "out", partial(_hook_sum, inputs, writer_scale, hook)),
-    ]
+    change_summand = ModuleHook(tap.writer, "out", partial(_hook_sum, inputs, tap.writer_scale, hook))
+    return [observe_tap(previous_tap, inputs.append), on_turn(change_summand, tap.turn, tap.n_turns)]
 
 
 def _hook_sum(inputs: list[Tensor], writer_scale: float, hook: Hook, out: Any) -> Any:

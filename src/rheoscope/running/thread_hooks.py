@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -27,6 +28,18 @@ class ModuleHook:
     module: nn.Module
     side: Literal["in", "out"]
     action: HookAction
+
+
+def on_turn(hook: ModuleHook, turn: int, n_turns: int) -> ModuleHook:
+    """The hook of a module that runs `n_turns` times in a forward pass, at one of these turns only."""
+    if n_turns == 1:
+        return hook
+    calls = count()
+
+    def action(*args: Any) -> Any:
+        return hook.action(*args) if next(calls) % n_turns == turn else None
+
+    return ModuleHook(hook.module, hook.side, action)
 
 
 _active_actions: ContextVar[Mapping[tuple[nn.Module, str], tuple[HookAction, ...]]] = ContextVar(

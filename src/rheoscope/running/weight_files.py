@@ -3,6 +3,7 @@
 import hashlib
 import warnings
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from rheoscope.attention.memory import check_free_memory
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.running.loading_stages import Progress
+from rheoscope.running.stored_tensor import StoredTensor
+from rheoscope.running.tensor_files import Source
 from rheoscope.shapes import RheoscopeError
 
 HASH_BLOCK_BYTES = 2**22
@@ -23,11 +26,28 @@ HASH_BLOCK_BYTES = 2**22
 def check_weights(network: Any) -> None:
     """Raise if a weight holds NaN or infinity."""
     probe_bfloat16_matmul()
-    for name, x in network.named_parameters():
-        if x.is_floating_point() and not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
-            raise RheoscopeError(
-                Message("the weight {name} holds NaN or infinity; download the checkpoint again", name=name)
-            )
+    for name, x in ((name, x) for name, parameter in network.named_parameters() for x in plain_tensors(parameter)):
+        if not isinstance(x, StoredTensor):  # else `fingerprint` checks it, because it reads the weights too
+            _check_finite(name, x)
+
+
+def _check_finite(name: str, x: Tensor) -> None:
+    if x.is_floating_point() and not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
+        raise RheoscopeError(
+            Message("the weight {name} holds NaN or infinity; download the checkpoint again", name=name)
+        )
+
+
+def plain_tensors(x: Tensor) -> list[Tensor]:
+    """The tensors that hold the numbers of a tensor: those inside a tensor subclass, as of torchao, or the tensor itself.
+
+    >>> x = torch.ones(2)
+    >>> plain_tensors(x) == [x]
+    True
+    """
+    if not hasattr(x, "__tensor_flatten__"):
+        return [x]
+    return [inner for name in x.__tensor_flatten__()[0] for inner in plain_tensors(getattr(x, name))]
 
 
 @cache
@@ -46,23 +66,36 @@ def fingerprint(network: Any, config: str = "", progress: Progress | None = None
     """A hash (16 hex digits) of the config and of all weights: equal hashes mean equal models.
 
     SHA-256 of names, shapes, dtypes and bytes. A weight larger than `HASH_BLOCK_BYTES` contributes the hashes of its blocks,
-    which all cores compute in parallel. A tied weight is read once.
+    which all cores compute in parallel. A tied weight is read once. Weights that are read from files are checked too.
     """
-    digest, tensors = hashlib.sha256(config.encode()), sorted(network.state_dict().items())
+    digest, tensors = hashlib.sha256(config.encode()), _named_tensors(network)
     done, total, tied_digests = 0, sum(x.nbytes for _, x in tensors), dict[Any, bytes]()
     with ThreadPoolExecutor() as pool:
         for name, x in tensors:
             digest.update(f"{name}{tuple(x.shape)}{x.dtype}".encode())
+            data = _read_bytes(name, x.source.on_cpu(), x) if isinstance(x, StoredTensor) else _tensor_bytes(x)
             if x.nbytes <= HASH_BLOCK_BYTES:
-                digest.update(_tensor_bytes(x))
+                digest.update(data[:])
             else:
                 tie_key = (x.data_ptr(), x.shape, x.stride(), x.dtype)
-                tied_digests[tie_key] = tied_digests.get(tie_key) or _block_digests(_tensor_bytes(x), pool)
+                tied_digests[tie_key] = tied_digests.get(tie_key) or _block_digests(data, pool)
                 digest.update(tied_digests[tie_key])
             done += x.nbytes
             if progress is not None:
                 progress(done, total)
     return digest.hexdigest()[:16]
+
+
+def _named_tensors(network: Any) -> list[tuple[str, Tensor]]:
+    """All stored weights by name. The name of a tensor inside a tensor subclass also has what the subclass does with it."""
+    named_tensors: list[tuple[str, Tensor]] = []
+    for name, x in sorted(network.state_dict().items()):
+        if not hasattr(x, "__tensor_flatten__"):
+            named_tensors.append((name, x))
+            continue
+        label = f"{name}.{type(x).__name__}{x.__tensor_flatten__()[1]}"
+        named_tensors += [(f"{label}.{number}", inner) for number, inner in enumerate(plain_tensors(x))]
+    return named_tensors
 
 
 def _tensor_bytes(x: Tensor) -> Any:
@@ -71,8 +104,40 @@ def _tensor_bytes(x: Tensor) -> Any:
 
 
 def _block_digests(data: Any, pool: Executor) -> bytes:
-    blocks = (data[start : start + HASH_BLOCK_BYTES] for start in range(0, len(data), HASH_BLOCK_BYTES))
-    return b"".join(pool.map(lambda block: hashlib.sha256(block).digest(), blocks))
+    def block_digest(start: int) -> bytes:
+        return hashlib.sha256(data[start : start + HASH_BLOCK_BYTES]).digest()
+
+    return b"".join(pool.map(block_digest, range(0, len(data), HASH_BLOCK_BYTES)))
+
+
+def _read_bytes(name: str, source: Source, x: Tensor) -> Any:
+    """The bytes of a weight in files, as they would be in memory: read by slices if that is possible. Their numbers are checked."""
+    if source.reads_rows and x.ndim and x.numel():
+        return StoredBytes(name, source, len(x), x.nbytes)
+    numbers = source.value()
+    _check_finite(name, numbers)
+    return _tensor_bytes(numbers)
+
+
+@dataclass(frozen=True)
+class StoredBytes:
+    """The bytes of a weight in a file. A slice reads only its rows, and checks their numbers."""
+
+    name: str
+    source: Source
+    n_rows: int
+    n_bytes: int
+
+    def __len__(self) -> int:
+        return self.n_bytes
+
+    def __getitem__(self, index: slice) -> Any:
+        start, stop, _ = index.indices(len(self))
+        row_bytes = len(self) // self.n_rows
+        first_row = start // row_bytes
+        rows = self.source.rows(slice(first_row, -(-stop // row_bytes)))
+        _check_finite(self.name, rows)
+        return _tensor_bytes(rows)[start - first_row * row_bytes : stop - first_row * row_bytes]
 
 
 def move_network(

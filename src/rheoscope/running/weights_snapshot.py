@@ -9,8 +9,11 @@ from torch import Tensor, nn
 
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
+from rheoscope.running.weight_files import plain_tensors
 from rheoscope.shapes import RheoscopeError
 
+PLAIN_TYPES = (Tensor, nn.Parameter)
+"""The classes of tensors that hold their numbers themselves."""
 SAMPLES_PER_WEIGHT = 16
 """The largest number of values of each weight that a snapshot compares."""
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -23,7 +26,7 @@ class WeightsSnapshot:
 
     If a counter has moved, the digest of all weights decides, so weights that were restored are current again. Writes through
     `.data` do not move the counter of a tensor, so the sample finds them. The sample has at most 16 values of each
-    weight at equal distances. Reading it from a GPU waits for the device.
+    weight at equal distances. Reading it from a GPU waits for the device. `settings` are compared too.
 
     >>> from rheoscope.running.weight_files import fingerprint
     >>> linear = nn.Linear(2, 2)
@@ -43,10 +46,14 @@ class WeightsSnapshot:
     device_values: bytes
     digest: Callable[[], str]
     described_digest: str
+    settings: Callable[[], Any]
+    described_settings: Any
 
     def is_current(self, reads_device: bool = True) -> bool:
         """Whether nothing has changed, as far as the counters and the sample can see."""
         identities, n_writes = weight_identities(self.modules)
+        if self.settings() != self.described_settings:
+            return False
         if identities != self.identities or (n_writes != self.n_writes and self.digest() != self.described_digest):
             return False
         self.n_writes = n_writes
@@ -76,9 +83,16 @@ def read_device(tensors: list[Tensor]) -> bytes:
 
 
 def take_snapshot(
-    network: nn.Module, digest: Callable[[], str], described_digest: str, reads_gpu: bool = True
+    network: nn.Module,
+    digest: Callable[[], str],
+    described_digest: str,
+    reads_gpu: bool = True,
+    settings: Callable[[], Any] = lambda: None,
 ) -> WeightsSnapshot:
-    """The snapshot of a network in its current state. `digest()` computes what was `described_digest` when it was described."""
+    """The snapshot of a network in its current state. `digest()` computes what was `described_digest` when it was described.
+
+    `settings()` returns what the description depends on besides the weights, for example which adapters are active.
+    """
     modules = tuple(network.modules())
     weights = [sample_of(x) for module in modules for x in persistent_tensors(module) if x.numel()]
     arrays = [x.numpy() for x in weights if x.device.type == "cpu"]
@@ -86,7 +100,17 @@ def take_snapshot(
     identities, n_writes = weight_identities(modules)
     values, device_values = read_arrays(arrays), read_device(on_device)
     return WeightsSnapshot(
-        modules, identities, n_writes, arrays, on_device, values, device_values, digest, described_digest
+        modules,
+        identities,
+        n_writes,
+        arrays,
+        on_device,
+        values,
+        device_values,
+        digest,
+        described_digest,
+        settings,
+        settings(),
     )
 
 
@@ -96,7 +120,9 @@ def persistent_tensors(module: nn.Module) -> list[Tensor]:
     if module._buffers:
         temporary = module._non_persistent_buffers_set
         tensors += [x for name, x in module._buffers.items() if x is not None and name not in temporary]
-    return tensors
+    if all(type(x) in PLAIN_TYPES for x in tensors):
+        return tensors
+    return [inner for x in tensors for inner in plain_tensors(x)]
 
 
 def weight_identities(modules: tuple[nn.Module, ...]) -> tuple[list[int], list[int]]:

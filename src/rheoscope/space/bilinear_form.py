@@ -100,9 +100,9 @@ def query_key_columns(
             _apply_positions(heads, cloud[..., None, :, :] @ W[head_selection], positions)
             for W in (term.left, term.right)
         )
-        queries.append(left * term.weight)
-        keys.append(right)
-    return torch.cat(queries, -1) * query_scale, torch.cat(keys, -1) * key_scale
+        queries.append(left * query_scale * term.weight)
+        keys.append(right * key_scale)
+    return torch.cat(queries, -1), torch.cat(keys, -1)
 
 
 def _apply_positions(
@@ -123,6 +123,7 @@ def qk_norm_scales(heads: Heads, x_hat: Float[Tensor, "*b n d"]) -> tuple[Tensor
     for W, b, norm in ((heads.W_Q, heads.b_Q, heads.q_norm), (heads.W_K, heads.b_K, heads.k_norm)):
         unit_scale = x_hat.new_ones(len(W), x_hat.shape[-2], 1)
         scale = unit_scale if norm is None else norm.scale(project_normalised(heads.norm, x_hat, W, b, None))
+        scale = scale.expand(*scale.shape[:-3], len(W), -1, -1)
         scales.append(scale.repeat_interleave(heads.n_heads // len(W), dim=-3))
     return scales[0], scales[1]
 

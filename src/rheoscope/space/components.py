@@ -7,6 +7,7 @@ output), which belong to no head. Post-norm blocks also have a displacement by e
 Decoders with cross-attention also have `L3.cross.H1` and `L3.cross.bias`.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 
 PartsByName = dict[str, Float[Tensor, "n d"]]
+HEAD_NAME = re.compile(r"L(\d+)\.H(\d+)")
+"""The name of a head of self-attention."""
 NORM_NAMES = {"attn_sum": "norm_attention", "cross_sum": "norm_cross", "mlp_sum": "norm_mlp"}
 """The norm that turns each sum into the next point."""
 
@@ -114,11 +117,11 @@ def _named_head_parts(prefix: str, displacements: Float[Tensor, "h n d"], bias: 
 
 
 def heads_by_contribution(components: np.ndarray, contributions: np.ndarray) -> list[tuple[int, int]]:
-    """The heads among the components of a logit, the largest contribution first.
+    """The heads of self-attention among the components of a logit, the largest contribution first.
 
-    >>> heads_by_contribution(np.array(["embed", "L0.H1", "L0.mlp", "L2.H0"]), np.array([3.0, 0.5, 2.0, -0.9]))
+    >>> heads_by_contribution(np.array(["embed", "L0.H1", "L0.cross.H1", "L2.H0"]), np.array([3.0, 0.5, 2.0, -0.9]))
     [(2, 0), (0, 1)]
     """
     order = np.argsort(-np.abs(contributions), kind="stable")
-    names = [str(components[index]).split(".H") for index in order]
-    return [(int(name[0].removeprefix("L")), int(name[1])) for name in names if len(name) == 2]
+    matches = [HEAD_NAME.fullmatch(str(components[index])) for index in order]
+    return [(int(match[1]), int(match[2])) for match in matches if match]

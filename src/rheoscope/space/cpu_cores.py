@@ -10,10 +10,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def map_on_cores(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+def map_on_cores(
+    function: Callable[[Item], Result], items: Sequence[Item], limit: int | None = None
+) -> Iterator[Result]:
     """The results of `function` for all items, in order, each as soon as it is ready.
 
-    It uses as many threads as torch, each with one core. If torch may use one thread only, there is no pool.
+    It uses as many threads as torch, each with one core, and at most `limit` of them. A limit changes no bit of a result,
+    because the number of cores of an operation stays one. If torch may use one thread only, there is no pool.
 
     >>> list(map_on_cores(lambda x: x + 1, [1, 2, 3]))
     [2, 3, 4]
@@ -22,6 +25,7 @@ def map_on_cores(function: Callable[[Item], Result], items: Sequence[Item]) -> I
     if n_workers < 2:
         yield from map(function, items)
         return
+    n_workers = min(n_workers, limit or n_workers)
     n_threads = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(n_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:

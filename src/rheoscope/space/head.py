@@ -77,7 +77,8 @@ class Heads:
 
     `project(u)` are the model's own projections (with biases and QK-norm, without rotation). The matrices describe the same
     maps as operators, and the certificate proves at loading that both agree. `gate(x)`, if any, returns the factors g_h(x_i) of
-    gated attention: Δ_h(x_i) = g_h(x_i) Σ_j α_ij (x̂_j F_h + b-terms).
+    gated attention: Δ_h(x_i) = g_h(x_i) Σ_j α_ij (x̂_j F_h + b-terms). A gate may have one factor per head, or one per coordinate
+    of its values, and then stands between W_V and W_O. `v_norm` divides every value by a length, as q_norm and k_norm do.
     """
 
     W_Q: Float[Tensor, "h d k"]
@@ -94,8 +95,9 @@ class Heads:
     norm: Norm = Norm()
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    v_norm: Norm | None = None
     output_norm: Norm | None = None
-    gate: Callable[[Float[Tensor, "b n d"]], Float[Tensor, "b h n 1"]] | None = None
+    gate: Callable[[Float[Tensor, "b n d"]], Float[Tensor, "b h n #e"]] | None = None
 
     def __repr__(self) -> str:
         h, d, k = self.W_Q.shape
@@ -158,7 +160,8 @@ class Heads:
             if self.output_norm is None or self.output_norm.gain is None or raw
             else self.W_O * self.output_norm.gain.to(self.W_O)
         )
-        return Factored(_repeat_kv_heads(norm.fold(self.W_V), self.n_heads), W_O)
+        W_V = self.W_V if raw else _with_gain(self.W_V, self.v_norm)
+        return Factored(_repeat_kv_heads(norm.fold(W_V), self.n_heads), W_O)
 
     def qkv(self, x: Float[Tensor, "*b n d"]) -> Projected:
         """q, k, v of one or several clouds, by the model's own norm and projections; in half precision if x is."""
@@ -288,6 +291,7 @@ class Heads:
         """The value at x̂ = 0: the norm's bias through W_V, plus the bias of values."""
         if self.b_V is None and self.norm.bias is None:
             return None
+        assert self.v_norm is None, "values with a norm have no bias"
         bias = torch.zeros_like(self.W_V[:, 0]) if self.norm.bias is None else self.norm.bias @ self.W_V
         return _repeat_kv_heads((bias if self.b_V is None else bias + self.b_V)[:, None], self.n_heads)[:, 0]
 
@@ -370,7 +374,7 @@ def project_normalised(
     u = u if norm.bias is None else u + norm.bias.to(x_hat.dtype)
     y = matmul_per_head(round_input(u), W)
     y = y if b is None else y + b.to(W.dtype)[:, None]
-    return y if qk_norm is None else qk_norm.normalise(y) * (1.0 if qk_norm.gain is None else qk_norm.gain.to(W.dtype))
+    return y if qk_norm is None else qk_norm.normed(y)
 
 
 def matmul_per_head(x: Float[Tensor, "*b n d"], A: Float[Tensor, "h d k"]) -> Float[Tensor, "*b h n k"]:
@@ -417,7 +421,7 @@ def _rotated_norm(left_gram: Tensor, right_gram: Tensor, rotation: Tensor) -> Te
 
 
 def _with_gain(W: Tensor, norm: Norm | None) -> Tensor:
-    return W if norm is None or norm.gain is None else W * norm.gain.to(W.dtype)
+    return W if norm is None else norm.fold_before(W)
 
 
 def _repeat_kv_heads(W: Float[Tensor, "g d k"], n_heads: int) -> Float[Tensor, "h d k"]:

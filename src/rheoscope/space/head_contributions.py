@@ -80,6 +80,7 @@ def split_constant_values(
     if mechanism.normaliser.sums_to_one:
         constant_output = value_bias[None, :, None]
     else:
-        constant_values = value_bias[None, :, None].expand(len(q), q.shape[1], k.shape[2], -1).to(v.dtype)
+        key_value_bias = value_bias[:: q.shape[1] // k.shape[1]]  # once for all query heads of a group
+        constant_values = key_value_bias[None, :, None].expand(len(q), -1, k.shape[2], -1).to(v.dtype)
         constant_output = mechanism.attend(q, k, constant_values)
     return output - constant_output.to(output.dtype), at_least_float32(constant_output)

@@ -21,8 +21,8 @@ class Norm:
     """
 
     apply: Callable[[Tensor], Tensor] = lambda x: x
-    gain: Float[Tensor, " d"] | None = None
-    bias: Float[Tensor, " d"] | None = None
+    gain: Float[Tensor, "*h d"] | None = None
+    bias: Float[Tensor, "*h d"] | None = None
     eps: float | None = None
     subtracts_mean: bool = False
 
@@ -48,10 +48,56 @@ class Norm:
             return torch.ones_like(x[..., :1])
         return (self.centre(x).square().mean(-1, keepdim=True) + self.eps).rsqrt()
 
+    def normed(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """x̂ * gain + bias in the precision of x, where `apply` rounds as the model does."""
+        y = self.normalise(x)
+        y = y if self.gain is None else y * self.gain.to(x.dtype)
+        return y if self.bias is None else y + self.bias.to(x.dtype)
+
     def fold(self, W: Float[Tensor, "*h d k"]) -> Float[Tensor, "*h d k"]:
         """C D_g W: a matrix after this norm, as it acts on x̂."""
         W = W if self.gain is None else self.gain.to(W.dtype)[:, None] * W
         return W - W.mean(-2, keepdim=True) if self.subtracts_mean else W
+
+    def fold_before(self, W: Float[Tensor, "*h d k"]) -> Float[Tensor, "*h d k"]:
+        """W C D_g: a matrix before this norm. Its rows are those of the norm, up to the scale of each token."""
+        W = self.centre(W)
+        return W if self.gain is None else W * self.gain.to(W.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class NormAcrossHeads(Norm):
+    """A norm of queries or keys that divides the rows (h, n, k) of all heads by one length per token."""
+
+    def normalise(self, x: Float[Tensor, "*b h n k"]) -> Float[Tensor, "*b h n k"]:
+        return x * self.scale(x)
+
+    def scale(self, x: Float[Tensor, "*b h n k"]) -> Float[Tensor, "*b 1 n 1"]:
+        assert self.eps is not None
+        return (x.square().mean((-3, -1), keepdim=True) + self.eps).rsqrt()
+
+
+@dataclass(frozen=True, eq=False)
+class LatentNorm(Norm):
+    """A norm of the latent vector z from which rows are computed (latent attention): rows = scale(z) z B in some coordinates.
+
+    `to_latent` recovers z from the rows z B of all heads. `is_scaled` marks the coordinates that come from z.
+    """
+
+    to_latent: Float[Tensor, "hk r"] | None = None
+    is_scaled: Float[Tensor, " k"] | None = None
+
+    def normalise(self, x: Float[Tensor, "*b h n k"]) -> Float[Tensor, "*b h n k"]:
+        return x * self.scale(x)
+
+    def scale(self, x: Float[Tensor, "*b h n k"]) -> Float[Tensor, "*b 1 n k"]:
+        assert self.eps is not None
+        assert self.to_latent is not None
+        assert self.is_scaled is not None
+        is_scaled = self.is_scaled.to(x)
+        z = (x * is_scaled).transpose(-3, -2).flatten(-2) @ self.to_latent.to(x)
+        scale = (z.square().mean(-1, keepdim=True) + self.eps).rsqrt()[..., None, :, :]
+        return scale * is_scaled + (1 - is_scaled)
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ class Results:
     `datasets` are the results by key: the name of the analysis, with a suffix if it ran more than once. `skipped` holds the
     error of every analysis without a result, and `failed_keys` are those with an internal error. `has_nulls` is False if nulls
     were left out for speed. `card` is the card of the model, if there is one. `surface` is where reasons are shown: their advice
-    is Python code or a command line.
+    is Python code or a command line. `text_options` give a text from a file to another command: `--file notes.txt`.
     """
 
     view: View
@@ -41,6 +41,7 @@ class Results:
     has_nulls: bool = True
     card: "xarray.Dataset | None" = None
     surface: Literal["python", "shell"] = "python"
+    text_options: str = ""
 
     def has(self, *names: str) -> bool:
         """Whether all these analyses have a result."""

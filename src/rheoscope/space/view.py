@@ -1,9 +1,9 @@
 """The weights of a model as operators on one space E."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -13,9 +13,12 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.notebook_html import card
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.cpu_cores import map_on_cores
 from rheoscope.space.cross_attention import CrossHeads
 from rheoscope.space.head import Head, Heads
 from rheoscope.space.model_parts import Norm
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +33,7 @@ class View:
     a model has no `unembed`, because no component contributes a fixed amount to a logit.
     `cross_heads[l]` are the cross-attention heads of layer l of a decoder. `facts` describe the origin and affect no number:
     name, family, weight hash, dtype, device, certificate.
+    `layers_at_once` limits how many layers are computed in parallel: a streamed model has two in memory. None is no limit.
     `dtype` is the model's own dtype: points and weights are rounded to it, and stored here in float32 or better.
     `check_current()` raises if the network has other weights by now than those that this View describes. With
     `reads_device=False` it does not wait for a GPU.
@@ -47,6 +51,7 @@ class View:
     logit_cap: float | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     cross_heads: tuple[CrossHeads, ...] = ()
+    layers_at_once: int | None = None
     dtype: torch.dtype = torch.float32
     check_current: Callable[..., None] = lambda reads_device=True: None
 
@@ -90,6 +95,10 @@ class View:
     @property
     def width(self) -> int:
         return self.embed.shape[-1]
+
+    def map_layers(self, function: Callable[[Heads], Result]) -> Iterator[Result]:
+        """The results of `function` for the heads of every layer, in order: on all cores, unless the model is streamed."""
+        return map_on_cores(function, self.layer_heads, self.layers_at_once)
 
     def token_embeddings(self, ids: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
         """Token embeddings as they enter the stream, before positions."""
