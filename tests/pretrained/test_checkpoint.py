@@ -78,6 +78,12 @@ def llama(to: Path, **fields: Any) -> Path:
     return saved("llama", to, **fields)
 
 
+def without_attention(to: Path) -> Path:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 40}
+    hf.FNetForMaskedLM(hf.FNetConfig(**sizes)).save_pretrained(to)
+    return to
+
+
 UNFIT = r"the weights of .* do not fit its config \({}: .*\); download or save both again"
 CANNOT = r"cannot load .* \(.*{}.*\); check its config.json or download it again"
 NO_FIELD = r"the config has {}, which may change attention .* 'llama' does not handle; remove the field, .*llama.py"
@@ -127,17 +133,17 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda to: llama(to, model_type="foo"),
         r"transformers does not know the model type of .*; choose a model",
     ),
-    "undescribed model type": (
-        lambda to: llama(to, model_type="bloom"),
-        r"unknown model type 'bloom'; the described types are bert, gemma3_text, .*; see docs/how-to/add_a_family.md",
+    "model type without attention": (
+        lambda to: without_attention(to),
+        r"FNetForMaskedLM has no softmax over tokens, so it has no attention",
     ),
     "remote code": (
         lambda to: llama(to, model_type="foo", auto_map={"AutoConfig": "x.Y", "AutoModelForCausalLM": "x.Z"}),
         r"code that comes with a model is never run; choose",
     ),
     "quantised": (
-        lambda to: llama(to, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
-        r"is quantised, but M and F need the original weights; choose the unquantised model",
+        lambda to: llama(to, quantization_config={"quant_method": "quanto", "weights": "int8"}),
+        r"is quantised by quanto, which does not open it here .*; install its packages, or choose the unquantised model",
     ),
     "quantised by GPTQ": (
         lambda to: llama(to, quantization_config={"quant_method": "gptq", "bits": 4}),

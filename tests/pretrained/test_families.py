@@ -8,6 +8,7 @@ import transformers as hf
 import rheoscope as rs
 from rheoscope.pretrained.certificate import trace_eager
 from rheoscope.pretrained.families import ATTENTION_FIELD, FAMILIES, family_of
+from rheoscope.pretrained.finder import describe_network
 from rheoscope.running.certificate import closure_error
 from rheoscope.shapes import RheoscopeError
 from tests.pretrained.cases import EVERY, GEMMA, GPT2, GROUPED, OPT, PLAIN, gap, network, randomised, rope, text
@@ -81,12 +82,8 @@ def test_names_of_attention_fields_are_recognised() -> None:
         assert not ATTENTION_FIELD.search(field)
 
 
-def test_an_undescribed_model_type_is_refused() -> None:
-    with pytest.raises(
-        RheoscopeError,
-        match=r"unknown model type 'mpt'; the described types are bert, .*see docs/how-to/add_a_family.md",
-    ):
-        family_of(hf.MptConfig())
+def test_a_model_type_without_a_file_is_described_by_the_finder() -> None:
+    assert family_of(hf.MptConfig()) is describe_network
 
 
 # Further configs that a family handles: each must load, and loading certifies it

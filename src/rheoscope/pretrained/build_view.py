@@ -6,12 +6,16 @@ import torch
 from torch import Tensor
 
 from rheoscope.messages.message import Message
+from rheoscope.pretrained.adapter_layers import adapter_state, stored_module
+from rheoscope.pretrained.effective_weights import effective_weights
 from rheoscope.pretrained.families import family_of
-from rheoscope.pretrained.hf_model import Pretrained
+from rheoscope.pretrained.finder.describe_pair import describe_pair
+from rheoscope.pretrained.hf_model import Pretrained, PretrainedPair
 from rheoscope.running.eval_mode import description_in_eval_mode
 from rheoscope.running.half_precision import description_in_float32, embeddings_in_float32
 from rheoscope.running.loading_stages import Progress
 from rheoscope.running.multiple_devices import on_one_device
+from rheoscope.running.stream import ModelDescription
 from rheoscope.running.weight_files import check_weights, fingerprint
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.view import View
@@ -20,33 +24,61 @@ from rheoscope.space.view import View
 def describe_model(network: Any, tokenizer: Any, name: str, progress: Progress | None = None) -> Pretrained:
     """The model with its View, before certification."""
     family = family_of(network.config)
-    if network.config.num_hidden_layers < 1:
-        raise RheoscopeError(
-            Message("the model has {layers} layers, expected at least 1", layers=network.config.num_hidden_layers)
-        )
+    n_layers = getattr(network.config.get_text_config(), "num_hidden_layers", 1)
+    if n_layers is not None and n_layers < 1:
+        raise RheoscopeError(Message("the model has {layers} layers, expected at least 1", layers=n_layers))
     check_weights(network)
-    description = on_one_device(description_in_float32(description_in_eval_mode(family.describe(network), network)))
-    unembed_module = None if description.is_encoder else network.get_output_embeddings()
-    embedding_weight = description.embedding.weight
-    embed, unembedding = embeddings_in_float32(
-        embedding_weight, None if unembed_module is None else unembed_module.weight.T.to(embedding_weight.device)
+    model_facts = facts(network, family, name, progress)
+    if getattr(network.config, "is_encoder_decoder", False):
+        source, target = (finished(x, network) for x in describe_pair(network))
+        views = [build_view(x, network, None, model_facts) for x in (source, target)]
+        return PretrainedPair(network, tokenizer, target, views[1], source, views[0])
+    description = describe_network(network)
+    return Pretrained(
+        network,
+        tokenizer,
+        description,
+        build_view(description, network, _context_length(family, network.config), model_facts),
     )
-    unembed_bias = None if unembed_module is None else getattr(unembed_module, "bias", None)
-    view = View(
+
+
+def describe_network(network: Any) -> ModelDescription:
+    """The description of a network by its family, in float32 or better, on one device and in evaluation mode."""
+    return finished(family_of(network.config).describe(network), network)
+
+
+def finished(description: ModelDescription, network: Any) -> ModelDescription:
+    """The description in evaluation mode, in float32 or better, on one device."""
+    return on_one_device(description_in_float32(description_in_eval_mode(description, network)))
+
+
+def build_view(
+    description: ModelDescription, network: Any, context_length: int | None, model_facts: dict[str, Any]
+) -> View:
+    """The weights of a description as operators on E."""
+    has_lens = not description.is_encoder and description.unembed_scale is not None
+    unembed_module = network.get_output_embeddings() if has_lens else None
+    embedding_weight = effective_weights(description.embedding).weight
+    unembed_weight, own_bias = (None, None) if unembed_module is None else effective_weights(unembed_module)
+    embed, unembedding = embeddings_in_float32(
+        embedding_weight, None if unembed_weight is None else unembed_weight.T.to(embedding_weight.device)
+    )
+    unembed_bias = None if unembed_module is None else _unembed_bias(description, own_bias)
+    return View(
         layer_heads=description.layer_heads,
         embed=_compose(embed, description.embed_projection),
-        embed_scale=_embedding_scale(description.embedding),
-        unembed=None if unembedding is None else _compose(description.unembed_projection, unembedding),
+        embed_scale=_embedding_scale(description),
+        unembed=None if unembedding is None else _scaled_unembedding(description, unembedding),
         unembed_bias=None if unembed_bias is None else unembed_bias.to(embedding_weight.device),
         prediction_head=description.prediction_head,
         final_norm=description.final_norm,
         mlps=description.mlps,
-        context_length=_context_length(family, network.config),
-        logit_cap=getattr(network.config, "final_logit_softcapping", None),
-        facts=facts(network, family, name, progress),
+        context_length=description.context_length or context_length,
+        logit_cap=getattr(network.config.get_text_config(), "final_logit_softcapping", None),
+        facts=model_facts | _opaque_facts(description.opaque_blocks),
+        cross_heads=description.cross_heads,
         dtype=description.embedding.weight.dtype,
     )
-    return Pretrained(network, tokenizer, description, view)
 
 
 def facts(network: Any, family: Any, name: str, progress: Progress | None = None) -> dict[str, Any]:
@@ -55,16 +87,38 @@ def facts(network: Any, family: Any, name: str, progress: Progress | None = None
     return {
         "model": name,
         "type": network.config.model_type,
-        "family": family.__name__.rsplit(".", 1)[-1],
-        "weights": fingerprint(network, progress=progress),
+        "family": getattr(family, "FAMILY", family.__name__.rsplit(".", 1)[-1]),
+        "weights": fingerprint(network, adapter_state(network), progress),
         "dtype": str(weight.dtype).removeprefix("torch."),
         "device": ", ".join(sorted({str(parameter.device) for parameter in network.parameters()})),
     }
 
 
-def _embedding_scale(embedding: Any) -> float:
+def _opaque_facts(names: tuple[str, ...]) -> dict[str, Any]:
+    """The blocks that have no M and no F, if there are any."""
+    return {"opaque_blocks": ", ".join(names)} if names else {}
+
+
+def _unembed_bias(description: ModelDescription, own_bias: Tensor | None) -> Tensor | None:
+    """The bias of the unembedding, and one that is added outside of it."""
+    biases = [x for x in (own_bias, description.unembed_bias) if x is not None]
+    return sum(biases[1:], biases[0]) if biases else None
+
+
+def _scaled_unembedding(description: ModelDescription, unembedding: Tensor) -> Tensor:
+    """The unembedding as a map of the last normalised points, times the factor of the logits."""
+    unembed = _compose(description.unembed_projection, unembedding)
+    scale = 1.0 if description.unembed_scale is None else description.unembed_scale
+    return unembed if scale == 1 else unembed * scale
+
+
+def _embedding_scale(description: ModelDescription) -> float:
     """The factor of the embedding rows. Gemma has one, in the dtype of its weights."""
-    return float(torch.as_tensor(getattr(embedding, "embed_scale", 1.0)).to(embedding.weight))
+    embedding = description.embedding
+    if description.embed_scale is not None:
+        return description.embed_scale
+    module = stored_module(embedding)
+    return float(torch.as_tensor(getattr(module, "embed_scale", 1.0)).to(module.weight))
 
 
 def _context_length(family: Any, config: Any) -> int | None:

@@ -6,6 +6,7 @@ import socket
 import textwrap
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ import torch
 
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
+from rheoscope.pretrained.quantised_sources import locate_gguf, quantisation_error, refuse_conversion, require_gguf
 from rheoscope.pretrained.unsupported_networks import check_supported
 from rheoscope.running.loading_stages import Progress, progress_stage
 from rheoscope.running.network_copy import copy_if_needed
+from rheoscope.running.streamed_weights import stream_parameters
 from rheoscope.running.weight_files import check_safetensors, move_network, parse_device, parse_dtype
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.seeded_draws import seeded_draws
@@ -43,15 +46,17 @@ def load_network(
     dtype: str | None,
     revision: str | None,
     init_seed: int | None,
+    stream: bool | None = False,
     progress: Progress | None = None,
 ) -> tuple[Any, Any, tuple[str, ...]]:
     """The network, its tokenizer (or None), and the weights that were ignored (see `match_weights`).
 
-    `init_seed` gives the architecture with initial weights, and then no weight file is needed.
+    `init_seed` gives the architecture with initial weights, and then no weight file is needed. `stream` leaves the weights in
+    their files; None does so if they do not fit into memory.
     """
     _require_transformers()
     with silence_libraries(), report_loading(progress_stage(progress, 0, 100)):
-        return _load_network(source, device, dtype, revision, init_seed)
+        return _load_network(source, device, dtype, revision, init_seed, stream)
 
 
 @contextmanager
@@ -100,13 +105,37 @@ def _count_items(items: Collection[Any], progress: Progress) -> Iterator[Any]:
 
 
 def _load_network(
-    source: str | Path, device: str | None, dtype: str | None, revision: str | None, init_seed: int | None
+    source: str | Path,
+    device: str | None,
+    dtype: str | None,
+    revision: str | None,
+    init_seed: int | None,
+    stream: bool | None,
 ) -> tuple[Any, Any, tuple[str, ...]]:
+    source, config, options = _read_config(source, revision, needs_weights=init_seed is None)
+    network, ignored = _load_weights(source, config, device, dtype, options, init_seed, stream)
+    return network, _load_tokenizer(source, options), ignored
+
+
+def read_config(source: str | Path, revision: str | None) -> Any:
+    """The config of a hub name or of a directory, which needs no weights."""
+    _require_transformers()
+    with silence_libraries():
+        return _read_config(source, revision, needs_weights=False)[1]
+
+
+def _read_config(
+    source: str | Path, revision: str | None, needs_weights: bool
+) -> tuple[str | Path, Any, dict[str, Any]]:
+    """The directory or hub name of a source, its config, and the options with which transformers reads its files."""
     from transformers import AutoConfig
 
+    source, file_options = locate_gguf(source)
     directory = Path(source)
-    if directory.exists():
-        _check_directory(directory, needs_weights=init_seed is None)
+    if file_options:  # one file has config, weights and tokenizer
+        require_gguf(file_options["gguf_file"])
+    elif directory.exists():
+        _check_directory(directory, needs_weights)
     elif directory.is_absolute() or str(source).startswith((".", "~")) or str(source).count("/") > 1:
         raise RheoscopeError(
             Message(
@@ -116,20 +145,11 @@ def _load_network(
         )
     local_only = directory.exists() or not _is_hub_reachable()
     try:
-        config = AutoConfig.from_pretrained(
-            source, revision=revision, trust_remote_code=False, local_files_only=local_only
-        )
+        options = {"revision": revision, "trust_remote_code": False, "local_files_only": local_only, **file_options}
+        config = AutoConfig.from_pretrained(source, **options)
     except Exception as error:  # an invalid config may raise anything
         raise _load_error(source, error) from error
-    if getattr(config, "quantization_config", None) is not None:
-        raise RheoscopeError(
-            Message(
-                "{source} is quantised, but M and F need the original weights; choose the unquantised model",
-                source=str(source),
-            )
-        )
-    network, ignored = _load_weights(source, config, device, dtype, revision, init_seed, local_only)
-    return network, _load_tokenizer(source, revision, local_only), ignored
+    return source, config, options
 
 
 def _is_hub_reachable() -> bool:
@@ -151,12 +171,13 @@ def _load_weights(
     config: Any,
     device: str | None,
     dtype: str | None,
-    revision: str | None,
+    options: dict[str, Any],
     init_seed: int | None,
-    local_only: bool,
+    stream: bool | None,
 ) -> tuple[Any, tuple[str, ...]]:
     from rheoscope.pretrained.checkpoint_fit import match_weights
     from rheoscope.pretrained.families import family_of
+    from rheoscope.pretrained.streaming import checkpoint_tensors, network_of_stored_weights
 
     family_of(config)
     network_class = model_class(config)
@@ -167,23 +188,38 @@ def _load_weights(
         return move_network(
             initial_network(network_class, config, init_seed), target_device, target_dtype, FIXED_DTYPE_BUFFERS
         ).eval(), ()
+    tensors = {} if on_all_gpus else checkpoint_tensors(source, config, options, target_dtype, target_device, stream)
+    read_network = (
+        partial(network_of_stored_weights, network_class, config, tensors, target_dtype)
+        if tensors
+        else partial(
+            network_class.from_pretrained, source, config=config, dtype=target_dtype, use_safetensors=True,
+            output_loading_info=True, ignore_mismatched_sizes=True, **options,
+            **_device_map_options(on_all_gpus, target_device, config),
+        )
+    )  # fmt: skip
     try:
         with seeded_draws(0, cpu_only=True):  # missing weights are drawn at random before they are refused or ignored
-            network, loading_info = network_class.from_pretrained(
-                source, config=config, dtype=target_dtype, revision=revision, use_safetensors=True, trust_remote_code=False,
-                output_loading_info=True, ignore_mismatched_sizes=True, local_files_only=local_only, **_device_map_options(on_all_gpus),
-            )  # fmt: skip
+            network, loading_info = read_network()
+    except RheoscopeError:
+        raise
     except Exception as error:
-        raise _load_error(source, error) from error
+        raise quantisation_error(source, config, error) or _load_error(source, error) from error
     network, ignored = match_weights(source, network.eval(), loading_info)
     _check_unsharded(network)
-    return network if on_all_gpus else network.to(target_device), ignored
+    if tensors:
+        network.config.name_or_path = str(source)
+        stream_parameters(network, target_device, {tensor.file for tensor in tensors.values()})
+        return network, ignored
+    is_in_place = on_all_gpus or next(network.parameters()).device == target_device
+    return network if is_in_place else network.to(target_device), ignored
 
 
-def _device_map_options(on_all_gpus: bool) -> dict[str, Any]:
-    """The options that distribute a model over all GPUs, layer by layer."""
+def _device_map_options(on_all_gpus: bool, target_device: torch.device, config: Any) -> dict[str, Any]:
+    """The options that distribute a model over all GPUs, layer by layer, or that put quantised weights on their device."""
     if not on_all_gpus:
-        return {}
+        is_quantised = getattr(config, "quantization_config", None) is not None
+        return {"device_map": {"": target_device}} if is_quantised and find_spec("accelerate") is not None else {}
     if find_spec("accelerate") is None:
         raise RheoscopeError(
             Message("device='auto' needs accelerate, which is not installed"), Advice("", "pip install accelerate")
@@ -203,8 +239,8 @@ def _check_unsharded(network: Any) -> None:
     devices = {str(device) for device in getattr(network, "hf_device_map", {}).values()}
     if "disk" in devices or ("cpu" in devices and len(devices) > 1):
         raise RheoscopeError(
-            Message("parts of this model do not fit on the GPUs and are on the disk or the CPU; use more GPUs"),
-            use(device="cpu"),
+            Message("parts of this model do not fit on the GPUs and are on the disk or the CPU; stream it"),
+            Advice("rs.load(name, stream=True)", "--stream"),
         )
 
 
@@ -226,6 +262,7 @@ def prepare_network(network: Any, device: str | None, dtype: str | None, init_se
     target_device = weight.device if device is None else parse_device(device)
     target_dtype = None if dtype is None else parse_dtype(dtype, device)
     if init_seed is None:
+        refuse_conversion(network, target_device, target_dtype)
         return copy_if_needed(network, target_device, target_dtype, FIXED_DTYPE_BUFFERS)
     initial = initial_network(type(network), config, init_seed)
     return move_network(initial, target_device, target_dtype or weight.dtype, FIXED_DTYPE_BUFFERS).eval()
@@ -249,16 +286,18 @@ def model_class(config: Any) -> Any:
     return (transformers.MODEL_MAPPING if is_encoder else transformers.MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
 
 
-def _load_tokenizer(source: str | Path, revision: str | None, local_only: bool) -> Any:
+def _load_tokenizer(source: str | Path, options: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer
 
     directory = Path(source)
-    if directory.exists() and not any((directory / name).exists() for name in TOKENIZER_FILES):
+    if (
+        "gguf_file" not in options
+        and directory.exists()
+        and not any((directory / name).exists() for name in TOKENIZER_FILES)
+    ):
         return None  # transformers would create an empty one
     try:
-        return AutoTokenizer.from_pretrained(
-            source, revision=revision, trust_remote_code=False, local_files_only=local_only
-        )
+        return AutoTokenizer.from_pretrained(source, **options)
     except Exception:  # the libraries may raise anything
         _check_tokenizer(directory / "tokenizer.json")
         return None  # this installation cannot run the tokenizer, but token ids still work

@@ -35,16 +35,26 @@ def match_weights(source: str | Path, network: Any, loading_info: dict[str, Any]
         sorted(loading_info["unexpected_keys"]),
     )
     siblings = _sibling_weights(network, surplus)
-    is_encoder = family_of(network.config).describe(network).is_encoder
+    if not (missing or mismatches or surplus):
+        return network, ()
+    is_encoder = _is_encoder(network)
     needed = _needed_weights(network, is_encoder, [*missing, *mismatches, *siblings.values()])
     _refuse_names(source, Message("missing"), [name for name in missing if name in needed])
     _refuse_names(source, Message("wrong shape"), [mismatches[name] for name in sorted(mismatches) if name in needed])
-    extra_layers = _surplus_layer_weights(surplus, network.config.num_hidden_layers)
+    n_layers = getattr(network.config.get_text_config(), "num_hidden_layers", None)
+    extra_layers = [] if n_layers is None else _surplus_layer_weights(surplus, n_layers)
     _refuse_names(source, Message("of a layer that the config lacks"), extra_layers)
     _refuse_names(source, Message("without a place"), [name for name in surplus if siblings.get(name) in needed])
     unloaded_names = [*missing, *mismatches]
     _zero_weights(network, unloaded_names)
     return _usable_network(network, is_encoder, unloaded_names), tuple(sorted([*unloaded_names, *surplus]))
+
+
+def _is_encoder(network: Any) -> bool:
+    """Whether the network is a stack of blocks in which tokens see those after them."""
+    if getattr(network.config, "is_encoder_decoder", False):
+        return False
+    return bool(family_of(network.config).describe(network).is_encoder)
 
 
 def _refuse_names(source: str | Path, problem: Message, names: Sequence[str]) -> None:
@@ -83,7 +93,10 @@ def _needed_weights(network: Any, is_encoder: bool, names: list[str]) -> set[str
     if candidates:
         with torch.enable_grad():
             ids = torch.tensor([[network.get_input_embeddings().num_embeddings - 1]])
-            hidden = network.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            inputs = {"input_ids": ids, "use_cache": False}
+            if getattr(network.config, "is_encoder_decoder", False):
+                inputs["decoder_input_ids"] = ids
+            hidden = network.base_model(**inputs).last_hidden_state
             unembedding = None if is_encoder else network.get_output_embeddings()
             output = hidden if unembedding is None else unembedding(hidden)
             gradients = torch.autograd.grad(output.sum(), [parameters[name] for name in candidates], allow_unused=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rheoscope.messages.message import Message
 from rheoscope.pretrained import family as family_package
+from rheoscope.pretrained.finder import describe_network
 from rheoscope.shapes import RheoscopeError
 
 
@@ -33,16 +34,10 @@ HARMLESS_FIELDS = frozenset(
 
 
 def family_of(config: Any) -> ModuleType:
-    """The family of a model type. Raises for an unknown type and for a field that the family does not handle."""
+    """The file that describes a model type: its family, else the finder. Raises for a field that a family does not handle."""
     model_type = getattr(config, "model_type", "")
     if model_type not in FAMILIES:
-        raise RheoscopeError(
-            Message(
-                "unknown model type {model_type!r}; the described types are {types}; see docs/how-to/add_a_family.md to add one",
-                model_type=model_type,
-                types=", ".join(sorted(FAMILIES)),
-            )
-        )
+        return describe_network
     family = FAMILIES[model_type]
     for name, value in config.to_diff_dict().items():
         if (

@@ -1,5 +1,6 @@
 """Head edits in Hugging Face models: the model's attention computes every head, then edited heads are replaced."""
 
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.pretrained import attention_interface
+from rheoscope.pretrained.output_edits import edit_outputs
 from rheoscope.running.head_edits import edits_by_layer
 from rheoscope.running.shared_patch import Undo, shared_patch
 from rheoscope.running.stream import ModelDescription
@@ -24,14 +26,31 @@ _thread_edits: ContextVar[Mapping[nn.Module, LayerEdit]] = ContextVar(
 
 @contextmanager
 def apply_edits(network: Any, description: ModelDescription, edit: Edits) -> Iterator[None]:
-    """Apply edits of heads (layer, head) or whole layers inside the block, in this thread only.
+    """Apply edits of heads (layer, head) or whole layers inside the block, in this thread only."""
+    edits = edits_by_layer(description.layer_heads, edit)
+    modules = description.attention_modules
+    by_call = {
+        i: x for i, x in edits.items() if uses_interface(modules[i]) and description.layer_taps[i][-1].n_turns == 1
+    }
+    with (
+        edit_outputs(network, description, {i: x for i, x in edits.items() if i not in by_call}),
+        edit_calls(network, {modules[i]: x for i, x in by_call.items()}),
+    ):
+        yield
+
+
+def uses_interface(module: nn.Module) -> bool:
+    """Whether a module computes attention by a function that `set_attn_implementation` chooses."""
+    forward = inspect.unwrap(type(module).forward)
+    return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(forward, "__code__", None), "co_names", ())
+
+
+@contextmanager
+def edit_calls(network: Any, edits: Mapping[nn.Module, LayerEdit]) -> Iterator[None]:
+    """Edit what the attention function of some modules returns.
 
     The model's implementation is restored when the last thread stops editing. Until then other threads compute as usual.
     """
-    edits = {
-        description.attention_modules[layer]: layer_edit
-        for layer, layer_edit in edits_by_layer(description.layer_heads, edit).items()
-    }
     if not edits:
         yield
         return

@@ -11,6 +11,7 @@ from torch import Tensor
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.head_edits import apply_edits
+from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.lost_text import Span
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
@@ -23,6 +24,11 @@ LOGITS = ("logits", "prediction_logits")
 @dataclass(frozen=True, eq=False, repr=False)
 class Pretrained(RunnableModel):
     """A Hugging Face model with its tokenizer, description and View. `rheoscope.load` returns one."""
+
+    @property
+    def parameter_count(self) -> int:
+        """The number of parameters; tied ones count once, and two in a byte count as two."""
+        return int(self.network.num_parameters())
 
     def forward_logits(
         self, ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None
@@ -74,6 +80,46 @@ class Pretrained(RunnableModel):
 
     def vocabulary_entry(self, token_id: int) -> str:
         return self.tokenizer.convert_ids_to_tokens(token_id) or ""
+
+
+PairIds = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
+"""Ids of sources and of targets."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PretrainedPair(Pretrained, EncoderDecoder):
+    """A Hugging Face encoder-decoder: its decoder as `view`, its encoder as `encoder`. `rheoscope.load` returns one.
+
+    A target begins with the id that the model's config names for the start of the decoder.
+    """
+
+    def forward_logits(self, ids: PairIds, is_token: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b t vocabulary"]:  # type: ignore[override]
+        with self.eval_mode():
+            return self.network(**_pair_inputs(ids, is_token)).logits
+
+    def forward_points(self, ids: PairIds, is_token: Bool[Tensor, "b s"] | None) -> None:  # type: ignore[override]
+        with self.eval_mode():
+            self.network.base_model(**_pair_inputs(ids, is_token))
+
+    def forward_source(self, ids: Int[Tensor, "b s"], is_token: Bool[Tensor, "b s"] | None) -> None:
+        inputs = _network_inputs(ids, is_token)
+        del inputs["use_cache"]
+        with self.eval_mode():
+            self.network.get_encoder()(**inputs)
+
+    def encode_source(self, text: str) -> list[int]:
+        return super().encode(text)
+
+    def encode(self, text: str) -> list[int]:
+        ids = self.tokenizer(text_target=text, verbose=False)["input_ids"]
+        start = self.network.config.decoder_start_token_id
+        end = self.tokenizer.eos_token_id
+        ids = ids[:-1] if ids and ids[-1] == end else ids  # a target ends where the model continues it
+        return ids if start is None or ids[:1] == [start] else [start, *ids]
+
+
+def _pair_inputs(ids: PairIds, is_token: Bool[Tensor, "b s"] | None) -> dict[str, Any]:
+    return _network_inputs(ids[0], is_token) | {"decoder_input_ids": ids[1]}
 
 
 def _network_inputs(ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None) -> dict[str, Any]:

@@ -10,24 +10,18 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
-ADAPTER_PACKAGE = "peft"
-QUANTISED_MODULES = ("torch.ao.nn", "torchao", "bitsandbytes")
-"""Packages whose modules hold quantised weights."""
+PACKED_MODULES = ("torch.ao.nn",)
+"""Packages whose modules pack their weights."""
 
 
 def check_supported(network: nn.Module) -> None:
-    """Raise for adapters, quantised weights, weights without values, and feed-forward layers that run in chunks."""
+    """Raise for packed weights, weights without values, and feed-forward layers that run in chunks."""
     packages = {type(module).__module__ for module in network.modules()}
-    if any(package.split(".")[0] == ADAPTER_PACKAGE for package in packages):
-        raise RheoscopeError(
-            Message("{network} has adapters, which are not supported yet; merge them", network=type(network).__name__),
-            Advice("rs.load(network.merge_and_unload())"),
-        )
-    integer_weights = [name for name, x in network.named_parameters() if not x.is_floating_point()]
-    if integer_weights or any(package.startswith(QUANTISED_MODULES) for package in packages):
+    if any(package.startswith(PACKED_MODULES) for package in packages):
         raise RheoscopeError(
             Message(
-                "{network} is quantised, but M and F need the original weights; load it without quantisation",
+                "{network} is quantised by torch.ao, which packs weights so that M and F cannot be computed; use torchao, or load "
+                "it without quantisation",
                 network=type(network).__name__,
             )
         )

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.messages.message import Message
 from rheoscope.running.loading_stages import Progress
 from rheoscope.shapes import RheoscopeError
@@ -17,9 +18,14 @@ from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 
 PROBE_TOKENS = 8
+LayerErrors = tuple[float, float, float, float]
+"""The errors of the weights, of closure and of the operators of a layer, and its largest rounded score."""
 ALLOWED_ROUNDINGS = 4
 """A correct description is off by less than half an eps of the dtype (measured on trained models in float16 and bfloat16).
 Eight times that error is rejected."""
+QUANTISATION_BOUND = 0.2
+"""The largest relative gap between dequantised weights and the quantised run that is accepted. Weights of 4 or 8 bits have gaps of
+1e-5 in a trained model; activations of 8 bits have .09 to .13 in its worst layer."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,11 @@ class Certificate:
     The points are those that the model computed, layer by layer, so rounding does not accumulate with depth. Each error is
     compared with the rounding of one layer in `dtype` (`tolerance`). `largest_rounded_score` is the largest score of the layers
     in which half precision rounds scores enough to move weights; 0 if there is none.
-    `ignored_weights` names weights that the checkpoint has or lacks and that are outside the stream (a pooler, a classifier)."""
+    `ignored_weights` names weights that the checkpoint has or lacks and that are outside the stream (a pooler, a classifier).
+    `quantisation` names the library that runs quantised weights, which were dequantised for M and F. The errors are then those
+    of the dequantised model, and `gap` is its distance from the quantised run (at most `QUANTISATION_BOUND`). `stored_as` names
+    the quantised format of weights that were dequantised when they were read, for the run too.
+    """
 
     weights_error: float
     closure_error: float
@@ -42,6 +52,9 @@ class Certificate:
     ignored_weights: tuple[str, ...] = ()
     largest_rounded_score: float = 0.0
     device: str = "cpu"
+    quantisation: str = ""
+    gap: float = 0.0
+    stored_as: str = ""
 
     def __str__(self) -> str:
         return self.summary
@@ -79,6 +92,20 @@ class Certificate:
                 eps=torch.finfo(dtype).eps,
                 n=self.n_tokens,
             )
+        if self.quantisation:
+            precision = Message(
+                "dequantised from {method}, and the quantised run differs by up to {gap:.1e} (bound {bound:g}); {precision}",
+                method=self.quantisation,
+                gap=self.gap,
+                bound=QUANTISATION_BOUND,
+                precision=precision,
+            )
+        if self.stored_as:
+            precision = Message(
+                "weights stored as {format} and dequantised for the run and for M and F, which have no gap; {precision}",
+                format=self.stored_as,
+                precision=precision,
+            )
         if self.device == "cpu":
             return precision
         return Message("{precision}, on {device}", precision=precision, device=self.device)
@@ -114,35 +141,45 @@ def probe_ids(view: View) -> Int[Tensor, " n"]:
 
 @torch.no_grad()
 def certify(
-    trace: Trace, model_weights: Sequence[Float[Tensor, "h n n"]], progress: Progress | None = None
+    trace: Trace,
+    model_weights: Sequence[Float[Tensor, "h n n"]],
+    progress: Progress | None = None,
 ) -> Certificate:
     """Check weights, closure and operators of every layer; raise if the View does not reproduce the model.
 
     `model_weights` are the attention weights of the running model, layer by layer.
     """
-    layer_errors = []
-    for layer, (heads, layer_weights) in enumerate(zip(trace.view.layer_heads, model_weights, strict=True)):
-        x = trace.layer_input(layer)
-        weights, closure = _weights_error(heads.all_weights(x), layer_weights), closure_error(trace, layer)
-        scores = _largest_rounded_score(trace, max(weights, closure), partial(trace.scores, layer))
-        layer_errors.append((weights, closure, operators_error(heads, x), scores))
+    errors = []
+    for layer, layer_weights in enumerate(model_weights):
+        errors.append(layer_errors(trace, layer, layer_weights))
         if progress is not None:
             progress(layer + 1, trace.view.layers)
-    return _certificate_or_error(trace, layer_errors)
+    return certificate_of(trace, errors)
+
+
+def layer_errors(trace: Trace, layer: int, model_weights: Float[Tensor, "h n n"]) -> LayerErrors:
+    """The errors of one layer: its weights, its closure, its operators, and its largest score if scores are rounded."""
+    heads, x = trace.view.layer_heads[layer], trace.layer_input(layer)
+    own_weights = heads.all_weights(x)
+    if isinstance(heads.mechanism.normaliser, Sink) and _sums_to_one(model_weights):
+        own_weights = own_weights / own_weights.sum(-1, keepdim=True)  # the closure proves the sinks
+    weights, closure = _weights_error(own_weights, model_weights), closure_error(trace, layer)
+    scores = _largest_rounded_score(trace, max(weights, closure), partial(trace.scores, layer))
+    return weights, closure, operators_error(heads, x), scores
 
 
 @torch.no_grad()
 def certify_cross_attention(trace: Trace, model_weights: Sequence[Float[Tensor, "h n s"]]) -> Certificate:
     """The same for the cross-attention of every layer."""
-    layer_errors = []
+    errors = []
     for layer, layer_weights in enumerate(model_weights):
         weights, closure = (
             _weights_error(_cross_weights(trace, layer), layer_weights),
             cross_closure_error(trace, layer),
         )
         scores = _largest_rounded_score(trace, max(weights, closure), partial(trace.cross_scores, layer))
-        layer_errors.append((weights, closure, cross_operators_error(trace, layer), scores))
-    return _certificate_or_error(trace, layer_errors)
+        errors.append((weights, closure, cross_operators_error(trace, layer), scores))
+    return certificate_of(trace, errors)
 
 
 def combine_certificates(certificates: Sequence[Certificate]) -> Certificate:
@@ -159,14 +196,15 @@ def combine_certificates(certificates: Sequence[Certificate]) -> Certificate:
     )
 
 
-def _certificate_or_error(trace: Trace, layer_errors: Sequence[tuple[float, float, float, float]]) -> Certificate:
+def certificate_of(trace: Trace, errors: Sequence[LayerErrors]) -> Certificate:
+    """The certificate of a View with the errors of all its layers; raises if rounding does not explain them."""
     dtype = trace.view.dtype
-    weights, closure, operators, scores = (_worst(errors) for errors in zip(*layer_errors, strict=True))
+    weights, closure, operators, scores = (_worst(values) for values in zip(*errors, strict=True))
     dtype_name, device = str(dtype).removeprefix("torch."), str(trace.points.device)
     certificate = Certificate(
         weights, closure, operators, len(trace), dtype_name, largest_rounded_score=scores, device=device
     )
-    unexplained = (_worst((w / max(1.0, s), c / max(1.0, s), o)) for w, c, o, s in layer_errors)
+    unexplained = (_worst((w / max(1.0, s), c / max(1.0, s), o)) for w, c, o, s in errors)
     if not _worst(unexplained) <= tolerance(dtype):
         raise RheoscopeError(
             Message(
@@ -179,6 +217,29 @@ def _certificate_or_error(trace: Trace, layer_errors: Sequence[tuple[float, floa
             )
         )
     return certificate
+
+
+@torch.no_grad()
+def certify_quantised(certificate: Certificate, trace: Trace, quantisation: str) -> Certificate:
+    """The certificate of the dequantised model with the gap to the quantised run, whose points are in `trace`.
+
+    The gap is the largest relative difference of a query, key, value or displacement. Raises if it exceeds `QUANTISATION_BOUND`.
+    """
+    heads_and_inputs = [(heads, trace.layer_input(layer)) for layer, heads in enumerate(trace.view.layer_heads)]
+    operators = _worst(operators_error(heads, x) for heads, x in heads_and_inputs)
+    closure = _worst(closure_error(trace, layer) for layer in range(trace.view.layers))
+    gap = _worst((operators, closure))
+    if not gap <= QUANTISATION_BOUND:
+        raise RheoscopeError(
+            Message(
+                "M and F of the dequantised weights ({method}) differ from the quantised run by {gap:.2f}, more than {bound:g}; "
+                "load the model without quantisation",
+                method=quantisation,
+                gap=gap,
+                bound=QUANTISATION_BOUND,
+            )
+        )
+    return replace(certificate, quantisation=quantisation, gap=gap)
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -199,6 +260,11 @@ def _largest_rounded_score(trace: Trace, error: float, head_scores: Callable[[in
     if error <= tolerance(trace.view.dtype) or trace.view.dtype.itemsize >= 4:
         return 0.0
     return max(float(head_scores(head).abs().max()) for head in range(trace.view.heads))
+
+
+def _sums_to_one(weights: Float[Tensor, "h n s"]) -> bool:
+    """Whether a model with sinks applies them to its outputs and not to its weights."""
+    return bool((weights.float().sum(-1) - 1).abs().max() < 1e-3)
 
 
 def _weights_error(recomputed: Float[Tensor, "h n s"], model_weights: Float[Tensor, "h n s"]) -> float:
@@ -240,7 +306,7 @@ def operators_error(heads: Heads, x: Float[Tensor, "n d"]) -> float:
     projections = (
         (heads.W_Q, heads.b_Q, heads.q_norm),
         (heads.W_K, heads.b_K, heads.k_norm),
-        (heads.W_V, heads.b_V, None),
+        (heads.W_V, heads.b_V, heads.v_norm),
     )
     pairs = zip(
         (project_normalised(heads.norm, heads.norm.normalise(x), *projection) for projection in projections),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rheoscope.messages.advice import Advice
@@ -75,6 +75,10 @@ class EncoderDecoder(RunnableModel):
 
     source_description: ModelDescription
     encoder: View
+
+    @abstractmethod
+    def forward_source(self, ids: Int[Tensor, "b s"], is_token: Bool[Tensor, "b s"] | None) -> None:
+        """Run the encoder alone."""
 
     @abstractmethod
     def encode_source(self, text: str) -> list[int]:

@@ -10,23 +10,20 @@ from rheoscope.attention.mask import Causal, Mask, NoMask, Window
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import NoPosition, Position
 from rheoscope.attention.score import Gram
+from rheoscope.pretrained.effective_weights import effective_weights
 from rheoscope.space.model_parts import ModelRotary, Norm
 
 
 def split_heads(linear: Any, n_heads: int) -> tuple[Float[Tensor, "h d k"], Float[Tensor, "h k"] | None]:
     """The rows of a projection as (h, d, k) and its bias as (h, k), as views without copies."""
-    weight: Tensor = linear.weight
-    weight = weight.T if type(linear).__name__ == "Conv1D" else weight
-    return weight.unflatten(0, (n_heads, -1)).mT, None if linear.bias is None else linear.bias.unflatten(
-        0, (n_heads, -1)
-    )
+    weight, bias = effective_weights(linear)
+    return weight.unflatten(0, (n_heads, -1)).mT, None if bias is None else bias.unflatten(0, (n_heads, -1))
 
 
 def output_heads(linear: Any, n_heads: int) -> tuple[Float[Tensor, "h e d"], Tensor | None]:
     """The output projection as (h, e, d) and its bias."""
-    weight: Tensor = linear.weight
-    weight = weight.T if type(linear).__name__ == "Conv1D" else weight
-    return weight.T.unflatten(0, (n_heads, -1)), linear.bias
+    weight, bias = effective_weights(linear)
+    return weight.T.unflatten(0, (n_heads, -1)), bias
 
 
 def layer_norm(module: Any) -> Norm:
@@ -48,7 +45,7 @@ def rotary_position(rotary_module: Any, attention_module: Any, **layer_options: 
 
     def rotate(x: Float[Tensor, "b h n k"], positions: Tensor) -> Float[Tensor, "b h n k"]:
         cos, sin = (table.to(x.device) for table in rotary_module(x, positions[None], **layer_options))
-        return apply_rotary(x, x, cos, sin)[0]
+        return apply_rotary(x, x[:, :0], cos, sin)[0]  # the function also rotates keys: here none
 
     return ModelRotary(rotate)
 

@@ -1,0 +1,132 @@
+"""The blocks of a network on a tape: members of a list of modules, each with one softmax, and blocks of another kind between them."""
+
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from rheoscope.messages.message import Message
+from rheoscope.pretrained.finder.projections import same_numbers
+from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value
+from rheoscope.shapes import RheoscopeError
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The call of one block with attention: its input and output points, and the indices of its softmaxes."""
+
+    call: ModuleCall
+    points: Value
+    output: Value
+    softmax: int
+    cross_softmax: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A block with attention, and the blocks without a softmax that follow it: they count as part of its second half."""
+
+    block: Block
+    opaque_calls: tuple[ModuleCall, ...]
+    opaque_names: tuple[str, ...]
+    output: Value
+    turn: int = 0
+    n_turns: int = 1
+
+    @property
+    def last_module(self) -> nn.Module:
+        return self.opaque_calls[-1].module if self.opaque_calls else self.block.call.module
+
+
+def is_cloud(tape: Tape, value: Value) -> bool:
+    """Whether a tensor has one vector per token, and nothing else."""
+    x = tape.tensors[value]
+    return (
+        x.is_floating_point()
+        and x.ndim in (2, 3)
+        and x.shape[-2] == tape.n_tokens
+        and x.numel() == x.shape[-1] * tape.n_tokens
+    )
+
+
+def find_blocks(
+    tape: Tape, network: nn.Module, softmaxes: list[int], cross_softmaxes: list[int] | None = None
+) -> list[Block]:
+    """The block of every softmax: the largest member of a list of modules that contains this softmax and no other.
+
+    A block may contain one more of `cross_softmaxes`.
+    """
+    if not softmaxes:
+        raise RheoscopeError(
+            Message("{network} has no softmax over tokens, so it has no attention", network=type(network).__name__)
+        )
+    members = {module for parent in network.modules() if isinstance(parent, nn.ModuleList) for module in parent}
+    blocks = [_block(tape, _block_call(tape, members, index, softmaxes), index) for index in softmaxes]
+    return [_with_cross(block, cross_softmaxes or []) for block in blocks]
+
+
+def _with_cross(block: Block, cross_softmaxes: list[int]) -> Block:
+    inside = [i for i in cross_softmaxes if block.call.first_operation <= i < block.call.last_operation]
+    if len(inside) > 1:
+        raise RheoscopeError(Message("{module} reads several other clouds", module=type(block.call.module).__name__))
+    return replace(block, cross_softmax=inside[0]) if inside else block
+
+
+def _block_call(tape: Tape, members: set[nn.Module], softmax: int, softmaxes: list[int]) -> ModuleCall:
+    around = [x for x in tape.calls if x.module in members and x.first_operation <= softmax < x.last_operation]
+    single = [x for x in around if sum(x.first_operation <= i < x.last_operation for i in softmaxes) == 1]
+    if not around:
+        module = type(tape.operations[softmax].module).__name__
+        raise RheoscopeError(Message("a softmax of {module} is in no list of blocks", module=module))
+    if not single:
+        smallest = min(around, key=lambda x: x.last_operation - x.first_operation)
+        n = sum(smallest.first_operation <= i < smallest.last_operation for i in softmaxes)
+        raise RheoscopeError(
+            Message("{module} has {n} softmaxes, expected 1", module=type(smallest.module).__name__, n=n)
+        )
+    return max(single, key=lambda x: x.last_operation - x.first_operation)
+
+
+def _block(tape: Tape, call: ModuleCall, softmax: int) -> Block:
+    points, output = _clouds(tape, call)
+    if points is None or output is None or tape.tensors[points].shape[-1] != tape.tensors[output].shape[-1]:
+        raise RheoscopeError(
+            Message("{module} does not map one cloud of points to another", module=type(call.module).__name__)
+        )
+    return Block(call, points, output, softmax)
+
+
+def _clouds(tape: Tape, call: ModuleCall) -> tuple[Value | None, Value | None]:
+    """The first cloud that a call reads and the first that it returns."""
+    return next((v for v in call.inputs if is_cloud(tape, v)), None), next(
+        (v for v in call.outputs if is_cloud(tape, v)), None
+    )
+
+
+def group_layers(tape: Tape, network: nn.Module, blocks: list[Block]) -> list[Layer]:
+    """Every block with attention, with the blocks of another kind that follow it in the same list."""
+    modules = [block.call.module for block in blocks]
+    lists = [x for x in network.modules() if isinstance(x, nn.ModuleList) and modules[0] in list(x)]
+    if not any(set(modules) <= set(parent) for parent in lists):
+        raise RheoscopeError(Message("the blocks with attention are in several lists, so they move several clouds"))
+    names = {module: name for name, module in network.named_modules()}
+    by_call = {id(block.call): block for block in blocks}
+    turns: dict[nn.Module, int] = {}
+    calls = [x for x in tape.calls if any(x.module in set(parent) for parent in lists)]
+    layers: list[Layer] = []
+    leading: list[str] = []
+    for call in sorted(calls, key=lambda x: x.first_operation):
+        points, output = _clouds(tape, call)
+        if layers and (points is None or not same_numbers(tape, points, layers[-1].output)):
+            raise RheoscopeError(Message("something changes the points before {module}", module=names[call.module]))
+        if id(call) in by_call:
+            block, turn = by_call[id(call)], turns.get(call.module, 0)
+            layers.append(Layer(block, (), tuple(leading), block.output, turn, modules.count(call.module)))
+            turns[call.module], leading = turn + 1, []
+        elif not layers:
+            leading.append(names[call.module])
+        else:
+            assert output is not None
+            last = layers.pop()
+            opaque = (*last.opaque_calls, call), (*last.opaque_names, names[call.module])
+            layers.append(replace(last, opaque_calls=opaque[0], opaque_names=opaque[1], output=output))
+    return layers

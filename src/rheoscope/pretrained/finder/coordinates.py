@@ -1,0 +1,89 @@
+"""How the coordinates of one tensor arrive in another: which goes where, with which factor."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rheoscope.messages.message import Message
+from rheoscope.pretrained.finder.tape import Tape, Value, replay
+from rheoscope.shapes import RheoscopeError
+
+NEAR = 1e-9
+"""Numbers of a replay in float64 that differ by less are equal."""
+Coordinates = tuple[int, ...]
+"""The shape of what a tensor holds for one token."""
+
+
+@dataclass(frozen=True, eq=False)
+class CoordinateMap:
+    """target[c] = source[index[c]] * gain[c] + bias[c] at the first token, for coordinates in the order of their tensors.
+
+    `is_filled` marks the coordinates that come from this source. `shape` is the shape of the target without the tokens.
+    """
+
+    index: Int[Tensor, " c"]
+    gain: Float[Tensor, " c"]
+    bias: Float[Tensor, " c"]
+    is_filled: Bool[Tensor, " c"]
+    shape: Coordinates
+
+
+def token_axis(tape: Tape, x: Tensor) -> int:
+    """The axis of tokens: the last one of its size."""
+    axes = [axis for axis, size in enumerate(x.shape) if size == tape.n_tokens]
+    if not axes:
+        raise RheoscopeError(
+            Message("a tensor of shape {shape} has no axis of {n} tokens", shape=str(tuple(x.shape)), n=tape.n_tokens)
+        )
+    return axes[-1]
+
+
+def token_rows(tape: Tape, x: Tensor) -> Float[Tensor, "n c"]:
+    """The numbers of every token in one row."""
+    return x.movedim(token_axis(tape, x), 0).reshape(tape.n_tokens, -1)
+
+
+def coordinate_shape(tape: Tape, value: Value) -> Coordinates:
+    """The shape of a tensor without the tokens and without axes of size 1."""
+    x = tape.tensors[value]
+    axis = token_axis(tape, x)
+    return tuple(size for other, size in enumerate(x.shape) if other != axis and size > 1)
+
+
+def from_token_rows(tape: Tape, rows: Float[Tensor, "n c"], value: Value) -> Tensor:
+    """Rows of tokens in the layout of a tensor of the tape."""
+    x = tape.tensors[value]
+    axis = token_axis(tape, x)
+    rows_first = x.movedim(axis, 0).shape
+    return rows.reshape(rows_first).movedim(0, axis).contiguous()
+
+
+def filled_with(tape: Tape, value: Value, number: float) -> Tensor:
+    """A tensor of one number in the shape of a tensor on the tape."""
+    return torch.full_like(tape.tensors[value], number, dtype=torch.float64)
+
+
+def coordinate_map(
+    tape: Tape, source: Value, target: Value, constants: dict[Value, Tensor] | None = None
+) -> CoordinateMap:
+    """The map of the coordinates of a tensor, read at the first token, where rotations are the identity.
+
+    The source is replaced by zeros, by ones and by its own indices, and other tensors by `constants`.
+    """
+    n_coordinates = tape.tensors[source].numel() // tape.n_tokens
+
+    def arrives(numbers: Float[Tensor, " c"]) -> Float[Tensor, " t"]:
+        rows = from_token_rows(tape, numbers.expand(tape.n_tokens, -1), source)
+        return token_rows(tape, replay(tape, [target], {**(constants or {}), source: rows})[0])[0]
+
+    device = tape.tensors[source].device
+    bias = arrives(torch.zeros(n_coordinates, dtype=torch.float64, device=device))
+    gain = arrives(torch.ones(n_coordinates, dtype=torch.float64, device=device)) - bias
+    dyed = arrives(torch.arange(1, n_coordinates + 1, dtype=torch.float64, device=device)) - bias
+    is_filled = gain.abs() > NEAR
+    position = torch.where(is_filled, dyed / torch.where(is_filled, gain, 1.0), 1.0) - 1
+    if float((position - position.round()).abs().max()) > 1e-6 * n_coordinates:
+        raise RheoscopeError(Message("the coordinates of a tensor are mixed on their way to the heads"))
+    return CoordinateMap(position.round().long(), gain, bias, is_filled, coordinate_shape(tape, target))

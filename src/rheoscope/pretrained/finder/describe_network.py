@@ -1,0 +1,224 @@
+"""Describe a network that no family file knows: its stream, its heads and its norms, from a tape of one forward pass."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from rheoscope.attention.mask import NoMask
+from rheoscope.attention.mechanism import Mechanism
+from rheoscope.attention.normaliser.sink import Sink
+from rheoscope.attention.score import Gram, Score, SoftCap
+from rheoscope.messages.message import Message
+from rheoscope.pretrained.finder.blocks import Block, Layer, find_blocks, group_layers
+from rheoscope.pretrained.finder.feed_forward import feed_forward
+from rheoscope.pretrained.finder.gates import gate_function, read_sinks
+from rheoscope.pretrained.finder.head_matrices import HeadProjection, head_projection, input_norm
+from rheoscope.pretrained.finder.hook_points import attention_module, layer_taps
+from rheoscope.pretrained.finder.masks import read_mask
+from rheoscope.pretrained.finder.outputs import read_outputs
+from rheoscope.pretrained.finder.plain_products import plain_products
+from rheoscope.pretrained.finder.positions import read_position
+from rheoscope.pretrained.finder.projections import Projection, match_projection
+from rheoscope.pretrained.finder.softmax_calls import SoftmaxCall, read_softmax_call, softmax_indices
+from rheoscope.pretrained.finder.stream import BlockStream, read_stream
+from rheoscope.pretrained.finder.stream_ends import (
+    find_final_norm,
+    logits_value,
+    longest_text,
+    prediction_head,
+    read_embedding,
+    read_unembedding,
+)
+from rheoscope.pretrained.finder.tape import Tape, Value, record_tape
+from rheoscope.pretrained.finder.temperature import longest_text_without_growth
+from rheoscope.running.eval_mode import eval_mode
+from rheoscope.running.stream import ModelDescription, Tap
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.head import Heads
+from rheoscope.space.model_parts import Norm, Projected
+from rheoscope.space.step import EMBED
+
+PROBE_LENGTHS = (11, 13, 7, 17, 19, 23, 29)
+"""Numbers of tokens of the recorded text. The first that is no size of the network is used."""
+FAMILY = "found"
+"""The family in the facts of a network that this file describes."""
+
+
+@torch.no_grad()
+def describe(network: Any) -> ModelDescription:
+    """The description of a network from one recorded forward pass."""
+    tape = record_forward(network)
+    layers = group_layers(tape, network, find_blocks(tape, network, softmax_indices(tape)))
+    blocks = [describe_block(tape, layer.block) for layer in layers]
+    is_encoder = any(isinstance(block.heads.mechanism.mask, NoMask) for block in blocks)
+    return replace(
+        describe_stack(tape, network, layers, blocks),
+        is_encoder=is_encoder,
+        **describe_logits(tape, network, layers[-1].output, is_encoder),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class DescribedBlock:
+    """What was found in a block: its half-layers, its heads, and the module that reads the outputs of all heads.
+
+    `longest_text` is the number of positions beyond which its scores depend on more than distances.
+    """
+
+    stream: BlockStream
+    heads: Heads
+    output_projection: nn.Module
+    longest_text: int | None = None
+
+
+def describe_stack(
+    tape: Tape, network: Any, layers: Sequence[Layer], blocks: Sequence[DescribedBlock]
+) -> ModelDescription:
+    """The description of a stack of layers, from the embedding to its last norm."""
+    embedding = read_embedding(tape, network, layers[0].block.points)
+    streams = [block.stream for block in blocks]
+    limits = [n for n in (longest_text(tape), *(block.longest_text for block in blocks)) if n is not None]
+    return ModelDescription(
+        embed_tap=Tap(EMBED, layers[0].block.call.module, "in", n_turns=layers[0].n_turns),
+        layer_taps=tuple(
+            layer_taps(tape, index, *pair) for index, pair in enumerate(zip(layers, streams, strict=True))
+        ),
+        layer_heads=tuple(block.heads for block in blocks),
+        attention_modules=tuple(attention_module(tape, layer.block) for layer in layers),
+        output_projections=tuple(block.output_projection for block in blocks),
+        mlps=tuple(feed_forward(tape, *pair) for pair in zip(layers, streams, strict=True)),
+        embedding=network.get_input_embeddings(),
+        final_norm=find_final_norm(tape, layers[-1].output),
+        embed_projection=embedding.projection,
+        embed_scale=embedding.scale,
+        opaque_blocks=tuple(name for layer in layers for name in layer.opaque_names),
+        context_length=min(limits, default=None),
+    )
+
+
+def describe_logits(tape: Tape, network: Any, output: Value, is_encoder: bool) -> dict[str, Any]:
+    """How logits follow from the last points: the factor and bias of the unembedding, or a chain of modules."""
+    norm = find_final_norm(tape, output)
+    logits = logits_value(tape, output, len(network.get_input_embeddings().weight))
+    cap = getattr(network.config.get_text_config(), "final_logit_softcapping", None)
+    unembedding = read_unembedding(tape, network, output, logits, norm, cap)
+    head_logits = logits if is_encoder or unembedding.scale is None else None
+    return {
+        "unembed_projection": unembedding.projection,
+        "unembed_scale": unembedding.scale,
+        "unembed_bias": unembedding.bias,
+        "prediction_head": None if head_logits is None else prediction_head(tape, output, head_logits),
+    }
+
+
+def record_forward(network: Any) -> Tape:
+    """A tape of the network on a few tokens, with its eager attention."""
+    ids = probe_ids(network)
+    with visible_softmax(network), plain_products(network), record_tape(network, ids.shape[1]) as tape:
+        network(input_ids=ids, use_cache=False)
+    return tape
+
+
+@contextmanager
+def visible_softmax(network: Any) -> Iterator[None]:
+    """Inside, the network computes its attention by a softmax and two products, without dropout or a fused kernel."""
+    original = network.config._attn_implementation
+    network.set_attn_implementation("eager")
+    try:
+        with eval_mode(network, tuple(network.modules())), sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        network.set_attn_implementation(original)
+
+
+def probe_ids(network: Any) -> Tensor:
+    """Ids of a text whose number of tokens is no size of the network."""
+    sizes = network_sizes(network)
+    return spread_ids(network, next((n for n in PROBE_LENGTHS if n not in sizes), PROBE_LENGTHS[0]))
+
+
+def network_sizes(network: Any) -> set[int]:
+    """The sizes of all weights, and all numbers of the config."""
+    sizes = {size for parameter in network.parameters() for size in parameter.shape}
+    return sizes | {value for value in vars(network.config).values() if isinstance(value, int)}
+
+
+def spread_ids(network: Any, n: int) -> Tensor:
+    """Ids from the upper part of the vocabulary, where special tokens are rare."""
+    embedding = network.get_input_embeddings().weight
+    return torch.linspace(len(embedding) // 3, len(embedding) - 1, n, device=embedding.device).long()[None]
+
+
+def describe_block(tape: Tape, block: Block) -> DescribedBlock:
+    """The half-layers of a block and its self-attention."""
+    points, end = block.points, block.call.last_operation
+    tokens = tape.descendants({points}, end)
+    call = read_softmax_call(tape, block.softmax, tokens)
+    cross = block.cross_softmax
+    cross_weights = None if cross is None else tape.descendants(set(tape.operations[cross].results), end)
+    stream = read_stream(tape, block, tape.descendants({call.weights}, end), cross_weights)
+    q, k, v = (match_projection(tape, rows, points, tokens) for rows in (call.queries, call.keys, call.values))
+    if not q.source == k.source == v.source:
+        raise RheoscopeError(Message("queries, keys and values read different tensors"))
+    n_heads = len(call.scale)
+    projections = read_projections((tape, tape, tape), (q, k, v), n_heads)
+    outputs = read_outputs(tape, call, stream.attention, tokens)
+    if outputs.projection is None:
+        raise RheoscopeError(Message("no module applies the output matrix of the heads"))
+    norm = input_norm(tape, q, points, tokens)
+    heads = replace(
+        assemble_heads(projections, outputs.W_O, mechanism_of(tape, call, q, tokens), norm),
+        b_O=outputs.b_O,
+        output_norm=outputs.norm,
+    )
+    sinks = None if outputs.gate is None else read_sinks(tape, outputs.gate, call)
+    if sinks is not None:
+        heads = replace(heads, mechanism=replace(heads.mechanism, normaliser=Sink(sinks)))
+    elif outputs.gate is not None:
+        factors_of, gate_source = gate_function(tape, outputs.gate, call, points, tokens)
+        if gate_source != q.source:
+            raise RheoscopeError(Message("a gate reads another tensor than the heads"))
+        heads = replace(heads, gate=lambda x: factors_of(norm.apply(x)))
+    longest = longest_text_without_growth(tape, call.queries, q, tokens)
+    return DescribedBlock(stream, heads, outputs.projection, longest)
+
+
+def read_projections(
+    tapes: tuple[Tape, Tape, Tape], matched: tuple[Projection, Projection, Projection], n_heads: int
+) -> tuple[HeadProjection, HeadProjection, HeadProjection]:
+    """The matrices of queries, keys and values. Keys and values that heads share are given once, if both are shared alike."""
+    queries = head_projection(tapes[0], matched[0], n_heads, False)
+    keys, values = (head_projection(tapes[i], matched[i], n_heads, True) for i in (1, 2))
+    if len(keys.W) != len(values.W):
+        keys, values = (head_projection(tapes[i], matched[i], n_heads, False) for i in (1, 2))
+    return queries, keys, values
+
+
+def assemble_heads(
+    projections: tuple[HeadProjection, HeadProjection, HeadProjection], W_O: Tensor, mechanism: Mechanism, norm: Norm
+) -> Heads:
+    queries, keys, values = projections
+
+    def project(u: Tensor) -> Projected:
+        return queries.apply(u), keys.apply(u), values.apply(u)
+
+    scale = mechanism.score.without_cap.scale  # type: ignore[attr-defined]
+    return Heads(
+        queries.W, keys.W, values.W, W_O, scale, mechanism, project, queries.b, keys.b, values.b,
+        norm=norm, q_norm=queries.norm, k_norm=keys.norm, v_norm=values.norm,
+    )  # fmt: skip
+
+
+def mechanism_of(tape: Tape, call: SoftmaxCall, q: Projection, tokens: set[Value]) -> Mechanism:
+    """The mechanism around the softmax: scale, cap, mask, positions and sinks."""
+    if not bool(torch.isclose(call.scale, call.scale[:1], rtol=1e-9).all()):
+        raise RheoscopeError(Message("heads of one layer have different scales"))
+    score: Score = Gram(scale=float(call.scale[0]))
+    score = score if call.cap is None else SoftCap(score, call.cap)
+    mechanism = Mechanism(score, read_mask(tape, call), read_position(tape, call, q, tokens))
+    return mechanism if call.sinks is None else replace(mechanism, normaliser=Sink(call.sinks))

@@ -1,0 +1,117 @@
+"""Describe an encoder-decoder: two stacks with clouds of their own, and the cross-attention between them."""
+
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rheoscope.attention.mask import NoMask
+from rheoscope.attention.mechanism import Mechanism
+from rheoscope.attention.score import Gram
+from rheoscope.messages.message import Message
+from rheoscope.pretrained.finder.blocks import Block, find_blocks, group_layers
+from rheoscope.pretrained.finder.describe_network import (
+    PROBE_LENGTHS,
+    DescribedBlock,
+    assemble_heads,
+    describe_block,
+    describe_logits,
+    describe_stack,
+    network_sizes,
+    read_projections,
+    spread_ids,
+    visible_softmax,
+)
+from rheoscope.pretrained.finder.head_matrices import input_norm
+from rheoscope.pretrained.finder.hook_points import attention_module
+from rheoscope.pretrained.finder.outputs import read_outputs
+from rheoscope.pretrained.finder.plain_products import plain_products
+from rheoscope.pretrained.finder.projections import match_projection
+from rheoscope.pretrained.finder.softmax_calls import read_softmax_call, softmax_indices
+from rheoscope.pretrained.finder.tape import Tape, Value, record_tape
+from rheoscope.running.stream import ModelDescription
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.cross_attention import CrossHeads
+
+
+@dataclass(frozen=True, eq=False)
+class PairTape:
+    """One forward pass on a source and a target. Both tapes hold the same operations and count other tokens."""
+
+    source: Tape
+    target: Tape
+
+    def softmaxes(self, queries: Tape, keys: Tape) -> list[int]:
+        """The softmaxes with these queries and keys."""
+        sizes = queries.n_tokens, keys.n_tokens
+        tape = self.source
+        return [i for i in softmax_indices(tape) if tape.tensors[tape.operations[i].results[0]].shape[-2:] == sizes]
+
+
+@torch.no_grad()
+def describe_pair(network: Any) -> tuple[ModelDescription, ModelDescription]:
+    """The descriptions of the encoder and of the decoder, which has the heads of cross-attention too."""
+    pair = record_pair(network)
+    source_blocks = find_blocks(pair.source, network, pair.softmaxes(pair.source, pair.source))
+    source_layers = group_layers(pair.source, network, source_blocks)
+    encoder = describe_stack(
+        pair.source, network, source_layers, [describe_block(pair.source, layer.block) for layer in source_layers]
+    )
+    memory = source_layers[-1].output
+    crossings = pair.softmaxes(pair.target, pair.source)
+    target_blocks = find_blocks(pair.target, network, pair.softmaxes(pair.target, pair.target), crossings)
+    layers = group_layers(pair.target, network, target_blocks)
+    described = [describe_block(pair.target, layer.block) for layer in layers]
+    decoder = replace(
+        describe_stack(pair.target, network, layers, described),
+        cross_heads=tuple(
+            cross_heads(pair, layer.block, block, memory) for layer, block in zip(layers, described, strict=True)
+        ),
+        cross_attention_modules=tuple(_cross_module(pair.target, layer.block) for layer in layers),
+        **describe_logits(pair.target, network, layers[-1].output, False),
+    )
+    return replace(encoder, is_encoder=True), decoder
+
+
+def record_pair(network: Any) -> PairTape:
+    """A tape of the network on a source and a target of different lengths."""
+    free = [n for n in PROBE_LENGTHS if n not in network_sizes(network)]
+    n_source, n_target = next((s, t) for s, t in product(free, free) if s != t)
+    source, target = (spread_ids(network, n) for n in (n_source, n_target))
+    with visible_softmax(network), plain_products(network), record_tape(network, n_source) as tape:
+        network(input_ids=source, decoder_input_ids=target.flip(-1), use_cache=False)
+    return PairTape(tape, Tape(n_target, tape.operations, tape.calls, tape.tensors))
+
+
+def cross_heads(pair: PairTape, block: Block, described: DescribedBlock, memory: Value) -> CrossHeads:
+    """The heads of cross-attention: queries from the points after self-attention, keys and values from the source."""
+    tape, half = pair.target, described.stream.cross
+    if block.cross_softmax is None or half is None:
+        raise RheoscopeError(Message("{module} reads nothing of the source", module=type(block.call.module).__name__))
+    end, points = block.call.last_operation, half.before
+    tokens, source_tokens = tape.descendants({points}, end), tape.descendants({memory}, end)
+    call = read_softmax_call(tape, block.cross_softmax, tokens | source_tokens)
+    if not bool(call.mask.all()) or call.bias is not None or call.cap is not None or call.sinks is not None:
+        raise RheoscopeError(Message("cross-attention has a mask, a bias, a cap or a sink"))
+    q = match_projection(tape, call.queries, points, tokens)
+    k, v = (match_projection(pair.source, rows, memory, source_tokens) for rows in (call.keys, call.values))
+    projections = read_projections((pair.target, pair.source, pair.source), (q, k, v), len(call.scale))
+    outputs = read_outputs(tape, call, half, tokens)
+    mechanism = Mechanism(Gram(scale=float(call.scale[0])), NoMask())
+    norm = input_norm(tape, q, points, tokens)
+    heads = replace(
+        assemble_heads(projections, outputs.W_O, mechanism, norm), b_O=outputs.b_O, output_norm=outputs.norm
+    )
+    return CrossHeads(heads, input_norm(pair.source, k, memory, source_tokens))
+
+
+def _cross_module(tape: Tape, block: Block) -> Any:
+    assert block.cross_softmax is not None
+    return attention_module(tape, replace(block, softmax=block.cross_softmax))
+
+
+def pair_ids(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """A source and a shorter target from some ids."""
+    return ids, ids.flip(0)[: max(1, len(ids) - 2)]

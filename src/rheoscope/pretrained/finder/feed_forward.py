@@ -1,0 +1,58 @@
+"""The feed-forward part of a block as a function: a chain of the block's own modules."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NoReturn
+
+from torch import Tensor, nn
+
+from rheoscope.messages.message import Message
+from rheoscope.pretrained.finder.blocks import Layer
+from rheoscope.pretrained.finder.projections import same_numbers
+from rheoscope.pretrained.finder.stream import BlockStream, StreamReader
+from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value
+from rheoscope.shapes import RheoscopeError
+
+
+def feed_forward(tape: Tape, layer: Layer, stream: BlockStream) -> Callable[[Tensor], Tensor]:
+    """The displacement by the feed-forward part of a layer. It raises if no chain of modules computes it."""
+    start = layer.block.points if stream.is_parallel else stream.before_mlp
+    chain = None
+    if not layer.opaque_calls and stream.mlp.update is not None:
+        chain = module_chain(tape, StreamReader(tape, layer.block).calls, start, stream.mlp.update)
+    if chain is None:
+        module = type(layer.block.call.module).__name__
+        return partial(
+            _refuse, RheoscopeError(Message("the feed-forward part of {module} is no chain of modules", module=module))
+        )
+    return partial(apply_modules, tuple(call.module for call in chain), stream.mlp.factor)
+
+
+def module_chain(tape: Tape, calls: list[ModuleCall], start: Value, end: Value) -> list[ModuleCall] | None:
+    """Modules that lead from one tensor to another, the largest first. Each reads only what the one before returns."""
+    if same_numbers(tape, start, end):
+        return []
+    readers = [
+        call
+        for call in sorted(calls, key=lambda call: call.first_operation - call.last_operation)
+        if call.inputs and call.outputs and same_numbers(tape, call.inputs[0], start)
+    ]
+    for call in readers:
+        is_step = not same_numbers(tape, call.outputs[0], start)
+        rest = module_chain(tape, calls, call.outputs[0], end) if is_step else None
+        if rest is not None:
+            return [call, *rest]
+    return None
+
+
+def apply_modules(modules: tuple[nn.Module, ...], factor: float, x: Tensor) -> Tensor:
+    """The modules one after the other. Experts read only batches."""
+    y = x[None] if x.ndim == 2 else x
+    for module in modules:
+        out = module(y)
+        y = out if isinstance(out, Tensor) else out[0]
+    return y.reshape(*x.shape[:-1], -1) if factor == 1 else y.reshape(*x.shape[:-1], -1) * factor
+
+
+def _refuse(error: RheoscopeError, x: Tensor) -> NoReturn:
+    raise error

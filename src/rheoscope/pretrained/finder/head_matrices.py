@@ -1,0 +1,310 @@
+"""From matched chains to the matrices of heads: W (g, d, k), b (g, k), norms, and the function that the model applies."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rheoscope.messages.message import Message
+from rheoscope.pretrained.finder.chains import Normalisation, NormConstants, frontier, norm_constants, subtracts_mean
+from rheoscope.pretrained.finder.coordinates import coordinate_map
+from rheoscope.pretrained.finder.plain_products import is_converted
+from rheoscope.pretrained.finder.projections import NormStep, Projection, ProjectionPart, layout_source
+from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model_parts import LatentNorm, Norm, NormAcrossHeads
+
+
+@dataclass(frozen=True, eq=False)
+class HeadProjection:
+    """Queries, keys or values of every head: the matrices, and the same map computed by the model's own modules."""
+
+    W: Float[Tensor, "g d k"]
+    b: Float[Tensor, "g k"] | None
+    norm: Norm | None
+    apply: Callable[[Float[Tensor, "b n d"]], Float[Tensor, "b g n k"]]
+
+
+def module_call_of(tape: Tape, source: Value, result: Value) -> ModuleCall | None:
+    """The call of a module that reads one tensor and returns the other, up to layout."""
+    source, result = layout_source(tape, source), layout_source(tape, result)
+    for call in tape.calls:
+        outputs = {layout_source(tape, v) for v in call.outputs[:1]}
+        if result in outputs and source in {layout_source(tape, v) for v in call.inputs}:
+            return call
+    return None
+
+
+def gather_columns(x: Tensor, index: Int[Tensor, "g k"], gain: Float[Tensor, "g k"]) -> Tensor:
+    """x[..., index] * gain as (…, g, k), as a view where the coordinates are in order."""
+    n_groups, width = index.shape
+    start = int(index[0, 0])
+    in_order = bool((index == start + torch.arange(n_groups * width, device=index.device).view(n_groups, width)).all())
+    columns = (
+        x[..., start : start + n_groups * width].unflatten(-1, (n_groups, width))
+        if in_order
+        else x[..., index.to(x.device)]
+    )
+    return columns if bool((gain == 1).all()) else columns * gain.to(columns)
+
+
+def input_norm(tape: Tape, projection: Projection, points: Value, tokens: set[Value]) -> Norm:
+    """The norm between the points and what the heads read; the identity if they read the points."""
+    if layout_source(tape, points) == projection.source:
+        return Norm()
+    (stage,) = frontier(tape, projection.source, tokens, points)
+    if isinstance(stage, int):
+        return Norm()
+    assert isinstance(stage, Normalisation)
+    return read_norm(tape, stage, points, projection.source)
+
+
+def read_norm(tape: Tape, stage: Normalisation, points: Value, result: Value) -> Norm:
+    """A norm with its gain and its bias, applied by the model's own module if there is one."""
+    constants = norm_constants(tape, stage, points)
+    following = coordinate_map(tape, stage.result, result)
+    gain, bias = following.gain, following.bias
+    if stage.scale is None:
+        weight, offset = (
+            _parameter(tape, stage, index) for index in ((2, 3) if constants.subtracts_mean else (2, None))
+        )
+        gain = gain if weight is None else gain * weight
+        bias = bias if offset is None else bias + following.gain * offset
+    gain = gain * constants.gain
+    centres = constants.subtracts_mean or (stage.scale is not None and subtracts_mean(tape, stage, points))
+    dtype = torch.promote_types(tape.tensors[points].dtype, torch.float32)
+    plain = Norm(lambda x: x, None, None, constants.eps, centres)
+    call = module_call_of(tape, points, result)
+    gain_or_none = None if bool((gain == 1).all()) else gain.to(dtype)
+    bias_or_none = None if bool((bias == 0).all()) else bias.to(dtype)
+
+    def apply(x: Tensor) -> Tensor:
+        y = plain.normalise(x.to(torch.promote_types(x.dtype, torch.float32)))
+        y = y if gain_or_none is None else y * gain_or_none.to(y)
+        return (y if bias_or_none is None else y + bias_or_none.to(y)).to(x.dtype)
+
+    return Norm(apply if call is None else call.module, gain_or_none, bias_or_none, constants.eps, centres)
+
+
+def _parameter(tape: Tape, stage: Normalisation, index: int | None) -> Tensor | None:
+    argument = None if index is None else stage.operation.args[index]
+    return None if argument is None else tape.tensors[argument.value].detach().double().flatten()
+
+
+def head_projection(tape: Tape, projection: Projection, n_heads: int, groups: bool) -> HeadProjection:
+    """The matrices of one projection. With `groups`, heads that share their coordinates are given once."""
+    parts = projection.parts
+    n_filled = sum(part.placement.is_filled.int() for part in parts)
+    if not bool((torch.as_tensor(n_filled) == 1).all()):
+        raise RheoscopeError(Message("some coordinates of the heads come from no weight matrix, or from several"))
+    if len(parts) > 1 or parts[0].inner is not None:
+        return _latent_projection(tape, parts, n_heads)
+    (part,) = parts
+    index, gain, bias = _by_head(part, n_heads, groups)
+    if part.norm is None:
+        return _plain_projection(tape, part, index, gain, bias)
+    return _normed_projection(tape, part, part.norm, index, gain, bias)
+
+
+def _by_head(part: ProjectionPart, n_heads: int, groups: bool) -> tuple[Tensor, Tensor, Tensor]:
+    placement = part.placement
+    by_head = tuple(x.view(n_heads, -1) for x in (placement.index, placement.gain, placement.bias))
+    return _grouped(*by_head) if groups else by_head  # type: ignore[return-value]
+
+
+def _grouped(index: Tensor, gain: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Every key/value head once, if consecutive heads share it."""
+    n_groups = len(torch.unique(index, dim=0))
+    first = slice(None, None, len(index) // n_groups)
+    if all(bool((x[first].repeat_interleave(len(index) // n_groups, 0) == x).all()) for x in (index, gain, bias)):
+        return index[first], gain[first], bias[first]
+    return index, gain, bias
+
+
+def weight_matrix(tape: Tape, part: ProjectionPart) -> Tensor:
+    """The matrix (d, w) of a part, a view of the model's parameter."""
+    matrix = tape.tensors[part.weight.matrix]
+    return matrix.reshape(matrix.shape[-2:])
+
+
+def weight_bias(tape: Tape, part: ProjectionPart) -> Tensor | None:
+    return None if part.weight.bias is None else tape.tensors[part.weight.bias].flatten()
+
+
+def apply_weight(tape: Tape, part: ProjectionPart) -> Callable[[Tensor], Tensor]:
+    """The weight as a function of its input: the model's own module, else the matrix."""
+    call = module_call_of(tape, part.weight.source, part.weight.result)
+    if call is not None and (is_converted(call.module) or not any(True for _ in call.module.children())):
+        return call.module
+    matrix, bias = weight_matrix(tape, part), weight_bias(tape, part)
+    return lambda u: u @ matrix if bias is None else u @ matrix + bias
+
+
+def _plain_projection(tape: Tape, part: ProjectionPart, index: Tensor, gain: Tensor, offset: Tensor) -> HeadProjection:
+    """x ↦ x W + b. A bias that is added after the weight arrives as the offset."""
+    bias, has_offset = weight_bias(tape, part), bool((offset != 0).any())
+    W = gather_columns(weight_matrix(tape, part), index, gain).movedim(-2, 0)
+    b = None if bias is None else gather_columns(bias, index, gain)
+    if has_offset:
+        b = offset.to(W) if b is None else b + offset.to(b)
+    linear = apply_weight(tape, part)
+
+    def apply(u: Tensor) -> Tensor:
+        columns = gather_columns(linear(u), index, gain)
+        return (columns + offset.to(columns) if has_offset else columns).transpose(-3, -2)
+
+    return HeadProjection(W, b, None, apply)
+
+
+def _normed_projection(
+    tape: Tape, part: ProjectionPart, step: NormStep, index: Tensor, gain: Tensor, offset: Tensor
+) -> HeadProjection:
+    """x ↦ norm(x W + b) gain per head: `index` counts the coordinates of the norm's source."""
+    constants, before = step.constants, step.placement
+    assert before is not None
+    plain = _plain_projection(tape, part, before.index[index], before.gain[index], before.bias[index])
+    gain, offset = with_own_gain(tape, step.norm, index, gain, offset)
+    dtype = torch.promote_types(plain.W.dtype, torch.float32)
+    norm_gain, bias = (_shared_row(x).to(dtype) for x in (gain * constants.gain, offset))
+    norm_class = _norm_class(constants, index)
+    norm = norm_class(
+        lambda x: x, norm_gain, bias if bool((bias != 0).any()) else None, constants.eps, constants.subtracts_mean
+    )
+
+    def apply(u: Tensor) -> Tensor:
+        y = plain.apply(u)
+        return norm.normed(y.to(torch.promote_types(y.dtype, torch.float32))).to(y.dtype)
+
+    return HeadProjection(plain.W, plain.b, norm, apply)
+
+
+def _norm_class(constants: NormConstants, index: Int[Tensor, "g k"]) -> type[Norm]:
+    """The norm of each head, or of all heads together."""
+    if constants.width == index.shape[1]:
+        return Norm
+    if constants.width == index.numel() and not constants.subtracts_mean:
+        return NormAcrossHeads
+    raise RheoscopeError(
+        Message("a norm of queries or keys spans {n} of {m} coordinates", n=constants.width, m=index.numel())
+    )
+
+
+def with_own_gain(
+    tape: Tape, norm: Normalisation, index: Tensor, gain: Tensor, offset: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gain and bias after a norm, with those inside the operation of a LayerNorm."""
+    if norm.scale is not None:
+        return gain, offset
+    own_gain, own_bias = (
+        _parameter(tape, norm, i) for i in ((2, 3) if norm.operation.name == "native_layer_norm" else (2, None))
+    )
+    offset = offset if own_bias is None else offset + gain * own_bias[index % len(own_bias)]
+    return (gain if own_gain is None else gain * own_gain[index % len(own_gain)]), offset
+
+
+def _shared_row(x: Float[Tensor, "g k"]) -> Tensor:
+    """One row if all heads have the same, else a row per head that broadcasts over tokens."""
+    return x[0] if bool((x == x[:1]).all()) else x[:, None]
+
+
+def _latent_projection(tape: Tape, parts: tuple[ProjectionPart, ...], n_heads: int) -> HeadProjection:
+    """Latent attention: coordinates come from norm(x A) B, and some directly from x W."""
+    latent = [part for part in parts if part.inner is not None]
+    if len(latent) != 1 or any(part.norm is not None for part in parts):
+        raise RheoscopeError(Message("queries, keys or values have {n} latent parts, expected 1", n=len(latent)))
+    columns = [_composed_columns(tape, part, n_heads) for part in parts]
+    W = torch.stack([W for W, _ in columns]).sum(0)
+    (outer,) = latent
+    inner = outer.inner
+    assert inner is not None
+    is_scaled = outer.placement.is_filled.view(n_heads, -1)
+    if inner.norm is None:
+        return HeadProjection(W, None, None, _apply_parts(tape, parts, n_heads))
+    if not bool((is_scaled == is_scaled[:1]).all()):
+        raise RheoscopeError(Message("heads share a latent vector in different coordinates"))
+    constants = inner.norm.constants
+    rows = _to_latent_rows(tape, outer, n_heads)
+    norm = LatentNorm(
+        lambda x: x, None, None, constants.eps, False, torch.linalg.pinv(rows.double()).to(W), is_scaled[0].to(W)
+    )
+    return HeadProjection(W, None, norm, _apply_parts(tape, parts, n_heads))
+
+
+def _outer_columns(tape: Tape, part: ProjectionPart, n_heads: int) -> Float[Tensor, "r hk"]:
+    """The columns of a weight at the coordinates of the heads, 0 where they come from elsewhere."""
+    placement = part.placement
+    if part.weight.bias is not None or bool((placement.bias != 0).any()):
+        raise RheoscopeError(Message("a latent projection has a bias"))
+    gain = torch.where(placement.is_filled, placement.gain, 0.0)
+    matrix = weight_matrix(tape, part).double()
+    return matrix[:, placement.index.clamp(max=matrix.shape[1] - 1)] * gain
+
+
+def _to_latent_rows(tape: Tape, outer: ProjectionPart, n_heads: int) -> Float[Tensor, "r hk"]:
+    """B: the rows of the heads for every coordinate of the normalised latent vector."""
+    inner = outer.inner
+    assert inner is not None
+    B = _outer_columns(tape, outer, n_heads)
+    gain = inner.placement.gain * (1.0 if inner.norm is None else inner.norm.constants.gain)
+    if inner.norm is not None:
+        gain, _ = with_own_gain(tape, inner.norm.norm, inner.placement.index, gain, torch.zeros_like(gain))
+    by_coordinate = torch.zeros_like(B)
+    return by_coordinate.index_add(0, inner.placement.index, gain[:, None] * B)
+
+
+def _composed_columns(tape: Tape, part: ProjectionPart, n_heads: int) -> tuple[Float[Tensor, "h d k"], None]:
+    """The map from what the layer reads to the coordinates of a part, without the scale of a norm."""
+    if part.inner is None:
+        columns = _outer_columns(tape, part, n_heads)
+    else:
+        inner, step = part.inner, part.inner.norm
+        if inner.inner is not None or inner.weight.bias is not None:
+            raise RheoscopeError(Message("a latent vector has a bias or a latent vector of its own"))
+        A = weight_matrix(tape, inner).double()
+        if step is not None and step.placement is not None:
+            A = A[:, step.placement.index] * step.placement.gain
+        columns = A @ _to_latent_rows(tape, part, n_heads)
+    dtype = weight_matrix(tape, part).dtype
+    return columns.unflatten(-1, (n_heads, -1)).transpose(0, 1).to(torch.promote_types(dtype, torch.float32)), None
+
+
+def _apply_parts(tape: Tape, parts: tuple[ProjectionPart, ...], n_heads: int) -> Callable[[Tensor], Tensor]:
+    """The rows of all parts, by the model's own modules."""
+    functions = [_part_function(tape, part) for part in parts]
+
+    def apply(u: Tensor) -> Tensor:
+        rows = torch.stack([function(u) for function in functions]).sum(0)
+        return rows.unflatten(-1, (n_heads, -1)).transpose(-3, -2)
+
+    return apply
+
+
+def _part_function(tape: Tape, part: ProjectionPart) -> Callable[[Tensor], Tensor]:
+    linear = apply_weight(tape, part)
+    before = None if part.inner is None else _inner_function(tape, part.inner)
+    index, gain = part.placement.index, torch.where(part.placement.is_filled, part.placement.gain, 0.0)
+
+    def apply(u: Tensor) -> Tensor:
+        y = linear(u if before is None else before(u))
+        return y[..., index.clamp(max=y.shape[-1] - 1)] * gain.to(y)
+
+    return apply
+
+
+def _inner_function(tape: Tape, part: ProjectionPart) -> Callable[[Tensor], Tensor]:
+    linear, step, placement = apply_weight(tape, part), part.norm, part.placement
+    if step is None:
+        return lambda u: linear(u)[..., placement.index] * placement.gain.to(u)
+    before, constants = step.placement, step.constants
+    assert before is not None
+    gain, _ = with_own_gain(tape, step.norm, placement.index, placement.gain, torch.zeros_like(placement.gain))
+    norm = Norm(lambda x: x, None, None, constants.eps, constants.subtracts_mean)
+
+    def apply(u: Tensor) -> Tensor:
+        z = linear(u)[..., before.index] * before.gain.to(u)
+        z_hat = norm.normalise(z.to(torch.promote_types(z.dtype, torch.float32)))
+        return (z_hat[..., placement.index] * (gain * constants.gain).to(z_hat)).to(z.dtype)
+
+    return apply

@@ -1,0 +1,67 @@
+"""Where the points of a layer can be read and changed while the network runs: modules whose tensors are the points."""
+
+from dataclasses import replace
+
+from torch import nn
+
+from rheoscope.messages.message import Message
+from rheoscope.pretrained.finder.blocks import Block, Layer
+from rheoscope.pretrained.finder.projections import same_numbers
+from rheoscope.pretrained.finder.stream import BlockStream, HalfLayer, StreamReader
+from rheoscope.pretrained.finder.tape import ModuleCall, Tape
+from rheoscope.running.stream import Tap
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.step import Step
+
+
+def layer_taps(tape: Tape, index: int, layer: Layer, stream: BlockStream) -> tuple[Tap, ...]:
+    """The taps of a layer in the order of the stream, at the turn of its block."""
+    return tuple(replace(tap, turn=layer.turn, n_turns=layer.n_turns) for tap in _taps(tape, index, layer, stream))
+
+
+def _taps(tape: Tape, index: int, layer: Layer, stream: BlockStream) -> tuple[Tap, ...]:
+    post = Tap(Step(index, "resid_post"), layer.last_module, "out")
+    halves = [(stream.attention, "attn_sum", "resid_mid")]
+    halves += [] if stream.cross is None else [(stream.cross, "cross_sum", "resid_cross")]
+    if stream.mlp.norm is not None:
+        norms = [tap for half, *names in halves for tap in _post_norm_taps(index, half, *names)]
+        return (*norms, Tap(Step(index, "mlp_sum"), stream.mlp.norm.module, "in"), post)
+    calls = StreamReader(tape, layer.block).calls
+    if stream.is_parallel:
+        return _displacement_tap(tape, index, calls, stream.attention), post
+    return (*(_sum_tap(tape, Step(index, name), calls, half) for half, _, name in halves), post)
+
+
+def _post_norm_taps(index: int, half: HalfLayer, sum_name: str, result_name: str) -> tuple[Tap, Tap]:
+    assert half.norm is not None
+    module = half.norm.module
+    return Tap(Step(index, sum_name), module, "in"), Tap(Step(index, result_name), module, "out")
+
+
+def _displacement_tap(tape: Tape, index: int, calls: list[ModuleCall], half: HalfLayer) -> Tap:
+    if half.factor != 1:
+        raise RheoscopeError(Message("no module returns what attention adds to the stream"))
+    return Tap(Step(index, "resid_mid"), _writer(tape, calls, half).module, "out", is_displacement=True)
+
+
+def _sum_tap(tape: Tape, step: Step, calls: list[ModuleCall], half: HalfLayer) -> Tap:
+    """The first module that reads a sum, and the module that returns what was added."""
+    in_order = sorted(calls, key=lambda call: call.first_operation)
+    reader = next((x for x in in_order if x.inputs and same_numbers(tape, x.inputs[0], half.result)), None)
+    if reader is None:
+        raise RheoscopeError(Message("no module reads the points after attention"))
+    return Tap(step, reader.module, "in", writer=_writer(tape, calls, half).module, writer_scale=half.factor)
+
+
+def _writer(tape: Tape, calls: list[ModuleCall], half: HalfLayer) -> ModuleCall:
+    writer = next((x for x in calls if x.outputs and same_numbers(tape, x.outputs[0], half.update)), None)
+    if writer is None:
+        raise RheoscopeError(Message("no module returns what attention adds to the stream"))
+    return writer
+
+
+def attention_module(tape: Tape, block: Block) -> nn.Module:
+    """The module in which the softmax of a block runs."""
+    module = tape.operations[block.softmax].module
+    assert module is not None
+    return module

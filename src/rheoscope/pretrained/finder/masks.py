@@ -1,0 +1,126 @@
+"""The mask of a call of attention: which pairs of positions it allows, at any distance."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from rheoscope.attention.mask import Causal, Mask, NoMask, Window
+from rheoscope.messages.message import Message
+from rheoscope.pretrained.finder.softmax_calls import SoftmaxCall, constant_scores, is_allowed
+from rheoscope.pretrained.finder.tape import Tape, Value
+from rheoscope.shapes import RheoscopeError
+
+FARTHEST = 1 << 24
+"""A window of this size is none."""
+
+
+@dataclass(frozen=True, eq=False)
+class QueryPositionSource:
+    """What decides the mask: positions on the tape, which move by `sign` times a shift, or a stored table of pairs (sign 0)."""
+
+    value: Value
+    sign: int
+
+    def shifted(self, tape: Tape, shift: int) -> Tensor:
+        """The positions, or the table from a later row on, after queries have moved away from the keys."""
+        x = tape.tensors[self.value]
+        return x + self.sign * shift if self.sign else x.roll(-min(shift, x.shape[-2] - 1), -2)
+
+
+def read_mask(tape: Tape, call: SoftmaxCall) -> Mask:
+    """The mask of a call: causal or not, with a window or without one. Layers that read the same table share it."""
+    tables = frozenset(_mask_tables(tape, call))
+    return tape.share(("mask", tables), lambda: _read_mask(tape, call)) if tables else _read_mask(tape, call)
+
+
+def _mask_tables(tape: Tape, call: SoftmaxCall) -> set[Value]:
+    """The tables of pairs that enter the scores, before they are cut to the size of the text."""
+    between = tape.ancestors(call.scores, {call.score})
+    tables = {v for v in between if tape.n_tokens in tape.tensors[v].shape[-1:] and v < call.queries}
+    read = {x for v in tables if (operation := tape.operation_of(v)) is not None for x in operation.operands}
+    return (tables - read) | {v for v in between if _is_table(tape, v)}
+
+
+def _read_mask(tape: Tape, call: SoftmaxCall) -> Mask:
+    n = tape.n_tokens
+    i, j = torch.arange(n, device=call.mask.device)[:, None], torch.arange(n, device=call.mask.device)
+    is_causal = not bool(call.mask.triu(1).any())
+    base: Mask = Causal() if is_causal else NoMask()
+    source = _query_positions(tape, call)
+    if source is None:
+        size = int(call.mask[-1].sum())
+        expected = ((i - j).abs() < size) & ((j <= i) | (not is_causal))
+        if size < n and bool((call.mask == expected).all()):
+            return base & Window(size) if is_causal else Window(size)
+        _check(call.mask, (j <= i) if is_causal else torch.ones_like(call.mask))
+        return base
+    size = _window(tape, call, source)
+    _refuse_chunks(tape, call, source, size)
+    expected = ((i - j).abs() < size) & ((j <= i) | (not is_causal))
+    _check(call.mask, expected)
+    if size >= FARTHEST:
+        return base
+    return base & Window(size) if is_causal else Window(size)
+
+
+def _check(mask: Bool[Tensor, "n s"], expected: Bool[Tensor, "n s"]) -> None:
+    if not bool((mask == expected).all()):
+        raise RheoscopeError(Message("the mask of attention is neither causal nor a window"))
+
+
+def _allowed(tape: Tape, call: SoftmaxCall, source: QueryPositionSource, shift: int) -> Bool[Tensor, "n s"]:
+    """The allowed pairs after queries have moved away from the keys."""
+    return is_allowed(constant_scores(tape, call, {source.value: source.shifted(tape, shift)})[0])
+
+
+def _query_positions(tape: Tape, call: SoftmaxCall) -> QueryPositionSource | None:
+    """The positions of queries in the mask, or those of keys, with the opposite sign, or a stored table."""
+    n, ancestors = tape.n_tokens, sorted(tape.ancestors(call.scores, {call.queries, call.keys}))
+    signs = {v: (1, -1) for v in ancestors if is_arange(tape, v)} | {v: (0,) for v in ancestors if _is_table(tape, v)}
+    for value in signs:
+        for sign in signs[value]:
+            source = QueryPositionSource(value, sign)
+            if not torch.equal(_allowed(tape, call, source, n), call.mask) and (
+                bool(_allowed(tape, call, source, 1)[0, 0])
+            ):
+                return source
+    return None
+
+
+def is_arange(tape: Tape, value: Value) -> bool:
+    operation = tape.operation_of(value)
+    return operation is not None and operation.name == "arange" and tape.tensors[value].shape == (tape.n_tokens,)
+
+
+def _is_table(tape: Tape, value: Value) -> bool:
+    """Whether a tensor is a buffer of the network with an entry for every pair of positions."""
+    x = tape.tensors[value]
+    return value not in tape.producer and x.ndim >= 2 and x.shape[-1] == x.shape[-2] > tape.n_tokens
+
+
+def _refuse_chunks(tape: Tape, call: SoftmaxCall, source: QueryPositionSource, size: int) -> None:
+    """Raise if neighbours cannot see each other at some place, because the text is cut into chunks."""
+    others = {v for v in tape.ancestors(call.scores, {call.queries, call.keys}) if is_arange(tape, v)}
+    for place in (size - 1, size, size // 2):
+        shifted = {v: tape.tensors[v] + place for v in others}
+        if size < FARTHEST and not torch.equal(is_allowed(constant_scores(tape, call, shifted)[0]), call.mask):
+            raise RheoscopeError(
+                Message("attention is cut into chunks of {n} positions, which no mask of Rheoscope describes", n=size)
+            )
+
+
+def _window(tape: Tape, call: SoftmaxCall, source: QueryPositionSource) -> int:
+    """The smallest distance that is masked, by bisection. A mask may only forbid what is farther than what it allows."""
+
+    def sees(distance: int) -> bool:
+        return bool(_allowed(tape, call, source, distance)[0, 0])
+
+    if sees(FARTHEST):
+        return FARTHEST
+    near, far = 0, FARTHEST
+    while far - near > 1:
+        middle = (near + far) // 2
+        near, far = (middle, far) if sees(middle) else (near, middle)
+    return far

@@ -1,0 +1,246 @@
+"""The rotation of queries and keys by their positions, read off a tape and continued to any position."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rheoscope.messages.message import Message
+from rheoscope.pretrained.finder.coordinates import CoordinateMap, from_token_rows, token_rows
+from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value, replay
+from rheoscope.shapes import RheoscopeError
+
+N_PROBES, FAR_POSITION = 4, 1 << 20
+RELATIVE_ERROR = 1e-9
+LOOKUPS = frozenset({"index", "gather", "index_select", "embedding"})
+"""Operations that read rows of a table by their numbers."""
+Arrival = tuple[Value, CoordinateMap]
+"""A tensor, and where its coordinates arrive in the rows of the heads."""
+
+
+@dataclass(frozen=True, eq=False)
+class RotaryTables:
+    """x ↦ x C(p) + x[partner] S(p): every coordinate c of a head is mixed with one other by numbers that depend on position p."""
+
+    partner: Int[Tensor, " k"]
+    tape: Tape
+    rows: Value
+    arrivals: tuple[Arrival, ...]
+    source: "PositionSource"
+    width: int
+    cache: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def __call__(self, x: Float[Tensor, "b h n k"], positions: Int[Tensor, " n"]) -> Float[Tensor, "b h n k"]:
+        last = int(positions.max()) if len(positions) else 0
+        cosines, sines = (table[positions].to(x.dtype) for table in self.tables(last + 1, x.device))
+        return x * cosines + x[..., self.partner.to(x.device)] * sines
+
+    def tables(self, length: int, device: torch.device) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
+        """C and S for the positions below `length`, computed once for each power of two, or for each length if they depend on it."""
+        size = length if self.source.depends_on_length else 1 << max(6, (length - 1).bit_length())
+        if (size, device) not in self.cache:
+            cosines, sines = self._read_tables(size)
+            self.cache[size, device] = cosines.to(device), sines.to(device)
+        return self.cache[size, device]
+
+    def _read_tables(self, size: int) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
+        is_first = self.partner >= torch.arange(self.width)
+        patterns = is_first.double(), (~is_first).double()
+        images = [
+            torch.cat([self._image(pattern, constants) for constants in self.source.chunks(size)])[:size]
+            for pattern in patterns
+        ]
+        own = torch.where(is_first, images[0], images[1])
+        other = torch.where(is_first, images[1], images[0])
+        return own, torch.where(self.partner == torch.arange(self.width), 0.0, other)
+
+    def _image(self, pattern: Float[Tensor, " k"], constants: dict[Value, Tensor]) -> Float[Tensor, "n k"]:
+        return rotated_rows(self.tape, self.rows, self.arrivals, self.width, pattern, constants)
+
+
+def rotated_rows(
+    tape: Tape,
+    rows: Value,
+    arrivals: tuple[Arrival, ...],
+    width: int,
+    pattern: Float[Tensor, " k"],
+    constants: dict[Value, Tensor],
+) -> Float[Tensor, "n k"]:
+    """What becomes of a vector of the first head at every position."""
+    substitutions = dict(constants)
+    for source, placement in arrivals:
+        numbers = torch.zeros(tape.tensors[source].numel() // tape.n_tokens, dtype=torch.float64)
+        filled = placement.is_filled.cpu()
+        wanted = pattern.repeat(len(filled) // width)[filled] - placement.bias.cpu()[filled]
+        numbers[placement.index.cpu()[filled]] = wanted / placement.gain.cpu()[filled]
+        substitutions[source] = from_token_rows(tape, numbers.expand(tape.n_tokens, -1), source).to(
+            tape.tensors[source].device
+        )
+    return token_rows(tape, replay(tape, [rows], substitutions)[0]).cpu()[:, :width]
+
+
+@dataclass(frozen=True, eq=False)
+class PositionSource:
+    """Where the numbers that depend on position come from: a module that reads positions, or positions on the tape."""
+
+    tape: Tape
+    call: ModuleCall | None
+    positions: tuple[Value, ...]
+
+    def chunks(self, size: int) -> list[dict[Value, Tensor]]:
+        """Substitutions that put n tokens at a time at the positions 0, 1, …, size − 1 and beyond."""
+        n = self.tape.n_tokens
+        starts = range(0, size, n)
+        if self.call is None:
+            return [{v: x.clamp(max=self.last_row) for v, x in self.start_at(start).items()} for start in starts]
+        outputs = self._call_module(len(starts) * n)
+        return [
+            {v: _wide(out.narrow(_token_axis(self.tape, v), start, n)) for v, out in outputs.items()}
+            for start in starts
+        ]
+
+    def start_at(self, position: int) -> dict[Value, Tensor]:
+        """The positions on the tape, from this one on."""
+        return {v: self.tape.tensors[v] - self.tape.tensors[v].flatten()[0] + position for v in self.positions}
+
+    @cached_property
+    def last_row(self) -> int:
+        """The last position that is a row of all tables that positions are looked up in."""
+        readers = self.tape.descendants(set(self.positions))
+        rows = [
+            self.tape.tensors[operation.operands[0]].shape[operation.args[1] if operation.name == "gather" else 0]
+            for operation in self.tape.operations
+            if operation.name in LOOKUPS and operation.operands[-1] in readers and operation.operands[0] not in readers
+        ]
+        return min(rows, default=FAR_POSITION) - 1
+
+    @cached_property
+    def depends_on_length(self) -> bool:
+        """Whether a far token changes the numbers of earlier ones (rotary tables that follow the length of the text)."""
+        if self.call is None:
+            return False
+        n = self.tape.n_tokens
+        positions = torch.arange(n, device=self._device)
+        near, far = (
+            self._at_positions(positions.clone().index_fill_(0, positions[-1:], x)) for x in (n - 1, FAR_POSITION)
+        )
+        return any(
+            not torch.equal(
+                near[v].narrow(_token_axis(self.tape, v), 0, n - 1), far[v].narrow(_token_axis(self.tape, v), 0, n - 1)
+            )
+            for v in near
+        )
+
+    @property
+    def _device(self) -> torch.device:
+        assert self.call is not None
+        return next((self.tape.tensors[v].device for v in self.call.inputs), torch.device("cpu"))
+
+    def _call_module(self, size: int) -> dict[Value, Tensor]:
+        return self._at_positions(torch.arange(size, device=self._device))
+
+    @torch.no_grad()
+    def _at_positions(self, positions: Int[Tensor, " n"]) -> dict[Value, Tensor]:
+        """The outputs of the module for other positions."""
+        assert self.call is not None
+
+        def at_positions(x: Any) -> Any:
+            is_position = isinstance(x, Tensor) and not x.is_floating_point() and x.shape[-1:] == (self.tape.n_tokens,)
+            return positions.expand(*x.shape[:-1], len(positions)) if is_position else x
+
+        out = self.call.module(
+            *map(at_positions, self.call.args), **{name: at_positions(x) for name, x in self.call.kwargs.items()}
+        )
+        tensors = [out] if isinstance(out, Tensor) else [x for x in out if isinstance(x, Tensor)]
+        return dict(zip(self.call.outputs, tensors, strict=True))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.complex128) if x.is_complex() else x.double()
+
+
+def _token_axis(tape: Tape, value: Value) -> int:
+    return next(axis for axis, size in enumerate(tape.tensors[value].shape) if size == tape.n_tokens)
+
+
+def read_rotation(
+    tape: Tape, rows: Value, arrivals: tuple[Arrival, ...], tokens: set[Value], width: int
+) -> RotaryTables | None:
+    """The rotation between the weights and the rows of a product; None if positions change nothing.
+
+    Layers of one class whose rows read the same positions share it.
+    """
+    constants = tape.ancestors(rows, {source for source, _ in arrivals}) - tokens
+    owner = tape.operations[tape.producer[rows]].module
+    key = "rotation", type(owner), width, frozenset(v for v in constants if _is_table(tape, v))
+    return tape.share(key, lambda: _read_rotation(tape, rows, arrivals, tokens, width))
+
+
+def _is_table(tape: Tape, value: Value) -> bool:
+    """Whether a tensor has numbers for every token and was returned by a module, or holds positions."""
+    return value in tape.returned and tape.n_tokens in tape.tensors[value].shape
+
+
+def _read_rotation(
+    tape: Tape, rows: Value, arrivals: tuple[Arrival, ...], tokens: set[Value], width: int
+) -> RotaryTables | None:
+    probes = torch.rand(N_PROBES, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
+    images = torch.stack([rotated_rows(tape, rows, arrivals, width, probe, {}) for probe in probes])
+    if float((images - probes[:, None]).abs().max()) < RELATIVE_ERROR:
+        return None
+    partner = _partners(probes, images)
+    source = _position_source(tape, rows, arrivals, tokens)
+    return RotaryTables(partner, tape, rows, arrivals, source, width)
+
+
+def _partners(probes: Float[Tensor, "m k"], images: Float[Tensor, "m n k"]) -> Int[Tensor, " k"]:
+    """The coordinate with which each coordinate is mixed, by least squares over the probes."""
+    width = probes.shape[1]
+    own = images[:, :, :] / probes[:, None]
+    is_scaled = ((own - own[:1]).abs().amax((0, 1)) < RELATIVE_ERROR).tolist()
+    partner = torch.arange(width)
+    for c in range(width):
+        if is_scaled[c]:
+            continue
+        basis = torch.stack([probes[:, c : c + 1].expand(-1, width), probes], -1).permute(1, 0, 2)
+        target = images[:, :, c].expand(width, -1, -1)
+        others = torch.arange(width) != c
+        solution = torch.linalg.lstsq(basis[others], target[others]).solution
+        residual = torch.full((width,), torch.inf, dtype=torch.float64)
+        residual[others] = (basis[others] @ solution - target[others]).abs().amax((-1, -2))
+        partner[c] = residual.argmin()
+        if float(residual.min()) > 1e-7:
+            raise RheoscopeError(Message("positions mix more than two coordinates of a query or key"))
+    if not bool((partner[partner] == torch.arange(width)).all()):
+        raise RheoscopeError(Message("positions do not rotate queries and keys in planes"))
+    return partner
+
+
+def _position_source(tape: Tape, rows: Value, arrivals: tuple[Arrival, ...], tokens: set[Value]) -> PositionSource:
+    """The module whose outputs depend on positions and reach the rows without the tokens, else positions themselves."""
+    constants = tape.ancestors(rows, {source for source, _ in arrivals}) - tokens
+    calls = [
+        call
+        for call in tape.calls
+        if not constants.isdisjoint(call.outputs)
+        and any(is_positions(tape, v) for v in call.inputs)
+        and all(v in constants or v not in tokens for v in call.outputs)
+    ]
+    if calls:
+        return PositionSource(tape, calls[-1], ())
+    positions = tuple(v for v in constants if is_positions(tape, v))
+    first = tuple(v for v in positions if tape.ancestors(v).isdisjoint(set(positions) - {v}))
+    if not first:
+        raise RheoscopeError(Message("queries and keys depend on their place, but on no positions"))
+    return PositionSource(tape, None, first)
+
+
+def is_positions(tape: Tape, value: Value) -> bool:
+    x = tape.tensors[value]
+    if x.is_floating_point() or x.dtype is torch.bool or x.shape[-1:] != (tape.n_tokens,) or x.numel() % tape.n_tokens:
+        return False
+    steps = x.reshape(-1, tape.n_tokens).diff(dim=-1)
+    return bool((steps == 1).all())

@@ -1,0 +1,162 @@
+"""Attention on a tape, cut at the softmax: weights = softmax(cap(scale q k) + bias + mask), output = weights v."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rheoscope.messages.message import Message
+from rheoscope.pretrained.finder.chains import LAYOUT_OPERATIONS, MATRIX_PRODUCTS, unknown_operation
+from rheoscope.pretrained.finder.tape import Operation, Tape, Value, replay, replay_as_recorded
+from rheoscope.shapes import RheoscopeError
+
+MASKED_BELOW = -1e4
+"""Scores at or below this are masked."""
+SOFTMAX_OPERATIONS = frozenset({"_softmax", "_safe_softmax"})
+NEAR_SCORE, FAR_SCORE = 2.0**-12, 2.0**30
+"""A cap leaves near scores as they are, and bounds far ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxCall:
+    """One call of attention: the tensors around its softmax, and what happens to a score on the way.
+
+    `queries` is (h, n, k), `keys` (h, k, s) and `values` (h, s, e), as the two products read them. `score` is the first product and
+    `output` the second. `bias` is added after the cap; `sinks` are scores of a key without a token.
+    """
+
+    index: int
+    queries: Value
+    keys: Value
+    values: Value
+    score: Value
+    scores: Value
+    weights: Value
+    output: Value
+    scale: Float[Tensor, " h"] = torch.ones(1)
+    cap: float | None = None
+    bias: Float[Tensor, "h n s"] | None = None
+    mask: Bool[Tensor, "n s"] = torch.ones(1, 1, dtype=torch.bool)
+    sinks: Float[Tensor, " h"] | None = None
+
+
+def softmax_indices(tape: Tape) -> list[int]:
+    """The indices of all softmaxes over keys."""
+    return [
+        index
+        for index, operation in enumerate(tape.operations)
+        if operation.name in SOFTMAX_OPERATIONS and tape.tensors[operation.results[0]].ndim >= 3
+    ]
+
+
+def read_softmax_call(tape: Tape, index: int, tokens: set[Value]) -> SoftmaxCall:
+    """The attention around a softmax. `tokens` are the tensors that depend on the points."""
+    softmax = tape.operations[index]
+    scores, weights = softmax.args[0].value, softmax.results[0]
+    product = score_product(tape, scores, tokens)
+    queries, keys = (x.value for x in product.args[-2:])
+    value_product = output_product(tape, index)
+    call = SoftmaxCall(
+        index,
+        queries,
+        keys,
+        value_product.args[-1].value,
+        product.results[0],
+        scores,
+        weights,
+        value_product.results[0],
+    )
+    constant, sinks = constant_scores(tape, call, {})
+    mask = is_allowed(constant)
+    bias = torch.where(mask, constant, 0.0)
+    scale, cap = score_map(tape, call, mask)
+    return replace(
+        call,
+        scale=scale * float(product.kwargs.get("alpha", 1.0)),
+        cap=cap,
+        bias=bias if bool(bias.abs().max() > 0) else None,
+        mask=mask,
+        sinks=sinks,
+    )
+
+
+def is_allowed(constant: Float[Tensor, "h n s"]) -> Bool[Tensor, "n s"]:
+    """The pairs that no head masks."""
+    return (constant > MASKED_BELOW).all(0)
+
+
+def score_product(tape: Tape, scores: Value, tokens: set[Value]) -> Operation:
+    """The product of queries and keys before a softmax. Raises if there are several, or none."""
+    products: dict[int, Operation] = {}
+    pending, seen = [scores], set[Value]()
+    while pending:
+        current = pending.pop()
+        operation = tape.operation_of(current)
+        if current in seen or current not in tokens or operation is None:
+            continue
+        seen.add(current)
+        if operation.name in MATRIX_PRODUCTS and all(x.value in tokens for x in operation.args[-2:]):
+            products[tape.producer[current]] = operation
+        else:
+            pending.extend(operation.operands)
+    if len(products) != 1:
+        raise RheoscopeError(
+            Message(
+                "{module}: scores are made of {n} products of tokens, expected 1 product of queries and keys",
+                module=type(tape.operations[tape.producer[scores]].module).__name__,
+                n=len(products),
+            )
+        )
+    return next(iter(products.values()))
+
+
+def output_product(tape: Tape, index: int) -> Operation:
+    """The product of weights and values. Between it and the softmax, numbers may only be moved."""
+    reached = set(tape.operations[index].results)
+    for operation in tape.operations[index + 1 :]:
+        if reached.isdisjoint(operation.operands):
+            continue
+        if operation.name in MATRIX_PRODUCTS:
+            return operation
+        if operation.name not in LAYOUT_OPERATIONS:
+            raise unknown_operation(operation)
+        reached.update(operation.results)
+    raise RheoscopeError(Message("the weights of a softmax multiply no values"))
+
+
+def constant_scores(
+    tape: Tape, call: SoftmaxCall, constants: dict[Value, Tensor]
+) -> tuple[Float[Tensor, "h n s"], Float[Tensor, " h"] | None]:
+    """The scores of queries that are 0 (mask and bias), and those of sinks, if any."""
+    zeros = {x: torch.zeros_like(tape.tensors[x]) for x in (call.queries, call.keys)}
+    table = replay_as_recorded(tape, [call.scores], {**constants, **zeros})[0].double()
+    n_heads, n_keys = _table(tape.tensors[call.score]).shape[0], tape.tensors[call.score].shape[-1]
+    table = _table(table).expand(n_heads, -1, -1)
+    if table.shape[-1] == n_keys:
+        return table, None
+    sinks = table[:, -1, -1] - table[:, -1, :-1].amax(-1)  # a shift of the whole row changes nothing
+    table = table[..., :-1] - table[..., -1:]
+    return torch.where(table > MASKED_BELOW, table - table.amax(-1, keepdim=True), table), sinks
+
+
+def _table(x: Tensor) -> Float[Tensor, "h n s"]:
+    return x.reshape(-1, *x.shape[-2:])
+
+
+def score_map(tape: Tape, call: SoftmaxCall, mask: Bool[Tensor, "n s"]) -> tuple[Float[Tensor, " h"], float | None]:
+    """The factor of each head's score, and the cap, if any. Scores are probed at the last query and its first key."""
+    row, column = len(mask) - 1, int(mask[-1].int().argmax())
+
+    def probe(number: float) -> Float[Tensor, " h"]:
+        product = torch.zeros_like(tape.tensors[call.score], dtype=torch.float64)
+        product[..., row, column] = number
+        table = _table(replay(tape, [call.scores], {call.score: product})[0])
+        return table[:, row, column] - table[:, row, other]
+
+    other = int(mask[-1].nonzero()[-1])
+    blank = probe(0.0)
+    slope, far = probe(1.0) - blank, probe(FAR_SCORE) - blank
+    if bool((far > FAR_SCORE / 2 * slope).all()):
+        return slope.contiguous(), None
+    return ((probe(NEAR_SCORE) - blank) / NEAR_SCORE).contiguous(), float(far[0])

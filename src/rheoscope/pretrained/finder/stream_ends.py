@@ -1,0 +1,162 @@
+"""The two ends of the stream: from token embeddings to the first points, and from the last points to logits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rheoscope.pretrained.effective_weights import effective_weights
+from rheoscope.pretrained.finder.chains import Normalisation, Weight, frontier
+from rheoscope.pretrained.finder.coordinates import coordinate_map
+from rheoscope.pretrained.finder.feed_forward import apply_modules, module_chain
+from rheoscope.pretrained.finder.head_matrices import read_norm
+from rheoscope.pretrained.finder.rotation import is_positions
+from rheoscope.pretrained.finder.tape import Tape, Value
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model_parts import Norm
+
+CLOSE = 1e-3
+"""The relative error up to which logits of half-precision networks count as equal."""
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """How token embeddings enter the stream: times `scale`, then through `projection` if they are narrower."""
+
+    scale: float
+    projection: Float[Tensor, "w d"] | None
+
+
+def read_embedding(tape: Tape, network: Any, points: Value) -> Embedding:
+    """The factor and the matrix between the rows of the embedding and the first points. A norm between them is left out."""
+    weight = network.get_input_embeddings().weight
+    lookups = [
+        x
+        for x in tape.operations
+        if x.name == "embedding" and tape.tensors[x.operands[0]] is weight and _has_tokens(tape, x.results[0])
+    ]
+    if not lookups:
+        return Embedding(1.0, None)
+    rows = lookups[0].results[0]
+    tokens = tape.descendants({rows})
+    try:
+        stages = frontier(tape, points, tokens, rows)
+        while len(stages) == 1 and isinstance(stages[0], Normalisation):
+            points = stages[0].source
+            stages = frontier(tape, points, tokens, rows)
+        if stages == [rows]:
+            gain = coordinate_map(tape, rows, points).gain
+            return Embedding(float(gain[0]) if bool((gain == gain[0]).all()) else 1.0, None)
+        if len(stages) == 1 and isinstance(stages[0], Weight):
+            matrix = tape.tensors[stages[0].matrix]
+            return Embedding(1.0, matrix.reshape(matrix.shape[-2:]))
+    except RheoscopeError:
+        pass  # what lies between them affects no analysis of heads
+    return Embedding(1.0, None)
+
+
+def _has_tokens(tape: Tape, value: Value) -> bool:
+    return tape.n_tokens in tape.tensors[value].shape[:-1]
+
+
+def find_final_norm(tape: Tape, output: Value) -> Norm:
+    """The norm that reads the last points; the identity if there is none."""
+    end, tokens = tape.producer[output], tape.descendants({output})
+    for call in tape.calls:
+        if call.first_operation <= end or output not in call.inputs[:1] or not call.outputs:
+            continue
+        try:
+            stages = frontier(tape, call.outputs[0], tokens, output)
+            is_norm = len(stages) == 1 and isinstance(stages[0], Normalisation)
+            if is_norm and frontier(tape, stages[0].source, tokens, output) == [output]:  # type: ignore[union-attr]
+                return read_norm(tape, stages[0], output, call.outputs[0])  # type: ignore[arg-type]
+        except RheoscopeError:
+            continue
+    return Norm()
+
+
+def logits_value(tape: Tape, output: Value, n_vocabulary: int) -> Value | None:
+    """The last tensor on the tape with one number per token and vocabulary entry."""
+    tokens = tape.descendants({output})
+    shape = (tape.n_tokens, n_vocabulary)
+    values = [v for x in tape.operations for v in x.results if v in tokens and tape.tensors[v].shape[-2:] == shape]
+    return values[-1] if values else None
+
+
+def prediction_head(tape: Tape, output: Value, logits: Value) -> Callable[[Tensor], Tensor] | None:
+    """Logits as a function of the last points: a chain of the network's modules."""
+    end = tape.producer[output]
+    chain = module_chain(tape, [call for call in tape.calls if call.first_operation > end], output, logits)
+    if not chain:
+        return None
+    modules = tuple(call.module for call in chain)
+    return lambda x: apply_modules(modules, 1.0, x)
+
+
+@dataclass(frozen=True, eq=False)
+class Unembedding:
+    """Logits = cap(norm(x) projection unembedding * scale + bias). None of it is known if `scale` is None.
+
+    `bias` is one that is added outside of the unembedding, if there is one.
+    """
+
+    scale: float | None
+    projection: Float[Tensor, "d w"] | None
+    bias: Float[Tensor, " v"] | None = None
+
+
+def read_unembedding(
+    tape: Tape, network: Any, output: Value, logits: Value | None, norm: Norm, cap: float | None
+) -> Unembedding:
+    """The factor of the logits, by comparison of the recorded logits with those of the last points."""
+    module = network.get_output_embeddings()
+    if module is None or logits is None or not isinstance(getattr(module, "weight", None), Tensor):
+        return Unembedding(None, None)
+    weight, bias = effective_weights(module)
+    projection = _output_projection(tape, output, logits, weight)
+    x = norm.apply(tape.tensors[output])
+    x = x if projection is None else x @ projection.to(x)
+    if x.shape[-1] != weight.shape[-1]:
+        return Unembedding(None, None)
+    own = x.double() @ weight.to(x.device).double().T
+    expected = tape.tensors[logits].double().reshape(own.shape)
+    if cap is not None:
+        expected = cap * torch.atanh((expected / cap).clamp(-1 + 1e-7, 1 - 1e-7))
+    expected = expected if bias is None else expected - bias.double()
+    expected = expected.reshape(-1, own.shape[-1])
+    own = own.reshape(expected.shape)
+    varying, expected_varying = own - own.mean(0), expected - expected.mean(0)  # a bias is the same for all tokens
+    scale = float((varying * expected_varying).sum() / varying.square().sum())
+    scale = 1.0 if abs(scale - 1) < CLOSE else scale
+    if float((varying * scale - expected_varying).norm()) > CLOSE * float(expected_varying.norm()):
+        return Unembedding(None, None)
+    offset = (expected - own * scale).mean(0)
+    has_offset = float(offset.abs().max()) > CLOSE * float(expected.abs().max())
+    return Unembedding(scale, projection, offset.to(x) if has_offset else None)
+
+
+def _output_projection(tape: Tape, output: Value, logits: Value, weight: Tensor) -> Float[Tensor, "d w"] | None:
+    """The matrix between the last points and a narrower unembedding."""
+    width = tape.tensors[output].shape[-1]
+    if weight.shape[-1] == width:
+        return None
+    tokens = tape.descendants({output})
+    for operation in tape.operations[tape.producer[output] :]:
+        if operation.name == "mm" and operation.operands[0] in tokens and operation.operands[1] not in tokens:
+            matrix = tape.tensors[operation.operands[1]]
+            if matrix.shape == (width, weight.shape[-1]):
+                return matrix
+    return None
+
+
+def longest_text(tape: Tape) -> int | None:
+    """The longest text that a table of position embeddings allows, less the rows before its first position."""
+    limits = []
+    for operation in tape.operations:
+        if operation.name == "embedding" and is_positions(tape, operation.operands[1]):
+            first = int(tape.tensors[operation.operands[1]].flatten()[0])
+            limits.append(len(tape.tensors[operation.operands[0]]) - first)
+    return min(limits) if limits else None

@@ -1,0 +1,110 @@
+"""Tiny networks of types that no family file describes, one for each way in which attention can be built."""
+
+from collections.abc import Callable
+from typing import Any
+
+import transformers as hf
+
+from tests.pretrained.cases import GPT2, GROUPED, PLAIN, randomised
+
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+BLOOM = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 40}
+DEEPSEEK = {
+    **PLAIN,
+    **EXPERTS,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "head_dim": 4,
+}
+HYBRID = {
+    **GROUPED,
+    **EXPERTS,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_experts": 4,
+    "shared_expert_intermediate_size": 16,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "head_dim": 16,
+}
+
+MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 2, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8}
+TUNED_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "max_position_embeddings": 64,
+    "llama_4_scaling_beta": 0.1,
+}
+"""A rotation whose queries grow with their position beyond 32 tokens."""
+
+NETWORKS: dict[str, Callable[[], Any]] = {
+    "albert": lambda: hf.AlbertForMaskedLM(hf.AlbertConfig(**PLAIN, embedding_size=12)),
+    "bloom": lambda: hf.BloomForCausalLM(hf.BloomConfig(**BLOOM)),
+    "cohere": lambda: hf.CohereForCausalLM(hf.CohereConfig(**GROUPED, use_qk_norm=True, logit_scale=0.5)),
+    "cohere2": lambda: hf.Cohere2ForCausalLM(hf.Cohere2Config(**GROUPED, sliding_window=5, logit_scale=0.5)),
+    "deepseek_v3": lambda: hf.DeepseekV3ForCausalLM(hf.DeepseekV3Config(**DEEPSEEK)),
+    "distilbert": lambda: hf.DistilBertForMaskedLM(
+        hf.DistilBertConfig(dim=32, hidden_dim=24, n_layers=2, n_heads=4, vocab_size=40)
+    ),
+    "electra": lambda: hf.ElectraForMaskedLM(hf.ElectraConfig(**PLAIN, embedding_size=12)),
+    "falcon_h1": lambda: hf.FalconH1ForCausalLM(hf.FalconH1Config(**GROUPED | {"num_hidden_layers": 1}, **MAMBA)),
+    "falcon": lambda: hf.FalconForCausalLM(hf.FalconConfig(**PLAIN, new_decoder_architecture=False)),
+    "gemma2": lambda: hf.Gemma2ForCausalLM(
+        hf.Gemma2Config(**GROUPED, head_dim=16, sliding_window=4, query_pre_attn_scalar=20, attn_logit_softcapping=5.0)
+    ),
+    "gptj": lambda: hf.GPTJForCausalLM(hf.GPTJConfig(**GPT2 | {"n_positions": 40}, rotary_dim=4)),
+    "gpt_oss": lambda: hf.GptOssForCausalLM(
+        hf.GptOssConfig(**GROUPED, head_dim=16, sliding_window=4, num_local_experts=4, num_experts_per_tok=2)
+    ),
+    "gpt_neo": lambda: hf.GPTNeoForCausalLM(
+        hf.GPTNeoConfig(
+            hidden_size=32,
+            num_layers=2,
+            num_heads=4,
+            attention_types=[[["local", "global"], 1]],
+            window_size=12,
+            vocab_size=40,
+        )
+    ),
+    "granite": lambda: hf.GraniteForCausalLM(
+        hf.GraniteConfig(
+            **GROUPED, residual_multiplier=0.3, embedding_multiplier=3.0, logits_scaling=2.0, attention_multiplier=0.2
+        )
+    ),
+    "mpnet": lambda: hf.MPNetForMaskedLM(hf.MPNetConfig(**PLAIN | {"pad_token_id": 1, "bos_token_id": 0})),
+    "granite_swa": lambda: hf.GraniteSWAForCausalLM(
+        hf.GraniteSWAConfig(**GROUPED, sliding_window=4, layer_types=["sliding_attention", "full_attention"])
+    ),
+    "ministral3": lambda: hf.Ministral3ForCausalLM(
+        hf.Ministral3Config(**GROUPED, head_dim=8, sliding_window=None, rope_parameters=TUNED_YARN)
+    ),
+    "nanochat": lambda: hf.NanoChatForCausalLM(hf.NanoChatConfig(**GROUPED)),
+    "olmo2": lambda: hf.Olmo2ForCausalLM(hf.Olmo2Config(**GROUPED)),
+    "persimmon": lambda: hf.PersimmonForCausalLM(hf.PersimmonConfig(**PLAIN)),
+    "phi": lambda: hf.PhiForCausalLM(hf.PhiConfig(**PLAIN, partial_rotary_factor=0.5, qk_layernorm=True)),
+    "qwen3_next": lambda: hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig(**HYBRID)),
+    "xlm_roberta": lambda: hf.XLMRobertaForMaskedLM(
+        hf.XLMRobertaConfig(**PLAIN | {"pad_token_id": 1, "bos_token_id": 0})
+    ),
+}
+
+
+def build(name: str) -> Any:
+    """A network with noise on every parameter, in float64."""
+    network = randomised(NETWORKS[name]()).double()
+    if hasattr(network, "set_experts_implementation"):
+        network.set_experts_implementation("eager")  # the fused products of experts need float32
+    return network

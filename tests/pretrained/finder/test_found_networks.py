@@ -1,0 +1,162 @@
+"""Networks without a family file: what was found equals what the network computes."""
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+
+import rheoscope as rs
+from rheoscope.attention.mechanism import Mechanism
+from rheoscope.attention.score import Gram
+from rheoscope.pretrained.certificate import trace_eager
+from rheoscope.pretrained.finder import describe_network
+from rheoscope.running.certificate import closure_error
+from rheoscope.shapes import RheoscopeError
+from tests.pretrained.cases import gap, text
+from tests.pretrained.finder.networks import NETWORKS, build
+
+FLOAT32_ISLANDS = 2e-6
+"""Rotary tables and RMSNorms run in float32 inside a float64 network."""
+ENCODERS = ("albert", "distilbert", "electra", "mpnet", "xlm_roberta")
+BY_OUTPUT = ("albert", "bloom", "falcon", "gemma2", "gpt_oss", "deepseek_v3", "distilbert")
+"""Networks whose heads are edited in different ways."""
+
+
+@cache
+def loaded(name: str) -> Any:
+    return rs.load(build(name))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_weights_and_updates_equal_those_of_eager_attention(name: str) -> None:
+    model = loaded(name)
+    assert model.view.facts["family"] == "found"
+    trace, eager_weights = trace_eager(model, text(n=24))
+    assert len(eager_weights) == model.view.layers
+    for layer, layer_weights in enumerate(eager_weights):
+        weights = model.view.layer_heads[layer].all_weights(trace.layer_input(layer))
+        if name == "granite_swa":  # its softmax returns weights without the sink
+            weights = weights / weights.sum(-1, keepdim=True)
+        assert gap(weights, layer_weights) < FLOAT32_ISLANDS
+        assert closure_error(trace, layer) < FLOAT32_ISLANDS
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in ENCODERS])
+def test_the_lens_of_the_last_points_gives_the_logits(name: str) -> None:
+    model = loaded(name)
+    trace = model.trace(text(), logits=True)
+    assert abs(float(rs.readout(trace).logit) - float(trace.logits[-1].max())) < 1e-4
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_scores_are_the_form_M_of_the_normalised_points(name: str) -> None:
+    """Up to what softmax ignores, and for heads without a norm of queries and keys, a cap, or a bias."""
+    model = loaded(name)
+    heads, trace = model.view.layer_heads[0], model.trace(text())
+    if heads.q_norm is not None or heads.mechanism.score.without_cap is not heads.mechanism.score:
+        return
+    if heads.b_Q is not None or heads.b_K is not None or heads.norm.bias is not None:
+        return
+    x = trace.layer_input(0)
+    x_hat, scores = heads.norm.normalise(x), heads.scores(x, 1)
+    for i, j in ((5, 5), (9, 2), (17, 16)):
+        form = heads.M()[1](i - j).left @ heads.M()[1](i - j).right
+        bias = heads.mechanism.position.bias(torch.tensor([i]), torch.tensor([j]))
+        expected = x_hat[i] @ form @ x_hat[j] + (0 if bias is None else bias.reshape(-1, 1, 1)[1])
+        assert gap(scores[i, j], expected.squeeze()) < 1e-4
+
+
+@pytest.mark.parametrize("name", BY_OUTPUT)
+def test_an_edit_removes_exactly_the_displacement_of_its_head(name: str) -> None:
+    def silence(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism) -> Tensor:
+        return torch.zeros(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
+
+    model, ids = loaded(name), text()
+    trace, edited = model.trace(ids), model.trace(ids, edit={(1, 2): silence})
+    labels = [str(step) for step in trace.steps]
+    middle = labels.index("L1.attn_sum" if "L1.attn_sum" in labels else "L1.resid_mid")
+    removed = trace.points[middle] - edited.points[middle]
+    if trace.view.layer_heads[1].output_norm is None:
+        assert gap(removed, trace.displacements(1)[2]) < FLOAT32_ISLANDS
+    assert removed.norm() > 0
+    same = model.run(ids, edit={(1, 2): lambda q, k, v, mechanism: mechanism.attend(q, k, v)})
+    assert gap(same, model.run(ids)) < 1e-5
+
+
+def test_blocks_without_a_softmax_are_named_and_traced() -> None:
+    model = loaded("qwen3_next")
+    assert model.view.facts["opaque_blocks"] == "model.layers.0, model.layers.2"
+    assert model.view.layers == 1
+    trace = model.trace(text(), logits=True)
+    assert rs.transport(trace).kappa.notnull().all()
+
+
+def test_padding_and_batches_leave_every_text_unchanged() -> None:
+    for name in ("falcon", "cohere2", "bloom"):
+        texts = [text(n=18), text(1, n=9)]
+        traces = loaded(name).trace(texts)
+        for trace, ids in zip(traces, texts, strict=True):
+            assert gap(trace.points, loaded(name).trace(ids).points) < FLOAT32_ISLANDS
+
+
+def test_a_network_in_training_mode_is_described_without_its_dropout() -> None:
+    network = build("distilbert").train()
+    assert rs.load(network).view.facts["certificate"].closure_error < FLOAT32_ISLANDS
+    assert all(module.training for module in network.modules())
+
+
+def test_experts_read_a_cloud_without_a_batch() -> None:
+    trace = loaded("gpt_oss").trace(text())
+    middle, after = trace.points[trace.mid_steps[0]], trace.layer_input(1)
+    assert gap(middle + trace.view.mlps[0](middle), after) < FLOAT32_ISLANDS
+
+
+def test_texts_are_as_long_as_scores_depend_on_distances() -> None:
+    """Beyond 32 tokens, queries of Ministral 3 grow with their position."""
+    assert loaded("ministral3").view.context_length == 32
+    with pytest.raises(RheoscopeError, match="the model reads at most 32"):
+        loaded("ministral3").trace(text(n=33))
+
+
+# What cannot be expressed
+
+
+def test_a_network_without_softmax_is_refused() -> None:
+    network = hf.MambaForCausalLM(hf.MambaConfig(vocab_size=40, hidden_size=8, num_hidden_layers=1, state_size=4))
+    with pytest.raises(RheoscopeError, match="MambaForCausalLM has no softmax over tokens, so it has no attention"):
+        rs.load(network.eval())
+
+
+def test_an_operation_outside_the_grammar_is_named() -> None:
+    class Gated(torch.nn.Module):
+        def __init__(self, inner: torch.nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sinh(self.inner(x))
+
+    network = build("olmo2")
+    network.model.layers[1].self_attn.v_proj = Gated(network.model.layers[1].self_attn.v_proj)
+    with pytest.raises(RheoscopeError, match="Gated: sinh lies between the tokens and the scores"):
+        rs.load(network)
+
+
+def test_a_wrong_description_is_refused_by_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = describe_network.describe
+
+    def wrong(network: Any) -> Any:
+        description = original(network)
+        heads = [
+            dataclasses.replace(x, mechanism=dataclasses.replace(x.mechanism, score=Gram(scale=2 * x.scale)))
+            for x in description.layer_heads
+        ]
+        return dataclasses.replace(description, layer_heads=tuple(heads))
+
+    monkeypatch.setattr(describe_network, "describe", wrong)
+    with pytest.raises(RheoscopeError, match="does not reproduce this model"):
+        rs.load(build("olmo2"))
