@@ -12,10 +12,10 @@ INSTALL = @"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/
 # About 60 tokens, enough for every line of the story.
 SAMPLE := "The king kept his gold in the bank, and the children played on the bank of the river. The river went to the sea, and the sea was great and deep. One day the king took the gold from the bank, put it in a ship and sent the ship down the"
 
-.PHONY: help demo test studio page browser cluster pictures readme messages lint format types docs wheel smallest bench peers lock clean
+.PHONY: help demo test studio page browser cluster pictures readme messages lint format types docs wheel smallest families bench peers lock clean
 
 help:
-	@sed -n 's/^# make/make/p' Makefile; echo "other       make studio, page, browser, cluster, pictures, readme, messages, lint, format, types, docs, wheel, smallest, bench, peers, lock, clean"
+	@sed -n 's/^# make/make/p' Makefile; echo "other       make studio, page, browser, cluster, pictures, readme, messages, lint, format, types, docs, wheel, smallest, families, bench, peers, lock, clean"
 
 demo:
 	$(INSTALL)
@@ -97,6 +97,11 @@ wheel:
 smallest:
 	$(INSTALL) test
 	$(PYTEST) tests/test_benchmarks.py $(ARGS)
+
+# Opens and proves a fixed sample of the model types of transformers.
+families:
+	$(INSTALL) test
+	OMP_NUM_THREADS=1 $(BIN)python benchmarks/families.py --sample 40 $(ARGS)
 
 bench:
 	$(INSTALL) test

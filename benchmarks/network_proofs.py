@@ -1,0 +1,301 @@
+"""Compare a View with the network's own run: eager attention in float64, read by hooks on the network's modules.
+
+None of Rheoscope's taps and none of its certificate is used. The weights and scores are those of the network's softmax, and the
+points are what its blocks receive and return.
+"""
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from rheoscope.attention.score import SoftCap
+from rheoscope.running.certificate import closure_error
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.head import Heads
+
+N_TOKENS, N_PADDING, SHIFT = 60, 11, 29
+"""Tokens of a text, padding of the shorter text of a batch, and the first position of a shifted text."""
+N_SHORT_FORM = 24
+"""Tokens of the text on which M is proved if the rotation changes with the length of the text."""
+OFFSETS = (0, 1, 2, 7, 23)
+"""Distances at which x̂ M x̂ᵀ is compared with scores."""
+MASKED_BELOW = -1e4
+"""Scores at or below this are masked."""
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a module: the first cloud that it receives, the first that it returns, and its first and last step."""
+
+    module: nn.Module
+    received: list[Tensor]
+    first: int
+    returned: list[Tensor] = field(default_factory=list)
+    last: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class BlockRun:
+    """What one block with attention computed: its points, its output, its softmax, and the tensors of its modules."""
+
+    points: Float[Tensor, "b n d"]
+    output: Float[Tensor, "b n d"]
+    scores: Float[Tensor, "b h n s"]
+    weights: Float[Tensor, "b h n s"]
+    tensors: list[Float[Tensor, "b n d"]]
+
+
+class NetworkRecorder(TorchDispatchMode):
+    """Records every call of a module and every softmax over the tokens of a text."""
+
+    def __init__(self, network: nn.Module, n_tokens: int) -> None:
+        super().__init__()
+        self.network, self.n_tokens, self.n_steps = network, n_tokens, 0
+        self.calls, self.open_calls = list[Call](), list[Call]()
+        self.softmaxes: list[tuple[int, list[Call], Tensor, Tensor]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        self.n_steps += 1
+        n = self.n_tokens
+        if function is torch.ops.aten._softmax.default and out.ndim >= 3 and out.shape[-2] == n and out.shape[-1] >= n:
+            self.softmaxes.append((self.n_steps, list(self.open_calls), args[0], out))
+        return out
+
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.n_steps += 1
+        self.open_calls.append(Call(module, self._clouds((args, kwargs)), self.n_steps))
+
+    def after(self, module: nn.Module, args: Any, out: Any) -> None:
+        call = self.open_calls.pop()
+        self.n_steps += 1
+        call.returned, call.last = self._clouds(out), self.n_steps
+        self.calls.append(call)
+
+    def _clouds(self, values: Any) -> list[Tensor]:
+        tensors = [x for x in tree_flatten(values)[0] if isinstance(x, Tensor) and x.is_floating_point()]
+        return [x.detach().clone() for x in tensors if x.ndim == 3 and x.shape[1] == self.n_tokens]
+
+    def block_runs(self) -> list[BlockRun]:
+        """The largest member of a list of modules around every softmax that contains no other softmax."""
+        members = {x for parent in self.network.modules() if isinstance(parent, nn.ModuleList) for x in parent}
+        steps = [step for step, *_ in self.softmaxes]
+        runs = []
+        for _, open_calls, scores, weights in self.softmaxes:
+            call = next(
+                x for x in open_calls if x.module in members and sum(x.first <= step <= x.last for step in steps) == 1
+            )
+            inside = [x for x in self.calls if call.first <= x.first and x.last <= call.last]
+            tensors = [x for other in inside for x in (*other.received, *other.returned)]
+            n, heads = self.n_tokens, (len(call.received[0]), -1)
+            runs.append(
+                BlockRun(
+                    call.received[0],
+                    call.returned[0],
+                    scores.reshape(*heads, n, scores.shape[-1])[..., :n],
+                    weights.reshape(*heads, n, weights.shape[-1])[..., :n],
+                    tensors,
+                )
+            )
+        return runs
+
+
+@torch.no_grad()
+def run_network(network: nn.Module, ids: Int[Tensor, "b n"], **inputs: Tensor) -> list[BlockRun]:
+    """The blocks of one forward pass, in the order of their softmaxes."""
+    recorder = NetworkRecorder(network, ids.shape[1])
+    handles = [x.register_forward_pre_hook(recorder.before, with_kwargs=True) for x in network.modules()]
+    handles += [x.register_forward_hook(recorder.after) for x in network.modules()]
+    try:
+        with recorder:
+            network(input_ids=ids, use_cache=False, **inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return recorder.block_runs()
+
+
+@dataclass
+class Proof:
+    """The largest error of every comparison, by its name, and what could not be compared."""
+
+    errors: dict[str, float] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, error: float) -> None:
+        self.errors[name] = max(self.errors.get(name, 0.0), error) if error == error else error
+
+
+@torch.no_grad()
+def prove(model: Any) -> Proof:
+    """Compare a loaded model with its network on a text, a padded batch and a shifted text."""
+    proof, vocabulary = Proof(), len(model.view.embed)
+    n = min(N_TOKENS, model.view.context_length or N_TOKENS)
+    ids = torch.randint(vocabulary // 4, vocabulary - 1, (2, n), generator=torch.Generator().manual_seed(2))
+    _prove_text(model, ids[:1], proof)
+    for side in ("right", "left"):
+        _prove_padded(model, ids, side, proof)
+    if n + SHIFT <= (model.view.context_length or n + SHIFT):
+        _prove_shifted(model, ids[:1], proof)
+    else:
+        proof.skipped["shift"] = f"the model reads at most {model.view.context_length} tokens"
+    return proof
+
+
+def _prove_text(model: Any, ids: Int[Tensor, "1 n"], proof: Proof) -> None:
+    runs = run_network(model.network, ids)
+    proof.add("layers", abs(len(runs) - model.view.layers))
+    trace = model.trace(ids[0])
+    for layer, run in enumerate(runs):
+        heads, x = model.view.layer_heads[layer], run.points[0]
+        proof.add("points", _relative(trace.layer_input(layer), x))
+        proof.add("closure", closure_error(trace, layer))
+        _prove_block(heads, x, run, 0, slice(None), "", proof)
+        displacements = heads.displacements(x).sum(0) + heads.bias(x)
+        proof.add("displacements", _relative(displacements, heads.attention_update(x)))
+        _prove_feed_forward(model.view, layer, run, proof)
+        _prove_map(heads, x, run.weights[0], proof)
+    short_runs = run_network(model.network, ids[:, :N_SHORT_FORM])
+    is_short_form = _depends_on_length(runs, short_runs)
+    if is_short_form:
+        proof.skipped["M of long texts"] = "the rotation changes with the length of the text"
+    for layer, run in enumerate(short_runs if is_short_form else runs):
+        _prove_form(model.view.layer_heads[layer], run.points[0], run.scores[0], proof)
+
+
+def _depends_on_length(long_runs: list[BlockRun], short_runs: list[BlockRun]) -> bool:
+    """Whether the same points have other scores in a longer text, as with rotations that follow its length."""
+    n = short_runs[0].points.shape[1]
+    long, short = long_runs[0], short_runs[0]
+    if _relative(long.points[:, :n], short.points) > 1e-9:
+        return False
+    is_allowed = short.scores > MASKED_BELOW
+    return float((long.scores[..., :n, :n] - short.scores)[is_allowed].abs().max()) > 1e-6
+
+
+def _prove_padded(model: Any, ids: Int[Tensor, "2 n"], side: str, proof: Proof) -> None:
+    """The second text is shorter. Where the network takes positions, each text begins at position 0."""
+    is_token, n = torch.ones_like(ids), ids.shape[1]
+    tokens = slice(n - N_PADDING) if side == "right" else slice(N_PADDING, None)
+    is_token[1] = 0
+    is_token[1, tokens] = 1
+    inputs = {"attention_mask": is_token}
+    if _takes_positions(model.network):
+        inputs["position_ids"] = (is_token.cumsum(-1) - 1).clamp(min=0)
+    name = f", padded on the {side}"
+    try:
+        runs = run_network(model.network, ids * is_token, **inputs)
+    except Exception as error:  # a network may not support padding
+        proof.skipped[f"padding on the {side}"] = f"{type(error).__name__}: {error}"[:120]
+        return
+    for layer, run in enumerate(runs):
+        seen = run.weights[1, :, tokens].sum(-1) - run.weights[1, :, tokens, tokens].sum(-1)
+        if float(seen.max()) > 1e-9:
+            proof.skipped[f"padding on the {side}"] = "the network attends to padding"
+            return
+        for text, rows in ((0, slice(None)), (1, tokens)):
+            _prove_block(model.view.layer_heads[layer], run.points[text, rows], run, text, rows, name, proof)
+
+
+def _prove_shifted(model: Any, ids: Int[Tensor, "1 n"], proof: Proof) -> None:
+    """At later positions, the same points have the same weights: M depends on distances only."""
+    if not _takes_positions(model.network):
+        proof.skipped["shift"] = "the network takes no positions"
+        return
+    try:
+        runs = run_network(model.network, ids, position_ids=torch.arange(SHIFT, SHIFT + ids.shape[1])[None])
+    except IndexError as error:
+        proof.skipped["shift"] = str(error)[:120]
+        return
+    for layer, run in enumerate(runs):
+        _prove_block(model.view.layer_heads[layer], run.points[0], run, 0, slice(None), ", shifted", proof)
+
+
+def _takes_positions(network: nn.Module) -> bool:
+    return "position_ids" in inspect.signature(network.forward).parameters
+
+
+def _prove_block(heads: Heads, x: Tensor, run: BlockRun, text: int, rows: slice, name: str, proof: Proof) -> None:
+    """The weights of all heads, and the points after attention, which some module of the block reads or returns."""
+    weights = run.weights[text, :, rows, rows]
+    own_weights = heads.all_weights(x)
+    if bool((weights.sum(-1) - 1).abs().max() < 1e-9):  # a sink after the softmax scales rows
+        own_weights = own_weights / own_weights.sum(-1, keepdim=True)
+    proof.add(f"weights{name}", float((own_weights - weights).abs().max()))
+    update = heads.attention_update(x)
+    tensors = [y[text, rows] for y in run.tensors if y.shape == run.points.shape]
+    gaps = [min((_relative(expected, y) for y in tensors), default=1.0) for expected in (x + update, update)]
+    proof.add(f"update{name}", min(gaps))
+
+
+def _prove_feed_forward(view: Any, layer: int, run: BlockRun, proof: Proof) -> None:
+    """Points plus the feed-forward part: the output of the block, or what its last norm reads."""
+    x, feed_forward = run.points[0], view.mlps[layer]
+    middle = x + view.layer_heads[layer].attention_update(x)
+    try:
+        candidates = [(middle + feed_forward(middle), run.output[0]), (middle + feed_forward(x), run.output[0])]
+    except RheoscopeError as error:
+        proof.skipped["feed-forward"] = str(error)[:120]
+        return
+    gap = min(_relative(total, y) for total, y in candidates)
+    if gap > 1e-6:  # a norm follows each sum
+        tensors = [z[0] for z in run.tensors if z.shape == run.points.shape]
+        totals = [z + feed_forward(z) for z in tensors]
+        gap = min(_relative(total, z) for total in totals for z in tensors)
+    proof.add("feed-forward", gap)
+
+
+def _prove_form(heads: Heads, x: Float[Tensor, "n d"], scores: Float[Tensor, "h n n"], proof: Proof) -> None:
+    """x̂ M x̂ᵀ plus the terms of biases equals the scores of the softmax, up to a constant for every query."""
+    if heads.q_norm is not None or heads.k_norm is not None or isinstance(heads.mechanism.score, SoftCap):
+        proof.skipped["M"] = "queries and keys have a norm or a cap"
+        return
+    x_hat, M = heads.norm.normalise(x), heads.M()
+    b_Q, b_K = (_constant(heads, W, b) for W, b in ((heads.W_Q, heads.b_Q), (heads.W_K, heads.b_K)))
+    queries = x_hat @ M.left + (b_Q * heads.scale)[:, None]
+    keys = x_hat @ M.right.mT + b_K[:, None]
+    i = torch.arange(len(x))
+    bias = heads.mechanism.position.bias(i, i)
+    expected = scores if bias is None else scores - bias
+    own = []
+    offsets = [offset for offset in OFFSETS if offset < len(x)]
+    for offset in offsets:
+        rotated = queries if M.rotation is None else queries @ M.rotation(offset).to(queries)
+        own.append((rotated[:, offset:] * keys[:, : len(x) - offset]).sum(-1))
+    for offset, row in zip(offsets, own, strict=True):
+        gap = (row - own[0][:, offset:]) - (expected.diagonal(-offset, 1, 2) - expected.diagonal(0, 1, 2)[:, offset:])
+        is_allowed = scores.diagonal(-offset, 1, 2) > MASKED_BELOW
+        if bool(is_allowed.any()):
+            proof.add("M", float(gap[is_allowed].abs().max()) / float(own[0].abs().max()))
+
+
+def _constant(heads: Heads, W: Float[Tensor, "g d k"], b: Float[Tensor, "g k"] | None) -> Float[Tensor, "h k"]:
+    """Queries or keys of a token whose normalised vector is 0."""
+    constant = torch.zeros_like(W[:, 0]) if heads.norm.bias is None else heads.norm.bias @ W
+    constant = constant if b is None else constant + b
+    return constant.repeat_interleave(heads.n_heads // len(W), 0)
+
+
+def _prove_map(heads: Heads, x: Float[Tensor, "n d"], weights: Float[Tensor, "h n n"], proof: Proof) -> None:
+    """Σ α x̂ F plus the terms of biases is the update."""
+    if heads.gate is not None or heads.v_norm is not None or heads.output_norm is not None:
+        proof.skipped["F"] = "heads have a gate or a norm"
+        return
+    own_weights = heads.all_weights(x)
+    is_scaled = float((own_weights - weights).abs().max()) > 1e-6
+    weights = own_weights if is_scaled else weights
+    F, x_hat = heads.F(), heads.norm.normalise(x)
+    constant = _constant(heads, heads.W_V, heads.b_V)[:, None] @ heads.W_O
+    update = ((weights @ x_hat) @ F.left @ F.right + weights.sum(-1, keepdim=True) * constant).sum(0)
+    update = update if heads.b_O is None else update + heads.b_O
+    proof.add("F", _relative(update, heads.attention_update(x)))
+
+
+def _relative(x: Tensor, expected: Tensor) -> float:
+    return float((x - expected).norm() / expected.norm().clamp(min=1e-30))
