@@ -1,18 +1,23 @@
 """Geometry during training: observing changes nothing, survives a resume, and equals the analyses."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import rheoscope as rs
+from rheoscope.checkpoint_series import load_series
 from rheoscope.learn.geometry_over_training import (
     LEARNED,
+    MAX_TOKENS,
     QUANTITIES,
     GeometryObserver,
     learned,
+    learned_of_series,
     observe_geometry,
     parse_steps,
 )
@@ -61,6 +66,21 @@ def test_a_resumed_run_has_the_same_observations(observed_folder: Path, tmp_path
     ]
     assert files_by_run[0] == files_by_run[1]
     assert len(files_by_run[0]) == 3
+
+
+def test_checkpoints_are_measured_as_the_run_measured_them(observed_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(observed_folder, tmp_path / "checkpoint-5")
+    inputs, _ = next(iter(prose().held_out_batches(small(steps=5))))
+    result, expected = learned_of_series(load_series(tmp_path), inputs[0, :MAX_TOKENS]), learned(observed_folder)
+    assert result.training_step.values.tolist() == [5]
+    for name in expected.data_vars:
+        assert np.allclose(result[name][-1], expected[name][-1], rtol=1e-5, equal_nan=True), name
+
+
+def test_a_folder_of_checkpoints_needs_a_text(observed_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(observed_folder, tmp_path / "checkpoint-5")
+    with pytest.raises(RheoscopeError, match=r"has no observations; .* rheoscope learned .* TEXT"):
+        learned(tmp_path)
 
 
 def test_an_observation_equals_the_analyses(observed_folder: Path) -> None:

@@ -2,7 +2,8 @@
 
     out/looks/step-000100.json    the observation at step 100: one number per quantity, and one per head where available
 
-`rheoscope train … --look 0,100,300,1000` records observations and `rheoscope learned RUN` shows them. An
+`rheoscope train … --look 0,100,300,1000` records observations and `rheoscope learned RUN` shows them. Checkpoints of any
+training run are measured afterwards, on a given text: `rheoscope learned FOLDER TEXT`. An
 observation depends only on the weights and on a text fixed by the data and the recipe. A run that was killed and
 resumed has the same ones.
 """
@@ -21,6 +22,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name, words_by_name
+from rheoscope.checkpoint_series import CheckpointSeries, OnCheckpoint
 from rheoscope.files import write_file
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
@@ -28,8 +30,10 @@ from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Task
 from rheoscope.models.training_state import OBSERVATIONS, observation_file
 from rheoscope.opening import load
+from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
+from rheoscope.space.trace import Trace
 from rheoscope.space.training_quantity import TrainingQuantity
 
 if TYPE_CHECKING:
@@ -105,30 +109,32 @@ def parse_steps(text: str) -> list[int]:
 
 
 def observe_geometry(model: nn.Module, token_ids: Int[Tensor, " n"]) -> dict[str, Any]:
+    """Every quantity of a network that is being trained, on a text."""
+    with evaluation_mode(model):
+        loaded_model = load(model)
+        return measure_geometry(loaded_model, loaded_model.trace(token_ids.to(loaded_model.view.embed.device)))
+
+
+def measure_geometry(model: RunnableModel, trace: Trace) -> dict[str, Any]:
     """Every quantity of a model on a text: `values` and `nulls` by name, `heads` (layer, head), and the reasons for those `left_out`."""
     values: dict[str, float] = {}
     nulls: dict[str, float] = {}
     heads: dict[str, Any] = {}
     skipped: dict[str, str] = {}
-    with evaluation_mode(model):
-        loaded_model = load(model)
-        trace = loaded_model.trace(token_ids.to(loaded_model.view.embed.device))
-        run_cached = cache(
-            lambda name, uses_text, settings: _run_analysis(
-                loaded_model, trace if uses_text else None, name, dict(settings)
-            )
-        )
-        for name, quantity in QUANTITIES.items():
-            try:
-                result = run_cached(quantity.analysis, quantity.uses_text, tuple(quantity.settings.items()))
-                values[name] = float(quantity.reduce(result[quantity.field_name]))
-                if quantity.null_field:
-                    nulls[name] = float(quantity.reduce(result[quantity.null_field]))
-                if result[quantity.field_name].dims == ("layer", "head"):
-                    heads[name] = result[quantity.field_name].values.astype(float).tolist()
-            except (RheoscopeError, KeyError) as error:  # no M, no next token, post-norm
-                skipped[name] = str(error)
-    return {"tokens": len(token_ids), "values": values, "nulls": nulls, "heads": heads, "left_out": skipped}
+    run_cached = cache(
+        lambda name, uses_text, settings: _run_analysis(model, trace if uses_text else None, name, dict(settings))
+    )
+    for name, quantity in QUANTITIES.items():
+        try:
+            result = run_cached(quantity.analysis, quantity.uses_text, tuple(quantity.settings.items()))
+            values[name] = float(quantity.reduce(result[quantity.field_name]))
+            if quantity.null_field:
+                nulls[name] = float(quantity.reduce(result[quantity.null_field]))
+            if result[quantity.field_name].dims == ("layer", "head"):
+                heads[name] = result[quantity.field_name].values.astype(float).tolist()
+        except (RheoscopeError, KeyError) as error:  # no M, no next token, post-norm
+            skipped[name] = str(error)
+    return {"tokens": len(trace), "values": values, "nulls": nulls, "heads": heads, "left_out": skipped}
 
 
 def _run_analysis(model: Any, trace: Any, name: str, settings: dict[str, Any]) -> "xarray.Dataset":
@@ -185,11 +191,33 @@ def learned(run: Path) -> "xarray.Dataset":
     """
     files = sorted((run / OBSERVATIONS).glob("step-*.json"))
     if not files:
-        raise RheoscopeError(
-            Message("{run} has no observations", run=str(run)),
-            Advice("", f"rheoscope train RECIPE --look 0,100,300,1000 --out {run}"),
+        has_checkpoints = any(run.glob("*/config.json"))
+        command = (
+            f"rheoscope learned {run} TEXT"
+            if has_checkpoints
+            else f"rheoscope train RECIPE --look 0,100,300,1000 --out {run}"
         )
+        raise RheoscopeError(Message("{run} has no observations", run=str(run)), Advice("", command))
     observations = sorted((json.loads(file.read_text()) for file in files), key=lambda observation: observation["step"])
+    return _as_dataset(observations, str(run))
+
+
+def learned_of_series(
+    series: CheckpointSeries, text: Any, on_checkpoint: OnCheckpoint | None = None
+) -> "xarray.Dataset":
+    """The same quantities measured now on a text, in every checkpoint of a series."""
+    observations, models = [], iter(series)
+    for index, label in enumerate(series.labels):
+        if on_checkpoint is not None:
+            on_checkpoint(index, len(series), label)
+        model = next(models)
+        observations.append({"step": label} | measure_geometry(model, model.trace(text)))
+        del model  # before the next one is loaded
+    return _as_dataset(observations, series.name)
+
+
+def _as_dataset(observations: list[dict[str, Any]], run: str) -> "xarray.Dataset":
+    """All quantities along the observed steps."""
     values: dict[str, Any] = {}
     for name in QUANTITIES:
         if any(name in observation["values"] for observation in observations):
@@ -204,7 +232,7 @@ def learned(run: Path) -> "xarray.Dataset":
         for name, reason in observation["left_out"].items()
         if name not in values
     }
-    attributes = {"run": str(run), "tokens": observations[0]["tokens"]} | (
+    attributes = {"run": run, "tokens": observations[0]["tokens"]} | (
         {"missing": json.dumps(skipped)} if skipped else {}
     )
     return LEARNED.label(values, {"training_step": [observation["step"] for observation in observations]}, attributes)

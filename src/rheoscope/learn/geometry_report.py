@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rheoscope.learn.geometry_over_training import LEARNED, QUANTITIES, learned
+from rheoscope.checkpoint_series import load_series
+from rheoscope.learn.geometry_over_training import LEARNED, QUANTITIES, learned, learned_of_series
 from rheoscope.messages.message import Message, plural
 from rheoscope.picture.blocks import Cell, Table
 from rheoscope.picture.field_panels import field_title
@@ -12,25 +13,37 @@ from rheoscope.picture.picture import format_value
 from rheoscope.report.console import console
 from rheoscope.report.draw_result import picture_of
 from rheoscope.report.page import Page
+from rheoscope.report.progress_bars import progress_bar
 from rheoscope.report.run_report import OutputFiles, write_files
 from rheoscope.report.terminal import Terminal
 
 if TYPE_CHECKING:
     import xarray
 
-NOTE = Message(
+NOTE = Message("Small numbers are the values expected by chance in the same model.")
+UNTRAINED_NOTE = Message(
     "Small numbers are the values expected by chance in the same model. Step 0 is the untrained model, the control of all "
     "others."
 )
 
 
-def show_learned(run: Path, files: OutputFiles, explain: bool = False) -> None:
-    """Run `rheoscope learned`."""
-    result, terminal = learned(run), Terminal(console(), [], explain)
+def show_learned(run: Path, files: OutputFiles, explain: bool = False, text: str | None = None) -> None:
+    """Run `rheoscope learned`: show the observations of a run, or measure the checkpoints in a folder on a text."""
+    result = learned(run) if text is None else _measure_checkpoints(run, text)
+    terminal = Terminal(console(), [], explain)
     terminal.print_block(build_table(result))
     for name, reason in skipped_quantities(result).items():
         terminal.print_line(Message("{quantity} is missing: {reason}", quantity=name, reason=reason), "dim")
     terminal.print_files(write_files({"learned": result}, build_page(result).save if files.wants_page else None, files))
+
+
+def _measure_checkpoints(folder: Path, text: str) -> "xarray.Dataset":
+    with progress_bar(Message("loading the checkpoints")) as start_task:
+        return learned_of_series(
+            load_series(folder),
+            text,
+            lambda done, total, label: start_task(Message("checkpoint {label}", label=label))(done, total),
+        )
 
 
 def build_table(result: "xarray.Dataset") -> Table:
@@ -42,7 +55,12 @@ def build_table(result: "xarray.Dataset") -> Table:
         for index, step in enumerate(result.training_step.values)
     ]
     heading = Message("{question} {run}", question=LEARNED.question, run=result.attrs["run"])
-    return Table(heading, header, rows, frozenset(), note=NOTE)
+    return Table(heading, header, rows, frozenset(), note=_note(result))
+
+
+def _note(result: "xarray.Dataset") -> str:
+    """How to read the numbers."""
+    return UNTRAINED_NOTE if 0 in result.training_step.values.tolist() else NOTE
 
 
 def _value_cell(result: "xarray.Dataset", name: str, index: int) -> Cell:
@@ -66,7 +84,7 @@ def build_page(result: "xarray.Dataset") -> Page:
         "{n} observations of {tokens} held-out tokens. {note}",
         n=result.sizes["training_step"],
         tokens=result.attrs["tokens"],
-        note=NOTE,
+        note=_note(result),
     )
     title = Message("{question} {run}", question=LEARNED.question, run=Path(result.attrs["run"]).resolve().name)
     return (
