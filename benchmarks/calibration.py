@@ -3,10 +3,12 @@
     python benchmarks/calibration.py --workers 16             all parts
     python benchmarks/calibration.py --part a --workers 16    one part; an interrupted run continues with the same command
     python benchmarks/calibration.py --part b --claims rest   one claim (--smallest: seconds, nothing is stored)
+    python benchmarks/calibration.py --part d --claims erasure symmetry    other seeds for some claims, seed 0 for the others
 
 a  200 tiny models at random weights, five architectures, random texts: at most 16 cards have a *yes* or a *reversed*
 b  planted models: an effect of twice the smallest effect of interest is a *yes* in at least 90 % of 40 draws, and no effect a *no*
-   in at least 80 %. A loss of relatedness of twice the smallest effect is a *no*
+   in at least 80 %. A loss of relatedness of twice the smallest effect is a *no*. The strengths of planted effects are those of the
+   stored results; --search finds them again
 c  the default model, resampled texts and null draws: each 95 % interval covers in 93 to 97 % of samples, and all simultaneous
    intervals together in at least 93 %
 d  ten other seeds change no answer of the default model
@@ -130,6 +132,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("draws", "null draws of a card"),
     ):
         parser.add_argument(f"--{name}", type=int, default=getattr(Size, name), help=explanation)
+    parser.add_argument("--search", action="store_true", help="search the strengths of part b again")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--smallest", action="store_true", help="run all code within seconds and store nothing")
     return parser
@@ -143,7 +146,8 @@ SMALLEST = Size(
     samples=5,
     seeds=0,
     repeats=1,
-    bisections=1,
+    steps=1,
+    search=True,
     background=("similarity",),
     shapes=SHAPES[:1],
     claims=("erasure", "directions"),
@@ -162,7 +166,7 @@ def main(argv: list[str] | None = None) -> None:
     options = make_parser().parse_args(argv)
     size = SMALLEST
     if not options.smallest:
-        fields = {name: getattr(options, name) for name in ("models", "repeats", "samples", "seeds", "draws")}
+        fields = {name: getattr(options, name) for name in ("models", "repeats", "samples", "seeds", "draws", "search")}
         size = Size(**fields, claims=tuple(options.claims) if options.claims else None)
     out = None if options.smallest else options.out
     checkpoint = Checkpoint(None if out is None else out / "calibration.jsonl", options.workers)

@@ -1,5 +1,6 @@
 """Cards of planted models: the strength that gives an effect of a chosen size, and the answers to that effect."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import planted_points
 import planted_weights
 import torch
 from checkpointed_jobs import Checkpoint, Result
+from scipy.optimize import brentq
+from timing import RESULTS
 from tiny_cards import (
     SHAPES,
     Measurements,
@@ -40,8 +43,10 @@ FIRST_SEED, FIRST_STRENGTH_SEED = 10_000, 20_000
 """Seeds of the planted models, and of those that choose a strength. Those of untrained models are below."""
 STRENGTH_SEEDS = 6
 """Models over which the mean effect of a strength is measured."""
-TOLERANCE = 0.2
-"""The deviation from an effect, in smallest effects of interest, at which the lowest strength is exact enough."""
+STRENGTH_DRAWS = 10
+"""Null draws behind a mean effect while a strength is searched. Their mean differs little between models."""
+TOLERANCE, LOWEST_TOLERANCE = 0.04, 0.2
+"""The deviation from an effect, in smallest effects of interest, at which a strength is exact enough, and the lowest strength."""
 NAME_OF_TEXTS = "texts"
 """The unit of claims whose untrained models are measured on the texts of the planted model."""
 
@@ -100,24 +105,47 @@ def strength_job(case: Case, size: Size) -> Result:
     def effect(strength: float) -> float:
         samples = [(PLANTS[case.plant](strength, seed), seed) for seed in seeds]
         measured = [
-            case.claim.measure(ClaimSample(model, batches, size.draws, seed)) for (model, batches), seed in samples
+            case.claim.measure(ClaimSample(model, batches, min(STRENGTH_DRAWS, size.draws), seed))
+            for (model, batches), seed in samples
         ]
         return fmean(float(values[case.part].effects.double().nanmean()) for values in measured)
 
-    return {"strength": find_strength(effect, STRENGTH_RANGES[case.plant], case, size.bisections)}
+    return {"strength": find_strength(effect, STRENGTH_RANGES[case.plant], case, size.steps)}
 
 
-def find_strength(
-    effect: Callable[[float], float], strengths: tuple[float, float], case: Case, bisections: int
-) -> float:
-    """The strength at which a growing effect is that of the case, by bisection. The lowest strength if it is exact enough."""
+def find_strength(effect: Callable[[float], float], strengths: tuple[float, float], case: Case, steps: int) -> float:
+    """The strength at which a growing effect is that of the case, by Brent's method. The lowest if it is exact enough.
+
+    If even the highest strength has less effect, it is returned.
+    """
+
+    @cache
+    def excess(strength: float) -> float:
+        value = (effect(strength) - case.target) / case.smallest_effect
+        return 0.0 if abs(value) <= TOLERANCE else value
+
     low, high = strengths
-    if effect(low) >= case.target - TOLERANCE * case.smallest_effect:
+    if excess(low) >= -LOWEST_TOLERANCE:
         return low
-    for _ in range(bisections):
-        middle = (low + high) / 2
-        low, high = (middle, high) if effect(middle) < case.target else (low, middle)
-    return (low + high) / 2
+    if excess(high) <= 0:
+        return high
+    strength, _ = brentq(excess, low, high, maxiter=steps, full_output=True, disp=False)
+    return float(strength)
+
+
+def stored_strengths() -> dict[str, float]:
+    """The strengths of an earlier run, by case."""
+    file = RESULTS / "calibration.json"
+    part = json.loads(file.read_text()).get("b", {}) if file.is_file() else {}
+    return {name: row["strength"] for name, row in part.get("cases", {}).items()}
+
+
+def find_strengths(chosen: Sequence[Case], size: Size, checkpoint: Checkpoint) -> dict[str, float]:
+    """The strength of every case, of an earlier run if there is one."""
+    stored = {} if size.search else stored_strengths()
+    jobs = {case.strength_name(size): (case, size) for case in chosen if case.name not in stored}
+    results = checkpoint.finish(strength_job, jobs)
+    return stored | {job[0].name: results[name]["strength"] for name, job in jobs.items()}
 
 
 # The answers
@@ -189,7 +217,7 @@ def planted_effects(size: Size, checkpoint: Checkpoint, out: Path | None) -> Res
     chosen = cases(size.claims)
     folder = None if out is None else str(out / "calibration_cache")
     background(folder, size)  # stored before the processes start
-    strengths = checkpoint.finish(strength_job, {case.strength_name(size): (case, size) for case in chosen})
+    strengths = find_strengths(chosen, size, checkpoint)
     word_claims = {
         case.claim.name
         for case in chosen
@@ -210,7 +238,7 @@ def planted_effects(size: Size, checkpoint: Checkpoint, out: Path | None) -> Res
     jobs = {
         f"b, {case.name}, seed {seed}, {size.draws} draws": (
             case,
-            strengths[case.strength_name(size)]["strength"],
+            strengths[case.name],
             seed,
             controls.get(case.claim.name, []),
             folder,
@@ -221,10 +249,7 @@ def planted_effects(size: Size, checkpoint: Checkpoint, out: Path | None) -> Res
     }
     answers = checkpoint.finish(planted_job, jobs)
     by_case = {case: [answers[name] for name, job in jobs.items() if job[0] == case] for case in chosen}
-    rows = {
-        case.name: summarise_case(case, strengths[case.strength_name(size)]["strength"], results)
-        for case, results in by_case.items()
-    }
+    rows = {case.name: summarise_case(case, strengths[case.name], results) for case, results in by_case.items()}
     return {"cases": rows, "is_allowed": all(row["is_allowed"] for row in rows.values())}
 
 

@@ -1,25 +1,36 @@
 """The card of the default model with other null draws: the answers of other seeds, and the coverage of its intervals."""
 
-import os
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from checkpointed_jobs import Checkpoint, Result
-from tiny_cards import Measurements, Size, chosen_claims, random_texts
+from tiny_cards import (
+    Measurements,
+    Size,
+    chosen_claims,
+    control_means,
+    mean_effects,
+    printed_answers,
+    random_texts,
+    row_numbers,
+)
 
 import rheoscope as rs
 from rheoscope.catalogue import all_claims
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
 from rheoscope.report.card import answer_claims, interval_name, trace_batches
-from rheoscope.report.card_cache import cache_folder, cached_measurement
+from rheoscope.report.card_cache import cached_measurement
 from rheoscope.report.card_texts import passages
+from rheoscope.shapes import RheoscopeError
 from rheoscope.space.claim import Claim, ClaimSample, Measured
+from rheoscope.space.traces import Traces
 from rheoscope.statistics.claim_answers import (
     CARD_LEVEL,
     MIN_DRAWS,
@@ -34,22 +45,7 @@ COVERAGE_LIMITS, MIN_JOINT_COVERAGE = (0.93, 0.97), 0.93
 NEAR_THRESHOLD = 0.25
 """An answer is near its threshold if a change of this size gives another: see `margin`."""
 
-# Parts c and d: the default model
-
-
-def card_of_seed(seed: int, size: Size, folder: str | None) -> Result:
-    """The card of the default model with other null draws. Its measurements are stored."""
-    if folder is not None:
-        os.environ["XDG_CACHE_HOME"] = folder
-    untrained = max(size.untrained, MIN_DRAWS)
-    card = rs.card(*SUBJECTS[size.subject](), size.draws, untrained, seed, cache=folder is not None)
-    names = ("estimate", "low", "high", "smallest_effect", "random_mean", "threshold")
-    numbers = {
-        str(name): {field: float(card[f"part_{field}"].sel(interval=name)) for field in names}
-        for name in card.interval.values
-    }
-    answers = zip(card.claim.values.tolist(), card.answer.values.tolist(), strict=True)
-    return {"answers": dict(answers), "numbers": numbers}
+# The default model
 
 
 @cache
@@ -67,16 +63,114 @@ def tiny_subject() -> tuple[Any, Sequence[Any]]:
 SUBJECTS = {"default model": default_subject, "tiny model": tiny_subject}
 
 
+@cache
+def subject_batches(name: str) -> tuple[Any, tuple[Traces, ...]]:
+    """The model and its texts, traced once per process."""
+    model, texts = SUBJECTS[name]()
+    with torch.no_grad():
+        return model, trace_batches(model, texts)
+
+
+@lru_cache(maxsize=1)
+def control_batches(name: str, number: int) -> tuple[Any, tuple[Traces, ...]]:
+    """An untrained model of the same architecture, and its traces of the same texts."""
+    model, texts = SUBJECTS[name]()
+    control = rs.load(model.network, tokenizer=model.tokenizer, untrained=True, seed=number)
+    with torch.no_grad():
+        return control, trace_batches(control, texts)
+
+
+def measurements_folder(out: Path | None) -> Path | None:
+    """Where the measurements of the default model are stored."""
+    return None if out is None else out / "calibration_cache"
+
+
+@torch.no_grad()
+def measured_claim(name: str, seed: int, size: Size, folder: Path | None) -> Mapping[str, Measured] | None:
+    """A claim under the null draws of one seed, from disk if it was measured before. None if the model refuses the claim."""
+    (claim,) = chosen_claims([name])
+    sample = ClaimSample(*subject_batches(size.subject), size.draws, seed)
+    try:
+        parts = cached_measurement(claim, sample, folder, rs.__version__)
+    except RheoscopeError:
+        return None
+    return {part: values.cpu() for part, values in parts.items()}
+
+
+def measurement_job(name: str, seed: int, size: Size, folder: Path | None) -> Result:
+    """Measure a claim and store it. The result only says how long it took."""
+    start = time.perf_counter()
+    is_refused = measured_claim(name, seed, size, folder) is None
+    return {"refused": is_refused, "seconds": round(time.perf_counter() - start, 1)}
+
+
+@torch.no_grad()
+def control_job(name: str, number: int, seed: int, size: Size) -> Result:
+    """The mean effects of an untrained model, whose own null draws have this seed."""
+    (claim,) = chosen_claims([name])
+    return {
+        "means": mean_effects(
+            {name: claim.measure(ClaimSample(*control_batches(size.subject, number), draws=0, seed=seed))}
+        )
+    }
+
+
+Key = tuple[str, int]
+"""A claim and a seed."""
+
+
+def measure_seeds(size: Size, checkpoint: Checkpoint, out: Path | None) -> dict[Key, bool]:
+    """Measure all claims with seed 0, the card to compare with, and the chosen ones with the others. Whether each is refused."""
+    folder, label = measurements_folder(out), f"{size.draws} draws"
+    jobs = {
+        f"d, {name}, seed {seed}, {label}": (name, seed, size, folder)
+        for seed in range(size.seeds + 1)
+        for name in (claim.name for claim in chosen_claims(None if seed == 0 else size.claims))
+    }
+    results = checkpoint.finish(measurement_job, jobs)
+    return {(name, seed): results[job]["refused"] for job, (name, seed, _, _) in jobs.items()}
+
+
+def untrained_means(keys: Sequence[Key], size: Size, checkpoint: Checkpoint) -> dict[Key, list[dict[str, float]]]:
+    """The mean effects of every untrained model, for the claims that untrained models decide."""
+    decided = [(name, seed) for name, seed in keys if chosen_claims([name])[0].random_models == "untrained"]
+    n_models = max(size.untrained, MIN_DRAWS)
+    jobs = {
+        f"d, untrained {name} {number}, seed {seed}": (name, number, seed, size)
+        for number in range(n_models)
+        for name, seed in decided
+    }
+    results = checkpoint.finish(control_job, jobs)
+    return {
+        (name, seed): [results[f"d, untrained {name} {number}, seed {seed}"]["means"] for number in range(n_models)]
+        for name, seed in decided
+    }
+
+
 def finish_cards(size: Size, checkpoint: Checkpoint, out: Path | None) -> dict[int, Result]:
-    """The cards of all seeds. Seed 0 is the card to compare with."""
-    folder = None if out is None else str(out / "calibration_cache")
-    jobs = {f"d, seed {seed}, {size.draws} draws": (seed, size, folder) for seed in range(size.seeds + 1)}
-    return dict(enumerate(checkpoint.finish(card_of_seed, jobs).values()))
+    """The cards of all seeds. A claim that was not measured with a seed has the measurement of seed 0 there."""
+    is_refused, folder = measure_seeds(size, checkpoint, out), measurements_folder(out)
+    keys = [key for key, refused in is_refused.items() if not refused]
+    means = untrained_means(keys, size, checkpoint)
+    cards = {}
+    for seed in range(size.seeds + 1):
+        seeds = {name: seed if (name, seed) in keys else 0 for name, first_seed in keys if first_seed == 0}
+        measured = {name: measured_claim(name, own_seed, size, folder) for name, own_seed in seeds.items()}
+        controls = {
+            key: values
+            for name, own_seed in seeds.items()
+            if (name, own_seed) in means
+            for key, values in control_means(means[name, own_seed]).items()
+        }
+        rows = answer_claims({name: parts for name, parts in measured.items() if parts is not None}, controls)
+        cards[seed] = {"answers": printed_answers(rows), "numbers": row_numbers(rows)}
+    return cards
 
 
 def other_seeds(size: Size, checkpoint: Checkpoint, out: Path | None) -> Result:
     """Part d: the answers that other null draws change."""
-    return compare_seeds(finish_cards(size, checkpoint, out))
+    compared = [claim.name for claim in chosen_claims(size.claims)]
+    return compare_seeds(finish_cards(size, checkpoint, out)) | {"compared": compared}
 
 
 def compare_seeds(cards: Mapping[int, Result]) -> Result:
@@ -221,25 +315,16 @@ def coverage(populations: Populations, n_draws: int, samples: int) -> Result:
 
 
 def default_populations(size: Size, checkpoint: Checkpoint, out: Path | None) -> Populations:
-    """The measurements of the default model under the null draws of all seeds, from the cache of part d."""
-    folder = None
-    if out is not None:
-        finish_cards(size, checkpoint, out)
-        os.environ["XDG_CACHE_HOME"] = str(out / "calibration_cache")
-        folder = cache_folder()
-    model, texts = SUBJECTS[size.subject]()
-    batches = trace_batches(model, texts)
-
-    def measure(claim: Claim, seed: int) -> Mapping[str, Measured]:
-        parts = cached_measurement(claim, ClaimSample(model, batches, size.draws, seed), folder, rs.__version__)
-        return {part: values.cpu() for part, values in parts.items()}
-
+    """The measurements of the default model under the null draws of all its seeds, as part d stores them."""
+    seeds: dict[str, list[int]] = {}
+    for (name, seed), is_refused in measure_seeds(size, checkpoint, out).items():
+        if not is_refused:
+            seeds.setdefault(name, []).append(seed)
     populations: Populations = {}
-    for claim in chosen_claims(size.claims):
-        measured = [measure(claim, seed) for seed in range(size.seeds + 1)]
-        populations[claim.name] = {
-            part.name: Population.of_seeds([values[part.name] for values in measured]) for part in claim.parts
-        }
+    for name, own_seeds in seeds.items():
+        measurements = [measured_claim(name, seed, size, measurements_folder(out)) for seed in own_seeds]
+        measured = [parts for parts in measurements if parts is not None]
+        populations[name] = {part: Population.of_seeds([parts[part] for parts in measured]) for part in measured[0]}
     return populations
 
 

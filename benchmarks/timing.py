@@ -46,10 +46,11 @@ def ratio(seconds: dict[str, list[float]], ours: str, peer: str) -> tuple[float,
     return middle, (high - low) / 2
 
 
-def peak_bytes(script: str, fresh: bool = True) -> int:
+def peak_bytes(script: str, fresh: bool = True, returns_memory: bool = True) -> int:
     """Peak resident memory of the part of `script` below the line `# measured`, minus the memory in use at that line.
 
     The script runs in a fresh Python process. With `fresh=False` it runs in this process, which only shows that it works.
+    `returns_memory` makes the allocator of C return freed memory to the system.
     """
     before, measured = script.split("# measured\n")
     collect = "gc.collect()" if fresh else ""  # slow in a process with many objects
@@ -70,7 +71,10 @@ def peak_bytes(script: str, fresh: bool = True) -> int:
         "MALLOC_MMAP_THRESHOLD_": "65536",
         "MALLOC_TRIM_THRESHOLD_": "65536",
     }  # return freed memory to the system
-    command, env = [sys.executable, "-c", f"{code}print('PEAK', peak)"], os.environ | malloc_settings
+    command, env = (
+        [sys.executable, "-c", f"{code}print('PEAK', peak)"],
+        os.environ | (malloc_settings if returns_memory else {}),
+    )
     out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder, env=env).stdout
     return int(out.rsplit("PEAK", 1)[1])
 

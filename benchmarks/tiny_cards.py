@@ -45,8 +45,10 @@ class Size:
     """Seeds of parts c and d."""
     repeats: int = 40
     """Draws of a planted model in part b."""
-    bisections: int = 7
-    """Bisections of the strength of a planted effect."""
+    steps: int = 8
+    """The most steps of the search for the strength of a planted effect."""
+    search: bool = False
+    """Whether to search strengths that an earlier run has stored."""
     background: tuple[str, ...] | None = None
     """The other claims of the card of a planted model, by default all."""
     shapes: tuple[str, ...] = SHAPES

@@ -1,6 +1,7 @@
 """Every benchmark runs in its smallest form, and same_numbers.py reports differences. No test measures speed."""
 
 import gc
+import json
 import os
 import runpy
 import sys
@@ -26,6 +27,9 @@ SHARED_MODULES = {
     "planted_cards",
     "planted_points",
     "planted_weights",
+    "tiny_networks",
+    "network_proofs",
+    "float64_arithmetic",
 }
 """Modules that benchmarks import."""
 BENCHMARKS = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in SHARED_MODULES)
@@ -90,6 +94,16 @@ def test_peak_memory_is_measured_in_a_fresh_process(monkeypatch: pytest.MonkeyPa
     assert (
         40_000_000 < peak_bytes(f"# measured\n{allocate_50_mb}del x\n{allocate_10_mb}") < 70_000_000
     )  # freed memory counts towards the peak
+
+
+def test_the_page_of_model_types_is_that_of_the_stored_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    families = runpy.run_path(str(FOLDER / "families.py"), run_name="families")
+    page = families["DOCS_PAGE"].read_text(encoding="utf-8")
+    version = json.loads(families["FILE"].read_text(encoding="utf-8"))["transformers"]
+    assert page == families["as_page"](families["stored_rows"](), version), (
+        "type python benchmarks/families.py --write-docs"
+    )
 
 
 def test_there_are_benchmarks() -> None:

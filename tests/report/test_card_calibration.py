@@ -1,5 +1,6 @@
 """Answers of a card are calibrated: a few random and planted models and simulated texts here, more in benchmarks/calibration.py."""
 
+import json
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -127,8 +128,31 @@ def test_a_case_is_allowed_by_its_share_of_answers(benchmark_module: Any) -> Non
 def test_a_strength_is_found(benchmark_module: Any) -> None:
     cards = benchmark_module("planted_cards")
     no_effect, twice = sorted(cards.cases(["directions"]), key=lambda case: case.effect)
-    assert cards.find_strength(lambda strength: strength**2, (0.0, 1.0), no_effect, 12) == 0
-    assert cards.find_strength(lambda strength: strength**2, (0.0, 1.0), twice, 12) == pytest.approx(0.2**0.5, abs=1e-3)
+    calls = []
+
+    def effect(strength: float) -> float:
+        calls.append(strength)
+        return strength**2
+
+    assert cards.find_strength(effect, (0.0, 1.0), no_effect, 12) == 0
+    assert effect(cards.find_strength(effect, (0.0, 1.0), twice, 12)) == pytest.approx(0.2, abs=0.004)
+    assert len(calls) <= 10
+    assert cards.find_strength(effect, (0.0, 0.1), twice, 12) == 0.1
+
+
+def test_a_stored_strength_is_not_searched_again(
+    benchmark_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cards, tiny_cards = benchmark_module("planted_cards"), benchmark_module("tiny_cards")
+    chosen, checkpoint = cards.cases(["directions"]), benchmark_module("checkpointed_jobs").Checkpoint()
+    (tmp_path / "calibration.json").write_text(
+        json.dumps({"b": {"cases": {case.name: {"strength": case.effect} for case in chosen}}})
+    )
+    monkeypatch.setattr(cards, "RESULTS", tmp_path)
+    expected = {case.name: case.effect for case in chosen}
+    assert cards.find_strengths(chosen, tiny_cards.Size(), checkpoint) == expected
+    monkeypatch.setattr(cards, "strength_job", lambda case, size: {"strength": 7.0})
+    assert set(cards.find_strengths(chosen, tiny_cards.Size(search=True), checkpoint).values()) == {7.0}
 
 
 def simulated_populations(benchmark_module: Any, effect: float = 0.0) -> Any:
@@ -185,6 +209,25 @@ def test_a_changed_answer_is_allowed_near_a_threshold_only(benchmark_module: Any
     assert list(near["changes"]) == ["similarity, seed 1"]
     assert not compare({0: card(0.09, "yes"), 1: card(0.03, "unclear")})["is_allowed"]
     assert not compare({0: card(0.09, "yes"), 1: card(0.08, "yes")})["near_threshold"]
+
+
+def test_only_the_chosen_claims_are_measured_with_other_seeds(benchmark_module: Any, tmp_path: Path) -> None:
+    """The others keep their measurement with seed 0, so that the card has all its intervals."""
+    cards, size = benchmark_module("resampled_cards"), benchmark_module("tiny_cards").Size
+    checkpoint = benchmark_module("checkpointed_jobs").Checkpoint(tmp_path / "jobs.jsonl")
+    small = size(seeds=1, draws=8, claims=("erasure", "directions"), subject="tiny model")
+    by_seed = cards.finish_cards(small, checkpoint, tmp_path)
+    names = {claim.name for claim in all_claims() if claim.name not in ("senses", "relatedness")}  # those need words
+    assert set(by_seed[0]["answers"]) == set(by_seed[1]["answers"]) == names
+    changed = {
+        name
+        for name, row in by_seed[1]["numbers"].items()
+        if row["estimate"] != by_seed[0]["numbers"][name]["estimate"]
+    }
+    assert changed == {"erasure"}  # directions has no null draws
+    populations = cards.default_populations(small, checkpoint, tmp_path)
+    assert populations["erasure"]["erasure"].draws.shape[0] == 2 * 8
+    assert populations["gradient"]["gradient"].draws.shape[0] == 8
 
 
 def test_finished_jobs_are_read_and_not_repeated(benchmark_module: Any, tmp_path: Path) -> None:

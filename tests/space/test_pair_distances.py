@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rheoscope.space.pair_distances import centred_inner_products, cosines, distances
+from rheoscope.space.pair_distances import centred_inner_products, cosines, distances, pair_numbers, upper_triangle
 from tests.cases import random
 
 
@@ -43,3 +43,12 @@ def test_batched_clouds_equal_single_clouds() -> None:
         batched = function(centred_inner_products(x))
         for i in range(4):
             assert torch.allclose(batched[i], function(centred_inner_products(x[i])))
+
+
+def test_pair_numbers_index_the_upper_triangle_in_either_order() -> None:
+    table = torch.arange(25.0).reshape(5, 5)
+    pairs = upper_triangle(table)
+    for i in range(5):
+        for j in range(i + 1, 5):
+            for first, second in ((i, j), (j, i)):
+                assert pairs[pair_numbers(torch.tensor(first), torch.tensor(second), 5)] == table[i, j]

@@ -1,7 +1,7 @@
 """Distances and cosines of all pairs of a cloud from one table of inner products."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 PairMatrix = Float[Tensor, "*t n n"]
@@ -64,3 +64,13 @@ def upper_triangle(table: PairMatrix) -> Float[Tensor, "*t pairs"]:
     """
     i, j = torch.triu_indices(table.shape[-1], table.shape[-1], 1, device=table.device)
     return table[..., i, j]
+
+
+def pair_numbers(first: Int[Tensor, "*b"], second: Int[Tensor, "*b"], n: int) -> Int[Tensor, "*b"]:
+    """The places of these pairs among `upper_triangle` of a table of n rows, in either order.
+
+    >>> pair_numbers(torch.tensor([0, 2]), torch.tensor([2, 1]), 3).tolist()
+    [1, 2]
+    """
+    i, j = torch.minimum(first, second), torch.maximum(first, second)
+    return i * (2 * n - i - 1) // 2 + j - i - 1
