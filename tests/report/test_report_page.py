@@ -164,7 +164,7 @@ def test_massive_tokens_are_named_and_marked(html: str) -> None:
     bare = replace(flow_results(), trace=replace(trace, points=points), datasets={})
     page = report_page(FLOW, bare).to_html()
     assert Parts(page).count("li", "massive") == 1
-    assert f"massive tokens left out of the clouds: 4 {trace.tokens[4].replace(' ', '·')}" in page
+    assert f"massive tokens left out of the clouds: {trace.tokens[4].replace(' ', '·')} at 4" in page
     assert Parts(html).count("li", "massive") == 0
 
 

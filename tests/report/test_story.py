@@ -1,20 +1,28 @@
 """The story of a text: its lines, what they say, when they are missing, and the commands that follow."""
 
 import shlex
+import subprocess
 from dataclasses import replace
+from io import StringIO
+from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import rheoscope as rs
 from rheoscope.covers.head_types.head_list import TYPE_NAMES
 from rheoscope.picture.blocks import Commands, Story
 from rheoscope.report import next_steps, progress_bars
-from rheoscope.report.analysis_runs import Subject, empty_results
+from rheoscope.report.analysis_runs import Subject, empty_results, run_analyses
+from rheoscope.report.block_html import block_html
 from rheoscope.report.card_cache import find_card
 from rheoscope.report.report_plans import REPORTS
-from rheoscope.report.story import STORY_LINES, missing_blocks, story_dataset
+from rheoscope.report.report_settings import report_request
+from rheoscope.report.run_report import text_options
+from rheoscope.report.story import STORY_ANALYSES, STORY_LINES, missing_blocks, story_dataset
 from rheoscope.report.story_numbers import story_numbers
+from rheoscope.report.terminal import Terminal
 from tests.commands.cases import run_rheoscope
 from tests.pretrained.cases import model as pretrained_model
 from tests.report.cases import TEXT, flow_results, model, report_results, small
@@ -108,22 +116,92 @@ def test_a_short_text_names_the_lines_that_a_longer_one_adds() -> None:
     missing = [str(line.title) for line in STORY_LINES if not line.has_result(results)]
     (block,) = missing_blocks(results)
     assert isinstance(block, Story)
-    assert str(block.note) == f"A text of 16 tokens or more adds: {', '.join(missing)}."
+    assert str(block.note) == f"A text of 8 tokens or more adds: {', '.join(missing)}."
     assert missing
     assert missing_blocks(flow_results()) == []
     shown = [line for line in STORY_LINES if line.has_result(results)]
     assert 0 < len(shown) < len(STORY_LINES)
 
 
-@pytest.mark.parametrize("text", ['it\'s a "text"', "-x y", "line one\nline two"])
+@pytest.mark.parametrize("n", [1, 3, 4, 8])
+def test_a_line_has_a_result_from_its_smallest_number_of_tokens_on(n: int) -> None:
+    ids = small().ids(TEXT)[:n]
+    results = run_analyses(Subject(small(), ids, small().trace(ids)), [report_request(name) for name in STORY_ANALYSES])
+    assert results.n_ordinary_tokens == n
+    for line in STORY_LINES:
+        assert line.has_result(results) is (n >= line.min_tokens), line.name
+    assert len(missing_blocks(results)) == (n < 8)
+
+
+def test_massive_tokens_are_added_to_the_tokens_that_a_line_needs() -> None:
+    results = flow_results(SHORT)
+    trace = results.required_trace
+    points = trace.points.repeat(1, 2, 1)
+    points[:, 1] *= 1000
+    massive = replace(trace, points=points, ids=trace.ids.repeat(2), tokens=[*trace.tokens, *trace.tokens])
+    assert massive.massive_tokens() == [1]
+    (block,) = missing_blocks(replace(results, trace=massive))
+    assert isinstance(block, Story)
+    assert str(block.note).startswith("A text of 9 tokens or more adds: ")
+
+
+@pytest.mark.parametrize(
+    "text", ['it\'s a "text"', "-x y", "a\tb's \\n", "\N{MAN}\u200d\N{MICROSCOPE} \x1b[1m", "$(x) `y` !z"]
+)
 def test_commands_contain_the_text_as_one_word(text: str) -> None:
     results = report_results(REPORTS["flow"], text, fast=True, of=small())
     (block,) = next_steps.blocks(results)
     assert isinstance(block, Commands)
-    for command in block.purposes:
-        assert shlex.split(command)[-1] == text
-        assert shlex.split(command)[0] == "rheoscope"
+    assert not block.setup
+    for words in pasted_words(block):
+        assert words[-1] == text
+        assert words[0] == "rheoscope"
     assert block.purposes
+
+
+def pasted_words(block: Commands) -> list[list[str]]:
+    """The words that bash passes to every command of a block that is pasted as it is printed."""
+    terminal = Terminal(Console(file=StringIO(), width=80), [])
+    terminal.print_commands(block)
+    assert isinstance(terminal.console.file, StringIO)
+    printed = terminal.console.file.getvalue()
+    script = printed[printed.index(block.setup or "# ") :]
+    show_words = r"""rheoscope() { printf '%s\0' rheoscope "$@"; printf '\1'; }"""
+    output = subprocess.run(["bash", "-c", f"{show_words}\n{script}"], capture_output=True, check=True, text=True)
+    assert not output.stderr
+    return [command.split("\0")[:-1] for command in output.stdout.split("\1")[:-1]]
+
+
+def test_a_text_of_several_lines_is_printed_once() -> None:
+    text = "line one\nline two\tit's"
+    (block,) = next_steps.blocks(report_results(REPORTS["flow"], text, fast=True, of=small()))
+    assert isinstance(block, Commands)
+    assert [words[-1] for words in pasted_words(block)] == 3 * [text]
+    assert block.setup.count("line one") == 1
+
+
+@pytest.mark.parametrize("start", ["It's a long text. ", "-- "])
+def test_a_long_text_is_printed_once(start: str) -> None:
+    text = start + "The sea and the ship. " * 12
+    (block,) = next_steps.blocks(report_results(REPORTS["flow"], text, fast=True, of=small()))
+    assert isinstance(block, Commands)
+    assert sum(line.count("ship") for line in (block.setup, *block.purposes)) == 12
+    assert [words[-1] for words in pasted_words(block)] == 3 * [text]
+    page = block_html(block)
+    assert page.count("the ship") == 12
+
+
+def test_commands_name_the_file_of_the_text() -> None:
+    results = replace(
+        report_results(REPORTS["flow"], "The keys", fast=True, of=small()), text_options="--file 'a b.txt'"
+    )
+    (block,) = next_steps.blocks(results)
+    assert isinstance(block, Commands)
+    assert [words[-2:] for words in pasted_words(block)] == [["--file", "a b.txt"]] * 3
+    trace = results.required_trace
+    assert text_options(Path("a b.txt"), trace, "The keys") == "--file 'a b.txt'"
+    assert text_options(Path("a b.txt"), trace, trace.ids) == f"--file 'a b.txt' --first {len(trace)}"
+    assert text_options(None, trace, "The keys") == ""
 
 
 def test_a_short_text_gets_only_commands_that_can_describe_it() -> None:
@@ -138,11 +216,13 @@ def test_an_encoder_gets_no_command_about_next_tokens() -> None:
     encoder, ids = pretrained_model("bert_bare"), list(range(2, 8))
     results = empty_results(Subject(encoder, ids, encoder.trace(ids)), draw_nulls=True)
     assert missing_blocks(results) == []
+    short = empty_results(Subject(encoder, [2, 3], encoder.trace([2, 3])), draw_nulls=True)
+    assert str(missing_blocks(short)[0].note) == "A text of 3 tokens or more adds: Groups."
     assert list(next_steps.next_steps(results)) == [f"analyse {name}" for name in next_steps.NEXT_ANALYSES]
 
 
 def test_the_commands_run_as_they_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_bars, "load_model", lambda *_, **__: small())
+    monkeypatch.setattr(progress_bars, "open_model", lambda *_, **__: small())
     (block,) = next_steps.blocks(flow_results())
     assert isinstance(block, Commands)
     assert len(block.purposes) == 3

@@ -4,6 +4,7 @@ import io
 import re
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 import rheoscope as rs
@@ -15,7 +16,7 @@ from rheoscope.report import layer_table
 from rheoscope.report.analysis_runs import Subject, run_analyses
 from rheoscope.report.report_plans import REPORTS, Section, report_of_analysis, text_analyses
 from rheoscope.report.story import STORY_LINES
-from rheoscope.report.terminal import WIDE_COLUMNS, Terminal, fit_columns
+from rheoscope.report.terminal import WIDE_COLUMNS, Terminal, fit_columns, wrap_sentence
 from rheoscope.space.results import Results
 from tests.pictures.cases import example_picture
 from tests.report.cases import TEXT, flow_results, model, report_results, small
@@ -194,3 +195,13 @@ def test_text_is_rendered_in_the_current_language() -> None:
     with use_language("zh"):
         printer.print_block(table)
     assert output(printer).split() == ["模型", "模型", "Model"]  # tokens are never translated
+
+
+def test_a_number_and_its_percent_sign_are_on_one_line() -> None:
+    sentence = "ranks {! ×3, 🚀 ×2} 91 % → 26 % of all pairs and 100 % at last"
+    console = Console(file=io.StringIO(), width=80)
+    for width in range(20, 60):
+        lines = wrap_sentence(console, sentence, width).plain.split("\n")
+        assert all(cell_len(line) <= width for line in lines)
+        assert not any(line.startswith(("%", "×")) for line in lines)
+        assert " ".join(lines) == sentence

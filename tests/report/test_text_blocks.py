@@ -42,7 +42,7 @@ def test_tokens_have_tips_and_massive_ones_are_marked() -> None:
     assert token_block(large).marked_tokens == frozenset({4})
     assert token_block(large).tips[4].startswith("token 4: massive")
     assert token_block(large).tips[5] == "token 5"
-    assert massive_tokens_text(large) == f"4 {flow_results().required_trace.tokens[4].replace(' ', '·')}"
+    assert massive_tokens_text(large) == f"{flow_results().required_trace.tokens[4].replace(' ', '·')} at 4"
     assert massive_tokens_text(flow_results()) == "none"
 
 

@@ -29,7 +29,7 @@ ImageClouds = Callable[[Cloud, list[OperatorImage]], Float[Tensor, "*t c n e"]]
 def measure_distances(sample: ClaimSample, image_clouds: ImageClouds) -> Measured:
     """The correlation of distances, mean over images and layers, for every text and every rotation of the heads."""
     view = sample.model.view
-    head_images = list(map_on_cores(images_from_cpu, view.layer_heads))
+    head_images = list(view.map_layers(images_from_cpu))
     rotations = layer_rotations(
         view, sample.draws, Generator().manual_seed(sample.seed), sample.batches[0].points.device
     )

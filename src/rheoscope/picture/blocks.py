@@ -90,11 +90,12 @@ class Story:
 
 @dataclass(frozen=True)
 class Commands:
-    """A heading, a sentence, and commands to type, each with its purpose."""
+    """A heading, a sentence, and commands to type, each with its purpose. `setup` is a line to type before them."""
 
     heading: str
     line: str
     purposes: Mapping[str, str]
+    setup: str = ""
 
 
 @dataclass(frozen=True)

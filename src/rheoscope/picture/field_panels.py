@@ -34,7 +34,7 @@ MAX_BARS = 14
 """Bars in one panel."""
 MAX_CELLS = 10_000
 """Cells in one panel. An SVG of so many cells has about a megabyte."""
-CURVE_DIMS = ("layer", "step", "point", "end", "turn", "time", "application")
+CURVE_DIMS = ("checkpoint", "layer", "step", "point", "end", "turn", "time", "application")
 """Axes along which values form a curve. If a field has two of them, the first in this order is chosen."""
 CAPTION = Message(
     "Each panel shows one field of the result. Dashed lines are null means, with a band of one standard deviation. "

@@ -5,6 +5,8 @@ from unicodedata import combining
 
 from rheoscope.messages.message import Message, Verbatim
 
+VARIATION_SELECTORS = tuple(map(chr, range(0xFE00, 0xFE10)))
+"""Characters that choose a style of the character before them and are invisible alone."""
 TokenLabels = Callable[[list[int]], list[str]]
 """A function from token ids to texts, such as `model.token_strings`."""
 
@@ -12,12 +14,28 @@ TokenLabels = Callable[[list[int]], list[str]]
 def display_token(token: str) -> str:
     """A token with visible white space, numbers for unprintable characters, and a circle below a lone accent.
 
-    >>> display_token(" on\\n"), display_token("a\\u200b"), display_token("\\u0301")
-    ('·on↵', 'a⟨U+200B⟩', '◌́')
+    >>> display_token(" on\\n"), display_token("a\\u200b"), display_token("\\u0301"), display_token("\\ufe0f")
+    ('·on↵', 'a⟨U+200B⟩', '◌́', '⟨U+FE0F⟩')
     """
     visible = token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
-    visible = "".join(character if character.isprintable() else f"⟨U+{ord(character):04X}⟩" for character in visible)
+    visible = "".join(character if character.isprintable() else code_point(character) for character in visible)
+    if visible[:1] in VARIATION_SELECTORS:
+        return Verbatim(code_point(visible[0]) + visible[1:])
     return Verbatim(f"◌{visible}" if visible and combining(visible[0]) else visible)
+
+
+def code_point(character: str) -> str:
+    return f"⟨U+{ord(character):04X}⟩"
+
+
+def quoted_token(token: str) -> str:
+    """A token as a sentence names it: in quotation marks if it has no letter, so that it is not read as punctuation.
+
+    >>> quoted_token(" on"), quoted_token(","), quoted_token(" 3")
+    ('·on', '“,”', '“·3”')
+    """
+    visible = display_token(token)
+    return visible if any(map(str.isalpha, visible)) else Verbatim(f"“{visible}”")
 
 
 def printable(text: str) -> str:

@@ -1,6 +1,6 @@
 """Run analyses on a model and a text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -54,13 +54,21 @@ class Request:
     """One analysis of the catalogue and its settings.
 
     `settings_for` derives the settings from the results so far: {"": settings}, or one entry per run, keyed by a suffix.
+    `waits_for` are the analyses whose results it reads, by default all earlier ones.
     """
 
     name: str
     settings_for: SettingsByKey = _no_settings
+    waits_for: tuple[str, ...] | None = None
 
     def settings_by_key(self, results: Results) -> dict[str, Settings]:
         return {f"{self.name} {suffix}".strip(): settings for suffix, settings in self.settings_for(results).items()}
+
+
+RunRequest = Callable[[Request, Results], Results]
+"""Runs one request, given the results that it needs, and adds its own."""
+Schedule = Callable[[RunRequest, Sequence[Request], Results], Iterator[Results]]
+"""Runs requests and yields the results after each, in their order."""
 
 
 def request(name: str, **settings: Any) -> Request:
@@ -76,22 +84,35 @@ def run_analyses(
     on_progress: OnProgress | None = None,
     runner: "Runner | None" = None,
     card: "xarray.Dataset | None" = None,
+    schedule: "Schedule | None" = None,
 ) -> Results:
     """Run all requests. An analysis that raises is skipped with its reason, and the others still run.
 
     `on_result` gets the Results so far after each request, `on_progress` the name of the running analysis. Without `draw_nulls`
     no null is sampled. `runner` replaces `run_analysis`, for example with a cache. `card` is the card of the model, if any.
+    `schedule` decides when requests run, by default one after the other.
 
     >>> import rheoscope as rs
     >>> model = rs.load()
     >>> sorted(run_analyses(Subject(model, "a", model.trace("a")), [Request("clusters"), Request("trajectory")]).skipped)
     ['clusters']
     """
-    results = replace(empty_results(subject, draw_nulls), card=card)
-    for request in requests:
-        results = _run_request(subject, request, results, on_progress, runner or run_analysis)
+
+    def run(request: Request, results: Results) -> Results:
+        return _run_request(subject, request, results, on_progress, runner or run_analysis)
+
+    last = replace(empty_results(subject, draw_nulls), card=card)
+    for results in (schedule or run_in_turn)(run, requests, last):
         on_result(results)
-    return results
+        last = results
+    return last
+
+
+def run_in_turn(run: RunRequest, requests: Sequence[Request], results: Results) -> Iterator[Results]:
+    """The results after each request, which run one after the other."""
+    for request in requests:
+        results = run(request, results)
+        yield results
 
 
 def empty_results(subject: Subject, draw_nulls: bool) -> Results:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from rheoscope.messages.message import Message
 from rheoscope.picture.blocks import (
     Block,
     Cell,
@@ -62,9 +63,10 @@ def story_html(block: Story) -> str:
 
 def commands_html(block: Commands) -> str:
     """The sentence, and every command below its purpose."""
+    setup = {block.setup: Message("First, the text:")} if block.setup else {}
     items = [
         f"<dt>{html_text(purpose)}</dt><dd><code>{html_text(command)}</code></dd>"
-        for command, purpose in block.purposes.items()
+        for command, purpose in {**setup, **block.purposes}.items()
     ]
     return f'<p>{html_text(block.line)}</p><dl class="commands">{"".join(items)}</dl>'
 

@@ -16,6 +16,7 @@ from rheoscope.report.card_cache import cache_folder, cached_measurement, find_c
 from rheoscope.report.card_facts import has_facts, model_facts
 from rheoscope.report.card_texts import check_texts, passages, texts_digest, texts_of_card
 from rheoscope.report.story_numbers import story_numbers
+from rheoscope.running.pair_sides import one_text_model
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.claim import Claim, ClaimPart, ClaimSample, Measured
@@ -243,7 +244,7 @@ def _measure_control(
 def untrained_models(model: RunnableModel, count: int) -> Iterator[RunnableModel]:
     """Models of the same architecture at initial weights, one per seed."""
     for seed in range(count):
-        yield load(model.network, tokenizer=model.tokenizer, untrained=True, seed=seed)
+        yield one_text_model(load(model.network, tokenizer=model.tokenizer, untrained=True, seed=seed))
 
 
 def answer_claims(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rheoscope.catalogue import ANALYSIS_MODULES
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
-from rheoscope.picture import field_panels
+from rheoscope.picture import field_panels, series_panels
 from rheoscope.picture.picture import Picture
 from rheoscope.picture.token_labels import TokenLabels
 from rheoscope.report.draw.paper import to_figure
@@ -38,7 +38,8 @@ def plot(
     >>> len(figure.axes)
     4
     """
-    draw_figure = _plot_function(dataset, "figure")  # drawn with matplotlib itself
+    is_series = series_panels.is_over_series(dataset)
+    draw_figure = None if is_series else _plot_function(dataset, "figure")  # drawn with matplotlib itself
     return to_figure(picture_of(dataset, token_strings, types)) if draw_figure is None else draw_figure(dataset)
 
 
@@ -53,6 +54,8 @@ def picture_of(
     >>> picture_of(rs.transport(rs.load().trace("The keys to the cabinet are"))).title
     'Is keeping token identity the cheapest transport?'
     """
+    if series_panels.is_over_series(dataset):
+        return series_panels.picture(dataset)
     is_over_texts = "left_out" in getattr(dataset, "attrs", {})  # means from rs.over_texts lack some fields
     draw_picture: Callable[..., Picture] = (
         _plot_function(dataset, "over_texts" if is_over_texts else "picture") or field_panels.picture

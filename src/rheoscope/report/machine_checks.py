@@ -67,6 +67,8 @@ OPTIONAL_PACKAGES = (
     PackageNeed("pyarrow", Message("rheoscope corpus"), "corpus"),
     PackageNeed("duckdb", Message("rheoscope corpus query"), "corpus"),
     PackageNeed("ray", Message("--workers of rheoscope corpus and rheoscope race"), "corpus"),
+    PackageNeed("peft", Message("adapters such as LoRA"), "adapters"),
+    PackageNeed("gguf", Message("GGUF files"), "gguf"),
     PackageNeed("tensorboard", Message("rheoscope train --tensorboard"), "train"),
 )
 DISTRIBUTIONS = {"sklearn": "scikit-learn"}

@@ -14,33 +14,51 @@ NEXT_REPORTS = [words.report for words in ALL_WORDS.values() if words.report is 
 NEXT_ANALYSES = {name: words.next_step for name, words in ALL_WORDS.items() if words.next_step}
 """Analyses that say more about any text, with what they show."""
 N_COMMANDS = 3
+MAX_REPEATED_CHARS = 200
+"""The longest text that every command repeats. A longer one, or one of several lines, is written once, as a shell variable."""
 CARD_COMMAND = "rheoscope card"
 DEFAULT_MODEL = "the default model"
 """The name of the model that commands use without --model."""
 
 
 def blocks(results: Results) -> list[Block]:
-    """The answers of the model's card in a sentence, and commands for this text, unless it has control characters."""
+    """The answers of the model's card in a sentence, and commands for this text."""
     if results.trace is None:
         return []
-    text, command = results.trace.text, card_command(results)
-    name = command.removeprefix(CARD_COMMAND).strip()
+    command = card_command(results)
+    model = model_arguments(results)
     line = Message(
         "One text proves nothing about a model. {command} answers claims over many texts.",
         command=Verbatim(command),
     )
     if results.card is not None:
         line = Message(
-            "{command} for this model: {summary}", command=Verbatim(command), summary=summary_line(results.card)
+            "For this model, {command} answers {summary}", command=Verbatim(command), summary=summary_line(results.card)
         )
-    if not text.replace("\n", " ").isprintable() or not text:
+    setup, source = text_arguments(results)
+    if not source or results.view.cross_heads:  # other commands read no target
         return [Commands(Message("Next"), line, {})]
-    options = f" --model {name}" if name else ""
+    options = f" --model {model}" if model else ""
     commands = {
-        f"rheoscope {beginning}{options} {quoted(text)}": description
+        f"rheoscope {beginning}{options} {source}": description
         for beginning, description in islice(next_steps(results).items(), N_COMMANDS)
     }
-    return [Commands(Message("Next"), line, commands)]
+    return [Commands(Message("Next"), line, commands, setup)]
+
+
+def text_arguments(results: Results) -> tuple[str, str]:
+    """A line to type first, and what gives this text to a command: its file, the text itself, or a shell variable.
+
+    Both are empty for a text that no shell can pass on.
+    """
+    text = results.required_trace.text
+    if results.text_options:
+        return "", results.text_options
+    if not text or "\0" in text:
+        return "", ""
+    if len(text) <= MAX_REPEATED_CHARS and "\n" not in text:
+        return "", quoted(text)
+    return f"TEXT={shell_word(text)}", '-- "$TEXT"' if text.startswith("-") else '"$TEXT"'
 
 
 def next_steps(results: Results) -> dict[str, str]:
@@ -55,14 +73,41 @@ def next_steps(results: Results) -> dict[str, str]:
 
 def card_command(results: Results) -> str:
     """The command that computes the card of the model, or prints a stored one."""
-    model = str(results.view.facts.get("model", DEFAULT_MODEL))
-    return CARD_COMMAND if model == DEFAULT_MODEL else f"{CARD_COMMAND} {shlex.quote(model)}"
+    return " ".join([CARD_COMMAND, model_arguments(results)]).strip()
+
+
+def model_arguments(results: Results) -> str:
+    """The model as commands name it, with its adapter. Empty for the default model."""
+    facts = results.view.facts
+    if "adapter" in facts:
+        return f"{shlex.quote(str(facts['base']))} --adapter {shlex.quote(str(facts['adapter']))}"
+    name = str(facts.get("model", DEFAULT_MODEL))
+    return "" if name == DEFAULT_MODEL else shlex.quote(name)
 
 
 def quoted(text: str) -> str:
-    """The text as one word of a shell. A text that starts with a dash needs -- before it.
+    """The text as one argument in a shell. A text that starts with a dash needs -- before it.
 
     >>> print(quoted("two words"), quoted("-x"))
     'two words' -- -x
     """
-    return f"-- {shlex.quote(text)}" if text.startswith("-") else shlex.quote(text)
+    return f"-- {shell_word(text)}" if text.startswith("-") else shell_word(text)
+
+
+def shell_word(text: str) -> str:
+    """The text as one word of a shell. Invisible characters are written as escapes.
+
+    >>> print(shell_word("it's"), shell_word("\\ta"))
+    'it'"'"'s' $'\\ta'
+    """
+    if text.replace("\n", " ").isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(map(_escaped, text)) + "'"
+
+
+def _escaped(character: str) -> str:
+    if character in "'\\":
+        return f"\\{character}"
+    if character == "\n" or character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()

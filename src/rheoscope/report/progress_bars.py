@@ -2,9 +2,10 @@
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rheoscope.messages.catalogue import render
 from rheoscope.messages.message import Message
@@ -88,16 +89,58 @@ def _periodic_lines(target: "Console", first_task: str) -> Iterator[Callable[[st
         printer.join()
 
 
-def load_model(
-    source: str | None, device: str | None, dtype: str | None, untrained: bool = False, seed: int = 0
+@contextmanager
+def print_notices() -> Iterator[None]:
+    """Inside, print the warning that a model is streamed as one line on stderr. Other warnings stay as they are."""
+    from rheoscope.running.available_memory import StreamedModelWarning
+
+    show_warning = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        if issubclass(category, StreamedModelWarning):
+            console(stderr=True).print(render(message.args[0]), soft_wrap=True, markup=False, highlight=False)  # type: ignore[union-attr]
+        else:
+            show_warning(message, category, *place)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", StreamedModelWarning)
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
+
+
+def load_model(source: str | None, device: str | None, dtype: str | None, **options: Any) -> "RunnableModel":
+    """A model of one text, loaded with a progress bar: of an encoder-decoder the encoder. Options are those of `open_model`."""
+    model = open_model(source, device, dtype, **options)
+    from rheoscope.running.pair_sides import one_text_model
+
+    return one_text_model(model)
+
+
+def open_model(
+    source: str | None,
+    device: str | None,
+    dtype: str | None,
+    untrained: bool = False,
+    seed: int = 0,
+    stream: bool | None = None,
+    adapter: str | None = None,
 ) -> "RunnableModel":
-    """`rheoscope.load` with a progress bar and on idle cores. Every command loads its model with it."""
+    """`rheoscope.load` with a progress bar and on idle cores. Every command opens its model with it."""
     use_idle_cores()
     task = Message("loading the default model") if not source else Message("loading {model}", model=source)
-    with progress(task) as on_progress:
+    with progress(task) as on_progress, print_notices():
         from rheoscope.opening import load
 
-        model = load(source, device=device, dtype=dtype, untrained=untrained, seed=seed, progress=on_progress)
+        model = load(
+            source,
+            device=device,
+            dtype=dtype,
+            untrained=untrained,
+            seed=seed,
+            stream=stream,
+            progress=on_progress,
+            adapter=adapter,
+        )
     if dtype is not None:
         from rheoscope.report.dtype_warning import warn_if_slow
 

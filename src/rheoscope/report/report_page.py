@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.files import check_writable
+from rheoscope.messages.catalogue import current_language, use_language
 from rheoscope.messages.message import Message, join
 from rheoscope.picture.blocks import Block, Drawing, Story, with_text_number
 from rheoscope.report import card_section, layer_table, text_blocks
@@ -55,6 +56,11 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
 
 def report_page(plan: ReportPlan, results: Results) -> Page:
     """The page of one report: what the terminal shows, the card, then all other sections and the pictures, which open."""
+    with use_language(current_language()):  # asked once, not for each of thousands of messages
+        return _report_page(plan, results)
+
+
+def _report_page(plan: ReportPlan, results: Results) -> Page:
     page = Page(plan.title(results), text_blocks.lead_text(results))
     tokens: list[Block] = [] if results.trace is None else [text_blocks.token_block(results)]
     pictures = result_pictures(results)

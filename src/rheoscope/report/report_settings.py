@@ -9,4 +9,8 @@ from rheoscope.report.analysis_runs import Request, is_long
 def report_request(name: str, **settings: Any) -> Request:
     """An analysis as a report runs it, with further settings."""
     spec = analysis_by_name(name)
-    return Request(name, lambda results: {"": spec.report_settings(results, is_long(results.trace)) | settings})
+    return Request(
+        name,
+        lambda results: {"": spec.report_settings(results, is_long(results.trace)) | settings},
+        waits_for=spec.depends_on,
+    )

@@ -1,5 +1,6 @@
 """Run a report: the analyses, the output in the terminal as results arrive, and the requested files."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message, join
 from rheoscope.picture.blocks import with_text_number
 from rheoscope.report import layer_table, text_blocks
-from rheoscope.report.analysis_runs import Subject, run_analyses
+from rheoscope.report.analysis_lanes import has_lanes, run_in_lanes
+from rheoscope.report.analysis_runs import Subject, run_analyses, run_in_turn
 from rheoscope.report.card_cache import find_card
 from rheoscope.report.console import console
 from rheoscope.report.csv_files import COMPARED_DIRECTORY, check_table_directory, save_csv
@@ -24,6 +26,7 @@ from rheoscope.report.terminal import Terminal
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model, Text
 from rheoscope.space.results import Results
+from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
     import xarray
@@ -140,14 +143,31 @@ def _run_and_print(
     requests = [*plan.requests(options), *(plan.file_requests(options) if needs_all else [])]
     terminal.print_header(Results(model.view, model.token_strings, trace))
 
+    def in_shell(results: Results) -> Results:
+        return replace(results, surface="shell", text_options=text_options(files.input_path, results.trace, input_text))
+
     def on_result(results: Results) -> None:
         if plan.required in results.skipped:
             raise results.skipped[plan.required]
-        terminal.print_ready(replace(results, surface="shell"))
+        terminal.print_ready(in_shell(results))
 
     with progress_bar() as on_progress:
-        results = run_analyses(subject, requests, not fast, on_result, on_progress, card=find_card(model.view))
-    return replace(results, surface="shell")
+        schedule = run_in_lanes if has_lanes(trace) else run_in_turn
+        card = find_card(model.view)
+        results = run_analyses(subject, requests, not fast, on_result, on_progress, card=card, schedule=schedule)
+    return in_shell(results)
+
+
+def text_options(file: Path | None, trace: Trace | None, input_text: Text | None) -> str:
+    """The options that give a text from a file to another command. Empty for a text that was typed.
+
+    >>> text_options(Path("my notes.txt"), None, "The keys")
+    "--file 'my notes.txt'"
+    """
+    if file is None:
+        return ""
+    n_first = "" if trace is None or isinstance(input_text, str) else f" --first {len(trace)}"
+    return f"--file {shlex.quote(str(file))}{n_first}"
 
 
 def write_files(

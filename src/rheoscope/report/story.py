@@ -30,8 +30,6 @@ STORY_PICTURES = tuple(
 """The lines that have a picture, with it, in the order of the pictures."""
 STORY_ANALYSES = tuple(dict.fromkeys(name for line in STORY_LINES for name in line.needs))
 """The analyses behind the lines, in the order in which they run."""
-LONGER_TEXT = 16
-"""The number of tokens from which on every line has a result."""
 
 
 def story(model: Model, trace: Trace) -> "xarray.Dataset":
@@ -102,10 +100,22 @@ def missing_blocks(results: Results) -> list[Block]:
     """Why lines are missing: the text is short, or null distributions were not drawn."""
     if results.trace is None:
         return []
-    notes = []
-    missing = [line.title for line in STORY_LINES if not line.has_result(results)]
-    if missing and len(results.required_trace) < LONGER_TEXT and results.view.predicts_next_token:
-        notes.append(Message("A text of {n} tokens or more adds: {lines}.", n=LONGER_TEXT, lines=join(", ", missing)))
     if not results.has_nulls:
-        notes.append(Message("Lines that need a null are left out: null distributions were not drawn (--fast)."))
-    return [Story("", [], join(" ", notes))] if notes else []
+        note = Message("Lines that need a null are left out: null distributions were not drawn (--fast).")
+        return [Story("", [], note)]
+    lines = lines_of_a_longer_text(results)
+    if not lines:
+        return []
+    n = len(results.required_trace) - results.n_ordinary_tokens + max(line.min_tokens for line in lines)
+    titles = join(", ", [line.title for line in lines])
+    return [Story("", [], Message("A text of {n} tokens or more adds: {lines}.", n=n, lines=titles))]
+
+
+def lines_of_a_longer_text(results: Results) -> list[StoryLine]:
+    """The lines that this text is too short for. A model that predicts no token has none that need a prediction."""
+    predicts = results.view.predicts_next_token
+    return [
+        line
+        for line in STORY_LINES
+        if results.n_ordinary_tokens < line.min_tokens and (predicts or not line.required_fields)
+    ]

@@ -1,5 +1,6 @@
 """Reports in the terminal: every section is printed as soon as the analyses that it needs have run."""
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -23,6 +24,8 @@ MIN_TEXT_WIDTH = 20
 COLUMN_GAP = 2
 TITLE_WIDTH = 14
 """Columns of the titles of a story."""
+UNBREAKABLE_SPACE, PLACEHOLDER = re.compile(r"(?<=\d) (?=%)| (?=×\d)"), "\ue000"
+"""Spaces at which no line breaks, and what stands for them while lines are wrapped."""
 
 
 class Terminal:
@@ -71,13 +74,15 @@ class Terminal:
                 pass
 
     def print_commands(self, block: Commands) -> None:
-        """Print each command on one line with its purpose as a comment, so that the line can be pasted into a shell."""
+        """Print each command below its purpose, which is a comment, so that all lines can be pasted into a shell together.
+
+        The purpose has a line of its own because interactive zsh reads a comment after a command as arguments.
+        """
         self.print_heading(block.heading)
         self.print_line(block.line)
-        for command, purpose in block.purposes.items():
-            self.console.print(
-                f"{command}  # {shown(purpose)}", soft_wrap=True, markup=False, emoji=False, highlight=False
-            )
+        lines = [line for command, purpose in block.purposes.items() for line in (f"# {shown(purpose)}", command)]
+        for line in [block.setup, *lines] if block.setup else lines:
+            self.console.print(line, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
     def print_story(self, block: Story) -> None:
         """Print each line after its title, with the sentence indented."""
@@ -86,10 +91,11 @@ class Terminal:
         if block.heading:
             self.print_heading(block.heading)
         for line in block.lines:
-            grid = RichTable.grid(padding=(0, 2))
+            grid = RichTable.grid(padding=(0, COLUMN_GAP))
             grid.add_column(width=TITLE_WIDTH, no_wrap=True, style="bold")
             grid.add_column(overflow="fold")
-            grid.add_row(shown(line.title), shown(line.sentence))
+            sentence = wrap_sentence(self.console, line.sentence, self.console.width - TITLE_WIDTH - COLUMN_GAP)
+            grid.add_row(shown(line.title), sentence)
             self.console.print(grid)
         if block.note:
             self.print_line(block.note, "dim")
@@ -137,6 +143,15 @@ class Terminal:
 def shown(text: str) -> str:
     """A text in the current language, without control characters."""
     return printable(render(text))
+
+
+def wrap_sentence(console: "Console", sentence: str, width: int) -> "Text":
+    """A sentence in lines. A number stays on the line of its percent sign, and a token on that of its count."""
+    from rich.text import Text
+
+    joined = Text(UNBREAKABLE_SPACE.sub(PLACEHOLDER, shown(sentence)))
+    lines = joined.wrap(console, max(width, MIN_TEXT_WIDTH), overflow="fold")
+    return Text("\n".join(line.plain.rstrip().replace(PLACEHOLDER, " ") for line in lines))
 
 
 def fit_columns(block: Table, width: int, is_wide: bool = True) -> list[list[int]]:

@@ -49,8 +49,11 @@ def token_count(results: Results) -> Message:
 def massive_tokens_text(results: Results) -> str:
     """The massive tokens, which the clouds do not contain."""
     trace = results.required_trace
-    names = [f"{index} {display_token(trace.tokens[index])}" for index in trace.massive_tokens()]
-    return ", ".join(names) or Message("none")
+    names = [
+        Message("{token} at {position}", token=display_token(trace.tokens[index]), position=index)
+        for index in trace.massive_tokens()
+    ]
+    return join(", ", names) if names else Message("none")
 
 
 def lead_text(*all_results: Results) -> Message:

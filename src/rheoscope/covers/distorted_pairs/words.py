@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rheoscope.covers.distorted_pairs.analysis import distorted_pairs
 from rheoscope.messages.message import Message, Verbatim
 from rheoscope.messages.numbers import format_percent
-from rheoscope.picture.token_labels import display_token
+from rheoscope.picture.token_labels import quoted_token
 from rheoscope.space.components import heads_by_contribution
 from rheoscope.space.results import Results
 from rheoscope.space.story_line import StoryLine
@@ -50,7 +50,7 @@ def first_pair(pairs: "xarray.Dataset") -> NamedPair:
     """The first pair of two different tokens; of two equal ones if there is no other."""
     texts = list(zip(pairs.earlier_token_text.values, pairs.later_token_text.values, strict=True))
     index = next((n for n, (a, b) in enumerate(texts) if str(a).strip() != str(b).strip()), 0)
-    first, second = (display_token(str(text)) for text in texts[index])
+    first, second = (quoted_token(str(text)) for text in texts[index])
     before, after = (float(pairs[f"distance_rank_{when}"][index]) for when in ("before", "after"))
     return NamedPair(
         Message("{first} / {second}", first=first, second=second),

@@ -25,7 +25,6 @@ from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis
-from rheoscope.space.cpu_cores import map_on_cores
 from rheoscope.space.decompositions import svdvals
 from rheoscope.space.head import Heads, matmul_per_head
 from rheoscope.space.layer_stack import stack_padded
@@ -186,7 +185,7 @@ def weight_values(heads: Heads, head_images: "list[OperatorImage]") -> dict[str,
 def batch(traces: Traces, n_neighbours: int = 5, keep_massive: bool = False) -> dict[str, Tensor]:
     """All fields except the null draws, for many texts at once and all their tokens: (text, *dims)."""
     is_included = traces.valid_mask(keep_massive, min_tokens=2 * n_neighbours + 1)
-    layer_rows, layer_constants = [], map_on_cores(images_and_constants, traces.view.layer_heads)
+    layer_rows, layer_constants = [], traces.view.map_layers(images_and_constants)
     for layer_input, (head_images, constants) in zip(
         read_batch_layers(traces, is_included), layer_constants, strict=True
     ):

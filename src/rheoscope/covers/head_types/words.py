@@ -4,7 +4,7 @@ from rheoscope.covers.head_types import reading_arcs
 from rheoscope.covers.head_types.head_list import TYPE_NAMES, blocks
 from rheoscope.messages.message import Message, join
 from rheoscope.messages.numbers import format_number
-from rheoscope.picture.token_labels import display_token
+from rheoscope.picture.token_labels import quoted_token
 from rheoscope.space.results import Results
 from rheoscope.space.story_line import StoryLine, StoryPicture
 from rheoscope.space.training_quantity import TrainingQuantity, maximum
@@ -19,7 +19,7 @@ def heads_at_work(results: Results) -> Message:
             "L{layer}.H{head} reads {text} at {key} ({weight} of its weight; {type})",
             layer=reading.layer,
             head=reading.head,
-            text=display_token(tokens[reading.keys[0]]),
+            text=quoted_token(tokens[reading.keys[0]]),
             key=reading.keys[0],
             weight=format_number(float(reading.weights.max())),
             type=TYPE_NAMES[reading.kind],

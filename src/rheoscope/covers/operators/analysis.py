@@ -10,7 +10,6 @@ from torch import Tensor
 from rheoscope.covers.rotated_heads import mean_null_draws, symmetry_null
 from rheoscope.messages.message import Message
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.cpu_cores import map_on_cores
 from rheoscope.space.decompositions import eigvals
 from rheoscope.space.head import Heads, Relevance
 from rheoscope.space.layer_stack import stack_padded
@@ -73,7 +72,7 @@ def operators(
     raw_product = None if view.unembed is None else vocabulary_gram(view, raw=True)
     vocabulary_product = raw_product if raw_product is None or raw else centred_gram(view, raw_product)
     rows = []
-    for row in map_on_cores(lambda heads: kernel(heads, vocabulary_product, raw_product, raw), view.layer_heads):
+    for row in view.map_layers(lambda heads: kernel(heads, vocabulary_product, raw_product, raw)):
         rows.append(row)
         if progress is not None:
             progress(len(rows), view.layers)

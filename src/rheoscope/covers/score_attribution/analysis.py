@@ -114,10 +114,8 @@ def kernel(
     `query_parts` and `key_parts` are components of x̂ of the tokens at `query_positions` and `key_positions`.
     """
     group, encode_position = heads.kv_head(head), heads.mechanism.position.encode
-    b_Q = None if heads.b_Q is None else heads.b_Q[head : head + 1]
-    b_K = None if heads.b_K is None else heads.b_K[group : group + 1]
-    q = head_vector_parts(heads.norm, query_parts, heads.W_Q[head : head + 1], b_Q, heads.q_norm)
-    k = head_vector_parts(heads.norm, key_parts, heads.W_K[group : group + 1], b_K, heads.k_norm)
+    q = head_vector_parts(heads.norm, query_parts, heads.W_Q, heads.b_Q, heads.q_norm)[:, head : head + 1]
+    k = head_vector_parts(heads.norm, key_parts, heads.W_K, heads.b_K, heads.k_norm)[:, group : group + 1]
     q, k = encode_position(q, query_positions)[:, 0] * heads.scale, encode_position(k, key_positions)[:, 0]
     return q.flatten(1) @ (pair_weights.to(k) @ k).flatten(1).mT
 

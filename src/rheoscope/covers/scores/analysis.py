@@ -131,7 +131,8 @@ def head_vector_parts(
     parts = torch.cat([token_parts, bias[None]])
     if qk_norm is None:
         return parts
-    return parts * qk_norm.scale(parts.sum(0)) * (1.0 if qk_norm.gain is None else qk_norm.gain.to(W))
+    normed = qk_norm.centre(parts) * qk_norm.scale(parts.sum(0)) * (1.0 if qk_norm.gain is None else qk_norm.gain.to(W))
+    return normed if qk_norm.bias is None else torch.cat([normed[:-1], normed[-1:] + qk_norm.bias.to(W)])
 
 
 def apply_positions(heads: Heads, q: VectorParts, k: VectorParts) -> tuple[VectorParts, VectorParts]:

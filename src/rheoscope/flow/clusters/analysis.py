@@ -26,6 +26,9 @@ from rheoscope.space.traces import Traces
 if TYPE_CHECKING:
     import xarray
 
+MIN_TOKENS = 3
+"""The smallest number of tokens with a result. Two centred tokens always have the effective rank 1."""
+
 
 @torch.no_grad()
 def clusters(
@@ -74,7 +77,7 @@ def clusters(
         raise RheoscopeError(
             Message("angle must lie between 0 and π, both excluded, got {received}", received=angle), use(angle=0.785)
         )
-    clouds = select_clouds(trace, space, grain, keep_massive, min_tokens=3)
+    clouds = select_clouds(trace, space, grain, keep_massive, min_tokens=MIN_TOKENS)
     coords = {
         "point": list(clouds.steps),
         "token": clouds.positions,
@@ -89,7 +92,7 @@ def clusters(
 @torch.no_grad()
 def batch(traces: Traces, space: str = "raw", grain: str = "layer", keep_massive: bool = False) -> dict[str, Tensor]:
     """Mean cosines and participation ratios of many texts at once. They need no eigenvalues, clusters or draws."""
-    valid, view = traces.valid_tokens(keep_massive, min_tokens=3), traces.view
+    valid, view = traces.valid_tokens(keep_massive, min_tokens=MIN_TOKENS), traces.view
     half_precision = view.to_model_precision(traces.points[:0]).dtype.itemsize < 4
     dtypes = (torch.float32, view.dtype) if half_precision else (torch.float64, torch.float64)
     # the points of a grain start at 0 and are evenly spaced

@@ -5,14 +5,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.flow.cloud import points_at_grain
+from rheoscope.flow.clusters.analysis import MIN_TOKENS
 from rheoscope.messages.message import Message
 from rheoscope.space.claim import Claim, ClaimPart, ClaimSample, Measured
 from rheoscope.space.masked_means import ValidTokens, centre_points
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.traces import Traces
-
-MIN_TOKENS = 3
-"""The smallest number of tokens of a text with a value. Two centred tokens always have the effective rank 1."""
 
 
 def measure(sample: ClaimSample) -> dict[str, Measured]:

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rheoscope.flow.clusters.analysis import MIN_TOKENS
 from rheoscope.messages.message import Message, Verbatim, join
 from rheoscope.messages.numbers import format_number
-from rheoscope.picture.token_labels import display_token
+from rheoscope.picture.token_labels import quoted_token
 from rheoscope.space.results import Results
 from rheoscope.space.story_line import StoryLine, typical_range
 from rheoscope.space.training_quantity import TrainingQuantity, last_point
@@ -29,7 +30,7 @@ def groups(results: Results) -> Message:
     """The largest clusters after the last layer, by the texts of their tokens."""
     clusters = results.datasets["clusters"]
     labels, counts = clusters.label.values[-1], clusters.cluster_count.values
-    texts = [display_token(str(text)) for text in clusters.token_text.values]
+    texts = [quoted_token(str(text)) for text in clusters.token_text.values]
     members: dict[int, list[str]] = {}
     for label, text in zip(labels.tolist(), texts, strict=True):
         members.setdefault(int(label), []).append(text)
@@ -70,6 +71,7 @@ STORY = (
         ("clusters",),
         "rheoscope analyse clusters",
         groups,
+        min_tokens=MIN_TOKENS,
         number=clusters_per_token,
     ),
 )

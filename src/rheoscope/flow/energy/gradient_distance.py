@@ -59,7 +59,7 @@ def unnormed_keys(updates: HeadUpdates) -> Float[Tensor, "*b g n k"]:
 
 def qk_normed(norm: Norm | None, x: PerHeadRows) -> PerHeadRows:
     """Queries or keys after their QK-norm, if there is one."""
-    return x if norm is None else norm.normalise(x) * (1.0 if norm.gain is None else norm.gain.to(x))
+    return x if norm is None else norm.normed(x)
 
 
 def layer_distance(updates: HeadUpdates, x: Cloud, valid: ValidTokens) -> dict[str, Float[Tensor, "*b"]]:

@@ -52,8 +52,8 @@ class HeadUpdates:
         """q, k and v of the cloud before the position encoding, as a mechanism takes them."""
         heads = self.landscape.heads
         q, norm = self.unbiased_queries + self.query_bias, heads.q_norm
-        q = q if norm is None else norm.normalise(q) * (1.0 if norm.gain is None else norm.gain.to(q))
-        v = project_normalised(heads.norm, self.x_hat, heads.W_V, heads.b_V, None, self.to_model_precision)
+        q = q if norm is None else norm.normed(q)
+        v = project_normalised(heads.norm, self.x_hat, heads.W_V, heads.b_V, heads.v_norm, self.to_model_precision)
         return (
             (q, self.landscape.unpositioned_keys, v)
             if q.ndim == 4

@@ -140,7 +140,7 @@ class Landscape:
     def position_queries(self, queries: Queries) -> Float[Tensor, "b h n k"]:
         """Apply the QK-norm and the position encoding."""
         norm = self.heads.q_norm
-        q = queries if norm is None else norm.normalise(queries) * (1.0 if norm.gain is None else norm.gain.to(queries))
+        q = queries if norm is None else norm.normed(queries)
         q = q if q.ndim == 4 else q[None]
         return self.mechanism.position.encode(q, torch.arange(q.shape[-2], device=q.device))
 

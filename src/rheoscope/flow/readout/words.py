@@ -8,7 +8,7 @@ from rheoscope.flow.readout import layer_bars
 from rheoscope.messages.message import Message, Verbatim, join
 from rheoscope.messages.numbers import format_percent
 from rheoscope.picture.blocks import Block, Cell, Table
-from rheoscope.picture.token_labels import display_token, step_names
+from rheoscope.picture.token_labels import display_token, quoted_token, step_names
 from rheoscope.space.results import Results
 from rheoscope.space.step import Step
 from rheoscope.space.story_line import StoryLine, StoryPicture, typical_ends, typical_range
@@ -23,7 +23,7 @@ def next_token(results: Results) -> Message:
     lens = results.datasets["readout"]
     texts = results.token_strings([int(token) for token in lens.top_tokens.values[-1][:N_LIKELIEST]])
     likeliest = [
-        Message("{token} {percent}", token=display_token(text), percent=format_percent(float(p)))
+        Message("{token} {percent}", token=quoted_token(text), percent=format_percent(float(p)))
         for text, p in zip(texts, lens.top_probabilities.values[-1], strict=False)
     ]
     is_first = lens["rank"].values == 1

@@ -18,7 +18,7 @@ from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field, with_interval
 from rheoscope.space.model import Model, Text
-from rheoscope.space.pair_distances import centred_inner_products, distances, upper_triangle
+from rheoscope.space.pair_distances import centred_inner_products, distances, pair_numbers, upper_triangle
 from rheoscope.space.safe_arithmetic import safe_divide
 from rheoscope.space.settings import Draws, Seed, SpaceName
 from rheoscope.space.trace import Trace
@@ -302,8 +302,11 @@ def partial_correlation(
 
 def nearer_fraction(nearness: Float[Tensor, "p pairs"], in_group: Bool[Tensor, " n"]) -> Float[Tensor, " p"]:
     """The share of comparisons in which a pair within the group is closer than a pair with one word in it; ties count half."""
-    i, j = torch.triu_indices(len(in_group), len(in_group), 1)
-    within, across = nearness[:, in_group[i] & in_group[j], None], nearness[:, None, in_group[i] ^ in_group[j]]
+    n, members, others = len(in_group), in_group.nonzero()[:, 0], in_group.logical_not().nonzero()[:, 0]
+    i, j = torch.triu_indices(len(members), len(members), 1, device=members.device)
+    within = nearness[:, pair_numbers(members[i], members[j], n), None]
+    inside, outside = torch.cartesian_prod(members, others).unbind(-1)
+    across = nearness[:, None, pair_numbers(inside, outside, n)]
     tied = (within - across).abs() <= 1e-12
     return torch.where(tied, 0.5, (within > across).double()).mean((-2, -1))
 
