@@ -36,6 +36,7 @@ LAYERS = [
     ["corpus", "learn"],
     ["report"],
     ["catalogue"],
+    ["checkpoint_series"],
     ["opening"],
     ["models", "pretrained", "flow", "covers", "theory"],
     ["running"],

@@ -24,6 +24,7 @@ OTHER_MEANINGS = {
     ("studio/detail_queries.py", "scores"): "a kind of map",
     ("studio/head_detail.py", "agreement"): "an array of the wire format",
     ("studio/particle_simulation.py", "clusters"): "a number of the wire format",
+    ("pretrained/finder/", "stack"): "an operation of PyTorch",
     ("commands/", "operators"): "a command",
     ("commands/", "surgery"): "a command",
 }

@@ -18,43 +18,16 @@ from rheoscope.models.transformer import Transformer
 from rheoscope.running.lost_text import LostTextWarning, lost_characters
 from rheoscope.running.weights_snapshot import sample_of, take_snapshot
 from rheoscope.space.trace import Trace
+from tests.network_state import OUTDATED, same_state, state_of
 from tests.pretrained.cases import CASES, GROUPED, PLAIN, network, tokenizer
 from tests.studio.cases import post_text, render_text, running_studio
 
 PAIR = torch.tensor([[3, 4]])
-OUTDATED = "the weights of this model have changed"
 
 
 def copy_of(name: str) -> Any:
     """A network of a case that a test may change."""
     return copy.deepcopy(network(name))
-
-
-def state_of(net: nn.Module) -> dict[str, Any]:
-    """Everything that a caller could notice: modes, tensors with their values, and hooks."""
-    tensors = dict([*net.named_parameters(), *net.named_buffers()])
-    return {
-        "modes": [module.training for module in net.modules()],
-        "attributes": [set(vars(module)) for module in net.modules()],
-        "tensors": {
-            name: (id(x), x.dtype, x.device, x.requires_grad, x.detach().clone().view(torch.uint8))
-            for name, x in tensors.items()
-            if x.ndim
-        },
-        "hooks": [
-            list(hooks.values())
-            for module in net.modules()
-            for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
-        ],
-    }
-
-
-def same_state(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    a, b = before.pop("tensors"), after.pop("tensors")
-    same_tensors = a.keys() == b.keys() and all(
-        a[name][:-1] == b[name][:-1] and torch.equal(a[name][-1], b[name][-1]) for name in a
-    )
-    return same_tensors and before == after
 
 
 def failing_hook(x: Tensor) -> Tensor:
@@ -261,14 +234,6 @@ def quantised() -> Any:
     return net
 
 
-def with_adapters() -> Any:
-    net = copy_of("llama")
-    net.model.layers[0].mlp.up_proj = type("Linear", (LowRankAdapter,), {"__module__": "peft.tuners.lora.layer"})(
-        net.model.layers[0].mlp.up_proj
-    )
-    return net
-
-
 UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
     "no layers": (lambda: hf.GPT2LMHeadModel(hf.GPT2Config(n_layer=0, vocab_size=40)), "0 layers, expected at least 1"),
     "negative": (lambda: hf.GPT2LMHeadModel(hf.GPT2Config(n_layer=-1, vocab_size=40)), "-1 layers, expected at least"),
@@ -279,7 +244,6 @@ UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: hf.BertModel(hf.BertConfig(**PLAIN, chunk_size_feed_forward=3)),
         "chunk_size_feed_forward is 3",
     ),
-    "adapters": (with_adapters, "adapters"),
 }
 
 
@@ -289,11 +253,6 @@ def test_a_network_that_cannot_be_described_is_refused_in_one_line(name: str) ->
     with pytest.raises(rs.RheoscopeError, match=message) as error:
         rs.load(make_network())
     assert "\n" not in str(error.value)
-
-
-def test_the_refusal_of_adapters_says_how_to_merge_them() -> None:
-    with pytest.raises(rs.RheoscopeError, match=r"merge_and_unload\(\)"):
-        rs.load(with_adapters())
 
 
 def test_the_head_of_a_pretraining_model_gives_the_logits() -> None:

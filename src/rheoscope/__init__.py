@@ -1,7 +1,10 @@
 """Rheoscope: attention as geometry. This page lists every public name; a name is loaded when it is first used.
 
 load                                  a Transformer as operators on one space E: model.view, model.trace(text)
+describe                              how a model was interpreted: its formulas, where each matrix lives, the errors of the proof
 analyses                              a table of every analysis: its name, its question, what it needs
+load_series                           the checkpoints of a training run as a series of models, loaded one at a time
+over_series                           any analysis over a series: one result with the axis checkpoint
 story                                 what happens to a text in a model, line by line, with measured numbers and their nulls
 card                                  the claims of the seed documents about a model, over many texts: effect, interval, answer
 atlas                                 the cards of several models side by side
@@ -16,6 +19,9 @@ self_attention_gradients              the same with respect to the tokens, split
 weight_statistics                     entropy, sinks and distances of the weights, without storing the weights
 attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
 path_weights, reversed_map            weights along a path of heads; the gradient of one head's scores
+resumable_trace                       the traces of texts, layer by layer in a folder, so that an interrupted run continues
+source_model, target_model            the encoder and the decoder of an encoder-decoder as models of one text each
+trace_from                            points that another engine wrote, as a Trace, with a proof for each layer
 trace_under, Comparisons              the points under an edited M or F; the comparison arms of an edit
 dynamics, experiments                 the theory bench: particles under attention, compared with theory
 register_with_transformers            every mechanism as attn_implementation="rheoscope:<name>"
@@ -40,23 +46,30 @@ _PUBLIC_MODULES = {
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
     "card": "rheoscope.report.card",
+    "describe": "rheoscope.running.model_structure",
     "dynamics": "rheoscope.theory.experiments",
     "experiments": "rheoscope.theory.experiments",
     "load": "rheoscope.opening",
+    "load_series": "rheoscope.checkpoint_series",
     "mechanism": "rheoscope.attention.zoo",
     "mechanisms": "rheoscope.attention.zoo",
     "nn": "rheoscope.attention.modules",
     "open_corpus": "rheoscope.corpus.corpus_result",
+    "over_series": "rheoscope.checkpoint_series",
     "over_texts": "rheoscope.running.over_texts",
     "path_weights": "rheoscope.covers.composition.analysis",
     "plot": "rheoscope.report.draw_result",
     "register_with_transformers": "rheoscope.pretrained.attention_interface",
+    "resumable_trace": "rheoscope.running.resumable_trace",
     "reversed_map": "rheoscope.covers.reversed_attention.analysis",
     "save_report": "rheoscope.report.report_page",
     "self_attention_gradients": "rheoscope.attention.gradient",
     "show": "rheoscope.studio.notebook",
+    "source_model": "rheoscope.running.pair_sides",
     "story": "rheoscope.report.story",
     "table": "rheoscope.report.tables",
+    "target_model": "rheoscope.running.pair_sides",
+    "trace_from": "rheoscope.running.external_points",
     "trace_under": "rheoscope.covers.surgery.analysis",
     "transformer_cost": "rheoscope.attention.cost",
     "weight_statistics": "rheoscope.attention.lower.statistics",

@@ -1,6 +1,7 @@
 """rs.load: a Hub name, a directory or a model object becomes a Model. Only this file knows every model format."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,8 @@ from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.running.loading_stages import Progress, progress_stage
 from rheoscope.running.runner import RunnableModel
+from rheoscope.running.stored_tensor import deferring
+from rheoscope.running.streamed_weights import BLOCKS_IN_MEMORY, weights_of
 from rheoscope.running.weight_files import default_device, fingerprint
 from rheoscope.running.weights_snapshot import take_snapshot
 from rheoscope.shapes import RheoscopeError
@@ -30,7 +33,9 @@ def load(
     tokenizer: Any = None,
     untrained: bool = False,
     seed: int = 0,
+    stream: bool | None = None,
     progress: Progress | None = None,
+    adapter: str | Path | bool | None = None,
 ) -> RunnableModel:
     """Open a Transformer as operators on one space E.
 
@@ -46,13 +51,18 @@ def load(
     of a pretrained model over all GPUs (by accelerate).
     `dtype` defaults to float32 on the CPU and to the checkpoint's dtype on a GPU. A built model keeps its own. Another device
     or dtype makes a copy of it.
+    `stream=True` keeps one block of the network in memory at a time and reads the others from the safetensors files. By default
+    this happens, with a warning, if the weights do not fit. `stream=False` never does it.
     `progress(done, total)` reports reading, hashing and certifying in percent.
+    `adapter` chooses adapters of `peft`: a directory or a hub name to attach, the name of an adapter in the model, or `False` for the base
+    model. By default the adapters of the source act: those that are active in a model object, or in an adapter directory.
 
     **Laws** The logits equal the unhooked model's bit for bit. Weights and displacements recomputed from the View equal the
     model's: every load certifies this on eight tokens (`model.view.facts["certificate"]`). Unsupported architectures raise an
     error. So do weights that the stream needs and the checkpoint lacks. The certificate lists weights outside the stream.
     A built model is unchanged after any call: its mode (dropout included), dtypes, weights, buffers and hooks. If its weights
-    change later, for example in a training step, calls raise an error until it is loaded again.
+    change later, for example in a training step, calls raise an error until it is loaded again. The M and F of adapters, merged
+    or not, equal those of the merged model.
 
     **Safety** Only safetensors files are read, and remote code never runs.
 
@@ -71,10 +81,25 @@ def load(
     source = DEFAULT_MODEL if source is None else source
     is_native = _is_native(source)
     device = resolve_device(source, device, is_native)
+    if stream:
+        _check_streamable(source, device, is_native, untrained)
     load_progress = progress_stage(progress, 0, 50), progress_stage(progress, 50, 75), progress_stage(progress, 75, 100)
     if is_native:
+        _refuse_adapter(adapter)
         return _load_native(source, device, dtype, tokenizer, initial_seed, load_progress)
-    return _load_pretrained(source, device, dtype, revision, tokenizer, initial_seed, load_progress)
+    return _load_pretrained(source, device, dtype, revision, tokenizer, initial_seed, stream, load_progress, adapter)
+
+
+def _refuse_adapter(adapter: str | Path | bool | None) -> None:
+    """Raise for an adapter on a model of this package, in which nothing is adapted."""
+    if adapter:
+        raise RheoscopeError(
+            Message(
+                "models of this package have no adapters; adapter={received} needs a pretrained model",
+                received=str(adapter),
+            ),
+            Advice(f"rs.load('gpt2', adapter={str(adapter)!r})", f"--model gpt2 --adapter {adapter}"),
+        )
 
 
 def resolve_device(source: Any, device: str | None, is_native: bool) -> str | None:
@@ -83,6 +108,23 @@ def resolve_device(source: Any, device: str | None, is_native: bool) -> str | No
         device == "auto" and (is_native or default_device() == "cpu")
     )
     return default_device() if use_default else device
+
+
+def _check_streamable(source: Any, device: str | None, is_native: bool, untrained: bool) -> None:
+    """Raise for a model that has no checkpoint to stream, and for one that is spread over several devices."""
+    problem = None
+    if isinstance(source, nn.Module):
+        problem = Message("a built model is in memory already, so it cannot be streamed")
+    elif is_native:
+        problem = Message("the models of this package are small and cannot be streamed; choose a pretrained model")
+    elif untrained:
+        problem = Message("initial weights are in no file, so an untrained model cannot be streamed")
+    elif device == "auto":
+        problem = Message(
+            "device='auto' keeps all weights in memory, so the model cannot be streamed; choose one device"
+        )
+    if problem is not None:
+        raise RheoscopeError(problem, use(stream=False))
 
 
 def _initial_seed(untrained: bool, seed: int) -> int | None:
@@ -151,39 +193,47 @@ def _load_pretrained(
     revision: str | None,
     tokenizer: Any,
     initial_seed: int | None,
+    stream: bool | None,
     load_progress: LoadProgress,
+    adapter: str | Path | bool | None,
 ) -> RunnableModel:
+    from rheoscope.pretrained.adapter_layers import adapter_layers, adapter_settings, adapter_state
     from rheoscope.pretrained.build_view import describe_model
     from rheoscope.pretrained.certificate import certify
-    from rheoscope.pretrained.checkpoint import load_network, prepare_network
+    from rheoscope.pretrained.open_network import open_network
     from rheoscope.pretrained.unsupported_networks import refuse_undescribed
 
     read_progress, hash_progress, proof_progress = load_progress
-    loaded_tokenizer, ignored_weights = None, tuple[str, ...]()
-    if isinstance(source, nn.Module):
-        network = prepare_network(source, device, dtype, initial_seed)
-        name = getattr(network.config, "_name_or_path", "") or type(network).__name__
-    elif isinstance(source, str | Path):
-        network, loaded_tokenizer, ignored_weights = load_network(
-            source, device, dtype, revision, initial_seed, read_progress
-        )
-        name = str(source)
-    else:
-        raise RheoscopeError(
-            Message("source must be a name, a directory or a model, got {received}", received=type(source).__name__),
-            Advice("rs.load('gpt2')", "--model gpt2"),
-        )
+    opened = open_network(source, adapter, device, dtype, revision, initial_seed, stream, read_progress)
+    name, network = _display_name(opened.name, initial_seed), opened.network
     with refuse_undescribed(network):
-        model = describe_model(network, tokenizer or loaded_tokenizer, _display_name(name, initial_seed), hash_progress)
-        certificate = replace(certify(model, proof_progress), ignored_weights=ignored_weights)
-    return _with_snapshot(model.with_certificate(certificate), source)
+        with deferring():
+            model = describe_model(network, tokenizer or opened.tokenizer, name, hash_progress)
+        certificate = replace(certify(model, proof_progress), ignored_weights=opened.ignored_weights)
+    weights = weights_of(network)
+    if weights is not None:
+        view = (
+            replace(model.view, layers_at_once=BLOCKS_IN_MEMORY)
+            .with_certificate(certificate)
+            .with_check(weights.check_files)
+        )
+        return replace(model, view=view)
+    certified_model = model.with_certificate(certificate).with_facts(opened.facts)
+    layers = tuple(layer for _, layer in adapter_layers(network))
+    key, settings = adapter_state(network), partial(adapter_settings, layers)
+    return _with_snapshot(certified_model, source, key, settings)
 
 
-def _with_snapshot(model: RunnableModel, source: Any, key: str = "") -> RunnableModel:
-    """The model with a check that its weights are still those that were described. `key` is the config's part of their digest.
+def _with_snapshot(
+    model: RunnableModel, source: Any, key: str = "", settings: Callable[[], Any] = lambda: None
+) -> RunnableModel:
+    """The model with a check that its weights and `settings()` are still those that were described.
+
+    `key` is the config's part of the digest of the weights.
 
     On a GPU, the sample of values is read only for networks of the caller, since reading it waits for the device.
     """
     network, is_from_caller = model.network, isinstance(source, nn.Module)
-    snapshot = take_snapshot(network, partial(fingerprint, network, key), model.view.facts["weights"], is_from_caller)
+    digest = partial(fingerprint, network, key)
+    snapshot = take_snapshot(network, digest, model.view.facts["weights"], is_from_caller, settings)
     return model.with_check(snapshot.check)

@@ -57,7 +57,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def load_small(source: str | None, *rest: Any, **settings: Any) -> Any:
         return small() if source is None else load(source)
 
-    monkeypatch.setattr(progress_bars, "load_model", load_small)
+    monkeypatch.setattr(progress_bars, "open_model", load_small)
     return run_rheoscope
 
 
@@ -70,7 +70,7 @@ def refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         raise AssertionError("a model was loaded")
 
     def run_refused(*arguments: str) -> str:
-        monkeypatch.setattr(progress_bars, "load_model", fail)
+        monkeypatch.setattr(progress_bars, "open_model", fail)
         before = directory_content()
         outcome = run(*arguments)
         assert outcome.status == 1

@@ -191,7 +191,7 @@ def test_an_impossible_request_is_one_line(arguments: list[str], message: str, m
     ("arguments", "message"),
     [
         (["flow", "-m", "far", "a a a a a a a a", "--no-html"], "Next token"),
-        (["flow", "-m", "far", "t", "--no-html"], "A text of 16 tokens or more adds"),
+        (["flow", "-m", "far", "t", "--no-html"], "A text of 8 tokens or more adds"),
         (["flow", "-m", "bert", "w5 w6 w7 w9 w5 w8", "--no-html"], "Movement"),
         (["flow", "-m", "hard", "the keys to the cabinet", "--no-html"], "straight"),
         (

@@ -82,7 +82,7 @@ def test_ctrl_c_while_a_model_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (tmp_path / "started").touch()
         time.sleep(60)
 
-    monkeypatch.setattr(progress_bars, "load_model", load)
+    monkeypatch.setattr(progress_bars, "open_model", load)
     monkeypatch.chdir(tmp_path)
     with Fork(main, TEXT, "--no-html") as child:
         done = interrupt(child, tmp_path / "started")

@@ -107,7 +107,7 @@ def test_the_main_job_uses_the_default_model(tmp_path: Path) -> None:
 def test_a_text_that_is_too_short_names_the_skipped_analyses(models: Path, tmp_path: Path) -> None:
     outcome = run_rheoscope("a", "-m", str(models / "far"), "--full", cwd=tmp_path)
     assert outcome.status == 0, outcome.err
-    assert "A text of 16 tokens or more adds: " in outcome.words
+    assert "A text of 8 tokens or more adds: " in outcome.words
     assert "clusters was skipped: this analysis needs at least 3 tokens" in outcome.words
     assert "geometry_kept was skipped" in outcome.words
 

@@ -8,6 +8,7 @@ import typer
 
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.commands.options import (
+    Adapter,
     Csv,
     Device,
     Dtype,
@@ -17,16 +18,20 @@ from rheoscope.commands.options import (
     Html,
     Json,
     ModelName,
+    Revisions,
+    Series,
+    Stream,
     Text,
     Untrained,
     Window,
+    refuse_both,
 )
 from rheoscope.commands.setting_help import setting_help
 from rheoscope.commands.usage import UsageProblem
 from rheoscope.messages.catalogue import render
 from rheoscope.messages.message import Message
 from rheoscope.picture.blocks import Cell, Table
-from rheoscope.report import progress_bars, run_report, windowed_report
+from rheoscope.report import progress_bars, run_report, series_report, windowed_report
 from rheoscope.report.console import console
 from rheoscope.report.input_text import resolve_text
 from rheoscope.report.long_texts import split_into_windows
@@ -60,12 +65,16 @@ COMMON_OPTIONS: dict[str, Any] = {
     "first": First,
     "window": Window,
     "model": ModelName,
+    "adapter": Adapter,
+    "series": Series,
+    "revisions": Revisions,
     "explain": Explain,
     "json": Json,
     "csv": Csv,
     "html": Html,
     "device": Device,
     "dtype": Dtype,
+    "stream": Stream,
 }
 
 TEXT_OPTIONS = ("file", "first", "window")
@@ -78,7 +87,10 @@ def _command_function(spec: Analysis, options: dict[str, Option]) -> Callable[..
         files = run_report.OutputFiles(values["json"], values["csv"], values["html"], values.get("file"))
         text = resolve_text(values["text"], values["file"], values["first"]) if spec.reads_text else None
         source_args = values["model"], values["device"], values["dtype"]
-        model = progress_bars.load_model(*source_args)
+        if values["series"] is not None or values["revisions"] is not None:
+            _run_on_series(spec, options, values, text, files)
+            return
+        model = progress_bars.load_model(*source_args, stream=values["stream"], adapter=values["adapter"])
         settings = {name: option.parse(name, values[name], model) for name, option in options.items()}
         windows = None if text is None else split_into_windows(model, text, values["first"], values["window"])
         if build_control is not None and values["untrained"]:
@@ -111,6 +123,23 @@ def _command_function(spec: Analysis, options: dict[str, Option]) -> Callable[..
     run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     run.__doc__ = f"{render(spec.question)}\n\n{render(FIELDS_HELP)}"
     return run
+
+
+def _run_on_series(
+    spec: Analysis, options: dict[str, Option], values: dict[str, Any], text: Any, files: run_report.OutputFiles
+) -> None:
+    """Run the analysis on every checkpoint. The first one reads the settings and the text."""
+    for option in ("untrained", "adapter", "stream", "window"):
+        refuse_both("--series", True, f"--{option}", bool(values.get(option)))
+    refuse_both("--series", values["series"] is not None, "--revisions", values["revisions"] is not None)
+    sources = values["series"], values["revisions"], values["model"], values["device"], values["dtype"]
+    series = series_report.open_series(*sources)
+    model = series[0]
+    settings = {name: option.parse(name, values[name], model) for name, option in options.items()}
+    windows = None if text is None else split_into_windows(model, text, values["first"])
+    windowed_report.refuse_windows(windows, "--series")
+    token_ids = None if windows is None else windows.texts[0]
+    series_report.run_series(spec.name, series, token_ids, settings, files, values["explain"])
 
 
 def _number_parser(name: str, option: Option) -> dict[str, Any]:

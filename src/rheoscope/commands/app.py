@@ -18,6 +18,7 @@ from rheoscope.commands.command_group import RootGroup
 from rheoscope.commands.corpus import corpus
 from rheoscope.commands.costs import costs
 from rheoscope.commands.covers import covers
+from rheoscope.commands.describe import describe
 from rheoscope.commands.doctor import doctor
 from rheoscope.commands.dynamics import dynamics
 from rheoscope.commands.exit_status import exit_now, run_to_status
@@ -88,6 +89,7 @@ app.command("card", rich_help_panel=A_MODEL)(card)
 app.command("atlas", rich_help_panel=A_MODEL)(atlas)
 app.command("operators", rich_help_panel=A_MODEL)(operators)
 app.command("costs", rich_help_panel=A_MODEL)(costs)
+app.command("describe", rich_help_panel=A_MODEL)(describe)
 app.command("attention", rich_help_panel=A_MODEL)(attention)
 app.command("train", cls=VariadicCommand, rich_help_panel=TRAINING)(train)
 app.command("generate", rich_help_panel=TRAINING)(generate)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rheoscope.commands.completion import complete_from
-from rheoscope.commands.options import Csv, Device, Dtype, Explain, Html, Json
+from rheoscope.commands.options import Adapter, Csv, Device, Dtype, Explain, Html, Json, Stream
 from rheoscope.report.hub_cache import cached_hub_names
 
 
@@ -18,6 +18,7 @@ def card(
             autocompletion=complete_from(cached_hub_names),
         ),
     ] = None,
+    adapter: Adapter = None,
     texts: Annotated[
         Path | None,
         typer.Option(
@@ -34,6 +35,7 @@ def card(
     html: Html = None,
     device: Device = None,
     dtype: Dtype = None,
+    stream: Stream = None,
 ) -> None:
     """Answer claims about a model over many texts.
 
@@ -48,4 +50,13 @@ def card(
 
     files = run_report.OutputFiles(json, csv, html, input_path=texts)
     chosen_texts = None if texts is None else read_texts(texts)
-    run_card(load_model(model, device, dtype), chosen_texts, draws, untrained, seed, cache, files, explain)
+    run_card(
+        load_model(model, device, dtype, stream=stream, adapter=adapter),
+        chosen_texts,
+        draws,
+        untrained,
+        seed,
+        cache,
+        files,
+        explain,
+    )

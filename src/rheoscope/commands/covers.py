@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from rheoscope.commands.options import (
+    Adapter,
     Csv,
     Device,
     Dtype,
@@ -15,6 +16,7 @@ from rheoscope.commands.options import (
     Html,
     Json,
     ModelName,
+    Stream,
     Text,
     Window,
 )
@@ -32,6 +34,7 @@ def covers(
     first: First = None,
     window: Window = None,
     model: ModelName = None,
+    adapter: Adapter = None,
     fast: Fast = False,
     explain: Explain = False,
     json: Json = None,
@@ -39,6 +42,7 @@ def covers(
     html: Html = None,
     device: Device = None,
     dtype: Dtype = None,
+    stream: Stream = None,
 ) -> None:
     """Test whether attention scores track token similarity.
 
@@ -55,7 +59,7 @@ def covers(
     from rheoscope.report.report_plans import REPORTS
 
     input_text, files = resolve_text(text, file, first), run_report.OutputFiles(json, csv, html, file)
-    network = load_model(model, device, dtype)
+    network = load_model(model, device, dtype, stream=stream, adapter=adapter)
     windows = split_into_windows(network, input_text, first, window)
     control = load_model(model, device, dtype, untrained=True, seed=seed) if untrained else None
     control_settings = (

@@ -7,6 +7,7 @@ import typer
 
 from rheoscope.commands.completion import complete_from, space_names
 from rheoscope.commands.options import (
+    Adapter,
     Csv,
     Device,
     Dtype,
@@ -16,11 +17,15 @@ from rheoscope.commands.options import (
     First,
     Json,
     ModelName,
+    Stream,
     Text,
     Window,
     refuse_both,
 )
 
+TargetText = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="The target of an encoder-decoder, whose source is the text.")
+]
 ComparedText = Annotated[
     str | None, typer.Option(metavar="TEXT", help="A second text, compared with the first layer by layer.")
 ]
@@ -40,10 +45,12 @@ NoReport = Annotated[bool, typer.Option("--no-html", help="Write no report.")]
 def flow(
     text: Text = None,
     file: File = None,
+    target: TargetText = None,
     compare: ComparedText = None,
     first: First = None,
     window: Window = None,
     model: ModelName = None,
+    adapter: Adapter = None,
     space: SpaceOption = "raw",
     full: Full = False,
     fast: Fast = False,
@@ -54,6 +61,7 @@ def flow(
     no_html: NoReport = False,
     device: Device = None,
     dtype: Dtype = None,
+    stream: Stream = None,
 ) -> None:
     """Show what a text does in a model, and write a report.
 
@@ -62,20 +70,23 @@ def flow(
 
     Examples:  rheoscope "The keys to the cabinet are"    ·    rheoscope flow --model gpt2 --file notes.txt --html notes.html
     ·    rheoscope "The keys to the cabinet are" --compare "The key to the cabinets is"
+    ·    rheoscope "The house is small." --model opus-mt-en-fr --target "La maison est"
     """
     from rheoscope.flow.cloud import check_space
     from rheoscope.report import run_report, windowed_report
     from rheoscope.report.input_text import check_text, clean_typed_text, resolve_text
     from rheoscope.report.long_texts import split_into_windows
-    from rheoscope.report.progress_bars import load_model
+    from rheoscope.report.progress_bars import open_model
     from rheoscope.report.report_plans import REPORTS
+    from rheoscope.running.pair_sides import sides_for
 
     refuse_both("--html", html is not None, "--no-html", no_html)
     check_space(space)
     check_text(compare)
     input_text = resolve_text(text, file, first)
     files = run_report.OutputFiles(json, csv, html, file, default_page=not no_html)
-    network = load_model(model, device, dtype)
+    opened_model = open_model(model, device, dtype, stream=stream, adapter=adapter)
+    network, input_text = sides_for(opened_model, input_text, target)
     windows = split_into_windows(network, input_text, first, window)
     if compare is None:
         windowed_report.run_on_windows(

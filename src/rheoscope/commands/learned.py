@@ -5,19 +5,32 @@ from typing import Annotated
 
 import typer
 
-from rheoscope.commands.options import Csv, Explain, Html, Json
+from rheoscope.commands.options import Csv, Explain, Html, Json, Text
 
-RunDirectory = Annotated[Path, typer.Argument(help="The directory of a run that was trained with --look.")]
+RunDirectory = Annotated[
+    Path, typer.Argument(help="A run that was trained with --look, or a directory of checkpoints of any training run.")
+]
 
 
-def learned(run: RunDirectory, json: Json = None, csv: Csv = None, html: Html = None, explain: Explain = False) -> None:
+def learned(
+    run: RunDirectory,
+    text: Text = None,
+    json: Json = None,
+    csv: Csv = None,
+    html: Html = None,
+    explain: Explain = False,
+) -> None:
     """Show how geometry formed during a training run.
 
-    It reports the analyses at the steps of `rheoscope train --look`, each number with its null.
+    It reports the analyses at the steps of `rheoscope train --look`, each number with its null. With a text, it measures the
+    checkpoints in a directory (checkpoint-500, checkpoint-1000, …) on this text.
 
     Examples:  rheoscope train tiny --data book.txt --out run --look 0,50,200    ·    rheoscope learned run --html learned.html
+    ·    rheoscope learned checkpoints/ "The keys to the cabinet are"
     """
     from rheoscope.learn.geometry_report import show_learned
+    from rheoscope.report.input_text import resolve_text
     from rheoscope.report.run_report import OutputFiles
 
-    show_learned(run, OutputFiles(json, csv, html), explain)
+    input_text = None if text is None else resolve_text(text, None, None)
+    show_learned(run, OutputFiles(json, csv, html), explain, input_text)

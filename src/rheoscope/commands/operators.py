@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from rheoscope.commands.options import Csv, Device, Dtype, Explain, Html, Json, ModelName
+from rheoscope.commands.options import Adapter, Csv, Device, Dtype, Explain, Html, Json, ModelName, Stream
 
 
 def operators(
@@ -13,12 +13,14 @@ def operators(
         bool, typer.Option("--raw", help="Use the bare weights, without the gain of the norm, as papers do.")
     ] = False,
     model: ModelName = None,
+    adapter: Adapter = None,
     explain: Explain = False,
     json: Json = None,
     csv: Csv = None,
     html: Html = None,
     device: Device = None,
     dtype: Dtype = None,
+    stream: Stream = None,
 ) -> None:
     """Describe every head as two operators, M (QK) and F (OV).
 
@@ -33,5 +35,8 @@ def operators(
     from rheoscope.report.report_plans import REPORTS
 
     check_text(text)
-    files, network = run_report.OutputFiles(json, csv, html), load_model(model, device, dtype)
+    files, network = (
+        run_report.OutputFiles(json, csv, html),
+        load_model(model, device, dtype, stream=stream, adapter=adapter),
+    )
     run_report.run_report(REPORTS["operators"], network, text, {"raw": raw, "text": text}, files, explain=explain)

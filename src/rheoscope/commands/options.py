@@ -28,6 +28,22 @@ ModelName = Annotated[
         autocompletion=complete_from(cached_hub_names),
     ),
 ]
+Adapter = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="The directory or the hub name of a peft adapter, such as LoRA, on the model."),
+]
+Series = Annotated[
+    Path | None,
+    typer.Option(
+        "--series",
+        metavar="DIR",
+        help="Run on every checkpoint in this directory (checkpoint-500, checkpoint-1000, …).",
+    ),
+]
+Revisions = Annotated[
+    str | None,
+    typer.Option(metavar="NAMES", help="Run on these revisions of a hub model, separated by commas: step0,step1000."),
+]
 Explain = Annotated[bool, typer.Option("--explain", help="Define every column.")]
 Fast = Annotated[bool, typer.Option("--fast", help="Skip the null distributions and everything that needs them.")]
 Json = Annotated[Path | None, typer.Option(help="Write every number to this file.")]
@@ -47,6 +63,13 @@ Dtype = Annotated[
     typer.Option(
         help="float32, bfloat16, float16 or float64 (default: float32 on the CPU).",
         autocompletion=complete_from(dtype_names),
+    ),
+]
+Stream = Annotated[
+    bool | None,
+    typer.Option(
+        "--stream/--no-stream",
+        help="Keep one block of the model in memory and read the others from its files (default: if they do not fit).",
     ),
 ]
 Untrained = Annotated[bool, typer.Option("--untrained", help="Compare with the same architecture at initial weights.")]

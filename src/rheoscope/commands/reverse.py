@@ -4,7 +4,20 @@ from typing import Annotated
 
 import typer
 
-from rheoscope.commands.options import Csv, Device, Dtype, Explain, File, First, Html, Json, ModelName, Text
+from rheoscope.commands.options import (
+    Adapter,
+    Csv,
+    Device,
+    Dtype,
+    Explain,
+    File,
+    First,
+    Html,
+    Json,
+    ModelName,
+    Stream,
+    Text,
+)
 
 
 def reverse(
@@ -18,12 +31,14 @@ def reverse(
     ] = -1,
     first: First = None,
     model: ModelName = None,
+    adapter: Adapter = None,
     explain: Explain = False,
     json: Json = None,
     csv: Csv = None,
     html: Html = None,
     device: Device = None,
     dtype: Dtype = None,
+    stream: Stream = None,
 ) -> None:
     """Show how the loss would change attention, head by head.
 
@@ -40,7 +55,10 @@ def reverse(
     from rheoscope.report.report_plans import REPORTS
 
     input_text, files = resolve_text(text, file, first), run_report.OutputFiles(json, csv, html, file)
-    network, target_token = load_model(model, device, dtype), None if target is None else parse_token(target)
+    network, target_token = (
+        load_model(model, device, dtype, stream=stream, adapter=adapter),
+        None if target is None else parse_token(target),
+    )
     options = {"target": target_token, "token": token}
     run_report.run_report(
         REPORTS["reverse"], network, truncate_text(network, input_text, first), options, files, explain=explain

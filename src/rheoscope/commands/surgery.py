@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rheoscope.commands.options import Csv, Device, Dtype, Explain, First, Html, Json, ModelName, Text
+from rheoscope.commands.options import Adapter, Csv, Device, Dtype, Explain, First, Html, Json, ModelName, Stream, Text
 
 
 def surgery(
@@ -22,12 +22,14 @@ def surgery(
     draws: Annotated[int, typer.Option(min=1, max=10_000, help="Random controls of each kind.")] = 1,
     first: First = None,
     model: ModelName = None,
+    adapter: Adapter = None,
     explain: Explain = False,
     json: Json = None,
     csv: Csv = None,
     html: Html = None,
     device: Device = None,
     dtype: Dtype = None,
+    stream: Stream = None,
 ) -> None:
     """Measure what replacing M or F of some heads costs.
 
@@ -51,7 +53,7 @@ def surgery(
     input_text, files = resolve_text(text, file, first), run_report.OutputFiles(json, csv, html, file)
     if M is None and F is None:
         raise RheoscopeError(Message("nothing to replace"), Advice("", Message("--M symmetric or --F symmetric")))
-    network = load_model(model, device, dtype)
+    network = load_model(model, device, dtype, stream=stream, adapter=adapter)
     comparisons = Comparisons(SIZE_MATCHED.names if per_head else COMPARISONS, draws=draws)
     options = {
         "heads": parse_heads(heads, network.view),

@@ -80,6 +80,10 @@ class NativeTranslator(NativeModel, EncoderDecoder):
         with self.eval_mode():
             self.network.decoder(ids[1], None, None, self.network.encoder(ids[0], is_token), is_token)
 
+    def forward_source(self, ids: Int[Tensor, "b s"], is_token: Bool[Tensor, "b s"] | None) -> None:
+        with self.eval_mode():
+            self.network.encoder(ids, is_token)
+
     def encode_source(self, text: str) -> list[int]:
         return [*super().encode(text.strip()), self._special_id(END)]
 

@@ -21,7 +21,7 @@ from rheoscope.messages.message import Message
 from rheoscope.shapes import KeyPositions, QueryPositions, RheoscopeError, Scores
 from rheoscope.space.bilinear_form import Term
 from rheoscope.space.head import Heads, project_normalised
-from rheoscope.space.model_parts import Norm, Projected
+from rheoscope.space.model_parts import LatentNorm, Norm, NormAcrossHeads, Projected
 from rheoscope.space.safe_arithmetic import at_least_float32
 
 HeadWeights = Float[Tensor, "h d k"]
@@ -223,7 +223,7 @@ def _centring_biases(W: HeadWeights, b: HeadBiases | None, mean: Float[Tensor, "
 def _project_qkv(heads: Heads, x_hat: Float[Tensor, "b n d"]) -> Projected:
     q = project_normalised(heads.norm, x_hat, heads.W_Q, heads.b_Q, heads.q_norm)
     k = project_normalised(heads.norm, x_hat, heads.W_K, heads.b_K, heads.k_norm)
-    return q, k, project_normalised(heads.norm, x_hat, heads.W_V, heads.b_V, None)
+    return q, k, project_normalised(heads.norm, x_hat, heads.W_V, heads.b_V, heads.v_norm)
 
 
 def _fold_norm_into_heads(heads: Heads) -> Heads:
@@ -299,6 +299,12 @@ def _required_bias(bias: Tensor | None) -> Tensor:
 def _widen_norm(norm: Norm | None, n_base: int, n_extra: int) -> Norm | None:
     if norm is None:
         return None
+    if isinstance(norm, NormAcrossHeads | LatentNorm):
+        raise RheoscopeError(
+            Message(
+                "M cannot be edited in a model whose queries or keys have a norm of all heads or of a latent vector"
+            )
+        )
     gain = None if norm.gain is None else torch.cat([norm.gain, norm.gain.new_ones(n_extra)])
     return LeadingColumnsNorm(norm.apply, gain, norm.bias, norm.eps, norm.subtracts_mean, n_base)
 
