@@ -7,7 +7,17 @@ from rheoscope.catalogue import ANALYSIS_MODULES
 
 MARK = "<!-- reference -->"
 ROOMS = {
-    "Load, analyse, plot": ("opening", "catalogue", "report", "studio", "corpus", "running", "space", "shapes"),
+    "Load, analyse, plot": (
+        "opening",
+        "checkpoint_series",
+        "catalogue",
+        "report",
+        "studio",
+        "corpus",
+        "running",
+        "space",
+        "shapes",
+    ),
     "The flow": ("flow",),
     "The covers": ("covers",),
     "Theory": ("theory",),
