@@ -2,14 +2,15 @@
 
     python .ci/browser.py [ARGUMENT OF PYTEST ...]
 
-The browser is RHEOSCOPE_CHROMIUM, else the system's Chromium, else the one that Playwright downloads.
+The browser is RHEOSCOPE_CHROMIUM, else the system's Chromium, else Debian's package (installed if the user is root), else the one
+that Playwright downloads.
 """
 
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,7 +26,7 @@ class BrowserError(Exception):
 def main(arguments: list[str]) -> int:
     try:
         check_built(ROOT)
-        browser = chromium(os.environ, shutil.which, downloaded)
+        browser = chromium(os.environ, shutil.which, (install_package, download_browser))
     except BrowserError as error:
         print(f"browser: {error}", file=sys.stderr)
         return 1
@@ -41,11 +42,13 @@ def check_built(root: Path) -> None:
 
 
 def chromium(
-    environment: Mapping[str, str], find_program: Callable[[str], str | None], download: Callable[[], str | None]
+    environment: Mapping[str, str],
+    find_program: Callable[[str], str | None],
+    installers: Iterable[Callable[[], str | None]],
 ) -> str:
-    """The path of Chromium: the configured one, the system's, or a downloaded one."""
-    named = environment.get("RHEOSCOPE_CHROMIUM")
-    path = named or next(filter(None, map(find_program, NAMES)), None) or download()
+    """The path of Chromium: the configured one, the system's, or the first that an installer provides."""
+    path = environment.get("RHEOSCOPE_CHROMIUM") or system_browser(find_program)
+    path = path or next(filter(None, (install() for install in installers)), None)
     if path is None:
         raise BrowserError(
             "Chromium is not installed and cannot be downloaded, so the page was not tested; on Debian and Ubuntu, "
@@ -54,11 +57,27 @@ def chromium(
     return path
 
 
-def downloaded() -> str | None:
+def system_browser(find_program: Callable[[str], str | None]) -> str | None:
+    return next(filter(None, map(find_program, NAMES)), None)
+
+
+def install_package() -> str | None:
+    """The path of Debian's Chromium, installed with apt-get. None for users without rights, and if the installation fails."""
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        return None
+    print("browser: Chromium is not installed; apt-get installs it", flush=True)
+    for arguments in (("update",), ("install", "-y", "--no-install-recommends", "chromium")):
+        command = ["apt-get", "-qq", *arguments]
+        if subprocess.run(command, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"}, check=False).returncode:
+            return None
+    return system_browser(shutil.which)
+
+
+def download_browser() -> str | None:
     """The path of Playwright's Chromium, downloaded if necessary. None if the download fails."""
     from playwright.sync_api import sync_playwright
 
-    print("browser: Chromium is not installed; Playwright downloads it", flush=True)
+    print("browser: Playwright downloads Chromium", flush=True)
     if subprocess.run([sys.executable, "-m", "playwright", "install", "chromium"], check=False).returncode:
         return None
     with sync_playwright() as driver:

@@ -35,27 +35,32 @@ def ci() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / ".ci" / "browser.py"))
 
 
-def test_a_browser_is_named_installed_or_downloaded(ci: dict[str, Any]) -> None:
+def test_a_browser_is_named_found_or_installed(ci: dict[str, Any]) -> None:
     calls = []
 
-    def download() -> str:
-        calls.append("download")
-        return "/own"
+    def fail() -> None:
+        calls.append("fail")
 
-    assert ci["chromium"]({"RHEOSCOPE_CHROMIUM": "/named"}, lambda name: "/system", download) == "/named"
-    assert (
-        ci["chromium"]({}, lambda name: "/bin/" + name if name == "chromium-browser" else None, download)
-        == "/bin/chromium-browser"
-    )
+    def install() -> str:
+        calls.append("install")
+        return "/installed"
+
+    def find_one_name(name: str) -> str | None:
+        return "/bin/" + name if name == "chromium-browser" else None
+
+    installers = (fail, install, install)
+    assert ci["chromium"]({"RHEOSCOPE_CHROMIUM": "/named"}, lambda name: "/system", installers) == "/named"
+    assert ci["chromium"]({}, find_one_name, installers) == "/bin/chromium-browser"
     assert calls == []
-    assert ci["chromium"]({}, lambda name: None, download) == "/own"
+    assert ci["chromium"]({}, lambda name: None, installers) == "/installed"
+    assert calls == ["fail", "install"]
 
 
 def test_a_missing_browser_or_page_is_one_line(ci: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(
         ci["BrowserError"], match=r"Chromium is not installed and cannot be downloaded.*apt install chromium"
     ) as error:
-        ci["chromium"]({}, lambda name: None, lambda: None)
+        ci["chromium"]({}, lambda name: None, (lambda: None,))
     assert "\n" not in str(error.value)
     with pytest.raises(ci["BrowserError"], match=r"index.html is missing.*type make studio"):
         ci["check_built"](tmp_path)
