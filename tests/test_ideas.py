@@ -74,9 +74,9 @@ def test_the_page_has_many_commands_and_their_analyses_exist() -> None:
     assert analyses <= set(ANALYSIS_MODULES)
 
 
-def rendered(number: float) -> str:
+def rendered(number: float, digits: int = 3) -> str:
     """A number as the pages print it: .013, −.189, −2.290."""
-    return re.sub(r"^(-?)0\.", r"\1.", f"{number:.3f}").replace("-", "−")
+    return re.sub(r"^(-?)0\.", r"\1.", f"{number:.{digits}f}").replace("-", "−")
 
 
 def test_the_results_page_has_the_card_of_the_default_model() -> None:
@@ -86,6 +86,28 @@ def test_the_results_page_has_the_card_of_the_default_model() -> None:
         row = card.sel(claim=name)
         estimate, low, high = (rendered(float(row[field])) for field in ("estimate", "low", "high"))
         assert f"| {row.statement.item()} | {row.answer.item()} | {estimate} ({low} to {high}) |" in results
+
+
+@pytest.mark.parametrize(
+    "interval",
+    [
+        "similarity",
+        "deformation",
+        "symmetry",
+        "recovery",
+        "relation",
+        "erasure",
+        "rest",
+        "identity",
+        "directions",
+        "senses",
+    ]
+    + ["next_token.share", "next_token.beyond_predictions", "asymmetry"],
+)
+def test_the_page_quotes_the_intervals_of_the_shipped_card(interval: str) -> None:
+    row = rheoscope_package.card(rheoscope_package.load()).sel(interval=interval)
+    low, high = float(row.part_low), float(row.part_high)
+    assert any(f"({rendered(low, digits)} to {rendered(high, digits)})" in PAGE for digits in (2, 3))
 
 
 def test_every_row_has_a_status() -> None:

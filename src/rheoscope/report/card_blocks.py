@@ -33,8 +33,9 @@ def strip_of(row: "xarray.Dataset") -> Strip:
 
 
 def claim_table(card: "xarray.Dataset") -> Table:
-    """One row per claim, for the terminal: the answer, a strip and the numbers."""
+    """One row per claim, for the terminal: its name, the answer, a strip, the numbers, and the statement with its notes."""
     header = [
+        Cell(Message("name")),
         Cell(Message("answer"), Message("what follows from the interval, the smallest effect and random models alone")),
         Cell(
             Message("effect"),
@@ -46,10 +47,19 @@ def claim_table(card: "xarray.Dataset") -> Table:
     rows = []
     for claim in claims_of(card):
         row = card.sel(claim=claim.name)
-        answer = answer_text(str(row.answer.values), float(row.texts_needed), claim.unit)
-        statement = join(". ", [claim.statement, *claim_notes(card, claim)])
-        rows.append([Cell(answer), Cell(strip_of(row).draw()), Cell(interval_text(row)), Cell(statement)])
-    return Table(card_heading(card), header, rows, frozenset({0, 1, 3}))
+        answer, strip = ANSWERS[str(row.answer.values)], strip_of(row).draw()
+        notes = [*claim_notes(card, claim), *deciding_notes(row, claim.unit)]
+        statement = join(". ", [claim.statement, *notes])
+        rows.append(list(map(Cell, (Verbatim(claim.name), answer, strip, interval_text(row), statement))))
+    return Table(card_heading(card), header, rows, frozenset({0, 1, 2, 4}))
+
+
+def deciding_notes(row: "xarray.Dataset", unit: str) -> list[Message]:
+    """For an unclear claim, how many texts would decide it, if any number would."""
+    units_needed = float(row.texts_needed)
+    if str(row.answer.values) != UNCLEAR or not math.isfinite(units_needed):
+        return []
+    return [Message("About {n:,} {units} would decide", n=int(units_needed), units=unit)]
 
 
 def card_heading(card: "xarray.Dataset") -> Message:
