@@ -101,8 +101,10 @@ def test_the_results_page_has_the_card_of_the_default_model() -> None:
         "identity",
         "directions",
         "senses",
-    ]
-    + ["next_token.share", "next_token.beyond_predictions", "asymmetry"],
+        "next_token.share",
+        "next_token.beyond_predictions",
+        "asymmetry",
+    ],
 )
 def test_the_page_quotes_the_intervals_of_the_shipped_card(interval: str) -> None:
     row = rheoscope_package.card(rheoscope_package.load()).sel(interval=interval)
