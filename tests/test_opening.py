@@ -28,6 +28,12 @@ def test_directory_and_object_give_the_same_model(name: str, tmp_path: Path) -> 
     assert not loaded_model.network.training
 
 
+def test_the_default_model_has_a_name() -> None:
+    named, unnamed = rs.load("default"), rs.load()
+    assert named.view.facts["weights"] == unnamed.view.facts["weights"]
+    assert named.view.facts["model"] == unnamed.view.facts["model"] == "the default model"
+
+
 @pytest.mark.parametrize("name", [*FEW, "bert_bare"])
 def test_control_has_the_same_shapes_and_other_weights(name: str) -> None:
     control, again = (rs.load(network(name), untrained=True) for _ in range(2))

@@ -23,6 +23,8 @@ LoadProgress = tuple[Progress, Progress, Progress]
 """The callbacks for reading, hashing and certifying."""
 DEFAULT_MODEL = Path(__file__).parent / "models" / "default"
 """The small trained model that comes with the package."""
+DEFAULT_NAME = "default"
+"""Its name, where a list of models names it. A directory of this name is `./default`."""
 
 
 def load(
@@ -44,7 +46,7 @@ def load(
 
     **Settings**
     `source` is a Hub name, a directory, or a built model of `transformers` or `rheoscope.models` (with `tokenizer=`). Without
-    it the small model of the package is loaded.
+    it, or with "default", the small model of the package is loaded.
     `untrained=True` initialises the same architecture as its family does, and reads no weight file. It is the untrained
     control that every claim about training needs. `seed` chooses the initial weights.
     `device` defaults to a working GPU, else to the CPU. A built model stays on its device. `device="auto"` spreads the layers
@@ -73,6 +75,7 @@ def load(
     torch.Size([5, 3, 8])
     """
     initial_seed = _initial_seed(untrained, seed)
+    source = None if isinstance(source, str) and source == DEFAULT_NAME else source
     if source is None and not (DEFAULT_MODEL / "config.json").is_file():
         raise RheoscopeError(
             Message("this installation has no default model ({path})", path=str(DEFAULT_MODEL)),

@@ -46,5 +46,5 @@ def atlas(
     if not names and series is None:
         raise UsageProblem(Message("rheoscope atlas needs models or --series"), "rheoscope atlas default gpt2")
     checkpoints = () if series is None else load_series(series, None, device, dtype)
-    named_models = (load_model(None if name == "default" else name, device, dtype, stream=stream) for name in names)
+    named_models = (load_model(name, device, dtype, stream=stream) for name in names)
     run_atlas(chain(named_models, checkpoints), files, explain)

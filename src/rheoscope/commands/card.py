@@ -14,7 +14,7 @@ def card(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A Hugging Face name or a directory (default: the model that ships with Rheoscope).",
+            help="A Hugging Face name or a directory (default: the model that ships, also named default).",
             autocompletion=complete_from(cached_hub_names),
         ),
     ] = None,

@@ -15,7 +15,7 @@ def describe(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A Hugging Face name, a directory, or a config.json for --plan (default: the model that ships with Rheoscope).",
+            help="A Hugging Face name, a directory, or a config.json for --plan (default: the model that ships, also named default).",
             autocompletion=complete_from(cached_hub_names),
         ),
     ] = None,

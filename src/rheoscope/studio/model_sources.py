@@ -10,10 +10,10 @@ from pathlib import Path
 from rheoscope.files import write_file
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
+from rheoscope.opening import DEFAULT_NAME
 from rheoscope.report.hub_cache import cached_hub_names
 from rheoscope.shapes import RheoscopeError
 
-DEFAULT_SOURCE = "default"
 MAX_NAME_CHARS, MAX_REMEMBERED = 512, 12
 """The longest name of a model, and the number of recent names that are stored."""
 
@@ -31,9 +31,7 @@ class ModelSources:
 
     def available_names(self) -> list[str]:
         """The names of all models that can be opened."""
-        return list(
-            dict.fromkeys([DEFAULT_SOURCE, *self.named_models, *self._names_under_roots(), *cached_hub_names()])
-        )
+        return list(dict.fromkeys([DEFAULT_NAME, *self.named_models, *self._names_under_roots(), *cached_hub_names()]))
 
     def recent_names(self) -> list[str]:
         """Names of earlier models that may still be opened, newest first."""
@@ -65,7 +63,7 @@ class ModelSources:
 
     def resolve(self, source: str) -> str | None:
         """The argument of `load` for a name. A name that is not allowed is refused before any file is read."""
-        if source == DEFAULT_SOURCE:
+        if source == DEFAULT_NAME:
             return None
         if source in self.named_models or source in cached_hub_names():
             return source

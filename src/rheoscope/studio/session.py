@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rheoscope.catalogue import analysis_by_name
 from rheoscope.messages.message import Message
+from rheoscope.opening import DEFAULT_NAME
 from rheoscope.picture.token_labels import printable
 from rheoscope.report.analysis_runs import (
     Progress,
@@ -36,7 +37,7 @@ from rheoscope.studio.content_ids import UNTRAINED_SUFFIX, make_model_id, make_t
 from rheoscope.studio.edited_model import with_edits
 from rheoscope.studio.edits import Edit
 from rheoscope.studio.jobs import Job, JobQueue, MissingError
-from rheoscope.studio.model_sources import DEFAULT_SOURCE, ModelSources
+from rheoscope.studio.model_sources import ModelSources
 from rheoscope.studio.projected_points import Axes, parse_axes
 from rheoscope.studio.query_settings import parse_settings
 from rheoscope.studio.windows import Window, select_window
@@ -78,7 +79,7 @@ class OpenedModel:
 
     @property
     def json_dict(self) -> dict[str, Any]:
-        title = Message("the default model") if self.source == DEFAULT_SOURCE else printable(self.source)
+        title = Message("the default model") if self.source == DEFAULT_NAME else printable(self.source)
         title = Message("{model}, untrained", model=title) if self.untrained else title
         return descriptions.model_json(self.id, title, self.model)
 
@@ -146,7 +147,7 @@ class Session:
         load: Callable[..., RunnableModel],
         sources: ModelSources,
         limits: Limits,
-        first_model: str = DEFAULT_SOURCE,
+        first_model: str = DEFAULT_NAME,
         device: str | None = None,
         dtype: str | None = None,
     ) -> None:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from rheoscope.corpus.corpus_result import open_corpus
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
-from rheoscope.opening import load
+from rheoscope.opening import DEFAULT_NAME, load
 from rheoscope.report.idle_cores import share_cores
 from rheoscope.report.studio_link import DEFAULT_PORT
 from rheoscope.running.weight_files import parse_device, parse_dtype, probe_bfloat16_matmul
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio.content_ids import make_model_id
 from rheoscope.studio.corpus import LiveCorpusRun
-from rheoscope.studio.model_sources import DEFAULT_SOURCE, ModelSources, default_history_file
+from rheoscope.studio.model_sources import ModelSources, default_history_file
 from rheoscope.studio.safety import AccessRules, App, is_loopback
 from rheoscope.studio.session import Limits, Session
 from rheoscope.studio.stored_example import EXAMPLE_FOLDER, PAGE_FOLDER, load_example
@@ -105,14 +105,14 @@ def resolve_corpus(options: StudioOptions) -> tuple[StudioOptions, LiveCorpusRun
     job = open_corpus(options.corpus_folder).manifest.job
     model = options.model or job.model
     return replace(options, model=model), LiveCorpusRun(
-        options.corpus_folder, make_model_id(model or DEFAULT_SOURCE, job.untrained)
+        options.corpus_folder, make_model_id(model or DEFAULT_NAME, job.untrained)
     )
 
 
 def start_session(options: StudioOptions, limits: Limits | None = None) -> Session:
     """A session that is loading its first model."""
     probe_bfloat16_matmul()  # before any thread starts: catching warnings changes the whole process
-    first_model = options.model or DEFAULT_SOURCE
+    first_model = options.model or DEFAULT_NAME
     named_models = () if options.model is None else (options.model,)
     sources = ModelSources(named_models, tuple(options.roots), default_history_file())
     session = Session(load, sources, limits or Limits(), first_model, options.device, options.dtype)
