@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from rheoscope.messages.message import Message
+from rheoscope.pretrained.finder.equal_operations import replay_key
 from rheoscope.pretrained.finder.tape import Operand, Operation, Tape, Value, replay
 from rheoscope.shapes import RheoscopeError
 
@@ -162,8 +163,14 @@ def norm_constants(tape: Tape, norm: Normalisation, boundary: Value | None = Non
         eps = norm.operation.args[4 if is_layer_norm else 3]
         return NormConstants(width, float(eps or 0.0), 1.0, is_layer_norm)
     width = source.numel() // tape.tensors[norm.scale].numel()
-    reads_source = boundary is None or norm.source in tape.ancestors(norm.scale)
+    reads_source = boundary is None or norm.source in tape.ancestors(norm.scale, {norm.source, boundary})
     place = norm.source if reads_source or boundary is None else boundary
+    key = "norm", width, norm.operation.name, replay_key(tape, (norm.scale,), place)
+    return tape.share(key, lambda: _probed_constants(tape, norm, place, width))
+
+
+def _probed_constants(tape: Tape, norm: Normalisation, place: Value, width: int) -> NormConstants:
+    assert norm.scale is not None
     zeros = torch.zeros_like(tape.tensors[place], dtype=torch.float64)
     signs = torch.ones(width, dtype=torch.float64, device=zeros.device)
     signs[: width // 2] = -1.0

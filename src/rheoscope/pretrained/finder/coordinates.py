@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.messages.message import Message
+from rheoscope.pretrained.finder.equal_operations import replay_key
 from rheoscope.pretrained.finder.tape import Tape, Value, replay
 from rheoscope.shapes import RheoscopeError
 
@@ -70,13 +71,21 @@ def coordinate_map(
 ) -> CoordinateMap:
     """The map of the coordinates of a tensor, read at the first token, where rotations are the identity.
 
-    The source is replaced by zeros, by ones and by its own indices, and other tensors by `constants`.
+    The source is replaced by zeros, by ones and by its own indices, and other tensors by `constants`. Layers that run the same
+    operations share the map.
     """
+    if constants:
+        return _coordinate_map(tape, source, target, constants)
+    key = "coordinates", replay_key(tape, (target,), source)
+    return tape.share(key, lambda: _coordinate_map(tape, source, target, {}))
+
+
+def _coordinate_map(tape: Tape, source: Value, target: Value, constants: dict[Value, Tensor]) -> CoordinateMap:
     n_coordinates = tape.tensors[source].numel() // tape.n_tokens
 
     def arrives(numbers: Float[Tensor, " c"]) -> Float[Tensor, " t"]:
         rows = from_token_rows(tape, numbers.expand(tape.n_tokens, -1), source)
-        return token_rows(tape, replay(tape, [target], {**(constants or {}), source: rows})[0])[0]
+        return token_rows(tape, replay(tape, [target], {**constants, source: rows})[0])[0]
 
     device = tape.tensors[source].device
     bias = arrives(torch.zeros(n_coordinates, dtype=torch.float64, device=device))

@@ -29,12 +29,21 @@ class HeadProjection:
 
 def module_call_of(tape: Tape, source: Value, result: Value) -> ModuleCall | None:
     """The call of a module that reads one tensor and returns the other, up to layout."""
-    source, result = layout_source(tape, source), layout_source(tape, result)
-    for call in tape.calls:
-        outputs = {layout_source(tape, v) for v in call.outputs[:1]}
-        if result in outputs and source in {layout_source(tape, v) for v in call.inputs}:
+    calls = tape.share("calls by result", lambda: _calls_by_result(tape))
+    source = layout_source(tape, source)
+    for call in calls.get(layout_source(tape, result), ()):
+        if source in {layout_source(tape, v) for v in call.inputs}:
             return call
     return None
+
+
+def _calls_by_result(tape: Tape) -> dict[Value, list[ModuleCall]]:
+    """The calls that return a tensor first, up to layout, in order."""
+    calls: dict[Value, list[ModuleCall]] = {}
+    for call in tape.calls:
+        for value in call.outputs[:1]:
+            calls.setdefault(layout_source(tape, value), []).append(call)
+    return calls
 
 
 def gather_columns(x: Tensor, index: Int[Tensor, "g k"], gain: Float[Tensor, "g k"]) -> Tensor:

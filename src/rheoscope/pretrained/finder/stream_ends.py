@@ -18,6 +18,8 @@ from rheoscope.pretrained.finder.tape import Tape, Value
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model_parts import Norm
 
+VOCABULARY_CHUNK = 1 << 14
+"""Entries of the vocabulary that are converted to float32 together."""
 CLOSE = 1e-3
 """The relative error up to which logits of half-precision networks count as equal."""
 
@@ -121,7 +123,7 @@ def read_unembedding(
     x = x if projection is None else x @ projection.to(x)
     if x.shape[-1] != weight.shape[-1]:
         return Unembedding(None, None)
-    own = x.double() @ weight.to(x.device).double().T
+    own = _unembedded(x, weight)
     expected = tape.tensors[logits].double().reshape(own.shape)
     if cap is not None:
         expected = cap * torch.atanh((expected / cap).clamp(-1 + 1e-7, 1 - 1e-7))
@@ -136,6 +138,13 @@ def read_unembedding(
     offset = (expected - own * scale).mean(0)
     has_offset = float(offset.abs().max()) > CLOSE * float(expected.abs().max())
     return Unembedding(scale, projection, offset.to(x) if has_offset else None)
+
+
+def _unembedded(x: Tensor, weight: Float[Tensor, "v w"]) -> Tensor:
+    """Rows of x times the unembedding, some entries of the vocabulary at a time, in float32 or better."""
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    x = x.to(dtype)
+    return torch.cat([x @ rows.to(x).T for rows in weight.split(VOCABULARY_CHUNK)], -1).double()
 
 
 def _output_projection(tape: Tape, output: Value, logits: Value, weight: Tensor) -> Float[Tensor, "d w"] | None:

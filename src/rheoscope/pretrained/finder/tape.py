@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_flatten
 
 Value = int
 """The number of a tensor on the tape. A tensor that is overwritten gets a new number."""
@@ -42,7 +42,7 @@ class Operation:
     results: tuple[Value, ...]
     module: nn.Module | None
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name without its overload: "mm", "native_layer_norm"."""
         if isinstance(self.function, _WriteView):
@@ -52,9 +52,16 @@ class Operation:
     @cached_property
     def operands(self) -> tuple[Value, ...]:
         """The tensors whose numbers it reads."""
-        if self.name in SHAPE_OPERATIONS:
-            return ()
-        return tuple(x.value for x in tree_flatten((self.args, self.kwargs))[0] if isinstance(x, Operand))
+        return () if self.name in SHAPE_OPERATIONS else tuple(_operand_values((self.args, self.kwargs)))
+
+
+def _operand_values(arguments: Any) -> Iterator[Value]:
+    """The tensors among nested arguments, in order."""
+    if isinstance(arguments, Operand):
+        yield arguments.value
+    elif isinstance(arguments, tuple | list | dict):
+        for argument in arguments.values() if isinstance(arguments, dict) else arguments:
+            yield from _operand_values(argument)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,11 +181,9 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        numbered_args, numbered_kwargs = tree_map_only(
-            Tensor, lambda x: Operand(self.number_of(x)), (tuple(args), dict(kwargs))
-        )
+        numbered_args, numbered_kwargs = self._numbered(tuple(args)), self._numbered(kwargs)
         out = function(*args, **kwargs)
-        tensors = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
+        tensors = [out] if isinstance(out, Tensor) else [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
         results = tuple(self.new_number(x) for x in tensors)
         self._append(function, numbered_args, numbered_kwargs, results)
         if self.tape.operations[-1].name in VIEW_OPERATIONS:
@@ -187,6 +192,16 @@ class _Recorder(TorchDispatchMode):
         if function._schema.is_mutable and tensors:
             self._write_to_bases(tensors[0])
         return out
+
+    def _numbered(self, arguments: Any) -> Any:
+        """Arguments with operands in place of tensors. Operations of PyTorch nest them in lists, tuples and dicts only."""
+        if isinstance(arguments, Tensor):
+            return Operand(self.number_of(arguments))
+        if isinstance(arguments, tuple | list):
+            return type(arguments)(map(self._numbered, arguments))
+        if isinstance(arguments, dict):
+            return {name: self._numbered(x) for name, x in arguments.items()}
+        return arguments
 
     def _append(self, function: Any, args: Any, kwargs: Any, results: tuple[Value, ...]) -> None:
         module = self.open_modules[-1] if self.open_modules else None
