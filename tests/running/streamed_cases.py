@@ -6,8 +6,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import transformers as hf
+
 import rheoscope as rs
-from tests.pretrained.cases import network
+from tests.pretrained.cases import GROUPED, network, randomised
 
 FAMILIES = ["llama", "gpt2", "bert", "neox", "gemma3"]
 SHARD_SIZE = "20KB"
@@ -30,3 +32,13 @@ def resident(name: str) -> Any:
 @cache
 def streamed(name: str) -> Any:
     return rs.load(checkpoint(name), stream=True)
+
+
+@cache
+def deep_streamed() -> Any:
+    """A streamed model of five layers."""
+    directory = TemporaryDirectory(prefix="rheoscope-deep-")
+    atexit.register(directory.cleanup)
+    config = hf.LlamaConfig(**GROUPED | {"num_hidden_layers": 5})
+    randomised(hf.LlamaForCausalLM(config)).save_pretrained(directory.name)
+    return rs.load(directory.name, stream=True)

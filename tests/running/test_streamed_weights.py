@@ -22,7 +22,7 @@ from rheoscope.running.streamed_weights import Weight, block_names, weights_of
 from rheoscope.running.tensor_files import read_headers
 from rheoscope.shapes import RheoscopeError
 from tests.pretrained.cases import GROUPED, WITH_LOGITS, randomised, text
-from tests.running.streamed_cases import FAMILIES, checkpoint, resident, streamed
+from tests.running.streamed_cases import FAMILIES, checkpoint, deep_streamed, resident, streamed
 
 ANALYSES = {"operators": {}, "agreement": {"draws": 2}, "readout": {}, "transport": {}, "reversed_attention": {}}
 
@@ -69,13 +69,9 @@ def test_edits_and_gradients_equal_those_in_memory() -> None:
 # What is in memory
 
 
-@pytest.fixture(scope="module")
-def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A streamed model of five layers."""
-    directory = tmp_path_factory.mktemp("deep")
-    config = hf.LlamaConfig(**GROUPED | {"num_hidden_layers": 5})
-    randomised(hf.LlamaForCausalLM(config)).save_pretrained(directory)
-    return rs.load(directory, stream=True)
+@pytest.fixture
+def deep_model() -> Any:
+    return deep_streamed()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from rheoscope.messages.message import Message, join
 from rheoscope.picture.blocks import with_text_number
 from rheoscope.report import layer_table, text_blocks
 from rheoscope.report.analysis_lanes import has_lanes, run_in_lanes
-from rheoscope.report.analysis_runs import Subject, run_analyses, run_in_turn
+from rheoscope.report.analysis_runs import Schedule, Subject, run_analyses, run_in_turn
 from rheoscope.report.card_cache import find_card
 from rheoscope.report.console import console
 from rheoscope.report.csv_files import COMPARED_DIRECTORY, check_table_directory, save_csv
@@ -21,10 +21,13 @@ from rheoscope.report.json_file import save_json
 from rheoscope.report.progress_bars import progress_bar
 from rheoscope.report.report_page import comparison_page, report_page
 from rheoscope.report.report_plans import Options, ReportPlan
+from rheoscope.report.shared_pass import share_passes
 from rheoscope.report.story import STORY_ANALYSES, story_dataset
 from rheoscope.report.terminal import Terminal
+from rheoscope.running.runner import RunnableModel
+from rheoscope.running.streamed_weights import weights_of
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.model import Model, Text
+from rheoscope.space.model import Text
 from rheoscope.space.results import Results
 from rheoscope.space.trace import Trace
 
@@ -76,7 +79,7 @@ def _check_default_report() -> None:
 
 def run_report(
     plan: ReportPlan,
-    model: Model,
+    model: RunnableModel,
     input_text: Text | None,
     options: Options,
     files: OutputFiles,
@@ -97,7 +100,7 @@ def run_report(
 
 def compare_texts(
     plan: ReportPlan,
-    model: Model,
+    model: RunnableModel,
     texts: Sequence[Text],
     options: Options,
     files: OutputFiles,
@@ -128,7 +131,7 @@ def compare_texts(
 
 def _run_and_print(
     plan: ReportPlan,
-    model: Model,
+    model: RunnableModel,
     input_text: Text | None,
     options: Options,
     files: OutputFiles,
@@ -152,10 +155,18 @@ def _run_and_print(
         terminal.print_ready(in_shell(results))
 
     with progress_bar() as on_progress:
-        schedule = run_in_lanes if has_lanes(trace) else run_in_turn
+        schedule = choose_schedule(model, trace)
         card = find_card(model.view)
         results = run_analyses(subject, requests, not fast, on_result, on_progress, card=card, schedule=schedule)
     return in_shell(results)
+
+
+def choose_schedule(model: RunnableModel, trace: Trace | None) -> Schedule:
+    """When the analyses of a text run: together through the blocks of a streamed model, two at once on a short text, or in turn."""
+    weights = None if trace is None else weights_of(model.network)
+    if weights is not None:
+        return share_passes(weights)
+    return run_in_lanes if has_lanes(trace) else run_in_turn
 
 
 def text_options(file: Path | None, trace: Trace | None, input_text: Text | None) -> str:

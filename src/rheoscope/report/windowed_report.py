@@ -19,8 +19,9 @@ from rheoscope.report.run_report import OutputFiles
 from rheoscope.report.story import STORY_ANALYSES
 from rheoscope.report.terminal import Terminal
 from rheoscope.running.over_texts import summarise_texts
+from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.model import Model, Text
+from rheoscope.space.model import Text
 from rheoscope.space.results import Results
 from rheoscope.statistics.intervals import MIN_UNITS, too_few_units
 
@@ -36,7 +37,7 @@ def no_text_options(input_text: Text) -> Options:
 
 def run_on_windows(
     plan: ReportPlan,
-    model: Model,
+    model: RunnableModel,
     windows: TextWindows | None,
     options: Options,
     files: OutputFiles,
@@ -93,7 +94,7 @@ def window_requests(plan: ReportPlan, options: Options, is_first: bool) -> list[
 
 def run_windows(
     plan: ReportPlan,
-    model: Model,
+    model: RunnableModel,
     windows: TextWindows,
     options: Options,
     fast: bool,

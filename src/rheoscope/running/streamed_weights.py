@@ -9,9 +9,9 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
+from rheoscope.running.block_turns import BlockTurns
 from rheoscope.running.stored_tensor import StoredTensor
 from rheoscope.running.tensor_files import Source, TensorFile
 from rheoscope.shapes import RheoscopeError
@@ -63,7 +64,7 @@ class StreamedWeights:
 
     `current` is the block in use and `previous` the one before it. `used_places` are the places in the current block whose
     weights were used, and `unused_places` those that were not used in the last block that has them. The latter are not read
-    ahead, so that a loop over the attention of all layers reads no MLP.
+    ahead, so that a loop over the attention of all layers reads no MLP. `turns` is the group of threads that share a pass, if any.
     """
 
     files: tuple[TensorFile, ...]
@@ -73,6 +74,7 @@ class StreamedWeights:
     previous: int | None = None
     used_places: set[str] = field(default_factory=set)
     unused_places: set[str] = field(default_factory=set)
+    turns: BlockTurns | None = None
     _live_blocks: dict[int, dict[Weight, Future[Tensor]]] = field(default_factory=dict)
     _live_tables: dict[Weight, Future[Tensor]] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.Lock)
@@ -100,6 +102,8 @@ class StreamedWeights:
 
     def value(self, weight: Weight) -> Tensor:
         """The numbers of a weight, from memory or from its file."""
+        if self.turns is not None and weight.block is not None and not self._is_in_use(weight):
+            self.turns.wait_for(weight.block)
         numbers = None
         while numbers is None:
             with self._lock:
@@ -116,6 +120,20 @@ class StreamedWeights:
         """Whether a weight is in memory or being read."""
         with self._lock:
             return weight in (self._live_tables if weight.block is None else self._live_blocks.get(weight.block, {}))
+
+    @contextmanager
+    def taking_turns(self) -> Iterator[BlockTurns]:
+        """Inside, threads that take part in the yielded group read each block once for all of them."""
+        self.turns = turns = BlockTurns()
+        try:
+            yield turns
+        finally:
+            self.turns = None
+            turns.close()
+
+    def _is_in_use(self, weight: Weight) -> bool:
+        """Whether a weight is in memory and in the block in use or the one before."""
+        return weight.block in (self.current, self.previous) and self.is_live(weight)
 
     def drop_all(self) -> None:
         """Free the memory of all weights. They are read again when they are used."""
