@@ -9,8 +9,10 @@ from rheoscope.messages.message import Message
 from rheoscope.pretrained.adapter_layers import adapter_state, stored_module
 from rheoscope.pretrained.effective_weights import effective_weights
 from rheoscope.pretrained.families import family_of
+from rheoscope.pretrained.feature_model import FeatureModel
 from rheoscope.pretrained.finder.describe_pair import describe_pair
 from rheoscope.pretrained.hf_model import Pretrained, PretrainedPair
+from rheoscope.pretrained.network_inputs import main_input, reads_tokens
 from rheoscope.running.eval_mode import description_in_eval_mode
 from rheoscope.running.half_precision import description_in_float32, embeddings_in_float32
 from rheoscope.running.loading_stages import Progress
@@ -34,6 +36,9 @@ def describe_model(network: Any, tokenizer: Any, name: str, progress: Progress |
         views = [build_view(x, network, None, model_facts) for x in (source, target)]
         return PretrainedPair(network, tokenizer, target, views[1], source, views[0])
     description = describe_network(network)
+    if not reads_tokens(network):
+        view = build_view(description, network, None, model_facts | {"input": main_input(network)})
+        return FeatureModel(network, tokenizer, description, view)
     return Pretrained(
         network,
         tokenizer,

@@ -10,10 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rheoscope.pretrained.build_view import describe_network
 from rheoscope.pretrained.effective_weights import dequantise_projections
+from rheoscope.pretrained.feature_model import FeatureModel
 from rheoscope.pretrained.finder.describe_network import visible_softmax
 from rheoscope.pretrained.finder.describe_pair import pair_ids
 from rheoscope.pretrained.finder.softmax_calls import SOFTMAX_OPERATIONS
 from rheoscope.pretrained.hf_model import Pretrained, PretrainedPair
+from rheoscope.pretrained.network_inputs import random_features
 from rheoscope.pretrained.quantised_weights import copy_modules, quantisation_method, quantised_modules
 from rheoscope.running import certificate
 from rheoscope.running.certificate import Certificate, LayerErrors, probe_ids
@@ -42,9 +44,8 @@ def certify(model: Pretrained, progress: Progress | None = None) -> Certificate:
 
 def _certify_run(model: Pretrained, report_progress: Progress) -> Certificate:
     """Check each layer as soon as it has run, so that a streamed model reads its weights once."""
-    ids = probe_ids(model.view)
-    batch_ids = ids[None].to(model.device)
-    points = allocate_points(model.description, batch_ids)
+    ids, inputs = probe(model)
+    points = allocate_points(model.description, ids[None].to(model.device))
     trace = make_traces(model.view, model.description, points, [ids], [[""] * len(ids)], [""])[0]
     recorder, errors = SoftmaxRecorder(), list[LayerErrors]()
 
@@ -63,8 +64,17 @@ def _certify_run(model: Pretrained, report_progress: Progress) -> Certificate:
         apply_module_hooks(checks),
         recorder,
     ):
-        model.forward_points(batch_ids, None)
+        model.forward_points(inputs, None)
     return certificate.certificate_of(trace, errors)
+
+
+def probe(model: Pretrained) -> tuple[Tensor, Tensor]:
+    """The ids of the tokens on which a model is certified, and what the network reads: a batch of these ids, or random features."""
+    if isinstance(model, FeatureModel):
+        features = random_features(model.network, seed=1)
+        return torch.arange(model.n_tokens(features[0])), features
+    ids = probe_ids(model.view)
+    return ids, ids[None].to(model.device)
 
 
 def with_dequantised_projections(model: Pretrained) -> Pretrained:

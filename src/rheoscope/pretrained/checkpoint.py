@@ -17,6 +17,7 @@ import torch
 
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
+from rheoscope.pretrained.network_inputs import load_processor, reads_tokens
 from rheoscope.pretrained.quantised_sources import locate_gguf, quantisation_error, refuse_conversion, require_gguf
 from rheoscope.pretrained.unsupported_networks import check_supported
 from rheoscope.running.loading_stages import Progress, progress_stage
@@ -114,6 +115,8 @@ def _load_network(
 ) -> tuple[Any, Any, tuple[str, ...]]:
     source, config, options = _read_config(source, revision, needs_weights=init_seed is None)
     network, ignored = _load_weights(source, config, device, dtype, options, init_seed, stream)
+    if not reads_tokens(network):
+        return network, load_processor(source, options), ignored
     return network, _load_tokenizer(source, options), ignored
 
 
@@ -282,8 +285,10 @@ def model_class(config: Any) -> Any:
     for name in names:
         if hasattr(transformers, name):
             return getattr(transformers, name)
+    has_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     is_encoder = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
-    return (transformers.MODEL_MAPPING if is_encoder else transformers.MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
+    mapping = transformers.MODEL_FOR_CAUSAL_LM_MAPPING if has_causal and not is_encoder else transformers.MODEL_MAPPING
+    return mapping[type(config)]
 
 
 def _load_tokenizer(source: str | Path, options: dict[str, Any]) -> Any:

@@ -65,7 +65,9 @@ def model_block(model: "RunnableModel") -> Story:
         plural("{n} layer", "{n:,} layers", n=view.layers),
         plural("{n} head", "{n:,} heads", n=view.heads),
         Message("width {width}", width=view.width),
-        Message("{n:,} tokens in the vocabulary", n=len(view.embed)),
+        Message("{n:,} tokens in the vocabulary", n=len(view.embed))
+        if view.reads_tokens
+        else Message("no vocabulary, reads {input}", input=str(view.facts.get("input"))),
         Message("{count} parameters", count=format_count(model.parameter_count)),
     ]
     facts, certificate = view.facts, view.facts.get("certificate")

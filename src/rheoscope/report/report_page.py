@@ -46,7 +46,7 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
     check_writable(Path(path))
     plan = REPORTS[FLOW]
     results = run_analyses(
-        Subject(model, trace.text or trace.ids, trace), plan.all_requests({"space": space}), card=find_card(model.view)
+        Subject(model, trace.source, trace), plan.all_requests({"space": space}), card=find_card(model.view)
     )
     failures = [
         Message("{analysis} failed: {reason}", analysis=key, reason=results.reason(key)) for key in results.failed_keys

@@ -54,7 +54,7 @@ def story(model: Model, trace: Trace) -> "xarray.Dataset":
     ['next_token', 'written_by']
     """
     check_same_weights(model, trace)
-    subject = Subject(model, trace.text or trace.ids, trace)
+    subject = Subject(model, trace.source, trace)
     requests = [report_request(name) for name in STORY_ANALYSES]
     return story_dataset(run_analyses(subject, requests, card=find_card(model.view)))
 

@@ -89,8 +89,13 @@ def mlp_step(trace: Trace | Traces, layer: int) -> int:
 
 
 def embedding_parts(trace: Trace, positions: list[int]) -> PartsByName:
-    """The token embeddings, and the rest of the first point: positions (in BERT also segments and a norm)."""
+    """The token embeddings, and the rest of the first point: positions (in BERT also segments and a norm).
+
+    Patches and frames have no token embeddings, so their first points are one part.
+    """
     start = at_least_float32(trace.points[0, positions])
+    if not trace.view.reads_tokens:
+        return {"embed": start}
     token_part = at_least_float32(trace.view.token_embeddings(trace.ids[positions]))
     position_part = start - token_part
     if float(position_part.norm()) <= 10 * torch.finfo(trace.view.dtype).eps * float(start.norm()):

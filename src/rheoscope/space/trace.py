@@ -33,7 +33,8 @@ class Trace:
 
     `input_steps[l]` is the step that layer l reads, `mid_steps[l]` the step after its attention. Steps in `unread_steps` are
     points that the model itself does not read (the midpoint of a parallel block). `memory` (S, d) holds the last points of the
-    source for cross-attention, before the encoder's last norm.
+    source for cross-attention, before the encoder's last norm. `features` is the input of a model that reads no text, such as the
+    pixels of an image; `places` (N, 2) are the row and the column of every patch, -1 for special tokens.
     """
 
     view: View
@@ -48,6 +49,8 @@ class Trace:
     unread_steps: frozenset[Step] = frozenset()
     facts: dict[str, Any] = field(default_factory=dict)
     memory: Float[Tensor, "s d"] | None = None
+    features: Float[Tensor, "*size"] | None = None
+    places: Int[Tensor, "n 2"] | None = None
     _displacement_cache: dict[int, FactoredDisplacements] = field(default_factory=dict, init=False, repr=False)
     _outputs: dict[int, Float[Tensor, "n he"]] = field(default_factory=dict, init=False, repr=False)
 
@@ -62,6 +65,11 @@ class Trace:
         p, n, d = self.points.shape
         sizes = {"points": f"{p} points × {n} tokens × width {d}", "logits": "no" if self.logits is None else "yes"}
         return card(self, f"Trace of {n} tokens", {"model": self.view.name} | sizes)
+
+    @property
+    def source(self) -> Any:
+        """What the model reads to compute this Trace again: the text, its ids, or features."""
+        return (self.text or self.ids) if self.features is None else self.features
 
     def points_at(self, step: str | Step) -> Float[Tensor, "n d"]:
         """The cloud at a step or its label: `embed`, `L3.resid_mid`, `L3.resid_post`."""
@@ -224,6 +232,7 @@ class Trace:
                 )
             )
         arrays = {"points": self.points, "ids": self.ids, "logits": self.logits, "memory": self.memory}
+        arrays |= {"features": self.features, "places": self.places}
         metadata = {
             "written_by": signature(),
             "steps": [str(step) for step in self.steps],
@@ -262,6 +271,8 @@ class Trace:
                 frozenset(map(Step.parse, metadata["not_read"])),
                 metadata["facts"],
                 arrays.get("memory"),
+                arrays.get("features"),
+                arrays.get("places"),
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -80,7 +80,9 @@ class View:
             "family": " ".join(kinds) or "unknown",
             "heads": f"{self.layers} layers × {self.heads} heads",
             "width": str(self.width),
-            "vocabulary": f"{len(self.embed):,} tokens",
+            "vocabulary": f"{len(self.embed):,} tokens"
+            if self.reads_tokens
+            else f"none, it reads {self.facts.get('input')}",
             "weights": f"{str(self.dtype).removeprefix('torch.')} on {self.embed.device}",
         }
 
@@ -117,6 +119,11 @@ class View:
         """Whether a token may attend to the one after it, as in an encoder; the next token is then no prediction."""
         first, second = (torch.tensor([position], device=self.embed.device) for position in (0, 1))
         return any(bool(heads.mechanism.mask(first, second).any()) for heads in self.layer_heads)
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether there is a vocabulary. Models of images and sounds have none: their tokens are patches and frames."""
+        return len(self.embed) > 0
 
     @property
     def predicts_next_token(self) -> bool:

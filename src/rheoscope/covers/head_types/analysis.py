@@ -12,7 +12,7 @@ from rheoscope.attention.lower.block_size import block_numel
 from rheoscope.attention.lower.blocks import iterate_blocks
 from rheoscope.attention.mask import Mask
 from rheoscope.covers.operators.words import REPORT
-from rheoscope.messages.advice import use
+from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
@@ -68,6 +68,11 @@ def head_types(
     if threshold <= 0:
         raise RheoscopeError(
             Message("threshold must be greater than 0, got {received}", received=threshold), use(threshold=0.4)
+        )
+    if trace is None and not model.view.reads_tokens:
+        raise RheoscopeError(
+            Message("this model reads no tokens, so random tokens cannot probe its heads; give a trace"),
+            Advice("trace=model.trace(pixels)"),
         )
     if trace is None:
         vocabulary_size, context = len(model.view.embed), model.view.context_length or 128

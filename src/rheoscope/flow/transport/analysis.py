@@ -159,8 +159,13 @@ def next_token_source(trace: Trace) -> Message:
 
 
 def destination_values(clouds: Clouds, partner: Int[Tensor, " n"], draws: int, seed: int) -> dict[str, Tensor]:
-    """Cosines with the vectors of the own and of the next token, and the share of partners followed by the own type."""
+    """Cosines with the vectors of the own and of the next token, and the share of partners followed by the own type.
+
+    Patches and frames have no vectors of their own.
+    """
     view, ids, points = clouds.trace.view, clouds.trace.ids, replace(clouds, space="raw").points.double()
+    if not view.reads_tokens:
+        return {}
     values = {"toward_own": cosine_with_own_token(points, view, ids, clouds.positions)}
     if view.is_bidirectional or len(ids) < 2:
         return values

@@ -26,7 +26,7 @@ def picture(dataset: "xarray.Dataset") -> Picture:
     panels = (
         stride_panel(dataset, "kappa", Message("κ over strides"), "κ"),
         stride_panel(dataset, "identity_share", Message("Identity share over strides"), Message("identity share")),
-        destination_panel(dataset),
+        *([destination_panel(dataset)] if "toward_own" in dataset else []),
         layer_panel(dataset),
         cost_panel(dataset),
         swap_panel(dataset),

@@ -30,12 +30,14 @@ from rheoscope.pretrained.finder.stream_ends import (
     find_final_norm,
     logits_value,
     longest_text,
+    no_vocabulary,
     prediction_head,
     read_embedding,
     read_unembedding,
 )
 from rheoscope.pretrained.finder.tape import Tape, Value, record_tape
 from rheoscope.pretrained.finder.temperature import longest_text_without_growth
+from rheoscope.pretrained.network_inputs import feature_inputs, reads_tokens
 from rheoscope.running.eval_mode import eval_mode
 from rheoscope.running.stream import ModelDescription, Tap
 from rheoscope.shapes import RheoscopeError
@@ -53,8 +55,11 @@ FAMILY = "found"
 def describe(network: Any) -> ModelDescription:
     """The description of a network from one recorded forward pass."""
     tape = record_forward(network)
-    layers = group_layers(tape, network, find_blocks(tape, network, softmax_indices(tape)))
+    softmaxes = softmax_indices(tape) if reads_tokens(network) else square_softmaxes(tape)
+    layers = group_layers(tape, network, find_blocks(tape, network, softmaxes))
     blocks = [describe_block(tape, layer.block) for layer in layers]
+    if not reads_tokens(network):
+        return replace(describe_stack(tape, network, layers, blocks), is_encoder=True, unembed_scale=None)
     is_encoder = any(isinstance(block.heads.mechanism.mask, NoMask) for block in blocks)
     return replace(
         describe_stack(tape, network, layers, blocks),
@@ -80,7 +85,9 @@ def describe_stack(
     tape: Tape, network: Any, layers: Sequence[Layer], blocks: Sequence[DescribedBlock]
 ) -> ModelDescription:
     """The description of a stack of layers, from the embedding to its last norm."""
-    embedding = read_embedding(tape, network, layers[0].block.points)
+    points = layers[0].block.points
+    table = network.get_input_embeddings() if reads_tokens(network) else no_vocabulary(tape, points)
+    embedding = read_embedding(tape, table, points)
     streams = [block.stream for block in blocks]
     limits = [n for n in (longest_text(tape), *(block.longest_text for block in blocks)) if n is not None]
     return ModelDescription(
@@ -92,7 +99,7 @@ def describe_stack(
         attention_modules=tuple(attention_module(tape, layer.block) for layer in layers),
         output_projections=tuple(block.output_projection for block in blocks),
         mlps=tuple(feed_forward(tape, *pair) for pair in zip(layers, streams, strict=True)),
-        embedding=network.get_input_embeddings(),
+        embedding=table,
         final_norm=find_final_norm(tape, layers[-1].output),
         embed_projection=embedding.projection,
         embed_scale=embedding.scale,
@@ -117,11 +124,33 @@ def describe_logits(tape: Tape, network: Any, output: Value, is_encoder: bool) -
 
 
 def record_forward(network: Any) -> Tape:
-    """A tape of the network on a few tokens, with its eager attention."""
+    """A tape of the network on a few tokens or on random features, with its eager attention."""
+    if not reads_tokens(network):
+        return record_features(network)
     ids = probe_ids(network)
     with visible_softmax(network), plain_products(network), record_tape(network, ids.shape[1]) as tape:
         network(input_ids=ids, use_cache=False)
     return tape
+
+
+def record_features(network: Any) -> Tape:
+    """A tape of the network on random features, if possible of a number of tokens that is no size of the network."""
+    sizes, tapes = network_sizes(network), list[Tape]()
+    for inputs in feature_inputs(network):
+        with visible_softmax(network), plain_products(network), record_tape(network, 0) as tape:
+            network(**inputs)
+        shapes = [tape.tensors[tape.operations[i].results[0]].shape[-2:] for i in softmax_indices(tape)]
+        tape.n_tokens = next((n for n, n_keys in shapes if n == n_keys), 0)
+        if tape.n_tokens not in sizes:
+            return tape
+        tapes.append(tape)
+    return tapes[0]
+
+
+def square_softmaxes(tape: Tape) -> list[int]:
+    """The softmaxes of tokens over tokens. Others pool the last points into a vector."""
+    square = (tape.n_tokens, tape.n_tokens)
+    return [i for i in softmax_indices(tape) if tape.tensors[tape.operations[i].results[0]].shape[-2:] == square]
 
 
 @contextmanager

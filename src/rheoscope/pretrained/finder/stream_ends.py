@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from rheoscope.pretrained.effective_weights import effective_weights
 from rheoscope.pretrained.finder.chains import Normalisation, Weight, frontier
@@ -32,9 +32,15 @@ class Embedding:
     projection: Float[Tensor, "w d"] | None
 
 
-def read_embedding(tape: Tape, network: Any, points: Value) -> Embedding:
+def no_vocabulary(tape: Tape, points: Value) -> nn.Embedding:
+    """The embedding of a network that reads no token ids: it has no rows."""
+    x = tape.tensors[points]
+    return nn.Embedding.from_pretrained(x.new_empty(0, x.shape[-1]))
+
+
+def read_embedding(tape: Tape, table: nn.Embedding, points: Value) -> Embedding:
     """The factor and the matrix between the rows of the embedding and the first points. A norm between them is left out."""
-    weight = network.get_input_embeddings().weight
+    weight = table.weight
     lookups = [
         x
         for x in tape.operations

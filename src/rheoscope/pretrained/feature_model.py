@@ -1,0 +1,270 @@
+"""Pretrained models that read images or sounds: the tokens of their cloud are patches or frames."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rheoscope.attention.memory import explain_out_of_memory
+from rheoscope.messages.advice import Advice, use
+from rheoscope.messages.message import Message
+from rheoscope.pretrained.hf_model import Pretrained
+from rheoscope.pretrained.network_inputs import IMAGE_INPUT, main_input, patch_size
+from rheoscope.running.runner import allocate_points, make_traces
+from rheoscope.running.stream import describe_value, observe_tap, record_points
+from rheoscope.running.thread_hooks import apply_module_hooks
+from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model import Edits, Hooks, check_same_weights
+from rheoscope.space.trace import Trace
+
+
+class _Stopped(Exception):
+    """Ends a run at the first points."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FeatureModel(Pretrained):
+    """A Hugging Face model that reads features: the pixels of an image, or the spectrum or the samples of a sound.
+
+    `tokenizer` is the image processor or the feature extractor that turns a photo or a recording into features, or None. There are
+    no token ids: `trace.ids` counts the tokens, so that every patch is a type of its own.
+    """
+
+    @property
+    def input_name(self) -> str:
+        return main_input(self.network)
+
+    @property
+    def reads_images(self) -> bool:
+        return self.input_name == IMAGE_INPUT
+
+    def trace(self, text: Any, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None) -> Any:
+        """An image or a sound as points of E after every half-layer; a list of them returns Traces, computed as one batch.
+
+        An image is a tensor of pixels (channels, height, width) as the network reads them, a file, or an image of Pillow.
+        """
+        if logits:
+            self._refuse_logits()
+        self.view.check_current()
+        is_batch = isinstance(text, list | tuple) and bool(text)
+        batch = [self.features(x) for x in (text if is_batch else [text])]
+        if len({x.shape for x in batch}) > 1:
+            raise RheoscopeError(Message("the inputs of a batch must have one size; trace them one by one"))
+        with (
+            self.apply_edits(edit, hooks),
+            explain_out_of_memory(Message("an input of this size"), use(device="cpu")),
+        ):
+            traces = self._trace_features(torch.stack(batch))
+        if is_batch:
+            return traces
+        return replace(traces[0], text=_input_name(text, batch[0]), features=batch[0], places=self._places(batch[0]))
+
+    @torch.no_grad()
+    def _trace_features(self, features: Float[Tensor, "b *size"]) -> Any:
+        features = self._on_device(features)
+        ids = [torch.arange(self.n_tokens(features[0]))] * len(features)
+        points = allocate_points(self.description, torch.stack(ids).to(self.device))
+        with record_points(self.description, points):
+            self.forward_points(features, None)
+        tokens = self.token_labels(features[0])
+        return make_traces(self.view, self.description, points, ids, [tokens] * len(ids), [""] * len(ids))
+
+    def forward_points(self, ids: Float[Tensor, "b *size"], is_token: Bool[Tensor, "b n"] | None) -> None:
+        """Run the network on features (b, …) up to the last point."""
+        with self.eval_mode():
+            self.network.base_model(**{self.input_name: ids})
+
+    def forward_logits(self, ids: Any, is_token: Any) -> Tensor:
+        self._refuse_logits()
+
+    def run(self, text: Any, edit: Edits | None = None, hooks: Hooks | None = None) -> Tensor:
+        self._refuse_logits()
+
+    def run_batch(self, *args: Any, **kwargs: Any) -> Tensor:
+        self._refuse_logits()
+
+    def gradients(self, text: Any, objective: Any) -> Any:
+        self._refuse_logits()
+
+    def _refuse_logits(self) -> NoReturn:
+        raise RheoscopeError(
+            Message(
+                "{network} reads {input} and has no vocabulary, so it predicts no tokens",
+                network=type(self.network).__name__,
+                input=self.input_name,
+            )
+        )
+
+    def ids(self, text: Any, encode: Any = None) -> Int[Tensor, " n"]:
+        """Raises: there are no token ids."""
+        if isinstance(text, Trace):
+            check_same_weights(self, text)
+            return text.ids.cpu()
+        raise RheoscopeError(
+            Message(
+                "{network} reads {input}, not a text; got {received}",
+                network=type(self.network).__name__,
+                input=self.input_name,
+                received=describe_value(text),
+            ),
+            self._input_advice,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        return self.ids(text).tolist()
+
+    @property
+    def _input_advice(self) -> Advice:
+        return (
+            Advice("model.trace(pixels)", "--image photo.png") if self.reads_images else Advice("model.trace(features)")
+        )
+
+    def token_strings(self, ids: Any) -> list[str]:
+        return [str(int(position)) for position in ids]
+
+    # Features
+
+    def features(self, source: Any) -> Float[Tensor, "*size"]:
+        """The features of one image or sound: of a tensor or an array, of a file, of an output of the processor, or of a Trace."""
+        if isinstance(source, Trace) and source.features is not None:
+            check_same_weights(self, source)
+            return source.features
+        if isinstance(source, Mapping) and self.input_name in source:
+            source = source[self.input_name]
+        if isinstance(source, str | Trace):
+            self.ids(source)
+        if isinstance(source, Path) or hasattr(source, "convert"):
+            source = self._process(source)
+        try:
+            features = torch.as_tensor(source)
+        except (TypeError, ValueError, RuntimeError):
+            self.ids(source)
+        features = features[0] if features.ndim == self._n_axes + 1 and len(features) == 1 else features
+        if features.ndim != self._n_axes or not features.is_floating_point():
+            raise RheoscopeError(
+                Message(
+                    "{input} must be a tensor of floating-point numbers with {n} axes, got {dtype} of shape {shape}",
+                    input=self.input_name,
+                    n=self._n_axes,
+                    dtype=str(features.dtype),
+                    shape=str(tuple(features.shape)),
+                ),
+                self._input_advice,
+            )
+        return features
+
+    @property
+    def _n_axes(self) -> int:
+        """The axes of one input: channels, height and width; frequencies and frames; or samples."""
+        return {IMAGE_INPUT: 3, "input_features": 2}.get(self.input_name, 1)
+
+    def _process(self, image: Any) -> Any:
+        """The pixels of a photo, by the image processor of the model."""
+        from rheoscope.pretrained.image_files import open_image, process_image
+
+        photo = open_image(image) if isinstance(image, Path) else image
+        return process_image(photo, self.tokenizer, type(self.network).__name__)
+
+    def _on_device(self, features: Float[Tensor, "b *size"]) -> Float[Tensor, "b *size"]:
+        weight = next(self.network.parameters())
+        return features.to(weight.device, weight.dtype)
+
+    # Tokens
+
+    @torch.no_grad()
+    def first_points(self, features: Float[Tensor, "b *size"]) -> Float[Tensor, "b n d"]:
+        """The points that the first layer reads. The layers do not run."""
+        received: list[Tensor] = []
+
+        def stop(x: Tensor) -> None:
+            received.append(x)
+            raise _Stopped
+
+        try:
+            with apply_module_hooks([observe_tap(self.description.embed_tap, stop)]):
+                self.forward_points(self._on_device(features), None)
+        except _Stopped:
+            pass
+        except RheoscopeError:
+            raise
+        except Exception as error:  # a network may refuse features in any way
+            raise RheoscopeError(
+                Message(
+                    "{network} cannot read {input} of shape {shape} ({reason})",
+                    network=type(self.network).__name__,
+                    input=self.input_name,
+                    shape=str(tuple(features.shape[1:])),
+                    reason=str(error).splitlines()[0],
+                )
+            ) from error
+        return received[0].reshape(len(features), -1, received[0].shape[-1])
+
+    def n_tokens(self, features: Float[Tensor, "*size"]) -> int:
+        """The number of patches or frames, special tokens included."""
+        size = tuple(features.shape)
+        if size not in self._n_tokens_cache:
+            self._n_tokens_cache[size] = self.first_points(features[None]).shape[1]
+        return self._n_tokens_cache[size]
+
+    @cached_property
+    def _n_tokens_cache(self) -> dict[tuple[int, ...], int]:
+        return {}
+
+    def token_labels(self, features: Float[Tensor, "*size"]) -> list[str]:
+        """`patch 3,5` is the patch in row 3 and column 5, `[CLS]` a special token before the patches; `frame 7` is a frame."""
+        n, places = self.n_tokens(features), self._places(features)
+        if places is None:
+            return [f"{'token' if self.reads_images else 'frame'} {i}" for i in range(n)]
+        special = iter(_special_labels(int((places[:, 0] < 0).sum())))
+        return [next(special) if row < 0 else f"patch {row},{column}" for row, column in places.tolist()]
+
+    def _places(self, features: Float[Tensor, "*size"]) -> Int[Tensor, "n 2"] | None:
+        """The row and the column of every patch, -1 for special tokens; None if the tokens are no grid of patches."""
+        size = tuple(features.shape)
+        if size not in self._places_cache:
+            self._places_cache[size] = self._find_places(size) if self.reads_images else None
+        return self._places_cache[size]
+
+    @cached_property
+    def _places_cache(self) -> dict[tuple[int, ...], Int[Tensor, "n 2"] | None]:
+        return {}
+
+    def _find_places(self, size: tuple[int, ...]) -> Int[Tensor, "n 2"] | None:
+        """The tokens that change with the pixels are patches. Those of the first row must change with the first row of pixels."""
+        sizes = patch_size(self.network.config)
+        if sizes is None:
+            return None
+        rows, columns = size[1] // sizes[0], size[2] // sizes[1]
+        pixels = torch.zeros(3, *size)
+        noise = torch.randn(size, generator=torch.Generator().manual_seed(0))
+        pixels[1], pixels[2, :, : sizes[0]] = noise, noise[:, : sizes[0]]
+        points = self.first_points(pixels)
+        is_patch, is_first_row = ((points[i] != points[0]).any(-1).cpu() for i in (1, 2))
+        patches = is_patch.nonzero()[:, 0]
+        if len(patches) != rows * columns or is_first_row.nonzero()[:, 0].tolist() != patches[:columns].tolist():
+            return None
+        places = torch.full((len(is_patch), 2), -1)
+        places[patches] = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
+        return places
+
+
+def _input_name(source: Any, features: Tensor) -> str:
+    """How an input is called in titles: by its file, else by its size."""
+    if isinstance(source, Trace):
+        return source.text
+    name = source.name if isinstance(source, Path) else Path(str(getattr(source, "filename", ""))).name
+    return name or " × ".join(map(str, features.shape))
+
+
+def _special_labels(n: int) -> list[str]:
+    """The names of n tokens that are no patches.
+
+    >>> _special_labels(3)
+    ['[CLS]', '[REG 1]', '[REG 2]']
+    """
+    return ["[CLS]", *(f"[REG {i}]" for i in range(1, n))][:n]

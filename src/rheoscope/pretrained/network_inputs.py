@@ -1,0 +1,105 @@
+"""What a network reads: token ids, or features such as the pixels of an image; and random features for the tape and the proof."""
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rheoscope.messages.message import Message
+from rheoscope.shapes import RheoscopeError
+
+TOKEN_INPUT = "input_ids"
+IMAGE_INPUT = "pixel_values"
+FEATURE_INPUTS = (IMAGE_INPUT, "input_features", "input_values")
+"""The inputs of networks that read no token ids: pixels, the spectrum of a sound, and its samples."""
+DEFAULT_CHANNELS, SECOND = 3, 16_000
+"""The channels of an image, and the samples of a second of sound."""
+
+
+def main_input(network: Any) -> str:
+    """The name of the input from which a network computes its first points."""
+    name = getattr(network, "main_input_name", TOKEN_INPUT)
+    return name if name in FEATURE_INPUTS else TOKEN_INPUT
+
+
+def reads_tokens(network: Any) -> bool:
+    return main_input(network) == TOKEN_INPUT
+
+
+def random_features(network: Any, seed: int = 0) -> Tensor:
+    """Random features (1, …) of the shape that a network reads, on its device and in its dtype."""
+    weight = next(network.parameters())
+    shape = feature_shape(network.config, main_input(network))
+    noise = torch.randn(1, *shape, generator=torch.Generator().manual_seed(seed))
+    return noise.to(weight.device, weight.dtype)
+
+
+def feature_inputs(network: Any) -> Iterator[dict[str, Any]]:
+    """Random features for a forward pass, first of the network's own size, then of images with fewer rows of patches."""
+    name = main_input(network)
+    features = random_features(network)
+    yield {name: features}
+    sizes = patch_size(network.config) if name == IMAGE_INPUT else None
+    if sizes is None:
+        return
+    has_option = "interpolate_pos_encoding" in inspect.signature(network.forward).parameters
+    options = {"interpolate_pos_encoding": True} if has_option else {}
+    for n_rows in range(features.shape[-2] // sizes[0] - 1, 1, -1):
+        inputs = {name: features[..., : n_rows * sizes[0], :], **options}
+        if _runs(network, inputs):
+            yield inputs
+
+
+@torch.no_grad()
+def _runs(network: Any, inputs: dict[str, Any]) -> bool:
+    """Whether a network accepts inputs of another size."""
+    try:
+        network(**inputs)
+    except Exception:  # a network may refuse a size in any way
+        return False
+    return True
+
+
+def feature_shape(config: Any, input_name: str) -> tuple[int, ...]:
+    """The shape of the features of one image or sound, from the config."""
+    if input_name == IMAGE_INPUT:
+        return (int(getattr(config, "num_channels", None) or DEFAULT_CHANNELS), *image_size(config))
+    if input_name == "input_values":
+        return (SECOND,)
+    n_bins, n_positions = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
+    if n_bins is None or n_positions is None:
+        raise RheoscopeError(Message("the config of {type} has no number of frames", type=config.model_type))
+    return int(n_bins), 2 * int(n_positions)
+
+
+def image_size(config: Any) -> tuple[int, int]:
+    """The height and the width of the images of a config."""
+    size = getattr(config, "image_size", None)
+    if isinstance(size, dict):
+        size = size.get("height", size.get("shortest_edge")), size.get("width", size.get("shortest_edge"))
+    sizes = [size, size] if isinstance(size, int) else list(size or [])
+    if len(sizes) != 2 or not all(isinstance(x, int) for x in sizes):
+        raise RheoscopeError(Message("the config of {type} has no image size", type=config.model_type))
+    return sizes[0], sizes[1]
+
+
+def patch_size(config: Any) -> tuple[int, int] | None:
+    """The height and the width of the patches of a config; None if it has none."""
+    size = getattr(config, "patch_size", None)
+    sizes = [size, size] if isinstance(size, int) else list(size or [])
+    return (int(sizes[0]), int(sizes[1])) if len(sizes) == 2 else None
+
+
+def load_processor(source: str | Path, options: dict[str, Any]) -> Any:
+    """The image processor or feature extractor of a checkpoint; None if it has none."""
+    from transformers import AutoFeatureExtractor, AutoImageProcessor
+
+    for processor_class in (AutoImageProcessor, AutoFeatureExtractor):
+        try:
+            return processor_class.from_pretrained(source, **options)
+        except Exception:  # the libraries may raise anything
+            continue
+    return None
