@@ -63,10 +63,16 @@ class NetworkRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
         self.n_steps += 1
-        n = self.n_tokens
-        if function is torch.ops.aten._softmax.default and out.ndim >= 3 and out.shape[-2] == n and out.shape[-1] >= n:
+        n, is_softmax = self.n_tokens, function is torch.ops.aten._softmax.default and out.ndim >= 3
+        if is_softmax and out.shape[-2] == n and out.shape[-1] >= n and not self._repeats_last(out):
             self.softmaxes.append((self.n_steps, list(self.open_calls), args[0], out))
         return out
+
+    def _repeats_last(self, weights: Tensor) -> bool:
+        """Whether the last softmax ran in the same call of a module and had the same weights (DiffLlama)."""
+        if not self.softmaxes or self.softmaxes[-1][1][-1] is not self.open_calls[-1]:
+            return False
+        return torch.equal(self.softmaxes[-1][3], weights)
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self.n_steps += 1
@@ -292,7 +298,8 @@ def _prove_map(heads: Heads, x: Float[Tensor, "n d"], weights: Float[Tensor, "h 
     weights = own_weights if is_scaled else weights
     F, x_hat = heads.F(), heads.norm.normalise(x)
     constant = _constant(heads, heads.W_V, heads.b_V)[:, None] @ heads.W_O
-    update = ((weights @ x_hat) @ F.left @ F.right + weights.sum(-1, keepdim=True) * constant).sum(0)
+    updates = (weights @ x_hat) @ F.left @ F.right + weights.sum(-1, keepdim=True) * constant
+    update = (updates if heads.heads_norm is None else updates * heads.heads_norm.scale(heads.outputs(x))).sum(0)
     update = update if heads.b_O is None else update + heads.b_O
     proof.add("F", _relative(update, heads.attention_update(x)))
 

@@ -229,11 +229,11 @@ def _content_update(
 ) -> Float[Tensor, "b n d"]:
     """The update of every token by the change of F. A norm after attention scales it as it scales the layer's output."""
     assert edit.content is not None
-    attended_values = edit.heads.apply_gate(attended_values, x, edit.head_indices)
+    attended_values = edit.heads.apply_gate(attended_values, x, edit.head_indices, out)
     update = (attended_values.to(edit.content.right) @ edit.content.right[edit.head_indices]).sum(1)
     if edit.heads.output_norm is None:
         return update
-    layer_output = (edit.heads.apply_gate(out, x) @ edit.heads.W_O).sum(1)
+    layer_output = (edit.heads.apply_gate(out, x, all_outputs=out) @ edit.heads.W_O).sum(1)
     return update * edit.heads.output_norm.scale(
         layer_output if edit.heads.b_O is None else layer_output + edit.heads.b_O
     )

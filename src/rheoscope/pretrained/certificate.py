@@ -132,4 +132,8 @@ def trace_eager(model: Pretrained, ids: Tensor) -> tuple[Trace, list[Tensor]]:
     """One run with eager attention: its points, and the weights (h, n, n) of every layer, as its softmaxes return them."""
     with visible_softmax(model.network), SoftmaxRecorder() as recorder:
         trace = model.trace(ids)
-    return trace, [weights_by_head(x, len(ids)).to(model.device) for x in recorder.weights]
+    n_per_layer = max(
+        1, len(recorder.weights) // model.view.layers
+    )  # softmaxes with the same weights run one after the other
+    weights = recorder.weights[n_per_layer - 1 :: n_per_layer]
+    return trace, [weights_by_head(x, len(ids)).to(model.device) for x in weights]

@@ -63,6 +63,11 @@ def _edited_outputs(
         positions = torch.arange(x.shape[-2], device=x.device)
         q, k = (mechanism.position.encode(y, positions) for y in (q, k))
         mechanism = replace(mechanism, position=NoPosition())
-    edited = heads.apply_gate(edit(q, k, v, mechanism, out), x)
+    edited = edit(q, k, v, mechanism, out)
     rows, *others = args
-    return (edited.transpose(1, 2).flatten(-2).reshape(rows.shape).to(rows.dtype), *others), kwargs
+    new_rows = (
+        heads.apply_gate(edited, x).transpose(1, 2).flatten(-2)
+        if heads.heads_norm is None
+        else heads.heads_norm.apply(edited)
+    )
+    return (new_rows.reshape(rows.shape).to(rows.dtype), *others), kwargs

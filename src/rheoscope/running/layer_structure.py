@@ -14,6 +14,7 @@ from rheoscope.running.rotation_pattern import RotationPattern, rotation_pattern
 from rheoscope.running.runner import RunnableModel
 from rheoscope.running.stream import ModelDescription, Tap
 from rheoscope.space.head import Heads
+from rheoscope.space.heads_norm import HeadsNorm
 from rheoscope.space.model_parts import LatentNorm, Norm, NormAcrossHeads
 
 BlockOrder = Literal["sequential", "parallel", "post-norm", "cross-attention", "post-norm cross-attention"]
@@ -54,6 +55,7 @@ class LayerStructure:
             "query_norm": norm_kind(heads.q_norm),
             "key_norm": norm_kind(heads.k_norm),
             "value_norm": norm_kind(heads.v_norm),
+            "heads_norm": norm_kind(heads.heads_norm),
             "output_norm": norm_kind(heads.output_norm),
             "scale": float(heads.scale),
             "cap": float(getattr(mechanism.score, "cap", float("nan"))),
@@ -74,7 +76,7 @@ class LayerStructure:
         return {f"W_{letter}": getattr(self.heads, f"b_{letter}") is not None for letter in "QKVO"}
 
 
-def norm_kind(norm: Norm | None) -> str:
+def norm_kind(norm: Norm | HeadsNorm | None) -> str:
     """A norm in one or two words.
 
     >>> norm_kind(None), norm_kind(Norm(eps=1e-6)), norm_kind(Norm(eps=1e-5, subtracts_mean=True))

@@ -31,6 +31,7 @@ DEFINITIONS = {
     "query_norm": Message("the norm of queries"),
     "key_norm": Message("the norm of keys"),
     "value_norm": Message("the norm of values"),
+    "heads_norm": Message("the norm of the outputs of all heads, before W_O"),
     "output_norm": Message("the norm of what attention adds"),
     "scale": Message("the factor of M"),
     "cap": Message("scores s become cap · tanh(s / cap)"),

@@ -42,7 +42,10 @@ SYMBOLS = (
         "The score is x̂_i M(i−j) x̂_jᵀ before cap and position bias. Biases add terms of i alone or of j alone. A norm of queries "
         "or keys adds a factor for each token."
     ),
-    Message("A head adds Σ_j α_ij x̂_j F to token i, up to gates, biases and the factor of a norm after attention."),
+    Message(
+        "A head adds Σ_j α_ij x̂_j F to token i, up to gates and biases. A norm before W_O multiplies this by a number c_hi, and a "
+        "norm after attention by a number per token."
+    ),
 )
 """What the symbols of all layers mean."""
 
@@ -149,6 +152,7 @@ def content_formula(structure: LayerStructure) -> str:
         "head": f"Σ_h g_h(u_i) Σ_j α_ij {values} W_O",
         "coordinate": f"Σ_h Σ_j α_ij {values} diag(g_h(u_i)) W_O",
     }[structure.gate] + (" + b_O" if heads.b_O is not None else "")
+    total = total if heads.heads_norm is None else total.replace("Σ_h ", "Σ_h c_hi ")
     norm = heads.output_norm
     if norm is None or norm.eps is None:
         return f"Δ_i = {total}"

@@ -27,6 +27,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.decompositions import svdvals
 from rheoscope.space.float32_products import mixed_precision_matmul
 from rheoscope.space.head_contributions import FactoredDisplacements, split_constant_values
+from rheoscope.space.heads_norm import HeadsNorm
 from rheoscope.space.model_parts import Norm, Projected
 from rheoscope.space.operator import Factored
 
@@ -98,6 +99,7 @@ class Heads:
     v_norm: Norm | None = None
     output_norm: Norm | None = None
     gate: Callable[[Float[Tensor, "b n d"]], Float[Tensor, "b h n #e"]] | None = None
+    heads_norm: HeadsNorm | None = None
 
     def __repr__(self) -> str:
         h, d, k = self.W_Q.shape
@@ -203,17 +205,35 @@ class Heads:
         head_outputs: Float[Tensor, "*b c n e"],
         x: Float[Tensor, "*texts n d"],
         head_indices: list[int] | None = None,
+        all_outputs: Float[Tensor, "*b h n e"] | None = None,
     ) -> Float[Tensor, "*b c n e"]:
-        """Head outputs (of all or some heads) times the gate of every token, if there is a gate."""
+        """Head outputs (of all or some heads) times the factors of every token: of a gate and of a norm of all heads.
+
+        `all_outputs` are the outputs from which the norm takes its length; None computes them from x, without padding.
+        """
+        if self.heads_norm is not None:
+            scale = self.heads_norm.scale(self.outputs(x) if all_outputs is None else all_outputs)
+            scale = scale if head_indices is None else scale[..., head_indices, :, :]
+            head_outputs = head_outputs * scale.to(head_outputs.dtype)
         if self.gate is None:
             return head_outputs
         gate = self.gate(x.reshape(-1, *x.shape[-2:])).to(head_outputs.dtype)
         gate = gate if head_indices is None else gate[:, head_indices]
         return head_outputs * (gate if head_outputs.ndim == 4 else gate[0])
 
+    @property
+    def scales_outputs(self) -> bool:
+        """Whether the outputs of heads have factors that depend on the token: those of a gate or of a norm of all heads."""
+        return self.gate is not None or self.heads_norm is not None
+
+    def _scaled_outputs(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Float[Tensor, "*b h n e"]:
+        """The outputs of all heads with the factors of every token."""
+        outputs = self.outputs(x, mask)
+        return self.apply_gate(outputs, x, all_outputs=outputs)
+
     def attention_update(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Float[Tensor, "*b n d"]:
         """The displacement of a cloud by attention: heads and constants, through the norm after attention if there is one."""
-        outputs = self.apply_gate(self.outputs(x, mask), x).transpose(-3, -2).flatten(-2)
+        outputs = self._scaled_outputs(x, mask).transpose(-3, -2).flatten(-2)
         total = self._add_output_bias(outputs @ self.W_O.to(outputs.dtype).flatten(0, 1))
         return total if self.output_norm is None else self.output_norm.apply(total)
 
@@ -227,7 +247,7 @@ class Heads:
 
     def displacements(self, x: Cloud) -> Float[Tensor, "h n d"]:
         """Delta_h of every head; with `bias(x)` they add up to the displacement by attention."""
-        displacements = self.apply_gate(self.outputs(x), x) @ self.W_O
+        displacements = self._scaled_outputs(x) @ self.W_O
         return (
             displacements
             if self.output_norm is None
@@ -239,7 +259,7 @@ class Heads:
         output_bias = self._add_output_bias(torch.zeros_like(x))
         if self.output_norm is None:
             return output_bias
-        scale = self.output_norm_scale(self._add_output_bias((self.apply_gate(self.outputs(x), x) @ self.W_O).sum(0)))
+        scale = self.output_norm_scale(self._add_output_bias((self._scaled_outputs(x) @ self.W_O).sum(0)))
         return output_bias * scale + (0 if self.output_norm.bias is None else self.output_norm.bias)
 
     def factored_displacements(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> FactoredDisplacements:
@@ -251,12 +271,10 @@ class Heads:
         mixed_values, constant_output = split_constant_values(
             self.mechanism.with_mask(mask), *self.qkv(x), self.value_bias
         )
-        mixed_values = self.apply_gate(mixed_values, x)
-        constant_output = (
-            constant_output
-            if self.gate is None
-            else self.apply_gate(constant_output.expand(*mixed_values.shape[:3], -1), x)
-        )
+        if self.scales_outputs:
+            outputs = mixed_values + constant_output
+            constant_output = self.apply_gate(constant_output.expand_as(outputs), x, all_outputs=outputs)
+            mixed_values = self.apply_gate(mixed_values, x, all_outputs=outputs)
         return (
             self.factor_displacements(mixed_values, constant_output)
             if x.ndim == 3

@@ -12,9 +12,10 @@ from rheoscope.space.safe_arithmetic import at_least_float32
 
 
 def can_subtract_value_bias(heads: Heads) -> bool:
-    """Whether the constant part of the values is the same in the outputs of all tokens, so that it can be subtracted."""
+    """Whether the constant part of the values is the same for all tokens in what W_O reads, so that it can be subtracted."""
     is_shared = heads.mechanism.normaliser.sums_to_one and heads.gate is None
-    return is_shared or not heads.mechanism.value.is_identity or (heads.b_V is None and heads.norm.bias is None)
+    has_no_bias = not heads.mechanism.value.is_identity or (heads.b_V is None and heads.norm.bias is None)
+    return heads.heads_norm is None and (is_shared or has_no_bias)
 
 
 def shared_value_bias(heads: Heads) -> Float[Tensor, "h e"] | None:

@@ -288,7 +288,7 @@ def extra_content_write(
     base_heads: Heads, heads: Heads, x: Float[Tensor, "b n d"], out: Float[Tensor, "b h n wide"]
 ) -> Float[Tensor, "b n d"]:
     """The update by the extra columns of the values. A norm after attention scales it like the other columns."""
-    e, out = base_heads.W_O.shape[-2], base_heads.apply_gate(out, x)
+    e, out = base_heads.W_O.shape[-2], base_heads.apply_gate(out, x, all_outputs=out)
     displacement = (out[..., e:] @ heads.W_O[:, e:]).sum(1)
     if base_heads.output_norm is None:
         return displacement

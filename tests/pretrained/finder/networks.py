@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import transformers as hf
 
 from tests.pretrained.cases import GPT2, GROUPED, PLAIN, randomised
@@ -52,10 +53,13 @@ TUNED_YARN = {
 
 NETWORKS: dict[str, Callable[[], Any]] = {
     "albert": lambda: hf.AlbertForMaskedLM(hf.AlbertConfig(**PLAIN, embedding_size=12)),
+    "bitnet": lambda: hf.BitNetForCausalLM(hf.BitNetConfig(**GROUPED)),
+    "bitnet_layer_norm": lambda: bitnet_with_layer_norms(),
     "bloom": lambda: hf.BloomForCausalLM(hf.BloomConfig(**BLOOM)),
     "cohere": lambda: hf.CohereForCausalLM(hf.CohereConfig(**GROUPED, use_qk_norm=True, logit_scale=0.5)),
     "cohere2": lambda: hf.Cohere2ForCausalLM(hf.Cohere2Config(**GROUPED, sliding_window=5, logit_scale=0.5)),
     "deepseek_v3": lambda: hf.DeepseekV3ForCausalLM(hf.DeepseekV3Config(**DEEPSEEK)),
+    "diffllama": lambda: hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**GROUPED)),
     "distilbert": lambda: hf.DistilBertForMaskedLM(
         hf.DistilBertConfig(dim=32, hidden_dim=24, n_layers=2, n_heads=4, vocab_size=40)
     ),
@@ -100,6 +104,14 @@ NETWORKS: dict[str, Callable[[], Any]] = {
         hf.XLMRobertaConfig(**PLAIN | {"pad_token_id": 1, "bos_token_id": 0})
     ),
 }
+
+
+def bitnet_with_layer_norms() -> Any:
+    """BitNet with the norms of Kosmos-2, which has no attention in float64."""
+    network = hf.BitNetForCausalLM(hf.BitNetConfig(**GROUPED))
+    for layer in network.model.layers:
+        layer.self_attn.attn_sub_norm = torch.nn.LayerNorm(32, eps=1e-3)
+    return network
 
 
 def build(name: str) -> Any:

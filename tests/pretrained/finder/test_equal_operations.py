@@ -54,15 +54,15 @@ def maps(tape: Tape) -> Iterator[tuple[int, int]]:
 
 
 def test_shared_maps_equal_those_of_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    tape, made = record_forward(network("llama_yarn")), list[int]()
+    tape, computed = record_forward(network("llama_yarn")), list[int]()
     make = coordinates._coordinate_map
-    monkeypatch.setattr(coordinates, "_coordinate_map", lambda *args: made.append(1) or make(*args))
+    monkeypatch.setattr(coordinates, "_coordinate_map", lambda *args: computed.append(1) or make(*args))
     pairs = list(maps(tape))
     for source, target in pairs:
         shared, own = coordinates.coordinate_map(tape, source, target), make(tape, source, target, {})
         for name in ("index", "gain", "bias", "is_filled"):
             assert torch.equal(getattr(shared, name), getattr(own, name))
-    assert len(made) < len(pairs)
+    assert len(computed) < len(pairs)
 
 
 def test_tensors_of_equal_operations_have_one_number() -> None:

@@ -14,15 +14,17 @@ from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.score import Gram
 from rheoscope.pretrained.certificate import trace_eager
 from rheoscope.pretrained.finder import describe_network
+from rheoscope.pretrained.output_edits import edit_outputs
 from rheoscope.running.certificate import closure_error
 from rheoscope.shapes import RheoscopeError
+from tests.covers.test_reversed_attention import autograd_gradient
 from tests.pretrained.cases import gap, text
 from tests.pretrained.finder.networks import NETWORKS, build
 
 FLOAT32_ISLANDS = 2e-6
 """Rotary tables and RMSNorms run in float32 inside a float64 network."""
 ENCODERS = ("albert", "distilbert", "electra", "mpnet", "xlm_roberta")
-BY_OUTPUT = ("albert", "bloom", "falcon", "gemma2", "gpt_oss", "deepseek_v3", "distilbert")
+BY_OUTPUT = ("albert", "bitnet", "bloom", "diffllama", "falcon", "gemma2", "gpt_oss", "deepseek_v3", "distilbert")
 """Networks whose heads are edited in different ways."""
 
 
@@ -80,11 +82,33 @@ def test_an_edit_removes_exactly_the_displacement_of_its_head(name: str) -> None
     labels = [str(step) for step in trace.steps]
     middle = labels.index("L1.attn_sum" if "L1.attn_sum" in labels else "L1.resid_mid")
     removed = trace.points[middle] - edited.points[middle]
-    if trace.view.layer_heads[1].output_norm is None:
+    if trace.view.layer_heads[1].output_norm is None and trace.view.layer_heads[1].heads_norm is None:
         assert gap(removed, trace.displacements(1)[2]) < FLOAT32_ISLANDS
     assert removed.norm() > 0
     same = model.run(ids, edit={(1, 2): lambda q, k, v, mechanism: mechanism.attend(q, k, v)})
     assert gap(same, model.run(ids)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["bitnet", "bitnet_layer_norm"])
+def test_edited_outputs_pass_the_norm_of_all_heads(name: str) -> None:
+    """The same edit through the attention function and through the input of the output matrix."""
+    model, ids = loaded(name), text()
+
+    def halve(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
+        return out * torch.tensor([1.0, 0.5, 1.0, -1.0]).to(out)[:, None, None]
+
+    expected = model.run(ids, edit={1: halve})
+    with edit_outputs(model.network, model.description, {1: halve}):
+        assert gap(model.run(ids), expected) < 1e-5
+    assert gap(model.run(ids), expected) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["bitnet", "diffllama", "bitnet_layer_norm"])
+def test_the_gradient_of_scores_passes_the_norm_of_all_heads(name: str) -> None:
+    model, ids = loaded(name), text(n=9)
+    R = rs.reversed_map(model, model.trace(ids), 0, 1, target=7)
+    expected = autograd_gradient(model, ids, 0, 1, 7, -1)
+    assert float((R - expected).norm()) <= 1e-5 * float(expected.norm()) + 1e-12
 
 
 def test_blocks_without_a_softmax_are_named_and_traced() -> None:

@@ -196,6 +196,17 @@ def gates(function: Callable[[Tensor], Tensor]) -> Mutation:
     return mutate
 
 
+def norm_of_heads(**changes: Callable[[Any], Any]) -> Mutation:
+    """The norm of all heads with other fields, each from its own value."""
+
+    def mutate(heads: Heads) -> Heads:
+        norm = heads.heads_norm
+        changed = {name: function(getattr(norm, name)) for name, function in changes.items()}
+        return replace(heads, heads_norm=replace(norm, **changed))  # type: ignore[type-var]
+
+    return mutate
+
+
 MUTANTS: dict[str, dict[str, Mutation]] = {
     "granite": {
         "keys and values swapped": swap_keys_and_values,
@@ -285,6 +296,27 @@ MUTANTS: dict[str, dict[str, Mutation]] = {
         "gates of other heads": gates(reverse_heads),
         "gate without its activation": gates(torch.logit),
         "gate squared": gates(torch.square),
+    },
+    "bitnet": {
+        "no norm of head outputs": without("heads_norm"),
+        "a norm per head in place of one across head outputs": norm_of_heads(width=lambda width: width // 4),
+        "another eps of the norm of head outputs": norm_of_heads(eps=lambda eps: 1e-2),
+        "a norm of head outputs that subtracts the mean": norm_of_heads(subtracts_mean=lambda _: True),
+        "no gain of the norm of head outputs": outputs(lambda W: W / W.norm(dim=-1, keepdim=True)),
+    },
+    "diffllama": {
+        "no signs of heads": outputs(torch.abs),
+        "heads added in place of subtracted": outputs(lambda W: torch.cat([W[:2], -W[2:]])),
+        "lambda of the second heads is 1": outputs(lambda W: torch.cat([W[:2], -W[:2]])),
+        "the sum of heads in place of their difference has length 1": norm_of_heads(
+            factor=lambda factor: torch.cat([factor[:2], -factor[2:]])
+        ),
+        "pairs of other heads": norm_of_heads(index=lambda index: index[[1, 0, 2, 3]]),
+        "the values of the other product": projected(values=lambda x: x.roll(x.shape[-1] // 2, -1)),
+    },
+    "bitnet_layer_norm": {
+        "no centring of head outputs": norm_of_heads(subtracts_mean=lambda _: False),
+        "no bias of the norm of head outputs": without("b_O"),
     },
     "distilbert": {
         "a causal mask in an encoder": with_mechanism(mask=Causal()),

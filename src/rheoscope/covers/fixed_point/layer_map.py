@@ -126,7 +126,8 @@ def _map_with_attention(trace: Trace, layer: int, attention: Attention) -> Map:
 
     def T(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
         clouds = x if x.ndim == 3 else x[None]
-        outputs = heads.apply_gate(attention(heads.mechanism, *heads.qkv(clouds)).to(x.dtype), clouds)
+        outputs = attention(heads.mechanism, *heads.qkv(clouds)).to(x.dtype)
+        outputs = heads.apply_gate(outputs, clouds, all_outputs=outputs)
         update = (outputs @ W_O).sum(1).reshape(x.shape)
         update = update if b_O is None else update + b_O
         middle = x + (update if heads.output_norm is None else heads.output_norm.apply(update))

@@ -321,13 +321,21 @@ def head_output_gradients(
     W_O = heads.W_O.detach()
     if heads.output_norm is not None:
         with torch.enable_grad():
-            outputs = heads.apply_gate(heads.outputs(x, unseen), x).transpose(-3, -2).flatten(-2)
+            outputs = heads.outputs(x, unseen)
+            outputs = heads.apply_gate(outputs, x, all_outputs=outputs).transpose(-3, -2).flatten(-2)
             total = outputs @ W_O.to(outputs.dtype).flatten(0, 1)
             total = (total if heads.b_O is None else total + heads.b_O).detach().requires_grad_()
             attention_grad = pullback_by_autograd(heads.output_norm.apply(total), total, attention_grad)
-    return heads.apply_gate(
-        mixed_precision_matmul(attention_grad, W_O.flatten(0, 1).mT).unflatten(-1, W_O.shape[:2]).transpose(-3, -2), x
+    gradients = (
+        mixed_precision_matmul(attention_grad, W_O.flatten(0, 1).mT).unflatten(-1, W_O.shape[:2]).transpose(-3, -2)
     )
+    if heads.heads_norm is None:
+        return heads.apply_gate(gradients, x)
+    with torch.enable_grad():
+        head_outputs = heads.outputs(x, unseen).detach().requires_grad_()
+        return pullback_by_autograd(
+            heads.apply_gate(head_outputs, x, all_outputs=head_outputs), head_outputs, gradients
+        )
 
 
 REVERSED_ATTENTION = Analysis(

@@ -45,10 +45,14 @@ def layer_cosines(
     rows = [head_cosines(updates, updates.mixed_values, valid)]
     for Q in rotations:
         values = matmul_per_head(updates.x_hat, Q.to(value_map) @ value_map).to(v.dtype)
-        mixed_values = heads.apply_gate(mechanism.attend(q, k, values), x)
+        attended = mechanism.attend(q, k, values)
+        outputs = attended + constants.to(attended)
+        mixed_values = heads.apply_gate(attended, x, all_outputs=outputs)
         if heads.output_norm is not None:  # it scales the sum of all heads
             gated_constants = (
-                constants if heads.gate is None else heads.apply_gate(constants.expand_as(mixed_values), x)
+                heads.apply_gate(constants.expand_as(mixed_values), x, all_outputs=outputs)
+                if heads.scales_outputs
+                else constants
             )
             mixed_values = heads.factor_displacements(mixed_values, gated_constants).mixed_values
         rows.append(head_cosines(updates, at_least_float32(mixed_values), valid))

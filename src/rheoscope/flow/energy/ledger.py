@@ -74,7 +74,8 @@ def attention_displacement(
     heads: Heads, mechanism: Mechanism, x: Cloud, q: Tensor, k: Tensor, v: Tensor
 ) -> Float[Tensor, "b n d"]:
     """The displacement by the attention of a layer with the weights of `mechanism`."""
-    out = heads.apply_gate(mechanism.attend(q, k, v), x).transpose(1, 2).flatten(2)
+    out = mechanism.attend(q, k, v)
+    out = heads.apply_gate(out, x, all_outputs=out).transpose(1, 2).flatten(2)
     total = mixed_precision_matmul(out, heads.W_O.flatten(0, 1)) + (0 if heads.b_O is None else heads.b_O)
     if heads.output_norm is None:
         return total

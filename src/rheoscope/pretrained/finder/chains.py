@@ -52,10 +52,10 @@ class Normalisation:
 Stage = Weight | Normalisation
 
 
-def frontier(tape: Tape, value: Value, tokens: set[Value], source: Value) -> list[Stage | Value]:
-    """The nearest weights and norms on the way from the tokens to a tensor, and `source` itself if the way is free.
+def frontier(tape: Tape, value: Value, tokens: set[Value], *sources: Value) -> list[Stage | Value]:
+    """The nearest weights and norms on the way from the tokens to a tensor, and a source itself if the way is free.
 
-    `tokens` are the tensors that depend on the source.
+    `tokens` are the tensors that depend on the sources.
     """
     stages: dict[Value, Stage | Value] = {}
     pending, seen = [value], set[Value]()
@@ -64,7 +64,7 @@ def frontier(tape: Tape, value: Value, tokens: set[Value], source: Value) -> lis
         if current in seen or current not in tokens:
             continue
         seen.add(current)
-        stage: Stage | Value | None = source if current == source else stage_of(tape, current, tokens)
+        stage: Stage | Value | None = current if current in sources else stage_of(tape, current, tokens)
         if stage is not None:
             stages[current] = stage
             continue

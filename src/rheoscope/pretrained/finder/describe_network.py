@@ -17,14 +17,19 @@ from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.blocks import Block, Layer, find_blocks, group_layers
 from rheoscope.pretrained.finder.feed_forward import feed_forward
 from rheoscope.pretrained.finder.gates import gate_function, read_sinks
-from rheoscope.pretrained.finder.head_matrices import HeadProjection, head_projection, input_norm
+from rheoscope.pretrained.finder.head_matrices import HeadProjection, head_projection, input_norm, join_coordinates
 from rheoscope.pretrained.finder.hook_points import attention_module, layer_taps
 from rheoscope.pretrained.finder.masks import read_mask
 from rheoscope.pretrained.finder.outputs import read_outputs
 from rheoscope.pretrained.finder.plain_products import plain_products
 from rheoscope.pretrained.finder.positions import read_position
 from rheoscope.pretrained.finder.projections import Projection, match_projection
-from rheoscope.pretrained.finder.softmax_calls import SoftmaxCall, read_softmax_call, softmax_indices
+from rheoscope.pretrained.finder.softmax_calls import (
+    SoftmaxCall,
+    distinct_softmaxes,
+    read_softmax_call,
+    softmax_indices,
+)
 from rheoscope.pretrained.finder.stream import BlockStream, read_stream
 from rheoscope.pretrained.finder.stream_ends import (
     find_final_norm,
@@ -55,7 +60,7 @@ FAMILY = "found"
 def describe(network: Any) -> ModelDescription:
     """The description of a network from one recorded forward pass."""
     tape = record_forward(network)
-    softmaxes = softmax_indices(tape) if reads_tokens(network) else square_softmaxes(tape)
+    softmaxes = distinct_softmaxes(tape) if reads_tokens(network) else square_softmaxes(tape)
     layers = group_layers(tape, network, find_blocks(tape, network, softmaxes))
     blocks = [describe_block(tape, layer.block) for layer in layers]
     if not reads_tokens(network):
@@ -191,11 +196,11 @@ def describe_block(tape: Tape, block: Block) -> DescribedBlock:
     cross = block.cross_softmax
     cross_weights = None if cross is None else tape.descendants(set(tape.operations[cross].results), end)
     stream = read_stream(tape, block, tape.descendants({call.weights}, end), cross_weights)
-    q, k, v = (match_projection(tape, rows, points, tokens) for rows in (call.queries, call.keys, call.values))
-    if not q.source == k.source == v.source:
+    q, k, *v = (match_projection(tape, rows, points, tokens) for rows in (call.queries, call.keys, *call.all_values))
+    if {x.source for x in (k, *v)} != {q.source}:
         raise RheoscopeError(Message("queries, keys and values read different tensors"))
     n_heads = len(call.scale)
-    projections = read_projections((tape, tape, tape), (q, k, v), n_heads)
+    projections = read_projections((tape, tape, tape), (q, k, tuple(v)), n_heads)
     outputs = read_outputs(tape, call, stream.attention, tokens)
     if outputs.projection is None:
         raise RheoscopeError(Message("no module applies the output matrix of the heads"))
@@ -204,6 +209,7 @@ def describe_block(tape: Tape, block: Block) -> DescribedBlock:
         assemble_heads(projections, outputs.W_O, mechanism_of(tape, call, q, tokens), norm),
         b_O=outputs.b_O,
         output_norm=outputs.norm,
+        heads_norm=outputs.heads_norm,
     )
     sinks = None if outputs.gate is None else read_sinks(tape, outputs.gate, call)
     if sinks is not None:
@@ -218,14 +224,18 @@ def describe_block(tape: Tape, block: Block) -> DescribedBlock:
 
 
 def read_projections(
-    tapes: tuple[Tape, Tape, Tape], matched: tuple[Projection, Projection, Projection], n_heads: int
+    tapes: tuple[Tape, Tape, Tape], matched: tuple[Projection, Projection, tuple[Projection, ...]], n_heads: int
 ) -> tuple[HeadProjection, HeadProjection, HeadProjection]:
-    """The matrices of queries, keys and values. Keys and values that heads share are given once, if both are shared alike."""
+    """The matrices of queries, keys and values, whose coordinates may be read by several products.
+
+    Keys and values that heads share are given once, if all are shared alike.
+    """
     queries = head_projection(tapes[0], matched[0], n_heads, False)
-    keys, values = (head_projection(tapes[i], matched[i], n_heads, True) for i in (1, 2))
-    if len(keys.W) != len(values.W):
-        keys, values = (head_projection(tapes[i], matched[i], n_heads, False) for i in (1, 2))
-    return queries, keys, values
+    pairs = [(tapes[1], matched[1]), *((tapes[2], values) for values in matched[2])]
+    keys, *values = (head_projection(tape, projection, n_heads, True) for tape, projection in pairs)
+    if len({len(x.W) for x in (keys, *values)}) > 1:
+        keys, *values = (head_projection(tape, projection, n_heads, False) for tape, projection in pairs)
+    return queries, keys, join_coordinates(values)
 
 
 def assemble_heads(

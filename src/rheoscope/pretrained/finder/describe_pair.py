@@ -97,8 +97,10 @@ def cross_heads(pair: PairTape, block: Block, described: DescribedBlock, memory:
         raise RheoscopeError(Message("cross-attention has a mask, a bias, a cap or a sink"))
     q = match_projection(tape, call.queries, points, tokens)
     k, v = (match_projection(pair.source, rows, memory, source_tokens) for rows in (call.keys, call.values))
-    projections = read_projections((pair.target, pair.source, pair.source), (q, k, v), len(call.scale))
+    projections = read_projections((pair.target, pair.source, pair.source), (q, k, (v,)), len(call.scale))
     outputs = read_outputs(tape, call, half, tokens)
+    if outputs.heads_norm is not None:
+        raise RheoscopeError(Message("a norm lies between the heads of cross-attention and their output matrix"))
     mechanism = Mechanism(Gram(scale=float(call.scale[0])), NoMask())
     norm = input_norm(tape, q, points, tokens)
     heads = replace(

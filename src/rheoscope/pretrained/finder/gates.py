@@ -31,7 +31,7 @@ class Gate:
 
 def find_gate(tape: Tape, call: SoftmaxCall, weight: Weight, behind: set[Value], tokens: set[Value]) -> Gate | None:
     """The gate between the heads and their output matrix, if there is one."""
-    between = tape.ancestors(weight.source, {call.output}) & behind - {call.output}
+    between = tape.ancestors(weight.source, set(call.outputs)) & behind - set(call.outputs)
     gates = []
     for value in sorted(between):
         operation = tape.operation_of(value)

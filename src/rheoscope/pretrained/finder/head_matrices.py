@@ -117,6 +117,22 @@ def head_projection(tape: Tape, projection: Projection, n_heads: int, groups: bo
     return _normed_projection(tape, part, part.norm, index, gain, bias)
 
 
+def join_coordinates(projections: list[HeadProjection]) -> HeadProjection:
+    """One projection with the coordinates of several, side by side in every head."""
+    if len(projections) == 1:
+        return projections[0]
+    if any(x.norm is not None for x in projections) or len({x.b is None for x in projections}) > 1:
+        raise RheoscopeError(Message("values of several products have a norm or different biases"))
+    biases = [x.b for x in projections if x.b is not None]
+
+    def apply(u: Tensor) -> Tensor:
+        return torch.cat([x.apply(u) for x in projections], -1)
+
+    return HeadProjection(
+        torch.cat([x.W for x in projections], -1), torch.cat(biases, -1) if biases else None, None, apply
+    )
+
+
 def _by_head(part: ProjectionPart, n_heads: int, groups: bool) -> tuple[Tensor, Tensor, Tensor]:
     placement = part.placement
     by_head = tuple(x.view(n_heads, -1) for x in (placement.index, placement.gain, placement.bias))

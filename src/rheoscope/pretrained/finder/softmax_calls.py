@@ -8,7 +8,8 @@ from torch import Tensor
 
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.chains import LAYOUT_OPERATIONS, MATRIX_PRODUCTS, unknown_operation
-from rheoscope.pretrained.finder.tape import Operation, Tape, Value, replay, replay_as_recorded
+from rheoscope.pretrained.finder.equal_operations import value_numbers
+from rheoscope.pretrained.finder.tape import ModuleCall, Operation, Tape, Value, replay, replay_as_recorded
 from rheoscope.shapes import RheoscopeError
 
 MASKED_BELOW = -1e4
@@ -23,7 +24,8 @@ class SoftmaxCall:
     """One call of attention: the tensors around its softmax, and what happens to a score on the way.
 
     `queries` is (h, n, k), `keys` (h, k, s) and `values` (h, s, e), as the two products read them. `score` is the first product and
-    `output` the second. `bias` is added after the cap; `sinks` are scores of a key without a token.
+    `output` the second. `bias` is added after the cap; `sinks` are scores of a key without a token. `further_products` have the
+    values and outputs of other products with the same weights.
     """
 
     index: int
@@ -39,6 +41,17 @@ class SoftmaxCall:
     bias: Float[Tensor, "h n s"] | None = None
     mask: Bool[Tensor, "n s"] = torch.ones(1, 1, dtype=torch.bool)
     sinks: Float[Tensor, " h"] | None = None
+    further_products: tuple[tuple[Value, Value], ...] = ()
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """The outputs of all products with these weights."""
+        return (self.output, *(output for _, output in self.further_products))
+
+    @property
+    def all_values(self) -> tuple[Value, ...]:
+        """The values of all products with these weights."""
+        return (self.values, *(values for values, _ in self.further_products))
 
 
 def softmax_indices(tape: Tape) -> list[int]:
@@ -48,6 +61,31 @@ def softmax_indices(tape: Tape) -> list[int]:
         for index, operation in enumerate(tape.operations)
         if operation.name in SOFTMAX_OPERATIONS and tape.tensors[operation.results[0]].ndim >= 3
     ]
+
+
+def distinct_softmaxes(tape: Tape) -> list[int]:
+    """The softmaxes over keys without those that repeat an earlier one."""
+    indices, result = softmax_indices(tape), list[int]()
+    repeated: set[int] = set()
+    for index in indices:
+        if index not in repeated:
+            result.append(index)
+            repeated.update(repeated_softmaxes(tape, index))
+    return result
+
+
+def repeated_softmaxes(tape: Tape, index: int) -> list[int]:
+    """The later softmaxes in the same call of a module that equal operations lead to (DiffLlama has one for each half of its values)."""
+    numbers, call = value_numbers(tape), _innermost_call(tape, index)
+    later = [i for i in softmax_indices(tape) if i > index and _innermost_call(tape, i) is call]
+    weights = [numbers[tape.operations[i].results[0]] for i in (index, *later)]
+    return [i for i, number in zip(later, weights[1:], strict=True) if number == weights[0]]
+
+
+def _innermost_call(tape: Tape, index: int) -> ModuleCall | None:
+    """The smallest call of a module in which an operation runs."""
+    around = [call for call in tape.calls if call.first_operation <= index < call.last_operation]
+    return min(around, key=lambda call: call.last_operation - call.first_operation, default=None)
 
 
 def read_softmax_call(tape: Tape, index: int, tokens: set[Value]) -> SoftmaxCall:
@@ -67,6 +105,7 @@ def read_softmax_call(tape: Tape, index: int, tokens: set[Value]) -> SoftmaxCall
         weights,
         value_product.results[0],
     )
+    further = [output_product(tape, i) for i in repeated_softmaxes(tape, index)]
     constant, sinks = constant_scores(tape, call, {})
     mask = is_allowed(constant)
     bias = torch.where(mask, constant, 0.0)
@@ -78,6 +117,7 @@ def read_softmax_call(tape: Tape, index: int, tokens: set[Value]) -> SoftmaxCall
         bias=bias if bool(bias.abs().max() > 0) else None,
         mask=mask,
         sinks=sinks,
+        further_products=tuple((x.args[-1].value, x.results[0]) for x in further),
     )
 
 
