@@ -15,7 +15,7 @@ from rheoscope.attention.feature_maps import Linear, Tanh
 from rheoscope.attention.kernel_score import Polynomial
 from rheoscope.attention.lower.choice import LOWERINGS
 from rheoscope.attention.lower.lowering import LoweredCall
-from rheoscope.attention.mask import BooleanMask, Causal, Mask, NoMask, Padding, Prefix, SameDocument, Window
+from rheoscope.attention.mask import BooleanMask, Causal, Chunks, Mask, NoMask, Padding, Prefix, SameDocument, Window
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.entmax import Entmax
 from rheoscope.attention.normaliser.shaped import Shaped
@@ -166,6 +166,7 @@ MASKS: dict[str, Callable[[int, int], Mask]] = {
     "causal": lambda m, n: Causal(),
     "sliding": lambda m, n: Causal() & Window(3),
     "window": lambda m, n: Window(2),
+    "chunks": lambda m, n: Chunks(3),
     "prefix": lambda m, n: Prefix(3),
     "document": lambda m, n: SameDocument(random_booleans(21, 2, n).long()),
     "padding": lambda m, n: Padding(random_booleans(22, 2, n) & torch.tensor([[True], [False]])),

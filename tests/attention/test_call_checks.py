@@ -9,7 +9,7 @@ import torch
 
 import rheoscope as rs
 from rheoscope.attention.feature_maps import Identity, Linear
-from rheoscope.attention.mask import Padding, Prefix, SameDocument, Window
+from rheoscope.attention.mask import Chunks, Padding, Prefix, SameDocument, Window
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.position import LearnedPosition, Position, Rotary
 from rheoscope.attention.position_bias import ALiBi, Bias, Buckets
@@ -282,6 +282,7 @@ INVALID_CALLS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("7 queries", "5 keys", "type"),
     ),
     "window of size 0": (lambda: Window(0), ("integer size of at least 1", "got 0", "type Window(128)")),
+    "chunks of size 0": (lambda: Chunks(0), ("integer size of at least 1", "got 0", "type Chunks(128)")),
     "fractional window": (lambda: Window(2.5), ("integer size", "got 2.5", "type Window(128)")),
     "negative prefix": (lambda: Prefix(-1), ("length of at least 0", "got -1", "type Prefix(16)")),
     # outside the domain

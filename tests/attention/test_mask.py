@@ -11,6 +11,7 @@ from rheoscope.attention.definition import query_key_positions
 from rheoscope.attention.mask import (
     BooleanMask,
     Causal,
+    Chunks,
     Intersection,
     Mask,
     NoMask,
@@ -32,6 +33,7 @@ DEFINITIONS: dict[str, tuple[Mask, Callable[[int, int, int], bool]]] = {
     "causal": (Causal(), lambda b, i, j: j <= i),
     "window": (Window(2), lambda b, i, j: abs(i - j) < 2),
     "sliding": (Causal() & Window(2), lambda b, i, j: i - 2 < j <= i),
+    "chunks": (Chunks(2), lambda b, i, j: i // 2 == j // 2),
     "prefix": (Prefix(2), lambda b, i, j: j <= i or j < 2),
     "document": (SameDocument(IDS), lambda b, i, j: bool(IDS[b, i] == IDS[b, j])),
     "padding": (Padding(IS_TOKEN), lambda b, i, j: bool(IS_TOKEN[b, j])),
@@ -73,6 +75,8 @@ def test_key_ranges_are_tight() -> None:
     assert Causal().key_range(2, 4, 9) == (0, 4)
     assert Window(2).key_range(4, 6, 9) == (3, 7)
     assert (Causal() & Window(3)).key_range(4, 6, 9) == (2, 6)
+    assert Chunks(3).key_range(4, 7, 9) == (3, 9)
+    assert (Causal() & Chunks(3)).key_range(4, 5, 9) == (3, 5)
     assert Prefix(5).key_range(0, 2, 9) == (0, 5)
     assert Prefix(2).key_range(3, 4, 9) == (0, 4)
     assert Causal().key_range(-3, -1, 4) == (0, 0)
@@ -84,7 +88,7 @@ def test_allows_self_holds_on_the_diagonal(name: str) -> None:
     mask = MASKS[name](9, 9)
     diagonal = mask(*query_key_positions(9, 9)).diagonal(dim1=-2, dim2=-1)
     assert not mask.allows_self or bool(diagonal.all())
-    assert mask.allows_self == (name in {"none", "causal", "sliding", "window", "prefix", "document"})
+    assert mask.allows_self == (name in {"none", "causal", "sliding", "window", "chunks", "prefix", "document"})
 
 
 def test_masks_intersect() -> None:

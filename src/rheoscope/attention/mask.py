@@ -137,6 +137,45 @@ class Window(Mask):
 
 
 @dataclass(frozen=True, eq=False)
+class Chunks(Mask):
+    """i and j are in the same chunk of `size` positions. `Causal() & Chunks(size)` is the chunked attention of Llama 4.
+
+    >>> import torch
+    >>> (Causal() & Chunks(2))(torch.arange(4), torch.arange(4)).int()
+    tensor([[1, 0, 0, 0],
+            [1, 1, 0, 0],
+            [0, 0, 1, 0],
+            [0, 0, 1, 1]], dtype=torch.int32)
+    """
+
+    size: int
+
+    allows_self = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.size, int) or self.size < 1:
+            raise RheoscopeError(
+                Message("chunks need an integer size of at least 1, got {received}", received=str(self.size)),
+                Advice("Chunks(128)"),
+            )
+
+    def __call__(self, i: QueryPositions, j: KeyPositions) -> AllowedMask:
+        return i[:, None] // self.size == j // self.size
+
+    def key_range(self, row_start: int, row_stop: int, n: int) -> tuple[int, int]:
+        start, stop = row_start // self.size * self.size, -(-row_stop // self.size) * self.size
+        return min(max(start, 0), n), min(max(stop, 0), n)
+
+    @property
+    def pair_mask(self) -> PairMask:
+        size = self.size
+        return lambda b, h, i, j: i // size == j // size
+
+    def select_heads(self, heads: list[int]) -> "Chunks":
+        return self
+
+
+@dataclass(frozen=True, eq=False)
 class Prefix(Mask):
     """j <= i, or j < length: bidirectional inside the prefix, causal after it."""
 

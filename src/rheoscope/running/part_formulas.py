@@ -6,7 +6,7 @@ A part without a formula of its own is printed by the name of its class.
 from functools import singledispatch
 
 from rheoscope.attention.feature_maps import Feature
-from rheoscope.attention.mask import Causal, ExcludeSelf, Intersection, Mask, NoMask, Prefix, Window
+from rheoscope.attention.mask import Causal, Chunks, ExcludeSelf, Intersection, Mask, NoMask, Prefix, Window
 from rheoscope.attention.normaliser.domain import Normaliser
 from rheoscope.attention.normaliser.sigmoid import Sigmoid
 from rheoscope.attention.normaliser.sink import Sink
@@ -198,6 +198,11 @@ def _(mask: Causal) -> Message:
 @mask_text.register
 def _(mask: Window) -> Message:
     return Message("window of {n} (|i − j| < {n})", n=mask.size)
+
+
+@mask_text.register
+def _(mask: Chunks) -> Message:
+    return Message("chunks of {n} (⌊i / {n}⌋ = ⌊j / {n}⌋)", n=mask.size)
 
 
 @mask_text.register

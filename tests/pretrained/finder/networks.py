@@ -40,6 +40,17 @@ HYBRID = {
     "head_dim": 16,
 }
 
+LLAMA4 = {
+    **GROUPED,
+    "intermediate_size_mlp": 24,
+    "num_local_experts": 2,
+    "head_dim": 8,
+    "attention_chunk_size": 5,
+    "floor_scale": 33,
+    "layer_types": ["chunked_attention", "full_attention"],
+    "no_rope_layers": [1, 0],
+}
+"""Attention in chunks, then attention whose queries grow with their position beyond 32 tokens."""
 MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 2, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8}
 TUNED_YARN = {
     "rope_type": "yarn",
@@ -88,6 +99,7 @@ NETWORKS: dict[str, Callable[[], Any]] = {
             **GROUPED, residual_multiplier=0.3, embedding_multiplier=3.0, logits_scaling=2.0, attention_multiplier=0.2
         )
     ),
+    "llama4": lambda: hf.Llama4ForCausalLM(hf.Llama4TextConfig(**LLAMA4)),
     "mpnet": lambda: hf.MPNetForMaskedLM(hf.MPNetConfig(**PLAIN | {"pad_token_id": 1, "bos_token_id": 0})),
     "granite_swa": lambda: hf.GraniteSWAForCausalLM(
         hf.GraniteSWAConfig(**GROUPED, sliding_window=4, layer_types=["sliding_attention", "full_attention"])

@@ -10,6 +10,7 @@ import transformers as hf
 from torch import Tensor
 
 import rheoscope as rs
+from rheoscope.attention.mask import Causal, Chunks, Intersection
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.score import Gram
 from rheoscope.pretrained.certificate import trace_eager
@@ -139,11 +140,20 @@ def test_experts_read_a_cloud_without_a_batch() -> None:
     assert gap(middle + trace.view.mlps[0](middle), after) < FLOAT32_ISLANDS
 
 
-def test_texts_are_as_long_as_scores_depend_on_distances() -> None:
-    """Beyond 32 tokens, queries of Ministral 3 grow with their position."""
-    assert loaded("ministral3").view.context_length == 32
+@pytest.mark.parametrize("name", ["ministral3", "llama4"])
+def test_texts_are_as_long_as_scores_depend_on_distances(name: str) -> None:
+    """Beyond 32 tokens, queries grow with their position."""
+    assert loaded(name).view.context_length == 32
     with pytest.raises(RheoscopeError, match="the model reads at most 32"):
-        loaded("ministral3").trace(text(n=33))
+        loaded(name).trace(text(n=33))
+
+
+def test_a_mask_of_chunks_is_no_window() -> None:
+    chunked, full = (heads.mechanism.mask for heads in loaded("llama4").view.layer_heads)
+    assert isinstance(full, Causal)
+    assert isinstance(chunked, Intersection)
+    assert chunked.b.size == 5  # type: ignore[attr-defined]
+    assert isinstance(chunked.b, Chunks)
 
 
 # What cannot be expressed

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.attention.mask import Causal, NoMask, Window
+from rheoscope.attention.mask import Causal, Chunks, NoMask, Window
 from rheoscope.attention.normaliser.softmax import Softmax
 from rheoscope.attention.position import NoPosition, Position
 from rheoscope.attention.position_bias import ALiBi
@@ -317,6 +317,13 @@ MUTANTS: dict[str, dict[str, Mutation]] = {
     "bitnet_layer_norm": {
         "no centring of head outputs": norm_of_heads(subtracts_mean=lambda _: False),
         "no bias of the norm of head outputs": without("b_O"),
+    },
+    "llama4": {
+        "chunks one larger": with_mechanism(mask=Causal() & Chunks(6)),
+        "chunks one smaller": with_mechanism(mask=Causal() & Chunks(4)),
+        "a window in place of chunks": with_mechanism(mask=Causal() & Window(5)),
+        "no chunks": with_mechanism(mask=Causal()),
+        "no length of queries": without("q_norm"),
     },
     "distilbert": {
         "a causal mask in an encoder": with_mechanism(mask=Causal()),

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from rheoscope.attention.mask import Causal, Mask, NoMask, Window
+from rheoscope.attention.mask import Causal, Chunks, Mask, NoMask, Window
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.softmax_calls import SoftmaxCall, constant_scores, is_allowed
 from rheoscope.pretrained.finder.tape import Tape, Value
@@ -57,7 +57,9 @@ def _read_mask(tape: Tape, call: SoftmaxCall) -> Mask:
         _check(call.mask, (j <= i) if is_causal else torch.ones_like(call.mask))
         return base
     size = _window(tape, call, source)
-    _refuse_chunks(tape, call, source, size)
+    if size < FARTHEST and _is_chunked(tape, call, source, base, size):
+        return base & Chunks(size)
+    _check_places(tape, call, size)
     expected = ((i - j).abs() < size) & ((j <= i) | (not is_causal))
     _check(call.mask, expected)
     if size >= FARTHEST:
@@ -67,7 +69,7 @@ def _read_mask(tape: Tape, call: SoftmaxCall) -> Mask:
 
 def _check(mask: Bool[Tensor, "n s"], expected: Bool[Tensor, "n s"]) -> None:
     if not bool((mask == expected).all()):
-        raise RheoscopeError(Message("the mask of attention is neither causal nor a window"))
+        raise RheoscopeError(Message("the mask of attention is neither causal nor a window nor made of chunks"))
 
 
 def _allowed(tape: Tape, call: SoftmaxCall, source: QueryPositionSource, shift: int) -> Bool[Tensor, "n s"]:
@@ -100,15 +102,26 @@ def _is_table(tape: Tape, value: Value) -> bool:
     return value not in tape.producer and x.ndim >= 2 and x.shape[-1] == x.shape[-2] > tape.n_tokens
 
 
-def _refuse_chunks(tape: Tape, call: SoftmaxCall, source: QueryPositionSource, size: int) -> None:
-    """Raise if neighbours cannot see each other at some place, because the text is cut into chunks."""
-    others = {v for v in tape.ancestors(call.scores, {call.queries, call.keys}) if is_arange(tape, v)}
+def _all_moved(tape: Tape, call: SoftmaxCall, place: int) -> Bool[Tensor, "n s"]:
+    """The allowed pairs of a text that begins at a later place."""
+    positions = {v for v in tape.ancestors(call.scores, {call.queries, call.keys}) if is_arange(tape, v)}
+    return is_allowed(constant_scores(tape, call, {v: tape.tensors[v] + place for v in positions})[0])
+
+
+def _is_chunked(tape: Tape, call: SoftmaxCall, source: QueryPositionSource, base: Mask, size: int) -> bool:
+    """Whether the mask is that of chunks at every place of the text, and of queries that have moved away from the keys."""
+    mask, i = base & Chunks(size), torch.arange(tape.n_tokens, device=call.mask.device)
+    places, shifts = (0, 1, size // 2, size - 1, size, 2 * size + 1), (1, size - 1, size, size + 1)
+    return all(torch.equal(_all_moved(tape, call, x), mask(i + x, i + x)) for x in places) and all(
+        torch.equal(_allowed(tape, call, source, x), mask(i + x, i)) for x in shifts
+    )
+
+
+def _check_places(tape: Tape, call: SoftmaxCall, size: int) -> None:
+    """Raise if the mask depends on the place of a text."""
     for place in (size - 1, size, size // 2):
-        shifted = {v: tape.tensors[v] + place for v in others}
-        if size < FARTHEST and not torch.equal(is_allowed(constant_scores(tape, call, shifted)[0]), call.mask):
-            raise RheoscopeError(
-                Message("attention is cut into chunks of {n} positions, which no mask of Rheoscope describes", n=size)
-            )
+        if size < FARTHEST:
+            _check(_all_moved(tape, call, place), call.mask)
 
 
 def _window(tape: Tape, call: SoftmaxCall, source: QueryPositionSource) -> int:

@@ -185,8 +185,9 @@ def _table(x: Tensor) -> Float[Tensor, "h n s"]:
 
 
 def score_map(tape: Tape, call: SoftmaxCall, mask: Bool[Tensor, "n s"]) -> tuple[Float[Tensor, " h"], float | None]:
-    """The factor of each head's score, and the cap, if any. Scores are probed at the last query and its first key."""
-    row, column = len(mask) - 1, int(mask[-1].int().argmax())
+    """The factor of each head's score, and the cap, if any. Scores are probed at the query with most keys and its first key."""
+    row = int(mask.sum(-1).argmax())
+    column, other = (int(mask[row].nonzero()[i]) for i in (0, -1))
 
     def probe(number: float) -> Float[Tensor, " h"]:
         product = torch.zeros_like(tape.tensors[call.score], dtype=torch.float64)
@@ -194,7 +195,6 @@ def score_map(tape: Tape, call: SoftmaxCall, mask: Bool[Tensor, "n s"]) -> tuple
         table = _table(replay(tape, [call.scores], {call.score: product})[0])
         return table[:, row, column] - table[:, row, other]
 
-    other = int(mask[-1].nonzero()[-1])
     blank = probe(0.0)
     slope, far = probe(1.0) - blank, probe(FAR_SCORE) - blank
     if bool((far > FAR_SCORE / 2 * slope).all()):
