@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 import rheoscope as rs
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
-from rheoscope.report.card import trace_batches
+from rheoscope.report.card_clouds import trace_batches
 
 N_TEXTS, N_TOKENS, VOCABULARY = 96, 24, 256
 WIDTH, DEPTH, HEADS = 32, 2, 2

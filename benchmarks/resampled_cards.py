@@ -25,8 +25,9 @@ import rheoscope as rs
 from rheoscope.catalogue import all_claims
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
-from rheoscope.report.card import answer_claims, interval_name, trace_batches
+from rheoscope.report.card import answer_claims
 from rheoscope.report.card_cache import cached_measurement
+from rheoscope.report.card_clouds import trace_batches
 from rheoscope.report.card_texts import passages
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.claim import Claim, ClaimSample, Measured
@@ -299,7 +300,7 @@ def coverage(populations: Populations, n_draws: int, samples: int) -> Result:
         for row in answer_claims(measured, {}):
             truth = truths[row.claim.name, row.part.name]
             single = effect_interval(row.evidence, CARD_LEVEL)
-            n_covered[interval_name(row)] += single.low <= truth <= single.high
+            n_covered[row.name] += single.low <= truth <= single.high
             covers_all &= row.interval.low <= truth <= row.interval.high
         n_all += covers_all
     single_shares = {name: count / samples for name, count in n_covered.items()}

@@ -12,7 +12,7 @@ import rheoscope as rs
 from rheoscope.catalogue import all_claims
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import Transformer
-from rheoscope.report.card import PartAnswer, interval_name
+from rheoscope.report.card import PartAnswer
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.claim import Claim, ClaimSample, Measured
 from rheoscope.space.traces import Traces
@@ -171,7 +171,7 @@ def clear_answers(answers: Mapping[str, str]) -> dict[str, str]:
 def row_numbers(rows: Sequence[PartAnswer]) -> dict[str, dict[str, float]]:
     """Interval → the numbers that decide its answer."""
     return {
-        interval_name(row): {
+        row.name: {
             "estimate": row.interval.estimate,
             "low": row.interval.low,
             "high": row.interval.high,

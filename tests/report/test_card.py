@@ -25,6 +25,7 @@ from rheoscope.report.card_blocks import (
     undecidable_lines,
 )
 from rheoscope.report.card_cache import find_card, measurement_key
+from rheoscope.report.card_clouds import trace_batches
 from rheoscope.report.card_facts import claim_notes, has_facts
 from rheoscope.report.card_rows import card_blocks, opening_rows
 from rheoscope.report.card_texts import passages, read_texts, texts_digest
@@ -77,7 +78,7 @@ def test_every_claim_is_declared_once_with_its_reason() -> None:
 def test_a_card_has_the_numbers_of_its_claims() -> None:
     model = random_model(heads=2, width=16)
     card = rs.card(model, TEXTS, cache=False)
-    batches = card_module.trace_batches(model, TEXTS)
+    batches = trace_batches(model, TEXTS)
     for claim in all_claims():
         if f"skipped {claim.name}" in card.attrs:
             continue
@@ -118,7 +119,7 @@ def test_a_finished_measurement_is_read_and_not_repeated(tmp_path: Path, monkeyp
 
 def test_other_words_are_another_measurement(tmp_path: Path) -> None:
     model = random_model()
-    sample = ClaimSample(model, card_module.trace_batches(model, TEXTS), 40)
+    sample = ClaimSample(model, trace_batches(model, TEXTS), 40)
     (claim,) = (claim for claim in all_claims() if claim.name == "relatedness")
     other = tmp_path / "words.tsv"
     other.write_text("group\tword\n")
@@ -206,8 +207,8 @@ def test_only_the_passages_of_the_package_are_named() -> None:
     assert isinstance(rows, OpeningRows)
     facts = {str(name): str(value) for name, value in rows.rows[1].details[0].facts.items()}
     assert "“" not in facts["Strongest text"]
-    assert not card_module._answers_request(other, 40, 8, 0)
-    assert card_module._answers_request(card, 40, 8, 0)
+    assert not card_module._answers_request(other, False, 40, 8, 0)
+    assert card_module._answers_request(card, False, 40, 8, 0)
 
 
 def test_facts_of_the_model_are_shown_under_their_claim() -> None:
@@ -226,7 +227,7 @@ def test_facts_of_the_model_are_shown_under_their_claim() -> None:
 def test_a_card_without_facts_is_not_returned() -> None:
     stored = find_card(rs.load().view)
     assert stored is not None
-    settings = (stored.attrs["draws"], stored.attrs["untrained"], stored.attrs["seed"])
+    settings = (False, stored.attrs["draws"], stored.attrs["untrained"], stored.attrs["seed"])
     assert card_module._answers_request(stored, *settings)
     stored.attrs = {key: value for key, value in stored.attrs.items() if not key.startswith("next_token.")}
     assert not card_module._answers_request(stored, *settings)
@@ -272,7 +273,7 @@ def test_the_card_of_the_default_model_is_returned_at_once(monkeypatch: pytest.M
     def fail(*_: Any) -> None:
         pytest.fail("the card was measured again")
 
-    monkeypatch.setattr(card_module, "trace_batches", fail)
+    monkeypatch.setattr(card_module, "clouds_of", fail)
     card = rs.card(rs.load())
     assert card.attrs["draws"] == 100
     assert card.equals(rs.card(rs.load(), draws=100))

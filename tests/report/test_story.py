@@ -17,6 +17,7 @@ from rheoscope.report import next_steps, progress_bars
 from rheoscope.report.analysis_runs import Subject, empty_results, run_analyses
 from rheoscope.report.block_html import block_html
 from rheoscope.report.card_cache import find_card
+from rheoscope.report.card_clouds import CardCloud
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.report.report_settings import report_request
 from rheoscope.report.run_report import text_options
@@ -93,7 +94,7 @@ def test_a_card_adds_the_usual_range_of_its_passages() -> None:
 
 
 def test_the_numbers_of_a_story_are_those_of_its_texts() -> None:
-    numbers = story_numbers(model(), [TEXT, "gold gold gold gold gold gold gold gold"])
+    numbers = story_numbers([CardCloud(model(), [TEXT, "gold gold gold gold gold gold gold gold"])])
     rows = story_dataset(flow_results()).sel(line=numbers.line)
     np.testing.assert_allclose(numbers.values[:, 0], rows.number.values, rtol=1e-5)
     assert numbers.notnull().all()

@@ -38,7 +38,7 @@ def atlas(
     """
     from rheoscope.checkpoint_series import load_series
     from rheoscope.report.card_report import run_atlas
-    from rheoscope.report.progress_bars import load_model
+    from rheoscope.report.progress_bars import open_model
     from rheoscope.report.run_report import OutputFiles
 
     files = OutputFiles(json, csv, html)
@@ -46,5 +46,5 @@ def atlas(
     if not names and series is None:
         raise UsageProblem(Message("rheoscope atlas needs models or --series"), "rheoscope atlas default gpt2")
     checkpoints = () if series is None else load_series(series, None, device, dtype)
-    named_models = (load_model(name, device, dtype, stream=stream) for name in names)
+    named_models = (open_model(name, device, dtype, stream=stream) for name in names)
     run_atlas(chain(named_models, checkpoints), files, explain)

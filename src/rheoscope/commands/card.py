@@ -22,7 +22,8 @@ def card(
     texts: Annotated[
         Path | None,
         typer.Option(
-            help="Texts: one per line, a .jsonl file with a field text, or a directory (default: 96 passages)."
+            help="Texts: one per line, a .jsonl file with a field text, or a directory (default: 96 passages). Pairs for an "
+            "encoder-decoder: source, tab, target, or the fields source and target."
         ),
     ] = None,
     draws: Annotated[int, typer.Option(min=40, help="Models with rotated or edited operators.")] = 40,
@@ -46,12 +47,12 @@ def card(
     from rheoscope.report import run_report
     from rheoscope.report.card_report import run_card
     from rheoscope.report.card_texts import read_texts
-    from rheoscope.report.progress_bars import load_model
+    from rheoscope.report.progress_bars import open_model
 
     files = run_report.OutputFiles(json, csv, html, input_path=texts)
     chosen_texts = None if texts is None else read_texts(texts)
     run_card(
-        load_model(model, device, dtype, stream=stream, adapter=adapter),
+        open_model(model, device, dtype, stream=stream, adapter=adapter),
         chosen_texts,
         draws,
         untrained,

@@ -1,17 +1,20 @@
 """Models of this project as Models of Rheoscope: our modules compute, and plain hooks record the points."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.messages.message import Message
+from rheoscope.models.generate import translate
 from rheoscope.models.head_edits import edit_heads
 from rheoscope.models.sentence_pairs import END, SPECIALS, START
 from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.lost_text import Span
-from rheoscope.running.runner import RunnableModel
+from rheoscope.running.runner import RunnableModel, pad_batch
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Edits
 
@@ -83,6 +86,15 @@ class NativeTranslator(NativeModel, EncoderDecoder):
     def forward_source(self, ids: Int[Tensor, "b s"], is_token: Bool[Tensor, "b s"] | None) -> None:
         with self.eval_mode():
             self.network.encoder(ids, is_token)
+
+    @torch.no_grad()
+    def greedy_targets(self, sources: Sequence[Int[Tensor, " _"]], max_tokens: int) -> list[Int[Tensor, " _"]]:
+        ids, is_token = pad_batch(list(sources), self.device)
+        outputs = translate(self.network, ids, START, END, max_tokens, is_token=is_token).cpu()
+        lengths = [int((output == END).int().argmax()) if END in output else len(output) for output in outputs]
+        return [
+            torch.cat([torch.tensor([START]), output[:length]]) for output, length in zip(outputs, lengths, strict=True)
+        ]
 
     def encode_source(self, text: str) -> list[int]:
         return [*super().encode(text.strip()), self._special_id(END)]

@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.messages.advice import use
+from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.head_edits import apply_edits
 from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.lost_text import Span
-from rheoscope.running.runner import RunnableModel
+from rheoscope.running.runner import RunnableModel, pad_batch
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Edits
 
@@ -107,6 +109,22 @@ class PretrainedPair(Pretrained, EncoderDecoder):
         with self.eval_mode():
             self.network.get_encoder()(**inputs)
 
+    @torch.no_grad()
+    def greedy_targets(self, sources: Sequence[Int[Tensor, " _"]], max_tokens: int) -> list[Int[Tensor, " _"]]:
+        if not self.network.can_generate():
+            raise RheoscopeError(
+                Message("{network} cannot generate targets; give them", network=type(self.network).__name__),
+                Advice("rs.card(model, [(source, target), …])", "--texts FILE, with lines source⇥target"),
+            )
+        ids, is_token = pad_batch(list(sources), self.device)
+        settings = copy(self.network.generation_config)
+        settings.update(do_sample=False, num_beams=1, early_stopping=False, length_penalty=1.0)
+        settings.update(max_new_tokens=max_tokens, max_length=None)
+        inputs = {name: x for name, x in _network_inputs(ids, is_token).items() if name != "use_cache"}
+        with self.eval_mode():
+            outputs = self.network.generate(**inputs, generation_config=settings)
+        return [_without_end(output.cpu(), settings.eos_token_id) for output in outputs]
+
     def encode_source(self, text: str) -> list[int]:
         return super().encode(text)
 
@@ -116,6 +134,12 @@ class PretrainedPair(Pretrained, EncoderDecoder):
         end = self.tokenizer.eos_token_id
         ids = ids[:-1] if ids and ids[-1] == end else ids  # a target ends where the model continues it
         return ids if start is None or ids[:1] == [start] else [start, *ids]
+
+
+def _without_end(output: Int[Tensor, " n"], end: int | list[int] | None) -> Int[Tensor, " _"]:
+    """A generated output up to the first token that ends it. The token that starts the decoder may have the same id."""
+    ends = torch.isin(output[1:], torch.tensor([] if end is None else end, dtype=output.dtype)).nonzero()
+    return output[: 1 + int(ends[0])] if len(ends) else output
 
 
 def _pair_inputs(ids: PairIds, is_token: Bool[Tensor, "b s"] | None) -> dict[str, Any]:

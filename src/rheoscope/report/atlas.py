@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rheoscope.catalogue import all_claims
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message, Verbatim, plural
 from rheoscope.picture.blocks import Block, Cell, Drawing, Table
 from rheoscope.picture.picture import Axis, Line, Panel, Picture, Shape
 from rheoscope.report.card import card
+from rheoscope.report.card_blocks import claims_of
+from rheoscope.report.card_clouds import claims_by_name, side_of
 from rheoscope.report.forest_plot import ANSWERS, interval_marks, signed_number
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
@@ -30,7 +31,8 @@ def atlas(cards: "Sequence[xarray.Dataset | RunnableModel]") -> "xarray.Dataset"
     **Settings** `cards` are results of `rs.card`, or models, whose cards are computed over the passages of the package.
 
     **Returns** (model, claim): `estimate`, `low`, `high`, `smallest_effect`, `random_mean`, `threshold`, `answer` and `n_units`, as in
-    `rs.card`. A model that cannot have a claim has NaN and an empty answer there. Models with the same name get a number.
+    `rs.card`. An encoder–decoder has the claims of both sides, `source.…` and `target.…`. A model that cannot have a claim has NaN
+    and an empty answer there. Models with the same name get a number.
 
     **Laws** A row equals the card of its model.
 
@@ -48,7 +50,9 @@ def atlas(cards: "Sequence[xarray.Dataset | RunnableModel]") -> "xarray.Dataset"
             Message("an atlas needs at least one card, got none"), Advice("rs.atlas([rs.card(model)])")
         )
     datasets = [item if isinstance(item, xr.Dataset) else card(item) for item in cards]
-    claims = [claim.name for claim in all_claims()]
+    measured = {str(name) for dataset in datasets for name in dataset.claim.values}
+    sides = {side_of(claim) for name, claim in claims_by_name().items() if name in measured}
+    claims = [name for name, claim in claims_by_name().items() if side_of(claim) in sides]
     rows = [dataset[list(FIELDS)].reindex(claim=claims) for dataset in datasets]
     rows = [row.assign(answer=row.answer.where(row.estimate.notnull(), NO_ANSWER).astype(str)) for row in rows]
     names = xr.Variable("model", unique_names([str(dataset.attrs.get("model")) for dataset in datasets]))
@@ -81,7 +85,7 @@ def atlas_table(result: "xarray.Dataset") -> Table:
             Cell(Verbatim(claim.name), claim.statement),
             *(_answer_cell(result.sel(claim=claim.name, model=name)) for name in names),
         ]
-        for claim in all_claims()
+        for claim in claims_of(result)
     ]
     heading = plural("The card of {n} model, claim by claim", "The cards of {n} models, claim by claim", n=len(names))
     return Table(heading, header, rows, frozenset(range(len(header))))
@@ -96,7 +100,7 @@ def _answer_cell(row: "xarray.Dataset") -> Cell:
 
 def atlas_picture(result: "xarray.Dataset") -> Picture:
     """One forest plot per claim, with models as rows."""
-    panels = tuple(_claim_panel(claim, result.sel(claim=claim.name)) for claim in all_claims())
+    panels = tuple(_claim_panel(claim, result.sel(claim=claim.name)) for claim in claims_of(result))
     caption = Message(
         "Each panel is a claim and each row a model. Effects are in units of the smallest effect of interest, which the dashed "
         "lines mark. Grey: what random models reach."

@@ -13,13 +13,15 @@ from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.opening import load
 from rheoscope.report.card_cache import cache_folder, cached_measurement, find_card, store_card
+from rheoscope.report.card_clouds import CardCloud, claims_by_name, clouds_of, interval_name, side_of
 from rheoscope.report.card_facts import has_facts, model_facts
-from rheoscope.report.card_texts import check_texts, passages, texts_digest, texts_of_card
+from rheoscope.report.card_texts import check_number, check_texts, passages, texts_digest, texts_of_card
 from rheoscope.report.story_numbers import story_numbers
-from rheoscope.running.pair_sides import one_text_model
+from rheoscope.report.text_pairs import TextPair, long_enough, text_pairs
+from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.claim import Claim, ClaimPart, ClaimSample, Measured
+from rheoscope.space.claim import Claim, ClaimPart, Measured
 from rheoscope.space.model import Text
 from rheoscope.space.settings import Count, Seed
 from rheoscope.space.traces import Traces
@@ -41,10 +43,10 @@ from rheoscope.statistics.claim_answers import (
 if TYPE_CHECKING:
     import xarray
 
-TEXTS_PER_BATCH = {"cpu": 16, "cuda": 96}
-"""A GPU waits for the start of each operation, so it reads the texts of a card at once."""
 CONTROL_DRAWS = 2
 """Rotated or edited versions of each untrained model. Their mean over all untrained models is shown and decides nothing."""
+SKIPPED = "skipped "
+"""The beginning of the attribute that says why a claim was not measured."""
 NO_EFFECT = torch.zeros(MIN_DRAWS, dtype=torch.float64)
 """Stands for untrained models where none were measured."""
 OnTask = Callable[[str], Callable[[int, int], None]]
@@ -64,6 +66,11 @@ class PartAnswer:
     untrained_effects: Tensor
 
     @property
+    def name(self) -> str:
+        """The name of the interval."""
+        return interval_name(self.claim, self.part)
+
+    @property
     def answer(self) -> str:
         return claim_answer(self.interval, self.criterion)
 
@@ -75,7 +82,7 @@ class PartAnswer:
 @torch.no_grad()
 def card(
     model: RunnableModel,
-    texts: Sequence[Text] | None = None,
+    texts: Sequence[Text | TextPair | tuple[Text, Text]] | None = None,
     draws: Count = MIN_SHARED_DRAWS,
     untrained: Count = MIN_DRAWS,
     seed: Seed = 0,
@@ -101,6 +108,9 @@ def card(
     are stored in the user's cache directory unless `cache` is False, so an interrupted card resumes. A stored card over the
     passages with at least as many random models is returned at once; the card of the default model comes with the package.
 
+    **Encoder–decoders** have every claim twice, named `source.…` for the encoder and `target.…` for the decoder. Their texts are
+    pairs (source, target). The target of a source without one is the model's own greedy output; `generated` counts these.
+
     **Returns** (claim): `estimate`, `low`, `high`, `smallest_effect`, `random_mean`, `threshold`, `untrained_mean`, `observed`,
     `answer`, `texts_needed`, `n_units`. A claim in two parts shows the part that decides. (interval): the same for every part,
     as `part_…`. (interval, unit): `value`, the statistic itself, and `effect`. (interval, draw): `random_effect`. (interval,
@@ -116,19 +126,22 @@ def card(
     """
     _check_settings(draws, untrained)
     stored = find_card(model.view) if texts is None and cache else None
-    if stored is not None and _answers_request(stored, draws, untrained, seed):
+    if stored is not None and _answers_request(stored, isinstance(model, EncoderDecoder), draws, untrained, seed):
         return stored
-    texts = passages() if texts is None else list(texts)
-    check_texts(model, texts)
-    folder = cache_folder() if cache else None
-    measured, reasons = _measure_model(model, trace_batches(model, texts), all_claims(), draws, seed, folder, progress)
-    claims = [claim for claim in all_claims() if claim.name in measured]
-    if not claims:
+    texts = prepare_texts(model, passages() if texts is None else texts, progress)
+    folder, clouds = cache_folder() if cache else None, clouds_of(model, texts)
+    batches = [cloud.traces() for cloud in clouds]
+    measured: dict[str, Mapping[str, Measured]] = {}
+    reasons: dict[str, RheoscopeError] = {}
+    for cloud, traces in zip(clouds, batches, strict=True):
+        values, errors = _measure_cloud(cloud, traces, cloud.claims(all_claims()), draws, seed, folder, progress)
+        measured, reasons = measured | values, reasons | errors
+    if not measured:
         reason = next(iter(reasons.values()))
         raise RheoscopeError(
             Message("no claim can be measured on this model: {reason}", reason=reason.message), reason.advice
         )
-    answers = answer_claims(measured, _measure_untrained(model, texts, claims, untrained, seed, folder, progress))
+    control_means = _measure_untrained(model, clouds, set(measured), untrained, seed, folder, progress)
     facts: dict[str, Any] = {
         "n_texts": len(texts),
         "texts": texts_digest(texts),
@@ -136,27 +149,60 @@ def card(
         "untrained": untrained,
         "seed": seed,
     }
-    facts |= model_facts(claims, ClaimSample(model, trace_batches(model, texts), draws, seed))
+    for cloud, traces in zip(clouds, batches, strict=True):
+        own_claims = [claim for claim in cloud.claims(all_claims()) if claim.name in measured]
+        facts |= model_facts(own_claims, cloud.sample(traces, draws, seed))
     on_progress = None if progress is None else progress(Message("what is usual over these texts"))
-    result = card_dataset(answers, reasons, facts | _provenance(model)).assign(
-        story_number=story_numbers(model, texts, on_progress)
+    answers = answer_claims(measured, control_means)
+    result = card_dataset(answers, reasons, facts | pair_facts(texts) | _provenance(model)).assign(
+        story_number=story_numbers(clouds, on_progress)
     )
     if cache:
         store_card(result)
     return result
 
 
-def _answers_request(stored: "xarray.Dataset", draws: int, untrained: int, seed: int) -> bool:
+def _answers_request(stored: "xarray.Dataset", is_pair: bool, draws: int, untrained: int, seed: int) -> bool:
     """Whether a stored card has all claims over the passages, with at least these numbers of random models."""
     return (
         stored.attrs["draws"] >= draws
         and stored.attrs["untrained"] >= untrained
         and stored.attrs["seed"] == seed
         and texts_of_card(stored) is not None
-        and stored.claim.values.tolist() == [claim.name for claim in all_claims()]
-        and all(has_facts(stored, claim) for claim in all_claims())
+        and _has_all_claims(stored, is_pair)
         and "story_number" in stored
     )
+
+
+def _has_all_claims(stored: "xarray.Dataset", is_pair: bool) -> bool:
+    """Whether a stored card has every claim of this version, answered or refused, with its facts."""
+    names = [str(name) for name in stored.claim.values]
+    all_names = [*names, *(str(key).removeprefix(SKIPPED) for key in stored.attrs if str(key).startswith(SKIPPED))]
+    claims = [claim for name, claim in claims_by_name().items() if bool(side_of(claim)) == is_pair]
+    if sorted(all_names) != sorted(claim.name for claim in claims):
+        return False
+    return all(has_facts(stored, claim) for claim in claims if claim.name in names)
+
+
+def prepare_texts(
+    model: RunnableModel, texts: Sequence[Text | TextPair | tuple[Text, Text]], progress: OnTask | None = None
+) -> list[Any]:
+    """The texts of a card, checked. Those of an encoder-decoder are pairs, some with targets that the model generates."""
+    if not isinstance(model, EncoderDecoder):
+        check_texts(model, texts)
+        return list(texts)
+    check_number(texts)
+    on_progress = None if progress is None else progress(Message("targets, the model's own greedy output"))
+    pairs = long_enough(text_pairs(model, texts, on_progress))
+    for side in clouds_of(model, pairs):
+        check_texts(side.model, side.texts)
+    return pairs
+
+
+def pair_facts(texts: Sequence[Text | TextPair]) -> dict[str, int]:
+    """The number of pairs whose target is the model's own greedy output. Nothing for texts that are no pairs."""
+    pairs = [text for text in texts if isinstance(text, TextPair)]
+    return {"generated": sum(pair.is_generated for pair in pairs)} if pairs else {}
 
 
 def _check_settings(draws: int, untrained: int) -> None:
@@ -172,30 +218,26 @@ def _provenance(model: RunnableModel) -> dict[str, str]:
     return {name: str(value) for name, value in model.view.facts.items()}
 
 
-def trace_batches(model: RunnableModel, texts: Sequence[Text]) -> tuple[Traces, ...]:
-    """The texts in batches, each as one forward pass."""
-    device = next(model.network.parameters()).device
-    size = TEXTS_PER_BATCH.get(device.type, TEXTS_PER_BATCH["cpu"])
-    return tuple(model.trace(list(texts[start : start + size])) for start in range(0, len(texts), size))
-
-
-def _measure_model(
-    model: RunnableModel,
-    batches: tuple[Traces, ...],
+def _measure_cloud(
+    cloud: CardCloud,
+    traces: tuple[Traces, ...],
     claims: Sequence[Claim],
     draws: int,
     seed: int,
     folder: Path | None,
     progress: OnTask | None,
 ) -> tuple[dict[str, Mapping[str, Measured]], dict[str, RheoscopeError]]:
-    """The measurements of every claim by name, and the errors of those that this model does not have."""
+    """The measurements of every claim by name, and the errors of those that this cloud does not have."""
     from rheoscope import __version__
 
     measured: dict[str, Mapping[str, Measured]] = {}
     errors: dict[str, RheoscopeError] = {}
     for claim in claims:
-        on_progress = None if progress is None else progress(claim.statement)
-        sample = ClaimSample(model, batches, draws, seed, on_progress)
+        reason = cloud.reason_without(claim)
+        if reason is not None:
+            errors[claim.name] = reason
+            continue
+        sample = cloud.sample(traces, draws, seed, None if progress is None else progress(claim.statement))
         try:
             parts = cached_measurement(claim, sample, folder, __version__)
             measured[claim.name] = {part: values.cpu() for part, values in parts.items()}
@@ -206,35 +248,32 @@ def _measure_model(
 
 def _measure_untrained(
     model: RunnableModel,
-    texts: Sequence[Text],
-    claims: Sequence[Claim],
+    clouds: Sequence[CardCloud],
+    names: set[str],
     n_models: int,
     seed: int,
     folder: Path | None,
     progress: OnTask | None,
 ) -> dict[tuple[str, str], Tensor]:
-    """(claim, part) → the mean effect of every untrained model."""
+    """(claim, part) → the mean effect of every untrained model, for the claims of these names."""
     means: dict[tuple[str, str], list[float]] = {}
     for control in untrained_models(model, n_models):
-        for name, parts in _measure_control(control, texts, claims, seed, folder, progress).items():
-            for part, values in parts.items():
-                means.setdefault((name, part), []).append(float(values.effects.double().nanmean()))
+        for cloud in clouds:
+            claims = [claim for claim in cloud.claims(all_claims()) if claim.name in names]
+            for name, parts in _measure_control(cloud.in_model(control), claims, seed, folder, progress).items():
+                for part, values in parts.items():
+                    means.setdefault((name, part), []).append(float(values.effects.double().nanmean()))
     return {key: torch.tensor(values, dtype=torch.float64) for key, values in means.items()}
 
 
 def _measure_control(
-    control: RunnableModel,
-    texts: Sequence[Text],
-    claims: Sequence[Claim],
-    seed: int,
-    folder: Path | None,
-    progress: OnTask | None,
+    cloud: CardCloud, claims: Sequence[Claim], seed: int, folder: Path | None, progress: OnTask | None
 ) -> dict[str, Mapping[str, Measured]]:
-    """The measurements of one untrained model. All claims share its traces."""
-    batches, measurements = trace_batches(control, texts), dict[str, Mapping[str, Measured]]()
+    """The measurements of one cloud of an untrained model. All claims share its traces."""
+    traces, measurements = cloud.traces(), dict[str, Mapping[str, Measured]]()
     for is_decisive, draws in ((True, 0), (False, CONTROL_DRAWS)):
         group = [claim for claim in claims if (claim.random_models == "untrained") == is_decisive]
-        measured, errors = _measure_model(control, batches, group, draws, seed, folder, progress)
+        measured, errors = _measure_cloud(cloud, traces, group, draws, seed, folder, progress)
         if errors:
             raise next(iter(errors.values()))
         measurements |= measured
@@ -244,7 +283,7 @@ def _measure_control(
 def untrained_models(model: RunnableModel, count: int) -> Iterator[RunnableModel]:
     """Models of the same architecture at initial weights, one per seed."""
     for seed in range(count):
-        yield one_text_model(load(model.network, tokenizer=model.tokenizer, untrained=True, seed=seed))
+        yield load(model.network, tokenizer=model.tokenizer, untrained=True, seed=seed)
 
 
 def answer_claims(
@@ -252,9 +291,9 @@ def answer_claims(
 ) -> list[PartAnswer]:
     """The answer of every part of every measured claim, with intervals that cover together."""
     rows = [
-        (claim, part, measured[claim.name][part.name])
-        for claim in all_claims()
-        if claim.name in measured
+        (claim, part, measured[name][part.name])
+        for name, claim in claims_by_name().items()
+        if name in measured
         for part in claim.parts
     ]
     evidence = [_evidence(claim, part, values, control_means) for claim, part, values in rows]
@@ -320,14 +359,10 @@ def card_dataset(
     fields["untrained_effect"] = (("interval", "control"), np.stack([a.untrained_effects.numpy() for a in answers]))
     coords = {
         "claim": list(by_claim),
-        "interval": [interval_name(answer) for answer in answers],
+        "interval": [answer.name for answer in answers],
     }
-    skipped = {f"skipped {name}": str(error) for name, error in errors.items()}
+    skipped = {f"{SKIPPED}{name}": str(error) for name, error in errors.items()}
     return xr.Dataset(fields, coords, attrs={"analysis": "card", "n_intervals": len(answers), **facts, **skipped})
-
-
-def interval_name(answer: PartAnswer) -> str:
-    return answer.claim.name if answer.part.name == answer.claim.name else f"{answer.claim.name}.{answer.part.name}"
 
 
 def part_numbers(answers: Sequence[PartAnswer]) -> dict[str, list[float]]:

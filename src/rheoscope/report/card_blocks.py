@@ -3,9 +3,9 @@
 import math
 from typing import TYPE_CHECKING
 
-from rheoscope.catalogue import all_claims
 from rheoscope.messages.message import Message, Verbatim, join
 from rheoscope.picture.blocks import Cell, Table
+from rheoscope.report.card_clouds import claims_by_name, interval_name
 from rheoscope.report.card_facts import claim_notes
 from rheoscope.report.card_strip import Strip
 from rheoscope.report.forest_plot import ANSWERS, signed_number
@@ -20,7 +20,7 @@ TEXTS = Message("texts")
 
 def claims_of(card: "xarray.Dataset") -> list[Claim]:
     """The claims of a card, in its order."""
-    by_name = {claim.name: claim for claim in all_claims()}
+    by_name = claims_by_name()
     return [by_name[str(name)] for name in card.claim.values]
 
 
@@ -124,12 +124,8 @@ def number_table(card: "xarray.Dataset") -> Table:
 
 def intervals_of(card: "xarray.Dataset") -> list[tuple[Claim, ClaimPart, str]]:
     """Every interval of a card: its claim, its part and its name."""
-    names = {(claim.name, part.name): (claim, part) for claim in claims_of(card) for part in claim.parts}
-    intervals = []
-    for name in map(str, card.interval.values):
-        claim_name, _, part_name = name.partition(".")
-        intervals.append((*names[claim_name, part_name or claim_name], name))
-    return intervals
+    names = {interval_name(claim, part): (claim, part) for claim in claims_of(card) for part in claim.parts}
+    return [(*names[name], name) for name in map(str, card.interval.values)]
 
 
 def answer_text(answer: str, units_needed: float, unit: str = TEXTS) -> Message:
@@ -167,9 +163,22 @@ def undecidable_lines(card: "xarray.Dataset") -> list[Message]:
     return [Message("More texts cannot decide: {claims}.", claims=Verbatim(", ".join(names)))] if names else []
 
 
+def pair_lines(card: "xarray.Dataset") -> list[Message]:
+    """What the two sides of an encoder-decoder are, and which targets the model wrote itself. Empty for other models."""
+    if "generated" not in card.attrs:
+        return []
+    n_generated, n_texts = int(card.attrs["generated"]), int(card.attrs["n_texts"])
+    lines = [Message("Source: the encoder reads a source. Target: the decoder reads a target, with its source.")]
+    if n_generated:
+        lines.append(
+            Message("Targets: the model's own greedy output for {n} of {total} sources.", n=n_generated, total=n_texts)
+        )
+    return lines
+
+
 def skipped_lines(card: "xarray.Dataset") -> list[Message]:
     """One line per claim that this model cannot have, with the reason."""
-    by_name = {claim.name: claim for claim in all_claims()}
+    by_name = claims_by_name()
     prefix = "skipped "
     return [
         Message("{claim}: not measured, {reason}", claim=by_name[key.removeprefix(prefix)].statement, reason=reason)
@@ -190,6 +199,7 @@ def reading_lines(card: "xarray.Dataset") -> list[str]:
             "together with probability .95.",
             n=int(card.attrs["n_intervals"]),
         ),
+        *pair_lines(card),
         *(note for claim in claims_of(card) for note in claim_notes(card, claim)),
         Message(
             "Random models: {draws} with rotated or edited operators, {untrained} untrained ones.",

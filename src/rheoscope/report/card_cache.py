@@ -29,16 +29,25 @@ def cache_folder() -> Path:
 
 def find_card(view: View) -> "xarray.Dataset | None":
     """The card of a model: the one that comes with the package, or the last one in the user's cache. None without one."""
-    weights = str(view.facts.get("weights"))
-    for path in (SHIPPED_CARDS / f"{weights}.json", cache_folder() / f"{weights}.json"):
+    names = dict.fromkeys((str(view.facts.get("pair_weights", view.facts.get("weights"))), card_name(view.facts)))
+    for path in (folder / f"{name}.json" for name in names for folder in (SHIPPED_CARDS, cache_folder())):
         if path.is_file():
             return read_card(path)
     return None
 
 
+def card_name(facts: Mapping[str, object]) -> str:
+    """The name of a stored card: the digest of the weights, and the side for the card of one side of an encoder-decoder.
+
+    >>> card_name({"weights": "12ab"}), card_name({"weights": "12ab", "side": "source"})
+    ('12ab', '12ab-source')
+    """
+    return "-".join(str(facts[name]) for name in ("weights", "side") if name in facts)
+
+
 def store_card(card: "xarray.Dataset") -> None:
     """Store a card in the user's cache, where stories of the same model find it."""
-    path = cache_folder() / f"{card.attrs['weights']}.json"
+    path = cache_folder() / f"{card_name({str(key): value for key, value in card.attrs.items()})}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(card.to_dict()), encoding="utf-8")
@@ -71,6 +80,8 @@ def measurement_key(claim: Claim, sample: ClaimSample, version: str) -> str:
     if claim.word_file is not None:
         digest.update(claim.word_file.read_bytes())
     for traces in sample.batches:
+        for memory in traces.memories:
+            digest.update(memory.cpu().numpy().tobytes())
         digest.update(repr(traces.ids.shape).encode() + traces.ids.cpu().numpy().tobytes())
     return f"{claim.name}-{digest.hexdigest()[:24]}"
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rheoscope.messages.message import Message
+from rheoscope.report.card_clouds import interval_name
 from rheoscope.space.claim import Claim, ClaimSample
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def claim_notes(card: "xarray.Dataset", claim: Claim) -> tuple[Message, ...]:
     if not has_facts(card, claim):
         return ()
     observed = {
-        part.name: float(card.part_observed.sel(interval=f"{claim.name}.{part.name}"))
+        part.name: float(card.part_observed.sel(interval=interval_name(claim, part)))
         for part in claim.parts
-        if f"{claim.name}.{part.name}" in card.interval.values
+        if interval_name(claim, part) in card.interval.values
     }
     return claim.notes(observed | facts_of(card, claim))

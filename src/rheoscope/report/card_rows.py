@@ -1,7 +1,7 @@
 """A card on a page: the forest plot with a row for every claim, which opens to its words, its numbers and its texts."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,15 +18,18 @@ from rheoscope.report.card_blocks import (
     interval_text,
     intervals_of,
     number_table,
+    pair_lines,
     reading_lines,
     skipped_lines,
     summary_line,
     undecidable_lines,
 )
+from rheoscope.report.card_clouds import side_of
 from rheoscope.report.card_texts import texts_of_card
 from rheoscope.report.forest_plot import LEGEND, MAX_DRAWN, effects_panel, scale_panel, signed_number, strip_panel
+from rheoscope.report.text_pairs import TextPair, is_pair
+from rheoscope.running.pair_sides import TARGET
 from rheoscope.space.claim import Claim, ClaimPart
-from rheoscope.space.model import Text
 
 if TYPE_CHECKING:
     import xarray
@@ -39,7 +42,7 @@ RANDOM_MODELS = {
 MAX_QUOTE_CHARS = 60
 
 
-def card_blocks(card: "xarray.Dataset", texts: Sequence[Text] | None = None) -> list[Block]:
+def card_blocks(card: "xarray.Dataset", texts: Sequence[Any] | None = None) -> list[Block]:
     """The card as a forest plot whose rows open, a table of all numbers, and how to read them.
 
     `texts` are the texts of the card. Without them, those of the package are named where the card is about them.
@@ -51,14 +54,14 @@ def card_blocks(card: "xarray.Dataset", texts: Sequence[Text] | None = None) -> 
     ]
 
 
-def opening_rows(card: "xarray.Dataset", texts: Sequence[Text] | None) -> OpeningRows:
+def opening_rows(card: "xarray.Dataset", texts: Sequence[Any] | None) -> OpeningRows:
     """One row per claim: its statement, its strip, its answer and its estimate. It opens to every interval of the claim."""
     caption = Message(
         "Each row is a claim; it opens. Effects are in units of the smallest effect of interest. Those beyond {edge:g} are drawn "
         "there.",
         edge=MAX_DRAWN,
     )
-    notes = [summary_line(card), caption, *undecidable_lines(card), *skipped_lines(card)]
+    notes = [summary_line(card), *pair_lines(card), caption, *undecidable_lines(card), *skipped_lines(card)]
     claims, intervals = card.drop_dims("interval"), card.drop_dims("claim")
     details: dict[str, list[RowDetail]] = {}
     for claim, part, name in intervals_of(card):
@@ -74,12 +77,12 @@ def claim_row(row: "xarray.Dataset", claim: Claim, details: Sequence[RowDetail])
     return OpeningRow(claim.statement, answer, interval_text(row), strip_panel(row, title), details)
 
 
-def part_detail(row: "xarray.Dataset", claim: Claim, part: ClaimPart, texts: Sequence[Text] | None) -> RowDetail:
+def part_detail(row: "xarray.Dataset", claim: Claim, part: ClaimPart, texts: Sequence[Any] | None) -> RowDetail:
     """The words, numbers and picture of one interval."""
     return RowDetail(part_facts(row, claim, part, texts), part_panel(row, claim, part))
 
 
-def part_facts(row: "xarray.Dataset", claim: Claim, part: ClaimPart, texts: Sequence[Text] | None) -> dict[str, str]:
+def part_facts(row: "xarray.Dataset", claim: Claim, part: ClaimPart, texts: Sequence[Any] | None) -> dict[str, str]:
     """What was measured, what it is compared with, why the smallest effect has its size, and the most extreme texts."""
     n_units, observed = int(row.part_n_units), signed_number(float(row.part_observed))
     statistic = Message("{statistic}: {observed}", statistic=part.statistic, observed=observed)
@@ -128,7 +131,7 @@ def untrained_text(row: "xarray.Dataset") -> Message:
     )
 
 
-def extreme_texts(row: "xarray.Dataset", claim: Claim, texts: Sequence[Text] | None) -> dict[str, str]:
+def extreme_texts(row: "xarray.Dataset", claim: Claim, texts: Sequence[Any] | None) -> dict[str, str]:
     """The texts with the largest and the smallest effect. Words and groups of words have their range only."""
     effects = row.effect.values
     if np.isfinite(effects).sum() < 2:
@@ -140,19 +143,27 @@ def extreme_texts(row: "xarray.Dataset", claim: Claim, texts: Sequence[Text] | N
             Message("Range"): Message("effects of {unit} from {low} to {high}", unit=claim.unit, low=low, high=high)
         }
     return {
-        Message("Strongest text"): text_line(effects, strongest, texts),
-        Message("Weakest text"): text_line(effects, weakest, texts),
+        Message("Strongest text"): text_line(effects, strongest, texts, side_of(claim)),
+        Message("Weakest text"): text_line(effects, weakest, texts, side_of(claim)),
     }
 
 
-def text_line(effects: np.ndarray, index: int, texts: Sequence[Text] | None) -> Message:
+def text_line(effects: np.ndarray, index: int, texts: Sequence[Any] | None, side: str) -> Message:
     """The effect of one text, with its first words where they are known."""
-    effect, text = signed_number(float(effects[index])), None if texts is None else texts[index]
+    effect, text = signed_number(float(effects[index])), None if texts is None else text_on_side(texts[index], side)
     if not isinstance(text, str):
         return Message("{effect}, text {number}", effect=effect, number=index)
     words = printable(" ".join(text.split()))
     words = words if len(words) <= MAX_QUOTE_CHARS else f"{words[: MAX_QUOTE_CHARS - 1].rstrip()}…"
     return Message("{effect}, text {number}: “{words}”", effect=effect, number=index, words=Verbatim(words))
+
+
+def text_on_side(text: Any, side: str) -> Any:
+    """The source or the target of a pair; any other text belongs to a model of one text, or is a source without a target."""
+    if is_pair(text):
+        pair = text if isinstance(text, TextPair) else TextPair(*text)
+        return pair.target if side == TARGET else pair.source
+    return None if side == TARGET else text
 
 
 def part_panel(row: "xarray.Dataset", claim: Claim, part: ClaimPart) -> Panel:

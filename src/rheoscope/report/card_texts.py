@@ -5,10 +5,12 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
+from rheoscope.report.text_pairs import TextPair, is_pair, split_line
+from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.lost_text import count_characters, lost_characters
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
@@ -35,13 +37,14 @@ def passages() -> tuple[str, ...]:
     return tuple(json.loads(line)["text"] for line in PASSAGES.read_text(encoding="utf-8").splitlines())
 
 
-def texts_digest(texts: Sequence[Text]) -> str:
+def texts_digest(texts: "Sequence[Text | TextPair]") -> str:
     """A name of these texts, which a card keeps. Texts given as token ids are not part of it.
 
     >>> texts_digest(["a", "b"]) == texts_digest(["a", "c"])
     False
     """
-    return hashlib.sha256(json.dumps([text for text in texts if isinstance(text, str)]).encode()).hexdigest()[:16]
+    names = [text.digest_text if isinstance(text, TextPair) else text for text in texts]
+    return hashlib.sha256(json.dumps([name for name in names if isinstance(name, str)]).encode()).hexdigest()[:16]
 
 
 def texts_of_card(card: "xarray.Dataset") -> tuple[str, ...] | None:
@@ -49,8 +52,11 @@ def texts_of_card(card: "xarray.Dataset") -> tuple[str, ...] | None:
     return passages() if card.attrs.get("texts") == texts_digest(passages()) else None
 
 
-def read_texts(path: Path) -> list[str]:
-    """The texts of a file, one per line (or per JSON object with a "text", in a .jsonl file), or of the files of a directory."""
+def read_texts(path: Path) -> list[str | tuple[str, str]]:
+    """The texts of a file, one per line (or per JSON object with a "text", in a .jsonl file), or of the files of a directory.
+
+    A JSON object with a "source" and a "target" is a pair. Lines of a pair, with a tab between both, are split by `for_model`.
+    """
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
         return [file.read_text(encoding="utf-8") for file in files]
@@ -60,24 +66,52 @@ def read_texts(path: Path) -> list[str]:
         raise RheoscopeError(
             Message("{path} could not be read ({error})", path=str(path), error=type(error).__name__), OWN_TEXTS
         ) from error
-    return [_json_text(line, path) for line in lines] if path.suffix == ".jsonl" else lines
+    return [_json_text(line, path) if path.suffix == ".jsonl" else line for line in lines]
 
 
-def _json_text(line: str, path: Path) -> str:
+def _json_text(line: str, path: Path) -> str | tuple[str, str]:
     try:
-        return str(json.loads(line)["text"])
+        fields = json.loads(line)
+        return (str(fields["source"]), str(fields["target"])) if "target" in fields else str(fields["text"])
     except (ValueError, KeyError, TypeError):
         raise RheoscopeError(
-            Message('{path}: expected {{"text": "…"}} in every line, got {line!r}', path=str(path), line=line[:60]),
+            Message(
+                '{path}: expected {{"text": "…"}} or {{"source": "…", "target": "…"}} in every line, got {line!r}',
+                path=str(path),
+                line=line[:60],
+            ),
             OWN_TEXTS,
         ) from None
 
 
-def check_texts(model: RunnableModel, texts: Sequence[Text]) -> None:
-    """Refuse fewer than four texts, and a vocabulary that loses part of them."""
+def for_model(model: RunnableModel, texts: Sequence[Any]) -> list[Any]:
+    """The texts of a file as this model reads them: an encoder-decoder splits lines at their tab into source and target."""
+    if not isinstance(model, EncoderDecoder):
+        return list(texts)
+    return [split_line(text) if isinstance(text, str) else text for text in texts]
+
+
+def check_number(texts: Sequence[Any]) -> None:
+    """Refuse fewer than four texts."""
     if len(texts) < MIN_TEXTS:
         raise RheoscopeError(
             Message("a card needs at least {low} texts, got {n}", low=MIN_TEXTS, n=len(texts)), OWN_TEXTS
+        )
+
+
+def check_texts(model: RunnableModel, texts: Sequence[Any]) -> None:
+    """Refuse fewer than four texts, pairs for a model of one text, and a vocabulary that loses part of the texts."""
+    check_number(texts)
+    n_pairs = sum(map(is_pair, texts))
+    if n_pairs:
+        raise RheoscopeError(
+            Message(
+                "{model} reads one text, but {n} of {total} texts are pairs of a source and a target",
+                model=model.view.name,
+                n=n_pairs,
+                total=len(texts),
+            ),
+            OWN_TEXTS,
         )
     n_lost = n_total = 0
     for text in texts:

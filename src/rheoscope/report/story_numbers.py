@@ -6,31 +6,38 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rheoscope.report.analysis_runs import Subject, run_analyses
+from rheoscope.report.card_clouds import CardCloud
 from rheoscope.report.report_settings import report_request
 from rheoscope.report.story import STORY_LINES
-from rheoscope.space.model import Model, Text
+from rheoscope.space.results import line_on_card
 
 if TYPE_CHECKING:
     import xarray
 
 
 def story_numbers(
-    model: Model, texts: Sequence[Text], progress: Callable[[int, int], None] | None = None
+    clouds: Sequence[CardCloud], progress: Callable[[int, int], None] | None = None
 ) -> "xarray.DataArray":
     """(line, text): the number of each line that has one. NaN where a text or a model has none.
 
     >>> import rheoscope as rs
-    >>> story_numbers(rs.load(), ["The keys to the cabinet are on the table"]).sizes["text"]
+    >>> story_numbers([CardCloud(rs.load(), ["The keys to the cabinet are on the table"])]).sizes["text"]
     1
     """
     import xarray as xr
 
     lines = [line for line in STORY_LINES if line.number is not None]
     requests = [report_request(name) for name in dict.fromkeys(name for line in lines for name in line.needs)]
-    columns = []
-    for text in texts:
-        results = run_analyses(Subject(model, text, model.trace(text)), requests, draw_nulls=False)
-        columns.append([line.measured_number(results) for line in lines])
-        if progress is not None:
-            progress(len(columns), len(texts))
-    return xr.DataArray(np.array(columns).T, dims=("line", "text"), coords={"line": [line.name for line in lines]})
+    rows, names, n_done = [], [], 0
+    for cloud in clouds:
+        columns = []
+        for index, text in enumerate(cloud.texts):
+            model = cloud.model.for_texts([index])
+            results = run_analyses(Subject(model, text, model.trace(text)), requests, draw_nulls=False)
+            columns.append([line.measured_number(results) for line in lines])
+            n_done += 1
+            if progress is not None:
+                progress(n_done, len(clouds) * len(cloud.texts))
+        rows.append(np.array(columns).T)
+        names += [line_on_card(line.name, cloud.side) for line in lines]
+    return xr.DataArray(np.concatenate(rows), dims=("line", "text"), coords={"line": names})

@@ -1,7 +1,7 @@
 """Encoder-decoders: a source and a target as two Traces, linked by cross-attention."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,6 +84,10 @@ class EncoderDecoder(RunnableModel):
     def encode_source(self, text: str) -> list[int]:
         """Token ids of a source; `encode` returns those of a target."""
 
+    @abstractmethod
+    def greedy_targets(self, sources: Sequence[Int[Tensor, " _"]], max_tokens: int) -> list[Int[Tensor, " _"]]:
+        """The model's own greedy output for every source, as ids of targets: without the token that ends an output."""
+
     def trace(self, text: Any, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None) -> Any:
         """The pair (source, target) as LinkedTraces; a list of pairs returns a list of them, computed as one batch.
 
@@ -112,10 +116,8 @@ class EncoderDecoder(RunnableModel):
                 self.forward_points((sources, targets), is_token)
         source_traces = self._side_traces(self.encoder, self.source_description, source_points, batch, texts, 0)
         target_traces = self._side_traces(self.view, self.description, target_points, batch, texts, 1, target_logits)
-        return [
-            LinkedTraces(source_trace, replace(target_trace, memory=source_trace.points[-1]))
-            for source_trace, target_trace in zip(source_traces, target_traces, strict=True)
-        ]
+        linked_targets = target_traces.with_sources(source_traces)
+        return [LinkedTraces(source, target) for source, target in zip(source_traces, linked_targets, strict=True)]
 
     def _side_traces(
         self,

@@ -1,8 +1,9 @@
 """The two sides of an encoder-decoder as models of one text each, so that every analysis of one cloud runs on both."""
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -11,10 +12,13 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.lost_text import Span
-from rheoscope.running.runner import RunnableModel
+from rheoscope.running.runner import RunnableModel, pad_batch
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.model import Edits, Hooks, Text
-from rheoscope.space.trace import Trace
+from rheoscope.space.model import Edits, Text
+from rheoscope.space.traces import Traces
+
+SOURCE, TARGET = "source", "target"
+"""The names of the sides, as the facts of their Views have them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -22,6 +26,10 @@ class PairSide(RunnableModel):
     """One side of an encoder-decoder. Both sides share its network and its tokenizer."""
 
     pair: EncoderDecoder
+
+    @abstractmethod
+    def in_pair(self, pair: EncoderDecoder) -> "PairSide":
+        """The same side of another encoder-decoder, such as an untrained one."""
 
     def edit_heads(self, edit: Edits) -> AbstractContextManager[None]:
         return self.pair.edit_heads(edit)
@@ -39,6 +47,9 @@ class PairSide(RunnableModel):
 @dataclass(frozen=True, eq=False, repr=False)
 class SourceModel(PairSide):
     """The encoder of an encoder-decoder: a text is a source, and there are no logits."""
+
+    def in_pair(self, pair: EncoderDecoder) -> "SourceModel":
+        return source_model(pair)
 
     def forward_logits(self, ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None) -> Tensor:
         raise RheoscopeError(
@@ -63,31 +74,51 @@ class SourceModel(PairSide):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TargetModel(PairSide):
-    """The decoder of an encoder-decoder for one source: a text is a target."""
+    """The decoder of an encoder-decoder: a text is a target. `sources` has the source of each target of a batch, or one for all."""
 
-    source: Int[Tensor, " s"]
+    sources: tuple[Int[Tensor, " _"], ...]
 
-    def _pairs(self, ids: Int[Tensor, "b n"]) -> tuple[Tensor, Tensor]:
-        return self.source.to(ids.device).expand(len(ids), -1), ids
+    def in_pair(self, pair: EncoderDecoder) -> "TargetModel":
+        return targets_model(pair, self.sources)
+
+    def for_texts(self, texts: Sequence[int]) -> "TargetModel":
+        """The decoder for some of the targets, by their indices."""
+        return replace(self, sources=tuple(self.sources[text] for text in texts)) if len(self.sources) > 1 else self
+
+    def _sources_of(self, n_targets: int) -> tuple[Int[Tensor, " _"], ...]:
+        sources = self.sources * n_targets if len(self.sources) == 1 else self.sources
+        if len(sources) != n_targets:
+            raise RheoscopeError(
+                Message(
+                    "this decoder has {n} sources and expected as many targets, got {received}",
+                    n=len(self.sources),
+                    received=n_targets,
+                ),
+                Advice("rs.target_model(model, source)"),
+            )
+        return sources
+
+    def _pairs(self, ids: Int[Tensor, "b n"]) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """The ids of sources and targets, and the mask of the sources. Decoders ignore the padding after a target."""
+        source_ids, is_token = pad_batch(self._sources_of(len(ids)), ids.device)
+        return (source_ids, ids), is_token
 
     def forward_logits(self, ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None) -> Tensor:
-        return self.pair.forward_logits(self._pairs(ids), None)
+        return self.pair.forward_logits(*self._pairs(ids))
 
     def forward_points(self, ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None) -> None:
-        self.pair.forward_points(self._pairs(ids), None)
+        self.pair.forward_points(*self._pairs(ids))
 
     def encode(self, text: str) -> list[int]:
         return self.pair.encode(text)
 
-    def trace(self, text: Any, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None) -> Any:
-        """The target as points of E after every half-layer, with the source as its memory."""
-        traced = super().trace(text, logits, edit, hooks)
-        if not isinstance(traced, Trace):
-            return traced
-        return replace(traced, memory=source_model(self.pair).trace(self.source).points[-1])
+    def _traces(self, batch: list[Tensor], texts: list[str], logits: bool, record_outputs: bool) -> Traces:
+        targets = super()._traces(batch, texts, logits, record_outputs)
+        sources = source_model(self.pair).trace(list(self.sources))
+        return targets.with_sources(list(sources) * len(batch) if len(sources) == 1 else sources)
 
     def _refuse_pairs(self) -> None:
-        """A batch of targets shares the source."""
+        """Every target of a batch has a source."""
 
 
 def source_model(model: EncoderDecoder) -> SourceModel:
@@ -104,7 +135,13 @@ def source_model(model: EncoderDecoder) -> SourceModel:
     >>> rs.source_model(model).trace([5, 6, 7]).points.shape
     torch.Size([3, 3, 8])
     """
-    return SourceModel(model.network, model.tokenizer, model.source_description, model.encoder, model)
+    encoder = replace(model.encoder, facts=model.encoder.facts | side_facts(model, SOURCE))
+    return SourceModel(model.network, model.tokenizer, model.source_description, encoder, model)
+
+
+def side_facts(model: EncoderDecoder, side: str) -> dict[str, str]:
+    """What the View of a side adds to its facts: its name, and the digest of the weights of the pair."""
+    return {"side": side, "pair_weights": str(model.view.facts.get("weights"))}
 
 
 def target_model(model: EncoderDecoder, source: Text) -> TargetModel:
@@ -120,8 +157,13 @@ def target_model(model: EncoderDecoder, source: Text) -> TargetModel:
     >>> rs.target_model(model, [5, 6, 7]).trace([1, 8]).cross_weights(0, 1).shape
     torch.Size([2, 3])
     """
-    source_ids = model.ids(source, model.encode_source)
-    return TargetModel(model.network, model.tokenizer, model.description, model.view, model, source_ids)
+    return targets_model(model, [model.ids(source, model.encode_source)])
+
+
+def targets_model(model: EncoderDecoder, sources: Sequence[Int[Tensor, " _"]]) -> TargetModel:
+    """The decoder for one source per target of a batch, or for one source that all share."""
+    decoder = replace(model.view, facts=model.view.facts | side_facts(model, TARGET))
+    return TargetModel(model.network, model.tokenizer, model.description, decoder, model, tuple(sources))
 
 
 def one_text_model(model: RunnableModel) -> RunnableModel:

@@ -91,6 +91,10 @@ class RunnableModel(ABC):
         """The characters [start, end) of every token that stands for text; None if the tokenizer does not report them."""
         return None
 
+    def for_texts(self, texts: Sequence[int]) -> "RunnableModel":
+        """The model that reads some texts of a batch, by their indices: itself, unless it reads more than the texts."""
+        return self
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of several strings."""
         return [self.encode(text) for text in texts]

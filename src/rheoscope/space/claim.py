@@ -1,6 +1,6 @@
 """A claim about a model, declared by the analysis that measures it in the file `claims.py` of its folder."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,7 +20,8 @@ RandomModels = Literal["rotated", "edited", "untrained"]
 class ClaimSample:
     """What a claim is measured on: a model, its texts in batches, and the number and seed of null draws.
 
-    Draw r is the same random model for all texts: it depends on the seed and r only.
+    Draw r is the same random model for all texts: it depends on the seed and r only. `reader` returns the model that reads some of
+    the texts, by their indices, where it depends on them: a decoder reads the sources of its targets.
     """
 
     model: Model
@@ -28,6 +29,11 @@ class ClaimSample:
     draws: int
     seed: int = 0
     progress: Callable[[int, int], None] | None = None
+    reader: Callable[[Sequence[int]], Model] | None = None
+
+    def model_for(self, texts: Sequence[int]) -> Model:
+        """The model that reads these texts, by their indices on the card."""
+        return self.model if self.reader is None else self.reader(texts)
 
     def over_batches(self, measure: "Callable[[Traces], Measured]") -> "Measured":
         """The measurements of all batches, one after the other."""

@@ -88,9 +88,11 @@ class Results:
 
     def numbers_on_card(self, line: str) -> np.ndarray:
         """The number of a line of the story in every text of the model's card, sorted. Empty without a card."""
-        if self.card is None or "story_number" not in self.card or line not in self.card.line.values:
+        names = (line_on_card(line, str(self.view.facts.get("side", ""))), line)
+        name = next((name for name in names if self.card is not None and name in self.card.get("line", ())), None)
+        if self.card is None or "story_number" not in self.card or name is None:
             return np.empty(0)
-        values = self.card.story_number.sel(line=line).values
+        values = self.card.story_number.sel(line=name).values
         return np.sort(values[np.isfinite(values)])
 
     @property
@@ -103,3 +105,12 @@ class Results:
         """The Trace, which must exist."""
         assert self.trace is not None
         return self.trace
+
+
+def line_on_card(line: str, side: str) -> str:
+    """The name of a line of the story on a card. That of an encoder-decoder has the line of both sides.
+
+    >>> line_on_card("movement", ""), line_on_card("movement", "target")
+    ('movement', 'target.movement')
+    """
+    return f"{side}.{line}" if side else line

@@ -33,8 +33,9 @@ class Trace:
 
     `input_steps[l]` is the step that layer l reads, `mid_steps[l]` the step after its attention. Steps in `unread_steps` are
     points that the model itself does not read (the midpoint of a parallel block). `memory` (S, d) holds the last points of the
-    source for cross-attention, before the encoder's last norm. `features` is the input of a model that reads no text, such as the
-    pixels of an image; `places` (N, 2) are the row and the column of every patch, -1 for special tokens.
+    source for cross-attention, before the encoder's last norm, and `memory_tokens` its tokens. `features` is the input of a model
+    that reads no text, such as the pixels of an image; `places` (N, 2) are the row and the column of every patch, -1 for special
+    tokens.
     """
 
     view: View
@@ -51,6 +52,7 @@ class Trace:
     memory: Float[Tensor, "s d"] | None = None
     features: Float[Tensor, "*size"] | None = None
     places: Int[Tensor, "n 2"] | None = None
+    memory_tokens: list[str] | None = None
     _displacement_cache: dict[int, FactoredDisplacements] = field(default_factory=dict, init=False, repr=False)
     _outputs: dict[int, Float[Tensor, "n he"]] = field(default_factory=dict, init=False, repr=False)
 
@@ -242,6 +244,7 @@ class Trace:
             "middle": self.mid_steps,
             "not_read": sorted(map(str, self.unread_steps)),
             "facts": self.facts,
+            "memory_tokens": self.memory_tokens,
         }
         saved_arrays = {name: x.contiguous() for name, x in arrays.items() if x is not None}
         write_file(points_file, lambda file: save_file(saved_arrays, file))
@@ -273,6 +276,7 @@ class Trace:
                 arrays.get("memory"),
                 arrays.get("features"),
                 arrays.get("places"),
+                metadata.get("memory_tokens"),
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]

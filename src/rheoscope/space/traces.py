@@ -28,7 +28,8 @@ class Traces(Sequence[Trace]):
 
     `points` (b, p, n, d), `ids` and `is_token` (b, n) are padded on the right to the longest text. `is_token` is False at padding,
     and `lengths` (b) are the numbers of tokens. `traces[i]` is one text without padding, in the same memory; a slice is Traces
-    again. `steps`, `input_steps`, `mid_steps` and `unread_steps` are the same for all texts.
+    again. `steps`, `input_steps`, `mid_steps` and `unread_steps` are the same for all texts. `memories` and `memory_tokens` are the
+    sources of the targets of an encoder-decoder, one for each text, as in `Trace`.
 
     >>> import rheoscope as rs
     >>> traces = rs.load().trace(["The keys to the cabinet", "A cat"])
@@ -48,6 +49,8 @@ class Traces(Sequence[Trace]):
     mid_steps: tuple[int, ...]
     logits: Float[Tensor, "b n vocabulary"] | None = None
     unread_steps: frozenset[Step] = frozenset()
+    memories: tuple[Float[Tensor, "_ d"], ...] = ()
+    memory_tokens: tuple[list[str], ...] = ()
     _displacement_cache: dict[int, FactoredDisplacements] = field(default_factory=dict, init=False, repr=False)
     _outputs: dict[int, Float[Tensor, "b n he"]] = field(default_factory=dict, init=False, repr=False)
 
@@ -82,6 +85,8 @@ class Traces(Sequence[Trace]):
             tokens=self.tokens[index],
             texts=self.texts[index],
             logits=None if self.logits is None else self.logits[index],
+            memories=self.memories[index],
+            memory_tokens=self.memory_tokens[index],
         )
         return sliced.with_outputs({layer: layer_outputs[index] for layer, layer_outputs in self._outputs.items()})
 
@@ -89,6 +94,15 @@ class Traces(Sequence[Trace]):
         """The same Traces with the concatenated head outputs of some layers, which are then not computed again."""
         self._outputs.update(outputs)
         return self
+
+    def with_sources(self, sources: "Sequence[Trace]") -> "Traces":
+        """The same Traces as targets of an encoder-decoder, with one source for each."""
+        linked = replace(
+            self,
+            memories=tuple(source.points[-1] for source in sources),
+            memory_tokens=tuple(source.tokens for source in sources),
+        )
+        return linked.with_outputs(self._outputs)
 
     def outputs(self, layer: int) -> Float[Tensor, "b n he"] | None:
         """The concatenated head outputs of a layer, if the forward pass recorded them."""
@@ -116,6 +130,8 @@ class Traces(Sequence[Trace]):
             mid_steps=trace.mid_steps,
             logits=None if trace.logits is None else trace.logits[None],
             unread_steps=trace.unread_steps,
+            memories=() if trace.memory is None else (trace.memory,),
+            memory_tokens=() if trace.memory_tokens is None else (trace.memory_tokens,),
         )
 
     @cached_property
@@ -255,6 +271,8 @@ class Traces(Sequence[Trace]):
             logits=None if self.logits is None else self.logits[index, :n_tokens],
             unread_steps=self.unread_steps,
             facts=dict(self.view.facts),
+            memory=self.memories[index] if self.memories else None,
+            memory_tokens=self.memory_tokens[index] if self.memory_tokens else None,
         )
         return trace.with_outputs(
             {layer: layer_outputs[index, :n_tokens] for layer, layer_outputs in self._outputs.items()}

@@ -69,7 +69,7 @@ def layer_map(trace: Trace, layer: int) -> LayerMap:
     T = _map_with_attention(trace, layer, lambda *arguments: reference_attention(*arguments)[0])
     end_indices = [*trace.input_steps[1:], len(trace.steps) - 1]
     x, expected_points = trace.layer_input(layer), trace.points[end_indices[layer]]
-    _check_form(layer, T(x), expected_points, trace.view.dtype)
+    _check_form(layer, T(x), expected_points, trace.view.dtype, bool(trace.view.cross_heads))
     own = _map_with_attention(trace, layer, own_token_attention) if is_causal(heads, x) else None
     has_norm = heads.norm.eps is not None
     return LayerMap(T, own, has_norm and heads.norm.subtracts_mean, has_norm)
@@ -93,12 +93,21 @@ def batch_layer_map(traces: Traces, layer: int) -> Map:
     image, expected_points = (
         zero_invalid_rows(x, valid) for x in (T(traces.layer_input(layer)), traces.points_at(end_index))
     )
-    _check_form(layer, image, expected_points, traces.view.dtype)
+    _check_form(layer, image, expected_points, traces.view.dtype, bool(traces.view.cross_heads))
     return T
 
 
-def _check_form(layer: int, image: Tensor, expected_points: Tensor, dtype: torch.dtype) -> None:
+def _check_form(
+    layer: int, image: Tensor, expected_points: Tensor, dtype: torch.dtype, has_cross_attention: bool
+) -> None:
     """Refuse a layer whose own output is not x + attention + MLP."""
+    if has_cross_attention:
+        raise RheoscopeError(
+            Message(
+                "layer {layer} also adds cross-attention to a source, which this analysis does not include", layer=layer
+            ),
+            analyse("trajectory"),
+        )
     error = float((image - expected_points).detach().norm() / expected_points.norm())
     if not error < (1e-3 if dtype.itemsize >= 4 else 0.1):
         raise RheoscopeError(

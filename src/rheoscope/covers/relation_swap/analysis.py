@@ -105,6 +105,11 @@ def relation_swap(
 
 def check_unembedding(model: Model) -> None:
     """Raise for a model that predicts no tokens."""
+    if model.view.unembed is None and model.view.facts.get("side") == "source":
+        raise RheoscopeError(
+            Message("the encoder of {model} predicts no tokens; its decoder does", model=model.view.facts.get("model")),
+            Advice("rs.target_model(model, source)", "--target TEXT"),
+        )
     if model.view.unembed is None:
         raise RheoscopeError(
             Message("{model} has no unembedding, expected a language model", model=model.view.facts.get("model")),

@@ -32,7 +32,8 @@ def measure(sample: ClaimSample) -> dict[str, Measured]:
             pair = [torch.stack([side[:length] for side in sides]) for sides in
                     ([texts[i] for i in chunk], [texts[donors[i]] for i in chunk])]  # fmt: skip
             if length >= MIN_TOKENS:
-                shares[chunk.to(shares.device)] = kl_share_difference(sample.model, *pair).to(shares)
+                model, donor_model = (sample.model_for(x) for x in (chunk.tolist(), [donors[i] for i in chunk]))
+                shares[chunk.to(shares.device)] = kl_share_difference(model, donor_model, *pair).to(shares)
             n_done += len(chunk)
             if sample.progress is not None:
                 sample.progress(n_done, len(texts))
@@ -50,9 +51,11 @@ def donors_by_length(lengths: list[int]) -> list[int]:
     return [donors[text] for text in range(len(lengths))]
 
 
-def kl_share_difference(model: Model, ids: Int[Tensor, "b n"], donor_ids: Int[Tensor, "b n"]) -> Float[Tensor, " b"]:
+def kl_share_difference(
+    model: Model, donor_model: Model, ids: Int[Tensor, "b n"], donor_ids: Int[Tensor, "b n"]
+) -> Float[Tensor, " b"]:
     """(KL_A − KL_V)/(KL_A + KL_V), with the weights A or the values V of the donors in all layers; 0 if nothing changes."""
-    donors = model.trace(list(donor_ids))
+    donors = donor_model.trace(list(donor_ids))
     logits = model.run_batch(ids)
     kl_weights, kl_values = (
         mean_kl(logits, model.run_batch(ids, edit=edits)).double().clamp(min=0) for edits in swaps(donors)

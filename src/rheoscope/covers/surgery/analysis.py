@@ -246,6 +246,12 @@ def select_predicting_heads(view: View, heads: HeadSelection) -> HeadsByLayer:
             Message("surgery supports models that read one text, got an encoder-decoder"),
             Advice("model.run(pair, edit={layer: f})"),
         )
+    check_predictions(view)
+    return select_heads(view, heads)
+
+
+def check_predictions(view: View) -> None:
+    """Raise for a model that predicts no next token."""
     i, j = query_key_positions(2, 2, view.embed.device)
     if not all(bool(~block.mechanism.mask(i, j)[0, 1]) for block in view.layer_heads):
         raise RheoscopeError(
@@ -256,7 +262,6 @@ def select_predicting_heads(view: View, heads: HeadSelection) -> HeadsByLayer:
         raise RheoscopeError(
             Message("this model has no unembedding, so it has no loss"), Advice("rs.trace_under(model, text)")
         )
-    return select_heads(view, heads)
 
 
 COST = Field(("change",), "loss after a change minus the loss before it, per token, over all texts", "nats")
