@@ -171,8 +171,8 @@ def decoder() -> Callable[[], Any]:
 
 
 def test_a_generated_target_does_not_change_the_name_of_the_texts() -> None:
-    typed, generated = TextPair("a", "b"), TextPair("a", torch.tensor([1, 2]), True)
-    assert texts_digest([generated]) == texts_digest(["a"]) != texts_digest([typed])
+    complete, generated = TextPair("a", "b"), TextPair("a", torch.tensor([1, 2]), True)
+    assert texts_digest([generated]) == texts_digest(["a"]) != texts_digest([complete])
 
 
 def test_rows_of_both_sides_have_names_of_their_own() -> None:
