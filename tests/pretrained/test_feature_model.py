@@ -76,7 +76,7 @@ def test_every_patch_has_its_place(name: str) -> None:
     changed[:, 16:24, 8:16] += 1.0
     changed_tokens = (loaded(name).trace(changed).points[0] != trace.points[0]).any(-1).nonzero()[:, 0].tolist()
     assert [trace.tokens[token] for token in changed_tokens] == ["patch 2,1"]
-    assert trace.places[changed_tokens].tolist() == [[2, 1]]
+    assert trace.patches.places[changed_tokens].tolist() == [[2, 1]]
 
 
 def test_a_batch_equals_its_images() -> None:
@@ -97,7 +97,7 @@ def test_a_trace_is_traced_again_from_its_pixels(tmp_path: Path) -> None:
     assert torch.equal(model.trace(trace).points, trace.points)
     opened = Trace.open(trace.save(tmp_path / "trace"), model.view)
     assert torch.equal(opened.features, trace.features)
-    assert torch.equal(opened.places, trace.places)
+    assert torch.equal(opened.patches.places, trace.patches.places)
 
 
 @pytest.mark.parametrize(

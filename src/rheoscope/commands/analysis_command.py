@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from rheoscope.commands.options import (
     File,
     First,
     Html,
+    Image,
     Json,
     ModelName,
     Revisions,
@@ -25,6 +27,7 @@ from rheoscope.commands.options import (
     Untrained,
     Window,
     refuse_both,
+    refuse_text_options,
 )
 from rheoscope.commands.setting_help import setting_help
 from rheoscope.commands.usage import UsageProblem
@@ -33,6 +36,7 @@ from rheoscope.messages.message import Message
 from rheoscope.picture.blocks import Cell, Table
 from rheoscope.report import progress_bars, run_report, series_report, windowed_report
 from rheoscope.report.console import console
+from rheoscope.report.input_image import check_image, image_of_model
 from rheoscope.report.input_text import resolve_text
 from rheoscope.report.long_texts import split_into_windows
 from rheoscope.report.parse_options import parse_number
@@ -62,6 +66,7 @@ def build_command(name: str) -> Callable[[list[str]], None]:
 FIELDS_HELP = Message("--explain defines every field, as does docs/analyses.md.")
 COMMON_OPTIONS: dict[str, Any] = {
     "file": File,
+    "image": Image,
     "first": First,
     "window": Window,
     "model": ModelName,
@@ -77,14 +82,18 @@ COMMON_OPTIONS: dict[str, Any] = {
     "stream": Stream,
 }
 
-TEXT_OPTIONS = ("file", "first", "window")
+TEXT_OPTIONS = ("file", "image", "first", "window")
 
 
 def _command_function(spec: Analysis, options: dict[str, Option]) -> Callable[..., None]:
     """A function with the signature that typer turns into the options of the analysis."""
 
     def run(**values: Any) -> None:
-        files = run_report.OutputFiles(values["json"], values["csv"], values["html"], values.get("file"))
+        image = values.get("image")
+        files = run_report.OutputFiles(values["json"], values["csv"], values["html"], image or values.get("file"))
+        if image is not None:
+            _run_on_image(spec, options, values, image, files)
+            return
         text = resolve_text(values["text"], values["file"], values["first"]) if spec.reads_text else None
         source_args = values["model"], values["device"], values["dtype"]
         if values["series"] is not None or values["revisions"] is not None:
@@ -123,6 +132,20 @@ def _command_function(spec: Analysis, options: dict[str, Option]) -> Callable[..
     run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     run.__doc__ = f"{render(spec.question)}\n\n{render(FIELDS_HELP)}"
     return run
+
+
+def _run_on_image(
+    spec: Analysis, options: dict[str, Option], values: dict[str, Any], image: Path, files: run_report.OutputFiles
+) -> None:
+    """Run the analysis on an image."""
+    refuse_text_options(**{name: values[name] for name in ("text", "file", "first", "window", "series", "revisions")})
+    refuse_both("--image", True, "--untrained", bool(values.get("untrained")))
+    check_image(image)
+    source_args = values["model"], values["device"], values["dtype"]
+    model = progress_bars.open_model(*source_args, stream=values["stream"], adapter=values["adapter"])
+    settings = {name: option.parse(name, values[name], model) for name, option in options.items()}
+    photo = image_of_model(model, image)
+    run_report.run_report(report_of_analysis(spec.name), model, photo, settings, files, explain=values["explain"])
 
 
 def _run_on_series(

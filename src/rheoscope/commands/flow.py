@@ -15,12 +15,14 @@ from rheoscope.commands.options import (
     Fast,
     File,
     First,
+    Image,
     Json,
     ModelName,
     Stream,
     Text,
     Window,
     refuse_both,
+    refuse_text_options,
 )
 
 TargetText = Annotated[
@@ -45,6 +47,7 @@ NoReport = Annotated[bool, typer.Option("--no-html", help="Write no report.")]
 def flow(
     text: Text = None,
     file: File = None,
+    image: Image = None,
     target: TargetText = None,
     compare: ComparedText = None,
     first: First = None,
@@ -71,9 +74,11 @@ def flow(
     Examples:  rheoscope "The keys to the cabinet are"    ·    rheoscope flow --model gpt2 --file notes.txt --html notes.html
     ·    rheoscope "The keys to the cabinet are" --compare "The key to the cabinets is"
     ·    rheoscope "The house is small." --model opus-mt-en-fr --target "La maison est"
+    ·    rheoscope --image photo.png --model vit-base-patch16-224
     """
     from rheoscope.flow.cloud import check_space
     from rheoscope.report import run_report, windowed_report
+    from rheoscope.report.input_image import check_image, image_of_model
     from rheoscope.report.input_text import check_text, clean_typed_text, resolve_text
     from rheoscope.report.long_texts import split_into_windows
     from rheoscope.report.progress_bars import open_model
@@ -82,6 +87,14 @@ def flow(
 
     refuse_both("--html", html is not None, "--no-html", no_html)
     check_space(space)
+    if image is not None:
+        refuse_text_options(text=text, file=file, target=target, compare=compare, first=first, window=window)
+        files = run_report.OutputFiles(json, csv, html, image, default_page=not no_html)
+        check_image(image)
+        network = open_model(model, device, dtype, stream=stream, adapter=adapter)
+        plan, photo = REPORTS["flow"], image_of_model(network, image)
+        run_report.run_report(plan, network, photo, {"space": space}, files, fast, explain, full)
+        return
     check_text(compare)
     input_text = resolve_text(text, file, first)
     files = run_report.OutputFiles(json, csv, html, file, default_page=not no_html)

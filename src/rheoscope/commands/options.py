@@ -1,7 +1,7 @@
 """Options that several commands share, with their help texts."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,10 @@ from rheoscope.report.hub_cache import cached_hub_names
 
 Text = Annotated[str | None, typer.Argument(help="The text. - reads it from standard input.")]
 File = Annotated[Path | None, typer.Option(help="Read the text from this file.")]
+Image = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Read this image instead of a text. The model must be a model of images."),
+]
 First = Annotated[int | None, typer.Option(min=1, metavar="N", help="Use only the first N tokens of the text.")]
 Window = Annotated[
     int | None,
@@ -91,6 +95,12 @@ def refuse_both(option: str, is_given: bool, other: str, is_other_given: bool) -
             Message("{option} and {other} exclude each other", option=option, other=other),
             Message("{option} or {other}", option=option, other=other),
         )
+
+
+def refuse_text_options(**values: Any) -> None:
+    """Raise if an option for texts is combined with --image."""
+    for name, value in values.items():
+        refuse_both("--image", True, "TEXT" if name == "text" else f"--{name}", value is not None)
 
 
 def split_names(text: str) -> list[str]:

@@ -154,7 +154,19 @@ class Label:
     strong: bool = False
 
 
-Mark = Line | Shape | Cells | Label
+@dataclass(frozen=True, eq=False)
+class Photo:
+    """An image behind the other marks: `pixels` (h, w, 3) in red, green and blue, cut into `rows` × `columns` patches.
+
+    Patch (row, column) covers the cell of a map with these indices.
+    """
+
+    pixels: np.ndarray
+    rows: int
+    columns: int
+
+
+Mark = Line | Shape | Cells | Label | Photo
 
 
 @dataclass(frozen=True)
@@ -202,8 +214,13 @@ class Panel:
 
     @property
     def is_map(self) -> bool:
-        """Whether it is a map. The rows of a map count from the top."""
+        """Whether it is a map."""
         return bool(self.cell_maps)
+
+    @property
+    def counts_from_top(self) -> bool:
+        """Whether rows count from the top, as those of a map and of a photo do."""
+        return any(isinstance(mark, Cells | Photo) for mark in self.marks)
 
     @property
     def cell_maps(self) -> tuple[Cells, ...]:
@@ -344,4 +361,6 @@ def _mark_extent(mark: Mark, direction: str) -> np.ndarray:
     if isinstance(mark, Cells):
         rows, columns = mark.values.shape
         return np.array([-0.5, (columns if direction == "x" else rows) - 0.5])
+    if isinstance(mark, Photo):
+        return np.array([-0.5, (mark.columns if direction == "x" else mark.rows) - 0.5])
     return np.atleast_1d(np.asarray(getattr(mark, direction), dtype=float))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from rheoscope.attention.memory import explain_out_of_memory
@@ -19,6 +19,7 @@ from rheoscope.running.runner import allocate_points, make_traces
 from rheoscope.running.stream import describe_value, observe_tap, record_points
 from rheoscope.running.thread_hooks import apply_module_hooks
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.image_patches import Patches
 from rheoscope.space.model import Edits, Hooks, check_same_weights
 from rheoscope.space.trace import Trace
 
@@ -62,7 +63,9 @@ class FeatureModel(Pretrained):
             traces = self._trace_features(torch.stack(batch))
         if is_batch:
             return traces
-        return replace(traces[0], text=_input_name(text, batch[0]), features=batch[0], places=self._places(batch[0]))
+        places = self._places(batch[0])
+        patches = None if places is None else Patches(places, self._photo(batch[0]))
+        return replace(traces[0], text=_input_name(text, batch[0]), features=batch[0], patches=patches)
 
     @torch.no_grad()
     def _trace_features(self, features: Float[Tensor, "b *size"]) -> Any:
@@ -233,6 +236,15 @@ class FeatureModel(Pretrained):
     @cached_property
     def _places_cache(self) -> dict[tuple[int, ...], Int[Tensor, "n 2"] | None]:
         return {}
+
+    def _photo(self, pixels: Float[Tensor, "c h w"]) -> UInt8[Tensor, "h w 3"]:
+        """The image as a person sees it: pixels before the processor subtracted its mean, or stretched from 0 to 255."""
+        mean, std = (getattr(self.tokenizer, name, None) for name in ("image_mean", "image_std"))
+        if mean is None or std is None:
+            photo = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp(min=1e-12)
+        else:
+            photo = pixels * torch.tensor(std).to(pixels)[:, None, None] + torch.tensor(mean).to(pixels)[:, None, None]
+        return (photo.clamp(0, 1) * 255).round().byte().movedim(0, -1).expand(-1, -1, 3).contiguous().cpu()
 
     def _find_places(self, size: tuple[int, ...]) -> Int[Tensor, "n 2"] | None:
         """The tokens that change with the pixels are patches. Those of the first row must change with the first row of pixels."""

@@ -10,7 +10,7 @@ from rheoscope.space.results import Results
 
 def blocks(results: Results) -> list[Block]:
     """The forest plot of the stored card, whose rows open. Without a card, one line."""
-    if results.trace is None:
+    if results.trace is None or not results.view.reads_tokens:  # claims are tested on texts
         return []
     if results.card is not None:
         return [opening_rows(results.card, texts_of_card(results.card))]

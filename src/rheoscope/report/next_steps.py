@@ -35,6 +35,8 @@ def blocks(results: Results) -> list[Block]:
         line = Message(
             "For this model, {command} answers {summary}", command=Verbatim(command), summary=summary_line(results.card)
         )
+    if not results.view.reads_tokens:
+        return [Commands(Message("Next"), Message("One image proves nothing about a model."), image_commands(results))]
     setup, source = text_arguments(results)
     if not source or results.view.cross_heads:  # other commands read no target
         return [Commands(Message("Next"), line, {})]
@@ -44,6 +46,13 @@ def blocks(results: Results) -> list[Block]:
         for beginning, description in islice(next_steps(results).items(), N_COMMANDS)
     }
     return [Commands(Message("Next"), line, commands, setup)]
+
+
+def image_commands(results: Results) -> dict[str, str]:
+    """Commands that say more about an image of a file."""
+    options = f"--model {model_arguments(results)} {results.text_options}"
+    steps = {f"rheoscope analyse {name} {options}": description for name, description in NEXT_ANALYSES.items()}
+    return dict(islice(steps.items(), N_COMMANDS)) if results.text_options else {}
 
 
 def text_arguments(results: Results) -> tuple[str, str]:

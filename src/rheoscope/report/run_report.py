@@ -27,7 +27,7 @@ from rheoscope.report.terminal import Terminal
 from rheoscope.running.runner import RunnableModel
 from rheoscope.running.streamed_weights import weights_of
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.model import Text
+from rheoscope.space.model import Input, Text
 from rheoscope.space.results import Results
 from rheoscope.space.trace import Trace
 
@@ -80,7 +80,7 @@ def _check_default_report() -> None:
 def run_report(
     plan: ReportPlan,
     model: RunnableModel,
-    input_text: Text | None,
+    input_text: Input | None,
     options: Options,
     files: OutputFiles,
     fast: bool = False,
@@ -132,7 +132,7 @@ def compare_texts(
 def _run_and_print(
     plan: ReportPlan,
     model: RunnableModel,
-    input_text: Text | None,
+    input_text: Input | None,
     options: Options,
     files: OutputFiles,
     fast: bool,
@@ -169,14 +169,16 @@ def choose_schedule(model: RunnableModel, trace: Trace | None) -> Schedule:
     return run_in_lanes if has_lanes(trace) else run_in_turn
 
 
-def text_options(file: Path | None, trace: Trace | None, input_text: Text | None) -> str:
-    """The options that give a text from a file to another command. Empty for a text that was typed.
+def text_options(file: Path | None, trace: Trace | None, input_text: Input | None) -> str:
+    """The options that give a text or an image from a file to another command. Empty for a text that was typed.
 
     >>> text_options(Path("my notes.txt"), None, "The keys")
     "--file 'my notes.txt'"
     """
     if file is None:
         return ""
+    if trace is not None and trace.features is not None:
+        return f"--image {shlex.quote(str(file))}"
     n_first = "" if trace is None or isinstance(input_text, str) else f" --first {len(trace)}"
     return f"--file {shlex.quote(str(file))}{n_first}"
 

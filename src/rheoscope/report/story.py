@@ -76,11 +76,19 @@ def story_dataset(results: Results) -> "xarray.Dataset":
     return xr.Dataset(data, {"line": [line.name for line in STORY_LINES]}, {"analysis": "story"} | provenance)
 
 
+def story_heading(results: Results) -> Message:
+    """The heading of the story of a text, of an image or of a sound."""
+    if results.view.reads_tokens:
+        return Message("What happens to this text")
+    is_image = results.trace is not None and results.trace.patches is not None
+    return Message("What happens to this image") if is_image else Message("What happens to this input")
+
+
 def line_blocks(line: StoryLine) -> Callable[[Results], list[Block]]:
     """The block of one line. The first line brings the heading. A line without a result has none."""
 
     def blocks(results: Results) -> list[Block]:
-        heading = Message("What happens to this text") if line is STORY_LINES[0] else ""
+        heading = story_heading(results) if line is STORY_LINES[0] else ""
         deeper = f"{line.deeper} TEXT"
         lines = [StoryEntry(line.title, line.sentence(results), deeper)] if line.has_result(results) else []
         return [Story(heading, lines)] if heading or lines else []

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from pathlib import Path
 from typing import Any, Protocol, overload, runtime_checkable
 
 import torch
@@ -41,7 +42,9 @@ Hook = Callable[[Tensor], Tensor]
 Hooks = Mapping[str, Hook] | Mapping[Step, Hook]
 """{step or its label: edit of the points}; steps of an encoder are `source.L0.resid_mid`."""
 Text = str | Sequence[int] | Tensor | Mapping[str, Any] | Trace
-"""One text: a string, its token ids, the output of a tokenizer, or its Trace in the same model."""
+"""One text: a string, its token ids, the output of a tokenizer, or its Trace in the same model. For models of images: pixels."""
+Input = Text | Path
+"""One text, or the file of an image."""
 Texts = Sequence[Text]
 """Several texts. A string or a list of integers is one text."""
 

@@ -19,6 +19,7 @@ from rheoscope.notebook_html import card, quote_start
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head_contributions import FactoredDisplacements
 from rheoscope.space.head_outputs import displacements_from_outputs
+from rheoscope.space.image_patches import Patches
 from rheoscope.space.step import Step
 from rheoscope.space.view import View
 
@@ -34,8 +35,7 @@ class Trace:
     `input_steps[l]` is the step that layer l reads, `mid_steps[l]` the step after its attention. Steps in `unread_steps` are
     points that the model itself does not read (the midpoint of a parallel block). `memory` (S, d) holds the last points of the
     source for cross-attention, before the encoder's last norm, and `memory_tokens` its tokens. `features` is the input of a model
-    that reads no text, such as the pixels of an image; `places` (N, 2) are the row and the column of every patch, -1 for special
-    tokens.
+    that reads no text, such as the pixels of an image, and `patches` are the places of its tokens in the image.
     """
 
     view: View
@@ -51,7 +51,7 @@ class Trace:
     facts: dict[str, Any] = field(default_factory=dict)
     memory: Float[Tensor, "s d"] | None = None
     features: Float[Tensor, "*size"] | None = None
-    places: Int[Tensor, "n 2"] | None = None
+    patches: Patches | None = None
     memory_tokens: list[str] | None = None
     _displacement_cache: dict[int, FactoredDisplacements] = field(default_factory=dict, init=False, repr=False)
     _outputs: dict[int, Float[Tensor, "n he"]] = field(default_factory=dict, init=False, repr=False)
@@ -234,7 +234,8 @@ class Trace:
                 )
             )
         arrays = {"points": self.points, "ids": self.ids, "logits": self.logits, "memory": self.memory}
-        arrays |= {"features": self.features, "places": self.places}
+        arrays |= {"features": self.features}
+        arrays |= {} if self.patches is None else {"places": self.patches.places, "photo": self.patches.photo}
         metadata = {
             "written_by": signature(),
             "steps": [str(step) for step in self.steps],
@@ -275,7 +276,7 @@ class Trace:
                 metadata["facts"],
                 arrays.get("memory"),
                 arrays.get("features"),
-                arrays.get("places"),
+                Patches(arrays["places"], arrays["photo"]) if "photo" in arrays else None,
                 metadata.get("memory_tokens"),
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

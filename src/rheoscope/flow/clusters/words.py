@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rheoscope.flow.clusters import patch_map
 from rheoscope.flow.clusters.analysis import MIN_TOKENS
 from rheoscope.messages.message import Message, Verbatim, join
 from rheoscope.messages.numbers import format_number
 from rheoscope.picture.token_labels import quoted_token
 from rheoscope.space.results import Results
-from rheoscope.space.story_line import StoryLine, typical_range
+from rheoscope.space.story_line import StoryLine, StoryPicture, typical_range
 from rheoscope.space.training_quantity import TrainingQuantity, last_point
 from rheoscope.space.words import LayerColumn, Words
 
@@ -72,6 +73,7 @@ STORY = (
         "rheoscope analyse clusters",
         groups,
         min_tokens=MIN_TOKENS,
+        picture=StoryPicture(4, patch_map.panels),
         number=clusters_per_token,
     ),
 )

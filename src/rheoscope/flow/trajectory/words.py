@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.flow.trajectory import predictor_path
+from rheoscope.flow.trajectory import patch_map
 from rheoscope.messages.message import Message, Verbatim
 from rheoscope.messages.numbers import format_fixed, format_number
 from rheoscope.picture.picture import format_value
@@ -111,7 +111,7 @@ STORY = (
         ("trajectory",),
         "rheoscope analyse trajectory",
         movement,
-        picture=StoryPicture(1, predictor_path.panels),
+        picture=StoryPicture(1, patch_map.panels),
         number=mean_straightness,
     ),
 )

@@ -13,6 +13,7 @@ from rheoscope.picture.picture import (
     Label,
     Line,
     Panel,
+    Photo,
     Picture,
     Shape,
     colour_of,
@@ -22,6 +23,7 @@ from rheoscope.picture.picture import (
     tick_labels,
     ticks,
 )
+from rheoscope.report.draw.jpeg_url import jpeg_url
 from rheoscope.report.html_text import html_label, html_text, label_text
 
 COLUMN_WIDTH, ROW_HEIGHT, COLUMN_GAP = 360, 236, 28
@@ -60,7 +62,9 @@ class PanelFrame:
 
     def y(self, value: float) -> float:
         fraction = self.fraction(value, self.y_range, self.panel.y)
-        return TOP_MARGIN + (fraction if self.is_map else 1 - fraction) * (self.height - TOP_MARGIN - BOTTOM_MARGIN)
+        return TOP_MARGIN + (fraction if self.panel.counts_from_top else 1 - fraction) * (
+            self.height - TOP_MARGIN - BOTTOM_MARGIN
+        )
 
     @staticmethod
     def fraction(value: float, span: tuple[float, float], axis: Axis) -> float:
@@ -158,7 +162,7 @@ def panel_svg(panel: Panel) -> str:
 
 
 def mark_elements(frame: PanelFrame) -> list[str]:
-    renderers = {Line: line_svg, Shape: shape_svg, Cells: cells_svg, Label: label_svg}
+    renderers = {Line: line_svg, Shape: shape_svg, Cells: cells_svg, Label: label_svg, Photo: photo_svg}
     return [renderers[type(mark)](frame, mark) for mark in frame.panel.marks]  # type: ignore[operator]
 
 
@@ -229,6 +233,13 @@ def shape_svg(frame: PanelFrame, mark: Shape) -> str:
     points = " ".join(f"{frame.x(float(x)):.1f},{frame.y(float(y)):.1f}" for x, y in zip(mark.x, mark.y, strict=True))
     attributes = f'class="shape" fill="{colour_of(mark.colour)}" fill-opacity="{mark.opacity:g}"'
     return f'<polygon {attributes} points="{points}"><title>{html_text(mark.tip or mark.name)}</title></polygon>'
+
+
+def photo_svg(frame: PanelFrame, mark: Photo) -> str:
+    """The image, stretched over its patches. Square patches keep their shape in a panel with equal units."""
+    left, right, top, bottom = frame.x(-0.5), frame.x(mark.columns - 0.5), frame.y(-0.5), frame.y(mark.rows - 0.5)
+    box = f'x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{bottom - top:.1f}"'
+    return f'<image {box} preserveAspectRatio="none" href="{jpeg_url(mark.pixels)}"/>'
 
 
 def cells_svg(frame: PanelFrame, mark: Cells) -> str:

@@ -11,7 +11,9 @@ from rheoscope.picture.picture import (
     Cells,
     Label,
     Line,
+    Mark,
     Panel,
+    Photo,
     Picture,
     Shape,
     colour_of,
@@ -66,7 +68,7 @@ def draw_panel(axes: "Axes", panel: Panel) -> None:
     style_axes(axes, panel)
 
 
-def draw_mark(axes: "Axes", mark: Line | Shape | Cells | Label) -> None:
+def draw_mark(axes: "Axes", mark: Mark) -> None:
     if isinstance(mark, Line):
         draw_line(axes, mark)
     elif isinstance(mark, Shape):
@@ -75,6 +77,8 @@ def draw_mark(axes: "Axes", mark: Line | Shape | Cells | Label) -> None:
         )
     elif isinstance(mark, Label):
         draw_label(axes, mark)
+    elif isinstance(mark, Photo):
+        axes.imshow(mark.pixels, extent=(-0.5, mark.columns - 0.5, mark.rows - 0.5, -0.5), aspect="auto")
     else:
         draw_cells(axes, mark)
 
@@ -126,7 +130,8 @@ def draw_cells(axes: "Axes", cells: Cells) -> None:
     shades = cells.shades
     diverging_map = LinearSegmentedColormap.from_list("two", [colour_of("second"), PAPER, colour_of("first")])
     colour_map = diverging_map.with_extremes(bad=to_rgba(colour_of(MISSING_CELL[0]), MISSING_CELL[1]))
-    axes.imshow(shades, cmap=colour_map, vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+    opacity = np.nan_to_num(np.abs(shades), nan=1.0) if axes.images else None  # a photo remains visible
+    axes.imshow(shades, cmap=colour_map, vmin=-1, vmax=1, aspect="auto", interpolation="nearest", alpha=opacity)
     for row, texts in enumerate(cells.texts):
         for column, text in enumerate(texts):
             is_dark = abs(shades[row, column]) > 0.6
@@ -191,7 +196,8 @@ def style_axes(axes: "Axes", panel: Panel) -> None:
         elif not panel.is_map:
             low, high = panel.span("x" if axis is panel.x else "y")
             padding = 0.02 * (high - low) if axis.names else 0.0
-            set_limits(low - padding, high + padding)
+            ends = low - padding, high + padding
+            set_limits(*(ends[::-1] if axis is panel.y and panel.counts_from_top else ends))
         label_axis(mpl_axis, axis, 16 if axis is panel.y else max_x_labels(panel))
         if not (axis.names or axis.log or axis.bare) and is_integer_axis(panel, axis):
             mpl_axis.set_major_locator(MaxNLocator(integer=True))
