@@ -12,10 +12,11 @@ from torch import Tensor
 
 import rheoscope as rs
 from rheoscope.attention.mask import NoMask
-from rheoscope.flow.energy.analysis import alignments, gradient_cosines, joint_q_values
+from rheoscope.flow.energy.analysis import alignments, gradient_cosines, joint_q_values, weight_statistics
+from rheoscope.flow.energy.gradient_distance import own_gradient
 from rheoscope.flow.energy.head_updates import head_updates
 from rheoscope.space.operator import Factored
-from tests.cases import POST_NORM, double, random, text, traced
+from tests.cases import POST_NORM, double, gap, random, text, traced
 from tests.pretrained.cases import KINDS, changed
 
 F64 = torch.float64
@@ -118,12 +119,20 @@ def test_F_a_multiple_of_M_transposed_is_the_gradient(sign: float) -> None:
     assert result.attrs["tested_heads"] == 8
 
 
+def test_statistics_of_the_weights_are_computed_once_for_every_view() -> None:
+    view = traced("llama").view
+    assert weight_statistics(view) is weight_statistics(view)
+    flipped_head = replace(view.layer_heads[0], W_K=-view.layer_heads[0].W_K)
+    flipped = replace(view, layer_heads=(flipped_head, *view.layer_heads[1:]))
+    assert gap(weight_statistics(flipped)["alignment"][0], -weight_statistics(view)["alignment"][0]) <= 1e-6
+
+
 @torch.no_grad()
 def test_closed_form_null_equals_random_rotations() -> None:
     """Closed-form mean and sd over orthogonal Q equal those of 4000 draws, for cosine and alignment."""
     trace = traced("llama", F64)
     heads, updates = trace.view.layer_heads[1], head_updates(trace, 1)
-    result, M, F = gradient_cosines(updates, None), heads.M(), heads.F()
+    result, M, F = gradient_cosines(updates, own_gradient(updates), None), heads.M(), heads.F()
     fixed = alignments(Factored(M.left, M.right), F, len(heads.W_K))
     displacement, gradient = (
         (updates.mixed_values @ updates.output_map)[0],
@@ -154,7 +163,9 @@ def test_cosine_shared_is_the_mean_over_permuted_tokens() -> None:
         )
         generator = torch.Generator().manual_seed(0)
         draws = [cosine(displacement[torch.randperm(18, generator=generator)], gradient) for _ in range(3000)]
-        assert np.mean(draws) == pytest.approx(float(gradient_cosines(updates, None)["cosine_shared"][1]), abs=0.01)
+        assert np.mean(draws) == pytest.approx(
+            float(gradient_cosines(updates, own_gradient(updates), None)["cosine_shared"][1]), abs=0.01
+        )
 
 
 def test_untrained_heads_are_rarely_called_gradient_like() -> None:

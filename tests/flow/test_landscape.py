@@ -13,7 +13,7 @@ from rheoscope.attention.definition import masked_scores
 from rheoscope.attention.lower import block_size
 from rheoscope.flow.energy.analysis import energy_after_move
 from rheoscope.flow.energy.head_updates import head_updates
-from rheoscope.flow.energy.landscape import head_landscape, ignores_key_shifts, log_interaction_energy
+from rheoscope.flow.energy.landscape import Landscape, head_landscape, ignores_key_shifts, log_interaction_energy
 from rheoscope.space.head import Heads, single_head_mechanism
 from rheoscope.space.operator import Factored
 from tests.cases import EVERY, ROTARY, SOFTMAX, WITH_M, distance, double, gap, model, random, text, traced
@@ -107,6 +107,23 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.undo()
         for part in ("energy", "query_gradient"):
             assert gap(getattr(one_block, part), getattr(many_blocks, part)) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@torch.no_grad()
+def test_the_fused_kernel_equals_blocks_of_scores(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The energies and gradients of plain heads come from torch's fused attention. Other heads use blocks of scores."""
+    for dtype, tolerance in ((F64, 1e-12), (torch.float32, 2e-5)):
+        trace = traced(name, dtype)
+        fused = head_updates(trace, 1)
+        energy_after = fused.landscape.energies(fused.unbiased_queries)
+        assert fused.landscape.has_fused_kernel(fused.unbiased_queries[None])
+        with monkeypatch.context() as patch:
+            patch.setattr(Landscape, "has_fused_kernel", lambda self, q: False)
+            blocks = head_updates(trace, 1)
+            assert gap(energy_after, blocks.landscape.energies(blocks.unbiased_queries)) <= tolerance
+        assert gap(fused.energy, blocks.energy) <= tolerance
+        assert gap(fused.query_gradient, blocks.query_gradient) <= tolerance
 
 
 def test_other_normalisers_than_softmax_raise_an_error() -> None:

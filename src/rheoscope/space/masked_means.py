@@ -26,8 +26,16 @@ def fill_invalid(x: Float[Tensor, "*m n"], valid: ValidTokens, fill_value: float
 
 
 def zero_invalid_rows(x: Float[Tensor, "*m n d"], valid: ValidTokens) -> Float[Tensor, "*m n d"]:
-    """Clouds with 0 at invalid tokens."""
-    return x if valid is None else torch.where(broadcast_mask(valid, x[..., 0])[..., None], x, 0)
+    """Clouds with 0 at invalid tokens.
+
+    >>> zero_invalid_rows(torch.tensor([[1.0, 2.0], [torch.nan, 3.0]]), torch.tensor([True, False])).tolist()
+    [[1.0, 2.0], [0.0, 0.0]]
+    """
+    if valid is None:
+        return x
+    if valid.ndim == 1 and not x.is_cuda:  # a fraction of the time; on a GPU the list of tokens would be a wait
+        return x.index_fill(-2, (~valid).nonzero()[:, 0], 0)
+    return torch.where(broadcast_mask(valid, x[..., 0])[..., None], x, 0)
 
 
 def valid_counts(x: Float[Tensor, "*m n"], valid: ValidTokens) -> Tensor | int:

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import block_numel
-from rheoscope.flow.energy.gradient_distance import layer_distance, symmetric_gradient
+from rheoscope.flow.energy.gradient_distance import Gradient, layer_distance, own_gradient, symmetric_gradient
 from rheoscope.flow.energy.head_updates import HeadUpdates, head_updates
 from rheoscope.flow.energy.ledger import (
     LEDGER_PARTS,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     import xarray
 
 FDR_LEVEL = 0.05
+WEIGHT_STATISTICS: WeakKeyDictionary[View, dict[str, Tensor]] = WeakKeyDictionary()
+"""A View describes fixed weights, and a request for an analysis checks that the network still has them."""
 Cloud = Float[Tensor, "*b n d"]
 PerHead = Float[Tensor, "*b h"]
 
@@ -98,6 +101,13 @@ def kernel(
 
 
 def weight_statistics(view: View) -> dict[str, Float[Tensor, "layer *h"]]:
+    """The fields that depend only on the weights, computed once for every View."""
+    if view not in WEIGHT_STATISTICS:
+        WEIGHT_STATISTICS[view] = compute_weight_statistics(view)
+    return WEIGHT_STATISTICS[view]
+
+
+def compute_weight_statistics(view: View) -> dict[str, Float[Tensor, "layer *h"]]:
     """The fields that depend only on the weights. Layers are batched to avoid launch overhead."""
     rows: list[dict[str, Tensor]] = []
     landscape_changes: list[Tensor] = []
@@ -197,7 +207,7 @@ def energy_statistics(updates: HeadUpdates, valid: ValidTokens) -> dict[str, Per
         "energy_after": mean_after,
         "first_order": mean_first_order,
         "remainder": masked_mean(energy_after - updates.energy - first_order, valid),
-    } | gradient_cosines(updates, valid)
+    } | gradient_cosines(updates, own_gradient(updates), valid)
 
 
 def energy_after_move(updates: HeadUpdates, fraction: float) -> tuple[Float[Tensor, "*b h n"], Float[Tensor, "*b h n"]]:
@@ -227,35 +237,25 @@ def energy_after_move(updates: HeadUpdates, fraction: float) -> tuple[Float[Tens
     return first_order, updates.landscape.energies(new_queries + updates.query_bias)
 
 
-def gradient_cosines(updates: HeadUpdates, valid: ValidTokens) -> dict[str, PerHead]:
-    """cos(Δ, ∇Λ) and its null under random rotations of F."""
-    return cosines_with_gradient(updates, updates.query_gradient, updates.query_weights, valid)
-
-
-def cosines_with_gradient(
-    updates: HeadUpdates, rows: Float[Tensor, "*b h n r"], weights: Float[Tensor, "h d r"], valid: ValidTokens
-) -> dict[str, PerHead]:
-    """The cosines of the updates with rows weightsᵀ and their null under random rotations of F, from r x r matrices.
+def gradient_cosines(updates: HeadUpdates, gradient: Gradient, valid: ValidTokens) -> dict[str, PerHead]:
+    """cos(Δ, ∇Λ) and its null under random rotations of F, from r x r matrices.
 
     ⟨ΔQ, G⟩ = tr(Q GᵀΔ) has mean 0 and variance ‖ΔᵀG‖²/d over all orthogonal Q.
     """
-    mixed_values, query_gradient, query_gram = (
-        zero_invalid_rows(updates.mixed_values, valid),
-        zero_invalid_rows(rows, valid),
-        weights.mT @ weights,
-    )
-    output_to_query = updates.output_map @ weights
+    mixed_values, query_gradient = (zero_invalid_rows(x, valid) for x in (updates.mixed_values, gradient.rows))
     cross_moment = mixed_values.mT @ query_gradient
     squared_norms = (
         (mixed_values.mT @ mixed_values * updates.output_gram).sum((-2, -1)),
-        (query_gradient.mT @ query_gradient * query_gram).sum((-2, -1)),
+        (query_gradient.mT @ query_gradient * gradient.gram).sum((-2, -1)),
     )
     norm_product = squared_norms[0].clamp(min=0).sqrt() * squared_norms[1].clamp(min=0).sqrt()
-    inner_sd = (cross_moment.mT @ updates.output_gram @ cross_moment * query_gram).sum((-2, -1)).clamp(
+    inner_sd = (cross_moment.mT @ updates.output_gram @ cross_moment * gradient.gram).sum((-2, -1)).clamp(
         min=0
     ).sqrt() / updates.x_hat.shape[-1] ** 0.5
-    inner = (cross_moment * output_to_query).sum((-2, -1))
-    shared_inner = (mixed_values.sum(-2)[..., None, :] @ output_to_query @ query_gradient.sum(-2)[..., None])[..., 0, 0]
+    inner = (cross_moment * gradient.output_to_rows).sum((-2, -1))
+    shared_inner = (mixed_values.sum(-2)[..., None, :] @ gradient.output_to_rows @ query_gradient.sum(-2)[..., None])[
+        ..., 0, 0
+    ]
     shared_inner = shared_inner / valid_counts(updates.energy, valid)
     return {
         "cosine": safe_divide(inner, norm_product),
@@ -268,11 +268,11 @@ def cosines_with_gradient(
 
 def symmetric_cosines(updates: HeadUpdates, valid: ValidTokens) -> dict[str, PerHead]:
     """cos(Δ, ∇Λ) with symmetrised scores, and its null; NaN if scores are not dot products."""
-    factors = symmetric_gradient(updates)
-    if factors is None:
+    gradient = symmetric_gradient(updates)
+    if gradient is None:
         missing = torch.full_like(updates.energy[..., 0], float("nan"))
         return dict.fromkeys(("symmetric_cosine", "symmetric_cosine_null", "symmetric_cosine_null_sd"), missing)
-    cosines = cosines_with_gradient(updates, *factors, valid)
+    cosines = gradient_cosines(updates, gradient, valid)
     return {f"symmetric_{name}": cosines[name] for name in ("cosine", "cosine_null", "cosine_null_sd")}
 
 

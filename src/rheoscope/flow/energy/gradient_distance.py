@@ -1,6 +1,6 @@
 """How far attention is from a gradient flow: with a symmetrised M, with the energy of a whole layer, and by the gain of energy."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -18,10 +18,24 @@ from rheoscope.space.safe_arithmetic import safe_divide
 PerHeadRows = Float[Tensor, "*b h n k"]
 
 
-def symmetric_gradient(updates: HeadUpdates) -> tuple[PerHeadRows, Float[Tensor, "h d k"]] | None:
-    """The gradient of Λ for the scores ½(s_ij + s_ji), as rows and weights; None if scores are not dot products.
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    """A gradient per head as `rows` (n, k) weightsᵀ, known by `output_to_rows` = output_map weights and `gram` = weightsᵀ weights."""
 
-    With queries q and keys k, such a score is a dot product of ½[q_i, k_i] and [k_j, q_j]. The gradient is rows weightsᵀ.
+    rows: PerHeadRows
+    output_to_rows: Float[Tensor, "h e k"]
+    gram: Float[Tensor, "h k k"]
+
+
+def own_gradient(updates: HeadUpdates) -> Gradient:
+    """The gradient of Λ with the scores of the head."""
+    return Gradient(updates.query_gradient, updates.output_to_query, updates.query_gram)
+
+
+def symmetric_gradient(updates: HeadUpdates) -> Gradient | None:
+    """The gradient of Λ for the scores ½(s_ij + s_ji); None if scores are not dot products.
+
+    With queries q and keys k, such a score is a dot product of ½[q_i, k_i] and [k_j, q_j].
     """
     landscape, heads = updates.landscape, updates.landscape.heads
     if not heads.is_scaled_dot:
@@ -44,9 +58,25 @@ def symmetric_gradient(updates: HeadUpdates) -> tuple[PerHeadRows, Float[Tensor,
         torch.cat([x.detach() for x in reversed(sides)], -1),
     )
     gradient = symmetric.log_totals_and_gradient(symmetric_queries.detach())[1]
-    key_weights = heads.norm.fold(repeat_kv_heads(heads.W_K.to(q.dtype)[None], heads.n_heads)[0])
     rows = pullback_by_autograd(symmetric_queries, leaves, gradient).reshape(*updates.energy.shape, -1)
-    return rows, torch.cat([updates.query_weights, key_weights], -1)
+    return _gradient_of_both(updates, rows)
+
+
+def _gradient_of_both(updates: HeadUpdates, rows: PerHeadRows) -> Gradient:
+    """The gradient with rows for the queries and for the keys. The products with key weights serve all heads of a group."""
+    heads, key_weights = (
+        updates.landscape.heads,
+        updates.landscape.heads.norm.fold(updates.landscape.heads.W_K.to(rows)),
+    )
+    output_to_key, query_key = (
+        (maps.unflatten(0, (len(key_weights), -1)).flatten(1, 2) @ key_weights)
+        .unflatten(1, (-1, maps.shape[1]))
+        .flatten(0, 1)
+        for maps in (updates.output_map, updates.query_weights.mT)
+    )
+    key_gram = (key_weights.mT @ key_weights).repeat_interleave(heads.n_heads // len(key_weights), 0)
+    gram = torch.cat([torch.cat([updates.query_gram, query_key], -1), torch.cat([query_key.mT, key_gram], -1)], -2)
+    return Gradient(rows, torch.cat([updates.output_to_query, output_to_key], -1), gram)
 
 
 def unnormed_keys(updates: HeadUpdates) -> Float[Tensor, "*b g n k"]:

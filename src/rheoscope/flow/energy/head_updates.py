@@ -48,6 +48,10 @@ class HeadUpdates:
     def output_gram(self) -> Float[Tensor, "h e e"]:
         return self.output_map @ self.output_map.mT
 
+    @cached_property
+    def query_gram(self) -> Float[Tensor, "h k k"]:
+        return self.query_weights.mT @ self.query_weights
+
     def projections(self) -> Projected:
         """q, k and v of the cloud before the position encoding, as a mechanism takes them."""
         heads = self.landscape.heads

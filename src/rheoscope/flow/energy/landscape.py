@@ -86,11 +86,12 @@ class Landscape:
         return torch.cat(totals, -1), torch.cat(gradients, -2)
 
     def has_fused_kernel(self, q: Float[Tensor, "b h n k"]) -> bool:
-        """Whether a fused GPU kernel applies: scaled dot products without bias, causal or unmasked."""
+        """Whether a fused kernel applies: scaled dot products without bias, causal or unmasked, in float32 on a GPU."""
         mask, fused_softmax = self.mechanism.mask, self.mechanism.normaliser.fused_softmax
         is_plain = fused_softmax is not None and fused_softmax.is_plain and self.mechanism.score.is_scaled_dot
         has_no_bias = is_plain and self.mechanism.position.bias(*query_key_positions(1, 1, q.device)) is None
-        return q.is_cuda and q.dtype == torch.float32 and has_no_bias and (mask.is_causal or mask.allows_all)
+        has_precision = q.dtype == torch.float32 if q.is_cuda else q.device.type == "cpu" and q.dtype.itemsize >= 4
+        return has_precision and has_no_bias and (mask.is_causal or mask.allows_all)
 
     @property
     def scale(self) -> float:
@@ -101,11 +102,16 @@ class Landscape:
     def log_totals(
         self, q: Float[Tensor, "b h n k"], with_average: bool = True
     ) -> tuple[Float[Tensor, "b h n"], Float[Tensor, "b h averaged e"]]:
-        """log Σ_j e^{s_ij} and Σ_j α_ij k_j in float32. Without `with_average` the second result is undefined.
+        """log Σ_j e^{s_ij} and Σ_j α_ij k_j, in float32 on a GPU. Without `with_average` the second result is undefined.
 
-        Uses the Triton kernel, or torch's if the head width is not supported.
+        On a GPU, uses the Triton kernel, or torch's if the head width is not supported.
         """
         causal = self.mechanism.mask.is_causal
+        if not q.is_cuda:  # torch's kernel always averages
+            mean_keys, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q, self.keys, self.keys, 0.0, causal, scale=self.scale
+            )
+            return total, mean_keys
         if HAS_TRITON and q.shape[-1] in KERNEL_WIDTHS:
             from rheoscope.attention.lower.kernels.log_totals import row_logsumexp  # imports Triton, which is optional
 
