@@ -55,10 +55,12 @@ def claim_table(card: "xarray.Dataset") -> Table:
 
 
 def deciding_notes(row: "xarray.Dataset", unit: str) -> list[Message]:
-    """For an unclear claim, how many texts would decide it, if any number would."""
+    """For an unclear claim, how many texts would decide it, or that none would: random models reach as far, or draws are few."""
     units_needed = float(row.texts_needed)
-    if str(row.answer.values) != UNCLEAR or not math.isfinite(units_needed):
+    if str(row.answer.values) != UNCLEAR:
         return []
+    if not math.isfinite(units_needed):
+        return [Message("More {units} cannot decide", units=unit)]
     return [Message("About {n:,} {units} would decide", n=int(units_needed), units=unit)]
 
 
@@ -131,12 +133,14 @@ def intervals_of(card: "xarray.Dataset") -> list[tuple[Claim, ClaimPart, str]]:
 def answer_text(answer: str, units_needed: float, unit: str = TEXTS) -> Message:
     """The answer, and for an unclear one the number of texts, or other units, that would decide.
 
-    >>> answer_text("unclear", 210.0), answer_text("no", float("nan"))
-    ('unclear (210 texts)', 'no')
+    >>> answer_text("unclear", 210.0), answer_text("unclear", float("nan")), answer_text("no", float("nan"))
+    ('unclear (210 texts)', 'unclear (more texts cannot decide)', 'no')
     """
-    if answer == UNCLEAR and math.isfinite(units_needed):
+    if answer != UNCLEAR:
+        return ANSWERS[answer]
+    if math.isfinite(units_needed):
         return Message("unclear ({n:,} {units})", n=int(units_needed), units=unit)
-    return ANSWERS[answer]
+    return Message("unclear (more {units} cannot decide)", units=unit)
 
 
 def summary_line(card: "xarray.Dataset") -> Message:
@@ -150,17 +154,6 @@ def summary_line(card: "xarray.Dataset") -> Message:
         reversed=counts[REVERSED],
         unclear=counts[UNCLEAR],
     )
-
-
-def undecidable_lines(card: "xarray.Dataset") -> list[Message]:
-    """The unclear claims that no number of texts would decide, because random models reach as far or the draws are few."""
-    names = [
-        claim.name
-        for claim in claims_of(card)
-        if str(card.answer.sel(claim=claim.name).values) == UNCLEAR
-        and math.isnan(float(card.texts_needed.sel(claim=claim.name)))
-    ]
-    return [Message("More texts cannot decide: {claims}.", claims=Verbatim(", ".join(names)))] if names else []
 
 
 def pair_lines(card: "xarray.Dataset") -> list[Message]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from rheoscope.messages.message import Message
 from rheoscope.report.atlas import atlas, atlas_blocks, atlas_table
 from rheoscope.report.card import card, prepare_texts
-from rheoscope.report.card_blocks import claim_table, pair_lines, skipped_lines, summary_line, undecidable_lines
+from rheoscope.report.card_blocks import claim_table, pair_lines, skipped_lines, summary_line
 from rheoscope.report.card_rows import card_blocks
 from rheoscope.report.card_texts import for_model
 from rheoscope.report.console import console
@@ -39,7 +39,7 @@ def run_card(
         result = card(model, texts, draws, untrained, seed, cache, start_task)
     terminal.print_block(claim_table(result))
     terminal.console.print()
-    for line in [summary_line(result), *pair_lines(result), *undecidable_lines(result), *skipped_lines(result)]:
+    for line in [summary_line(result), *pair_lines(result), *skipped_lines(result)]:
         terminal.print_line(line)
     terminal.print_files(
         write_files({"card": result}, card_page(result, texts).save if files.wants_page else None, files)

@@ -22,7 +22,6 @@ from rheoscope.report.card_blocks import (
     reading_lines,
     skipped_lines,
     summary_line,
-    undecidable_lines,
 )
 from rheoscope.report.card_clouds import side_of
 from rheoscope.report.card_texts import texts_of_card
@@ -61,7 +60,7 @@ def opening_rows(card: "xarray.Dataset", texts: Sequence[Any] | None) -> Opening
         "there.",
         edge=MAX_DRAWN,
     )
-    notes = [summary_line(card), *pair_lines(card), caption, *undecidable_lines(card), *skipped_lines(card)]
+    notes = [summary_line(card), *pair_lines(card), caption, *skipped_lines(card)]
     claims, intervals = card.drop_dims("interval"), card.drop_dims("claim")
     details: dict[str, list[RowDetail]] = {}
     for claim, part, name in intervals_of(card):
