@@ -5,7 +5,7 @@ points are what its blocks receive and return.
 """
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -42,9 +42,13 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class BlockRun:
-    """What one block with attention computed: its points, its output, its softmax, and the tensors of its modules."""
+    """What one block with attention computed: its points, its output, its softmax, and the tensors of its modules.
+
+    `first_result` is what its first module returns: the points of a block that begins with a norm (MiniMax).
+    """
 
     points: Float[Tensor, "b n d"]
+    first_result: Float[Tensor, "b n d"] | None
     output: Float[Tensor, "b n d"]
     scores: Float[Tensor, "b h n s"]
     weights: Float[Tensor, "b h n s"]
@@ -99,10 +103,12 @@ class NetworkRecorder(TorchDispatchMode):
             )
             inside = [x for x in self.calls if call.first <= x.first and x.last <= call.last]
             tensors = [x for other in inside for x in (*other.received, *other.returned)]
+            first = min((x for x in inside if x.first > call.first), key=lambda x: x.first)
             n, heads = self.n_tokens, (len(call.received[0]), -1)
             runs.append(
                 BlockRun(
                     call.received[0],
+                    next(iter(first.returned), None),
                     call.returned[0],
                     scores.reshape(*heads, n, scores.shape[-1])[..., :n],
                     weights.reshape(*heads, n, weights.shape[-1])[..., :n],
@@ -144,18 +150,34 @@ def prove(model: Any) -> Proof:
     proof, vocabulary = Proof(), len(model.view.embed)
     n = min(N_TOKENS, model.view.context_length or N_TOKENS)
     ids = torch.randint(vocabulary // 4, vocabulary - 1, (2, n), generator=torch.Generator().manual_seed(2))
-    _prove_text(model, ids[:1], proof)
+    begins_at_norm = _begins_at_norm(model, ids[:1])
+    _prove_text(model, ids[:1], proof, begins_at_norm)
     for side in ("right", "left"):
-        _prove_padded(model, ids, side, proof)
+        _prove_padded(model, ids, side, proof, begins_at_norm)
     if n + SHIFT <= (model.view.context_length or n + SHIFT):
-        _prove_shifted(model, ids[:1], proof)
+        _prove_shifted(model, ids[:1], proof, begins_at_norm)
     else:
         proof.skipped["shift"] = f"the model reads at most {model.view.context_length} tokens"
     return proof
 
 
-def _prove_text(model: Any, ids: Int[Tensor, "1 n"], proof: Proof) -> None:
-    runs = run_network(model.network, ids)
+def _begins_at_norm(model: Any, ids: Int[Tensor, "1 n"]) -> bool:
+    """Whether the points of a View are the results of the first modules of its blocks."""
+    run, trace = run_network(model.network, ids)[0], model.trace(ids[0])
+    if run.first_result is None or run.first_result.shape != run.points.shape:
+        return False
+    x = trace.layer_input(0)
+    return _relative(x, run.points[0]) > 1e-6 > _relative(x, run.first_result[0])
+
+
+def _run_blocks(model: Any, ids: Int[Tensor, "b n"], begins_at_norm: bool, **inputs: Tensor) -> list[BlockRun]:
+    """The blocks of one forward pass, whose points are the results of their first modules if `begins_at_norm`."""
+    runs = run_network(model.network, ids, **inputs)
+    return [replace(run, points=run.first_result) for run in runs] if begins_at_norm else runs
+
+
+def _prove_text(model: Any, ids: Int[Tensor, "1 n"], proof: Proof, begins_at_norm: bool) -> None:
+    runs = _run_blocks(model, ids, begins_at_norm)
     proof.add("layers", abs(len(runs) - model.view.layers))
     trace = model.trace(ids[0])
     for layer, run in enumerate(runs):
@@ -167,7 +189,7 @@ def _prove_text(model: Any, ids: Int[Tensor, "1 n"], proof: Proof) -> None:
         proof.add("displacements", _relative(displacements, heads.attention_update(x)))
         _prove_feed_forward(model.view, layer, run, proof)
         _prove_map(heads, x, run.weights[0], proof)
-    short_runs = run_network(model.network, ids[:, :N_SHORT_FORM])
+    short_runs = _run_blocks(model, ids[:, :N_SHORT_FORM], begins_at_norm)
     is_short_form = _depends_on_length(runs, short_runs)
     if is_short_form:
         proof.skipped["M of long texts"] = "the rotation changes with the length of the text"
@@ -185,7 +207,7 @@ def _depends_on_length(long_runs: list[BlockRun], short_runs: list[BlockRun]) ->
     return float((long.scores[..., :n, :n] - short.scores)[is_allowed].abs().max()) > 1e-6
 
 
-def _prove_padded(model: Any, ids: Int[Tensor, "2 n"], side: str, proof: Proof) -> None:
+def _prove_padded(model: Any, ids: Int[Tensor, "2 n"], side: str, proof: Proof, begins_at_norm: bool) -> None:
     """The second text is shorter. Where the network takes positions, each text begins at position 0."""
     is_token, n = torch.ones_like(ids), ids.shape[1]
     tokens = slice(n - N_PADDING) if side == "right" else slice(N_PADDING, None)
@@ -196,7 +218,7 @@ def _prove_padded(model: Any, ids: Int[Tensor, "2 n"], side: str, proof: Proof) 
         inputs["position_ids"] = (is_token.cumsum(-1) - 1).clamp(min=0)
     name = f", padded on the {side}"
     try:
-        runs = run_network(model.network, ids * is_token, **inputs)
+        runs = _run_blocks(model, ids * is_token, begins_at_norm, **inputs)
     except Exception as error:  # a network may not support padding
         proof.skipped[f"padding on the {side}"] = f"{type(error).__name__}: {error}"[:120]
         return
@@ -209,13 +231,14 @@ def _prove_padded(model: Any, ids: Int[Tensor, "2 n"], side: str, proof: Proof) 
             _prove_block(model.view.layer_heads[layer], run.points[text, rows], run, text, rows, name, proof)
 
 
-def _prove_shifted(model: Any, ids: Int[Tensor, "1 n"], proof: Proof) -> None:
+def _prove_shifted(model: Any, ids: Int[Tensor, "1 n"], proof: Proof, begins_at_norm: bool) -> None:
     """At later positions, the same points have the same weights: M depends on distances only."""
     if not _takes_positions(model.network):
         proof.skipped["shift"] = "the network takes no positions"
         return
     try:
-        runs = run_network(model.network, ids, position_ids=torch.arange(SHIFT, SHIFT + ids.shape[1])[None])
+        positions = torch.arange(SHIFT, SHIFT + ids.shape[1])[None]
+        runs = _run_blocks(model, ids, begins_at_norm, position_ids=positions)
     except IndexError as error:
         proof.skipped["shift"] = str(error)[:120]
         return

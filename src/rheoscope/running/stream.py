@@ -36,6 +36,7 @@ class Tap:
     `is_displacement`: the tensor is a displacement from the step before (the attention of a parallel block).
     `writer`: no module holds the point, which is the step before plus `writer_scale` times the output of `writer`.
     `turn`: where the modules run `n_turns` times in one forward pass (ALBERT), the turn at which they hold the point.
+    `scale`: the tensor is this multiple of the point (MiniMax multiplies its stream before a norm).
     """
 
     step: Step
@@ -46,6 +47,11 @@ class Tap:
     writer_scale: float = 1.0
     turn: int = 0
     n_turns: int = 1
+    scale: float = 1.0
+
+    def to_point(self, x: Tensor) -> Tensor:
+        """The point of a tensor at this tap."""
+        return x if self.scale == 1 else x / self.scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,9 +342,13 @@ def _is_unchanged(x: Tensor, version_before: int | None, original: Callable[[], 
 def observe_tap(tap: Tap, callback: Callable[[Tensor], None]) -> ModuleHook:
     """A hook that passes the tensor at a tap to `callback`."""
     if tap.side == "out":
-        hook = ModuleHook(tap.module, "out", lambda out: callback(_first_output(out)))
+        hook = ModuleHook(tap.module, "out", lambda out: callback(tap.to_point(_first_output(out))))
     else:
-        hook = ModuleHook(tap.module, "in", lambda args, kwargs: callback(args[0] if args else kwargs["hidden_states"]))
+        hook = ModuleHook(
+            tap.module,
+            "in",
+            lambda args, kwargs: callback(tap.to_point(args[0] if args else kwargs["hidden_states"])),
+        )
     return on_turn(hook, tap.turn, tap.n_turns)
 
 
@@ -356,14 +366,17 @@ def _point_hooks(previous_tap: Tap, tap: Tap, hook: Hook) -> list[ModuleHook]:
     if tap.side == "out":
         point_hook = ModuleHook(tap.module, "out", lambda out: _with_first_output(out, hook(_first_output(out))))
     else:
-        point_hook = ModuleHook(tap.module, "in", partial(_hook_input, hook))
+        point_hook = ModuleHook(tap.module, "in", partial(_hook_input, tap, hook))
     return [on_turn(point_hook, tap.turn, tap.n_turns)]
 
 
-def _hook_input(hook: Hook, args: Any, kwargs: dict[str, Any]) -> Any:
+def _hook_input(tap: Tap, hook: Hook, args: Any, kwargs: dict[str, Any]) -> Any:
+    def new_input(x: Tensor) -> Tensor:
+        return hook(x) if tap.scale == 1 else hook(tap.to_point(x)) * tap.scale
+
     if args:
-        return (hook(args[0]), *args[1:]), kwargs
-    return args, kwargs | {"hidden_states": hook(kwargs["hidden_states"])}
+        return (new_input(args[0]), *args[1:]), kwargs
+    return args, kwargs | {"hidden_states": new_input(kwargs["hidden_states"])}
 
 
 def _sum_hooks(previous_tap: Tap, tap: Tap, hook: Hook) -> list[ModuleHook]:

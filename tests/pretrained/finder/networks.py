@@ -62,6 +62,20 @@ TUNED_YARN = {
 }
 """A rotation whose queries grow with their position beyond 32 tokens."""
 
+MINIMAX = {
+    **GROUPED,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention"],
+    "head_dim": 8,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "full_attn_alpha_factor": 3.5,
+    "full_attn_beta_factor": 0.5,
+    "mlp_alpha_factor": 2.0,
+    "mlp_beta_factor": 0.25,
+}
+"""Blocks that begin with a norm whose result is the stream, times a factor."""
+
 NETWORKS: dict[str, Callable[[], Any]] = {
     "albert": lambda: hf.AlbertForMaskedLM(hf.AlbertConfig(**PLAIN, embedding_size=12)),
     "bitnet": lambda: hf.BitNetForCausalLM(hf.BitNetConfig(**GROUPED)),
@@ -100,6 +114,7 @@ NETWORKS: dict[str, Callable[[], Any]] = {
         )
     ),
     "llama4": lambda: hf.Llama4ForCausalLM(hf.Llama4TextConfig(**LLAMA4)),
+    "minimax": lambda: hf.MiniMaxForCausalLM(hf.MiniMaxConfig(**MINIMAX)),
     "mpnet": lambda: hf.MPNetForMaskedLM(hf.MPNetConfig(**PLAIN | {"pad_token_id": 1, "bos_token_id": 0})),
     "granite_swa": lambda: hf.GraniteSWAForCausalLM(
         hf.GraniteSWAConfig(**GROUPED, sliding_window=4, layer_types=["sliding_attention", "full_attention"])

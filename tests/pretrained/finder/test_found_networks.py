@@ -1,6 +1,8 @@
 """Networks without a family file: what was found equals what the network computes."""
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -25,7 +27,18 @@ from tests.pretrained.finder.networks import NETWORKS, build
 FLOAT32_ISLANDS = 2e-6
 """Rotary tables and RMSNorms run in float32 inside a float64 network."""
 ENCODERS = ("albert", "distilbert", "electra", "mpnet", "xlm_roberta")
-BY_OUTPUT = ("albert", "bitnet", "bloom", "diffllama", "falcon", "gemma2", "gpt_oss", "deepseek_v3", "distilbert")
+BY_OUTPUT = (
+    "albert",
+    "bitnet",
+    "bloom",
+    "diffllama",
+    "falcon",
+    "gemma2",
+    "gpt_oss",
+    "deepseek_v3",
+    "distilbert",
+    "minimax",
+)
 """Networks whose heads are edited in different ways."""
 
 
@@ -118,6 +131,41 @@ def test_blocks_without_a_softmax_are_named_and_traced() -> None:
     assert model.view.layers == 1
     trace = model.trace(text(), logits=True)
     assert rs.transport(trace).kappa.notnull().all()
+
+
+def test_blocks_that_begin_with_a_norm_are_read_from_norm_to_norm() -> None:
+    """The stream of MiniMax is multiplied by 3.5 before attention is added, and by 2 before the feed-forward part."""
+    model, ids = loaded("minimax"), text()
+    assert model.view.facts["opaque_blocks"] == "model.layers.0, model.layers.3"
+    trace, norms = model.trace(ids), [layer.input_layernorm for layer in model.network.model.layers]
+    with outputs_of([*norms, model.network.model.norm]) as outputs:
+        model.run(ids)
+    assert gap(trace.layer_input(0), outputs[1]) < FLOAT32_ISLANDS
+    assert gap(trace.layer_input(1), outputs[2]) < FLOAT32_ISLANDS
+    assert gap(trace.points[-1], outputs[4]) < FLOAT32_ISLANDS
+    middle, total = (trace.points_at(f"L0.{kind}") for kind in ("resid_mid", "mlp_sum"))
+    assert gap(middle + trace.view.mlps[0](middle), total) < FLOAT32_ISLANDS
+
+
+def test_a_hook_at_a_sum_changes_points_and_not_their_multiple() -> None:
+    model, ids = loaded("minimax"), text()
+    shift = torch.linspace(-1, 1, 32, dtype=torch.float64)
+    norm = model.network.model.layers[1].post_attention_layernorm
+    handle = norm.register_forward_pre_hook(lambda module, args: (args[0] + 3.5 * shift,))
+    expected = model.run(ids)
+    handle.remove()
+    assert gap(model.run(ids, hooks={"L0.attn_sum": lambda x: x + shift}), expected) < FLOAT32_ISLANDS
+    assert gap(model.run(ids), expected) > 1e-3
+
+
+@contextmanager
+def outputs_of(modules: list[Any]) -> Iterator[list[Tensor]]:
+    """What modules return inside the block, for the first text, in their order."""
+    outputs: list[Tensor] = []
+    handles = [x.register_forward_hook(lambda module, args, out: outputs.append(out[0])) for x in modules]
+    yield outputs
+    for handle in handles:
+        handle.remove()
 
 
 def test_padding_and_batches_leave_every_text_unchanged() -> None:

@@ -325,6 +325,14 @@ MUTANTS: dict[str, dict[str, Mutation]] = {
         "no chunks": with_mechanism(mask=Causal()),
         "no length of queries": without("q_norm"),
     },
+    "minimax": {
+        "no factor of attention": outputs(lambda W: 2 * W),
+        "no factor of the stream": outputs(lambda W: 3.5 * W),
+        "a norm between the stream and the heads": lambda heads: replace(heads, norm=Norm(eps=1e-6)),
+        "rotation of adjacent coordinates": rotated(
+            lambda rotate: lambda x, p: interleave_pairs(rotate(pairs_in_halves(x), p))
+        ),
+    },
     "distilbert": {
         "a causal mask in an encoder": with_mechanism(mask=Causal()),
         "a norm before the heads": lambda heads: replace(heads, norm=Norm(lambda x: x - x.mean(-1, keepdim=True))),

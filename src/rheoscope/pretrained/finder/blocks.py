@@ -12,13 +12,18 @@ from rheoscope.shapes import RheoscopeError
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """The call of one block with attention: its input and output points, and the indices of its softmaxes."""
+    """The call of one block with attention: its input and output points, and the indices of its softmaxes.
+
+    `entry_norm` is a norm at its beginning whose result is `points`, and `exit_norm` the norm that reads its output (MiniMax).
+    """
 
     call: ModuleCall
     points: Value
     output: Value
     softmax: int
     cross_softmax: int | None = None
+    entry_norm: ModuleCall | None = None
+    exit_norm: ModuleCall | None = None
 
 
 @dataclass(frozen=True, eq=False)

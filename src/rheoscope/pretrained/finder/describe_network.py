@@ -15,10 +15,11 @@ from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.score import Gram, Score, SoftCap
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.blocks import Block, Layer, find_blocks, group_layers
+from rheoscope.pretrained.finder.entry_norms import begin_at_norms
 from rheoscope.pretrained.finder.feed_forward import feed_forward
 from rheoscope.pretrained.finder.gates import gate_function, read_sinks
 from rheoscope.pretrained.finder.head_matrices import HeadProjection, head_projection, input_norm, join_coordinates
-from rheoscope.pretrained.finder.hook_points import attention_module, layer_taps
+from rheoscope.pretrained.finder.hook_points import attention_module, embed_tap, layer_taps
 from rheoscope.pretrained.finder.masks import read_mask
 from rheoscope.pretrained.finder.outputs import read_outputs
 from rheoscope.pretrained.finder.plain_products import plain_products
@@ -44,11 +45,10 @@ from rheoscope.pretrained.finder.tape import Tape, Value, record_tape
 from rheoscope.pretrained.finder.temperature import longest_text_without_growth
 from rheoscope.pretrained.network_inputs import feature_inputs, reads_tokens
 from rheoscope.running.eval_mode import eval_mode
-from rheoscope.running.stream import ModelDescription, Tap
+from rheoscope.running.stream import ModelDescription
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads
 from rheoscope.space.model_parts import Norm, Projected
-from rheoscope.space.step import EMBED
 
 PROBE_LENGTHS = (11, 13, 7, 17, 19, 23, 29)
 """Numbers of tokens of the recorded text. The first that is no size of the network is used."""
@@ -61,7 +61,7 @@ def describe(network: Any) -> ModelDescription:
     """The description of a network from one recorded forward pass."""
     tape = record_forward(network)
     softmaxes = distinct_softmaxes(tape) if reads_tokens(network) else square_softmaxes(tape)
-    layers = group_layers(tape, network, find_blocks(tape, network, softmaxes))
+    layers = begin_at_norms(tape, group_layers(tape, network, find_blocks(tape, network, softmaxes)))
     blocks = [describe_block(tape, layer.block) for layer in layers]
     if not reads_tokens(network):
         return replace(describe_stack(tape, network, layers, blocks), is_encoder=True, unembed_scale=None)
@@ -96,7 +96,7 @@ def describe_stack(
     streams = [block.stream for block in blocks]
     limits = [n for n in (longest_text(tape), *(block.longest_text for block in blocks)) if n is not None]
     return ModelDescription(
-        embed_tap=Tap(EMBED, layers[0].block.call.module, "in", n_turns=layers[0].n_turns),
+        embed_tap=embed_tap(layers[0]),
         layer_taps=tuple(
             layer_taps(tape, index, *pair) for index, pair in enumerate(zip(layers, streams, strict=True))
         ),

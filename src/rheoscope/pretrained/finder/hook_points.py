@@ -11,7 +11,14 @@ from rheoscope.pretrained.finder.stream import BlockStream, HalfLayer, StreamRea
 from rheoscope.pretrained.finder.tape import ModuleCall, Tape
 from rheoscope.running.stream import Tap
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.step import Step
+from rheoscope.space.step import EMBED, Step
+
+
+def embed_tap(layer: Layer) -> Tap:
+    """The tap of the first points: what the first block reads, or the result of the norm at its beginning."""
+    norm = layer.block.entry_norm
+    module, side = (layer.block.call.module, "in") if norm is None else (norm.module, "out")
+    return Tap(EMBED, module, side, n_turns=layer.n_turns)  # type: ignore[arg-type]
 
 
 def layer_taps(tape: Tape, index: int, layer: Layer, stream: BlockStream) -> tuple[Tap, ...]:
@@ -20,12 +27,14 @@ def layer_taps(tape: Tape, index: int, layer: Layer, stream: BlockStream) -> tup
 
 
 def _taps(tape: Tape, index: int, layer: Layer, stream: BlockStream) -> tuple[Tap, ...]:
-    post = Tap(Step(index, "resid_post"), layer.last_module, "out")
+    exit_norm = layer.block.exit_norm
+    post = Tap(Step(index, "resid_post"), layer.last_module if exit_norm is None else exit_norm.module, "out")
     halves = [(stream.attention, "attn_sum", "resid_mid")]
     halves += [] if stream.cross is None else [(stream.cross, "cross_sum", "resid_cross")]
     if stream.mlp.norm is not None:
         norms = [tap for half, *names in halves for tap in _post_norm_taps(index, half, *names)]
-        return (*norms, Tap(Step(index, "mlp_sum"), stream.mlp.norm.module, "in"), post)
+        scale = 1.0 if layer.opaque_calls else stream.mlp.scale
+        return (*norms, Tap(Step(index, "mlp_sum"), stream.mlp.norm.module, "in", scale=scale), post)
     calls = StreamReader(tape, layer.block).calls
     if stream.is_parallel:
         return _displacement_tap(tape, index, calls, stream.attention), post
@@ -35,7 +44,7 @@ def _taps(tape: Tape, index: int, layer: Layer, stream: BlockStream) -> tuple[Ta
 def _post_norm_taps(index: int, half: HalfLayer, sum_name: str, result_name: str) -> tuple[Tap, Tap]:
     assert half.norm is not None
     module = half.norm.module
-    return Tap(Step(index, sum_name), module, "in"), Tap(Step(index, result_name), module, "out")
+    return Tap(Step(index, sum_name), module, "in", scale=half.scale), Tap(Step(index, result_name), module, "out")
 
 
 def _displacement_tap(tape: Tape, index: int, calls: list[ModuleCall], half: HalfLayer) -> Tap:

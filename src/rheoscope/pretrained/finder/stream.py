@@ -16,7 +16,7 @@ SAME_NUMBERS = frozenset({"view", "_unsafe_view", "reshape", "_to_copy", "alias"
 class HalfLayer:
     """What a half-layer adds: `result` = `before` + `factor` * `update`, followed by a norm in post-norm blocks.
 
-    `total` is the sum before that norm, `norm` the call of the norm.
+    `total` is `scale` times the sum before that norm, `norm` the call of the norm.
     """
 
     before: Value
@@ -25,6 +25,7 @@ class HalfLayer:
     total: Value
     result: Value
     norm: ModuleCall | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +171,9 @@ def _post_norm_stream(reader: StreamReader, weights: set[Value], cross_weights: 
     """x → norm(x + attention) → norm(… + mlp): each norm is a module that reads a sum."""
     block, halves = reader.block, list[HalfLayer]()
     result = block.output
+    if block.exit_norm is not None:
+        halves = [_half_of_sum(reader, result, block.exit_norm)]
+        result = halves[0].before
     while result != block.points and len(halves) < 3:
         halves.insert(0, _half_before_norm(reader, result))
         result = halves[0].before
@@ -185,11 +189,19 @@ def _half_before_norm(reader: StreamReader, result: Value) -> HalfLayer:
     for call in reader.calls:
         if result in call.outputs and len([v for v in call.inputs if is_cloud(reader.tape, v)]) == 1:
             (total,) = (v for v in call.inputs if is_cloud(reader.tape, v))
-            terms = reader.terms(total)
-            if total != result and len(terms) == 2:
-                before, update = sorted(terms, key=lambda v: reader.tape.producer.get(v, -1))
-                return HalfLayer(before, update, terms[update] / terms[before], total, result, call)
+            if total != result and len(reader.terms(total)) == 2:
+                return _half_of_sum(reader, total, call)
     raise _unknown_stream(reader.block)
+
+
+def _half_of_sum(reader: StreamReader, total: Value, norm: ModuleCall) -> HalfLayer:
+    """A half-layer from its sum: the earlier summand is the stream."""
+    terms = reader.terms(total)
+    if len(terms) != 2:
+        raise _unknown_stream(reader.block)
+    before, update = sorted(terms, key=lambda v: reader.tape.producer.get(v, -1))
+    scale = terms[before]
+    return HalfLayer(before, update, terms[update] / scale, total, norm.outputs[0], norm, scale)
 
 
 def _sums(reader: StreamReader) -> list[Value]:

@@ -1,6 +1,6 @@
 """The two ends of the stream: from token embeddings to the first points, and from the last points to logits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from rheoscope.pretrained.finder.coordinates import coordinate_map
 from rheoscope.pretrained.finder.feed_forward import apply_modules, module_chain
 from rheoscope.pretrained.finder.head_matrices import read_norm
 from rheoscope.pretrained.finder.rotation import is_positions
-from rheoscope.pretrained.finder.tape import Tape, Value
+from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model_parts import Norm
 
@@ -72,18 +72,34 @@ def _has_tokens(tape: Tape, value: Value) -> bool:
 
 def find_final_norm(tape: Tape, output: Value) -> Norm:
     """The norm that reads the last points; the identity if there is none."""
-    end, tokens = tape.producer[output], tape.descendants({output})
-    for call in tape.calls:
-        if call.first_operation <= end or output not in call.inputs[:1] or not call.outputs:
-            continue
+    for call, stage in norm_calls(tape, output):
         try:
-            stages = frontier(tape, call.outputs[0], tokens, output)
-            is_norm = len(stages) == 1 and isinstance(stages[0], Normalisation)
-            if is_norm and frontier(tape, stages[0].source, tokens, output) == [output]:  # type: ignore[union-attr]
-                return read_norm(tape, stages[0], output, call.outputs[0])  # type: ignore[arg-type]
+            return read_norm(tape, stage, output, call.outputs[0])
         except RheoscopeError:
             continue
     return Norm()
+
+
+def norm_calls(tape: Tape, points: Value) -> Iterator[tuple[ModuleCall, Normalisation]]:
+    """The calls of modules that are norms of these points, each with its division."""
+    end, tokens = tape.producer[points], tape.descendants({points})
+    for call in tape.calls:
+        if call.first_operation <= end or points not in call.inputs[:1] or not call.outputs:
+            continue
+        try:
+            stages = frontier(tape, call.outputs[0], tokens, points)
+        except RheoscopeError:
+            continue
+        if len(stages) == 1 and isinstance(stages[0], Normalisation) and _reads(tape, stages[0], tokens, points):
+            yield call, stages[0]
+
+
+def _reads(tape: Tape, norm: Normalisation, tokens: set[Value], points: Value) -> bool:
+    """Whether a norm reads these points and nothing else."""
+    try:
+        return frontier(tape, norm.source, tokens, points) == [points]
+    except RheoscopeError:
+        return False
 
 
 def logits_value(tape: Tape, output: Value, n_vocabulary: int) -> Value | None:
