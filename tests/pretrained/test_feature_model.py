@@ -25,10 +25,11 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     "deit": lambda: hf.DeiTModel(hf.DeiTConfig(**NARROW)),
     "dinov2": lambda: hf.Dinov2Model(hf.Dinov2Config(**SIZES)),
     "dinov2_with_registers": lambda: hf.Dinov2WithRegistersModel(hf.Dinov2WithRegistersConfig(**SIZES)),
+    "dinov3": lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**NARROW, num_register_tokens=4)),
     "siglip": lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**NARROW)),
     "vit": lambda: hf.ViTForImageClassification(hf.ViTConfig(**NARROW)),
 }
-SPECIAL = {"deit": 2, "dinov2_with_registers": 5, "siglip": 0}
+SPECIAL = {"deit": 2, "dinov2_with_registers": 5, "dinov3": 5, "siglip": 0}
 """The number of special tokens, where it is not 1."""
 
 
@@ -89,6 +90,24 @@ def test_a_network_without_position_table_reads_other_sizes() -> None:
     trace = loaded("dinov2").trace(pixels(size=(24, 40)))
     assert trace.tokens[-1] == "patch 2,4"
     assert gap(trace.displacements(0).sum(0) + trace.bias(0), trace.points[1] - trace.points[0]) < 1e-6
+
+
+def test_patches_rotate_by_their_places() -> None:
+    """DINOv3: neighbours in a row have the same R anywhere, special tokens are not rotated, and other sizes are refused."""
+    position = loaded("dinov3").view.layer_heads[0].mechanism.position
+    axes = torch.eye(8, dtype=torch.float64)
+
+    def rotation(token: int) -> Tensor:
+        return position.encode(axes[None, None], torch.full((8,), token))[0, 0]
+
+    assert torch.equal(rotation(0), axes)
+    step = position.rotation_matrix(1, 8, axes)
+    assert gap(step, axes) > 0.1
+    for token in (5, 9, 18):
+        assert gap(rotation(token + 1) @ rotation(token).mT, step) < 1e-6  # its angles are float32
+    assert gap(position.rotation_matrix(-3, 8, axes), rotation(5) @ rotation(8).mT) < 1e-6
+    with pytest.raises(RheoscopeError, match="images of one size"):
+        loaded("dinov3").trace(pixels(size=(24, 40)))
 
 
 def test_a_trace_is_traced_again_from_its_pixels(tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ from rheoscope.attention.memory import explain_out_of_memory
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.hf_model import Pretrained
-from rheoscope.pretrained.network_inputs import IMAGE_INPUT, main_input, patch_size
+from rheoscope.pretrained.network_inputs import IMAGE_INPUT, base_network, feature_shape, main_input, patch_size
 from rheoscope.running.runner import allocate_points, make_traces
 from rheoscope.running.stream import describe_value, observe_tap, record_points
 from rheoscope.running.thread_hooks import apply_module_hooks
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.image_patches import Patches
 from rheoscope.space.model import Edits, Hooks, check_same_weights
+from rheoscope.space.model_parts import PlaceRotary
 from rheoscope.space.trace import Trace
 
 
@@ -56,6 +57,7 @@ class FeatureModel(Pretrained):
         batch = [self.features(x) for x in (text if is_batch else [text])]
         if len({x.shape for x in batch}) > 1:
             raise RheoscopeError(Message("the inputs of a batch must have one size; trace them one by one"))
+        self._check_size(batch[0])
         with (
             self.apply_edits(edit, hooks),
             explain_out_of_memory(Message("an input of this size"), use(device="cpu")),
@@ -66,6 +68,22 @@ class FeatureModel(Pretrained):
         places = self._places(batch[0])
         patches = None if places is None else Patches(places, self._photo(batch[0]))
         return replace(traces[0], text=_input_name(text, batch[0]), features=batch[0], patches=patches)
+
+    def _check_size(self, features: Float[Tensor, "*size"]) -> None:
+        """Raise for an image of another size, if patches are rotated by their places in an image of the network's own size."""
+        if not any(isinstance(heads.mechanism.position, PlaceRotary) for heads in self.view.layer_heads):
+            return
+        expected = feature_shape(self.network.config, self.input_name)
+        if tuple(features.shape) != expected:
+            raise RheoscopeError(
+                Message(
+                    "{network} rotates patches by their places, so it opens for images of one size: expected {expected}, got {shape}",
+                    network=type(self.network).__name__,
+                    expected=str(expected),
+                    shape=str(tuple(features.shape)),
+                ),
+                Advice("model.trace(Path('photo.png'))", "--image photo.png"),
+            )
 
     @torch.no_grad()
     def _trace_features(self, features: Float[Tensor, "b *size"]) -> Any:
@@ -80,7 +98,7 @@ class FeatureModel(Pretrained):
     def forward_points(self, ids: Float[Tensor, "b *size"], is_token: Bool[Tensor, "b n"] | None) -> None:
         """Run the network on features (b, …) up to the last point."""
         with self.eval_mode():
-            self.network.base_model(**{self.input_name: ids})
+            base_network(self.network)(**{self.input_name: ids})
 
     def forward_logits(self, ids: Any, is_token: Any) -> Tensor:
         self._refuse_logits()

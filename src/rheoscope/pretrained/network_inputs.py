@@ -29,6 +29,12 @@ def reads_tokens(network: Any) -> bool:
     return main_input(network) == TOKEN_INPUT
 
 
+def base_network(network: Any) -> Any:
+    """The part of a network below its head, if this part reads what the network reads."""
+    base = network.base_model
+    return base if main_input(network) in inspect.signature(base.forward).parameters else network
+
+
 def random_features(network: Any, seed: int = 0) -> Tensor:
     """Random features (1, …) of the shape that a network reads, on its device and in its dtype."""
     weight = next(network.parameters())

@@ -8,6 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.attention.position import TokenEncoding, rotation_from_encoding
+from rheoscope.messages.message import Message
+from rheoscope.shapes import RheoscopeError
 from rheoscope.space.autograd_pullback import pullback_by_autograd
 
 Projected = tuple[Float[Tensor, "b h n k"], Float[Tensor, "b g n k"], Float[Tensor, "b g n e"]]
@@ -121,3 +123,31 @@ class ModelRotary(TokenEncoding):
 
     def select_heads(self, heads: list[int]) -> "ModelRotary":
         return self
+
+
+@dataclass(frozen=True, eq=False)
+class PlaceRotary(ModelRotary):
+    """The model's own rotation by the row and the column of a patch, in images of one size with `n_tokens` tokens.
+
+    Offsets count columns: R(δ) lies between a patch and the patch δ columns to its left. The last two tokens are neighbours.
+    """
+
+    n_tokens: int
+
+    def encode(self, x: Tensor, token_positions: Tensor) -> Tensor:
+        if len(token_positions) and int(token_positions.max()) >= self.n_tokens:
+            raise RheoscopeError(
+                Message(
+                    "this model rotates the {n} tokens of an image by their places, got {received} tokens",
+                    n=self.n_tokens,
+                    received=int(token_positions.max()) + 1,
+                )
+            )
+        return self.rotate(x, token_positions)
+
+    def rotation_matrix(self, offset: int, width: int, template: Tensor) -> Float[Tensor, "k k"]:
+        places = torch.tensor([self.n_tokens - 2, self.n_tokens - 1], device=template.device).repeat_interleave(width)
+        axes = torch.eye(width, dtype=template.dtype, device=template.device).repeat(2, 1)
+        left, right = self.rotate(axes[None, None], places)[0, 0].split(width)
+        step = right @ left.mT if offset >= 0 else left @ right.mT
+        return torch.linalg.matrix_power(step, abs(offset))

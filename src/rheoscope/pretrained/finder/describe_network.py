@@ -145,7 +145,7 @@ def record_features(network: Any) -> Tape:
         with visible_softmax(network), plain_products(network), record_tape(network, 0) as tape:
             network(**inputs)
         shapes = [tape.tensors[tape.operations[i].results[0]].shape[-2:] for i in softmax_indices(tape)]
-        tape.n_tokens = next((n for n, n_keys in shapes if n == n_keys), 0)
+        tape.n_tokens, tape.has_own_size = next((n for n, n_keys in shapes if n == n_keys), 0), not tapes
         if tape.n_tokens not in sizes:
             return tape
         tapes.append(tape)

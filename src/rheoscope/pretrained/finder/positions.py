@@ -9,11 +9,11 @@ from rheoscope.attention.position_bias import ALiBi, Buckets
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.masks import is_arange
 from rheoscope.pretrained.finder.projections import Projection
-from rheoscope.pretrained.finder.rotation import Arrival, RotaryTables, read_rotation
+from rheoscope.pretrained.finder.rotation import Arrival, PlaceTables, RotaryTables, read_rotation
 from rheoscope.pretrained.finder.softmax_calls import SoftmaxCall, constant_scores
 from rheoscope.pretrained.finder.tape import Tape, Value
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.model_parts import ModelRotary
+from rheoscope.space.model_parts import ModelRotary, PlaceRotary
 
 NEAR_BIAS = 1e-5
 """Biases that differ by less are equal: their tables are computed in float32."""
@@ -28,12 +28,16 @@ def read_position(tape: Tape, call: SoftmaxCall, q: Projection, tokens: set[Valu
     rotation = find_rotation(tape, call.queries, q, tokens)
     if rotation is not None and call.bias is not None:
         raise RheoscopeError(Message("a layer rotates its queries and adds a bias to its scores"))
+    if isinstance(rotation, PlaceTables):
+        return PlaceRotary(rotation, tape.n_tokens)
     if rotation is not None:
         return ModelRotary(rotation)
     return NoPosition() if call.bias is None else bias_position(tape, call)
 
 
-def find_rotation(tape: Tape, rows: Value, projection: Projection, tokens: set[Value]) -> RotaryTables | None:
+def find_rotation(
+    tape: Tape, rows: Value, projection: Projection, tokens: set[Value]
+) -> RotaryTables | PlaceTables | None:
     """The rotation after the norm of queries, or before it if the norm has the same gain everywhere."""
     width = tape.tensors[rows].shape[-1]
     arrivals: tuple[Arrival, ...] = tuple(

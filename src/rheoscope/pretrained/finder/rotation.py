@@ -1,5 +1,6 @@
 """The rotation of queries and keys by their positions, read off a tape and continued to any position."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -47,18 +48,24 @@ class RotaryTables:
         return self.cache[size, device]
 
     def _read_tables(self, size: int) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
-        is_first = self.partner >= torch.arange(self.width)
-        patterns = is_first.double(), (~is_first).double()
-        images = [
-            torch.cat([self._image(pattern, constants) for constants in self.source.chunks(size)])[:size]
-            for pattern in patterns
-        ]
-        own = torch.where(is_first, images[0], images[1])
-        other = torch.where(is_first, images[1], images[0])
-        return own, torch.where(self.partner == torch.arange(self.width), 0.0, other)
+        def image(pattern: Float[Tensor, " k"]) -> Float[Tensor, "n k"]:
+            chunks = self.source.chunks(size)
+            return torch.cat(
+                [rotated_rows(self.tape, self.rows, self.arrivals, self.width, pattern, x) for x in chunks]
+            )[:size]
 
-    def _image(self, pattern: Float[Tensor, " k"], constants: dict[Value, Tensor]) -> Float[Tensor, "n k"]:
-        return rotated_rows(self.tape, self.rows, self.arrivals, self.width, pattern, constants)
+        return _cosines_and_sines(self.partner, image)
+
+
+def _cosines_and_sines(
+    partner: Int[Tensor, " k"], image: Callable[[Float[Tensor, " k"]], Float[Tensor, "n k"]]
+) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
+    """C and S, from what becomes of two vectors at every position: the first coordinates of all planes, and the second."""
+    axes = torch.arange(len(partner))
+    is_first = partner >= axes
+    images = image(is_first.double()), image((~is_first).double())
+    own, other = torch.where(is_first, *images), torch.where(is_first, *images[::-1])
+    return own, torch.where(partner == axes, 0.0, other)
 
 
 def rotated_rows(
@@ -80,6 +87,19 @@ def rotated_rows(
             tape.tensors[source].device
         )
     return token_rows(tape, replay(tape, [rows], substitutions)[0]).cpu()[:, :width]
+
+
+@dataclass(frozen=True, eq=False)
+class PlaceTables:
+    """x ↦ x C_i + x[partner] S_i for the token i of the tape: rotations by the place of a patch in an image of one size."""
+
+    partner: Int[Tensor, " k"]
+    cosines: Float[Tensor, "n k"]
+    sines: Float[Tensor, "n k"]
+
+    def __call__(self, x: Float[Tensor, "b h n k"], tokens: Int[Tensor, " n"]) -> Float[Tensor, "b h n k"]:
+        cosines, sines = (table.to(x.device)[tokens].to(x.dtype) for table in (self.cosines, self.sines))
+        return x * cosines + x[..., self.partner.to(x.device)] * sines
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +188,7 @@ def _token_axis(tape: Tape, value: Value) -> int:
 
 def read_rotation(
     tape: Tape, rows: Value, arrivals: tuple[Arrival, ...], tokens: set[Value], width: int
-) -> RotaryTables | None:
+) -> RotaryTables | PlaceTables | None:
     """The rotation between the weights and the rows of a product; None if positions change nothing.
 
     Layers of one class whose rows read the same positions share it.
@@ -186,13 +206,17 @@ def _is_table(tape: Tape, value: Value) -> bool:
 
 def _read_rotation(
     tape: Tape, rows: Value, arrivals: tuple[Arrival, ...], tokens: set[Value], width: int
-) -> RotaryTables | None:
+) -> RotaryTables | PlaceTables | None:
     probes = torch.rand(N_PROBES, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
     images = torch.stack([rotated_rows(tape, rows, arrivals, width, probe, {}) for probe in probes])
     if float((images - probes[:, None]).abs().max()) < RELATIVE_ERROR:
         return None
     partner = _partners(probes, images)
     source = _position_source(tape, rows, arrivals, tokens)
+    if source is None:
+        return PlaceTables(
+            partner, *_cosines_and_sines(partner, lambda x: rotated_rows(tape, rows, arrivals, width, x, {}))
+        )
     return RotaryTables(partner, tape, rows, arrivals, source, width)
 
 
@@ -219,8 +243,13 @@ def _partners(probes: Float[Tensor, "m k"], images: Float[Tensor, "m n k"]) -> I
     return partner
 
 
-def _position_source(tape: Tape, rows: Value, arrivals: tuple[Arrival, ...], tokens: set[Value]) -> PositionSource:
-    """The module whose outputs depend on positions and reach the rows without the tokens, else positions themselves."""
+def _position_source(
+    tape: Tape, rows: Value, arrivals: tuple[Arrival, ...], tokens: set[Value]
+) -> PositionSource | None:
+    """The module whose outputs depend on positions and reach the rows without the tokens, else positions themselves.
+
+    None if there are only the places of the tokens in an image of the network's own size.
+    """
     constants = tape.ancestors(rows, {source for source, _ in arrivals}) - tokens
     calls = [
         call
@@ -233,6 +262,8 @@ def _position_source(tape: Tape, rows: Value, arrivals: tuple[Arrival, ...], tok
         return PositionSource(tape, calls[-1], ())
     positions = tuple(v for v in constants if is_positions(tape, v))
     first = tuple(v for v in positions if tape.ancestors(v).isdisjoint(set(positions) - {v}))
+    if not first and tape.has_own_size:
+        return None
     if not first:
         raise RheoscopeError(Message("queries and keys depend on their place, but on no positions"))
     return PositionSource(tape, None, first)

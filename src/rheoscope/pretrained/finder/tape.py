@@ -90,6 +90,8 @@ class Tape:
     tensors: list[Tensor] = field(default_factory=list)
     shared: dict[Any, Any] = field(default_factory=dict)
     """What several layers have in common, such as masks and rotary tables, by what it is made of."""
+    has_own_size: bool = False
+    """Whether it holds features of the network's own size, so that the places of its tokens are those of every input of this size."""
 
     @cached_property
     def producer(self) -> dict[Value, int]:
