@@ -1,5 +1,7 @@
 """The command `rheoscope`: the first screen, the default command, mistyped commands, and the language."""
 
+import atexit
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +44,13 @@ def test_a_process_fails_as_the_tests_in_this_process_see(tmp_path: Path, monkey
     assert process.returncode == outcome.status == 1
     assert (process.stdout, process.stderr) == (outcome.out, outcome.err)
     assert process.stderr.count("\n") == 1
+
+
+def test_a_process_ends_without_searching_its_imports_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(atexit, "register", calls.append)
+    run_rheoscope("--version")
+    assert calls == [gc.freeze]
 
 
 def test_version() -> None:

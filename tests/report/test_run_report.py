@@ -193,6 +193,16 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_computed(
         OutputFiles(default_page=True)
 
 
+def test_numbers_are_collected_only_for_files_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[object] = []
+    monkeypatch.setattr(run_report, "all_datasets", lambda results: collected.append(results) or dict(results.datasets))
+    plan = report_of_analysis("massive_tokens")
+    run_report.run_report(plan, small(), SHORT, {}, OutputFiles(html=Path("a.html")))
+    assert (Path("a.html").is_file(), collected) == (True, [])
+    run_report.run_report(plan, small(), SHORT, {}, OutputFiles(json=Path("a.json")))
+    assert len(collected) == 1
+
+
 def test_files_contain_findings_and_the_story() -> None:
     numbers = all_datasets(flow_results())
     assert set(numbers) - set(flow_results().datasets) == {"findings", "story"}

@@ -1,5 +1,6 @@
 """The command `rheoscope`: all commands, assembled in the order of the first screen."""
 
+import atexit
 import gc
 import sys
 from contextvars import copy_context
@@ -108,6 +109,7 @@ def main() -> None:
     ignore_zero_width()
     # Imports create half a million permanent objects, and a collection over them takes as long as an analysis.
     gc.set_threshold(1_000_000, 10, 10)
+    atexit.register(gc.freeze)  # the interpreter collects several times when it ends
     context = copy_context()  # --lang is set here and not in the caller's context
     exit_now(context.run(run_to_status, lambda: app(prog_name="rheoscope", standalone_mode=False)))
 

@@ -59,7 +59,12 @@ class OutputFiles:
 
     @property
     def has_any(self) -> bool:
-        return self.json is not None or self.csv is not None or self.html is not None
+        return self.wants_datasets or self.html is not None
+
+    @property
+    def wants_datasets(self) -> bool:
+        """Whether the numbers are written, and not only a page."""
+        return self.json is not None or self.csv is not None
 
     @property
     def wants_page(self) -> bool:
@@ -91,7 +96,8 @@ def run_report(
     sections = [section for section in plan.sections if full or not section.full_only]
     terminal = Terminal(console(), sections, explain)
     results = _run_and_print(plan, model, input_text, options, files, fast, terminal, full)
-    messages = write_files(all_datasets(results), report_page(plan, results).save if files.wants_page else None, files)
+    datasets = all_datasets(results) if files.wants_datasets else {}
+    messages = write_files(datasets, report_page(plan, results).save if files.wants_page else None, files)
     if len(sections) == len(plan.sections):
         terminal.print_skipped(results)
     terminal.print_files(messages)
@@ -114,7 +120,8 @@ def compare_texts(
     ]
     first_results, second_results = both_results
     save_page = comparison_page(plan, first_results, second_results).save if files.wants_page else None
-    messages = write_files(all_datasets(first_results), save_page, files, all_datasets(second_results))
+    datasets = [all_datasets(results) if files.wants_datasets else {} for results in both_results]
+    messages = write_files(datasets[0], save_page, files, datasets[1])
     for block in layer_table.comparison_blocks(first_results, second_results):
         terminal.print_block(block)
     for number, results in enumerate(both_results, 1):

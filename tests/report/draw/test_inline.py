@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 
 from rheoscope.picture.picture import PALETTE, Axis, Cells, Line, Panel
 from rheoscope.report.draw.inline import panel_svg
@@ -20,6 +21,16 @@ def test_missing_values_break_a_line() -> None:
     assert parts.count("rect", "hit") == 5
     assert "a: none" in parts.texts["title"][2]
     assert "nan" not in panel_svg(panel)
+
+
+def test_the_marks_of_a_panel_are_searched_once_and_not_for_every_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches, counts_from_top = [], Panel.counts_from_top
+    monkeypatch.setattr(
+        Panel, "counts_from_top", property(lambda panel: searches.append(panel) or counts_from_top.fget(panel))
+    )
+    drawing = panel_svg(Panel("", "", (Line("a", range(50), range(50)), Cells(np.zeros((2, 2))))))
+    assert drawing.count("<rect") == 4
+    assert len(searches) == 1
 
 
 def test_axes_point_up_and_right() -> None:

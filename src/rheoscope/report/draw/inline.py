@@ -45,7 +45,7 @@ class PanelFrame:
         self.width = COLUMN_WIDTH * panel.columns + COLUMN_GAP * (panel.columns - 1)
         self.height = round(ROW_HEIGHT * panel.height)
         self.left_margin = _left_margin(panel)
-        self.panel, self.is_map = panel, panel.is_map
+        self.panel, self.is_map, self.counts_from_top = panel, panel.is_map, panel.counts_from_top
         self.x_range, self.y_range = _axis_range(panel, "x"), _axis_range(panel, "y")
         if panel.equal:
             self.x_range, self.y_range = _equalise_units(
@@ -62,7 +62,7 @@ class PanelFrame:
 
     def y(self, value: float) -> float:
         fraction = self.fraction(value, self.y_range, self.panel.y)
-        return TOP_MARGIN + (fraction if self.panel.counts_from_top else 1 - fraction) * (
+        return TOP_MARGIN + (fraction if self.counts_from_top else 1 - fraction) * (
             self.height - TOP_MARGIN - BOTTOM_MARGIN
         )
 
