@@ -183,6 +183,8 @@ RENAMED_SETTINGS: dict[tuple[str, str], str] = {
     ("readout", "before"): "tokens_before",
     ("transport", "between"): "step_draws",
     ("frames", "count"): "n_frames",
+    ("distorted_pairs", "image"): "projection",
+    ("stack", "image"): "projection",
 }
 """(old analysis or "*", old setting) → new name of the setting, and of the attribute that reports it."""
 RENAMED_ATTRIBUTES: dict[tuple[str, str], str] = {

@@ -69,7 +69,7 @@ def test_pairs_equal_a_slow_reference(name: str, image: str) -> None:
     )
     pairs = list(combinations(included, 2))
     change = dict(zip(pairs, after - before, strict=True))
-    result = rs.distorted_pairs(trace, 1, 2, image=image, top=6)
+    result = rs.distorted_pairs(trace, 1, 2, projection=image, top=6)
     for kind, sign in (("torn", 1), ("glued", -1)):
         row = result.sel(kind=kind)
         result_pairs = list(zip(row["earlier_token"].values.tolist(), row["later_token"].values.tolist(), strict=True))
@@ -86,7 +86,7 @@ def test_pairs_equal_a_slow_reference(name: str, image: str) -> None:
 def test_an_isometry_changes_no_rank() -> None:
     model = model_with_projections(3 * torch.linalg.qr(random(0, 12, 12))[0], torch.eye(12, dtype=F64))
     for image in ("query", "key"):
-        result = rs.distorted_pairs(trace_with_points(model, random(1, 10, 12)), 0, 0, image=image, top=45)
+        result = rs.distorted_pairs(trace_with_points(model, random(1, 10, 12)), 0, 0, projection=image, top=45)
         assert np.allclose(result.distance_rank_before, result.distance_rank_after)
 
 
@@ -128,9 +128,9 @@ def test_invalid_settings_are_refused() -> None:
     model = double("llama")
     trace = model.trace(text())
     with pytest.raises(
-        rs.RheoscopeError, match="image must be one of query, key, content, got 'value'; type image='query'"
+        rs.RheoscopeError, match="projection must be one of query, key, content, got 'value'; type projection='query'"
     ):
-        rs.distorted_pairs(trace, 0, 0, image="value")
+        rs.distorted_pairs(trace, 0, 0, projection="value")
     with pytest.raises(rs.RheoscopeError, match="top must lie between 1 and 10,000, got 0; type top=1"):
         rs.distorted_pairs(trace, 0, 0, top=0)
     with pytest.raises(rs.RheoscopeError, match="no layer -3"):

@@ -4,28 +4,14 @@ import pytest
 import torch
 
 import rheoscope as rs
-from rheoscope.attention.definition import masked_scores, query_key_positions
 from rheoscope.covers.reversed_attention.analysis import inner_token_ids
 from rheoscope.models.config import Config
 from rheoscope.models.transformer import build
 from tests.cases import double, ours, text, theirs, traced
-from tests.covers.cases import writable
+from tests.covers.cases import autograd_gradient, writable
 
 F64 = torch.float64
 EVERY = [*theirs.WITH_LOGITS, *ours.EVERY]
-
-
-def autograd_gradient(model, ids, layer: int, head: int, target: int, position: int) -> torch.Tensor:
-    """The gradient of −log p by the scores of one head, computed by autograd through an edit of that head."""
-    added_scores = torch.zeros(1, 1, len(ids), len(ids), dtype=F64, requires_grad=True)
-
-    def explicit_attention(q, k, v, mechanism):
-        i, j = query_key_positions(q.shape[-2], k.shape[-2])
-        s = masked_scores(mechanism, mechanism.position.encode(q, i), mechanism.position.encode(k, j), i, j)
-        return mechanism.normaliser(s + added_scores) @ mechanism.value(v)
-
-    logits = model.run(ids, edit={(layer, head): explicit_attention})
-    return torch.autograd.grad(-logits[position].log_softmax(-1)[target], added_scores)[0][0, 0]
 
 
 @pytest.mark.parametrize("name", EVERY)

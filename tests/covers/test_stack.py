@@ -116,7 +116,7 @@ def slow_search(images: list[np.ndarray], x: np.ndarray) -> tuple[list[int], lis
 
 def test_recovery_and_order_equal_a_slow_search() -> None:
     trace = traced("gpt2", F64)
-    result = rs.stack(trace, image="content", keep_massive=True, draws=0)
+    result = rs.stack(trace, projection="content", keep_massive=True, draws=0)
     heads = trace.view.layer_heads[1]
     x = heads.norm.normalise(trace.layer_input(1)).detach()
     images = [(x @ trace.view.head(1, head).F.dense().detach()).numpy() for head in range(4)]
@@ -158,8 +158,8 @@ def test_without_draws_the_random_fields_are_left_out() -> None:
 def test_unknown_images_and_short_texts_are_refused() -> None:
     model = double("llama")
     with pytest.raises(
-        rs.RheoscopeError, match="image must be one of query, key, content, got 'value'; type image='query'"
+        rs.RheoscopeError, match="projection must be one of query, key, content, got 'value'; type projection='query'"
     ):
-        rs.stack(model.trace(text()), image="value")
+        rs.stack(model.trace(text()), projection="value")
     with pytest.raises(rs.RheoscopeError, match="at least 4 tokens"):
         rs.stack(model.trace([3, 4, 5]), keep_massive=True)

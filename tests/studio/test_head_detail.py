@@ -54,7 +54,7 @@ def test_torn_and_glued_pairs_equal_distorted_pairs(fetch: Callable[..., Answer]
     header, _ = fetch("images/2/1")
     trace = small().trace(TEXT)
     for image in IMAGES:
-        expected = rs.distorted_pairs(trace, layer=2, head=1, image=image, top=N_PAIRS)
+        expected = rs.distorted_pairs(trace, layer=2, head=1, projection=image, top=N_PAIRS)
         for kind in ("torn", "glued"):
             pairs = header["pairs"][image][kind]
             for key, field in (("first", "earlier_token"), ("second", "later_token")):
@@ -102,7 +102,7 @@ def test_displacements_and_images_of_an_edited_head_use_the_edited_operators(fet
     header, _ = fetch("images/1/2", edits=[EDIT])
     assert header["edited"]
     for image in IMAGES:
-        pairs = rs.distorted_pairs(trace, layer=1, head=2, image=image, top=N_PAIRS)
+        pairs = rs.distorted_pairs(trace, layer=1, head=2, projection=image, top=N_PAIRS)
         assert [pair["first"] for pair in header["pairs"][image]["torn"]] == pairs["earlier_token"].sel(
             kind="torn"
         ).values.tolist()

@@ -205,7 +205,7 @@ class Heads:
         head_outputs: Float[Tensor, "*b c n e"],
         x: Float[Tensor, "*texts n d"],
         head_indices: list[int] | None = None,
-        all_outputs: Float[Tensor, "*b h n e"] | None = None,
+        all_outputs: Float[Tensor, "*b h n v"] | None = None,
     ) -> Float[Tensor, "*b c n e"]:
         """Head outputs (of all or some heads) times the factors of every token: of a gate and of a norm of all heads.
 

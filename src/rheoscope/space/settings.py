@@ -67,7 +67,7 @@ SpaceName = Annotated[str, Choices(("raw", "normed", "sphere"))]
 """The space of the points: raw, after the final norm, or as directions."""
 Grain = Annotated[str, Choices(("layer", "half"))]
 """Points after every layer or after every half-layer."""
-ImageName = Annotated[str, Choices(("query", "key", "content"))]
+ProjectionName = Annotated[str, Choices(("query", "key", "content"))]
 """The projection whose image is analysed."""
 
 

@@ -20,7 +20,7 @@ from rheoscope.pretrained.finder import describe_network
 from rheoscope.pretrained.output_edits import edit_outputs
 from rheoscope.running.certificate import closure_error
 from rheoscope.shapes import RheoscopeError
-from tests.covers.test_reversed_attention import autograd_gradient
+from tests.covers.cases import autograd_gradient
 from tests.pretrained.cases import gap, text
 from tests.pretrained.finder.networks import NETWORKS, build
 

@@ -21,7 +21,7 @@ from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.pair_distances import centred_inner_products, distances, upper_triangle
 from rheoscope.space.report_run import ReportRun, Settings, SettingsByKey
 from rheoscope.space.results import Results
-from rheoscope.space.settings import HeadIndex, ImageName, LayerIndex, Top
+from rheoscope.space.settings import HeadIndex, LayerIndex, ProjectionName, Top
 from rheoscope.space.trace import Trace
 from rheoscope.statistics.ranks import centred_ranks
 
@@ -36,7 +36,7 @@ def distorted_pairs(
     trace: Trace,
     layer: LayerIndex = -1,
     head: HeadIndex = 0,
-    image: ImageName = "query",
+    projection: ProjectionName = "query",
     top: Top = 5,
     keep_massive: bool = False,
 ) -> "xarray.Dataset":
@@ -45,7 +45,7 @@ def distorted_pairs(
     **Question** Which similar tokens does this head separate, and which dissimilar tokens does it merge?
 
     **Formula** Every pair has a rank among all distances in E and a rank among all distances in the image, both scaled to
-    [0, 1]. The image is x̂M (`"query"`), x̂Mᵀ (`"key"`) or x̂F (`"content"`). `torn` pairs have the largest increase in
+    [0, 1]. The image of a `projection` is x̂M (`"query"`), x̂Mᵀ (`"key"`) or x̂F (`"content"`). `torn` pairs have the largest increase in
     rank, `glued` pairs the largest decrease. Pairs at distance 0 in E are left out.
 
     **Settings** A negative `layer` counts from the end. `top` is the number of pairs of each kind.
@@ -65,17 +65,17 @@ def distorted_pairs(
     True
     """
     layer = resolve_layer(trace.view, layer, head)
-    if image not in IMAGES:
+    if projection not in IMAGES:
         raise RheoscopeError(
             Message(
                 "{name} must be one of {expected}, got {received!r}",
-                name="image",
+                name="projection",
                 expected=", ".join(IMAGES),
-                received=image,
+                received=projection,
             ),
-            use(image=IMAGES[0]),
+            use(projection=IMAGES[0]),
         )
-    pair_values = kernel(list(read_layers(trace, keep_massive, min_tokens=3))[layer], head, image)
+    pair_values = kernel(list(read_layers(trace, keep_massive, min_tokens=3))[layer], head, projection)
     if not 1 <= top <= len(pair_values["distance_rank_before"]):
         pairs = len(pair_values["distance_rank_before"])
         raise RheoscopeError(
@@ -96,14 +96,15 @@ def distorted_pairs(
         )
         for member in ("earlier_token", "later_token")
     }
-    attributes = provenance(trace, keep_massive, layer=layer, head=head, image=image, top=top)
+    attributes = provenance(trace, keep_massive, layer=layer, head=head, projection=projection, top=top)
     return DISTORTED_PAIRS.label(values, {"kind": list(KINDS)} | token_labels, attributes)
 
 
-def kernel(layer_input: LayerInput, head: int, image: str) -> dict[str, Tensor]:
+def kernel(layer_input: LayerInput, head: int, projection: str) -> dict[str, Tensor]:
     """The positions of every pair of tokens, and its distance ranks in E and in an image of one head."""
     return rank_changes(
-        layer_input, images_of_heads(layer_input.heads)[IMAGES.index(image)].apply(layer_input.x_hat.double())[head]
+        layer_input,
+        images_of_heads(layer_input.heads)[IMAGES.index(projection)].apply(layer_input.x_hat.double())[head],
     )
 
 

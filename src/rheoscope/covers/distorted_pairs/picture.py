@@ -22,11 +22,11 @@ IMAGE_NAMES = {"query": Message("as queries"), "key": Message("as keys"), "conte
 
 def picture(dataset: "xarray.Dataset") -> Picture:
     """One panel each for torn and glued pairs."""
-    layer, head, image = (dataset.attrs[name] for name in ("layer", "head", "image"))
+    layer, head, projection = (dataset.attrs[name] for name in ("layer", "head", "projection"))
     title = Message(
         "Pairs of tokens that {head} tears apart and glues together {image}",
         head=f"L{layer}.H{head}",
-        image=IMAGE_NAMES[str(image)],
+        image=IMAGE_NAMES[str(projection)],
     )
     return Picture(title, CAPTION, tuple(pair_panel(dataset, kind) for kind in PANEL_STYLES))
 

@@ -16,7 +16,7 @@ from rheoscope.space.operator import RANK_TOLERANCE
 from rheoscope.space.pair_distances import centred_inner_products, distances, upper_triangle
 from rheoscope.space.report_run import ReportRun
 from rheoscope.space.safe_arithmetic import at_least_float32, safe_divide
-from rheoscope.space.settings import Draws, ImageName, Seed
+from rheoscope.space.settings import Draws, ProjectionName, Seed
 from rheoscope.space.trace import Trace
 from rheoscope.statistics.ranks import unit_ranks
 
@@ -30,7 +30,7 @@ Similarity = Callable[[Tensor], Tensor]
 @torch.no_grad()
 def stack(
     trace: Trace,
-    image: ImageName = "query",
+    projection: ProjectionName = "query",
     draws: Draws = 20,
     seed: Seed = 0,
     keep_massive: bool = False,
@@ -47,7 +47,7 @@ def stack(
     the correlation, if it stretches a few directions much more than the others.
 
     **Settings**
-    `image` is the projection: `"query"` for x̂M, `"key"` for x̂Mᵀ, `"content"` for x̂F.
+    `projection` is `"query"` for x̂M, `"key"` for x̂Mᵀ, `"content"` for x̂F.
     `draws` is the number of null draws. The null rotates all heads by one random rotation of E, keeps their singular values and
     orders them greedily again. `draws=0` omits the null, the random orders and the random projections.
 
@@ -76,7 +76,7 @@ def stack(
     )
     rotations = random_head_rotations(trace.view.width, draws, seed, trace.points.device)
     for layer_input in read_layers(trace, keep_massive, min_tokens=4):
-        x_hat, head_image = layer_input.x_hat.double(), images_of_heads(layer_input.heads)[IMAGES.index(image)]
+        x_hat, head_image = layer_input.x_hat.double(), images_of_heads(layer_input.heads)[IMAGES.index(projection)]
         image_products, cloud_products = (
             image_products + centred_inner_products(head_image.apply(x_hat)).sum(0),
             cloud_products + centred_inner_products(x_hat),
@@ -94,7 +94,7 @@ def stack(
     heads = range(trace.view.heads)
     coords = {"layer": range(trace.view.layers), "head": heads, "other": heads}
     coords["heads_used"] = range(1, trace.view.heads + 1)
-    return STACK.label(values, coords, provenance(trace, keep_massive, image=image, draws=draws, seed=seed))
+    return STACK.label(values, coords, provenance(trace, keep_massive, projection=projection, draws=draws, seed=seed))
 
 
 def kernel(

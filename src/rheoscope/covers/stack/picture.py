@@ -33,7 +33,7 @@ def picture(dataset: "xarray.Dataset") -> Picture:
     """Curves over the number of heads, a map of layers, curves over depth, and the overlap of heads."""
     head_panels = recovery_panel(dataset), cka_panel(dataset), layer_map(dataset), best_and_all_panel(dataset)
     panels = (*head_panels, joint_rank_panel(dataset), cumulative_panel(dataset), overlap_panel(dataset))
-    return Picture(TITLES[str(dataset.attrs["image"])], CAPTION, panels)
+    return Picture(TITLES[str(dataset.attrs["projection"])], CAPTION, panels)
 
 
 def recovery_panel(dataset: "xarray.Dataset") -> Panel:
