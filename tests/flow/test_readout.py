@@ -111,6 +111,26 @@ def test_attribution_of_a_decoder_includes_cross_attention(name: str) -> None:
     assert "L1.cross.H3" in lens.component
 
 
+@pytest.mark.parametrize("name", list(linked.CASES))
+def test_what_a_decoder_reads_from_the_source(name: str) -> None:
+    """A slow twin: displacements by cross-attention from the points before and after it."""
+    trace = linked.traced(name, F64).target
+    lens = rs.readout(trace, token=3)
+    path = float(trace.points[:, 3].diff(dim=0).norm(dim=-1).sum())
+    total = 0.0
+    for layer in range(trace.view.layers):
+        after = next(index for index, step in enumerate(trace.steps) if step.layer == layer and step.is_cross)
+        update = trace.points[after, 3] - trace.points[after - 1, 3]
+        total += float(update.norm()) / path
+        for head, displacement in enumerate(trace.cross_attention_parts(layer)[0]):
+            row = lens.sel(cross_head=f"L{layer}.cross.H{head}")
+            np.testing.assert_allclose(row.source_weight.values, trace.cross_weights(layer, head)[3], atol=1e-12)
+            share = float(displacement[3] @ update / update.norm()) / path
+            assert float(row.source_path_share) == pytest.approx(share, abs=1e-9)
+    assert float(lens.cross_path_share) == pytest.approx(total, abs=1e-9)
+    assert lens.source_text.values.tolist() == linked.traced(name, F64).source.tokens
+
+
 def test_predictions_by_position_equal_single_readouts() -> None:
     trace = rs.load().trace("The keys to the cabinet are on the table in the hall, and the old cabinet is in it")
     lens = rs.readout(trace)

@@ -9,7 +9,9 @@ import torch
 import rheoscope as rs
 from rheoscope.flow.projection import top_axes_by_iteration, top_axes_by_svd
 from rheoscope.flow.trajectory.analysis import measures_from_displacements, measures_from_inner_products, random_signs
+from rheoscope.space.step import Step
 from tests.cases import EVERY, double, random, text, traced
+from tests.models import test_encoder_decoder as linked
 from tests.pretrained.cases import KINDS
 
 F64 = torch.float64
@@ -151,3 +153,16 @@ def test_subspace_iteration_gives_the_axes_of_the_svd() -> None:
     flat = torch.zeros(1, 4, 4, dtype=F64)
     flat[0, 0, 0] = 2
     assert float(top_axes_by_iteration(flat)[0, 0, 0].abs()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["post", "branch"])
+def test_the_target_of_a_pair_has_the_path_of_its_source(name: str) -> None:
+    pair = linked.traced(name, F64)
+    result, source = rs.trajectory(pair.target), rs.trajectory(pair.source)
+    layers = np.array([Step.parse(str(step)).layer for step in source.step.values])
+    medians = np.median(source.relative_speed.values, axis=1)
+    expected = [medians[layers == layer].sum() for layer in range(pair.source.view.layers)]
+    np.testing.assert_allclose(result.source_path.values, expected)
+    assert float(result.source_straightness) == pytest.approx(float(source.straightness.mean()))
+    assert float(result.source_straightness_null) == pytest.approx(float(source.straightness_null.mean()))
+    assert "source_path" not in source

@@ -71,7 +71,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class StoryEntry:
-    """A line of a story: its title, its sentence, and the command that shows more (`deeper`)."""
+    """A line of a story: its title, its sentence, and the command that shows more (`deeper`; empty if there is none)."""
 
     title: str
     sentence: str

@@ -53,12 +53,17 @@ def block_html(block: Block) -> str:
 def story_html(block: Story) -> str:
     """Every line with its title, its sentence, and the command that shows more. Pictures follow, with their captions."""
     items = [
-        f"<dt>{html_text(line.title)}</dt><dd>{html_text(line.sentence)} <code>{html_text(line.deeper)}</code></dd>"
+        f"<dt>{html_text(line.title)}</dt><dd>{html_text(line.sentence)}{deeper_html(line.deeper)}</dd>"
         for line in block.lines
     ]
     note = f'<p class="caption">{html_text(block.note)}</p>' if block.note else ""
     pictures = f'<div class="panels story">{"".join(map(captioned_html, block.panels))}</div>' if block.panels else ""
     return f'<dl class="story">{"".join(items)}</dl>{note}{pictures}'
+
+
+def deeper_html(command: str) -> str:
+    """The command behind a line of a story. Empty without one."""
+    return f" <code>{html_text(command)}</code>" if command else ""
 
 
 def commands_html(block: Commands) -> str:

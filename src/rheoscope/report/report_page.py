@@ -62,7 +62,8 @@ def report_page(plan: ReportPlan, results: Results) -> Page:
 
 def _report_page(plan: ReportPlan, results: Results) -> Page:
     page = Page(plan.title(results), text_blocks.lead_text(results))
-    tokens: list[Block] = [] if results.trace is None else [text_blocks.token_block(results)]
+    tokens: list[Block] = [*text_blocks.source_blocks(results)]
+    tokens += [] if results.trace is None else [text_blocks.token_block(results)]
     pictures = result_pictures(results)
     first, others = (
         merge_stories(

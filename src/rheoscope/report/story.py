@@ -89,7 +89,7 @@ def line_blocks(line: StoryLine) -> Callable[[Results], list[Block]]:
 
     def blocks(results: Results) -> list[Block]:
         heading = story_heading(results) if line is STORY_LINES[0] else ""
-        deeper = f"{line.deeper} TEXT"
+        deeper = "" if results.view.cross_heads else f"{line.deeper} TEXT"  # other commands read no target
         lines = [StoryEntry(line.title, line.sentence(results), deeper)] if line.has_result(results) else []
         return [Story(heading, lines)] if heading or lines else []
 

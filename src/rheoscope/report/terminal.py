@@ -44,6 +44,9 @@ class Terminal:
     def print_header(self, results: Results) -> None:
         """The model and the text."""
         self.print_line(text_blocks.model_line(results), "dim")
+        for block in text_blocks.source_blocks(results):
+            tokens = join(" ", block.token_texts)
+            self.print_line(Message("source of {n} tokens: {tokens}", n=len(block.token_texts), tokens=tokens))
         if results.trace is not None:
             tokens = join(" ", text_blocks.token_block(results).token_texts)
             count = text_blocks.token_count(results)

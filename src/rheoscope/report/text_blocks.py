@@ -98,6 +98,15 @@ def token_block(results: Results, heading: str = Message("The text")) -> Tokens:
     return Tokens(heading, [display_token(token) for token in trace.tokens], tips, frozenset(massive_tokens))
 
 
+def source_blocks(results: Results, heading: str = Message("The source")) -> list[Tokens]:
+    """Every token of the source that the decoder of an encoder-decoder reads. Empty for other models."""
+    source = None if results.trace is None else results.trace.source_trace
+    if source is None:
+        return []
+    tips = [Message("token {index}", index=index) for index in range(len(source))]
+    return [Tokens(heading, [display_token(token) for token in source.tokens], tips, frozenset())]
+
+
 def skipped_blocks(results: Results, heading: str = Message("Skipped")) -> list[Block]:
     """The analyses without a result, each with the reason."""
     lines = [

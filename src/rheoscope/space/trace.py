@@ -34,8 +34,9 @@ class Trace:
 
     `input_steps[l]` is the step that layer l reads, `mid_steps[l]` the step after its attention. Steps in `unread_steps` are
     points that the model itself does not read (the midpoint of a parallel block). `memory` (S, d) holds the last points of the
-    source for cross-attention, before the encoder's last norm, and `memory_tokens` its tokens. `features` is the input of a model
-    that reads no text, such as the pixels of an image, and `patches` are the places of its tokens in the image.
+    source for cross-attention, before the encoder's last norm, and `memory_tokens` its tokens. `source_trace` is the whole Trace of
+    that source; a saved Trace has none. `features` is the input of a model that reads no text, such as the pixels of an image, and
+    `patches` are the places of its tokens in the image.
     """
 
     view: View
@@ -53,6 +54,7 @@ class Trace:
     features: Float[Tensor, "*size"] | None = None
     patches: Patches | None = None
     memory_tokens: list[str] | None = None
+    source_trace: "Trace | None" = field(default=None, repr=False)
     _displacement_cache: dict[int, FactoredDisplacements] = field(default_factory=dict, init=False, repr=False)
     _outputs: dict[int, Float[Tensor, "n he"]] = field(default_factory=dict, init=False, repr=False)
 

@@ -28,8 +28,8 @@ class Traces(Sequence[Trace]):
 
     `points` (b, p, n, d), `ids` and `is_token` (b, n) are padded on the right to the longest text. `is_token` is False at padding,
     and `lengths` (b) are the numbers of tokens. `traces[i]` is one text without padding, in the same memory; a slice is Traces
-    again. `steps`, `input_steps`, `mid_steps` and `unread_steps` are the same for all texts. `memories` and `memory_tokens` are the
-    sources of the targets of an encoder-decoder, one for each text, as in `Trace`.
+    again. `steps`, `input_steps`, `mid_steps` and `unread_steps` are the same for all texts. `memories`, `memory_tokens` and
+    `source_traces` are the sources of the targets of an encoder-decoder, one for each text, as in `Trace`.
 
     >>> import rheoscope as rs
     >>> traces = rs.load().trace(["The keys to the cabinet", "A cat"])
@@ -51,6 +51,7 @@ class Traces(Sequence[Trace]):
     unread_steps: frozenset[Step] = frozenset()
     memories: tuple[Float[Tensor, "_ d"], ...] = ()
     memory_tokens: tuple[list[str], ...] = ()
+    source_traces: tuple[Trace, ...] = ()
     _displacement_cache: dict[int, FactoredDisplacements] = field(default_factory=dict, init=False, repr=False)
     _outputs: dict[int, Float[Tensor, "b n he"]] = field(default_factory=dict, init=False, repr=False)
 
@@ -87,6 +88,7 @@ class Traces(Sequence[Trace]):
             logits=None if self.logits is None else self.logits[index],
             memories=self.memories[index],
             memory_tokens=self.memory_tokens[index],
+            source_traces=self.source_traces[index],
         )
         return sliced.with_outputs({layer: layer_outputs[index] for layer, layer_outputs in self._outputs.items()})
 
@@ -101,6 +103,7 @@ class Traces(Sequence[Trace]):
             self,
             memories=tuple(source.points[-1] for source in sources),
             memory_tokens=tuple(source.tokens for source in sources),
+            source_traces=tuple(sources),
         )
         return linked.with_outputs(self._outputs)
 
@@ -132,6 +135,7 @@ class Traces(Sequence[Trace]):
             unread_steps=trace.unread_steps,
             memories=() if trace.memory is None else (trace.memory,),
             memory_tokens=() if trace.memory_tokens is None else (trace.memory_tokens,),
+            source_traces=() if trace.source_trace is None else (trace.source_trace,),
         )
 
     @cached_property
@@ -273,6 +277,7 @@ class Traces(Sequence[Trace]):
             facts=dict(self.view.facts),
             memory=self.memories[index] if self.memories else None,
             memory_tokens=self.memory_tokens[index] if self.memory_tokens else None,
+            source_trace=self.source_traces[index] if self.source_traces else None,
         )
         return trace.with_outputs(
             {layer: layer_outputs[index, :n_tokens] for layer, layer_outputs in self._outputs.items()}

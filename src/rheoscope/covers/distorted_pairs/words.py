@@ -60,7 +60,7 @@ def first_pair(pairs: "xarray.Dataset") -> NamedPair:
 
 STORY = (
     StoryLine(
-        6,
+        8,
         "seen_through",
         Message("Seen through"),
         ("readout",),

@@ -66,14 +66,14 @@ def group_text(tokens: list[str]) -> str:
 
 STORY = (
     StoryLine(
-        7,
+        9,
         "groups",
         Message("Groups"),
         ("clusters",),
         "rheoscope analyse clusters",
         groups,
         min_tokens=MIN_TOKENS,
-        picture=StoryPicture(4, patch_map.panels),
+        picture=StoryPicture(5, patch_map.panels),
         number=clusters_per_token,
     ),
 )

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import block_numel, cache_block_numel
+from rheoscope.flow.readout.source_reading import source_coords, source_values
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
@@ -57,6 +58,8 @@ def readout(
     `log_probability_next_null_draws`, means over these tokens. (end, token): `predicted_token` (ids) and `predicted_probability` at
     the end of every layer. A bidirectional model (an encoder) has no `log_probability_next`. A masked language model has no
     `attribution`: it transforms the last points before its unembedding, so no component writes a fixed amount.
+    For the target of an encoder-decoder, (cross_head, source_token): `source_weight`, and (cross_head): `source_path_share`,
+    describe what `token` reads from the source. `cross_path_share` is the share of cross-attention in its path.
 
     **Settings** `target` is a token id. `top` is the number of listed tokens. `tokens_before` is the number of tokens before
     `token` whose predictions are listed.
@@ -86,7 +89,7 @@ def readout(
     if contributions:
         values["attribution"] = torch.stack(list(contributions.values()))
         values["logit_above_mean"] = values["attribution"].sum()
-    values |= earlier_predictions(trace, token, earlier_positions, draws, seed)
+    values |= earlier_predictions(trace, token, earlier_positions, draws, seed) | source_values(trace, token)
     coords: dict[str, Any] = {
         "point": [str(step) for step in trace.steps],
         "component": list(contributions),
@@ -94,6 +97,7 @@ def readout(
         "token": shown_positions,
         "token_text": ("token", [trace.tokens[position] for position in shown_positions]),
         "end": [str(trace.steps[point_index]) for point_index in end_points],
+        **source_coords(trace),
     }
     settings = {"space": "normed", "token": token, "target": target, "draws": draws, "seed": seed}
     return READOUT.label(values, coords, settings | trace.provenance)
@@ -321,6 +325,16 @@ READOUT = Analysis(
             ("component",),
             "contribution of the component to the target's logit minus the mean logit, with the scale of the final norm fixed",
         ),
+        "source_weight": Field(
+            ("cross_head", "source_token"),
+            "weight of a head of cross-attention, from the predicting token to a token of the source",
+        ),
+        "source_path_share": Field(
+            ("cross_head",),
+            "displacement of the predicting token by a head of cross-attention along that by its layer's cross-attention, "
+            "divided by the token's path length",
+        ),
+        "cross_path_share": Field((), "share of cross-attention in the path length of the predicting token"),
         "logit": Field((), "the model's own logit of the target at the last step, with its bias and its cap"),
         "logit_above_mean": Field(
             (), "logit of the target minus the mean logit of the vocabulary, before a cap; the sum of the attribution"

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from rheoscope.flow.readout import layer_bars
+from rheoscope.flow.readout import layer_bars, source_reading
 from rheoscope.messages.message import Message, Verbatim, join
 from rheoscope.messages.numbers import format_percent
 from rheoscope.picture.blocks import Block, Cell, Table
@@ -87,6 +87,16 @@ STORY = (
         written_by,
         required_fields=("attribution",),
         number=logit_above_mean,
+    ),
+    StoryLine(
+        4,
+        "from_source",
+        Message("From source"),
+        ("readout",),
+        "rheoscope analyse readout",
+        source_reading.read_from_source,
+        required_fields=("source_weight",),
+        picture=StoryPicture(4, source_reading.panels),
     ),
 )
 

@@ -40,7 +40,8 @@ def trajectory(
     **Returns** (step, token): `speed`, `relative_speed`. (turn, token): `turning`. (token): `path_length`, `chord`, `straightness`
     with its null. (draw): `straightness_null_draws`. (layer): `attention_share`. (layer, head): `head_speed`, `head_cosine`,
     always in the raw space. (layer, token): `straightness_so_far`. (point, token, axis): `plane_position` and (axis):
-    `plane_variance_share`, the paths projected on the plane of `frames`. Massive tokens are left out and listed in
+    `plane_variance_share`, the paths projected on the plane of `frames`. For the target of an encoder-decoder, (source_layer):
+    `source_path`, and `source_straightness` with its null, describe the source. Massive tokens are left out and listed in
     `attrs["massive"]`.
 
     **Laws** chord ≤ path length, so straightness lies in [0, 1]. Rotating E changes nothing. Scaling E scales lengths.
@@ -60,7 +61,7 @@ def trajectory(
     displacement = half_precision_displacements(raw_points, trace.view)
     values = point_statistics(trace, points, displacement if space == "raw" else None, points.norm(dim=-1), draws, seed)
     head_values = head_speeds_and_cosines(trace, raw_points, displacement, positions=clouds.positions)
-    values |= path_map(points, trace)
+    values |= path_map(points, trace) | source_values(trace, space, keep_massive)
     coords = {
         "point": list(clouds.steps),
         "step": list(clouds.steps[1:]),
@@ -68,6 +69,7 @@ def trajectory(
         "token_text": ("token", clouds.token_texts),
         "layer": range(trace.view.layers),
         "head": range(trace.view.heads),
+        "source_layer": range(0 if trace.source_trace is None else trace.source_trace.view.layers),
     }
     values |= {"head_speed": head_values[0], "head_cosine": head_values[1]}
     return TRAJECTORY.label(values, coords, {"draws": draws, "seed": seed} | clouds.attributes)
@@ -99,6 +101,23 @@ def path_statistics(
     values = point_statistics(traces, points, displacement, lengths, draws, seed, valid)
     per_token = (name for name in values if "token" in TRAJECTORY.fields[name].dims)
     return values | {name: fill_invalid(values[name], valid, torch.nan) for name in per_token}
+
+
+@torch.no_grad()
+def source_values(trace: Trace, space: str, keep_massive: bool) -> dict[str, Tensor]:
+    """How the tokens of the source move through the encoder. Empty for a Trace without a source."""
+    source = trace.source_trace
+    if source is None:
+        return {}
+    paths = path_statistics(Traces.from_trace(source), space, 0, keep_massive=keep_massive)
+    relative_speeds = paths["relative_speed"][0].nanmedian(-1).values
+    layers = torch.tensor([step.layer for step in source.steps[1:]], device=relative_speeds.device)
+    source_path = [relative_speeds[layers == layer].sum() for layer in range(source.view.layers)]
+    return {
+        "source_path": torch.stack(source_path),
+        "source_straightness": paths["straightness"].nanmean(),
+        "source_straightness_null": paths["straightness_null"].nanmean(),
+    }
 
 
 def layer_end_points(trace: Trace | Traces) -> list[int]:
@@ -294,6 +313,18 @@ TRAJECTORY = Analysis(
             ("axis",), "share of the variance of the directions at all points along each principal component"
         ),
         "attention_share": Field(("layer",), "share of attention in the path length of the layer; the rest is the MLP"),
+        "source_path": Field(
+            ("source_layer",),
+            "path length of a token of the source in a layer of the encoder, relative to its norm before each step; median over tokens",
+        ),
+        "source_straightness": Field(
+            (),
+            "chord divided by path length of a token of the source in the encoder, mean over tokens",
+            null="source_straightness_null",
+        ),
+        "source_straightness_null": Field(
+            (), "mean straightness of the tokens of the source for displacements in random directions"
+        ),
         "head_speed": Field(
             ("layer", "head"),
             "mean over tokens of ‖Δ_h‖, the head's displacement in the residual stream without the value bias",

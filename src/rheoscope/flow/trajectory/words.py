@@ -75,6 +75,19 @@ def movement(results: Results) -> Message:
     """How far each layer moves the tokens, as bars, and how straight their paths are."""
     trajectory = results.datasets["trajectory"]
     lengths = np.array([relative_path_length(trajectory, layer) for layer in range(trajectory.sizes["layer"])])
+    null = float(trajectory.straightness_null.mean())
+    return path_summary(lengths, mean_straightness(results), null, typical_range(results, "movement", format_number))
+
+
+def source_movement(results: Results) -> Message:
+    """The same for the tokens of the source of an encoder-decoder."""
+    trajectory = results.datasets["trajectory"]
+    straightness, null = float(trajectory.source_straightness), float(trajectory.source_straightness_null)
+    return path_summary(trajectory.source_path.values, straightness, null)
+
+
+def path_summary(lengths: np.ndarray, straightness: float, null: float, typical: Message | str = "") -> Message:
+    """The path length in every layer as bars, and the straightness with its null."""
     most = int(lengths.argmax())
     return Message(
         "embed {bars} L{last}, most in L{most} ({length} times the norm of a token); straightness {straightness} "
@@ -83,9 +96,9 @@ def movement(results: Results) -> Message:
         last=len(lengths) - 1,
         most=most,
         length=format_number(float(lengths[most])),
-        straightness=format_number(mean_straightness(results)),
-        null=format_number(float(trajectory.straightness_null.mean())),
-        typical=typical_range(results, "movement", format_number),
+        straightness=format_number(straightness),
+        null=format_number(null),
+        typical=typical,
     )
 
 
@@ -105,7 +118,16 @@ def bars(values: np.ndarray) -> str:
 
 STORY = (
     StoryLine(
-        4,
+        5,
+        "source_path",
+        Message("Source path"),
+        ("trajectory",),
+        "rheoscope analyse trajectory",
+        source_movement,
+        required_fields=("source_path",),
+    ),
+    StoryLine(
+        6,
         "movement",
         Message("Movement"),
         ("trajectory",),

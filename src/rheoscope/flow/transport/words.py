@@ -71,7 +71,7 @@ def prediction_condition(transport: "xarray.Dataset") -> Message:
 
 STORY = (
     StoryLine(
-        order=5,
+        order=7,
         name="destination",
         title=Message("Destination"),
         needs=("transport",),
