@@ -46,7 +46,7 @@ def load(
 
     **Settings**
     `source` is a Hub name, a directory, or a built model of `transformers` or `rheoscope.models` (with `tokenizer=`). Without
-    it, or with "default", the small model of the package is loaded.
+    it, or with "default", the small model of the package is loaded. `"name#vision"` is the vision tower of a model with towers.
     `untrained=True` initialises the same architecture as its family does, and reads no weight file. It is the untrained
     control that every claim about training needs. `seed` chooses the initial weights.
     `device` defaults to a working GPU, else to the CPU. A built model stays on its device. `device="auto"` spreads the layers

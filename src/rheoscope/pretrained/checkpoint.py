@@ -19,6 +19,7 @@ from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.network_inputs import load_processor, reads_tokens
 from rheoscope.pretrained.quantised_sources import locate_gguf, quantisation_error, refuse_conversion, require_gguf
+from rheoscope.pretrained.towers import select_tower, split_tower
 from rheoscope.pretrained.unsupported_networks import check_supported
 from rheoscope.running.loading_stages import Progress, progress_stage
 from rheoscope.running.network_copy import copy_if_needed
@@ -113,8 +114,10 @@ def _load_network(
     init_seed: int | None,
     stream: bool | None,
 ) -> tuple[Any, Any, tuple[str, ...]]:
+    source, tower = split_tower(source)
     source, config, options = _read_config(source, revision, needs_weights=init_seed is None)
     network, ignored = _load_weights(source, config, device, dtype, options, init_seed, stream)
+    network = select_tower(network, str(source), tower)
     if not reads_tokens(network):
         return network, load_processor(source, options), ignored
     return network, _load_tokenizer(source, options), ignored
@@ -124,7 +127,7 @@ def read_config(source: str | Path, revision: str | None) -> Any:
     """The config of a hub name or of a directory, which needs no weights."""
     _require_transformers()
     with silence_libraries():
-        return _read_config(source, revision, needs_weights=False)[1]
+        return _read_config(split_tower(source)[0], revision, needs_weights=False)[1]
 
 
 def _read_config(

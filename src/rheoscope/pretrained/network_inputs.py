@@ -21,7 +21,9 @@ DEFAULT_CHANNELS, SECOND = 3, 16_000
 
 def main_input(network: Any) -> str:
     """The name of the input from which a network computes its first points."""
-    name = getattr(network, "main_input_name", TOKEN_INPUT)
+    name, parameters = getattr(network, "main_input_name", TOKEN_INPUT), inspect.signature(network.forward).parameters
+    if name not in parameters:  # some vision towers do not declare theirs
+        name = next((x for x in FEATURE_INPUTS if x in parameters), name)
     return name if name in FEATURE_INPUTS else TOKEN_INPUT
 
 

@@ -11,6 +11,7 @@ from rheoscope.messages.message import Message
 from rheoscope.pretrained.adapter_layers import adapter_names
 from rheoscope.pretrained.adapters import Adapter, attach_adapter, base_network, resolve_adapter, with_adapter
 from rheoscope.pretrained.checkpoint import load_network, prepare_network
+from rheoscope.pretrained.towers import only_tower
 from rheoscope.running.loading_stages import Progress
 from rheoscope.shapes import RheoscopeError
 
@@ -42,6 +43,7 @@ def open_network(
     """The network of a source. `init_seed` gives its architecture with initial weights. `stream` leaves the weights in their files."""
     if isinstance(source, nn.Module):
         network = prepare_network(with_adapter(base_network(source, adapter), adapter), device, dtype, init_seed)
+        network = only_tower(network)
         base_name = getattr(network.config, "_name_or_path", "") or type(network).__name__
         return OpenNetwork(network, " + ".join([base_name, *adapter_names(network)]))
     if not isinstance(source, str | Path):
