@@ -191,7 +191,7 @@ def _check_input(network: Any) -> None:
 def randomise(network: nn.Module) -> nn.Module:
     """Random matrices that keep the length of their input, and random gains and biases, so that nothing keeps its initial value."""
     generator = torch.Generator().manual_seed(1)
-    for x in network.parameters():
+    for x in (x for x in network.parameters() if x.requires_grad):  # a table of sines is no free parameter
         noise = torch.randn(x.shape, generator=generator).to(x)
         if x.ndim <= 1:
             x.add_(0.3 * noise)

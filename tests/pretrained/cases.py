@@ -112,9 +112,9 @@ def random(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor
 
 @torch.no_grad()
 def randomised(network: Any, seed: int = 0, size: float = 0.25) -> Any:
-    """Add noise to every parameter: enough for sharp attention, and for gains and biases to matter."""
+    """Add noise to every free parameter: enough for sharp attention, and for gains and biases to matter."""
     generator = Generator().manual_seed(seed)
-    for x in network.parameters():
+    for x in (x for x in network.parameters() if x.requires_grad):  # a table of sines is none
         x.add_(torch.randn(x.shape, generator=generator) * size)
     return network.eval()
 

@@ -72,11 +72,15 @@ class NormAcrossHeads(Norm):
     """A norm of queries or keys that divides the rows (h, n, k) of all heads by one length per token."""
 
     def normalise(self, x: Float[Tensor, "*b h n k"]) -> Float[Tensor, "*b h n k"]:
-        return x * self.scale(x)
+        return self.centre(x) * self.scale(x)
+
+    def centre(self, x: Float[Tensor, "*b h n k"]) -> Float[Tensor, "*b h n k"]:
+        """x minus its mean over the coordinates of all heads, under LayerNorm."""
+        return x - x.mean((-3, -1), keepdim=True) if self.subtracts_mean else x
 
     def scale(self, x: Float[Tensor, "*b h n k"]) -> Float[Tensor, "*b 1 n 1"]:
         assert self.eps is not None
-        return (x.square().mean((-3, -1), keepdim=True) + self.eps).rsqrt()
+        return (self.centre(x).square().mean((-3, -1), keepdim=True) + self.eps).rsqrt()
 
 
 @dataclass(frozen=True, eq=False)

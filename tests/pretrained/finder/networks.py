@@ -40,6 +40,19 @@ HYBRID = {
     "head_dim": 16,
 }
 
+GEMMA3N = {
+    **GROUPED,
+    "head_dim": 8,
+    "num_kv_shared_layers": 0,
+    "activation_sparsity_pattern": [0.0] * 2,
+    "laurel_rank": 4,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "intermediate_size": [24] * 2,
+    "hidden_size_per_layer_input": 4,
+    "vocab_size_per_layer_input": 40,
+}
+"""Four clouds of points that every layer mixes."""
+JETMOE = {**PLAIN, "num_key_value_heads": 2, "kv_channels": 8, "num_local_experts": 2, "num_experts_per_tok": 2}
 LLAMA4 = {
     **GROUPED,
     "intermediate_size_mlp": 24,
@@ -83,12 +96,16 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     "bloom": lambda: hf.BloomForCausalLM(hf.BloomConfig(**BLOOM)),
     "cohere": lambda: hf.CohereForCausalLM(hf.CohereConfig(**GROUPED, use_qk_norm=True, logit_scale=0.5)),
     "cohere2": lambda: hf.Cohere2ForCausalLM(hf.Cohere2Config(**GROUPED, sliding_window=5, logit_scale=0.5)),
+    "deepseek_v32": lambda: hf.DeepseekV32ForCausalLM(
+        hf.DeepseekV32Config(**DEEPSEEK | {"num_local_experts": 4}, index_topk=32, index_n_heads=2, index_head_dim=8)
+    ),
     "deepseek_v3": lambda: hf.DeepseekV3ForCausalLM(hf.DeepseekV3Config(**DEEPSEEK)),
     "diffllama": lambda: hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**GROUPED)),
     "distilbert": lambda: hf.DistilBertForMaskedLM(
         hf.DistilBertConfig(dim=32, hidden_dim=24, n_layers=2, n_heads=4, vocab_size=40)
     ),
     "electra": lambda: hf.ElectraForMaskedLM(hf.ElectraConfig(**PLAIN, embedding_size=12)),
+    "esmc": lambda: hf.EsmcForMaskedLM(hf.EsmcConfig(**PLAIN | {"num_key_value_heads": 4})),
     "falcon_h1": lambda: hf.FalconH1ForCausalLM(hf.FalconH1Config(**GROUPED | {"num_hidden_layers": 1}, **MAMBA)),
     "falcon": lambda: hf.FalconForCausalLM(hf.FalconConfig(**PLAIN, new_decoder_architecture=False)),
     "gemma2": lambda: hf.Gemma2ForCausalLM(
@@ -113,6 +130,7 @@ NETWORKS: dict[str, Callable[[], Any]] = {
             **GROUPED, residual_multiplier=0.3, embedding_multiplier=3.0, logits_scaling=2.0, attention_multiplier=0.2
         )
     ),
+    "ibert": lambda: hf.IBertForMaskedLM(hf.IBertConfig(**PLAIN | {"pad_token_id": 1, "bos_token_id": 0})),
     "llama4": lambda: hf.Llama4ForCausalLM(hf.Llama4TextConfig(**LLAMA4)),
     "minimax": lambda: hf.MiniMaxForCausalLM(hf.MiniMaxConfig(**MINIMAX)),
     "mpnet": lambda: hf.MPNetForMaskedLM(hf.MPNetConfig(**PLAIN | {"pad_token_id": 1, "bos_token_id": 0})),
@@ -124,13 +142,33 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     ),
     "nanochat": lambda: hf.NanoChatForCausalLM(hf.NanoChatConfig(**GROUPED)),
     "olmo2": lambda: hf.Olmo2ForCausalLM(hf.Olmo2Config(**GROUPED)),
+    "olmo2_from_position_1": lambda: Olmo2FromPosition1(hf.Olmo2Config(**GROUPED)),
     "persimmon": lambda: hf.PersimmonForCausalLM(hf.PersimmonConfig(**PLAIN)),
     "phi": lambda: hf.PhiForCausalLM(hf.PhiConfig(**PLAIN, partial_rotary_factor=0.5, qk_layernorm=True)),
     "qwen3_next": lambda: hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig(**HYBRID)),
+    "roc_bert": lambda: hf.RoCBertForMaskedLM(
+        hf.RoCBertConfig(
+            **PLAIN,
+            shape_embed_dim=8,
+            pronunciation_embed_dim=8,
+            pronunciation_vocab_size=9,
+            shape_vocab_size=9,
+        )
+    ),
+    "roformer": lambda: hf.RoFormerForMaskedLM(hf.RoFormerConfig(**PLAIN)),
+    "visual_bert": lambda: hf.VisualBertModel(hf.VisualBertConfig(**PLAIN, visual_embedding_dim=8)),
     "xlm_roberta": lambda: hf.XLMRobertaForMaskedLM(
         hf.XLMRobertaConfig(**PLAIN | {"pad_token_id": 1, "bos_token_id": 0})
     ),
 }
+
+
+class Olmo2FromPosition1(hf.Olmo2ForCausalLM):
+    """Positions are counted from 1, as in PaliGemma."""
+
+    def forward(self, input_ids: torch.Tensor, **inputs: Any) -> Any:
+        positions = torch.arange(1, input_ids.shape[1] + 1)[None]
+        return super().forward(input_ids=input_ids, **inputs | {"position_ids": positions})
 
 
 def bitnet_with_layer_norms() -> Any:

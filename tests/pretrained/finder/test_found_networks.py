@@ -22,11 +22,13 @@ from rheoscope.running.certificate import closure_error
 from rheoscope.shapes import RheoscopeError
 from tests.covers.cases import autograd_gradient
 from tests.pretrained.cases import gap, text
-from tests.pretrained.finder.networks import NETWORKS, build
+from tests.pretrained.finder.networks import GEMMA3N, JETMOE, NETWORKS, build
 
 FLOAT32_ISLANDS = 2e-6
 """Rotary tables and RMSNorms run in float32 inside a float64 network."""
-ENCODERS = ("albert", "distilbert", "electra", "mpnet", "xlm_roberta")
+ENCODERS = (
+    "albert", "distilbert", "electra", "esmc", "ibert", "mpnet", "roc_bert", "roformer", "visual_bert", "xlm_roberta",
+)  # fmt: skip
 BY_OUTPUT = (
     "albert",
     "bitnet",
@@ -182,15 +184,22 @@ def test_a_network_in_training_mode_is_described_without_its_dropout() -> None:
     assert all(module.training for module in network.modules())
 
 
+def test_modules_that_need_further_arguments_are_read_by_their_parts() -> None:
+    """The intermediate layer of I-BERT needs a scale too."""
+    trace = loaded("ibert").trace(text())
+    middle, total = trace.points_at("L0.resid_mid"), trace.points_at("L0.mlp_sum")
+    assert gap(middle + trace.view.mlps[0](middle), total) < FLOAT32_ISLANDS
+
+
 def test_experts_read_a_cloud_without_a_batch() -> None:
     trace = loaded("gpt_oss").trace(text())
     middle, after = trace.points[trace.mid_steps[0]], trace.layer_input(1)
     assert gap(middle + trace.view.mlps[0](middle), after) < FLOAT32_ISLANDS
 
 
-@pytest.mark.parametrize("name", ["ministral3", "llama4"])
+@pytest.mark.parametrize("name", ["ministral3", "llama4", "deepseek_v32"])
 def test_texts_are_as_long_as_scores_depend_on_distances(name: str) -> None:
-    """Beyond 32 tokens, queries grow with their position."""
+    """Beyond 32 tokens, queries grow with their position, or choose 32 of their keys."""
     assert loaded(name).view.context_length == 32
     with pytest.raises(RheoscopeError, match="the model reads at most 32"):
         loaded(name).trace(text(n=33))
@@ -226,6 +235,32 @@ def test_an_operation_outside_the_grammar_is_named() -> None:
     network.model.layers[1].self_attn.v_proj = Gated(network.model.layers[1].self_attn.v_proj)
     with pytest.raises(RheoscopeError, match="Gated: sinh lies between the tokens and the scores"):
         rs.load(network)
+
+
+@pytest.mark.parametrize(
+    ("network", "reason"),
+    [
+        (
+            lambda: hf.Gemma3nForCausalLM(hf.Gemma3nTextConfig(**GEMMA3N)),
+            "Gemma3nTextDecoderLayer: bmm of Gemma3nTextDecoderLayer mixes 4 clouds of points, expected 1 cloud",
+        ),
+        (
+            lambda: hf.JetMoeForCausalLM(hf.JetMoeConfig(**JETMOE)),
+            "JetMoeAttention: index_add routes tokens to experts before the scores",
+        ),
+        (
+            lambda: hf.XLNetLMHeadModel(hf.XLNetConfig(d_model=32, n_layer=1, n_head=4, d_inner=24, vocab_size=40)),
+            r"XLNetLayer reads points of shape \(11, 1, 32\), expected 11 rows",
+        ),
+        (
+            lambda: hf.CanineModel(hf.CanineConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4)),
+            "CanineModel has no table of token embeddings, or several, expected 1",
+        ),
+    ],
+)
+def test_what_cannot_be_expressed_is_refused_by_operation_and_module(network: Any, reason: str) -> None:
+    with pytest.raises(RheoscopeError, match=reason):
+        rs.load(network().eval())
 
 
 def test_a_wrong_description_is_refused_by_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,6 +286,12 @@ MUTANTS: dict[str, dict[str, Mutation]] = {
         ),
         "no gain of the norm of keys": changed_norm("k_norm", gain=None),
     },
+    "esmc": {
+        "no centring across heads": changed_norm("q_norm", subtracts_mean=False),
+        "a centred norm per head in place of one across heads": lambda heads: replace(
+            heads, k_norm=Norm(lambda x: x, heads.k_norm.gain, None, heads.k_norm.eps, True)  # type: ignore[union-attr]
+        ),
+    },
     "deepseek_v3": {
         "no norm of latent queries": without("q_norm"),
         "no norm of latent values": without("v_norm"),

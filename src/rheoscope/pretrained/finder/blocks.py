@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from rheoscope.messages.message import Message
+from rheoscope.pretrained.finder.chains import LAYOUT_OPERATIONS, MATRIX_PRODUCTS
 from rheoscope.pretrained.finder.projections import same_numbers
-from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value
+from rheoscope.pretrained.finder.tape import ModuleCall, Operation, Tape, Value
 from rheoscope.shapes import RheoscopeError
 
 
@@ -94,10 +95,52 @@ def _block_call(tape: Tape, members: set[nn.Module], softmax: int, softmaxes: li
 def _block(tape: Tape, call: ModuleCall, softmax: int) -> Block:
     points, output = _clouds(tape, call)
     if points is None or output is None or tape.tensors[points].shape[-1] != tape.tensors[output].shape[-1]:
-        raise RheoscopeError(
-            Message("{module} does not map one cloud of points to another", module=type(call.module).__name__)
-        )
+        raise _no_cloud(tape, call)
     return Block(call, points, output, softmax)
+
+
+def _no_cloud(tape: Tape, call: ModuleCall) -> RheoscopeError:
+    """What a block reads in place of one cloud: several clouds (Gemma 3n), or a text of another length."""
+    module, n = type(call.module).__name__, tape.n_tokens
+    tensors = {
+        v: tape.tensors[v] for v in call.inputs if tape.tensors[v].is_floating_point() and tape.tensors[v].ndim > 2
+    }
+    for value, x in tensors.items():
+        n_clouds = x.numel() // (n * x.shape[-1])
+        if n in x.shape[:-1] and n_clouds > 1:
+            mixer = _first_product(tape, value, call)
+            return RheoscopeError(
+                Message(
+                    "{module}: {operation} of {mixer} mixes {n} clouds of points, expected 1 cloud",
+                    module=module,
+                    n=n_clouds,
+                    operation=mixer.name,
+                    mixer=type(mixer.module).__name__,
+                )
+            )
+    return RheoscopeError(
+        Message(
+            "{module} reads points of shape {shape}, expected {n} rows, 1 for each token",
+            module=module,
+            shape=str(next((tuple(x.shape) for x in tensors.values()), ())),
+            n=n,
+        )
+    )
+
+
+def _first_product(tape: Tape, value: Value, call: ModuleCall) -> Operation:
+    """The first matrix product of a tensor in a call, before anything but its layout changes; else the first of what it becomes."""
+    operations = tape.operations[call.first_operation : call.last_operation]
+    for names in (LAYOUT_OPERATIONS, None):
+        reached = {value}
+        for operation in operations:
+            if reached.isdisjoint(operation.operands):
+                continue
+            if operation.name in MATRIX_PRODUCTS:
+                return operation
+            if names is None or operation.name in names:
+                reached.update(operation.results)
+    return operations[0]
 
 
 def _clouds(tape: Tape, call: ModuleCall) -> tuple[Value | None, Value | None]:

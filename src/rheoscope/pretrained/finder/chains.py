@@ -23,6 +23,8 @@ LAYOUT_OPERATIONS = frozenset({
 """Operations that move numbers and do not change them."""
 LINEAR_OPERATIONS = frozenset({"neg", "add", "sub", "rsub", "mul", "div"})
 """Operations that are linear in the tokens if at most one factor depends on them."""
+ROUTING_OPERATIONS = frozenset({"index_add", "index_put", "scatter_add"})
+"""Operations that collect the results of experts."""
 MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "matmul"})
 
 
@@ -129,6 +131,14 @@ def _value(argument: object) -> Value | None:
 
 
 def unknown_operation(operation: Operation) -> RheoscopeError:
+    if operation.name in ROUTING_OPERATIONS:
+        return RheoscopeError(
+            Message(
+                "{module}: {operation} routes tokens to experts before the scores, so M has no single matrix of queries",
+                module=type(operation.module).__name__,
+                operation=operation.name,
+            )
+        )
     return RheoscopeError(
         Message(
             "{module}: {operation} lies between the tokens and the scores, which no operator describes",

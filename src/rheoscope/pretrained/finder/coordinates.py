@@ -80,8 +80,31 @@ def coordinate_map(
     return tape.share(key, lambda: _coordinate_map(tape, source, target, {}))
 
 
+def is_positions(tape: Tape, value: Value) -> bool:
+    """Whether a tensor counts the tokens, from any number on."""
+    x = tape.tensors[value]
+    if x.is_floating_point() or x.dtype is torch.bool or x.shape[-1:] != (tape.n_tokens,) or x.numel() % tape.n_tokens:
+        return False
+    steps = x.reshape(-1, tape.n_tokens).diff(dim=-1)
+    return bool((steps == 1).all())
+
+
+def _positions_from_zero(tape: Tape, source: Value, target: Value) -> dict[Value, Tensor]:
+    """Positions behind a tensor that begin at another number, from 0 on, so that rotations begin at the identity (PaliGemma)."""
+    later = tape.share("later positions", lambda: _later_positions(tape))
+    behind = tape.ancestors(target, {source}) if later else set()
+    return {v: x for v, x in later.items() if v in behind}
+
+
+def _later_positions(tape: Tape) -> dict[Value, Tensor]:
+    counts = [v for v in range(len(tape.tensors)) if is_positions(tape, v)]
+    firsts = {v: int(tape.tensors[v].flatten()[0]) for v in counts}
+    return {v: tape.tensors[v] - first for v, first in firsts.items() if first}
+
+
 def _coordinate_map(tape: Tape, source: Value, target: Value, constants: dict[Value, Tensor]) -> CoordinateMap:
     n_coordinates = tape.tensors[source].numel() // tape.n_tokens
+    constants = _positions_from_zero(tape, source, target) | constants
 
     def arrives(numbers: Float[Tensor, " c"]) -> Float[Tensor, " t"]:
         rows = from_token_rows(tape, numbers.expand(tape.n_tokens, -1), source)

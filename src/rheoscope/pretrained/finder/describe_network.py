@@ -20,6 +20,7 @@ from rheoscope.pretrained.finder.feed_forward import feed_forward
 from rheoscope.pretrained.finder.gates import gate_function, read_sinks
 from rheoscope.pretrained.finder.head_matrices import HeadProjection, head_projection, input_norm, join_coordinates
 from rheoscope.pretrained.finder.hook_points import attention_module, embed_tap, layer_taps
+from rheoscope.pretrained.finder.key_choice import longest_text_without_choice
 from rheoscope.pretrained.finder.masks import read_mask
 from rheoscope.pretrained.finder.outputs import read_outputs
 from rheoscope.pretrained.finder.plain_products import plain_products
@@ -40,6 +41,7 @@ from rheoscope.pretrained.finder.stream_ends import (
     prediction_head,
     read_embedding,
     read_unembedding,
+    token_table,
 )
 from rheoscope.pretrained.finder.tape import Tape, Value, record_tape
 from rheoscope.pretrained.finder.temperature import longest_text_without_growth
@@ -91,7 +93,7 @@ def describe_stack(
 ) -> ModelDescription:
     """The description of a stack of layers, from the embedding to its last norm."""
     points = layers[0].block.points
-    table = network.get_input_embeddings() if reads_tokens(network) else no_vocabulary(tape, points)
+    table = token_table(network) if reads_tokens(network) else no_vocabulary(tape, points)
     embedding = read_embedding(tape, table, points)
     streams = [block.stream for block in blocks]
     limits = [n for n in (longest_text(tape), *(block.longest_text for block in blocks)) if n is not None]
@@ -104,7 +106,7 @@ def describe_stack(
         attention_modules=tuple(attention_module(tape, layer.block) for layer in layers),
         output_projections=tuple(block.output_projection for block in blocks),
         mlps=tuple(feed_forward(tape, *pair) for pair in zip(layers, streams, strict=True)),
-        embedding=table,
+        embedding=table if isinstance(table, nn.Embedding) else nn.Embedding.from_pretrained(table.weight),
         final_norm=find_final_norm(tape, layers[-1].output),
         embed_projection=embedding.projection,
         embed_scale=embedding.scale,
@@ -116,7 +118,7 @@ def describe_stack(
 def describe_logits(tape: Tape, network: Any, output: Value, is_encoder: bool) -> dict[str, Any]:
     """How logits follow from the last points: the factor and bias of the unembedding, or a chain of modules."""
     norm = find_final_norm(tape, output)
-    logits = logits_value(tape, output, len(network.get_input_embeddings().weight))
+    logits = logits_value(tape, output, len(token_table(network).weight))
     cap = getattr(network.config.get_text_config(), "final_logit_softcapping", None)
     unembedding = read_unembedding(tape, network, output, logits, norm, cap)
     head_logits = logits if is_encoder or unembedding.scale is None else None
@@ -184,7 +186,7 @@ def network_sizes(network: Any) -> set[int]:
 
 def spread_ids(network: Any, n: int) -> Tensor:
     """Ids from the upper part of the vocabulary, where special tokens are rare."""
-    embedding = network.get_input_embeddings().weight
+    embedding = token_table(network).weight
     return torch.linspace(len(embedding) // 3, len(embedding) - 1, n, device=embedding.device).long()[None]
 
 
@@ -219,7 +221,8 @@ def describe_block(tape: Tape, block: Block) -> DescribedBlock:
         if gate_source != q.source:
             raise RheoscopeError(Message("a gate reads another tensor than the heads"))
         heads = replace(heads, gate=lambda x: factors_of(norm.apply(x)))
-    longest = longest_text_without_growth(tape, call.queries, q, tokens)
+    limits = longest_text_without_growth(tape, call.queries, q, tokens), longest_text_without_choice(call.choices)
+    longest = min((n for n in limits if n is not None), default=None)
     return DescribedBlock(stream, heads, outputs.projection, longest)
 
 

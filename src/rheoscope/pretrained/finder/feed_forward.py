@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from inspect import Parameter, signature
 from typing import NoReturn
 
 from torch import Tensor, nn
@@ -35,7 +36,10 @@ def module_chain(tape: Tape, calls: list[ModuleCall], start: Value, end: Value) 
     readers = [
         call
         for call in sorted(calls, key=lambda call: call.first_operation - call.last_operation)
-        if call.inputs and call.outputs and same_numbers(tape, call.inputs[0], start)
+        if call.inputs
+        and call.outputs
+        and same_numbers(tape, call.inputs[0], start)
+        and _needs_one_argument(call.module)
     ]
     for call in readers:
         is_step = not same_numbers(tape, call.outputs[0], start)
@@ -43,6 +47,12 @@ def module_chain(tape: Tape, calls: list[ModuleCall], start: Value, end: Value) 
         if rest is not None:
             return [call, *rest]
     return None
+
+
+def _needs_one_argument(module: nn.Module) -> bool:
+    parameters = signature(module.forward).parameters.values()
+    kinds = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD
+    return sum(x.default is Parameter.empty and x.kind not in kinds for x in parameters) <= 1
 
 
 def apply_modules(modules: tuple[nn.Module, ...], factor: float, x: Tensor) -> Tensor:

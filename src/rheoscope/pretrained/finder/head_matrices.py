@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.chains import Normalisation, NormConstants, frontier, norm_constants, subtracts_mean
@@ -44,6 +45,12 @@ def _calls_by_result(tape: Tape) -> dict[Value, list[ModuleCall]]:
         for value in call.outputs[:1]:
             calls.setdefault(layout_source(tape, value), []).append(call)
     return calls
+
+
+def first_result(module: nn.Module, x: Tensor) -> Tensor:
+    """What a module returns, or the first of its results (I-BERT returns scales too)."""
+    out = module(x)
+    return out if isinstance(out, Tensor) else out[0]
 
 
 def gather_columns(x: Tensor, index: Int[Tensor, "g k"], gain: Float[Tensor, "g k"]) -> Tensor:
@@ -94,7 +101,8 @@ def read_norm(tape: Tape, stage: Normalisation, points: Value, result: Value) ->
         y = y if gain_or_none is None else y * gain_or_none.to(y)
         return (y if bias_or_none is None else y + bias_or_none.to(y)).to(x.dtype)
 
-    return Norm(apply if call is None else call.module, gain_or_none, bias_or_none, constants.eps, centres)
+    own = apply if call is None else partial(first_result, call.module)
+    return Norm(own, gain_or_none, bias_or_none, constants.eps, centres)
 
 
 def _parameter(tape: Tape, stage: Normalisation, index: int | None) -> Tensor | None:
@@ -162,7 +170,7 @@ def apply_weight(tape: Tape, part: ProjectionPart) -> Callable[[Tensor], Tensor]
     """The weight as a function of its input: the model's own module, else the matrix."""
     call = module_call_of(tape, part.weight.source, part.weight.result)
     if call is not None and (is_converted(call.module) or not any(True for _ in call.module.children())):
-        return call.module
+        return partial(first_result, call.module)
     matrix, bias = weight_matrix(tape, part), weight_bias(tape, part)
     return lambda u: u @ matrix if bias is None else u @ matrix + bias
 
@@ -209,7 +217,7 @@ def _norm_class(constants: NormConstants, index: Int[Tensor, "g k"]) -> type[Nor
     """The norm of each head, or of all heads together."""
     if constants.width == index.shape[1]:
         return Norm
-    if constants.width == index.numel() and not constants.subtracts_mean:
+    if constants.width == index.numel():
         return NormAcrossHeads
     raise RheoscopeError(
         Message("a norm of queries or keys spans {n} of {m} coordinates", n=constants.width, m=index.numel())

@@ -79,7 +79,7 @@ def _allowed(tape: Tape, call: SoftmaxCall, source: QueryPositionSource, shift: 
 
 def _query_positions(tape: Tape, call: SoftmaxCall) -> QueryPositionSource | None:
     """The positions of queries in the mask, or those of keys, with the opposite sign, or a stored table."""
-    n, ancestors = tape.n_tokens, sorted(tape.ancestors(call.scores, {call.queries, call.keys}))
+    n, ancestors = tape.n_tokens, sorted(tape.ancestors(call.scores, call.boundary))
     signs = {v: (1, -1) for v in ancestors if is_arange(tape, v)} | {v: (0,) for v in ancestors if _is_table(tape, v)}
     for value in signs:
         for sign in signs[value]:
@@ -104,7 +104,7 @@ def _is_table(tape: Tape, value: Value) -> bool:
 
 def _all_moved(tape: Tape, call: SoftmaxCall, place: int) -> Bool[Tensor, "n s"]:
     """The allowed pairs of a text that begins at a later place."""
-    positions = {v for v in tape.ancestors(call.scores, {call.queries, call.keys}) if is_arange(tape, v)}
+    positions = {v for v in tape.ancestors(call.scores, call.boundary) if is_arange(tape, v)}
     return is_allowed(constant_scores(tape, call, {v: tape.tensors[v] + place for v in positions})[0])
 
 

@@ -79,7 +79,7 @@ def _alibi(bias: Float[Tensor, "h n n"], mask: Bool[Tensor, "n n"]) -> ALiBi | N
 
 def _bucket_tables(tape: Tape, call: SoftmaxCall) -> list[Value]:
     """Weights (buckets, heads) from which the bias of the scores is looked up."""
-    behind = tape.ancestors(call.scores, {call.queries, call.keys})
+    behind = tape.ancestors(call.scores, call.boundary)
     lookups = [tape.operation_of(v) for v in sorted(behind)]
     tables = [x.operands[0] for x in lookups if x is not None and x.name in ("embedding", "index") and x.operands]
     return [
@@ -115,7 +115,7 @@ def _is_bias(buckets: Buckets, bias: Float[Tensor, "h n n"], mask: Bool[Tensor, 
 def _bias_positions(tape: Tape, call: SoftmaxCall) -> tuple[Value, int] | None:
     """The positions of queries that decide the bias, or those of keys, with the sign by which queries move."""
     assert call.bias is not None
-    behind = tape.ancestors(call.scores, {call.queries, call.keys})
+    behind = tape.ancestors(call.scores, call.boundary)
     for value in sorted(v for v in behind if is_arange(tape, v)):
         for sign in (1, -1):
             near = _shifted_bias(tape, call, (value, sign), 1)

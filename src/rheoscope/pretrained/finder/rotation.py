@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.messages.message import Message
-from rheoscope.pretrained.finder.coordinates import CoordinateMap, from_token_rows, token_rows
+from rheoscope.pretrained.finder.coordinates import CoordinateMap, from_token_rows, is_positions, token_rows
 from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value, replay
 from rheoscope.shapes import RheoscopeError
 
@@ -267,11 +267,3 @@ def _position_source(
     if not first:
         raise RheoscopeError(Message("queries and keys depend on their place, but on no positions"))
     return PositionSource(tape, None, first)
-
-
-def is_positions(tape: Tape, value: Value) -> bool:
-    x = tape.tensors[value]
-    if x.is_floating_point() or x.dtype is torch.bool or x.shape[-1:] != (tape.n_tokens,) or x.numel() % tape.n_tokens:
-        return False
-    steps = x.reshape(-1, tape.n_tokens).diff(dim=-1)
-    return bool((steps == 1).all())

@@ -9,6 +9,7 @@ from torch import Tensor
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.chains import LAYOUT_OPERATIONS, MATRIX_PRODUCTS, unknown_operation
 from rheoscope.pretrained.finder.equal_operations import value_numbers
+from rheoscope.pretrained.finder.key_choice import key_choices
 from rheoscope.pretrained.finder.tape import ModuleCall, Operation, Tape, Value, replay, replay_as_recorded
 from rheoscope.shapes import RheoscopeError
 
@@ -25,7 +26,7 @@ class SoftmaxCall:
 
     `queries` is (h, n, k), `keys` (h, k, s) and `values` (h, s, e), as the two products read them. `score` is the first product and
     `output` the second. `bias` is added after the cap; `sinks` are scores of a key without a token. `further_products` have the
-    values and outputs of other products with the same weights.
+    values and outputs of other products with the same weights. `choices` are steps at which tokens choose their keys.
     """
 
     index: int
@@ -42,6 +43,17 @@ class SoftmaxCall:
     mask: Bool[Tensor, "n s"] = torch.ones(1, 1, dtype=torch.bool)
     sinks: Float[Tensor, " h"] | None = None
     further_products: tuple[tuple[Value, Value], ...] = ()
+    choices: tuple[Operation, ...] = ()
+
+    @property
+    def chosen(self) -> set[Value]:
+        """The tensors that say which keys are chosen."""
+        return {value for choice in self.choices for value in choice.results}
+
+    @property
+    def boundary(self) -> set[Value]:
+        """Everything of the tokens that the scores read: queries, keys, and chosen keys."""
+        return {self.queries, self.keys, *self.chosen}
 
     @property
     def outputs(self) -> tuple[Value, ...]:
@@ -104,6 +116,7 @@ def read_softmax_call(tape: Tape, index: int, tokens: set[Value]) -> SoftmaxCall
         scores,
         weights,
         value_product.results[0],
+        choices=tuple(key_choices(tape, scores, {queries, keys})),
     )
     further = [output_product(tape, i) for i in repeated_softmaxes(tape, index)]
     constant, sinks = constant_scores(tape, call, {})
@@ -138,8 +151,8 @@ def score_product(tape: Tape, scores: Value, tokens: set[Value]) -> Operation:
         seen.add(current)
         if operation.name in MATRIX_PRODUCTS and all(x.value in tokens for x in operation.args[-2:]):
             products[tape.producer[current]] = operation
-        else:
-            pending.extend(operation.operands)
+        else:  # whole numbers only choose among keys
+            pending.extend(x for x in operation.operands if tape.tensors[x].is_floating_point())
     if len(products) != 1:
         raise RheoscopeError(
             Message(
@@ -170,7 +183,8 @@ def constant_scores(
 ) -> tuple[Float[Tensor, "h n s"], Float[Tensor, " h"] | None]:
     """The scores of queries that are 0 (mask and bias), and those of sinks, if any."""
     zeros = {x: torch.zeros_like(tape.tensors[x]) for x in (call.queries, call.keys)}
-    table = replay_as_recorded(tape, [call.scores], {**constants, **zeros})[0].double()
+    chosen = {x: tape.tensors[x] for x in call.chosen}
+    table = replay_as_recorded(tape, [call.scores], {**constants, **chosen, **zeros})[0].double()
     n_heads, n_keys = _table(tape.tensors[call.score]).shape[0], tape.tensors[call.score].shape[-1]
     table = _table(table).expand(n_heads, -1, -1)
     if table.shape[-1] == n_keys:

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rheoscope.messages.message import Message
 from rheoscope.pretrained.effective_weights import effective_weights
 from rheoscope.pretrained.finder.chains import Normalisation, Weight, frontier
-from rheoscope.pretrained.finder.coordinates import coordinate_map
+from rheoscope.pretrained.finder.coordinates import coordinate_map, is_positions
 from rheoscope.pretrained.finder.feed_forward import apply_modules, module_chain
 from rheoscope.pretrained.finder.head_matrices import read_norm
-from rheoscope.pretrained.finder.rotation import is_positions
 from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model_parts import Norm
@@ -32,13 +32,29 @@ class Embedding:
     projection: Float[Tensor, "w d"] | None
 
 
+def token_table(network: Any) -> Any:
+    """The module whose `weight` has a row for every token id."""
+    try:
+        table = network.get_input_embeddings()
+    except NotImplementedError:
+        table = None
+    if not isinstance(getattr(table, "weight", None), Tensor):
+        raise RheoscopeError(
+            Message(
+                "{network} has no table of token embeddings, or several, expected 1 (get_input_embeddings)",
+                network=type(network).__name__,
+            )
+        )
+    return table
+
+
 def no_vocabulary(tape: Tape, points: Value) -> nn.Embedding:
     """The embedding of a network that reads no token ids: it has no rows."""
     x = tape.tensors[points]
     return nn.Embedding.from_pretrained(x.new_empty(0, x.shape[-1]))
 
 
-def read_embedding(tape: Tape, table: nn.Embedding, points: Value) -> Embedding:
+def read_embedding(tape: Tape, table: Any, points: Value) -> Embedding:
     """The factor and the matrix between the rows of the embedding and the first points. A norm between them is left out."""
     weight = table.weight
     lookups = [
@@ -60,7 +76,9 @@ def read_embedding(tape: Tape, table: nn.Embedding, points: Value) -> Embedding:
             return Embedding(float(gain[0]) if bool((gain == gain[0]).all()) else 1.0, None)
         if len(stages) == 1 and isinstance(stages[0], Weight):
             matrix = tape.tensors[stages[0].matrix]
-            return Embedding(1.0, matrix.reshape(matrix.shape[-2:]))
+            matrix = matrix.reshape(matrix.shape[-2:])
+            if len(matrix) == weight.shape[-1]:
+                return Embedding(1.0, matrix)
     except RheoscopeError:
         pass  # what lies between them affects no analysis of heads
     return Embedding(1.0, None)

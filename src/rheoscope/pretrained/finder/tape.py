@@ -265,8 +265,11 @@ def replay(tape: Tape, targets: list[Value], substitutions: dict[Value, Tensor])
 
 
 def replay_as_recorded(tape: Tape, targets: list[Value], substitutions: dict[Value, Tensor]) -> list[Tensor]:
-    """The same in the types in which the network computes, for steps that depend on rounding, such as buckets."""
-    return _replay(tape, targets, substitutions, lambda x: x, _call)
+    """The same in the types in which the network computes, for steps that depend on rounding, such as buckets.
+
+    Positions beyond the end of a table read its last row.
+    """
+    return _replay(tape, targets, substitutions, lambda x: x, _call_within_tables)
 
 
 def _replay(
@@ -332,6 +335,19 @@ def _wide(x: Tensor) -> Tensor:
 
 def _call(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _functional(operation.function)(*args, **kwargs)
+
+
+def _call_within_tables(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The operation, where a lookup beyond its table reads the last row."""
+    if operation.name != "index":
+        return _call(operation, args, kwargs)
+    table, indices = args
+    return _call(operation, (table, [_within(x, size) for x, size in zip(indices, table.shape, strict=False)]), kwargs)
+
+
+def _within(index: Tensor | None, size: int) -> Tensor | None:
+    is_mask = index is None or index.dtype in (torch.bool, torch.uint8)
+    return index if is_mask else index.clamp(-size, size - 1)  # type: ignore[union-attr]
 
 
 def _in_float64(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from torch import Tensor, ones
 
+from rheoscope.pretrained.finder.coordinates import is_positions
 from rheoscope.pretrained.finder.projections import Projection
-from rheoscope.pretrained.finder.rotation import Arrival, PositionSource, is_positions, rotated_rows
+from rheoscope.pretrained.finder.rotation import Arrival, PositionSource, rotated_rows
 from rheoscope.pretrained.finder.tape import Tape, Value
 
 FARTHEST_POSITIONS = tuple(1 << bits for bits in range(24, 3, -1))
