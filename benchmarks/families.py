@@ -164,8 +164,8 @@ PAGE = """# Model types
 <!-- written by `python benchmarks/families.py`; `--write-docs` writes it again from the stored results -->
 
 `rs.load` opened {n_opened} of the {n_built} model types that take token ids and could be built (transformers {transformers}).
-{n_opaque} of them have blocks without a softmax, such as Mamba or delta nets. The flow passes through these blocks, and M and F exist
-for the other layers.
+{n_opaque} of them have blocks without M and F, such as Mamba, delta nets, or blocks that read the keys of another. The flow passes
+through these blocks, and M and F exist for the other layers.
 
 Each type was built with random parameters, 2 to 6 layers and width 64, and compared with its own eager attention in float64. The
 comparison covers attention weights, updates, M, F and the feed-forward part on texts of 60 tokens: beyond the window, in batches

@@ -92,8 +92,8 @@ class NetworkRecorder(TorchDispatchMode):
         tensors = [x for x in tree_flatten(values)[0] if isinstance(x, Tensor) and x.is_floating_point()]
         return [x.detach().clone() for x in tensors if x.ndim == 3 and x.shape[1] == self.n_tokens]
 
-    def block_runs(self) -> list[BlockRun]:
-        """The largest member of a list of modules around every softmax that contains no other softmax."""
+    def block_runs(self, other_blocks: set[nn.Module]) -> list[BlockRun]:
+        """The largest member of a list of modules around every softmax that contains no other softmax, without `other_blocks`."""
         members = {x for parent in self.network.modules() if isinstance(parent, nn.ModuleList) for x in parent}
         steps = [step for step, *_ in self.softmaxes]
         runs = []
@@ -101,6 +101,8 @@ class NetworkRecorder(TorchDispatchMode):
             call = next(
                 x for x in open_calls if x.module in members and sum(x.first <= step <= x.last for step in steps) == 1
             )
+            if call.module in other_blocks:
+                continue
             inside = [x for x in self.calls if call.first <= x.first and x.last <= call.last]
             tensors = [x for other in inside for x in (*other.received, *other.returned)]
             first = min((x for x in inside if x.first > call.first), key=lambda x: x.first)
@@ -119,8 +121,11 @@ class NetworkRecorder(TorchDispatchMode):
 
 
 @torch.no_grad()
-def run_network(network: nn.Module, ids: Int[Tensor, "b n"], **inputs: Tensor) -> list[BlockRun]:
-    """The blocks of one forward pass, in the order of their softmaxes."""
+def run_network(model: Any, ids: Int[Tensor, "b n"], **inputs: Tensor) -> list[BlockRun]:
+    """The blocks of one forward pass, in the order of their softmaxes, without those that have no M and F."""
+    network = model.network
+    names = filter(None, model.view.facts.get("opaque_blocks", "").split(", "))
+    other_blocks = {network.get_submodule(name) for name in names}
     recorder = NetworkRecorder(network, ids.shape[1])
     handles = [x.register_forward_pre_hook(recorder.before, with_kwargs=True) for x in network.modules()]
     handles += [x.register_forward_hook(recorder.after) for x in network.modules()]
@@ -130,7 +135,7 @@ def run_network(network: nn.Module, ids: Int[Tensor, "b n"], **inputs: Tensor) -
     finally:
         for handle in handles:
             handle.remove()
-    return recorder.block_runs()
+    return recorder.block_runs(other_blocks)
 
 
 @dataclass
@@ -163,7 +168,7 @@ def prove(model: Any) -> Proof:
 
 def _begins_at_norm(model: Any, ids: Int[Tensor, "1 n"]) -> bool:
     """Whether the points of a View are the results of the first modules of its blocks."""
-    run, trace = run_network(model.network, ids)[0], model.trace(ids[0])
+    run, trace = run_network(model, ids)[0], model.trace(ids[0])
     if run.first_result is None or run.first_result.shape != run.points.shape:
         return False
     x = trace.layer_input(0)
@@ -172,7 +177,7 @@ def _begins_at_norm(model: Any, ids: Int[Tensor, "1 n"]) -> bool:
 
 def _run_blocks(model: Any, ids: Int[Tensor, "b n"], begins_at_norm: bool, **inputs: Tensor) -> list[BlockRun]:
     """The blocks of one forward pass, whose points are the results of their first modules if `begins_at_norm`."""
-    runs = run_network(model.network, ids, **inputs)
+    runs = run_network(model, ids, **inputs)
     return [replace(run, points=run.first_result) for run in runs] if begins_at_norm else runs
 
 

@@ -65,6 +65,7 @@ EXTRA_FIELDS: dict[str, dict[str, Any]] = {
     "esmc": {"num_key_value_heads": N_HEADS},
     "gemma3n_text": {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 4, "laurel_rank": 8,
                      "layer_types": ["sliding_attention", "full_attention"] * 2, "intermediate_size": [96] * 4},
+    "gemma4_text": {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
     "granitemoehybrid": {"num_hidden_layers": 3, "layer_types": ["mamba", "attention", "attention"]},
     "hunyuan_v1_dense": {"head_dim": HEAD_WIDTH},
     "hunyuan_v1_moe": {"head_dim": HEAD_WIDTH},

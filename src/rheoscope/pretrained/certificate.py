@@ -1,5 +1,7 @@
 """Attention weights computed by Hugging Face's eager attention: the independent side of the certificate."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -47,12 +49,12 @@ def _certify_run(model: Pretrained, report_progress: Progress) -> Certificate:
     ids, inputs = probe(model)
     points = allocate_points(model.description, ids[None].to(model.device))
     trace = make_traces(model.view, model.description, points, [ids], [[""] * len(ids)], [""])[0]
-    recorder, errors = SoftmaxRecorder(), list[LayerErrors]()
+    errors = list[LayerErrors]()
 
     def check_layer(out: Any) -> None:
         if points.is_cuda:
             torch.cuda.synchronize(points.device)  # the points are copied on a side stream
-        weights = weights_by_head(recorder.weights.pop(), len(ids)).to(points.device)
+        weights = weights_by_head(layer_weights.pop(), len(ids)).to(points.device)
         errors.append(certificate.layer_errors(trace, len(errors), weights))
         report_progress(len(errors), model.view.layers)
 
@@ -61,11 +63,28 @@ def _certify_run(model: Pretrained, report_progress: Progress) -> Certificate:
     with (
         visible_softmax(model.network),
         record_points(model.description, points),
+        record_layer_weights(model) as layer_weights,
         apply_module_hooks(checks),
-        recorder,
     ):
         model.forward_points(inputs, None)
     return certificate.certificate_of(trace, errors)
+
+
+@contextmanager
+def record_layer_weights(model: Pretrained) -> Iterator[list[Tensor]]:
+    """Inside, the result of the last softmax in the attention of every layer. Softmaxes of other blocks are left out."""
+    recorder, layer_weights = SoftmaxRecorder(), list[Tensor]()
+
+    def keep_weights(out: Any) -> None:
+        layer_weights.append(recorder.weights.pop())
+
+    last_taps = [layer_taps[-1] for layer_taps in model.description.layer_taps]
+    hooks = [
+        on_turn(ModuleHook(module, "out", keep_weights), tap.turn, tap.n_turns)
+        for tap, module in zip(last_taps, model.description.attention_modules, strict=True)
+    ]
+    with apply_module_hooks(hooks), recorder:
+        yield layer_weights
 
 
 def probe(model: Pretrained) -> tuple[Tensor, Tensor]:
@@ -130,10 +149,6 @@ def weights_by_head(softmax: Float[Tensor, "*b n s"], n_keys: int) -> Float[Tens
 @torch.no_grad()
 def trace_eager(model: Pretrained, ids: Tensor) -> tuple[Trace, list[Tensor]]:
     """One run with eager attention: its points, and the weights (h, n, n) of every layer, as its softmaxes return them."""
-    with visible_softmax(model.network), SoftmaxRecorder() as recorder:
+    with visible_softmax(model.network), record_layer_weights(model) as weights:
         trace = model.trace(ids)
-    n_per_layer = max(
-        1, len(recorder.weights) // model.view.layers
-    )  # softmaxes with the same weights run one after the other
-    weights = recorder.weights[n_per_layer - 1 :: n_per_layer]
     return trace, [weights_by_head(x, len(ids)).to(model.device) for x in weights]

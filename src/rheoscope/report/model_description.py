@@ -190,9 +190,10 @@ def opaque_block(names: Sequence[str]) -> Lines:
         Message("Blocks without attention"),
         [
             plural(
-                "{names} has no softmax, so it has no M and no F. It counts as part of the layer before it, or of the embedding.",
-                "{names} have no softmax, so they have no M and no F. Each counts as part of the layer before it, or of the "
-                "embedding.",
+                "{names} has no softmax or reads the keys of another block, so it has no M and no F. It counts as part of the "
+                "layer before it, or of the embedding.",
+                "{names} have no softmax or read the keys of another block, so they have no M and no F. Each counts as part "
+                "of the layer before it, or of the embedding.",
                 n=len(names),
                 names=", ".join(names),
             )

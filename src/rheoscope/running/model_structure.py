@@ -65,7 +65,7 @@ def describe(model: RunnableModel) -> "xarray.Dataset":
     **Returns** (layer): the sizes of the heads, the norms, the position encoding, the mask, the score, the gate and the order of the
     block. (layer, matrix): `location`, the parameters that hold W_Q, W_K, W_V, W_O and the gate, with their rows or columns, and
     `bias`. Scalars: the errors of the certificate. Layers of the same `group` differ only in their weights. The attribute
-    `opaque_blocks` names the blocks without a softmax, which have no M and no F.
+    `opaque_blocks` names the blocks without a softmax or without keys of their own, which have no M and no F.
 
     In an encoder-decoder, `kind` and `layer_index` name the layers: those of the encoder, the decoder and cross-attention.
 

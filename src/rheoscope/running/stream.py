@@ -63,7 +63,8 @@ class ModelDescription:
     `cross_heads` and `cross_attention_modules` are the same for cross-attention, if there is any.
     `embed_projection` and `unembed_projection` map embeddings into E and E to the input of the unembedding, if widths differ.
     `prediction_head` maps last points to logits, if more than a norm and an unembedding lies between (masked language models).
-    `opaque_blocks` names blocks without a softmax. They count as part of the layer before them, or of the embedding.
+    `opaque_blocks` names blocks without a softmax or without keys of their own. They count as part of the layer before them, or of
+    the embedding.
     `embed_scale` and `unembed_scale` are factors of the embedding and of the logits; `unembed_bias` is added to the logits.
     Without `unembed_scale`, logits are no linear map of the last points, and there is no logit lens. `context_length` is the
     longest text that position embeddings allow.

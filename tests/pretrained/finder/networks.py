@@ -52,6 +52,18 @@ GEMMA3N = {
     "vocab_size_per_layer_input": 40,
 }
 """Four clouds of points that every layer mixes."""
+GEMMA4 = {
+    **GROUPED,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "head_dim": 8,
+    "global_head_dim": 8,
+    "sliding_window": 5,
+    "hidden_size_per_layer_input": 4,
+    "vocab_size_per_layer_input": 40,
+}
+"""The last two layers read the keys and values of the first two."""
 JETMOE = {**PLAIN, "num_key_value_heads": 2, "kv_channels": 8, "num_local_experts": 2, "num_experts_per_tok": 2}
 LLAMA4 = {
     **GROUPED,
@@ -111,6 +123,7 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     "gemma2": lambda: hf.Gemma2ForCausalLM(
         hf.Gemma2Config(**GROUPED, head_dim=16, sliding_window=4, query_pre_attn_scalar=20, attn_logit_softcapping=5.0)
     ),
+    "gemma4": lambda: hf.Gemma4ForCausalLM(hf.Gemma4TextConfig(**GEMMA4)),
     "gptj": lambda: hf.GPTJForCausalLM(hf.GPTJConfig(**GPT2 | {"n_positions": 40}, rotary_dim=4)),
     "gpt_oss": lambda: hf.GptOssForCausalLM(
         hf.GptOssConfig(**GROUPED, head_dim=16, sliding_window=4, num_local_experts=4, num_experts_per_tok=2)

@@ -135,6 +135,13 @@ def test_blocks_without_a_softmax_are_named_and_traced() -> None:
     assert rs.transport(trace).kappa.notnull().all()
 
 
+def test_blocks_that_share_keys_and_values_with_another_have_no_operators() -> None:
+    model = loaded("gemma4")
+    assert model.view.facts["opaque_blocks"] == "model.layers.2, model.layers.3"
+    assert model.view.layers == 2
+    assert gap(model.trace(text(), logits=True).logits, model.run(text())) < FLOAT32_ISLANDS
+
+
 def test_blocks_that_begin_with_a_norm_are_read_from_norm_to_norm() -> None:
     """The stream of MiniMax is multiplied by 3.5 before attention is added, and by 2 before the feed-forward part."""
     model, ids = loaded("minimax"), text()

@@ -29,6 +29,7 @@ from rheoscope.pretrained.finder.projections import Projection, match_projection
 from rheoscope.pretrained.finder.softmax_calls import (
     SoftmaxCall,
     distinct_softmaxes,
+    output_product,
     read_softmax_call,
     softmax_indices,
 )
@@ -63,7 +64,9 @@ def describe(network: Any) -> ModelDescription:
     """The description of a network from one recorded forward pass."""
     tape = record_forward(network)
     softmaxes = distinct_softmaxes(tape) if reads_tokens(network) else square_softmaxes(tape)
-    layers = begin_at_norms(tape, group_layers(tape, network, find_blocks(tape, network, softmaxes)))
+    found = find_blocks(tape, network, softmaxes)
+    own = [block for block in found if reads_own_points(tape, block)]
+    layers = begin_at_norms(tape, group_layers(tape, network, own or found))
     blocks = [describe_block(tape, layer.block) for layer in layers]
     if not reads_tokens(network):
         return replace(describe_stack(tape, network, layers, blocks), is_encoder=True, unembed_scale=None)
@@ -188,6 +191,12 @@ def spread_ids(network: Any, n: int) -> Tensor:
     """Ids from the upper part of the vocabulary, where special tokens are rare."""
     embedding = token_table(network).weight
     return torch.linspace(len(embedding) // 3, len(embedding) - 1, n, device=embedding.device).long()[None]
+
+
+def reads_own_points(tape: Tape, block: Block) -> bool:
+    """Whether the values of a block come from its own points. Others share those of an earlier block (Gemma 4), so they are no layers."""
+    tokens = tape.descendants({block.points}, block.call.last_operation)
+    return output_product(tape, block.softmax).args[-1].value in tokens
 
 
 def describe_block(tape: Tape, block: Block) -> DescribedBlock:

@@ -1,6 +1,6 @@
 """Sparse attention whose tokens choose their keys: it is plain attention in texts so short that every key is chosen."""
 
-from torch import nn
+from typing import Any
 
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.tape import Operation, Tape, Value
@@ -29,12 +29,12 @@ def longest_text_without_choice(choices: tuple[Operation, ...]) -> int | None:
     return min((_n_chosen_keys(choice.module) for choice in choices), default=None)
 
 
-def _n_chosen_keys(module: nn.Module | None) -> int:
+def _n_chosen_keys(module: Any) -> int:
     """How many keys a query chooses, one by one (DeepSeek V3.2) or in blocks (MiniMax M3)."""
     if hasattr(module, "index_topk"):
-        return int(module.index_topk)  # type: ignore[union-attr]
+        return int(module.index_topk)
     if hasattr(module, "topk_blocks") and hasattr(module, "block_size"):
-        return int(module.topk_blocks * module.block_size)  # type: ignore[union-attr, operator]
+        return int(module.topk_blocks * module.block_size)
     raise RheoscopeError(
         Message(
             "{module}: topk chooses the keys of each query, so weights are no function of M",
