@@ -1,6 +1,7 @@
 """Tests of clusters: planted clusters, comparison with scipy and scikit-learn, invariances, nulls, token types."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -187,6 +188,28 @@ def test_lineage_keeps_clusters_and_the_names_of_unchanged_ones(seed: int) -> No
     names = lineage(labels)
     assert all(float(adjusted_rand_index(a, b)) == 1 for a, b in zip(names, labels, strict=True))
     assert torch.equal(names[3], names[2])
+
+
+def greedy_names(before: list[int], after: list[int], free_name: int) -> dict[int, int]:
+    """Slow twin of one step of `lineage`: the largest overlaps first, equal ones in the order of their names."""
+    overlaps = Counter(zip(before, after, strict=True))
+    names: dict[int, int] = {}
+    for old, new in sorted(overlaps, key=lambda pair: (-overlaps[pair], pair)):
+        if new not in names and old not in names.values():
+            names[new] = old
+    for new in sorted(set(after) - set(names)):
+        names[new], free_name = free_name, free_name + 1
+    return names
+
+
+@pytest.mark.parametrize("n_clusters", [3, 40])
+def test_lineage_equals_a_greedy_search_over_pairs(n_clusters: int) -> None:
+    labels = torch.randint(0, n_clusters, (5, 60), generator=torch.Generator().manual_seed(n_clusters))
+    lineages = lineage(labels).tolist()
+    for before, after, label in zip(lineages, lineages[1:], labels[1:].tolist(), strict=False):
+        free_name = 1 + max(name for row in lineages[: lineages.index(after)] for name in row)
+        names = greedy_names(before, label, free_name)
+        assert after == [names[cluster] for cluster in label]
 
 
 def test_nulls_equal_the_statistics_of_shuffled_clouds() -> None:

@@ -6,7 +6,10 @@ import torch
 import xarray as xr
 
 import rheoscope as rs
+from rheoscope.flow.readout import analysis
+from rheoscope.space import predictions
 from rheoscope.space.components import components
+from rheoscope.space.view import View
 from rheoscope.statistics.nulls import p_values, random_successors
 from tests import cases
 from tests.models import test_encoder_decoder as linked
@@ -148,6 +151,30 @@ def test_predictions_by_position_equal_single_readouts() -> None:
 
 
 # Prediction of the text
+
+
+def test_the_unembedding_of_a_large_vocabulary_is_read_for_many_points_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = traced("gpt2", F64)
+    ends, positions = [0, *(index for index, step in enumerate(trace.steps) if step.is_end_of_layer)], [0, 2, 3]
+    expected = [
+        predictions.next_token_logprobs(trace.view, trace.points[end, [token]])[0]
+        for end in ends
+        for token in positions
+    ]
+    sizes: list[int] = []
+
+    def next_token_logprobs(view: View, points: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(points))
+        return predictions.next_token_logprobs(view, points)
+
+    monkeypatch.setattr(analysis, "block_numel", lambda device: 1)
+    monkeypatch.setattr(analysis, "next_token_logprobs", next_token_logprobs)
+    likeliest = analysis.likeliest_tokens(trace, ends, positions)
+    assert sizes == [len(expected)]
+    assert likeliest["predicted_token"].flatten().tolist() == [int(row.argmax()) for row in expected]
+    assert (
+        gap(likeliest["predicted_probability"].flatten(), torch.stack([row.max() for row in expected]).exp()) <= 1e-12
+    )
 
 
 def test_log_probabilities_of_next_tokens_equal_a_loop() -> None:

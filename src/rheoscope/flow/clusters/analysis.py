@@ -303,10 +303,12 @@ def lineage(labels: Int[Tensor, "p n"]) -> Int[Tensor, "p n"]:
         base = int(label.max()) + 1
         pairs, sizes = _joint_labels(lineages[-1], label).unique(return_counts=True)
         names: dict[int, int] = {}
-        for index in sizes.argsort(descending=True, stable=True).tolist():
-            earlier, current = divmod(int(pairs[index]), base)
-            if current not in names and earlier not in names.values():
+        continued: set[int] = set()
+        for pair in pairs[sizes.argsort(descending=True, stable=True)].tolist():
+            earlier, current = divmod(pair, base)
+            if current not in names and earlier not in continued:
                 names[current] = earlier
+                continued.add(earlier)
         for current in label.unique().tolist():
             if current not in names:
                 names[current], next_name = next_name, next_name + 1

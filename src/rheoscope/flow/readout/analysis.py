@@ -26,6 +26,9 @@ from rheoscope.statistics.nulls import random_successors
 if TYPE_CHECKING:
     import xarray
 
+MIN_POINTS_PER_CHUNK = 64
+"""The unembedding is read once per chunk. With fewer points, reading it takes longer than the product."""
+
 
 @torch.no_grad()
 def readout(
@@ -216,7 +219,7 @@ def _check_settings(target: int, vocabulary: int, tokens_before: int) -> None:
 
 
 def _points_per_chunk(view: View) -> int:
-    return max(1, block_numel(view.embed.device) // len(view.embed))
+    return max(MIN_POINTS_PER_CHUNK, block_numel(view.embed.device) // len(view.embed))
 
 
 def sample_earlier_positions(token: int, max_positions: int = 64) -> list[int]:
