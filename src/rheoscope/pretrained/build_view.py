@@ -10,9 +10,10 @@ from rheoscope.pretrained.adapter_layers import adapter_state, stored_module
 from rheoscope.pretrained.effective_weights import effective_weights
 from rheoscope.pretrained.families import family_of
 from rheoscope.pretrained.feature_model import FeatureModel
+from rheoscope.pretrained.feature_pair import FeaturePair, extractor_of
 from rheoscope.pretrained.finder.describe_pair import describe_pair
 from rheoscope.pretrained.hf_model import Pretrained, PretrainedPair
-from rheoscope.pretrained.network_inputs import main_input, reads_tokens
+from rheoscope.pretrained.network_inputs import is_pair, main_input, reads_tokens
 from rheoscope.running.eval_mode import description_in_eval_mode
 from rheoscope.running.half_precision import description_in_float32, embeddings_in_float32
 from rheoscope.running.loading_stages import Progress
@@ -31,10 +32,14 @@ def describe_model(network: Any, tokenizer: Any, name: str, progress: Progress |
         raise RheoscopeError(Message("the model has {layers} layers, expected at least 1", layers=n_layers))
     check_weights(network)
     model_facts = facts(network, family, name, progress)
-    if getattr(network.config, "is_encoder_decoder", False):
+    if is_pair(network):
         source, target = (finished(x, network) for x in describe_pair(network))
-        views = [build_view(x, network, None, model_facts) for x in (source, target)]
-        return PretrainedPair(network, tokenizer, target, views[1], source, views[0])
+        source_facts = model_facts if reads_tokens(network) else model_facts | {"input": main_input(network)}
+        views = [build_view(source, network, None, source_facts), build_view(target, network, None, model_facts)]
+        parts = target, views[1], source, views[0]
+        if not reads_tokens(network):
+            return FeaturePair(network, getattr(tokenizer, "tokenizer", tokenizer), *parts, extractor_of(tokenizer))
+        return PretrainedPair(network, tokenizer, *parts)
     description = describe_network(network)
     if not reads_tokens(network):
         view = build_view(description, network, None, model_facts | {"input": main_input(network)})

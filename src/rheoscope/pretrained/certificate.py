@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rheoscope.pretrained.build_view import describe_network
 from rheoscope.pretrained.effective_weights import dequantise_projections
 from rheoscope.pretrained.feature_model import FeatureModel
+from rheoscope.pretrained.feature_pair import FeaturePair
 from rheoscope.pretrained.finder.describe_network import visible_softmax
 from rheoscope.pretrained.finder.describe_pair import pair_ids
 from rheoscope.pretrained.finder.softmax_calls import SOFTMAX_OPERATIONS
@@ -110,14 +111,16 @@ def with_dequantised_projections(model: Pretrained) -> Pretrained:
 
 @torch.no_grad()
 def certify_pair(model: PretrainedPair, ids: Tensor) -> Certificate:
-    """Certify encoder, decoder and cross-attention in one run on a source and on the same tokens reversed."""
+    """Certify encoder, decoder and cross-attention in one run on a source and on the same tokens reversed, or on random features."""
     source, target = pair_ids(ids)
+    if isinstance(model, FeaturePair):
+        source = random_features(model.network, seed=1)[0]
     with visible_softmax(model.network), SoftmaxRecorder() as recorder:
         linked = model.trace((source, target))
     weights: dict[tuple[int, ...], list[Tensor]] = {}
     for x in recorder.weights:
         weights.setdefault(tuple(x.shape[-2:]), []).append(weights_by_head(x, x.shape[-1]))
-    s, t = len(source), len(target)
+    s, t = len(linked.source), len(linked.target)
     return certificate.combine_certificates(
         [
             certificate.certify(linked.source, weights.get((s, s), [])),

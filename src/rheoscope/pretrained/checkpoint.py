@@ -17,7 +17,7 @@ import torch
 
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
-from rheoscope.pretrained.network_inputs import load_processor, reads_tokens
+from rheoscope.pretrained.network_inputs import is_pair, load_pair_processor, load_processor, reads_tokens
 from rheoscope.pretrained.quantised_sources import locate_gguf, quantisation_error, refuse_conversion, require_gguf
 from rheoscope.pretrained.towers import select_tower, split_tower
 from rheoscope.pretrained.unsupported_networks import check_supported
@@ -118,6 +118,8 @@ def _load_network(
     source, config, options = _read_config(source, revision, needs_weights=init_seed is None)
     network, ignored = _load_weights(source, config, device, dtype, options, init_seed, stream)
     network = select_tower(network, str(source), tower)
+    if is_pair(network) and not reads_tokens(network):
+        return network, load_pair_processor(source, options) or _load_tokenizer(source, options), ignored
     if not reads_tokens(network):
         return network, load_processor(source, options), ignored
     return network, _load_tokenizer(source, options), ignored

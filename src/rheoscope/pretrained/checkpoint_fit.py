@@ -9,6 +9,7 @@ import torch
 
 from rheoscope.messages.message import Message, join
 from rheoscope.pretrained.families import family_of
+from rheoscope.pretrained.network_inputs import base_network, is_pair, main_input, random_features, reads_tokens
 from rheoscope.shapes import RheoscopeError
 
 
@@ -92,16 +93,23 @@ def _needed_weights(network: Any, is_encoder: bool, names: list[str]) -> set[str
     candidates = [name for name in names if name in parameters and parameters[name].requires_grad]
     if candidates:
         with torch.enable_grad():
-            ids = torch.tensor([[network.get_input_embeddings().num_embeddings - 1]])
-            inputs = {"input_ids": ids, "use_cache": False}
-            if getattr(network.config, "is_encoder_decoder", False):
-                inputs["decoder_input_ids"] = ids
-            hidden = network.base_model(**inputs).last_hidden_state
+            hidden = base_network(network)(**_smallest_inputs(network)).last_hidden_state
             unembedding = None if is_encoder else network.get_output_embeddings()
             output = hidden if unembedding is None else unembedding(hidden)
             gradients = torch.autograd.grad(output.sum(), [parameters[name] for name in candidates], allow_unused=True)
         unused = {name for name, gradient in zip(candidates, gradients, strict=True) if gradient is None}
     return set(names) - unused if candidates else set(names)
+
+
+def _smallest_inputs(network: Any) -> dict[str, Any]:
+    """One token, or random features."""
+    is_text = reads_tokens(network)
+    inputs: dict[str, Any] = {} if is_text else {main_input(network): random_features(network)}
+    if not is_text and not is_pair(network):
+        return inputs
+    ids = torch.tensor([[network.get_input_embeddings().num_embeddings - 1]])
+    inputs |= {"input_ids": ids, "use_cache": False} if is_text else {}
+    return inputs | ({"decoder_input_ids": ids} if is_pair(network) else {})
 
 
 def _zero_weights(network: Any, unloaded_names: Iterable[str]) -> None:

@@ -14,7 +14,14 @@ from rheoscope.attention.memory import explain_out_of_memory
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.hf_model import Pretrained
-from rheoscope.pretrained.network_inputs import IMAGE_INPUT, base_network, feature_shape, main_input, patch_size
+from rheoscope.pretrained.network_inputs import (
+    IMAGE_INPUT,
+    SPECTRUM_INPUT,
+    base_network,
+    feature_shape,
+    main_input,
+    patch_size,
+)
 from rheoscope.running.runner import allocate_points, make_traces
 from rheoscope.running.stream import describe_value, observe_tap, record_points
 from rheoscope.running.thread_hooks import apply_module_hooks
@@ -48,7 +55,8 @@ class FeatureModel(Pretrained):
     def trace(self, text: Any, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None) -> Any:
         """An image or a sound as points of E after every half-layer; a list of them returns Traces, computed as one batch.
 
-        An image is a tensor of pixels (channels, height, width) as the network reads them, a file, or an image of Pillow.
+        An image is a tensor of pixels (channels, height, width) as the network reads them, a file, or an image of Pillow. A sound is
+        a tensor of features, or the path of an uncompressed WAV file with the sampling rate of the model.
         """
         if logits:
             self._refuse_logits()
@@ -67,7 +75,7 @@ class FeatureModel(Pretrained):
             return traces
         places = self._places(batch[0])
         patches = None if places is None else Patches(places, self._photo(batch[0]))
-        return replace(traces[0], text=_input_name(text, batch[0]), features=batch[0], patches=patches)
+        return replace(traces[0], text=input_title(text, batch[0]), features=batch[0], patches=patches)
 
     def _check_size(self, features: Float[Tensor, "*size"]) -> None:
         """Raise for an image of another size, if patches are rotated by their places in an image of the network's own size."""
@@ -87,7 +95,7 @@ class FeatureModel(Pretrained):
 
     @torch.no_grad()
     def _trace_features(self, features: Float[Tensor, "b *size"]) -> Any:
-        features = self._on_device(features)
+        features = self.on_device(features)
         ids = [torch.arange(self.n_tokens(features[0]))] * len(features)
         points = allocate_points(self.description, torch.stack(ids).to(self.device))
         with record_points(self.description, points):
@@ -159,7 +167,7 @@ class FeatureModel(Pretrained):
             source = source[self.input_name]
         if isinstance(source, str | Trace):
             self.ids(source)
-        if isinstance(source, Path) or hasattr(source, "convert"):
+        if isinstance(source, Path) or (self.reads_images and hasattr(source, "convert")):
             source = self._process(source)
         try:
             features = torch.as_tensor(source)
@@ -182,16 +190,20 @@ class FeatureModel(Pretrained):
     @property
     def _n_axes(self) -> int:
         """The axes of one input: channels, height and width; frequencies and frames; or samples."""
-        return {IMAGE_INPUT: 3, "input_features": 2}.get(self.input_name, 1)
+        return {IMAGE_INPUT: 3, SPECTRUM_INPUT: 2}.get(self.input_name, 1)
 
-    def _process(self, image: Any) -> Any:
-        """The pixels of a photo, by the image processor of the model."""
+    def _process(self, source: Any) -> Any:
+        """The pixels of a photo or the features of a sound file, by the processor of the model."""
         from rheoscope.pretrained.image_files import open_image, process_image
+        from rheoscope.pretrained.sound_files import process_sound
 
-        photo = open_image(image) if isinstance(image, Path) else image
-        return process_image(photo, self.tokenizer, type(self.network).__name__)
+        name = type(self.network).__name__
+        if not self.reads_images:
+            return process_sound(Path(source), self.tokenizer, self.input_name, name)
+        return process_image(open_image(source) if isinstance(source, Path) else source, self.tokenizer, name)
 
-    def _on_device(self, features: Float[Tensor, "b *size"]) -> Float[Tensor, "b *size"]:
+    def on_device(self, features: Float[Tensor, "b *size"]) -> Float[Tensor, "b *size"]:
+        """Features on the device and in the dtype of the weights."""
         weight = next(self.network.parameters())
         return features.to(weight.device, weight.dtype)
 
@@ -208,7 +220,7 @@ class FeatureModel(Pretrained):
 
         try:
             with apply_module_hooks([observe_tap(self.description.embed_tap, stop)]):
-                self.forward_points(self._on_device(features), None)
+                self.forward_points(self.on_device(features), None)
         except _Stopped:
             pass
         except RheoscopeError:
@@ -283,7 +295,7 @@ class FeatureModel(Pretrained):
         return places
 
 
-def _input_name(source: Any, features: Tensor) -> str:
+def input_title(source: Any, features: Tensor) -> str:
     """How an input is called in titles: by its file, else by its size."""
     if isinstance(source, Trace):
         return source.text

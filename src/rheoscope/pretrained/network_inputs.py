@@ -12,11 +12,11 @@ from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
 TOKEN_INPUT = "input_ids"
-IMAGE_INPUT = "pixel_values"
-FEATURE_INPUTS = (IMAGE_INPUT, "input_features", "input_values")
+IMAGE_INPUT, SPECTRUM_INPUT, SAMPLE_INPUT = "pixel_values", "input_features", "input_values"
+FEATURE_INPUTS = (IMAGE_INPUT, SPECTRUM_INPUT, SAMPLE_INPUT)
 """The inputs of networks that read no token ids: pixels, the spectrum of a sound, and its samples."""
-DEFAULT_CHANNELS, SECOND = 3, 16_000
-"""The channels of an image, and the samples of a second of sound."""
+DEFAULT_CHANNELS, SECOND, SHORTER = 3, 16_000, 1_000
+"""The channels of an image, the samples of a second of sound, and by how many samples the next shorter sound differs."""
 
 
 def main_input(network: Any) -> str:
@@ -37,6 +37,12 @@ def base_network(network: Any) -> Any:
     return base if main_input(network) in inspect.signature(base.forward).parameters else network
 
 
+def is_pair(network: Any) -> bool:
+    """Whether a network is an encoder-decoder, and not one side of it."""
+    has_target = "decoder_input_ids" in inspect.signature(network.forward).parameters
+    return has_target and bool(getattr(network.config, "is_encoder_decoder", False))
+
+
 def random_features(network: Any, seed: int = 0) -> Tensor:
     """Random features (1, …) of the shape that a network reads, on its device and in its dtype."""
     weight = next(network.parameters())
@@ -50,6 +56,8 @@ def feature_inputs(network: Any) -> Iterator[dict[str, Any]]:
     name = main_input(network)
     features = random_features(network)
     yield {name: features}
+    if name == SAMPLE_INPUT:
+        yield from ({name: features[:, :n]} for n in range(SECOND - SHORTER, SECOND // 2, -SHORTER))
     sizes = patch_size(network.config) if name == IMAGE_INPUT else None
     if sizes is None:
         return
@@ -75,7 +83,7 @@ def feature_shape(config: Any, input_name: str) -> tuple[int, ...]:
     """The shape of the features of one image or sound, from the config."""
     if input_name == IMAGE_INPUT:
         return (int(getattr(config, "num_channels", None) or DEFAULT_CHANNELS), *image_size(config))
-    if input_name == "input_values":
+    if input_name == SAMPLE_INPUT:
         return (SECOND,)
     n_bins, n_positions = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
     if n_bins is None or n_positions is None:
@@ -111,3 +119,14 @@ def load_processor(source: str | Path, options: dict[str, Any]) -> Any:
         except Exception:  # the libraries may raise anything
             continue
     return None
+
+
+def load_pair_processor(source: str | Path, options: dict[str, Any]) -> Any:
+    """The processor of an encoder-decoder of features, which has a tokenizer and a feature extractor; None if it has none."""
+    from transformers import AutoProcessor
+
+    try:
+        processor = AutoProcessor.from_pretrained(source, **options)
+    except Exception:  # the libraries may raise anything
+        return None
+    return processor if hasattr(processor, "tokenizer") else None

@@ -84,8 +84,8 @@ def find_towers(network: Any) -> dict[str, Any]:
     modules = [
         x for x in network.modules() if isinstance(x, PreTrainedModel) and type(x.config) is not type(network.config)
     ]
-    found = {name: next((x for x in modules if type(x.config) is part), None) for name, part in parts.items()}
-    towers = {name: module for name, module in found.items() if module is not None}
+    module_of = {name: next((x for x in modules if type(x.config) is part), None) for name, part in parts.items()}
+    towers = {name: module for name, module in module_of.items() if module is not None}
     if "text" in towers and reads_tokens(network) and not hasattr(network, "get_text_features"):
         towers["text"] = network
     return towers

@@ -25,7 +25,8 @@ from rheoscope.space.view import View
 SOURCE_PREFIX = "source."
 """The prefix of encoder steps in hooks: `source.L0.resid_mid`."""
 
-PairIds = tuple[Int[Tensor, " s"], Int[Tensor, " t"]]
+PairIds = tuple[Tensor, Int[Tensor, " t"]]
+"""A source, as token ids or features, and the token ids of a target."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +85,10 @@ class EncoderDecoder(RunnableModel):
     def encode_source(self, text: str) -> list[int]:
         """Token ids of a source; `encode` returns those of a target."""
 
+    def encoder_model(self, view: View) -> RunnableModel | None:
+        """The encoder as a model of its own with this View, if its source is no text."""
+        return None
+
     @abstractmethod
     def greedy_targets(self, sources: Sequence[Int[Tensor, " _"]], max_tokens: int) -> list[Int[Tensor, " _"]]:
         """The model's own greedy output for every source, as ids of targets: without the token that ends an output."""
@@ -103,9 +108,10 @@ class EncoderDecoder(RunnableModel):
 
     @torch.no_grad()
     def _trace_pairs(self, batch: list[tuple[Tensor, Tensor]], texts: list[Any], logits: bool) -> list[LinkedTraces]:
-        (sources, is_token), (targets, _) = (pad_batch(side, self.device) for side in zip(*batch, strict=True))
+        source_batch, target_batch = (list(side) for side in zip(*batch, strict=True))
+        (sources, is_token), (targets, _) = self.pad_sources(source_batch), pad_batch(target_batch, self.device)
         source_points, target_points, target_logits = (
-            allocate_points(self.source_description, sources),
+            allocate_points(self.source_description, self.source_tokens(sources)),
             allocate_points(self.description, targets),
             None,
         )
@@ -114,24 +120,37 @@ class EncoderDecoder(RunnableModel):
                 target_logits = self.forward_logits((sources, targets), is_token)
             else:
                 self.forward_points((sources, targets), is_token)
-        source_traces = self._side_traces(self.encoder, self.source_description, source_points, batch, texts, 0)
-        target_traces = self._side_traces(self.view, self.description, target_points, batch, texts, 1, target_logits)
+        source_texts, target_texts = zip(*texts, strict=True)
+        source_traces = self.source_traces(source_points, source_batch, source_texts)
+        target_traces = self._side_traces(
+            self.view, self.description, target_points, target_batch, target_texts, target_logits
+        )
         linked_targets = target_traces.with_sources(source_traces)
         return [LinkedTraces(source, target) for source, target in zip(source_traces, linked_targets, strict=True)]
+
+    def pad_sources(self, sources: Sequence[Tensor]) -> tuple[Tensor, Bool[Tensor, "b s"] | None]:
+        """A batch of sources as the network reads it, and which of its tokens are no padding; None if all are tokens."""
+        return pad_batch(sources, self.device)
+
+    def source_tokens(self, sources: Tensor) -> Int[Tensor, "b s"]:
+        """The ids of the tokens of a batch of sources. A source that is no text has numbers of its tokens as ids."""
+        return sources
+
+    def source_traces(self, points: Tensor, sources: Sequence[Tensor], texts: Sequence[Any]) -> Traces:
+        """The Traces of the encoder after a forward pass."""
+        return self._side_traces(self.encoder, self.source_description, points, sources, texts)
 
     def _side_traces(
         self,
         view: View,
         description: ModelDescription,
         points: Tensor,
-        batch: list[tuple[Tensor, Tensor]],
-        texts: list[Any],
-        side: int,
+        ids: Sequence[Tensor],
+        texts: Sequence[Any],
         logits: Tensor | None = None,
     ) -> Traces:
-        """One side of every pair: the sources (0) or the targets (1)."""
-        ids = [pair[side] for pair in batch]
-        side_texts = [pair[side] if isinstance(pair[side], str) else "" for pair in texts]
+        """The Traces of the sources or of the targets of all pairs."""
+        side_texts = [text if isinstance(text, str) else "" for text in texts]
         return make_traces(
             view,
             description,
@@ -171,7 +190,11 @@ class EncoderDecoder(RunnableModel):
                 ),
                 Advice("model.trace((source, target))"),
             )
-        return self.ids(pair[0], self.encode_source), self.ids(pair[1])
+        return self.source_ids(pair[0]), self.ids(pair[1])
+
+    def source_ids(self, source: Any) -> Tensor:
+        """The token ids of a source, or its features if it is no text."""
+        return self.ids(source, self.encode_source)
 
     def with_check(self, check_current: Callable[..., None]) -> "EncoderDecoder":
         """The same model with a function that raises if the weights of either View are out of date."""

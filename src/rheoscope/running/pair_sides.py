@@ -12,7 +12,7 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.lost_text import Span
-from rheoscope.running.runner import RunnableModel, pad_batch
+from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Edits, Text
 from rheoscope.space.traces import Traces
@@ -49,7 +49,8 @@ class SourceModel(PairSide):
     """The encoder of an encoder-decoder: a text is a source, and there are no logits."""
 
     def in_pair(self, pair: EncoderDecoder) -> "SourceModel":
-        return source_model(pair)
+        description, view = pair.source_description, source_model(pair).view
+        return SourceModel(pair.network, pair.tokenizer, description, view, pair)
 
     def forward_logits(self, ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None) -> Tensor:
         raise RheoscopeError(
@@ -76,7 +77,7 @@ class SourceModel(PairSide):
 class TargetModel(PairSide):
     """The decoder of an encoder-decoder: a text is a target. `sources` has the source of each target of a batch, or one for all."""
 
-    sources: tuple[Int[Tensor, " _"], ...]
+    sources: tuple[Tensor, ...]
 
     def in_pair(self, pair: EncoderDecoder) -> "TargetModel":
         return targets_model(pair, self.sources)
@@ -85,7 +86,7 @@ class TargetModel(PairSide):
         """The decoder for some of the targets, by their indices."""
         return replace(self, sources=tuple(self.sources[text] for text in texts)) if len(self.sources) > 1 else self
 
-    def _sources_of(self, n_targets: int) -> tuple[Int[Tensor, " _"], ...]:
+    def _sources_of(self, n_targets: int) -> tuple[Tensor, ...]:
         sources = self.sources * n_targets if len(self.sources) == 1 else self.sources
         if len(sources) != n_targets:
             raise RheoscopeError(
@@ -100,7 +101,7 @@ class TargetModel(PairSide):
 
     def _pairs(self, ids: Int[Tensor, "b n"]) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
         """The ids of sources and targets, and the mask of the sources. Decoders ignore the padding after a target."""
-        source_ids, is_token = pad_batch(self._sources_of(len(ids)), ids.device)
+        source_ids, is_token = self.pair.pad_sources(self._sources_of(len(ids)))
         return (source_ids, ids), is_token
 
     def forward_logits(self, ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None) -> Tensor:
@@ -121,8 +122,8 @@ class TargetModel(PairSide):
         """Every target of a batch has a source."""
 
 
-def source_model(model: EncoderDecoder) -> SourceModel:
-    """The encoder of an encoder-decoder as a model of one text.
+def source_model(model: EncoderDecoder) -> RunnableModel:
+    """The encoder of an encoder-decoder as a model of one text, or of one sound.
 
     **Question** What does the encoder do with a source? Every analysis of one cloud runs on the result.
 
@@ -136,7 +137,8 @@ def source_model(model: EncoderDecoder) -> SourceModel:
     torch.Size([3, 3, 8])
     """
     encoder = replace(model.encoder, facts=model.encoder.facts | side_facts(model, SOURCE))
-    return SourceModel(model.network, model.tokenizer, model.source_description, encoder, model)
+    own_model = model.encoder_model(encoder)
+    return own_model or SourceModel(model.network, model.tokenizer, model.source_description, encoder, model)
 
 
 def side_facts(model: EncoderDecoder, side: str) -> dict[str, str]:
@@ -157,10 +159,10 @@ def target_model(model: EncoderDecoder, source: Text) -> TargetModel:
     >>> rs.target_model(model, [5, 6, 7]).trace([1, 8]).cross_weights(0, 1).shape
     torch.Size([2, 3])
     """
-    return targets_model(model, [model.ids(source, model.encode_source)])
+    return targets_model(model, [model.source_ids(source)])
 
 
-def targets_model(model: EncoderDecoder, sources: Sequence[Int[Tensor, " _"]]) -> TargetModel:
+def targets_model(model: EncoderDecoder, sources: Sequence[Tensor]) -> TargetModel:
     """The decoder for one source per target of a batch, or for one source that all share."""
     decoder = replace(model.view, facts=model.view.facts | side_facts(model, TARGET))
     return TargetModel(model.network, model.tokenizer, model.description, decoder, model, tuple(sources))

@@ -64,12 +64,13 @@ def describe(network: Any) -> ModelDescription:
     """The description of a network from one recorded forward pass."""
     tape = record_forward(network)
     softmaxes = distinct_softmaxes(tape) if reads_tokens(network) else square_softmaxes(tape)
-    found = find_blocks(tape, network, softmaxes)
-    own = [block for block in found if reads_own_points(tape, block)]
-    layers = begin_at_norms(tape, group_layers(tape, network, own or found))
+    all_blocks = find_blocks(tape, network, softmaxes)
+    own = [block for block in all_blocks if reads_own_points(tape, block)]
+    layers = begin_at_norms(tape, group_layers(tape, network, own or all_blocks))
     blocks = [describe_block(tape, layer.block) for layer in layers]
     if not reads_tokens(network):
-        return replace(describe_stack(tape, network, layers, blocks), is_encoder=True, unembed_scale=None)
+        table = no_vocabulary(tape, layers[0].block.points)
+        return replace(describe_stack(tape, network, layers, blocks, table), is_encoder=True, unembed_scale=None)
     is_encoder = any(isinstance(block.heads.mechanism.mask, NoMask) for block in blocks)
     return replace(
         describe_stack(tape, network, layers, blocks),
@@ -92,11 +93,15 @@ class DescribedBlock:
 
 
 def describe_stack(
-    tape: Tape, network: Any, layers: Sequence[Layer], blocks: Sequence[DescribedBlock]
+    tape: Tape,
+    network: Any,
+    layers: Sequence[Layer],
+    blocks: Sequence[DescribedBlock],
+    table: nn.Embedding | None = None,
 ) -> ModelDescription:
-    """The description of a stack of layers, from the embedding to its last norm."""
+    """The description of a stack of layers, from the embedding to its last norm. `table` is that of the network by default."""
     points = layers[0].block.points
-    table = token_table(network) if reads_tokens(network) else no_vocabulary(tape, points)
+    table = token_table(network) if table is None else table
     embedding = read_embedding(tape, table, points)
     streams = [block.stream for block in blocks]
     limits = [n for n in (longest_text(tape), *(block.longest_text for block in blocks)) if n is not None]

@@ -30,7 +30,9 @@ from rheoscope.pretrained.finder.outputs import read_outputs
 from rheoscope.pretrained.finder.plain_products import plain_products
 from rheoscope.pretrained.finder.projections import match_projection
 from rheoscope.pretrained.finder.softmax_calls import read_softmax_call, softmax_indices
+from rheoscope.pretrained.finder.stream_ends import no_vocabulary
 from rheoscope.pretrained.finder.tape import Tape, Value, record_tape
+from rheoscope.pretrained.network_inputs import feature_inputs, reads_tokens
 from rheoscope.running.stream import ModelDescription
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.cross_attention import CrossHeads
@@ -56,16 +58,16 @@ def describe_pair(network: Any) -> tuple[ModelDescription, ModelDescription]:
     pair = record_pair(network)
     source_blocks = find_blocks(pair.source, network, pair.softmaxes(pair.source, pair.source))
     source_layers = group_layers(pair.source, network, source_blocks)
-    encoder = describe_stack(
-        pair.source, network, source_layers, [describe_block(pair.source, layer.block) for layer in source_layers]
-    )
+    source_described = [describe_block(pair.source, layer.block) for layer in source_layers]
+    table = None if reads_tokens(network) else no_vocabulary(pair.source, source_layers[0].block.points)
+    encoder = describe_stack(pair.source, network, source_layers, source_described, table)
     memory = source_layers[-1].output
     crossings = pair.softmaxes(pair.target, pair.source)
     target_blocks = find_blocks(pair.target, network, pair.softmaxes(pair.target, pair.target), crossings)
     layers = group_layers(pair.target, network, target_blocks)
     described = [describe_block(pair.target, layer.block) for layer in layers]
     decoder = replace(
-        describe_stack(pair.target, network, layers, described),
+        describe_stack(pair.target, network, layers, described, network.get_input_embeddings()),
         cross_heads=tuple(
             cross_heads(pair, layer.block, block, memory) for layer, block in zip(layers, described, strict=True)
         ),
@@ -77,12 +79,30 @@ def describe_pair(network: Any) -> tuple[ModelDescription, ModelDescription]:
 
 def record_pair(network: Any) -> PairTape:
     """A tape of the network on a source and a target of different lengths."""
+    if not reads_tokens(network):
+        return record_feature_pair(network)
     free = [n for n in PROBE_LENGTHS if n not in network_sizes(network)]
     n_source, n_target = next((s, t) for s, t in product(free, free) if s != t)
     source, target = (spread_ids(network, n) for n in (n_source, n_target))
     with visible_softmax(network), plain_products(network), record_tape(network, n_source) as tape:
         network(input_ids=source, decoder_input_ids=target.flip(-1), use_cache=False)
     return PairTape(tape, Tape(n_target, tape.operations, tape.calls, tape.tensors))
+
+
+def record_feature_pair(network: Any) -> PairTape:
+    """The same for a source of random features, if possible with a number of tokens that is no size of the network."""
+    sizes, pairs = network_sizes(network), list[PairTape]()
+    n_target = next(n for n in PROBE_LENGTHS if n not in sizes)
+    target = spread_ids(network, n_target)
+    for inputs in feature_inputs(network):
+        with visible_softmax(network), plain_products(network), record_tape(network, 0) as tape:
+            network(**inputs, decoder_input_ids=target, use_cache=False)
+        shapes = [tape.tensors[tape.operations[i].results[0]].shape[-2:] for i in softmax_indices(tape)]
+        tape.n_tokens = next((n for n, n_keys in shapes if n == n_keys != n_target), 0)
+        pairs.append(PairTape(tape, Tape(n_target, tape.operations, tape.calls, tape.tensors)))
+        if tape.n_tokens not in sizes:
+            return pairs[-1]
+    return pairs[0]
 
 
 def cross_heads(pair: PairTape, block: Block, described: DescribedBlock, memory: Value) -> CrossHeads:
