@@ -18,7 +18,7 @@ export interface Token { text: string; shown: string; massive: boolean }
 export interface TokenProbability { shown: string; probability: number }
 /** Window `number` of `total`, both counted from 1. It contains the tokens `first` to `last` of `tokens`. */
 export interface Window { number: number; total: number; first: number; last: number; tokens: number }
-export interface TraceInfo { id: string; model: string; text: string; window?: Window | null; lost?: Text | null; tokens: Token[]; steps: string[]; layers: number; heads: number; width: number; edits: Edit[]; next: TokenProbability & { token: string; id: number }; top: TokenProbability[]; provenance: Record<string, unknown> }
+export interface TraceInfo { id: string; model: string; text: string; window?: Window | null; lost?: Text | null; tokens: Token[]; steps: string[]; layers: number; heads: number; width: number; edits: Edit[]; next: (TokenProbability & { token: string; id: number }) | null; top: TokenProbability[]; provenance: Record<string, unknown> }
 export interface Finding { text: Text; analysis: string; q: number | null }
 /** `held`: how many numbers were tested. */
 export interface Findings { findings: Finding[]; held: Text }
@@ -31,7 +31,9 @@ export interface Moves { moves: Float32Array; step: string; share: number; edite
 export interface Pair { first: number; second: number; before: number; after: number }
 export type Image = 'query' | 'key' | 'content'
 export interface Images { flat: Record<'E' | Image, Field>; agreement: Float32Array; shares: Record<'E' | Image, number[]>; pairs: Record<Image, Record<'torn' | 'glued', Pair[]>>; edited: boolean }
-export interface TokenDetail { lens: { step: string; shown: string; probability: number }[]; written: { component: string; logits: number }[] }
+/** `top`: the most likely next tokens after a step. */
+export interface LensStep { step: string; top: TokenProbability[] }
+export interface TokenDetail { lens: LensStep[]; written: { component: string; logits: number }[] }
 
 /** A corpus run: `shards` of `total_shards` shards are finished; `fields` lists its per-head fields as `analysis.field`. */
 export interface CorpusSummary { name: string; model: string; weights: string; layers: number; heads: number; texts: number; tokens: number; rejects: number; shards: number; total_shards: number; length: number; packed: boolean; fields: string[] }

@@ -40,7 +40,7 @@ export interface Link {
 
 export const DEFAULT_LINK: Link = {
   model: '', text: '', window: null, compareWith: '', view: 'heads', colour: 'cluster', space: 'sphere', axes: 'all', edits: [], language: '',
-  step: 0, token: null, second: null, layer: null, head: null, field: '', show: ['trails', 'arcs'], side: 'after',
+  step: 0, token: null, second: null, layer: null, head: null, field: '', show: ['arcs'], side: 'after',
 }
 
 const TEXT_PARAMETERS = ['model', 'text', 'compareWith', 'view', 'colour', 'space', 'axes', 'language', 'field'] as const

@@ -1,6 +1,6 @@
 /** A trace that is open: its description, story and points, as far as they have arrived. */
 
-import type { Client, Findings, Points, StoryLine, TraceInfo } from './api'
+import type { Client, Findings, LensStep, Points, StoryLine, TraceInfo } from './api'
 import type { Text } from './messages/message'
 
 export class OpenTrace {
@@ -9,6 +9,8 @@ export class OpenTrace {
   findings = $state.raw<Findings | null>(null)
   progress = $state.raw<{ name: Text; done: number; total: number } | null>(null)
   points = $state.raw<Points | null>(null)
+  /** What the last token predicts after every step, as far as the model predicts tokens. */
+  prediction = $state.raw<LensStep[] | null>(null)
   isFinished = $state(false)
   error = $state.raw<Text>('')
   private stopListening: () => void = () => undefined
@@ -19,7 +21,10 @@ export class OpenTrace {
   /** Listens to the server until the trace is finished or closed. */
   listen(): this {
     this.stopListening = this.client.listen(this.id, {
-      head: (info) => (this.info = info),
+      head: (info) => {
+        this.info = info
+        void this.loadPrediction(info)
+      },
       line: (line) => (this.story = { ...this.story, [line.name]: line }),
       findings: (findings) => (this.findings = findings),
       progress: (progress) => (this.progress = progress),
@@ -31,6 +36,15 @@ export class OpenTrace {
       },
     })
     return this
+  }
+
+  private async loadPrediction({ next, tokens }: TraceInfo): Promise<void> {
+    if (!next) return
+    try {
+      this.prediction = (await this.client.token(this.id, tokens.length - 1)).lens
+    } catch {
+      this.prediction = null // the bars then show the last step only
+    }
   }
 
   private finish(): void {

@@ -7,9 +7,9 @@ export const ORDER_COLOURS = ['#2f6fbf', '#4a6cbb', '#6768b4', '#8263a8', '#9b5f
 
 export type Rgb = [number, number, number]
 
-export interface Theme { ink: string; muted: string; line: string; paper: string; soft: string }
-export const LIGHT: Theme = { ink: '#1d2433', muted: '#5d6678', line: '#dde2ec', paper: '#ffffff', soft: '#f5f7fb' }
-export const DARK: Theme = { ink: '#e8ecf4', muted: '#9aa5ba', line: '#2c3447', paper: '#12161f', soft: '#1a202c' }
+export interface Theme { ink: string; muted: string; line: string; paper: string; soft: string; accent: string }
+export const LIGHT: Theme = { ink: '#1d2433', muted: '#5d6678', line: '#dde2ec', paper: '#ffffff', soft: '#f5f7fb', accent: '#2560a8' }
+export const DARK: Theme = { ink: '#e8ecf4', muted: '#9aa5ba', line: '#2c3447', paper: '#12161f', soft: '#1a202c', accent: '#7db1f0' }
 
 /** A colour by its name in the palette. A hex colour stays as it is. */
 export const colourOf = (name: string): string => (name.startsWith('#') ? name : (PALETTE[name] ?? PALETTE.null!))

@@ -1,9 +1,9 @@
 import { describe, expect, it } from 'vitest'
 
-import { projectionMatrix, zoomCamera, project, panCamera, START, multiply, rotateCamera, viewMatrix } from '../src/cloud/camera'
+import { frameCamera, projectionMatrix, zoomCamera, project, panCamera, START, multiply, rotateCamera, viewMatrix } from '../src/cloud/camera'
 import { valuesAt } from '../src/cloud/token_colours'
-import { boundingBall, arcPoints, pointsAt, placeLabels, scaleToBall, strongestArcs, type Box, type Scene } from '../src/cloud/scene'
-import { axisSegments, visibleLabels, tokenAt } from '../src/cloud/renderer'
+import { boundingBall, arcPoints, changingWords, frameAt, pointsAt, stepFrames, placeLabels, scaleToBall, strongestArcs, type Box, type Scene } from '../src/cloud/scene'
+import { axisSegments, pathOffsets, visibleLabels, tokenAt } from '../src/cloud/renderer'
 import { shortenText } from '../src/cloud/text_atlas'
 import { LIGHT } from '../src/palette'
 import type { AnalysisResult, TraceInfo, Points } from '../src/api'
@@ -65,6 +65,26 @@ describe('the cloud', () => {
     expect(Math.max(...scaled)).toBeCloseTo(1)
     expect(Math.min(...scaled)).toBeCloseTo(-1)
   })
+  it('has a frame for every step, which follows a cloud that shrinks', () => {
+    const wide = [1, 0, 0, -1, 0, 0, 0, 1, 0, 0, -1, 0]
+    const scaled = Float32Array.from([...wide, ...wide.map((x, k) => x * 0.25 + (k % 3 ? 0 : 0.5))])
+    const frames = stepFrames(scaled, 4, () => true, null)
+    expect(frames[0]).toMatchObject({ x: 0, y: 0, size: 1 })
+    expect(frames[1]!.size).toBeCloseTo(0.25)
+    expect(frames[1]!.x).toBeCloseTo(0.5)
+    expect(frameAt(frames, 0.5).size).toBeCloseTo(0.5)
+    // the same tokens are at the same pixels in both frames
+    const pixels = (step: number) => project(scaled.subarray(step * 12, step * 12 + 12), frameCamera(START, frames[step]!), 400, 300)
+    const [first, second] = [pixels(0), pixels(1)]
+    for (let k = 0; k < 12; k++) if (k % 3 < 2) expect(second[k]).toBeCloseTo(first[k]!, 2)
+  })
+  it('frames the star with the points, unless it is far away', () => {
+    const scaled = Float32Array.of(0.1, 0, 0, -0.1, 0, 0)
+    expect(stepFrames(scaled, 2, () => true, [0.2, 0, 0])[0]).toMatchObject({ x: expect.closeTo(0.05), size: expect.closeTo(0.15) })
+    expect(stepFrames(scaled, 2, () => true, [0.05, 0, 0])[0]).toMatchObject({ x: expect.closeTo(0), size: expect.closeTo(0.1) })
+    expect(stepFrames(scaled, 2, () => true, [2, 0, 0])[0]).toMatchObject({ x: expect.closeTo(0), size: expect.closeTo(0.1) })
+    expect(stepFrames(Float32Array.of(1, 1, 1), 1, () => true, null)[0]!.size).toBeLessThanOrEqual(1)
+  })
   it('ignores hidden tokens when it is scaled', () => {
     const cloud = points([0, 0, 0, 1, 0, 0, 1000, 0, 0], 1, 3)
     expect(boundingBall(cloud, (token) => token < 2, 3).size).toBeCloseTo(0.5)
@@ -90,13 +110,32 @@ describe('the cloud', () => {
 
 describe('labels', () => {
   it('leave room for the star', () => {
-    const scene = { tokens: 2, labels: ['near', 'far'], isShown: () => true, highlighted: new Set<number>(), starLabel: 'prediction' } as unknown as Scene
+    const scene = { tokens: 2, labels: ['near', 'far'], isShown: () => true, highlighted: new Set<number>(), starLabel: 'prediction', predicting: null, pathWords: [] } as unknown as Scene
     const screen = Float32Array.of(100, 100, 1, 300, 300, 1)
     const size = () => ({ width: 60, height: 14 })
     const viewport = { width: 400, height: 400, ratio: 1, theme: LIGHT }
-    const labelsWith = (star: Float32Array | null) => visibleLabels(scene, { points: screen, screen, star }, viewport, size).map(({ token }) => token)
-    expect(labelsWith(null)).toEqual([0, 1])
-    expect(labelsWith(Float32Array.of(95, 104, 1))).toEqual([1])
+    const labelsWith = (star: Float32Array | null) => visibleLabels(scene, { points: screen, screen, star }, viewport, (points) => points, size).map(({ text }) => text)
+    expect(labelsWith(null)).toEqual(['near', 'far'])
+    expect(labelsWith(Float32Array.of(95, 104, 1))).toEqual(['far'])
+  })
+  it('show the words of the path that the predicting token has travelled, before those of other tokens', () => {
+    // two tokens at three steps; the predicting one moves right by 100 pixels at every step
+    const points = Float32Array.of(300, 300, 1, 0, 50, 1, 300, 300, 1, 100, 50, 1, 110, 52, 1, 200, 50, 1)
+    const scene = { points, tokens: 2, labels: ['other', 'last'], isShown: () => true, highlighted: new Set<number>(), starLabel: '', predicting: 1, pathWords: [{ step: 0, text: 'same' }, { step: 1, text: 'river' }] } as unknown as Scene
+    const viewport = { width: 400, height: 400, ratio: 1, theme: LIGHT }
+    const labelsAt = (playhead: number) => {
+      const screen = points.slice(Math.floor(playhead) * 6, Math.floor(playhead) * 6 + 6)
+      return visibleLabels({ ...scene, playhead }, { points: screen, screen, star: null }, viewport, (points) => points, () => ({ width: 60, height: 14 })).map(({ text, isPathWord }) => (isPathWord ? `${text}*` : text))
+    }
+    expect(labelsAt(0)).toEqual(['last', 'other']) // the word would cover the token itself
+    expect(labelsAt(1)).toEqual(['last', 'same*', 'other'])
+    expect(labelsAt(2)).toEqual(['last', 'river*', 'same*']) // the other token has no room left
+    expect(pathOffsets({ ...scene, playhead: 2, hasTrail: () => true })).toEqual([3, 9])
+    expect(pathOffsets({ ...scene, playhead: 2, hasTrail: () => true, isShown: () => false })).toEqual([])
+  })
+  it('name the word of a path where it changes', () => {
+    expect(changingWords(['a', 'a', 'b', 'a', 'end'])).toEqual([{ step: 0, text: 'a' }, { step: 2, text: 'b' }, { step: 3, text: 'a' }])
+    expect(changingWords(['end'])).toEqual([])
   })
   it('never overlap, and earlier ones win', () => {
     const boxes: Box[] = Array.from({ length: 200 }, (_, token) => ({ token, x: (token * 37) % 300, y: (token * 53) % 200, width: 40, height: 15 }))

@@ -16,8 +16,10 @@ from urllib.parse import quote
 import pytest
 
 import rheoscope as rs
+from rheoscope.picture.token_labels import display_token
 from rheoscope.report.draw_result import picture_of
 from rheoscope.report.story import STORY_LINES
+from rheoscope.space.predictions import next_token_logprobs
 from rheoscope.studio import export, notebook
 from rheoscope.studio.corpus import LiveCorpusRun
 from rheoscope.studio.model_sources import ModelSources
@@ -119,6 +121,10 @@ def wait_for_url(page: Any, fragment: str) -> None:
     wait_until(page, lambda: fragment in page.url)
 
 
+def open_view_options(page: Any) -> None:
+    page.locator(".options > summary").click()
+
+
 def tokens(page: Any) -> list[str]:
     return [text.replace("·", " ") for text in page.locator("section.strip li button").all_inner_texts()]
 
@@ -158,6 +164,7 @@ def test_a_session_from_text_to_edit_and_back(studio: tuple[Session, str], brows
 
         page.locator("figure.images").get_by_role("button", name="difference").click()
         page.get_by_text("Rings mark the tokens before the edits").wait_for()
+        open_view_options(page)
         page.locator("input[data-show=moves]").check()
         page.get_by_text("change of the update by").wait_for()
         wait_for_url(page, "side=difference")
@@ -178,6 +185,44 @@ def test_a_session_from_text_to_edit_and_back(studio: tuple[Session, str], brows
         wait_until(page, lambda: page.locator("#story").inner_text() == "这段文本中发生了什么")
         assert page.evaluate("document.documentElement.lang") == "zh-Hans"
         wait_for_url(page, "language=zh")
+        assert errors == []
+
+
+def top_and_bottom(page: Any, selector: str) -> tuple[float, float]:
+    box = page.locator(selector).first.bounding_box()
+    return box["y"], box["y"] + box["height"]
+
+
+def test_cloud_and_scrubber_share_the_first_screen(studio: tuple[Session, str], browser: Any) -> None:
+    """At three sizes, without scrolling. On a phone both stay on the screen while the page scrolls."""
+    with open_page(browser) as (page, errors):
+        for width, height in ((1440, 900), (1280, 720), (390, 844)):
+            page.set_viewport_size({"width": width, "height": height})
+            page.goto(f"{studio[1]}#view=dynamics&text={quote(TEXT)}")
+            wait_for_cloud(page)
+            wait_until(page, lambda height=height: top_and_bottom(page, ".scrubber")[1] <= height)
+            top, bottom = top_and_bottom(page, "canvas[data-ready]")
+            assert top >= 0
+            assert bottom <= top_and_bottom(page, ".scrubber")[0]
+            assert bottom - top > 0.35 * height
+        page.evaluate("scrollTo(0, 500)")
+        wait_until(page, lambda: page.evaluate("scrollY") > 0)
+        assert top_and_bottom(page, "canvas[data-ready]")[0] >= 0
+        assert top_and_bottom(page, ".scrubber")[1] <= 844
+        assert errors == []
+
+
+def test_the_bars_follow_the_scrubber(studio: tuple[Session, str], browser: Any) -> None:
+    with open_page(browser) as (page, errors):
+        page.goto(f"{studio[1]}#view=dynamics&text={quote(TEXT)}")
+        wait_for_cloud(page)
+        trace = small().trace(TEXT)
+        bars = page.locator("section[aria-labelledby=next-token] li bdi")
+        for step in (0, len(trace.steps) - 1):
+            page.locator("input.steps").fill(str(step))
+            logprobs = next_token_logprobs(trace.view, trace.points[step, -1:])[0].detach()
+            expected = [display_token(word) for word in small().token_strings(logprobs.topk(5).indices.tolist())]
+            wait_until(page, lambda expected=expected: bars.all_inner_texts() == expected)
         assert errors == []
 
 
@@ -222,10 +267,11 @@ def test_arrows_coupling_axes_images_graph_and_clusters(studio: tuple[Session, s
             csv_lines = Path(download.value.path()).read_text(encoding="utf-8").splitlines()
             assert f"# text: {TEXT}" in csv_lines
             assert sum(not line.startswith("#") for line in csv_lines) == n_rows + 1, selector
+        open_view_options(page)
         for name in ("moves", "coupling"):
             page.locator(f"input[data-show={name}]").check()
             page.wait_for_selector(f"[data-legend={name}]")
-        wait_for_url(page, "show=trails%2Carcs%2Cmoves%2Ccoupling")
+        wait_for_url(page, "show=arcs%2Cmoves%2Ccoupling")
 
         page.locator("select.axes").select_option("+tokens")
         page.locator("dialog input").fill("#5, #9")

@@ -183,7 +183,8 @@ def test_spectra_scores_and_logits_equal_the_library(client: TestClient, trace: 
     assert total == pytest.approx(attribution["score"], abs=1e-4)
     token = client.get(f"/api/traces/{trace}/token/5").json()
     probabilities = small().run(TEXT)[5].softmax(-1).detach()
-    assert token["lens"][-1]["probability"] == pytest.approx(float(probabilities.max()), rel=1e-3)
+    top = probabilities.topk(5).values.tolist()
+    assert [candidate["probability"] for candidate in token["lens"][-1]["top"]] == pytest.approx(top, rel=1e-3)
     logits = small().run(TEXT)[5].detach()
     total_logit = sum(component["logits"] for component in token["written"]) + token["rest"]
     assert total_logit == pytest.approx(float(logits.max() - logits.mean()), abs=1e-2)
@@ -194,7 +195,7 @@ def test_the_lens_ends_with_the_prediction_of_the_model(client: TestClient, trac
     probabilities = small().run(TEXT).softmax(-1).detach()
     np.testing.assert_allclose(envelope["probability"].values[-1], probabilities.max(-1).values.numpy(), rtol=1e-3)
     token = client.get(f"/api/traces/{trace}/token/4").json()
-    assert [row[4] for row in header["shown"]] == [step["shown"] for step in token["lens"]]
+    assert [row[4] for row in header["shown"]] == [step["top"][0]["shown"] for step in token["lens"]]
 
 
 def test_particles_concentrate(client: TestClient) -> None:

@@ -62,6 +62,10 @@ const clamp = (value: number, low: number, high: number) => Math.max(low, Math.m
 export const rotateCamera = (camera: Camera, dx: number, dy: number): Camera => ({ ...camera, yaw: camera.yaw - dx * 0.008, pitch: clamp(camera.pitch + dy * 0.008, -1.55, 1.55) })
 export const zoomCamera = (camera: Camera, factor: number): Camera => ({ ...camera, distance: clamp(camera.distance * factor, 0.4, 12) })
 
+/** The camera of a reader who looks at a frame instead of the ball of radius 1 around the origin. */
+export const frameCamera = (camera: Camera, { x, y, z, size }: { x: number; y: number; z: number; size: number }): Camera =>
+  ({ ...camera, distance: camera.distance * size, x: x + camera.x * size, y: y + camera.y * size, z: z + camera.z * size })
+
 /** Size of a pixel in the plane of the target. */
 export const pixelSize = (camera: Camera, width: number, height: number): number => (2 * camera.distance * Math.tan(FIELD_OF_VIEW / 2)) / Math.min(width, height)
 

@@ -4,7 +4,7 @@ import { css, rgb } from '../palette'
 import { project, type Camera } from './camera'
 import { arcPoints, ARC_COLOURS, type Scene } from './scene'
 import { arrowTip } from './arrows'
-import { axisSegments, visibleLabels, projectScene, RADIUS, tokenOpacity, type Renderer, type Viewport } from './renderer'
+import { axisSegments, pathOffsets, PATH_OPACITY, visibleLabels, projectScene, RADIUS, RING_RADIUS, shownPredicting, STEP_RADIUS, tokenOpacity, type Renderer, type Viewport } from './renderer'
 import { FONT, FONT_SIZE, MARGIN, textWidth } from './text_atlas'
 
 export class CanvasRenderer implements Renderer {
@@ -23,13 +23,14 @@ export class CanvasRenderer implements Renderer {
     const projected = projectScene(scene, camera, viewport)
     const toPixels = (points: Float32Array) => project(points, camera, viewport.width, viewport.height)
     this.drawAxes(scene, toPixels, camera, viewport)
-    if (scene.trails) this.drawTrails(scene, toPixels)
+    this.drawTrails(scene, toPixels, viewport)
     this.drawArcs(scene, projected.points, toPixels)
     this.drawArrows(scene, toPixels, camera)
     if (scene.comparison) this.drawComparison(scene, projected.screen, toPixels)
     this.drawDots(scene, projected.screen, viewport)
-    for (const { token, x, y, height } of visibleLabels(scene, projected, viewport, (text) => ({ width: textWidth(context, text), height: FONT_SIZE + 2 * MARGIN })))
-      this.drawText(scene.labels[token]!, x + MARGIN, y + height / 2, viewport.theme.ink, viewport, Math.max(tokenOpacity(scene, token), 0.3))
+    this.drawRing(scene, projected.screen, viewport)
+    for (const { box, text, opacity, isPathWord } of visibleLabels(scene, projected, viewport, toPixels, (text) => ({ width: textWidth(context, text), height: FONT_SIZE + 2 * MARGIN })))
+      this.drawText(text, box.x + MARGIN, box.y + box.height / 2, isPathWord ? viewport.theme.accent : viewport.theme.ink, viewport, opacity)
     if (scene.star) this.drawStar(scene, toPixels, viewport)
     context.globalAlpha = 1
   }
@@ -65,15 +66,19 @@ export class CanvasRenderer implements Renderer {
     })
   }
 
-  private drawTrails(scene: Scene, toPixels: (points: Float32Array) => Float32Array): void {
+  private drawTrails(scene: Scene, toPixels: (points: Float32Array) => Float32Array, viewport: Viewport): void {
     const p = toPixels(scene.points)
     const c = scene.colours
     for (let step = 0; step < Math.floor(scene.playhead); step++)
       for (let token = 0; token < scene.tokens; token++) {
+        if (!scene.hasTrail(token)) continue
         const [a, b] = [(step * scene.tokens + token) * 3, ((step + 1) * scene.tokens + token) * 3]
-        const alpha = (scene.arcs.length || scene.arrows.length ? 0.35 : 1) * tokenOpacity(scene, token) * (0.1 + 0.5 * Math.exp((step - scene.playhead) * 0.4))
-        if (alpha > 0) this.drawLine(p[a]!, p[a + 1]!, p[b]!, p[b + 1]!, css([c[token * 3]!, c[token * 3 + 1]!, c[token * 3 + 2]!]), alpha)
+        const isPath = token === scene.predicting
+        const opacity = (scene.arcs.length || scene.arrows.length ? 0.35 : 1) * tokenOpacity(scene, token)
+        const alpha = isPath ? PATH_OPACITY : opacity * (0.1 + 0.5 * Math.exp((step - scene.playhead) * 0.4))
+        if (alpha > 0) this.drawLine(p[a]!, p[a + 1]!, p[b]!, p[b + 1]!, isPath ? viewport.theme.accent : css([c[token * 3]!, c[token * 3 + 1]!, c[token * 3 + 2]!]), alpha)
       }
+    for (const offset of pathOffsets(scene)) this.drawDisc(p[offset]!, p[offset + 1]!, STEP_RADIUS, viewport.theme.accent)
   }
 
   private drawArcs(scene: Scene, points: Float32Array, toPixels: (points: Float32Array) => Float32Array): void {
@@ -120,6 +125,27 @@ export class CanvasRenderer implements Renderer {
       context.fill()
       context.stroke()
     }
+  }
+
+  private drawDisc(x: number, y: number, radius: number, colour: string): void {
+    const { context } = this
+    context.globalAlpha = 1
+    context.fillStyle = colour
+    context.beginPath()
+    context.arc(x, y, radius, 0, 2 * Math.PI)
+    context.fill()
+  }
+
+  private drawRing(scene: Scene, screen: Float32Array, viewport: Viewport): void {
+    const predicting = shownPredicting(scene)
+    if (predicting === null) return
+    const { context } = this
+    context.globalAlpha = 1
+    context.strokeStyle = viewport.theme.accent
+    context.lineWidth = 2
+    context.beginPath()
+    context.arc(screen[predicting * 3]!, screen[predicting * 3 + 1]!, RING_RADIUS, 0, 2 * Math.PI)
+    context.stroke()
   }
 
   private drawStar(scene: Scene, toPixels: (points: Float32Array) => Float32Array, viewport: Viewport): void {

@@ -2,7 +2,7 @@
 
 import type { Theme } from '../palette'
 import { project, panCamera, pixelSize, type Camera } from './camera'
-import { pointsAt, placeLabels, type Box, type Scene } from './scene'
+import { pathPoint, pointsAt, placeLabels, type Box, type PathWord, type Scene } from './scene'
 
 export interface Viewport { width: number; height: number; ratio: number; theme: Theme }
 
@@ -12,7 +12,14 @@ export interface Renderer {
 }
 
 export const RADIUS = 4.2
-export const FADED_OPACITY = 0.16
+export const RING_RADIUS = 9
+/** Radius of the dots along the trail of the predicting token. */
+export const STEP_RADIUS = 3.4
+/** Opacity of the trail of the predicting token. It does not fade, unlike other trails. */
+export const PATH_OPACITY = 0.85
+export const FADED_OPACITY = 0.3
+/** Opacity of the label of a faded token. */
+const FADED_LABEL = 0.65
 export const MAX_LABELS = 512
 const AXIS_LENGTH = 38
 /** Distance of the axes from the left, which leaves room for their names, and from the bottom. */
@@ -34,22 +41,54 @@ export function projectScene(scene: Scene, camera: Camera, viewport: Viewport): 
   return { points, screen: toPixels(points), star: scene.star && toPixels(Float32Array.from(scene.star)) }
 }
 
-/** Labels that have room next to that of the star: highlighted tokens first, then those near the camera. */
-export function visibleLabels(scene: Scene, { screen, star }: ProjectedScene, viewport: Viewport, sizeOf: (text: string) => { width: number; height: number } | undefined): Box[] {
+/** The predicting token, if it is shown. */
+export const shownPredicting = (scene: Scene): number | null => (scene.predicting !== null && scene.isShown(scene.predicting) ? scene.predicting : null)
+
+/** Steps of the predicting token before the playhead, as offsets of its points. */
+export function pathOffsets(scene: Scene): number[] {
+  const token = shownPredicting(scene)
+  if (token === null || !scene.hasTrail(token)) return []
+  return Array.from({ length: Math.ceil(scene.playhead) }, (_, step) => (step * scene.tokens + token) * 3)
+}
+
+/** A label that is drawn: its text, the point it belongs to, and its distance from this point in pixels. */
+export interface Label { box: Box; text: string; point: ArrayLike<number>; offset: number; opacity: number; isPathWord: boolean }
+
+/** The words of the path up to the playhead. */
+const reachedWords = (scene: Scene): PathWord[] => (shownPredicting(scene) === null ? [] : scene.pathWords.filter(({ step }) => step <= scene.playhead))
+
+/**
+ * Labels that have room next to that of the star: the predicting token first, then its path, then highlighted tokens, then those
+ * near the camera. `toPixels` projects points.
+ */
+export function visibleLabels(scene: Scene, { points, screen, star }: ProjectedScene, viewport: Viewport, toPixels: (points: Float32Array) => Float32Array, sizeOf: (text: string) => { width: number; height: number } | undefined): Label[] {
+  const words = reachedWords(scene)
+  const wordPoints = words.map((word) => pathPoint(scene, word))
+  const wordPixels = wordPoints.map(toPixels)
   const order: number[] = []
   for (let token = 0; token < scene.tokens; token++) if (tokenOpacity(scene, token) > 0 && screen[token * 3 + 2]! > 0) order.push(token)
-  const priority = (token: number) => (scene.highlighted.has(token) ? -100 : scene.highlighted.size ? 100 : 0) + screen[token * 3 + 2]!
+  const priority = (token: number) => (token === scene.predicting ? -200 : scene.highlighted.has(token) ? -100 : scene.highlighted.size ? 100 : 0) + screen[token * 3 + 2]!
   order.sort((a, b) => priority(a) - priority(b))
+  // A token is identified by its position, and a word of the path by the number of tokens plus its index.
+  const textOf = (token: number): string => (token < scene.tokens ? scene.labels[token]! : words[token - scene.tokens]!.text)
+  const offsetOf = (token: number): number => (token === scene.predicting ? RING_RADIUS : RADIUS) + 1
   const boxOf = (token: number): Box | null => {
     if (token === STAR) {
       const size = sizeOf(scene.starLabel)
       return star && size ? { token, x: star[0]! - STAR_SIZE, y: star[1]! - Math.max(size.height / 2, STAR_SIZE), width: 2 * STAR_SIZE + size.width, height: Math.max(size.height, 2 * STAR_SIZE) } : null
     }
-    const size = sizeOf(scene.labels[token]!)
+    const size = sizeOf(textOf(token))
     if (!size) return null
-    return { token, x: screen[token * 3]! + RADIUS + 1, y: screen[token * 3 + 1]! - size.height / 2, ...size }
+    const [pixels, start] = token < scene.tokens ? [screen, token * 3] : [wordPixels[token - scene.tokens]!, 0]
+    return { token, x: pixels[start]! + offsetOf(token), y: pixels[start + 1]! - size.height / 2, ...size }
   }
-  return placeLabels([STAR, ...order], boxOf, viewport.width, viewport.height, MAX_LABELS)
+  const [predicting, others] = order[0] === scene.predicting ? [order.slice(0, 1), order.slice(1)] : [[], order]
+  const path = words.map((_, index) => scene.tokens + index).reverse()
+  return placeLabels([STAR, ...predicting, ...path, ...others], boxOf, viewport.width, viewport.height, MAX_LABELS).map((box) => {
+    const isPathWord = box.token >= scene.tokens
+    const point = isPathWord ? wordPoints[box.token - scene.tokens]! : points.subarray(box.token * 3, box.token * 3 + 3)
+    return { box, text: textOf(box.token), point, offset: offsetOf(box.token), opacity: isPathWord ? 1 : Math.max(tokenOpacity(scene, box.token), FADED_LABEL), isPathWord }
+  })
 }
 
 /** The token nearest to a pixel, within reach. */

@@ -6,7 +6,7 @@ import type { Arrow } from './arrows'
 /** Centre and radius of the points. They are quantiles, so outliers do not shrink the cloud. */
 export interface Ball { x: number; y: number; z: number; size: number }
 
-export function boundingBall({ points }: Points, isShown: (token: number) => boolean, tokens: number): Ball {
+export function boundingBall({ points }: Pick<Points, 'points'>, isShown: (token: number) => boolean, tokens: number): Ball {
   const rows: number[] = []
   for (let row = 0; row * 3 < points.length; row++) if (isShown(row % tokens)) rows.push(row * 3)
   const sorted = (value: (offset: number) => number) => Float64Array.from(rows, value).sort()
@@ -24,6 +24,30 @@ export function scaleToBall({ points }: Points, ball: Ball): Float32Array {
   const centre = [ball.x, ball.y, ball.z]
   for (let offset = 0; offset < points.length; offset++) out[offset] = (points[offset]! - centre[offset % 3]!) / ball.size
   return out
+}
+
+/** A frame is at least this large, relative to the cloud of all steps, so that a collapsed cloud is not blown up. */
+const SMALLEST_FRAME = 0.08
+
+/** The ball of the shown points of every step. It includes the star where that leaves the points at least half of their size. */
+export function stepFrames(scaled: Float32Array, tokens: number, isShown: (token: number) => boolean, star: ArrayLike<number> | null): Ball[] {
+  return Array.from({ length: scaled.length / (tokens * 3) }, (_, step) => {
+    const points = scaled.subarray(step * tokens * 3, (step + 1) * tokens * 3)
+    const ball = boundingBall({ points }, isShown, tokens)
+    const distance = star ? Math.hypot(star[0]! - ball.x, star[1]! - ball.y, star[2]! - ball.z) : 0
+    const needed = (distance + ball.size) / 2 // radius of the smallest ball around the points and the star
+    if (!star || distance <= ball.size || needed > 2 * ball.size) return { ...ball, size: Math.max(SMALLEST_FRAME, ball.size) }
+    const shift = (needed - ball.size) / distance
+    return { x: ball.x + shift * (star[0]! - ball.x), y: ball.y + shift * (star[1]! - ball.y), z: ball.z + shift * (star[2]! - ball.z), size: needed }
+  })
+}
+
+/** The frame between two steps, which moves and zooms evenly. */
+export function frameAt(frames: Ball[], playhead: number): Ball {
+  const from = Math.max(0, Math.min(frames.length - 1, Math.floor(playhead)))
+  const [a, b, t] = [frames[from]!, frames[Math.min(frames.length - 1, from + 1)]!, Math.max(0, Math.min(1, playhead - from))]
+  const between = (first: number, second: number) => first + (second - first) * t
+  return { x: between(a.x, b.x), y: between(a.y, b.y), z: between(a.z, b.z), size: a.size ** (1 - t) * b.size ** t }
 }
 
 /** The points between two steps: a playhead of 2.25 is a quarter of the way from step 2 to step 3. */
@@ -91,6 +115,20 @@ export function arcPoints(a: ArrayLike<number>, b: ArrayLike<number>, segments =
   })
 }
 
+/** The most likely next token of the predicting token after a step. */
+export interface PathWord { step: number; text: string }
+
+/** The words along a trail where they change. The last step has the star instead. */
+export function changingWords(words: string[]): PathWord[] {
+  return words.flatMap((text, step) => (step < words.length - 1 && text !== words[step - 1] ? [{ step, text }] : []))
+}
+
+/** The point of the predicting token at the step of a word. */
+export function pathPoint(scene: Scene, { step }: PathWord): Float32Array {
+  const start = (step * scene.tokens + scene.predicting!) * 3
+  return scene.points.subarray(start, start + 3)
+}
+
 /** Everything that a frame shows. Colours are RGB bytes, three per token. */
 export interface Scene {
   points: Float32Array
@@ -103,7 +141,11 @@ export interface Scene {
   labels: string[]
   star: [number, number, number] | null
   starLabel: string
-  trails: boolean
+  /** The token whose point predicts the next token: it has a ring. */
+  predicting: number | null
+  /** What the predicting token would say along its trail. */
+  pathWords: PathWord[]
+  hasTrail: (token: number) => boolean
   arcs: Arc[]
   arrows: Arrow[]
   comparison: Float32Array | null

@@ -8,7 +8,7 @@ import {
 import { rgb } from '../palette'
 import { arrowTip } from './arrows'
 import { multiply, project, projectionMatrix, viewMatrix, type Camera } from './camera'
-import { axisSegments, projectScene, RADIUS, tokenOpacity, visibleLabels, type ProjectedScene, type Renderer, type Viewport } from './renderer'
+import { axisSegments, pathOffsets, PATH_OPACITY, projectScene, RADIUS, RING_RADIUS, shownPredicting, STEP_RADIUS, tokenOpacity, visibleLabels, type ProjectedScene, type Renderer, type Viewport } from './renderer'
 import { ARC_COLOURS, arcPoints, type Scene } from './scene'
 import { buildAtlas, type TextAtlas } from './text_atlas'
 
@@ -28,10 +28,10 @@ void main() { float r = length(p); float edge = fwidth(r); float a; vec3 tint = 
   else { a = smoothstep(1.0, 1.0 - edge, r); tint = mix(c, paper, smoothstep(0.76 - edge, 0.76, r)); }
   a *= l.x; if (a < 0.02) discard; result = vec4(tint, a); }`
 
-const TRAIL_VERTEX = `${UNIFORMS} in vec3 position; in vec3 colour; in vec2 stepOpacity; out float s; out vec3 c; out float a;
-void main() { s = stepOpacity.x; a = stepOpacity.y; c = colour; gl_Position = m * vec4(position, 1.0); }`
-const TRAIL_FRAGMENT = `precision highp float; in float s; in vec3 c; in float a; out vec4 result; uniform float playhead;
-void main() { if (s > playhead) discard; result = vec4(c, a * mix(0.1, 0.6, exp((s - playhead) * 0.4))); }`
+const TRAIL_VERTEX = `${UNIFORMS} in vec3 position; in vec3 colour; in vec3 stepStyle; out float s; out vec3 c; out float a; out float fades;
+void main() { s = stepStyle.x; a = stepStyle.y; fades = stepStyle.z; c = colour; gl_Position = m * vec4(position, 1.0); }`
+const TRAIL_FRAGMENT = `precision highp float; in float s; in vec3 c; in float a; in float fades; out vec4 result; uniform float playhead;
+void main() { if (s > playhead) discard; result = vec4(c, a * mix(1.0, mix(0.1, 0.6, exp((s - playhead) * 0.4)), fades)); }`
 
 const LINE_VERTEX = `${UNIFORMS} in vec3 position; in vec4 colour; out vec4 c; void main() { c = colour; gl_Position = m * vec4(position, 1.0); }`
 const LINE_FRAGMENT = `precision highp float; in vec4 c; out vec4 result; void main() { result = c; }`
@@ -112,7 +112,6 @@ export class WebGlRenderer implements Renderer {
   private readonly labels = new Quads({ point: 3, box: 4, uvBox: 4, colour: 4 })
   private readonly trails = new BufferGeometry()
   private readonly lineBuffer = new LineBuffer()
-  private readonly trailLines: LineSegments
   private atlas: TextAtlas | null = null
   private atlasInputs: unknown[] = []
   private trailInputs: unknown[] = []
@@ -131,7 +130,7 @@ export class WebGlRenderer implements Renderer {
       return object
     }
     addObject('lines', this.lineBuffer.geometry, LINE_VERTEX, LINE_FRAGMENT, false)
-    this.trailLines = addObject('lines', this.trails, TRAIL_VERTEX, TRAIL_FRAGMENT, false) as LineSegments
+    addObject('lines', this.trails, TRAIL_VERTEX, TRAIL_FRAGMENT, false)
     addObject('mesh', this.dots.geometry, DOT_VERTEX, DOT_FRAGMENT, true)
     addObject('mesh', this.labels.geometry, LABEL_VERTEX, LABEL_FRAGMENT, false)
   }
@@ -145,9 +144,9 @@ export class WebGlRenderer implements Renderer {
     playhead.value = scene.playhead
     paper.value.setRGB(...(rgb(viewport.theme.paper).map((x) => x / 255) as [number, number, number]))
     this.updateAtlas(scene, viewport)
-    this.updateTrails(scene)
+    this.updateTrails(scene, rgb(viewport.theme.accent))
     const projected = projectScene(scene, camera, viewport)
-    this.updateDots(scene, projected.points)
+    this.updateDots(scene, projected.points, viewport)
     this.updateLines(scene, projected.points, camera, viewport)
     this.updateLabels(scene, projected, camera, viewport)
     this.renderer.render(this.threeScene, this.threeCamera)
@@ -161,9 +160,9 @@ export class WebGlRenderer implements Renderer {
   }
 
   private updateAtlas(scene: Scene, viewport: Viewport): void {
-    const inputs = [scene.labels, scene.axes.join(), scene.starLabel, viewport.ratio]
+    const inputs = [scene.labels, scene.axes.join(), scene.starLabel, scene.pathWords, viewport.ratio]
     if (inputs.every((input, index) => input === this.atlasInputs[index])) return
-    this.atlas = buildAtlas([...scene.labels, ...scene.axes, scene.starLabel], viewport.ratio)
+    this.atlas = buildAtlas([scene.starLabel, ...scene.pathWords.map(({ text }) => text), ...scene.axes, ...scene.labels], viewport.ratio)
     this.atlasInputs = inputs
     this.uniforms.atlas.value?.dispose()
     const texture = new CanvasTexture(this.atlas.canvas)
@@ -173,38 +172,38 @@ export class WebGlRenderer implements Renderer {
     this.uniforms.atlas.value = texture
   }
 
-  private updateTrails(scene: Scene): void {
+  private updateTrails(scene: Scene, accent: number[]): void {
     const highlighted = [...scene.highlighted].join()
     const opacity = scene.arcs.length || scene.arrows.length ? 0.35 : 1
-    const inputs = [scene.points, scene.colours, highlighted, scene.isShown, opacity]
-    this.trailLines.visible = scene.trails
-    if (!scene.trails || inputs.every((input, index) => input === this.trailInputs[index])) return
+    const inputs = [scene.points, scene.colours, highlighted, scene.isShown, scene.hasTrail, scene.predicting, accent.join(), opacity]
+    if (inputs.every((input, index) => input === this.trailInputs[index])) return
     this.trailInputs = inputs
     const steps = scene.points.length / (scene.tokens * 3)
-    const count = Math.max(0, steps - 1) * scene.tokens * 2
-    const [position, colour, stepOpacity] = [new Float32Array(count * 3), new Float32Array(count * 3), new Float32Array(count * 2)]
+    const shown = Array.from({ length: scene.tokens }, (_, token) => token).filter(scene.hasTrail)
+    const count = Math.max(0, steps - 1) * shown.length * 2
+    const [position, colour, stepStyle] = [new Float32Array(count * 3), new Float32Array(count * 3), new Float32Array(count * 3)]
     let vertex = 0
     for (let step = 0; step + 1 < steps; step++)
-      for (let token = 0; token < scene.tokens; token++)
+      for (const token of shown)
         for (const end of [0, 1]) {
           const from = ((step + end) * scene.tokens + token) * 3
           for (let k = 0; k < 3; k++) {
             position[vertex * 3 + k] = scene.points[from + k]!
-            colour[vertex * 3 + k] = scene.colours[token * 3 + k]! / 255
+            colour[vertex * 3 + k] = (token === scene.predicting ? accent[k]! : scene.colours[token * 3 + k]!) / 255
           }
-          stepOpacity[vertex * 2] = step + end
-          stepOpacity[vertex * 2 + 1] = opacity * tokenOpacity(scene, token)
+          stepStyle.set(token === scene.predicting ? [step + end, PATH_OPACITY, 0] : [step + end, opacity * tokenOpacity(scene, token), 1], vertex * 3)
           vertex++
         }
     this.trails.dispose()
     this.trails.setAttribute('position', new BufferAttribute(position, 3))
     this.trails.setAttribute('colour', new BufferAttribute(colour, 3))
-    this.trails.setAttribute('stepOpacity', new BufferAttribute(stepOpacity, 2))
+    this.trails.setAttribute('stepStyle', new BufferAttribute(stepStyle, 3))
   }
 
-  private updateDots(scene: Scene, points: Float32Array): void {
+  private updateDots(scene: Scene, points: Float32Array, viewport: Viewport): void {
     const comparisonTokens = scene.comparison ? scene.comparisonTokens : 0
-    this.dots.grow(scene.tokens + comparisonTokens + 1)
+    const [predicting, path, accent] = [shownPredicting(scene), pathOffsets(scene), rgb(viewport.theme.accent)]
+    this.dots.grow(scene.tokens + comparisonTokens + path.length + 2)
     const [point, colour, style] = [this.dots.array('point'), this.dots.array('colour'), this.dots.array('style')]
     let count = 0
     const addDot = (from: ArrayLike<number>, start: number, dotColour: [number, number, number], size: number, alpha: number, kind: number) => {
@@ -221,6 +220,8 @@ export class WebGlRenderer implements Renderer {
       if (alpha > 0) addDot(points, token * 3, [c[token * 3]!, c[token * 3 + 1]!, c[token * 3 + 2]!], scene.highlighted.has(token) ? RADIUS * 1.5 : RADIUS * 1.15, alpha, 0)
     }
     for (let token = 0; token < comparisonTokens; token++) addDot(scene.comparison!, token * 3, rgb('#8a93a6'), RADIUS * 1.25, scene.highlighted.size && !scene.highlighted.has(token) ? 0.15 : 0.8, 1)
+    for (const offset of path) addDot(scene.points, offset, accent, STEP_RADIUS, 1, 0)
+    if (predicting !== null) addDot(points, predicting * 3, accent, RING_RADIUS, 1, 1)
     if (scene.star) addDot(scene.star, 0, rgb('#d9622b'), 11, 1, 2)
     this.dots.show(count)
   }
@@ -250,10 +251,11 @@ export class WebGlRenderer implements Renderer {
 
   private updateLabels(scene: Scene, projected: ProjectedScene, camera: Camera, viewport: Viewport): void {
     const { entries, canvas, ratio } = this.atlas!
-    const visible = visibleLabels(scene, projected, viewport, (text) => entries.get(text))
+    const toPixels = (points: Float32Array) => project(points, camera, viewport.width, viewport.height)
+    const visible = visibleLabels(scene, projected, viewport, toPixels, (text) => entries.get(text))
     this.labels.grow(visible.length + 4)
     const [point, box, uvBox, colour] = ['point', 'box', 'uvBox', 'colour'].map((name) => this.labels.array(name)) as [Float32Array, Float32Array, Float32Array, Float32Array]
-    const [ink, muted] = [rgb(viewport.theme.ink), rgb(viewport.theme.muted)]
+    const [ink, muted, accent] = [rgb(viewport.theme.ink), rgb(viewport.theme.muted), rgb(viewport.theme.accent)]
     let count = 0
     const addLabel = (text: string, from: ArrayLike<number>, start: number, dx: number, textColour: number[], alpha: number) => {
       const entry = entries.get(text)
@@ -264,7 +266,7 @@ export class WebGlRenderer implements Renderer {
       colour.set([textColour[0]! / 255, textColour[1]! / 255, textColour[2]! / 255, alpha], count * 4)
       count++
     }
-    for (const { token } of visible) addLabel(scene.labels[token]!, projected.points, token * 3, RADIUS + 1, ink, Math.max(tokenOpacity(scene, token), 0.3))
+    for (const { text, point, offset, opacity, isPathWord } of visible) addLabel(text, point, 0, offset, isPathWord ? accent : ink, opacity)
     axisSegments(camera, viewport).forEach((segment, k) => {
       const ends = project(Float32Array.from(segment), camera, viewport.width, viewport.height)
       const text = scene.axes[k]

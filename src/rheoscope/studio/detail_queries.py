@@ -30,6 +30,8 @@ MAP_KINDS = ("weights", "scores", "reversed")
 MAX_MAP_TOKENS = 1024
 N_PAIRS, N_COMPONENTS = 60, 12
 """Number of listed contributions to a score and to a logit. The remainder is one sum."""
+N_CANDIDATES = 5
+"""Number of candidates for the next token that are listed for every step."""
 
 
 def pack_cloud(session: "Session", entry: "TextEntry", axes_name: str, space: str) -> bytes:
@@ -139,13 +141,12 @@ def token_json(entry: "TextEntry", position: int) -> dict[str, Any]:
     trace = entry.trace
     token_index = resolve_positions([position], len(trace))[0]
     logprobs = next_token_logprobs(trace.view, trace.points[:, token_index])
-    top = logprobs.max(-1)
-    token_texts = entry.model.token_strings(top.indices.tolist())
+    top = logprobs.topk(min(N_CANDIDATES, logprobs.shape[-1]))
     lens = [
-        {"step": str(step), "shown": display_token(token_text), "probability": round_significant(float(probability))}
-        for step, token_text, probability in zip(trace.steps, token_texts, top.values.exp(), strict=True)
+        {"step": str(step), "top": candidates_json(entry.model.token_strings(ids.tolist()), values.exp().tolist())}
+        for step, ids, values in zip(trace.steps, top.indices, top.values, strict=True)
     ]
-    target_id = int(top.indices[-1])
+    target_id = int(top.indices[-1, 0])
     contributions = {
         component: float(contribution) for component, contribution in attribution(trace, token_index, target_id).items()
     }
@@ -159,10 +160,18 @@ def token_json(entry: "TextEntry", position: int) -> dict[str, Any]:
         "position": token_index,
         "shown": display_token(trace.tokens[token_index]),
         "lens": lens,
-        "target": lens[-1]["shown"],
+        "target": lens[-1]["top"][0]["shown"],
         "written": largest_components,
         "rest": remainder,
     }
+
+
+def candidates_json(token_texts: list[str], probabilities: list[float]) -> list[dict[str, Any]]:
+    """Candidates for the next token, in the given order."""
+    return [
+        {"shown": display_token(token_text), "probability": round_significant(probability)}
+        for token_text, probability in zip(token_texts, probabilities, strict=True)
+    ]
 
 
 def round_significant(value: float) -> float:
