@@ -12,6 +12,8 @@ from rich.console import Console
 
 import rheoscope as rs
 from rheoscope.covers.head_types.head_list import TYPE_NAMES
+from rheoscope.models.config import Config
+from rheoscope.models.transformer import Transformer
 from rheoscope.picture.blocks import Commands, Story
 from rheoscope.report import next_steps, progress_bars
 from rheoscope.report.analysis_runs import Subject, empty_results, run_analyses
@@ -136,6 +138,26 @@ def test_a_line_has_a_result_from_its_smallest_number_of_tokens_on(n: int) -> No
     for line in ONE_TEXT_LINES:
         assert line.has_result(results) is (n >= line.min_tokens), line.name
     assert len(missing_blocks(results)) == (n < 8)
+
+
+@pytest.mark.parametrize("ids", [[5, 6, 5, 7, 6, 8, 5, 9, 5], [5] * 9])
+def test_tokens_at_the_same_point_are_no_pairs(ids: list[int]) -> None:
+    """Without positions in the embedding, equal tokens are one point of the first layer."""
+    rotary = rs.load(Transformer(Config(vocabulary=12, width=16, depth=1, heads=2, position="rotary")))
+    results = run_analyses(Subject(rotary, ids, rotary.trace(ids)), [report_request(name) for name in STORY_ANALYSES])
+    (line,) = (line for line in STORY_LINES if line.name == "seen_through")
+    expected = "reads all tokens at the same point" if len(set(ids)) == 1 else "are separated and"
+    assert expected in str(line.sentence(results))
+
+
+def test_a_masked_language_model_has_no_line_about_a_next_token() -> None:
+    masked = pretrained_model("bert")
+    ids = [5, 6, 7, 8, 9, 10, 11, 12]
+    results = run_analyses(Subject(masked, ids, masked.trace(ids)), [report_request(name) for name in STORY_ANALYSES])
+    assert results.has("readout")
+    shown = {line.name for line in STORY_LINES if line.has_result(results)}
+    assert {"movement", "groups"} <= shown
+    assert not {"next_token", "written_by"} & shown
 
 
 def test_massive_tokens_are_added_to_the_tokens_that_a_line_needs() -> None:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rheoscope.covers.agreement.words import (
@@ -13,7 +13,14 @@ from rheoscope.covers.agreement.words import (
     required_agreement,
 )
 from rheoscope.covers.distortion.analysis import IMAGES, images_of_heads
-from rheoscope.covers.layer_inputs import LayerInput, provenance, read_layers, resolve_layer
+from rheoscope.covers.layer_inputs import (
+    LayerInput,
+    included_positions,
+    provenance,
+    read_layer,
+    read_layers,
+    resolve_layer,
+)
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
@@ -108,11 +115,21 @@ def kernel(layer_input: LayerInput, head: int, projection: str) -> dict[str, Ten
     )
 
 
+def number_of_pairs(trace: Trace, layer: int) -> int:
+    """The number of pairs of tokens that the attention of a layer reads at different points."""
+    x_hat = read_layer(trace, layer, included_positions(trace, keep_massive=False, min_tokens=3)).x_hat
+    return int(_is_distinct(_pair_distances(x_hat)).sum())
+
+
+def _is_distinct(point_distances: Float[Tensor, " pairs"]) -> Bool[Tensor, " pairs"]:
+    return point_distances > 1e-12 * point_distances.max()
+
+
 def rank_changes(layer_input: LayerInput, image_points: Float[Tensor, "n r"]) -> dict[str, Tensor]:
     """The positions of every pair of distinct tokens, and its distance ranks in E and in the image."""
     first, second = torch.triu_indices(len(image_points), len(image_points), 1, device=image_points.device)
     point_distances = _pair_distances(layer_input.x_hat)
-    is_distinct = point_distances > 1e-12 * point_distances.max()
+    is_distinct = _is_distinct(point_distances)
     rank_before, rank_after = (
         _rank_fractions(pair_distances[is_distinct])
         for pair_distances in (point_distances, _pair_distances(image_points))

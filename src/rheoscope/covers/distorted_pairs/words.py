@@ -1,9 +1,8 @@
 """Text about distorted pairs: two tokens that the head behind a prediction separates, and two that it merges."""
 
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from rheoscope.covers.distorted_pairs.analysis import distorted_pairs
+from rheoscope.covers.distorted_pairs.analysis import distorted_pairs, number_of_pairs
 from rheoscope.messages.message import Message, Verbatim
 from rheoscope.messages.numbers import format_percent
 from rheoscope.picture.token_labels import quoted_token
@@ -24,7 +23,9 @@ def seen_through(results: Results) -> Message:
     """The head that contributes most to the prediction, with the pair that its keys separate most and the one they merge most."""
     lens = results.datasets["readout"]
     layer, head = heads_by_contribution(lens.component.values, lens.attribution.values)[0]
-    n_pairs = math.comb(results.n_ordinary_tokens, 2)
+    n_pairs = number_of_pairs(results.required_trace, layer)
+    if not n_pairs:
+        return Message("L{layer}.H{head} reads all tokens at the same point", layer=layer, head=head)
     pairs = distorted_pairs(results.required_trace, layer, head, IMAGE, min(N_CANDIDATES, n_pairs))
     separated, merged = (first_pair(pairs.sel(kind=kind)) for kind in ("torn", "glued"))
     return Message(

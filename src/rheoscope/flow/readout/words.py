@@ -75,6 +75,7 @@ STORY = (
         ("readout",),
         "rheoscope analyse readout",
         next_token,
+        required_fields=("log_probability_next",),
         picture=StoryPicture(2, layer_bars.panels),
         number=largest_probability,
     ),
