@@ -79,7 +79,7 @@ def flow(
     from rheoscope.flow.cloud import check_space
     from rheoscope.report import run_report, windowed_report
     from rheoscope.report.input_image import check_image, image_of_model
-    from rheoscope.report.input_text import check_text, clean_typed_text, resolve_text
+    from rheoscope.report.input_text import check_target, check_text, clean_typed_text, resolve_text
     from rheoscope.report.long_texts import split_into_windows
     from rheoscope.report.progress_bars import open_model
     from rheoscope.report.report_plans import REPORTS
@@ -96,6 +96,7 @@ def flow(
         run_report.run_report(plan, network, photo, {"space": space}, files, fast, explain, full)
         return
     check_text(compare)
+    check_target(target)
     input_text = resolve_text(text, file, first)
     files = run_report.OutputFiles(json, csv, html, file, default_page=not no_html)
     opened_model = open_model(model, device, dtype, stream=stream, adapter=adapter)

@@ -61,6 +61,18 @@ def check_text(text: str | None) -> None:
         raise RheoscopeError(Message("the text is empty"), TYPE_A_TEXT)
 
 
+def check_target(target: str | None) -> None:
+    """Raise if the target of an encoder-decoder is empty or white space. None means that no target was given.
+
+    >>> check_target("")
+    Traceback (most recent call last):
+    ...
+    rheoscope.shapes.RheoscopeError: the target is empty; on the command line type --target TEXT
+    """
+    if target is not None and not target.strip():
+        raise RheoscopeError(Message("the target is empty"), Advice("", "--target TEXT"))
+
+
 def read_stdin(n_first: int | None = None) -> str:
     """Standard input without its last line end. Bytes that are not UTF-8 raise, whatever the locale."""
     stream, max_bytes = getattr(sys.stdin, "buffer", None), _max_bytes(n_first)

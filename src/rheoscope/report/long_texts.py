@@ -124,6 +124,11 @@ def _window_slices(body: list[int], tokens_per_window: int, n_windows: int) -> l
 
 
 def _check_window_size(window_size: int | None, context: int | None) -> None:
+    if context is None and window_size is not None and window_size < MIN_WINDOW_TOKENS:
+        raise RheoscopeError(
+            Message("a window has at least {low} tokens, got {size}", low=MIN_WINDOW_TOKENS, size=window_size),
+            Advice("", f"--window {MIN_WINDOW_TOKENS}"),
+        )
     max_window = context or window_size or MIN_WINDOW_TOKENS
     if window_size is not None and not MIN_WINDOW_TOKENS <= window_size <= max_window:
         raise RheoscopeError(
