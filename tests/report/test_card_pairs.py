@@ -16,11 +16,12 @@ from rheoscope.report import card as card_module
 from rheoscope.report.card import prepare_texts
 from rheoscope.report.card_blocks import claim_table, pair_lines, skipped_lines
 from rheoscope.report.card_cache import find_card
-from rheoscope.report.card_clouds import claims_by_name, clouds_of, side_of
+from rheoscope.report.card_clouds import CardCloud, claims_by_name, clouds_of, side_of
 from rheoscope.report.card_rows import opening_rows
 from rheoscope.report.card_texts import check_texts, for_model, read_texts, texts_digest
 from rheoscope.report.text_pairs import TextPair, long_enough, text_pairs
 from rheoscope.space.claim import ClaimSample
+from tests.pretrained.cases import network, tokenizer
 from tests.running.test_pair_sides import pair
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -179,3 +180,14 @@ def test_rows_of_both_sides_have_names_of_their_own() -> None:
     names = claims_by_name()
     assert len(names) == 3 * len(all_claims())
     assert {side_of(claim) for claim in names.values()} == {"", "source", "target"}
+
+
+def test_a_tokenizer_that_reads_no_english_has_no_claims_about_words() -> None:
+    """Otherwise every English sentence would print that its characters are lost."""
+    words = tokenizer()
+    words.unk_token = "w3"
+    other = rs.load(network("llama"), tokenizer=words)
+    reasons = {claim.name: CardCloud(other, []).reason_without(claim) for claim in all_claims()}
+    assert {name for name, reason in reasons.items() if reason is not None} == {"senses", "relatedness"}
+    assert "the tokenizer loses 100 % of their characters" in str(reasons["senses"])
+    assert all(CardCloud(rs.load(), []).reason_without(claim) is None for claim in all_claims())

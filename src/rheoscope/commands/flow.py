@@ -87,12 +87,13 @@ def flow(
 
     refuse_both("--html", html is not None, "--no-html", no_html)
     check_space(space)
+    plan = REPORTS["flow"]
     if image is not None:
         refuse_text_options(text=text, file=file, target=target, compare=compare, first=first, window=window)
         files = run_report.OutputFiles(json, csv, html, image, default_page=not no_html)
         check_image(image)
         network = open_model(model, device, dtype, stream=stream, adapter=adapter)
-        plan, photo = REPORTS["flow"], image_of_model(network, image)
+        photo = image_of_model(network, image)
         run_report.run_report(plan, network, photo, {"space": space}, files, fast, explain, full)
         return
     check_text(compare)
@@ -103,10 +104,8 @@ def flow(
     network, input_text = sides_for(opened_model, input_text, target)
     windows = split_into_windows(network, input_text, first, window)
     if compare is None:
-        windowed_report.run_on_windows(
-            REPORTS["flow"], network, windows, {"space": space}, files, fast, explain, full=full
-        )
+        windowed_report.run_on_windows(plan, network, windows, {"space": space}, files, fast, explain, full=full)
     else:
         windowed_report.refuse_windows(windows, "--compare")
         text_pair = windows.texts[0], split_into_windows(network, clean_typed_text(compare), first).texts[0]
-        run_report.compare_texts(REPORTS["flow"], network, text_pair, {"space": space}, files, fast, explain)
+        run_report.compare_texts(plan, network, text_pair, {"space": space}, files, fast, explain)

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from rheoscope.catalogue import all_claims
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
+from rheoscope.messages.numbers import format_percent
 from rheoscope.report.text_pairs import TextPair
 from rheoscope.running.encoder_decoder import EncoderDecoder
+from rheoscope.running.lost_text import count_characters, lost_characters
 from rheoscope.running.pair_sides import SOURCE, TARGET, PairSide, source_model, targets_model
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
@@ -17,6 +19,8 @@ from rheoscope.space.traces import Traces
 
 TEXTS_PER_BATCH = {"cpu": 16, "cuda": 96}
 """A GPU waits for the start of each operation, so it reads the texts of a card at once."""
+MAX_LOST_SHARE = 0.5
+"""The largest share of the characters of a word list that a tokenizer may lose: that of reactions reads no English."""
 SIDE_NAMES = {SOURCE: Message("Source"), TARGET: Message("Target")}
 """How the rows of a card name the two sides of an encoder-decoder."""
 
@@ -56,12 +60,27 @@ class CardCloud:
 
     def reason_without(self, claim: Claim) -> RheoscopeError | None:
         """Why this cloud cannot have a claim, before it is measured. None if it may have it."""
-        if self.side != TARGET or claim.word_file is None:
+        if claim.word_file is None:
+            return None
+        if self.side == TARGET:
+            return RheoscopeError(
+                Message("its word lists have no sources, and a decoder reads a source with every target"),
+                Advice("rs.card(rs.source_model(model))"),
+            )
+        lost = lost_share(self.model, claim.word_file.read_text(encoding="utf-8"))
+        if lost <= MAX_LOST_SHARE:
             return None
         return RheoscopeError(
-            Message("its word lists have no sources, and a decoder reads a source with every target"),
-            Advice("rs.card(rs.source_model(model))"),
+            Message(
+                "its words are English, and the tokenizer loses {share} of their characters", share=format_percent(lost)
+            )
         )
+
+
+def lost_share(model: RunnableModel, text: str) -> float:
+    """The share of the characters of a text that the tokenizer cannot represent. 0 for a tokenizer that does not say."""
+    spans = None if model.tokenizer is None else model.token_spans(text)
+    return 0.0 if spans is None else len(lost_characters(text, spans)) / max(1, count_characters(text))
 
 
 def clouds_of(model: RunnableModel, texts: Sequence[Text | TextPair]) -> list[CardCloud]:
