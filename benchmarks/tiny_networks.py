@@ -50,6 +50,16 @@ TUNED_YARN = {
     "llama_4_scaling_beta": 0.1, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
 }  # fmt: skip
 """A rotation whose queries grow with their position beyond 16 tokens."""
+IMAGE_POSITIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 3, 3]}}
+HALF_IMAGE_POSITIONS = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 100.0,
+        "mrope_section": [1, 1, 2],
+        "partial_rotary_factor": 0.5,
+    }
+}
+"""Rotations by time, row and column, whose sections fill a head or half of it."""
 SLIDING_THEN_FULL = ["sliding_attention", "sliding_attention", "full_attention"]
 EXTRA_FIELDS: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"num_experts": 16, "n_group": 4, "topk_group": 2},
@@ -92,7 +102,12 @@ EXTRA_FIELDS: dict[str, dict[str, Any]] = {
     "squeezebert": {"embedding_size": WIDTH},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 5, "layers_block_type": [*["linear_attention", "hybrid"] * 2, "linear_attention"]},
+    "step3p5": {"sliding_window": WINDOW},
     "zaya": {"num_experts_per_tok": 1},
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "paddleocr_vl_text"), IMAGE_POSITIONS),
+    **{x: {"text_config": IMAGE_POSITIONS} for x in ("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "paddleocr_vl")},
+    **dict.fromkeys(("glm4v_text", "glm_ocr_text", "glm_image_text"), HALF_IMAGE_POSITIONS),
+    **{x: {"text_config": HALF_IMAGE_POSITIONS} for x in ("glm4v", "glm46v", "glm_ocr", "glmga", "glm_image")},
 }  # fmt: skip
 """Model type → fields that its small config needs."""
 
