@@ -26,7 +26,14 @@ TEXTS = {
     "gte-small": "The keys to the cabinet are on the table, and the cabinet is in the hall.",
     "stories15m": "Once upon a time, there was a girl named Lily.",
 }
+REACTION = "CC(=O)O.OCC>>CC(=O)OCC.O"
+SENTENCE = "The keys to the cabinet are on the table, and the cabinet is in the hall."
+TEXTS_OF_DOMAIN: dict[str, Any] = {"rxnmapper-albert": REACTION, "rxnfp-bert": REACTION}
+TARGET_IDS = torch.tensor([0, 11, 12, 13, 14, 15, 16, 17])
+FOUND = sorted(file.parent.name for file in MODELS.glob("*/config.json"))
+"""Every model that is there, those without a test of their own included."""
 pytestmark = pytest.mark.real_weights
+every_found = pytest.mark.parametrize("name", FOUND)
 every_model = pytest.mark.parametrize("name", TEXTS)
 
 
@@ -60,6 +67,41 @@ def test_logits_and_points_are_those_of_the_untouched_model(name: str) -> None:
     assert torch.equal(trace(name).points_at("L1.resid_post"), states[2][0])
     if loaded.view.unembed is not None:
         assert torch.equal(loaded.trace(TEXTS[name], logits=True).logits, untouched(input_ids=ids[None]).logits[0])
+
+
+def one_text(name: str) -> tuple[Any, Any]:
+    """A model of one text with a text of its domain: the decoder for a source, if the model has two sides."""
+    loaded, text = model(name), TEXTS.get(name, TEXTS_OF_DOMAIN.get(name, SENTENCE))
+    if not hasattr(loaded, "encoder"):
+        return loaded, text
+    return rs.target_model(loaded, text if loaded.tokenizer is not None else [5, 6, 7, 8, 9, 1]), TARGET_IDS
+
+
+@every_found
+@torch.no_grad()
+def test_every_model_has_the_outputs_of_the_untouched_model(name: str) -> None:
+    """Logits to the last bit. Without an unembedding, the points after the last layer, if no norm follows it."""
+    loaded, text = one_text(name)
+    untouched = type(loaded.network).from_pretrained(MODELS / name, dtype=torch.float32).eval()
+    ids = loaded.ids(text)[None]
+    if hasattr(loaded, "sources"):
+        expected = untouched(input_ids=loaded.sources[0][None], decoder_input_ids=ids).logits[0]
+        assert torch.equal(loaded.trace(text, logits=True).logits, expected)
+    elif loaded.view.unembed is not None or loaded.view.prediction_head is not None:
+        assert torch.equal(loaded.trace(text, logits=True).logits, untouched(input_ids=ids).logits[0])
+    else:
+        assert torch.equal(loaded.trace(text).points[-1], untouched.base_model(input_ids=ids).last_hidden_state[0])
+
+
+@every_found
+def test_every_model_has_a_story(name: str) -> None:
+    loaded, text = one_text(name)
+    story = rs.story(loaded, loaded.trace(text))
+    sentences = dict(zip(story.line.values.tolist(), story.sentence.values.tolist(), strict=True))
+    assert not any("internal error" in sentence for sentence in sentences.values())
+    assert "straightness" in sentences["movement"]
+    assert ("in first place since" in sentences["next_token"]) is loaded.view.predicts_next_token
+    assert ("of the path" in sentences["from_source"]) is hasattr(loaded, "sources")
 
 
 @every_model
