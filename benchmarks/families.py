@@ -163,13 +163,15 @@ PAGE = """# Model types
 
 <!-- written by `python benchmarks/families.py`; `--write-docs` writes it again from the stored results -->
 
-`rs.load` opened {n_opened} of the {n_built} model types that take token ids and could be built (transformers {transformers}).
+`rs.load` opened {n_opened} of the {n_built} model types that take token ids, pixels or sounds and could be built
+(transformers {transformers}).
 {n_opaque} of them have blocks without M and F, such as Mamba, delta nets, or blocks that read the keys of another. The flow passes
 through these blocks, and M and F exist for the other layers.
 
 Each type was built with random parameters, 2 to 6 layers and width 64, and compared with its own eager attention in float64. The
 comparison covers attention weights, updates, M, F and the feed-forward part on texts of 60 tokens: beyond the window, in batches
-with padding on either side, and at later positions. A difference of more than 1e-6 counts as wrong. Wrong types: {n_wrong}.
+with padding on either side, and at later positions. Images and sounds are random numbers.
+A difference of more than 1e-6 counts as wrong. Wrong types: {n_wrong}.
 
 ```sh
 python benchmarks/families.py --types llama gemma2      # build, open and prove these types

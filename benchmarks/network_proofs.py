@@ -15,9 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from rheoscope.attention.score import SoftCap
+from rheoscope.pretrained.feature_model import FeatureModel
+from rheoscope.pretrained.network_inputs import random_features
 from rheoscope.running.certificate import closure_error
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads
+from rheoscope.space.model_parts import PlaceRotary
 
 N_TOKENS, N_PADDING, SHIFT = 60, 11, 29
 """Tokens of a text, padding of the shorter text of a batch, and the first position of a shifted text."""
@@ -121,17 +124,17 @@ class NetworkRecorder(TorchDispatchMode):
 
 
 @torch.no_grad()
-def run_network(model: Any, ids: Int[Tensor, "b n"], **inputs: Tensor) -> list[BlockRun]:
+def run_network(model: Any, n_tokens: int, inputs: dict[str, Any]) -> list[BlockRun]:
     """The blocks of one forward pass, in the order of their softmaxes, without those that have no M and F."""
     network = model.network
     names = filter(None, model.view.facts.get("opaque_blocks", "").split(", "))
     other_blocks = {network.get_submodule(name) for name in names}
-    recorder = NetworkRecorder(network, ids.shape[1])
+    recorder = NetworkRecorder(network, n_tokens)
     handles = [x.register_forward_pre_hook(recorder.before, with_kwargs=True) for x in network.modules()]
     handles += [x.register_forward_hook(recorder.after) for x in network.modules()]
     try:
         with recorder:
-            network(input_ids=ids, use_cache=False, **inputs)
+            network(**inputs)
     finally:
         for handle in handles:
             handle.remove()
@@ -151,7 +154,9 @@ class Proof:
 
 @torch.no_grad()
 def prove(model: Any) -> Proof:
-    """Compare a loaded model with its network on a text, a padded batch and a shifted text."""
+    """Compare a loaded model with its network on a text, a padded batch and a shifted text, or on random pixels or sounds."""
+    if isinstance(model, FeatureModel):
+        return _prove_features(model)
     proof, vocabulary = Proof(), len(model.view.embed)
     n = min(N_TOKENS, model.view.context_length or N_TOKENS)
     ids = torch.randint(vocabulary // 4, vocabulary - 1, (2, n), generator=torch.Generator().manual_seed(2))
@@ -168,7 +173,7 @@ def prove(model: Any) -> Proof:
 
 def _begins_at_norm(model: Any, ids: Int[Tensor, "1 n"]) -> bool:
     """Whether the points of a View are the results of the first modules of its blocks."""
-    run, trace = run_network(model, ids)[0], model.trace(ids[0])
+    run, trace = _run_blocks(model, ids, False)[0], model.trace(ids[0])
     if run.first_result is None or run.first_result.shape != run.points.shape:
         return False
     x = trace.layer_input(0)
@@ -177,14 +182,24 @@ def _begins_at_norm(model: Any, ids: Int[Tensor, "1 n"]) -> bool:
 
 def _run_blocks(model: Any, ids: Int[Tensor, "b n"], begins_at_norm: bool, **inputs: Tensor) -> list[BlockRun]:
     """The blocks of one forward pass, whose points are the results of their first modules if `begins_at_norm`."""
-    runs = run_network(model, ids, **inputs)
+    runs = run_network(model, ids.shape[1], {"input_ids": ids, "use_cache": False, **inputs})
     return [replace(run, points=run.first_result) for run in runs] if begins_at_norm else runs
 
 
 def _prove_text(model: Any, ids: Int[Tensor, "1 n"], proof: Proof, begins_at_norm: bool) -> None:
     runs = _run_blocks(model, ids, begins_at_norm)
+    _prove_layers(model, model.trace(ids[0]), runs, proof)
+    short_runs = _run_blocks(model, ids[:, :N_SHORT_FORM], begins_at_norm)
+    is_short_form = _depends_on_length(runs, short_runs)
+    if is_short_form:
+        proof.skipped["M of long texts"] = "the rotation changes with the length of the text"
+    for layer, run in enumerate(short_runs if is_short_form else runs):
+        _prove_form(model.view.layer_heads[layer], run.points[0], run.scores[0], proof)
+
+
+def _prove_layers(model: Any, trace: Any, runs: list[BlockRun], proof: Proof) -> None:
+    """Points, weights, updates, closure, F and the feed-forward part of every layer."""
     proof.add("layers", abs(len(runs) - model.view.layers))
-    trace = model.trace(ids[0])
     for layer, run in enumerate(runs):
         heads, x = model.view.layer_heads[layer], run.points[0]
         proof.add("points", _relative(trace.layer_input(layer), x))
@@ -194,12 +209,21 @@ def _prove_text(model: Any, ids: Int[Tensor, "1 n"], proof: Proof, begins_at_nor
         proof.add("displacements", _relative(displacements, heads.attention_update(x)))
         _prove_feed_forward(model.view, layer, run, proof)
         _prove_map(heads, x, run.weights[0], proof)
-    short_runs = _run_blocks(model, ids[:, :N_SHORT_FORM], begins_at_norm)
-    is_short_form = _depends_on_length(runs, short_runs)
-    if is_short_form:
-        proof.skipped["M of long texts"] = "the rotation changes with the length of the text"
-    for layer, run in enumerate(short_runs if is_short_form else runs):
-        _prove_form(model.view.layer_heads[layer], run.points[0], run.scores[0], proof)
+
+
+def _prove_features(model: FeatureModel) -> Proof:
+    """The same for an image or a sound of random numbers."""
+    proof, features = Proof(), random_features(model.network, seed=2)
+    runs = run_network(model, model.n_tokens(features[0]), {model.input_name: features})
+    _prove_layers(model, model.trace(features[0]), runs, proof)
+    for layer, run in enumerate(runs):
+        heads = model.view.layer_heads[layer]
+        if isinstance(heads.mechanism.position, PlaceRotary):
+            proof.skipped["M"] = "patches rotate by their rows and columns"
+        else:
+            _prove_form(heads, run.points[0], run.scores[0], proof)
+    proof.skipped |= dict.fromkeys(("padding", "shift"), "images and sounds have neither")
+    return proof
 
 
 def _depends_on_length(long_runs: list[BlockRun], short_runs: list[BlockRun]) -> bool:

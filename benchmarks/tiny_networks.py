@@ -5,6 +5,7 @@ beyond that. Windows, chunks and the lengths at which a rotation or a temperatur
 """
 
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto import modeling_auto
+
+from rheoscope.pretrained.network_inputs import FEATURE_INPUTS, TOKEN_INPUT, main_input, random_features
 
 WIDTH, N_HEADS, HEAD_WIDTH, N_LAYERS, VOCABULARY, CONTEXT = 64, 4, 16, 2, 199, 128
 N_EXPERTS, N_ACTIVE_EXPERTS, LATENT_WIDTH, WINDOW = 4, 2, 24, 8
@@ -124,8 +127,13 @@ def scope_problem(model_type: str) -> str | None:
     network_class = class_of(model_type)
     if network_class is None:
         return "transformers has no network of this type alone"
-    if getattr(network_class, "main_input_name", "input_ids") != "input_ids":
-        return f"its input is {network_class.main_input_name}"
+    if hasattr(network_class, "get_text_features"):
+        return "several towers, each a type of its own"
+    name = getattr(network_class, "main_input_name", TOKEN_INPUT)
+    if name not in (TOKEN_INPUT, *FEATURE_INPUTS):
+        return f"its input is {name}"
+    if name != TOKEN_INPUT and "decoder_input_ids" in signature(network_class.forward).parameters:
+        return "an encoder-decoder"
     return None
 
 
@@ -195,12 +203,17 @@ def build_network(model_type: str) -> Any:
 
 @torch.no_grad()
 def _check_input(network: Any) -> None:
-    """Raise if a network needs more than token ids."""
+    """Raise if a network needs more than token ids, pixels, spectra or samples."""
+    name = main_input(network)
     try:
-        network(input_ids=torch.arange(20, 40)[None])
+        inputs = {name: torch.arange(20, 40)[None] if name == TOKEN_INPUT else random_features(network)}
+        outputs = [network(**inputs) for _ in range(1 if name == TOKEN_INPUT else 2)]
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-        raise NotBuilt(f"it does not run on token ids alone ({reason})") from error
+        needed = "token ids" if name == TOKEN_INPUT else name
+        raise NotBuilt(f"it does not run on {needed} alone ({reason})") from error
+    if name != TOKEN_INPUT and not torch.equal(*(x[0] for x in outputs)):
+        raise NotBuilt("two runs on the same input differ")
 
 
 @torch.no_grad()
