@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from rheoscope.catalogue import analysis_by_name
+from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.opening import DEFAULT_NAME
 from rheoscope.picture.token_labels import printable
@@ -23,6 +24,7 @@ from rheoscope.report.draw_result import picture_of
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.report.report_settings import report_request
 from rheoscope.report.story import STORY_LINES
+from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.lost_text import lost_text_message
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
@@ -179,6 +181,7 @@ class Session:
             model = self.load(
                 load_source, device=self.device, dtype=self.dtype, untrained=untrained, progress=on_progress
             )
+            check_reads_one_text(model, source)
             self.sources.remember(source)
         return model
 
@@ -390,3 +393,12 @@ def _publish_outcome(job: Job, key: str, results: Results) -> None:
         job.log.publish("known", name=key)
     else:
         job.log.publish("failed", name=key, reason=results.reason(key))
+
+
+def check_reads_one_text(model: RunnableModel, source: str) -> None:
+    """Raise for an encoder-decoder, which reads a source and a target."""
+    if isinstance(model, EncoderDecoder):
+        raise RheoscopeError(
+            Message("the studio shows models of one text, but {model} reads a source and a target", model=source),
+            Advice("rs.target_model(model, source)", f"rheoscope SOURCE --model {source} --target TARGET"),
+        )
