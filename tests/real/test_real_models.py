@@ -30,10 +30,10 @@ REACTION = "CC(=O)O.OCC>>CC(=O)OCC.O"
 SENTENCE = "The keys to the cabinet are on the table, and the cabinet is in the hall."
 TEXTS_OF_DOMAIN: dict[str, Any] = {"rxnmapper-albert": REACTION, "rxnfp-bert": REACTION}
 TARGET_IDS = torch.tensor([0, 11, 12, 13, 14, 15, 16, 17])
-FOUND = sorted(file.parent.name for file in MODELS.glob("*/config.json"))
+CHECKPOINTS = sorted(file.parent.name for file in MODELS.glob("*/config.json"))
 """Every model that is there, those without a test of their own included."""
 pytestmark = pytest.mark.real_weights
-every_found = pytest.mark.parametrize("name", FOUND)
+every_checkpoint = pytest.mark.parametrize("name", CHECKPOINTS)
 every_model = pytest.mark.parametrize("name", TEXTS)
 
 
@@ -77,7 +77,7 @@ def one_text(name: str) -> tuple[Any, Any]:
     return rs.target_model(loaded, text if loaded.tokenizer is not None else [5, 6, 7, 8, 9, 1]), TARGET_IDS
 
 
-@every_found
+@every_checkpoint
 @torch.no_grad()
 def test_every_model_has_the_outputs_of_the_untouched_model(name: str) -> None:
     """Logits to the last bit. Without an unembedding, the points after the last layer, if no norm follows it."""
@@ -93,7 +93,7 @@ def test_every_model_has_the_outputs_of_the_untouched_model(name: str) -> None:
         assert torch.equal(loaded.trace(text).points[-1], untouched.base_model(input_ids=ids).last_hidden_state[0])
 
 
-@every_found
+@every_checkpoint
 def test_every_model_has_a_story(name: str) -> None:
     loaded, text = one_text(name)
     story = rs.story(loaded, loaded.trace(text))
