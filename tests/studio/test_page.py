@@ -221,7 +221,7 @@ def test_the_bars_follow_the_scrubber(studio: tuple[Session, str], browser: Any)
         for step in (0, len(trace.steps) - 1):
             page.locator("input.steps").fill(str(step))
             logprobs = next_token_logprobs(trace.view, trace.points[step, -1:])[0].detach()
-            expected = [display_token(word) for word in small().token_strings(logprobs.topk(5).indices.tolist())]
+            expected = [display_token(token) for token in small().token_strings(logprobs.topk(5).indices.tolist())]
             wait_until(page, lambda expected=expected: bars.all_inner_texts() == expected)
         assert errors == []
 
