@@ -60,8 +60,9 @@ def load(
     model. By default the adapters of the source act: those that are active in a model object, or in an adapter directory.
 
     **Laws** The logits equal the unhooked model's bit for bit. Weights and displacements recomputed from the View equal the
-    model's: every load certifies this on eight tokens (`model.view.facts["certificate"]`). Unsupported architectures raise an
-    error. So do weights that the stream needs and the checkpoint lacks. The certificate lists weights outside the stream.
+    model's: every load certifies this on short texts with tokens at far positions (`model.view.facts["certificate"]`). Unsupported
+    architectures raise an error. So do weights that the stream needs and the checkpoint lacks. The certificate lists weights outside
+    the stream.
     A built model is unchanged after any call: its mode (dropout included), dtypes, weights, buffers and hooks. If its weights
     change later, for example in a training step, calls raise an error until it is loaded again. The M and F of adapters, merged
     or not, equal those of the merged model.

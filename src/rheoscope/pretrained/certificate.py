@@ -1,32 +1,40 @@
-"""Attention weights computed by Hugging Face's eager attention: the independent side of the certificate."""
+"""The certificate of a Hugging Face model: its View against its own eager attention."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import textwrap
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from rheoscope.messages.message import Message
 from rheoscope.pretrained.build_view import describe_network
 from rheoscope.pretrained.effective_weights import dequantise_projections
 from rheoscope.pretrained.feature_model import FeatureModel
 from rheoscope.pretrained.feature_pair import FeaturePair
 from rheoscope.pretrained.finder.describe_network import visible_softmax
 from rheoscope.pretrained.finder.describe_pair import pair_ids
-from rheoscope.pretrained.finder.softmax_calls import SOFTMAX_OPERATIONS
 from rheoscope.pretrained.hf_model import Pretrained, PretrainedPair
 from rheoscope.pretrained.network_inputs import random_features
+from rheoscope.pretrained.proof_run import (
+    PaddingError,
+    ProofRun,
+    SoftmaxRecorder,
+    record_layer_weights,
+    weights_by_head,
+)
+from rheoscope.pretrained.proof_texts import ProofPlan, plain_batch, plan_proof, selected_tokens
 from rheoscope.pretrained.quantised_weights import copy_modules, quantisation_method, quantised_modules
 from rheoscope.running import certificate
-from rheoscope.running.certificate import Certificate, LayerErrors, probe_ids
+from rheoscope.running.certificate import Certificate, Coverage, probe_ids
 from rheoscope.running.loading_stages import Progress, progress_stage
-from rheoscope.running.runner import allocate_points, make_traces
-from rheoscope.running.stream import record_points
-from rheoscope.running.thread_hooks import ModuleHook, apply_module_hooks, on_turn
+from rheoscope.shapes import RheoscopeError
 from rheoscope.space.trace import Trace
+
+FEATURES_UNTESTED = (Message("padding and far positions (the network reads features of one size)"),)
+PAIR_UNTESTED = (Message("padding and far positions (an encoder–decoder is certified on one pair)"),)
+REASON_WIDTH = 80
+"""The longest reason that is quoted from a network."""
 
 
 @torch.no_grad()
@@ -46,55 +54,37 @@ def certify(model: Pretrained, progress: Progress | None = None) -> Certificate:
 
 
 def _certify_run(model: Pretrained, report_progress: Progress) -> Certificate:
-    """Check each layer as soon as it has run, so that a streamed model reads its weights once."""
-    ids, inputs = probe(model)
-    points = allocate_points(model.description, ids[None].to(model.device))
-    trace = make_traces(model.view, model.description, points, [ids], [[""] * len(ids)], [""])[0]
-    errors = list[LayerErrors]()
-
-    def check_layer(out: Any) -> None:
-        if points.is_cuda:
-            torch.cuda.synchronize(points.device)  # the points are copied on a side stream
-        weights = weights_by_head(layer_weights.pop(), len(ids)).to(points.device)
-        errors.append(certificate.layer_errors(trace, len(errors), weights))
-        report_progress(len(errors), model.view.layers)
-
-    last_taps = [layer_taps[-1] for layer_taps in model.description.layer_taps]
-    checks = [on_turn(ModuleHook(tap.module, "out", check_layer), tap.turn, tap.n_turns) for tap in last_taps]
-    with (
-        visible_softmax(model.network),
-        record_points(model.description, points),
-        record_layer_weights(model) as layer_weights,
-        apply_module_hooks(checks),
-    ):
-        model.forward_points(inputs, None)
-    return certificate.certificate_of(trace, errors)
-
-
-@contextmanager
-def record_layer_weights(model: Pretrained) -> Iterator[list[Tensor]]:
-    """Inside, the result of the last softmax in the attention of every layer. Softmaxes of other blocks are left out."""
-    recorder, layer_weights = SoftmaxRecorder(), list[Tensor]()
-
-    def keep_weights(out: Any) -> None:
-        layer_weights.append(recorder.weights.pop())
-
-    last_taps = [layer_taps[-1] for layer_taps in model.description.layer_taps]
-    hooks = [
-        on_turn(ModuleHook(module, "out", keep_weights), tap.turn, tap.n_turns)
-        for tap, module in zip(last_taps, model.description.attention_modules, strict=True)
-    ]
-    with apply_module_hooks(hooks), recorder:
-        yield layer_weights
-
-
-def probe(model: Pretrained) -> tuple[Tensor, Tensor]:
-    """The ids of the tokens on which a model is certified, and what the network reads: a batch of these ids, or random features."""
+    """Certify a model on all texts of its proof. Where the network refuses them, one plain text remains."""
     if isinstance(model, FeatureModel):
         features = random_features(model.network, seed=1)
-        return torch.arange(model.n_tokens(features[0])), features
-    ids = probe_ids(model.view)
-    return ids, ids[None].to(model.device)
+        batch = plain_batch(torch.arange(model.n_tokens(features[0])))
+        run = ProofRun(model, ProofPlan((batch,), untested=FEATURES_UNTESTED), report_progress)
+        run.check(batch, lambda: model.forward_points(features, None))
+        return run.certificate()
+    plan = plan_proof(model)
+    try:
+        try:
+            return certify_texts(model, plan, report_progress)
+        except PaddingError:  # eager attention in float64 has NaN where a query sees no key
+            return certify_texts(model, plan.without_left_padding, report_progress)
+    except RheoscopeError:
+        raise
+    except Exception as error:  # a network may refuse padding or positions in any way
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", REASON_WIDTH, placeholder=" …")
+        untested = (Message("padding and far positions ({reason})", reason=reason),)
+        plan = ProofPlan((plain_batch(probe_ids(model.view)),), untested=untested)
+        return certify_texts(model, plan, report_progress)
+
+
+@torch.no_grad()
+def certify_texts(model: Pretrained, plan: ProofPlan, report_progress: Progress) -> Certificate:
+    """Certify a model on the texts of a plan."""
+    run = ProofRun(model, plan, report_progress)
+    for batch in plan.batches:
+        forward = partial(model.network.base_model, **batch.inputs(model.device))
+        with selected_tokens(model.network, model.description, batch), model.eval_mode():
+            run.check(batch, forward)
+    return run.certificate()
 
 
 def with_dequantised_projections(model: Pretrained) -> Pretrained:
@@ -121,32 +111,14 @@ def certify_pair(model: PretrainedPair, ids: Tensor) -> Certificate:
     for x in recorder.weights:
         weights.setdefault(tuple(x.shape[-2:]), []).append(weights_by_head(x, x.shape[-1]))
     s, t = len(linked.source), len(linked.target)
-    return certificate.combine_certificates(
+    result = certificate.combine_certificates(
         [
             certificate.certify(linked.source, weights.get((s, s), [])),
             certificate.certify(linked.target, weights.get((t, t), [])),
             certificate.certify_cross_attention(linked.target, weights.get((t, s), [])),
         ]
     )
-
-
-class SoftmaxRecorder(TorchDispatchMode):
-    """Keeps the result of every softmax over keys that runs inside the block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights: list[Tensor] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = function(*args, **(kwargs or {}))
-        if function.__name__.split(".")[0] in SOFTMAX_OPERATIONS and out.ndim >= 3:
-            self.weights.append(out)
-        return out
-
-
-def weights_by_head(softmax: Float[Tensor, "*b n s"], n_keys: int) -> Float[Tensor, "h n keys"]:
-    """The result of a softmax as weights of every head, without the weight of a sink."""
-    return softmax.reshape(-1, *softmax.shape[-2:])[..., :n_keys]
+    return replace(result, coverage=Coverage(tuple(range(max(s, t))), untested=PAIR_UNTESTED))
 
 
 @torch.no_grad()

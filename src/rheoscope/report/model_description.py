@@ -13,6 +13,7 @@ from rheoscope.report.json_file import save_json
 from rheoscope.report.terminal import Terminal
 
 if TYPE_CHECKING:
+    from rheoscope.running.certificate import Coverage
     from rheoscope.running.layer_structure import LayerStructure
     from rheoscope.running.runner import RunnableModel
     from rheoscope.space.head import Heads
@@ -80,8 +81,42 @@ def model_block(model: "RunnableModel") -> Story:
                 Message("weights"), Message("{dtype} on {device}", dtype=facts["dtype"], device=facts["device"]), ""
             ),
             StoryEntry(Message("certificate"), Message("none") if certificate is None else certificate.summary, ""),
+            *([] if certificate is None else coverage_entries(certificate.coverage)),
         ],
     )
+
+
+def coverage_entries(coverage: "Coverage") -> list[StoryEntry]:
+    """The positions at which the View was compared with the model, and those at which it could not be."""
+    places = [Message("positions {positions}", positions=position_list(coverage.positions))]
+    if coverage.windows:
+        sizes = ", ".join(f"{size:,}" for size in coverage.windows)
+        places.append(Message("the edges of windows of {sizes}", sizes=sizes))
+    if coverage.switches:
+        switches = ", ".join(f"{position:,}" for position in coverage.switches)
+        places.append(Message("the switch of the rotary scaling at {positions}", positions=switches))
+    if coverage.is_padded:
+        places.append(Message("padding"))
+    entries = [StoryEntry(Message("proved at"), join(", ", places), "")]
+    if coverage.untested:
+        entries.append(StoryEntry(Message("not proved at"), join("; ", coverage.untested), ""))
+    return entries
+
+
+def position_list(positions: Sequence[int]) -> str:
+    """Positions in their order, with ranges.
+
+    >>> position_list([0, 1, 2, 3, 511, 512, 2047])
+    '0–3, 511, 512, 2,047'
+    """
+    runs = list[list[int]]()
+    for position in positions:
+        if runs and position == runs[-1][-1] + 1:
+            runs[-1].append(position)
+        else:
+            runs.append([position])
+    texts = [[f"{x:,}" for x in run] if len(run) < 3 else [f"{run[0]:,}–{run[-1]:,}"] for run in runs]
+    return ", ".join(text for run in texts for text in run)
 
 
 def type_text(model_type: str, family: str) -> Message:

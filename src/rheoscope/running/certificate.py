@@ -1,4 +1,4 @@
-"""The certificate of a View: on eight tokens it must reproduce what the model computes."""
+"""The certificate of a View: on a few tokens it must reproduce what the model computes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +29,21 @@ QUANTISATION_BOUND = 0.2
 
 
 @dataclass(frozen=True)
+class Coverage:
+    """Where a View was compared with its model.
+
+    `positions` are those of tokens. `windows` and `switches` (of rotary scalings) are those at whose edges tokens were. `untested`
+    says what could not be compared, and why.
+    """
+
+    positions: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
+    switches: tuple[int, ...] = ()
+    is_padded: bool = False
+    untested: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True)
 class Certificate:
     """How far the recomputed numbers are from the model's.
 
@@ -42,6 +57,7 @@ class Certificate:
     `quantisation` names the library that runs quantised weights, which were dequantised for M and F. The errors are then those
     of the dequantised model, and `gap` is its distance from the quantised run (at most `QUANTISATION_BOUND`). `stored_as` names
     the quantised format of weights that were dequantised when they were read, for the run too.
+    `coverage` has the positions that were compared, and those that could not be.
     """
 
     weights_error: float
@@ -55,6 +71,7 @@ class Certificate:
     quantisation: str = ""
     gap: float = 0.0
     stored_as: str = ""
+    coverage: Coverage = Coverage()
 
     def __str__(self) -> str:
         return self.summary
@@ -154,7 +171,7 @@ def certify(
         errors.append(layer_errors(trace, layer, layer_weights))
         if progress is not None:
             progress(layer + 1, trace.view.layers)
-    return certificate_of(trace, errors)
+    return certificate_of(trace.view, errors, len(trace), trace.points.device)
 
 
 def layer_errors(trace: Trace, layer: int, model_weights: Float[Tensor, "h n n"]) -> LayerErrors:
@@ -179,7 +196,7 @@ def certify_cross_attention(trace: Trace, model_weights: Sequence[Float[Tensor, 
         )
         scores = _largest_rounded_score(trace, max(weights, closure), partial(trace.cross_scores, layer))
         errors.append((weights, closure, cross_operators_error(trace, layer), scores))
-    return certificate_of(trace, errors)
+    return certificate_of(trace.view, errors, len(trace), trace.points.device)
 
 
 def combine_certificates(certificates: Sequence[Certificate]) -> Certificate:
@@ -196,27 +213,33 @@ def combine_certificates(certificates: Sequence[Certificate]) -> Certificate:
     )
 
 
-def certificate_of(trace: Trace, errors: Sequence[LayerErrors]) -> Certificate:
+def certificate_of(view: View, errors: Sequence[LayerErrors], n_tokens: int, device: torch.device) -> Certificate:
     """The certificate of a View with the errors of all its layers; raises if rounding does not explain them."""
-    dtype = trace.view.dtype
+    dtype = view.dtype
     weights, closure, operators, scores = (_worst(values) for values in zip(*errors, strict=True))
-    dtype_name, device = str(dtype).removeprefix("torch."), str(trace.points.device)
+    dtype_name = str(dtype).removeprefix("torch.")
     certificate = Certificate(
-        weights, closure, operators, len(trace), dtype_name, largest_rounded_score=scores, device=device
-    )
-    unexplained = (_worst((w / max(1.0, s), c / max(1.0, s), o)) for w, c, o, s in errors)
-    if not _worst(unexplained) <= tolerance(dtype):
+        weights, closure, operators, n_tokens, dtype_name, largest_rounded_score=scores, device=str(device),
+        coverage=Coverage(tuple(range(n_tokens))),
+    )  # fmt: skip
+    if not all(is_explained(layer, dtype) for layer in errors):
         raise RheoscopeError(
             Message(
                 "the description of {family} does not reproduce this model: {errors}, but rounding in {dtype} explains at most "
                 "{tolerance:.1e}; please report the config",
-                family=str(trace.view.facts.get("family")),
+                family=str(view.facts.get("family")),
                 errors=certificate.error_summary,
                 dtype=certificate.dtype,
                 tolerance=tolerance(dtype),
             )
         )
     return certificate
+
+
+def is_explained(errors: LayerErrors, dtype: torch.dtype) -> bool:
+    """Whether rounding explains the errors of a layer."""
+    weights, closure, operators, score = errors
+    return _worst((weights / max(1.0, score), closure / max(1.0, score), operators)) <= tolerance(dtype)
 
 
 @torch.no_grad()

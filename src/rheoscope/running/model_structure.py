@@ -53,7 +53,11 @@ DEFINITIONS = {
     "weights_error": Message("largest difference of an attention weight from the model's, over all layers"),
     "closure_error": Message("largest relative difference of what attention adds from the model's"),
     "operators_error": Message("largest relative difference of queries, keys and values from the model's"),
-    "tokens_certified": Message("number of tokens of the certificate"),
+    "tokens_certified": Message("number of tokens of a text of the certificate"),
+    "positions_certified": Message("positions at which the certificate compared tokens with the model"),
+    "windows_certified": Message("sizes of windows and chunks at whose edges it did"),
+    "switches_certified": Message("positions around which it did because a rotary scaling may begin there"),
+    "padding_certified": Message("whether it compared a text with padding"),
 }
 
 
@@ -64,8 +68,9 @@ def describe(model: RunnableModel) -> "xarray.Dataset":
 
     **Returns** (layer): the sizes of the heads, the norms, the position encoding, the mask, the score, the gate and the order of the
     block. (layer, matrix): `location`, the parameters that hold W_Q, W_K, W_V, W_O and the gate, with their rows or columns, and
-    `bias`. Scalars: the errors of the certificate. Layers of the same `group` differ only in their weights. The attribute
-    `opaque_blocks` names the blocks without a softmax or without keys of their own, which have no M and no F.
+    `bias`. Scalars: the errors of the certificate. `positions_certified` has its positions. Layers of the same `group` differ only
+    in their weights. The attribute `opaque_blocks` names the blocks without a softmax or without keys of their own, which have no
+    M and no F. The attribute `not_certified` names what the certificate left out.
 
     In an encoder-decoder, `kind` and `layer_index` name the layers: those of the encoder, the decoder and cross-attention.
 
@@ -96,7 +101,10 @@ def structure_dataset(structures: Sequence[LayerStructure], facts: dict[str, Any
         ("layer", "matrix"),
         [[structure.biases().get(name, False) for name in MATRICES] for structure in structures],
     )
-    values |= {name: ((), value) for name, value in certificate_values(facts.get("certificate")).items()}
+    certificate = facts.get("certificate")
+    values |= certificate_values(certificate)
+    untested = "" if certificate is None else "; ".join(map(str, certificate.coverage.untested))
+    facts = facts | ({"not_certified": untested} if untested else {})
     variables = {
         name: xr.Variable(dims, np.asarray(value), {"definition": DEFINITIONS[name]})
         for name, (dims, value) in values.items()
@@ -105,15 +113,20 @@ def structure_dataset(structures: Sequence[LayerStructure], facts: dict[str, Any
     return xr.Dataset(variables, coords, {name: str(fact) for name, fact in facts.items()})
 
 
-def certificate_values(certificate: Any) -> dict[str, float]:
-    """The errors of a certificate by name; nothing without a certificate."""
+def certificate_values(certificate: Any) -> dict[str, tuple[tuple[str, ...], Any]]:
+    """The errors and the coverage of a certificate, with their dimensions; nothing without a certificate."""
     if certificate is None:
         return {}
+    coverage = certificate.coverage
     return {
-        "weights_error": certificate.weights_error,
-        "closure_error": certificate.closure_error,
-        "operators_error": certificate.operators_error,
-        "tokens_certified": certificate.n_tokens,
+        "weights_error": ((), certificate.weights_error),
+        "closure_error": ((), certificate.closure_error),
+        "operators_error": ((), certificate.operators_error),
+        "tokens_certified": ((), certificate.n_tokens),
+        "positions_certified": (("certified_position",), coverage.positions),
+        "windows_certified": (("certified_window",), coverage.windows),
+        "switches_certified": (("certified_switch",), coverage.switches),
+        "padding_certified": ((), coverage.is_padded),
     }
 
 

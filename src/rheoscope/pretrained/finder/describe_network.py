@@ -21,7 +21,7 @@ from rheoscope.pretrained.finder.gates import gate_function, read_sinks
 from rheoscope.pretrained.finder.head_matrices import HeadProjection, head_projection, input_norm, join_coordinates
 from rheoscope.pretrained.finder.hook_points import attention_module, embed_tap, layer_taps
 from rheoscope.pretrained.finder.key_choice import longest_text_without_choice
-from rheoscope.pretrained.finder.masks import read_mask
+from rheoscope.pretrained.finder.masks import every_mask, read_mask
 from rheoscope.pretrained.finder.outputs import read_outputs
 from rheoscope.pretrained.finder.plain_products import plain_products
 from rheoscope.pretrained.finder.positions import read_position
@@ -143,7 +143,7 @@ def record_forward(network: Any) -> Tape:
     if not reads_tokens(network):
         return record_features(network)
     ids = probe_ids(network)
-    with visible_softmax(network), plain_products(network), record_tape(network, ids.shape[1]) as tape:
+    with visible_softmax(network), every_mask(), plain_products(network), record_tape(network, ids.shape[1]) as tape:
         network(input_ids=ids, use_cache=False)
     return tape
 

@@ -1,6 +1,10 @@
 """The mask of a call of attention: which pairs of positions it allows, at any distance."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -10,10 +14,31 @@ from rheoscope.attention.mask import Causal, Chunks, Mask, NoMask, Window
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.softmax_calls import SoftmaxCall, constant_scores, is_allowed
 from rheoscope.pretrained.finder.tape import Tape, Value
+from rheoscope.running.shared_patch import Undo, shared_patch
 from rheoscope.shapes import RheoscopeError
 
+SKIPS_MASK = "_ignore_bidirectional_mask_sdpa"
+"""The function of transformers that decides whether a mask allows every pair of a text."""
 FARTHEST = 1 << 24
 """A window of this size is none."""
+
+
+@contextmanager
+def every_mask() -> Iterator[None]:
+    """Inside, transformers makes the mask of a bidirectional window for short texts too, where it allows every pair."""
+    from transformers import masking_utils
+
+    if not hasattr(masking_utils, SKIPS_MASK):
+        yield
+        return
+    with shared_patch((masking_utils, SKIPS_MASK), partial(_never_skip, masking_utils)):
+        yield
+
+
+def _never_skip(module: Any) -> Undo:
+    original = getattr(module, SKIPS_MASK)
+    setattr(module, SKIPS_MASK, lambda *args, **kwargs: False)
+    return lambda: setattr(module, SKIPS_MASK, original)
 
 
 @dataclass(frozen=True, eq=False)

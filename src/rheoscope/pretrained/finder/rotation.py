@@ -16,6 +16,10 @@ from rheoscope.shapes import RheoscopeError
 
 N_PROBES, FAR_POSITION = 4, 1 << 20
 RELATIVE_ERROR = 1e-9
+FULL_TABLE = 512
+"""Positions below this one are read together. Farther ones are read alone if few of them are needed."""
+POSITIONS_PER_READ = 16
+"""Positions that are read together with each needed one."""
 LOOKUPS = frozenset({"index", "gather", "index_select", "embedding"})
 """Operations that read rows of a table by their numbers."""
 Arrival = tuple[Value, CoordinateMap]
@@ -32,27 +36,39 @@ class RotaryTables:
     arrivals: tuple[Arrival, ...]
     source: "PositionSource"
     width: int
-    cache: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    cache: dict[tuple[int | tuple[int, ...], torch.device], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def __call__(self, x: Float[Tensor, "b h n k"], positions: Int[Tensor, " n"]) -> Float[Tensor, "b h n k"]:
         last = int(positions.max()) if len(positions) else 0
-        cosines, sines = (table[positions].to(x.dtype) for table in self.tables(last + 1, x.device))
+        places, rows = positions.unique(return_inverse=True)
+        if last < FULL_TABLE or POSITIONS_PER_READ * len(places) > last:
+            places, rows = torch.arange(last + 1), positions
+        cosines, sines = (table[rows].to(x.dtype) for table in self.tables(places, x.device))
         return x * cosines + x[..., self.partner.to(x.device)] * sines
 
-    def tables(self, length: int, device: torch.device) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
-        """C and S for the positions below `length`, computed once for each power of two, or for each length if they depend on it."""
-        size = length if self.source.depends_on_length else 1 << max(6, (length - 1).bit_length())
-        if (size, device) not in self.cache:
-            cosines, sines = self._read_tables(size)
-            self.cache[size, device] = cosines.to(device), sines.to(device)
-        return self.cache[size, device]
+    def tables(
+        self, places: Int[Tensor, " m"], device: torch.device
+    ) -> tuple[Float[Tensor, "_ k"], Float[Tensor, "_ k"]]:
+        """C and S at the positions `places`. Tables from 0 on have more rows and are computed once for each power of two.
 
-    def _read_tables(self, size: int) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
-        def image(pattern: Float[Tensor, " k"]) -> Float[Tensor, "n k"]:
-            chunks = self.source.chunks(size)
+        Tables that depend on the length of a text have no more rows.
+        """
+        length = len(places)
+        is_full = int(places[-1]) == length - 1
+        if is_full and not self.source.depends_on_length:
+            places = torch.arange(1 << max(6, (length - 1).bit_length()))
+        key = (len(places) if is_full else tuple(places.tolist())), device
+        if key not in self.cache:
+            cosines, sines = self._read_tables(places.cpu())
+            self.cache[key] = cosines.to(device), sines.to(device)
+        return self.cache[key]
+
+    def _read_tables(self, places: Int[Tensor, " m"]) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m k"]]:
+        def image(pattern: Float[Tensor, " k"]) -> Float[Tensor, "m k"]:
+            chunks = self.source.chunks(places)
             return torch.cat(
                 [rotated_rows(self.tape, self.rows, self.arrivals, self.width, pattern, x) for x in chunks]
-            )[:size]
+            )[: len(places)]
 
         return _cosines_and_sines(self.partner, image)
 
@@ -110,17 +126,21 @@ class PositionSource:
     call: ModuleCall | None
     positions: tuple[Value, ...]
 
-    def chunks(self, size: int) -> list[dict[Value, Tensor]]:
-        """Substitutions that put n tokens at a time at the positions 0, 1, …, size − 1 and beyond."""
+    def chunks(self, places: Int[Tensor, " m"]) -> list[dict[Value, Tensor]]:
+        """Substitutions that put n tokens at a time at these positions, and the rest of the last n at the last one."""
         n = self.tape.n_tokens
-        starts = range(0, size, n)
+        padded = torch.cat([places, places[-1:].expand(-len(places) % n)])
         if self.call is None:
-            return [{v: x.clamp(max=self.last_row) for v, x in self.start_at(start).items()} for start in starts]
-        outputs = self._call_module(len(starts) * n)
+            return [self._substitution(part) for part in padded.clamp(max=self.last_row).split(n)]
+        outputs = self._at_positions(padded.to(self._device))
         return [
             {v: _wide(out.narrow(_token_axis(self.tape, v), start, n)) for v, out in outputs.items()}
-            for start in starts
+            for start in range(0, len(padded), n)
         ]
+
+    def _substitution(self, places: Int[Tensor, " n"]) -> dict[Value, Tensor]:
+        """These positions on the tape."""
+        return {v: places.to(x).expand_as(x) for v in self.positions for x in (self.tape.tensors[v],)}
 
     def start_at(self, position: int) -> dict[Value, Tensor]:
         """The positions on the tape, from this one on."""
@@ -144,8 +164,8 @@ class PositionSource:
             return False
         n = self.tape.n_tokens
         positions = torch.arange(n, device=self._device)
-        near, far = (
-            self._at_positions(positions.clone().index_fill_(0, positions[-1:], x)) for x in (n - 1, FAR_POSITION)
+        far, near = (  # a dynamic scaling resets its frequencies for the last, short text
+            self._at_positions(positions.clone().index_fill_(0, positions[-1:], x)) for x in (FAR_POSITION, n - 1)
         )
         return any(
             not torch.equal(
@@ -158,9 +178,6 @@ class PositionSource:
     def _device(self) -> torch.device:
         assert self.call is not None
         return next((self.tape.tensors[v].device for v in self.call.inputs), torch.device("cpu"))
-
-    def _call_module(self, size: int) -> dict[Value, Tensor]:
-        return self._at_positions(torch.arange(size, device=self._device))
 
     @torch.no_grad()
     def _at_positions(self, positions: Int[Tensor, " n"]) -> dict[Value, Tensor]:
