@@ -1,0 +1,120 @@
+"""How fast models open: `rs.load` relative to transformers alone, for real checkpoints and for tiny random ones.
+
+    RHEOSCOPE_REAL_MODELS=FOLDER python benchmarks/loading.py     every checkpoint of a folder, then tiny ones
+    python benchmarks/loading.py --smallest                       two tiny checkpoints, seconds, nothing is stored
+
+A ratio is the time of `rs.load` (weights, digest, description, proof, tokenizer) divided by that of `from_pretrained` for the same
+weights and tokenizer, as a median over interleaved rounds with half of its interquartile range. Seconds of the description and
+of the proof are medians of the same rounds. Tiny checkpoints of one size show what a type costs: those that a family file describes, and
+those that are found.
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from timing import interleaved, make_parser, ratio, store_rows
+
+import rheoscope as rs
+from rheoscope.pretrained import build_view, certificate
+from rheoscope.pretrained.checkpoint import model_class, silence_libraries
+
+TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 199}
+TINY_CONFIGS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: hf.LlamaConfig(**TINY),
+    "granite": lambda: hf.GraniteConfig(**TINY),
+    "mistral": lambda: hf.MistralConfig(**TINY, num_key_value_heads=2, sliding_window=512),
+    "gpt2": lambda: hf.GPT2Config(n_embd=64, n_layer=4, n_head=4, vocab_size=199),
+    "bert": lambda: hf.BertConfig(**TINY),
+    "olmo2": lambda: hf.Olmo2Config(**TINY, num_key_value_heads=2),
+    "gemma2": lambda: hf.Gemma2Config(**TINY, num_key_value_heads=2, head_dim=16, sliding_window=512),
+    "bloom": lambda: hf.BloomConfig(hidden_size=64, n_layer=4, n_head=4, vocab_size=199),
+    "distilbert": lambda: hf.DistilBertConfig(dim=64, hidden_dim=96, n_layers=4, n_heads=4, vocab_size=199),
+}
+"""Types with a family file and types without one."""
+
+
+def make_tiny(name: str, folder: Path) -> Path:
+    """A checkpoint of a type with its initial weights."""
+    config = TINY_CONFIGS[name]()
+    model_class(config)(config).save_pretrained(folder / name)
+    return folder / name
+
+
+def load_plainly(source: Path) -> Any:
+    """What users of transformers call: weights in float32, and the tokenizer if there is one."""
+    config = hf.AutoConfig.from_pretrained(source)
+    network = model_class(config).from_pretrained(source, dtype=torch.float32)
+    has_tokenizer = any(source.glob("token*")) or any(source.glob("vocab*"))
+    return network.eval(), hf.AutoTokenizer.from_pretrained(source) if has_tokenizer else None
+
+
+@contextmanager
+def measured(seconds: dict[str, list[float]]) -> Iterator[None]:
+    """Inside, the seconds of every description and of every proof."""
+    original = build_view.describe_model, certificate.certify
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            start = time.perf_counter()
+            result = function(*args)
+            seconds[name].append(time.perf_counter() - start)
+            return result
+
+        return call
+
+    build_view.describe_model, certificate.certify = timed("description", original[0]), timed("proof", original[1])
+    try:
+        yield
+    finally:
+        build_view.describe_model, certificate.certify = original
+
+
+def compare(source: Path, rounds: int) -> dict[str, Any]:
+    """The times of one checkpoint."""
+    parts: dict[str, list[float]] = {"description": [], "proof": []}
+    with silence_libraries(), measured(parts):
+        family = rs.load(source).view.facts["family"]
+        seconds = interleaved(
+            {"transformers": lambda: load_plainly(source), "rheoscope": lambda: rs.load(source)}, rounds, warm=1
+        )
+    inverse, noise = ratio(seconds, "transformers", "rheoscope")
+    return {
+        "name": source.name,
+        "described_by": family,
+        "transformers": statistics.median(seconds["transformers"]),
+        "rheoscope": statistics.median(seconds["rheoscope"]),
+        **{name: statistics.median(values[-rounds:]) for name, values in parts.items()},
+        "ratio": inverse,
+        "noise": noise,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = make_parser(__doc__).parse_args(argv)
+    rounds = 2 if options.smallest else 5 if options.quick else 11
+    real = [] if options.smallest else sorted(Path(os.environ.get("RHEOSCOPE_REAL_MODELS", ".")).glob("*/config.json"))
+    names = list(TINY_CONFIGS)[: 2 if options.smallest else None]
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        sources = [*(file.parent for file in real), *(make_tiny(name, Path(folder)) for name in names)]
+        for source in sources:
+            row = compare(source, rounds)
+            rows.append(row)
+            print(
+                f"{row['name']:24} {row['described_by']:8} transformers {row['transformers']:.3f} s, rs.load {row['rheoscope']:.3f} s "
+                f"(description {row['description']:.3f}, proof {row['proof']:.3f}); ratio {row['ratio']:.2f} ± {row['noise']:.2f}",
+                flush=True,
+            )
+    store_rows("loading", rows, options.smallest)
+
+
+if __name__ == "__main__":
+    main()
