@@ -11,7 +11,7 @@ from rheoscope.report import run_report
 from rheoscope.report.analysis_runs import Subject, run_analyses
 from rheoscope.report.report_plans import REPORTS, report_of_analysis
 from rheoscope.report.run_report import OutputFiles, all_datasets
-from rheoscope.report.story import STORY_LINES
+from rheoscope.report.story import TEXT_LINES
 from tests.report.cases import TEXT, Parts, flow_results, model, small
 
 SHORT = "The keys to the cabinet are"
@@ -208,6 +208,6 @@ def test_files_contain_findings_and_the_story() -> None:
     numbers = all_datasets(flow_results())
     assert set(numbers) - set(flow_results().datasets) == {"findings", "story"}
     assert numbers["findings"].attrs["tested"] > 5
-    assert numbers["story"].line.values.tolist() == [line.name for line in STORY_LINES]
+    assert numbers["story"].line.values.tolist() == [line.name for line in TEXT_LINES]
     weight_results = run_analyses(Subject(model()), REPORTS["operators"].requests({}))
     assert list(all_datasets(weight_results)) == ["operators"]

@@ -23,7 +23,7 @@ from rheoscope.report.card_clouds import CardCloud
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.report.report_settings import report_request
 from rheoscope.report.run_report import text_options
-from rheoscope.report.story import STORY_ANALYSES, STORY_LINES, missing_blocks, story_dataset
+from rheoscope.report.story import STORY_ANALYSES, STORY_LINES, TEXT_LINES, missing_blocks, story_dataset
 from rheoscope.report.story_numbers import story_numbers
 from rheoscope.report.terminal import Terminal
 from tests.commands.cases import run_rheoscope
@@ -31,9 +31,6 @@ from tests.pretrained.cases import model as pretrained_model
 from tests.report.cases import TEXT, flow_results, model, report_results, small
 
 SHORT = "a"
-PAIR_LINES = {"from_source", "source_path"}
-"""The lines of encoder-decoders."""
-ONE_TEXT_LINES = [line for line in STORY_LINES if line.name not in PAIR_LINES]
 
 
 def sentences(text: str = TEXT) -> dict[str, str]:
@@ -120,14 +117,14 @@ def test_groups_are_clusters_of_the_last_layer() -> None:
 
 def test_a_short_text_names_the_lines_that_a_longer_one_adds() -> None:
     results = flow_results(SHORT)
-    missing = [str(line.title) for line in ONE_TEXT_LINES if not line.has_result(results)]
+    missing = [str(line.title) for line in TEXT_LINES if not line.has_result(results)]
     (block,) = missing_blocks(results)
     assert isinstance(block, Story)
     assert str(block.note) == f"A text of 8 tokens or more adds: {', '.join(missing)}."
     assert missing
     assert missing_blocks(flow_results()) == []
-    shown = [line for line in ONE_TEXT_LINES if line.has_result(results)]
-    assert 0 < len(shown) < len(ONE_TEXT_LINES)
+    shown = [line for line in TEXT_LINES if line.has_result(results)]
+    assert 0 < len(shown) < len(TEXT_LINES)
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 8])
@@ -135,7 +132,7 @@ def test_a_line_has_a_result_from_its_smallest_number_of_tokens_on(n: int) -> No
     ids = small().ids(TEXT)[:n]
     results = run_analyses(Subject(small(), ids, small().trace(ids)), [report_request(name) for name in STORY_ANALYSES])
     assert results.n_ordinary_tokens == n
-    for line in ONE_TEXT_LINES:
+    for line in TEXT_LINES:
         assert line.has_result(results) is (n >= line.min_tokens), line.name
     assert len(missing_blocks(results)) == (n < 8)
 

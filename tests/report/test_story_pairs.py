@@ -15,8 +15,9 @@ from rheoscope.report.run_report import OutputFiles, run_report
 from rheoscope.report.story import STORY_LINES, line_blocks, story_dataset
 from rheoscope.space.results import Results
 from tests.report.cases import flow_results
-from tests.report.test_story import PAIR_LINES
 from tests.running.test_pair_sides import SOURCE, TARGET, pair
+
+PAIR_LINES = {line.name for line in STORY_LINES if line.reads_source}
 
 
 @cache
@@ -60,6 +61,9 @@ def test_every_analysis_of_a_pair_has_a_result_or_a_reason() -> None:
 
 
 def test_a_model_of_one_text_has_no_line_about_a_source() -> None:
+    assert {"from_source", "source_path"} == PAIR_LINES
+    assert not PAIR_LINES & set(story_dataset(flow_results()).line.values)
+    assert set(story_dataset(target_results("t5")).line.values) >= PAIR_LINES
     for line in STORY_LINES:
         if line.name in PAIR_LINES:
             assert line_blocks(line)(flow_results()) == []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from rheoscope.report.story import STORY_LINES
+from rheoscope.report.story import TEXT_LINES
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import export, jobs
 from rheoscope.studio.startup import bind_socket, check_installation, page_address
@@ -109,7 +109,7 @@ def test_the_example_is_served_before_the_model_is_loaded(exported: tuple[Path, 
         events = parse_events(client.get(f"/api/traces/{trace}/events").text)
         assert [name for name, _ in events if name != "known"] == [
             "head",
-            *["line"] * len(STORY_LINES),
+            *["line"] * len(TEXT_LINES),
             "findings",
             "done",
         ]

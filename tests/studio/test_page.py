@@ -18,7 +18,7 @@ import pytest
 import rheoscope as rs
 from rheoscope.picture.token_labels import display_token
 from rheoscope.report.draw_result import picture_of
-from rheoscope.report.story import STORY_LINES
+from rheoscope.report.story import TEXT_LINES
 from rheoscope.space.predictions import next_token_logprobs
 from rheoscope.studio import export, notebook
 from rheoscope.studio.corpus import LiveCorpusRun
@@ -133,7 +133,7 @@ def test_a_session_from_text_to_edit_and_back(studio: tuple[Session, str], brows
     with open_page(browser) as (page, errors):
         page.goto(f"{studio[1]}#field=scores.centred&colour=token&text=One+day+the+king+took+the+gold+from+the+bank")
         wait_for_cloud(page)
-        assert page.locator("section[data-tour=story] li").count() == len(STORY_LINES)
+        assert page.locator("section[data-tour=story] li").count() == len(TEXT_LINES)
 
         page.keyboard.press("/")
         page.locator("textarea").fill(TEXT)
@@ -308,7 +308,7 @@ def test_the_page_shows_messages_of_the_server_in_chinese(studio: tuple[Session,
             page.goto(f"{studio[1]}#language=zh&field=scores.centred&view={view}")
             wait_for_cloud(page)
             page.locator("#views figure, #views canvas").first.wait_for()
-            wait_until(page, lambda: page.locator("section[data-tour=story] .waiting").count() < len(STORY_LINES))
+            wait_until(page, lambda: page.locator("section[data-tour=story] .waiting").count() < len(TEXT_LINES))
             wait_until(page, lambda: english_phrases(page, SERVER_TEXTS) == [])
 
         page.goto(f"{studio[1]}#language=zh&view=all:trajectory")

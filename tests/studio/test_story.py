@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 from starlette.testclient import TestClient
 
-from rheoscope.report.story import STORY_LINES
+from rheoscope.report.story import TEXT_LINES
 from rheoscope.studio import session as session_module
 from rheoscope.studio.session import Session
 from tests.studio.cases import TEXT, parse_events, render_text, running_studio
@@ -55,7 +55,7 @@ def test_the_story_is_told_line_by_line_and_results_are_cached(studio: tuple[Ses
 
 def test_a_short_text_has_reasons_for_the_lines_without_a_result(studio: tuple[Session, TestClient]) -> None:
     lines = story_lines(studio[1], "The")
-    assert set(lines) == {line.name for line in STORY_LINES}
+    assert set(lines) == {line.name for line in TEXT_LINES}
     assert "in first place since" in lines["next_token"]
     assert "use a longer text" in lines["groups"]
 

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from rheoscope.messages.message import Message
 from rheoscope.picture.field_panels import field_title
-from rheoscope.report.story import STORY_LINES
+from rheoscope.report.story import TEXT_LINES
 from rheoscope.studio import wire
 from tests.studio.cases import (
     TEXT,
@@ -78,7 +78,7 @@ def test_models_are_translated(client: TestClient, events: list[tuple[str, objec
 
 
 def test_the_story_and_the_findings_are_translated(events: list[tuple[str, object]]) -> None:
-    assert sum(name == "line" for name, _ in events) == len(STORY_LINES)
+    assert sum(name == "line" for name, _ in events) == len(TEXT_LINES)
     assert untranslated_templates([data for _, data in events]) == set()
 
 

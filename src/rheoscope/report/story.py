@@ -13,6 +13,7 @@ from rheoscope.space.model import Model, check_same_weights
 from rheoscope.space.results import Results
 from rheoscope.space.story_line import StoryLine, percentile
 from rheoscope.space.trace import Trace
+from rheoscope.space.view import View
 
 if TYPE_CHECKING:
     import xarray
@@ -21,6 +22,8 @@ STORY_LINES: tuple[StoryLine, ...] = tuple(
     sorted((line for words in ALL_WORDS.values() for line in words.story), key=lambda line: line.order)
 )
 """The lines of all analyses, in their order."""
+TEXT_LINES = tuple(line for line in STORY_LINES if not line.reads_source)
+"""The lines of a text that has no source."""
 STORY_PICTURES = tuple(
     sorted(
         ((line, line.picture) for line in STORY_LINES if line.picture is not None),
@@ -59,21 +62,27 @@ def story(model: Model, trace: Trace) -> "xarray.Dataset":
     return story_dataset(run_analyses(subject, requests, card=find_card(model.view)))
 
 
+def lines_of(view: View) -> tuple[StoryLine, ...]:
+    """The lines that texts of a model have."""
+    return STORY_LINES if view.cross_heads else TEXT_LINES
+
+
 def story_dataset(results: Results) -> "xarray.Dataset":
     """The story of a run as a Dataset (line)."""
     import xarray as xr
 
+    lines = lines_of(results.view)
     data: dict[str, Any] = {
-        "title": ("line", [str(line.title) for line in STORY_LINES]),
-        "sentence": ("line", [str(line.sentence(results)) for line in STORY_LINES]),
-        "deeper": ("line", [line.deeper for line in STORY_LINES]),
-        "number": ("line", [line.measured_number(results) for line in STORY_LINES]),
-        "percentile": ("line", [percentile(results, line) for line in STORY_LINES]),
+        "title": ("line", [str(line.title) for line in lines]),
+        "sentence": ("line", [str(line.sentence(results)) for line in lines]),
+        "deeper": ("line", [line.deeper for line in lines]),
+        "number": ("line", [line.measured_number(results) for line in lines]),
+        "percentile": ("line", [percentile(results, line) for line in lines]),
     }
     for line, picture in STORY_PICTURES:
         data |= dict(picture.numbers(results)) if line.has_result(results) else {}
     provenance = {} if results.trace is None else results.trace.provenance
-    return xr.Dataset(data, {"line": [line.name for line in STORY_LINES]}, {"analysis": "story"} | provenance)
+    return xr.Dataset(data, {"line": [line.name for line in lines]}, {"analysis": "story"} | provenance)
 
 
 def story_heading(results: Results) -> Message:
@@ -124,6 +133,6 @@ def lines_of_a_longer_text(results: Results) -> list[StoryLine]:
     predicts = results.view.predicts_next_token
     return [
         line
-        for line in STORY_LINES
+        for line in lines_of(results.view)
         if results.n_ordinary_tokens < line.min_tokens and (predicts or not line.required_fields)
     ]

@@ -36,7 +36,7 @@ from rheoscope.running.stream import (
 from rheoscope.running.thread_hooks import apply_module_hooks
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.device_transfer import to_device
-from rheoscope.space.model import Edits, Hooks, Text, Texts, check_same_weights
+from rheoscope.space.model import Edits, Hooks, Input, Text, Texts, check_same_weights
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.token_text import as_bytes, decode_token, decode_tokens, decode_utf8
 from rheoscope.space.trace import Trace
@@ -109,7 +109,7 @@ class RunnableModel(ABC):
 
     @overload
     def trace(  # type: ignore[overload-overlap]  # a string is a sequence of strings; here it is one text
-        self, text: Text, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None
+        self, text: Input, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None
     ) -> Trace: ...
 
     @overload
@@ -118,7 +118,7 @@ class RunnableModel(ABC):
     ) -> Traces: ...
 
     def trace(
-        self, text: Text | Texts, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None
+        self, text: Input | Texts, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None
     ) -> Trace | Traces:
         """The text as points of E after every half-layer; a list of texts returns Traces, computed as one batch.
 

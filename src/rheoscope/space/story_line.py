@@ -35,7 +35,8 @@ class StoryLine:
     `order` is its place. `needs` are the analyses whose results it reads, and `required_fields` those of their fields that not
     every text or model has. A text needs at least `min_tokens` tokens that are not massive. `deeper` is the command that shows
     more, and `picture` what a page shows with it. `number` is the number of the line that can be compared between texts; a card
-    stores it for its texts. A line describes one text; it never answers yes or no.
+    stores it for its texts. Lines that `reads_source` exist for the target of an encoder-decoder only. A line describes one text;
+    it never answers yes or no.
     """
 
     order: int
@@ -48,6 +49,7 @@ class StoryLine:
     min_tokens: int = 1
     picture: StoryPicture | None = None
     number: Callable[[Results], float] | None = None
+    reads_source: bool = False
 
     def measured_number(self, results: Results) -> float:
         """The number of the line, or NaN if the line or this text has none."""

@@ -9,7 +9,7 @@ from rheoscope import __version__
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.picture.token_labels import TokenLabels, display_token, printable
 from rheoscope.report.findings import finding_sentences, findings
-from rheoscope.report.story import STORY_LINES
+from rheoscope.report.story import TEXT_LINES
 from rheoscope.running.runner import RunnableModel
 from rheoscope.space.predictions import next_token_logprobs
 from rheoscope.space.results import Results
@@ -130,7 +130,7 @@ def line_json(line: StoryLine, results: Results) -> dict[str, Any]:
 
 def story_json(results: Results) -> dict[str, Any]:
     """All lines of the story that are available so far, and the findings."""
-    lines = [line_json(line, results) for line in STORY_LINES if results.has_run(*line.needs)]
+    lines = [line_json(line, results) for line in TEXT_LINES if results.has_run(*line.needs)]
     return {"story": lines} | findings_json(results)
 
 
@@ -160,5 +160,5 @@ def catalogue_json(names: Iterable[str] = ANALYSIS_MODULES) -> dict[str, Any]:
                 "settings": default_settings(analysis),
             }
         )
-    lines = [{"name": line.name, "title": line.title, "needs": list(line.needs)} for line in STORY_LINES]
+    lines = [{"name": line.name, "title": line.title, "needs": list(line.needs)} for line in TEXT_LINES]
     return {"analyses": rows, "story": lines, "operations": list(OPERATIONS)}

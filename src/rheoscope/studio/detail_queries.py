@@ -142,7 +142,7 @@ def token_json(entry: "TextEntry", position: int) -> dict[str, Any]:
     token_index = resolve_positions([position], len(trace))[0]
     logprobs = next_token_logprobs(trace.view, trace.points[:, token_index])
     top = logprobs.topk(min(N_CANDIDATES, logprobs.shape[-1]))
-    lens = [
+    lens: list[dict[str, Any]] = [
         {"step": str(step), "top": candidates_json(entry.model.token_strings(ids.tolist()), values.exp().tolist())}
         for step, ids, values in zip(trace.steps, top.indices, top.values, strict=True)
     ]

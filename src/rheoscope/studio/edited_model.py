@@ -20,7 +20,7 @@ from rheoscope.running.head_edits import edits_by_layer
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads
-from rheoscope.space.model import Edits, Hooks, Rewrite, Text, Texts
+from rheoscope.space.model import Edits, Hooks, Input, Rewrite, Text, Texts
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
@@ -143,7 +143,7 @@ class EditedModel(RunnableModel):
         return merged
 
     def trace(
-        self, text: Text | Texts, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None
+        self, text: Input | Texts, logits: bool = False, edit: Edits | None = None, hooks: Hooks | None = None
     ) -> Any:
         is_batch = isinstance(text, list | tuple) and bool(text) and not isinstance(text[0], Integral)
         batch: Any = text if is_batch else [text]

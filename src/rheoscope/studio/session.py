@@ -23,7 +23,7 @@ from rheoscope.report.card_cache import find_card
 from rheoscope.report.draw_result import picture_of
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.report.report_settings import report_request
-from rheoscope.report.story import STORY_LINES
+from rheoscope.report.story import TEXT_LINES
 from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.lost_text import lost_text_message
 from rheoscope.running.runner import RunnableModel
@@ -47,7 +47,7 @@ from rheoscope.studio.windows import Window, select_window
 if TYPE_CHECKING:
     import xarray
 
-ALL_LINES = frozenset([*(line.name for line in STORY_LINES), "everything"])
+ALL_LINES = frozenset([*(line.name for line in TEXT_LINES), "everything"])
 """All lines of the story, and every other analysis of a report."""
 
 
@@ -275,7 +275,7 @@ class Session:
             return job, holder_id
 
     def _run_story(self, entry: TextEntry, line_names: Collection[str] | None, job: Job) -> None:
-        lines = [line for line in STORY_LINES if line_names is None or line.name in line_names]
+        lines = [line for line in TEXT_LINES if line_names is None or line.name in line_names]
         published: set[str] = set()
 
         def on_result(results: Results) -> None:
@@ -307,7 +307,7 @@ class Session:
         requests = REPORTS["flow"].all_requests({})
         if line_names is None:
             return requests
-        needed_analyses = {name for line in STORY_LINES if line.name in line_names for name in line.needs}
+        needed_analyses = {name for line in TEXT_LINES if line.name in line_names for name in line.needs}
         return [request for request in requests if request.name in needed_analyses]
 
     # Analyses

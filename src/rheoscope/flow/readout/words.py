@@ -97,6 +97,7 @@ STORY = (
         "rheoscope analyse readout",
         source_reading.read_from_source,
         required_fields=("source_weight",),
+        reads_source=True,
         picture=StoryPicture(4, source_reading.panels),
     ),
 )

@@ -125,6 +125,7 @@ STORY = (
         "rheoscope analyse trajectory",
         source_movement,
         required_fields=("source_path",),
+        reads_source=True,
     ),
     StoryLine(
         6,
