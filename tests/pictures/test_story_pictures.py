@@ -24,7 +24,13 @@ def all_panels() -> list[Panel]:
 
 
 def test_a_story_shows_the_cloud_the_prediction_and_the_heads_in_this_order() -> None:
-    assert [line.name for line, _ in STORY_PICTURES] == ["movement", "next_token", "heads_at_work", "groups"]
+    assert [line.name for line, _ in STORY_PICTURES] == [
+        "movement",
+        "next_token",
+        "heads_at_work",
+        "from_source",
+        "groups",
+    ]
     titles = [str(panel.title) for panel in all_panels()]
     assert titles[0] == "The path of the predicting token ."
     assert titles[1].startswith("How the prediction ")

@@ -15,7 +15,7 @@ from rheoscope.picture.token_labels import display_token
 from rheoscope.report import layer_table
 from rheoscope.report.analysis_runs import Subject, run_analyses
 from rheoscope.report.report_plans import REPORTS, Section, report_of_analysis, text_analyses
-from rheoscope.report.story import STORY_LINES
+from rheoscope.report.story import TEXT_LINES
 from rheoscope.report.terminal import WIDE_COLUMNS, Terminal, fit_columns, wrap_sentence
 from rheoscope.space.results import Results
 from tests.pictures.cases import example_picture
@@ -45,9 +45,9 @@ def test_a_section_is_printed_once_its_analyses_have_run() -> None:
 
     run_analyses(Subject(small(), TEXT, small().trace(TEXT)), REPORTS["flow"].all_requests({}), on_result=on_result)
     order = text_analyses()
-    last_needs = [max(line.needs, key=order.index) for line in STORY_LINES]
+    last_needs = [max(line.needs, key=order.index) for line in TEXT_LINES]
     firsts = {
-        **{f"\n{line.title} ": max(last_needs[: index + 1], key=order.index) for index, line in enumerate(STORY_LINES)},
+        **{f"\n{line.title} ": max(last_needs[: index + 1], key=order.index) for index, line in enumerate(TEXT_LINES)},
         "How each layer moves the cloud": "clusters",
         "Prediction after each layer": "clusters",
         "Heads as operators": "operators",

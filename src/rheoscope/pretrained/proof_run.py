@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from rheoscope.attention.mask import BooleanMask
 from rheoscope.attention.position_bias import Bias
@@ -60,7 +60,7 @@ class ProofRun:
                 torch.cuda.synchronize(points.device)  # the points are copied on a side stream
             weights = weights_by_head(layer_weights.pop(), n).unflatten(0, (n_texts, -1)).to(points.device)
             layer = next(layers)
-            with _disable_current_modes():  # the recorder would read every operation of the View
+            with _pop_mode_temporarily():  # without the recorder, which would read every operation of the View
                 for text in range(n_texts):
                     self._check_text(batch, text, points[text], layer, weights[text])
             self.report_progress(len(self.errors), n_checks)
@@ -152,7 +152,8 @@ class Placement:
 
     def trace(self, model: Pretrained, layer: int, points: Float[Tensor, "p n d"], ids: Int[Tensor, " n"]) -> Trace:
         """The tokens of a text, for a View whose layer has them at these places."""
-        ids, points = ids[self.is_token], points[None][:, :, self.is_token.to(points.device)]
+        kept = self.is_token.nonzero().flatten()
+        ids, points = ids[kept], points[None].index_select(2, kept.to(points.device))
         layers = list(model.view.layer_heads)
         layers[layer] = self.heads(layers[layer])
         view = replace(model.view, layer_heads=tuple(layers))

@@ -23,7 +23,7 @@ from rheoscope.attention.position import (
 from rheoscope.attention.position_bias import ALiBi, Bias, Buckets
 from rheoscope.attention.score import Distance, Gram, Relation, Score, SoftCap
 from rheoscope.messages.message import Message, Verbatim, join
-from rheoscope.space.model_parts import ModelRotary
+from rheoscope.space.model_parts import NetworkRotation
 
 
 def number_text(value: float) -> str:
@@ -54,7 +54,7 @@ def _(position: NoPosition) -> str:
     return "none"
 
 
-@position_kind.register(Rotary | ModelRotary)
+@position_kind.register(Rotary | NetworkRotation)
 def _(position: TokenEncoding) -> str:
     return "rotary"
 
@@ -106,7 +106,7 @@ def encoded_pair(position: Position) -> tuple[str, str]:
     return ("enc_i(q_i)", "enc_j(k_j)") if position.changes_tokens else ("q_i", "k_j")
 
 
-@encoded_pair.register(Rotary | ModelRotary)
+@encoded_pair.register(Rotary | NetworkRotation)
 def _(position: TokenEncoding) -> tuple[str, str]:
     return "q_i R(i)", "k_j R(j)"
 

@@ -1,5 +1,6 @@
 """Norms and rotary positions as the model itself computes them."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -107,17 +108,17 @@ class LatentNorm(Norm):
 
 
 @dataclass(frozen=True, eq=False)
-class ModelRotary(TokenEncoding):
-    """The model's own rotary map: `rotate(x, positions)` rotates rows x at their positions."""
+class NetworkRotation(TokenEncoding):
+    """A rotation by the network's own code: `rotate(x, positions)` rotates rows x at their positions."""
 
     rotate: Callable[[Tensor, Tensor], Tensor]
 
     def encode(self, x: Tensor, token_positions: Tensor) -> Tensor:
         return self.rotate(x, token_positions)
 
+    @abstractmethod
     def rotation_matrix(self, offset: int, width: int, template: Tensor) -> Float[Tensor, "k k"]:
-        """R(delta) with q_i R(i) (k_j R(j))^T = q_i R(i - j) k_j^T, read off the model's own tables."""
-        return rotation_from_encoding(self.rotate, offset, width, template)
+        """R(delta) with q_i R(i) (k_j R(j))^T = q_i R(i - j) k_j^T, read off the network's own tables."""
 
     def pullback(self, token_positions: Tensor, dy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Rotation is linear, so its pullback is the same at any rows, here at zeros."""
@@ -125,12 +126,20 @@ class ModelRotary(TokenEncoding):
             x = torch.zeros_like(dy, requires_grad=True)
             return pullback_by_autograd(self.rotate(x, token_positions), x, dy), {}
 
-    def select_heads(self, heads: list[int]) -> "ModelRotary":
+    def select_heads(self, heads: list[int]) -> "NetworkRotation":
         return self
 
 
 @dataclass(frozen=True, eq=False)
-class PlaceRotary(ModelRotary):
+class ModelRotary(NetworkRotation):
+    """The model's own rotary map by the position of a token."""
+
+    def rotation_matrix(self, offset: int, width: int, template: Tensor) -> Float[Tensor, "k k"]:
+        return rotation_from_encoding(self.rotate, offset, width, template)
+
+
+@dataclass(frozen=True, eq=False)
+class PlaceRotary(NetworkRotation):
     """The model's own rotation by the row and the column of a patch, in images of one size with `n_tokens` tokens.
 
     Offsets count columns: R(δ) lies between a patch and the patch δ columns to its left. The last two tokens are neighbours.

@@ -69,8 +69,9 @@ def trajectory(
         "token_text": ("token", clouds.token_texts),
         "layer": range(trace.view.layers),
         "head": range(trace.view.heads),
-        "source_layer": range(0 if trace.source_trace is None else trace.source_trace.view.layers),
     }
+    if trace.source_trace is not None:
+        coords["source_layer"] = range(trace.source_trace.view.layers)
     values |= {"head_speed": head_values[0], "head_cosine": head_values[1]}
     return TRAJECTORY.label(values, coords, {"draws": draws, "seed": seed} | clouds.attributes)
 
