@@ -152,8 +152,8 @@ class Placement:
 
     def trace(self, model: Pretrained, layer: int, points: Float[Tensor, "p n d"], ids: Int[Tensor, " n"]) -> Trace:
         """The tokens of a text, for a View whose layer has them at these places."""
-        kept = self.is_token.nonzero().flatten()
-        ids, points = ids[kept], points[None].index_select(2, kept.to(points.device))
+        token_rows = self.is_token.nonzero().flatten()
+        ids, points = ids[token_rows], points[None].index_select(2, token_rows.to(points.device))
         layers = list(model.view.layer_heads)
         layers[layer] = self.heads(layers[layer])
         view = replace(model.view, layer_heads=tuple(layers))
