@@ -37,6 +37,9 @@ every_checkpoint = pytest.mark.parametrize("name", CHECKPOINTS)
 every_model = pytest.mark.parametrize("name", TEXTS)
 
 
+MAX_DOUBLE_PARAMETERS = 200_000_000
+
+
 @cache
 def model(name: str, dtype: str | None = None) -> Any:
     if not (MODELS / name / "config.json").is_file():
@@ -51,9 +54,14 @@ def trace(name: str) -> Any:
 
 @every_model
 def test_the_certificate_of_a_trained_model(name: str) -> None:
+    """Errors are rounding: at far positions up to 2e-5 in float32, and far smaller in float64, where rotary angles stay float32."""
     result = model(name).view.facts["certificate"]
-    assert result.weights_error <= 1e-6
+    assert result.weights_error <= 2e-5
     assert max(result.closure_error, result.operators_error) <= 5e-5
+    if model(name).parameter_count > MAX_DOUBLE_PARAMETERS:
+        pytest.skip("too large for float64")
+    in_double = model(name, "float64").view.facts["certificate"]
+    assert max(in_double.weights_error, in_double.closure_error, in_double.operators_error) <= 1e-6
 
 
 @every_model
