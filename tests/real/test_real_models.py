@@ -54,14 +54,19 @@ def trace(name: str) -> Any:
 
 @every_model
 def test_the_certificate_of_a_trained_model(name: str) -> None:
-    """Errors are rounding: at far positions up to 2e-5 in float32, and far smaller in float64, where rotary angles stay float32."""
+    """In float32 the weights of padded texts and of far positions differ by up to 2e-5; the next test shows that this is rounding."""
     result = model(name).view.facts["certificate"]
     assert result.weights_error <= 2e-5
     assert max(result.closure_error, result.operators_error) <= 5e-5
+
+
+@every_model
+def test_the_errors_of_the_certificate_are_rounding(name: str) -> None:
+    """In float64 they almost vanish. Rotary angles stay float32, so they are not 0."""
     if model(name).parameter_count > MAX_DOUBLE_PARAMETERS:
-        pytest.skip("too large for float64")
-    in_double = model(name, "float64").view.facts["certificate"]
-    assert max(in_double.weights_error, in_double.closure_error, in_double.operators_error) <= 1e-6
+        pytest.skip(f"{name} is too large for float64")
+    result = rs.load(MODELS / name, dtype="float64").view.facts["certificate"]
+    assert max(result.weights_error, result.closure_error, result.operators_error) <= 1e-6
 
 
 @every_model
