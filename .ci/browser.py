@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ("tests/studio/test_page.py", "tests/studio/test_page_state.py")
+TESTS = tuple(f"tests/studio/test_{name}.py" for name in ("page", "page_state", "page_loading"))
 PAGE, AXE = "src/rheoscope/studio/static/index.html", "frontend/node_modules/axe-core/axe.min.js"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 

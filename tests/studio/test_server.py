@@ -198,6 +198,16 @@ def test_the_lens_ends_with_the_prediction_of_the_model(client: TestClient, trac
     assert [row[4] for row in header["shown"]] == [step["top"][0]["shown"] for step in token["lens"]]
 
 
+def test_long_responses_are_compressed_and_event_streams_are_not(client: TestClient, trace: str) -> None:
+    catalogue = client.get("/api/catalogue")
+    assert catalogue.headers["content-encoding"] == "gzip"
+    assert int(catalogue.headers["content-length"]) < len(catalogue.content) / 4
+    plain = client.get("/api/catalogue", headers={"accept-encoding": "identity"})
+    assert ("content-encoding" in plain.headers, plain.content == catalogue.content) == (False, True)
+    with client.stream("GET", f"/api/traces/{trace}/events") as events:
+        assert "content-encoding" not in events.headers
+
+
 def test_particles_concentrate(client: TestClient) -> None:
     settings = {"n": 8, "d": 4, "beta": 2.0, "steps": 20}
     for mechanism in ("softmax", "causal", "sinkhorn", "unnormalised"):

@@ -1,9 +1,6 @@
-/** Draws the cloud with WebGL, in four draw calls per frame. three.js counts vertices by the attribute `position`. */
+/** Draws the cloud with WebGL, in four draw calls per frame. */
 
-import {
-  BufferAttribute, BufferGeometry, Camera as ThreeCamera, CanvasTexture, DynamicDrawUsage, InstancedBufferAttribute, InstancedBufferGeometry, LinearFilter, LineSegments,
-  Matrix4, Mesh, RawShaderMaterial, Scene as ThreeScene, Vector2, Color, WebGLRenderer, GLSL3,
-} from 'three'
+import { Geometry, Program, Renderer as Gl, Texture, type AttributeMap, type OGLRenderingContext } from 'ogl'
 
 import { rgb } from '../palette'
 import { arrowTip } from './arrows'
@@ -12,14 +9,16 @@ import { axisSegments, pathOffsets, PATH_OPACITY, projectScene, RADIUS, RING_RAD
 import { ARC_COLOURS, arcPoints, type Scene } from './scene'
 import { buildAtlas, type TextAtlas } from './text_atlas'
 
-const UNIFORMS = `precision highp float; uniform mat4 m; uniform vec2 screen; uniform float cameraDistance;`
+const UNIFORMS = `#version 300 es
+precision highp float; uniform mat4 m; uniform vec2 screen; uniform float cameraDistance;`
 
 const DOT_VERTEX = `${UNIFORMS}
 in vec2 position; in vec3 point; in vec3 colour; in vec3 style; out vec2 p; out vec3 c; out vec2 l;
 void main() { p = position; c = colour; l = style.yz; vec4 clip = m * vec4(point, 1.0);
   float size = style.x * clamp(cameraDistance / clip.w, 0.6, 1.7);
   clip.xy += position * size * 2.0 / screen * clip.w; gl_Position = clip; }`
-const DOT_FRAGMENT = `precision highp float; in vec2 p; in vec3 c; in vec2 l; out vec4 result; uniform vec3 paper;
+const DOT_FRAGMENT = `#version 300 es
+precision highp float; in vec2 p; in vec3 c; in vec2 l; out vec4 result; uniform vec3 paper;
 float star(vec2 q) { float a = atan(q.x, q.y), k = 1.2566371; float t = mod(a + k * 0.5, k) - k * 0.5; vec2 r = length(q) * vec2(cos(t), abs(sin(t)));
   vec2 tip = vec2(1.0, 0.0), dent = 0.42 * vec2(cos(k * 0.5), sin(k * 0.5)); vec2 e = dent - tip; vec2 w = r - tip; return (e.x * w.y - e.y * w.x) / length(e); }
 void main() { float r = length(p); float edge = fwidth(r); float a; vec3 tint = c;
@@ -30,59 +29,61 @@ void main() { float r = length(p); float edge = fwidth(r); float a; vec3 tint = 
 
 const TRAIL_VERTEX = `${UNIFORMS} in vec3 position; in vec3 colour; in vec3 stepStyle; out float s; out vec3 c; out float a; out float fades;
 void main() { s = stepStyle.x; a = stepStyle.y; fades = stepStyle.z; c = colour; gl_Position = m * vec4(position, 1.0); }`
-const TRAIL_FRAGMENT = `precision highp float; in float s; in vec3 c; in float a; in float fades; out vec4 result; uniform float playhead;
+const TRAIL_FRAGMENT = `#version 300 es
+precision highp float; in float s; in vec3 c; in float a; in float fades; out vec4 result; uniform float playhead;
 void main() { if (s > playhead) discard; result = vec4(c, a * mix(1.0, mix(0.1, 0.6, exp((s - playhead) * 0.4)), fades)); }`
 
 const LINE_VERTEX = `${UNIFORMS} in vec3 position; in vec4 colour; out vec4 c; void main() { c = colour; gl_Position = m * vec4(position, 1.0); }`
-const LINE_FRAGMENT = `precision highp float; in vec4 c; out vec4 result; void main() { result = c; }`
+const LINE_FRAGMENT = `#version 300 es
+precision highp float; in vec4 c; out vec4 result; void main() { result = c; }`
 
 const LABEL_VERTEX = `${UNIFORMS} in vec2 position; in vec3 point; in vec4 box; in vec4 uvBox; in vec4 colour; out vec2 uv; out vec4 c;
 void main() { c = colour; uv = uvBox.xy + (position * vec2(0.5, -0.5) + 0.5) * uvBox.zw; vec4 clip = m * vec4(point, 1.0);
   vec2 pixel = box.xy + (position * 0.5 + 0.5) * box.zw; vec2 origin = (clip.xy / clip.w * 0.5 + 0.5) * screen;
   clip.xy = ((origin + pixel) / screen * 2.0 - 1.0) * clip.w; clip.z = -0.99 * clip.w; gl_Position = clip; }`
-const LABEL_FRAGMENT = `precision highp float; in vec2 uv; in vec4 c; out vec4 result; uniform sampler2D atlas; uniform vec3 paper;
+const LABEL_FRAGMENT = `#version 300 es
+precision highp float; in vec2 uv; in vec4 c; out vec4 result; uniform sampler2D atlas; uniform vec3 paper;
 void main() { vec4 t = texture(atlas, uv); if (t.a < 0.02) discard; result = vec4(mix(paper, c.rgb, t.r), t.a * c.a); }`
 
 const QUAD = new Float32Array([-1, -1, 1, -1, 1, 1, -1, -1, 1, 1, -1, 1])
 
+/** A buffer of one draw call: an attribute of floats, several per vertex or per instance. */
+const attribute = (data: Float32Array, size: number, usage: number, instanced: number | null = null) => ({ data, size, usage, instanced })
+
 /** Instances of a quad. The buffers of their attributes grow as needed. */
 class Quads {
-  readonly geometry = new InstancedBufferGeometry()
+  geometry: Geometry
   private capacity = 0
-  constructor(private readonly sizes: Record<string, number>) {
-    this.geometry.setAttribute('position', new BufferAttribute(QUAD, 2))
-  }
-  array(name: string): Float32Array { return this.geometry.getAttribute(name).array as Float32Array }
+  constructor(private readonly gl: OGLRenderingContext, private readonly sizes: Record<string, number>) { this.geometry = new Geometry(gl) }
+  array(name: string): Float32Array { return this.geometry.attributes[name]!.data as Float32Array }
   grow(count: number): void {
     if (count <= this.capacity) return
     this.capacity = Math.ceil(count * 1.3)
-    this.geometry.dispose() // otherwise three.js keeps the old buffers and their count
-    for (const [name, size] of Object.entries(this.sizes)) {
-      const attribute = new InstancedBufferAttribute(new Float32Array(this.capacity * size), size)
-      attribute.setUsage(DynamicDrawUsage)
-      this.geometry.setAttribute(name, attribute)
-    }
+    this.geometry.remove()
+    const attributes: AttributeMap = { position: attribute(QUAD, 2, this.gl.STATIC_DRAW) }
+    for (const [name, size] of Object.entries(this.sizes)) attributes[name] = attribute(new Float32Array(this.capacity * size), size, this.gl.DYNAMIC_DRAW, 1)
+    this.geometry = new Geometry(this.gl, attributes)
   }
   show(count: number): void {
-    this.geometry.instanceCount = count
-    for (const name of Object.keys(this.sizes)) this.geometry.getAttribute(name).needsUpdate = true
+    this.geometry.setInstancedCount(count)
+    for (const name of Object.keys(this.sizes)) this.geometry.attributes[name]!.needsUpdate = true
   }
 }
 
 /** Line segments, written anew each frame into the same buffers. */
 class LineBuffer {
-  readonly geometry = new BufferGeometry()
+  geometry: Geometry
   private points = new Float32Array(0)
   private colour = new Float32Array(0)
   private count = 0
+  constructor(private readonly gl: OGLRenderingContext) { this.geometry = new Geometry(gl) }
   begin(maxSegments: number): void {
     this.count = 0
     if (maxSegments * 6 <= this.points.length) return
-    this.geometry.dispose()
+    this.geometry.remove()
     this.points = new Float32Array(maxSegments * 6)
     this.colour = new Float32Array(maxSegments * 8)
-    this.geometry.setAttribute('position', new BufferAttribute(this.points, 3).setUsage(DynamicDrawUsage))
-    this.geometry.setAttribute('colour', new BufferAttribute(this.colour, 4).setUsage(DynamicDrawUsage))
+    this.geometry = new Geometry(this.gl, { position: attribute(this.points, 3, this.gl.DYNAMIC_DRAW), colour: attribute(this.colour, 4, this.gl.DYNAMIC_DRAW) })
   }
   line(a: ArrayLike<number>, b: ArrayLike<number>, colour: number[], alpha: number): void {
     for (const end of [a, b]) {
@@ -96,67 +97,79 @@ class LineBuffer {
   }
   show(): void {
     this.geometry.setDrawRange(0, this.count)
-    for (const name of ['position', 'colour']) this.geometry.getAttribute(name).needsUpdate = true
+    for (const name of ['position', 'colour']) this.geometry.attributes[name]!.needsUpdate = true
   }
 }
 
+/** One draw call. Its geometry is replaced when its buffers grow. */
+interface DrawCall { program: Program; mode: number; geometry: () => Geometry }
+
 export class WebGlRenderer implements Renderer {
-  private readonly renderer: WebGLRenderer
-  private readonly threeScene = new ThreeScene()
-  private readonly threeCamera = new ThreeCamera()
-  private readonly uniforms = {
-    m: { value: new Matrix4() }, screen: { value: new Vector2(1, 1) }, cameraDistance: { value: 3 }, playhead: { value: 0 }, paper: { value: new Color(1, 1, 1) },
-    atlas: { value: null as CanvasTexture | null },
-  }
-  private readonly dots = new Quads({ point: 3, colour: 3, style: 3 })
-  private readonly labels = new Quads({ point: 3, box: 4, uvBox: 4, colour: 4 })
-  private readonly trails = new BufferGeometry()
-  private readonly lineBuffer = new LineBuffer()
+  private readonly gl: OGLRenderingContext
+  private readonly uniforms
+  private readonly dots: Quads
+  private readonly labels: Quads
+  private readonly lineBuffer: LineBuffer
+  private readonly drawCalls: DrawCall[]
+  private trails: Geometry
   private atlas: TextAtlas | null = null
   private atlasInputs: unknown[] = []
   private trailInputs: unknown[] = []
-  private readonly size = new Vector2()
 
-  constructor(canvas: HTMLCanvasElement, context: WebGL2RenderingContext) {
-    this.renderer = new WebGLRenderer({ canvas, context })
-    this.renderer.outputColorSpace = 'srgb-linear'
-    this.renderer.sortObjects = false // objects are added in drawing order
-    this.threeCamera.matrixWorldAutoUpdate = this.threeScene.matrixWorldAutoUpdate = false
-    const addObject = (kind: 'mesh' | 'lines', geometry: BufferGeometry, vertexShader: string, fragmentShader: string, depthWrite: boolean) => {
-      const material = new RawShaderMaterial({ uniforms: this.uniforms, vertexShader, fragmentShader, glslVersion: GLSL3, transparent: true, depthWrite })
-      const object = kind === 'mesh' ? new Mesh(geometry, material) : new LineSegments(geometry, material)
-      object.frustumCulled = false
-      this.threeScene.add(object)
-      return object
+  constructor(private readonly canvas: HTMLCanvasElement) {
+    const gl = (this.gl = new Gl({ canvas, alpha: true, antialias: true, premultipliedAlpha: true }).gl)
+    canvas.style.width = canvas.style.height = '' // the page sets the size of the canvas
+    const atlas = new Texture(gl, { generateMipmaps: false, flipY: false })
+    this.uniforms = { m: { value: new Float32Array(16) }, screen: { value: [1, 1] }, cameraDistance: { value: 3 }, playhead: { value: 0 }, paper: { value: [1, 1, 1] }, atlas: { value: atlas } }
+    this.dots = new Quads(gl, { point: 3, colour: 3, style: 3 })
+    this.labels = new Quads(gl, { point: 3, box: 4, uvBox: 4, colour: 4 })
+    this.lineBuffer = new LineBuffer(gl)
+    this.trails = new Geometry(gl)
+    const drawCall = (mode: number, geometry: () => Geometry, vertex: string, fragment: string, depthWrite = false): DrawCall => {
+      const program = new Program(gl, { vertex, fragment, uniforms: this.uniforms, cullFace: false, depthWrite })
+      program.setBlendFunc(gl.SRC_ALPHA, gl.ONE_MINUS_SRC_ALPHA, gl.ONE, gl.ONE_MINUS_SRC_ALPHA)
+      return { program, mode, geometry }
     }
-    addObject('lines', this.lineBuffer.geometry, LINE_VERTEX, LINE_FRAGMENT, false)
-    addObject('lines', this.trails, TRAIL_VERTEX, TRAIL_FRAGMENT, false)
-    addObject('mesh', this.dots.geometry, DOT_VERTEX, DOT_FRAGMENT, true)
-    addObject('mesh', this.labels.geometry, LABEL_VERTEX, LABEL_FRAGMENT, false)
+    this.drawCalls = [
+      drawCall(gl.LINES, () => this.lineBuffer.geometry, LINE_VERTEX, LINE_FRAGMENT),
+      drawCall(gl.LINES, () => this.trails, TRAIL_VERTEX, TRAIL_FRAGMENT),
+      drawCall(gl.TRIANGLES, () => this.dots.geometry, DOT_VERTEX, DOT_FRAGMENT, true),
+      drawCall(gl.TRIANGLES, () => this.labels.geometry, LABEL_VERTEX, LABEL_FRAGMENT),
+    ]
   }
 
   draw(scene: Scene, camera: Camera, viewport: Viewport): void {
     this.resize(viewport)
     const { m, screen, cameraDistance, playhead, paper } = this.uniforms
-    m.value.fromArray(multiply(projectionMatrix(viewport.width / viewport.height), viewMatrix(camera)))
-    screen.value.set(viewport.width, viewport.height)
+    m.value.set(multiply(projectionMatrix(viewport.width / viewport.height), viewMatrix(camera)))
+    screen.value = [viewport.width, viewport.height]
     cameraDistance.value = camera.distance
     playhead.value = scene.playhead
-    paper.value.setRGB(...(rgb(viewport.theme.paper).map((x) => x / 255) as [number, number, number]))
+    paper.value = rgb(viewport.theme.paper).map((x) => x / 255)
     this.updateAtlas(scene, viewport)
     this.updateTrails(scene, rgb(viewport.theme.accent))
     const projected = projectScene(scene, camera, viewport)
     this.updateDots(scene, projected.points, viewport)
     this.updateLines(scene, projected.points, camera, viewport)
     this.updateLabels(scene, projected, camera, viewport)
-    this.renderer.render(this.threeScene, this.threeCamera)
+    this.render()
+  }
+
+  private render(): void {
+    const { gl } = this
+    gl.renderer.setDepthMask(true)
+    gl.clear(gl.COLOR_BUFFER_BIT | gl.DEPTH_BUFFER_BIT)
+    for (const { program, mode, geometry } of this.drawCalls) {
+      program.use()
+      geometry().draw({ program, mode })
+    }
   }
 
   /** Setting the size of a canvas reallocates it, so it is set only when it changes. */
   private resize({ width, height, ratio }: Viewport): void {
-    if (this.renderer.getPixelRatio() !== ratio) this.renderer.setPixelRatio(ratio)
-    const { x, y } = this.renderer.getSize(this.size)
-    if (x !== width || y !== height) this.renderer.setSize(width, height, false)
+    const [columns, rows] = [Math.floor(width * ratio), Math.floor(height * ratio)]
+    if (this.canvas.width !== columns || this.canvas.height !== rows) [this.canvas.width, this.canvas.height] = [columns, rows]
+    this.gl.renderer.setViewport(columns, rows)
   }
 
   private updateAtlas(scene: Scene, viewport: Viewport): void {
@@ -164,12 +177,7 @@ export class WebGlRenderer implements Renderer {
     if (inputs.every((input, index) => input === this.atlasInputs[index])) return
     this.atlas = buildAtlas([scene.starLabel, ...scene.pathWords.map(({ text }) => text), ...scene.axes, ...scene.labels], viewport.ratio)
     this.atlasInputs = inputs
-    this.uniforms.atlas.value?.dispose()
-    const texture = new CanvasTexture(this.atlas.canvas)
-    texture.flipY = false
-    texture.generateMipmaps = false
-    texture.minFilter = texture.magFilter = LinearFilter
-    this.uniforms.atlas.value = texture
+    this.uniforms.atlas.value.image = this.atlas.canvas
   }
 
   private updateTrails(scene: Scene, accent: number[]): void {
@@ -194,10 +202,9 @@ export class WebGlRenderer implements Renderer {
           stepStyle.set(token === scene.predicting ? [step + end, PATH_OPACITY, 0] : [step + end, opacity * tokenOpacity(scene, token), 1], vertex * 3)
           vertex++
         }
-    this.trails.dispose()
-    this.trails.setAttribute('position', new BufferAttribute(position, 3))
-    this.trails.setAttribute('colour', new BufferAttribute(colour, 3))
-    this.trails.setAttribute('stepStyle', new BufferAttribute(stepStyle, 3))
+    this.trails.remove()
+    const buffer = (data: Float32Array) => attribute(data, 3, this.gl.STATIC_DRAW)
+    this.trails = new Geometry(this.gl, { position: buffer(position), colour: buffer(colour), stepStyle: buffer(stepStyle) })
   }
 
   private updateDots(scene: Scene, points: Float32Array, viewport: Viewport): void {
@@ -277,8 +284,10 @@ export class WebGlRenderer implements Renderer {
   }
 
   dispose(): void {
-    this.uniforms.atlas.value?.dispose()
-    for (const geometry of [this.trails, this.lineBuffer.geometry, this.dots.geometry, this.labels.geometry]) geometry.dispose()
-    this.renderer.dispose()
+    this.gl.deleteTexture(this.uniforms.atlas.value.texture)
+    for (const { program, geometry } of this.drawCalls) {
+      geometry().remove()
+      program.remove()
+    }
   }
 }

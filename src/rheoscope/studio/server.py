@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import StreamingResponse
 from starlette.staticfiles import StaticFiles
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     import xarray
 
 BINARY_TYPE, JSON_TYPE = "application/octet-stream", "application/json"
+MIN_COMPRESSED_BYTES = 1000
+"""Responses below this size are not compressed, nor are event streams, whose events must not wait for each other."""
 KEEP_ALIVE_SECONDS = 15.0
 """Seconds without an event after which a stream sends a comment, so that proxies keep it open."""
 
@@ -55,6 +58,7 @@ def create_app(
     app = FastAPI(title="Rheoscope studio", version=__version__, docs_url=None, redoc_url=None)
     app.state.studio = Studio(session, stored_example, corpus_run)
     install_error_handlers(app)
+    app.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=6)
     app.include_router(router)
     if page_folder is not None:
         app.mount("/", StaticFiles(directory=page_folder, html=True))

@@ -1,0 +1,61 @@
+"""What the page loads: the size of its script, languages on demand, and a graphics context that the browser takes away."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+from rheoscope.studio.session import Session
+from tests.studio import test_page
+from tests.studio.test_page import open_page, wait_for_cloud, wait_until
+
+pytestmark = test_page.pytestmark
+browser, studio = test_page.browser, test_page.studio
+MAX_SCRIPT_BYTES = 160_000
+"""Budget for the JavaScript of the first load, compressed. Above it, load a part on demand or find a smaller one."""
+
+
+def test_the_first_load_is_small_and_languages_load_on_demand(studio: tuple[Session, str], browser: Any) -> None:
+    """Scripts arrive compressed, and no other language is among them."""
+    with open_page(browser) as (page, errors):
+        scripts: dict[str, Any] = {}
+        page.on("response", lambda response: scripts.update({response.url.rpartition("/")[2]: response}))
+        page.goto(studio[1])
+        wait_for_cloud(page)
+        loaded = {name: response for name, response in scripts.items() if response.request.resource_type == "script"}
+        assert list(loaded) == ["studio.js"]
+        assert loaded["studio.js"].headers["content-encoding"] == "gzip"
+        assert len(gzip.compress(loaded["studio.js"].body(), 6)) < MAX_SCRIPT_BYTES
+        page.locator("button[lang=zh-Hans]").click()
+        wait_until(page, lambda: "messages-zh.js" in scripts)
+        assert errors == []
+
+
+def saved_picture(page: Any) -> bytes:
+    with page.expect_download() as download:
+        page.get_by_role("button", name="PNG").click()
+    return Path(download.value.path()).read_bytes()
+
+
+def test_the_cloud_is_drawn_again_after_the_browser_has_taken_its_context(
+    studio: tuple[Session, str], browser: Any
+) -> None:
+    with open_page(browser) as (page, errors):
+        page.goto(f"{studio[1]}#show=trails&text=One+day+the+king+took+the+gold+from+the+bank")
+        wait_for_cloud(page)
+        canvas = page.locator("canvas[data-ready]")
+        wait_until(page, lambda: canvas.evaluate("(canvas) => canvas.width") != 300)  # drawn, after the first paint
+        before = saved_picture(page)
+        restored = "new Promise((done) => canvas.addEventListener('webglcontextrestored', () => setTimeout(done)))"
+        canvas.evaluate(
+            f"""async (canvas) => {{
+                const context = canvas.getContext('webgl2').getExtension('WEBGL_lose_context')
+                const lost = new Promise((done) => canvas.addEventListener('webglcontextlost', () => setTimeout(done)))
+                context.loseContext()
+                await lost
+                const restored = {restored}
+                context.restoreContext()
+                await restored
+            }}"""
+        )
+        assert saved_picture(page) == before
+        assert errors == []
