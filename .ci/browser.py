@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = tuple(f"tests/studio/test_{name}.py" for name in ("page", "page_state", "page_loading"))
+TESTS = sorted(file.relative_to(ROOT).as_posix() for file in (ROOT / "tests" / "studio").glob("test_page*.py"))
 PAGE, AXE = "src/rheoscope/studio/static/index.html", "frontend/node_modules/axe-core/axe.min.js"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 

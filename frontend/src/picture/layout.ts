@@ -4,6 +4,7 @@ import type { Cells, Line, Shape } from '../api'
 import type { RenderedAxis, RenderedMark, RenderedPanel } from './render_panel'
 import { formatNumber, formatTicks, hasTip, isMap, logTicks, roundTicks, thinTicks, valueRange } from './scale'
 import type { Selection } from './selection'
+import { fitText, textWidth } from './text_width'
 
 export const TOP = 10
 export const RIGHT = 12
@@ -53,13 +54,14 @@ export class Frame {
   ticks(direction: 'x' | 'y'): { value: number; text: string }[] {
     const axis = this.panel[direction]
     const range = direction === 'x' ? this.xs : this.ys
-    const longest = Math.max(...axis.names.map((name) => name.length), 5)
-    const room = direction === 'x' ? this.inner.width / ((Math.min(longest, MAX_NAME_LETTERS) + 1) * LETTER_WIDTH) : this.inner.height / 15
+    const widest = longestWidth(axis.names)
+    const room = direction === 'x' ? this.inner.width / (widest + LETTER_WIDTH) : this.inner.height / 15
     const limit = Math.max(1, Math.floor(room))
+    const nameWidth = direction === 'x' ? this.width : this.left - nameMargin(this.panel) + 8
     if (axis.bare) return []
     if (axis.names.length) {
       const inside = { ...axis, marked: (axis.marked.length ? axis.marked : axis.names.map((_, index) => index)).filter((index) => index >= range[0] && index <= range[1]) }
-      return inside.marked.length ? thinTicks(inside, limit).map((index) => ({ value: index, text: truncate(axis.names[index] ?? '', MAX_NAME_LETTERS) })) : []
+      return inside.marked.length ? thinTicks(inside, limit).map((index) => ({ value: index, text: fitText(truncate(axis.names[index] ?? '', MAX_NAME_LETTERS), nameWidth) })) : []
     }
     if (axis.log) {
       const values = logTicks(10 ** range[0], 10 ** range[1])
@@ -96,9 +98,13 @@ function withEqualUnits(xs: Range, ys: Range, width: number, height: number): [R
 
 function leftMargin(panel: RenderedPanel): number {
   if (panel.y.bare) return panel.y.label ? 26 : 10
-  const longest = Math.max(...panel.y.names.map((name) => name.length), panel.y.names.length ? 0 : 5)
-  return Math.round(Math.min(longest, MAX_NAME_LETTERS) * LETTER_WIDTH) + (panel.y.label ? 28 : 16)
+  return Math.round(longestWidth(panel.y.names)) + nameMargin(panel)
 }
+
+/** The width of the longest name, or of a number if an axis has no names. */
+const longestWidth = (names: string[]): number => (names.length ? Math.max(...names.map((name) => textWidth(truncate(name, MAX_NAME_LETTERS)))) : 5 * LETTER_WIDTH)
+/** The space to the left of the names and between them and the axis. */
+const nameMargin = (panel: RenderedPanel): number => (panel.y.label ? 28 : 16)
 
 export const truncate = (text: string, limit: number): string => ([...text].length <= Math.max(limit, 2) ? text : [...text].slice(0, Math.max(limit - 1, 1)).join('') + '…')
 
