@@ -1,6 +1,7 @@
 """The claims that keeping identity is optimal, and that tokens move to where their next token is."""
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -15,12 +16,18 @@ from rheoscope.flow.transport.next_token import (
     pair_share,
     prediction_accuracy,
 )
-from rheoscope.flow.transport.optimal_assignment import direction_coupling, fraction_in_place, identity_share_null
+from rheoscope.flow.transport.optimal_assignment import (
+    MAX_EXACT_TOKENS,
+    direction_coupling,
+    fraction_in_place,
+    identity_share_null,
+)
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.messages.numbers import format_percent
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.claim import Claim, ClaimPart, ClaimSample, Measured
+from rheoscope.space.cpu_cores import map_on_cores
 from rheoscope.space.traces import Traces
 from rheoscope.statistics.nulls import random_permutations
 
@@ -32,24 +39,29 @@ MIN_PAIRS = 8
 
 def measure_identity(sample: ClaimSample) -> dict[str, Measured]:
     def measure_batch(traces: Traces) -> Measured:
-        values = [identity_values(clouds, sample.seed) for clouds in _clouds(traces)]
-        observed, reference = torch.stack(values).to(traces.points.device).mT
+        values = map_on_cores(partial(identity_values, seed=sample.seed), _clouds(traces))
+        observed, reference = torch.stack(list(values)).to(traces.points.device).mT
         return Measured(observed, reference)
 
     return {"identity": sample.over_batches(measure_batch)}
 
 
 def identity_values(clouds: Clouds, seed: int) -> Float[Tensor, "2"]:
-    """The mean over layers of the identity share, and of its mean over permuted displacements; NaN below 2 tokens."""
-    if len(clouds.positions) < 2:
+    """The mean over layers of the identity share, and of its mean over permuted displacements; NaN below 2 tokens.
+
+    Exact assignments run on the CPU, so the cloud is copied there once instead of a table per layer.
+    """
+    n = len(clouds.positions)
+    if n < 2:
         return torch.full((2,), torch.nan, dtype=torch.float64)
-    orders = random_permutations(len(clouds.positions), PERMUTATIONS, seed)
+    orders = random_permutations(n, PERMUTATIONS, seed)
+    points = clouds.points if n > MAX_EXACT_TOKENS else clouds.points.cpu()
     rows = [
         [
             float(fraction_in_place(direction_coupling(x, y), x)),
             sum(identity_share_null(x, y, orders)) / PERMUTATIONS,
         ]
-        for x, y in pairwise(clouds.points.double())
+        for x, y in pairwise(points.double())
     ]
     return torch.tensor(rows, dtype=torch.float64).mean(0)
 
