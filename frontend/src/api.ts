@@ -202,7 +202,8 @@ export async function decompress(buffer: ArrayBuffer): Promise<ArrayBuffer> {
 export function exportScript(file: string): string {
   const headFile = /\/(?:weights|spectrum|moves|images)\/(\d+)\/\d+\./.exec(file)
   if (headFile) return `data/layer-${headFile[1]}.js`
-  return file.includes('/token/') ? 'data/tokens.js' : 'data.js'
+  if (file.includes('/token/')) return 'data/tokens.js'
+  return file.startsWith('api/cards/') ? 'data/card.js' : 'data.js'
 }
 
 export class ExportedFiles implements Source {
@@ -269,6 +270,8 @@ export class Client {
   story = (id: string) => this.json<{ story: StoryLine[] } & Findings>(`api/traces/${id}/story`)
   spectrum = (id: string, layer: number, head: number) => this.json<Spectrum>(`api/traces/${id}/spectrum/${layer}/${head}`)
   token = (id: string, position: number) => this.json<TokenDetail>(`api/traces/${id}/token/${position}`)
+  /** A report that is sent as blocks: a card, the atlas, or a training run. */
+  report = <T>(path: string) => this.json<T>(path)
   corpus = () => this.json<CorpusSummary>('api/corpus')
   corpusHead = (analysis: string, field: string, layer: number, head: number, slice: number) => this.json<CorpusHead>(`api/corpus/${analysis}/${field}/${layer}/${head}`, { piece: String(slice) })
   async corpusField(analysis: string, field: string): Promise<CorpusField> {

@@ -90,7 +90,7 @@ export function parseLink(hash: string): Link {
 }
 
 const INDICES_OF_TRACE = ['layer', 'head', 'token', 'second', 'step'] as const
-export const VIEWS = ['corpus', 'heads', 'readout', 'transport', 'clusters', 'energy', 'composition', 'compare', 'dynamics'] as const
+export const VIEWS = ['corpus', 'heads', 'readout', 'transport', 'clusters', 'energy', 'composition', 'card', 'atlas', 'compare', 'dynamics'] as const
 const EXPECTED_NAMES: Record<string, readonly string[]> = { side: SIDES, space: ['sphere', 'raw'], language: Object.keys(LANGUAGES) }
 
 const makeMessage = (key: MessageKey, parameters: MessageValue['parameters']): MessageValue => ({ template: en[key], parameters })

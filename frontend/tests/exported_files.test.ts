@@ -8,6 +8,7 @@ test('keeps files of heads and tokens in separate scripts', () => {
   expect(exportScript('api/traces/ab/weights/3/1.bin')).toBe('data/layer-3.js')
   expect(exportScript('api/traces/ab/weights/3/1.reversed.bin')).toBe('data/layer-3.js')
   expect(exportScript('api/traces/ab/token/7.json')).toBe('data/tokens.js')
+  expect(exportScript('api/cards/default.json')).toBe('data/card.js')
   expect(exportScript('api/traces/ab/analyses/transport.bin')).toBe('data.js')
 })
 

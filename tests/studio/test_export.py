@@ -54,6 +54,7 @@ def exported(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
             f"{trace_path}/images/2/1.bin": f"{trace_path}/images/2/1",
             f"{trace_path}/lens.bin": f"{trace_path}/lens",
             f"{trace_path}/token/4.json": f"{trace_path}/token/4",
+            "api/cards/default.json": "api/cards/default",
             "api/catalogue.json": "api/catalogue",
         }
         yield folder, entry.id, {file: client.get(f"/{path}").content for file, path in paths.items()}

@@ -111,7 +111,7 @@ def atlas_picture(result: "xarray.Dataset") -> Picture:
 def _claim_panel(claim: Claim, rows: "xarray.Dataset") -> Panel:
     names, marks = [str(name) for name in rows.model.values], list[Line | Shape]()
     for index, name in enumerate(names):
-        row, y = rows.sel(model=name), len(names) - 1 - index
+        row, y = rows.sel(model=name), float(len(names) - 1 - index)
         answer = str(row.answer.values)
         if answer != NO_ANSWER:
             marks += interval_marks(row, y, Message("{model}: {answer}", model=Verbatim(name), answer=ANSWERS[answer]))

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,17 @@ def find_card(view: View) -> "xarray.Dataset | None":
         if path.is_file():
             return read_card(path)
     return None
+
+
+def stored_cards() -> "list[xarray.Dataset]":
+    """Every stored card: those of the package, then those of the user's cache, by file name. Damaged files are left out."""
+    shipped = sorted(SHIPPED_CARDS.glob("*.json"))
+    names = {path.name for path in shipped}
+    cards = []
+    for path in [*shipped, *(path for path in sorted(cache_folder().glob("*.json")) if path.name not in names)]:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            cards.append(read_card(path))
+    return cards
 
 
 def card_name(facts: Mapping[str, object]) -> str:

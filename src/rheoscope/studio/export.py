@@ -15,7 +15,7 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.report.progress_bars import progress
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio import descriptions, detail_queries, head_detail, wire
+from rheoscope.studio import cards, descriptions, detail_queries, head_detail, wire
 from rheoscope.studio.session import Session, TextEntry
 from rheoscope.studio.startup import DEFAULT_OPTIONS, StudioOptions, start_session
 from rheoscope.studio.stored_example import EXAMPLE_FOLDER, PAGE_FOLDER, decompress
@@ -95,6 +95,8 @@ def export_files(session: Session, entry: TextEntry) -> ExportFiles:
     )
     yield "api/catalogue.json", wire.encode_json(descriptions.catalogue_json())
     yield "api/models.json", wire.encode_json({"models": [entry.opened_model.json_dict], "recent": [], "sources": []})
+    card = cards.card_json(entry.model, entry.opened_model.untrained)
+    yield f"api/cards/{entry.opened_model.id}.json", wire.encode_json(card)
     trace_path = f"api/traces/{entry.id}"
     yield f"{trace_path}.json", wire.encode_json(entry.header)
     yield f"{trace_path}/story.json", wire.encode_json(descriptions.story_json(entry.results))
@@ -128,9 +130,9 @@ def export_files(session: Session, entry: TextEntry) -> ExportFiles:
 
 
 def compress_response(path: str, data: bytes) -> bytes:
-    """Compress the kinds of response that occur many times, so that the web server need not."""
-    is_numerous = path.endswith(".bin") or "/token/" in path or "/spectrum/" in path
-    return gzip.compress(data, 9, mtime=0) if is_numerous else data
+    """Compress the kinds of response that are large or occur many times, so that the web server need not."""
+    is_large = path.endswith(".bin") or "/token/" in path or "/spectrum/" in path or path.startswith("api/cards/")
+    return gzip.compress(data, 9, mtime=0) if is_large else data
 
 
 def to_scripts(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -153,7 +155,9 @@ def script_path(path: str) -> str:
     """
     if match_head := re.search(r"/(?:weights|spectrum|moves|images)/(\d+)/\d+\.", path):
         return f"data/layer-{match_head[1]}.js"
-    return "data/tokens.js" if "/token/" in path else "data.js"
+    if "/token/" in path:
+        return "data/tokens.js"
+    return "data/card.js" if path.startswith("api/cards/") else "data.js"
 
 
 def mark_as_export(html: str, trace_id: str) -> str:

@@ -32,6 +32,10 @@ class Studio:
         """The stored response about the example. The id is a hash, so a computed response would be the same."""
         return None if self.stored_example is None else self.stored_example.read_response(trace_id + path, extension)
 
+    def stored_card(self, model_id: str) -> bytes | None:
+        """The stored card of the example's model."""
+        return None if self.stored_example is None else self.stored_example.read_card(model_id)
+
     def is_example(self, trace_id: str) -> bool:
         return self.stored_example is not None and trace_id == self.stored_example.id
 

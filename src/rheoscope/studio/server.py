@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import StreamingResponse
+from starlette.responses import RedirectResponse, StreamingResponse
 from starlette.staticfiles import StaticFiles
 
 from rheoscope import __version__
@@ -19,13 +19,14 @@ from rheoscope.messages.message import Message
 from rheoscope.report.json_file import dataset_to_json
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import descriptions, detail_queries, head_detail, particle_simulation, wire
+from rheoscope.studio.cards import atlas_json, card_json
 from rheoscope.studio.content_ids import UNTRAINED_SUFFIX
 from rheoscope.studio.corpus import LiveCorpusRun
 from rheoscope.studio.csv_download import dataset_to_csv
 from rheoscope.studio.jobs import BusyError, CancelledError, EventLog, Job, MissingError
 from rheoscope.studio.request_bodies import Index, NewTraceBody, OpenModelBody, QueryKeyBody
 from rheoscope.studio.safety import AccessGuard, AccessRules, App
-from rheoscope.studio.served_state import Studio
+from rheoscope.studio.served_state import Studio, wait_for_client
 from rheoscope.studio.session import NoResultError, Session
 from rheoscope.studio.stored_example import StoredExample
 
@@ -45,6 +46,7 @@ def _get_studio(request: Request) -> Studio:
 
 StudioState = Annotated[Studio, Depends(_get_studio)]
 router = APIRouter(prefix="/api")
+page_router = APIRouter()
 
 
 def create_app(
@@ -61,8 +63,16 @@ def create_app(
     app.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=6)
     app.include_router(router)
     if page_folder is not None:
+        app.include_router(page_router)
         app.mount("/", StaticFiles(directory=page_folder, html=True))
     return AccessGuard(app, rules)
+
+
+@page_router.get("/card")
+@page_router.get("/atlas")
+def open_view(request: Request) -> Response:
+    """The short address of a view, which is in the hash of the page."""
+    return RedirectResponse(f"./#view={request.url.path.rpartition('/')[2]}")
 
 
 # Responses
@@ -346,6 +356,24 @@ async def get_token(studio: StudioState, trace: str, position: Index) -> Respons
 @router.post("/dynamics")
 async def run_dynamics(studio: StudioState, body: particle_simulation.ParticleSettings) -> Response:
     return binary_response(await studio.run_quick(None, lambda: particle_simulation.simulate_particles(body)))
+
+
+# Cards
+
+
+@router.get("/cards/{model:path}")
+async def get_card(studio: StudioState, model: str, request: Request) -> Response:
+    stored_body = studio.stored_card(model)
+    if stored_body is not None:
+        return Response(stored_body, media_type=JSON_TYPE)
+    opened_model = studio.session.get_model(model)
+    loaded_model = await wait_for_client(opened_model.job, request)
+    return json_response(await studio.run_quick(None, lambda: card_json(loaded_model, opened_model.untrained)))
+
+
+@router.get("/atlas")
+async def get_atlas(studio: StudioState) -> Response:
+    return json_response(await studio.run_quick(None, atlas_json))
 
 
 # A corpus

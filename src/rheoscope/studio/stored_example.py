@@ -30,6 +30,11 @@ class StoredExample:
             return None
         return decompress(file.read_bytes())
 
+    def read_card(self, model_id: str) -> bytes | None:
+        """The stored card of the example's model, or None for any other model."""
+        file = self.folder / "api" / "cards" / f"{self.model_json['id']}.json"
+        return decompress(file.read_bytes()) if model_id == self.model_json["id"] and file.is_file() else None
+
     def replay_log(self) -> EventLog:
         """The events of the finished job, rebuilt from the stored files."""
         log, trace_folder = EventLog(), self.folder / "api" / "traces" / self.id

@@ -165,17 +165,20 @@ def field_json(analysis: Analysis, name: str) -> dict[str, Any]:
 
 def picture_json(picture: Picture) -> dict[str, Any]:
     """A picture as JSON, with the fields of its dataclasses as keys. Each mark names its kind."""
-    return {"kind": "picture"} | _value_json(picture)
+    return {"kind": "picture"} | value_json(picture)
 
 
-def _value_json(value: Any) -> Any:
+def value_json(value: Any) -> Any:
+    """A value of dataclasses, arrays, sets and mappings as plain JSON. A mapping becomes pairs, because its keys may be messages."""
     if is_dataclass(value) and not isinstance(value, type):
         tag = {"mark": MARK_TAGS[type(value)]} if type(value) in MARK_TAGS else {}
-        return tag | {item.name: _value_json(getattr(value, item.name)) for item in fields(value)}
+        return tag | {item.name: value_json(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
+    if isinstance(value, Mapping):
+        return [[name, value_json(item)] for name, item in value.items()]
     if isinstance(value, frozenset):
-        return sorted(_value_json(element) for element in value)
+        return sorted(value_json(element) for element in value)
     if isinstance(value, list | tuple | range):
-        return [_value_json(element) for element in value]
+        return [value_json(element) for element in value]
     return value

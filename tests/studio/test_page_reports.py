@@ -1,0 +1,72 @@
+"""The views of cards, of the atlas and of training runs in a browser: no text is cut, and axe finds no violation."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from rheoscope.report.card_cache import SHIPPED_CARDS, read_card
+from rheoscope.studio import cards
+from rheoscope.studio.session import Session
+from tests.studio import test_page
+from tests.studio.test_page import AXE, open_page
+from tests.studio.test_page_layout import CUT_TEXT, SIZES, open_all_details
+
+pytestmark = test_page.pytestmark
+browser, studio = test_page.browser, test_page.studio
+
+
+@contextmanager
+def opened_view(browser: Any, url: str, selector: str) -> Iterator[Any]:
+    """A page of a view, without errors."""
+    with open_page(browser, bypass_csp=True) as (page, errors):
+        page.goto(url)
+        page.locator(selector).first.wait_for()
+        yield page
+        assert errors == []
+
+
+def check_view(page: Any, url: str, selector: str) -> None:
+    """Nothing is cut at three sizes and in two languages, and axe finds no violation in either theme."""
+    for language in ("en", "zh"):
+        page.goto(f"{url}&language={language}")
+        page.locator(selector).first.wait_for()
+        open_all_details(page)
+        for width, height in SIZES:
+            page.set_viewport_size({"width": width, "height": height})
+            page.evaluate("new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)))")
+            assert [cut for cut in page.evaluate(CUT_TEXT) if "#panel" in cut[2]] == [], (language, width)
+        check_axe(page)
+        page.locator("header .theme").click()  # the second language in the other theme
+
+
+def check_axe(page: Any) -> None:
+    if AXE.exists():
+        page.add_script_tag(path=str(AXE))
+        violations = page.evaluate("axe.run('#views').then((report) => report.violations)")
+        assert [
+            (violation["id"], [node["target"] for node in violation["nodes"]][:3]) for violation in violations
+        ] == []
+
+
+def test_the_card_opens_row_by_row(studio: tuple[Session, str], browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = read_card(next(SHIPPED_CARDS.glob("*.json")))
+    monkeypatch.setattr(cards, "find_card", lambda view: card)
+    with opened_view(browser, f"{studio[1]}card", ".rows details") as page:
+        assert page.url.endswith("#view=card")
+        assert page.locator(".rows details").count() == card.sizes["claim"]
+        page.locator(".rows summary").first.focus()
+        page.keyboard.press("Enter")
+        page.locator(".detail svg").first.wait_for()
+        assert "Untrained control" in page.locator(".detail dl").first.inner_text()
+        page.get_by_text("Numbers:").click()
+        assert page.locator(".blocks tbody tr").count() == card.sizes["interval"]
+        check_view(page, f"{studio[1]}#view=card", ".rows details")
+
+
+def test_the_atlas_has_a_forest_plot_per_claim(studio: tuple[Session, str], browser: Any) -> None:
+    with opened_view(browser, f"{studio[1]}atlas", "#panel figure") as page:
+        assert page.locator("#panel figure").count() == read_card(next(SHIPPED_CARDS.glob("*.json"))).sizes["claim"]
+        assert "rheoscope card MODEL" in page.locator("#panel").inner_text()
+        check_view(page, f"{studio[1]}#view=atlas", "#panel figure")
