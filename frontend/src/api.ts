@@ -27,6 +27,8 @@ export interface StoryLine { name: string; title: Text; sentence: Text; deeper: 
 export interface Points { points: Float32Array; steps: number; tokens: number; star: Float32Array | null; share: number; shares: number[]; space: string; axes: string }
 export interface Spectrum { M: number[]; F: number[]; symmetry: number; positive_share: number; copying: number }
 export interface Attribution { components: { name: string; contribution: number }[]; score: number }
+/** The cost of edits in nats. `kl`: mean over tokens of KL(before ‖ after); `kl_last`: that of the last token. */
+export interface EditCost { kl: number; kl_last: number; loss_before: number | null; loss_after: number | null }
 export interface Moves { moves: Float32Array; step: string; share: number; edited: boolean }
 export interface Pair { first: number; second: number; before: number; after: number }
 export type Image = 'query' | 'key' | 'content'
@@ -272,6 +274,7 @@ export class Client {
   token = (id: string, position: number) => this.json<TokenDetail>(`api/traces/${id}/token/${position}`)
   /** A report that is sent as blocks: a card, the atlas, or a training run. */
   report = <T>(path: string) => this.json<T>(path)
+  editCost = (id: string) => this.json<EditCost>(`api/traces/${id}/cost`)
   corpus = () => this.json<CorpusSummary>('api/corpus')
   corpusHead = (analysis: string, field: string, layer: number, head: number, slice: number) => this.json<CorpusHead>(`api/corpus/${analysis}/${field}/${layer}/${head}`, { piece: String(slice) })
   async corpusField(analysis: string, field: string): Promise<CorpusField> {

@@ -13,17 +13,22 @@ export class OpenTrace {
   prediction = $state.raw<LensStep[] | null>(null)
   isFinished = $state(false)
   error = $state.raw<Text>('')
+  /** Resolves when the description and the predictions are there, or when they will not come. */
+  readonly arrived: Promise<void>
+  private arrive: () => void = () => undefined
   private stopListening: () => void = () => undefined
   private pointsRequest = ''
 
-  constructor(readonly client: Client, readonly id: string, readonly job: string) {}
+  constructor(readonly client: Client, readonly id: string, readonly job: string) {
+    this.arrived = new Promise((resolve) => (this.arrive = resolve))
+  }
 
   /** Listens to the server until the trace is finished or closed. */
   listen(): this {
     this.stopListening = this.client.listen(this.id, {
       head: (info) => {
         this.info = info
-        void this.loadPrediction(info)
+        void this.loadPrediction(info).then(this.arrive)
       },
       line: (line) => (this.story = { ...this.story, [line.name]: line }),
       findings: (findings) => (this.findings = findings),
@@ -49,6 +54,7 @@ export class OpenTrace {
 
   private finish(): void {
     this.isFinished = true
+    if (!this.info) this.arrive()
     this.progress = null
   }
 

@@ -56,6 +56,8 @@ export class Studio {
   private shownRequest = $state('')
   private pendingTrace = new AbortController()
   private comparisonRequest = ''
+  /** The edits before each change of them, which `undoEdit` restores. */
+  private pastEdits: ToggledEdit[][] = []
 
   constructor(readonly client: Client, readonly exportedTrace: string | null, readonly urlHash: UrlHash = PAGE_HASH) {
     this.readLink()
@@ -115,6 +117,25 @@ export class Studio {
   }
   analysis = (name: string): AnalysisDescription | undefined => this.analysisCatalogue?.analyses.find((analysis) => analysis.name === name)
 
+  // Edits
+
+  changeEdits(edits: ToggledEdit[]): void {
+    this.pastEdits.push([...this.link.edits])
+    this.navigate({ edits })
+  }
+  /** Restores the edits before the last change of them. Without one, as after a link, it removes the last edit. */
+  undoEdit(): void {
+    const edits = this.pastEdits.pop() ?? this.link.edits.slice(0, -1)
+    if (JSON.stringify(edits) !== JSON.stringify(this.link.edits)) this.navigate({ edits })
+  }
+  /** Whether the output of a head is replaced by its mean over the text. */
+  isSilenced = (layer: number, head: number): boolean => this.edits.some((edit) => edit.layer === layer && edit.head === head && edit.operation === 'ablate')
+  /** Silences a head, or lets it speak again. */
+  toggleSilence(layer: number, head: number): void {
+    const others = this.link.edits.filter((edit) => edit.layer !== layer || edit.head !== head || edit.operation !== 'ablate')
+    this.changeEdits(this.isSilenced(layer, head) ? others : [...others, { layer, head, part: 'both', operation: 'ablate' }])
+  }
+
   // Link
 
   navigate(change: Partial<Link>): void {
@@ -124,6 +145,7 @@ export class Studio {
 
   readLink(): void {
     Object.assign(this.link, parseLink(this.urlHash.read()))
+    this.pastEdits = []
     this.linkError = linkFault(this.urlHash.read()) ?? ''
     this.playhead = this.link.step
   }
@@ -271,13 +293,15 @@ export class Studio {
 
   /** What the link selects: a text in a model with edits. */
   private get selectedRequest(): string { return JSON.stringify([this.selectedModel, this.link.text, this.link.window, this.edits]) }
+  /** The trace on the screen, if it has the selected model and text and no edits. */
+  private get shownUneditedTrace(): OpenTrace | null { return this.trace?.info && this.shownRequest === JSON.stringify([this.selectedModel, this.link.text, this.link.window, []]) ? this.trace : null }
   get selectedModel(): string { return this.link.model || this.state?.model || '' }
   private modelName = (id: string): Text => this.models.find((model) => model.id === id)?.name ?? id
   /** Why the results on the screen do not belong to the selected model and text; '' if they do. */
   get oldResults(): string {
     if (!this.state || !this.trace || !this.client.isLive || this.shownRequest === this.selectedRequest) return ''
-    const shownModel = (JSON.parse(this.shownRequest || '[""]') as string[])[0]!
-    if (shownModel === this.selectedModel) return this.message('old_text')
+    const [shownModel, ...shownText] = JSON.parse(this.shownRequest || '[""]') as [string, ...unknown[]]
+    if (shownModel === this.selectedModel) return this.message(shownText[0] === this.link.text && shownText[1] === this.link.window ? 'old_edits' : 'old_text')
     return this.message('old_model', { shown: this.modelName(shownModel), selected: this.modelName(this.selectedModel) })
   }
 
@@ -295,7 +319,9 @@ export class Studio {
     try {
       await this.loadExampleText()
       const trace = await this.requestTrace(this.link.model, this.link.text, this.edits, { ...this.windowOption, signal: controller.signal })
-      if (controller !== this.pendingTrace) return await trace.close()
+      if (this.trace && request !== this.shownRequest) await Promise.all([trace.arrived, this.project(trace, this.link.axes, this.link.space, this.traceBeforeEdits)])
+      if (controller.signal.aborted) await trace.close()
+      controller.signal.throwIfAborted()
       this.trace = trace
       this.shownRequest = request
       if (model && !model.ready && this.client.isLive) this.setModels(await this.client.models())
@@ -319,6 +345,7 @@ export class Studio {
     if (!compareWith) return
     const valueAfter = (prefix: string) => compareWith.slice(prefix.length)
     try {
+      if (compareWith === 'before' && this.shownUneditedTrace) return void (this.comparison = this.shownUneditedTrace)
       await this.loadExampleText()
       const trace = compareWith.startsWith('text:') ? await this.requestTrace(model, valueAfter('text:'), this.edits, { lines: [] })
         : compareWith.startsWith('model:') ? await this.requestTrace(valueAfter('model:'), text, [], { lines: [], ...this.windowOption })
@@ -335,7 +362,7 @@ export class Studio {
   async project(trace: OpenTrace, axes: string, space: string, axesOwner: OpenTrace | null = null): Promise<void> {
     try {
       const parsed = parseAxes(axes)
-      const ownAxes = axesOwner ? `text:${axesOwner.id}/${axes}` : axes
+      const ownAxes = axesOwner && axesOwner.id !== trace.id ? `text:${axesOwner.id}/${axes}` : axes
       await trace.project(parsed.kind === 'text' ? await this.axesOfText(parsed.text) : ownAxes, space)
     } catch (error) {
       this.showError(error)

@@ -3,7 +3,7 @@ import { describe, expect, it } from 'vitest'
 import { frameCamera, projectionMatrix, zoomCamera, project, panCamera, START, multiply, rotateCamera, viewMatrix } from '../src/cloud/camera'
 import { valuesAt } from '../src/cloud/token_colours'
 import { boundingBall, arcPoints, changingWords, frameAt, pointsAt, stepFrames, placeLabels, scaleToBall, strongestArcs, type Box, type Scene } from '../src/cloud/scene'
-import { axisSegments, pathOffsets, visibleLabels, tokenAt } from '../src/cloud/renderer'
+import { axisSegments, ghostSegments, pathOffsets, visibleLabels, tokenAt } from '../src/cloud/renderer'
 import { shortenText } from '../src/cloud/text_atlas'
 import { LIGHT } from '../src/palette'
 import type { AnalysisResult, TraceInfo, Points } from '../src/api'
@@ -132,6 +132,14 @@ describe('labels', () => {
     expect(labelsAt(2)).toEqual(['last', 'river*', 'same*']) // the other token has no room left
     expect(pathOffsets({ ...scene, playhead: 2, hasTrail: () => true })).toEqual([3, 9])
     expect(pathOffsets({ ...scene, playhead: 2, hasTrail: () => true, isShown: () => false })).toEqual([])
+  })
+  it('show the path before the edits as far as the playhead', () => {
+    const scene = { ghostPath: Float32Array.of(0, 0, 0, 1, 0, 0, 1, 2, 0) } as unknown as Scene
+    const ends = (playhead: number) => ghostSegments({ ...scene, playhead }).map(([start, end]) => [...start, ...end])
+    expect(ends(0)).toEqual([])
+    expect(ends(0.5)).toEqual([[0, 0, 0, 1, 0, 0]])
+    expect(ends(9)).toEqual([[0, 0, 0, 1, 0, 0], [1, 0, 0, 1, 2, 0]])
+    expect(ghostSegments({ ...scene, ghostPath: null, playhead: 2 })).toEqual([])
   })
   it('name the word of a path where it changes', () => {
     expect(changingWords(['a', 'a', 'b', 'a', 'end'])).toEqual([{ step: 0, text: 'a' }, { step: 2, text: 'b' }, { step: 3, text: 'a' }])

@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest'
 
 import { dotPositions, dotPositionsBefore, nearestToken, panelSquares, alignTo } from '../src/heads/head_images'
-import { headAt, mapLayout, colourScale } from '../src/heads/head_maps'
+import { buttonPosition, headAt, mapLayout, colourScale } from '../src/heads/head_maps'
 import { makeCells } from '../src/picture/panel_builders'
 import { isRounding, shadeOf } from '../src/picture/scale'
 import { sliceValues, sliceNames } from '../src/heads/field_slices'
@@ -16,6 +16,19 @@ it('finds the head at a pixel on every map', () => {
     for (const [layer, head] of [[0, 0], [11, 11], [3, 7]] as const)
       expect(headAt(positions.lefts[map]! + (head + 0.5) * positions.cellWidth, positions.top + (layer + 0.5) * positions.cellHeight, positions, sizes)).toEqual({ map, layer, head })
   expect(headAt(1, 1, positions, sizes)).toBeNull()
+})
+
+it('offers a button at every cell, which leaves room to select the cell', () => {
+  for (const [heads, width] of [[4, 600], [12, 400], [64, 900]] as const) {
+    const sizes = { layers: 6, heads, width, ratio: 1 }
+    const layout = mapLayout(1, sizes)
+    const { left, top, size } = buttonPosition(layout, 0, 2, 3)
+    const [cellLeft, cellTop] = [layout.lefts[0]! + 3 * layout.cellWidth, layout.top + 2 * layout.cellHeight]
+    const covered = Math.max(0, Math.min(left + size, cellLeft + layout.cellWidth) - Math.max(left, cellLeft)) * Math.max(0, Math.min(top + size, cellTop + layout.cellHeight) - Math.max(top, cellTop))
+    expect(covered).toBeGreaterThan(0) // the pointer reaches it from the cell
+    expect(covered).toBeLessThan(0.8 * layout.cellWidth * layout.cellHeight)
+    expect(top).toBeGreaterThanOrEqual(0)
+  }
 })
 
 it('slices a field with more dimensions into maps', () => {

@@ -1,6 +1,6 @@
 import { afterEach, beforeAll, beforeEach, expect, it, vi } from 'vitest'
 
-import { ApiError, Client, Server, type Source } from '../src/api'
+import { ApiError, Client, Server, type Points, type Source } from '../src/api'
 import { OpenTrace } from '../src/open_trace.svelte'
 import { Studio } from '../src/studio.svelte'
 
@@ -94,6 +94,44 @@ it('results of another model or text are marked as old, also after a refusal', a
   expect(studio.oldResults).toContain('belong to Model one')
   studio.navigate({ model: '' })
   expect(studio.oldResults).toBe('')
+})
+
+it('an edit replaces the state before it when its points and predictions are there', async () => {
+  const server = new FakeServer()
+  const studio = await openStudio(server)
+  const head = { next: null, tokens: [], edits: [] }
+  Stream.all[0]!.handlers.head!({ data: JSON.stringify(head) })
+  const unedited = studio.trace
+  studio.toggleSilence(0, 1)
+  expect(studio.oldResults).toContain('before this change of its edits')
+  void studio.openComparison()
+  expect(studio.traceBeforeEdits).toBe(unedited) // it is not requested again
+  vi.spyOn(studio.client, 'points').mockResolvedValue({} as Points)
+  void studio.openTrace()
+  await vi.advanceTimersByTimeAsync(0)
+  server.pending.shift()!.resolve({ id: 'b', job: 'job-b' })
+  await vi.advanceTimersByTimeAsync(0)
+  expect(studio.trace).toBe(unedited)
+  Stream.all[1]!.handlers.head!({ data: JSON.stringify(head) })
+  await vi.advanceTimersByTimeAsync(0)
+  expect([studio.trace?.id, studio.oldResults]).toEqual(['b', ''])
+  expect(studio.client.points).toHaveBeenCalledWith('b', 'text:a/all', 'sphere') // the axes stay those before the edit
+})
+
+it('undo restores the edits before the last change, also of a link', () => {
+  const studio = new Studio(new Client(new FakeServer()), null, { read: () => '#edits=0.0.M.symmetric,1.0.M.skew', write: () => undefined })
+  const heads = () => studio.link.edits.map(({ layer, head, operation }) => `${layer}.${head} ${operation}`)
+  studio.toggleSilence(1, 1)
+  studio.toggleSilence(1, 1)
+  expect(studio.isSilenced(1, 1)).toBe(false)
+  studio.undoEdit()
+  expect(heads()).toEqual(['0.0 symmetric', '1.0 skew', '1.1 ablate'])
+  studio.undoEdit()
+  studio.undoEdit()
+  expect(heads()).toEqual(['0.0 symmetric'])
+  studio.undoEdit()
+  studio.undoEdit()
+  expect(heads()).toEqual([])
 })
 
 it('reconnects to a server that was restarted, and opens the text again', async () => {

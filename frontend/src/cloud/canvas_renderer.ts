@@ -4,7 +4,7 @@ import { css, rgb } from '../palette'
 import { project, type Camera } from './camera'
 import { arcPoints, ARC_COLOURS, type Scene } from './scene'
 import { arrowTip } from './arrows'
-import { axisSegments, pathOffsets, PATH_OPACITY, visibleLabels, projectScene, RADIUS, RING_RADIUS, shownPredicting, STEP_RADIUS, tokenOpacity, type Renderer, type Viewport } from './renderer'
+import { axisSegments, ghostSegments, GHOST_OPACITY, pathOffsets, PATH_OPACITY, visibleLabels, projectScene, RADIUS, RING_RADIUS, shownPredicting, STEP_RADIUS, tokenOpacity, type Renderer, type Viewport } from './renderer'
 import { FONT, FONT_SIZE, MARGIN, textWidth } from './text_atlas'
 
 export class CanvasRenderer implements Renderer {
@@ -78,6 +78,10 @@ export class CanvasRenderer implements Renderer {
         const alpha = isPath ? PATH_OPACITY : opacity * (0.1 + 0.5 * Math.exp((step - scene.playhead) * 0.4))
         if (alpha > 0) this.drawLine(p[a]!, p[a + 1]!, p[b]!, p[b + 1]!, isPath ? viewport.theme.accent : css([c[token * 3]!, c[token * 3 + 1]!, c[token * 3 + 2]!]), alpha)
       }
+    for (const segment of ghostSegments(scene)) {
+      const [start, end] = segment.map(toPixels) as [Float32Array, Float32Array]
+      this.drawLine(start[0]!, start[1]!, end[0]!, end[1]!, viewport.theme.muted, GHOST_OPACITY)
+    }
     for (const offset of pathOffsets(scene)) this.drawDisc(p[offset]!, p[offset + 1]!, STEP_RADIUS, viewport.theme.accent)
   }
 

@@ -17,6 +17,8 @@ export const RING_RADIUS = 9
 export const STEP_RADIUS = 3.4
 /** Opacity of the trail of the predicting token. It does not fade, unlike other trails. */
 export const PATH_OPACITY = 0.85
+/** Opacity of the path of the predicting token before the edits. */
+export const GHOST_OPACITY = 0.55
 export const FADED_OPACITY = 0.3
 /** Opacity of the label of a faded token. */
 const FADED_LABEL = 0.65
@@ -49,6 +51,13 @@ export function pathOffsets(scene: Scene): number[] {
   const token = shownPredicting(scene)
   if (token === null || !scene.hasTrail(token)) return []
   return Array.from({ length: Math.ceil(scene.playhead) }, (_, step) => (step * scene.tokens + token) * 3)
+}
+
+/** The path before the edits, up to the playhead, as line segments. */
+export function ghostSegments({ ghostPath, playhead }: Scene): [Float32Array, Float32Array][] {
+  if (!ghostPath) return []
+  const point = (step: number) => ghostPath.subarray(step * 3, step * 3 + 3)
+  return Array.from({ length: Math.min(Math.ceil(playhead), ghostPath.length / 3 - 1) }, (_, step) => [point(step), point(step + 1)])
 }
 
 /** A label that is drawn: its text, the point it belongs to, and its distance from this point in pixels. */

@@ -148,6 +148,8 @@ export interface Scene {
   hasTrail: (token: number) => boolean
   arcs: Arc[]
   arrows: Arrow[]
+  /** The path of the predicting token before the edits. */
+  ghostPath: Float32Array | null
   comparison: Float32Array | null
   comparisonTokens: number
   axes: string[]

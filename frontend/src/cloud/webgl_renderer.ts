@@ -5,7 +5,7 @@ import { Geometry, Program, Renderer as Gl, Texture, type AttributeMap, type OGL
 import { rgb } from '../palette'
 import { arrowTip } from './arrows'
 import { multiply, project, projectionMatrix, viewMatrix, type Camera } from './camera'
-import { axisSegments, pathOffsets, PATH_OPACITY, projectScene, RADIUS, RING_RADIUS, shownPredicting, STEP_RADIUS, tokenOpacity, visibleLabels, type ProjectedScene, type Renderer, type Viewport } from './renderer'
+import { axisSegments, ghostSegments, GHOST_OPACITY, pathOffsets, PATH_OPACITY, projectScene, RADIUS, RING_RADIUS, shownPredicting, STEP_RADIUS, tokenOpacity, visibleLabels, type ProjectedScene, type Renderer, type Viewport } from './renderer'
 import { ARC_COLOURS, arcPoints, type Scene } from './scene'
 import { buildAtlas, type TextAtlas } from './text_atlas'
 
@@ -235,9 +235,11 @@ export class WebGlRenderer implements Renderer {
 
   private updateLines(scene: Scene, points: Float32Array, camera: Camera, viewport: Viewport): void {
     const { lineBuffer } = this
-    lineBuffer.begin(3 + scene.arcs.length * 12 + scene.arrows.length * 3 + (scene.comparison ? scene.tokens : 0))
+    const ghost = ghostSegments(scene)
+    lineBuffer.begin(3 + ghost.length + scene.arcs.length * 12 + scene.arrows.length * 3 + (scene.comparison ? scene.tokens : 0))
     const muted = rgb(viewport.theme.muted)
     for (const segment of axisSegments(camera, viewport)) lineBuffer.line(segment.slice(0, 3), segment.slice(3), muted, 0.7)
+    for (const [start, end] of ghost) lineBuffer.line(start, end, muted, GHOST_OPACITY)
     const [positive, negative] = [rgb(ARC_COLOURS.positive), rgb(ARC_COLOURS.negative)]
     const largest = Math.abs(scene.arcs[0]?.weight ?? 1)
     for (const { from, to, weight } of scene.arcs) {

@@ -28,6 +28,15 @@ export function headAt(x: number, y: number, maps: MapLayout, sizes: Sizes): { m
   return null
 }
 
+const BUTTON_SIZE = 20
+
+/** Place and size of the button of a head: at the right end of its cell, or above the cell if that is too small. */
+export function buttonPosition({ cellWidth, cellHeight, lefts, top }: MapLayout, map: number, layer: number, head: number): { left: number; top: number; size: number } {
+  const [right, cellTop] = [lefts[map]! + (head + 1) * cellWidth, top + layer * cellHeight]
+  if (cellWidth >= 1.6 * BUTTON_SIZE) return { left: right - BUTTON_SIZE - 3, top: cellTop + (cellHeight - BUTTON_SIZE) / 2, size: BUTTON_SIZE }
+  return { left: right - (cellWidth + BUTTON_SIZE) / 2, top: cellTop - BUTTON_SIZE + 3, size: BUTTON_SIZE }
+}
+
 /** Range of a colour scale, symmetric around 0 if some values are negative. Values that are zero up to rounding get no colour. */
 export function colourScale(all: Float32Array[], naturalSizes: Float32Array[] = []): ColourScale {
   let [low, high] = [Infinity, -Infinity]
@@ -38,7 +47,7 @@ export function colourScale(all: Float32Array[], naturalSizes: Float32Array[] = 
   return { low: low < 0 ? -range : 0, high: range, centre: 0, isRounding: size > 0 && size < smallest }
 }
 
-export function drawHeadMaps(canvas: HTMLCanvasElement, maps: HeadMap[], sizes: Sizes, theme: Theme, selected: { layer: number | null; head: number | null }): MapLayout {
+export function drawHeadMaps(canvas: HTMLCanvasElement, maps: HeadMap[], sizes: Sizes, theme: Theme, selected: { layer: number | null; head: number | null }, isSilenced: (layer: number, head: number) => boolean): MapLayout {
   const layout = mapLayout(maps.length, sizes)
   const context = canvas.getContext('2d')!
   canvas.width = sizes.width * sizes.ratio
@@ -65,6 +74,7 @@ export function drawHeadMaps(canvas: HTMLCanvasElement, maps: HeadMap[], sizes: 
           context.lineWidth = 0.5
           context.strokeRect(x + 0.25, y + 0.25, layout.cellWidth - gap - 0.5, layout.cellHeight - gap - 0.5)
         }
+        if (isSilenced(layer, head)) drawCross(context, x, y, layout.cellWidth - gap, layout.cellHeight - gap, theme.ink)
       }
     context.fillStyle = theme.muted
     context.textAlign = 'right'
@@ -80,4 +90,15 @@ export function drawHeadMaps(canvas: HTMLCanvasElement, maps: HeadMap[], sizes: 
     }
   })
   return layout
+}
+
+function drawCross(context: CanvasRenderingContext2D, x: number, y: number, width: number, height: number, colour: string): void {
+  context.strokeStyle = colour
+  context.lineWidth = 1.5
+  context.beginPath()
+  context.moveTo(x, y)
+  context.lineTo(x + width, y + height)
+  context.moveTo(x + width, y)
+  context.lineTo(x, y + height)
+  context.stroke()
 }

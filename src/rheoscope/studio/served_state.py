@@ -45,6 +45,11 @@ class Studio:
             await self.get_or_trace(self.stored_example.model_json["id"], self.stored_example.text, [])
         return self.session.get_entry(trace_id)
 
+    async def open_axes_owner(self, axes_name: str) -> None:
+        """Trace the stored example, if a text is to be shown on its axes."""
+        if self.stored_example is not None and axes_name.startswith(f"text:{self.stored_example.id}"):
+            await self.get_entry(self.stored_example.id)
+
     async def get_or_trace(
         self,
         model_id: str,

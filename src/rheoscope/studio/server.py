@@ -228,9 +228,17 @@ async def get_points(studio: StudioState, trace: str, axes: str = "all", space: 
     if stored_body is not None:
         return binary_response(stored_body)
     entry = await studio.get_entry(trace)
+    await studio.open_axes_owner(axes)
     return binary_response(
         await studio.run_quick(entry, lambda: detail_queries.pack_cloud(studio.session, entry, axes, space))
     )
+
+
+@router.get("/traces/{trace}/cost")
+async def get_edit_cost(studio: StudioState, trace: str) -> Response:
+    """How far the edits of a text change its predictions, and its loss before and after."""
+    entry = await studio.get_entry(trace)
+    return json_response(await studio.run_quick(entry, lambda: vars(studio.session.edit_cost(entry))))
 
 
 # Analyses
@@ -309,6 +317,7 @@ async def get_displacements(
     if stored_body is not None:
         return binary_response(stored_body)
     entry = await studio.get_entry(trace)
+    await studio.open_axes_owner(axes)
     return binary_response(
         await studio.run_quick(
             entry, lambda: head_detail.pack_displacements(studio.session, entry, layer, head, axes, space)

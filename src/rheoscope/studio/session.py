@@ -36,6 +36,7 @@ from rheoscope.space.trace import Trace
 from rheoscope.studio import descriptions, wire
 from rheoscope.studio.byte_cache import ByteCache as ByteCache
 from rheoscope.studio.content_ids import UNTRAINED_SUFFIX, make_model_id, make_trace_id, result_key
+from rheoscope.studio.edit_cost import EditCost, edit_cost
 from rheoscope.studio.edited_model import with_edits
 from rheoscope.studio.edits import Edit
 from rheoscope.studio.jobs import Job, JobQueue, MissingError
@@ -243,6 +244,12 @@ class Session:
         assert entry.header  # computed here, so that no later request waits for it
         self.cache.put(trace_id, entry, entry.n_bytes)
         return entry, False
+
+    def edit_cost(self, entry: TextEntry) -> EditCost:
+        """The cost of the edits of a text, compared with the same text without edits."""
+        window_number = None if entry.window is None else entry.window.number
+        unedited_entry, _ = self.get_or_trace(entry.opened_model, entry.model, entry.text, (), window_number)
+        return edit_cost(unedited_entry.trace, entry.trace)
 
     def check_text(self, text: str) -> None:
         """Refuse a text that is too long or no valid Unicode, before the model runs."""

@@ -1,0 +1,55 @@
+"""Edits in a real browser: a head is silenced in one click, the cost is printed, and a key undoes it."""
+
+from typing import Any
+from urllib.parse import quote
+
+from rheoscope.studio.edit_cost import edit_cost
+from rheoscope.studio.edited_model import with_edits
+from rheoscope.studio.edits import Edit
+from rheoscope.studio.session import Session
+from tests.studio import test_page
+from tests.studio.cases import TEXT, small
+from tests.studio.test_page import open_page, wait_for_cloud, wait_for_url, wait_until
+
+pytestmark = test_page.pytestmark
+browser, studio = test_page.browser, test_page.studio
+
+
+def test_a_head_is_silenced_in_one_click_and_restored_by_a_key(studio: tuple[Session, str], browser: Any) -> None:
+    with open_page(browser) as (page, errors):
+        page.goto(f"{studio[1]}#field=scores.centred&colour=token&step=6&text={quote(TEXT)}")
+        wait_for_cloud(page)
+        page.locator("canvas.heads").hover(position={"x": 50, "y": 30})
+        page.get_by_role("button", name="Silence L0.H0").click()
+        page.wait_for_selector(".cost")
+        wait_for_url(page, "edits=0.0.both.ablate")
+
+        cost = edit_cost(small().trace(TEXT), with_edits(small(), [Edit(0, 0, "ablate", "both")]).trace(TEXT))
+        assert (
+            f"({cost.loss_before:.3f} → {cost.loss_after:.3f}, KL {cost.kl:.3f})" in page.locator(".cost").inner_text()
+        )
+        assert "The next token" in page.locator(".moved").inner_text()
+        assert page.locator("section[aria-labelledby=next-token] .bar i").count() > 0
+        page.locator("[data-legend=ghost]").wait_for()
+        assert page.locator(".results.old").count() == 0
+
+        page.keyboard.press("z")
+        page.wait_for_selector(".chip", state="detached")
+        wait_until(page, lambda: "edits=" not in page.url)
+        page.wait_for_selector("[data-legend=ghost]", state="detached")
+        assert errors == []
+
+
+def test_a_head_is_silenced_by_keyboard_alone(studio: tuple[Session, str], browser: Any) -> None:
+    with open_page(browser) as (page, errors):
+        page.goto(f"{studio[1]}#field=scores.centred&colour=token&text={quote(TEXT)}")
+        wait_for_cloud(page)
+        for key in ("ArrowDown", "ArrowDown", "x"):
+            page.keyboard.press(key)
+        wait_for_url(page, "edits=0.1.both.ablate")
+        page.wait_for_selector(".moved")
+        page.keyboard.press("x")
+        page.wait_for_selector(".chip", state="detached")
+        page.keyboard.press("z")  # undoes the restoration
+        wait_for_url(page, "edits=0.1.both.ablate")
+        assert errors == []
