@@ -323,19 +323,20 @@ def squared_distances(x: Float[Tensor, "*p n d"], y: Float[Tensor, "*p m d"]) ->
 
 def assignment(cost: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
     """The permutation σ that minimises Σ C_iσ(i); the identity if it is equally good."""
-    import lap
-
-    table = np.ascontiguousarray(cost.cpu().numpy())
-    columns = lap.lapjvr(table, return_cost=False, precision="float64")[1]
-    identity_cost, best_cost = float(np.trace(table)), float(table[np.arange(len(table)), columns].sum())
-    if identity_cost - best_cost <= 1e-12 * abs(best_cost):
-        columns = np.arange(len(table))
-    return torch.as_tensor(np.asarray(columns, dtype=np.int64))
+    return assignments(cost[None])[0]
 
 
 def assignments(cost: Float[Tensor, "p n n"]) -> Int[Tensor, "p n"]:
-    """The optimal assignment of every table."""
-    return torch.stack([assignment(table) for table in cost])
+    """The optimal assignment of every table. Other threads run while a table is solved."""
+    import lap
+
+    tables = np.ascontiguousarray(cost.cpu().numpy())
+    columns = np.array([lap.lapjvr(table, return_cost=False, precision="float64")[1] for table in tables], np.int64)
+    columns, rows = columns.reshape(tables.shape[:2]), np.arange(tables.shape[1])
+    identity_costs = tables[:, rows, rows].sum(-1)
+    best_costs = np.take_along_axis(tables, columns[..., None], -1)[..., 0].sum(-1)
+    columns[identity_costs - best_costs <= 1e-12 * abs(best_costs)] = rows
+    return torch.from_numpy(columns)
 
 
 def kappa(identity: float, random: float, best: float) -> float:
