@@ -19,7 +19,15 @@ from rheoscope.covers.replacements import CONTENT, RELEVANCE, find_replacement
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.bilinear_form import Columns, Form, heads_form, query_key_columns, subtract_forms, with_dot_columns
+from rheoscope.space.bilinear_form import (
+    Columns,
+    Form,
+    HeadSelection,
+    heads_form,
+    query_key_columns,
+    subtract_forms,
+    with_dot_columns,
+)
 from rheoscope.space.head import Heads
 from rheoscope.space.model import Rewrite
 from rheoscope.space.operator import Factored
@@ -43,6 +51,15 @@ class OperatorEdit:
     centred_form: bool = True
     centred_content: bool = True
     size_reference: "OperatorEdit | None" = None
+
+    @property
+    def is_of_all_heads(self) -> bool:
+        return self.head_indices == list(range(self.heads.n_heads))
+
+    @property
+    def head_selection(self) -> HeadSelection:
+        """The heads as an index of tensors. A list of indices would be copied to the device by every use."""
+        return slice(None) if self.is_of_all_heads else self.head_indices
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +173,9 @@ def edited_outputs(
     """The outputs of the heads, recomputed with extra columns for the chosen heads, and the update of a changed F."""
     x_hat = edit.heads.norm.normalise(at_least_float32(x))
     centred_x_hat, value_width, new_out = x_hat - _token_mean(x_hat, is_included), v.shape[-1], out
-    k, v = repeat_kv_heads(k, q.shape[1])[:, edit.head_indices], repeat_kv_heads(v, q.shape[1])[:, edit.head_indices]
-    mechanism, q = mechanism.select_heads(edit.head_indices), q[:, edit.head_indices]
+    selection = edit.head_selection
+    k, v = repeat_kv_heads(k, q.shape[1])[:, selection], repeat_kv_heads(v, q.shape[1])[:, selection]
+    mechanism, q = mechanism if edit.is_of_all_heads else mechanism.select_heads(edit.head_indices), q[:, selection]
     if edit.form:
         extra_columns = _extra_columns(edit, centred_x_hat if edit.centred_form else x_hat, x_hat)
         mechanism, q, k = with_dot_columns(mechanism, q, k, extra_columns)
@@ -167,7 +185,7 @@ def edited_outputs(
     attended_values = mechanism.attend(q, k, v.to(q.dtype))
     if edit.form:
         new_out = out.clone()
-        new_out[:, edit.head_indices] = attended_values[..., :value_width].to(out.dtype)
+        new_out[:, selection] = attended_values[..., :value_width].to(out.dtype)
     return new_out, None if edit.content is None else _content_update(
         edit, x, attended_values[..., value_width:], new_out
     )
@@ -181,26 +199,28 @@ def _token_mean(x_hat: Float[Tensor, "b n d"], is_included: Bool[Tensor, "*b n"]
 
 def _extra_columns(edit: OperatorEdit, cloud: Float[Tensor, "b n d"], x_hat: Float[Tensor, "b n d"]) -> Columns:
     """The change of the form as extra columns of queries and keys, scaled to the size reference if there is one."""
-    q, k = query_key_columns(edit.heads, edit.form, cloud, x_hat, edit.head_indices)
+    q, k = query_key_columns(edit.heads, edit.form, cloud, x_hat, edit.head_selection)
     if edit.size_reference is None:
         return q, k
-    target_norm = score_norm(*query_key_columns(edit.heads, edit.size_reference.form, cloud, x_hat, edit.head_indices))
+    target_norm = score_norm(
+        *query_key_columns(edit.heads, edit.size_reference.form, cloud, x_hat, edit.head_selection)
+    )
     return q * _scale_ratio(target_norm, score_norm(q, k)), k
 
 
 def _extra_values(edit: OperatorEdit, cloud: Float[Tensor, "b n d"]) -> Float[Tensor, "b c n r"]:
     """The cloud as extra columns of values, which the change of F maps to displacements."""
     assert edit.content is not None
-    extra_values = cloud[:, None] @ edit.content.left[edit.head_indices]
+    extra_values = cloud[:, None] @ edit.content.left[edit.head_selection]
     if edit.size_reference is None or edit.size_reference.content is None:
         return extra_values
     left, right = (
-        edit.size_reference.content.left[edit.head_indices],
-        edit.size_reference.content.right[edit.head_indices],
+        edit.size_reference.content.left[edit.head_selection],
+        edit.size_reference.content.right[edit.head_selection],
     )
     target_norm, current_norm = (
         _content_norm(cloud[:, None] @ left, right),
-        _content_norm(extra_values, edit.content.right[edit.head_indices]),
+        _content_norm(extra_values, edit.content.right[edit.head_selection]),
     )
     return extra_values * _scale_ratio(target_norm, current_norm)
 
@@ -230,7 +250,7 @@ def _content_update(
     """The update of every token by the change of F. A norm after attention scales it as it scales the layer's output."""
     assert edit.content is not None
     attended_values = edit.heads.apply_gate(attended_values, x, edit.head_indices, out)
-    update = (attended_values.to(edit.content.right) @ edit.content.right[edit.head_indices]).sum(1)
+    update = (attended_values.to(edit.content.right) @ edit.content.right[edit.head_selection]).sum(1)
     if edit.heads.output_norm is None:
         return update
     layer_output = (edit.heads.apply_gate(out, x, all_outputs=out) @ edit.heads.W_O).sum(1)
