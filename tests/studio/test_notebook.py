@@ -56,6 +56,12 @@ def test_a_packed_trace_contains_the_responses_of_the_server() -> None:
     assert header_without_texts["next"]["token"] == f"#{trace_header['next']['id']}"
 
 
+def stored_state(cells: list[Any]) -> dict[str, Any]:
+    """The state of cells and of the page they share, as a notebook stores it: id of a widget → its values."""
+    embed = pytest.importorskip("ipywidgets.embed", reason="ipywidgets is not installed")
+    return embed.dependency_state(cells, drop_defaults=False)
+
+
 def run_cell(source: str, number: int, namespace: dict[str, Any]) -> Any:
     """Run a cell as a kernel does and return the value of its last line."""
     code = ast.parse(source)
@@ -76,9 +82,9 @@ def test_the_notebook_runs_from_top_to_bottom(page: None) -> None:
     widgets = [output for output in outputs if type(output).__name__ == "RheoscopeWidget"]
     assert len(widgets) == 3
     assert all("application/vnd.jupyter.widget-view+json" in output._repr_mimebundle_()[0] for output in widgets)
-    assert all(
-        output._esm.endswith(notebook.WIDGET_EXPORT) and output.rules == ":root{--ink:#111}" for output in widgets
-    )
+    assert len({output.page for output in widgets}) == 1
+    assert gzip.decompress(widgets[0].page.script).decode().endswith(notebook.WIDGET_EXPORT)
+    assert gzip.decompress(widgets[0].page.rules) == b":root{--ink:#111}"
     assert json.loads(files(widgets[0].data)["api/traces/shown.json"])["text"] == namespace["trace"].text
     assert (
         unpack_envelope(widgets[1].data)[0]["picture"]["title"]
@@ -86,12 +92,27 @@ def test_the_notebook_runs_from_top_to_bottom(page: None) -> None:
     )
 
 
+def test_cells_share_one_copy_of_the_page(page: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The widget state is what a notebook stores. A page that was closed, or built anew, is stored again."""
+    monkeypatch.setattr(notebook, "_shared_pages", {})
+    result = rs.trajectory(small().trace(TEXT))
+    cells = [rs.show(result) for _ in range(3)]
+    values = [widget["state"] for widget in stored_state(cells).values()]
+    assert [state["page"] for state in values if "page" in state] == [f"IPY_MODEL_{cells[0].page.model_id}"] * 3
+    assert len([state for state in values if state["_model_name"] == "AnyModel"]) == 4
+    cells[0].page.close()
+    reopened = rs.show(result)
+    assert reopened.page is not cells[0].page
+    (notebook.PAGE_FOLDER / "assets" / "studio.css").write_text(":root{--ink:#222}", encoding="utf-8")
+    assert rs.show(result).page is not reopened.page
+
+
 def test_a_missing_page_or_package_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = rs.trajectory(small().trace(TEXT))
     monkeypatch.setattr(notebook, "PAGE_FOLDER", tmp_path)
     with pytest.raises(rs.RheoscopeError, match=r"is not built; on the command line type make studio$"):
         rs.show(result)
-    notebook.widget_class.cache_clear()
+    notebook.widget_classes.cache_clear()
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with pytest.raises(rs.RheoscopeError, match=r"needs anywidget.*; type pip install 'rheoscope\[notebook\]'"):
-        notebook.widget_class()
+        notebook.widget_classes()

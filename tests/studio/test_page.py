@@ -1,6 +1,7 @@
 """The page in a real browser: texts, the scrubber, heads, edits, links, languages, exports and widgets."""
 
 import base64
+import gzip
 import json
 import os
 import re
@@ -440,12 +441,17 @@ def test_an_export_opens_from_disk(studio: tuple[Session, str], browser: Any, tm
         assert errors == []
 
 
-NOTEBOOK = """<!doctype html><meta charset="utf-8"><body style="background:{paper}"><h2>a notebook</h2><div id="cell"></div>
+NOTEBOOK = """<!doctype html><meta charset="utf-8"><body style="background:{paper}"><h2>a notebook</h2>
+<div id="cell"></div><div id="second"></div>
 <script type="module">
-import widget from "./module.js"
-const bytes = new DataView(Uint8Array.from(atob("{data}"), (character) => character.charCodeAt(0)).buffer)
-const traits = {{ data: bytes, rules: {rules} }}
-window.end = widget.render({{ model: {{ get: (name) => traits[name] }}, el: document.getElementById("cell") }})
+import widget from "./cell.js"
+const unpack = (text) => new DataView(Uint8Array.from(atob(text), (character) => character.charCodeAt(0)).buffer)
+const find = (id) => pages[id] ?? Promise.reject(Error("no such widget"))
+const model = (traits) => ({{ get: (name) => traits[name], widget_manager: {{ get_model: find }} }})
+const pages = {{ shared: model({{ script: unpack("{script}"), rules: unpack("{rules}") }}) }}
+const cell = {{ page: "IPY_MODEL_shared", data: unpack("{data}") }}
+window.end = await widget.render({{ model: model(cell), el: document.getElementById("cell") }})
+await widget.render({{ model: model({{ ...cell, page: "IPY_MODEL_closed" }}), el: document.getElementById("second") }})
 </script>"""
 
 
@@ -456,16 +462,17 @@ def respond_with(body: str, content_type: str) -> Callable[[Any], None]:
 def test_notebook_widgets_render(studio: tuple[Session, str], browser: Any) -> None:
     """The widgets are rendered as anywidget does it. The style of the notebook around them stays."""
     trace = small().trace(TEXT)
-    script, css = notebook.read_built_page()
+    script, rules = (base64.b64encode(gzip.compress(text.encode())).decode() for text in notebook.read_built_page())
     widget_data = {
         "cloud": notebook.pack_trace(trace, small().token_strings),
         "picture": notebook.pack_picture(rs.transport(trace), None, None),
     }
     backgrounds = {"cloud": "#111111", "picture": "#ffffff"}
     with open_page(browser) as (page, errors):
-        page.route("**/module.js", respond_with(script, "text/javascript"))
+        page.route("**/cell.js", respond_with(notebook.CELL_MODULE.read_text(encoding="utf-8"), "text/javascript"))
         for name, data in widget_data.items():
-            body = NOTEBOOK.format(paper=backgrounds[name], data=base64.b64encode(data).decode(), rules=json.dumps(css))
+            packed_data = base64.b64encode(data).decode()
+            body = NOTEBOOK.format(paper=backgrounds[name], data=packed_data, script=script, rules=rules)
             page.route(f"**/{name}.html", respond_with(body, "text/html"))
         page.goto(f"{studio[1]}cloud.html")
         wait_for_cloud(page)
@@ -474,6 +481,7 @@ def test_notebook_widgets_render(studio: tuple[Session, str], browser: Any) -> N
         page.locator("input.steps").press("ArrowRight")
         assert page.locator("input.steps").input_value() == "1"
         assert page.url.endswith("cloud.html")
+        assert page.locator("#second").inner_text().endswith("(no such widget). Run the cell again.")
         page.evaluate("window.end()")
         assert page.locator("#cell *").count() == 0
 

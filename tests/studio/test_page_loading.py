@@ -1,17 +1,25 @@
 """What the page loads: the size of its script, languages on demand, and a graphics context that the browser takes away."""
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import rheoscope as rs
 from rheoscope.studio.session import Session
 from tests.studio import test_page
+from tests.studio.cases import TEXT, small
+from tests.studio.test_notebook import stored_state
 from tests.studio.test_page import open_page, wait_for_cloud, wait_until
 
 pytestmark = test_page.pytestmark
 browser, studio = test_page.browser, test_page.studio
 MAX_SCRIPT_BYTES = 160_000
 """Budget for the JavaScript of the first load, compressed. Above it, load a part on demand or find a smaller one."""
+MAX_NOTEBOOK_BYTES = 1_500_000
+"""Budget for what ten cells of rs.show add to a notebook."""
 
 
 def test_the_first_load_is_small_and_languages_load_on_demand(studio: tuple[Session, str], browser: Any) -> None:
@@ -28,6 +36,14 @@ def test_the_first_load_is_small_and_languages_load_on_demand(studio: tuple[Sess
         page.locator("button[lang=zh-Hans]").click()
         wait_until(page, lambda: "messages-zh.js" in scripts)
         assert errors == []
+
+
+def test_ten_notebook_cells_are_small() -> None:
+    """Ten clouds of a text, with the one page that they share, as a notebook stores them."""
+    pytest.importorskip("anywidget", reason="anywidget is not installed")
+    trace = small().trace(TEXT)
+    cells = [rs.show(trace, token_strings=small().token_strings) for _ in range(10)]
+    assert len(json.dumps(stored_state(cells))) < MAX_NOTEBOOK_BYTES
 
 
 def saved_picture(page: Any) -> bytes:

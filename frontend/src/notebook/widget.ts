@@ -1,4 +1,4 @@
-/** The notebook widget (anywidget): `render` draws the data from Python and returns a function that removes it. */
+/** The notebook widget (anywidget): `render` draws the data of a cell and returns a function that removes it. */
 
 import { mount, unmount } from 'svelte'
 
@@ -9,9 +9,9 @@ import { decodeNotebookData, NotebookSource } from './notebook_data'
 import { hasDarkBackground, toShadowCss } from './shadow_style'
 import Widget from './Widget.svelte'
 
-export interface Traits { get(name: 'data'): DataView; get(name: 'rules'): string }
+export interface Cell { model: { get(name: 'data'): DataView }; el: HTMLElement; rules: string }
 
-export function render({ model, el }: { model: Traits; el: HTMLElement }): () => void {
+export function render({ model, el, rules }: Cell): () => void {
   const { trace, picture, files } = decodeNotebookData(model.get('data'))
   const studio: Studio = new Studio(new Client(new NotebookSource(files, () => studio.message('not_exported'))), trace, NO_HASH)
   studio.dark = hasDarkBackground(el)
@@ -22,7 +22,7 @@ export function render({ model, el }: { model: Traits; el: HTMLElement }): () =>
   el.append(host)
   const root = host.attachShadow({ mode: 'open' })
   const style = document.createElement('style')
-  style.textContent = toShadowCss(model.get('rules'))
+  style.textContent = toShadowCss(rules)
   root.append(style)
   const widget = mount(Widget, { target: root, props: { studio, picture } })
   void studio.loadLanguage()

@@ -2,6 +2,7 @@
 
 import gzip
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 COLOUR_ANALYSES = tuple(name for name in ANALYSIS_MODULES if analysis_by_name(name).colours_cloud)
 """Analyses whose fields can colour the cloud."""
 WIDGET_EXPORT = "\nexport default { render: globalThis.rheoscopeRender };\n"
-"""Appended to the page's script, it makes the script a widget module."""
+"""Appended to the page's script, it makes the script a module."""
+CELL_MODULE = Path(__file__).parent / "notebook_cell.js"
+"""The module of every cell, which loads the page from the widget that all cells of a kernel share."""
 
 
 def show(
@@ -38,8 +41,8 @@ def show(
     token ids. `types=rs.head_types(model)` marks the type of each head on maps of heads.
 
     **Returns** an anywidget for JupyterLab, VS Code and marimo. A Dataset becomes the panels of the studio. A Trace becomes the
-    cloud with its scrubber. The data are stored in the notebook, so no server runs. Install it with
-    `pip install 'rheoscope[notebook]'`.
+    cloud with its scrubber. The data are stored in the notebook, so no server runs. The page is stored once per notebook. Install
+    the widget with `pip install 'rheoscope[notebook]'`.
 
     **See also** `plot` draws the same Dataset for papers. `table` returns its numbers. `rheoscope studio` shows everything about
     a text.
@@ -62,8 +65,7 @@ def show(
         if isinstance(content, Trace)
         else pack_picture(content, token_strings, types)
     )
-    script, css = read_built_page()
-    return widget_class()(_esm=script, rules=css, data=data)
+    return widget_classes()[1](page=shared_page(), data=data)
 
 
 def pack_picture(dataset: "xarray.Dataset", token_strings: TokenLabels | None, types: "xarray.Dataset | None") -> bytes:
@@ -121,11 +123,26 @@ def read_built_page() -> tuple[str, str]:
     )
 
 
+_shared_pages: dict[tuple[str, str], Any] = {}
+"""Script and CSS → the widget that contains them."""
+
+
+def shared_page() -> Any:
+    """The widget with the page, compressed. All cells of a kernel share it. A closed one is replaced."""
+    built_page = read_built_page()
+    page = _shared_pages.get(built_page)
+    if page is None or page.comm is None:
+        script, rules = (gzip.compress(text.encode(), mtime=0) for text in built_page)
+        page = _shared_pages[built_page] = widget_classes()[0](script=script, rules=rules)
+    return page
+
+
 @cache
-def widget_class() -> Any:
-    """The class of the widget. It is created on first use, because anywidget is optional."""
+def widget_classes() -> tuple[Any, Any]:
+    """The class of the shared page and that of a cell. They are created on first use, because anywidget is optional."""
     try:
         import anywidget
+        import ipywidgets
         import traitlets
     except ImportError as error:
         raise RheoscopeError(
@@ -133,10 +150,18 @@ def widget_class() -> Any:
             Advice("pip install 'rheoscope[notebook]'"),
         ) from error
 
+    class RheoscopePage(anywidget.AnyWidget):
+        """The compressed script and CSS of the page. It draws nothing itself."""
+
+        _esm = "export default {}"
+        script = traitlets.Bytes().tag(sync=True)
+        rules = traitlets.Bytes().tag(sync=True)
+
     class RheoscopeWidget(anywidget.AnyWidget):
-        """The traits that the page receives: one envelope (`data`) and its CSS (`rules`)."""
+        """A cell: the page that draws it, and one envelope of data."""
 
+        _esm = CELL_MODULE.read_text(encoding="utf-8")
+        page = traitlets.Instance(RheoscopePage).tag(sync=True, **ipywidgets.widget_serialization)
         data = traitlets.Bytes().tag(sync=True)
-        rules = traitlets.Unicode().tag(sync=True)
 
-    return RheoscopeWidget
+    return RheoscopePage, RheoscopeWidget
