@@ -9,6 +9,7 @@ import torch
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
+from rheoscope.covers.distance_recovery import TEXTS_PER_GROUP
 from rheoscope.covers.distortion.claims import measure as deformation
 from rheoscope.covers.stack.claims import measure as recovery
 from rheoscope.space.claim import ClaimSample, Measured
@@ -62,6 +63,24 @@ def test_values_equal_a_slow_twin_with_dense_operators(name: str, measure: Any, 
         [value(trace, None) for trace in traces],
         [[value(trace, draw) for trace in traces] for draw in range(2)],
     )
+
+
+@pytest.mark.parametrize("measure", [deformation, recovery])
+def test_texts_of_different_length_are_compared_together_on_a_gpu(
+    measure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU compares many texts at once, with padding. The numbers are those of single texts, and too short texts have none."""
+    model = double("gpt2")
+    texts = [list(range(5, 5 + n)) for n in (9, 2, 12, 5, 7)]
+    claim_sample = ClaimSample(model, (model.trace(texts),), 2, 3)
+    ((_, alone),) = measure(claim_sample).items()
+    monkeypatch.setitem(TEXTS_PER_GROUP, "cpu", 3)
+    ((_, together),) = measure(claim_sample).items()
+    assert alone.observed.isnan().tolist() == [False, True, False, False, False]
+    assert alone.draws is not None
+    assert together.draws is not None
+    assert torch.allclose(alone.observed, together.observed, atol=1e-9, equal_nan=True)
+    assert torch.allclose(alone.draws, together.draws, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("measure", [deformation, recovery])

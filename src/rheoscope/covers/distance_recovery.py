@@ -1,19 +1,20 @@
 """How well images of the tokens preserve their distances, text by text, for the heads and for rotated heads."""
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from rheoscope.attention.lower.block_size import cache_block_numel
 from rheoscope.covers.distortion.analysis import OperatorImage, images_of_operators
-from rheoscope.covers.layer_inputs import read_batch_layers
+from rheoscope.covers.layer_inputs import BatchLayerInput, read_batch_layers
 from rheoscope.space.claim import ClaimSample, Measured
 from rheoscope.space.cpu_cores import map_on_cores
 from rheoscope.space.head import Heads
 from rheoscope.space.layer_rotations import layer_rotations
+from rheoscope.space.masked_means import centre_points
 from rheoscope.space.operator import Factored
 from rheoscope.space.pair_distances import centred_inner_products, distances
 from rheoscope.space.traces import Traces
@@ -21,6 +22,8 @@ from rheoscope.statistics.ranks import unit_ranks
 
 MIN_TOKENS = 4
 """Texts with fewer tokens that are not massive have no value."""
+TEXTS_PER_GROUP = {"cpu": 1, "cuda": 24}
+"""Texts of similar length that are compared together."""
 Cloud = Float[Tensor, "*t n d"]
 ImageClouds = Callable[[Cloud, list[OperatorImage]], Float[Tensor, "*t c n e"]]
 """The clouds that are compared with the tokens, from the tokens and the images of a layer's heads."""
@@ -34,20 +37,47 @@ def measure_distances(sample: ClaimSample, image_clouds: ImageClouds) -> Measure
         view, sample.draws, Generator().manual_seed(sample.seed), sample.batches[0].points.device
     )
 
+    def measure_layer(layer_input: BatchLayerInput, groups: list[TextGroup]) -> Float[Tensor, "models t"]:
+        def correlations(group: TextGroup) -> Float[Tensor, "models t"]:
+            clouds, layer = group.take(layer_input.x_hat), layer_input.layer
+            return image_correlations(rotations[layer], head_images[layer], image_clouds, clouds, group.is_token)
+
+        values = map_on_cores(correlations, groups) if layer_input.x.device.type == "cpu" else map(correlations, groups)
+        return torch.cat(list(values), -1)
+
     def measure_batch(traces: Traces) -> Measured:
         is_included = traces.valid_mask()
-        layer_values = []
-        for layer_input in read_batch_layers(traces, is_included):
-            clouds = [x_hat[is_row] for x_hat, is_row in zip(layer_input.x_hat, is_included, strict=True)]
-            correlate = partial(
-                image_correlations, rotations[layer_input.layer], head_images[layer_input.layer], image_clouds
-            )
-            texts = map_on_cores(correlate, clouds) if is_included.device.type == "cpu" else map(correlate, clouds)
-            layer_values.append(torch.stack(list(texts), -1))
-        means = torch.stack(layer_values).mean(0)
+        groups = group_texts(is_included)
+        layers = [measure_layer(layer_input, groups) for layer_input in read_batch_layers(traces, is_included)]
+        means = torch.stack(layers).mean(0)[:, torch.cat([group.texts for group in groups]).argsort()]
         return Measured(means[0], draws=means[1:])
 
     return sample.over_batches(measure_batch)
+
+
+@dataclass(frozen=True, eq=False)
+class TextGroup:
+    """Texts of similar length, whose included tokens come first."""
+
+    texts: Int[Tensor, " t"]
+    tokens: Int[Tensor, "t n"]
+    is_token: Bool[Tensor, "t n"]
+
+    def take(self, clouds: Float[Tensor, "b all d"]) -> Float[Tensor, "t n d"]:
+        """The clouds of these texts."""
+        return clouds[self.texts[:, None], self.tokens]
+
+
+def group_texts(is_included: Bool[Tensor, "b n"]) -> list[TextGroup]:
+    """The texts in groups, sorted by length: single texts on the CPU, many on a GPU, which waits for the start of each operation."""
+    counts = is_included.sum(-1).cpu()
+    tokens = is_included.int().argsort(dim=-1, descending=True, stable=True)
+    places = torch.arange(is_included.shape[-1], device=is_included.device)
+    groups = []
+    for chunk in counts.argsort(stable=True).split(TEXTS_PER_GROUP.get(is_included.device.type, 1)):
+        n, texts = int(counts[chunk].max()), chunk.to(is_included.device)
+        groups.append(TextGroup(texts, tokens[texts, :n], places[:n] < counts[chunk].to(places)[:, None]))
+    return groups
 
 
 @torch.no_grad()
@@ -62,27 +92,36 @@ def image_correlations(
     rotations: Float[Tensor, "draw d d"],
     head_images: list[OperatorImage],
     image_clouds: ImageClouds,
-    cloud: Float[Tensor, "n d"],
-) -> Float[Tensor, " models"]:
-    """The mean correlation over images, of the heads themselves and of the heads under every rotation.
+    clouds: Float[Tensor, "t n d"],
+    is_token: Bool[Tensor, "t n"],
+) -> Float[Tensor, "models t"]:
+    """The mean correlation over images, of the heads themselves and of the heads under every rotation, for every text.
 
     A head applied to x̂Q is the rotated head QM applied to x̂. Rotated heads need no double precision.
     """
-    if len(cloud) < MIN_TOKENS:
-        return torch.full((1 + len(rotations),), torch.nan, dtype=torch.float64, device=cloud.device)
-    cloud = cloud.double() - cloud.double().mean(0)
-    cloud_ranks = unit_ranks(pair_distances(cloud[None])[0])
-    images = image_clouds(cloud, head_images)
-    means = [(unit_ranks(pair_distances(images)) @ cloud_ranks).mean()[None]]
+    n, is_long = clouds.shape[-2], is_token.sum(-1) >= MIN_TOKENS
+    if n < MIN_TOKENS:
+        return torch.full((1 + len(rotations), len(clouds)), torch.nan, dtype=torch.float64, device=clouds.device)
+    clouds = centre_points(clouds.double(), is_token)
+    i, j = torch.triu_indices(n, n, 1, device=clouds.device)
+    usable = is_token[:, i] & is_token[:, j]
+    cloud_ranks = unit_ranks(pair_distances(clouds), usable)
+
+    def correlations(images: Float[Tensor, "*t n e"]) -> Float[Tensor, "*t"]:
+        inner_shape = (len(usable), *(1 for _ in images.shape[1:-2]), -1)
+        ranks = unit_ranks(pair_distances(images).double(), usable.reshape(inner_shape))
+        return (ranks * cloud_ranks.reshape(inner_shape)).sum(-1)
+
+    images = image_clouds(clouds, head_images)
+    means = [correlations(images).mean(-1)[None]]
     float32_images = [image.float() for image in head_images]
-    for Q in rotations.split(max(1, cache_block_numel(cloud.device) // (len(images) * len(cloud) ** 2))):
-        rotated_images = image_clouds(cloud.float() @ Q, float32_images).flatten(0, 1)
-        correlations = unit_ranks(pair_distances(rotated_images).double()) @ cloud_ranks
-        means.append(correlations.unflatten(0, (-1, len(images))).mean(-1))
-    return torch.cat(means)
+    for Q in rotations.split(max(1, cache_block_numel(clouds.device) // (images[..., 0].numel() * n))):
+        rotated_images = image_clouds(clouds.float()[:, None] @ Q, float32_images)
+        means.append(correlations(rotated_images).mean(-1).mT)
+    return torch.where(is_long, torch.cat(means), torch.nan)
 
 
-def pair_distances(clouds: Float[Tensor, "c n e"]) -> Float[Tensor, "c pairs"]:
+def pair_distances(clouds: Float[Tensor, "*t n e"]) -> Float[Tensor, "*t pairs"]:
     """The distances of all pairs of tokens of every cloud."""
     n = clouds.shape[-2]
     i, j = torch.triu_indices(n, n, 1, device=clouds.device)
