@@ -8,7 +8,7 @@ import transformers as hf
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.covers.relation_swap.claims import donors_by_length, measure
+from rheoscope.covers.relation_swap.claims import donors_by_length, measure, pairs_by_run
 from rheoscope.space.claim import ClaimSample
 from tests.cases import double
 from tests.covers.claim_cases import sample, texts
@@ -96,6 +96,14 @@ def test_equal_texts_change_nothing_and_short_texts_have_no_value() -> None:
     assert measure(equal)["relation"].observed.tolist() == pytest.approx([0, 0], abs=1e-3)
     short = ClaimSample(model, (model.trace([[5], [6, 7, 8, 9], [9, 8, 7]]),), 0)
     assert measure(short)["relation"].observed.isnan().tolist() == [True, False, False]
+
+
+def test_bidirectional_texts_run_with_texts_of_the_same_length() -> None:
+    """Padding would be read there."""
+    texts = [torch.arange(5, 5 + n) for n in (4, 7, 4, 9, 7)]
+    runs = [[pair.length for pair in run] for run in pairs_by_run(double("bert"), texts)]
+    assert runs == [[4, 4], [7, 7, 7]]
+    assert [len(run) for run in pairs_by_run(double("gpt2"), texts)] == [4, 1]
 
 
 def test_donors_have_the_next_length() -> None:

@@ -117,5 +117,12 @@ def mean_kl(
     logits_before: Float[Tensor, "*b n vocabulary"], logits_after: Float[Tensor, "*b n vocabulary"]
 ) -> Float[Tensor, "*b"]:
     """The mean over tokens of KL(before ‖ after)."""
+    return token_kl(logits_before, logits_after).mean(-1)
+
+
+def token_kl(
+    logits_before: Float[Tensor, "*b n vocabulary"], logits_after: Float[Tensor, "*b n vocabulary"]
+) -> Float[Tensor, "*b n"]:
+    """KL(before ‖ after) of the prediction at every token."""
     p, q = (at_least_float32(x).log_softmax(-1) for x in (logits_before, logits_after))
-    return torch.nn.functional.kl_div(q, p, log_target=True, reduction="none").sum(-1).mean(-1)
+    return torch.nn.functional.kl_div(q, p, log_target=True, reduction="none").sum(-1)

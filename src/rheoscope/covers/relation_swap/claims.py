@@ -1,43 +1,78 @@
 """The claim that attention weights move the prediction more than values do."""
 
-from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.covers.relation_swap.analysis import LayerEdits, check_unembedding, use_values, use_weights
-from rheoscope.covers.text_batches import max_texts, mean_kl
+from rheoscope.covers.text_batches import max_texts, token_kl
 from rheoscope.messages.message import Message
 from rheoscope.space.claim import Claim, ClaimPart, ClaimSample, Measured
+from rheoscope.space.masked_means import masked_mean
 from rheoscope.space.model import Model
 from rheoscope.space.safe_arithmetic import safe_divide
 from rheoscope.space.traces import Traces
 
 MIN_TOKENS = 2
 """The weights of a single token cannot differ, so shorter texts have no value."""
+PAIRS_PER_RUN = {"cpu": 4, "cuda": 24}
+"""Pairs of similar length that run together. A GPU waits for the start of every operation."""
+
+
+@dataclass(frozen=True)
+class SwapPair:
+    """A text and its donor, and the number of tokens that both have."""
+
+    text: int
+    donor: int
+    length: int
 
 
 @torch.no_grad()
 def measure(sample: ClaimSample) -> dict[str, Measured]:
     check_unembedding(sample.model)
     texts = [ids[:n] for traces in sample.batches for ids, n in zip(traces.ids, traces.lengths.tolist(), strict=True)]
-    texts_by_length: dict[int, list[int]] = defaultdict(list)
-    donors = donors_by_length([len(ids) for ids in texts])
-    for text, donor in enumerate(donors):
-        texts_by_length[min(len(texts[text]), len(texts[donor]))].append(text)
     shares, n_done = torch.full((len(texts),), torch.nan, dtype=torch.float64, device=texts[0].device), 0
-    for length, group in texts_by_length.items():
-        for chunk in torch.tensor(group).split(max_texts(sample.model, length)):
-            pair = [torch.stack([side[:length] for side in sides]) for sides in
-                    ([texts[i] for i in chunk], [texts[donors[i]] for i in chunk])]  # fmt: skip
-            if length >= MIN_TOKENS:
-                model, donor_model = (sample.model_for(x) for x in (chunk.tolist(), [donors[i] for i in chunk]))
-                shares[chunk.to(shares.device)] = kl_share_difference(model, donor_model, *pair).to(shares)
-            n_done += len(chunk)
-            if sample.progress is not None:
-                sample.progress(n_done, len(texts))
+    for run in pairs_by_run(sample.model, texts):
+        if run[-1].length >= MIN_TOKENS:
+            sides = [pair.text for pair in run], [pair.donor for pair in run]
+            model, donor_model = (sample.model_for(side) for side in sides)
+            ids, donor_ids = (padded([texts[i][: run[k].length] for k, i in enumerate(side)]) for side in sides)
+            lengths = torch.tensor([pair.length for pair in run], device=shares.device)
+            values = kl_share_difference(model, donor_model, ids, donor_ids, lengths).to(shares)
+            shares[torch.tensor(sides[0], device=shares.device)] = torch.where(lengths >= MIN_TOKENS, values, torch.nan)
+        n_done += len(run)
+        if sample.progress is not None:
+            sample.progress(n_done, len(texts))
     return {"relation": Measured(shares)}
+
+
+def pairs_by_run(model: Model, texts: Sequence[Int[Tensor, " _"]]) -> Iterator[list[SwapPair]]:
+    """The pairs that run together, in the order of their lengths.
+
+    Texts of a causal model do not see the padding after them. Those of other models run with texts of the same length only.
+    """
+    lengths = [len(ids) for ids in texts]
+    pairs = [
+        SwapPair(text, donor, min(lengths[text], lengths[donor]))
+        for text, donor in enumerate(donors_by_length(lengths))
+    ]
+    pairs.sort(key=lambda pair: pair.length)
+    is_causal, limit = not model.view.is_bidirectional, PAIRS_PER_RUN.get(model.device.type, PAIRS_PER_RUN["cpu"])
+    for _, group in groupby(pairs, key=lambda pair: is_causal or pair.length):
+        same_run = list(group)
+        size = min(limit, max_texts(model, same_run[-1].length))
+        yield from (same_run[start : start + size] for start in range(0, len(same_run), size))
+
+
+def padded(texts: Sequence[Int[Tensor, " _"]]) -> Int[Tensor, "b n"]:
+    """The texts as rows, followed by their last token where they are shorter."""
+    longest = max(map(len, texts))
+    return torch.stack([torch.cat([ids, ids[-1:].expand(longest - len(ids))]) for ids in texts])
 
 
 def donors_by_length(lengths: list[int]) -> list[int]:
@@ -52,13 +87,15 @@ def donors_by_length(lengths: list[int]) -> list[int]:
 
 
 def kl_share_difference(
-    model: Model, donor_model: Model, ids: Int[Tensor, "b n"], donor_ids: Int[Tensor, "b n"]
+    model: Model, donor_model: Model, ids: Int[Tensor, "b n"], donor_ids: Int[Tensor, "b n"], lengths: Int[Tensor, " b"]
 ) -> Float[Tensor, " b"]:
     """(KL_A − KL_V)/(KL_A + KL_V), with the weights A or the values V of the donors in all layers; 0 if nothing changes."""
     donors = donor_model.trace(list(donor_ids))
     logits = model.run_batch(ids)
+    is_token = torch.arange(ids.shape[-1], device=logits.device) < lengths.to(logits.device)[:, None]
     kl_weights, kl_values = (
-        mean_kl(logits, model.run_batch(ids, edit=edits)).double().clamp(min=0) for edits in swaps(donors)
+        masked_mean(token_kl(logits, model.run_batch(ids, edit=edits)).double(), is_token).clamp(min=0)
+        for edits in swaps(donors)
     )
     return safe_divide(kl_weights - kl_values, kl_weights + kl_values)
 
