@@ -1,6 +1,6 @@
 /** The state of the page: its link, its selection, its trace and the trace that it is compared with. */
 
-import { errorText, LostServerError, type AnalysisCatalogue, type AnalysisDescription, type Client, type FieldDescription, type Model, type State } from './api'
+import { ApiError, errorText, LostServerError, type AnalysisCatalogue, type AnalysisDescription, type Client, type FieldDescription, type Model, type State } from './api'
 import { parseAxes } from './axes'
 import { CLOUD_LAYERS, DEFAULT_LINK, formatLink, isUndoable, linkFault, outOfRange, parseLink, type CloudLayer, type Link, type Side, type ToggledEdit } from './link'
 import { LANGUAGES, pageText, type MessageKey } from './messages'
@@ -22,6 +22,8 @@ const SAMPLE_TEXT = 'The king kept his gold in the bank, and the children played
 /** Milliseconds between two attempts to reach a server that does not respond. */
 const RECONNECT_INTERVAL = 1000
 
+/** What a trace is about. */
+type Subject = Pick<Link, 'model' | 'text' | 'window' | 'edits'>
 interface TraceOptions { untrained?: boolean; lines?: string[]; window?: number; signal?: AbortSignal }
 
 export class Studio {
@@ -30,13 +32,13 @@ export class Studio {
   state = $state.raw<State | null>(null)
   analysisCatalogue = $state.raw<AnalysisCatalogue | null>(null)
   models = $state.raw<Model[]>([])
-  /** Model sources that can be opened, the most recent first. */
-  recent = $state.raw<string[]>([])
   trace = $state.raw<OpenTrace | null>(null)
   comparison = $state.raw<OpenTrace | null>(null)
   error = $state.raw<Text>('')
   /** A value of the link that is wrong. */
   linkError = $state.raw<Text>('')
+  /** Why the last model or text was refused. The page has returned to the one before. */
+  refusal = $state.raw<Text>('')
   /** Whether the server does not respond. */
   isLost = $state(false)
   /** What is being opened: 'trace', or the source of a model. */
@@ -54,6 +56,9 @@ export class Studio {
   private traceRequest = ''
   /** The request that the shown trace answers. */
   private shownRequest = $state('')
+  /** The model and text that opened last, and the request for them after a refusal. */
+  private openedSubject: Subject | null = null
+  private returnRequest = ''
   private pendingTrace = new AbortController()
   private comparisonRequest = ''
   /** The edits before each change of them, which `undoEdit` restores. */
@@ -143,6 +148,12 @@ export class Studio {
     this.urlHash.write(`#${formatLink(this.link)}`, isUndoable(change))
   }
 
+  /** Corrects the link, without an entry in the history. */
+  private replaceLink(change: Partial<Link>): void {
+    Object.assign(this.link, change)
+    this.urlHash.write(`#${formatLink(this.link)}`, false)
+  }
+
   readLink(): void {
     Object.assign(this.link, parseLink(this.urlHash.read()))
     this.pastEdits = []
@@ -224,15 +235,10 @@ export class Studio {
       this.state = await this.client.state()
       this.models = this.state.models
       void this.client.analysisCatalogue().then((catalogue) => (this.analysisCatalogue = catalogue), this.showError)
-      void this.client.models().then((list) => this.setModels(list), () => undefined)
+      void this.client.models().then(({ models }) => (this.models = models), () => undefined)
     } catch (error) {
       this.showError(error)
     }
-  }
-
-  private setModels({ models, recent, sources }: Awaited<ReturnType<Client['models']>>): void {
-    this.models = models
-    this.recent = [...new Set([...recent, ...sources])]
   }
 
   showError = (error: unknown): void => {
@@ -250,7 +256,7 @@ export class Studio {
         const state = await this.client.state()
         this.isLost = false
         this.state = state
-        this.setModels(await this.client.models())
+        this.models = (await this.client.models()).models
       } catch (error) {
         if (error instanceof LostServerError) continue
         this.isLost = false
@@ -311,6 +317,7 @@ export class Studio {
     if (request === this.traceRequest) return
     this.traceRequest = request
     this.error = ''
+    if (request !== this.returnRequest) this.refusal = ''
     const model = this.models.find(({ id }) => id === this.selectedModel)
     this.openingName = model && !model.ready && this.link.model ? this.render(model.name) : 'trace'
     this.pendingTrace.abort()
@@ -324,13 +331,29 @@ export class Studio {
       controller.signal.throwIfAborted()
       this.trace = trace
       this.shownRequest = request
-      if (model && !model.ready && this.client.isLive) this.setModels(await this.client.models())
+      const { text, window, edits } = this.link
+      this.openedSubject = { model: this.link.model, text, window, edits }
+      if (model && !model.ready && this.client.isLive) this.models = (await this.client.models()).models
     } catch (error) {
       if (controller !== this.pendingTrace) return
       this.traceRequest = ''
-      this.showError(error)
+      if (error instanceof ApiError && !(error instanceof LostServerError)) this.returnToOpenedSubject(error)
+      else this.showError(error)
     }
     this.openingName = ''
+  }
+
+  /** Reports why a model or text was refused and returns to the one before. A first visit leaves out one part of its link after another. */
+  private returnToOpenedSubject(error: ApiError): void {
+    const refused = this.selectedRequest
+    this.replaceLink(this.openedSubject ?? this.smallerSubject)
+    this.returnRequest = this.selectedRequest
+    if (refused === this.returnRequest) this.showError(error)
+    else this.refusal ||= errorText(error)
+  }
+  private get smallerSubject(): Partial<Subject> {
+    const { edits, window, model } = this.link
+    return edits.length ? { edits: [] } : window !== null ? { window: null } : model ? { model: '' } : { text: '' }
   }
 
   async openComparison(): Promise<void> {
@@ -366,6 +389,11 @@ export class Studio {
       await trace.project(parsed.kind === 'text' ? await this.axesOfText(parsed.text) : ownAxes, space)
     } catch (error) {
       this.showError(error)
+      const isRefused = error instanceof ApiError && !(error instanceof LostServerError)
+      if (isRefused && !axesOwner && axes !== DEFAULT_LINK.axes) {
+        this.linkError = errorText(error)
+        this.replaceLink({ axes: DEFAULT_LINK.axes })
+      }
     }
   }
   private async axesOfText(text: string): Promise<string> {
@@ -384,7 +412,7 @@ export class Studio {
     this.error = ''
     try {
       const { model } = await this.client.openModel(source)
-      this.setModels(await this.client.models())
+      this.models = (await this.client.models()).models
       const id = typeof model === 'string' ? model : (model?.id ?? this.models.find(({ name }) => name === source)?.id)
       if (id) this.navigate({ model: id, window: null, edits: [], layer: null, head: null })
     } catch (error) {

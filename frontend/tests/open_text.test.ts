@@ -78,7 +78,7 @@ it('a new text cancels the job of the old one before it is sent', async () => {
   expect(server.sent.length).toBe(4)
 })
 
-it('results of another model or text are marked as old, also after a refusal', async () => {
+it('results of another model or text are marked as old, and a refusal returns to those that are shown', async () => {
   const server = new FakeServer()
   const studio = await openStudio(server)
   expect(studio.oldResults).toBe('')
@@ -90,10 +90,15 @@ it('results of another model or text are marked as old, also after a refusal', a
   await vi.advanceTimersByTimeAsync(0)
   server.pending.shift()!.reject(new ApiError('refused', 400))
   await opening
-  expect(studio.error).toBe('refused')
-  expect(studio.oldResults).toContain('belong to Model one')
-  studio.navigate({ model: '' })
-  expect(studio.oldResults).toBe('')
+  expect([studio.refusal, studio.link.model, studio.oldResults]).toEqual(['refused', '', ''])
+  const returning = studio.openTrace()
+  await vi.advanceTimersByTimeAsync(0)
+  server.pending.shift()!.resolve({ id: 'a', job: 'job-b' })
+  await returning
+  expect(studio.refusal).toBe('refused')
+  studio.navigate({ text: 'third' })
+  void studio.openTrace()
+  expect(studio.refusal).toBe('')
 })
 
 it('an edit replaces the state before it when its points and predictions are there', async () => {

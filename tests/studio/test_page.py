@@ -323,7 +323,7 @@ def test_the_untrained_control_is_compared(studio: tuple[Session, str], browser:
     with open_page(browser) as (page, errors):
         page.goto(f"{studio[1]}#field=scores.centred&colour=token&text=One+day+the+king+took+the+gold+from+the+bank")
         wait_for_cloud(page)
-        page.locator("header select").nth(1).select_option("untrained")
+        page.locator("header select").select_option("untrained")
         page.wait_for_selector("#panel table >> nth=1")
         wait_for_url(page, "beside=untrained")
         assert errors == []

@@ -21,3 +21,12 @@ def cached_hub_names() -> list[str]:
         for folder in sorted(hub_cache_folder().glob("models--*"))
         if any(folder.glob("snapshots/*"))
     ]
+
+
+def cached_snapshot(name: str) -> Path | None:
+    """The folder with the newest files of a hub model on this machine, or None.
+
+    >>> cached_snapshot("no/such-model")
+    """
+    snapshots = (hub_cache_folder() / f"models--{name.replace('/', '--')}").glob("snapshots/*")
+    return max(snapshots, key=lambda folder: folder.stat().st_mtime, default=None)

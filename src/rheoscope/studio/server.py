@@ -18,7 +18,7 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.report.json_file import dataset_to_json
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio import descriptions, detail_queries, head_detail, particle_simulation, wire
+from rheoscope.studio import descriptions, detail_queries, head_detail, model_gallery, particle_simulation, wire
 from rheoscope.studio.cards import atlas_json, card_json
 from rheoscope.studio.content_ids import UNTRAINED_SUFFIX
 from rheoscope.studio.corpus import LiveCorpusRun
@@ -168,6 +168,11 @@ def get_models(studio: StudioState) -> Response:
     return json_response(
         {"models": studio.model_list(), "recent": sources.recent_names(), "sources": sources.available_names()}
     )
+
+
+@router.get("/gallery")
+async def get_gallery(studio: StudioState) -> Response:
+    return json_response(await studio.run_quick(None, lambda: model_gallery.gallery_json(studio.session)))
 
 
 @router.post("/models")

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from rheoscope.catalogue import analysis_by_name
@@ -159,6 +160,8 @@ class Session:
         self.queue = JobQueue(limits.max_jobs)
         self.cache = ByteCache(limits.max_cache_bytes)
         self.models: dict[str, OpenedModel] = {}
+        self.tokens_per_second: dict[str, float] = {}
+        """Model id → the speed of its latest forward pass on this machine."""
         self._running_jobs: dict[Any, Job] = {}
         self._lock, self._load_lock = threading.Lock(), threading.Lock()
 
@@ -238,7 +241,9 @@ class Session:
             return cached_entry, True
         edited_model = with_edits(model, edits)
         model_input = text if window is None else window.model_input
+        start = perf_counter()
         trace = edited_model.trace(model_input)
+        self.tokens_per_second[opened_model.id] = len(trace) / (perf_counter() - start)
         results = empty_results(Subject(edited_model, model_input, trace), draw_nulls=True)
         entry = TextEntry(trace_id, opened_model, model, edited_model, text, window, tuple(edits), trace, results)
         assert entry.header  # computed here, so that no later request waits for it
@@ -405,7 +410,12 @@ def _publish_outcome(job: Job, key: str, results: Results) -> None:
 def check_reads_one_text(model: RunnableModel, source: str) -> None:
     """Raise for an encoder-decoder, which reads a source and a target."""
     if isinstance(model, EncoderDecoder):
-        raise RheoscopeError(
-            Message("the studio shows models of one text, but {model} reads a source and a target", model=source),
-            Advice("rs.target_model(model, source)", f"rheoscope SOURCE --model {source} --target TARGET"),
-        )
+        raise one_text_refusal(source)
+
+
+def one_text_refusal(source: str) -> RheoscopeError:
+    """The refusal of a model that reads two texts, and the command that shows it."""
+    return RheoscopeError(
+        Message("the studio shows models of one text, but {model} reads a source and a target", model=source),
+        Advice("rs.target_model(model, source)", f"rheoscope SOURCE --model {source} --target TARGET"),
+    )
