@@ -16,8 +16,8 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model, Text
 from rheoscope.space.safe_arithmetic import at_least_float32
 
-SENTENCES_PER_BATCH = 32
-"""Sentences per forward pass. Only their points are held at all steps at once."""
+SENTENCES_PER_BATCH = {"cpu": 32, "cuda": 512}
+"""Sentences per forward pass, whose points are held at all steps at once. A GPU waits for the start of every operation."""
 OnProgress = Callable[[int, int], None]
 
 
@@ -57,16 +57,17 @@ def occurrences(
     ]
     batches, ids = [], []
     steps: tuple[str, ...] = ()
-    for start in range(0, len(sentences), SENTENCES_PER_BATCH):
-        traces = model.trace(list(sentences[start : start + SENTENCES_PER_BATCH]))
-        batch_positions = torch.tensor(positions[start : start + SENTENCES_PER_BATCH], device=traces.points.device)
+    size = SENTENCES_PER_BATCH.get(model.device.type, SENTENCES_PER_BATCH["cpu"])
+    for start in range(0, len(sentences), size):
+        traces = model.trace(list(sentences[start : start + size]))
+        batch_positions = torch.tensor(positions[start : start + size], device=traces.points.device)
         point_indices = torch.tensor([*traces.input_steps, len(traces.steps) - 1], device=batch_positions.device)
         rows = torch.arange(len(batch_positions), device=batch_positions.device)
         batches.append(traces.points[rows[:, None], point_indices, batch_positions[:, None]])
         ids.append(traces.ids[rows.cpu(), batch_positions.cpu()])
         steps = tuple(str(traces.steps[index]) for index in point_indices.tolist())
         if progress is not None:
-            progress(min(start + SENTENCES_PER_BATCH, len(sentences)), len(sentences))
+            progress(min(start + size, len(sentences)), len(sentences))
     points = torch.cat(batches).transpose(0, 1)
     return Occurrences(*centre_in_space(model, points, space), torch.cat(ids), steps)
 
