@@ -7,7 +7,7 @@ import { render, type Text } from './messages/message'
 export interface Model { id: string; name: Text; title: Text; layers: number; heads: number; width: number; family: string; parameters: number; dtype: string; device: string; certificate: Text; ready: boolean }
 /** A model that can be opened. `note`: the certificate of an open model, the reason for a refusal. Facts that its files do not contain are null. */
 export interface GalleryEntry { source: string; id: string; name: Text; family: string | null; parameters: number | null; layers: number | null; heads: number | null; tokens_per_second: number | null; status: 'unopened' | 'loading' | 'open' | 'refused'; note: Text }
-export interface State { version: string; models: Model[]; model: string; example: string | null; corpus?: string | null; limits: { tokens: number; text_bytes: number; jobs: number } }
+export interface State { version: string; models: Model[]; model: string; example: string | null; corpus?: string | null; runs?: boolean; limits: { tokens: number; text_bytes: number; jobs: number } }
 export interface FieldDescription { dims: string[]; definition: Text; unit?: Text; null?: string; null_sd?: string }
 /** `expensive`: whether the analysis takes long. `room`: the group it is listed in. */
 export interface AnalysisDescription { name: string; question: Text; needs: string; expensive: boolean; room: string; fields: Record<string, FieldDescription>; settings: Record<string, unknown> }

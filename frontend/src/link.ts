@@ -32,6 +32,8 @@ export interface Link {
   layer: number | null
   head: number | null
   field: string
+  /** The training run that is shown. */
+  run: string
   /** What the cloud shows in addition to its points. */
   show: CloudLayer[]
   /** With edits: whether arrows, arcs and images show the state before, after, or the difference. */
@@ -40,10 +42,10 @@ export interface Link {
 
 export const DEFAULT_LINK: Link = {
   model: '', text: '', window: null, compareWith: '', view: 'heads', colour: 'cluster', space: 'sphere', axes: 'all', edits: [], language: '',
-  step: 0, token: null, second: null, layer: null, head: null, field: '', show: ['arcs'], side: 'after',
+  step: 0, token: null, second: null, layer: null, head: null, field: '', run: '', show: ['arcs'], side: 'after',
 }
 
-const TEXT_PARAMETERS = ['model', 'text', 'compareWith', 'view', 'colour', 'space', 'axes', 'language', 'field'] as const
+const TEXT_PARAMETERS = ['model', 'text', 'compareWith', 'view', 'colour', 'space', 'axes', 'language', 'field', 'run'] as const
 const INDEX_PARAMETERS = ['window', 'token', 'second', 'layer', 'head'] as const
 /** Name of a property in the URL. Shared links contain `beside`, so that name stays. */
 const urlName = (name: string): string => (name === 'compareWith' ? 'beside' : name)
@@ -90,7 +92,7 @@ export function parseLink(hash: string): Link {
 }
 
 const INDICES_OF_TRACE = ['layer', 'head', 'token', 'second', 'step'] as const
-export const VIEWS = ['corpus', 'heads', 'readout', 'transport', 'clusters', 'energy', 'composition', 'card', 'atlas', 'compare', 'dynamics'] as const
+export const VIEWS = ['corpus', 'heads', 'readout', 'transport', 'clusters', 'energy', 'composition', 'card', 'atlas', 'learning', 'compare', 'dynamics'] as const
 const EXPECTED_NAMES: Record<string, readonly string[]> = { side: SIDES, space: ['sphere', 'raw'], language: Object.keys(LANGUAGES) }
 
 const makeMessage = (key: MessageKey, parameters: MessageValue['parameters']): MessageValue => ({ template: en[key], parameters })
@@ -126,4 +128,4 @@ export function outOfRange(link: Link, info: TraceInfo): { change: Partial<Link>
 }
 
 /** Whether the back button undoes a change. Moving the scrubber is not undone. */
-export const isUndoable = (change: Partial<Link>): boolean => ['model', 'text', 'window', 'compareWith', 'view', 'edits', 'axes', 'space'].some((name) => name in change)
+export const isUndoable = (change: Partial<Link>): boolean => ['model', 'text', 'window', 'compareWith', 'view', 'run', 'edits', 'axes', 'space'].some((name) => name in change)

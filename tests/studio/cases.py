@@ -28,6 +28,7 @@ from rheoscope.studio.safety import AccessRules
 from rheoscope.studio.server import create_app
 from rheoscope.studio.session import Limits, Session
 from rheoscope.studio.stored_example import StoredExample
+from rheoscope.studio.training_runs import TrainingRuns
 from tests.report.cases import small
 
 TEXT = "The keys to the cabinet are on the table."
@@ -62,12 +63,15 @@ def running_studio(
     stored_example: StoredExample | None = None,
     rules: AccessRules = AccessRules(),
     corpus_run: LiveCorpusRun | None = None,
+    training_runs: TrainingRuns | None = None,
     **limits: Any,
 ) -> Iterator[tuple[Session, TestClient]]:
     import_all_modules()
     session = Session(load, sources, Limits(**limits))
     try:
-        app = create_app(session, rules, stored_example=stored_example, corpus_run=corpus_run)
+        app = create_app(
+            session, rules, stored_example=stored_example, corpus_run=corpus_run, training_runs=training_runs
+        )
         with TestClient(app, base_url=BASE_URL, raise_server_exceptions=False) as client:  # one event loop for all
             yield session, client
     finally:

@@ -28,6 +28,7 @@ from rheoscope.studio.safety import AccessRules
 from rheoscope.studio.server import create_app
 from rheoscope.studio.session import Limits, Session
 from rheoscope.studio.stored_example import PAGE_FOLDER
+from rheoscope.studio.training_runs import TrainingRuns
 from tests.studio.cases import TEXT, import_all_modules, load_small, run_corpus, small
 
 AXE = Path(__file__).parents[2] / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
@@ -45,14 +46,18 @@ pytestmark = [
 
 
 @contextmanager
-def serve_studio(corpus_run: LiveCorpusRun | None = None) -> Iterator[tuple[Session, str]]:
+def serve_studio(
+    corpus_run: LiveCorpusRun | None = None, training_runs: TrainingRuns | None = None
+) -> Iterator[tuple[Session, str]]:
     """A server with the small model on a free port."""
     uvicorn = pytest.importorskip("uvicorn")
     import_all_modules()
     session = Session(load_small, ModelSources(), Limits(max_tokens=100))
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(session, AccessRules(), PAGE_FOLDER, corpus_run=corpus_run), port=0, log_level="error"
+            create_app(session, AccessRules(), PAGE_FOLDER, corpus_run=corpus_run, training_runs=training_runs),
+            port=0,
+            log_level="error",
         )
     )
     thread = threading.Thread(target=server.run)

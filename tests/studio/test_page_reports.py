@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from rheoscope.report.card_cache import SHIPPED_CARDS, read_card
 from rheoscope.studio import cards
 from rheoscope.studio.session import Session
+from rheoscope.studio.training_runs import TrainingRuns
 from tests.studio import test_page
-from tests.studio.test_page import AXE, open_page
+from tests.studio.run_folders import write_race, write_training_run
+from tests.studio.test_page import AXE, open_page, serve_studio, wait_for_url
 from tests.studio.test_page_layout import CUT_TEXT, SIZES, open_all_details
 
 pytestmark = test_page.pytestmark
@@ -70,3 +73,22 @@ def test_the_atlas_has_a_forest_plot_per_claim(studio: tuple[Session, str], brow
         assert page.locator("#panel figure").count() == read_card(next(SHIPPED_CARDS.glob("*.json"))).sizes["claim"]
         assert "rheoscope card MODEL" in page.locator("#panel").inner_text()
         check_view(page, f"{studio[1]}#view=atlas", "#panel figure")
+
+
+def test_a_race_is_followed_while_it_runs(browser: Any, tmp_path: Path) -> None:
+    """The page shows every new evaluation without a reload."""
+    write_race(tmp_path / "race", entrants=["untied"], n_evaluations=2)
+    write_training_run(tmp_path / "run")
+    with (
+        serve_studio(training_runs=TrainingRuns(tmp_path)) as (_, url),
+        opened_view(browser, f"{url}learning", "#panel figure") as page,
+    ):
+        page.get_by_text("1 of 2 runs have been evaluated").wait_for()
+        write_race(tmp_path / "race")
+        page.get_by_text("0 ahead, 1 behind").wait_for()
+        page.locator("#panel select").select_option("run")
+        page.get_by_text("Step 20 of 20").wait_for()
+        wait_for_url(page, "run=run")
+        page.go_back()
+        page.get_by_text("0 ahead, 1 behind").wait_for()
+        check_view(page, f"{url}#view=learning&run=race", "#panel figure")

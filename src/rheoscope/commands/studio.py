@@ -17,6 +17,9 @@ ExportFolder = Annotated[
 CorpusRun = Annotated[
     Path | None, typer.Option("--corpus", help="Also show a corpus run: the folder of rheoscope corpus run.")
 ]
+RunsFolder = Annotated[
+    Path | None, typer.Option("--runs", help="Also show training runs and races: a run, or a folder of runs.")
+]
 ExportText = Annotated[str | None, typer.Option(help="The text of the export.")]
 
 
@@ -27,6 +30,7 @@ def studio(
     open_page: OpenPage = False,
     root: ModelRoots = None,
     corpus: CorpusRun = None,
+    runs: RunsFolder = None,
     export: ExportFolder = None,
     text: ExportText = None,
     file: File = None,
@@ -42,4 +46,6 @@ def studio(
     from rheoscope.studio.run_studio import run_command
     from rheoscope.studio.startup import StudioOptions
 
-    run_command(StudioOptions(model, device, dtype, root or [], corpus), host, port, open_page, export, text, file)
+    run_command(
+        StudioOptions(model, device, dtype, root or [], corpus, runs), host, port, open_page, export, text, file
+    )

@@ -63,10 +63,9 @@ def read_curves(race_path: Path) -> list[Curves]:
 
     This makes an unfinished race comparable.
     """
-    lines_by_pack: dict[tuple[str, float], list[JsonObject]] = {}
-    for line in read_all_logs(race_path):
-        lines_by_pack.setdefault((line["entrant"], line["rate"]), []).append(line)
-    missing = [name for name, rate in list_packs(read_race_settings(race_path)) if (name, rate) not in lines_by_pack]
+    curves = read_started_curves(race_path)
+    started = {(curve.entrant, curve.rate) for curve in curves}
+    missing = [name for name, rate in list_packs(read_race_settings(race_path)) if (name, rate) not in started]
     if missing:
         raise RheoscopeError(
             Message(
@@ -75,8 +74,15 @@ def read_curves(race_path: Path) -> list[Curves]:
                 entrant=missing[0],
             )
         )
-    curves = [_make_curves(name, rate, lines) for (name, rate), lines in lines_by_pack.items()]
     return [curve.first_evaluations(min(len(shortest.steps) for shortest in curves)) for curve in curves]
+
+
+def read_started_curves(race_path: Path) -> list[Curves]:
+    """The curve of every pack that has been evaluated, each up to its own last evaluation."""
+    lines_by_pack: dict[tuple[str, float], list[JsonObject]] = {}
+    for line in read_all_logs(race_path):
+        lines_by_pack.setdefault((line["entrant"], line["rate"]), []).append(line)
+    return [_make_curves(name, rate, lines) for (name, rate), lines in lines_by_pack.items()]
 
 
 def _make_curves(entrant: str, rate: float, lines: Sequence[JsonObject]) -> Curves:

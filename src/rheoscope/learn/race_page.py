@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rheoscope.learn.curves import AHEAD, BEHIND, interpolate_target_tokens, median_and_interval, tokens_ratio
+from rheoscope.learn.curves import (
+    AHEAD,
+    BEHIND,
+    Curves,
+    best_curves,
+    interpolate_target_tokens,
+    median_and_interval,
+    tokens_ratio,
+)
 from rheoscope.learn.entrants import ENTRANTS, base_entrant, penalty_sweeps
 from rheoscope.learn.geometry_over_training import QUANTITIES
 from rheoscope.learn.race_tables import VERDICT_LABELS, report_tables
@@ -61,6 +69,29 @@ def race_picture(result: "xarray.Dataset") -> Picture:
             *_sweep_panels(result),
         ),
     )
+
+
+def progress_picture(curves: Sequence[Curves]) -> Picture:
+    """The loss of every entrant that has been evaluated, each up to its own last evaluation and at its best rate so far."""
+    entrants = list(dict.fromkeys(curve.entrant for curve in curves))
+    best = [best_curves([curve for curve in curves if curve.entrant == name]) for name in entrants]
+    marks = [mark for index, curve in enumerate(best) for mark in _progress_marks(curve, index)]
+    panel = Panel(
+        Message("Held-out loss so far"),
+        Message("nats per token at each entrant's best rate so far, without the untrained model"),
+        tuple(marks),
+        Axis(Message("tokens")),
+        Axis(Message("loss")),
+        columns=3,
+    )
+    caption = Message("Entrants may be at different steps. Bands are 95 % intervals of the mean over seeds.")
+    return Picture(Message("Training"), caption, (panel,))
+
+
+def _progress_marks(curve: Curves, index: int) -> list[Mark]:
+    first_column = int(len(curve.tokens) > 2)
+    tokens = np.array(curve.tokens[first_column:], dtype=float)
+    return _mean_curve(tokens, curve.loss.numpy()[:, first_column:], curve.entrant, index)
 
 
 def geometry_picture(observations: Observations) -> Picture:

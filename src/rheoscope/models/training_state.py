@@ -212,7 +212,7 @@ def store_or_check_recipe(out: Path, folder: Path | None, recipe: dict[str, Any]
         with explain_write_errors(out):
             write_file(file, lambda path: path.write_text(json.dumps(new_recipe, indent=1) + "\n"))
         return int(new_recipe["steps"])
-    stored_recipe = _read_recipe(file) if file.exists() else new_recipe
+    stored_recipe = read_recipe(file) if file.exists() else new_recipe
     _check_same_vocabulary(folder, stored_recipe["config"], new_recipe["config"], tokenizer)
     check_same_recipe(out, stored_recipe, new_recipe)
     _extend(out, stored_recipe, int(new_recipe["steps"]), read_progress(folder).step)
@@ -271,7 +271,8 @@ def _extend(out: Path, stored_recipe: dict[str, Any], steps: int, step: int) -> 
         write_file(out / RECIPE, lambda path: path.write_text(json.dumps(extended_recipe, indent=1) + "\n"))
 
 
-def _read_recipe(file: Path) -> dict[str, Any]:
+def read_recipe(file: Path) -> dict[str, Any]:
+    """The recipe of a run, from its file."""
     try:
         content = json.loads(file.read_text())
         content["config"]["vocabulary"]

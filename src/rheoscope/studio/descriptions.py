@@ -32,8 +32,9 @@ def state_json(
     model_id: str,
     example_id: str | None,
     corpus_name: str | None = None,
+    has_runs: bool = False,
 ) -> dict[str, Any]:
-    """The first response to a page: the models, the text to open, the corpus and the limits."""
+    """The first response to a page: the models, the text to open, the corpus, whether there are training runs, and the limits."""
     limits = session.limits
     return {
         "version": __version__,
@@ -41,6 +42,7 @@ def state_json(
         "model": model_id,
         "example": example_id,
         "corpus": corpus_name,
+        "runs": has_runs,
         "limits": {"tokens": limits.max_tokens, "text_bytes": limits.max_text_bytes, "jobs": limits.max_jobs},
     }
 

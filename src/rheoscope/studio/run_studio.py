@@ -24,10 +24,14 @@ def run_command(
     check_installation(PAGE_FOLDER)
     check_options(options)
     if export_folder is not None:
-        if options.corpus_folder is not None:
+        shown_folders = {"--corpus": options.corpus_folder, "--runs": options.runs_folder}
+        other_option = next((name for name, folder in shown_folders.items() if folder is not None), None)
+        if other_option is not None:
             raise RheoscopeError(
-                Message("an export contains one text, so --export and --corpus cannot be combined"),
-                Advice("", "--export DIR or --corpus DIR"),
+                Message(
+                    "an export contains one text, so --export and {option} cannot be combined", option=other_option
+                ),
+                Advice("", f"--export DIR or {other_option} DIR"),
             )
         print(save_export(export_folder, resolve_text(text, file), options))
     elif text is not None or file is not None:

@@ -13,6 +13,7 @@ from rheoscope.studio.edits import Edit
 from rheoscope.studio.jobs import MAX_SHORT_COST, CancelledError, Job
 from rheoscope.studio.session import Session, TextEntry
 from rheoscope.studio.stored_example import StoredExample
+from rheoscope.studio.training_runs import TrainingRuns
 
 if TYPE_CHECKING:
     import xarray
@@ -22,11 +23,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Studio:
-    """The session of the server, the stored example and the corpus run, if there are any."""
+    """The session of the server, and the stored example, the corpus run and the training runs, if there are any."""
 
     session: Session
     stored_example: StoredExample | None
     corpus_run: LiveCorpusRun | None
+    training_runs: TrainingRuns | None
 
     def stored_response(self, trace_id: str, path: str, extension: str) -> bytes | None:
         """The stored response about the example. The id is a hash, so a computed response would be the same."""

@@ -4,13 +4,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import RedirectResponse, StreamingResponse
+from starlette.responses import StreamingResponse
 from starlette.staticfiles import StaticFiles
 
 from rheoscope import __version__
@@ -18,35 +18,37 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.report.json_file import dataset_to_json
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio import descriptions, detail_queries, head_detail, model_gallery, particle_simulation, wire
-from rheoscope.studio.cards import atlas_json, card_json
+from rheoscope.studio import (
+    descriptions,
+    detail_queries,
+    head_detail,
+    model_gallery,
+    particle_simulation,
+    report_routes,
+    wire,
+)
 from rheoscope.studio.content_ids import UNTRAINED_SUFFIX
 from rheoscope.studio.corpus import LiveCorpusRun
 from rheoscope.studio.csv_download import dataset_to_csv
 from rheoscope.studio.jobs import BusyError, CancelledError, EventLog, Job, MissingError
 from rheoscope.studio.request_bodies import Index, NewTraceBody, OpenModelBody, QueryKeyBody
+from rheoscope.studio.responses import JSON_TYPE, StudioState, binary_response, json_response
 from rheoscope.studio.safety import AccessGuard, AccessRules, App
-from rheoscope.studio.served_state import Studio, wait_for_client
+from rheoscope.studio.served_state import Studio
 from rheoscope.studio.session import NoResultError, Session
 from rheoscope.studio.stored_example import StoredExample
+from rheoscope.studio.training_runs import TrainingRuns
 
 if TYPE_CHECKING:
     import xarray
 
-BINARY_TYPE, JSON_TYPE = "application/octet-stream", "application/json"
 MIN_COMPRESSED_BYTES = 1000
 """Responses below this size are not compressed, nor are event streams, whose events must not wait for each other."""
 KEEP_ALIVE_SECONDS = 15.0
 """Seconds without an event after which a stream sends a comment, so that proxies keep it open."""
 
 
-def _get_studio(request: Request) -> Studio:
-    return request.app.state.studio
-
-
-StudioState = Annotated[Studio, Depends(_get_studio)]
 router = APIRouter(prefix="/api")
-page_router = APIRouter()
 
 
 def create_app(
@@ -55,35 +57,22 @@ def create_app(
     page_folder: Path | None = None,
     stored_example: StoredExample | None = None,
     corpus_run: LiveCorpusRun | None = None,
+    training_runs: TrainingRuns | None = None,
 ) -> App:
     """The ASGI app behind its access guard. `page_folder` is the built page."""
     app = FastAPI(title="Rheoscope studio", version=__version__, docs_url=None, redoc_url=None)
-    app.state.studio = Studio(session, stored_example, corpus_run)
+    app.state.studio = Studio(session, stored_example, corpus_run, training_runs)
     install_error_handlers(app)
     app.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=6)
     app.include_router(router)
+    app.include_router(report_routes.router)
     if page_folder is not None:
-        app.include_router(page_router)
+        app.include_router(report_routes.page_router)
         app.mount("/", StaticFiles(directory=page_folder, html=True))
     return AccessGuard(app, rules)
 
 
-@page_router.get("/card")
-@page_router.get("/atlas")
-def open_view(request: Request) -> Response:
-    """The short address of a view, which is in the hash of the page."""
-    return RedirectResponse(f"./#view={request.url.path.rpartition('/')[2]}")
-
-
-# Responses
-
-
-def json_response(value: Any, status: int = 200) -> Response:
-    return Response(wire.encode_json(value), status, media_type=JSON_TYPE)
-
-
-def binary_response(data: bytes) -> Response:
-    return Response(data, media_type=BINARY_TYPE)
+# Errors and events
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -157,7 +146,12 @@ def get_state(studio: StudioState) -> Response:
     corpus_name = None if studio.corpus_run is None else studio.corpus_run.name
     return json_response(
         descriptions.state_json(
-            studio.session, studio.model_list(), studio.session.first_model, example_id, corpus_name
+            studio.session,
+            studio.model_list(),
+            studio.session.first_model,
+            example_id,
+            corpus_name,
+            studio.training_runs is not None,
         )
     )
 
@@ -370,24 +364,6 @@ async def get_token(studio: StudioState, trace: str, position: Index) -> Respons
 @router.post("/dynamics")
 async def run_dynamics(studio: StudioState, body: particle_simulation.ParticleSettings) -> Response:
     return binary_response(await studio.run_quick(None, lambda: particle_simulation.simulate_particles(body)))
-
-
-# Cards
-
-
-@router.get("/cards/{model:path}")
-async def get_card(studio: StudioState, model: str, request: Request) -> Response:
-    stored_body = studio.stored_card(model)
-    if stored_body is not None:
-        return Response(stored_body, media_type=JSON_TYPE)
-    opened_model = studio.session.get_model(model)
-    loaded_model = await wait_for_client(opened_model.job, request)
-    return json_response(await studio.run_quick(None, lambda: card_json(loaded_model, opened_model.untrained)))
-
-
-@router.get("/atlas")
-async def get_atlas(studio: StudioState) -> Response:
-    return json_response(await studio.run_quick(None, atlas_json))
 
 
 # A corpus

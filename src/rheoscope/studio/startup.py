@@ -24,6 +24,7 @@ from rheoscope.studio.model_sources import ModelSources, default_history_file
 from rheoscope.studio.safety import AccessRules, App, is_loopback
 from rheoscope.studio.session import Limits, Session
 from rheoscope.studio.stored_example import EXAMPLE_FOLDER, PAGE_FOLDER, load_example
+from rheoscope.studio.training_runs import TrainingRuns
 
 if TYPE_CHECKING:
     import uvicorn
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 class StudioOptions:
     """The first model of a studio, how models are loaded, and what else it may open.
 
-    Models below `roots` may be opened from the page. `corpus_folder` is a corpus run to show.
+    Models below `roots` may be opened from the page. `corpus_folder` is a corpus run to show, `runs_folder` a training run or a
+    folder of them, whose models may be opened too.
     """
 
     model: str | None = None
@@ -41,6 +43,7 @@ class StudioOptions:
     dtype: str | None = None
     roots: Sequence[Path] = ()
     corpus_folder: Path | None = None
+    runs_folder: Path | None = None
 
 
 DEFAULT_OPTIONS = StudioOptions()
@@ -66,10 +69,12 @@ def serve(options: StudioOptions, host: str, port: int | None, open_page: bool) 
     share_cores(N_CONCURRENT_JOBS)
     sys.setswitchinterval(SWITCH_SECONDS)
     session = start_session(options)
+    runs = None if options.runs_folder is None else TrainingRuns(options.runs_folder)
     app = create_app(
-        session, AccessRules(host, token), PAGE_FOLDER, load_example(PAGE_FOLDER / EXAMPLE_FOLDER), corpus_run
+        session, AccessRules(host, token), PAGE_FOLDER, load_example(PAGE_FOLDER / EXAMPLE_FOLDER), corpus_run, runs
     )
-    hash_of_view = "" if corpus_run is None else "#view=corpus"
+    first_view = "corpus" if corpus_run is not None else "learning" if runs is not None else ""
+    hash_of_view = f"#view={first_view}" if first_view else ""
     page_url = page_address(reachable_host(host), listener.getsockname()[1], token) + hash_of_view
     print(Message("Rheoscope studio: {url}  (stop with Ctrl+C)", url=page_url), flush=True)
     if open_page:
@@ -114,7 +119,8 @@ def start_session(options: StudioOptions, limits: Limits | None = None) -> Sessi
     probe_bfloat16_matmul()  # before any thread starts: catching warnings changes the whole process
     first_model = options.model or DEFAULT_NAME
     named_models = () if options.model is None else (options.model,)
-    sources = ModelSources(named_models, tuple(options.roots), default_history_file())
+    run_roots = () if options.runs_folder is None else TrainingRuns(options.runs_folder).model_roots()
+    sources = ModelSources(named_models, (*options.roots, *run_roots), default_history_file())
     session = Session(load, sources, limits or Limits(), first_model, options.device, options.dtype)
     session.open_model(first_model)
     return session
@@ -127,6 +133,11 @@ def check_options(options: StudioOptions) -> None:
         raise RheoscopeError(
             Message("--root must be an existing directory, got {folder}", folder=str(bad_root)),
             Advice("", "--root DIR"),
+        )
+    if options.runs_folder is not None and not options.runs_folder.is_dir():
+        raise RheoscopeError(
+            Message("--runs must be an existing directory, got {folder}", folder=str(options.runs_folder)),
+            Advice("", "--runs DIR"),
         )
     parse_dtype(options.dtype, options.device)
     parse_device(options.device or "cpu")
