@@ -50,6 +50,8 @@ def stored_module(module: Any) -> Any:
 
 def adapter_layers(network: nn.Module) -> Iterator[tuple[str, Any]]:
     """Every layer of peft in a network, with its name."""
+    if "peft" not in sys.modules:
+        return
     for name, module in network.named_modules():
         if is_adapter_layer(module) or is_replaced_module(module):
             yield name, module

@@ -18,6 +18,7 @@ from rheoscope.running.eval_mode import description_in_eval_mode
 from rheoscope.running.half_precision import description_in_float32, embeddings_in_float32
 from rheoscope.running.loading_stages import Progress
 from rheoscope.running.multiple_devices import on_one_device
+from rheoscope.running.network_walk import parameters_of
 from rheoscope.running.stream import ModelDescription
 from rheoscope.running.weight_files import check_weights, fingerprint
 from rheoscope.shapes import RheoscopeError
@@ -40,7 +41,7 @@ def describe_model(network: Any, tokenizer: Any, name: str, progress: Progress |
         if not reads_tokens(network):
             return FeaturePair(network, getattr(tokenizer, "tokenizer", tokenizer), *parts, extractor_of(tokenizer))
         return PretrainedPair(network, tokenizer, *parts)
-    description = describe_network(network)
+    description = finished(family.describe(network), network)
     if not reads_tokens(network):
         view = build_view(description, network, None, model_facts | {"input": main_input(network)})
         return FeatureModel(network, tokenizer, description, view)
@@ -93,14 +94,14 @@ def build_view(
 
 def facts(network: Any, family: Any, name: str, progress: Progress | None = None) -> dict[str, Any]:
     """The provenance of a model, stored with every result."""
-    weight = next(network.parameters())
+    weights = parameters_of(network)
     return {
         "model": name,
         "type": network.config.model_type,
         "family": getattr(family, "FAMILY", family.__name__.rsplit(".", 1)[-1]),
         "weights": fingerprint(network, adapter_state(network), progress),
-        "dtype": str(weight.dtype).removeprefix("torch."),
-        "device": ", ".join(sorted({str(parameter.device) for parameter in network.parameters()})),
+        "dtype": str(weights[0].dtype).removeprefix("torch."),
+        "device": ", ".join(sorted({str(weight.device) for weight in weights})),
     }
 
 

@@ -47,7 +47,7 @@ def certify(model: Pretrained, progress: Progress | None = None) -> Certificate:
     if isinstance(model, PretrainedPair):
         return certify_pair(model, probe_ids(model.view))
     method = quantisation_method(model.network)
-    if next(quantised_modules(model.network), None) is None:
+    if not method or next(quantised_modules(model.network), None) is None:
         return replace(_certify_run(model, progress_stage(progress, 0, 100)), stored_as=method)
     result = _certify_run(with_dequantised_projections(model), progress_stage(progress, 0, 90))
     return certificate.certify_quantised(result, model.trace(probe_ids(model.view)), method)
@@ -82,7 +82,7 @@ def certify_texts(model: Pretrained, plan: ProofPlan, report_progress: Progress)
     run = ProofRun(model, plan, report_progress)
     for batch in plan.batches:
         forward = partial(model.network.base_model, **batch.inputs(model.device))
-        with selected_tokens(model.network, model.description, batch), model.eval_mode():
+        with selected_tokens(model.network, model.description, batch):
             run.check(batch, forward)
     return run.certificate()
 

@@ -23,6 +23,7 @@ from rheoscope.pretrained.towers import select_tower, split_tower
 from rheoscope.pretrained.unsupported_networks import check_supported
 from rheoscope.running.loading_stages import Progress, progress_stage
 from rheoscope.running.network_copy import copy_if_needed
+from rheoscope.running.network_walk import parameters_of
 from rheoscope.running.streamed_weights import stream_parameters
 from rheoscope.running.weight_files import check_safetensors, move_network, parse_device, parse_dtype
 from rheoscope.shapes import RheoscopeError
@@ -239,7 +240,7 @@ def _check_unsharded(network: Any) -> None:
     """Raise if weights are split or offloaded, because M and F need whole weights on a device."""
     from torch.distributed.tensor import DTensor
 
-    if any(isinstance(weight, DTensor) for weight in network.parameters()):
+    if any(isinstance(weight, DTensor) for weight in parameters_of(network)):
         raise RheoscopeError(
             Message("this model is split by tensor parallelism (tp_plan), so no process has all weights of a head"),
             use(device="auto"),
@@ -264,7 +265,7 @@ def prepare_network(network: Any, device: str | None, dtype: str | None, init_se
         )
     check_supported(network)
     _check_unsharded(network)
-    on_several_devices = len({parameter.device for parameter in network.parameters()}) > 1
+    on_several_devices = len({parameter.device for parameter in parameters_of(network)}) > 1
     if on_several_devices and (device, dtype, init_seed) == (None, None, None):
         return network  # the caller distributed it on purpose
     target_device = weight.device if device is None else parse_device(device)

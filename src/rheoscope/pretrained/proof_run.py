@@ -1,15 +1,16 @@
 """One run of a network on the texts of its proof: every layer is compared with its View as soon as it has run."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rheoscope.attention.mask import BooleanMask
 from rheoscope.attention.position_bias import Bias
@@ -19,15 +20,14 @@ from rheoscope.pretrained.finder.softmax_calls import SOFTMAX_OPERATIONS
 from rheoscope.pretrained.hf_model import Pretrained
 from rheoscope.pretrained.proof_texts import ProofBatch, ProofPlan
 from rheoscope.running import certificate
-from rheoscope.running.certificate import Certificate, Coverage, LayerErrors
+from rheoscope.running.certificate import Certificate, Coverage, LayerErrors, Texts
 from rheoscope.running.loading_stages import Progress
-from rheoscope.running.runner import allocate_points, make_traces
+from rheoscope.running.runner import allocate_points
 from rheoscope.running.stream import record_points
 from rheoscope.running.thread_hooks import ModuleHook, apply_module_hooks, on_turn
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads
 from rheoscope.space.model_parts import ModelRotary
-from rheoscope.space.trace import Trace
 
 PADDING_UNTESTED = Message("padding (the network reads it)")
 EDGES_UNTESTED = Message("window edges (the blocks make their own mask)")
@@ -47,23 +47,20 @@ class ProofRun:
     report_progress: Progress
     errors: list[LayerErrors] = field(default_factory=list)
     untested: list[Message] = field(default_factory=list)
+    n_checks: int = 0
 
     def check(self, batch: ProofBatch, forward: Callable[[], Any]) -> None:
         """Run the network on a batch, and compare every layer of every text."""
         model, (n_texts, n) = self.model, batch.positions.shape
         points = allocate_points(model.description, batch.ids.expand(n_texts, n).to(model.device))
         layers = iter(range(model.view.layers))
-        n_checks = model.view.layers * sum(len(x.positions) for x in self.plan.batches)
+        planned = next(placements(batch, range(n_texts)))
 
         def check_layer(out: Any) -> None:
             if points.is_cuda:
                 torch.cuda.synchronize(points.device)  # the points are copied on a side stream
             weights = weights_by_head(layer_weights.pop(), n).unflatten(0, (n_texts, -1)).to(points.device)
-            layer = next(layers)
-            with _pop_mode_temporarily():  # without the recorder, which would read every operation of the View
-                for text in range(n_texts):
-                    self._check_text(batch, text, points[text], layer, weights[text])
-            self.report_progress(len(self.errors), n_checks)
+            self._check_layer(batch, planned, next(layers), points, weights)
 
         last_taps = [layer_taps[-1] for layer_taps in model.description.layer_taps]
         checks = [on_turn(ModuleHook(tap.module, "out", check_layer), tap.turn, tap.n_turns) for tap in last_taps]
@@ -76,17 +73,26 @@ class ProofRun:
         ):
             forward()
 
-    def _check_text(self, batch: ProofBatch, text: int, points: Tensor, layer: int, weights: Tensor) -> None:
-        """Compare a layer with what the batch gave the network, else with what the network may have made of it."""
-        if not bool(batch.is_token[text].all()) and not bool(weights[:, batch.is_token[text]].isfinite().all()):
+    def _check_layer(
+        self, batch: ProofBatch, planned: "Placement", layer: int, points: Tensor, weights: Tensor
+    ) -> None:
+        """Compare a layer on all texts at once with what the batch gave the network, else each text with what it may have made of it."""
+        errors = planned.errors(self.model, layer, points, weights)
+        if certificate.is_explained(errors, self.model.view.dtype):
+            self.errors.append(errors)
+        else:
+            for text in range(len(weights)):
+                self._check_text(batch, text, layer, points, weights)
+        self.n_checks += 1
+        self.report_progress(self.n_checks, self.model.view.layers * len(self.plan.batches))
+
+    def _check_text(self, batch: ProofBatch, text: int, layer: int, points: Tensor, weights: Tensor) -> None:
+        is_token = batch.is_token[text]
+        if not bool(is_token.all()) and not bool(weights[text][:, is_token].isfinite().all()):
             raise PaddingError
         errors = list[LayerErrors]()
-        for placement in placements(batch, text):
-            trace, is_token = (
-                placement.trace(self.model, layer, points, batch.ids),
-                placement.is_token.to(points.device),
-            )
-            errors.append(certificate.layer_errors(trace, layer, weights[:, is_token][..., is_token]))
+        for placement in placements(batch, [text]):
+            errors.append(placement.errors(self.model, layer, points, weights))
             if certificate.is_explained(errors[-1], self.model.view.dtype):
                 self.errors.append(errors[-1])
                 self.untested += [reason for reason in placement.untested if reason not in self.untested]
@@ -124,56 +130,77 @@ def suppress_after(layers: Iterator[int]) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where the tokens of a text are for a View: their places in the mask, their positions, and which of them are no padding.
+    """The tokens of some texts of a batch as one cloud, in which every token sees those of its own text.
 
-    `untested` says which of the places that a batch asks for the network does not use.
+    Token i is row `rows[i]` of text `texts[i]`. It is at `places[i]` in the mask and at `positions[i]`. `n_tokens` are the sizes of
+    the texts. `untested` says which of the places that a batch asks for the network does not use.
     """
 
-    is_token: Bool[Tensor, " n"]
+    texts: Int[Tensor, " n"]
+    rows: Int[Tensor, " n"]
     places: Int[Tensor, " n"]
     positions: Int[Tensor, " n"]
+    n_tokens: list[int]
     untested: tuple[Message, ...] = ()
 
     def heads(self, heads: Heads) -> Heads:
         """The heads of tokens at these places."""
-        places, positions = self.places[self.is_token], self.positions[self.is_token]
-        first = torch.arange(len(places))
-        if torch.equal(places, first) and torch.equal(positions, first):
+        if self.is_plain:
             return heads
-        mechanism, places = heads.mechanism, places.to(heads.W_O.device)
+        mechanism, places = heads.mechanism, self.places.to(heads.W_O.device)
         position, bias = mechanism.position, mechanism.position.bias(places, places)
         if isinstance(position, ModelRotary):
-            rotate = position.rotate
-            position = ModelRotary(lambda x, rows: rotate(x, positions.to(rows.device)[rows]))
+            rotate, positions = position.rotate, self.positions
+            position = ModelRotary(lambda x, tokens: rotate(x, positions.to(tokens.device)[tokens]))
         elif bias is not None:
             position = Bias(bias)
-        mask = BooleanMask(mechanism.mask(places, places))
+        mask = BooleanMask(mechanism.mask(places, places) & self.is_same_text.to(places.device))
         return replace(heads, mechanism=replace(mechanism, mask=mask, position=position))
 
-    def trace(self, model: Pretrained, layer: int, points: Float[Tensor, "p n d"], ids: Int[Tensor, " n"]) -> Trace:
-        """The tokens of a text, for a View whose layer has them at these places."""
-        token_rows = self.is_token.nonzero().flatten()
-        ids, points = ids[token_rows], points[None].index_select(2, token_rows.to(points.device))
-        layers = list(model.view.layer_heads)
-        layers[layer] = self.heads(layers[layer])
-        view = replace(model.view, layer_heads=tuple(layers))
-        return make_traces(view, model.description, points, [ids], [[""] * len(ids)], [""])[0]
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether the tokens are one text at its first positions."""
+        first = torch.arange(len(self.places))
+        return len(self.n_tokens) == 1 and torch.equal(self.places, first) and torch.equal(self.positions, first)
+
+    @cached_property
+    def is_same_text(self) -> Bool[Tensor, "n n"]:
+        return self.texts[:, None] == self.texts
+
+    @cached_property
+    def texts_in_cloud(self) -> Texts:
+        """What relates the weights of this cloud to those of the network."""
+        queries, keys = self.is_same_text.nonzero().unbind(1)
+        return Texts(self.n_tokens, (queries, keys, self.rows[keys]))
+
+    def errors(
+        self, model: Pretrained, layer: int, points: Float[Tensor, "t p n d"], weights: Float[Tensor, "t h n n"]
+    ) -> LayerErrors:
+        """The errors of a layer on these tokens."""
+        input_step = len(model.description.layer_taps[0]) * layer
+        before, after = (points[self.texts, step, self.rows] for step in (input_step, input_step + 1))
+        heads, rows = self.heads(model.view.layer_heads[layer]), weights.transpose(0, 1)[:, self.texts, self.rows]
+        return certificate.cloud_errors(heads, model.view.dtype, before, after, rows, self.texts_in_cloud)
 
 
-def placements(batch: ProofBatch, text: int) -> Iterator[Placement]:
-    """What a network may make of a text, first what the batch asks for.
+def placements(batch: ProofBatch, texts: Sequence[int]) -> Iterator[Placement]:
+    """What a network may make of texts, first what the batch asks for.
 
     A network may read padding, its blocks may make their own masks, and it may ignore positions. Each is a different computation, so
     a wrong View agrees with none of them.
     """
-    is_token, first = batch.is_token[text], torch.arange(len(batch.ids))
-    n_before = int(is_token.int().argmax())  # chunks begin at the first token that is no padding
+    is_token, first = batch.is_token[texts], torch.arange(len(batch.ids)).expand(len(texts), -1)
+    n_before = is_token.int().argmax(1, keepdim=True)  # chunks begin at the first token that is no padding
     for tokens, places, positions in product(
         _options(is_token, PADDING_UNTESTED, torch.ones_like(is_token)),
         _options(batch.indices - n_before, EDGES_UNTESTED, first - n_before),
-        _options(batch.positions[text], FAR_UNTESTED, batch.indices, first),
+        _options(batch.positions[texts], FAR_UNTESTED, batch.indices.expand_as(first), first),
     ):
-        yield Placement(tokens[0], places[0], positions[0], (*tokens[1], *places[1], *positions[1]))
+        text, row = tokens[0].nonzero().unbind(1)
+        yield Placement(
+            torch.tensor(texts)[text], row, places[0][tokens[0]], positions[0][tokens[0]], tokens[0].sum(1).tolist(),
+            (*tokens[1], *places[1], *positions[1]),
+        )  # fmt: skip
 
 
 def _options(planned: Tensor, reason: Message, *others: Tensor) -> list[tuple[Tensor, tuple[Message, ...]]]:
@@ -183,18 +210,34 @@ def _options(planned: Tensor, reason: Message, *others: Tensor) -> list[tuple[Te
 
 @contextmanager
 def record_layer_weights(model: Pretrained) -> Iterator[list[Tensor]]:
-    """Inside, the result of the last softmax in the attention of every layer. Softmaxes of other blocks are left out."""
-    recorder, layer_weights = SoftmaxRecorder(), list[Tensor]()
+    """Inside, the result of the last softmax in the attention of every layer. Softmaxes of other blocks are left out.
 
-    def keep_weights(out: Any) -> None:
+    Where a module returns this very result, further modules of its class are not searched for it.
+    """
+    recorder, layer_weights, returning_classes = SoftmaxRecorder(), list[Tensor](), set[type]()
+
+    def begin(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if type(module) not in returning_classes:
+            modes.enter_context(recorder)
+
+    def end(module: nn.Module, out: Any) -> None:
+        modes.close()
+        if type(module) in returning_classes:
+            layer_weights.append(out[1])
+            return
+        returned = out[1] if isinstance(out, tuple) and len(out) > 1 else None
         layer_weights.append(recorder.weights.pop())
+        if isinstance(returned, Tensor) and returned.is_set_to(layer_weights[-1]):
+            returning_classes.add(type(module))
 
     last_taps = [layer_taps[-1] for layer_taps in model.description.layer_taps]
+    pairs = zip(last_taps, model.description.attention_modules, strict=True)
     hooks = [
-        on_turn(ModuleHook(module, "out", keep_weights), tap.turn, tap.n_turns)
-        for tap, module in zip(last_taps, model.description.attention_modules, strict=True)
+        on_turn(hook, tap.turn, tap.n_turns)
+        for tap, module in pairs
+        for hook in (ModuleHook(module, "in", partial(begin, module)), ModuleHook(module, "out", partial(end, module)))
     ]
-    with apply_module_hooks(hooks), recorder:
+    with ExitStack() as modes, apply_module_hooks(hooks):
         yield layer_weights
 
 
@@ -204,6 +247,11 @@ class SoftmaxRecorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.weights: list[Tensor] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, so no operation pays for a check of it."""
+        return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))

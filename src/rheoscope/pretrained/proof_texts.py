@@ -5,6 +5,7 @@ rows and columns of a few tokens. Positions beyond that are given as `position_i
 """
 
 import inspect
+import random
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -131,7 +132,7 @@ def _plan_rotations(model: Pretrained, limit: int) -> ProofPlan:
     If rotations follow the length of a text, a pass beyond the switch comes first, so that the network ends as it began.
     """
     switches = tuple(sorted(x for x in rotary_switches(model.network.config) if x < limit))
-    far = {limit - 1}.union(*map(_around, switches)) & set(range(limit))
+    far = {x for x in {limit - 1}.union(*map(_around, switches)) if 0 <= x < limit}
     is_long = bool(switches) and follows_length(model, limit - 1)
     windows, untested = _reachable_windows(model, switches[0] if is_long else limit)
     indices = _places(windows, len(far) + PADDED_TOKENS, limit)
@@ -210,9 +211,7 @@ def _places(windows: Iterable[int], n: int, limit: int | None) -> Int[Tensor, " 
 
 def _far_places(required: set[int], n: int, limit: int) -> Int[Tensor, " n"]:
     """The required positions and random ones below the limit, in their order."""
-    randoms = torch.randperm(min(limit, 1 << 20), generator=torch.Generator().manual_seed(0))[
-        : n + len(required)
-    ].tolist()
+    randoms = random.Random(0).sample(range(limit), min(limit, n + len(required)))
     return torch.tensor(sorted([*sorted(required), *(x for x in randoms if x not in required)][:n]))
 
 

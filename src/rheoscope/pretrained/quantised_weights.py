@@ -12,6 +12,7 @@ from rheoscope.messages.message import Message
 from rheoscope.pretrained.adapter_layers import is_adapter_layer
 from rheoscope.pretrained.library_errors import one_line
 from rheoscope.running.network_copy import copy_sharing_weights
+from rheoscope.running.network_walk import modules_of
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.safe_arithmetic import at_least_float32
 
@@ -45,12 +46,13 @@ def quantisation_method(network: nn.Module) -> str:
     method = getattr(settings, "quant_method", None)
     if method is not None:
         return str(getattr(method, "value", method))
-    return next((type(module).__module__.split(".")[0] for module in quantised_modules(network)), "")
+    module = next(quantised_modules(network), None)
+    return "" if module is None else type(module).__module__.split(".")[0]
 
 
 def quantised_modules(network: nn.Module) -> Iterator[Any]:
     """The linear modules of a network whose weights are quantised while it runs."""
-    modules = (module for module in network.modules() if not is_adapter_layer(module))
+    modules = (module for module in modules_of(network) if not is_adapter_layer(module))
     return (module for module in modules if hasattr(module, "in_features") and is_quantised(module))
 
 

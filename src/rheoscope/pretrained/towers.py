@@ -81,6 +81,8 @@ def find_towers(network: Any) -> dict[str, Any]:
         for name in sorted(getattr(network.config, "sub_configs", {}))
         if name.endswith(CONFIG_SUFFIX) and (part := getattr(network.config, name, None)) is not None
     }
+    if not parts:
+        return {}
     modules = [
         x for x in network.modules() if isinstance(x, PreTrainedModel) and type(x.config) is not type(network.config)
     ]

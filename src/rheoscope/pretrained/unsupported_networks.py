@@ -8,6 +8,7 @@ from torch import nn
 
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
+from rheoscope.running.network_walk import modules_of
 from rheoscope.shapes import RheoscopeError
 
 PACKED_MODULES = ("torch.ao.nn",)
@@ -16,7 +17,7 @@ PACKED_MODULES = ("torch.ao.nn",)
 
 def check_supported(network: nn.Module) -> None:
     """Raise for packed weights, weights without values, and feed-forward layers that run in chunks."""
-    packages = {type(module).__module__ for module in network.modules()}
+    packages = {type(module).__module__ for module in modules_of(network)}
     if any(package.startswith(PACKED_MODULES) for package in packages):
         raise RheoscopeError(
             Message(

@@ -1,5 +1,6 @@
 """The certificate of a View: on a few tokens it must reproduce what the model computes."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,11 +9,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rheoscope.attention.definition import reference_attention
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.messages.message import Message
 from rheoscope.running.loading_stages import Progress
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads, project_normalised
+from rheoscope.space.model_parts import Projected
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
@@ -176,13 +179,48 @@ def certify(
 
 def layer_errors(trace: Trace, layer: int, model_weights: Float[Tensor, "h n n"]) -> LayerErrors:
     """The errors of one layer: its weights, its closure, its operators, and its largest score if scores are rounded."""
-    heads, x = trace.view.layer_heads[layer], trace.layer_input(layer)
-    own_weights = heads.all_weights(x)
+    before, after = trace.layer_input(layer), trace.points[trace.mid_steps[layer]]
+    return cloud_errors(trace.view.layer_heads[layer], trace.view.dtype, before, after, model_weights)
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Several texts in one cloud, in which every token sees those of its own text.
+
+    `sizes` are their numbers of tokens. Weight (i, j) of the cloud is weight (i, column) of the model, for every query i, key j and
+    column of `pairs`.
+    """
+
+    sizes: list[int]
+    pairs: tuple[Int[Tensor, " p"], Int[Tensor, " p"], Int[Tensor, " p"]]
+
+
+def cloud_errors(
+    heads: Heads,
+    dtype: torch.dtype,
+    before: Float[Tensor, "n d"],
+    after: Float[Tensor, "n d"],
+    model_weights: Float[Tensor, "h n k"],
+    texts: Texts | None = None,
+) -> LayerErrors:
+    """The errors of heads on a cloud before and after their attention, the largest of all texts in it.
+
+    Several texts have no score that explains their errors: a text with such errors is compared alone.
+    """
+    sizes, q_k_v = [len(before)] if texts is None else texts.sizes, heads.qkv(before)
+    outputs, own_weights = (x[0] for x in reference_attention(heads.mechanism, *q_k_v))
     if isinstance(heads.mechanism.normaliser, Sink) and _sums_to_one(model_weights):
         own_weights = own_weights / own_weights.sum(-1, keepdim=True)  # the closure proves the sinks
-    weights, closure = _weights_error(own_weights, model_weights), closure_error(trace, layer)
-    scores = _largest_rounded_score(trace, max(weights, closure), partial(trace.scores, layer))
-    return weights, closure, operators_error(heads, x), scores
+    if texts is not None:
+        queries, keys, columns = texts.pairs
+        own_weights, model_weights = own_weights[:, queries, keys], model_weights[:, queries, columns]
+    weights = _weights_error(own_weights, model_weights)
+    displacements, bias = heads.displacements_of(outputs, before)
+    clouds = zip(*(x.split(sizes) for x in (before, after, displacements.sum(0) + bias)), strict=True)
+    closure = _worst(_relative_residual(dtype, *cloud) for cloud in clouds)
+    head_scores = [partial(heads.scores, before, head) for head in range(heads.n_heads if len(sizes) == 1 else 0)]
+    score = _largest_rounded_score(dtype, max(weights, closure), head_scores)
+    return weights, closure, operators_error(heads, before, q_k_v), score
 
 
 @torch.no_grad()
@@ -194,7 +232,8 @@ def certify_cross_attention(trace: Trace, model_weights: Sequence[Float[Tensor, 
             _weights_error(_cross_weights(trace, layer), layer_weights),
             cross_closure_error(trace, layer),
         )
-        scores = _largest_rounded_score(trace, max(weights, closure), partial(trace.cross_scores, layer))
+        head_scores = [partial(trace.cross_scores, layer, head) for head in range(trace.view.heads)]
+        scores = _largest_rounded_score(trace.view.dtype, max(weights, closure), head_scores)
         errors.append((weights, closure, cross_operators_error(trace, layer), scores))
     return certificate_of(trace.view, errors, len(trace), trace.points.device)
 
@@ -274,15 +313,15 @@ def tolerance(dtype: torch.dtype) -> float:
     return max(1e-4, ALLOWED_ROUNDINGS * torch.finfo(dtype).eps)
 
 
-def _largest_rounded_score(trace: Trace, error: float, head_scores: Callable[[int], Tensor]) -> float:
+def _largest_rounded_score(dtype: torch.dtype, error: float, head_scores: Sequence[Callable[[], Tensor]]) -> float:
     """The largest score of a layer, if its error needs an explanation.
 
     A model in half precision may round a score s by up to |s| eps / 2, which moves its weights and displacements by as much.
     With large scores, the model's own weights differ that much from those of its own queries and keys.
     """
-    if error <= tolerance(trace.view.dtype) or trace.view.dtype.itemsize >= 4:
+    if error <= tolerance(dtype) or dtype.itemsize >= 4:
         return 0.0
-    return max(float(head_scores(head).abs().max()) for head in range(trace.view.heads))
+    return max((float(scores().abs().max()) for scores in head_scores), default=0.0)
 
 
 def _sums_to_one(weights: Float[Tensor, "h n s"]) -> bool:
@@ -290,7 +329,7 @@ def _sums_to_one(weights: Float[Tensor, "h n s"]) -> bool:
     return bool((weights.float().sum(-1) - 1).abs().max() < 1e-3)
 
 
-def _weights_error(recomputed: Float[Tensor, "h n s"], model_weights: Float[Tensor, "h n s"]) -> float:
+def _weights_error(recomputed: Float[Tensor, "h *pairs"], model_weights: Float[Tensor, "h *pairs"]) -> float:
     return float((recomputed - model_weights.to(recomputed.dtype)).abs().max())
 
 
@@ -304,40 +343,42 @@ def closure_error(trace: Trace, layer: int) -> float:
     If the displacement is smaller than the rounding of the points, it is measured relative to that rounding.
     """
     before, after = trace.points[trace.input_steps[layer]], trace.points[trace.mid_steps[layer]]
-    return _relative_residual(trace.view.dtype, before, after, trace.displacements(layer), trace.bias(layer))
+    update = trace.displacements(layer).sum(0) + trace.bias(layer)
+    return _relative_residual(trace.view.dtype, before, after, update)
 
 
 def cross_closure_error(trace: Trace, layer: int) -> float:
     """The same for the displacement of cross-attention."""
     mid_step = trace.index(Step(layer, "resid_mid"))
     displacements, bias = trace.cross_displacements(layer), trace.cross_bias(layer)
-    return _relative_residual(trace.view.dtype, trace.points[mid_step], trace.points[mid_step + 1], displacements, bias)
+    before, after = trace.points[mid_step], trace.points[mid_step + 1]
+    return _relative_residual(trace.view.dtype, before, after, displacements.sum(0) + bias)
 
 
 def _relative_residual(
-    dtype: torch.dtype, before: Tensor, after: Tensor, displacements: Float[Tensor, "h n d"], bias: Tensor
+    dtype: torch.dtype, before: Float[Tensor, "n d"], after: Float[Tensor, "n d"], update: Float[Tensor, "n d"]
 ) -> float:
-    rounding = 2 * torch.finfo(dtype).eps / tolerance(dtype) * after.norm()
-    return float(
-        (after - before - displacements.sum(0) - bias).norm()
-        / (after - before).norm().maximum(rounding).clamp(min=1e-30)
-    )
+    rounding = 2 * torch.finfo(dtype).eps / tolerance(dtype) * float(after.norm())
+    displacement = after - before
+    residual, length = float((displacement - update).norm()), float(displacement.norm())
+    return residual / _worst((length, rounding, 1e-30))
 
 
-def operators_error(heads: Heads, x: Float[Tensor, "n d"]) -> float:
+def operators_error(heads: Heads, x: Float[Tensor, "n d"], q_k_v: Projected | None = None) -> float:
     """|q̂ - q| / |q| with q̂ = x̂ through the folded matrices; the largest for q, k and v."""
+    x_hat = heads.norm.normalise(x)
     projections = (
         (heads.W_Q, heads.b_Q, heads.q_norm),
         (heads.W_K, heads.b_K, heads.k_norm),
         (heads.W_V, heads.b_V, heads.v_norm),
     )
     pairs = zip(
-        (project_normalised(heads.norm, heads.norm.normalise(x), *projection) for projection in projections),
-        heads.qkv(x),
+        (project_normalised(heads.norm, x_hat, *projection) for projection in projections),
+        heads.qkv(x) if q_k_v is None else q_k_v,
         strict=True,
     )
     return _worst(
-        float((recomputed - original[0]).norm() / original.norm().clamp(min=1e-30)) for recomputed, original in pairs
+        float((recomputed - original[0]).norm()) / max(float(original.norm()), 1e-30) for recomputed, original in pairs
     )
 
 
@@ -349,4 +390,5 @@ def cross_operators_error(trace: Trace, layer: int) -> float:
 
 def _worst(errors: Iterable[float]) -> float:
     """The maximum; NaN if any error is NaN (Python's max may lose it)."""
-    return float(torch.tensor(list(errors)).max())
+    values = tuple(errors)
+    return math.nan if any(map(math.isnan, values)) else max(values)

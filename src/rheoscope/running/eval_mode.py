@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from rheoscope.running.network_walk import modules_of
 from rheoscope.running.shared_patch import Undo, shared_patch
 from rheoscope.running.stream import ModelDescription
 from rheoscope.space.cross_attention import CrossHeads
@@ -27,11 +28,11 @@ def eval_mode(network: nn.Module, modules: Sequence[nn.Module] | None = None) ->
     >>> network.training, network[1].training
     (True, True)
     """
-    with shared_patch((network, "eval"), partial(_stop_training, network.modules() if modules is None else modules)):
+    with shared_patch((network, "eval"), partial(_stop_training, modules_of(network) if modules is None else modules)):
         yield
 
 
-def _stop_training(modules: Iterator[nn.Module] | Sequence[nn.Module]) -> Undo:
+def _stop_training(modules: Sequence[nn.Module]) -> Undo:
     """Write the flags themselves: a module may do more in its `train` method, and its attributes are slow to set."""
     training_modules = [vars(module) for module in modules if module.training]
     for attributes in training_modules:
@@ -46,7 +47,7 @@ def _stop_training(modules: Iterator[nn.Module] | Sequence[nn.Module]) -> Undo:
 
 def description_in_eval_mode(description: ModelDescription, network: nn.Module) -> ModelDescription:
     """The same description, whose projections, gates and MLPs run in evaluation mode."""
-    modules = tuple(network.modules())
+    modules = modules_of(network)
 
     def in_eval_mode(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function, updated=())

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rheoscope.attention.memory import check_free_memory
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
+from rheoscope.running.network_walk import parameters_of
 from rheoscope.shapes import RheoscopeError
 
 
@@ -24,8 +25,9 @@ def copy_if_needed(
     >>> copy_if_needed(linear, torch.device("cpu"), torch.float32, ()).weight.dtype, linear.weight.dtype
     (torch.float32, torch.bfloat16)
     """
-    fixed = {id(x) for name, x in network.named_buffers() if name.endswith(buffer_suffixes)}
-    tensors = {id(x): x for x in [*network.parameters(), *network.buffers()]}
+    buffers = dict(network.named_buffers())
+    fixed = {id(x) for name, x in buffers.items() if name.endswith(buffer_suffixes)}
+    tensors = {id(x): x for x in [*parameters_of(network), *buffers.values()]}
     targets = {
         key: (device, dtype if x.is_floating_point() and key not in fixed and dtype is not None else x.dtype)
         for key, x in tensors.items()

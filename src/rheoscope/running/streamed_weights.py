@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.running.block_turns import BlockTurns
+from rheoscope.running.network_walk import parameters_of
 from rheoscope.running.stored_tensor import StoredTensor
 from rheoscope.running.tensor_files import Source, TensorFile
 from rheoscope.shapes import RheoscopeError
@@ -256,7 +257,7 @@ def weights_of(network: nn.Module) -> StreamedWeights | None:
     >>> weights_of(nn.Linear(1, 1)) is None
     True
     """
-    sources = (parameter.source for parameter in network.parameters() if isinstance(parameter, StoredTensor))
+    sources = (parameter.source for parameter in parameters_of(network) if isinstance(parameter, StoredTensor))
     return next((source.weights for source in sources if isinstance(source, Weight)), None)
 
 

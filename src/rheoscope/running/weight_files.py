@@ -2,6 +2,7 @@
 
 import hashlib
 import warnings
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ from rheoscope.attention.memory import check_free_memory
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.running.loading_stages import Progress
+from rheoscope.running.network_walk import parameters_of
 from rheoscope.running.stored_tensor import StoredTensor
 from rheoscope.running.tensor_files import Source
 from rheoscope.shapes import RheoscopeError
@@ -26,16 +28,28 @@ HASH_BLOCK_BYTES = 2**22
 def check_weights(network: Any) -> None:
     """Raise if a weight holds NaN or infinity."""
     probe_bfloat16_matmul()
-    for name, x in ((name, x) for name, parameter in network.named_parameters() for x in plain_tensors(parameter)):
-        if not isinstance(x, StoredTensor):  # else `fingerprint` checks it, because it reads the weights too
+    if all(map(_is_finite, _tensors_in_memory(parameters_of(network)))):
+        return
+    for name, parameter in network.named_parameters():
+        for x in _tensors_in_memory([parameter]):
             _check_finite(name, x)
 
 
+def _tensors_in_memory(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The plain tensors of parameters. Those in files are left to `fingerprint`, because it reads them too."""
+    plain = (x for parameter in parameters for x in plain_tensors(parameter))
+    return (x for x in plain if not isinstance(x, StoredTensor))
+
+
 def _check_finite(name: str, x: Tensor) -> None:
-    if x.is_floating_point() and not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
+    if not _is_finite(x):
         raise RheoscopeError(
             Message("the weight {name} holds NaN or infinity; download the checkpoint again", name=name)
         )
+
+
+def _is_finite(x: Tensor) -> bool:
+    return not x.is_floating_point() or bool(x.sum().isfinite()) or bool(x.isfinite().all())
 
 
 def plain_tensors(x: Tensor) -> list[Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
+from rheoscope.running.network_walk import modules_of
 from rheoscope.running.weight_files import plain_tensors
 from rheoscope.shapes import RheoscopeError
 
@@ -93,7 +94,7 @@ def take_snapshot(
 
     `settings()` returns what the description depends on besides the weights, for example which adapters are active.
     """
-    modules = tuple(network.modules())
+    modules = tuple(modules_of(network))
     weights = [sample_of(x) for module in modules for x in persistent_tensors(module) if x.numel()]
     arrays = [x.numpy() for x in weights if x.device.type == "cpu"]
     on_device = [x for x in weights if x.device.type != "cpu"] if reads_gpu else []

@@ -226,14 +226,10 @@ class Heads:
         """Whether the outputs of heads have factors that depend on the token: those of a gate or of a norm of all heads."""
         return self.gate is not None or self.heads_norm is not None
 
-    def _scaled_outputs(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Float[Tensor, "*b h n e"]:
-        """The outputs of all heads with the factors of every token."""
-        outputs = self.outputs(x, mask)
-        return self.apply_gate(outputs, x, all_outputs=outputs)
-
     def attention_update(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> Float[Tensor, "*b n d"]:
         """The displacement of a cloud by attention: heads and constants, through the norm after attention if there is one."""
-        outputs = self._scaled_outputs(x, mask).transpose(-3, -2).flatten(-2)
+        outputs = self.outputs(x, mask)
+        outputs = self.apply_gate(outputs, x, all_outputs=outputs).transpose(-3, -2).flatten(-2)
         total = self._add_output_bias(outputs @ self.W_O.to(outputs.dtype).flatten(0, 1))
         return total if self.output_norm is None else self.output_norm.apply(total)
 
@@ -247,20 +243,25 @@ class Heads:
 
     def displacements(self, x: Cloud) -> Float[Tensor, "h n d"]:
         """Delta_h of every head; with `bias(x)` they add up to the displacement by attention."""
-        displacements = self._scaled_outputs(x) @ self.W_O
-        return (
-            displacements
-            if self.output_norm is None
-            else displacements * self.output_norm_scale(self._add_output_bias(displacements.sum(0)))
-        )
+        return self.displacements_of(self.outputs(x), x)[0]
 
     def bias(self, x: Cloud) -> Float[Tensor, "n d"]:
         """The displacement outside the heads: b_O, through the norm after attention if there is one."""
+        if self.output_norm is None:
+            return self._add_output_bias(torch.zeros_like(x))
+        return self.displacements_of(self.outputs(x), x)[1]
+
+    def displacements_of(
+        self, outputs: Float[Tensor, "h n e"], x: Cloud
+    ) -> tuple[Float[Tensor, "h n d"], Float[Tensor, "n d"]]:
+        """Delta_h of every head and the displacement outside the heads, from the outputs of the heads before a gate."""
+        displacements = self.apply_gate(outputs, x, all_outputs=outputs) @ self.W_O
         output_bias = self._add_output_bias(torch.zeros_like(x))
         if self.output_norm is None:
-            return output_bias
-        scale = self.output_norm_scale(self._add_output_bias((self._scaled_outputs(x) @ self.W_O).sum(0)))
-        return output_bias * scale + (0 if self.output_norm.bias is None else self.output_norm.bias)
+            return displacements, output_bias
+        scale = self.output_norm_scale(self._add_output_bias(displacements.sum(0)))
+        constant = 0 if self.output_norm.bias is None else self.output_norm.bias
+        return displacements * scale, output_bias * scale + constant
 
     def factored_displacements(self, x: Float[Tensor, "*b n d"], mask: Mask | None = None) -> FactoredDisplacements:
         """sum_j alpha_ij x̂_j F_h of every head, and all constants of attention together.

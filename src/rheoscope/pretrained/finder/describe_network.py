@@ -174,7 +174,7 @@ def visible_softmax(network: Any) -> Iterator[None]:
     original = network.config._attn_implementation
     network.set_attn_implementation("eager")
     try:
-        with eval_mode(network, tuple(network.modules())), sdpa_kernel(SDPBackend.MATH):
+        with eval_mode(network), sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         network.set_attn_implementation(original)
