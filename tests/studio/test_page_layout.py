@@ -24,6 +24,8 @@ VIEWS = (
     "composition",
     "compare",
     "dynamics",
+    "card",
+    "atlas",
     "all:operators",
 )
 LONG_TEXT = "The keys to the cabinet are on the table, and the 1,234.5 keys of the unforgettable cabinetmaker are not."

@@ -2,6 +2,7 @@
 export const en = {
   title: 'Rheoscope',
   skip: 'Skip to the point cloud',
+  page_tools: 'Language, theme, link and help',
   model: 'Model',
   open_model_title: 'Open a model',
   open_model_help: 'Enter a folder with safetensors weights, or a model name that rs.load accepts.',
