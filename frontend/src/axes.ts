@@ -1,10 +1,11 @@
-/** Axes of the cloud as the link writes them: all · layer:3 · text:another text · tokens:on,of. */
+/** Axes of the cloud as the link writes them: all · from:2 (without the first axis) · layer:3 · text:another text · tokens:on,of. */
 
-export type Axes = { kind: 'all' } | { kind: 'layer'; layer: number } | { kind: 'text'; text: string } | { kind: 'tokens'; tokens: string[] }
+export type Axes = { kind: 'all' } | { kind: 'from'; first: number } | { kind: 'layer'; layer: number } | { kind: 'text'; text: string } | { kind: 'tokens'; tokens: string[] }
 
 export function parseAxes(axes: string): Axes {
   const colon = axes.indexOf(':')
   const [kind, value] = colon < 0 ? [axes, ''] : [axes.slice(0, colon), axes.slice(colon + 1)]
+  if (kind === 'from' && /^[1-4]$/.test(value)) return { kind, first: Number(value) }
   if (kind === 'layer' && /^\d+$/.test(value)) return { kind, layer: Number(value) }
   if (kind === 'text' && value) return { kind, text: value }
   if (kind === 'tokens' && value) return { kind, tokens: parseTokenList(value) }
@@ -14,10 +15,11 @@ export function parseAxes(axes: string): Axes {
 /** Tokens separated by commas. A token id is written with a leading #. */
 export const parseTokenList = (list: string): string[] => list.split(',').map((token) => token.trim()).filter(Boolean)
 
-/** The name of each axis: its token, or a, b, c. */
+/** The name of each axis: its token, or a, b, c. Without the first axis they are b, c, d. */
 export const axisNames = (axes: string): string[] => {
   const parsed = parseAxes(axes)
-  return [0, 1, 2].map((index) => (parsed.kind === 'tokens' ? (parsed.tokens[index] ?? '') : 'abc'[index]!))
+  const first = parsed.kind === 'from' ? parsed.first - 1 : 0
+  return [0, 1, 2].map((index) => (parsed.kind === 'tokens' ? (parsed.tokens[index] ?? '') : 'abcdef'[index + first]!))
 }
 
 /** A fraction in percent, with one decimal place below 10 %. */
@@ -26,3 +28,9 @@ export const percent = (fraction: number): string => (fraction < 0.0995 ? (fract
 /** Every axis with its share of the variance. */
 export const axisLabels = (axes: string, shares: number[]): { name: string; share: string }[] =>
   axisNames(axes).map((name, index) => ({ name, share: `${percent(shares[index] ?? 0)} %` })).filter(({ name }, index) => name && index < shares.length)
+
+/** Above this share of the variance, one axis hides the others. */
+const DOMINANT_SHARE = 0.5
+
+/** Whether the first of all axes has most of the variance, so that the other axes are hard to see. */
+export const isDominated = (axes: string, shares: number[]): boolean => axes === 'all' && (shares[0] ?? 0) > DOMINANT_SHARE

@@ -2,8 +2,9 @@ import { describe, expect, it } from 'vitest'
 
 import { frameCamera, projectionMatrix, zoomCamera, project, panCamera, START, multiply, rotateCamera, viewMatrix } from '../src/cloud/camera'
 import { valuesAt } from '../src/cloud/token_colours'
-import { boundingBall, arcPoints, changingWords, frameAt, pointsAt, stepFrames, placeLabels, scaleToBall, strongestArcs, type Box, type Scene } from '../src/cloud/scene'
-import { axisSegments, ghostSegments, pathOffsets, visibleLabels, tokenAt } from '../src/cloud/renderer'
+import { boundingBall, arcPoints, changingWords, frameAt, pointsAt, stepFrames, placeLabels, scaleToBall, strongestArcs, type Bounds, type Box, type Scene } from '../src/cloud/scene'
+import { axisSegments, ghostSegments, pathOffsets, projectScene, tokenAt } from '../src/cloud/renderer'
+import { visibleLabels } from '../src/cloud/labels'
 import { shortenText } from '../src/cloud/text_atlas'
 import { LIGHT } from '../src/palette'
 import type { AnalysisResult, TraceInfo, Points } from '../src/api'
@@ -43,7 +44,7 @@ describe('the camera', () => {
     expect(x).toBeCloseTo(((m[0]! * 0.3 + m[4]! * 0.1 + m[8]! * -0.2 + m[12]!) / w + 1) * 100, 4)
   })
   it('draws the axes in the lower left corner', () => {
-    const viewport = { width: 800, height: 500, ratio: 1, theme: LIGHT }
+    const viewport = { width: 800, height: 500, ratio: 1, theme: LIGHT, controls: [] }
     for (const segment of axisSegments(START, viewport)) {
       const [x, y] = project(Float32Array.from(segment.slice(0, 3)), START, 800, 500)
       expect(x).toBeCloseTo(132, 1)
@@ -110,22 +111,49 @@ describe('the cloud', () => {
 
 describe('labels', () => {
   it('leave room for the star', () => {
-    const scene = { tokens: 2, labels: ['near', 'far'], isShown: () => true, highlighted: new Set<number>(), starLabel: 'prediction', predicting: null, pathWords: [] } as unknown as Scene
+    const scene = { tokens: 2, labels: ['near', 'far'], isShown: () => true, highlighted: new Set<number>(), starLabel: 'prediction', star: [0, 0, 0], axes: [], predicting: null, pathWords: [] } as unknown as Scene
     const screen = Float32Array.of(100, 100, 1, 300, 300, 1)
     const size = () => ({ width: 60, height: 14 })
-    const viewport = { width: 400, height: 400, ratio: 1, theme: LIGHT }
-    const labelsWith = (star: Float32Array | null) => visibleLabels(scene, { points: screen, screen, star }, viewport, (points) => points, size).map(({ text }) => text)
+    const viewport = { width: 400, height: 400, ratio: 1, theme: LIGHT, controls: [] }
+    const labelsWith = (star: Float32Array | null) => visibleLabels(scene, { points: screen, screen, star, axes: [] }, viewport, (points) => points, size).map(({ text }) => text)
     expect(labelsWith(null)).toEqual(['near', 'far'])
-    expect(labelsWith(Float32Array.of(95, 104, 1))).toEqual(['far'])
+    expect(labelsWith(Float32Array.of(95, 104, 1))).toEqual(['prediction', 'far'])
+  })
+  it('of the star is left of it where it would cover a button or leave the picture', () => {
+    const scene = { tokens: 0, labels: [], highlighted: new Set<number>(), starLabel: 'prediction', star: [0, 0, 0], axes: [], predicting: null, pathWords: [] } as unknown as Scene
+    const leftOf = (x: number, controls: Bounds[]) => visibleLabels(scene, { points: new Float32Array(), screen: new Float32Array(), star: Float32Array.of(x, 20, 1), axes: [] }, { width: 400, height: 400, ratio: 1, theme: LIGHT, controls }, (points) => points, () => ({ width: 60, height: 14 }))[0]!.offset < 0
+    const button = { x: 210, y: 0, width: 40, height: 30 }
+    expect([leftOf(180, []), leftOf(180, [button]), leftOf(350, [])]).toEqual([false, true, true])
+    expect(leftOf(180, [button, { ...button, x: 130 }])).toBe(false) // neither side is free
+  })
+  it('never overlap each other or the buttons, in any scene', () => {
+    for (let seed = 1; seed <= 20; seed++) {
+      let state = seed
+      const random = () => (state = (state * 16807) % 2147483647) / 2147483647
+      const [tokens, steps] = [80, 5]
+      const scene = {
+        points: Float32Array.from({ length: steps * tokens * 3 }, () => random() ** 2 - 0.5), tokens, playhead: 4 * random(), isShown: () => true, highlighted: new Set(seed % 2 ? [3, 4] : []), labels: Array.from({ length: tokens }, (_, token) => `token ${token}`),
+        star: [random() - 0.5, random() - 0.5, 0], starLabel: 'prediction', predicting: tokens - 1, pathWords: [0, 1, 2].map((step) => ({ step, text: `word ${step}` })), axes: ['a', 'b', 'c'],
+      } as unknown as Scene
+      for (const [width, height] of [[780, 420], [358, 240]] as const) {
+        const viewport = { width, height, ratio: 1, theme: LIGHT, controls: [{ x: width - 110, y: 0, width: 110, height: 30 }] }
+        const labels = visibleLabels(scene, projectScene(scene, START, viewport), viewport, (points) => project(points, START, width, height), (text) => ({ width: 7 * text.length, height: 16 }))
+        expect(labels[0]!.kind).toBe('star')
+        const boxes = [...labels.map(({ box }) => box), ...viewport.controls]
+        const overlapping = boxes.filter((a, index) => boxes.slice(index + 1).some((b) => a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height))
+        expect(overlapping.length).toBe(0)
+        for (const { x, y, width: w, height: h } of boxes.slice(1)) expect(x >= 0 && y >= 0 && x + w <= width && y + h <= height).toBe(true) // no label is cut
+      }
+    }
   })
   it('show the words of the path that the predicting token has travelled, before those of other tokens', () => {
     // two tokens at three steps; the predicting one moves right by 100 pixels at every step
     const points = Float32Array.of(300, 300, 1, 0, 50, 1, 300, 300, 1, 100, 50, 1, 110, 52, 1, 200, 50, 1)
     const scene = { points, tokens: 2, labels: ['other', 'last'], isShown: () => true, highlighted: new Set<number>(), starLabel: '', predicting: 1, pathWords: [{ step: 0, text: 'same' }, { step: 1, text: 'river' }] } as unknown as Scene
-    const viewport = { width: 400, height: 400, ratio: 1, theme: LIGHT }
+    const viewport = { width: 400, height: 400, ratio: 1, theme: LIGHT, controls: [] }
     const labelsAt = (playhead: number) => {
       const screen = points.slice(Math.floor(playhead) * 6, Math.floor(playhead) * 6 + 6)
-      return visibleLabels({ ...scene, playhead }, { points: screen, screen, star: null }, viewport, (points) => points, () => ({ width: 60, height: 14 })).map(({ text, isPathWord }) => (isPathWord ? `${text}*` : text))
+      return visibleLabels({ ...scene, playhead }, { points: screen, screen, star: null, axes: [] }, viewport, (points) => points, () => ({ width: 60, height: 14 })).map(({ text, kind }) => (kind === 'path' ? `${text}*` : text))
     }
     expect(labelsAt(0)).toEqual(['last', 'other']) // the word would cover the token itself
     expect(labelsAt(1)).toEqual(['last', 'same*', 'other'])

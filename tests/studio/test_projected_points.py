@@ -85,6 +85,16 @@ def test_a_short_text_has_axes(text: str) -> None:
     assert bool(project("layer:0", text=text).points.isfinite().all())
 
 
+@pytest.mark.parametrize("space", ["raw", "sphere"])
+def test_axes_without_the_first_show_the_next_three(space: str) -> None:
+    """Two of them are shared with the first three, at the same scale."""
+    every_axis, later_axes = project("all", space), project("from:2", space)
+    torch.testing.assert_close(later_axes.points[..., :2], every_axis.points[..., 1:])
+    torch.testing.assert_close(later_axes.variance_fractions[:2], every_axis.variance_fractions[1:])
+    assert 0 < later_axes.variance_fractions[2] < later_axes.variance_fractions[1]
+    torch.testing.assert_close(project("text:any/from:2", space).points, later_axes.points)
+
+
 def test_one_point_has_no_direction() -> None:
     assert leading_directions(torch.zeros(1, 5)).tolist() == [[0.0] * 3] * 5
 
@@ -95,6 +105,9 @@ def test_one_point_has_no_direction() -> None:
         "",
         "all:1",
         "layer:",
+        "from:",
+        "from:0",
+        "from:9",
         "layer:9",
         "layer:-1",
         "tokens:#5",

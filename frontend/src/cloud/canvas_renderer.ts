@@ -2,9 +2,10 @@
 
 import { css, rgb } from '../palette'
 import { project, type Camera } from './camera'
+import { labelColour, visibleLabels } from './labels'
 import { arcPoints, ARC_COLOURS, type Scene } from './scene'
 import { arrowTip } from './arrows'
-import { axisSegments, ghostSegments, GHOST_OPACITY, pathOffsets, PATH_OPACITY, visibleLabels, projectScene, RADIUS, RING_RADIUS, shownPredicting, STEP_RADIUS, tokenOpacity, type Renderer, type Viewport } from './renderer'
+import { axisSegments, ghostSegments, GHOST_OPACITY, pathOffsets, PATH_OPACITY, projectScene, RADIUS, RING_RADIUS, shownPredicting, STEP_RADIUS, tokenOpacity, type Renderer, type Viewport } from './renderer'
 import { FONT, FONT_SIZE, MARGIN, textWidth } from './text_atlas'
 
 export class CanvasRenderer implements Renderer {
@@ -22,16 +23,18 @@ export class CanvasRenderer implements Renderer {
     context.textBaseline = 'middle'
     const projected = projectScene(scene, camera, viewport)
     const toPixels = (points: Float32Array) => project(points, camera, viewport.width, viewport.height)
-    this.drawAxes(scene, toPixels, camera, viewport)
+    this.drawAxes(toPixels, camera, viewport)
     this.drawTrails(scene, toPixels, viewport)
     this.drawArcs(scene, projected.points, toPixels)
     this.drawArrows(scene, toPixels, camera)
     if (scene.comparison) this.drawComparison(scene, projected.screen, toPixels)
     this.drawDots(scene, projected.screen, viewport)
     this.drawRing(scene, projected.screen, viewport)
-    for (const { box, text, opacity, isPathWord } of visibleLabels(scene, projected, viewport, toPixels, (text) => ({ width: textWidth(context, text), height: FONT_SIZE + 2 * MARGIN })))
-      this.drawText(text, box.x + MARGIN, box.y + box.height / 2, isPathWord ? viewport.theme.accent : viewport.theme.ink, viewport, opacity)
-    if (scene.star) this.drawStar(scene, toPixels, viewport)
+    if (scene.star) this.drawStar(scene, toPixels)
+    for (const label of visibleLabels(scene, projected, viewport, toPixels, (text) => ({ width: textWidth(context, text), height: FONT_SIZE + 2 * MARGIN }))) {
+      const [x, y] = toPixels(Float32Array.from(label.point))
+      this.drawText(label.text, x! + label.offset + MARGIN, y!, labelColour(label.kind, viewport.theme), viewport, label.opacity)
+    }
     context.globalAlpha = 1
   }
 
@@ -57,12 +60,10 @@ export class CanvasRenderer implements Renderer {
     context.stroke()
   }
 
-  private drawAxes(scene: Scene, toPixels: (points: Float32Array) => Float32Array, camera: Camera, viewport: Viewport): void {
-    axisSegments(camera, viewport).forEach((segment, k) => {
+  private drawAxes(toPixels: (points: Float32Array) => Float32Array, camera: Camera, viewport: Viewport): void {
+    axisSegments(camera, viewport).forEach((segment) => {
       const p = toPixels(Float32Array.from(segment))
       this.drawLine(p[0]!, p[1]!, p[3]!, p[4]!, viewport.theme.muted, 0.7)
-      const text = scene.axes[k]
-      if (text) this.drawText(text, p[3]! < p[0]! ? p[3]! - textWidth(this.context, text) : p[3]! + 4, p[4]!, viewport.theme.muted, viewport)
     })
   }
 
@@ -152,7 +153,7 @@ export class CanvasRenderer implements Renderer {
     context.stroke()
   }
 
-  private drawStar(scene: Scene, toPixels: (points: Float32Array) => Float32Array, viewport: Viewport): void {
+  private drawStar(scene: Scene, toPixels: (points: Float32Array) => Float32Array): void {
     const { context } = this
     const [x, y] = toPixels(Float32Array.from(scene.star!))
     context.globalAlpha = 1
@@ -163,7 +164,6 @@ export class CanvasRenderer implements Renderer {
       context.lineTo(x! + radius * Math.cos(angle), y! + radius * Math.sin(angle))
     }
     context.fill()
-    this.drawText(scene.starLabel, x! + 12, y!, viewport.theme.ink, viewport)
   }
 
   dispose(): void {}

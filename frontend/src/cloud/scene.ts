@@ -60,7 +60,8 @@ export function pointsAt(points: Float32Array, tokens: number, playhead: number,
   return out
 }
 
-export interface Box { token: number; x: number; y: number; width: number; height: number }
+export interface Bounds { x: number; y: number; width: number; height: number }
+export interface Box extends Bounds { token: number }
 
 /** Labels that do not overlap. Earlier ones in `order` win. A negative token reserves its box but gets no label. */
 export function placeLabels(order: number[], boxOf: (token: number) => Box | null, width: number, height: number, limit: number): Box[] {

@@ -5,7 +5,8 @@ import { Geometry, Program, Renderer as Gl, Texture, type AttributeMap, type OGL
 import { rgb } from '../palette'
 import { arrowTip } from './arrows'
 import { multiply, project, projectionMatrix, viewMatrix, type Camera } from './camera'
-import { axisSegments, ghostSegments, GHOST_OPACITY, pathOffsets, PATH_OPACITY, projectScene, RADIUS, RING_RADIUS, shownPredicting, STEP_RADIUS, tokenOpacity, visibleLabels, type ProjectedScene, type Renderer, type Viewport } from './renderer'
+import { axisSegments, ghostSegments, GHOST_OPACITY, pathOffsets, PATH_OPACITY, projectScene, RADIUS, RING_RADIUS, shownPredicting, STEP_RADIUS, tokenOpacity, type ProjectedScene, type Renderer, type Viewport } from './renderer'
+import { labelColour, visibleLabels } from './labels'
 import { ARC_COLOURS, arcPoints, type Scene } from './scene'
 import { buildAtlas, type TextAtlas } from './text_atlas'
 
@@ -262,26 +263,19 @@ export class WebGlRenderer implements Renderer {
     const { entries, canvas, ratio } = this.atlas!
     const toPixels = (points: Float32Array) => project(points, camera, viewport.width, viewport.height)
     const visible = visibleLabels(scene, projected, viewport, toPixels, (text) => entries.get(text))
-    this.labels.grow(visible.length + 4)
+    this.labels.grow(visible.length)
     const [point, box, uvBox, colour] = ['point', 'box', 'uvBox', 'colour'].map((name) => this.labels.array(name)) as [Float32Array, Float32Array, Float32Array, Float32Array]
-    const [ink, muted, accent] = [rgb(viewport.theme.ink), rgb(viewport.theme.muted), rgb(viewport.theme.accent)]
     let count = 0
-    const addLabel = (text: string, from: ArrayLike<number>, start: number, dx: number, textColour: number[], alpha: number) => {
+    const addLabel = (text: string, from: ArrayLike<number>, dx: number, textColour: number[], alpha: number) => {
       const entry = entries.get(text)
       if (!entry) return
-      for (let k = 0; k < 3; k++) point[count * 3 + k] = from[start + k]!
+      for (let k = 0; k < 3; k++) point[count * 3 + k] = from[k]!
       box.set([dx, -entry.height / 2, entry.width, entry.height], count * 4)
       uvBox.set([(entry.u * ratio) / canvas.width, (entry.v * ratio) / canvas.height, (entry.width * ratio) / canvas.width, (entry.height * ratio) / canvas.height], count * 4)
       colour.set([textColour[0]! / 255, textColour[1]! / 255, textColour[2]! / 255, alpha], count * 4)
       count++
     }
-    for (const { text, point, offset, opacity, isPathWord } of visible) addLabel(text, point, 0, offset, isPathWord ? accent : ink, opacity)
-    axisSegments(camera, viewport).forEach((segment, k) => {
-      const ends = project(Float32Array.from(segment), camera, viewport.width, viewport.height)
-      const text = scene.axes[k]
-      if (text) addLabel(text, segment, 3, ends[3]! < ends[0]! ? -(entries.get(text)?.width ?? 0) - 2 : 2, muted, 1)
-    })
-    if (scene.star) addLabel(scene.starLabel, scene.star, 0, 11, ink, 1)
+    for (const { text, kind, point, offset, opacity } of visible) addLabel(text, point, offset, rgb(labelColour(kind, viewport.theme)), opacity)
     this.labels.show(count)
   }
 

@@ -63,7 +63,7 @@ def principal_axes(trace: Trace, space: str) -> Axes:
 
 @torch.no_grad()
 def parse_axes(model: Model, trace: Trace, axes_name: str, space: str, find_text: FindText) -> Axes:
-    """Axes by name: `all`, `layer:K`, `tokens:a,b,c`, or those of another text.
+    """Axes by name: `all`, `from:2` (without the first principal axis), `layer:K`, `tokens:a,b,c`, or those of another text.
 
     `text:ID` uses the principal axes of that text, `text:ID/layer:K` and `text:ID/tokens:a,b` its other axes. This puts two
     clouds on the same axes.
@@ -76,6 +76,8 @@ def parse_axes(model: Model, trace: Trace, axes_name: str, space: str, find_text
     kind, _, argument = axes_name.partition(":")
     if kind == "all" and not argument:
         return principal_axes(trace, space)
+    if kind == "from":
+        return fit_axes(_nonmassive_points(trace, space), _first_axis_number(argument))
     if kind == "layer":
         return fit_axes(_nonmassive_points(trace, space)[layer_end_step(trace, argument)])
     if kind == "text":
@@ -98,11 +100,21 @@ def parse_axes(model: Model, trace: Trace, axes_name: str, space: str, find_text
     raise RheoscopeError(
         Message(
             "axes must be one of {axes}, got {received!r}",
-            axes="all, layer:3, text:ID, tokens: on, of",
+            axes="all, from:2, layer:3, text:ID, tokens: on, of",
             received=axes_name[:80],
         ),
         Advice("axes=all"),
     )
+
+
+def _first_axis_number(number: str) -> int:
+    """The number of the first axis, from 1."""
+    if number not in ("1", "2", "3", "4"):
+        raise RheoscopeError(
+            Message("the number of the first axis must lie between 1 and 4, got {received!r}", received=number[:20]),
+            Advice("axes=from:2"),
+        )
+    return int(number)
 
 
 def layer_end_step(trace: Trace, layer: str) -> int:
@@ -121,27 +133,28 @@ def _nonmassive_points(trace: Trace, space: str) -> Float[Tensor, "p n d"]:
     return at_least_float32(select_clouds(trace, space).points)
 
 
-def fit_axes(cloud: Float[Tensor, "*p n d"]) -> Axes:
-    """The first three principal directions of a cloud. The largest coordinate along each is positive."""
+def fit_axes(cloud: Float[Tensor, "*p n d"], first_axis: int = 1) -> Axes:
+    """Three principal directions of a cloud, from number `first_axis` on. The largest coordinate along each is positive."""
     rows = cloud.flatten(0, -2)
     centre = rows.mean(0)
     centred_rows = rows - centre
-    directions = leading_directions(centred_rows)
+    directions = leading_directions(centred_rows, first_axis)
     coordinates = centred_rows @ directions
     sign = coordinates.gather(0, coordinates.abs().argmax(0, keepdim=True)).sign()
     return Axes(directions * torch.where(sign == 0, 1, sign), centre)
 
 
-def leading_directions(centred_rows: Float[Tensor, "m d"]) -> Float[Tensor, "d 3"]:
-    """The first three principal directions of centred rows. Directions beyond their rank are 0."""
+def leading_directions(centred_rows: Float[Tensor, "m d"], first_axis: int = 1) -> Float[Tensor, "d 3"]:
+    """Three principal directions of centred rows, from number `first_axis` on. Directions beyond their rank are 0."""
     width = centred_rows.shape[-1]
     directions = (
         _eigh_directions(centred_rows.double())
         if width <= MAX_EIGH_WIDTH
         else _iterated_directions(centred_rows.double())
     )
-    rank = min(3, width, max(0, len(centred_rows) - 1))
-    return torch.nn.functional.pad(directions[:, :rank], (0, 3 - rank)).to(centred_rows)
+    rank = min(width, max(0, len(centred_rows) - 1))
+    shown_directions = directions[:, :rank][:, first_axis - 1 : first_axis + 2]
+    return torch.nn.functional.pad(shown_directions, (0, 3 - shown_directions.shape[-1])).to(centred_rows)
 
 
 def _eigh_directions(centred_rows: Float[Tensor, "m d"]) -> Float[Tensor, "d d"]:
