@@ -6,7 +6,7 @@ import { makeCells } from '../src/picture/panel_builders'
 import { isRounding, shadeOf } from '../src/picture/scale'
 import { sliceValues, sliceNames } from '../src/heads/field_slices'
 import { cellAt, CELL_WIDTH, LABEL_WIDTH, CELL_HEIGHT, HEADER_HEIGHT, type Lattice } from '../src/views/lens_lattice'
-import { largestWeights, weightsScale } from '../src/weights/weights_image'
+import { largestWeights, weightsScale } from '../src/weights/weight_ranges'
 import type { AnalysisResult, Field, Images } from '../src/api'
 
 it('finds the head at a pixel on every map', () => {

@@ -1,7 +1,6 @@
-/** A query × key map as an image with one pixel per pair. */
+/** The colour range of a query × key map, and its largest entries. */
 
 import { smallestRange } from '../picture/scale'
-import { rgb, shade, type Theme } from '../palette'
 
 export interface Scale { low: number; high: number; /** All values are zero up to rounding. */ isRounding: boolean }
 
@@ -11,20 +10,6 @@ export function weightsScale(values: Float32Array): Scale {
   const size = nonzero[Math.floor((nonzero.length - 1) * 0.995)] || 1
   const high = Math.max(size, smallestRange())
   return { low: values.some((value) => value < 0) ? -high : 0, high, isRounding: size < high }
-}
-
-export function weightsImage(values: Float32Array, rows: number, columns: number, scale: Scale, theme: Theme): ImageData {
-  const out = new ImageData(columns, rows)
-  const paper = rgb(theme.paper)
-  const colours = Array.from({ length: 511 }, (_, index) => shade((index - 255) / 255, paper))
-  const missingColour = rgb(theme.soft)
-  for (let index = 0; index < values.length; index++) {
-    const value = values[index]!
-    const colour = Number.isFinite(value) ? colours[Math.round(Math.max(-1, Math.min(1, value / scale.high)) * 255) + 255]! : missingColour
-    out.data.set(colour, index * 4)
-    out.data[index * 4 + 3] = 255
-  }
-  return out
 }
 
 export interface WeightedToken { token: number; value: number }
