@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from torch.utils._pytree import tree_flatten
 from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto import modeling_auto
 
@@ -212,7 +213,7 @@ def _check_input(network: Any) -> None:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         needed = "token ids" if name == TOKEN_INPUT else name
         raise NotBuilt(f"it does not run on {needed} alone ({reason})") from error
-    if name != TOKEN_INPUT and not torch.equal(*(x[0] for x in outputs)):
+    if name != TOKEN_INPUT and not torch.equal(*(tree_flatten(x)[0][0] for x in outputs)):
         raise NotBuilt("two runs on the same input differ")
 
 

@@ -61,6 +61,15 @@ def test_a_write_through_a_view_is_a_step_on_the_way() -> None:
     assert names.count("slice_scatter") == 2
 
 
+def test_a_change_of_shape_in_place_is_no_view_of_itself() -> None:
+    """Recording it went on for ever, for example with adaptive pooling."""
+    module, x = nn.AdaptiveAvgPool1d(1).double(), torch.randn(2, 3, N, dtype=torch.float64)
+    with record_tape(module, N) as tape:
+        out = module(x).squeeze_(-1)
+    assert out.shape == (2, 3)
+    assert "squeeze" in [operation.name for operation in tape.operations]
+
+
 def test_a_replay_computes_in_float64_whatever_was_recorded() -> None:
     module, x = nn.Linear(3, 3).bfloat16(), torch.randn(N, 3).bfloat16()
     with record_tape(module, N) as tape:

@@ -189,9 +189,10 @@ class _Recorder(TorchDispatchMode):
         results = tuple(self.new_number(x) for x in tensors)
         self._append(function, numbered_args, numbered_kwargs, results)
         if self.tape.operations[-1].name in VIEW_OPERATIONS:
-            for index, x in enumerate(tensors):
-                self.view_of[id(x)] = args[0], function, args[1:], kwargs, index
-        if function._schema.is_mutable and tensors:
+            if out is not args[0]:  # squeeze_() and the like change the shape of a tensor, but no number
+                for index, x in enumerate(tensors):
+                    self.view_of[id(x)] = args[0], function, args[1:], kwargs, index
+        elif function._schema.is_mutable and tensors:
             self._write_to_bases(tensors[0])
         return out
 
