@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.flow.occurrences import distances_between, word_position
+from rheoscope.flow.occurrences import count_closing_tokens, distances_between, word_position
 from rheoscope.flow.senses.analysis import (
     DEFAULT_WORDS_FILE,
     DistanceTable,
@@ -139,7 +139,8 @@ def test_default_list_does_not_reveal_the_sense_by_word_overlap() -> None:
 
 def test_word_position_is_the_last_token_of_the_last_occurrence() -> None:
     model = default()
-    position = word_position(model, "A bank is no bank, bankers say", "bank")
+    sentence = "A bank is no bank, bankers say"
+    position = word_position(model, sentence, model.ids(sentence), "bank", count_closing_tokens(model))
     assert model.token_strings(model.ids("A bank is no bank, bankers say"))[position] == " bank"
 
 

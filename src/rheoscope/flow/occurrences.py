@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 
 import torch
@@ -25,13 +26,14 @@ OnProgress = Callable[[int, int], None]
 class Occurrences:
     """One word per sentence: its `points` after the embedding and every layer (`steps`), and the `ids` of its last token.
 
-    Points are centred on the mean of all occurrences. In the space `sphere` they are then normalised. `rounding` is the
-    contribution of each point to the rounding error of a distance.
+    `n_tokens` are the lengths of the sentences. Points are centred on the mean of all occurrences. In the space `sphere` they
+    are then normalised. `rounding` is the contribution of each point to the rounding error of a distance.
     """
 
     points: Float[Tensor, "p s d"]
     rounding: Float[Tensor, "p s"]
     ids: Int[Tensor, " s"]
+    n_tokens: list[int]
     steps: tuple[str, ...]
 
 
@@ -51,15 +53,17 @@ def occurrences(
     (torch.Size([7, 2]), True)
     """
     check_space(space)
+    sentence_ids = [model.ids(sentence) for sentence in sentences]
+    n_closing = count_closing_tokens(model) if any(isinstance(sentence, str) for sentence in sentences) else 0
     positions = [
-        word_position(model, sentence, target_word)
-        for sentence, target_word in zip(sentences, target_words, strict=True)
+        word_position(model, sentence, text_ids, target_word, n_closing)
+        for sentence, text_ids, target_word in zip(sentences, sentence_ids, target_words, strict=True)
     ]
     batches, ids = [], []
     steps: tuple[str, ...] = ()
     size = SENTENCES_PER_BATCH.get(model.device.type, SENTENCES_PER_BATCH["cpu"])
     for start in range(0, len(sentences), size):
-        traces = model.trace(list(sentences[start : start + size]))
+        traces = model.trace(sentence_ids[start : start + size])
         batch_positions = torch.tensor(positions[start : start + size], device=traces.points.device)
         point_indices = torch.tensor([*traces.input_steps, len(traces.steps) - 1], device=batch_positions.device)
         rows = torch.arange(len(batch_positions), device=batch_positions.device)
@@ -69,7 +73,7 @@ def occurrences(
         if progress is not None:
             progress(min(start + size, len(sentences)), len(sentences))
     points = torch.cat(batches).transpose(0, 1)
-    return Occurrences(*centre_in_space(model, points, space), torch.cat(ids), steps)
+    return Occurrences(*centre_in_space(model, points, space), torch.cat(ids), list(map(len, sentence_ids)), steps)
 
 
 def centre_in_space(
@@ -96,18 +100,25 @@ def distances_between(x: Float[Tensor, "*p n d"], rounding: Float[Tensor, "*p n"
     return torch.where(distance > rounding[..., :, None] + rounding[..., None, :], distance, 0)
 
 
-def word_position(model: Model, sentence: Text, target_word: object) -> int:
-    """The position of the last token of the word's last occurrence in a sentence."""
+def word_position(model: Model, sentence: Text, ids: Int[Tensor, " n"], target_word: object, n_closing: int) -> int:
+    """The position of the last token of the word's last occurrence in a sentence with these ids."""
     if not isinstance(sentence, str):
-        return len(sentence) - 1
-    matches = list(re.finditer(rf"(?<!\w){re.escape(str(target_word))}(?!\w)", sentence))
-    if not matches:
+        return len(ids) - 1
+    ends = [match.end() for match in whole_word(str(target_word)).finditer(sentence)]
+    if not ends:
         raise RheoscopeError(
             Message(
                 "the sentence {sentence!r} must contain the word {word!r}", sentence=sentence, word=str(target_word)
             )
         )
-    return len(model.ids(sentence[: matches[-1].end()])) - 1 - count_closing_tokens(model)
+    n_read = len(ids if ends[-1] == len(sentence) else model.ids(sentence[: ends[-1]]))
+    return n_read - 1 - n_closing
+
+
+@lru_cache(maxsize=4096)
+def whole_word(word: str) -> re.Pattern[str]:
+    """The pattern of a word that is not part of a longer one."""
+    return re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")
 
 
 def count_closing_tokens(model: Model) -> int:

@@ -202,7 +202,7 @@ def word_distances(
 ) -> WordDistances:
     """The mean distances over carriers of all pairs of words, at the embedding and after every layer."""
     texts = [[_join_carrier(carrier, entry) for entry in word_list.words] for carrier in carriers]
-    total_distance = torch.zeros(())
+    total_distance, n_tokens = torch.zeros(()), list[int]()
     steps: tuple[str, ...] = ()
     for n_done, sentences in enumerate(texts, 1):
         instances = occurrences(model, sentences, word_list.words, space)
@@ -210,9 +210,11 @@ def word_distances(
             total_distance + upper_triangle(distances(centred_inner_products(instances.points))).cpu(),
             instances.steps,
         )
+        n_tokens = n_tokens or instances.n_tokens
         if progress is not None:
             progress(n_done, len(texts))
-    token_counts = [len(model.ids(text)) - len(model.ids(carriers[0])) for text in texts[0]]
+    n_carrier = len(model.ids(carriers[0]))
+    token_counts = [n - n_carrier for n in n_tokens]
     return WordDistances(total_distance / len(texts), token_counts, steps)
 
 

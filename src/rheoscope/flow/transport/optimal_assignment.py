@@ -270,7 +270,8 @@ class _PermutationTables:
         self, inner: Float[Tensor, "chunk n n"], permuted_squares: Float[Tensor, "chunk n"]
     ) -> list[float]:
         squares, rows = self.point_squares, torch.arange(len(self.point_products))
-        partner = assignments(1 - inner / (squares[:, None] * permuted_squares[:, None]).sqrt().clamp(min=1e-60))
+        inverse_norms, inverse_permuted = (x.sqrt().clamp(min=1e-30).reciprocal() for x in (squares, permuted_squares))
+        partner = assignments((inner * -inverse_norms[:, None]).mul_(inverse_permuted[:, None]).add_(1))
         squared_distance = squares + squares[partner] - 2 * self.point_products[rows, partner]
         return (squared_distance <= self.same_point_square).double().mean(-1).tolist()
 
