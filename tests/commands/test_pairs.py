@@ -42,9 +42,29 @@ def test_the_source_of_a_target_may_be_a_file(place: Path) -> None:
     assert "source of 5 tokens: <s> w5 w6 w7 w8" in outcome.words
 
 
+@pytest.mark.parametrize("command", [("analyse", "trajectory"), ("covers", "--draws", "2", "--seed", "1")])
+def test_an_analysis_runs_on_either_cloud_of_a_pair(command: tuple[str, ...], place: Path) -> None:
+    source, target = "w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15 w16", "w16 w9 w5 w6 w7 w9 w11 w12 w13 w14 w15"
+    for tokens, options in ((f"<s> {source}", ()), (f"<pad> <s> {target}", ("--target", target))):
+        outcome = run_rheoscope(*command, source, *options, "--model", "t5", cwd=place)
+        assert outcome.status == 0, outcome.err
+        assert f" tokens: {tokens} " in outcome.words
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
+        (
+            ("analyse", "trajectory", "w5 w6", "--model", "gpt2", "--target", "w8"),
+            1,
+            "has no encoder, so it reads one text; leave out --target",
+        ),
+        (("covers", "w5 w6", "--model", "t5", "--target", " "), 1, "the target is empty; type --target TEXT"),
+        (
+            ("analyse", "trajectory", "--image", "a.png", "--target", "w8"),
+            2,
+            "--image and --target exclude each other",
+        ),
         (("w5 w6", "--model", "gpt2", "--target", "w8"), 1, "has no encoder, so it reads one text; leave out --target"),
         ((*PAIR, "--target", ""), 1, "the target is empty; type --target TEXT"),
         ((*PAIR, "--target", "  "), 1, "the target is empty; type --target TEXT"),

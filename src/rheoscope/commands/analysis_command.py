@@ -23,6 +23,7 @@ from rheoscope.commands.options import (
     Revisions,
     Series,
     Stream,
+    TargetText,
     Text,
     Untrained,
     Window,
@@ -37,13 +38,14 @@ from rheoscope.picture.blocks import Cell, Table
 from rheoscope.report import progress_bars, run_report, series_report, windowed_report
 from rheoscope.report.console import console
 from rheoscope.report.input_image import check_image, image_of_model
-from rheoscope.report.input_text import resolve_text
+from rheoscope.report.input_text import check_target, resolve_text
 from rheoscope.report.long_texts import split_into_windows
 from rheoscope.report.parse_options import parse_number
 from rheoscope.report.report_plans import report_of_analysis
 from rheoscope.report.setting_options import Option, typeable_options
 from rheoscope.report.terminal import Terminal
 from rheoscope.running.argument_checks import strip_none
+from rheoscope.running.pair_sides import same_side, sides_for
 from rheoscope.space.analysis import Analysis
 from rheoscope.space.model import Model
 from rheoscope.space.trace import Trace
@@ -67,6 +69,7 @@ FIELDS_HELP = Message("--explain defines every field, as does docs/analyses.md."
 COMMON_OPTIONS: dict[str, Any] = {
     "file": File,
     "image": Image,
+    "target": TargetText,
     "first": First,
     "window": Window,
     "model": ModelName,
@@ -82,7 +85,7 @@ COMMON_OPTIONS: dict[str, Any] = {
     "stream": Stream,
 }
 
-TEXT_OPTIONS = ("file", "image", "first", "window")
+TEXT_OPTIONS = ("file", "image", "target", "first", "window")
 
 
 def _command_function(spec: Analysis, options: dict[str, Option]) -> Callable[..., None]:
@@ -95,17 +98,21 @@ def _command_function(spec: Analysis, options: dict[str, Option]) -> Callable[..
             _run_on_image(spec, options, values, image, files)
             return
         text = resolve_text(values["text"], values["file"], values["first"]) if spec.reads_text else None
+        target = None if "target" in options else values.get("target")
+        check_target(target)
         source_args = values["model"], values["device"], values["dtype"]
         if values["series"] is not None or values["revisions"] is not None:
             _run_on_series(spec, options, values, text, files)
             return
-        model = progress_bars.load_model(*source_args, stream=values["stream"], adapter=values["adapter"])
+        opened_model = progress_bars.open_model(*source_args, stream=values["stream"], adapter=values["adapter"])
+        model, text = sides_for(opened_model, text, target)
         settings = {name: option.parse(name, values[name], model) for name, option in options.items()}
         windows = None if text is None else split_into_windows(model, text, values["first"], values["window"])
         if build_control is not None and values["untrained"]:
             windowed_report.refuse_windows(windows, "--untrained")
             settings["control"] = build_control(
-                progress_bars.load_model(*source_args, untrained=True), None if windows is None else windows.texts[0]
+                same_side(model, progress_bars.open_model(*source_args, untrained=True)),
+                None if windows is None else windows.texts[0],
             )
         windowed_report.run_on_windows(
             report_of_analysis(spec.name), model, windows, settings, files, explain=values["explain"]
@@ -138,7 +145,9 @@ def _run_on_image(
     spec: Analysis, options: dict[str, Option], values: dict[str, Any], image: Path, files: run_report.OutputFiles
 ) -> None:
     """Run the analysis on an image."""
-    refuse_text_options(**{name: values[name] for name in ("text", "file", "first", "window", "series", "revisions")})
+    text_options = ("text", "file", "first", "window", "series", "revisions")
+    refuse_text_options(**{name: values[name] for name in text_options})
+    refuse_both("--image", True, "--target", "target" not in options and values["target"] is not None)
     refuse_both("--image", True, "--untrained", bool(values.get("untrained")))
     check_image(image)
     source_args = values["model"], values["device"], values["dtype"]
@@ -152,7 +161,8 @@ def _run_on_series(
     spec: Analysis, options: dict[str, Option], values: dict[str, Any], text: Any, files: run_report.OutputFiles
 ) -> None:
     """Run the analysis on every checkpoint. The first one reads the settings and the text."""
-    for option in ("untrained", "adapter", "stream", "window"):
+    own_options = () if "target" in options else ("target",)
+    for option in ("untrained", "adapter", "stream", "window", *own_options):
         refuse_both("--series", True, f"--{option}", bool(values.get(option)))
     refuse_both("--series", values["series"] is not None, "--revisions", values["revisions"] is not None)
     sources = values["series"], values["revisions"], values["model"], values["device"], values["dtype"]

@@ -17,6 +17,7 @@ from rheoscope.commands.options import (
     Json,
     ModelName,
     Stream,
+    TargetText,
     Text,
     Window,
 )
@@ -25,6 +26,7 @@ from rheoscope.commands.options import (
 def covers(
     text: Text = None,
     file: File = None,
+    target: TargetText = None,
     draws: Annotated[int, typer.Option(min=2, max=10_000, help="Random heads that each head is compared with.")] = 40,
     untrained: Annotated[
         bool,
@@ -51,17 +53,21 @@ def covers(
 
     Examples:  rheoscope covers "The keys to the cabinet are on the table"    ·    rheoscope covers --file notes.txt --html covers.html
     ·    rheoscope covers --file notes.txt --model path/ --no-untrained
+    ·    rheoscope covers --file source.txt --target "La maison est petite." --model opus-mt-en-fr
     """
     from rheoscope.report import run_report, windowed_report
-    from rheoscope.report.input_text import resolve_text
+    from rheoscope.report.input_text import check_target, resolve_text
     from rheoscope.report.long_texts import split_into_windows
-    from rheoscope.report.progress_bars import load_model
+    from rheoscope.report.progress_bars import open_model
     from rheoscope.report.report_plans import REPORTS
+    from rheoscope.running.pair_sides import same_side, sides_for
 
+    check_target(target)
     input_text, files = resolve_text(text, file, first), run_report.OutputFiles(json, csv, html, file)
-    network = load_model(model, device, dtype, stream=stream, adapter=adapter)
+    opened_model = open_model(model, device, dtype, stream=stream, adapter=adapter)
+    network, input_text = sides_for(opened_model, input_text, target)
     windows = split_into_windows(network, input_text, first, window)
-    control = load_model(model, device, dtype, untrained=True, seed=seed) if untrained else None
+    control = same_side(network, open_model(model, device, dtype, untrained=True, seed=seed)) if untrained else None
     control_settings = (
         windowed_report.no_text_options if control is None else lambda ids: {"control": control.trace(ids)}
     )

@@ -19,15 +19,13 @@ from rheoscope.commands.options import (
     Json,
     ModelName,
     Stream,
+    TargetText,
     Text,
     Window,
     refuse_both,
     refuse_text_options,
 )
 
-TargetText = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="The target of an encoder-decoder, whose source is the text.")
-]
 ComparedText = Annotated[
     str | None, typer.Option(metavar="TEXT", help="A second text, compared with the first layer by layer.")
 ]

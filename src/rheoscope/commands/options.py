@@ -11,6 +11,9 @@ from rheoscope.messages.message import Message
 from rheoscope.report.hub_cache import cached_hub_names
 
 Text = Annotated[str | None, typer.Argument(help="The text. - reads it from standard input.")]
+TargetText = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="The target of an encoder-decoder, whose source is the text.")
+]
 File = Annotated[Path | None, typer.Option(help="Read the text from this file.")]
 Image = Annotated[
     Path | None,

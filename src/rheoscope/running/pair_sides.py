@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -173,7 +174,12 @@ def one_text_model(model: RunnableModel) -> RunnableModel:
     return source_model(model) if isinstance(model, EncoderDecoder) else model
 
 
-def sides_for(model: RunnableModel, text: str, target: str | None) -> tuple[RunnableModel, str]:
+def same_side(model: RunnableModel, other: RunnableModel) -> RunnableModel:
+    """`other`, such as an untrained control, as the side that `model` is. An ordinary model stays itself."""
+    return model.in_pair(other) if isinstance(model, PairSide) and isinstance(other, EncoderDecoder) else other
+
+
+def sides_for(model: RunnableModel, text: Any, target: str | None) -> tuple[RunnableModel, Any]:
     """What a command analyses: an ordinary model and its text, the encoder and the source, or the decoder and the target."""
     if not isinstance(model, EncoderDecoder):
         if target is not None:
