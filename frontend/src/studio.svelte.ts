@@ -9,11 +9,12 @@ import { OpenTrace } from './open_trace.svelte'
 import { DARK, LIGHT, type Theme } from './palette'
 import { PAGE_HASH, type UrlHash } from './url_hash'
 
-/** A step as the page labels it: embed, L3 ½ (after attention), L3. */
-export function stepLabel(step: string): string {
-  const layer = /^L(\d+)/.exec(step)
+/** A step as the page labels it: embed, L3 attn, L3 mlp. A layer whose attention has no step of its own is L3. */
+export function stepLabel(step: string, steps: string[]): string {
+  const layer = /^L\d+/.exec(step)?.[0]
   if (!layer) return step
-  return /mid/.test(step) ? `L${layer[1]} ½` : `L${layer[1]}`
+  if (/mid/.test(step)) return `${layer} attn`
+  return steps.some((other) => other.startsWith(`${layer}.`) && /mid/.test(other)) ? `${layer} mlp` : layer
 }
 
 /** Used when no example is stored. It has about 60 tokens, enough for every line of the story. */
@@ -102,6 +103,7 @@ export class Studio {
   // Selection
 
   get info() { return this.trace?.info ?? null }
+  stepLabel = (step: string): string => this.render(stepLabel(step, this.info?.steps ?? []))
   get stepName(): string { return this.info?.steps[this.link.step] ?? '' }
   /** Highlighted tokens: the hovered one, else the pinned ones. */
   get highlighted(): Set<number> {

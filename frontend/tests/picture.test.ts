@@ -109,7 +109,8 @@ it('a panel is rendered in another language, and its names still select the same
 it('names select tokens, heads, steps and layers', () => {
   expect(selectionOf('12 ·bank')).toEqual({ token: 12 })
   expect(selectionOf('L3.H1')).toEqual({ layer: 3, head: 1 })
-  expect(selectionOf('L3 attention')).toEqual({ layer: 3, step: 'L3.resid_mid' })
+  expect(selectionOf('L3 attn')).toEqual({ layer: 3, step: 'L3.resid_mid' })
+  expect(selectionOf('L3 mlp')).toEqual({ layer: 3, step: 'L3.resid_post' })
   expect(selectionOf('embed')).toEqual({ step: 'embed' })
   expect(selectionOf('12')).toEqual({})
 })

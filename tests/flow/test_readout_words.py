@@ -42,17 +42,17 @@ def test_the_next_token_is_named_with_the_step_since_which_it_leads() -> None:
     (token,) = model().token_strings([int(lens.top_tokens.values[-1][0])])
     assert line.startswith(f"{display_token(token)} {format_percent(float(lens.top_probabilities[-1, 0]))}, ")
     assert line.count(", ") == N_LIKELIEST - 1
-    assert line.endswith(f"; in first place since {step_names([lens.point.values[-3]])[0]}")
+    assert line.endswith(f"; in first place since {step_names(lens.point.values)[-3]}")
 
 
 def test_a_token_that_leads_for_a_while_counts_from_its_last_return() -> None:
     lens = flow_results().datasets["readout"]
     ranks = [1] * lens.sizes["point"]
     first = next_token(results_with(lens.assign(rank=lens["rank"].copy(data=ranks))))
-    assert first.endswith(f"; in first place since {step_names([lens.point.values[0]])[0]}")
+    assert first.endswith(f"; in first place since {step_names(lens.point.values)[0]}")
     ranks[4] = 2
     later = next_token(results_with(lens.assign(rank=lens["rank"].copy(data=ranks))))
-    assert later.endswith(f"; in first place since {step_names([lens.point.values[5]])[0]}")
+    assert later.endswith(f"; in first place since {step_names(lens.point.values)[5]}")
 
 
 def test_the_largest_contributions_are_named_with_their_sign() -> None:

@@ -88,7 +88,7 @@ def test_strides_are_curves_with_a_shared_null() -> None:
     plot = panel("Far")
     assert list(lines(plot)) == ["null", "stride 1", "stride 2"]
     assert lines(plot)["stride 2"].style == "dots"  # a single value is drawn as a dot
-    assert plot.x.names == ("L0 attention", "L0")
+    assert plot.x.names == ("L0 attn", "L0 mlp")
     separate_nulls = toy().assign(far_null=(("stride", "step"), [[0.1, 0.2], [0.3, 0.4]]))
     assert list(lines(panel("Far", separate_nulls))["stride 2, null"].y) == [0.3, 0.4]
 
@@ -104,8 +104,8 @@ def test_numeric_axes_are_sorted_and_intervals_are_bands() -> None:
 def test_fields_of_tokens_are_dots_and_cells_with_token_texts() -> None:
     assert panel("Length").x.names == ("4 ·a", "5 b", "6 c")
     assert lines(panel("Length"))["length"].style == "dots"
-    assert panel("Speed").y.names == ("L0 attention", "L0")
-    assert cells(panel("Speed")).tips[1][0] == "L0, 4 ·a: 1"
+    assert panel("Speed").y.names == ("L0 attn", "L0 mlp")
+    assert cells(panel("Speed")).tips[1][0] == "L0 mlp, 4 ·a: 1"
     assert "depends on the basis of E" in panel("Speed").about
 
 

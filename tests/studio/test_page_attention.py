@@ -43,9 +43,9 @@ def test_arcs_lead_to_the_keys_of_the_pinned_token(
         wait_for_cloud(page)
         last = len(tokens(page)) - 1
         wait_until(page, lambda: arc_widths(page) == pytest.approx(expected_widths(studio[0], last), abs=0.01))
-        region, word = page.locator(".words").bounding_box(), page.locator(".words li").last.bounding_box()
-        assert region["y"] <= word["y"]
-        assert word["y"] + word["height"] <= region["y"] + region["height"] + 1
+        region, last_token = (page.locator(name).last.bounding_box() for name in (".words", ".words li"))
+        assert region["y"] <= last_token["y"]
+        assert last_token["y"] + last_token["height"] <= region["y"] + region["height"] + 1
         page.locator("section.strip li button").nth(4).click()
         wait_until(page, lambda: arc_widths(page) == pytest.approx(expected_widths(studio[0], 4), abs=0.01))
         assert page.locator("p.reads").inner_text().startswith(f"L{LAYER}.H{HEAD}: ")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from unicodedata import combining
 
-from rheoscope.messages.message import Message, Verbatim
+from rheoscope.messages.message import Verbatim
 
 VARIATION_SELECTORS = tuple(map(chr, range(0xFE00, 0xFE10)))
 """Characters that choose a style of the character before them and are invisible alone."""
@@ -48,15 +48,20 @@ def printable(text: str) -> str:
 
 
 def step_names(steps: Iterable[object]) -> list[str]:
-    """Labels of steps: a layer's output has the name of the layer, the stream after its attention is "L0 attention".
+    """Labels of steps. "L0 attn" is the stream after the attention of layer 0, "L0 mlp" that after its MLP.
 
-    >>> step_names(["embed", "L0.resid_mid", "L0.resid_post"])
-    ['embed', 'L0 attention', 'L0']
+    A layer whose attention has no step of its own has the name of the layer.
+
+    >>> step_names(["embed", "L0.resid_mid", "L0.resid_post", "L1.resid_post"])
+    ['embed', 'L0 attn', 'L0 mlp', 'L1']
     """
-    return [_step_name(*str(step).split(".")) for step in steps]
+    names = list(map(str, steps))
+    return [_step_name(*name.split("."), divided=name.replace("post", "mid") in names) for name in names]
 
 
-def _step_name(layer: str, *part: str) -> str:
+def _step_name(layer: str, *part: str, divided: bool) -> str:
     if part == ("resid_mid",):
-        return Message("{layer} attention", layer=layer)
-    return layer if part == ("resid_post",) else " ".join([layer, *part])
+        return f"{layer} attn"
+    if part == ("resid_post",):
+        return f"{layer} mlp" if divided else layer
+    return " ".join([layer, *part])

@@ -28,7 +28,7 @@ def next_token(results: Results) -> Message:
     ]
     is_first = lens["rank"].values == 1
     since = 0 if is_first.all() else len(is_first) - int(np.argmin(is_first[::-1]))
-    step = step_names([lens.point.values[min(since, len(is_first) - 1)]])[0]
+    step = step_names(lens.point.values)[min(since, len(is_first) - 1)]
     return Message(
         "{tokens}; in first place since {step}{typical}",
         tokens=join(", ", likeliest),
