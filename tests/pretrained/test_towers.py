@@ -130,3 +130,12 @@ def test_a_network_without_towers_refuses_one(tmp_path: Path) -> None:
     randomised(hf.LlamaForCausalLM(hf.LlamaConfig(**TEXT, num_key_value_heads=2))).save_pretrained(tmp_path)
     with pytest.raises(RheoscopeError, match="LlamaForCausalLM has no towers, got 'vision'"):
         rs.load(f"{tmp_path}#vision")
+
+
+def test_packed_patches_are_refused_by_the_name_of_their_input() -> None:
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel as Tower
+
+    config = hf.Qwen2VLConfig().vision_config
+    config.depth, config.embed_dim, config.hidden_size, config.num_heads = 1, 16, 16, 2
+    with pytest.raises(RheoscopeError, match="packs the patches of several images into one sequence"):
+        rs.load(Tower(config))

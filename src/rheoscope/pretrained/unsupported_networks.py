@@ -1,5 +1,6 @@
 """Networks that cannot be described: each is refused in one line that says why and what to do."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,6 +40,19 @@ def check_supported(network: nn.Module) -> None:
                 size=chunk_size,
             ),
             Advice("AutoModel.from_pretrained(name, chunk_size_feed_forward=0)"),
+        )
+
+
+def refuse_packed_patches(network: Any) -> None:
+    """Raise for a tower whose tokens are the patches of several images in one sequence (Qwen-VL)."""
+    if "grid_thw" in inspect.signature(network.forward).parameters:
+        raise RheoscopeError(
+            Message(
+                "{network} packs the patches of several images into one sequence (grid_thw, cu_seqlens), expected one image in each "
+                "row of a batch; choose the model of texts",
+                network=type(network).__name__,
+            ),
+            Advice("rs.load('NAME#text')", "--model 'NAME#text'"),
         )
 
 

@@ -47,6 +47,7 @@ from rheoscope.pretrained.finder.stream_ends import (
 from rheoscope.pretrained.finder.tape import Tape, Value, record_tape
 from rheoscope.pretrained.finder.temperature import longest_text_without_growth
 from rheoscope.pretrained.network_inputs import feature_inputs, reads_tokens
+from rheoscope.pretrained.unsupported_networks import refuse_packed_patches
 from rheoscope.running.eval_mode import eval_mode
 from rheoscope.running.stream import ModelDescription
 from rheoscope.shapes import RheoscopeError
@@ -62,6 +63,7 @@ FAMILY = "found"
 @torch.no_grad()
 def describe(network: Any) -> ModelDescription:
     """The description of a network from one recorded forward pass."""
+    refuse_packed_patches(network)
     tape = record_forward(network)
     softmaxes = distinct_softmaxes(tape) if reads_tokens(network) else square_softmaxes(tape)
     all_blocks = find_blocks(tape, network, softmaxes)
