@@ -304,7 +304,7 @@ export class Studio {
   /** The trace on the screen, if it has the selected model and text and no edits. */
   private get shownUneditedTrace(): OpenTrace | null { return this.trace?.info && this.shownRequest === JSON.stringify([this.selectedModel, this.link.text, this.link.window, []]) ? this.trace : null }
   get selectedModel(): string { return this.link.model || this.state?.model || '' }
-  private modelName = (id: string): Text => this.models.find((model) => model.id === id)?.name ?? id
+  modelName = (id: string): Text => this.models.find((model) => model.id === id)?.name ?? id
   /** Why the results on the screen do not belong to the selected model and text; '' if they do. */
   get oldResults(): string {
     if (!this.state || !this.trace || !this.client.isLive || this.shownRequest === this.selectedRequest) return ''
@@ -377,6 +377,7 @@ export class Studio {
         : await this.requestTrace(model, text, [], { lines: [], ...this.windowOption, ...(compareWith === 'untrained' ? { untrained: true } : {}) })
       if (request === this.comparisonRequest) this.comparison = trace
       else await trace.close()
+      if (compareWith.startsWith('model:')) this.models = (await this.client.models()).models
     } catch (error) {
       this.comparisonRequest = ''
       this.showError(error)

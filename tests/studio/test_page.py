@@ -47,12 +47,14 @@ pytestmark = [
 
 @contextmanager
 def serve_studio(
-    corpus_run: LiveCorpusRun | None = None, training_runs: TrainingRuns | None = None
+    corpus_run: LiveCorpusRun | None = None,
+    training_runs: TrainingRuns | None = None,
+    sources: ModelSources = ModelSources(),
 ) -> Iterator[tuple[Session, str]]:
     """A server with the small model on a free port."""
     uvicorn = pytest.importorskip("uvicorn")
     import_all_modules()
-    session = Session(load_small, ModelSources(), Limits(max_tokens=100))
+    session = Session(load_small, sources, Limits(max_tokens=100))
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(session, AccessRules(), PAGE_FOLDER, corpus_run=corpus_run, training_runs=training_runs),

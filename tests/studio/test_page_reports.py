@@ -1,5 +1,6 @@
 """The views of cards, of the atlas and of training runs in a browser: no text is cut, and axe finds no violation."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,12 +9,15 @@ from typing import Any
 import pytest
 
 from rheoscope.report.card_cache import SHIPPED_CARDS, read_card
+from rheoscope.report.story import TEXT_LINES
 from rheoscope.studio import cards
+from rheoscope.studio.model_sources import ModelSources
 from rheoscope.studio.session import Session
 from rheoscope.studio.training_runs import TrainingRuns
 from tests.studio import test_page
+from tests.studio.cases import TEXT
 from tests.studio.run_folders import write_race, write_training_run
-from tests.studio.test_page import AXE, open_page, serve_studio, wait_for_url
+from tests.studio.test_page import AXE, open_page, serve_studio, wait_for_url, wait_until
 from tests.studio.test_page_layout import CUT_TEXT, SIZES, open_all_details
 
 pytestmark = test_page.pytestmark
@@ -92,3 +96,33 @@ def test_a_race_is_followed_while_it_runs(browser: Any, tmp_path: Path) -> None:
         page.go_back()
         page.get_by_text("0 ahead, 1 behind").wait_for()
         check_view(page, f"{url}#view=learning&run=race", "#panel figure")
+
+
+def request_one_line(route: Any) -> None:
+    """One line of the story is enough for a test, and the others take long."""
+    route.continue_(post_data=json.dumps(route.request.post_data_json | {"lines": ["next_token"]}))
+
+
+def test_two_texts_and_two_checkpoints_are_compared(browser: Any, tmp_path: Path) -> None:
+    """Both sides have their next tokens and every line of the story; the picker offers the checkpoints of a run."""
+    run = write_training_run(tmp_path / "run")
+    (run / "last").mkdir()
+    (run / "last" / "config.json").write_text("{}")
+    sources = ModelSources(roots=TrainingRuns(tmp_path).model_roots())
+    with (
+        serve_studio(sources=sources) as (_, url),
+        opened_view(browser, f"{url}#view=compare&text={TEXT}", ".pick select") as page,
+    ):
+        page.route("**/api/traces", request_one_line)
+        page.locator(".pick input").fill("One day the king took the gold from the bank.")
+        page.keyboard.press("Enter")
+        page.locator(".compare table").first.wait_for()
+        wait_for_url(page, "beside=text")
+        headings = page.locator(".compare h3").all_inner_texts()[:2]
+        assert headings == ["“One day the king took the gold from the bank.”", f"“{TEXT}”"]
+        rows = page.locator(".compare table[aria-label] tbody tr")
+        wait_until(page, lambda: rows.count() == len(TEXT_LINES) and "…" not in rows.first.inner_text().split())
+        page.locator(".pick select").first.select_option(label="run/last")
+        wait_for_url(page, "last")
+        wait_until(page, lambda: not page.locator(".compare h3").first.inner_text().startswith("“"))
+        check_view(page, page.url.replace("&language=en", ""), ".compare table")
