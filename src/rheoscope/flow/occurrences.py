@@ -116,9 +116,9 @@ def word_position(model: Model, sentence: Text, ids: Int[Tensor, " n"], target_w
 
 
 @lru_cache(maxsize=4096)
-def whole_word(word: str) -> re.Pattern[str]:
+def whole_word(target_word: str) -> re.Pattern[str]:
     """The pattern of a word that is not part of a longer one."""
-    return re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")
+    return re.compile(rf"(?<!\w){re.escape(target_word)}(?!\w)")
 
 
 def count_closing_tokens(model: Model) -> int:

@@ -10,13 +10,13 @@ def modules_of(network: nn.Module) -> list[nn.Module]:
     >>> modules_of(network) == list(network.modules())
     True
     """
-    found, stack = dict[int, nn.Module](), [network]
+    modules, stack = dict[int, nn.Module](), [network]
     while stack:
         module = stack.pop()
-        if id(module) not in found:
-            found[id(module)] = module
+        if id(module) not in modules:
+            modules[id(module)] = module
             stack += [child for child in reversed(module._modules.values()) if child is not None]
-    return list(found.values())
+    return list(modules.values())
 
 
 def parameters_of(network: nn.Module) -> list[nn.Parameter]:
