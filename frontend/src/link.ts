@@ -31,6 +31,8 @@ export interface Link {
   second: number | null
   layer: number | null
   head: number | null
+  /** Step of the tour, counted from 1. */
+  tour: number | null
   field: string
   /** The training run that is shown. */
   run: string
@@ -42,11 +44,11 @@ export interface Link {
 
 export const DEFAULT_LINK: Link = {
   model: '', text: '', window: null, compareWith: '', view: 'heads', colour: 'cluster', space: 'sphere', axes: 'all', edits: [], language: '',
-  step: 0, token: null, second: null, layer: null, head: null, field: '', run: '', show: ['arcs'], side: 'after',
+  step: 0, token: null, second: null, layer: null, head: null, tour: null, field: '', run: '', show: ['arcs'], side: 'after',
 }
 
 const TEXT_PARAMETERS = ['model', 'text', 'compareWith', 'view', 'colour', 'space', 'axes', 'language', 'field', 'run'] as const
-const INDEX_PARAMETERS = ['window', 'token', 'second', 'layer', 'head'] as const
+const INDEX_PARAMETERS = ['window', 'token', 'second', 'layer', 'head', 'tour'] as const
 /** Name of a property in the URL. Shared links contain `beside`, so that name stays. */
 const urlName = (name: string): string => (name === 'compareWith' ? 'beside' : name)
 
@@ -128,4 +130,4 @@ export function outOfRange(link: Link, info: TraceInfo): { change: Partial<Link>
 }
 
 /** Whether the back button undoes a change. Moving the scrubber is not undone. */
-export const isUndoable = (change: Partial<Link>): boolean => ['model', 'text', 'window', 'compareWith', 'view', 'run', 'edits', 'axes', 'space'].some((name) => name in change)
+export const isUndoable = (change: Partial<Link>): boolean => ['model', 'text', 'window', 'compareWith', 'view', 'run', 'edits', 'axes', 'space', 'tour'].some((name) => name in change)

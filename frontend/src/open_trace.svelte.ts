@@ -11,6 +11,8 @@ export class OpenTrace {
   points = $state.raw<Points | null>(null)
   /** What the last token predicts after every step, as far as the model predicts tokens. */
   prediction = $state.raw<LensStep[] | null>(null)
+  /** The components that write the prediction, the largest first. */
+  written: string[] = []
   isFinished = $state(false)
   error = $state.raw<Text>('')
   /** Resolves when the description and the predictions are there, or when they will not come. */
@@ -46,7 +48,9 @@ export class OpenTrace {
   private async loadPrediction({ next, tokens }: TraceInfo): Promise<void> {
     if (!next) return
     try {
-      this.prediction = (await this.client.token(this.id, tokens.length - 1)).lens
+      const { lens, written } = await this.client.token(this.id, tokens.length - 1)
+      this.written = written.map(({ component }) => component)
+      this.prediction = lens
     } catch {
       this.prediction = null // the bars then show the last step only
     }

@@ -8,7 +8,7 @@ export function rovingFocus(element: HTMLElement): { destroy(): void } {
   }
   const keepStop = () => setStop(stop && element.contains(stop) ? stop : (buttons()[0] ?? null))
   function move(event: KeyboardEvent): void {
-    const list = buttons()
+    const list = buttons().filter((button) => button.offsetParent !== null) // without those that a small screen hides
     const position = list.indexOf(document.activeElement as HTMLButtonElement)
     const targets: Record<string, number> = { ArrowRight: position + 1, ArrowLeft: position - 1, Home: 0, End: list.length - 1 }
     const target = targets[event.key]

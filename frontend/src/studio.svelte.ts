@@ -1,6 +1,6 @@
 /** The state of the page: its link, its selection, its trace and the trace that it is compared with. */
 
-import { ApiError, errorText, LostServerError, type AnalysisCatalogue, type AnalysisDescription, type Client, type FieldDescription, type Model, type State } from './api'
+import { ApiError, errorText, LostServerError, type AnalysisCatalogue, type AnalysisDescription, type Client, type FieldDescription, type Image, type Model, type State } from './api'
 import { parseAxes } from './axes'
 import { CLOUD_LAYERS, DEFAULT_LINK, formatLink, isUndoable, linkFault, outOfRange, parseLink, type CloudLayer, type Link, type Side, type ToggledEdit } from './link'
 import { LANGUAGES, pageText, type MessageKey } from './messages'
@@ -48,6 +48,8 @@ export class Studio {
   playhead = $state(0)
   playing = $state(false)
   speed = $state(1)
+  /** The image of a head whose torn and glued pairs are shown. */
+  pairImage = $state<Image>('query')
   dark = $state(false)
   reducedMotion = $state(false)
   /** The language on the screen and its catalogue. */
@@ -151,7 +153,7 @@ export class Studio {
   }
 
   /** Corrects the link, without an entry in the history. */
-  private replaceLink(change: Partial<Link>): void {
+  replaceLink(change: Partial<Link>): void {
     Object.assign(this.link, change)
     this.urlHash.write(`#${formatLink(this.link)}`, false)
   }
