@@ -62,7 +62,11 @@ class TrainingRuns:
             state = state_json(reader(folder))
         except (OSError, ValueError, KeyError) as error:  # a file that another program wrote, or one that is damaged
             raise RheoscopeError(
-                Message("cannot read the run {run}: {reason}", run=run_id, reason=str(error).split("\n")[0])
+                Message(
+                    "cannot read the run {run}: {reason}",
+                    run=run_id,
+                    reason=str(error).splitlines()[0] if str(error) else type(error).__name__,
+                )
             ) from error
         with self._lock:
             self._states[run_id] = version, state
