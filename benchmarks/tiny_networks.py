@@ -112,6 +112,7 @@ EXTRA_FIELDS: dict[str, dict[str, Any]] = {
     **{x: {"text_config": IMAGE_POSITIONS} for x in ("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "paddleocr_vl")},
     **dict.fromkeys(("glm4v_text", "glm_ocr_text", "glm_image_text"), HALF_IMAGE_POSITIONS),
     **{x: {"text_config": HALF_IMAGE_POSITIONS} for x in ("glm4v", "glm46v", "glm_ocr", "glmga", "glm_image")},
+    "yolos": {"image_size": [32, 32]},
 }  # fmt: skip
 """Model type → fields that its small config needs."""
 
