@@ -213,12 +213,14 @@ export function exportScript(file: string): string {
 export class ExportedFiles implements Source {
   readonly isLive = false
   private scripts = new Map<string, Promise<boolean>>()
-  constructor(readonly missingText: () => string, readonly load: (script: string) => Promise<boolean> = loadScript) {}
+  constructor(readonly missingText: () => string, readonly load: (script: string) => Promise<boolean> = loadScript, readonly isOneFile = false) {}
   async read(path: string, query: Record<string, string>, extension: Extension): Promise<ArrayBuffer> {
     const file = exportFile(path, query, extension)
     const script = exportScript(file)
-    if (!this.scripts.has(script)) this.scripts.set(script, this.load(script))
-    await this.scripts.get(script)
+    if (globalThis.RHEOSCOPE_FILES?.[file] === undefined && !this.isOneFile) {
+      if (!this.scripts.has(script)) this.scripts.set(script, this.load(script))
+      await this.scripts.get(script)
+    }
     const text = globalThis.RHEOSCOPE_FILES?.[file]
     if (text === undefined) throw new ApiError(this.missingText(), 404)
     return decompress(Uint8Array.from(atob(text), (character) => character.charCodeAt(0)).buffer)
@@ -227,7 +229,7 @@ export class ExportedFiles implements Source {
 }
 
 /** The trace of an exported page; null on a page from a running server. */
-export function exportedTrace(page: Document = document): { trace: string } | null {
+export function exportedTrace(page: Document = document): { trace: string; content?: 'journey'; language?: string } | null {
   const json = page.getElementById('rheoscope-export')?.textContent
   return json ? JSON.parse(json) : null
 }
@@ -360,6 +362,9 @@ export class Client {
 
   /** The address of the values of an analysis as a file; a running server has it. */
   downloadUrl = (id: string, name: string, extension: 'csv' | 'json'): string => `./api/traces/${id}/analyses/${name}.${extension}`
+
+  /** The address of a text as a page in one file. */
+  pageUrl = (id: string, language: string): string => `./api/traces/${id}/page?language=${language}`
 
   /** Calls a listener for every event of a trace. Returns a function that stops listening. An export has all events at once. */
   listen(id: string, listener: Partial<TraceListener>): () => void {

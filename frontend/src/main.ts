@@ -2,6 +2,7 @@ import { mount } from 'svelte'
 
 import { Client, exportedTrace, ExportedFiles, Server } from './api'
 import App from './App.svelte'
+import { loadScript } from './load_script'
 import { render } from './notebook/widget'
 import './page.css'
 import { Studio } from './studio.svelte'
@@ -10,8 +11,9 @@ import { withoutToken } from './url_hash'
 async function startPage(target: HTMLElement): Promise<void> {
   const exported = exportedTrace()
   if (location.search) history.replaceState(history.state, '', withoutToken(location.href)) // a cookie has the token from now on
-  const source = exported ? new ExportedFiles(() => studio.message('not_exported')) : new Server()
+  const source = exported ? new ExportedFiles(() => studio.message('not_exported'), loadScript, exported.content === 'journey') : new Server()
   const studio: Studio = new Studio(new Client(source), exported?.trace ?? null)
+  studio.fileLanguage = exported?.language ?? ''
   await studio.loadLanguage()
   mount(App, { target, props: { studio } })
   await studio.start()

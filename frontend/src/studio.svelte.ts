@@ -40,6 +40,10 @@ export class Studio {
   linkError = $state.raw<Text>('')
   /** Why the last model or text was refused. The page has returned to the one before. */
   refusal = $state.raw<Text>('')
+  /** The only language of a file that plays one text and has no views; '' on a whole page. */
+  fileLanguage = ''
+  /** Draws the cloud at a position of the playhead, once there is a cloud. */
+  drawCloud = $state.raw<((canvas: HTMLCanvasElement, playhead: number, size: { width: number; height: number; ratio: number }) => void) | null>(null)
   /** Whether the server does not respond. */
   isLost = $state(false)
   /** What is being opened: 'trace', or the source of a model. */
@@ -75,7 +79,7 @@ export class Studio {
   // Texts
 
   /** The language of the link, else of the browser, else English. */
-  private get selectedLanguage(): string { return [this.link.language, navigator.language.slice(0, 2)].find((language) => language in LANGUAGES) ?? 'en' }
+  private get selectedLanguage(): string { return [this.fileLanguage, this.link.language, navigator.language.slice(0, 2)].find((language) => language in LANGUAGES) ?? 'en' }
   get language(): string { return this.shown.language }
   get htmlLang(): string { return LANGUAGES[this.language]!.lang }
   /** Loads the catalogue of the selected language and shows it. The page stays in its language when that fails. */

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from rheoscope.report.story import TEXT_LINES
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio import export, jobs
+from rheoscope.studio import export, exported_files, jobs
 from rheoscope.studio.startup import bind_socket, check_installation, page_address
 from rheoscope.studio.stored_example import StoredExample, decompress, load_example
 from rheoscope.studio.wire import unpack_envelope
@@ -64,8 +64,11 @@ def script_contents(folder: Path) -> dict[str, dict[str, str]]:
     """The responses in every script of an exported page."""
     names = ["data.js", *(f"data/{file.name}" for file in (folder / "data").iterdir())]
     scripts = {name: (folder / name).read_text() for name in names}
-    assert all(text.startswith(export.SCRIPT_PREFIX) for text in scripts.values())
-    return {name: json.loads(text.removeprefix(export.SCRIPT_PREFIX).rstrip(");\n")) for name, text in scripts.items()}
+    assert all(text.startswith(exported_files.SCRIPT_PREFIX) for text in scripts.values())
+    return {
+        name: json.loads(text.removeprefix(exported_files.SCRIPT_PREFIX).rstrip(");\n"))
+        for name, text in scripts.items()
+    }
 
 
 def test_files_equal_the_live_responses(exported: tuple[Path, str, dict[str, bytes]]) -> None:
@@ -77,7 +80,7 @@ def test_files_equal_the_live_responses(exported: tuple[Path, str, dict[str, byt
 def test_every_response_is_in_the_script_of_its_kind(exported: tuple[Path, str, dict[str, bytes]]) -> None:
     folder, _, live = exported
     scripts = script_contents(folder)
-    assert all(export.script_path(file) == name for name, files in scripts.items() for file in files)
+    assert all(exported_files.script_path(file) == name for name, files in scripts.items() for file in files)
     files = {file: data for script in scripts.values() for file, data in script.items()}
     example = folder / "example"
     assert {str(file.relative_to(example)) for file in (example / "api").rglob("*.*")} == set(files)
@@ -125,10 +128,10 @@ def test_the_example_is_served_before_the_model_is_loaded(exported: tuple[Path, 
 
 
 def test_large_exports_use_coarse_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "MAX_FINE_PAIRS", 10)
+    monkeypatch.setattr(exported_files, "MAX_FINE_PAIRS", 10)
     with running_studio() as (session, client):
         entry = session.get_entry(post_text(client))
-        files = dict(export.export_files(session, entry))
+        files = dict(exported_files.export_files(session, entry))
         _, coarse = unpack_envelope(files[f"api/traces/{entry.id}/weights/1/2.bin"])
         _, fine = unpack_envelope(client.get(f"/api/traces/{entry.id}/weights/1/2").content)
     assert len(np.unique(coarse["map"].values)) <= 33
@@ -154,7 +157,7 @@ def test_an_export_does_not_overwrite_files(tmp_path: Path, page: Path) -> None:
 
 def test_a_page_without_a_head_is_refused() -> None:
     with pytest.raises(RheoscopeError, match="make studio"):
-        export.mark_as_export("<p>", "ab")
+        exported_files.mark_as_export("<p>", "ab")
 
 
 # The command

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -25,6 +25,7 @@ from rheoscope.studio import (
     model_gallery,
     particle_simulation,
     report_routes,
+    single_file,
     wire,
 )
 from rheoscope.studio.content_ids import UNTRAINED_SUFFIX
@@ -238,6 +239,19 @@ async def get_edit_cost(studio: StudioState, trace: str) -> Response:
     """How far the edits of a text change its predictions, and its loss before and after."""
     entry = await studio.get_entry(trace)
     return json_response(await studio.run_quick(entry, lambda: vars(studio.session.edit_cost(entry))))
+
+
+@router.get("/traces/{trace}/page")
+async def download_page(studio: StudioState, trace: str, language: Literal["en", "zh"] = "en") -> Response:
+    """The journey of the predicting token in one HTML file that plays without a server."""
+    entry = await studio.get_entry(trace)
+    example = studio.stored_example if studio.is_example(trace) else None
+
+    def write_page() -> bytes:
+        return single_file.single_file(single_file.journey_files(studio.session, entry, example), entry.id, language)
+
+    headers = {"content-disposition": 'attachment; filename="rheoscope.html"'}
+    return Response(await studio.run_quick(entry, write_page), media_type="text/html", headers=headers)
 
 
 # Analyses
