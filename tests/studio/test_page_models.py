@@ -63,7 +63,7 @@ def test_the_gallery_opens_a_model_and_names_one_that_is_refused(address: str, b
         page.wait_for_selector(".results.old", state="detached")
         wait_until(page, lambda: "this model is refused" in alerts(page))
         assert "The page shows what could be opened" in alerts(page)
-        assert "".join(tokens(page)).endswith(TEXT)
+        wait_until(page, lambda: "".join(tokens(page)).endswith(TEXT))
 
         page.locator("header button.model").click()
         refused = page.locator("dialog [data-source=other] [data-status=refused]")
