@@ -172,5 +172,5 @@ def test_a_disconnected_client_leaves_no_logged_exception() -> None:
     with running_studio() as (session, client), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Session, "_run_analysis", run_slowly)
         entry = session.get_entry(post_text(client))
-        asyncio.run(visit(Studio(session, None, None), entry))
+        asyncio.run(visit(Studio(session, None, None, None), entry))
     assert logged == []
