@@ -53,8 +53,6 @@ ANALYSIS_MODULES: dict[str, str] = {
     "faithfulness": "rheoscope.covers.faithfulness.analysis",
 }
 """Public name → module, in reading order."""
-COLOURING_ANALYSES = ("clusters", "trajectory")
-"""The analyses whose fields colour the cloud of the studio."""
 
 
 def analysis_names() -> list[str]:

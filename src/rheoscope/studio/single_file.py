@@ -4,11 +4,11 @@ import base64
 import json
 from pathlib import Path
 
-from rheoscope.catalogue import COLOURING_ANALYSES
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio.exported_files import EXPORT_TAG, ExportFiles, text_files, to_scripts
+from rheoscope.studio.notebook import COLOUR_ANALYSES
 from rheoscope.studio.session import Session, TextEntry
 from rheoscope.studio.stored_example import PAGE_FOLDER, StoredExample
 
@@ -21,11 +21,11 @@ def journey_files(session: Session, entry: TextEntry, stored_example: StoredExam
     analyses = (
         (f"api/traces/{entry.id}/analyses/{name}.bin", session.pack_result(entry, dataset))
         for name, dataset in entry.results.datasets.items()
-        if name in COLOURING_ANALYSES
+        if name in COLOUR_ANALYSES
     )
     files = dict(text_files(session, entry)) | dict(analyses)
     if stored_example is not None:
-        names = [f"/analyses/{name}.bin" for name in COLOURING_ANALYSES]
+        names = [f"/analyses/{name}.bin" for name in COLOUR_ANALYSES]
         for name in ("/story.json", *names):
             path, _, extension = f"{entry.id}{name}".rpartition(".")
             data = stored_example.read_response(path, extension)
