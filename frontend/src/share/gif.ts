@@ -6,13 +6,13 @@ const TRANSPARENT = 255
 const MAX_CODE = 4096
 
 /** Red, green and blue with five bits each. */
-const bin = (pixels: Uint8ClampedArray, at: number): number => ((pixels[at]! >> 3) << 10) | ((pixels[at + 1]! >> 3) << 5) | (pixels[at + 2]! >> 3)
+const bin = (pixels: Uint8ClampedArray, start: number): number => ((pixels[start]! >> 3) << 10) | ((pixels[start + 1]! >> 3) << 5) | (pixels[start + 2]! >> 3)
 const channels = (colour: number): [number, number, number] => [colour >> 10, (colour >> 5) & 31, colour & 31]
 
 /** The most frequent colours of the frames, at most 255. */
 export function palette(frames: GifFrame[]): number[] {
   const counts = new Uint32Array(32768)
-  for (const { pixels } of frames) for (let at = 0; at < pixels.length; at += 4) counts[bin(pixels, at)]!++
+  for (const { pixels } of frames) for (let start = 0; start < pixels.length; start += 4) counts[bin(pixels, start)]!++
   return [...counts.keys()].filter((colour) => counts[colour]).sort((a, b) => counts[b]! - counts[a]!).slice(0, TRANSPARENT)
 }
 
@@ -67,20 +67,20 @@ export function compressIndices(indices: Uint8Array): number[] {
   return [...blocks, 0]
 }
 
-const word = (value: number): number[] => [value & 255, value >> 8]
+const littleEndian = (value: number): number[] => [value & 255, value >> 8]
 
 /** A GIF that repeats without end. */
 export function encodeGif(frames: GifFrame[], width: number, height: number): Uint8Array<ArrayBuffer> {
   const colours = palette(frames)
   const entryOf = nearestEntry(colours)
-  const parts: number[][] = [[...new TextEncoder().encode('GIF89a'), ...word(width), ...word(height), 0xf7, 0, 0]]
+  const parts: number[][] = [[...new TextEncoder().encode('GIF89a'), ...littleEndian(width), ...littleEndian(height), 0xf7, 0, 0]]
   parts.push(Array.from({ length: 256 }, (_, index) => channels(colours[index] ?? 0).map((value) => (value << 3) | (value >> 2))).flat())
   parts.push([0x21, 0xff, 11, ...new TextEncoder().encode('NETSCAPE2.0'), 3, 1, 0, 0, 0])
   let before: Uint8Array | null = null
   for (const { pixels, delay } of frames) {
     const indices = Uint8Array.from({ length: width * height }, (_, k) => entryOf(bin(pixels, 4 * k)))
     const changed = before ? indices.map((index, k) => (index === before![k] ? TRANSPARENT : index)) : indices
-    parts.push([0x21, 0xf9, 4, 0b101, ...word(delay), TRANSPARENT, 0], [0x2c, 0, 0, 0, 0, ...word(width), ...word(height), 0], [8], compressIndices(changed))
+    parts.push([0x21, 0xf9, 4, 0b101, ...littleEndian(delay), TRANSPARENT, 0], [0x2c, 0, 0, 0, 0, ...littleEndian(width), ...littleEndian(height), 0], [8], compressIndices(changed))
     before = indices
   }
   parts.push([0x3b])

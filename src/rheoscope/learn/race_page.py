@@ -76,14 +76,8 @@ def progress_picture(curves: Sequence[Curves]) -> Picture:
     entrants = list(dict.fromkeys(curve.entrant for curve in curves))
     best = [best_curves([curve for curve in curves if curve.entrant == name]) for name in entrants]
     marks = [mark for index, curve in enumerate(best) for mark in _progress_marks(curve, index)]
-    panel = Panel(
-        Message("Held-out loss so far"),
-        Message("nats per token at each entrant's best rate so far, without the untrained model"),
-        tuple(marks),
-        Axis(Message("tokens")),
-        Axis(Message("loss")),
-        columns=3,
-    )
+    description = Message("nats per token at each entrant's best rate so far, without the untrained model")
+    panel = _curve_panel(Message("Held-out loss so far"), description, marks, columns=3)
     caption = Message("Entrants may be at different steps. Bands are 95 % intervals of the mean over seeds.")
     return Picture(Message("Training"), caption, (panel,))
 
@@ -143,14 +137,13 @@ def _loss_panel(result: "xarray.Dataset") -> Panel:
             result.tokens.values[first_column:], result.loss.values[index][:, first_column:], name, index
         )
     ]
-    return Panel(
-        Message("Held-out loss"),
-        Message("nats per token at each entrant's best rate, without the untrained model"),
-        tuple(marks),
-        Axis(Message("tokens")),
-        Axis(Message("loss")),
-        columns=2,
-    )
+    description = Message("nats per token at each entrant's best rate, without the untrained model")
+    return _curve_panel(Message("Held-out loss"), description, marks, columns=2)
+
+
+def _curve_panel(title: Message, description: Message, marks: Sequence[Mark], columns: int) -> Panel:
+    """Losses against tokens."""
+    return Panel(title, description, tuple(marks), Axis(Message("tokens")), Axis(Message("loss")), columns=columns)
 
 
 def _difference_panel(result: "xarray.Dataset") -> Panel:
