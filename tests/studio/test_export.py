@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from rheoscope.report.story import TEXT_LINES
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import export, exported_files, jobs
+from rheoscope.studio.single_file import single_file
 from rheoscope.studio.startup import bind_socket, check_installation, page_address
 from rheoscope.studio.stored_example import StoredExample, decompress, load_example
 from rheoscope.studio.wire import unpack_envelope
@@ -237,3 +238,8 @@ def test_an_export_waits_longer_than_the_lease_of_a_job(monkeypatch: pytest.Monk
         entry = export.run_all_analyses(session, TEXT)
         assert entry.job is not None
         assert not entry.job.has_expired
+
+
+def test_a_single_file_needs_the_built_page(tmp_path: Path) -> None:
+    with pytest.raises(RheoscopeError, match="the studio's page is not built"):
+        single_file([], "trace", "en", tmp_path)

@@ -10,7 +10,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.studio.exported_files import EXPORT_TAG, ExportFiles, text_files, to_scripts
 from rheoscope.studio.notebook import COLOUR_ANALYSES
 from rheoscope.studio.session import Session, TextEntry
-from rheoscope.studio.stored_example import PAGE_FOLDER, StoredExample
+from rheoscope.studio.stored_example import PAGE_FOLDER, StoredExample, check_page
 
 SCRIPT, STYLE = '<script defer src="./assets/studio.js"></script>', '<link rel="stylesheet" href="./assets/studio.css">'
 ICON = '<link rel="icon" href="./icon.svg" type="image/svg+xml" />'
@@ -39,6 +39,7 @@ def single_file(files: ExportFiles, trace_id: str, language: str, page_folder: P
 
     It needs no network: scripts, style and data are inside, and with `language` the translations too.
     """
+    check_page(page_folder)
     html = (page_folder / "index.html").read_text(encoding="utf-8")
     if SCRIPT not in html or STYLE not in html or "</body>" not in html:
         raise RheoscopeError(Message("the built page has another structure than expected"), Advice("", "make studio"))

@@ -23,7 +23,7 @@ from rheoscope.studio.corpus import LiveCorpusRun
 from rheoscope.studio.model_sources import ModelSources, default_history_file
 from rheoscope.studio.safety import AccessRules, App, is_loopback
 from rheoscope.studio.session import Limits, Session
-from rheoscope.studio.stored_example import EXAMPLE_FOLDER, PAGE_FOLDER, load_example
+from rheoscope.studio.stored_example import EXAMPLE_FOLDER, PAGE_FOLDER, check_page, load_example
 from rheoscope.studio.training_runs import TrainingRuns
 
 if TYPE_CHECKING:
@@ -149,8 +149,7 @@ def check_installation(page_folder: Path) -> None:
         raise RheoscopeError(
             Message("the studio needs fastapi and uvicorn"), Advice("", "pip install 'rheoscope[studio]'")
         )
-    if not (page_folder / "index.html").is_file():
-        raise RheoscopeError(Message("the studio's page is not built"), Advice("", "make studio"))
+    check_page(page_folder)
 
 
 def bind_socket(host: str, port: int | None) -> socket.socket:

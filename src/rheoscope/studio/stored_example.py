@@ -6,12 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message
+from rheoscope.shapes import RheoscopeError
 from rheoscope.studio.jobs import EventLog
 
 PAGE_FOLDER = Path(__file__).parent / "static"
 """The page that `make studio` builds."""
 EXAMPLE_FOLDER = "example"
 """Name of the folder, inside the page, that contains the stored example."""
+
+
+def check_page(page_folder: Path) -> None:
+    """Refuse to go on without the built page."""
+    if not (page_folder / "index.html").is_file():
+        raise RheoscopeError(Message("the studio's page is not built"), Advice("", "make studio"))
 
 
 @dataclass(frozen=True, eq=False)
