@@ -17,7 +17,7 @@ from rheoscope.learn.entrants import ENTRANTS, entrant_config, parse_penalties
 from rheoscope.learn.healing import HealingSettings, heal
 from rheoscope.learn.initial_weights import initial_model
 from rheoscope.learn.learner import make_packed_learner
-from rheoscope.learn.race import run_race
+from rheoscope.learn.race import TrainingMode, run_race
 from rheoscope.learn.race_plan import Pack, Race
 from rheoscope.learn.torch_modes import raised_recompile_limit
 from rheoscope.models.task import MaskedTokenTask, autocast
@@ -111,10 +111,12 @@ def test_every_entrant_has_the_gradient_of_a_cpu(name: str) -> None:
 def test_a_stopped_race_continues_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     race = Race(wide_recipe(), ("tied", "metric"), 3, (1e-2, 1e-3))
-    run_race(race, Letters(), tmp_path / "whole", "cuda", deterministic=True)
+    run_race(race, Letters(), tmp_path / "whole", "cuda", TrainingMode(deterministic=True))
     with pytest.raises(Stopped):
-        run_race(race, Letters(), tmp_path / "stopped", "cuda", deterministic=True, on_progress=stop_after(23))
-    run_race(race, Letters(), tmp_path / "stopped", "cuda", deterministic=True)
+        run_race(
+            race, Letters(), tmp_path / "stopped", "cuda", TrainingMode(deterministic=True), on_progress=stop_after(23)
+        )
+    run_race(race, Letters(), tmp_path / "stopped", "cuda", TrainingMode(deterministic=True))
     assert files(tmp_path / "stopped") == files(tmp_path / "whole")
     assert all(line["loss"] is not None for line in race_files.read_all_logs(tmp_path / "whole"))
 

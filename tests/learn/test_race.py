@@ -17,9 +17,10 @@ import torch
 
 from rheoscope.files import LOCK_NAME
 from rheoscope.learn import race_files
-from rheoscope.learn.distributed_race import is_finished, open_worker, run_distributed_race
+from rheoscope.learn.distributed_race import open_worker, run_distributed_race
 from rheoscope.learn.race import (
     DEFAULT_MODE,
+    TrainingMode,
     pack_trainer,
     packs_of_process,
     prefetch_batches,
@@ -30,6 +31,7 @@ from rheoscope.learn.race_models import load_race_model
 from rheoscope.learn.race_plan import Race
 from rheoscope.learn.race_report import ray_worker_count
 from rheoscope.learn.race_result import race_result
+from rheoscope.learn.time_limit import TimeLimit
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Batch, evaluate
 from rheoscope.models.train import Process
@@ -130,7 +132,7 @@ def test_progress_ends_at_the_total(tmp_path: Path) -> None:
 
 
 def test_packed_and_single_seeds_have_the_same_losses(uninterrupted: Path, tmp_path: Path) -> None:
-    run_race(small_race(), Letters(), tmp_path / "out", "cpu", packed=False)
+    run_race(small_race(), Letters(), tmp_path / "out", "cpu", TrainingMode(packed=False))
     for single_line, other_line in zip(
         race_files.read_all_logs(uninterrupted), race_files.read_all_logs(tmp_path / "out"), strict=True
     ):
@@ -144,7 +146,7 @@ def test_sentence_pairs_are_raced_in_packs(tmp_path: Path) -> None:
     translator = recipe(form="encoder-decoder", steps=2, evaluate_every=2)
     race, log = Race(translator, ("metric_map",), 2, (), held_out=60), list[str]()
     for packed in (True, False):
-        run_race(race, sentences(), tmp_path / str(packed), "cpu", packed=packed, log=log.append)
+        run_race(race, sentences(), tmp_path / str(packed), "cpu", TrainingMode(packed=packed), log=log.append)
     packed_losses, single_losses = (
         [line["loss"] for line in race_files.read_all_logs(tmp_path / str(packed))] for packed in (True, False)
     )
@@ -380,7 +382,7 @@ def test_a_full_disk_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest
 
 def test_loaded_models_have_the_logged_losses(uninterrupted: Path, tmp_path: Path) -> None:
     """The loss of each loaded model equals the logged one, packed or not."""
-    run_race(small_race(), Letters(), tmp_path / "alone", "cpu", packed=False)
+    run_race(small_race(), Letters(), tmp_path / "alone", "cpu", TrainingMode(packed=False))
     for out in (uninterrupted, tmp_path / "alone"):
         final_losses = {(line["entrant"], line["seed"]): line["loss"] for line in race_files.read_all_logs(out)}
         for entrant in ("untied", "tied"):
@@ -402,7 +404,7 @@ def test_processes_share_the_entrants_of_a_race(uninterrupted: Path, tmp_path: P
     for rank in (1, 0):
         process = Process(torch.device("cpu"), rank, world_size=2)
         with pack_trainer(small_race(), Letters(), out, process, DEFAULT_MODE) as trainer:
-            trainer.run(own_packs := packs_of_process(small_race().packs(), process))
+            trainer.run(own_packs := packs_of_process(small_race().packs(), process), TimeLimit())
         entrants_by_process.append([pack.entrant for pack in own_packs])
     assert entrants_by_process == [["tied"], ["untied"]]
     assert files(out) == files(uninterrupted)
@@ -416,9 +418,9 @@ def test_packs_one_by_one_in_any_order_give_the_same_files(uninterrupted: Path, 
     worker = open_worker(race, pickle.loads(pickle.dumps(Letters())), out, "cpu", DEFAULT_MODE)
     with worker.exit_stack:
         for pack in reversed(race.packs()):
-            assert not is_finished(out, pack)
+            assert not pack.is_finished(out)
             assert worker.work(None, pickle.loads(pickle.dumps(pack)), None).pack == pack
-            assert is_finished(out, pack)
+            assert pack.is_finished(out)
     assert worker.facts["device"] == "cpu"
     assert files(out) == files(uninterrupted)
 
@@ -440,6 +442,7 @@ def test_the_modes_of_torch_are_restored(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     modes: list[bool] = []
     on_progress = lambda *arguments: modes.append(torch.are_deterministic_algorithms_enabled())  # noqa: E731
-    run_race(small_race(mechanisms=()), Letters(), tmp_path / "out", "cpu", deterministic=True, on_progress=on_progress)
+    mode = TrainingMode(deterministic=True)
+    run_race(small_race(mechanisms=()), Letters(), tmp_path / "out", "cpu", mode, on_progress)
     assert all(modes)
     assert not torch.are_deterministic_algorithms_enabled()

@@ -69,9 +69,10 @@ def test_entrants_run_at_the_best_rate_of_the_screen_with_new_seeds(screened_rac
         1,
     )
     assert screen_settings["mechanisms"] == ["untied", "tied"]  # a penalised entrant takes the rate of the plain one
-    assert race_settings["chosen"] == dict.fromkeys(
-        ["untied", "tied", "untied+asymmetry=1"], 1e-2
-    )  # 1e-5 is too small to learn
+    assert race_settings["chosen"] == {
+        name: [1e-2]  # 1e-5 is too small to learn
+        for name in ("untied", "tied", "untied+asymmetry=1")
+    }
     assert {line["seed"] for line in race_files.read_all_logs(out / race_files.SCREEN_FOLDER)} == {0, 1}
     assert {line["seed"] for line in race_files.read_all_logs(out)} == {2, 3, 4}
     assert {line["rate"] for line in race_files.read_all_logs(out)} == {1e-2}
@@ -116,7 +117,7 @@ def test_a_job_file_holds_the_typed_settings(tmp_path: Path) -> None:
     assert job.data == (tmp_path / "book.txt",)
     assert job.build_race().seeds == 5
     assert job.build_recipe().config.width == 16
-    assert job.build_screen() == RateScreen(2, 4)
+    assert job.build_rate_choice() == RateScreen(2, 4)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +137,13 @@ def test_an_invalid_job_is_refused(changes: dict[str, Any], pattern: str) -> Non
 def test_the_published_job_files_are_valid(file: Path) -> None:
     """Every entrant runs at the best of the same rates, chosen in a screen or in the race itself."""
     job = job_from_mapping(settings_from_toml(file))
-    screen = job.build_screen()
+    screen = job.build_rate_choice()
     assert len(job.build_race().packs()) >= 9
     assert len(job.rates) >= 2
-    assert screen is None or screen.screening_race(job.build_race()).recipe.steps <= job.build_recipe().steps / 4
+    assert (
+        not isinstance(screen, RateScreen)
+        or screen.first_race(job.build_race()).recipe.steps <= job.build_recipe().steps / 4
+    )
 
 
 def test_the_page_plots_the_observations(screened_race: Path) -> None:
@@ -151,7 +155,7 @@ def test_the_page_plots_the_observations(screened_race: Path) -> None:
 
 def test_a_screen_must_not_be_longer_than_its_race() -> None:
     with pytest.raises(RheoscopeError, match="type screen='4x50'"):
-        RateScreen(4, 900).screening_race(Race(tiny(), ("tied",)))
+        RateScreen(4, 900).first_race(Race(tiny(), ("tied",)))
     with pytest.raises(RheoscopeError, match="screen must have the form SEEDSxSTEPS"):
         RateScreen.parse("short")
 
@@ -162,9 +166,9 @@ def test_entrants_may_join_a_screened_race(screened_race: Path, tmp_path: Path) 
     joined_settings = race_files.store_or_check_race(
         out,
         json.loads(json.dumps(settings_before))
-        | {"mechanisms": ["untied", "gated"], "chosen": {"untied": 1e-2, "gated": 1e-5}},
+        | {"mechanisms": ["untied", "gated"], "chosen": {"untied": [1e-2], "gated": [1e-5]}},
     )
-    assert joined_settings["chosen"] == settings_before["chosen"] | {"gated": 1e-5}
+    assert joined_settings["chosen"] == settings_before["chosen"] | {"gated": [1e-5]}
     assert joined_settings["mechanisms"] == [*settings_before["mechanisms"], "gated"]
 
 

@@ -51,6 +51,16 @@ ScreenSize = Annotated[
     str | None,
     typer.Option("--screen", metavar="SEEDSxSTEPS", help="Choose the rates in a shorter race first, with other seeds."),
 ]
+HasCurves = Annotated[
+    bool,
+    typer.Option(
+        "--curves", help="Choose the rates from loss curves over --rates at full length, with four other seeds."
+    ),
+]
+Seconds = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", min=1, help="Stop in time; the same command continues. Packs run one by one."),
+]
 JobFile = Annotated[
     Path | None, typer.Option("--job", help="Read these settings from a TOML file. Typed options override it.")
 ]
@@ -95,6 +105,7 @@ def run_command(
     seeds: Seeds = None,
     rates: Rates = "",
     screen: ScreenSize = None,
+    curves: HasCurves = False,
     data: Data = None,
     held_out: HeldOut = None,
     held_out_tokens: HeldOutTokens = None,
@@ -103,6 +114,7 @@ def run_command(
     look: ObservedSteps = "",
     job: JobFile = None,
     join: JoinFile = None,
+    time_limit: Seconds = None,
     device: TrainingDevice = None,
     deterministic: Deterministic = False,
     workers: Workers = None,
@@ -113,6 +125,7 @@ def run_command(
 
     Examples:  rheoscope race run tiny --mechanisms metric,qk_norm --seeds 4 --data book.txt --out run
     ·    rheoscope race run tiny --mechanisms metric --rates 1e-3,3e-3 --screen 4x50 --data book.txt --out run --workers 8
+    ·    rheoscope race run tiny --mechanisms tied --rates 5e-4,1e-3,2e-3,4e-3,8e-3 --curves --data book.txt --out run --time-limit 500
     ·    rheoscope race run two_moons --mechanisms metric,tied --out moons    ·    rheoscope race run --job race.toml --out run
     ·    rheoscope race run --job race.toml --join published.json --mechanisms metric --data book.txt --out run
     """
@@ -122,12 +135,13 @@ def run_command(
             "rheoscope race run RECIPE --mechanisms A,B --data FILE… --out DIR",
         )
     from rheoscope.learn.race_report import make_job, run_race_job, show_report
+    from rheoscope.learn.rate_curves import CURVE_SEEDS
 
     options: dict[str, Any] = {"recipe": recipe, "seeds": seeds, "screen": screen, "steps": steps, "look": look}
     options |= {"mechanisms": split_names(mechanisms), "rates": _parse_rates(rates), "data": data}
-    options |= {"held_out": held_out, "held_out_tokens": held_out_tokens}
+    options |= {"held_out": held_out, "held_out_tokens": held_out_tokens, "curves": CURVE_SEEDS if curves else None}
     race_job = make_job(job, options, settings or [])
-    if run_race_job(race_job, out, device, deterministic, workers, address, threads, join):
+    if run_race_job(race_job, out, device, deterministic, workers, address, threads, join, time_limit):
         show_report(out)
 
 

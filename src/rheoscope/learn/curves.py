@@ -7,10 +7,9 @@ Runs with the same seed share their data, their order and their initial draws. E
 baseline, is judged at the rate of the grid with the lowest mean loss.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -117,6 +116,11 @@ def best_curves(candidates: Sequence[Curves], seeds: slice = slice(None)) -> Cur
         return n_diverged, float(final_losses.nanmean()) if n_diverged < len(final_losses) else torch.inf
 
     return min(candidates, key=sort_key)
+
+
+def mean_losses(curves: Iterable[Curves]) -> dict[tuple[str, float], float]:
+    """The final loss of every entrant at every rate, mean over seeds; NaN if a seed diverged."""
+    return {(curve.entrant, curve.rate): float(curve.final_loss.mean()) for curve in curves}
 
 
 # Paired differences
@@ -236,6 +240,7 @@ class EntrantComparison:
     verdict: str
     tokens_to_target: Float[Tensor, " s"]
     tokens_ratio: Float[Tensor, " s"]
+    difference_at_baseline_rate: Difference | None = None
 
     @property
     def n_diverged(self) -> int:
@@ -251,13 +256,15 @@ class Comparison:
     judged_seeds: tuple[int, ...]
     rate_seeds: tuple[int, ...]
     loss_by_rate: dict[tuple[str, float], float]
-    facts: dict[str, Any]
 
 
 def compare_entrants(
-    curves: Iterable[Curves], target: float | None = None, halves: bool = False, facts: dict[str, Any] | None = None
+    curves: Iterable[Curves],
+    target: float | None = None,
+    halves: bool = False,
+    judged_rates: Mapping[str, float] | None = None,
 ) -> Comparison:
-    """Compare every entrant with the baseline, each at its best rate.
+    """Compare every entrant with the baseline, each at its rate in `judged_rates` or else at its best rate.
 
     With `halves`, rates are chosen on the first half of the seeds and judged on the second half. This removes the
     bias of choosing a rate that was lucky on the judged seeds. Without it, both steps use all seeds. All entrants
@@ -282,7 +289,10 @@ def compare_entrants(
             Message("halves needs at least 4 seeds, got {seeds}; add seeds or leave halves out", seeds=len(seeds))
         )
     rate_slice, judged_slice = (slice(0, half), slice(half, None)) if halves else (slice(None), slice(None))
-    best_by_entrant = {name: best_curves(candidates, rate_slice) for name, candidates in curves_by_entrant.items()}
+    best_by_entrant = {
+        name: _judged_curves(candidates, (judged_rates or {}).get(name), rate_slice)
+        for name, candidates in curves_by_entrant.items()
+    }
     baseline = best_by_entrant[BASELINE]
     target = default_target(baseline, judged_slice) if target is None else target
     differences = {
@@ -303,15 +313,31 @@ def compare_entrants(
             *p_and_verdict[name],
             target_tokens[name],
             tokens_ratio(target_tokens[name], target_tokens[BASELINE]),
+            _difference_at_rate(curves_by_entrant[name], baseline, judged_slice),
         )
         for name, curve in sorted(best_by_entrant.items(), key=lambda item: item[0] != BASELINE)
     ]
-    loss_by_rate = {
-        (name, curve.rate): float(curve.final_loss.mean())
-        for name, candidates in curves_by_entrant.items()
-        for curve in candidates
-    }
-    return Comparison(rows, target, seeds[judged_slice], seeds[rate_slice], loss_by_rate, facts or {})
+    loss_by_rate = mean_losses([curve for candidates in curves_by_entrant.values() for curve in candidates])
+    return Comparison(rows, target, seeds[judged_slice], seeds[rate_slice], loss_by_rate)
+
+
+def compare_race(race_path: Path, target: float | None = None, halves: bool = False) -> Comparison:
+    """Compare the entrants of a race, each at the first of its chosen rates if rates were chosen with other seeds."""
+    chosen_rates = read_race_settings(race_path)["chosen"]
+    judged_rates = {name: rates[0] for name, rates in chosen_rates.items()}
+    return compare_entrants(read_curves(race_path), target, halves, judged_rates)
+
+
+def _judged_curves(candidates: Sequence[Curves], rate: float | None, rate_slice: slice) -> Curves:
+    return best_curves([curve for curve in candidates if rate in (None, curve.rate)], rate_slice)
+
+
+def _difference_at_rate(candidates: Sequence[Curves], baseline: Curves, judged_slice: slice) -> Difference | None:
+    """The difference at the baseline's rate; None if the entrant did not run at it."""
+    at_rate = [curve for curve in candidates if curve.rate == baseline.rate]
+    return (
+        paired_difference(at_rate[0].final_loss[judged_slice], baseline.final_loss[judged_slice]) if at_rate else None
+    )
 
 
 def tokens_ratio(entrant_tokens: Float[Tensor, " s"], baseline_tokens: Float[Tensor, " s"]) -> Float[Tensor, " s"]:

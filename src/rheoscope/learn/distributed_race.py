@@ -11,6 +11,7 @@ import torch
 from rheoscope.learn import race_files
 from rheoscope.learn.race import DEFAULT_MODE, OnProgress, PackTrainer, TrainingMode, pack_trainer, with_task_vocabulary
 from rheoscope.learn.race_plan import Pack, Race
+from rheoscope.learn.time_limit import TimeLimit
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.models.task import Task
@@ -48,7 +49,7 @@ class RaceWorker:
         return {"device": self.trainer.device.type, "torch": torch.__version__.split("+")[0]}
 
     def work(self, shared: None, pack: Pack, next_pack: Pack | None) -> FinishedPack:
-        self.trainer.run([pack])
+        self.trainer.run([pack], TimeLimit())
         log_lines = tuple(self.log_lines)
         self.log_lines.clear()
         return FinishedPack(pack, log_lines)
@@ -73,10 +74,14 @@ def run_distributed_race(
     mode: TrainingMode = DEFAULT_MODE,
     on_progress: OnProgress = lambda tokens, total, pack_name: None,
     log: LogMessage = lambda line: None,
-) -> None:
+    time_limit: TimeLimit | None = None,
+) -> bool:
     """Train every entrant at every rate with every seed on workers of a Ray cluster or of this machine.
 
     All machines must see `out` and the prepared data under the same paths.
+
+    **Returns** Whether the race is finished. After the `time_limit` it stops as soon as a pack ends; packs that are
+    then in training lose at most one interval.
 
     **Laws** On CPUs with the same number of threads, the files equal those of `run_race`, byte for byte. If a
     worker or node dies, at most one interval of its pack is lost and another worker continues it. If the driver
@@ -84,13 +89,13 @@ def run_distributed_race(
 
     **See also** `run_race` runs in one process or under `torchrun`.
     """
-    race, out = with_task_vocabulary(race, task), out.resolve()
+    race, out, limit = with_task_vocabulary(race, task), out.resolve(), time_limit or TimeLimit()
     with race_files.race_lock(out):
         race_files.store_or_check_race(out, race.to_json(task))
         packs = race.packs()
-        unfinished = [pack for pack in packs if not is_finished(out, pack)]
+        unfinished = [pack for pack in packs if not pack.is_finished(out)]
         if not unfinished:
-            return
+            return True
         total_tokens = sum(pack.total_tokens for pack in packs)
         tokens_done = total_tokens - sum(pack.total_tokens for pack in unfinished)
         factory = partial(open_worker, race, task, out, device, mode)
@@ -100,9 +105,6 @@ def run_distributed_race(
                 for line in finished.log_lines:
                     log(line)
                 on_progress(tokens_done, total_tokens, finished.pack.name)
-
-
-def is_finished(out: Path, pack: Pack) -> bool:
-    """Whether a pack has reached its last step."""
-    lines = race_files.read_log(race_files.pack_folder(out, pack.entrant, pack.recipe.rate))
-    return race_files.last_step(lines) == pack.recipe.steps
+                if not limit.allows_interval():
+                    break
+        return all(pack.is_finished(out) for pack in packs)

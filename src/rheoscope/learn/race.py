@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 import torch
@@ -28,6 +28,7 @@ from rheoscope.learn.learner import Learner, SeedLosses, make_packed_learner, ma
 from rheoscope.learn.pack_log import IntervalLosses, log_entries, prefixed_tensors, tensors_of_learner
 from rheoscope.learn.packed_model import PackingError
 from rheoscope.learn.race_plan import Pack, Race
+from rheoscope.learn.time_limit import TimeLimit
 from rheoscope.learn.torch_modes import deterministic_algorithms, raised_recompile_limit
 from rheoscope.messages.message import Message
 from rheoscope.models.config import Config
@@ -58,21 +59,44 @@ def no_log(line: str) -> None:
     """Ignore log messages."""
 
 
+@dataclass(frozen=True)
+class TrainingMode:
+    """How packs are trained.
+
+    Compiled (None: as `compiles_by_default` decides), with seeds packed, deterministic, observed, and one pack after
+    another (`sequential`) instead of in alternation.
+    """
+
+    compiled: bool | None = None
+    packed: bool = True
+    deterministic: bool = False
+    observe: PackObserver | None = None
+    """Called with the first seed of every entrant at every evaluation."""
+    sequential: bool = False
+    """Whether each pack is trained to its last step before the next one starts.
+
+    The log of a finished pack is all that the race needs of it.
+    """
+
+
+DEFAULT_MODE = TrainingMode()
+
+
 def run_race(
     race: Race,
     task: Task,
     out: Path,
     device: str | None = None,
-    compiled: bool | None = None,
-    packed: bool = True,
-    deterministic: bool = False,
+    mode: TrainingMode = DEFAULT_MODE,
     on_progress: OnProgress = no_progress,
     log: LogMessage = no_log,
-    observe: PackObserver | None = None,
-) -> None:
+    time_limit: TimeLimit | None = None,
+) -> bool:
     """Train every entrant at every rate with every seed. The logs are written to `out`.
 
     `curves.read_curves` reads them and `rheoscope race report` shows them.
+
+    **Returns** Whether the race is finished. With a `time_limit` it may stop earlier, between two intervals.
 
     **Fairness** For each seed, every entrant sees the same batches in the same order and starts from the same draws
     wherever it has the same parameters. All have the same steps, batch size and schedule.
@@ -92,10 +116,11 @@ def run_race(
         if process.is_first:
             race_files.store_or_check_race(out, race.to_json(task))
         process.barrier()
-        mode = TrainingMode(compiled, packed, deterministic, observe)
+        packs = race.packs()
         with pack_trainer(race, task, out, process, mode, on_progress, log) as trainer:
-            trainer.run(packs_of_process(race.packs(), process))
+            trainer.run(packs_of_process(packs, process), time_limit or TimeLimit())
         process.barrier()  # the first process holds the lock for all
+        return all(pack.is_finished(out) for pack in packs)
 
 
 def with_task_vocabulary(race: Race, task: Task) -> Race:
@@ -111,23 +136,6 @@ def packs_of_process(packs: Sequence[Pack], process: Process) -> list[Pack]:
     """The packs of one process of several: entrants are distributed, each with all its rates."""
     entrant_names = list(dict.fromkeys(pack.entrant for pack in packs))
     return [pack for pack in packs if entrant_names.index(pack.entrant) % process.world_size == process.rank]
-
-
-@dataclass(frozen=True)
-class TrainingMode:
-    """How packs are trained.
-
-    Compiled (None: as `compiles_by_default` decides), with seeds packed, deterministic, and observed.
-    """
-
-    compiled: bool | None = None
-    packed: bool = True
-    deterministic: bool = False
-    observe: PackObserver | None = None
-    """Called with the first seed of every entrant at every evaluation."""
-
-
-DEFAULT_MODE = TrainingMode()
 
 
 def compiles_by_default(device: torch.device, config: Config) -> bool:
@@ -157,7 +165,7 @@ def pack_trainer(
         raised_recompile_limit(compiled),
         deterministic_algorithms(mode.deterministic),
     ):
-        yield PackTrainer(race, task, out, process, compiled, mode.packed, on_progress, log, mode.observe, writer)
+        yield PackTrainer(race, task, out, process, compiled, mode, on_progress, log, writer)
 
 
 @dataclass(eq=False)
@@ -169,10 +177,9 @@ class PackTrainer:
     out: Path
     process: Process
     compiled: bool
-    packed: bool
+    mode: TrainingMode
     on_progress: OnProgress
     log: LogMessage
-    observe: PackObserver | None
     writer: ThreadPoolExecutor
     pending_write: "Future[None] | None" = None
     pending_folder: Path | None = None
@@ -186,8 +193,8 @@ class PackTrainer:
     def device(self) -> torch.device:
         return self.process.device
 
-    def run(self, packs: Sequence[Pack]) -> None:
-        """Train all packs to every evaluation step, in alternation. One pack is saved while the next one trains."""
+    def run(self, packs: Sequence[Pack], time_limit: TimeLimit) -> None:
+        """Train all packs to every evaluation step, within the time limit. One pack is saved while the next one trains."""
         pack_folders = [(pack, race_files.pack_folder(self.out, pack.entrant, pack.recipe.rate)) for pack in packs]
         start_steps = [race_files.last_step(race_files.read_log(folder)) or 0 for _, folder in pack_folders]
         self.tokens_done = sum(
@@ -195,15 +202,24 @@ class PackTrainer:
             for step, (pack, _) in zip(start_steps, pack_folders, strict=True)
         )
         self.total_tokens = sum(pack.total_tokens for pack in packs)
-        for eval_step in self.race.evaluation_steps():
-            for pack, folder in pack_folders:
-                if folder == self.pending_folder:
-                    self._wait_for_write()
-                lines = race_files.read_log(folder)
-                step = race_files.last_step(lines)
-                if step is None or step < eval_step:
+        for (pack, folder), eval_step in self._intervals(pack_folders):
+            if folder == self.pending_folder:
+                self._wait_for_write()
+            lines = race_files.read_log(folder)
+            step = race_files.last_step(lines)
+            if step is None or step < eval_step:
+                if not time_limit.allows_interval():
+                    break
+                with time_limit.measure_interval():
                     self.advance_pack(pack, folder, lines, step, eval_step)
         self._wait_for_write()
+
+    def _intervals(self, pack_folders: list[tuple[Pack, Path]]) -> Iterator[tuple[tuple[Pack, Path], int]]:
+        """Every pack and evaluation step in the order in which they are trained."""
+        steps = self.race.evaluation_steps()
+        if self.mode.sequential:
+            return product(pack_folders, steps)
+        return ((pack_folder, step) for step, pack_folder in product(steps, pack_folders))
 
     def advance_pack(
         self, pack: Pack, folder: Path, lines: list[race_files.JsonObject], step: int | None, eval_step: int
@@ -218,8 +234,8 @@ class PackTrainer:
         held_out_losses = torch.cat(
             [learner.evaluate(self._held_out_batches(), self.task.n_targets) for learner in learners]
         ).tolist()
-        if self.observe is not None:
-            self.observe(folder, eval_step, learners[0].first_model())
+        if self.mode.observe is not None:
+            self.mode.observe(folder, eval_step, learners[0].first_model())
         lines = [*lines, *log_entries(pack, eval_step, interval_losses, held_out_losses, lines)]
         is_last = eval_step == self.race.recipe.steps
         tensors = {name: x for learner in learners for name, x in prefixed_tensors(learner, not is_last).items()}
@@ -267,7 +283,7 @@ class PackTrainer:
         return self.learners[pack.entrant]
 
     def _make_learners(self, pack: Pack, models: Sequence[torch.nn.Module]) -> list[Learner]:
-        if self.packed:
+        if self.mode.packed:
             try:
                 return [make_packed_learner(models, pack.seeds, pack.recipe, self.task)]
             except PackingError as error:

@@ -3,6 +3,7 @@
     out/race.json                         the settings: recipe, entrants, seeds, rates
     out/data/                             the tokens, unless they were prepared elsewhere
     out/screen/                           a shorter race in which the rates were chosen, if there was one
+    out/curves/                           loss against rate at full length, if the rates were chosen from it
     out/.lock                             held by the process that works on the folder
     out/packs/NAME@RATE/log.jsonl         one line per seed and evaluation
                         state-STEP.safetensors    the current weights and, before the last step, optimiser states
@@ -30,14 +31,17 @@ from rheoscope.models.checkpoint import save_tensors
 from rheoscope.models.training_state import OBSERVATIONS, observation_file
 from rheoscope.shapes import RheoscopeError
 
-RACE_FILE, PACKS_FOLDER, DATA_FOLDER, SCREEN_FOLDER, LOG_FILE, TIMES_FILE = (
+RACE_FILE, PACKS_FOLDER, DATA_FOLDER, SCREEN_FOLDER, CURVES_FOLDER, LOG_FILE, TIMES_FILE = (
     "race.json",
     "packs",
     "data",
     "screen",
+    "curves",
     "log.jsonl",
     "times.jsonl",
 )
+RATE_FOLDERS = (SCREEN_FOLDER, CURVES_FOLDER)
+"""The folders of races that chose the rates of this race."""
 JsonObject = dict[str, Any]
 
 
@@ -50,13 +54,13 @@ def pack_folder(out: Path, entrant: str, rate: float) -> Path:
     return out / PACKS_FOLDER / f"{entrant.replace(':', '-by-')}@{rate!r}"
 
 
-def entrant_rates(entrant: str, rates: Sequence[float], chosen_rates: Mapping[str, float]) -> list[float]:
-    """The rates of an entrant: the one chosen for it before, or the whole grid.
+def entrant_rates(entrant: str, rates: Sequence[float], chosen_rates: Mapping[str, Sequence[float]]) -> list[float]:
+    """The rates of an entrant: those chosen for it before, or the whole grid.
 
-    >>> entrant_rates("tied", [1e-3, 3e-3], {}), entrant_rates("tied", [1e-3, 3e-3], {"untied": 1e-3, "tied": 3e-3})
+    >>> entrant_rates("tied", [1e-3, 3e-3], {}), entrant_rates("tied", [1e-3, 3e-3], {"untied": [1e-3], "tied": [3e-3]})
     ([0.001, 0.003], [0.003])
     """
-    return [chosen_rates[entrant]] if chosen_rates else list(rates)
+    return list(chosen_rates.get(entrant, rates))
 
 
 def list_packs(settings: JsonObject) -> list[tuple[str, float]]:
@@ -144,7 +148,7 @@ def read_times(folder: Path) -> list[JsonObject]:
 def race_lock(race_folder: Path) -> Iterator[None]:
     """Lock the folder of a race against other drivers."""
     if not (race_folder / RACE_FILE).exists() and any(
-        path.name not in (DATA_FOLDER, SCREEN_FOLDER) for path in foreign_files(race_folder)
+        path.name not in (DATA_FOLDER, *RATE_FOLDERS) for path in foreign_files(race_folder)
     ):
         raise RheoscopeError(
             Message("{folder} contains files of other programs; choose another folder", folder=str(race_folder))
@@ -165,7 +169,10 @@ def store_or_check_race(race_folder: Path, new_settings: JsonObject) -> JsonObje
         new_settings |= {
             name: list(dict.fromkeys([*stored_settings[name], *new_settings[name]])) for name in ("mechanisms", "rates")
         }
-        new_settings["chosen"] = stored_settings["chosen"] | new_settings["chosen"]
+        new_settings["chosen"] = {
+            name: list(dict.fromkeys([*stored_settings["chosen"].get(name, []), *new_settings["chosen"].get(name, [])]))
+            for name in {**stored_settings["chosen"], **new_settings["chosen"]}
+        }
     write_file(
         file, lambda path: path.write_text(json.dumps({"written_by": signature()} | new_settings, indent=1) + "\n")
     )
@@ -203,8 +210,14 @@ def _first_difference(name: str, stored: JsonObject, new: JsonObject) -> tuple[s
 
 
 def read_race_settings(race_path: Path) -> JsonObject:
-    """The settings of the race in a folder or a file of logs."""
-    return {name: value for name, value in _read_race_json(race_path).items() if name not in ("written_by", "packs")}
+    """The settings of the race in a folder or a file of logs.
+
+    Older races store the single rate of an entrant as a number.
+    """
+    content = _read_race_json(race_path)
+    chosen_rates = {name: rate if isinstance(rate, list) else [rate] for name, rate in content["chosen"].items()}
+    settings = {name: value for name, value in content.items() if name not in ("written_by", "packs")}
+    return settings | {"chosen": chosen_rates}
 
 
 def _read_race_json(race_path: Path) -> JsonObject:
@@ -255,20 +268,25 @@ def write_logs(race_path: Path, logs_file: Path) -> str:
     return write_report(logs_file, lambda path: path.write_text(f'{header},\n "packs": [\n{rows}\n]}}\n'))
 
 
-def screen_logs_file(logs_file: Path) -> Path:
-    """The file with the logs of the screen, next to those of the race.
+def rate_race(race_path: Path, folder_name: str) -> Path:
+    """The race that chose the rates of a race: a folder in its folder, or the file next to its file of logs.
 
-    >>> screen_logs_file(Path("small.json")).name
-    'small.screen.json'
+    >>> rate_race(Path("small.json"), "screen").name, rate_race(Path("run"), "curves").as_posix()
+    ('small.screen.json', 'run/curves')
     """
-    return logs_file.with_suffix(f".{SCREEN_FOLDER}.json")
+    return race_path.with_suffix(f".{folder_name}.json") if race_path.suffix == ".json" else race_path / folder_name
+
+
+def is_race(race_path: Path) -> bool:
+    """Whether a path is the folder of a race or a file of its logs."""
+    return race_path.is_file() or (race_path / RACE_FILE).is_file()
 
 
 def restore_from_logs(logs_file: Path, race_folder: Path, new_settings: JsonObject) -> None:
     """Create the folder of a race from its file of logs, so that other entrants can join it.
 
     Nothing happens if the folder already holds a race. A file of a different race than `new_settings` is refused.
-    The logs of a screen are read from the file next to it. Finished packs need no weights; unfinished packs are
+    The logs of a screen and of rate curves are read from the files next to it. Finished packs need no weights; unfinished packs are
     left out and trained from the start. Durations are left out because they belong to another machine.
     """
     if (race_folder / RACE_FILE).exists():
@@ -281,9 +299,10 @@ def restore_from_logs(logs_file: Path, race_folder: Path, new_settings: JsonObje
     _check_same_race(logs_file, content, json.loads(json.dumps(new_settings)))
     with race_lock(race_folder), tempfile.TemporaryDirectory(prefix=".join-", dir=race_folder) as temporary_folder:
         _write_race_folder(content, Path(temporary_folder))
-        if screen_logs_file(logs_file).is_file():
-            _write_race_folder(_read_race_json(screen_logs_file(logs_file)), Path(temporary_folder) / SCREEN_FOLDER)
-        for name in (RACE_FILE, SCREEN_FOLDER, PACKS_FOLDER):  # if stopped in between, some packs are trained again
+        for name in RATE_FOLDERS:
+            if rate_race(logs_file, name).is_file():
+                _write_race_folder(_read_race_json(rate_race(logs_file, name)), Path(temporary_folder) / name)
+        for name in (RACE_FILE, *RATE_FOLDERS, PACKS_FOLDER):  # if stopped in between, some packs are trained again
             if (Path(temporary_folder) / name).exists():
                 (Path(temporary_folder) / name).rename(race_folder / name)
 

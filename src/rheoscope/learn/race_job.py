@@ -4,7 +4,7 @@
     mechanisms = ["tied", "metric"]
     data = ["book.txt"]            # relative to the folder of the file
     rates = [1e-3, 3e-3]
-    screen = "4x50"
+    screen = "4x50"                # or curves = 4
 
     [set]
     steps = 200
@@ -19,6 +19,7 @@ from typing import Any
 
 from rheoscope.files import read_job_file
 from rheoscope.learn.race_plan import Race
+from rheoscope.learn.rate_curves import RateCurves
 from rheoscope.learn.rate_screen import RateScreen
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
@@ -39,6 +40,7 @@ class Job:
     seeds: int = 12
     rates: tuple[float, ...] = ()
     screen: str = ""
+    curves: int = 0
     held_out: tuple[Path, ...] = ()
     held_out_tokens: int = 100_000
     steps: int | None = None
@@ -66,8 +68,14 @@ class Job:
             )
         return race
 
-    def build_screen(self) -> RateScreen | None:
-        """The screen that chooses the rates, if there is one."""
+    def build_rate_choice(self) -> RateScreen | RateCurves | None:
+        """The screen or the rate curves that choose the rates, if there are any."""
+        if self.screen and self.curves:
+            raise RheoscopeError(
+                Message("rates are chosen by a screen or by curves, got both"), Advice("", "--curves without --screen")
+            )
+        if self.curves:
+            return RateCurves(self.curves)
         return RateScreen.parse(self.screen) if self.screen else None
 
 

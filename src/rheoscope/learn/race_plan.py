@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,8 +27,9 @@ SeedBatch = tuple[Batch, Float[Tensor, " seeds"]]
 class Race:
     """A race: a recipe, entrants by name, the number of seeds, the rates, and the number of held-out tokens to evaluate on.
 
-    Every entrant runs at every rate, or at the rate in `chosen` that a screen picked for it with other seeds
-    (`rate_screen.py`). In that case the seeds start at `first_seed`, after those of the screen.
+    Every entrant runs at every rate, or at the rates in `chosen` that a screen (`rate_screen.py`) or rate curves
+    (`rate_curves.py`) picked for it with other seeds. In that case the seeds start at `first_seed`, after those seeds.
+    An entrant is judged at the first of its chosen rates.
 
     >>> from rheoscope.models.recipes import tiny
     >>> [f"{pack.entrant}@{pack.recipe.rate:g}" for pack in Race(tiny(), ("metric",), 2, (1e-3, 3e-3)).packs()]
@@ -40,7 +42,7 @@ class Race:
     rates: tuple[float, ...] = ()
     held_out: int = 100_000
     first_seed: int = 0
-    chosen: Mapping[str, float] = field(default_factory=dict)
+    chosen: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -80,7 +82,7 @@ class Race:
             "data": data_hash,
             "mechanisms": list(entrant_configs(self.mechanisms, self.recipe.config)),
             "rates": list(self.rates),
-            "chosen": dict(self.chosen),
+            "chosen": {name: list(rates) for name, rates in self.chosen.items()},
         }
 
 
@@ -100,6 +102,11 @@ class Pack:
         batches = [task.batch(step, replace(self.recipe, seed=seed)) for seed in seeds]
         counts = torch.tensor([float(task.n_targets(batch)) for batch in batches])
         return task.concat_batches(batches), counts
+
+    def is_finished(self, race_folder: Path) -> bool:
+        """Whether the pack has reached its last step."""
+        lines = race_files.read_log(race_files.pack_folder(race_folder, self.entrant, self.recipe.rate))
+        return race_files.last_step(lines) == self.recipe.steps
 
     @property
     def tokens_per_step(self) -> int:

@@ -14,10 +14,10 @@ from rheoscope.learn.geometry_over_training import GeometryObserver, parse_steps
 from rheoscope.learn.race import OnProgress, PackObserver, TrainingMode, run_race, with_task_vocabulary
 from rheoscope.learn.race_files import (
     DATA_FOLDER,
-    RACE_FILE,
-    SCREEN_FOLDER,
+    RATE_FOLDERS,
+    is_race,
+    rate_race,
     restore_from_logs,
-    screen_logs_file,
     write_logs,
 )
 from rheoscope.learn.race_job import Job, job_from_mapping, settings_from_toml
@@ -25,6 +25,7 @@ from rheoscope.learn.race_page import build_page
 from rheoscope.learn.race_plan import Race
 from rheoscope.learn.race_result import best_rate_observations, median_speeds, race_result
 from rheoscope.learn.race_tables import report_tables
+from rheoscope.learn.time_limit import TimeLimit
 from rheoscope.learn.train_report import preparation_bar
 from rheoscope.learn.training_time import format_duration
 from rheoscope.messages.advice import Advice
@@ -78,54 +79,56 @@ def run_race_job(
     address: str | None = None,
     threads: int | None = None,
     join_logs: Path | None = None,
+    time_limit: float | None = None,
 ) -> bool:
     """Prepare the data, then start or continue the race. Returns whether this process prints the report.
 
-    With `join_logs`, finished packs are restored from a file of logs.
+    With `join_logs`, finished packs are restored from a file of logs. With a `time_limit` in seconds, packs are trained
+    one after another, and the race stops before an interval that would end too late.
     """
-    full_race, screen = job.build_race(), job.build_screen()
+    full_race, choice, limit = job.build_race(), job.build_rate_choice(), TimeLimit.of_seconds(time_limit)
     full_race.packs()  # raises for an unknown entrant before any data is prepared
     check_data(job.recipe, [*job.data, *job.held_out])
-    screening_race = None if screen is None else screen.screening_race(full_race)
+    if choice is not None:
+        choice.first_race(full_race)  # raises for unsuitable rates or sizes
     with distributed_process(device) as process:
         with remove_created(out) if process.is_first else nullcontext(), preparation_bar(process.is_first) as on_stage:
             task, _ = load_task(
                 job.recipe, full_race.recipe, job.data, job.held_out, out / DATA_FOLDER, process, on_stage
             )
             if process.is_first and join_logs is not None:
-                first_seed = 0 if screen is None else screen.seeds
+                first_seed = 0 if choice is None else choice.seeds
                 restore_from_logs(
                     join_logs, out, with_task_vocabulary(replace(full_race, first_seed=first_seed), task).to_json(task)
                 )
         n_workers = ray_worker_count(workers, address, device, process)
 
-        def run(race: Race, folder: Path, on_progress: OnProgress, observe: PackObserver | None = None) -> None:
+        def run(race: Race, folder: Path, observe: PackObserver | None = None) -> bool:
+            sequential = time_limit is not None or folder != out
+            mode = TrainingMode(deterministic=deterministic, observe=observe, sequential=sequential)
             if n_workers:
-                mode = TrainingMode(deterministic=deterministic, observe=observe)
-                run_distributed_race(race, task, folder, n_workers, address, threads, device, mode, on_progress, _log)
-            else:
-                run_race(
-                    race,
-                    task,
-                    folder,
-                    device,
-                    deterministic=deterministic,
-                    on_progress=on_progress,
-                    log=_log,
-                    observe=observe,
+                return run_distributed_race(
+                    race, task, folder, n_workers, address, threads, device, mode, on_progress, _log, limit
                 )
+            return run_race(race, task, folder, device, mode, on_progress, _log, limit)
 
         try:
             set_threads(None if n_workers else threads)
             with race_progress(process.is_first) as on_progress:
-                if screen is not None and screening_race is not None:
-                    run(screening_race, out / SCREEN_FOLDER, on_progress)
-                    full_race = screen.main_race(full_race, out / SCREEN_FOLDER)
-                run(full_race, out, on_progress, make_observer(job.look, full_race, task) if job.look else None)
+                race = full_race if choice is None else choice.choose_rates(full_race, out, run)
+                is_finished = race is not None and run(
+                    race, out, make_observer(job.look, race, task) if job.look else None
+                )
         except KeyboardInterrupt:
-            _log(Message("stopped; {out} keeps all finished intervals; run the same command to continue", out=str(out)))
+            _log(_continue_later(out))
             raise SystemExit(130) from None
-        return process.is_first
+        if not is_finished and process.is_first:
+            _log(_continue_later(out))
+        return process.is_first and is_finished
+
+
+def _continue_later(out: Path) -> Message:
+    return Message("stopped; {out} keeps all finished intervals; run the same command to continue", out=str(out))
 
 
 def make_observer(steps: Sequence[int], race: Race, task: Task) -> PackObserver:
@@ -160,20 +163,15 @@ def show_report(
     explain: bool = False,
 ) -> None:
     """Print the tables of a race without running it. Optionally write JSON, CSV, a page and the logs in one file."""
-    screen_logs = (
-        None if logs is None or not (race_path / SCREEN_FOLDER / RACE_FILE).exists() else screen_logs_file(logs)
-    )
-    check_outputs([path for path in (logs, screen_logs, json, html) if path is not None], csv)
+    logs_files = {} if logs is None else {race_path: logs} | _rate_race_logs(race_path, logs)
+    check_outputs([path for path in (*logs_files.values(), json, html) if path is not None], csv)
     if csv is not None:
         check_table_directory(csv)
     result, speeds = race_result(race_path, target, halves), median_speeds(race_path)
-    terminal, file_messages = Terminal(console(), [], explain), []
+    terminal = Terminal(console(), [], explain)
     for block in report_tables(result, speeds):
         terminal.print_block(block)
-    if logs is not None:
-        file_messages.append(write_logs(race_path, logs))
-    if screen_logs is not None:
-        file_messages.append(write_logs(race_path / SCREEN_FOLDER, screen_logs))
+    file_messages = [write_logs(path, logs_file) for path, logs_file in logs_files.items()]
     if json is not None:
         file_messages.append(write_json({"race": dataset_to_json(result), "tokens_per_second": speeds}, json))
     if csv is not None:
@@ -183,6 +181,12 @@ def show_report(
             build_page(result, speeds, race_path.resolve().stem, best_rate_observations(race_path)).save(html)
         )
     terminal.print_files(file_messages)
+
+
+def _rate_race_logs(race_path: Path, logs_file: Path) -> dict[Path, Path]:
+    """The races that chose the rates, and the files for their logs next to `logs_file`."""
+    races = {rate_race(race_path, name): rate_race(logs_file, name) for name in RATE_FOLDERS}
+    return {path: file for path, file in races.items() if is_race(path)}
 
 
 def _log(line: str) -> None:

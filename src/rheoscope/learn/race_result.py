@@ -8,9 +8,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rheoscope.learn.curves import Comparison, EntrantComparison, compare_entrants, median_and_interval, read_curves
+from rheoscope.learn.curves import (
+    Comparison,
+    EntrantComparison,
+    compare_race,
+    mean_losses,
+    median_and_interval,
+    read_curves,
+)
 from rheoscope.learn.entrants import BASELINE
-from rheoscope.learn.race_files import list_packs, read_observations, read_race_settings, read_speeds
+from rheoscope.learn.race_files import (
+    CURVES_FOLDER,
+    is_race,
+    list_packs,
+    rate_race,
+    read_observations,
+    read_race_settings,
+    read_speeds,
+)
+from rheoscope.learn.rate_curves import basin
 from rheoscope.space.analysis import Field
 
 if TYPE_CHECKING:
@@ -34,6 +50,17 @@ FIELDS: dict[str, Field] = {
     "difference_high": Field(ENTRANT_DIMS, "Upper end of the 95 % interval of the difference (Student's t).", "nats"),
     "bootstrap_low": Field(ENTRANT_DIMS, "Lower end of the 95 % interval of the difference (bootstrap-t).", "nats"),
     "bootstrap_high": Field(ENTRANT_DIMS, "Upper end of the 95 % interval of the difference (bootstrap-t).", "nats"),
+    "difference_at_baseline_rate": Field(
+        ENTRANT_DIMS, "The difference if the entrant runs at the baseline's rate; NaN if it did not run at it.", "nats"
+    ),
+    "difference_at_baseline_rate_low": Field(
+        ENTRANT_DIMS, "Lower end of the 95 % interval of the difference at the baseline's rate (Student's t).", "nats"
+    ),
+    "difference_at_baseline_rate_high": Field(
+        ENTRANT_DIMS, "Upper end of the 95 % interval of the difference at the baseline's rate (Student's t).", "nats"
+    ),
+    "basin_low": Field(ENTRANT_DIMS, "The lowest rate whose mean loss is within .02 nats of the entrant's best."),
+    "basin_high": Field(ENTRANT_DIMS, "The highest rate whose mean loss is within .02 nats of the entrant's best."),
     "p_value": Field(ENTRANT_DIMS, "Two-sided p value of a paired t test, or of a sign test if a seed diverged."),
     "p_holm": Field(ENTRANT_DIMS, "The p value after Holm's correction over entrants."),
     "verdict": Field(
@@ -68,17 +95,30 @@ def race_result(race_path: Path, target: float | None = None, halves: bool = Fal
 
     **See also** `curves.compare_entrants` computes the statistics. `median_speeds` returns training speeds.
     """
-    comparison = compare_entrants(read_curves(race_path), target, halves)
-    return comparison_dataset(comparison, read_race_settings(race_path))
+    return comparison_dataset(compare_race(race_path, target, halves), *_settings_with_curves(race_path))
 
 
-def comparison_dataset(comparison: Comparison, settings: dict[str, Any]) -> "xarray.Dataset":
-    """A comparison as labelled arrays."""
+def _settings_with_curves(race_path: Path) -> tuple[dict[str, Any], dict[tuple[str, float], float] | None]:
+    """The settings of a race and, if it has rate curves, the loss of every entrant at each of their rates."""
+    settings, curve_path = read_race_settings(race_path), rate_race(race_path, CURVES_FOLDER)
+    if not is_race(curve_path):
+        return settings, None
+    losses = mean_losses(read_curves(curve_path))
+    return settings | {"rates": sorted({rate for _, rate in losses})}, losses
+
+
+def comparison_dataset(
+    comparison: Comparison, settings: dict[str, Any], curve_losses: dict[tuple[str, float], float] | None = None
+) -> "xarray.Dataset":
+    """A comparison as labelled arrays, with the losses of rate curves if there are any."""
     import xarray as xr
 
-    rows, baseline = comparison.rows, comparison.rows[0]
+    rows, baseline, loss_by_rate = comparison.rows, comparison.rows[0], curve_losses or comparison.loss_by_rate
     judged_indices = [baseline.curves.seeds.index(seed) for seed in comparison.judged_seeds]
-    row_values = [_entrant_values(row, baseline, judged_indices) for row in rows]
+    row_values = [
+        {**_entrant_values(row, baseline, judged_indices), **_basin_values(row.curves.entrant, loss_by_rate)}
+        for row in rows
+    ]
     numbers = {name: np.array([values[name] for values in row_values]) for name in row_values[0]}
     numbers |= {
         "loss": np.stack([row.curves.loss.numpy() for row in rows]),
@@ -88,7 +128,7 @@ def comparison_dataset(comparison: Comparison, settings: dict[str, Any]) -> "xar
             torch.stack([row.tokens_to_target for row in rows]).isinf(), torch.nan
         ).numpy(),
         "loss_by_rate": np.array(
-            [[comparison.loss_by_rate.get((row.curves.entrant, rate), np.nan) for rate in settings["rates"]] for row in rows]
+            [[loss_by_rate.get((row.curves.entrant, rate), np.nan) for rate in settings["rates"]] for row in rows]
         ),
     }  # fmt: skip
     coordinates = {
@@ -139,6 +179,7 @@ def _entrant_values(
     flops_per_token, baseline_flops_per_token = (
         compared.curves.flops[-1] / max(compared.curves.tokens[-1], 1) for compared in (row, baseline)
     )
+    same_rate = row.difference_at_baseline_rate
     difference_values: dict[str, float] = {
         name: torch.nan if row is baseline else float(value)
         for name, value in (
@@ -147,6 +188,9 @@ def _entrant_values(
             ("difference_high", difference.high),
             ("bootstrap_low", difference.bootstrap_low),
             ("bootstrap_high", difference.bootstrap_high),
+            ("difference_at_baseline_rate", torch.nan if same_rate is None else same_rate.mean),
+            ("difference_at_baseline_rate_low", torch.nan if same_rate is None else same_rate.low),
+            ("difference_at_baseline_rate_high", torch.nan if same_rate is None else same_rate.high),
             ("p_value", difference.p),
             ("p_holm", torch.tensor(row.p_holm)),
         )
@@ -167,6 +211,11 @@ def _entrant_values(
         "flops_per_token": flops_per_token,
         "diverged": row.n_diverged,
     }
+
+
+def _basin_values(entrant: str, loss_by_rate: dict[tuple[str, float], float]) -> dict[str, float]:
+    low, high = basin({rate: loss for (name, rate), loss in loss_by_rate.items() if name == entrant})
+    return {"basin_low": low, "basin_high": high}
 
 
 def _standard_deviation(x: torch.Tensor) -> float:
@@ -194,7 +243,7 @@ def median_speeds(race_path: Path) -> dict[str, float]:
 
 def best_rate_observations(race_path: Path) -> dict[str, list[dict[str, Any]]]:
     """The observations of every observed entrant's first seed, at its best rate."""
-    best_rates = {row.curves.entrant: row.curves.rate for row in compare_entrants(read_curves(race_path)).rows}
+    best_rates = {row.curves.entrant: row.curves.rate for row in compare_race(race_path).rows}
     observations = {entrant: read_observations(race_path, entrant, rate) for entrant, rate in best_rates.items()}
     return {
         entrant: entrant_observations for entrant, entrant_observations in observations.items() if entrant_observations

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from rheoscope.learn.curves import AHEAD, BEHIND, SIGNIFICANCE_LEVEL, UNDECIDED
 from rheoscope.learn.entrants import BASELINE
 from rheoscope.learn.race_result import FIELDS
+from rheoscope.learn.rate_curves import BASIN_DEPTH
 from rheoscope.messages.message import Message, join, plural
 from rheoscope.messages.numbers import format_fixed, format_number
 from rheoscope.picture.blocks import Cell, Table, to_cells
@@ -32,8 +33,13 @@ COLUMNS = (
 
 
 def report_tables(result: "xarray.Dataset", speeds: dict[str, float]) -> list[Table]:
-    """The table of entrants and, if speeds were measured, the table of speeds."""
-    return [entrant_table(result), *([speed_table(result, speeds)] if speeds else [])]
+    """The table of entrants, the losses at every rate if there are several, and speeds if they were measured."""
+    has_curves = bool((result.loss_by_rate.notnull().sum("rate") > 1).any())
+    return [
+        entrant_table(result),
+        *([rate_table(result)] if has_curves else []),
+        *([speed_table(result, speeds)] if speeds else []),
+    ]
 
 
 def entrant_table(result: "xarray.Dataset") -> Table:
@@ -66,8 +72,7 @@ def table_note(result: "xarray.Dataset") -> Message:
     rate_by_entrant = {
         str(name): float(rate) for name, rate in zip(result.entrant.values, result.best_rate.values, strict=True)
     }
-    grid_ends = {float(result.rate.min()), float(result.rate.max())} if result.sizes["rate"] > 2 else set()
-    at_grid_end = [name for name, rate in rate_by_entrant.items() if rate in grid_ends]
+    at_grid_end = [name for name, rate in rate_by_entrant.items() if rate in _grid_ends(result, name)]
     at_other_rate = [name for name, rate in rate_by_entrant.items() if rate != rate_by_entrant[BASELINE]]
     sentences: list[str] = [
         Message("Differences are paired by seed."),
@@ -97,6 +102,13 @@ def table_note(result: "xarray.Dataset") -> Message:
             )
         )
     return join(" ", sentences)
+
+
+def _grid_ends(result: "xarray.Dataset", entrant: str) -> set[float]:
+    """The lowest and the highest of at least three rates at which an entrant ran or was screened."""
+    losses = result.loss_by_rate.sel(entrant=entrant)
+    rates = result.rate.values[losses.notnull().values] if losses.notnull().sum() > 1 else result.rate.values
+    return {float(rates.min()), float(rates.max())} if len(rates) > 2 else set()
 
 
 def _rate_choice(result: "xarray.Dataset") -> list[Message]:
@@ -144,6 +156,43 @@ def _entrant_cells(result: "xarray.Dataset", index: int) -> list[Cell]:
         Cell(Message("{n} of {total}", n=int(values["reached"]), total=result.sizes["judged"])),
         Cell(str(values["diverged"] or "")),
     ]
+
+
+def _same_rate_text(result: "xarray.Dataset", index: int) -> Message | str:
+    """The difference at the baseline's rate with its interval; empty for the baseline and without runs at that rate."""
+    values = [float(result[f"difference_at_baseline_rate{end}"].values[index]) for end in ("", "_low", "_high")]
+    difference, low, high = (format_fixed(value, 4, True) for value in values)
+    if index == 0 or values[0] != values[0]:
+        return ""
+    if values[1] != values[1]:
+        return difference
+    return Message("{difference} ({low} to {high})", difference=difference, low=low, high=high)
+
+
+def rate_table(result: "xarray.Dataset") -> Table:
+    """The loss of every entrant at every rate; the basin is the range of rates within .02 nats of the best one."""
+    rates = [float(rate) for rate in result.rate.values]
+    header = [
+        *to_cells([Message("entrant"), *(f"{rate:g}" for rate in rates)]),
+        Cell(Message("basin"), FIELDS["basin_low"].definition),
+        Cell(Message("at the baseline's rate"), FIELDS["difference_at_baseline_rate"].definition),
+    ]
+    rows = []
+    for index, name in enumerate(map(str, result.entrant.values)):
+        names = ("loss_by_rate", "best_rate", "basin_low", "basin_high")
+        losses, best_rate, low, high = (result[key].values[index] for key in names)
+        cells = [
+            Cell("" if loss != loss else format_fixed(loss, 4), style="bold" if rate == best_rate else "")
+            for rate, loss in zip(rates, losses, strict=True)
+        ]
+        basin_text = Message("{low} to {high}", low=f"{low:g}", high=f"{high:g}") if low < high else f"{low:g}"
+        rows.append([Cell(name, style="bold"), *cells, Cell(basin_text), Cell(_same_rate_text(result, index))])
+    note = Message(
+        "Mean over seeds {seeds}, each run at full length. The basin holds the rates within {depth:g} nats of the best.",
+        seeds=result.attrs["rates_chosen_on"],
+        depth=BASIN_DEPTH,
+    )
+    return Table(Message("Held-out loss at every learning rate"), header, rows, note=note)
 
 
 def format_p_value(p: float) -> str:

@@ -11,15 +11,19 @@ rates. Check a difference that depends on the rate in the screen (`rheoscope rac
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rheoscope.learn.curves import best_curves, read_curves
+from rheoscope.learn.race_files import SCREEN_FOLDER
 from rheoscope.learn.race_plan import Race
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
+
+RunRace = Callable[[Race, Path], bool]
+"""A function that runs or continues a race in a folder and returns whether it is finished."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class RateScreen:
             )
         return RateScreen(int(match[1]), int(match[2]))
 
-    def screening_race(self, race: Race) -> Race:
+    def first_race(self, race: Race) -> Race:
         """The shorter race: the same schedule over fewer steps, evaluated at its end."""
         full_recipe = race.recipe
         if self.steps > full_recipe.steps:
@@ -64,8 +68,13 @@ class RateScreen:
         """The full race: each entrant at its best rate of the screen, with seeds after those of the screen."""
         rates = best_rates(screen_folder)
         names = dict.fromkeys([*rates, *race.mechanisms])
-        chosen_rates = {name: rates[without_penalty(name)] for name in names}
+        chosen_rates = {name: (rates[without_penalty(name)],) for name in names}
         return replace(race, first_seed=self.seeds, chosen=chosen_rates)
+
+    def choose_rates(self, race: Race, out: Path, run: RunRace) -> Race | None:
+        """Run the screen. Returns the race at the chosen rates; None if a time limit ended the screen."""
+        folder = out / SCREEN_FOLDER
+        return self.main_race(race, folder) if run(self.first_race(race), folder) else None
 
 
 def without_penalty(name: str) -> str:
