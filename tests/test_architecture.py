@@ -155,6 +155,13 @@ def runtime_imports(file: Path, source: Path) -> set[str]:
     return {part for name in names for part in (name, name.rpartition(".")[0])} - {"rheoscope"}
 
 
+def top_imports(file: Path, source: Path) -> set[str]:
+    """The modules that a file imports when it is imported itself, outside functions."""
+    lines = {node.lineno for node in parse(file).body}
+    names = [name for line, name in imported_modules(file, source) if line in lines]
+    return {part for name in names for part in (name, name.rpartition(".")[0])} - {"rheoscope"}
+
+
 def rooms_without_a_layer(source: Path) -> list[str]:
     return sorted({room_of(file, source) for file in python_files(source)} - set(DEPTH))
 
@@ -380,6 +387,18 @@ def test_attention_needs_torch_and_jaxtyping_only() -> None:
     assert process.returncode == 0, process.stderr
     assert {"torch", "jaxtyping"} <= set(json.loads(process.stdout))
     assert set(json.loads(process.stdout)) & HEAVY == set()
+
+
+def test_the_first_lines_of_a_report_do_not_wait_for_the_analyses() -> None:
+    """What prints the model and the text imports no analysis, no words and no page, neither directly nor through others."""
+    waiting = {module_name(file, SOURCE): file for file in python_files(SOURCE)}
+    pending = ["rheoscope.report.windowed_report", "rheoscope.report.text_report"]
+    imported: set[str] = set()
+    while pending:
+        imported.add(name := pending.pop())
+        pending += top_imports(waiting[name], SOURCE) & waiting.keys() - imported
+    assert "rheoscope.report.terminal" in imported
+    assert [name for name in imported if name.rpartition(".")[2] in ("analysis", "words", "report_page", "story")] == []
 
 
 def test_loaded_by_reports_a_heavy_import() -> None:

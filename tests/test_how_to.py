@@ -51,7 +51,7 @@ from pathlib import Path
 
 from rheoscope.corpus.corpus_job import Job
 from rheoscope.corpus.corpus_run import run_job
-from rheoscope.report.report_plans import text_analyses
+from rheoscope.report.report_sections import text_analyses
 from rheoscope.studio.descriptions import catalogue_json
 from tests.attention.cases import without_jaxtyping_checks
 from tests.commands.cases import run_rheoscope

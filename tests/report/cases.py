@@ -6,7 +6,8 @@ from typing import Any
 
 from rheoscope.catalogue import analysis_by_name
 from rheoscope.report.analysis_runs import Subject, empty_results, run_analyses, run_analysis
-from rheoscope.report.report_plans import REPORTS, ReportPlan
+from rheoscope.report.report_plan import ReportPlan
+from rheoscope.report.report_plans import REPORTS
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.results import Datasets, Results
 from tests.attention.cases import without_jaxtyping_checks

@@ -11,7 +11,8 @@ import rheoscope as rs
 from rheoscope.models.checkpoint import save
 from rheoscope.report import analysis_runs, report_page
 from rheoscope.report.analysis_runs import Subject
-from rheoscope.report.report_plans import REPORTS, text_analyses
+from rheoscope.report.report_plans import REPORTS
+from rheoscope.report.report_sections import text_analyses
 from rheoscope.space.analysis import Analysis
 from tests.commands.cases import run_rheoscope
 from tests.report.cases import report_results, small
@@ -69,7 +70,7 @@ def test_a_report_names_the_failed_analysis(tmp_path: Path, monkeypatch: pytest.
         return analysis_runs.empty_results(subject, draw_nulls=True).with_failure("clusters", RuntimeError("no\nmore"))
 
     monkeypatch.setattr(report_page, "run_analyses", fail_clusters)
-    monkeypatch.setattr(report_page, "REPORTS", {"flow": REPORTS["operators"]})
+    monkeypatch.setattr(report_page, "TEXT_REPORT", REPORTS["operators"])
     message = rs.save_report(small(), small().trace(TEXT), tmp_path / "r.html")
     assert message.startswith("wrote ")
     assert message.endswith("; clusters failed: internal error (RuntimeError: no more); please report it")

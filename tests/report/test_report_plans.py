@@ -9,7 +9,9 @@ import rheoscope as rs
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.covers.agreement.analysis import AGREEMENT
 from rheoscope.picture.blocks import Lines, Table
-from rheoscope.report.report_plans import REPORTS, ReportPlan, report_of_analysis, text_analyses
+from rheoscope.report.report_plan import ReportPlan
+from rheoscope.report.report_plans import REPORTS, report_of_analysis
+from rheoscope.report.report_sections import text_analyses
 from rheoscope.report.story import STORY_ANALYSES
 from rheoscope.space.results import Results
 from tests.report.cases import SHORT_TEXT, TEXT, flow_results, model, report_results, small

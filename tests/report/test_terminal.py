@@ -14,7 +14,9 @@ from rheoscope.picture.blocks import Cell, Drawing, Facts, Lines, Table, Tokens
 from rheoscope.picture.token_labels import display_token
 from rheoscope.report import layer_table
 from rheoscope.report.analysis_runs import Subject, run_analyses
-from rheoscope.report.report_plans import REPORTS, Section, report_of_analysis, text_analyses
+from rheoscope.report.report_plan import Section
+from rheoscope.report.report_plans import REPORTS, report_of_analysis
+from rheoscope.report.report_sections import text_analyses
 from rheoscope.report.story import TEXT_LINES
 from rheoscope.report.terminal import WIDE_COLUMNS, Terminal, fit_columns, wrap_sentence
 from rheoscope.space.results import Results

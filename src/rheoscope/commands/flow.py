@@ -80,12 +80,12 @@ def flow(
     from rheoscope.report.input_text import check_target, check_text, clean_typed_text, resolve_text
     from rheoscope.report.long_texts import split_into_windows
     from rheoscope.report.progress_bars import open_model
-    from rheoscope.report.report_plans import REPORTS
+    from rheoscope.report.text_report import TEXT_REPORT
     from rheoscope.running.pair_sides import sides_for
 
     refuse_both("--html", html is not None, "--no-html", no_html)
     check_space(space)
-    plan = REPORTS["flow"]
+    plan = TEXT_REPORT
     if image is not None:
         refuse_text_options(text=text, file=file, target=target, compare=compare, first=first, window=window)
         files = run_report.OutputFiles(json, csv, html, image, default_page=not no_html)

@@ -15,8 +15,9 @@ from rheoscope.report.card_cache import find_card
 from rheoscope.report.comparison_picture import picture as comparison_picture
 from rheoscope.report.draw_result import picture_of
 from rheoscope.report.page import Page
-from rheoscope.report.report_plans import FLOW, REPORTS, ReportPlan
+from rheoscope.report.report_plan import ReportPlan
 from rheoscope.report.studio_link import add_studio_link
+from rheoscope.report.text_report import TEXT_REPORT
 from rheoscope.space.model import Model, check_same_weights
 from rheoscope.space.results import Results
 from rheoscope.space.trace import Trace
@@ -44,14 +45,12 @@ def save_report(model: Model, trace: Trace, path: str | Path, space: str = "raw"
     """
     check_same_weights(model, trace)
     check_writable(Path(path))
-    plan = REPORTS[FLOW]
-    results = run_analyses(
-        Subject(model, trace.source, trace), plan.all_requests({"space": space}), card=find_card(model.view)
-    )
+    requests = TEXT_REPORT.all_requests({"space": space})
+    results = run_analyses(Subject(model, trace.source, trace), requests, card=find_card(model.view))
     failures = [
         Message("{analysis} failed: {reason}", analysis=key, reason=results.reason(key)) for key in results.failed_keys
     ]
-    return join("; ", [report_page(plan, results).save(Path(path)), *failures])
+    return join("; ", [report_page(TEXT_REPORT, results).save(Path(path)), *failures])
 
 
 def report_page(plan: ReportPlan, results: Results) -> Page:

@@ -10,19 +10,16 @@ from rheoscope.files import check_outputs, check_writable, unused_name
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message, join
 from rheoscope.picture.blocks import with_text_number
-from rheoscope.report import layer_table, text_blocks
+from rheoscope.report import text_blocks
 from rheoscope.report.analysis_lanes import has_lanes, run_in_lanes
 from rheoscope.report.analysis_runs import Schedule, Subject, run_analyses, run_in_turn
 from rheoscope.report.card_cache import find_card
 from rheoscope.report.console import console
 from rheoscope.report.csv_files import COMPARED_DIRECTORY, check_table_directory, save_csv
-from rheoscope.report.findings import findings, findings_dataset
 from rheoscope.report.json_file import save_json
 from rheoscope.report.progress_bars import progress_bar
-from rheoscope.report.report_page import comparison_page, report_page
-from rheoscope.report.report_plans import Options, ReportPlan
+from rheoscope.report.report_plan import Options, ReportPlan
 from rheoscope.report.shared_pass import share_passes
-from rheoscope.report.story import STORY_ANALYSES, story_dataset
 from rheoscope.report.terminal import Terminal
 from rheoscope.running.runner import RunnableModel
 from rheoscope.running.streamed_weights import weights_of
@@ -93,9 +90,13 @@ def run_report(
     full: bool = False,
 ) -> None:
     """Run a report on one text, or on weights alone. Without `full`, the terminal shows only the sections of the story."""
+    terminal = Terminal(console(), [], explain)
+    trace = trace_and_print(model, input_text, terminal)
+    from rheoscope.report.report_page import report_page  # with the words of all analyses
+
     sections = [section for section in plan.sections if full or not section.full_only]
-    terminal = Terminal(console(), sections, explain)
-    results = _run_and_print(plan, model, input_text, options, files, fast, terminal, full)
+    terminal.add_sections(sections)
+    results = _run_and_print(plan, model, input_text, trace, options, files, fast, terminal, full)
     datasets = all_datasets(results) if files.wants_datasets else {}
     messages = write_files(datasets, report_page(plan, results).save if files.wants_page else None, files)
     if len(sections) == len(plan.sections):
@@ -114,10 +115,14 @@ def compare_texts(
     explain: bool = False,
 ) -> None:
     """Run a report on two texts and compare them layer by layer."""
+    from rheoscope.report import layer_table
+    from rheoscope.report.report_page import comparison_page
+
     terminal = Terminal(console(), [], explain)
-    both_results = [
-        _run_and_print(plan, model, input_text, options, files, fast, terminal, full=True) for input_text in texts
-    ]
+    both_results = []
+    for input_text in texts:
+        trace = trace_and_print(model, input_text, terminal)
+        both_results.append(_run_and_print(plan, model, input_text, trace, options, files, fast, terminal, full=True))
     first_results, second_results = both_results
     save_page = comparison_page(plan, first_results, second_results).save if files.wants_page else None
     datasets = [all_datasets(results) if files.wants_datasets else {} for results in both_results]
@@ -136,10 +141,21 @@ def compare_texts(
     raise_failures(first_results, second_results)
 
 
+def trace_and_print(model: RunnableModel, input_text: Input | None, terminal: Terminal) -> Trace | None:
+    """The text in the model, if there is one.
+
+    Both are printed at once, before the analyses and the page are imported, which takes half a second.
+    """
+    trace = None if input_text is None else model.trace(input_text)
+    terminal.print_header(Results(model.view, model.token_strings, trace))
+    return trace
+
+
 def _run_and_print(
     plan: ReportPlan,
     model: RunnableModel,
     input_text: Input | None,
+    trace: Trace | None,
     options: Options,
     files: OutputFiles,
     fast: bool,
@@ -147,11 +163,8 @@ def _run_and_print(
     full: bool = False,
 ) -> Results:
     """Run all analyses and print each section when it is ready. Raises if the required analysis has no result."""
-    trace = None if input_text is None else model.trace(input_text)
-    subject = Subject(model, input_text, trace)
     needs_all = full or files.has_any or files.wants_page
     requests = [*plan.requests(options), *(plan.file_requests(options) if needs_all else [])]
-    terminal.print_header(Results(model.view, model.token_strings, trace))
 
     def in_shell(results: Results) -> Results:
         return replace(results, surface="shell", text_options=text_options(files.input_path, results.trace, input_text))
@@ -163,7 +176,7 @@ def _run_and_print(
 
     with progress_bar() as on_progress:
         schedule = choose_schedule(model, trace)
-        card = find_card(model.view)
+        card, subject = find_card(model.view), Subject(model, input_text, trace)
         results = run_analyses(subject, requests, not fast, on_result, on_progress, card=card, schedule=schedule)
     return in_shell(results)
 
@@ -218,6 +231,9 @@ def raise_failures(*all_results: Results) -> None:
 
 def all_datasets(results: Results) -> "dict[str, xarray.Dataset]":
     """All results by key, with the findings, the story, and the card of the model that the page shows with it."""
+    from rheoscope.report.findings import findings, findings_dataset
+    from rheoscope.report.story import STORY_ANALYSES, story_dataset
+
     datasets = dict(results.datasets)
     if len(datasets) > 1 and results.has_nulls:
         datasets["findings"] = findings_dataset(*findings(results))

@@ -9,7 +9,7 @@ from rheoscope.messages.message import Message, join
 from rheoscope.picture.blocks import Block, Cell, Commands, Lines, Story, Table
 from rheoscope.picture.token_labels import printable
 from rheoscope.report import text_blocks
-from rheoscope.report.report_plans import Section
+from rheoscope.report.report_plan import Section
 from rheoscope.space.results import Results
 
 if TYPE_CHECKING:
@@ -33,7 +33,12 @@ class Terminal:
 
     def __init__(self, console: "Console", sections: Sequence[Section], explain: bool = False) -> None:
         self.console, self.explain, self.has_unexplained = console, explain, False
-        self.pending_sections = [section for section in sections if not section.page_only]
+        self.pending_sections: list[Section] = []
+        self.add_sections(sections)
+
+    def add_sections(self, sections: Sequence[Section]) -> None:
+        """Sections to print below the others."""
+        self.pending_sections += [section for section in sections if not section.page_only]
 
     def print_ready(self, results: Results) -> None:
         """Print the next sections, up to the first one that still waits for an analysis."""

@@ -1,4 +1,7 @@
-"""A report on a long text in windows: every window is analysed, and the results are summarised over windows."""
+"""A report on a long text in windows: every window is analysed, and the results are summarised over windows.
+
+A text in one window is the usual case, so what only several windows need is imported inside functions.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -7,18 +10,15 @@ from rheoscope.catalogue import analysis_by_name
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.picture.blocks import Block
-from rheoscope.report import field_blocks, run_report, text_blocks
+from rheoscope.report import run_report, text_blocks
 from rheoscope.report.analysis_runs import Progress, Request, Subject, run_analyses
 from rheoscope.report.console import console
 from rheoscope.report.long_texts import TextWindows
 from rheoscope.report.page import Page
 from rheoscope.report.progress_bars import progress_bar
-from rheoscope.report.report_page import add_blocks
-from rheoscope.report.report_plans import Options, ReportPlan
+from rheoscope.report.report_plan import Options, ReportPlan
 from rheoscope.report.run_report import OutputFiles
-from rheoscope.report.story import STORY_ANALYSES
 from rheoscope.report.terminal import Terminal
-from rheoscope.running.over_texts import summarise_texts
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Text
@@ -52,6 +52,8 @@ def run_on_windows(
         all_options = {**options, **({} if input_text is None else text_options(input_text))}
         run_report.run_report(plan, model, input_text, all_options, files, fast, explain, full)
         return
+    from rheoscope.report.report_page import add_blocks
+
     terminal = Terminal(console(), [], explain)
     terminal.print_line(text_blocks.model_line(Results(model.view, model.token_strings, None)), "dim")
     terminal.print_line(windows.description)
@@ -85,6 +87,8 @@ def refuse_windows(windows: TextWindows | None, option: str) -> None:
 
 def window_requests(plan: ReportPlan, options: Options, is_first: bool) -> list[Request]:
     """The analyses of one window. For the report on a text: those of the story. Weights are analysed once."""
+    from rheoscope.report.story import STORY_ANALYSES
+
     requests = plan.requests(options)
     needed_names = set(STORY_ANALYSES)
     if needed_names <= {request.name for request in requests}:
@@ -128,6 +132,8 @@ def run_windows(
 
 def merge_windows(window_results: Sequence[Results]) -> Results:
     """Means over the windows. An analysis that has no result in some window is skipped, with the reason."""
+    from rheoscope.running.over_texts import summarise_texts
+
     first = window_results[0]
     skipped = {
         key: _in_window(results.skipped[key], number, len(window_results))
@@ -152,6 +158,8 @@ def _in_window(error: RheoscopeError, number: int, total: int) -> RheoscopeError
 
 def window_blocks(window_results: Sequence[Results], results: Results, required: str = "") -> list[Block]:
     """The fields of all results. If an analysis is `required`, the others are shown in brief."""
+    from rheoscope.report import field_blocks
+
     full_keys = [required] if required else list(results.datasets)
     block_functions = {
         key: field_blocks.blocks if key in full_keys else field_blocks.brief_blocks for key in results.datasets
