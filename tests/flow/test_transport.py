@@ -17,6 +17,7 @@ from rheoscope.flow.transport.analysis import EXACT_NULL, MAX_EXPENSIVE_DRAWS
 from rheoscope.flow.transport.next_token import cosine_with_next_token, is_tied, next_type_share
 from rheoscope.flow.transport.optimal_assignment import (
     assignment,
+    assignments,
     direction_coupling,
     fraction_in_place,
     kappa,
@@ -318,3 +319,14 @@ def test_equal_tokens_have_kappa_1_and_invalid_settings_raise(monkeypatch: pytes
     assert resting.attrs["draws"] == MAX_EXPENSIVE_DRAWS
     assert resting.attrs["method"] == "sinkhorn"
     assert float(resting.kappa.min()) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 2, 60, 128, 256, 300])
+def test_assignments_on_a_gpu_have_the_lowest_cost(n: int) -> None:
+    cost = random(n, 5, 2, n, n).double()
+    columns = assignments(cost.cuda()).cpu()
+    best = [[table[linear_sum_assignment(table)].sum() for table in pair] for pair in cost.numpy()]
+    assert columns.sort(-1).values.equal(torch.arange(n).expand_as(columns))
+    totals = cost.gather(-1, columns[..., None])[..., 0].sum(-1)
+    torch.testing.assert_close(totals, torch.tensor(np.array(best)), rtol=1e-12, atol=1e-12)

@@ -19,13 +19,14 @@ from rheoscope.covers.surgery.analysis import check_predictions
 from rheoscope.covers.text_batches import max_texts, next_token_losses
 from rheoscope.messages.message import Message
 from rheoscope.space.claim import Claim, ClaimPart, ClaimSample, Measured
+from rheoscope.space.prefetch import prefetch
 from rheoscope.space.traces import Traces
 
 
 @torch.no_grad()
 def measure(sample: ClaimSample) -> dict[str, Measured]:
     losses = []
-    for edits in model_changes(sample):
+    for edits in prefetch(model_changes(sample)):
         losses.append(text_losses(sample, edits))
         if sample.progress is not None:
             sample.progress(len(losses), sample.draws + 2)
@@ -33,6 +34,7 @@ def measure(sample: ClaimSample) -> dict[str, Measured]:
     return {"asymmetry": Measured(costs[0], draws=costs[1:])}
 
 
+@torch.no_grad()
 def model_changes(sample: ClaimSample) -> Iterator[list[OperatorEdit]]:
     """No edit, the symmetric part of M in all heads, and random changes of the same size, which all texts share."""
     view, generator = sample.model.view, Generator().manual_seed(sample.seed)

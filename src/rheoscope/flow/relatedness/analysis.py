@@ -199,17 +199,17 @@ def word_distances(
     carriers: Sequence[Text],
     space: str,
     progress: Callable[[int, int], None] | None,
+    selected_points: Sequence[int] | slice = slice(None),
 ) -> WordDistances:
-    """The mean distances over carriers of all pairs of words, at the embedding and after every layer."""
+    """The mean distances over carriers of all pairs of words, at the selected points: the embedding and after every layer."""
     texts = [[_join_carrier(carrier, entry) for entry in word_list.words] for carrier in carriers]
     total_distance, n_tokens = torch.zeros(()), list[int]()
     steps: tuple[str, ...] = ()
     for n_done, sentences in enumerate(texts, 1):
         instances = occurrences(model, sentences, word_list.words, space)
-        total_distance, steps = (
-            total_distance + upper_triangle(distances(centred_inner_products(instances.points))).cpu(),
-            instances.steps,
-        )
+        products = centred_inner_products(instances.points[selected_points])
+        total_distance = total_distance + upper_triangle(distances(products)).cpu()
+        steps = tuple(instances.steps[index] for index in torch.arange(len(instances.steps))[selected_points].tolist())
         n_tokens = n_tokens or instances.n_tokens
         if progress is not None:
             progress(n_done, len(texts))

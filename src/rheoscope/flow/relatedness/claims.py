@@ -31,9 +31,8 @@ def measure(sample: ClaimSample) -> dict[str, Measured]:
 
 def group_shares(model: Model, words: WordList, carriers: tuple[Text, ...]) -> Float[Tensor, "2 group"]:
     """The share of comparisons in which related words are closer (AUC), per group, at the embedding and at the end."""
-    distances = word_distances(model, words, carriers, "sphere", None)
-    ends = distances.mean_distances[[0, -1]]
-    nearness, _ = residual_ranks(-ends, words.confounders(distances.token_counts))
+    distances = word_distances(model, words, carriers, "sphere", None, selected_points=[0, -1])
+    nearness, _ = residual_ranks(-distances.mean_distances, words.confounders(distances.token_counts))
     groups = range(len(words.group_names))
     return torch.stack([nearer_fraction(nearness, words.group_index == group) for group in groups], -1)
 

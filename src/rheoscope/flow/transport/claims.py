@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import partial
-from itertools import pairwise
 
 import torch
 from jaxtyping import Float
@@ -17,10 +16,9 @@ from rheoscope.flow.transport.next_token import (
     prediction_accuracy,
 )
 from rheoscope.flow.transport.optimal_assignment import (
-    MAX_EXACT_TOKENS,
     direction_coupling,
-    fraction_in_place,
     identity_share_null,
+    identity_shares,
 )
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
@@ -39,31 +37,22 @@ MIN_PAIRS = 8
 
 def measure_identity(sample: ClaimSample) -> dict[str, Measured]:
     def measure_batch(traces: Traces) -> Measured:
-        values = map_on_cores(partial(identity_values, seed=sample.seed), _clouds(traces))
-        observed, reference = torch.stack(list(values)).to(traces.points.device).mT
+        clouds, compute = _clouds(traces), partial(identity_values, seed=sample.seed)
+        values = map(compute, clouds) if traces.points.is_cuda else map_on_cores(compute, clouds)
+        observed, reference = torch.stack(list(values)).mT
         return Measured(observed, reference)
 
     return {"identity": sample.over_batches(measure_batch)}
 
 
 def identity_values(clouds: Clouds, seed: int) -> Float[Tensor, "2"]:
-    """The mean over layers of the identity share, and of its mean over permuted displacements; NaN below 2 tokens.
-
-    Exact assignments run on the CPU, so the cloud is copied there once instead of a table per layer.
-    """
-    n = len(clouds.positions)
+    """The mean over layers of the identity share, and of its mean over permuted displacements; NaN below 2 tokens."""
+    points, n = clouds.points.double(), len(clouds.positions)
     if n < 2:
-        return torch.full((2,), torch.nan, dtype=torch.float64)
-    orders = random_permutations(n, PERMUTATIONS, seed)
-    points = clouds.points if n > MAX_EXACT_TOKENS else clouds.points.cpu()
-    rows = [
-        [
-            float(fraction_in_place(direction_coupling(x, y), x)),
-            sum(identity_share_null(x, y, orders)) / PERMUTATIONS,
-        ]
-        for x, y in pairwise(points.double())
-    ]
-    return torch.tensor(rows, dtype=torch.float64).mean(0)
+        return points.new_full((2,), torch.nan)
+    orders = random_permutations(n, PERMUTATIONS, seed).to(points.device)
+    x, y = points[:-1], points[1:]
+    return torch.stack([identity_shares(x, y).mean(), identity_share_null(x, y, orders).mean()])
 
 
 def measure_next_token(sample: ClaimSample) -> dict[str, Measured]:

@@ -11,12 +11,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import cache_block_numel
+from rheoscope.attention.lower.kernels.triton_lowerings import HAS_TRITON
 from rheoscope.flow.transport.sinkhorn import sinkhorn_divergence
 from rheoscope.space.cpu_cores import map_on_cores
 from rheoscope.statistics.nulls import random_permutations
 
 MAX_EXACT_TOKENS = 2048
 """The largest number of tokens for an exact assignment. A cost matrix in float64 then has 32 MiB."""
+MAX_KERNEL_TOKENS = 256
+"""The largest number of tokens for an assignment on a GPU, where one warp solves a table."""
 SAME_POINT_TOLERANCE = 1e-6
 """Points closer than this, relative to the largest norm, count as equal (the rounding of float32)."""
 COST_BYTES_PER_CORE = 2**26
@@ -124,19 +127,17 @@ class _CostTables:
     direction_cost: Float[Tensor, "p n n"]
 
     def solve(self, pair_range: range, draws: Sequence[int], seed: int) -> list[_Solution]:
-        """The couplings and null draws of some pairs. Each worker copies its own costs to the CPU."""
-        point_costs, direction_costs = (
-            table[pair_range.start : pair_range.stop].cpu() for table in (self.point_cost, self.direction_cost)
-        )
-        orders = (random_permutations(self.x.shape[1], draws[index], seed) for index in pair_range)
+        """The couplings and null draws of some pairs."""
+        orders = (random_permutations(self.x.shape[1], draws[index], seed).to(self.x.device) for index in pair_range)
         null_draws = [
             null_from_tables(self.x[index], self.y[index], order)
             for index, order in zip(pair_range, orders, strict=True)
         ]
-        return [
-            (assignment(point_cost), assignment(direction_cost), pair_draws)
-            for point_cost, direction_cost, pair_draws in zip(point_costs, direction_costs, null_draws, strict=True)
-        ]
+        coupling, partner = (
+            assignments(table[pair_range.start : pair_range.stop]).cpu()
+            for table in (self.point_cost, self.direction_cost)
+        )
+        return list(zip(coupling, partner, null_draws, strict=True))
 
     def summarise(self, solutions: Sequence[_Solution]) -> list[PairTransport]:
         """The statistics of all pairs, with a single transfer from the device."""
@@ -215,45 +216,50 @@ def null_from_tables(x: Cloud, y: Cloud, orders: Int[Tensor, "draw n"]) -> NullD
     shares: list[float] = []
     for inner, permuted_squares in tables.permuted(orders):
         kappas += tables.kappas(inner, permuted_squares)
-        shares += tables.identity_shares(inner, permuted_squares)
+        shares += tables.identity_shares(inner, permuted_squares).tolist()
     return kappas, shares
 
 
-def identity_share_null(x: Cloud, y: Cloud, orders: Int[Tensor, "draw n"]) -> list[float]:
+def identity_shares(x: CloudStack, y: CloudStack) -> Float[Tensor, " p"]:
+    """The share of tokens that the optimal coupling of centred directions keeps in place, for every pair of clouds."""
+    if x.shape[-2] > MAX_EXACT_TOKENS:
+        partner = torch.stack([direction_coupling(start, end) for start, end in zip(x, y, strict=True)])
+    else:
+        partner = assignments(squared_distances(_centred_directions(x), _centred_directions(y)))
+    return fraction_in_place(partner, x)
+
+
+def identity_share_null(x: CloudStack, y: CloudStack, orders: Int[Tensor, "draw n"]) -> Float[Tensor, "p draw"]:
     """The identity share for permuted displacements, without κ, which takes half of the assignments."""
-    if len(x) > MAX_EXACT_TOKENS:
-        return [float(fraction_in_place(direction_coupling(x, x + (y - x)[order]), x)) for order in orders]
+    if x.shape[-2] > MAX_EXACT_TOKENS:
+        return torch.stack([identity_shares(x, x + (y - x)[:, order]) for order in orders], -1)
     tables = _permutation_tables(x, y)
-    return [
-        share
-        for inner, permuted_squares in tables.permuted(orders)
-        for share in tables.identity_shares(inner, permuted_squares)
-    ]
+    return torch.cat([tables.identity_shares(*permuted) for permuted in tables.permuted(orders)], -1)
 
 
 @dataclass(frozen=True, eq=False)
 class _PermutationTables:
-    """Inner products of the centred points x_i with each other and with the centred displacements Δ_j, on the CPU."""
+    """Inner products of the centred points x_i with each other and with the centred displacements Δ_j."""
 
-    point_products: Float[Tensor, "n n"]
-    displacement_products: Float[Tensor, "n n"]
-    displacement_squares: Float[Tensor, " n"]
-    shift: float
-    same_point_square: float
+    point_products: Float[Tensor, "*p n n"]
+    displacement_products: Float[Tensor, "*p n n"]
+    displacement_squares: Float[Tensor, "*p n"]
+    shift: Float[Tensor, "*p"]
+    same_point_square: Float[Tensor, "*p"]
 
     @property
-    def point_squares(self) -> Float[Tensor, " n"]:
-        return self.point_products.diagonal()
+    def point_squares(self) -> Float[Tensor, "*p n"]:
+        return self.point_products.diagonal(dim1=-2, dim2=-1)
 
     def permuted(
         self, orders: Int[Tensor, "draw n"]
-    ) -> Iterator[tuple[Float[Tensor, "chunk n n"], Float[Tensor, "chunk n"]]]:
+    ) -> Iterator[tuple[Float[Tensor, "*p chunk n n"], Float[Tensor, "*p chunk n"]]]:
         """⟨x_i, z_j⟩ and ‖z_j‖² for z = x + Δ_π, in chunks of permutations π that fit in the cache."""
-        rows, n = torch.arange(len(self.point_products)), len(self.point_products)
-        for chunk in orders.split(max(1, cache_block_numel(self.point_products.device) // n**2)):
-            inner = self.point_products + self.displacement_products[:, chunk].movedim(1, 0)
-            own_products = self.displacement_products[rows, chunk]
-            yield inner, (self.point_squares + 2 * own_products + self.displacement_squares[chunk]).clamp(min=0)
+        products, rows = self.displacement_products, torch.arange(orders.shape[1], device=orders.device)
+        for chunk in orders.split(max(1, cache_block_numel(products.device) // products.numel())):
+            inner = self.point_products[..., None, :, :] + products[..., chunk].movedim(-2, -3)
+            permuted_displacement = 2 * products[..., rows, chunk] + self.displacement_squares[..., chunk]
+            yield inner, (self.point_squares[..., None, :] + permuted_displacement).clamp(min=0)
 
     def kappas(self, inner: Float[Tensor, "chunk n n"], permuted_squares: Float[Tensor, "chunk n"]) -> list[float]:
         identity_product, random = (
@@ -267,27 +273,22 @@ class _PermutationTables:
         return list(map(kappa, *(cost.tolist() for cost in costs)))
 
     def identity_shares(
-        self, inner: Float[Tensor, "chunk n n"], permuted_squares: Float[Tensor, "chunk n"]
-    ) -> list[float]:
-        squares, rows = self.point_squares, torch.arange(len(self.point_products))
+        self, inner: Float[Tensor, "*p chunk n n"], permuted_squares: Float[Tensor, "*p chunk n"]
+    ) -> Float[Tensor, "*p chunk"]:
+        squares = self.point_squares[..., None, :]
         inverse_norms, inverse_permuted = (x.sqrt().clamp(min=1e-30).reciprocal() for x in (squares, permuted_squares))
-        partner = assignments((inner * -inverse_norms[:, None]).mul_(inverse_permuted[:, None]).add_(1))
-        squared_distance = squares + squares[partner] - 2 * self.point_products[rows, partner]
-        return (squared_distance <= self.same_point_square).double().mean(-1).tolist()
+        partner = assignments((inner * -inverse_norms[..., None]).mul_(inverse_permuted[..., None, :]).add_(1))
+        partner_product = self.point_products[..., None, :, :].expand_as(inner).gather(-1, partner[..., None])[..., 0]
+        squared_distance = squares + squares.expand_as(partner).gather(-1, partner) - 2 * partner_product
+        return (squared_distance <= self.same_point_square[..., None, None]).double().mean(-1)
 
 
-def _permutation_tables(x: Cloud, y: Cloud) -> _PermutationTables:
-    same_point_square = SAME_POINT_TOLERANCE**2 * float(x.square().sum(-1).amax())
-    shift = float((y.mean(0) - x.mean(0)).square().sum())
-    y, x = y - y.mean(0), x - x.mean(0)
+def _permutation_tables(x: Float[Tensor, "*p n d"], y: Float[Tensor, "*p n d"]) -> _PermutationTables:
+    same_point_square = SAME_POINT_TOLERANCE**2 * x.square().sum(-1).amax(-1)
+    shift = (y.mean(-2) - x.mean(-2)).square().sum(-1)
+    y, x = y - y.mean(-2, keepdim=True), x - x.mean(-2, keepdim=True)
     displacement = y - x
-    return _PermutationTables(
-        (x @ x.mT).cpu(),
-        (x @ displacement.mT).cpu(),
-        displacement.square().sum(-1).cpu(),
-        shift,
-        same_point_square,
-    )
+    return _PermutationTables(x @ x.mT, x @ displacement.mT, displacement.square().sum(-1), shift, same_point_square)
 
 
 def transport_costs(x: Cloud, y: Cloud) -> tuple[float, float, float, Int[Tensor, " n"]]:
@@ -324,20 +325,31 @@ def squared_distances(x: Float[Tensor, "*p n d"], y: Float[Tensor, "*p m d"]) ->
 
 def assignment(cost: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
     """The permutation σ that minimises Σ C_iσ(i); the identity if it is equally good."""
-    return assignments(cost[None])[0]
+    return assignments(cost)
 
 
-def assignments(cost: Float[Tensor, "p n n"]) -> Int[Tensor, "p n"]:
-    """The optimal assignment of every table. Other threads run while a table is solved."""
+def assignments(cost: Float[Tensor, "*p n n"]) -> Int[Tensor, "*p n"]:
+    """The optimal assignment of every table, on the device of the tables. Other threads run while a table is solved."""
+    tables = cost.flatten(0, -3) if cost.ndim > 2 else cost[None]
+    if HAS_TRITON and cost.is_cuda and cost.shape[-1] <= MAX_KERNEL_TOKENS:
+        from rheoscope.flow.kernels.assign import assign  # imports Triton, which is optional
+
+        columns = assign(tables)
+    else:
+        columns = _assign_on_cpu(tables).to(cost.device)
+    identity_costs = tables.diagonal(dim1=-2, dim2=-1).sum(-1)
+    best_costs = tables.gather(-1, columns[..., None])[..., 0].sum(-1)
+    is_identity = identity_costs - best_costs <= 1e-12 * best_costs.abs()
+    identity = torch.arange(cost.shape[-1], device=cost.device)
+    return torch.where(is_identity[:, None], identity, columns).reshape(cost.shape[:-1])
+
+
+def _assign_on_cpu(tables: Float[Tensor, "p n n"]) -> Int[Tensor, "p n"]:
     import lap
 
-    tables = np.ascontiguousarray(cost.cpu().numpy())
-    columns = np.array([lap.lapjvr(table, return_cost=False, precision="float64")[1] for table in tables], np.int64)
-    columns, rows = columns.reshape(tables.shape[:2]), np.arange(tables.shape[1])
-    identity_costs = tables[:, rows, rows].sum(-1)
-    best_costs = np.take_along_axis(tables, columns[..., None], -1)[..., 0].sum(-1)
-    columns[identity_costs - best_costs <= 1e-12 * abs(best_costs)] = rows
-    return torch.from_numpy(columns)
+    arrays = np.ascontiguousarray(tables.cpu().numpy())
+    columns = [lap.lapjvr(table, return_cost=False, precision="float64")[1] for table in arrays]
+    return torch.from_numpy(np.array(columns, np.int64)).reshape(tables.shape[:2])
 
 
 def kappa(identity: float, random: float, best: float) -> float:
