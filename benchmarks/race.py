@@ -2,6 +2,7 @@
 
     python benchmarks/race.py [--seeds 12] [--batch 16] [--entrants untied,metric,…]
     python benchmarks/race.py --seeds 12 --batch 64     close to the setting of a race
+    python benchmarks/race.py --factorial               the 16 entrants of projection x scale x diagonal, without the packing times
     python benchmarks/race.py --smallest                two small seeds, few steps, nothing is stored
 
 The model is a decoder of about 3M parameters (width 192, 6 layers, vocabulary of 4096) with 256 tokens per text. On a GPU it runs with
@@ -18,7 +19,8 @@ import numpy as np
 import torch
 from timing import interleaved, make_parser, ratio, store_rows
 
-from rheoscope.learn.entrants import ENTRANTS, entrant_config, n_parameters
+from rheoscope.learn.entrant_parts import FACTORIAL, split_entrants
+from rheoscope.learn.entrants import ENTRANTS, canonical_name, entrant_config, n_parameters
 from rheoscope.learn.initial_weights import initial_model
 from rheoscope.learn.learner import Learner, make_packed_learner, make_single_learner
 from rheoscope.learn.packed_model import PackingError
@@ -79,22 +81,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--entrants", default=",".join(ENTRANTS))
+    parser.add_argument("--factorial", action="store_true")
     parser.add_argument("--muon", action="store_true")
     options = parser.parse_args(argv)
     seeds, batch = (SMALLEST_SEEDS, 2) if options.smallest else (options.seeds, options.batch)
     device, recipe = default_device(), recipe_of(options.smallest, batch, "muon" if options.muon else "adamw")
     token_ids = np.random.default_rng(0).integers(recipe.config.vocabulary, size=100_000)
     task = NextTokenTask(Corpus(token_ids, token_ids[:1000], recipe.config.vocabulary, 1000, Path()))
-    names = ["untied", "metric_map"] if options.smallest else options.entrants.split(",")
+    names = split_entrants(options.entrants)
+    names = list(map(canonical_name, FACTORIAL)) if options.factorial else names
+    names = ["untied", "projection=isometric_tied,scale=unit,diagonal=no"] if options.smallest else names
     rounds, warm = (2, 1) if options.smallest else (10, 3) if options.quick else (30, 5)
     tokens = seeds * batch * recipe.context
     print(
         f"{n_parameters(recipe.config) / 1e6:.2f}M parameters, {seeds} seeds x {batch} x {recipe.context} tokens per step, {device}"
     )
     with raised_recompile_limit(device == "cuda"):
-        rows = against_single_seeds(recipe, seeds, task, device, rounds, warm, tokens)
+        rows = [] if options.factorial else against_single_seeds(recipe, seeds, task, device, rounds, warm, tokens)
         rows += against_baseline(names, recipe, seeds, task, device, rounds, warm, tokens)
-    store_rows("race", rows, options.smallest)
+    store_rows("race_factorial" if options.factorial else "race", rows, options.smallest)
 
 
 def against_single_seeds(
@@ -163,12 +168,15 @@ def against_baseline(
         slower, noise = ratio(seconds, "untied", "entrant")
         ms = 1000 * statistics.median(seconds["entrant"])
         print(
-            f"{name:20s} {ms:8.2f} ms/step   {slower:5.2f} +- {noise:.2f} of the baseline's   first step after {first_step_seconds:.1f} s"
+            f"{name:56s} {ms:8.2f} ms/step   {slower:5.3f} +- {noise:.3f} of the baseline's   "
+            f"{1000 * tokens / ms:12,.0f} tokens/s   first step after {first_step_seconds:.1f} s",
+            flush=True,
         )
         rows.append(
             {
                 "name": name,
                 "ms": ms,
+                "tokens per second": 1000 * tokens / ms,
                 "step over the baseline's": slower,
                 "noise": noise,
                 "first step s": first_step_seconds,

@@ -77,7 +77,7 @@ def test_svd_factors_give_the_best_approximation_of_their_rank() -> None:
             {"projection": "tied", "start": "symmetric"},
             "Tied has no weights q of its own that start could set; type start='usual'",
         ),
-        ({"projection": "shared_kv", "start": "mimetic"}, "SharedKV has no weights v"),
+        ({"projection": "untied", "values": "shared", "start": "mimetic"}, "Untied has no weights v"),
         ({"projection": "untied", "kv_heads": 1, "start": "mimetic"}, "got heads=2 and kv_heads=1; type kv_heads=2"),
     ],
 )

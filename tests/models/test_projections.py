@@ -21,7 +21,7 @@ from rheoscope.models.config import CHOICES, Config
 from rheoscope.models.generate import generate
 from rheoscope.models.orthonormal_rows import orthonormal_rows
 from rheoscope.models.projection import broadcast_to_texts, linear
-from rheoscope.models.projections import PAIRS_PER_SKEW_PAIR, PROJECTIONS, Isometric
+from rheoscope.models.projections import PAIRS_PER_SKEW_PAIR, PROJECTIONS
 from rheoscope.models.recipes import emf
 from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
@@ -30,7 +30,7 @@ from tests.pretrained.cases import VOCABULARY, gap, randomised, text
 
 F64 = torch.float64
 EVERY = list(PROJECTIONS)
-TIED = ["tied", "tied_no_diagonal", "tied_positional"]
+TIED = ["tied", "tied_positional", "identity"]
 SKEW = ["symmetric_skew", "psd_skew"]
 HEAD = 8
 
@@ -241,12 +241,13 @@ def test_the_skew_part_is_skew_at_every_offset(projection: str) -> None:
         assert torch.linalg.matrix_rank(forward + backward).tolist() == [HEAD - rank] * 2
 
 
-def test_isometric_projections_stay_orthonormal_in_training() -> None:
-    for steps in (0, 3):
-        for block in rs.load(trained("isometric", steps)).view.layer_heads:
-            for W in (block.W_Q, block.W_K):
-                assert gap(W.mT @ W, torch.eye(HEAD, dtype=F64).expand(2, -1, -1)) <= 1e-10
-            assert gap(block.W_V.mT @ block.W_V, torch.eye(HEAD, dtype=F64).expand(2, -1, -1)) > 0.1
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+@pytest.mark.parametrize("projection", ["isometric", "isometric_tied"])
+def test_isometric_projections_stay_orthonormal_in_training(projection: str, optimiser: str) -> None:
+    for block in rs.load(trained(projection, 2, optimiser=optimiser)).view.layer_heads:
+        for W in (block.W_Q, block.W_K):
+            assert gap(W.mT @ W, torch.eye(HEAD, dtype=F64).expand(2, -1, -1)) <= 1e-10
+        assert gap(block.W_V.mT @ block.W_V, torch.eye(HEAD, dtype=F64).expand(2, -1, -1)) > 0.1
 
 
 @settings(max_examples=30)
@@ -268,9 +269,29 @@ def test_the_gradient_of_orthonormal_rows_equals_autograd() -> None:
     assert gap(gradient, expected_gradient) <= 1e-12
 
 
-def test_isometric_values_are_free() -> None:
-    part, W = Isometric(config("isometric")), torch.randn(48, 16)
-    assert torch.equal(part.weight(W)[32:], W[32:])
+@pytest.mark.parametrize("projection", EVERY)
+def test_only_rows_that_are_named_isometric_change(projection: str) -> None:
+    """Every row of an untied layer, with isometric values where the projection has values of its own."""
+    values = "free" if projection == "full" else "isometric"
+    part = PROJECTIONS[projection](config(projection, values=values))
+    sizes = [count * width for count, width in part.layout.values()]
+    W = torch.randn(sum(sizes), 16, dtype=F64)
+    for name, trained, effective in zip(part.layout, W.split(sizes), part.weight(W).split(sizes), strict=True):
+        heads = effective.unflatten(0, part.layout[name])
+        is_orthonormal = gap(heads @ heads.mT, torch.eye(heads.shape[1], dtype=F64).expand(len(heads), -1, -1)) <= 1e-10
+        assert is_orthonormal == ((name == "v" and values == "isometric") or projection.startswith("isometric"))
+        assert is_orthonormal != torch.equal(trained, effective)
+
+
+def test_identity_divides_the_coordinates_of_a_token_among_the_heads() -> None:
+    """M_h = P_h R(δ) P_hᵀ · scale: the concatenated queries are the token, and so are the keys."""
+    u = torch.randn(2, 5, 16, dtype=F64)
+    q, k, _ = network("identity").stack.blocks[0].attention.project(u)
+    assert torch.equal(q, k)
+    assert torch.equal(q.transpose(1, 2).flatten(2), u)
+    selections = torch.eye(16, dtype=F64).unflatten(1, (2, HEAD)).transpose(0, 1)
+    assert torch.equal(model("identity").view.layer_heads[0].W_Q, selections)
+    assert torch.equal(model("identity").view.layer_heads[0].W_K, selections)
 
 
 def test_identity_queries_are_the_coordinates_of_the_token() -> None:
@@ -297,14 +318,15 @@ def test_full_needs_the_shape_of_the_tokens() -> None:
 
 def test_shared_kv_uses_keys_as_values() -> None:
     u = torch.randn(2, 5, 16, dtype=F64)
-    q, k, v = network("shared_kv").stack.blocks[0].attention.project(u)
+    q, k, v = network("untied", values="shared").stack.blocks[0].attention.project(u)
     assert torch.equal(k, v)
     assert not torch.equal(q, k)
 
 
-@pytest.mark.parametrize("projection", ["untied_no_diagonal", "tied_no_diagonal"])
+@pytest.mark.parametrize("projection", ["untied", "identity"])
 def test_without_a_diagonal_only_the_first_token_attends_to_itself(projection: str) -> None:
-    weights = torch.stack([model(projection).trace(text(0, 6)).weights(1, head) for head in (0, 1)])
+    loaded = model(projection, diagonal=False)
+    weights = torch.stack([loaded.trace(text(0, 6)).weights(1, head) for head in (0, 1)])
     diagonal = weights.diagonal(dim1=-2, dim2=-1)
     assert diagonal[:, 0].tolist() == [1.0, 1.0]
     assert not diagonal[:, 1:].any()
@@ -352,18 +374,19 @@ def test_rows_with_a_gate_are_aligned(heads: int) -> None:
         ({"projection": "tied_positional", "position": "learned"}, r"got position=learned; type position='rotary'"),
         ({"projection": "psd_skew", "head_width": 2}, r"an even head_width of at least 4, got 2; type head_width=4"),
         ({"projection": "identity_queries", "head_width": 4}, r"16 coordinates .* 2 heads, .*=4; type head_width=8"),
-        ({"projection": "shared_kv", "value_width": 4}, r"value_width=4 and head_width=8; type value_width=8"),
+        ({"values": "shared", "value_width": 4}, r"value_width=4 and head_width=8; type value_width=8"),
     ],
 )
 def test_configs_that_do_not_suit_a_projection_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RheoscopeError, match=message) as error:
-        build(config(**changes))
+        build(config(**{"projection": "untied"} | changes))
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("projection", ["isometric", "identity_queries", "shared_kv", "gated"])
-def test_projections_with_free_queries_support_grouped_heads(projection: str) -> None:
-    loaded = rs.load(randomised(build(config(projection, kv_heads=1, depth=1)).to(F64)))
+@pytest.mark.parametrize("values", ["free", "isometric", "shared"])
+@pytest.mark.parametrize("projection", ["isometric", "identity_queries", "gated"])
+def test_projections_with_free_queries_support_grouped_heads(projection: str, values: str) -> None:
+    loaded = rs.load(randomised(build(config(projection, kv_heads=1, depth=1, values=values)).to(F64)))
     (heads,) = loaded.view.layer_heads
     assert (len(heads.W_Q), len(heads.W_K), len(heads.W_V)) == (2, 1, 1)
     assert loaded.view.facts["certificate"].closure_error <= 1e-9

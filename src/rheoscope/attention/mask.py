@@ -63,6 +63,16 @@ class Mask(MechanismPart, ABC):
         """Whether it is exactly j <= i, which kernels implement natively."""
         return False
 
+    @property
+    def is_strictly_causal(self) -> bool:
+        """Whether it is exactly j < i, except that the first token sees itself."""
+        return False
+
+    @property
+    def excludes_self(self) -> bool:
+        """Whether it is exactly j != i, except that the first token sees itself."""
+        return False
+
 
 @dataclass(frozen=True, eq=False)
 class NoMask(Mask):
@@ -216,6 +226,8 @@ class ExcludeSelf(Mask):
             [1, 1, 0]], dtype=torch.int32)
     """
 
+    excludes_self = True
+
     def __call__(self, i: QueryPositions, j: KeyPositions) -> AllowedMask:
         return (i[:, None] != j) | (i[:, None] == 0)
 
@@ -331,6 +343,10 @@ class Intersection(Mask):
     @property
     def allows_self(self) -> bool:
         return self.a.allows_self and self.b.allows_self
+
+    @property
+    def is_strictly_causal(self) -> bool:
+        return (self.a.is_causal and self.b.excludes_self) or (self.a.excludes_self and self.b.is_causal)
 
     def __call__(self, i: QueryPositions, j: KeyPositions) -> AllowedMask:
         return self.a(i, j) & self.b(i, j)

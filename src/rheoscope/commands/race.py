@@ -42,6 +42,14 @@ Mechanisms = Annotated[
         autocompletion=complete_list_from(entrant_names),
     ),
 ]
+Entrants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--entrant",
+        metavar="PARTS",
+        help="An entrant as its parts, such as projection=tied,scale=unit. Repeat the option for more entrants.",
+    ),
+]
 Seeds = Annotated[
     int | None,
     typer.Option(min=1, help="Paired runs of each entrant. A seed is one data order and one start (default: 12)."),
@@ -102,6 +110,7 @@ def run_command(
     out: OutDirectory,
     recipe: RecipeName = None,
     mechanisms: Mechanisms = "",
+    entrant: Entrants = None,
     seeds: Seeds = None,
     rates: Rates = "",
     screen: ScreenSize = None,
@@ -126,19 +135,25 @@ def run_command(
     Examples:  rheoscope race run tiny --mechanisms metric,qk_norm --seeds 4 --data book.txt --out run
     ·    rheoscope race run tiny --mechanisms metric --rates 1e-3,3e-3 --screen 4x50 --data book.txt --out run --workers 8
     ·    rheoscope race run tiny --mechanisms tied --rates 5e-4,1e-3,2e-3,4e-3,8e-3 --curves --data book.txt --out run --time-limit 500
+    ·    rheoscope race run tiny --entrant projection=tied,scale=unit,diagonal=no --entrant qk_norm --data book.txt --out run
     ·    rheoscope race run two_moons --mechanisms metric,tied --out moons    ·    rheoscope race run --job race.toml --out run
     ·    rheoscope race run --job race.toml --join published.json --mechanisms metric --data book.txt --out run
     """
-    if job is None and (recipe is None or not mechanisms):
+    if job is None and (recipe is None or not (mechanisms or entrant)):
         raise UsageProblem(
-            Message("a race needs a recipe and --mechanisms, or --job"),
+            Message("a race needs a recipe and --mechanisms or --entrant, or --job"),
             "rheoscope race run RECIPE --mechanisms A,B --data FILE… --out DIR",
         )
+    from rheoscope.learn.entrant_parts import split_entrants
     from rheoscope.learn.race_report import make_job, run_race_job, show_report
     from rheoscope.learn.rate_curves import CURVE_SEEDS
 
     options: dict[str, Any] = {"recipe": recipe, "seeds": seeds, "screen": screen, "steps": steps, "look": look}
-    options |= {"mechanisms": split_names(mechanisms), "rates": _parse_rates(rates), "data": data}
+    options |= {
+        "mechanisms": [*split_entrants(mechanisms), *(entrant or [])],
+        "rates": _parse_rates(rates),
+        "data": data,
+    }
     options |= {"held_out": held_out, "held_out_tokens": held_out_tokens, "curves": CURVE_SEEDS if curves else None}
     race_job = make_job(job, options, settings or [])
     if run_race_job(race_job, out, device, deterministic, workers, address, threads, join, time_limit):

@@ -1,21 +1,23 @@
-"""The entrants of a race: a name, a description and the fields of the model config that each one changes.
+"""The entrants of a race: variants of attention, composed of parts.
 
-    metric              the entrant itself
-    metric:parameters   with an FFN width that matches the parameter count of the recipe's own model
-    metric:flops        with an FFN width that matches its FLOPs per token
+    projection=tied,scale=unit      an entrant as its parts (`entrant_parts.py`)
+    metric                          an entrant by its short name
+    metric:parameters               with an FFN width that matches the parameter count of the recipe's own model
+    metric:flops                    with an FFN width that matches its FLOPs per token
+    metric+residual=0.1             with a penalty added to its loss
 
 All entrants are compared with the baseline, `untied`.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from rheoscope.attention.cost import attention_cost
 from rheoscope.attention.modules import Attention
+from rheoscope.learn.entrant_parts import EntrantParts
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.models.checkpoint import SkipInit
@@ -24,130 +26,103 @@ from rheoscope.models.position_modules import PositionEncoding
 from rheoscope.models.transformer import make_architecture, parameter_count
 from rheoscope.shapes import RheoscopeError
 
-ConfigChanges = Callable[[Config], dict[str, Any]]
-
 
 @dataclass(frozen=True)
 class Entrant:
-    """A variant of attention: its description and the fields of a `Config` that define it."""
+    """A variant of attention with a name of its own: its description and its parts."""
 
     description: Message
-    changes: ConfigChanges
-
-    def apply_to(self, config: Config) -> Config:
-        """The recipe's model with this variant of attention."""
-        return config.with_changes(**self.changes(config))
-
-
-def set_fields(**changes: Any) -> ConfigChanges:
-    """The same changes for every model."""
-    return lambda config: changes
-
-
-def gaussian_metric(**changes: Any) -> ConfigChanges:
-    """A Gaussian metric with σ² = √(head width), the temperature of scaled dot products.
-
-    It differs from scaled dot products only by the term −‖k‖²/2σ².
-    """
-    return lambda config: {"mechanism": "metric", "options": {"sigma": config.head_width**0.25}} | changes
-
-
-def scaled_branches(config: Config) -> dict[str, Any]:
-    """Multiply the outputs of attention and FFN by 1/√(2 depth) before they are added to the residual stream.
-
-    All branches together then move a token as far as a single unscaled branch.
-    """
-    return {"branch": (2 * config.depth) ** -0.5}
+    parts: EntrantParts
 
 
 BASELINE = "untied"
 ENTRANTS: dict[str, Entrant] = {
-    BASELINE: Entrant(Message("the baseline: W_Q and W_K are separate and scores are dot products"), set_fields()),
+    BASELINE: Entrant(Message("the baseline: W_Q and W_K are separate and scores are dot products"), EntrantParts()),
     "symmetric_start": Entrant(
-        Message("W_Q = W_K at initialisation, then both are free"), set_fields(start="symmetric")
+        Message("W_Q = W_K at initialisation, then both are free"), EntrantParts(start="symmetric")
     ),
     "mimetic_start": Entrant(
-        Message("M ≈ I and F ≈ −I at initialisation, as in trained models"), set_fields(start="mimetic")
+        Message("M ≈ I and F ≈ −I at initialisation, as in trained models"), EntrantParts(start="mimetic")
     ),
     "tied": Entrant(
-        Message("W_Q = W_K throughout: queries and keys share one coordinate system"), set_fields(projection="tied")
+        Message("W_Q = W_K throughout: queries and keys share one coordinate system"), EntrantParts(projection="tied")
     ),
     "untied_no_diagonal": Entrant(
-        Message("the baseline, but only the first token attends to itself"), set_fields(projection="untied_no_diagonal")
+        Message("the baseline, but only the first token attends to itself"), EntrantParts(diagonal="no")
     ),
     "tied_no_diagonal": Entrant(
-        Message("tied, but only the first token attends to itself"), set_fields(projection="tied_no_diagonal")
+        Message("tied, but only the first token attends to itself"), EntrantParts(projection="tied", diagonal="no")
     ),
     "tied_positional": Entrant(
         Message("tied, with one learned vector added to queries and another to keys"),
-        set_fields(projection="tied_positional"),
+        EntrantParts(projection="tied_positional"),
     ),
     "symmetric_skew": Entrant(
         Message("M is a symmetric matrix plus a low-rank skew-symmetric matrix"),
-        set_fields(projection="symmetric_skew"),
+        EntrantParts(projection="symmetric_skew"),
     ),
     "psd_skew": Entrant(
         Message("M is a positive semi-definite matrix plus a low-rank skew-symmetric matrix"),
-        set_fields(projection="psd_skew"),
+        EntrantParts(projection="psd_skew"),
     ),
     "isometric": Entrant(
         Message("W_Q and W_K have orthonormal columns: heads project onto a subspace without distortion"),
-        set_fields(projection="isometric"),
+        EntrantParts(projection="isometric"),
     ),
     "identity_queries": Entrant(
-        Message("W_Q = I: queries are the coordinates of the token itself"), set_fields(projection="identity_queries")
+        Message("W_Q = I: queries are the coordinates of the token itself"), EntrantParts(projection="identity_queries")
     ),
-    "shared_kv": Entrant(
-        Message("W_K = W_V: keys and values are the same vectors"), set_fields(projection="shared_kv")
-    ),
+    "shared_kv": Entrant(Message("W_K = W_V: keys and values are the same vectors"), EntrantParts(values="shared")),
     "gated": Entrant(
         Message("the output of each head is multiplied by a gate computed from the token"),
-        set_fields(projection="gated"),
+        EntrantParts(projection="gated"),
     ),
     "qk_norm": Entrant(
-        Message("queries and keys have length 1 and scores are 10 times their cosine"), set_fields(mechanism="cosine")
+        Message("queries and keys have length 1 and scores are 10 times their cosine"), EntrantParts(scale="unit")
     ),
     "unscaled": Entrant(
         Message("dot products are not divided by √(head width): initially as sharp as mahalanobis"),
-        set_fields(options={"scale": 1.0}),
+        EntrantParts(score="unscaled"),
     ),
-    "metric": Entrant(Message("scores decrease with the squared distance between query and key"), gaussian_metric()),
+    "metric": Entrant(
+        Message("scores decrease with the squared distance between query and key"), EntrantParts(score="metric")
+    ),
     "metric_map": Entrant(
         Message("one learned map of queries and keys; scores decrease with the squared distance of the images"),
-        set_fields(mechanism="metric_map"),
+        EntrantParts(score="metric_map"),
     ),
     "mahalanobis": Entrant(
-        Message("scores decrease with the squared distance under a learned metric"), set_fields(mechanism="mahalanobis")
+        Message("scores decrease with the squared distance under a learned metric"), EntrantParts(score="mahalanobis")
     ),
     "tied_metric": Entrant(
-        Message("tied, and scores decrease with the squared distance"), gaussian_metric(projection="tied")
+        Message("tied, and scores decrease with the squared distance"), EntrantParts(projection="tied", score="metric")
     ),
     "symmetric_relation": Entrant(
         Message("one learned map of queries and keys; scores are dot products of the images"),
-        set_fields(mechanism="symmetric_relation"),
+        EntrantParts(score="symmetric_relation"),
     ),
     "relation": Entrant(
         Message("separate learned maps of queries and keys; scores are dot products of the images"),
-        set_fields(mechanism="relation"),
+        EntrantParts(score="relation"),
     ),
     "scaled_branches": Entrant(
         Message("outputs of attention and FFN are multiplied by 1/√(2 depth): initial updates are small"),
-        scaled_branches,
+        EntrantParts(branches="scaled"),
     ),
     "scaled_embedding": Entrant(
         Message("embeddings are multiplied by √width: initial updates are small in comparison"),
-        set_fields(scaled_embedding=True),
+        EntrantParts(embedding="scaled"),
     ),
-    "sink": Entrant(
-        Message("softmax with a sink: weights may sum to less than 1"), set_fields(mechanism="softmax_sink")
-    ),
-    "sigmoid": Entrant(Message("each weight is the sigmoid of its own score"), set_fields(mechanism="sigmoid")),
+    "sink": Entrant(Message("softmax with a sink: weights may sum to less than 1"), EntrantParts(score="sink")),
+    "sigmoid": Entrant(Message("each weight is the sigmoid of its own score"), EntrantParts(score="sigmoid")),
     "linear": Entrant(
         Message("linear attention: normalised products of positive features, without softmax"),
-        set_fields(mechanism="linear"),
+        EntrantParts(score="linear"),
     ),
 }
-"""Entrants by name."""
+"""Entrants by their short names."""
+SHORT_NAMES = {entrant.parts: name for name, entrant in ENTRANTS.items()}
+"""The short names of the combinations that have one."""
 
 
 def base_entrant(name: str) -> str:
@@ -157,6 +132,41 @@ def base_entrant(name: str) -> str:
     ('metric', 'untied')
     """
     return name.partition("+")[0].partition(":")[0]
+
+
+def entrant_parts(base_name: str) -> EntrantParts:
+    """The parts of an entrant, from its short name or from the parts themselves.
+
+    >>> entrant_parts("qk_norm") == entrant_parts("scale=unit")
+    True
+    """
+    if "=" in base_name:
+        return EntrantParts.parse(base_name)
+    if base_name not in ENTRANTS:
+        raise RheoscopeError(
+            Message("unknown entrant {name!r}, expected one of {names}", name=base_name, names=", ".join(ENTRANTS)),
+            Advice("", "rheoscope race list"),
+        )
+    return ENTRANTS[base_name].parts
+
+
+def canonical_name(name: str) -> str:
+    """The name under which an entrant is stored: its short name, or its parts in a fixed order without the baseline's.
+
+    >>> canonical_name("diagonal=no,projection=tied:flops"), canonical_name("scale=unit,projection=tied+residual=0.1")
+    ('tied_no_diagonal:flops', 'projection=tied,scale=unit+residual=0.1')
+    """
+    base_name = base_entrant(name)
+    if "=" not in base_name:
+        return name
+    parts = EntrantParts.parse(base_name)
+    return SHORT_NAMES.get(parts, parts.name) + name.removeprefix(base_name)
+
+
+def entrant_description(name: str) -> Message:
+    """What distinguishes an entrant, without its penalties and its size."""
+    base_name = base_entrant(name)
+    return ENTRANTS[base_name].description if base_name in ENTRANTS else entrant_parts(base_name).description
 
 
 def entrant_config(name: str, config: Config, n_tokens: int | None = None) -> Config:
@@ -170,12 +180,7 @@ def entrant_config(name: str, config: Config, n_tokens: int | None = None) -> Co
     ('metric', True)
     """
     base_name, measure_name = base_entrant(name), name.partition("+")[0].partition(":")[2]
-    if base_name not in ENTRANTS:
-        raise RheoscopeError(
-            Message("unknown entrant {name!r}, expected one of {names}", name=base_name, names=", ".join(ENTRANTS)),
-            Advice("", "rheoscope race list"),
-        )
-    changed_config = ENTRANTS[base_name].apply_to(config)
+    changed_config = entrant_parts(base_name).apply_to(config)
     if not measure_name:
         return changed_config
     if measure_name not in SIZE_MEASURES:
@@ -189,10 +194,11 @@ def entrant_config(name: str, config: Config, n_tokens: int | None = None) -> Co
 def entrant_configs(names: Sequence[str], config: Config, n_tokens: int | None = None) -> dict[str, Config]:
     """The model configs of a race. The baseline comes first, even if it was not named.
 
-    >>> list(entrant_configs(["metric"], Config(vocabulary=64, width=32, heads=2)))
-    ['untied', 'metric']
+    >>> list(entrant_configs(["metric", "scale=unit"], Config(vocabulary=64, width=32, heads=2)))
+    ['untied', 'metric', 'qk_norm']
     """
-    return {name: entrant_config(name, config, n_tokens) for name in dict.fromkeys([BASELINE, *names])}
+    unique_names = dict.fromkeys([BASELINE, *map(canonical_name, names)])
+    return {name: entrant_config(name, config, n_tokens) for name in unique_names}
 
 
 def parse_penalties(name: str) -> dict[str, float]:

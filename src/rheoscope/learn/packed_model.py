@@ -141,7 +141,7 @@ class PackedLinear(nn.Module):
     def forward(self, x: Cloud) -> Float[Tensor, "sb n out"]:
         rows, W = x.reshape(len(self.weight), -1, x.shape[-1]), self.weight.mT
         y = torch.bmm(rows, W) if self.bias is None else torch.baddbmm(self.bias[:, None], rows, W)
-        return y.view(*x.shape[:-1], -1)
+        return y.view(*x.shape[:-1], W.shape[-1])
 
 
 class PackedEmbedding(nn.Module):

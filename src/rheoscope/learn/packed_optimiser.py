@@ -56,13 +56,13 @@ class PackedMuon(torch.optim.Optimizer):
         """Update all matrices of the same shape, of all layers and seeds, in one batched product."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = {}
-            for parameter in group["params"]:
+            for parameter in (parameter for parameter in group["params"] if parameter.grad is not None):
                 by_shape.setdefault(parameter.shape, []).append(parameter)
             for same_shape in by_shape.values():
                 self._update(same_shape, group["lr"], group["weight_decay"])
 
     def _update(self, parameters: list[Tensor], rate: float | Tensor, weight_decay: float) -> None:
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients: list[Any] = [parameter.grad for parameter in parameters]
         momenta = [
             self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter)) for parameter in parameters
         ]

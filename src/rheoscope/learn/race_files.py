@@ -18,6 +18,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from rheoscope.files import directory_lock, foreign_files, signature, write_file
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.models.checkpoint import save_tensors
+from rheoscope.models.config import Config
 from rheoscope.models.training_state import OBSERVATIONS, observation_file
 from rheoscope.shapes import RheoscopeError
 
@@ -183,7 +185,17 @@ EXTENDABLE_KEYS = ("mechanisms", "rates", "chosen")
 """Settings that may be extended in an existing race."""
 
 
+def _with_config_defaults(settings: JsonObject) -> JsonObject:
+    """The settings with every field of the model's config. Earlier versions stored fewer fields, with the same defaults."""
+    recipe = settings.get("recipe", {})
+    if "config" not in recipe:
+        return settings
+    config = asdict(Config.from_dict(recipe["config"]))
+    return settings | {"recipe": recipe | {"config": json.loads(json.dumps(config))}}
+
+
 def _check_same_race(path: Path, stored: JsonObject, new: JsonObject) -> None:
+    stored, new = _with_config_defaults(stored), _with_config_defaults(new)
     for name in sorted((set(stored) | set(new)) - {"written_by", "packs", *EXTENDABLE_KEYS}):
         if stored.get(name) != new.get(name):
             setting, stored_value, new_value = _first_difference(name, stored, new)

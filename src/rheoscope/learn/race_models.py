@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from rheoscope.learn.entrants import canonical_name
 from rheoscope.learn.entrants import entrant_config as entrant_config
 from rheoscope.learn.initial_weights import with_mechanism_seed
 from rheoscope.learn.race_files import last_step, list_packs, load_state, pack_folder, read_log, read_race_settings
@@ -27,7 +28,7 @@ def load_race_model(race_folder: Path, entrant: str, seed: int, rate: float | No
     **See also** `rheoscope.load(load_race_model("run", "tied", seed=0))` opens it for every analysis, `rs.save`
     stores it.
     """
-    settings = read_race_settings(Path(race_folder))
+    settings, entrant = read_race_settings(Path(race_folder)), canonical_name(entrant)
     rates, seed_index = (
         [pack_rate for name, pack_rate in list_packs(settings) if name == entrant],
         seed - settings["first_seed"],

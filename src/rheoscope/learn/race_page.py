@@ -15,7 +15,7 @@ from rheoscope.learn.curves import (
     median_and_interval,
     tokens_ratio,
 )
-from rheoscope.learn.entrants import ENTRANTS, base_entrant, penalty_sweeps
+from rheoscope.learn.entrants import entrant_description, penalty_sweeps
 from rheoscope.learn.geometry_over_training import QUANTITIES
 from rheoscope.learn.race_tables import VERDICT_LABELS, report_tables
 from rheoscope.messages.message import Message
@@ -47,7 +47,7 @@ def build_page(
     page = page.with_picture(race_picture(result))
     if observations:
         page = page.with_picture(geometry_picture(observations))
-    descriptions = {entrant: ENTRANTS[base_entrant(entrant)].description for entrant in map(str, result.entrant.values)}
+    descriptions = {entrant: entrant_description(entrant) for entrant in map(str, result.entrant.values)}
     return page.with_facts(Message("Entrants"), descriptions).with_facts(
         Message("Provenance"), {k: str(v) for k, v in result.attrs.items()}
     )

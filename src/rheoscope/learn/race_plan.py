@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.learn import race_files
-from rheoscope.learn.entrants import entrant_configs, flops_per_token, parse_penalties
+from rheoscope.learn.entrants import canonical_name, entrant_configs, flops_per_token, parse_penalties
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.models.config import Config
@@ -47,6 +47,7 @@ class Race:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise RheoscopeError(Message("seeds must be at least 1, got {seeds}", seeds=self.seeds), use(seeds=12))
+        object.__setattr__(self, "mechanisms", tuple(dict.fromkeys(map(canonical_name, self.mechanisms))))
         object.__setattr__(self, "rates", tuple(self.rates) or (self.recipe.rate,))
 
     def packs(self) -> list["Pack"]:

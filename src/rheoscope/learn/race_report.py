@@ -9,6 +9,7 @@ from typing import Any
 
 from rheoscope.files import check_outputs, remove_created
 from rheoscope.learn.distributed_race import run_distributed_race
+from rheoscope.learn.entrant_parts import describe_parts
 from rheoscope.learn.entrants import ENTRANTS
 from rheoscope.learn.geometry_over_training import GeometryObserver, parse_steps
 from rheoscope.learn.race import OnProgress, PackObserver, TrainingMode, run_race, with_task_vocabulary
@@ -46,11 +47,21 @@ from rheoscope.shapes import RheoscopeError
 
 
 def show_entrants() -> None:
-    """Print all entrants."""
+    """Print the parts of entrants, and the combinations that have a short name."""
     rows = [to_cells([name, entrant.description]) for name, entrant in ENTRANTS.items()]
     header = to_cells([Message("entrant"), Message("description")])
+    part_rows = [to_cells([f"{part}={value}", description]) for part, value, description in describe_parts()]
+    part_header = to_cells([Message("part"), Message("description")])
     terminal = Terminal(console(), [])
-    terminal.print_block(Table(Message("Entrants"), header, rows, frozenset({0, 1})))
+    terminal.print_block(Table(Message("Parts"), part_header, part_rows, frozenset({0, 1})))
+    terminal.print_line(
+        Message(
+            "Parts combine with commas, as in --entrant projection=tied,scale=unit,diagonal=no. "
+            "The first value of each part is the baseline's."
+        ),
+        "dim",
+    )
+    terminal.print_block(Table(Message("Entrants with short names"), header, rows, frozenset({0, 1})))
     terminal.print_line(
         Message("NAME:parameters and NAME:flops have the FFN width that matches the size of the recipe's own model."),
         "dim",

@@ -21,14 +21,22 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "placement": ("pre", "post"),
     "ffn": ("swiglu", "gelu", "relu"),
     "projection": (
-        "untied", "untied_no_diagonal", "tied", "tied_no_diagonal", "tied_positional", "symmetric_skew", "psd_skew",
-        "isometric", "identity_queries", "shared_kv", "gated", "full",
+        "untied", "tied", "tied_positional", "symmetric_skew", "psd_skew", "isometric", "isometric_tied", "identity",
+        "identity_queries", "gated", "full",
     ),
+    "values": ("free", "isometric", "shared"),
     "start": ("usual", "symmetric", "mimetic"),
 }  # fmt: skip
 
 TOKENS_AS_KEYS = ("full",)
 """Projections whose keys and values are the tokens themselves: one key head, as wide as a token."""
+
+EARLIER_PROJECTIONS: dict[str, dict[str, Any]] = {
+    "untied_no_diagonal": {"projection": "untied", "diagonal": False},
+    "tied_no_diagonal": {"projection": "tied", "diagonal": False},
+    "shared_kv": {"projection": "untied", "values": "shared"},
+}
+"""Projections of stored configs that are combinations today."""
 
 FieldRule = tuple[Callable[[Any], bool], Message, Any]
 """Whether a value is allowed, what is expected, and an example value."""
@@ -56,7 +64,8 @@ FIELD_RULES: dict[str, FieldRule] = {
         (_is_count, Message("an integer of at least 1"), 4),
     ),
     **dict.fromkeys(
-        ("bias", "tied", "scaled_embedding"), (lambda value: type(value) is bool, Message("True or False"), True)
+        ("bias", "tied", "scaled_embedding", "diagonal"),
+        (lambda value: type(value) is bool, Message("True or False"), True),
     ),
     **dict.fromkeys(
         ("dropout", "attention_dropout"),
@@ -89,7 +98,8 @@ class Config:
     - `head_width` is the width d_k of queries and keys. `value_width` is the width d_v of values and defaults to d_k.
     - `hidden` is the width inside the FFN. `context` is the longest text in tokens.
     - `mechanism` and `options` name a mechanism of the zoo.
-    - `projection` says how queries, keys and values come from tokens (`projections.py`).
+    - `projection` says how queries and keys come from tokens, and `values` how values do (`projections.py`).
+    - `diagonal=False` lets only the first token attend to itself.
     - `start` says how the weights are initialised (`initialisation.py`).
     - `branch` multiplies every update of a block: the depth scaling of shaped attention.
     - `scaled_embedding` multiplies embeddings by √width, as in 2017.
@@ -124,6 +134,8 @@ class Config:
     eps: float = 1e-5
     base: float = 10000.0
     projection: str = "untied"
+    values: Literal["free", "isometric", "shared"] = "free"
+    diagonal: bool = True
     start: str = "usual"
 
     def __post_init__(self) -> None:
@@ -236,6 +248,7 @@ class Config:
             )
         if "vocabulary" not in values:
             raise RheoscopeError(Message("the config has no field 'vocabulary'; train the model again"))
+        values = values | EARLIER_PROJECTIONS.get(values.get("projection", ""), {})
         return Config(**{name: value for name, value in values.items() if name in field_names})
 
     def with_changes(self, **changes: Any) -> "Config":

@@ -32,20 +32,34 @@ class InitialWeights:
     write_weight: Float[Tensor, "d he"]
 
     def named_rows(self, *names: str) -> list[Float[Tensor, "hk d"]]:
-        """Views of the rows with these names. Raises if the projection does not have such rows."""
+        """Views of the rows with these names."""
         rows_by_name = dict(
             zip(self.projection.layout, self.read_weight.split(row_counts(self.projection.layout)), strict=True)
         )
-        if missing := [name for name in names if name not in rows_by_name]:
-            raise RheoscopeError(
-                Message(
-                    "{projection} has no weights {names} of its own that start could set",
-                    projection=type(self.projection).__name__,
-                    names=", ".join(missing),
-                ),
-                set_fields(start="usual"),
-            )
         return [rows_by_name[name] for name in names]
+
+
+def check_start(projection: Projection, start: str) -> None:
+    """Raise if a projection lacks the rows that a start sets, or a mimetic start lacks a key head per head."""
+    if missing := [name for name in STARTED_ROWS[start] if name not in projection.layout]:
+        raise RheoscopeError(
+            Message(
+                "{projection} has no weights {names} of its own that start could set",
+                projection=type(projection).__name__,
+                names=", ".join(missing),
+            ),
+            set_fields(start="usual"),
+        )
+    (heads, _), (kv_heads, _) = projection.full_layout["q"], projection.full_layout["k"]
+    if start == "mimetic" and heads != kv_heads:
+        raise RheoscopeError(
+            Message(
+                "start=mimetic needs one key head per head, got heads={heads} and kv_heads={kv_heads}",
+                heads=heads,
+                kv_heads=kv_heads,
+            ),
+            set_fields(kv_heads=heads),
+        )
 
 
 def keep_weights(weights: InitialWeights) -> None:
@@ -63,16 +77,7 @@ def symmetric(weights: InitialWeights) -> None:
 def mimetic(weights: InitialWeights) -> None:
     """M_h = αZ + βI truncated to rank k, and Σ_h F_h = αZ − βI truncated to rank h·e, with Z of independent N(0, 1/d)."""
     q, k, v = weights.named_rows("q", "k", "v")
-    query_shape, key_shape = weights.projection.layout["q"], weights.projection.layout["k"]
-    if query_shape[0] != key_shape[0]:
-        raise RheoscopeError(
-            Message(
-                "start=mimetic needs one key head per head, got heads={heads} and kv_heads={kv_heads}",
-                heads=query_shape[0],
-                kv_heads=key_shape[0],
-            ),
-            set_fields(kv_heads=query_shape[0]),
-        )
+    query_shape = weights.projection.layout["q"]
     for W_Q, W_K in zip(q.split(query_shape[1]), k.split(query_shape[1]), strict=True):
         left, right = svd_factors(noisy_identity(q, *M_COEFFICIENTS), query_shape[1])
         W_Q.copy_(left.mT)
@@ -100,6 +105,8 @@ def svd_factors(A: Float[Tensor, "d d"], rank: int) -> tuple[Float[Tensor, "d r"
     return torch.nn.functional.pad(left, (0, n_padding)), torch.nn.functional.pad(right, (0, 0, 0, n_padding))
 
 
+STARTED_ROWS: dict[str, tuple[str, ...]] = {"usual": (), "symmetric": ("q", "k"), "mimetic": ("q", "k", "v")}
+"""The rows that each start sets."""
 INITIALISERS: dict[str, Callable[[InitialWeights], None]] = {
     "usual": keep_weights,
     "symmetric": symmetric,

@@ -1,21 +1,22 @@
-"""Projections: how a layer computes queries, keys and values from its tokens. `PROJECTIONS` lists them.
+"""Projections: how a layer computes queries and keys from its tokens. `PROJECTIONS` lists them.
 
-    untied               q = uW_Q, k = uW_K, v = uW_V
-    untied_no_diagonal   untied, and only the first token may attend to itself
+    untied               q = uW_Q, k = uW_K
     tied                 W_Q = W_K: tokens are compared in one coordinate system, M(δ) = W R(δ) Wᵀ
-    tied_no_diagonal     tied, and only the first token may attend to itself
     tied_positional      tied, with q + a and k + b: content is compared symmetrically, offsets are not
     symmetric_skew       M = W D Wᵀ + U J Uᵀ: any symmetric part and a skew part of low rank
     psd_skew             M = B Bᵀ + U J Uᵀ: the symmetric part is positive semi-definite
     isometric            W_QᵀW_Q = W_KᵀW_K = I for every head
+    isometric_tied       W_Q = W_K = W with WᵀW = I for every head: one preserved coordinate system
+    identity             q = k: a slice of the token's coordinates, nothing is learned
     identity_queries     W_Q = I: the queries of a head are a slice of the token's coordinates
-    shared_kv            W_K = W_V
     gated                untied, and the output of a head is multiplied by σ(u w_h)
     full                 q = uM, k = v = u: M and F are matrices on E, without factors
 
-A layer has one linear map, `read`. A projection names its rows in `layout`, and its other parameters are flat vectors. Weights
-may have a leading dimension for models that are trained together: (out, in) or (models, out, in), with the texts of all models
-stacked. Other kinds of scores (a Gaussian metric, a map φ, cosines) are mechanisms of the zoo, not projections.
+Two more fields of the config combine with every projection. `values` is free (v = uW_V), isometric (W_VᵀW_V = I for every head)
+or shared (v = k, arXiv:2606.04032; positions rotate the key, not the value). `diagonal=False` lets only the first token attend to
+itself. A layer has one linear map, `read`. A projection names its rows in `layout`, and its other parameters are flat vectors.
+Weights may have a leading dimension for models that are trained together: (out, in) or (models, out, in), with the texts of all
+models stacked. Other kinds of scores (a Gaussian metric, a map φ, cosines) are mechanisms of the zoo, not projections.
 """
 
 from collections.abc import Callable
@@ -27,11 +28,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from rheoscope.attention.lower.sdpa import ALIGNMENT_BYTES
-from rheoscope.attention.mask import ExcludeSelf
 from rheoscope.attention.position import RotaryMap
 from rheoscope.messages.message import Message
 from rheoscope.models.config import Config, set_fields
-from rheoscope.models.orthonormal_rows import orthonormal_rows
 from rheoscope.models.projection import (
     Cloud,
     Keys,
@@ -39,7 +38,6 @@ from rheoscope.models.projection import (
     Projection,
     Queries,
     Rows,
-    Weight,
     broadcast_to_texts,
     linear,
     row_counts,
@@ -54,17 +52,12 @@ class Untied(Projection):
     def project_heads(self, rows: Rows, u: Cloud, rotation: RotaryMap | None = None) -> Projected:
         if rotation is None:  # splitting before the heads are separated keeps the gradient contiguous
             return self.split(rows, u)
-        q, k, v = row_counts(self.full_layout)
-        qk_rows, v_rows = rows.split((q + k, v), dim=-1)
-        qk_heads = rotation(separate_projections(qk_rows, self.width))  # one call for q and k
-        q_heads, k_heads = qk_heads.split((self.layout["q"][0], self.layout["k"][0]), dim=1)
-        return q_heads, k_heads, separate_projections(v_rows, self.layout["v"][1])
-
-
-class UntiedNoDiagonal(Untied):
-    """Untied, and only the first token may attend to itself: `tied_no_diagonal` without tying."""
-
-    mask = ExcludeSelf()
+        (q, width), (k, _) = self.layout["q"], self.layout["k"]
+        qk_rows, *value_rows = rows.split([(q + k) * width, *row_counts(self.layout)[2:]], dim=-1)
+        heads = separate_projections(qk_rows, width)
+        q_heads, k_heads = rotation(heads).split((q, k), dim=1)  # one call for q and k
+        values = separate_projections(value_rows[0], self.layout["v"][1]) if "v" in self.layout else heads[:, q:]
+        return q_heads, k_heads, values
 
 
 class Tied(Projection):
@@ -73,7 +66,7 @@ class Tied(Projection):
     **Laws** s(δ) = 1 at every offset and every training step. M(0) is positive semi-definite.
     """
 
-    row_names = ("k", "v")
+    query_key_rows: tuple[str, ...] = ("k",)
 
     def check(self, config: Config) -> None:
         if config.kv_heads != config.heads:
@@ -88,10 +81,8 @@ class Tied(Projection):
                 set_fields(kv_heads=config.heads),
             )
 
-    def split(self, rows: Rows, u: Cloud) -> Projected:
-        q, v = rows.split(row_counts(self.layout), dim=-1)
-        q = separate_projections(q, self.width)
-        return q, self.key_from_query(q), separate_projections(v, self.layout["v"][1])
+    def queries_keys(self, heads: dict[str, Tensor], u: Cloud) -> tuple[Queries, Keys]:
+        return heads["k"], self.key_from_query(heads["k"])
 
     def key_from_query(self, q: Queries) -> Keys:
         """The key of a token, computed from its query. It commutes with every rotation of positions."""
@@ -102,15 +93,6 @@ class Tied(Projection):
             return q, k
         rotated = rotation(q)
         return rotated, self.key_from_query(rotated)
-
-
-class TiedNoDiagonal(Tied):
-    """Tied, and a token does not attend to itself, because its own key would be by far the closest.
-
-    The first token, which has nothing else to attend to in a decoder, attends to itself, as in Reformer. This also holds in an encoder.
-    """
-
-    mask = ExcludeSelf()
 
 
 class TiedPositional(Tied):
@@ -204,71 +186,75 @@ class SymmetricSkew(PsdSkew):
         return broadcast_to_texts(self.signs.unflatten(-1, (self.n_heads, -1)), n_texts)
 
 
-class Isometric(Projection):
+class Isometric(Untied):
     """W_QᵀW_Q = W_KᵀW_K = I for every head: queries and keys preserve lengths and angles inside a subspace.
 
-    Every forward pass makes the weights orthonormal by Cholesky QR: W = V L⁻ᵀ with VᵀV = LLᵀ. This takes one k×k factorisation per
-    head. It is exact, batched and differentiable once. A Newton–Schulz iteration would need ten products for the same accuracy, and a
-    Householder QR works on d×k. The length of V has no effect, so weight decay changes only the pace. The gain of the norm remains
-    free to scale the scores.
+    The gain of the norm remains free to scale the scores. `Projection.weight` describes how the weights stay orthonormal.
     """
 
-    def weight(self, W: Weight) -> Weight:
-        q, k, v = row_counts(self.layout)
-        qk_weight, v_weight = W.split((q + k, v), dim=-2)
-        return torch.cat([orthonormal_rows(qk_weight.unflatten(-2, (-1, self.width))).flatten(-3, -2), v_weight], -2)
+    isometric_rows = frozenset({"q", "k"})
 
-    def read_rows(self, read: nn.Module, u: Cloud) -> Rows:
-        linear_module: Any = read
-        return linear(u, self.weight(linear_module.weight), linear_module.bias)
+
+class IsometricTied(Tied):
+    """W_Q = W_K = W with WᵀW = I for every head: one preserved coordinate system per head.
+
+    Queries and keys are the same isometric image of the token: M(δ) = W R(δ) Wᵀ, and M(0) = W Wᵀ is the orthogonal projection onto a
+    subspace of dimension k. Heads differ by their subspace. Lengths and angles inside it are those of the normalised token.
+
+    **Laws** s(δ) = 1 at every offset, all non-zero eigenvalues of M(0) are 1 (before scale and gain), and both hold after every step of
+    any optimiser.
+    """
+
+    isometric_rows = frozenset({"k"})
+
+
+class Identity(Tied):
+    """q = k = the token's own coordinates: head h compares the coordinates h·k … (h+1)·k − 1 of its input. Nothing is learned.
+
+    With P_h (d, k) the selection of these coordinates, M_h(δ) = C D_g P_h R(δ) P_hᵀ D_g C · scale, and ⊕_h P_h P_hᵀ = I: every
+    coordinate of the token belongs to exactly one head. Heads differ only by their slice, so a model learns which coordinates a head
+    compares by writing to them. The gain of the norm remains free.
+
+    **Laws** s(δ) = 1 at every offset. The concatenated queries of all heads are the token itself.
+    """
+
+    query_key_rows = ()
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        check_slices(config)
+
+    def queries_keys(self, heads: dict[str, Tensor], u: Cloud) -> tuple[Queries, Keys]:
+        slices = separate_projections(u, self.width)
+        return slices, slices
 
 
 class IdentityQueries(Projection):
-    """W_Q = I: head h queries with coordinates h·k … (h+1)·k of its input (arXiv:2510.23912). A quarter fewer parameters."""
+    """W_Q = I: head h queries with coordinates h·k … (h+1)·k − 1 of its input (arXiv:2510.23912). A quarter fewer parameters."""
 
-    row_names = ("k", "v")
+    query_key_rows = ("k",)
 
     def check(self, config: Config) -> None:
-        if config.heads * config.head_width != config.width:
-            raise RheoscopeError(
-                Message(
-                    "projection=identity_queries divides the {width} coordinates of a token among {heads} heads, "
-                    "got head_width={head_width}",
-                    width=config.width,
-                    heads=config.heads,
-                    head_width=config.head_width,
-                ),
-                set_fields(head_width=config.width // config.heads),
-            )
+        check_slices(config)
 
-    def split(self, rows: Rows, u: Cloud) -> Projected:
-        k, v = rows.split(row_counts(self.layout), dim=-1)
-        return (
-            separate_projections(u.to(rows.dtype), self.width),
-            separate_projections(k, self.width),
-            separate_projections(v, self.layout["v"][1]),
+    def queries_keys(self, heads: dict[str, Tensor], u: Cloud) -> tuple[Queries, Keys]:
+        return separate_projections(u, self.width), heads["k"]
+
+
+def check_slices(config: Config) -> None:
+    """Raise if the heads do not divide the coordinates of a token among them."""
+    if config.heads * config.head_width != config.width:
+        raise RheoscopeError(
+            Message(
+                "projection={projection} divides the {width} coordinates of a token among {heads} heads, "
+                "got head_width={head_width}",
+                projection=config.projection,
+                width=config.width,
+                heads=config.heads,
+                head_width=config.head_width,
+            ),
+            set_fields(head_width=config.width // config.heads),
         )
-
-
-class SharedKV(Projection):
-    """W_K = W_V: the key of a token is also its value (arXiv:2606.04032). Positions rotate the key, not the value."""
-
-    row_names = ("q", "k")
-
-    def check(self, config: Config) -> None:
-        if config.value_width != config.head_width:
-            raise RheoscopeError(
-                Message(
-                    "projection=shared_kv uses keys as values, got value_width={value_width} and head_width={head_width}",
-                    value_width=config.value_width,
-                    head_width=config.head_width,
-                ),
-                set_fields(value_width=config.head_width),
-            )
-
-    def split(self, rows: Rows, u: Cloud) -> Projected:
-        q, k = (separate_projections(part, self.width) for part in rows.split(row_counts(self.layout), dim=-1))
-        return q, k, k
 
 
 class Gated(Untied):
@@ -277,24 +263,30 @@ class Gated(Untied):
     This is the head-wise gate after attention of arXiv:2505.06708. Gates start at ½.
     """
 
-    row_names = ("q", "k", "v", "gate")
+    extra_rows = ("gate",)
 
     def read_rows(self, read: nn.Module, u: Cloud) -> Rows:
         """The rows, padded with zeros after the gates to the alignment that GPU kernels need. Otherwise they would be copied."""
         linear_module: Any = read
-        W, b, n_padding = linear_module.weight, linear_module.bias, -sum(row_counts(self.layout)) % ROW_ALIGNMENT
+        W, b, n_padding = self.weight(linear_module.weight), linear_module.bias, -self.n_rows % ROW_ALIGNMENT
         if not n_padding:
-            return read(u)
+            return linear(u, W, b)
         return linear(u, pad(W, (0, 0, 0, n_padding)), None if b is None else pad(b, (0, n_padding)))
 
+    @property
+    def n_rows(self) -> int:
+        """The number of rows without padding."""
+        return sum(row_counts(self.layout))
+
     def split(self, rows: Rows, u: Cloud) -> Projected:
-        return super().split(rows[..., : sum(row_counts(self.full_layout))], u)
+        return super().split(rows[..., : self.n_rows], u)
 
     def project_heads(self, rows: Rows, u: Cloud, rotation: RotaryMap | None = None) -> Projected:
-        return super().project_heads(rows[..., : sum(row_counts(self.full_layout))], u, rotation)
+        return super().project_heads(rows[..., : self.n_rows], u, rotation)
 
     def gate(self, rows: Rows) -> Float[Tensor, "b h n 1"]:
-        return rows[..., sum(row_counts(self.full_layout)) :][..., : self.n_heads].sigmoid().mT[..., None]
+        n_before = self.n_rows - self.n_heads
+        return rows[..., n_before : self.n_rows].sigmoid().mT[..., None]
 
 
 class Full(Projection):
@@ -306,9 +298,17 @@ class Full(Projection):
     **Laws** M and F of the View equal the trained parameters bit for bit if the mechanism has scale 1 and there is no norm.
     """
 
-    row_names = ("q",)
+    query_key_rows = ("q",)
+
+    def value_rows(self, config: Config) -> tuple[str, ...]:
+        return ()
 
     def check(self, config: Config) -> None:
+        if config.values != "free":
+            raise RheoscopeError(
+                Message("projection=full uses tokens as values, got values={values}", values=config.values),
+                set_fields(values="free"),
+            )
         if (config.kv_heads, config.head_width, config.value_width) != (1, config.width, config.width):
             raise RheoscopeError(
                 Message(
@@ -335,15 +335,14 @@ PAIRS_PER_SKEW_PAIR = 4
 
 PROJECTIONS: dict[str, Callable[[Config], Projection]] = {
     "untied": Untied,
-    "untied_no_diagonal": UntiedNoDiagonal,
     "tied": Tied,
-    "tied_no_diagonal": TiedNoDiagonal,
     "tied_positional": TiedPositional,
     "symmetric_skew": SymmetricSkew,
     "psd_skew": PsdSkew,
     "isometric": Isometric,
+    "isometric_tied": IsometricTied,
+    "identity": Identity,
     "identity_queries": IdentityQueries,
-    "shared_kv": SharedKV,
     "gated": Gated,
     "full": Full,
 }

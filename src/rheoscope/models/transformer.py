@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rheoscope.attention.cache import Cache, CachedKeys, CachedValues, NewKeys, NewValues
-from rheoscope.attention.mask import Mask, Padding, as_mask
+from rheoscope.attention.mask import ExcludeSelf, Mask, NoMask, Padding, as_mask
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.modules import Attention
 from rheoscope.attention.parameters import with_fields
@@ -25,7 +25,7 @@ from rheoscope.attention.position import Position, RotaryMap
 from rheoscope.messages.message import Message
 from rheoscope.models.config import Config
 from rheoscope.models.generation_cache import GenerationCache, LayerCache
-from rheoscope.models.initialisation import INITIALISERS, InitialWeights
+from rheoscope.models.initialisation import INITIALISERS, InitialWeights, check_start
 from rheoscope.models.position_modules import POSITION_ENCODINGS
 from rheoscope.models.projection import Projection, row_counts, separate_projections
 from rheoscope.models.projections import PROJECTIONS
@@ -126,6 +126,7 @@ def build(config: Config) -> "Transformer | Translator":
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, SelfAttention):
+                check_start(module.projection, config.start)
                 initialise(InitialWeights(module.projection, module.read.weight, module.write.weight))
     return model
 
@@ -246,7 +247,7 @@ class SelfAttention(nn.Module):
         self.read = Linear(config.width, sum(row_counts(self.projection.full_layout)), bias=config.bias)
         self.projection.select_rows(self.read)
         self.write = Linear(config.heads * config.value_width, config.width, bias=config.bias)
-        mask = as_mask("causal" if causal else None) & self.projection.mask
+        mask = as_mask("causal" if causal else None) & (NoMask() if config.diagonal else ExcludeSelf())
         self.mechanism = Attention(config.build_mechanism().with_mask(mask))
         self.weight_dropout = config.attention_dropout
 

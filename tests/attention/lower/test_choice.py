@@ -43,9 +43,10 @@ def test_a_choice_prints_its_reason_and_the_rejections() -> None:
     lines = str(chosen_lowering("sigmoid")).splitlines()
     assert lines[0].startswith("reference: the definition itself")
     assert [line.split(":")[0] for line in lines[1:]] == [
-        f"  not {name}" for name in ("kernels", "prefix", "shaped", "cudnn", "flex", "sdpa", "blocks")
+        f"  not {name}"
+        for name in ("kernels", "prefix", "shaped", "strictly_causal", "cudnn", "flex", "sdpa", "blocks")
     ]
-    assert "Sigmoid, not softmax" in lines[6]
+    assert "Sigmoid, not softmax" in lines[7]
 
 
 @pytest.mark.parametrize("name", ZOO)

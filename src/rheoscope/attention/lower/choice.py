@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rheoscope.attention.definition import Definition
-from rheoscope.attention.lower import blocks, cudnn, flex, linear_prefix, reference_lowering, sdpa, shaped
+from rheoscope.attention.lower import (
+    blocks,
+    cudnn,
+    flex,
+    linear_prefix,
+    reference_lowering,
+    sdpa,
+    shaped,
+    strictly_causal,
+)
 from rheoscope.attention.lower.kernels import triton_lowerings as kernels
 from rheoscope.attention.lower.lowering import AttentionFunction, LoweredCall, Lowerings, first_accepted
 from rheoscope.messages.advice import Advice, use
@@ -21,6 +30,7 @@ LOWERINGS: Lowerings = {
     "kernels": kernels.try_lower,
     "prefix": linear_prefix.try_lower,
     "shaped": shaped.try_lower,
+    "strictly_causal": strictly_causal.try_lower,
     "cudnn": cudnn.try_lower,
     "flex": flex.try_lower,
     "sdpa": sdpa.try_lower,
