@@ -97,7 +97,8 @@ def test_a_card_adds_the_usual_range_of_its_passages() -> None:
 
 
 def test_the_numbers_of_a_story_are_those_of_its_texts() -> None:
-    numbers = story_numbers([CardCloud(model(), [TEXT, "gold gold gold gold gold gold gold gold"])])
+    cloud = CardCloud(model(), [TEXT, "gold gold gold gold gold gold gold gold"])
+    numbers = story_numbers([cloud], [cloud.traces()])
     rows = story_dataset(flow_results()).sel(line=numbers.line)
     np.testing.assert_allclose(numbers.values[:, 0], rows.number.values, rtol=1e-5)
     assert numbers.notnull().all()

@@ -155,7 +155,7 @@ def card(
     on_progress = None if progress is None else progress(Message("what is usual over these texts"))
     answers = answer_claims(measured, control_means)
     result = card_dataset(answers, reasons, facts | pair_facts(texts) | _provenance(model)).assign(
-        story_number=story_numbers(clouds, on_progress)
+        story_number=story_numbers(clouds, batches, on_progress)
     )
     if cache:
         store_card(result)

@@ -97,12 +97,17 @@ def query_key_columns(
     for term in form:
         positions = _rotation_positions(term.rotation_kind, cloud.shape[-2], cloud.device)
         left, right = (
-            _apply_positions(heads, cloud[..., None, :, :] @ W[head_selection], positions)
+            _apply_positions(heads, _project(cloud, W[head_selection]), positions)
             for W in (term.left, term.right)
         )
         queries.append(left * query_scale * term.weight)
         keys.append(right * key_scale)
     return torch.cat(queries, -1), torch.cat(keys, -1)
+
+
+def _project(cloud: Float[Tensor, "*b n d"], W: Float[Tensor, "h d r"]) -> Float[Tensor, "*b h n r"]:
+    """The image of the cloud under the factor of every head, as one product."""
+    return (cloud @ W.transpose(0, 1).flatten(1)).unflatten(-1, (len(W), -1)).movedim(-2, -3)
 
 
 def _apply_positions(

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MIN_TOKENS = 3
 """The smallest number of tokens with a result. Two centred tokens always have the effective rank 1."""
+MAX_TOKENS_ON_CPU = 256
+"""Clouds on a GPU with at most this many tokens are clustered on the CPU, where small operations have no launch."""
 
 
 @torch.no_grad()
@@ -86,7 +88,10 @@ def clusters(
         "type": clouds.type_texts,
     }
     attributes = {"angle": angle, "draws": draws, "seed": seed} | clouds.attributes
-    return CLUSTERS.label(kernel(clouds, clouds.types, angle, draws, seed), coords, attributes)
+    is_small = clouds.trace.points.is_cuda and len(clouds.positions) <= MAX_TOKENS_ON_CPU
+    return CLUSTERS.label(
+        kernel(clouds.points.cpu() if is_small else clouds, clouds.types, angle, draws, seed), coords, attributes
+    )
 
 
 @torch.no_grad()
