@@ -97,8 +97,7 @@ def query_key_columns(
     for term in form:
         positions = _rotation_positions(term.rotation_kind, cloud.shape[-2], cloud.device)
         left, right = (
-            _apply_positions(heads, _project(cloud, W[head_selection]), positions)
-            for W in (term.left, term.right)
+            _apply_positions(heads, _project(cloud, W[head_selection]), positions) for W in (term.left, term.right)
         )
         queries.append(left * query_scale * term.weight)
         keys.append(right * key_scale)
