@@ -31,8 +31,9 @@ from tiny_cards import (
 from torch import Tensor
 
 from rheoscope import __version__
-from rheoscope.report.card import answer_claims, untrained_models
+from rheoscope.report.card import answer_claims
 from rheoscope.report.card_cache import cached_measurement
+from rheoscope.report.card_controls import untrained_model
 from rheoscope.space.claim import Claim, ClaimSample, Measured
 from rheoscope.space.traces import Traces
 from rheoscope.statistics.claim_answers import NO, YES
@@ -173,7 +174,7 @@ def control_measurements(claim: Claim, model: Any, batches: Sequence[Traces], si
         mean_effects(
             {claim.name: claim.measure(ClaimSample(control, tuple(control.trace(ids) for ids in texts), 0, seed))}
         )
-        for control in untrained_models(model, size.untrained)
+        for control in (untrained_model(model, index) for index in range(size.untrained))
     ]
 
 

@@ -17,6 +17,7 @@ from rheoscope.report.card import prepare_texts
 from rheoscope.report.card_blocks import claim_table, pair_lines, skipped_lines
 from rheoscope.report.card_cache import find_card
 from rheoscope.report.card_clouds import CardCloud, claims_by_name, clouds_of, side_of
+from rheoscope.report.card_measurements import measure_cloud
 from rheoscope.report.card_rows import opening_rows
 from rheoscope.report.card_texts import check_texts, for_model, read_texts, texts_digest
 from rheoscope.report.text_pairs import TextPair, long_enough, text_pairs
@@ -43,9 +44,7 @@ def measured(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Every claim of both sides with few draws, and the errors of those that cannot be measured."""
     values, errors = {}, {}
     for cloud in clouds_of(pair(name), text_pairs(pair(name), PAIRS)):
-        side_values, side_errors = card_module._measure_cloud(
-            cloud, cloud.traces(), cloud.claims(all_claims()), 2, 0, None, None
-        )
+        side_values, side_errors = measure_cloud(cloud, cloud.traces(), cloud.claims(all_claims()), 2, 0, None, None)
         values, errors = values | side_values, errors | side_errors
     return values, errors
 

@@ -1,8 +1,7 @@
 """The card of a model: every claim with its effect, its interval, what random models reach, and the answer."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,10 +10,11 @@ from torch import Tensor
 from rheoscope.catalogue import all_claims
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
-from rheoscope.opening import load
-from rheoscope.report.card_cache import cache_folder, cached_measurement, find_card, store_card
-from rheoscope.report.card_clouds import CardCloud, claims_by_name, clouds_of, interval_name, side_of
+from rheoscope.report.card_cache import cache_folder, find_card, store_card
+from rheoscope.report.card_clouds import claims_by_name, clouds_of, interval_name, side_of
+from rheoscope.report.card_controls import Controls, control_task, process_count, start_controls
 from rheoscope.report.card_facts import has_facts, model_facts
+from rheoscope.report.card_measurements import Measurements, OnTask, measure_cloud
 from rheoscope.report.card_texts import check_number, check_texts, passages, texts_digest, texts_of_card
 from rheoscope.report.story_numbers import story_numbers
 from rheoscope.report.text_pairs import TextPair, long_enough, text_pairs
@@ -24,7 +24,6 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.claim import Claim, ClaimPart, Measured
 from rheoscope.space.model import Text
 from rheoscope.space.settings import Count, Seed
-from rheoscope.space.traces import Traces
 from rheoscope.statistics.claim_answers import (
     CARD_LEVEL,
     MIN_DRAWS,
@@ -43,14 +42,10 @@ from rheoscope.statistics.claim_answers import (
 if TYPE_CHECKING:
     import xarray
 
-CONTROL_DRAWS = 2
-"""Rotated or edited versions of each untrained model. Their mean over all untrained models is shown and decides nothing."""
 SKIPPED = "skipped "
 """The beginning of the attribute that says why a claim was not measured."""
 NO_EFFECT = torch.zeros(MIN_DRAWS, dtype=torch.float64)
 """Stands for untrained models where none were measured."""
-OnTask = Callable[[str], Callable[[int, int], None]]
-"""Starts a task with a name and returns the function that reports its progress."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,17 +126,20 @@ def card(
     texts = prepare_texts(model, passages() if texts is None else texts, progress)
     folder, clouds = cache_folder() if cache else None, clouds_of(model, texts)
     batches = [cloud.traces() for cloud in clouds]
-    measured: dict[str, Mapping[str, Measured]] = {}
+    measured: Measurements = {}
     reasons: dict[str, RheoscopeError] = {}
-    for cloud, traces in zip(clouds, batches, strict=True):
-        values, errors = _measure_cloud(cloud, traces, cloud.claims(all_claims()), draws, seed, folder, progress)
-        measured, reasons = measured | values, reasons | errors
-    if not measured:
-        reason = next(iter(reasons.values()))
-        raise RheoscopeError(
-            Message("no claim can be measured on this model: {reason}", reason=reason.message), reason.advice
-        )
-    control_means = _measure_untrained(model, clouds, set(measured), untrained, seed, folder, progress)
+    controls = Controls(model, clouds, all_claims(), untrained, seed, folder, progress)
+    task, n_processes = control_task(model, texts, seed, folder), process_count(model, untrained)
+    with start_controls(task, untrained, n_processes) as started:
+        for cloud, traces in zip(clouds, batches, strict=True):
+            values, errors = measure_cloud(cloud, traces, cloud.claims(all_claims()), draws, seed, folder, progress)
+            measured, reasons = measured | values, reasons | errors
+        if not measured:
+            reason = next(iter(reasons.values()))
+            raise RheoscopeError(
+                Message("no claim can be measured on this model: {reason}", reason=reason.message), reason.advice
+            )
+        control_means = controls.mean_effects(measured, started)
     facts: dict[str, Any] = {
         "n_texts": len(texts),
         "texts": texts_digest(texts),
@@ -216,74 +214,6 @@ def _check_settings(draws: int, untrained: int) -> None:
 
 def _provenance(model: RunnableModel) -> dict[str, str]:
     return {name: str(value) for name, value in model.view.facts.items()}
-
-
-def _measure_cloud(
-    cloud: CardCloud,
-    traces: tuple[Traces, ...],
-    claims: Sequence[Claim],
-    draws: int,
-    seed: int,
-    folder: Path | None,
-    progress: OnTask | None,
-) -> tuple[dict[str, Mapping[str, Measured]], dict[str, RheoscopeError]]:
-    """The measurements of every claim by name, and the errors of those that this cloud does not have."""
-    from rheoscope import __version__
-
-    measured: dict[str, Mapping[str, Measured]] = {}
-    errors: dict[str, RheoscopeError] = {}
-    for claim in claims:
-        reason = cloud.reason_without(claim)
-        if reason is not None:
-            errors[claim.name] = reason
-            continue
-        sample = cloud.sample(traces, draws, seed, None if progress is None else progress(claim.statement))
-        try:
-            parts = cached_measurement(claim, sample, folder, __version__)
-            measured[claim.name] = {part: values.cpu() for part, values in parts.items()}
-        except RheoscopeError as error:
-            errors[claim.name] = error
-    return measured, errors
-
-
-def _measure_untrained(
-    model: RunnableModel,
-    clouds: Sequence[CardCloud],
-    names: set[str],
-    n_models: int,
-    seed: int,
-    folder: Path | None,
-    progress: OnTask | None,
-) -> dict[tuple[str, str], Tensor]:
-    """(claim, part) → the mean effect of every untrained model, for the claims of these names."""
-    means: dict[tuple[str, str], list[float]] = {}
-    for control in untrained_models(model, n_models):
-        for cloud in clouds:
-            claims = [claim for claim in cloud.claims(all_claims()) if claim.name in names]
-            for name, parts in _measure_control(cloud.in_model(control), claims, seed, folder, progress).items():
-                for part, values in parts.items():
-                    means.setdefault((name, part), []).append(float(values.effects.double().nanmean()))
-    return {key: torch.tensor(values, dtype=torch.float64) for key, values in means.items()}
-
-
-def _measure_control(
-    cloud: CardCloud, claims: Sequence[Claim], seed: int, folder: Path | None, progress: OnTask | None
-) -> dict[str, Mapping[str, Measured]]:
-    """The measurements of one cloud of an untrained model. All claims share its traces."""
-    traces, measurements = cloud.traces(), dict[str, Mapping[str, Measured]]()
-    for is_decisive, draws in ((True, 0), (False, CONTROL_DRAWS)):
-        group = [claim for claim in claims if (claim.random_models == "untrained") == is_decisive]
-        measured, errors = _measure_cloud(cloud, traces, group, draws, seed, folder, progress)
-        if errors:
-            raise next(iter(errors.values()))
-        measurements |= measured
-    return measurements
-
-
-def untrained_models(model: RunnableModel, count: int) -> Iterator[RunnableModel]:
-    """Models of the same architecture at initial weights, one per seed."""
-    for seed in range(count):
-        yield load(model.network, tokenizer=model.tokenizer, untrained=True, seed=seed)
 
 
 def answer_claims(
