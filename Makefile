@@ -12,10 +12,10 @@ INSTALL = @"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/
 # About 60 tokens, enough for every line of the story.
 SAMPLE := "The king kept his gold in the bank, and the children played on the bank of the river. The river went to the sea, and the sea was great and deep. One day the king took the gold from the bank, put it in a ship and sent the ship down the"
 
-.PHONY: help demo test studio page browser cluster pictures readme messages lint format types docs wheel smallest families bench peers lock clean
+.PHONY: help demo test studio page browser cluster pictures live readme messages lint format types docs wheel smallest families bench peers lock clean
 
 help:
-	@sed -n 's/^# make/make/p' Makefile; echo "other       make studio, page, browser, cluster, pictures, readme, messages, lint, format, types, docs, wheel, smallest, families, bench, peers, lock, clean"
+	@sed -n 's/^# make/make/p' Makefile; echo "other       make studio, page, browser, cluster, pictures, live, readme, messages, lint, format, types, docs, wheel, smallest, families, bench, peers, lock, clean"
 
 demo:
 	$(INSTALL)
@@ -57,6 +57,13 @@ pictures:
 	$(INSTALL) browser studio
 	$(BIN)python examples/studio_pictures.py
 
+# Writes the live pages of the docs site: one file each, after make studio. git ignores them.
+NAMES := "Mr. Brown met Miss Green in the garden. They talked for an hour. Then Mr. Brown said good-bye to Miss"
+live:
+	$(INSTALL) studio
+	$(BIN)rheoscope --lang en studio --export docs/live/river.html --text $(SAMPLE)
+	$(BIN)rheoscope --lang en studio --export docs/live/names.html --text $(NAMES)
+
 # Regenerates the story and the picture in the README, and the source tree in CONTRIBUTING.md.
 readme:
 	$(INSTALL)
@@ -82,9 +89,11 @@ types:
 	$(INSTALL) dev
 	$(BIN)mypy
 
-# Runs the examples of README, CONTRIBUTING and docs/, and builds the site.
+# Runs the examples of README, CONTRIBUTING and docs/, and builds the site. Its live pages need make studio.
 docs:
 	$(INSTALL) docs test
+	@if test -f src/rheoscope/studio/static/index.html; then $(MAKE) live; else \
+		echo "The studio's page is not built, so the site has no live pages. Type make studio docs"; fi
 	$(PYTEST) tests/test_docs.py
 	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)mkdocs build --strict
 

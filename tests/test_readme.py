@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 from runpy import run_path
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,6 +68,22 @@ def test_the_reference_shows_every_public_name() -> None:
     assert sorted(grouped_names) == sorted(rs.__all__)
     assert re.findall(r"^ +heading: rs\.(\w+)$", hook["as_page"](), re.M) == grouped_names
     assert hook["MARK"] in (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+
+
+def test_live_pages_are_framed_where_they_exist(tmp_path: Path) -> None:
+    """`make live` writes every live page that the documentation has, and no other."""
+    hook = run_path(str(ROOT / "docs" / "_hooks" / "live_pages.py"))
+    pages = {file.relative_to(ROOT / "docs"): file.read_text(encoding="utf-8") for file in ROOT.glob("docs/**/*.md")}
+    placed = {match[1] for text in pages.values() for match in hook["LIVE"].finditer(text)}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert placed == set(re.findall(r"--export docs/live/(\w+)\.html", makefile)) != set()
+    fallback = "<!-- live flow: A <title>. -->\n![a picture](a.png)\n<!-- /live -->"
+    page = SimpleNamespace(url="guide/flow.html")
+    assert hook["on_page_markdown"](fallback, page=page, folder=tmp_path) == "![a picture](a.png)"
+    (tmp_path / "flow.html").touch()
+    framed = hook["on_page_markdown"](fallback, page=page, folder=tmp_path)
+    assert '<iframe src="../live/flow.html" title="A &lt;title&gt;." loading="lazy" sandbox="allow-scripts ' in framed
+    assert "![a picture](a.png)" in framed
 
 
 def test_the_gallery_shows_every_analysis() -> None:

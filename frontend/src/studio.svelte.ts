@@ -42,6 +42,8 @@ export class Studio {
   refusal = $state.raw<Text>('')
   /** The only language of a file that plays one text and has no views; '' on a whole page. */
   fileLanguage = ''
+  /** Whether the page can give the tour, which needs the weights of the heads. */
+  get hasTour(): boolean { return this.fileLanguage === '' }
   /** Draws the cloud at a position of the playhead, once there is a cloud. */
   drawCloud = $state.raw<((canvas: HTMLCanvasElement, playhead: number, size: { width: number; height: number; ratio: number }) => void) | null>(null)
   /** Whether the server does not respond. */

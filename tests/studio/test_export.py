@@ -2,8 +2,10 @@
 
 import base64
 import gzip
+import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from typer.testing import CliRunner
 from rheoscope.report.story import TEXT_LINES
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import export, exported_files, jobs
-from rheoscope.studio.single_file import single_file
+from rheoscope.studio.single_file import START, single_file
 from rheoscope.studio.startup import bind_socket, check_installation, page_address
 from rheoscope.studio.stored_example import StoredExample, decompress, load_example
 from rheoscope.studio.wire import unpack_envelope
@@ -238,6 +240,78 @@ def test_an_export_waits_longer_than_the_lease_of_a_job(monkeypatch: pytest.Monk
         entry = export.run_all_analyses(session, TEXT)
         assert entry.job is not None
         assert not entry.job.has_expired
+
+
+# One file
+
+
+@pytest.fixture
+def export_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs the export command with the small model, on a small built page and without the analyses."""
+    from rheoscope.commands.app import app
+    from rheoscope.studio import run_studio, startup
+
+    def trace_only(session: Any, text: str) -> Any:
+        opened_model = session.get_model(session.first_model)
+        return session.get_or_trace(opened_model, opened_model.job.result.result(20), text, ())[0]
+
+    folder = tmp_path / "static"
+    (folder / "assets").mkdir(parents=True)
+    scripts = '<script defer src="./assets/studio.js"></script><link rel="stylesheet" href="./assets/studio.css">'
+    (folder / "index.html").write_text(f"{START}{scripts}</head><body></body></html>")
+    (folder / "assets" / "studio.js").write_text('document.title = "</script>"')
+    (folder / "assets" / "messages-zh.js").write_text("0")
+    (folder / "assets" / "studio.css").write_text("p { margin: 0 }")
+    (folder / "icon.svg").write_text("<svg/>")
+    monkeypatch.setattr(run_studio, "PAGE_FOLDER", folder)
+    monkeypatch.setattr(startup, "load", load_small)
+    monkeypatch.setattr(startup, "default_history_file", lambda: tmp_path / "recent.json")
+    monkeypatch.setattr(export, "run_all_analyses", trace_only)
+    return lambda target, language="en": CliRunner().invoke(
+        app, ["studio", "--export", str(target), "--text", TEXT, "--lang", language]
+    )
+
+
+@pytest.mark.parametrize(("language", "html_language", "n_scripts"), [("en", "en", 3), ("zh", "zh-Hans", 4)])
+def test_an_html_name_exports_one_file_that_requests_nothing(
+    export_command: Callable[..., Any], tmp_path: Path, language: str, html_language: str, n_scripts: int
+) -> None:
+    """The policy of the file allows its own scripts and style by their hashes, and no address."""
+    target = tmp_path / "flow.html"
+    assert export_command(target, language).exit_code == 0
+    html = target.read_text(encoding="utf-8")
+    assert html.startswith(f'<!doctype html><html lang="{html_language}">')
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', html)
+    rules = {name: sources for name, *sources in (rule.split() for rule in policy.split("; "))}
+    contents = re.findall(r"<script>(.*?)</script>", html, re.S)
+    hashes = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+        for content in [*contents, *re.findall(r"<style>(.*?)</style>", html)]
+    ]
+    assert [*rules["script-src"], *rules["style-src"]] == hashes
+    assert len(contents) == n_scripts
+    assert len(re.findall("<script", html)) == n_scripts + 1  # one describes the export and does not run
+    assert rules["default-src"] == ["'none'"]
+    assert {source for sources in rules.values() for source in sources} - set(hashes) == {"'none'", "data:", "blob:"}
+    assert TEXT in json.loads(decoded_responses(contents[0])[f"api/traces/{exported_trace(html)}.json"])["text"]
+
+
+def exported_trace(html: str) -> str:
+    return json.loads(re.findall(r'id="rheoscope-export">(.*?)</script>', html)[0])["trace"]
+
+
+def decoded_responses(script: str) -> dict[str, bytes]:
+    entries = json.loads(script.strip().removeprefix(exported_files.SCRIPT_PREFIX).removesuffix(");"))
+    return {path: gzip.decompress(base64.b64decode(data)) for path, data in entries.items()}
+
+
+def test_only_a_file_of_this_package_is_replaced(export_command: Callable[..., Any], tmp_path: Path) -> None:
+    target = tmp_path / "flow.html"
+    assert "wrote" in export_command(target).output
+    assert "replaced" in export_command(target).output
+    target.write_text("mine")
+    assert "was not written by Rheoscope" in str(export_command(target).exception)
+    assert target.read_text() == "mine"
 
 
 def test_a_single_file_needs_the_built_page(tmp_path: Path) -> None:

@@ -76,6 +76,28 @@ def test_the_page_in_one_file_plays_offline_and_shows_the_same(
         assert errors == []
 
 
+def test_the_page_in_one_file_plays_in_a_sandboxed_frame(
+    studio: tuple[Session, str], browser: Any, tmp_path: Path
+) -> None:
+    """As on the site of the documentation: without rights, and without the tour, which needs the weights of the heads."""
+    with open_page(browser, accept_downloads=True) as (page, _):
+        page.goto(f"{studio[1]}#view=dynamics&text={quote(TEXT)}")
+        wait_for_cloud(page)
+        page.locator("header .share").click()
+        download(page, "page", tmp_path / "page.html")
+    (tmp_path / "site.html").write_text(
+        '<iframe src="page.html" sandbox="allow-scripts" width="700" height="600"></iframe>'
+    )
+    with open_page(browser, offline=True) as (page, errors):
+        page.goto((tmp_path / "site.html").as_uri())
+        frame = page.frame_locator("iframe")
+        frame.locator("canvas[data-ready=yes]").wait_for()
+        frame.locator("input.steps").fill("2")
+        assert frame.locator("section[aria-labelledby=next-token] li").count() == 5
+        assert frame.locator("header .tour, .offer").count() == 0
+        assert errors == []
+
+
 def test_a_picture_and_an_animation_are_rendered_in_the_browser(
     studio: tuple[Session, str], browser: Any, tmp_path: Path
 ) -> None:

@@ -11,8 +11,9 @@ Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the pa
 Host = Annotated[str, typer.Option(help="Address to bind to. Any other than loopback requires a token.")]
 OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 ModelRoots = Annotated[list[Path] | None, typer.Option(help="Also allow the models below this directory.")]
-ExportFolder = Annotated[
-    Path | None, typer.Option(help="Write the page of one text as files into this folder and do not serve it.")
+ExportPath = Annotated[
+    Path | None,
+    typer.Option(help="Write the page of one text into this folder, or into one file NAME.html, and do not serve it."),
 ]
 CorpusRun = Annotated[
     Path | None, typer.Option("--corpus", help="Also show a corpus run: the folder of rheoscope corpus run.")
@@ -31,7 +32,7 @@ def studio(
     root: ModelRoots = None,
     corpus: CorpusRun = None,
     runs: RunsFolder = None,
-    export: ExportFolder = None,
+    export: ExportPath = None,
     text: ExportText = None,
     file: File = None,
     device: Device = None,

@@ -1,18 +1,22 @@
 """Export a text: run every analysis on it and write its page."""
 
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import wait
+from contextlib import contextmanager
 from pathlib import Path
 
-from rheoscope.files import atomic_file
+from rheoscope.files import atomic_file, check_writable, write_report
 from rheoscope.messages.advice import Advice
+from rheoscope.messages.catalogue import current_language
 from rheoscope.messages.message import Message
 from rheoscope.report.progress_bars import progress
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio.exported_files import compress_response, export_files, mark_as_export, to_scripts
 from rheoscope.studio.session import Session, TextEntry
+from rheoscope.studio.single_file import journey_files, single_file
 from rheoscope.studio.startup import DEFAULT_OPTIONS, StudioOptions, start_session
-from rheoscope.studio.stored_example import EXAMPLE_FOLDER, PAGE_FOLDER
+from rheoscope.studio.stored_example import EXAMPLE_FOLDER, PAGE_FOLDER, check_page
 
 
 def save_export(
@@ -27,14 +31,34 @@ def save_export(
             Message("{folder} exists and is not empty; an export does not overwrite files", folder=str(folder)),
             Advice("", "--export NEW_DIR"),
         )
-    session = start_session(options)
-    try:
-        entry = run_all_analyses(session, text)
+    with analysed_text(text, options) as (session, entry):
         size = write_export(folder, session, entry, page_folder)
-    finally:
-        session.close()
     path = folder if page_folder is None else folder / "index.html"
     return Message("wrote {path} ({megabytes:.1f} MB)", path=str(path), megabytes=size / 1e6)
+
+
+def save_single_file(
+    file: Path, text: str, options: StudioOptions = DEFAULT_OPTIONS, page_folder: Path = PAGE_FOLDER
+) -> str:
+    """Run every analysis of the report on a text and write its page into one file, in the current language.
+
+    Returns "wrote …" or "replaced …". A foreign file is not replaced.
+    """
+    check_page(page_folder)
+    check_writable(file)
+    with analysed_text(text, options) as (session, entry):
+        page = single_file(journey_files(session, entry), entry.id, current_language(), page_folder)
+    return write_report(file, lambda target: target.write_bytes(page))
+
+
+@contextmanager
+def analysed_text(text: str, options: StudioOptions = DEFAULT_OPTIONS) -> Iterator[tuple[Session, TextEntry]]:
+    """A session inside the `with` block, and the entry of a text with the results of every analysis of the report."""
+    session = start_session(options)
+    try:
+        yield session, run_all_analyses(session, text)
+    finally:
+        session.close()
 
 
 def run_all_analyses(session: Session, text: str) -> TextEntry:

@@ -6,7 +6,7 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.report.input_text import resolve_text
 from rheoscope.shapes import RheoscopeError
-from rheoscope.studio.export import save_export
+from rheoscope.studio.export import save_export, save_single_file
 from rheoscope.studio.startup import StudioOptions, check_installation, check_options, serve
 from rheoscope.studio.stored_example import PAGE_FOLDER
 
@@ -16,14 +16,14 @@ def run_command(
     host: str,
     port: int | None,
     open_page: bool,
-    export_folder: Path | None,
+    export_path: Path | None,
     text: str | None,
     file: Path | None,
 ) -> None:
-    """Serve the page. With `export_folder`, write the page of one text as files instead."""
+    """Serve the page. With `export_path`, write the page of one text instead: one file (NAME.html) or a folder."""
     check_installation(PAGE_FOLDER)
     check_options(options)
-    if export_folder is not None:
+    if export_path is not None:
         shown_folders = {"--corpus": options.corpus_folder, "--runs": options.runs_folder}
         other_option = next((name for name, folder in shown_folders.items() if folder is not None), None)
         if other_option is not None:
@@ -33,7 +33,8 @@ def run_command(
                 ),
                 Advice("", f"--export DIR or {other_option} DIR"),
             )
-        print(save_export(export_folder, resolve_text(text, file), options))
+        save = save_single_file if export_path.suffix == ".html" else save_export
+        print(save(export_path, resolve_text(text, file), options, PAGE_FOLDER))
     elif text is not None or file is not None:
         raise RheoscopeError(
             Message("the studio takes its text on the page; --text and --file are for an export"),

@@ -1,9 +1,12 @@
 """A page in one HTML file: the journey of the predicting token, which plays without a server."""
 
 import base64
+import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
+from rheoscope.files import signature
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
@@ -12,6 +15,7 @@ from rheoscope.studio.notebook import COLOUR_ANALYSES
 from rheoscope.studio.session import Session, TextEntry
 from rheoscope.studio.stored_example import PAGE_FOLDER, StoredExample, check_page
 
+START = '<!doctype html>\n<html lang="en">\n  <head>'
 SCRIPT, STYLE = '<script defer src="./assets/studio.js"></script>', '<link rel="stylesheet" href="./assets/studio.css">'
 ICON = '<link rel="icon" href="./icon.svg" type="image/svg+xml" />'
 
@@ -40,19 +44,44 @@ def single_file(files: ExportFiles, trace_id: str, language: str, page_folder: P
     It needs no network: scripts, style and data are inside, and with `language` the translations too.
     """
     check_page(page_folder)
-    html = (page_folder / "index.html").read_text(encoding="utf-8")
-    if SCRIPT not in html or STYLE not in html or "</body>" not in html:
+    html = _read(page_folder / "index.html")
+    if any(part not in html for part in (START, SCRIPT, STYLE, "</body>")):
         raise RheoscopeError(Message("the built page has another structure than expected"), Advice("", "make studio"))
     facts = {"trace": trace_id, "content": "journey", "language": language}
     scripts = [data.decode() for data in to_scripts(dict(files)).values()]
     if language != "en":
         scripts.append(_read(page_folder / "assets" / f"messages-{language}.js"))
     scripts.append(_read(page_folder / "assets" / "studio.js"))
+    scripts = [_escape(script) for script in scripts]
+    style = _read(page_folder / "assets" / "studio.css")
     icon = base64.b64encode((page_folder / "icon.svg").read_bytes()).decode()
     html = html.replace(ICON, f'<link rel="icon" href="data:image/svg+xml;base64,{icon}" />').replace(SCRIPT, "")
-    html = html.replace(STYLE, f"<style>{_read(page_folder / 'assets' / 'studio.css')}</style>")
-    tags = EXPORT_TAG.format(json.dumps(facts)) + "".join(f"<script>{_escape(script)}</script>\n" for script in scripts)
+    html = html.replace(START, _start(language, content_security_policy(scripts, style)), 1)
+    html = html.replace(STYLE, f"<style>{style}</style>")
+    tags = EXPORT_TAG.format(json.dumps(facts)) + "".join(f"<script>{script}</script>\n" for script in scripts)
     return html.replace("</body>", f"{tags}</body>").encode()
+
+
+def _start(language: str, policy: str) -> str:
+    """The first tags: the signature, by which a later export recognises the file, and the policy for the browser."""
+    html_language = "zh-Hans" if language == "zh" else language
+    return (
+        f'<!doctype html><html lang="{html_language}"><meta name="generator" content="{signature()}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    )
+
+
+def content_security_policy(scripts: Sequence[str], style: str) -> str:
+    """The policy under which only these scripts and this style run, and nothing is requested from any server."""
+    return (
+        f"default-src 'none'; script-src {' '.join(map(_hash_source, scripts))}; style-src {_hash_source(style)}; "
+        "img-src data: blob:; worker-src blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash_source(content: str) -> str:
+    """A source of a policy that allows inline content by its hash."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
 def _read(file: Path) -> str:
