@@ -1,7 +1,7 @@
 /** The server's responses as values. They come from a running server, from the files of an export or from a notebook. */
 
 import { loadScript } from './load_script'
-import { en } from './messages/en'
+import { pageMessage } from './messages'
 import { render, type Text } from './messages/message'
 
 export interface Model { id: string; name: Text; title: Text; layers: number; heads: number; width: number; family: string; parameters: number; dtype: string; device: string; certificate: Text; ready: boolean }
@@ -25,6 +25,8 @@ export interface Finding { text: Text; analysis: string; q: number | null }
 /** `held`: how many numbers were tested. */
 export interface Findings { findings: Finding[]; held: Text }
 /** A line of the story of a text. `needs`: the analyses behind it. */
+/** What the card of the model answers. */
+export interface CardLine { sentence: Text | null }
 export interface StoryLine { name: string; title: Text; sentence: Text; deeper: string; needs: string[] }
 export interface Points { points: Float32Array; steps: number; tokens: number; star: Float32Array | null; share: number; shares: number[]; space: string; axes: string }
 export interface Spectrum { M: number[]; F: number[]; symmetry: number; positive_share: number; copying: number }
@@ -69,11 +71,13 @@ export interface Picture { title: Text; caption: Text; panels: Panel[] }
 export class ApiError extends Error {
   constructor(readonly text: Text, readonly status = 0) { super(render(text)) }
 }
+/** Why a page without a server has no answer. */
+export const NOT_EXPORTED: Text = pageMessage('not_exported', { command: { command: 'rheoscope studio' } })
 export const errorText = (error: unknown): Text => (error instanceof ApiError ? error.text : error instanceof Error ? error.message : String(error))
 
 /** The server could not be reached. The page reconnects. */
 export class LostServerError extends ApiError {
-  constructor() { super(en.server_lost) }
+  constructor() { super(pageMessage('server_lost')) }
 }
 
 /** The bits of a float16 (sign, 5 bits exponent, 10 bits mantissa) as a number. */
@@ -140,7 +144,7 @@ export function normaliseMarks(picture: Picture): Picture {
 }
 
 /** Callbacks for the events of a trace, named as the server names the events. */
-export interface TraceListener { head(h: TraceInfo): void; line(line: StoryLine): void; findings(f: Findings): void; progress(p: { name: Text; done: number; total: number }): void; known(k: { name: string }): void; done(): void; error(e: { error: Text }): void; cancelled(): void }
+export interface TraceListener { head(h: TraceInfo): void; line(line: StoryLine): void; card(card: CardLine): void; findings(f: Findings): void; progress(p: { name: Text; done: number; total: number }): void; known(k: { name: string }): void; done(): void; error(e: { error: Text }): void; cancelled(): void }
 
 declare global { var RHEOSCOPE_FILES: Record<string, string> | undefined }
 
@@ -213,7 +217,7 @@ export function exportScript(file: string): string {
 export class ExportedFiles implements Source {
   readonly isLive = false
   private scripts = new Map<string, Promise<boolean>>()
-  constructor(readonly missingText: () => string, readonly load: (script: string) => Promise<boolean> = loadScript, readonly isOneFile = false) {}
+  constructor(readonly load: (script: string) => Promise<boolean> = loadScript, readonly isOneFile = false) {}
   async read(path: string, query: Record<string, string>, extension: Extension): Promise<ArrayBuffer> {
     const file = exportFile(path, query, extension)
     const script = exportScript(file)
@@ -222,10 +226,10 @@ export class ExportedFiles implements Source {
       await this.scripts.get(script)
     }
     const text = globalThis.RHEOSCOPE_FILES?.[file]
-    if (text === undefined) throw new ApiError(this.missingText(), 404)
+    if (text === undefined) throw new ApiError(NOT_EXPORTED, 404)
     return decompress(Uint8Array.from(atob(text), (character) => character.charCodeAt(0)).buffer)
   }
-  send(): Promise<never> { return Promise.reject(new ApiError(this.missingText(), 405)) }
+  send(): Promise<never> { return Promise.reject(new ApiError(NOT_EXPORTED, 405)) }
 }
 
 /** The trace of an exported page; null on a page from a running server. */
@@ -234,7 +238,7 @@ export function exportedTrace(page: Document = document): { trace: string; conte
   return json ? JSON.parse(json) : null
 }
 
-const EVENTS = ['head', 'line', 'findings', 'progress', 'known', 'done', 'error', 'cancelled'] as const
+const EVENTS = ['head', 'line', 'card', 'findings', 'progress', 'known', 'done', 'error', 'cancelled'] as const
 
 /** Runs a limited number of jobs at a time, in order. A browser has six connections to a server; slow requests must leave some free. */
 export class Queue {
@@ -274,7 +278,7 @@ export class Client {
   gallery = () => this.json<GalleryEntry[]>('api/gallery')
   analysisCatalogue = () => this.json<AnalysisCatalogue>('api/catalogue')
   traceInfo = (id: string) => this.json<TraceInfo>(`api/traces/${id}`)
-  story = (id: string) => this.json<{ story: StoryLine[] } & Findings>(`api/traces/${id}/story`)
+  story = (id: string) => this.json<{ story: StoryLine[]; card: CardLine } & Findings>(`api/traces/${id}/story`)
   spectrum = (id: string, layer: number, head: number) => this.json<Spectrum>(`api/traces/${id}/spectrum/${layer}/${head}`)
   token = (id: string, position: number) => this.json<TokenDetail>(`api/traces/${id}/token/${position}`)
   /** A report that is sent as blocks: a card, the atlas, or a training run. */
@@ -370,7 +374,7 @@ export class Client {
   listen(id: string, listener: Partial<TraceListener>): () => void {
     if (!this.isLive) {
       void this.traceInfo(id).then((info) => listener.head?.(info)).catch((error: unknown) => listener.error?.({ error: errorText(error) }))
-      void this.story(id).then(({ story, ...more }) => (story.forEach((line) => listener.line?.(line)), listener.findings?.(more))).catch(() => undefined).finally(() => listener.done?.())
+      void this.story(id).then(({ story, card, ...more }) => (story.forEach((line) => listener.line?.(line)), listener.card?.(card), listener.findings?.(more))).catch(() => undefined).finally(() => listener.done?.())
       return () => undefined
     }
     const stream = new EventSource(`./api/traces/${id}/events`)

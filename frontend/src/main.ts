@@ -11,7 +11,7 @@ import { withoutToken } from './url_hash'
 async function startPage(target: HTMLElement): Promise<void> {
   const exported = exportedTrace()
   if (location.search) history.replaceState(history.state, '', withoutToken(location.href)) // a cookie has the token from now on
-  const source = exported ? new ExportedFiles(() => studio.message('not_exported'), loadScript, exported.content === 'journey') : new Server()
+  const source = exported ? new ExportedFiles(loadScript, exported.content === 'journey') : new Server()
   const studio: Studio = new Studio(new Client(source), exported?.trace ?? null)
   studio.fileLanguage = exported?.language ?? ''
   await studio.loadLanguage()

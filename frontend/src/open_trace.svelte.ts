@@ -1,12 +1,14 @@
 /** A trace that is open: its description, story and points, as far as they have arrived. */
 
-import type { Client, Findings, LensStep, Points, StoryLine, TraceInfo } from './api'
+import type { CardLine, Client, Findings, LensStep, Points, StoryLine, TraceInfo } from './api'
 import type { Text } from './messages/message'
 
 export class OpenTrace {
   info = $state.raw<TraceInfo | null>(null)
   story = $state.raw<Record<string, StoryLine>>({})
   findings = $state.raw<Findings | null>(null)
+  /** What the card of the model answers, if it has a line. */
+  card = $state.raw<CardLine | null>(null)
   progress = $state.raw<{ name: Text; done: number; total: number } | null>(null)
   points = $state.raw<Points | null>(null)
   /** What the last token predicts after every step, as far as the model predicts tokens. */
@@ -33,6 +35,7 @@ export class OpenTrace {
         void this.loadPrediction(info).then(this.arrive)
       },
       line: (line) => (this.story = { ...this.story, [line.name]: line }),
+      card: (card) => (this.card = card),
       findings: (findings) => (this.findings = findings),
       progress: (progress) => (this.progress = progress),
       done: () => this.finish(),

@@ -4,7 +4,7 @@ import { ApiError, errorText, LostServerError, type AnalysisCatalogue, type Anal
 import { parseAxes } from './axes'
 import { CLOUD_LAYERS, DEFAULT_LINK, formatLink, isUndoable, linkFault, outOfRange, parseLink, type CloudLayer, type Link, type Side, type ToggledEdit } from './link'
 import { LANGUAGES, pageText, type MessageKey } from './messages'
-import { ENGLISH, render, type Catalogue, type Parameter, type Text } from './messages/message'
+import { ENGLISH, render, renderParts, type Catalogue, type Parameter, type Text } from './messages/message'
 import { OpenTrace } from './open_trace.svelte'
 import { DARK, LIGHT, type Theme } from './palette'
 import { PAGE_HASH, type UrlHash } from './url_hash'
@@ -99,6 +99,8 @@ export class Studio {
   message = (key: MessageKey, parameters: Record<string, Parameter> = {}): string => pageText(key, parameters, this.shown.catalogue)
   /** A text from the server, in the language of the page. */
   render = (text: Text): string => render(text, this.shown.catalogue)
+  /** A text from the server, split at its commands. */
+  renderParts = (text: Text) => renderParts(text, this.shown.catalogue)
   /** A label of a panel. A token of the text is not translated. */
   renderLabel = (text: Text): string => (typeof text === 'string' && this.tokenTexts.has(text) ? text : this.render(text))
   private tokenTexts = $derived(new Set(this.trace?.info?.tokens.map((token) => token.shown)))

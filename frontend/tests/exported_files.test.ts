@@ -14,13 +14,13 @@ test('keeps files of heads and tokens in separate scripts', () => {
 
 test('loads a script once and reports a missing file', async () => {
   const loadedScripts: string[] = []
-  const files = new ExportedFiles(() => 'not in this export', (script) => {
+  const files = new ExportedFiles((script) => {
     loadedScripts.push(script)
     globalThis.RHEOSCOPE_FILES = { ...globalThis.RHEOSCOPE_FILES, [`api/${script}.json`]: btoa('{}') }
     return Promise.resolve(true)
   })
-  await expect(files.read('api/state', {}, 'json')).rejects.toThrow('not in this export')
+  await expect(files.read('api/state', {}, 'json')).rejects.toThrow('rheoscope studio')
   expect(new TextDecoder().decode(await files.read('api/data.js', {}, 'json'))).toBe('{}')
-  await expect(files.read('api/traces/ab/weights/3/1', {}, 'bin')).rejects.toThrow('not in this export')
+  await expect(files.read('api/traces/ab/weights/3/1', {}, 'bin')).rejects.toThrow('rheoscope studio')
   expect(loadedScripts).toEqual(['data.js', 'data/layer-3.js'])
 })

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest'
 
-import { applyNumberFormat, isMessage, render, templateOf } from '../src/messages/message'
+import { applyNumberFormat, isMessage, render, renderParts, templateOf } from '../src/messages/message'
 
 const chinese = { '{n} of {total} heads': '{total} 个头中的 {n} 个', 'Tokens of the text': '文本的词元', 'Null: {null}.': '零模型：{null}。', 'random rotation': '随机旋转', 'κ = {kappa:.2f}': 'κ 为 {kappa:.1f}', 'type {{name}}: {name}': '输入 {{name}}：{name}' }
 
@@ -32,6 +32,12 @@ describe('render', () => {
     expect(render({ template: '{n} of {total} heads', parameters: { n: '{total}', total: '$&' } })).toBe('{total} of $& heads')
   })
   it('shows an unknown placeholder as it is', () => expect(render({ template: '{a} {b}', parameters: { a: 1 } })).toBe('1 {b}'))
+  it('keeps commands apart from the text around them, also in a message within a message', () => {
+    const inner = { template: 'type {command}', parameters: { command: { command: 'rheoscope card' } } }
+    const text = { template: 'Null: {null}.', parameters: { null: inner } }
+    expect(renderParts(text, chinese)).toEqual(['零模型：', 'type ', { command: 'rheoscope card' }, '。'])
+    expect(render(text)).toBe('Null: type rheoscope card.')
+  })
   it('does not look up properties of objects', () => expect(render('toString', {})).toBe('toString'))
   it('writes None, True and quoted strings like Python', () => expect(render({ template: '{a} {b} {c!r}', parameters: { a: null, b: true, c: 'x' } })).toBe("None True 'x'"))
 })

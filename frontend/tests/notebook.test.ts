@@ -13,10 +13,10 @@ it('reads files from an envelope at any offset of its buffer', async () => {
   shifted.set(bytesOfEnvelope, 5)
   const data = decodeNotebookData(new DataView(shifted.buffer, 5))
   expect([data.trace, data.picture, Object.keys(data.files)]).toEqual(['a', null, ['api/state.json', 'api/traces/a/points.raw.bin']])
-  const source = new NotebookSource(data.files, () => 'not here')
+  const source = new NotebookSource(data.files)
   expect(new TextDecoder().decode(await source.read('api/traces/a/points', { axes: 'all', space: 'raw' }, 'bin'))).toBe('abc')
-  await expect(source.read('api/models', {}, 'json')).rejects.toThrow('not here')
-  await expect(source.send()).rejects.toThrow('not here')
+  await expect(source.read('api/models', {}, 'json')).rejects.toThrow('rheoscope studio')
+  await expect(source.send()).rejects.toThrow('rheoscope studio')
 })
 
 it('limits the CSS of the page to the widget', () => {

@@ -123,7 +123,9 @@ class GatedLoader:
 
 
 def render_text(text: Any) -> str:
-    """A text of the wire in English: a plain string, or a template with parameters."""
+    """A text of the wire in English: a plain string, a command, or a template with parameters."""
+    if isinstance(text, dict) and "command" in text:
+        return str(text["command"])
     if isinstance(text, dict):
         parameters = {
             name: render_text(part) if isinstance(part, dict) else part for name, part in text["parameters"].items()

@@ -85,7 +85,7 @@ def test_an_unknown_field_or_head_is_refused(studio: tuple[Session, TestClient, 
 def test_a_server_without_a_corpus_refuses_corpus_requests() -> None:
     with running_studio() as (_, client):
         assert client.get("/api/state").json()["corpus"] is None
-        assert "--corpus DIR" in error_line(client.get("/api/corpus"), 404)
+        assert "--corpus run" in error_line(client.get("/api/corpus"), 404)
 
 
 def test_the_histogram_matches_the_rows(tmp_path: Path) -> None:

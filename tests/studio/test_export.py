@@ -117,6 +117,7 @@ def test_the_example_is_served_before_the_model_is_loaded(exported: tuple[Path, 
         assert [name for name, _ in events if name != "known"] == [
             "head",
             *["line"] * len(TEXT_LINES),
+            "card",
             "findings",
             "done",
         ]

@@ -111,7 +111,7 @@ def test_a_link_that_cannot_be_read_shows_what_it_can(address: str, browser: Any
         wait_until(page, lambda: BAD_LINKS[fragment] in alerts(page))
         wait_until(page, lambda: "".join(tokens(page)).endswith(TEXT))
         assert page.locator(".results.old").count() == 0
-        page.locator("p[role=alert] button").click()
+        page.locator("p[role=alert] > button").click()
         assert alerts(page) == ""
 
 

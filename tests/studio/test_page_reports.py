@@ -75,7 +75,7 @@ def test_the_card_opens_row_by_row(studio: tuple[Session, str], browser: Any, mo
 def test_the_atlas_has_a_forest_plot_per_claim(studio: tuple[Session, str], browser: Any) -> None:
     with opened_view(browser, f"{studio[1]}atlas", "#panel figure") as page:
         assert page.locator("#panel figure").count() == read_card(next(SHIPPED_CARDS.glob("*.json"))).sizes["claim"]
-        assert "rheoscope card MODEL" in page.locator("#panel").inner_text()
+        assert page.locator("#panel .command code").inner_text() == "rheoscope card gpt2"
         check_view(page, f"{studio[1]}#view=atlas", "#panel figure")
 
 
@@ -126,3 +126,21 @@ def test_two_texts_and_two_checkpoints_are_compared(browser: Any, tmp_path: Path
         wait_for_url(page, "last")
         wait_until(page, lambda: not page.locator(".compare h3").first.inner_text().startswith("“"))
         check_view(page, page.url.replace("&language=en", ""), ".compare table")
+
+
+def test_the_story_ends_with_the_card_and_its_command_can_be_copied(studio: tuple[Session, str], browser: Any) -> None:
+    with open_page(browser, bypass_csp=True) as (page, errors):
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.goto(studio[1])
+        line = page.locator("#story-lines .model")
+        line.wait_for()
+        command = line.locator("code").inner_text()
+        assert command == "rheoscope card"
+        line.locator(".command button").focus()
+        page.keyboard.press("Enter")
+        wait_until(page, lambda: page.locator(".command [role=status]").inner_text() == "Command copied")
+        assert page.evaluate("navigator.clipboard.readText()") == command
+        line.locator(".row-button").click()
+        wait_for_url(page, "view=card")
+        assert page.locator("#panel code").inner_text() == command
+        assert errors == []

@@ -9,10 +9,12 @@ import pytest
 import xarray as xr
 from starlette.testclient import TestClient
 
+from rheoscope.report.next_steps import card_line
 from rheoscope.report.story import TEXT_LINES
+from rheoscope.space.results import Results
 from rheoscope.studio import session as session_module
 from rheoscope.studio.session import Session
-from tests.studio.cases import TEXT, parse_events, render_text, running_studio
+from tests.studio.cases import TEXT, parse_events, render_text, running_studio, small
 
 EDIT = {"layer": 0, "head": 0, "operation": "ablate"}
 
@@ -53,6 +55,33 @@ def test_the_story_is_told_line_by_line_and_results_are_cached(studio: tuple[Ses
     assert not hasattr(session.result_or_job(entry, "transport", {}), "holders")  # a cached result, not a job
 
 
+def card_line_of(client: TestClient, text: str, **fields: Any) -> str | None:
+    """The line about the model, in English; None if the story has none."""
+    response = client.post("/api/traces", json={"text": text, "lines": ["destination"]} | fields).json()
+    events = parse_events(client.get(f"/api/traces/{response['id']}/events").text)
+    lines = [json.loads(data) for name, data in events if name == "card"]
+    return render_text(lines[0]["sentence"]) if lines else None
+
+
+def test_a_story_has_the_line_about_the_model_that_the_terminal_prints(
+    studio: tuple[Session, TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client = studio
+    monkeypatch.setattr(session_module, "find_card", lambda view: None)
+    assert card_line_of(client, f"{TEXT} One.") == (
+        "One text proves nothing about a model. rheoscope card answers claims over many texts."
+    )
+    card = xr.Dataset({"answer": ("claim", ["yes", "yes", "no"])})
+    monkeypatch.setattr(session_module, "find_card", lambda view: card)
+    answers = "For this model, rheoscope card answers 3 claims: 2 yes, 1 no, 0 reversed, 0 unclear."
+    assert card_line_of(client, f"{TEXT} Two.") == answers
+    assert card_line_of(client, f"{TEXT} Two.", edits=[EDIT]) == answers
+    assert card_line_of(client, f"{TEXT} Two.", untrained=True) is None
+    assert card_line_of(client, f"{TEXT} Three.", lines=[]) is None  # a comparison shows no story of its own
+    results = Results(small().view, small().token_strings, None, card=card)
+    assert card_line(results) == answers
+
+
 def test_a_short_text_has_reasons_for_the_lines_without_a_result(studio: tuple[Session, TestClient]) -> None:
     lines = story_lines(studio[1], "The")
     assert set(lines) == {line.name for line in TEXT_LINES}
@@ -65,7 +94,8 @@ def test_a_line_is_compared_with_the_card_of_the_model_but_not_under_an_edit(
 ) -> None:
     """A card describes the weights as they are, so it says nothing about an edited model."""
     shares = np.linspace(0.1, 0.5, 21)
-    card = xr.Dataset({"story_number": (("line", "text"), shares[None])}, {"line": ["destination"]})
+    numbers = {"story_number": (("line", "text"), shares[None]), "answer": ("claim", ["yes"])}
+    card = xr.Dataset(numbers, {"line": ["destination"]})
     _, client = studio
     assert "usual here" not in story_lines(client, TEXT, ["destination"])["destination"]
     monkeypatch.setattr(session_module, "find_card", lambda view: card)

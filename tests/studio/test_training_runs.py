@@ -107,7 +107,7 @@ def test_a_server_without_runs_names_the_option() -> None:
     with running_studio() as (_, client):
         assert not client.get("/api/state").json()["runs"]
         for path in ("/api/runs", "/api/runs/race"):
-            assert "--runs DIR" in error_line(client.get(path), 404)
+            assert "--runs ." in error_line(client.get(path), 404)
 
 
 def test_the_models_of_runs_may_be_opened(tmp_path: Path) -> None:

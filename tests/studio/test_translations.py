@@ -91,7 +91,7 @@ def test_no_parameter_of_the_story_is_an_english_phrase(events: list[tuple[str, 
 
 def plain_parameters(text: Any) -> Iterator[str]:
     """The parameters of a message of the wire, and of the messages in it, that are plain strings."""
-    for part in text["parameters"].values() if isinstance(text, dict) else ():
+    for part in text.get("parameters", {}).values() if isinstance(text, dict) else ():
         yield from [part] if isinstance(part, str) else plain_parameters(part)
 
 

@@ -3,7 +3,7 @@
 import loadChinese from '../../../src/rheoscope/messages/zh.po'
 
 import { en, type MessageKey } from './en'
-import { ENGLISH, render, type Catalogue, type Parameter } from './message'
+import { ENGLISH, render, type Catalogue, type Parameter, type Text } from './message'
 
 export type { MessageKey }
 /** `name` in the language itself, `lang` as HTML names it. */
@@ -13,6 +13,8 @@ export const LANGUAGES: Record<string, Language> = {
   zh: { name: '中文', lang: 'zh-Hans', load: loadChinese },
 }
 
-/** A text of the page itself. */
+/** A text of the page itself, which any language can show. */
+export const pageMessage = (key: MessageKey, parameters: Record<string, Parameter> = {}): Text => ({ template: en[key], parameters })
+/** A text of the page itself, in a language. */
 export const pageText = (key: MessageKey, parameters: Record<string, Parameter>, catalogue: Catalogue): string =>
   render({ template: en[key], parameters }, catalogue)

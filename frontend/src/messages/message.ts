@@ -1,6 +1,8 @@
 /** Text for people as a value: an English template with parameters, rendered in the language of the page. */
 
-export type Parameter = string | number | boolean | null | MessageValue
+export type Parameter = string | number | boolean | null | MessageValue | Command
+/** A complete command to type, which the page shows with a button that copies it. */
+export interface Command { command: string }
 export interface MessageValue { template: string; parameters?: Record<string, Parameter> }
 /** A text from the server: a plain string or a message. */
 export type Text = string | MessageValue
@@ -13,15 +15,25 @@ const PLACEHOLDER = /\{\{|\}\}|\{(\w+)(?:!([rs]))?(?::([^{}]*))?\}/g
 const FORMAT = /^([+ ]?)(,?)(?:\.(\d+))?([dsfeg%]?)$/
 
 /** A text in the language of a catalogue. A template that the catalogue does not contain stays English. */
-export function render(text: Text, catalogue: Catalogue = ENGLISH): string {
-  if (typeof text === 'string') return translation(text, catalogue)
+export const render = (text: Text, catalogue: Catalogue = ENGLISH): string =>
+  renderParts(text, catalogue).map((part) => (typeof part === 'string' ? part : part.command)).join('')
+
+/** A text in the language of a catalogue, split at its commands. */
+export function renderParts(text: Text, catalogue: Catalogue = ENGLISH): (string | Command)[] {
+  if (typeof text === 'string') return [translation(text, catalogue)]
   const template = translation(text.template, catalogue)
   const parameters = text.parameters ?? {}
-  if (Object.keys(parameters).length === 0) return template
-  return template.replace(PLACEHOLDER, (placeholder, name: string | undefined, conversion: string | undefined, format: string | undefined) => {
-    if (name === undefined) return placeholder[0]!
-    return name in parameters ? formatParameter(parameters[name]!, conversion, format ?? '', catalogue) : placeholder
-  })
+  if (Object.keys(parameters).length === 0) return [template]
+  const parts: (string | Command)[] = []
+  let end = 0
+  for (const { 0: placeholder, 1: name, 2: conversion, 3: format, index } of template.matchAll(PLACEHOLDER)) {
+    parts.push(template.slice(end, index))
+    if (name === undefined) parts.push(placeholder[0]!)
+    else if (!(name in parameters)) parts.push(placeholder)
+    else parts.push(...parameterParts(parameters[name]!, conversion, format ?? '', catalogue))
+    end = index + placeholder.length
+  }
+  return [...parts, template.slice(end)].filter((part) => part !== '')
 }
 
 /** The English template of a text, by which code recognises it in any language. */
@@ -30,12 +42,16 @@ export const templateOf = (text: Text): string => (typeof text === 'string' ? te
 export const isMessage = (value: unknown): value is MessageValue =>
   typeof value === 'object' && value !== null && typeof (value as MessageValue).template === 'string'
 
+const isCommand = (value: Parameter): value is Command => typeof value === 'object' && value !== null && 'command' in value
+
 const translation = (template: string, catalogue: Catalogue): string => (Object.hasOwn(catalogue, template) ? catalogue[template]! : template)
 
-function formatParameter(value: Parameter, conversion: string | undefined, format: string, catalogue: Catalogue): string {
-  if (typeof value === 'number') return applyNumberFormat(value, format)
-  const text = value === null ? 'None' : value === true ? 'True' : value === false ? 'False' : render(value, catalogue)
-  return conversion === 'r' && typeof value === 'string' ? `'${text}'` : text
+function parameterParts(value: Parameter, conversion: string | undefined, format: string, catalogue: Catalogue): (string | Command)[] {
+  if (typeof value === 'number') return [applyNumberFormat(value, format)]
+  if (isCommand(value)) return [value]
+  if (isMessage(value)) return renderParts(value, catalogue)
+  const text = value === null ? 'None' : value === true ? 'True' : value === false ? 'False' : translation(value, catalogue)
+  return [conversion === 'r' && typeof value === 'string' ? `'${text}'` : text]
 }
 
 /** A number in a Python format such as `,`, `.2f`, `+.2f`, `.1%` or `d`. An unknown format leaves the number as it is. */

@@ -1,6 +1,6 @@
 /** The data that Python sends to a notebook: an envelope with the files of an export as arrays, or with a picture in its header. */
 
-import { ApiError, decompress, exportFile, normaliseMarks, readHeader, type Extension, type Picture, type Source } from '../api'
+import { ApiError, decompress, exportFile, NOT_EXPORTED, normaliseMarks, readHeader, type Extension, type Picture, type Source } from '../api'
 
 export interface NotebookData { trace: string | null; picture: Picture | null; files: Record<string, ArrayBuffer> }
 
@@ -15,11 +15,11 @@ export function decodeNotebookData(bytes: DataView): NotebookData {
 /** Reads the files that came with the widget. */
 export class NotebookSource implements Source {
   readonly isLive = false
-  constructor(readonly files: Record<string, ArrayBuffer>, readonly missingText: () => string) {}
+  constructor(readonly files: Record<string, ArrayBuffer>) {}
   async read(path: string, query: Record<string, string>, extension: Extension): Promise<ArrayBuffer> {
     const file = this.files[exportFile(path, query, extension)]
-    if (!file) throw new ApiError(this.missingText(), 404)
+    if (!file) throw new ApiError(NOT_EXPORTED, 404)
     return decompress(file)
   }
-  send(): Promise<never> { return Promise.reject(new ApiError(this.missingText(), 405)) }
+  send(): Promise<never> { return Promise.reject(new ApiError(NOT_EXPORTED, 405)) }
 }

@@ -13,7 +13,7 @@ export interface Cell { model: { get(name: 'data'): DataView }; el: HTMLElement;
 
 export function render({ model, el, rules }: Cell): () => void {
   const { trace, picture, files } = decodeNotebookData(model.get('data'))
-  const studio: Studio = new Studio(new Client(new NotebookSource(files, () => studio.message('not_exported'))), trace, NO_HASH)
+  const studio: Studio = new Studio(new Client(new NotebookSource(files)), trace, NO_HASH)
   studio.dark = hasDarkBackground(el)
   studio.reducedMotion = matchMedia('(prefers-reduced-motion: reduce)').matches
   const host = document.createElement('div')

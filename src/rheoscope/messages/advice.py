@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rheoscope.messages.message import Message
+from rheoscope.messages.message import Command, Message
 
 
 @dataclass(frozen=True)
@@ -74,4 +74,4 @@ def with_advice(problem: str, advice: Advice | None, surface: str) -> Message:
         return Message("{problem}; in Python type {step}", problem=problem, step=advice.python)
     if advice.python:
         return Message("{problem}; type {step}", problem=problem, step=advice.python)
-    return Message("{problem}; on the command line type {step}", problem=problem, step=advice.shell)
+    return Message("{problem}; on the command line type {step}", problem=problem, step=Command(advice.shell))

@@ -41,6 +41,10 @@ class Verbatim(str):
     """Text that is never translated, such as a token or a user's text, even where it equals a template."""
 
 
+class Command(Verbatim):
+    """A complete command to type. The page shows it with a button that copies it."""
+
+
 def _rebuild(template: str, parameters: Mapping[str, Any]) -> Message:
     return Message(template, **parameters)
 

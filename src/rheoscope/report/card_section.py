@@ -1,6 +1,6 @@
 """The card of the model below the story of a text, or the command that makes one."""
 
-from rheoscope.messages.message import Message, Verbatim
+from rheoscope.messages.message import Command, Message
 from rheoscope.picture.blocks import Block, Lines
 from rheoscope.report.card_rows import opening_rows
 from rheoscope.report.card_texts import texts_of_card
@@ -14,7 +14,7 @@ def blocks(results: Results) -> list[Block]:
         return []
     if results.card is not None:
         return [opening_rows(results.card, texts_of_card(results.card))]
-    command = Verbatim(card_command(results))
+    command = Command(card_command(results))
     line = Message(
         "No card of this model is stored. {command} answers claims about it over many texts.", command=command
     )

@@ -3,7 +3,7 @@
 import shlex
 from itertools import islice
 
-from rheoscope.messages.message import Message, Verbatim
+from rheoscope.messages.message import Command, Message
 from rheoscope.picture.blocks import Block, Commands
 from rheoscope.report.card_blocks import summary_line
 from rheoscope.report.findings import ALL_WORDS
@@ -25,16 +25,7 @@ def blocks(results: Results) -> list[Block]:
     """The answers of the model's card in a sentence, and commands for this text."""
     if results.trace is None:
         return []
-    command = card_command(results)
-    model = model_arguments(results)
-    line = Message(
-        "One text proves nothing about a model. {command} answers claims over many texts.",
-        command=Verbatim(command),
-    )
-    if results.card is not None:
-        line = Message(
-            "For this model, {command} answers {summary}", command=Verbatim(command), summary=summary_line(results.card)
-        )
+    model, line = model_arguments(results), card_line(results)
     if not results.view.reads_tokens:
         return [Commands(Message("Next"), Message("One image proves nothing about a model."), image_commands(results))]
     setup, source = text_arguments(results)
@@ -46,6 +37,16 @@ def blocks(results: Results) -> list[Block]:
         for beginning, description in islice(next_steps(results).items(), N_COMMANDS)
     }
     return [Commands(Message("Next"), line, commands, setup)]
+
+
+def card_line(results: Results) -> Message:
+    """The answers of the model's card in a sentence. Without a card, the command that computes it."""
+    command = Command(card_command(results))
+    if results.card is None:
+        return Message(
+            "One text proves nothing about a model. {command} answers claims over many texts.", command=command
+        )
+    return Message("For this model, {command} answers {summary}", command=command, summary=summary_line(results.card))
 
 
 def image_commands(results: Results) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rheoscope.messages.message import Message, Verbatim
+from rheoscope.messages.message import Command, Message
 from rheoscope.picture.blocks import Block, Lines
 from rheoscope.report.atlas import FIELDS, atlas, atlas_blocks
 from rheoscope.report.card_cache import find_card, stored_cards
@@ -28,7 +28,7 @@ def missing_card(model: RunnableModel, is_untrained: bool) -> Block:
     """Why there is no card, and what to type."""
     line = Message("An untrained model has no card of its own. It is a control in the card of the trained model.")
     if not is_untrained:
-        command = Verbatim(card_command(Results(model.view, model.token_strings, None)))
+        command = Command(card_command(Results(model.view, model.token_strings, None)))
         line = Message("No card of this model is stored. To compute it, type {command}", command=command)
     return Lines(Message("The card of this model"), [line])
 

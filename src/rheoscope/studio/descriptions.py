@@ -9,6 +9,7 @@ from rheoscope import __version__
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.picture.token_labels import TokenLabels, display_token, printable
 from rheoscope.report.findings import finding_sentences, findings
+from rheoscope.report.next_steps import card_line
 from rheoscope.report.story import TEXT_LINES
 from rheoscope.running.runner import RunnableModel
 from rheoscope.space.predictions import next_token_logprobs
@@ -130,10 +131,15 @@ def line_json(line: StoryLine, results: Results) -> dict[str, Any]:
     }
 
 
+def card_json(results: Results) -> dict[str, Any]:
+    """What the card of the model answers, in a sentence. It is None for a model that reads no text."""
+    return {"sentence": card_line(results) if results.view.reads_tokens else None}
+
+
 def story_json(results: Results) -> dict[str, Any]:
-    """All lines of the story that are available so far, and the findings."""
+    """All lines of the story that are available so far, the line about the model, and the findings."""
     lines = [line_json(line, results) for line in TEXT_LINES if results.has_run(*line.needs)]
-    return {"story": lines} | findings_json(results)
+    return {"story": lines, "card": card_json(results)} | findings_json(results)
 
 
 def findings_json(results: Results) -> dict[str, Any]:

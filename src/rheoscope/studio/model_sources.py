@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class ModelSources:
             return str(Path(source).resolve())
         raise RheoscopeError(
             Message("this server may not open the model {name!r}", name=source[:80]),
-            Advice("", "rheoscope studio --root DIR"),
+            Advice("", f"rheoscope studio --model {shlex.quote(source[:80])}"),
         )
 
     def _is_under_roots(self, source: str) -> bool:

@@ -40,7 +40,7 @@ async def get_atlas(studio: StudioState) -> Response:
 
 def require_training_runs(studio: Studio) -> TrainingRuns:
     if studio.training_runs is None:
-        raise MissingError(Message("this server shows no training runs"), Advice("", "rheoscope studio --runs DIR"))
+        raise MissingError(Message("this server shows no training runs"), Advice("", "rheoscope studio --runs ."))
     return studio.training_runs
 
 

@@ -385,7 +385,7 @@ async def run_dynamics(studio: StudioState, body: particle_simulation.ParticleSe
 
 def require_corpus_run(studio: Studio) -> LiveCorpusRun:
     if studio.corpus_run is None:
-        raise MissingError(Message("this server shows no corpus"), Advice("", "rheoscope studio --corpus DIR"))
+        raise MissingError(Message("this server shows no corpus"), Advice("", "rheoscope studio --corpus run"))
     return studio.corpus_run
 
 

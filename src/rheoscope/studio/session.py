@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -303,7 +303,10 @@ class Session:
                     job.log.publish("line", **descriptions.line_json(line, results))
 
         runner = partial(self._cached_result, entry)
-        card = None if entry.edits else find_card(entry.model.view)  # a card describes the weights as they are
+        card = find_card(entry.model.view)
+        if not entry.opened_model.untrained and lines:
+            job.log.publish("card", **descriptions.card_json(replace(entry.results, card=card)))
+        card = None if entry.edits else card  # it describes the weights as they are
         results = run_analyses(
             entry.subject, self.requests(line_names), True, on_result, job.progress_callback, runner, card
         )

@@ -51,6 +51,7 @@ class StoredExample:
         story = json.loads((trace_folder / "story.json").read_text(encoding="utf-8"))
         for line in story.pop("story"):
             log.publish("line", **line)
+        log.publish("card", **story.pop("card", {"sentence": None}))
         log.publish("findings", **story)
         for file in sorted((trace_folder / "analyses").glob("*.bin")):
             log.publish("known", name=file.stem)

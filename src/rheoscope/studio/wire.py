@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rheoscope.messages.message import Message
+from rheoscope.messages.message import Command, Message
 from rheoscope.picture.picture import Cells, Label, Line, Picture, Shape
 from rheoscope.report.json_file import to_plain_json
 from rheoscope.space.analysis import Analysis
@@ -116,7 +116,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def message_values(value: Any) -> Any:
-    """The same value with every Message replaced by its template and parameters.
+    """The same value with every Message replaced by its template and parameters, and every Command marked as one.
 
     >>> message_values([Message("{n} heads", n=3), "text"])
     [{'template': '{n} heads', 'parameters': {'n': 3}}, 'text']
@@ -124,6 +124,8 @@ def message_values(value: Any) -> Any:
     if isinstance(value, Message):
         parameters = {name: message_values(part) for name, part in value.parameters.items()}
         return {"template": value.template, "parameters": parameters} if parameters else str(value)
+    if isinstance(value, Command):
+        return {"command": str(value)}
     if isinstance(value, dict):
         return {key: message_values(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
