@@ -33,6 +33,15 @@ def test_rotations_are_orthogonal_and_uniform() -> None:
     assert torch.allclose(Q.square().mean(0), torch.full((5, 5), 0.2), atol=0.05)
 
 
+@pytest.mark.gpu
+def test_a_gpu_has_the_rotations_of_the_cpu() -> None:
+    on_cpu, on_gpu = (
+        random_rotations(3, 64, torch.Generator().manual_seed(0), device=torch.device(name)) for name in ("cpu", "cuda")
+    )
+    assert on_gpu.is_cuda
+    torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-4, atol=1e-4)
+
+
 @settings(max_examples=30)
 @given(seed=st.integers(0, 1000), n=st.integers(1, 30))
 def test_q_values_equal_scipys(seed: int, n: int) -> None:

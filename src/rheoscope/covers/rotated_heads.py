@@ -113,4 +113,4 @@ def random_head_rotations(width: int, draws: int, seed: int, device: torch.devic
 
     Heads with a shared key still share it after a common rotation, so the mean over heads has the right variance.
     """
-    return random_rotations(draws, width, Generator().manual_seed(seed)).to(device)
+    return random_rotations(draws, width, Generator().manual_seed(seed), device=device)

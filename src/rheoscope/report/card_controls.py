@@ -24,8 +24,8 @@ from rheoscope.report.card_measurements import Measurements, OnTask, measure_unt
 from rheoscope.running.runner import RunnableModel
 from rheoscope.space.claim import Claim
 
-CORES_PER_PROCESS = 2
-"""A process that starts kernels keeps one core busy and uses another from time to time."""
+CORES_PER_PROCESS = 4
+"""With more processes on a GPU, each waits for the kernels of all others."""
 PROCESS_MEMORY = 12 * 2**30
 """Bytes of GPU memory that a process is given besides the weights."""
 Started = list[Future[Measurements | None]]

@@ -17,15 +17,15 @@ def layer_rotations(
 ) -> list[Float[Tensor, "draw d d"]]:
     """For every layer the rotations of E, or of the vectors with mean 0 if its norm subtracts the mean."""
     rotations = {
-        is_centred: to_device(
-            (centred_rotations if is_centred else random_rotations)(draws, view.width, generator), device
-        )
+        is_centred: (centred_rotations if is_centred else random_rotations)(draws, view.width, generator, device=device)
         for is_centred in sorted({heads.norm.subtracts_mean for heads in view.layer_heads})
     }
     return [rotations[heads.norm.subtracts_mean] for heads in view.layer_heads]
 
 
-def centred_rotations(count: int, width: int, generator: Generator) -> Float[Tensor, "count d d"]:
+def centred_rotations(
+    count: int, width: int, generator: Generator, device: torch.device | None = None
+) -> Float[Tensor, "count d d"]:
     """Uniformly distributed rotations of the vectors with mean 0. Constant vectors go to 0.
 
     >>> Q = centred_rotations(2, 5, Generator().manual_seed(0))
@@ -34,5 +34,5 @@ def centred_rotations(count: int, width: int, generator: Generator) -> Float[Ten
     """
     columns = torch.eye(width, dtype=torch.float64).roll(1, -1)
     columns[:, 0] = 1
-    basis = torch.linalg.qr(columns).Q[:, 1:].float()  # orthogonal to the first column
-    return basis @ random_rotations(count, width - 1, generator) @ basis.mT
+    basis = to_device(torch.linalg.qr(columns).Q[:, 1:].float(), device)  # orthogonal to the first column
+    return basis @ random_rotations(count, width - 1, generator, device=device) @ basis.mT

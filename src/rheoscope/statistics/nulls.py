@@ -75,9 +75,9 @@ def random_rotations(
     >>> torch.allclose(Q @ Q.mT, torch.eye(3).expand(2, 3, 3), atol=1e-6)
     True
     """
-    gaussian = torch.randn(count, width, width, generator=generator).to(
-        device, torch.promote_types(dtype, torch.float32)
-    )
+    on_gpu = device is not None and device.type == "cuda"
+    gaussian = torch.randn(count, width, width, generator=generator, pin_memory=on_gpu)
+    gaussian = gaussian.to(device, torch.promote_types(dtype, torch.float32), non_blocking=on_gpu)
     return (orthonormal_by_cholesky if gaussian.is_cuda else orthonormal_by_qr)(gaussian).to(dtype)
 
 

@@ -16,7 +16,7 @@ from rheoscope.statistics.nulls import random_rotations
 def measure(sample: ClaimSample) -> dict[str, Measured]:
     device = sample.batches[0].points.device
     generator = Generator().manual_seed(sample.seed)
-    rotations = random_rotations(sample.draws, sample.model.view.width, generator).to(device)
+    rotations = random_rotations(sample.draws, sample.model.view.width, generator, device=device)
 
     def measure_batch(traces: Traces) -> Measured:
         valid = traces.valid_tokens()
