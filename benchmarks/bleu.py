@@ -14,9 +14,8 @@ from timing import make_parser
 from rheoscope.models.checkpoint import load_network, save
 from rheoscope.models.config import Config
 from rheoscope.models.generate import translate
-from rheoscope.models.sentence_pairs import END, PAD, SPECIALS, START
 from rheoscope.models.transformer import build
-from rheoscope.models.vocabulary import character_tokenizer, decode, encode
+from rheoscope.models.vocabulary import END, PAD, SPECIALS, START, character_tokenizer, decode, encode
 
 
 def translations(directory: Path, lines: list[str], beam: int, max_tokens: int = 80) -> list[str]:

@@ -401,6 +401,31 @@ def test_the_first_lines_of_a_report_do_not_wait_for_the_analyses() -> None:
     assert [name for name in imported if name.rpartition(".")[2] in ("analysis", "words", "report_page", "story")] == []
 
 
+LATE = HEAVY | {"pandas", "pyarrow", "scipy", "sklearn", "numba", "lap", "snowballstemmer"}
+"""Packages that a report may not import before it has printed the model and the text."""
+LATE_MODULES = {"rheoscope.report.report_page", "rheoscope.report.story", "rheoscope.models.generate"}
+
+
+def print_what_is_loaded_at_the_first_line() -> None:
+    unload_packages(*LATE)
+    commands = import_module("rheoscope.commands.app")
+    terminal = import_module("rheoscope.report.terminal")
+
+    def print_header(*_: object) -> None:
+        print(json.dumps(sorted(sys.modules)))
+        raise KeyboardInterrupt
+
+    terminal.Terminal.print_header = print_header
+    commands.run_command_line()
+
+
+def test_a_report_prints_its_first_line_before_it_imports_heavy_packages() -> None:
+    process = run_in_fork(print_what_is_loaded_at_the_first_line, "The keys to the cabinet are", "--no-html")
+    loaded = set(json.loads(process.stdout.splitlines()[0]))
+    assert {"torch", "rheoscope.models.trained_model"} <= loaded
+    assert loaded & (LATE | LATE_MODULES) == set()
+
+
 def test_loaded_by_reports_a_heavy_import() -> None:
     assert {"matplotlib", "numpy"} <= loaded_by("import matplotlib")
 

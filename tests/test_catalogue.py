@@ -59,12 +59,10 @@ def toy_analysis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     """Run `rheoscope` with these arguments in this process."""
-    from rheoscope.commands.app import main
+    from rheoscope.commands.app import run_command_line
 
     monkeypatch.setattr(sys, "argv", ["rheoscope", *arguments])
-    with pytest.raises(SystemExit) as exit_info:
-        main()
-    assert not exit_info.value.code
+    assert run_command_line() == 0
 
 
 def test_a_toy_is_in_every_list_of_analyses(toy_analysis: str) -> None:

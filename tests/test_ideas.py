@@ -8,7 +8,7 @@ import pytest
 
 import rheoscope as rheoscope_package
 from rheoscope.catalogue import ANALYSIS_MODULES
-from rheoscope.commands.app import main
+from rheoscope.commands.app import run_command_line
 from rheoscope.models.checkpoint import save
 from rheoscope.report import theorem_table, theory_report
 from tests.report.cases import small
@@ -61,10 +61,9 @@ def test_every_command_runs(
     (tmp_path / "page.txt").write_text(PAGE, encoding="utf-8")
     values = {"TEXT": TEXT, "FILE": "page.txt"}
     monkeypatch.setattr("sys.argv", ["rheoscope", *(values.get(argument, argument) for argument in arguments)])
-    with pytest.raises(SystemExit) as exit_info:
-        main()
+    status = run_command_line()
     output = capsys.readouterr()
-    assert (exit_info.value.code or 0) == 0, output.err
+    assert status == 0, output.err
     assert output.out
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from rheoscope.commands.app import main
+from rheoscope.commands.app import run_command_line
 from rheoscope.messages.catalogue import set_language
 
 command_of = cache(typer.main.get_command)
@@ -35,7 +35,6 @@ def run_rheoscope(
 ) -> Outcome:
     """Run `rheoscope` with these arguments in this process, which has loaded torch already."""
     streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True) for _ in range(2)]
-    status = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", command_of)
         patch.setattr(sys, "argv", ["rheoscope", *arguments])
@@ -46,8 +45,8 @@ def run_rheoscope(
             patch.setenv("COLUMNS", str(width))
         patch.chdir(cwd or Path.cwd())
         try:
-            main()
-        except SystemExit as end:
+            status = run_command_line()
+        except SystemExit as end:  # typer's own options exit
             status = int(end.code or 0)
         finally:
             set_language(None)

@@ -1,7 +1,5 @@
 """The command `rheoscope`: the first screen, the default command, mistyped commands, and the language."""
 
-import atexit
-import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +8,7 @@ import pytest
 import typer
 
 import rheoscope as rs
+from rheoscope.commands import exit_status
 from rheoscope.commands.app import app, main
 from rheoscope.commands.command_group import insert_default_command, split_language
 from rheoscope.commands.usage import UsageProblem
@@ -46,11 +45,25 @@ def test_a_process_fails_as_the_tests_in_this_process_see(tmp_path: Path, monkey
     assert process.stderr.count("\n") == 1
 
 
-def test_a_process_ends_without_searching_its_imports_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-    monkeypatch.setattr(atexit, "register", calls.append)
-    run_rheoscope("--version")
-    assert calls == [gc.freeze]
+def test_a_process_ends_after_its_exit_handlers_and_frees_no_import() -> None:
+    code = (
+        "import atexit, sys; from rheoscope.commands.app import main\n"
+        "class Freed:\n    def __del__(self): print('freed')\n"
+        "sys.freed, register = Freed(), atexit.register\n"
+        "def register_and_print(*handler): register(*handler); register(print, 'exit handler')\n"
+        "atexit.register = register_and_print; sys.argv = ['rheoscope', 'nonsense', '--nonsense']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "exit handler\n")
+
+
+def test_a_stack_trace_ends_a_process_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses: list[int] = []
+    monkeypatch.setattr(exit_status.os, "_exit", statuses.append)
+    exit_status.end_process([])
+    assert statuses == []
+    exit_status.end_process([3])
+    assert statuses == [3]
 
 
 def test_version() -> None:
@@ -89,7 +102,7 @@ def test_help_needs_no_torch() -> None:
     code = (
         "import sys; sys.argv = ['rheoscope', '--help']\n"
         "import rheoscope.commands.app as c\n"
-        "try: c.main()\nexcept SystemExit: pass\n"
+        "c.run_command_line()\n"
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -21,14 +21,14 @@ from tests.commands.cases import run_rheoscope
 PROGRAM = """
 import io, json, os, sys
 from contextlib import redirect_stdout
-from rheoscope.commands.app import main
+from rheoscope.commands.app import run_command_line
 
 sys.argv, outputs = ["rheoscope"], []
 for variables in json.load(sys.stdin):
     os.environ.update(variables)
     with redirect_stdout(io.StringIO()) as out:
         try:
-            main()
+            run_command_line()
         except SystemExit:
             pass
     outputs.append(out.getvalue())

@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 
 from rheoscope.models.config import Config
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.sentence_pairs import END, PairCorpus, Pairs
+from rheoscope.models.sentence_pairs import PairCorpus, Pairs
 from rheoscope.models.task import MaskedTokenTask, NextTokenTask, TranslationTask
 from rheoscope.models.token_corpus import Corpus
 from rheoscope.models.train import read_log, train
+from rheoscope.models.vocabulary import END
 
 VOCABULARY = 11
 

@@ -14,10 +14,9 @@ from torch import Tensor
 import rheoscope as rs
 from rheoscope.models.certificate import certify
 from rheoscope.models.checkpoint import save
-from rheoscope.models.sentence_pairs import SPECIALS
 from rheoscope.models.trained_model import NativeTranslator
 from rheoscope.models.transformer import Translator
-from rheoscope.models.vocabulary import character_tokenizer, train_bpe
+from rheoscope.models.vocabulary import SPECIALS, character_tokenizer, train_bpe
 from rheoscope.running.encoder_decoder import EncoderDecoder, LinkedTraces
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.cross_attention import CrossHeads

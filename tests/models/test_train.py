@@ -16,8 +16,8 @@ import torch
 
 from rheoscope.models.checkpoint import load_network
 from rheoscope.models.generate import translate
-from rheoscope.models.sentence_pairs import END, START
 from rheoscope.models.train import MetricsLog, distributed_process, read_log, train
+from rheoscope.models.vocabulary import END, START
 from rheoscope.shapes import RheoscopeError
 from tests.attention.cases import without_jaxtyping_checks
 from tests.models.runs import (

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from rheoscope.models.checkpoint import save
 from rheoscope.models.config import Config
-from rheoscope.models.sentence_pairs import SPECIALS
 from rheoscope.models.transformer import build
-from rheoscope.models.vocabulary import decode, encode, train_bpe
+from rheoscope.models.vocabulary import SPECIALS, decode, encode, train_bpe
 from rheoscope.report.generation import decode_stream, generate_text
 from rheoscope.shapes import RheoscopeError
 from tests.texts import any_text

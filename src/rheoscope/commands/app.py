@@ -22,7 +22,7 @@ from rheoscope.commands.covers import covers
 from rheoscope.commands.describe import describe
 from rheoscope.commands.doctor import doctor
 from rheoscope.commands.dynamics import dynamics
-from rheoscope.commands.exit_status import exit_now, run_to_status
+from rheoscope.commands.exit_status import end_process, exit_now, run_to_status
 from rheoscope.commands.flow import flow
 from rheoscope.commands.generate import generate
 from rheoscope.commands.heal import heal
@@ -104,14 +104,21 @@ app.command("doctor", rich_help_panel=MACHINE)(doctor)
 
 
 def main() -> None:
-    """Run the command line and exit with its status."""
+    """Run the command line as a process, which exits with its status."""
+    statuses: list[int] = []
+    atexit.register(end_process, statuses)  # registered first, so it runs after the exit handlers of other packages
+    statuses.append(run_command_line())
+    exit_now(*statuses)
+
+
+def run_command_line() -> int:
+    """Run the command line and return its exit status."""
     replace_unencodable(sys.stdout, sys.stderr)
     ignore_zero_width()
     # Imports create half a million permanent objects, and a collection over them takes as long as an analysis.
     gc.set_threshold(1_000_000, 10, 10)
-    atexit.register(gc.freeze)  # the interpreter collects several times when it ends
     context = copy_context()  # --lang is set here and not in the caller's context
-    exit_now(context.run(run_to_status, lambda: app(prog_name="rheoscope", standalone_mode=False)))
+    return context.run(run_to_status, lambda: app(prog_name="rheoscope", standalone_mode=False))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
+from torch.nn.functional import embedding
 
 from rheoscope.attention.lower.block_size import cache_block_numel
 from rheoscope.space.safe_arithmetic import safe_divide
@@ -67,7 +68,7 @@ def symmetry_null_draws(
     pool = random_rotation_corners(
         min(draws * n_heads, math.ceil(MAX_POOLED_COLUMNS / rank)), rank, width, generator
     ).to(S.device)
-    columns = pool.mT.contiguous()  # transposed, so that a selected column is contiguous; the trace is the same
+    columns = pool.mT.flatten(0, 1)  # of all corners, each contiguous; the trace of a transposed corner is the same
     draws_at_once = max(1, cache_block_numel(S.device) // (n_heads * rank**2))
     for draw_indices in torch.arange(draws).split(draws_at_once):
         if len(pool) == draws * n_heads:
@@ -77,7 +78,8 @@ def symmetry_null_draws(
             corner_indices, order_keys, column_signs = (
                 torch.stack(head_values).to(S.device) for head_values in zip(*resampled_corners, strict=True)
             )
-            yield from _corner_traces(columns[corner_indices[..., None], order_keys.argsort(-1)], S * column_signs)
+            column_indices = corner_indices[..., None] * rank + order_keys.argsort(-1)
+            yield from _corner_traces(embedding(column_indices, columns), S * column_signs)
 
 
 def _resample_corners(pool_size: int, n_heads: int, rank: int, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,8 +90,8 @@ def _resample_corners(pool_size: int, n_heads: int, rank: int, generator: Genera
 
 def _corner_traces(W: Float[Tensor, "draw h r r"], S: Float[Tensor, "*#draw h r"]) -> Float[Tensor, "draw h"]:
     """tr(S W S W) of every head. S may include the signs of the columns of W."""
-    S = S.expand(W.shape[:-1])
-    return torch.einsum("dhij,dhi,dhj->dh", W * W.mT, S, S).double()
+    scaled_corners = W * S[..., None]
+    return (scaled_corners * scaled_corners.mT).sum((-2, -1)).double()
 
 
 # Two spaces

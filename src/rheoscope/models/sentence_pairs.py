@@ -31,11 +31,9 @@ from rheoscope.models.token_files import (
     write_tokenizer,
     writing_corpus,
 )
-from rheoscope.models.vocabulary import train_bpe
+from rheoscope.models.vocabulary import END, PAD, SPECIALS, START, train_bpe
 from rheoscope.shapes import RheoscopeError
 
-PAD, START, END = 0, 1, 2
-SPECIALS = ("<|pad|>", "<|start|>", "<|end|>")
 HELD_OUT_DIVISOR = 50
 """One pair in fifty, from the end, is held out if no validation files are given."""
 

@@ -9,9 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.messages.message import Message
-from rheoscope.models.generate import translate
 from rheoscope.models.head_edits import edit_heads
-from rheoscope.models.sentence_pairs import END, SPECIALS, START
+from rheoscope.models.vocabulary import END, SPECIALS, START
 from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.lost_text import Span
 from rheoscope.running.runner import RunnableModel, pad_batch
@@ -89,6 +88,8 @@ class NativeTranslator(NativeModel, EncoderDecoder):
 
     @torch.no_grad()
     def greedy_targets(self, sources: Sequence[Int[Tensor, " _"]], max_tokens: int) -> list[Int[Tensor, " _"]]:
+        from rheoscope.models.generate import translate
+
         ids, is_token = pad_batch(list(sources), self.device)
         outputs = translate(self.network, ids, START, END, max_tokens, is_token=is_token).cpu()
         lengths = [int((output == END).int().argmax()) if END in output else len(output) for output in outputs]

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 MASK_TOKEN = "<|mask|>"
 """The token that an encoder predicts over. Typed in a text, it is parsed as this token."""
+PAD, START, END = 0, 1, 2
+SPECIALS = ("<|pad|>", "<|start|>", "<|end|>")
+"""The first tokens of an encoder-decoder, by id."""
 
 
 def train_bpe(texts: Iterable[str], size: int, specials: Sequence[str]) -> "Tokenizer":

@@ -12,10 +12,9 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.models.checkpoint import CONFIG, load_network
 from rheoscope.models.generate import check_prompt, check_sampling, stream, translate
-from rheoscope.models.sentence_pairs import END, START
 from rheoscope.models.text_files import END_OF_TEXT
 from rheoscope.models.transformer import Transformer, Translator
-from rheoscope.models.vocabulary import decode, encode
+from rheoscope.models.vocabulary import END, START, decode, encode
 from rheoscope.opening import DEFAULT_MODEL
 from rheoscope.running.weight_files import default_device
 from rheoscope.shapes import RheoscopeError

@@ -3,12 +3,14 @@
 Tokens keep their positions. Padding and massive tokens are not usable as keys and have no rank.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from rheoscope.attention.definition import repeat_kv_heads
 from rheoscope.attention.mechanism import Mechanism
@@ -183,8 +185,10 @@ def query_scores(
 
 
 def _take_rows(x: Float[Tensor, "*t n d"], positions: Int[Tensor, "*#t m"]) -> Float[Tensor, "*t m d"]:
-    """The rows of every text at its own positions."""
-    return x.take_along_dim(positions.expand(*x.shape[:-2], -1)[..., None], -2)
+    """The rows of every text at its own positions, as whole rows of all texts below each other."""
+    *leading, n, d = x.shape
+    first_rows = torch.arange(0, math.prod(leading) * n, n, device=x.device).view(*leading, 1)
+    return embedding(first_rows + positions, x.reshape(-1, d))
 
 
 def target_rows(ranks: Float[Tensor, "5 b m n"]) -> Float[Tensor, "b m n 6"]:
