@@ -21,9 +21,9 @@ from rheoscope.messages.message import Message
 from rheoscope.models.config import set_fields
 from rheoscope.models.penalty import PenaltyTerm
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.sentence_pairs import PAD, PairCorpus, stack_batches
+from rheoscope.models.sentence_pairs import PairCorpus, stack_batches
 from rheoscope.models.token_corpus import IGNORE_INDEX, Corpus, seeded_generator
-from rheoscope.models.vocabulary import MASK_TOKEN, load_tokenizer
+from rheoscope.models.vocabulary import MASK_TOKEN, PAD, load_tokenizer
 from rheoscope.shapes import RheoscopeError
 
 Batch = tuple[Int[Tensor, "b s"], Int[Tensor, "b t"]]
